@@ -1,0 +1,351 @@
+"""The public operators: validation, canonical shape, and back."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_bnar._config import Activation, Config
+from jax_bnar._implementation import resolve_implementation
+from jax_bnar._inference import inference
+from jax_bnar._training import training
+from jax_bnar._validation import (
+    check_axis_name,
+    check_epsilon,
+    check_operands,
+    check_save,
+    check_statistic,
+)
+
+
+class BatchNormResult(NamedTuple):
+    """Result of a training-mode operator.
+
+    Attributes:
+        y: the output, with the shape and dtype of x.
+        mean: batch mean, float32 (float64 for float64 x), shape (C,), or (num_groups, C) where
+            num_groups > 1.
+        var: population variance of the batch, same shape and dtype as mean.
+    """
+
+    y: jax.Array
+    mean: jax.Array
+    var: jax.Array
+
+
+def bn_add_relu(
+    x: jax.Array,
+    z: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    axis_name: Any = None,
+    axis_index_groups: Any = None,
+    num_groups: int = 1,
+    save: str = "y",
+    implementation: str | None = None,
+) -> BatchNormResult:
+    """Fused `relu(batch_norm(x) + z)` with batch statistics.
+
+        y = relu(scale * (x - mean) / sqrt(var + epsilon) + bias + z)
+
+    per channel, with the mean and the population variance over all other axes. The arithmetic runs
+    in float32 (float64 for float64 x) and is rounded once, at the end. Forward and backward are one
+    kernel call each; backward reads y (or a bit mask of y > 0) and never the pre-ReLU tensor.
+    Differentiable in x, z, scale, bias, and through mean and var.
+
+    Args:
+        x: float16, bfloat16, float32 or float64; any rank >= 2, C channels along `axis`, not empty.
+        z: residual, with the shape and dtype of x.
+        scale: shape (C,), any float dtype, or None for 1.
+        bias: shape (C,), any float dtype, or None for 0.
+        epsilon: static, > 0; raised to the smallest normal number of the accumulation dtype.
+        axis: the channel axis.
+        axis_name: not implemented yet, must be None.
+        axis_index_groups: not implemented yet, must be None.
+        num_groups: ghost batch: the leading axis splits into this many equal groups, with
+            statistics of their own.
+        save: evidence of the ReLU that backward keeps: "y" (costs nothing where y lives on anyway)
+            or "mask" (one bit an element, y may be freed).
+        implementation: None (the kernel where there is one, pure JAX elsewhere), "ffi" (the kernel,
+            or NotImplementedError at lowering) or "xla" (pure JAX). The environment variable
+            JAX_BNAR_IMPLEMENTATION sets the default.
+
+    Returns:
+        BatchNormResult(y, mean, var).
+
+    Raises:
+        ValueError: a shape, or the value of an argument, does not fit.
+        TypeError: a dtype, or the type of an argument, does not fit.
+        NotImplementedError: axis_name or axis_index_groups is given.
+
+    The backward formula and the use of y are those of K. Hou's post on fusing BatchNorm-Add-ReLU.
+    """
+    return _train(
+        "bn_add_relu",
+        x,
+        _require_residual("bn_add_relu", z),
+        scale,
+        bias,
+        "relu",
+        epsilon=epsilon,
+        axis=axis,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        num_groups=num_groups,
+        save=save,
+        implementation=implementation,
+    )
+
+
+def bn_relu(
+    x: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    axis_name: Any = None,
+    axis_index_groups: Any = None,
+    num_groups: int = 1,
+    save: str = "y",
+    implementation: str | None = None,
+) -> BatchNormResult:
+    """Fused `relu(batch_norm(x))` with batch statistics: `bn_add_relu` without z.
+
+    Arguments, results and errors are those of `bn_add_relu`.
+    """
+    return _train(
+        "bn_relu",
+        x,
+        None,
+        scale,
+        bias,
+        "relu",
+        epsilon=epsilon,
+        axis=axis,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        num_groups=num_groups,
+        save=save,
+        implementation=implementation,
+    )
+
+
+def batch_norm(
+    x: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    axis_name: Any = None,
+    axis_index_groups: Any = None,
+    num_groups: int = 1,
+    save: str = "y",
+    implementation: str | None = None,
+) -> BatchNormResult:
+    """`batch_norm(x)` with batch statistics: `bn_relu` without the activation.
+
+    Arguments, results and errors are those of `bn_add_relu`; `save` has no effect, for there is no
+    ReLU to keep evidence of.
+    """
+    return _train(
+        "batch_norm",
+        x,
+        None,
+        scale,
+        bias,
+        "none",
+        epsilon=epsilon,
+        axis=axis,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        num_groups=num_groups,
+        save=save,
+        implementation=implementation,
+    )
+
+
+def bn_add_relu_inference(
+    x: jax.Array,
+    z: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    mean: jax.Array,
+    var: jax.Array,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Fused `relu(batch_norm(x) + z)` with given statistics, in one pass.
+
+        y = relu(scale * (x - mean) / sqrt(var + epsilon) + bias + z)
+
+    Differentiable in every array (mean and var are ordinary operands here).
+
+    Args:
+        x: as in `bn_add_relu`.
+        z: residual, with the shape and dtype of x.
+        scale: shape (C,), any float dtype, or None for 1.
+        bias: shape (C,), any float dtype, or None for 0.
+        mean: shape (C,), any float dtype.
+        var: population variance, shape (C,), any float dtype.
+        epsilon: static, > 0.
+        axis: the channel axis.
+        implementation: as in `bn_add_relu`.
+
+    Returns:
+        y, with the shape and dtype of x.
+
+    Raises:
+        ValueError, TypeError: as `bn_add_relu`.
+    """
+    z = _require_residual("bn_add_relu_inference", z)
+    return _infer(
+        "bn_add_relu_inference",
+        x,
+        z,
+        scale,
+        bias,
+        mean,
+        var,
+        "relu",
+        epsilon=epsilon,
+        axis=axis,
+        implementation=implementation,
+    )
+
+
+def bn_relu_inference(
+    x: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    mean: jax.Array,
+    var: jax.Array,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Fused `relu(batch_norm(x))` with given statistics: `bn_add_relu_inference` without z."""
+    return _infer(
+        "bn_relu_inference",
+        x,
+        None,
+        scale,
+        bias,
+        mean,
+        var,
+        "relu",
+        epsilon=epsilon,
+        axis=axis,
+        implementation=implementation,
+    )
+
+
+def batch_norm_inference(
+    x: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    mean: jax.Array,
+    var: jax.Array,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    implementation: str | None = None,
+) -> jax.Array:
+    """`batch_norm(x)` with given statistics: `bn_relu_inference` without the activation."""
+    return _infer(
+        "batch_norm_inference",
+        x,
+        None,
+        scale,
+        bias,
+        mean,
+        var,
+        "none",
+        epsilon=epsilon,
+        axis=axis,
+        implementation=implementation,
+    )
+
+
+def _require_residual(function: str, z: Any) -> Any:
+    if z is None:
+        raise TypeError(
+            f"{function}: z must be an array, got None; without a residual call"
+            f" {function.replace('_add', '')}."
+        )
+    return z
+
+
+def _train(
+    function: str,
+    x: Any,
+    z: Any,
+    scale: Any,
+    bias: Any,
+    activation: Activation,
+    *,
+    epsilon: float,
+    axis: int,
+    axis_name: Any,
+    axis_index_groups: Any,
+    num_groups: int,
+    save: str,
+    implementation: str | None,
+) -> BatchNormResult:
+    check_axis_name(function, axis_name, axis_index_groups)
+    operands = check_operands(function, x, z, scale, bias, axis=axis, num_groups=num_groups)
+    config = Config(
+        epsilon=check_epsilon(function, epsilon),
+        activation=activation,
+        save=check_save(function, save),
+        implementation=resolve_implementation(function, implementation),
+        has_residual=operands.z is not None,
+        has_bias=operands.bias is not None,
+    )
+    with jax.named_scope(function):
+        y, mean, var = training(operands.x, operands.z, operands.scale, operands.bias, config)
+    if operands.x.shape[0] == 1:
+        mean, var = mean[0], var[0]
+    return BatchNormResult(y.reshape(x.shape), mean, var)
+
+
+def _infer(
+    function: str,
+    x: Any,
+    z: Any,
+    scale: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    activation: Activation,
+    *,
+    epsilon: float,
+    axis: int,
+    implementation: str | None,
+) -> jax.Array:
+    operands = check_operands(function, x, z, scale, bias, axis=axis)
+    config = Config(
+        epsilon=check_epsilon(function, epsilon),
+        activation=activation,
+        save="y",
+        implementation=resolve_implementation(function, implementation),
+        has_residual=operands.z is not None,
+        has_bias=operands.bias is not None,
+    )
+    with jax.named_scope(function):
+        y = inference(
+            operands.x,
+            operands.z,
+            operands.scale,
+            operands.bias,
+            check_statistic(function, "mean", mean, x, axis),
+            check_statistic(function, "var", var, x, axis),
+            config,
+        )
+    return y.reshape(x.shape)

@@ -1,0 +1,19 @@
+"""Dtype rules: what x may be, and in what precision the arithmetic runs."""
+
+import jax.numpy as jnp
+import numpy as np
+
+SUPPORTED = tuple(np.dtype(d) for d in (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64))
+
+
+def accumulation_dtype(dtype: np.dtype) -> np.dtype:
+    """float64 for float64 data, float32 for the rest (design: accumulation)."""
+    return np.dtype(np.float64) if np.dtype(dtype) == np.float64 else np.dtype(np.float32)
+
+
+def smallest_epsilon(dtype: np.dtype) -> float:
+    """The smallest normal number of the accumulation dtype.
+
+    A smaller epsilon would underflow to 0 and turn a constant channel into NaN.
+    """
+    return float(np.finfo(accumulation_dtype(dtype)).tiny)

@@ -1,0 +1,91 @@
+"""Inference form on canonical arrays: given mean and var, with its gradient (fine-tuning)."""
+
+import functools
+
+import jax
+
+from jax_bnar import primitive, reference
+from jax_bnar._config import Config
+
+_Vector = jax.Array | None
+_Residuals = tuple[jax.Array, jax.Array | None, _Vector, jax.Array, jax.Array]
+
+
+def _normalise(
+    x: jax.Array,
+    z: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    mean: jax.Array,
+    var: jax.Array,
+    config: Config,
+) -> jax.Array:
+    (y,) = primitive.normalise(
+        x,
+        z,
+        scale,
+        bias,
+        mean,
+        var,
+        implementation=config.implementation,
+        epsilon=config.epsilon,
+        activation=config.activation,
+        save_mask=False,
+    )
+    return y
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def inference(
+    x: jax.Array,
+    z: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    mean: jax.Array,
+    var: jax.Array,
+    config: Config,
+) -> jax.Array:
+    """y of canonical x; scale, bias, mean and var of shape (1, C)."""
+    return _normalise(x, z, scale, bias, mean, var, config)
+
+
+def _inference_forward(
+    x: jax.Array,
+    z: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    mean: jax.Array,
+    var: jax.Array,
+    config: Config,
+) -> tuple[jax.Array, _Residuals]:
+    y = _normalise(x, z, scale, bias, mean, var, config)
+    return y, (x, None if config.gate == "none" else y, scale, mean, var)
+
+
+def _inference_backward(
+    config: Config, residuals: _Residuals, dy: jax.Array
+) -> tuple[jax.Array | None, ...]:
+    """mean and var are constants of the normalisation, so dx = scale*rstd*e, and
+
+    dmean = -scale*rstd*sum(e)    dvar = -scale*rstd^3/2 * sum(e*(x-mean)).
+    """
+    x, evidence, scale, mean, var = residuals
+    statics = {"implementation": config.implementation, "gate": config.gate}
+    sum_e, sum_e_centred, *dz = primitive.backward_reduce(
+        dy, x, evidence, mean, has_residual=config.has_residual, **statics
+    )
+    rstd = reference.reciprocal_std(var, config.epsilon)
+    a = rstd if scale is None else scale * rstd
+    zero = jax.numpy.zeros_like(a)
+    (dx,) = primitive.backward_apply(dy, x, evidence, mean, a, zero, zero, **statics)
+    return (
+        dx,
+        dz[0] if dz else None,
+        None if scale is None else rstd * sum_e_centred,
+        sum_e if config.has_bias else None,
+        -a * sum_e,
+        -a * rstd * rstd * sum_e_centred / 2,
+    )
+
+
+inference.defvjp(_inference_forward, _inference_backward)

@@ -1,0 +1,85 @@
+"""Training form on canonical arrays, with its gradient."""
+
+import functools
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_bnar import primitive
+from jax_bnar._config import Config
+
+# Names for jax.checkpoint policies such as save_only_these_names.
+STATISTICS_NAME = "bnar_statistics"
+MASK_NAME = "bnar_mask"
+
+_Vector = jax.Array | None
+_Residuals = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array, _Vector]
+
+
+def _forward(
+    x: jax.Array, z: jax.Array | None, scale: _Vector, bias: _Vector, config: Config, save: bool
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array | None]:
+    y, mean, var, *mask = primitive.forward(
+        x,
+        z,
+        scale,
+        bias,
+        implementation=config.implementation,
+        epsilon=config.epsilon,
+        activation=config.activation,
+        save_mask=save and config.save_mask,
+    )
+    return (y, mean, var), mask[0] if mask else None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def training(
+    x: jax.Array, z: jax.Array | None, scale: _Vector, bias: _Vector, config: Config
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(y, mean, var) of canonical x; mean and var of shape (G, C)."""
+    results, _ = _forward(x, z, scale, bias, config, save=False)
+    return results
+
+
+def _training_forward(
+    x: jax.Array, z: jax.Array | None, scale: _Vector, bias: _Vector, config: Config
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array], _Residuals]:
+    (y, mean, var), mask = _forward(x, z, scale, bias, config, save=True)
+    # Named before use, so that a policy which saves them cuts the recomputation here.
+    mean = checkpoint_name(mean, STATISTICS_NAME)
+    var = checkpoint_name(var, STATISTICS_NAME)
+    # y, not the pre-ReLU tensor: it is the output and lives on anyway (Hou's post on this fusion).
+    evidence = {"none": None, "y": y, "mask": mask}[config.gate]
+    if config.gate == "mask":
+        evidence = checkpoint_name(evidence, MASK_NAME)
+    return (y, mean, var), (x, evidence, mean, var, scale)
+
+
+def _training_backward(
+    config: Config, residuals: _Residuals, cotangents: tuple[jax.Array, jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array | None, _Vector, _Vector]:
+    x, evidence, mean, var, scale = residuals
+    dy, dmean, dvar = cotangents
+    dx, dscale, dbias, *dz = primitive.backward(
+        dy,
+        x,
+        evidence,
+        mean,
+        var,
+        scale,
+        dmean,
+        dvar,
+        implementation=config.implementation,
+        epsilon=config.epsilon,
+        gate=config.gate,
+        has_residual=config.has_residual,
+    )
+    return (
+        dx,
+        dz[0] if dz else None,
+        None if scale is None else dscale.sum(axis=0, keepdims=True),
+        dbias.sum(axis=0, keepdims=True) if config.has_bias else None,
+    )
+
+
+training.defvjp(_training_forward, _training_backward)

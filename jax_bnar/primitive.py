@@ -1,0 +1,217 @@
+"""The six primitives, one custom call each, on canonical (G, N, C, S) arrays.
+
+forward and backward are whole passes for one device. statistics, normalise, backward_reduce and
+backward_apply are their halves: a collective fits between them, and inference is normalise alone.
+
+Each takes the operands of its namesake in `jax_bnar.reference`; operands that are None are left out
+of the call and recorded in the static parameter `present`. On a platform without a kernel the
+lowering is the reference itself, so one trace lowers for cpu, cuda and tpu.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+
+from jax_bnar import _compat, _native_targets, reference
+from jax_bnar._canonical import mask_bytes
+from jax_bnar._dtypes import accumulation_dtype
+from jax_bnar._implementation import Implementation
+
+# Operands with one value for each channel, (G, C) or (1, C). The others lead with G.
+_VECTORS = frozenset({"scale", "bias", "mean", "var", "dmean", "dvar", "a", "b", "k"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One primitive: its name, its operands in order, and what it computes."""
+
+    name: str
+    operands: tuple[str, ...]
+    reference: Callable[..., tuple[jax.Array, ...]]
+    results: Callable[..., list[jax.core.ShapedArray]]
+
+    @functools.cached_property
+    def primitive(self) -> Primitive:
+        primitive = Primitive(f"bnar_{self.name}")
+        primitive.multiple_results = True
+        primitive.def_impl(functools.partial(_compat.apply_primitive, primitive))
+        primitive.def_abstract_eval(self._abstract)
+        _compat.register_lowering(primitive, self._lower_reference)
+        for name, platform in _native_targets.registered:
+            if name == self.name:
+                _compat.register_lowering(primitive, self._lower_kernel, platform=platform)
+        _compat.primitive_batchers[primitive] = self._batch
+        _compat.primitive_jvps[primitive] = self._jvp
+        return primitive
+
+    def __call__(
+        self, *operands: jax.Array | None, implementation: Implementation, **statics: Any
+    ) -> tuple[jax.Array, ...]:
+        """Binds the primitive, or computes the reference where implementation is 'xla'."""
+        if implementation == "xla":
+            return self.reference(*operands, **statics)
+        return tuple(
+            self.primitive.bind(
+                *(operand for operand in operands if operand is not None),
+                present=tuple(operand is not None for operand in operands),
+                require_kernel=implementation == "ffi",
+                **statics,
+            )
+        )
+
+    def _named(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
+        rest = iter(given)
+        return {n: next(rest) if p else None for n, p in zip(self.operands, present, strict=True)}
+
+    def _abstract(
+        self, *avals: Any, present: tuple[bool, ...], require_kernel: bool, **statics: Any
+    ) -> list[jax.core.ShapedArray]:
+        del require_kernel
+        return self.results(**self._named(avals, present), **statics)
+
+    def _reference(
+        self, *given: jax.Array, present: tuple[bool, ...], require_kernel: bool, **statics: Any
+    ) -> tuple[jax.Array, ...]:
+        del require_kernel
+        return self.reference(*self._named(given, present).values(), **statics)
+
+    def _lower_reference(self, ctx: Any, *operands: Any, **params: Any) -> Any:
+        if params["require_kernel"]:
+            platforms = ", ".join(ctx.module_context.platforms)
+            raise NotImplementedError(
+                f"jax_bnar: implementation='ffi' asks for the {self.name} kernel on {platforms},"
+                f" but {_native_targets.why_no_kernel(self.name)}. implementation=None falls back"
+                " to pure JAX."
+            )
+        rule = _compat.lower_fun(self._reference, multiple_results=True)
+        return rule(ctx, *operands, **params)
+
+    def _lower_kernel(
+        self,
+        ctx: Any,
+        *operands: Any,
+        present: tuple[bool, ...],
+        require_kernel: bool,
+        **statics: Any,
+    ) -> Any:
+        del require_kernel
+        has = {f"has_{n}": p for n, p in zip(self.operands, present, strict=True)}
+        rule = jax.ffi.ffi_lowering(_native_targets.target_name(self.name))
+        return rule(ctx, *operands, **has, **{k: _attribute(v) for k, v in statics.items()})
+
+    def _batch(
+        self,
+        batched: Sequence[Any],
+        dims: Sequence[int | None],
+        *,
+        present: tuple[bool, ...],
+        **params: Any,
+    ) -> tuple[list[jax.Array], list[int]]:
+        """Folds the mapped axis into G: each example keeps statistics of its own."""
+        arrays = self._named(batched, present)
+        axes = self._named(dims, present)
+        size = next(a.shape[d] for a, d in zip(batched, dims, strict=True) if d is not None)
+        groups = arrays["x"].shape[0 if axes["x"] is None or axes["x"] > 0 else 1]
+        folded = [
+            _fold(array, axes[name], size, groups, is_vector=name in _VECTORS)
+            for name, array in arrays.items()
+            if array is not None
+        ]
+        results = self.primitive.bind(*folded, present=present, **params)
+        return [r.reshape(size, groups, *r.shape[1:]) for r in results], [0] * len(results)
+
+    def _jvp(
+        self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Derivatives of a derivative have no kernel: they run through the reference."""
+        tangents = [_compat.instantiate_zeros(t) for t in tangents]
+        results = self.primitive.bind(*primals, **params)
+        _, out_tangents = jax.jvp(
+            functools.partial(self._reference, **params), tuple(primals), tuple(tangents)
+        )
+        return list(results), list(out_tangents)
+
+
+def _attribute(value: Any) -> Any:
+    # The decoder wants exactly f64: an int or a np.float32 would be refused at run time.
+    return np.float64(value) if isinstance(value, float) else value
+
+
+def _fold(
+    array: jax.Array, axis: int | None, size: int, groups: int, *, is_vector: bool
+) -> jax.Array:
+    """An operand with the mapped axis (of length `size`) folded into its leading axis."""
+    if axis is None:
+        if is_vector and array.shape[0] == 1:
+            return array
+        array = jnp.broadcast_to(array[None], (size, *array.shape))
+    else:
+        array = jnp.moveaxis(array, axis, 0)
+    if is_vector and array.shape[1] != groups:
+        array = jnp.broadcast_to(array, (size, groups, array.shape[2]))
+    return array.reshape(size * array.shape[1], *array.shape[2:])
+
+
+def _like(aval: Any) -> jax.core.ShapedArray:
+    return _compat.out_aval(aval, aval.shape, aval.dtype)
+
+
+def _vector(x: Any) -> jax.core.ShapedArray:
+    groups, _, channels, _ = x.shape
+    return _compat.out_aval(x, (groups, channels), accumulation_dtype(x.dtype))
+
+
+def _mask(x: Any) -> jax.core.ShapedArray:
+    groups, *rest = x.shape
+    return _compat.out_aval(x, (groups, mask_bytes(*rest)), jnp.uint8)
+
+
+def _forward_results(x: Any, save_mask: bool, **_: Any) -> list[jax.core.ShapedArray]:
+    return [_like(x), _vector(x), _vector(x), *([_mask(x)] if save_mask else [])]
+
+
+def _normalise_results(x: Any, save_mask: bool, **_: Any) -> list[jax.core.ShapedArray]:
+    return [_like(x), *([_mask(x)] if save_mask else [])]
+
+
+def _backward_results(x: Any, has_residual: bool, **_: Any) -> list[jax.core.ShapedArray]:
+    return [_like(x), _vector(x), _vector(x), *([_like(x)] if has_residual else [])]
+
+
+def _reduce_results(x: Any, has_residual: bool, **_: Any) -> list[jax.core.ShapedArray]:
+    return [_vector(x), _vector(x), *([_like(x)] if has_residual else [])]
+
+
+forward = Operation("forward", ("x", "z", "scale", "bias"), reference.forward, _forward_results)
+backward = Operation(
+    "backward",
+    ("dy", "x", "evidence", "mean", "var", "scale", "dmean", "dvar"),
+    reference.backward,
+    _backward_results,
+)
+statistics = Operation(
+    "statistics", ("x",), reference.statistics, lambda x: [_vector(x), _vector(x)]
+)
+normalise = Operation(
+    "normalise",
+    ("x", "z", "scale", "bias", "mean", "var"),
+    reference.normalise,
+    _normalise_results,
+)
+backward_reduce = Operation(
+    "backward_reduce", ("dy", "x", "evidence", "mean"), reference.backward_reduce, _reduce_results
+)
+backward_apply = Operation(
+    "backward_apply",
+    ("dy", "x", "evidence", "mean", "a", "b", "k"),
+    reference.backward_apply,
+    lambda x, **_: [_like(x)],
+)
+
+OPERATIONS = (forward, backward, statistics, normalise, backward_reduce, backward_apply)
