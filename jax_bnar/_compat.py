@@ -6,6 +6,7 @@ Checked on jax 0.10.2.
 from typing import Any
 
 import jax
+import jax.core
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import ManualAxisType, NamedSharding, PartitionSpec
 

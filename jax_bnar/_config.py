@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from jax_bnar._implementation import Implementation
+
 Activation = Literal["none", "relu"]
 Save = Literal["y", "mask"]
 # Where backward finds the sign of the ReLU: nowhere (no activation), in y, or in a bit mask.
@@ -16,7 +18,7 @@ class Config:
     epsilon: float
     activation: Activation
     save: Save
-    implementation: "str | None"
+    implementation: Implementation
     has_residual: bool
     has_bias: bool
 

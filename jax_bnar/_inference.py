@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 
 from jax_bnar import primitive, reference
 from jax_bnar._config import Config
@@ -70,14 +71,29 @@ def _inference_backward(
     dmean = -scale*rstd*sum(e)    dvar = -scale*rstd^3/2 * sum(e*(x-mean)).
     """
     x, evidence, scale, mean, var = residuals
-    statics = {"implementation": config.implementation, "gate": config.gate}
     sum_e, sum_e_centred, *dz = primitive.backward_reduce(
-        dy, x, evidence, mean, has_residual=config.has_residual, **statics
+        dy,
+        x,
+        evidence,
+        mean,
+        implementation=config.implementation,
+        gate=config.gate,
+        has_residual=config.has_residual,
     )
     rstd = reference.reciprocal_std(var, config.epsilon)
     a = rstd if scale is None else scale * rstd
-    zero = jax.numpy.zeros_like(a)
-    (dx,) = primitive.backward_apply(dy, x, evidence, mean, a, zero, zero, **statics)
+    zero = jnp.zeros_like(a)
+    (dx,) = primitive.backward_apply(
+        dy,
+        x,
+        evidence,
+        mean,
+        a,
+        zero,
+        zero,
+        implementation=config.implementation,
+        gate=config.gate,
+    )
     return (
         dx,
         dz[0] if dz else None,

@@ -6,6 +6,7 @@ import operator
 from typing import Any, NamedTuple, cast, get_args
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 

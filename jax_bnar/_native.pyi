@@ -1,0 +1,6 @@
+"""The native module: FFI handlers as capsules, by platform and operation."""
+
+from typing import Any
+
+def registrations() -> dict[str, dict[str, Any]]: ...
+def cpu_isa() -> str: ...
