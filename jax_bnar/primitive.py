@@ -26,6 +26,8 @@ from jax_bnar._implementation import Implementation
 
 # Operands with one value for each channel, (G, C) or (1, C). The others lead with G.
 _VECTORS = frozenset({"scale", "bias", "mean", "var", "dmean", "dvar", "a", "b", "k"})
+# Operands that may be None whatever the static parameters say; the kernel is told of each.
+_OPTIONAL = frozenset({"z", "scale", "bias"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +104,11 @@ class Operation:
         **statics: Any,
     ) -> Any:
         del require_kernel
-        has = {f"has_{n}": p for n, p in zip(self.operands, present, strict=True)}
+        has = {
+            f"has_{name}": given
+            for name, given in zip(self.operands, present, strict=True)
+            if name in _OPTIONAL
+        }
         rule = jax.ffi.ffi_lowering(_native_targets.target_name(self.name))
         return rule(ctx, *operands, **has, **{k: _attribute(v) for k, v in statics.items()})
 

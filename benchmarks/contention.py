@@ -1,0 +1,41 @@
+"""How much of the machine other processes took while we measured (Linux; None elsewhere)."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+_STAT = Path("/proc/stat")
+
+
+@dataclass(frozen=True)
+class Contention:
+    """Started at construction; `share` says what others used since."""
+
+    _busy: float | None = field(default_factory=lambda: _busy_seconds())
+    _own: float = field(default_factory=lambda: _own_seconds())
+    _start: float = field(default_factory=perf_counter)
+
+    def share(self) -> float | None:
+        """CPU time of others (and stolen by the hypervisor), over wall time times all cores."""
+        busy = _busy_seconds()
+        if busy is None or self._busy is None:
+            return None
+        others = (busy - self._busy) - (_own_seconds() - self._own)
+        capacity = (perf_counter() - self._start) * (os.cpu_count() or 1)
+        return max(0.0, others / capacity)
+
+
+def _own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def _busy_seconds() -> float | None:
+    """User, nice, system, interrupts and stolen time of all cores since boot."""
+    try:
+        fields = _STAT.read_text().splitlines()[0].split()[1:9]
+    except OSError:
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,87 @@
+"""What a result depends on beside the code: processor, versions, allocator, commit."""
+
+import ctypes
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import jax_bnar
+from jax_bnar import _native_targets
+
+_PACKAGES: Final = ("jax", "jaxlib", "flax", "torch", "numpy")
+
+
+def core_count() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def describe_environment() -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "cpu": _cpu_model(),
+        "cores": core_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {
+            "jax_bnar": jax_bnar.__version__,
+            **{package: _version(package) for package in _PACKAGES},
+        },
+        "allocator": describe_allocator(),
+        "jax_bnar_isa": _native_targets.cpu_isa(),
+    }
+
+
+def describe_allocator() -> dict[str, str | None]:
+    """The malloc that the process really runs on, and how jemalloc was configured."""
+    process = ctypes.CDLL(None)
+    is_jemalloc = hasattr(process, "mallctl")
+    return {
+        "name": "jemalloc" if is_jemalloc else "default",
+        "malloc_conf": os.environ.get("MALLOC_CONF") if is_jemalloc else None,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    fields = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    if "model name" not in fields:
+        return platform.processor() or "unknown"
+    # a hypervisor may hide the model's name, but not these
+    numbers = [f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields]
+    return ", ".join([fields["model name"], *numbers])
+
+
+def _commit() -> str | None:
+    """The commit of the checkout, with "+" where files differ from it."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

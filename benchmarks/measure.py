@@ -1,0 +1,108 @@
+"""Measures all peers at one site, or at all of them, and sums them up."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks import peers
+from benchmarks.contention import Contention
+from benchmarks.copy_bandwidth import CopyRoof
+from benchmarks.problem import DType, check_results, expected, itemsize, make_problem
+from benchmarks.sites import Site, two_read_bytes, two_read_bytes_without_y
+from benchmarks.timing import interleave
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to measure."""
+
+    rounds: int
+    min_sample_ms: float
+
+
+def measure_site(
+    site: Site,
+    batch: int,
+    dtype: DType,
+    names: Sequence[peers.PeerName],
+    roof: CopyRoof,
+    settings: Settings,
+) -> dict[str, Any]:
+    """Checks every peer's results, then times the peers in turn, beside the copy bandwidth."""
+    problem = make_problem(site, batch, dtype)
+    reference = expected(problem)
+    runs = {}
+    for name in names:
+        step = peers.build(name, problem)
+        check_results(name, problem, step.to_results(step.run()), reference)
+        runs[name] = step.run
+    del reference, problem
+
+    copies: list[float] = []
+    contention = Contention()
+    timings = interleave(
+        runs,
+        rounds=settings.rounds,
+        min_sample_ms=settings.min_sample_ms,
+        each_round=lambda: copies.append(roof.measure()),
+    )
+    return {
+        **asdict(site),
+        "contention": contention.share(),
+        "two_read_bytes": two_read_bytes(site, batch, itemsize(dtype)),
+        "two_read_bytes_without_y": two_read_bytes_without_y(site, batch, itemsize(dtype)),
+        "copy_bytes_per_s": median(copies),
+        "peers": {
+            name: {
+                "median_ms": timing.median_ms,
+                "min_ms": timing.min_ms,
+                "repetitions": timing.repetitions,
+                "samples_ms": timing.samples_ms,
+            }
+            for name, timing in timings.items()
+        },
+    }
+
+
+def measure_sites(
+    sites: Sequence[Site],
+    batch: int,
+    dtype: DType,
+    names: Sequence[peers.PeerName],
+    roof: CopyRoof,
+    settings: Settings,
+    on_site: Callable[[Site], None],
+) -> dict[str, Any]:
+    """All sites in one dtype, and their sum over a training step."""
+    rows = []
+    for site in sites:
+        rows.append(measure_site(site, batch, dtype, names, roof, settings))
+        on_site(site)
+    return {"dtype": dtype, "batch": batch, "sites": rows, "step": sum_up(rows)}
+
+
+def sum_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The sites weighted with their counts; the floors take the median copy bandwidth."""
+    bandwidth = median(row["copy_bytes_per_s"] for row in rows)
+
+    def total(value: Callable[[dict[str, Any]], float]) -> float:
+        return sum(row["count"] * value(row) for row in rows)
+
+    bytes_saving_y = total(lambda row: row["two_read_bytes"])
+    bytes_without_y = total(lambda row: row["two_read_bytes_without_y"])
+    return {
+        "count": total(lambda _: 1),
+        "copy_bytes_per_s": bandwidth,
+        "two_read_bytes": bytes_saving_y,
+        "two_read_bytes_without_y": bytes_without_y,
+        "two_read_floor_ms": bytes_saving_y / bandwidth * 1e3,
+        "two_read_floor_ms_without_y": bytes_without_y / bandwidth * 1e3,
+        "peers": {
+            name: {
+                "median_ms": total(lambda row, name=name: row["peers"][name]["median_ms"]),
+                "min_ms": total(lambda row, name=name: row["peers"][name]["min_ms"]),
+            }
+            for name in rows[0]["peers"]
+        },
+    }

@@ -1,0 +1,44 @@
+"""The peers: the same training step, each as its users would write it.
+
+One step takes given x, [z], scale, bias, running statistics and dy to y, the new running
+statistics, dx, [dz], dscale and dbias.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, cast
+
+from benchmarks.problem import Problem, Results
+
+PeerName = Literal["ours", "flax", "torch", "torch_compile"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step bound to its operands.
+
+    Attributes:
+        run: computes all results, waits for them and returns them.
+        to_results: what the first `run` returned, for comparison.
+    """
+
+    run: Callable[[], Any]
+    to_results: Callable[[Any], Results]
+
+
+class PeerModule(Protocol):
+    def build(self, problem: Problem) -> Step: ...
+
+
+# Imported on use, so that a peer that is not installed hinders none but itself.
+_MODULES: Final[dict[PeerName, str]] = {
+    "ours": "benchmarks.peers.ours",
+    "flax": "benchmarks.peers.flax_linen",
+    "torch": "benchmarks.peers.torch_eager",
+    "torch_compile": "benchmarks.peers.torch_compiled",
+}
+
+
+def build(name: PeerName, problem: Problem) -> Step:
+    return cast(PeerModule, importlib.import_module(_MODULES[name])).build(problem)

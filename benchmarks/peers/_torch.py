@@ -1,0 +1,59 @@
+"""What the PyTorch peers share: channels_last operands, backward, results back as NHWC."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.environment import core_count
+from benchmarks.peers import Step
+from benchmarks.problem import MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
+
+Forward = Callable[..., torch.Tensor]
+
+
+def _activation(values: np.ndarray, problem: Problem) -> torch.Tensor:
+    """A logical NCHW tensor in channels_last memory, in memory that torch owns."""
+    nhwc = torch.tensor(values, dtype=getattr(torch, problem.dtype))
+    return nhwc.permute(0, 3, 1, 2)
+
+
+def _to_numpy(values: torch.Tensor) -> np.ndarray:
+    values = values.detach().to(torch.float32)
+    return (values.permute(0, 2, 3, 1) if values.ndim == 4 else values).numpy().copy()
+
+
+def make_step(problem: Problem, forward: Forward) -> Step:
+    """`forward(x, z, scale, bias, running_mean, running_var)` and autograd's backward."""
+    torch.set_num_threads(core_count())
+    x = _activation(problem.x, problem).requires_grad_()
+    z = None if problem.z is None else _activation(problem.z, problem).requires_grad_()
+    dy = _activation(problem.dy, problem)
+    scale = torch.tensor(problem.scale).requires_grad_()
+    bias = torch.tensor(problem.bias).requires_grad_()
+    running_mean = torch.full_like(bias, RUNNING_MEAN, requires_grad=False)
+    running_var = torch.full_like(bias, RUNNING_VAR, requires_grad=False)
+    inputs = [operand for operand in (x, z, scale, bias) if operand is not None]
+
+    def run() -> Any:
+        y = forward(x, z, scale, bias, running_mean, running_var)
+        return y, torch.autograd.grad(y, inputs, dy)
+
+    def to_results(outputs: Any) -> Results:
+        y, gradients = outputs
+        dx, *dz, dscale, dbias = gradients
+        # torch keeps the unbiased variance in its running statistic
+        kept = MOMENTUM * RUNNING_VAR
+        biased_var = kept + (_to_numpy(running_var) - kept) * (problem.count - 1) / problem.count
+        return Results(
+            _to_numpy(y),
+            _to_numpy(running_mean),
+            biased_var,
+            _to_numpy(dx),
+            _to_numpy(dz[0]) if dz else None,
+            _to_numpy(dscale),
+            _to_numpy(dbias),
+        )
+
+    return Step(run, to_results)

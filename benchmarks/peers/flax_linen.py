@@ -1,0 +1,55 @@
+"""flax.linen.BatchNorm + add + nn.relu under XLA.
+
+The layer's defaults, with the dtype of x as that of the result and float32 parameters, as the Flax
+ResNet example has them. Forward and backward stand in one jit, which lets XLA fuse across them:
+more than it gets in a network, where the whole of the loss lies between.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from benchmarks.peers import Step, _jax
+from benchmarks.problem import EPSILON, MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
+
+
+def build(problem: Problem) -> Step:
+    channels = problem.site.channels
+    layer = nn.BatchNorm(
+        use_running_average=False,
+        momentum=MOMENTUM,
+        epsilon=EPSILON,
+        dtype=jnp.dtype(problem.dtype),
+        param_dtype=jnp.float32,
+    )
+
+    def step(x: Any, z: Any, params: Any, batch_stats: Any, dy: Any):
+        def forward(x: Any, z: Any, params: Any):
+            variables = {"params": params, "batch_stats": batch_stats}
+            y, updates = layer.apply(variables, x, mutable=["batch_stats"])
+            if z is not None:
+                y = y + z
+            if problem.site.form != "batch_norm":
+                y = nn.relu(y)
+            return y, updates["batch_stats"]
+
+        y, vjp, new_stats = jax.vjp(forward, x, z, params, has_aux=True)
+        return y, new_stats, *vjp(dy)
+
+    def to_results(outputs: Any) -> Results:
+        y, stats, dx, dz, dparams = jax.tree.map(_jax.to_numpy, outputs)
+        return Results(y, stats["mean"], stats["var"], dx, dz, dparams["scale"], dparams["bias"])
+
+    operands = (
+        _jax.activation(problem.x, problem),
+        _jax.activation(problem.z, problem),
+        {"scale": _jax.parameter(problem.scale), "bias": _jax.parameter(problem.bias)},
+        {
+            "mean": jnp.full(channels, RUNNING_MEAN, jnp.float32),
+            "var": jnp.full(channels, RUNNING_VAR, jnp.float32),
+        },
+        _jax.activation(problem.dy, problem),
+    )
+    return _jax.make_step(step, operands, to_results)

@@ -1,0 +1,48 @@
+"""jax_bnar: the operator under jax.jit and jax.vjp, with the running statistics in plain JAX.
+
+One activation operand is kept for the backward beside x: y (save="y"), as a network does whose next
+layer keeps y anyway.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jax_bnar
+from benchmarks.peers import Step, _jax
+from benchmarks.problem import EPSILON, MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
+
+
+def build(problem: Problem) -> Step:
+    channels = problem.site.channels
+
+    def operator(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
+        if problem.site.form == "bn_add_relu":
+            y, mean, var = jax_bnar.bn_add_relu(x, z, scale, bias, epsilon=EPSILON)
+        elif problem.site.form == "bn_relu":
+            y, mean, var = jax_bnar.bn_relu(x, scale, bias, epsilon=EPSILON)
+        else:
+            y, mean, var = jax_bnar.batch_norm(x, scale, bias, epsilon=EPSILON)
+        return y, (mean, var)
+
+    def step(x: Any, z: Any, scale: Any, bias: Any, old_mean: Any, old_var: Any, dy: Any):
+        y, vjp, (mean, var) = jax.vjp(operator, x, z, scale, bias, has_aux=True)
+        new_mean = MOMENTUM * old_mean + (1 - MOMENTUM) * mean
+        new_var = MOMENTUM * old_var + (1 - MOMENTUM) * var
+        return y, new_mean, new_var, *vjp(dy)
+
+    def to_results(outputs: Any) -> Results:
+        y, mean, var, dx, dz, dscale, dbias = jax.tree.map(_jax.to_numpy, outputs)
+        return Results(y, mean, var, dx, dz, dscale, dbias)
+
+    operands = (
+        _jax.activation(problem.x, problem),
+        _jax.activation(problem.z, problem),
+        _jax.parameter(problem.scale),
+        _jax.parameter(problem.bias),
+        jnp.full(channels, RUNNING_MEAN, jnp.float32),
+        jnp.full(channels, RUNNING_VAR, jnp.float32),
+        _jax.activation(problem.dy, problem),
+    )
+    return _jax.make_step(step, operands, to_results)

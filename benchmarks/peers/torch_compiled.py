@@ -1,0 +1,32 @@
+"""PyTorch under torch.compile (Inductor), channels_last; needs a C++ compiler at run time.
+
+Not among the default peers: compiling takes a while at each site.
+"""
+
+import torch
+from torch.nn import functional
+
+from benchmarks.peers import Step, _torch
+from benchmarks.problem import EPSILON, MOMENTUM, Problem
+
+
+def build(problem: Problem) -> Step:
+    torch.compiler.reset()  # the compiler gives up on a function after a few shapes
+
+    @torch.compile(dynamic=False, fullgraph=True)
+    def forward(
+        x: torch.Tensor,
+        z: torch.Tensor | None,
+        scale: torch.Tensor,
+        bias: torch.Tensor,
+        running_mean: torch.Tensor,
+        running_var: torch.Tensor,
+    ) -> torch.Tensor:
+        y = functional.batch_norm(
+            x, running_mean, running_var, scale, bias, True, 1 - MOMENTUM, EPSILON
+        )
+        if z is not None:
+            y = y + z
+        return y if problem.site.form == "batch_norm" else functional.relu(y)
+
+    return _torch.make_step(problem, forward)

@@ -1,0 +1,32 @@
+"""PyTorch eager, channels_last, with the add and the ReLU in place, as torchvision's ResNet does.
+
+In place is legal, for the backward of batch_norm needs its input and that of the ReLU its output,
+and it saves two fresh tensors. Parameters and statistics stay float32 with bf16 activations, as
+under autocast; channels_last is the layout in which CPU batch_norm and convolutions are fastest.
+All cores of the process are used.
+"""
+
+import torch
+from torch.nn import functional
+
+from benchmarks.peers import Step, _torch
+from benchmarks.problem import EPSILON, MOMENTUM, Problem
+
+
+def build(problem: Problem) -> Step:
+    def forward(
+        x: torch.Tensor,
+        z: torch.Tensor | None,
+        scale: torch.Tensor,
+        bias: torch.Tensor,
+        running_mean: torch.Tensor,
+        running_var: torch.Tensor,
+    ) -> torch.Tensor:
+        y = functional.batch_norm(
+            x, running_mean, running_var, scale, bias, True, 1 - MOMENTUM, EPSILON
+        )
+        if z is not None:
+            y = y.add_(z)
+        return y if problem.site.form == "batch_norm" else y.relu_()
+
+    return _torch.make_step(problem, forward)

@@ -1,0 +1,67 @@
+"""The table on the terminal."""
+
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+_TOLERATED_CONTENTION: Final = 0.05
+
+
+def print_run(run: dict[str, Any], environment: dict[str, Any], console: Console) -> None:
+    """One dtype: each site, then the step."""
+    names = list(run["step"]["peers"])
+    others = [name for name in names if name != "ours"] if "ours" in names else []
+    allocator = environment["allocator"]["name"]
+    isa = environment["jax_bnar_isa"] or "pure JAX, no kernels"
+    table = Table(
+        title=f"ResNet-50 BatchNorm sites, {run['dtype']}, batch {run['batch']},"
+        " forward + backward: median ms a call\n"
+        f"{environment['cpu']}, {environment['cores']} cores; {allocator} allocator; ours: {isa}"
+    )
+    table.add_column("site", no_wrap=True)
+    table.add_column("count", justify="right")
+    for name in names:
+        table.add_column(name, justify="right")
+    for name in others:
+        table.add_column(f"{name} / ours", justify="right")
+    if "ours" in names:
+        table.add_column("ours GB/s", justify="right")
+    table.add_column("copy GB/s", justify="right")
+
+    for row in run["sites"]:
+        site = f"{row['height']}x{row['width']}x{row['channels']} {row['form']}"
+        table.add_row(site, str(row["count"]), *_cells(row, others))
+    table.add_section()
+    table.add_row("step", str(run["step"]["count"]), *_cells(run["step"], others), style="bold")
+    console.print(table)
+    _print_floors(run["step"], console)
+    _warn_of_contention(run, console)
+
+
+def _cells(row: dict[str, Any], others: list[str]) -> list[str]:
+    times = {name: timing["median_ms"] for name, timing in row["peers"].items()}
+    cells = [f"{time:.3f}" if time < 10 else f"{time:.1f}" for time in times.values()]
+    cells += [f"{times[name] / times['ours']:.2f}" for name in others]
+    if "ours" in times:
+        cells.append(f"{row['two_read_bytes'] / times['ours'] / 1e6:.1f}")
+    return [*cells, f"{row['copy_bytes_per_s'] / 1e9:.1f}"]
+
+
+def _print_floors(step: dict[str, Any], console: Console) -> None:
+    for name, suffix in (("y saved", ""), ("y not read back", "_without_y")):
+        size = step[f"two_read_bytes{suffix}"]
+        floor = step[f"two_read_floor_ms{suffix}"]
+        line = f"two-read scheme, {name}: {size / 1e9:.2f} GB, {floor:.1f} ms at copy bandwidth"
+        if "ours" in step["peers"]:
+            line += f"; ours takes {step['peers']['ours']['median_ms'] / floor:.2f} times that"
+        console.print(line)
+
+
+def _warn_of_contention(run: dict[str, Any], console: Console) -> None:
+    shares = [row["contention"] for row in run["sites"] if row["contention"] is not None]
+    if shares and max(shares) > _TOLERATED_CONTENTION:
+        console.print(
+            f"[bold red]other processes took up to {max(shares):.0%} of the machine at a site:"
+            " measure again when it is quiet"
+        )

@@ -1,0 +1,131 @@
+"""Times jax_bnar and its peers at the 53 BatchNorm sites of ResNet-50, forward + backward.
+
+python -m benchmarks.resnet50_sites --dtype float32 bfloat16 --output benchmarks/results/NAME.json
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.copy_bandwidth import CopyRoof
+from benchmarks.environment import core_count, describe_environment
+from benchmarks.measure import Settings, measure_sites
+from benchmarks.peers import PeerName
+from benchmarks.problem import DType
+from benchmarks.report import print_run
+from benchmarks.sites import RESNET50_SITES, Site
+
+SCHEMA: Final = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """Times jax_bnar and its peers at the BatchNorm sites of ResNet-50, forward + backward."""
+
+    dtype: tuple[DType, ...] = ("float32", "bfloat16")
+    batch: int = 16
+    peers: tuple[PeerName, ...] = ("ours", "flax", "torch")
+    output: Path | None = None
+    """JSON file for the results; without one they are only printed."""
+    sites: tuple[str, ...] = ()
+    """Only sites whose label ("14x14x1024 bn_add_relu") starts with one of these."""
+    rounds: int = 9
+    min_sample_ms: float = 20.0
+    """Steps shorter than this are repeated within a sample."""
+    copy_mib_per_core: int = 512
+    allow_fallback: bool = False
+    """Measure even where jax_bnar has no kernels and falls back to pure JAX."""
+    quick: bool = False
+    """Smoke run: one small site of each form, batch 2, two short rounds, no torch."""
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = tyro.cli(Options, args=arguments, description=__doc__)
+    if options.quick:
+        options = _quick(options)
+    return benchmark(options)
+
+
+def benchmark(options: Options) -> dict[str, Any]:
+    jax.config.update("jax_platforms", "cpu")
+    console = Console()
+    environment = describe_environment()
+    if environment["jax_bnar_isa"] is None and "ours" in options.peers:
+        _refuse_or_warn_of_fallback(options, console)
+    sites = _select(options.sites)
+    settings = Settings(options.rounds, options.min_sample_ms)
+    runs = []
+    with (
+        CopyRoof(core_count(), options.copy_mib_per_core << 20) as roof,
+        Progress(console=console, transient=True) as progress,
+    ):
+        for dtype in options.dtype:
+            task = progress.add_task(dtype, total=len(sites))
+            run = measure_sites(
+                sites,
+                options.batch,
+                dtype,
+                options.peers,
+                roof,
+                settings,
+                on_site=lambda site, task=task: progress.advance(task),
+            )
+            runs.append(run)
+            print_run(run, environment, console)
+    document = {
+        "schema": SCHEMA,
+        "environment": environment,
+        "settings": {
+            **dataclasses.asdict(settings),
+            "copy_mib_per_core": options.copy_mib_per_core,
+            "quick": options.quick,
+        },
+        "runs": runs,
+    }
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+        console.print(f"wrote {options.output}")
+    return document
+
+
+def _quick(options: Options) -> Options:
+    return dataclasses.replace(
+        options,
+        batch=2,
+        peers=tuple(name for name in options.peers if not name.startswith("torch")),
+        sites=options.sites or ("7x7x512", "7x7x2048"),
+        rounds=2,
+        min_sample_ms=1.0,
+        copy_mib_per_core=8,
+        allow_fallback=True,
+    )
+
+
+def _select(prefixes: Sequence[str]) -> list[Site]:
+    sites = [site for site in RESNET50_SITES if site.label.startswith(tuple(prefixes) or "")]
+    if not sites:
+        labels = ", ".join(site.label for site in RESNET50_SITES)
+        raise ValueError(f"--sites {' '.join(prefixes)} fits none of: {labels}.")
+    return sites
+
+
+def _refuse_or_warn_of_fallback(options: Options, console: Console) -> None:
+    reason = (
+        "jax_bnar has no kernels here and falls back to pure JAX: build it with `pip install .`"
+    )
+    if not options.allow_fallback:
+        raise SystemExit(f"{reason}, or measure the fallback with --allow-fallback.")
+    console.print(f"[bold red]{reason}. What follows is the fallback's time.")
+
+
+if __name__ == "__main__":
+    main()

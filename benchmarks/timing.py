@@ -1,0 +1,73 @@
+"""Interleaved timing of several steps in one process."""
+
+import gc
+import math
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Samples of one step: each the mean of `repetitions` calls, in milliseconds a call."""
+
+    repetitions: int
+    samples_ms: list[float]
+
+    @property
+    def median_ms(self) -> float:
+        return median(self.samples_ms)
+
+    @property
+    def min_ms(self) -> float:
+        return min(self.samples_ms)
+
+
+def interleave(
+    runs: Mapping[str, Run], *, rounds: int, min_sample_ms: float, each_round: Run
+) -> dict[str, Timing]:
+    """Times every step once a round, the order rotating from round to round.
+
+    Results of a call are dropped before the next begins, so that a call finds the memory that the
+    last one gave back. One untimed call leads each sample: it wakes the step's threads and fills
+    the caches and the allocator with what this step, not its predecessor, leaves there.
+    """
+    names = list(runs)
+    repetitions = {name: _repetitions(runs[name], min_sample_ms) for name in names}
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    with _no_garbage_collection():
+        for index in range(rounds):
+            each_round()
+            first = index % len(names)
+            for name in names[first:] + names[:first]:
+                samples[name].append(_sample_ms(runs[name], repetitions[name]))
+    return {name: Timing(repetitions[name], samples[name]) for name in names}
+
+
+def _sample_ms(run: Run, repetitions: int) -> float:
+    run()
+    start = perf_counter()
+    for _ in range(repetitions):
+        run()  # not bound to a name: freed at once
+    return (perf_counter() - start) * 1e3 / repetitions
+
+
+def _repetitions(run: Run, min_sample_ms: float) -> int:
+    run()
+    once = min(_sample_ms(run, 1) for _ in range(2))
+    return max(1, math.ceil(min_sample_ms / once))
+
+
+@contextmanager
+def _no_garbage_collection():
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,81 @@
+// Between channels and the columns of a plan: a channel owns `fold * S` columns
+// in rows layout and one in planes layout.
+
+#ifndef JAX_BNAR_CPU_COLUMNS_H_
+#define JAX_BNAR_CPU_COLUMNS_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/buffer.h"
+#include "cpu/operations.h"
+#include "cpu/plan.h"
+#include "cpu/tile_kernels.h"
+
+namespace jax_bnar {
+
+// Channels of a task that works on vectors only.
+constexpr int64_t kChannelBlock = 256;
+
+// Columns of one channel: `fold` runs of `length`, `stride` apart.
+struct ColumnRuns {
+  int64_t fold;
+  int64_t length;
+  int64_t stride;
+
+  explicit ColumnRuns(const Plan& plan)
+      : fold(plan.fold),
+        length(plan.columns / plan.fold / plan.shape.channels),
+        stride(plan.columns / plan.fold) {}
+};
+
+template <typename A>
+A ElementOr(const VectorOperand& vector, int64_t channels, int64_t group,
+            int64_t channel, A otherwise) {
+  if (vector.data == nullptr) return otherwise;
+  const int64_t row = vector.groups == 1 ? 0 : group;
+  return static_cast<const A*>(vector.data)[row * channels + channel];
+}
+
+// One value for each group and column.
+template <typename A>
+class ColumnVector {
+ public:
+  explicit ColumnVector(const Plan& plan)
+      : runs_(plan),
+        columns_(plan.columns),
+        values_(plan.shape.groups * plan.columns) {}
+
+  void Set(int64_t group, int64_t channel, A value) {
+    for (int64_t f = 0; f < runs_.fold; ++f) {
+      A* run = values_.data() + group * columns_ + f * runs_.stride +
+               channel * runs_.length;
+      std::fill(run, run + runs_.length, value);
+    }
+  }
+
+  const char* data() const {
+    return reinterpret_cast<const char*>(values_.data());
+  }
+
+ private:
+  ColumnRuns runs_;
+  int64_t columns_;
+  Buffer<A> values_;
+};
+
+// A task for each block of channels of each group: f(group, channels).
+template <typename F>
+Phase ForEachChannelBlock(const Shape& shape, F f) {
+  const int64_t channels = shape.channels;
+  const int64_t blocks = (channels + kChannelBlock - 1) / kChannelBlock;
+  return {shape.groups * blocks, [f, blocks, channels](int64_t task) {
+            const int64_t begin = task % blocks * kChannelBlock;
+            f(task / blocks,
+              Range{begin, std::min(channels, begin + kChannelBlock)});
+          }};
+}
+
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CPU_COLUMNS_H_

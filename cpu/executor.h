@@ -1,0 +1,34 @@
+// Runs a sequence of parallel phases on somebody else's thread pool.
+
+#ifndef JAX_BNAR_CPU_EXECUTOR_H_
+#define JAX_BNAR_CPU_EXECUTOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace jax_bnar {
+
+// Independent tasks; each phase starts when the one before it is complete.
+struct Phase {
+  int64_t num_tasks;
+  std::function<void(int64_t task)> run;
+};
+
+class ThreadPool {
+ public:
+  virtual ~ThreadPool() = default;
+  virtual int64_t num_threads() const = 0;
+  // Runs the closure some time, on some thread; perhaps after Run returned.
+  virtual void Schedule(std::function<void()> closure) = 0;
+};
+
+// Runs the phases and returns when the last one is complete. The caller works
+// too, and nobody ever waits for a task that no running thread has taken: with
+// several devices on one pool, a handler that waited for scheduled closures
+// would deadlock (PyAutoLabs/PyAutoFit#1530 met that in XLA itself).
+void Run(ThreadPool& pool, int64_t max_threads, std::vector<Phase> phases);
+
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CPU_EXECUTOR_H_

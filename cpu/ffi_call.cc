@@ -1,0 +1,212 @@
+#include "cpu/ffi_call.h"
+
+#include <cmath>
+#include <sstream>
+#include <utility>
+
+namespace jax_bnar {
+namespace {
+
+namespace ffi = xla::ffi;
+
+std::string Describe(ffi::DataType dtype,
+                     const std::vector<int64_t>& dimensions) {
+  std::ostringstream out;
+  out << dtype << '[';
+  for (size_t i = 0; i < dimensions.size(); ++i) {
+    out << (i ? "," : "") << dimensions[i];
+  }
+  out << ']';
+  return out.str();
+}
+
+std::vector<int64_t> DimensionsOf(const ffi::AnyBuffer& buffer) {
+  return {buffer.dimensions().begin(), buffer.dimensions().end()};
+}
+
+}  // namespace
+
+FfiCall::FfiCall(ffi::RemainingArgs args, ffi::RemainingRets rets, size_t x)
+    : args_(args), rets_(rets) {
+  ReadProblem(x);
+}
+
+void FfiCall::ReadProblem(size_t x) {
+  const auto buffer = args_.get<ffi::AnyBuffer>(x);
+  if (!buffer.has_value()) return Fail("operand x is missing");
+  const std::vector<int64_t> d = DimensionsOf(*buffer);
+  dtype_ = buffer->element_type();
+  switch (dtype_) {
+    case ffi::F16:
+      problem_.dtype = DType::kFloat16;
+      break;
+    case ffi::BF16:
+      problem_.dtype = DType::kBFloat16;
+      break;
+    case ffi::F32:
+      problem_.dtype = DType::kFloat32;
+      break;
+    case ffi::F64:
+      problem_.dtype = DType::kFloat64;
+      break;
+    default:
+      return Fail("x must be F16, BF16, F32 or F64, got " +
+                  Describe(dtype_, d));
+  }
+  if (d.size() != 4) {
+    return Fail("x must have the 4 dimensions (G, N, C, S), got " +
+                Describe(dtype_, d));
+  }
+  for (const int64_t size : d) {
+    if (size < 1)
+      return Fail("x must not be empty, got " + Describe(dtype_, d));
+  }
+  problem_.shape = Shape{d[0], d[1], d[2], d[3]};
+}
+
+const void* FfiCall::Array(const char* name) {
+  return Check(name, NextOperand(name), dtype_, ArrayDimensions());
+}
+
+const void* FfiCall::ArrayIf(bool present, const char* name) {
+  return present ? Array(name) : nullptr;
+}
+
+const void* FfiCall::Mask(const char* name) {
+  return Check(name, NextOperand(name), ffi::U8, MaskDimensions());
+}
+
+VectorOperand FfiCall::Vector(const char* name) {
+  const View view = NextOperand(name);
+  const Shape& shape = problem_.shape;
+  const bool shared = !view.dimensions.empty() && view.dimensions.front() == 1;
+  const int64_t groups = shared ? 1 : shape.groups;
+  return {Check(name, view, AccumulatorType(), {groups, shape.channels}),
+          groups};
+}
+
+VectorOperand FfiCall::VectorIf(bool present, const char* name) {
+  return present ? Vector(name) : VectorOperand{};
+}
+
+void* FfiCall::ArrayResult(const char* name) {
+  return Check(name, NextResult(name), dtype_, ArrayDimensions());
+}
+
+void* FfiCall::ArrayResultIf(bool present, const char* name) {
+  return present ? ArrayResult(name) : nullptr;
+}
+
+uint8_t* FfiCall::MaskResultIf(bool present, const char* name) {
+  if (!present) return nullptr;
+  return static_cast<uint8_t*>(
+      Check(name, NextResult(name), ffi::U8, MaskDimensions()));
+}
+
+void* FfiCall::VectorResult(const char* name) {
+  return Check(name, NextResult(name), AccumulatorType(),
+               {problem_.shape.groups, problem_.shape.channels});
+}
+
+Gate FfiCall::ParseGate(std::string_view gate) {
+  if (gate == "y") return Gate::kY;
+  if (gate == "mask") return Gate::kMask;
+  if (gate != "none") {
+    Fail("attribute gate must be 'none', 'y' or 'mask', got '" +
+         std::string(gate) + "'");
+  }
+  return Gate::kNone;
+}
+
+const void* FfiCall::Evidence(Gate gate) {
+  switch (gate) {
+    case Gate::kY:
+      return Array("evidence");
+    case Gate::kMask:
+      return Mask("evidence");
+    case Gate::kNone:
+      break;
+  }
+  return nullptr;
+}
+
+bool FfiCall::ParseRelu(std::string_view activation) {
+  if (activation == "relu") return true;
+  if (activation != "none") {
+    Fail("attribute activation must be 'none' or 'relu', got '" +
+         std::string(activation) + "'");
+  }
+  return false;
+}
+
+double FfiCall::CheckEpsilon(double epsilon) {
+  if (!(epsilon > 0) || !std::isfinite(epsilon)) {
+    Fail("attribute epsilon must be finite and > 0, got " +
+         std::to_string(epsilon));
+  }
+  return epsilon;
+}
+
+ffi::Error FfiCall::Finish() {
+  if (next_operand_ < args_.size()) {
+    Fail("expected " + std::to_string(next_operand_) + " operands, got " +
+         std::to_string(args_.size()));
+  }
+  if (next_result_ < rets_.size()) {
+    Fail("expected " + std::to_string(next_result_) + " results, got " +
+         std::to_string(rets_.size()));
+  }
+  if (!failed()) return ffi::Error::Success();
+  return ffi::Error::InvalidArgument("jax_bnar: " + error_);
+}
+
+FfiCall::View FfiCall::NextOperand(const char* name) {
+  const auto buffer = args_.get<ffi::AnyBuffer>(next_operand_++);
+  if (!buffer.has_value()) {
+    Fail(std::string("operand ") + name + " is missing");
+    return {};
+  }
+  return {buffer->untyped_data(), buffer->element_type(),
+          DimensionsOf(*buffer)};
+}
+
+FfiCall::View FfiCall::NextResult(const char* name) {
+  auto result = rets_.get<ffi::AnyBuffer>(next_result_++);
+  if (!result.has_value()) {
+    Fail(std::string("result ") + name + " is missing");
+    return {};
+  }
+  ffi::AnyBuffer& buffer = **result;
+  return {buffer.untyped_data(), buffer.element_type(), DimensionsOf(buffer)};
+}
+
+void* FfiCall::Check(const char* name, const View& view, ffi::DataType dtype,
+                     const std::vector<int64_t>& dimensions) {
+  if (failed()) return nullptr;
+  if (view.dtype != dtype || view.dimensions != dimensions) {
+    Fail(std::string(name) + " must be " + Describe(dtype, dimensions) +
+         ", got " + Describe(view.dtype, view.dimensions));
+    return nullptr;
+  }
+  return view.data;
+}
+
+void FfiCall::Fail(std::string message) {
+  if (!failed()) error_ = std::move(message);
+}
+
+std::vector<int64_t> FfiCall::ArrayDimensions() const {
+  const Shape& shape = problem_.shape;
+  return {shape.groups, shape.rows, shape.channels, shape.inner};
+}
+
+std::vector<int64_t> FfiCall::MaskDimensions() const {
+  const Shape& shape = problem_.shape;
+  return {shape.groups, (shape.group_size() + 7) / 8};
+}
+
+ffi::DataType FfiCall::AccumulatorType() const {
+  return dtype_ == ffi::F64 ? ffi::F64 : ffi::F32;
+}
+
+}  // namespace jax_bnar

@@ -1,0 +1,77 @@
+// Reads the operands and results of one custom call and checks each: a wrong
+// buffer becomes an ffi::Error that names it, never a crash.
+
+#ifndef JAX_BNAR_CPU_FFI_CALL_H_
+#define JAX_BNAR_CPU_FFI_CALL_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cpu/operations.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_bnar {
+
+class FfiCall {
+ public:
+  // `x` is the position of x among the operands; it fixes shape and dtype.
+  FfiCall(xla::ffi::RemainingArgs args, xla::ffi::RemainingRets rets, size_t x);
+
+  const Problem& problem() const { return problem_; }
+
+  // Operands and results in order. After an error they return null and change
+  // nothing, so that one check at the end is enough.
+  const void* Array(const char* name);
+  const void* ArrayIf(bool present, const char* name);
+  const void* Mask(const char* name);
+  VectorOperand Vector(const char* name);
+  VectorOperand VectorIf(bool present, const char* name);
+
+  void* ArrayResult(const char* name);
+  void* ArrayResultIf(bool present, const char* name);
+  uint8_t* MaskResultIf(bool present, const char* name);
+  // One value for each group and channel.
+  void* VectorResult(const char* name);
+
+  // "none", "y" or "mask", and the operand that it asks for.
+  Gate ParseGate(std::string_view gate);
+  const void* Evidence(Gate gate);
+  bool ParseRelu(std::string_view activation);
+  double CheckEpsilon(double epsilon);
+
+  // The first error, or that operands or results are left over.
+  xla::ffi::Error Finish();
+
+ private:
+  struct View {
+    void* data;
+    xla::ffi::DataType dtype;
+    std::vector<int64_t> dimensions;
+  };
+
+  void ReadProblem(size_t x);
+  View NextOperand(const char* name);
+  View NextResult(const char* name);
+  void* Check(const char* name, const View& view, xla::ffi::DataType dtype,
+              const std::vector<int64_t>& dimensions);
+  void Fail(std::string message);
+  bool failed() const { return !error_.empty(); }
+
+  std::vector<int64_t> ArrayDimensions() const;
+  std::vector<int64_t> MaskDimensions() const;
+  xla::ffi::DataType AccumulatorType() const;
+
+  xla::ffi::RemainingArgs args_;
+  xla::ffi::RemainingRets rets_;
+  size_t next_operand_ = 0;
+  size_t next_result_ = 0;
+  Problem problem_{};
+  xla::ffi::DataType dtype_{};
+  std::string error_;
+};
+
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CPU_FFI_CALL_H_

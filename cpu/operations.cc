@@ -1,0 +1,251 @@
+#include "cpu/operations.h"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "cpu/cache.h"
+#include "cpu/columns.h"
+#include "cpu/merge.h"
+#include "cpu/passes.h"
+
+namespace jax_bnar {
+namespace {
+
+// f(A()) with the accumulation type of x.
+template <typename F>
+void WithAccumulator(DType dtype, F f) {
+  dtype == DType::kFloat64 ? f(double()) : f(float());
+}
+
+void RunPhases(ThreadPool& pool, const Context& context,
+               std::vector<Phase> phases) {
+  const Shape& shape = context.plan.shape;
+  const int64_t bytes = shape.groups * shape.group_size() * context.item_size;
+  Run(pool, bytes / kSerialBytes + 1, std::move(phases));
+}
+
+// In double, from the var that the caller sees, so that whole passes and
+// halves agree. A smaller epsilon than the smallest normal A would vanish.
+template <typename A>
+double ReciprocalStd(A var, double epsilon) {
+  const double smallest = std::numeric_limits<A>::min();
+  return 1.0 /
+         std::sqrt(static_cast<double>(var) + std::max(epsilon, smallest));
+}
+
+template <typename A>
+struct NormaliseVectors {
+  explicit NormaliseVectors(const Plan& plan) : mean(plan), a(plan), b(plan) {}
+
+  void Set(const AffineOperands& affine, int64_t channels, int64_t group,
+           int64_t channel, A channel_mean, A channel_var) {
+    const A scale = ElementOr<A>(affine.scale, channels, group, channel, 1);
+    const double rstd = ReciprocalStd(channel_var, affine.epsilon);
+    mean.Set(group, channel, channel_mean);
+    a.Set(group, channel, static_cast<A>(scale * rstd));
+    b.Set(group, channel,
+          ElementOr<A>(affine.bias, channels, group, channel, 0));
+  }
+
+  NormaliseColumns columns() const { return {mean.data(), a.data(), b.data()}; }
+
+  ColumnVector<A> mean;
+  ColumnVector<A> a;
+  ColumnVector<A> b;
+};
+
+// Copies operands to columns.
+template <typename A>
+Phase SpreadPhase(const Shape& shape,
+                  std::vector<std::pair<VectorOperand, ColumnVector<A>*>> all) {
+  const int64_t channels = shape.channels;
+  return ForEachChannelBlock(shape, [all, channels](int64_t group,
+                                                    const Range& block) {
+    for (const auto& [operand, columns] : all) {
+      for (int64_t c = block.begin; c < block.end; ++c) {
+        columns->Set(group, c, ElementOr<A>(operand, channels, group, c, 0));
+      }
+    }
+  });
+}
+
+// on_channel(group, channel, mean, var), after mean and var are stored.
+template <typename A, typename F>
+Phase FinishStatistics(const Plan& plan, Partials* partials, void* mean,
+                       void* var, F on_channel) {
+  A* means = static_cast<A*>(mean);
+  A* vars = static_cast<A*>(var);
+  return ForEachChannelBlock(plan.shape, [=, &plan](int64_t group,
+                                                    const Range& block) {
+    const double count = static_cast<double>(plan.shape.count());
+    MergeStatisticsOfChannels(
+        plan, partials, group, block, [&](int64_t c, double sum, double m2) {
+          const int64_t i = group * plan.shape.channels + c;
+          means[i] = static_cast<A>(sum / count);
+          // Rounding in the merge may leave a constant channel below 0.
+          vars[i] = static_cast<A>(m2 < 0 ? 0.0 : m2 / count);
+          on_channel(group, c, means[i], vars[i]);
+        });
+  });
+}
+
+}  // namespace
+
+void Statistics(ThreadPool& pool, const Problem& problem, const void* x,
+                void* mean, void* var) {
+  const Context context(problem);
+  Partials partials(context.plan);
+  WithAccumulator(problem.dtype, [&](auto zero) {
+    using A = decltype(zero);
+    RunPhases(pool, context,
+              {StatisticsPass(context, x, &partials),
+               FinishStatistics<A>(context.plan, &partials, mean, var,
+                                   [](int64_t, int64_t, A, A) {})});
+  });
+}
+
+void NormaliseWith(ThreadPool& pool, const Problem& problem,
+                   const NormaliseBuffers& buffers,
+                   const AffineOperands& affine, const VectorOperand& mean,
+                   const VectorOperand& var) {
+  const Context context(problem);
+  WithAccumulator(problem.dtype, [&](auto zero) {
+    using A = decltype(zero);
+    NormaliseVectors<A> vectors(context.plan);
+    const int64_t channels = problem.shape.channels;
+    Phase prepare = ForEachChannelBlock(
+        problem.shape, [&](int64_t group, const Range& block) {
+          for (int64_t c = block.begin; c < block.end; ++c) {
+            vectors.Set(affine, channels, group, c,
+                        ElementOr<A>(mean, channels, group, c, 0),
+                        ElementOr<A>(var, channels, group, c, 0));
+          }
+        });
+    RunPhases(pool, context,
+              {std::move(prepare),
+               NormalisePass(context, buffers, vectors.columns())});
+  });
+}
+
+void Forward(ThreadPool& pool, const Problem& problem,
+             const NormaliseBuffers& buffers, const AffineOperands& affine,
+             void* mean, void* var) {
+  const Context context(problem);
+  Partials partials(context.plan);
+  WithAccumulator(problem.dtype, [&](auto zero) {
+    using A = decltype(zero);
+    NormaliseVectors<A> vectors(context.plan);
+    const int64_t channels = problem.shape.channels;
+    RunPhases(
+        pool, context,
+        {StatisticsPass(context, buffers.x, &partials),
+         FinishStatistics<A>(context.plan, &partials, mean, var,
+                             [&, channels](int64_t group, int64_t c, A m, A v) {
+                               vectors.Set(affine, channels, group, c, m, v);
+                             }),
+         NormalisePass(context, buffers, vectors.columns())});
+  });
+}
+
+void BackwardReduce(ThreadPool& pool, const Problem& problem,
+                    const GradientBuffers& buffers, const VectorOperand& mean,
+                    void* sum_e, void* sum_e_centred, void* dz) {
+  const Context context(problem);
+  Partials partials(context.plan);
+  WithAccumulator(problem.dtype, [&](auto zero) {
+    using A = decltype(zero);
+    ColumnVector<A> means(context.plan);
+    Phase finish = ForEachChannelBlock(
+        problem.shape, [&](int64_t group, const Range& block) {
+          MergeSumsOfChannels(
+              context.plan, &partials, group, block,
+              [&](int64_t c, double first, double second) {
+                const int64_t i = group * problem.shape.channels + c;
+                static_cast<A*>(sum_e)[i] = static_cast<A>(first);
+                static_cast<A*>(sum_e_centred)[i] = static_cast<A>(second);
+              });
+        });
+    RunPhases(pool, context,
+              {SpreadPhase<A>(problem.shape, {{mean, &means}}),
+               ReducePass(context, buffers, means.data(), dz, &partials),
+               std::move(finish)});
+  });
+}
+
+void BackwardApply(ThreadPool& pool, const Problem& problem,
+                   const GradientBuffers& buffers, const VectorOperand& mean,
+                   const VectorOperand& a, const VectorOperand& b,
+                   const VectorOperand& k, void* dx) {
+  const Context context(problem);
+  WithAccumulator(problem.dtype, [&](auto zero) {
+    using A = decltype(zero);
+    ColumnVector<A> mean_columns(context.plan), a_columns(context.plan),
+        b_columns(context.plan), k_columns(context.plan);
+    RunPhases(pool, context,
+              {SpreadPhase<A>(problem.shape, {{mean, &mean_columns},
+                                              {a, &a_columns},
+                                              {b, &b_columns},
+                                              {k, &k_columns}}),
+               ApplyPass(context, buffers,
+                         {mean_columns.data(), a_columns.data(),
+                          b_columns.data(), k_columns.data()},
+                         dx)});
+  });
+}
+
+void Backward(ThreadPool& pool, const Problem& problem,
+              const GradientBuffers& buffers, const BackwardOperands& operands,
+              void* dx, void* dscale, void* dbias, void* dz) {
+  const Context context(problem);
+  Partials partials(context.plan);
+  WithAccumulator(problem.dtype, [&](auto zero) {
+    using A = decltype(zero);
+    const Plan& plan = context.plan;
+    const int64_t channels = problem.shape.channels;
+    const double count = static_cast<double>(problem.shape.count());
+    ColumnVector<A> means(plan), a_columns(plan), b_columns(plan),
+        k_columns(plan);
+    Phase coefficients = ForEachChannelBlock(
+        problem.shape, [&](int64_t group, const Range& block) {
+          MergeSumsOfChannels(
+              plan, &partials, group, block,
+              [&](int64_t c, double sum_e, double sum_e_centred) {
+                const auto at = [&](const VectorOperand& v, A otherwise) {
+                  return ElementOr<A>(v, channels, group, c, otherwise);
+                };
+                const double rstd =
+                    ReciprocalStd(at(operands.var, 0), operands.epsilon);
+                const double a = at(operands.scale, 1) * rstd;
+                const double dmean = at(operands.dmean, 0);
+                const double dvar = at(operands.dvar, 0);
+                const int64_t i = group * channels + c;
+                static_cast<A*>(dscale)[i] =
+                    static_cast<A>(rstd * sum_e_centred);
+                static_cast<A*>(dbias)[i] = static_cast<A>(sum_e);
+                a_columns.Set(group, c, static_cast<A>(a));
+                b_columns.Set(
+                    group, c,
+                    static_cast<A>(
+                        (2 * dvar - a * rstd * rstd * sum_e_centred) / count));
+                k_columns.Set(group, c,
+                              static_cast<A>((dmean - a * sum_e) / count));
+              });
+        });
+    // Where the reduction wrote dz, it is the gated dy.
+    const GradientBuffers apply_buffers =
+        dz == nullptr ? buffers
+                      : GradientBuffers{dz, buffers.x, nullptr, Gate::kNone};
+    RunPhases(pool, context,
+              {SpreadPhase<A>(problem.shape, {{operands.mean, &means}}),
+               ReducePass(context, buffers, means.data(), dz, &partials),
+               std::move(coefficients),
+               ApplyPass(context, apply_buffers,
+                         {means.data(), a_columns.data(), b_columns.data(),
+                          k_columns.data()},
+                         dx)});
+  });
+}
+
+}  // namespace jax_bnar

@@ -1,0 +1,86 @@
+// The four passes over an array, each as a phase of independent tasks. They
+// turn a plan's tasks into calls of tile kernels.
+
+#ifndef JAX_BNAR_CPU_PASSES_H_
+#define JAX_BNAR_CPU_PASSES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/buffer.h"
+#include "cpu/executor.h"
+#include "cpu/operations.h"
+#include "cpu/plan.h"
+#include "cpu/tile_kernels.h"
+
+namespace jax_bnar {
+
+// What every pass of one operation shares.
+struct Context {
+  explicit Context(const Problem& problem);
+
+  DType dtype;
+  int64_t item_size;         // of x
+  int64_t accumulator_size;  // of vectors
+  Plan plan;
+  const TileKernels* kernels;
+
+  int64_t mask_bytes_per_group() const {
+    return (plan.shape.group_size() + 7) / 8;
+  }
+};
+
+// Two double sums for each group, chunk (or tail) and column.
+class Partials {
+ public:
+  explicit Partials(const Plan& plan)
+      : columns_(plan.columns),
+        per_group_(plan.num_partials() * plan.columns),
+        first_(plan.shape.groups * per_group_),
+        second_(plan.shape.groups * per_group_) {}
+
+  double* first(int64_t group, int64_t partial) {
+    return first_.data() + group * per_group_ + partial * columns_;
+  }
+  double* second(int64_t group, int64_t partial) {
+    return second_.data() + group * per_group_ + partial * columns_;
+  }
+
+ private:
+  int64_t columns_;
+  int64_t per_group_;
+  Buffer<double> first_;
+  Buffer<double> second_;
+};
+
+// Vectors laid out by column, so that a kernel reads them along memory:
+// `columns` elements of the accumulation dtype for each group.
+struct NormaliseColumns {
+  const char* mean;
+  const char* a;
+  const char* b;
+};
+
+struct ApplyColumns {
+  const char* mean;
+  const char* a;
+  const char* b;
+  const char* k;
+};
+
+// The context, the partials and what the columns point at must outlive the
+// phases.
+Phase StatisticsPass(const Context& context, const void* x, Partials* partials);
+
+Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
+                    const NormaliseColumns& columns);
+
+Phase ReducePass(const Context& context, const GradientBuffers& buffers,
+                 const char* mean, void* dz, Partials* partials);
+
+Phase ApplyPass(const Context& context, const GradientBuffers& buffers,
+                const ApplyColumns& columns, void* dx);
+
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CPU_PASSES_H_

@@ -1,0 +1,109 @@
+#include "cpu/plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace jax_bnar {
+namespace {
+
+constexpr int64_t kLanes = 16;
+// Planes shorter than a vector are cheaper as columns.
+constexpr int64_t kMinPlane = 16;
+// Columns that a folded row has at least, to fill a strip of registers.
+constexpr int64_t kMinColumns = 64;
+// At most this many chunks of rows, each at least this long: partial sums stay
+// a few percent of the data.
+constexpr int64_t kMaxChunks = 64;
+constexpr int64_t kMinChunkRows = 128;
+// Chunks that keep many threads busy without a cut along the columns.
+constexpr int64_t kEnoughChunks = 32;
+constexpr int64_t kSlabColumns = 512;
+constexpr int64_t kBlockRowsMultiple = 32;
+// Bytes of x in an elementwise task.
+constexpr int64_t kBlockBytes = 128 * 1024;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
+
+Range Cut(int64_t index, int64_t step, int64_t end) {
+  return {index * step, std::min(end, (index + 1) * step)};
+}
+
+void CutRows(Plan* plan, int64_t item_size) {
+  const Shape& shape = plan->shape;
+  const int64_t width = shape.channels * shape.inner;
+  plan->fold = kLanes / std::gcd(width, kLanes);
+  // Wider where there are rows enough.
+  while (plan->fold * width < kMinColumns &&
+         plan->fold * 2 * kMinChunkRows <= shape.rows) {
+    plan->fold *= 2;
+  }
+  plan->columns = plan->fold * width;
+  plan->rows = shape.rows / plan->fold;
+  plan->tail = (shape.rows % plan->fold) * width;
+  plan->chunk_rows =
+      std::max(kMinChunkRows,
+               RoundUp(CeilDiv(plan->rows, kMaxChunks), kBlockRowsMultiple));
+  plan->num_chunks = CeilDiv(plan->rows, plan->chunk_rows);
+  plan->block = std::max<int64_t>(1, kBlockBytes / (plan->columns * item_size));
+  plan->num_blocks = CeilDiv(plan->rows, plan->block);
+}
+
+void CutPlanes(Plan* plan, int64_t item_size) {
+  const Shape& shape = plan->shape;
+  plan->fold = 1;
+  plan->columns = shape.channels;
+  plan->rows = shape.rows;
+  plan->tail = 0;
+  plan->chunk_rows =
+      std::max<int64_t>(CeilDiv(shape.rows, kMaxChunks),
+                        std::max<int64_t>(1, kMinChunkRows / shape.inner));
+  plan->num_chunks = CeilDiv(shape.rows, plan->chunk_rows);
+  plan->block =
+      RoundUp(std::max<int64_t>(1, kBlockBytes / (shape.inner * item_size)), 8);
+  plan->num_blocks = CeilDiv(plan->planes_per_group(), plan->block);
+}
+
+}  // namespace
+
+Range Plan::ChunkRows(int64_t chunk) const {
+  return Cut(chunk, chunk_rows, rows);
+}
+
+Range Plan::SlabColumns(int64_t slab) const {
+  return Cut(slab, slab_columns, columns);
+}
+
+Range Plan::Block(int64_t block_index) const {
+  return Cut(block_index, block,
+             layout == Layout::kRows ? rows : planes_per_group());
+}
+
+Plan MakePlan(const Shape& shape, int64_t item_size) {
+  Plan plan{};
+  plan.shape = shape;
+  if (shape.channels == 1) {
+    // One channel: the whole group is one run, cut like rows of width 1.
+    plan.shape.rows = shape.rows * shape.inner;
+    plan.shape.inner = 1;
+  }
+  if (plan.shape.inner < kMinPlane) {
+    plan.layout = Plan::Layout::kRows;
+    CutRows(&plan, item_size);
+  } else {
+    plan.layout = Plan::Layout::kPlanes;
+    CutPlanes(&plan, item_size);
+  }
+  const bool cut_columns =
+      plan.num_chunks < kEnoughChunks && plan.columns > kSlabColumns;
+  plan.slab_columns = cut_columns ? kSlabColumns : plan.columns;
+  if (plan.layout == Plan::Layout::kPlanes && plan.num_chunks < kEnoughChunks) {
+    // A column is a whole plane here: tasks of about a block's bytes.
+    plan.slab_columns = std::clamp<int64_t>(
+        kBlockBytes / (plan.shape.inner * item_size), 1, plan.columns);
+  }
+  plan.num_slabs = CeilDiv(plan.columns, plan.slab_columns);
+  return plan;
+}
+
+}  // namespace jax_bnar

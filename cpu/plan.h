@@ -1,0 +1,81 @@
+// How a canonical (G, N, C, S) array is cut into tiles. Depends on the shape
+// alone, never on the number of threads: results are the same on any machine
+// with the same instruction set.
+
+#ifndef JAX_BNAR_CPU_PLAN_H_
+#define JAX_BNAR_CPU_PLAN_H_
+
+#include <cstdint>
+
+namespace jax_bnar {
+
+// G statistics groups, N elements before the channel axis, C channels, S
+// elements after it.
+struct Shape {
+  int64_t groups;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+
+  int64_t group_size() const { return rows * channels * inner; }
+  // Elements to one mean.
+  int64_t count() const { return rows * inner; }
+};
+
+// Inclusive-exclusive range.
+struct Range {
+  int64_t begin;
+  int64_t end;
+
+  int64_t size() const { return end - begin; }
+};
+
+struct Plan {
+  // Columns run along memory (NHWC, and small S), or whole planes of one
+  // channel do (NCHW).
+  enum class Layout { kRows, kPlanes };
+  Layout layout;
+  Shape shape;
+
+  // One group as a matrix. In rows layout `fold` rows of the array are laid
+  // side by side, so that the width is a multiple of 16 for any C: column j
+  // belongs to channel (j / S) % C. What does not fill a last row is the tail.
+  // In planes layout a column is a channel and a row is an n.
+  int64_t fold;
+  int64_t columns;
+  int64_t rows;
+  int64_t tail;
+
+  // Reduction tasks: row chunks by column slabs, then the tail.
+  int64_t chunk_rows;
+  int64_t num_chunks;
+  int64_t slab_columns;
+  int64_t num_slabs;
+
+  // Elementwise tasks: blocks of rows (rows layout) or of planes, then the
+  // tail. Planes come in multiples of 8, so that no two tasks write bits of one
+  // mask byte.
+  int64_t block;
+  int64_t num_blocks;
+
+  bool has_tail() const { return tail > 0; }
+  // Partial sums of one group: one row of columns for each chunk and the tail.
+  int64_t num_partials() const { return num_chunks + (has_tail() ? 1 : 0); }
+  int64_t reduction_tasks_per_group() const {
+    return num_chunks * num_slabs + (has_tail() ? 1 : 0);
+  }
+  int64_t elementwise_tasks_per_group() const {
+    return num_blocks + (has_tail() ? 1 : 0);
+  }
+  int64_t planes_per_group() const { return shape.rows * shape.channels; }
+
+  Range ChunkRows(int64_t chunk) const;
+  Range SlabColumns(int64_t slab) const;
+  Range Block(int64_t block_index) const;
+};
+
+Plan MakePlan(const Shape& shape, int64_t item_size);
+
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CPU_PLAN_H_

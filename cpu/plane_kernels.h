@@ -1,0 +1,255 @@
+// Kernels of planes: contiguous runs of one channel, of any length. Compiled
+// once for each instruction set (see simd.h).
+
+#ifndef JAX_BNAR_CPU_PLANE_KERNELS_H_
+#define JAX_BNAR_CPU_PLANE_KERNELS_H_
+
+#include <algorithm>
+
+#include "cpu/rows_kernels.h"
+
+namespace jax_bnar {
+namespace BNAR_ISA {
+
+// Elements between two hand-overs from float to double sums.
+constexpr int64_t kSegment = 2048;
+
+template <typename A>
+BNAR_INLINE double LaneSum(const Vec<A>& v) {
+  A lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof(lanes));
+  double sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
+  return sum;
+}
+
+// Keeps the first n lanes, the others become 0.
+template <typename A>
+BNAR_INLINE Vec<A> FirstLanes(const Vec<A>& v, int n) {
+  return WhereBits((1u << n) - 1u, v);
+}
+
+// Calls full(i) for each whole vector and partial(i, n) for what remains.
+template <typename Full, typename Partial>
+BNAR_INLINE void ForEachVector(int64_t size, Full full, Partial partial) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) full(i);
+  if (i < size) partial(i, static_cast<int>(size - i));
+}
+
+// --- bits that start anywhere in a byte --------------------------------------
+
+BNAR_INLINE uint32_t ReadBits(const uint8_t* mask, int64_t bit, int n) {
+  const uint8_t* p = mask + bit / 8;
+  const int offset = static_cast<int>(bit % 8);
+  uint32_t value = 0;
+  for (int byte = 0; byte * 8 < offset + n; ++byte) {
+    value |= static_cast<uint32_t>(p[byte]) << (8 * byte);
+  }
+  return value >> offset;
+}
+
+// Planes are written in order: a byte's low bits are there before its high
+// ones.
+BNAR_INLINE void WriteBits(uint8_t* mask, int64_t bit, int n, uint32_t bits) {
+  uint8_t* p = mask + bit / 8;
+  const int offset = static_cast<int>(bit % 8);
+  const uint32_t kept = offset ? p[0] & ((1u << offset) - 1u) : 0u;
+  const uint32_t value = kept | (bits << offset);
+  for (int byte = 0; byte * 8 < offset + n; ++byte) {
+    p[byte] = static_cast<uint8_t>(value >> (8 * byte));
+  }
+}
+
+// --- statistics --------------------------------------------------------------
+
+template <typename T>
+void PlaneStatistics(const Plane& plane, const void* x_pointer, double* sum,
+                     double* m2) {
+  using A = Accumulator<T>;
+  *sum = *m2 = 0;
+  for (int64_t begin = 0; begin < plane.size; begin += kSegment) {
+    const T* x = static_cast<const T*>(x_pointer) + begin;
+    const int64_t size = std::min(kSegment, plane.size - begin);
+    const int first = static_cast<int>(std::min<int64_t>(kLanes, size));
+    // The mean of a few elements as shift: one outlier among them must not
+    // cost the digits of a whole segment.
+    double shift_value = LaneSum(LoadPartial(x, first)) / first;
+    if (!(shift_value - shift_value == 0)) shift_value = 0;  // Inf, NaN
+    const A shift_scalar = static_cast<A>(shift_value);
+    const Vec<A> shift = Broadcast<A>(shift_scalar);
+    // Two pairs of sums hide the latency of an addition.
+    Vec<A> s1[2] = {Zero<A>(), Zero<A>()};
+    Vec<A> s2[2] = {Zero<A>(), Zero<A>()};
+    ForEachVector(
+        size,
+        [&](int64_t i) {
+          const Vec<A> d = Load(x + i) - shift;
+          const int p = (i / kLanes) & 1;
+          s1[p] = s1[p] + d;
+          s2[p] = s2[p] + d * d;
+        },
+        [&](int64_t i, int n) {
+          const Vec<A> d = FirstLanes(LoadPartial(x + i, n) - shift, n);
+          s1[0] = s1[0] + d;
+          s2[0] = s2[0] + d * d;
+        });
+    const double n = static_cast<double>(size);
+    const double s = LaneSum(s1[0]) + LaneSum(s1[1]);
+    const double squares = LaneSum(s2[0]) + LaneSum(s2[1]);
+    MergeStatistics(static_cast<double>(begin), n,
+                    n * static_cast<double>(shift_scalar) + s,
+                    squares - s * s / n, sum, m2);
+  }
+}
+
+// --- normalise ---------------------------------------------------------------
+
+template <typename T, bool kRelu, bool kResidual, bool kMask, bool kStream>
+void PlaneNormalise(const Plane& plane, const NormaliseArgs& args) {
+  using A = Accumulator<T>;
+  using Kernel = Normalise<T, kRelu, kResidual, kMask, kStream>;
+  const T* x = static_cast<const T*>(args.x);
+  const T* z = static_cast<const T*>(args.z);
+  T* y = static_cast<T*>(args.y);
+  const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean));
+  const Vec<A> a = Broadcast(*static_cast<const A*>(args.a));
+  const Vec<A> b = Broadcast(*static_cast<const A*>(args.b));
+  ForEachVector(
+      plane.size,
+      [&](int64_t i) {
+        const Stored<T> stored = Kernel::Element(
+            Load(x + i), kResidual ? z + i : nullptr, mean, a, b);
+        if constexpr (kStream) {
+          StoreStreaming(y + i, stored);
+        } else {
+          Store(y + i, stored);
+        }
+        if constexpr (kMask) {
+          WriteBits(args.mask, plane.mask_bit + i, kLanes,
+                    PositiveBits(Widen<T>(stored)));
+        }
+      },
+      [&](int64_t i, int n) {
+        T residual[kLanes] = {};
+        if constexpr (kResidual) {
+          std::memcpy(static_cast<void*>(residual), z + i, n * sizeof(T));
+        }
+        const Stored<T> stored =
+            Kernel::Element(LoadPartial(x + i, n), residual, mean, a, b);
+        StorePartial(y + i, stored, n);
+        if constexpr (kMask) {
+          const uint32_t bits = PositiveBits(Widen<T>(stored));
+          WriteBits(args.mask, plane.mask_bit + i, n, bits & ((1u << n) - 1u));
+        }
+      });
+  if constexpr (kStream) StreamingFence();
+}
+
+// --- backward ----------------------------------------------------------------
+
+template <Gate kGate, typename T>
+BNAR_INLINE Vec<Accumulator<T>> PlaneGated(const T* dy, const void* evidence,
+                                           int64_t i, int64_t mask_bit) {
+  if constexpr (kGate == Gate::kMask) {
+    const uint8_t* mask = static_cast<const uint8_t*>(evidence);
+    return WhereBits(ReadBits(mask, mask_bit + i, kLanes), Load(dy + i));
+  } else {
+    return Gated<kGate>(dy, evidence, i);
+  }
+}
+
+// The other lanes are 0, so that they add nothing to a sum.
+template <Gate kGate, typename T>
+BNAR_INLINE Vec<Accumulator<T>> PlaneGatedPartial(const T* dy,
+                                                  const void* evidence,
+                                                  int64_t i, int64_t mask_bit,
+                                                  int n) {
+  const Vec<Accumulator<T>> e = LoadPartial(dy + i, n);
+  if constexpr (kGate == Gate::kY) {
+    const T* y = static_cast<const T*>(evidence);
+    return WherePositive(LoadPartial(y + i, n), e);
+  } else if constexpr (kGate == Gate::kMask) {
+    const uint8_t* mask = static_cast<const uint8_t*>(evidence);
+    return WhereBits(ReadBits(mask, mask_bit + i, n), e);
+  } else {
+    return e;
+  }
+}
+
+template <typename T, Gate kGate, bool kResidual>
+void PlaneReduce(const Plane& plane, const ReduceArgs& args) {
+  using A = Accumulator<T>;
+  const T* dy = static_cast<const T*>(args.dy);
+  const T* x = static_cast<const T*>(args.x);
+  T* dz = static_cast<T*>(args.dz);
+  const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean));
+  double sum_e = 0, sum_e_centred = 0;
+  for (int64_t begin = 0; begin < plane.size; begin += kSegment) {
+    const int64_t size = std::min(kSegment, plane.size - begin);
+    Vec<A> s0[2] = {Zero<A>(), Zero<A>()};
+    Vec<A> s1[2] = {Zero<A>(), Zero<A>()};
+    ForEachVector(
+        size,
+        [&](int64_t j) {
+          const int64_t i = begin + j;
+          const int p = (j / kLanes) & 1;
+          const Vec<A> e =
+              PlaneGated<kGate>(dy, args.evidence, i, plane.mask_bit);
+          if constexpr (kResidual) Store(dz + i, Round<T>(e));
+          s0[p] = s0[p] + e;
+          s1[p] = s1[p] + e * (Load(x + i) - mean);
+        },
+        [&](int64_t j, int n) {
+          const int64_t i = begin + j;
+          const Vec<A> e =
+              PlaneGatedPartial<kGate>(dy, args.evidence, i, plane.mask_bit, n);
+          if constexpr (kResidual) StorePartial(dz + i, Round<T>(e), n);
+          s0[0] = s0[0] + e;
+          s1[0] = s1[0] + e * FirstLanes(LoadPartial(x + i, n) - mean, n);
+        });
+    sum_e += LaneSum(s0[0]) + LaneSum(s0[1]);
+    sum_e_centred += LaneSum(s1[0]) + LaneSum(s1[1]);
+  }
+  *args.sum_e = sum_e;
+  *args.sum_e_centred = sum_e_centred;
+}
+
+template <typename T, Gate kGate, bool kStream>
+void PlaneApply(const Plane& plane, const ApplyArgs& args) {
+  using A = Accumulator<T>;
+  using Kernel = Apply<T, kGate, kStream>;
+  const T* dy = static_cast<const T*>(args.e);
+  const T* x = static_cast<const T*>(args.x);
+  T* dx = static_cast<T*>(args.dx);
+  const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean));
+  const Vec<A> a = Broadcast(*static_cast<const A*>(args.a));
+  const Vec<A> b = Broadcast(*static_cast<const A*>(args.b));
+  const Vec<A> k = Broadcast(*static_cast<const A*>(args.k));
+  ForEachVector(
+      plane.size,
+      [&](int64_t i) {
+        const Stored<T> stored = Kernel::Element(
+            PlaneGated<kGate>(dy, args.evidence, i, plane.mask_bit),
+            Load(x + i), mean, a, b, k);
+        if constexpr (kStream) {
+          StoreStreaming(dx + i, stored);
+        } else {
+          Store(dx + i, stored);
+        }
+      },
+      [&](int64_t i, int n) {
+        StorePartial(
+            dx + i,
+            Kernel::Element(PlaneGatedPartial<kGate>(dy, args.evidence, i,
+                                                     plane.mask_bit, n),
+                            LoadPartial(x + i, n), mean, a, b, k),
+            n);
+      });
+  if constexpr (kStream) StreamingFence();
+}
+
+}  // namespace BNAR_ISA
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CPU_PLANE_KERNELS_H_

@@ -1,0 +1,104 @@
+// The inner loops, one table of them for each dtype and instruction set.
+//
+// A "rows" tile is a matrix whose columns are channels (NHWC); its width is a
+// multiple of 16, which the plan arranges. A "plane" is a contiguous run of
+// elements of one channel (NCHW). Sums are returned in double, so that partial
+// results merge without loss.
+
+#ifndef JAX_BNAR_CPU_TILE_KERNELS_H_
+#define JAX_BNAR_CPU_TILE_KERNELS_H_
+
+#include <cstdint>
+
+namespace jax_bnar {
+
+enum class DType { kFloat16, kBFloat16, kFloat32, kFloat64 };
+
+// Where backward finds the sign of the ReLU.
+enum class Gate { kNone, kY, kMask };
+
+struct RowsTile {
+  int64_t rows;
+  int64_t width;   // columns, a multiple of 16
+  int64_t stride;  // elements from one row to the next, a multiple of 16
+};
+
+// Below, x, z, y, dy, dz, dx, evidence point at the tile's first element (a bit
+// mask: at the byte of its bit); vectors are in the accumulation dtype and
+// point at the tile's first column.
+
+struct NormaliseArgs {
+  const void* x;
+  const void* z;  // null without a residual
+  void* y;
+  uint8_t* mask;     // null where it is not wanted
+  const void* mean;  // y = act((x - mean) * a + b + z)
+  const void* a;
+  const void* b;
+  bool relu;
+  bool stream;  // y bypasses the caches
+};
+
+struct ReduceArgs {
+  const void* dy;
+  const void* x;
+  const void* evidence;
+  void* dz;  // null without a residual
+  const void* mean;
+  double* sum_e;          // overwritten
+  double* sum_e_centred;  // overwritten
+  Gate gate;
+};
+
+struct ApplyArgs {
+  const void* e;  // dy, or dz with gate kNone
+  const void* x;
+  const void* evidence;
+  void* dx;
+  const void* mean;  // dx = a * e + b * (x - mean) + k
+  const void* a;
+  const void* b;
+  const void* k;
+  Gate gate;
+  bool stream;  // dx bypasses the caches
+};
+
+// A plane's vectors are the one value of its channel, and its bits may start
+// anywhere in a byte.
+struct Plane {
+  int64_t size;
+  int64_t mask_bit;  // of the first element, counted from the mask pointer
+};
+
+struct TileKernels {
+  // sum and m2 = sum((x - sum/rows)^2), of each column.
+  void (*rows_statistics)(const RowsTile&, const void* x, double* sum,
+                          double* m2);
+  void (*rows_normalise)(const RowsTile&, const NormaliseArgs&);
+  void (*rows_reduce)(const RowsTile&, const ReduceArgs&);
+  void (*rows_apply)(const RowsTile&, const ApplyArgs&);
+
+  void (*plane_statistics)(const Plane&, const void* x, double* sum,
+                           double* m2);
+  void (*plane_normalise)(const Plane&, const NormaliseArgs&);
+  void (*plane_reduce)(const Plane&, const ReduceArgs&);
+  void (*plane_apply)(const Plane&, const ApplyArgs&);
+};
+
+// Merges the sums of n elements into those of m others (Youngs and Cramer
+// 1971): exact where the sums are, and free of cancellation.
+inline void MergeStatistics(double m, double n, double sum_b, double m2_b,
+                            double* sum, double* m2) {
+  if (m == 0) {
+    *sum = sum_b;
+    *m2 = m2_b;
+    return;
+  }
+  const double t = *sum * (n / m) - sum_b;
+  *m2 += m2_b + t * t * (m / (n * (m + n)));
+  *sum += sum_b;
+}
+
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CPU_TILE_KERNELS_H_

@@ -1,0 +1,20 @@
+"""Flax Linen layers on the fused operators: `BatchNorm`, `FusedBottleneck`, `ResNet`, `ResNet50`.
+
+Their variables have the names, shapes and dtypes of `flax.linen.BatchNorm` and of Flax's ImageNet
+example, so that checkpoints fit both ways. (Linen names variables after the class: hence the name
+`BatchNorm`.)
+"""
+
+try:
+    import flax as _flax  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "flax":
+        raise
+    raise ImportError(
+        "jax_bnar.flax_layers needs Flax, which is not installed: pip install jax-bnar[flax]"
+    ) from error
+
+from jax_bnar._linen_batch_norm import BatchNorm as BatchNorm
+from jax_bnar._linen_resnet import FusedBottleneck as FusedBottleneck
+from jax_bnar._linen_resnet import ResNet as ResNet
+from jax_bnar._linen_resnet import ResNet50 as ResNet50

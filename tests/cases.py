@@ -1,0 +1,225 @@
+"""What tests call the operators with: random operands, and one signature for all operators."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from oracle import Array
+
+import jax_bnar
+
+# "ffi" fails where the kernels were not built: a suite that skips its subject proves nothing.
+both_implementations = pytest.mark.parametrize("implementation", ["ffi", "xla"])
+all_dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+
+Form = Literal["bn_add_relu", "bn_relu", "batch_norm"]
+Operator = Callable[..., jax_bnar.BatchNormResult]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One call: everything but the values, which follow from `seed` and `ratio` = |mean|/std."""
+
+    shape: tuple[int, ...]
+    axis: int = -1
+    dtype: str = "float32"
+    form: Form = "bn_add_relu"
+    scale_dtype: str | None = "float32"
+    bias_dtype: str | None = "float32"
+    num_groups: int = 1
+    save: str = "y"
+    epsilon: float = 1e-5
+    ratio: float = 1.0
+    seed: int = 0
+
+    @property
+    def relu(self) -> bool:
+        return self.form != "batch_norm"
+
+    @property
+    def channels(self) -> int:
+        return self.shape[self.axis]
+
+    @property
+    def statistics_shape(self) -> tuple[int, ...]:
+        return (self.channels,) if self.num_groups == 1 else (self.num_groups, self.channels)
+
+    @property
+    def statistics_dtype(self) -> str:
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        return {
+            "epsilon": self.epsilon,
+            "axis": self.axis,
+            "num_groups": self.num_groups,
+            "save": self.save,
+        }
+
+
+class Operands(NamedTuple):
+    """NumPy arrays, or None where the operator takes none."""
+
+    x: Any
+    z: Any
+    scale: Any
+    bias: Any
+
+
+class Cotangents(NamedTuple):
+    y: Array
+    mean: Array
+    var: Array
+
+
+class Outcome(NamedTuple):
+    """Results and gradients as NumPy arrays; None where there is no such operand."""
+
+    y: Any
+    mean: Any
+    var: Any
+    dx: Any
+    dz: Any
+    dscale: Any
+    dbias: Any
+
+
+def as_dtype(values: Array, dtype: str) -> Array:
+    return values.astype(jnp.dtype(dtype))
+
+
+def operands(case: Case) -> Operands:
+    random = np.random.default_rng(case.seed)
+    along_channels = [1] * len(case.shape)
+    along_channels[case.axis] = case.channels
+    std = 2.0 ** random.integers(-3, 4, along_channels)
+    mean = std * case.ratio * random.choice([-1.0, 1.0], along_channels)
+    x = mean + std * random.standard_normal(case.shape)
+    z = random.standard_normal(case.shape)
+    scale = random.uniform(-2, 2, case.channels)
+    bias = random.uniform(-1, 1, case.channels)
+    return Operands(
+        as_dtype(x, case.dtype),
+        as_dtype(z, case.dtype) if case.form == "bn_add_relu" else None,
+        None if case.scale_dtype is None else as_dtype(scale, case.scale_dtype),
+        None if case.bias_dtype is None else as_dtype(bias, case.bias_dtype),
+    )
+
+
+def cotangents(case: Case) -> Cotangents:
+    random = np.random.default_rng(case.seed + 1)
+    statistics = random.standard_normal((2, *case.statistics_shape))
+    return Cotangents(
+        as_dtype(random.standard_normal(case.shape), case.dtype),
+        *as_dtype(statistics, case.statistics_dtype),
+    )
+
+
+def operator(form: Form, **keywords: Any) -> Operator:
+    """The operator, compiled, as a function of (x, z, scale, bias); z is None where it has none."""
+    if form == "bn_add_relu":
+        return jax.jit(lambda *operands: jax_bnar.bn_add_relu(*operands, **keywords))
+    function = {"bn_relu": jax_bnar.bn_relu, "batch_norm": jax_bnar.batch_norm}[form]
+    return jax.jit(lambda x, z, scale, bias: function(x, scale, bias, **keywords))
+
+
+def unfused(
+    x: Any, z: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5, axis: int = -1
+) -> jax_bnar.BatchNormResult:
+    """What users write without us: statistics in float32, then one rounding per operation.
+
+    This is `flax.linen.BatchNorm(dtype=x.dtype, use_fast_variance=False)` followed by add and relu.
+    """
+    axis %= x.ndim
+    reduced = tuple(a for a in range(x.ndim) if a != axis)
+    wide = x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
+    mean = wide.mean(reduced, keepdims=True)
+    centred = wide - jnp.broadcast_to(mean, x.shape)
+    var = jnp.square(centred).mean(reduced, keepdims=True)
+    multiplier = jax.lax.rsqrt(var + jnp.asarray(epsilon, var.dtype))
+    along_channels = mean.shape
+    if scale is not None:
+        multiplier = multiplier * scale.astype(wide.dtype).reshape(along_channels)
+    y = centred * jnp.broadcast_to(multiplier, x.shape)
+    if bias is not None:
+        y = y + jnp.broadcast_to(bias.astype(wide.dtype).reshape(along_channels), x.shape)
+    y = y.astype(x.dtype)
+    if z is not None:
+        y = y + z
+    return jax_bnar.BatchNormResult(jax.nn.relu(y), mean.ravel(), var.ravel())
+
+
+def run(case: Case, implementation: str, given: Operands, dout: Cotangents) -> Outcome:
+    """Results and all gradients, from one compiled call."""
+    function = operator(case.form, implementation=implementation, **case.keywords)
+    return outcome(function, given, dout)
+
+
+def outcome(function: Operator, given: Operands, dout: Cotangents) -> Outcome:
+    @jax.jit
+    def both(given: Operands, dout: Cotangents) -> Any:
+        results, vjp = jax.vjp(lambda given: tuple(function(*given)), given)
+        return results, vjp(tuple(dout))[0]
+
+    (y, mean, var), gradients = jax.tree.map(np.asarray, both(given, dout))
+    return Outcome(y, mean, var, *gradients)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Any rank, axis, dtype and flags; at most a few thousand elements."""
+    channels = draw(st.sampled_from([1, 2, 3, 5, 8, 16, 17, 33, 65, 251]))
+    others = draw(st.lists(st.sampled_from([1, 2, 3, 4, 7]), min_size=1, max_size=4))
+    while np.prod(others) * channels > 6000:
+        others.pop()
+    axis = draw(st.integers(0, len(others)))
+    num_groups = draw(st.sampled_from([1, 1, 2, 3])) if axis else 1
+    if axis:
+        others[0] *= num_groups
+    rank = len(others) + 1
+    parameter_dtypes = st.sampled_from(["float32", "bfloat16", "float16", "float64", None])
+    return Case(
+        shape=(*others[:axis], channels, *others[axis:]),
+        axis=draw(st.sampled_from([axis, axis - rank])),
+        dtype=draw(st.sampled_from(["float32", "bfloat16", "float16", "float64"])),
+        form=draw(st.sampled_from(["bn_add_relu", "bn_relu", "batch_norm"])),
+        scale_dtype=draw(parameter_dtypes),
+        bias_dtype=draw(parameter_dtypes),
+        num_groups=num_groups,
+        save=draw(st.sampled_from(["y", "mask"])),
+        epsilon=draw(st.sampled_from([1e-5, 1e-3, 1 / 16])),
+        ratio=draw(st.sampled_from([0.0, 1.0, 30.0])),
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+# Shapes where kernels go wrong: few or odd channels, odd row counts, no spatial axis, one element
+# to a statistic, every remainder of S to a vector width, and the sites of ResNet-50.
+CORNER_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    **{f"nhwc-c{c}": ((3, 5, 7, c), -1) for c in (1, 3, 65, 251)},
+    **{f"nchw-c{c}": ((3, c, 5, 7), 1) for c in (1, 3, 65, 251)},
+    **{f"rows{r}": ((r, 24), -1) for r in (1, 2, 31, 33, 1001, 4099)},
+    "one-element": ((1, 1, 1, 5), -1),
+    "nhwc-1x1": ((16, 1, 1, 40), -1),
+    "nchw-1x1": ((16, 40, 1, 1), 1),
+    "channels-first": ((6, 50), 0),
+    **{f"inner{s}": ((5, 6, s), 1) for s in range(1, 18)},
+}
+RESNET_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    "nhwc-56": ((2, 56, 56, 64), -1),
+    "nhwc-14": ((4, 14, 14, 256), -1),
+    "nhwc-7": ((4, 7, 7, 512), -1),
+    "nchw-56": ((2, 64, 56, 56), 1),
+    "nchw-14": ((4, 256, 14, 14), 1),
+    "nchw-7": ((4, 512, 7, 7), 1),
+}
+
+
+def layouts(shapes: dict[str, tuple[tuple[int, ...], int]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("shape", "axis"), shapes.values(), ids=shapes.keys())

@@ -1,0 +1,175 @@
+"""Gradients of x, z, scale, bias, through y and through mean and var, against the oracle."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+from cases import (
+    CORNER_SHAPES,
+    RESNET_SHAPES,
+    Case,
+    Cotangents,
+    Operands,
+    Outcome,
+    both_implementations,
+    cases,
+    cotangents,
+    layouts,
+    operands,
+    outcome,
+    run,
+    unfused,
+)
+from hypothesis import given, settings
+from jax.test_util import check_grads
+
+import jax_bnar
+
+
+def expected_gradients(
+    case: Case, given_operands: Operands, dout: Cotangents, y: oracle.Array
+) -> oracle.Backward:
+    """The gate is that of the given y: near 0 the sign of a rounded y is not ours to judge."""
+    return oracle.backward(
+        dout.y,
+        given_operands.x,
+        y if case.relu else None,
+        given_operands.scale,
+        dout.mean,
+        dout.var,
+        epsilon=case.epsilon,
+        axis=case.axis,
+        num_groups=case.num_groups,
+    )
+
+
+def check_gradients(
+    case: Case, given_operands: Operands, dout: Cotangents, actual: Outcome
+) -> None:
+    expected = expected_gradients(case, given_operands, dout, actual.y)
+    assert actual.dx.dtype == given_operands.x.dtype
+    oracle.assert_within("dx", actual.dx, expected.dx, expected.dx_allowance)
+    if actual.dz is not None:
+        np.testing.assert_array_equal(actual.dz, expected.dz)
+    for name, gradient, exact, allowance in (
+        ("scale", actual.dscale, expected.dscale, expected.dscale_allowance),
+        ("bias", actual.dbias, expected.dbias, expected.dbias_allowance),
+    ):
+        parameter = getattr(given_operands, name)
+        assert (gradient is None) == (parameter is None)
+        if gradient is not None:
+            assert gradient.dtype == parameter.dtype
+            rounding = oracle.unit_roundoff(parameter.dtype) * np.abs(exact)
+            oracle.assert_within(f"d{name}", gradient, exact, allowance + rounding)
+
+
+def check(case: Case, implementation: str) -> None:
+    given_operands, dout = operands(case), cotangents(case)
+    check_gradients(case, given_operands, dout, run(case, implementation, given_operands, dout))
+
+
+@both_implementations
+@settings(max_examples=30)
+@given(case=cases())
+def test_agrees_with_oracle(implementation: str, case: Case) -> None:
+    check(case, implementation)
+
+
+@both_implementations
+@pytest.mark.parametrize(("dtype", "save"), [("float32", "mask"), ("bfloat16", "y")])
+@layouts(CORNER_SHAPES | RESNET_SHAPES)
+def test_shapes(
+    implementation: str, dtype: str, save: str, shape: tuple[int, ...], axis: int
+) -> None:
+    check(Case(shape, axis, dtype, save=save), implementation)
+
+
+@both_implementations
+@pytest.mark.parametrize("save", ["y", "mask"])
+@pytest.mark.parametrize("ratio", [1e3, 1e6])
+def test_gradient_survives_large_means(implementation: str, save: str, ratio: float) -> None:
+    """`b*x + k` instead of `b*(x-mean) + k` is off by more than the whole gradient here."""
+    case = Case((2049, 16), ratio=ratio, save=save)
+    given_operands, dout = operands(case), cotangents(case)
+    actual = run(case, implementation, given_operands, dout)
+    expected = expected_gradients(case, given_operands, dout, actual.y)
+    wide = given_operands.x.astype(np.float64)
+    # One ulp of the mean in units of std: the input error that no float32 mean can avoid.
+    ulp_of_mean = np.max(np.abs(wide.mean(0)) / wide.std(0)) * 2.0**-23
+    size = np.abs(expected.dx).max()
+    assert np.abs(actual.dx - expected.dx).max() <= (1e-5 + ulp_of_mean) * size
+
+
+@both_implementations
+@pytest.mark.parametrize("form", ["bn_add_relu", "bn_relu", "batch_norm"])
+@pytest.mark.parametrize("num_groups", [1, 3])
+def test_cotangents_of_statistics_alone(implementation: str, form: Any, num_groups: int) -> None:
+    """A loss may use mean and var and never y."""
+    case = Case((6, 5, 17), form=form, dtype="float64", num_groups=num_groups)
+    given_operands, dout = operands(case), cotangents(case)
+    dout = dout._replace(y=np.zeros_like(dout.y))
+    actual = run(case, implementation, given_operands, dout)
+    check_gradients(case, given_operands, dout, actual)
+    assert np.abs(actual.dx).max() > 0.01
+
+
+@both_implementations
+def test_both_kinds_of_evidence_give_the_same_gradient(implementation: str) -> None:
+    given_operands, dout = operands(Case((5, 7, 9, 33))), cotangents(Case((5, 7, 9, 33)))
+    with_y, with_mask = (
+        run(Case((5, 7, 9, 33), save=save), implementation, given_operands, dout)
+        for save in ("y", "mask")
+    )
+    for name, left, right in zip(Outcome._fields, with_y, with_mask, strict=True):
+        np.testing.assert_array_equal(left, right, err_msg=name)
+
+
+@both_implementations
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@layouts(RESNET_SHAPES)
+def test_no_worse_than_unfused(
+    implementation: str, dtype: str, shape: tuple[int, ...], axis: int
+) -> None:
+    case = Case(shape, axis, dtype)
+    given_operands = operands(case)
+    zeros = np.zeros(case.channels, np.float32)
+    dout = Cotangents(cotangents(case).y, zeros, zeros)
+
+    def mean_errors(actual: Outcome) -> dict[str, float]:
+        """Each against the oracle with its own gate: a flipped gate is the forward's error."""
+        expected = expected_gradients(case, given_operands, dout, actual.y)
+        return {
+            name: float(np.abs(getattr(actual, name) - getattr(expected, name)).mean())
+            for name in ("dx", "dscale", "dbias")
+        }
+
+    ours = mean_errors(run(case, implementation, given_operands, dout))
+    theirs = mean_errors(outcome(functools.partial(unfused, axis=axis), given_operands, dout))
+    # A few units of float32 on the vectors are chance; the rounding of bfloat16 is not.
+    floor = 1e-5 * np.sqrt(np.prod(shape) / case.channels)
+    # The two close a few gates differently, which moves the mean error of dx by a few per mille; a
+    # second rounding would add 40 %.
+    limits = {"dx": 1.01 * theirs["dx"]} | {
+        name: max(theirs[name], floor) for name in ("dscale", "dbias")
+    }
+    for name, error in ours.items():
+        assert error <= limits[name], f"mean error of {name}: {error:.3e} > {limits[name]:.3e}"
+
+
+@both_implementations
+def test_check_grads(implementation: str) -> None:
+    """JAX's own finite differences: a check that shares no formula with the oracle."""
+    case = Case((6, 3, 4), dtype="float64", scale_dtype="float64", bias_dtype="float64")
+    # Pre-activations away from 0, where the difference quotient does not see the kink.
+    given_operands = operands(case)
+    x, z, scale, bias = given_operands
+    expected = oracle.forward(x, z, scale, bias, epsilon=case.epsilon, relu=False)
+    pre = expected.y.astype(np.float64)
+    z = np.where(np.abs(pre) < 0.1, z + 0.3 * np.sign(pre), z)
+
+    def function(*arrays: Any) -> Any:
+        return tuple(jax_bnar.bn_add_relu(*arrays, implementation=implementation))
+
+    check_grads(function, (x, z, scale, bias), order=1, modes=["rev"], rtol=1e-6, atol=1e-6)

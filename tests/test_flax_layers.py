@@ -1,0 +1,620 @@
+"""The Linen layers against `flax.linen.BatchNorm` and against blocks built from it."""
+
+import contextlib
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from jax_bnar import flax_layers
+from jax_bnar.flax_layers import BatchNorm, FusedBottleneck, ResNet, ResNet50
+
+SHAPE = (6, 4, 5, 3)
+
+
+@contextlib.contextmanager
+def as_flax_needs_it() -> Iterator[None]:
+    """Flax's own layer counts on implicit promotion, which the tests make an error for ours."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def normal(seed: int, shape: tuple[int, ...] = SHAPE, dtype: Any = jnp.float32) -> jax.Array:
+    values = np.random.default_rng(seed).normal(size=shape) * 2 + 3
+    return jnp.asarray(values, dtype)
+
+
+def tolerance(*dtypes: Any) -> float:
+    """Some roundings of the coarsest dtype that took part."""
+    floats = [d for d in dtypes if jnp.issubdtype(d, jnp.floating)]
+    return max(
+        16 * float(jnp.finfo(jnp.float32).eps), *(2 * float(jnp.finfo(d).eps) for d in floats), 0.0
+    )
+
+
+def assert_close(actual: Any, expected: Any, rtol: float) -> None:
+    """Trees of equal structure, dtypes and shapes, whose leaves differ by rtol of their size."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == e.dtype
+        assert a.shape == e.shape
+        a, e = np.asarray(a, np.float64), np.asarray(e, np.float64)
+        magnitude = max(1.0, float(np.max(np.abs(e), initial=0, where=np.isfinite(e))))
+        np.testing.assert_allclose(a, e, rtol=rtol, atol=rtol * magnitude)
+
+
+def shapes_and_dtypes(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+
+
+def trained(layer: Any, variables: Any, x: jax.Array, **call: Any) -> tuple[jax.Array, Any]:
+    return layer.apply(variables, x, use_running_average=False, mutable=["batch_stats"], **call)
+
+
+def some_variables(layer: nn.Module, x: jax.Array, seed: int = 7) -> Any:
+    """Variables with the layer's tree and values that differ from the initial ones."""
+    tree = jax.eval_shape(
+        functools.partial(layer.init, use_running_average=False), jax.random.key(0), x
+    )
+    leaves, structure = jax.tree.flatten(tree)
+    generator = np.random.default_rng(seed)
+    values = [jnp.asarray(generator.uniform(0.5, 2.0, v.shape), v.dtype) for v in leaves]
+    return jax.tree.unflatten(structure, values)
+
+
+FIELDS = [
+    {},
+    {"momentum": 0.9, "epsilon": 1e-3},
+    {"use_bias": False},
+    {"use_scale": False},
+    {"use_bias": False, "use_scale": False},
+    {"axis": 1},
+    {"axis": (1, -1)},
+    {"axis": (-2, -1)},
+    {"axis": (0, 1, 2, 3)},
+    {"axis": ()},
+    {"dtype": jnp.bfloat16},
+    {"dtype": jnp.float16, "param_dtype": jnp.float16},
+    {"dtype": jnp.float32},
+    {"dtype": jnp.float64},
+    {"param_dtype": jnp.bfloat16},
+    {"param_dtype": jnp.float64},
+    {"param_dtype": jnp.bfloat16, "force_float32_reductions": False},
+    {"bias_init": nn.initializers.normal(), "scale_init": nn.initializers.uniform()},
+]
+# Flax's fast variance is not accurate enough to compare with; ours has no such mode.
+fields = pytest.mark.parametrize(
+    "fields", [{"use_fast_variance": False, **f} for f in FIELDS], ids=str
+)
+dtypes = pytest.mark.parametrize(
+    "dtype", [jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64, jnp.int32], ids=lambda d: d.dtype
+)
+
+
+def coarsest(fields: dict[str, Any], dtype: Any) -> float:
+    if not fields.get("force_float32_reductions", True):
+        # Flax then computes in the dtype of x and the parameters, we in float32 all the same.
+        return 16 * tolerance(dtype, fields["param_dtype"])
+    return tolerance(dtype, fields.get("dtype", dtype), fields.get("param_dtype", dtype))
+
+
+@fields
+@pytest.mark.parametrize("train", [True, False])
+def test_init_equals_flax(fields: dict[str, Any], train: bool) -> None:
+    x = normal(0)
+    ours = BatchNorm(**fields).init(jax.random.key(1), x, use_running_average=not train)
+    with as_flax_needs_it():
+        flax = nn.BatchNorm(**fields).init(jax.random.key(1), x, use_running_average=not train)
+    assert_close(ours, flax, 0)
+    assert ours["batch_stats"]["mean"].max() == 0
+    assert ours["batch_stats"]["var"].min() == 1
+
+
+@fields
+@dtypes
+def test_training_equals_flax(fields: dict[str, Any], dtype: Any) -> None:
+    x = normal(0, dtype=dtype)
+    layer = BatchNorm(**fields)
+    variables = some_variables(layer, x)
+    with as_flax_needs_it():
+        flax = trained(nn.BatchNorm(**fields), variables, x)
+    assert_close(trained(layer, variables, x), flax, coarsest(fields, dtype))
+
+
+@fields
+@dtypes
+def test_evaluation_equals_flax(fields: dict[str, Any], dtype: Any) -> None:
+    x = normal(0, dtype=dtype)
+    layer = BatchNorm(**fields)
+    variables = some_variables(layer, x)
+    y = layer.apply(variables, x, use_running_average=True)
+    with as_flax_needs_it():
+        flax = nn.BatchNorm(**fields).apply(variables, x, use_running_average=True)
+    assert_close(y, flax, coarsest(fields, dtype))
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 3), (4, 5, 3), (2, 2, 4, 5, 3)], ids=str)
+def test_any_rank_equals_flax(shape: tuple[int, ...]) -> None:
+    x = normal(0, shape)
+    layer = BatchNorm()
+    variables = some_variables(layer, x)
+    with as_flax_needs_it():
+        flax = trained(nn.BatchNorm(use_fast_variance=False), variables, x)
+    assert_close(trained(layer, variables, x), flax, tolerance(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64], ids=lambda d: d.dtype)
+@pytest.mark.parametrize("fields", [{}, {"axis": 1}, {"axis": (1, 3)}, {"dtype": jnp.bfloat16}])
+@pytest.mark.parametrize("train", [True, False])
+def test_gradients_equal_flax(fields: dict[str, Any], dtype: Any, train: bool) -> None:
+    """Through y and through the updated running statistics."""
+    x, weight = normal(0, dtype=dtype), normal(1, dtype=jnp.float64)
+
+    def gradient(layer: nn.Module, variables: Any) -> Any:
+        def loss(params: Any, x: jax.Array) -> jax.Array:
+            y, updated = layer.apply(
+                {**variables, "params": params},
+                x,
+                use_running_average=not train,
+                mutable=["batch_stats"],
+            )
+            statistics = updated["batch_stats"]
+            total = (y.astype(jnp.float64) * weight).sum()
+            for name in ("mean", "var"):
+                total = total + jnp.square(statistics[name].astype(jnp.float64)).sum()
+            return total
+
+        return jax.grad(loss, argnums=(0, 1))(variables["params"], x)
+
+    layer = BatchNorm(**fields)
+    variables = some_variables(layer, x)
+    with as_flax_needs_it():
+        flax = gradient(nn.BatchNorm(use_fast_variance=False, **fields), variables)
+    assert_close(gradient(layer, variables), flax, 8 * coarsest(fields, dtype))
+
+
+def test_batch_statistics_without_update() -> None:
+    x, layer = normal(0), BatchNorm(use_running_average=False)
+    variables = some_variables(nn.BatchNorm(), x)
+    y, updated = layer.apply(variables, x, mutable=["batch_stats"])
+    np.testing.assert_array_equal(layer.apply(variables, x), y)
+    y, nothing = layer.apply(variables, x, mutable=["intermediates"])
+    assert not nothing
+    assert not np.array_equal(updated["batch_stats"]["mean"], variables["batch_stats"]["mean"])
+
+
+def test_evaluation_leaves_running_statistics_alone() -> None:
+    x, layer = normal(0), BatchNorm(use_running_average=True)
+    variables = some_variables(nn.BatchNorm(), x)
+    _, updated = layer.apply(variables, x, mutable=["batch_stats"])
+    assert_close(updated["batch_stats"], variables["batch_stats"], 0)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("residual_dtype", [jnp.bfloat16, jnp.float32], ids=lambda d: d.dtype)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=lambda d: d.dtype)
+@pytest.mark.parametrize("axis", [-1, (1, 3)], ids=str)
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_residual_and_relu(
+    dtype: Any, residual_dtype: Any, axis: Any, save: str, train: bool
+) -> None:
+    x, residual = normal(0, dtype=dtype), -normal(1, dtype=residual_dtype)
+    fused = BatchNorm(use_running_average=not train, axis=axis, activation="relu", save=save)
+    plain = nn.BatchNorm(use_running_average=not train, axis=axis, use_fast_variance=False)
+    variables = some_variables(BatchNorm(axis=axis), x)
+
+    def with_fused(variables: Any, x: jax.Array, residual: jax.Array) -> jax.Array:
+        return fused.apply(variables, x, residual=residual)
+
+    def with_plain(variables: Any, x: jax.Array, residual: jax.Array) -> jax.Array:
+        y, _ = plain.apply(variables, x, mutable=["batch_stats"])
+        return nn.relu(y + residual)
+
+    y = with_fused(variables, x, residual)
+    assert 0.2 < float((y > 0).mean()) < 0.8
+    with as_flax_needs_it():
+        expected = with_plain(variables, x, residual)
+    assert_close(y, expected, tolerance(jnp.float32))
+
+    def gradients(function: Callable[..., jax.Array]) -> Any:
+        return jax.grad(lambda *a: jnp.square(function(*a)).sum(), argnums=(0, 1, 2))(
+            variables, x, residual
+        )
+
+    with as_flax_needs_it():
+        expected = gradients(with_plain)
+    assert_close(gradients(with_fused), expected, 8 * tolerance(dtype, residual_dtype))
+
+
+def test_residual_decides_the_dtype_like_any_operand() -> None:
+    x = normal(0, dtype=jnp.bfloat16)
+    layer = BatchNorm(use_running_average=False, param_dtype=jnp.bfloat16, activation="relu")
+    variables = some_variables(nn.BatchNorm(param_dtype=jnp.bfloat16), x)
+    assert layer.apply(variables, x, residual=x).dtype == jnp.bfloat16
+    assert layer.apply(variables, x, residual=x.astype(jnp.float32)).dtype == jnp.float32
+    narrow = layer.clone(dtype=jnp.bfloat16)
+    assert narrow.apply(variables, x, residual=x.astype(jnp.float32)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_residual_without_activation(train: bool) -> None:
+    x, residual = normal(0), normal(1)
+    layer = BatchNorm(use_running_average=not train)
+    variables = some_variables(nn.BatchNorm(), x)
+    np.testing.assert_array_equal(
+        layer.apply(variables, x, residual=residual), layer.apply(variables, x) + residual
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 2, 6])
+def test_unbiased_running_var(batch: int) -> None:
+    x = normal(0, (batch, 3))
+    variables = some_variables(nn.BatchNorm(), x)
+    y, biased = trained(BatchNorm(momentum=0.0), variables, x)
+    y_unbiased, unbiased = trained(BatchNorm(momentum=0.0, unbiased_running_var=True), variables, x)
+    np.testing.assert_array_equal(y_unbiased, y)
+    np.testing.assert_array_equal(unbiased["batch_stats"]["mean"], biased["batch_stats"]["mean"])
+    expected = np.var(np.asarray(x, np.float64), axis=0, ddof=1 if batch > 1 else 0)
+    np.testing.assert_allclose(unbiased["batch_stats"]["var"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_ghost_batch(masked: bool) -> None:
+    """Each group is normalised alone; the running statistics take the mean over the groups."""
+    x = normal(0)
+    mask = normal(1, (6, 1, 1, 1)) > 2 if masked else None
+    layer = BatchNorm(num_groups=3, momentum=0.5, unbiased_running_var=True, activation="relu")
+    variables = some_variables(layer, x[:1])  # a batch of 1 does for init
+    y, updated = trained(layer, variables, x, mask=mask)
+    parts = [
+        trained(
+            layer.clone(num_groups=1),
+            variables,
+            x[i : i + 2],
+            mask=None if mask is None else mask[i : i + 2],
+        )
+        for i in (0, 2, 4)
+    ]
+    np.testing.assert_allclose(y, jnp.concatenate([part for part, _ in parts]), atol=1e-5)
+    mean = jax.tree.map(lambda *s: jnp.stack(s).mean(axis=0), *(stats for _, stats in parts))
+    assert_close(updated, mean, tolerance(x.dtype))
+
+
+def a_mask(shape: tuple[int, ...]) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(3).random(shape) < 0.6)
+
+
+@pytest.mark.parametrize("mask_shape", [(6, 1, 1, 1), SHAPE, (5, 1)], ids=str)
+@pytest.mark.parametrize("axis", [-1, 1, (1, 3)], ids=str)
+def test_mask_equals_flax(mask_shape: tuple[int, ...], axis: Any) -> None:
+    x, mask = normal(0), a_mask(mask_shape)
+    layer = BatchNorm(axis=axis)
+    variables = some_variables(layer, x)
+    plain = nn.BatchNorm(axis=axis, use_fast_variance=False)
+
+    def loss(layer: nn.Module, x: jax.Array) -> tuple[jax.Array, Any]:
+        y, updated = trained(layer, variables, x, mask=mask)
+        return jnp.square(y).sum() + updated["batch_stats"]["var"].sum(), (y, updated)
+
+    with as_flax_needs_it():
+        expected = jax.grad(loss, argnums=1, has_aux=True)(plain, x)
+    actual = jax.grad(loss, argnums=1, has_aux=True)(layer, x)
+    assert_close(actual, expected, 8 * tolerance(x.dtype))
+
+
+def test_masked_elements_do_not_reach_the_statistics() -> None:
+    mask = a_mask(SHAPE)
+    x = jnp.where(mask, normal(0), jnp.full(SHAPE, jnp.inf))
+    layer = BatchNorm(activation="relu")
+    variables = some_variables(layer, x)
+
+    def variance(x: jax.Array) -> jax.Array:
+        return trained(layer, variables, x, mask=mask)[1]["batch_stats"]["var"].sum()
+
+    value, gradient = jax.value_and_grad(variance)(x)
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
+    _, nothing = trained(layer, variables, x, mask=jnp.zeros_like(mask))
+    assert np.isnan(nothing["batch_stats"]["var"]).all()
+
+
+def test_mask_keeps_the_variance_of_a_far_away_mean() -> None:
+    x = jnp.asarray(1e6 + np.random.default_rng(0).normal(size=(512, 3)), jnp.float32)
+    mask = a_mask((512, 1))
+    _, updated = trained(BatchNorm(momentum=0.0), some_variables(BatchNorm(), x), x, mask=mask)
+    expected = np.var(np.asarray(x, np.float64)[np.asarray(mask)[:, 0]], axis=0)
+    np.testing.assert_allclose(updated["batch_stats"]["var"], expected, rtol=1e-5)
+
+
+def test_axis_name_under_vmap() -> None:
+    """Statistics over the mapped axis: those of the whole batch, and so are the gradients."""
+    x, weight = normal(0), normal(1)
+    whole, part = BatchNorm(activation="relu"), BatchNorm(activation="relu", axis_name="parts")
+    variables = some_variables(part, x)  # init knows no axis of that name
+
+    def loss_of_whole(x: jax.Array) -> tuple[jax.Array, Any]:
+        y, updated = trained(whole, variables, x)
+        return (y * weight).sum(), updated
+
+    def loss_of_parts(x: jax.Array) -> tuple[jax.Array, Any]:
+        run = jax.vmap(lambda x: trained(part, variables, x), axis_name="parts")
+        y, updated = run(x.reshape(3, 2, *SHAPE[1:]))
+        return (y.reshape(SHAPE) * weight).sum(), jax.tree.map(lambda s: s[0], updated)
+
+    expected = jax.value_and_grad(loss_of_whole, has_aux=True)(x)
+    actual = jax.value_and_grad(loss_of_parts, has_aux=True)(x)
+    assert_close(actual, expected, 8 * tolerance(x.dtype))
+    np.testing.assert_allclose(
+        part.apply(variables, x, use_running_average=True),
+        whole.apply(variables, x, use_running_average=True),
+    )
+
+
+@pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]]], ids=str)
+def test_axis_name_under_shard_map(groups: Any) -> None:
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    x, weight = normal(0, (8, 3)), normal(1, (8, 3))
+    layer = BatchNorm(axis_name="data", axis_index_groups=groups)
+    variables = some_variables(layer, x)
+    data = PartitionSpec("data")
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(PartitionSpec(), data), out_specs=data)
+    def run(variables: Any, x: jax.Array) -> jax.Array:
+        return layer.apply(variables, x, use_running_average=False)
+
+    def alone(variables: Any, x: jax.Array) -> jax.Array:
+        plain = BatchNorm(num_groups=1 if groups is None else 2)
+        return plain.apply(variables, x, use_running_average=False)
+
+    def gradients(function: Callable[..., jax.Array]) -> Any:
+        def loss(variables: Any, x: jax.Array) -> jax.Array:
+            return (function(variables, x) * weight).sum()
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(variables, x)
+
+    assert_close(gradients(run), gradients(alone), 8 * tolerance(x.dtype))
+
+
+def test_axis_name_weighs_by_count() -> None:
+    x = normal(0, (2, 4, 3))
+    mask = jnp.asarray([[True] * 4, [True, False, False, False]])[:, :, None]
+    layer = BatchNorm(axis_name="parts", momentum=0.0, unbiased_running_var=True)
+    variables = some_variables(layer, x[0])
+    _, updated = jax.vmap(
+        lambda x, mask: trained(layer, variables, x, mask=mask), axis_name="parts"
+    )(x, mask)
+    counted = np.concatenate([x[0], x[1, :1]]).astype(np.float64)
+    for part in range(2):
+        statistics = jax.tree.map(lambda s, part=part: s[part], updated["batch_stats"])
+        np.testing.assert_allclose(statistics["mean"], counted.mean(axis=0), rtol=1e-5)
+        np.testing.assert_allclose(statistics["var"], counted.var(axis=0, ddof=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "call", "error", "words"),
+    [
+        ({}, {}, ValueError, "use_running_average"),
+        (
+            {"use_running_average": True},
+            {"use_running_average": True},
+            ValueError,
+            "use_running_average",
+        ),
+        ({"activation": "gelu"}, {"use_running_average": False}, ValueError, "'gelu'"),
+        ({"axis": 4}, {"use_running_average": False}, ValueError, "axis must lie in"),
+        ({"axis": 1.5}, {"use_running_average": False}, TypeError, "axis must be an integer"),
+        ({"epsilon": 0.0}, {"use_running_average": False}, ValueError, "epsilon"),
+        ({"epsilon": -1.0}, {"use_running_average": False, "mask": True}, ValueError, "epsilon"),
+        ({"num_groups": 4}, {"use_running_average": False}, ValueError, "num_groups"),
+        ({"num_groups": 4}, {"use_running_average": False, "mask": True}, ValueError, "num_groups"),
+        ({"save": "x", "activation": "relu"}, {"use_running_average": False}, ValueError, "save"),
+        ({"implementation": "tpu"}, {"use_running_average": False}, ValueError, "implementation"),
+        (
+            {"implementation": "ffi"},
+            {"use_running_average": False, "mask": True},
+            NotImplementedError,
+            "mask has no kernel",
+        ),
+        (
+            {"implementation": "ffi", "axis_name": "parts"},
+            {"use_running_average": False},
+            NotImplementedError,
+            "axis_name has no kernel",
+        ),
+        ({"dtype": jnp.complex64}, {"use_running_average": False}, NotImplementedError, "result"),
+        ({"dtype": jnp.int32}, {"use_running_average": False}, ValueError, "inexact"),
+        (
+            {},
+            {"use_running_average": False, "residual": np.zeros((6, 3), np.float32)},
+            ValueError,
+            "residual must have the shape of x",
+        ),
+    ],
+    ids=str,
+)
+def test_errors(
+    fields: dict[str, Any], call: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    x = normal(0)
+    variables = some_variables(nn.BatchNorm(), x)
+    with pytest.raises(error, match=words):
+        BatchNorm(**fields).apply(variables, x, **call)
+
+
+def test_complex_input_is_refused() -> None:
+    x = normal(0).astype(jnp.complex64)
+    with pytest.raises(NotImplementedError, match=r"x has the complex dtype.*flax\.linen"):
+        BatchNorm(use_running_average=False).init(jax.random.key(0), x)
+
+
+def test_missing_collection_is_an_error_as_in_flax() -> None:
+    x = normal(0)
+    params = {"params": some_variables(nn.BatchNorm(), x)["params"]}
+    for layer in (nn.BatchNorm(), BatchNorm()):
+        with pytest.raises(nn.module.errors.ScopeCollectionNotFound):
+            layer.apply(params, x, use_running_average=True)
+
+
+def test_without_flax_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flax", None)
+    monkeypatch.delitem(sys.modules, "flax.linen")
+    assert flax_layers.__file__ is not None
+    spec = importlib.util.spec_from_file_location("flax_layers_again", flax_layers.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(ImportError, match=r"pip install jax-bnar\[flax\]"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+PLAIN = functools.partial(nn.BatchNorm, use_fast_variance=False)
+
+
+class PlainBottleneck(nn.Module):
+    """The bottleneck of ResNet v1.5 on `flax.linen.BatchNorm`, with the names of Flax's example."""
+
+    filters: int
+    strides: tuple[int, int]
+
+    @nn.compact
+    def __call__(self, x: jax.Array, use_running_average: bool) -> jax.Array:
+        conv = functools.partial(nn.Conv, use_bias=False)
+        norm = functools.partial(PLAIN, use_running_average=use_running_average)
+        y = nn.relu(norm()(conv(self.filters, (1, 1))(x)))
+        y = nn.relu(norm()(conv(self.filters, (3, 3), self.strides)(y)))
+        y = norm(scale_init=nn.initializers.zeros_init())(conv(4 * self.filters, (1, 1))(y))
+        if x.shape != y.shape:
+            x = conv(4 * self.filters, (1, 1), self.strides, name="conv_proj")(x)
+            x = norm(name="norm_proj")(x)
+        return nn.relu(y + x)
+
+
+def random_like(variables: Any) -> Any:
+    generator = np.random.default_rng(5)
+    return jax.tree.map(lambda v: v + generator.uniform(0, 0.5, v.shape).astype(v.dtype), variables)
+
+
+BLOCKS = pytest.mark.parametrize(
+    ("channels", "strides"), [(8, (1, 1)), (4, (1, 1)), (8, (2, 2))], ids=str
+)
+
+
+@BLOCKS
+@pytest.mark.parametrize("norm", [BatchNorm, PLAIN, functools.partial(BatchNorm, save="mask")])
+@pytest.mark.parametrize("train", [True, False])
+def test_bottleneck_equals_flax(
+    channels: int, strides: tuple[int, int], norm: Any, train: bool
+) -> None:
+    x = normal(0, (3, 6, 6, channels)) - 3
+    block = FusedBottleneck(2, norm=norm, strides=strides)
+    plain = PlainBottleneck(2, strides=strides)
+    mode = {"use_running_average": not train}
+
+    def run(block: nn.Module, variables: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        y, updated = block.apply(variables, x, mutable=["batch_stats"], **mode)
+        return jnp.square(y).sum(), (y, updated)
+
+    with as_flax_needs_it():
+        expected = plain.init(jax.random.key(1), x, **mode)
+    variables = block.init(jax.random.key(1), x, **mode)
+    assert_close(variables, expected, 0)
+
+    variables = random_like(variables)
+    gradient = jax.grad(run, argnums=(1, 2), has_aux=True)
+    with as_flax_needs_it():
+        expected = gradient(plain, variables, x)
+    assert_close(gradient(block, variables, x), expected, 64 * tolerance(x.dtype))
+
+
+@BLOCKS
+def test_bottleneck_is_three_operators(channels: int, strides: tuple[int, int]) -> None:
+    x = normal(0, (3, 6, 6, channels))
+    has_projection = channels != 8 or strides != (1, 1)
+
+    def operators(block: nn.Module) -> tuple[int, int]:
+        variables = block.init(jax.random.key(1), x, use_running_average=False)
+        text = str(
+            jax.make_jaxpr(lambda v, x: block.apply(v, x, use_running_average=False))(variables, x)
+        )
+        return text.count("bnar_forward["), text.count(" max ") + text.count("name=relu")
+
+    assert operators(FusedBottleneck(2, strides=strides)) == (3 + has_projection, 0)
+    unfused, relu = operators(FusedBottleneck(2, strides=strides, act=nn.gelu))
+    assert unfused == 3 + has_projection
+    assert relu == 0
+
+
+def test_bottleneck_starts_as_its_shortcut() -> None:
+    x = normal(0, (3, 6, 6, 8)) - 3
+    block = FusedBottleneck(2)
+    variables = block.init(jax.random.key(0), x, use_running_average=False)
+    scales = [variables["params"][f"BatchNorm_{i}"]["scale"].tolist() for i in range(3)]
+    assert scales == [[1.0] * 2, [1.0] * 2, [0.0] * 8]
+    y = block.apply(variables, x, use_running_average=False)
+    np.testing.assert_array_equal(y, nn.relu(x))
+
+
+def test_bottleneck_with_another_activation() -> None:
+    x = normal(0, (3, 6, 6, 8)) - 3
+    with as_flax_needs_it():
+        outcomes = []
+        for norm in (BatchNorm, PLAIN):
+            block = FusedBottleneck(2, norm=norm, act=nn.silu)
+            variables = block.init(jax.random.key(0), x, use_running_average=False)
+            outcomes.append(block.apply(random_like(variables), x, True))
+    np.testing.assert_allclose(*outcomes, rtol=1e-5, atol=1e-5)
+
+
+def test_resnet50_has_the_variables_of_the_flax_example() -> None:
+    images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+    net = ResNet50(num_classes=1000)
+    variables = jax.eval_shape(net.init, jax.random.key(0), images)
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == 25_557_032
+    assert sorted(variables["params"]) == sorted(
+        ["conv_init", "bn_init", "Dense_0", *(f"BottleneckResNetBlock_{i}" for i in range(16))]
+    )
+    assert sorted(variables["params"]["BottleneckResNetBlock_0"]) == sorted(
+        ["conv_proj", "norm_proj"]
+        + [f"{kind}_{i}" for kind in ("Conv", "BatchNorm") for i in range(3)]
+    )
+    with as_flax_needs_it():
+        plain = jax.eval_shape(
+            ResNet50(num_classes=1000, norm=nn.BatchNorm).init, jax.random.key(0), images
+        )
+    assert shapes_and_dtypes(variables) == shapes_and_dtypes(plain)
+    logits = jax.eval_shape(functools.partial(net.apply, train=False), variables, images)
+    assert (logits.shape, logits.dtype) == ((1, 1000), jnp.float32)
+
+
+@pytest.mark.parametrize("stem", ["imagenet", "small"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=lambda d: d.dtype)
+def test_resnet_equals_flax(stem: Any, dtype: Any) -> None:
+    x = normal(0, (4, 16, 16, 3)) - 3
+    options: dict[str, Any] = {"stage_sizes": (1, 1), "num_classes": 5, "num_filters": 4}
+    options |= {"stem": stem, "dtype": dtype}
+    ours, plain = ResNet(**options), ResNet(**options, norm=PLAIN)
+    variables = jax.jit(ours.init)(jax.random.key(0), x)
+    run = functools.partial(jax.jit, static_argnums=0)(
+        lambda net, variables: net.apply(variables, x, mutable=["batch_stats"])
+    )
+    with as_flax_needs_it():
+        assert_close(variables, jax.jit(plain.init)(jax.random.key(0), x), 0)
+        expected = run(plain, variables)
+    logits, updated = run(ours, variables)
+    assert logits.dtype == dtype
+    assert_close(
+        (logits, updated), expected, 64 * tolerance(jnp.float32) if dtype == jnp.float32 else 0.1
+    )
+
+
+def test_resnet_refuses_an_unknown_stem() -> None:
+    net = ResNet(stage_sizes=(1,), num_classes=2, stem="tiny")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="stem must be 'imagenet' or 'small', got 'tiny'"):
+        net.init(jax.random.key(0), normal(0, (2, 8, 8, 3)))

@@ -1,0 +1,164 @@
+"""Forward: never further from the oracle than one rounding of the result, nor than unfused code."""
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from cases import (
+    CORNER_SHAPES,
+    RESNET_SHAPES,
+    Case,
+    all_dtypes,
+    both_implementations,
+    cases,
+    layouts,
+    operands,
+    operator,
+    unfused,
+)
+from hypothesis import given, settings
+
+import jax_bnar
+
+
+def forward(case: Case, implementation: str, *arrays: oracle.Array | None) -> list[oracle.Array]:
+    function = operator(case.form, implementation=implementation, **case.keywords)
+    return [np.asarray(result) for result in function(*arrays)]
+
+
+def check(case: Case, implementation: str) -> None:
+    given_operands = operands(case)
+    expected = oracle.forward(
+        *given_operands,
+        epsilon=case.epsilon,
+        axis=case.axis,
+        num_groups=case.num_groups,
+        relu=case.relu,
+    )
+    y, mean, var = forward(case, implementation, *given_operands)
+    assert y.dtype == given_operands.x.dtype
+    assert mean.dtype == var.dtype == case.statistics_dtype
+    oracle.assert_within("mean", mean, expected.mean, expected.mean_allowance)
+    oracle.assert_within("var", var, expected.var, expected.var_allowance)
+    oracle.assert_within("y", y, expected.y, expected.y_allowance)
+
+
+@both_implementations
+@settings(max_examples=30)
+@given(case=cases())
+def test_agrees_with_oracle(implementation: str, case: Case) -> None:
+    check(case, implementation)
+
+
+@both_implementations
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@layouts(CORNER_SHAPES | RESNET_SHAPES)
+def test_shapes(implementation: str, dtype: str, shape: tuple[int, ...], axis: int) -> None:
+    check(Case(shape, axis, dtype, save="mask"), implementation)
+
+
+@both_implementations
+@all_dtypes
+@pytest.mark.parametrize("shape", [(1, 24), (1, 5, 1, 1)])
+def test_single_element_has_no_variance(
+    implementation: str, dtype: str, shape: tuple[int, ...]
+) -> None:
+    case = Case(shape, axis=1, dtype=dtype, scale_dtype=None, bias_dtype=None)
+    x, z, _, _ = operands(case)
+    y, mean, var = forward(case, implementation, x, z, None, None)
+    np.testing.assert_array_equal(mean, x.ravel().astype(mean.dtype))
+    np.testing.assert_array_equal(var, np.zeros_like(var))
+    np.testing.assert_array_equal(y, np.maximum(z, np.zeros_like(z)))
+
+
+@both_implementations
+@all_dtypes
+@pytest.mark.parametrize("axis", [1, -1])
+def test_constant_channels(implementation: str, dtype: str, axis: int) -> None:
+    case = Case((6, 37, 5, 37), axis, dtype)
+    _, z, scale, bias = operands(case)
+    along_channels = [1, 37, 1, 1] if axis == 1 else [1, 1, 1, 37]
+    # Not exactly summable: a running sum of 0.1 drifts away from a multiple of 0.1.
+    values = (0.1 * np.arange(-18, 19)).reshape(along_channels)
+    x = np.broadcast_to(values, case.shape).astype(z.dtype)
+    y, mean, var = forward(case, implementation, x, z, scale, bias)
+    np.testing.assert_array_equal(mean, x[0, :, 0, 0] if axis == 1 else x[0, 0, 0])
+    np.testing.assert_array_equal(var, np.zeros_like(var))
+    wide = z.astype(np.longdouble) + bias.reshape(along_channels)
+    allowance = 4 * oracle.unit_roundoff(dtype) * np.abs(wide) + 1e-7
+    oracle.assert_within("y", y, np.maximum(wide, 0), allowance)
+
+
+@both_implementations
+@pytest.mark.parametrize("ratio", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((4099, 16), -1), ((16, 14, 14, 65), -1), ((8, 24, 14, 15), 1), ((200_000, 8), -1)],
+)
+def test_variance_survives_large_means(
+    implementation: str, ratio: float, shape: tuple[int, ...], axis: int
+) -> None:
+    case = Case(shape, axis, ratio=ratio, form="batch_norm", scale_dtype=None, bias_dtype=None)
+    x = operands(case).x
+    expected = oracle.forward(x, None, None, None, epsilon=1e-5, axis=axis, relu=False)
+    y, mean, var = forward(case, implementation, x, None, None, None)
+    np.testing.assert_allclose(var, expected.var, rtol=1e-5)
+    np.testing.assert_allclose(mean, expected.mean, rtol=2e-7)
+    # An error of the mean of one ulp moves y by this much and no algorithm can hide it.
+    ulp_of_mean = np.max(np.abs(expected.mean) / np.sqrt(expected.var)) * 2.0**-23
+    assert np.abs(y - expected.y).max() <= 2 * ulp_of_mean + 1e-4
+
+
+def outlier_first(shape: tuple[int, int], mean: float, first: float, rows: int) -> oracle.Array:
+    x = mean + np.random.default_rng(0).standard_normal(shape)
+    x[:rows] = first
+    return x.astype(np.float32)
+
+
+@both_implementations
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize(
+    ("mean", "first", "rows"),
+    [
+        (1e6, 0.0, 1),  # padding, then data: a shift taken from the first element is useless
+        (1e6, 0.0, 33),
+        (0.0, 1e6, 1),
+        (0.0, 1e3, 1),
+        (1e4, 1e4 + 300.0, 1),
+        (1e4, 0.0, 1),
+    ],
+)
+@pytest.mark.parametrize("count", [1023, 50_000])
+def test_variance_survives_an_outlier_in_front(
+    implementation: str, layout: str, mean: float, first: float, rows: int, count: int
+) -> None:
+    x = outlier_first((count, 8), mean, first, rows)
+    exact = x.astype(np.float64).var(axis=0)
+    x = x if layout == "nhwc" else x.T[None]
+    axis = -1 if layout == "nhwc" else 1
+    result = jax_bnar.batch_norm(x, None, None, axis=axis, implementation=implementation)
+    np.testing.assert_allclose(result.var, exact, rtol=1e-5)
+
+
+@both_implementations
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@layouts(RESNET_SHAPES)
+def test_no_worse_than_unfused(
+    implementation: str, dtype: str, shape: tuple[int, ...], axis: int
+) -> None:
+    case = Case(shape, axis, dtype)
+    given_operands = operands(case)
+    exact = oracle.forward(*given_operands, epsilon=case.epsilon, axis=axis).y
+    ours = forward(case, implementation, *given_operands)[0]
+    theirs = np.asarray(jax.jit(unfused, static_argnames="axis")(*given_operands, axis=axis).y)
+
+    def worst_and_mean(y: oracle.Array) -> tuple[float, float]:
+        error = np.abs(y.astype(np.float64) - exact)
+        return float(error.max()), float(error.mean())
+
+    # In float32 both are a few units in the last place off, and which is luckier is chance.
+    slack = 2.0 if dtype == "float32" else 1.0
+    for name, our, their in zip(
+        ("worst", "mean"), worst_and_mean(ours), worst_and_mean(theirs), strict=True
+    ):
+        assert our <= slack * their, f"{name} error: ours {our:.3e}, unfused {their:.3e}"

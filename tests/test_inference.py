@@ -1,0 +1,138 @@
+"""The inference forms and the gradients of all six operands (frozen statistics)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import Case, Form, as_dtype, both_implementations, cases, cotangents, operands
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jax_bnar
+
+Six = tuple[Any, Any, Any, Any, Any, Any]
+statistic_dtypes = st.sampled_from(["float32", "float64", "bfloat16"])
+
+
+def six_operands(case: Case, mean_dtype: str = "float32", var_dtype: str = "float32") -> Six:
+    given_operands = operands(case)
+    random = np.random.default_rng(case.seed + 2)
+    mean = as_dtype(random.standard_normal(case.channels), mean_dtype)
+    var = as_dtype(random.uniform(0.1, 4, case.channels), var_dtype)
+    return (*given_operands, mean, var)
+
+
+def inference(form: Form, six: Six, **keywords: Any) -> jax.Array:
+    x, z, *vectors = six
+    if form == "bn_add_relu":
+        return jax_bnar.bn_add_relu_inference(x, z, *vectors, **keywords)
+    if form == "bn_relu":
+        return jax_bnar.bn_relu_inference(x, *vectors, **keywords)
+    return jax_bnar.batch_norm_inference(x, *vectors, **keywords)
+
+
+def check(case: Case, implementation: str, six: Six) -> None:
+    keywords: dict[str, Any] = {"epsilon": case.epsilon, "axis": case.axis}
+    dy = cotangents(case).y
+
+    @jax.jit
+    def both(six: Six, dy: Any) -> Any:
+        y, vjp = jax.vjp(
+            lambda six: inference(case.form, six, implementation=implementation, **keywords), six
+        )
+        return y, vjp(dy)[0]
+
+    y, gradients = jax.tree.map(np.asarray, both(six, dy))
+    exact, allowance = oracle.inference(*six, relu=case.relu, **keywords)
+    assert y.dtype == six[0].dtype
+    oracle.assert_within("y", y, exact, allowance)
+
+    x, _, scale, _, mean, var = six
+    gate = y if case.relu else None
+    expected = oracle.inference_backward(dy, x, gate, scale, mean, var, **keywords)
+    names = ("x", "z", "scale", "bias", "mean", "var")
+    for name, operand, gradient, exact, allowance in zip(
+        names, six, gradients, expected.gradients, expected.allowances, strict=True
+    ):
+        assert (gradient is None) == (operand is None), name
+        if gradient is None:
+            continue
+        assert gradient.dtype == operand.dtype, name
+        if name not in ("x", "z"):
+            allowance = allowance + oracle.unit_roundoff(operand.dtype) * np.abs(exact)
+        oracle.assert_within(f"d{name}", gradient, exact, allowance)
+
+
+@both_implementations
+@settings(max_examples=25)
+@given(case=cases(), mean_dtype=statistic_dtypes, var_dtype=statistic_dtypes)
+def test_agrees_with_oracle(
+    implementation: str, case: Case, mean_dtype: str, var_dtype: str
+) -> None:
+    check(case, implementation, six_operands(case, mean_dtype, var_dtype))
+
+
+@both_implementations
+@pytest.mark.parametrize("form", ["bn_add_relu", "bn_relu", "batch_norm"])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((4, 14, 14, 65), -1), ((4, 65, 14, 14), 1), ((1, 3), -1), ((5, 1, 7), 1)]
+)
+def test_shapes(implementation: str, form: Form, shape: tuple[int, ...], axis: int) -> None:
+    case = Case(shape, axis, form=form)
+    check(case, implementation, six_operands(case))
+
+
+@both_implementations
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_equals_training_with_its_own_statistics(implementation: str, save: str) -> None:
+    case = Case((4, 7, 7, 33))
+    given_operands = operands(case)
+    result = jax_bnar.bn_add_relu(*given_operands, save=save, implementation=implementation)
+    y = jax_bnar.bn_add_relu_inference(
+        *given_operands, result.mean, result.var, implementation=implementation
+    )
+    np.testing.assert_allclose(y, result.y, rtol=1e-6, atol=1e-6)
+
+
+@both_implementations
+def test_default_epsilon_matters(implementation: str) -> None:
+    """var = 0 leaves epsilon alone under the root."""
+    x, zeros = jnp.full((2, 3), 2.0, jnp.float32), jnp.zeros(3, jnp.float32)
+    y = jax_bnar.batch_norm_inference(x, None, None, zeros, zeros, implementation=implementation)
+    np.testing.assert_allclose(y, np.full((2, 3), 2 / np.sqrt(1e-5)), rtol=1e-6)
+
+
+@both_implementations
+def test_nan_statistics_stay_in_their_channel(implementation: str) -> None:
+    case = Case((3, 5, 9))
+    x, z, scale, bias, mean, var = six_operands(case)
+    clean = inference(case.form, (x, z, scale, bias, mean, var), implementation=implementation)
+    mean[4] = np.nan
+    y = inference(case.form, (x, z, scale, bias, mean, var), implementation=implementation)
+    assert np.isnan(y[..., 4]).all()
+    others = np.arange(9) != 4
+    np.testing.assert_array_equal(y[..., others], clean[..., others])
+
+
+@both_implementations
+def test_vmap_over_statistics(implementation: str) -> None:
+    """An ensemble: one input, many sets of statistics."""
+    case = Case((3, 5, 9))
+    x, z, scale, bias, mean, var = six_operands(case)
+    means = np.stack([mean, mean + 1, mean * 2])
+
+    def one(mean: Any) -> Any:
+        six = (x, z, scale, bias, mean, var)
+        return inference(case.form, six, implementation=implementation)
+
+    stacked = np.stack([one(m) for m in means])
+    np.testing.assert_allclose(jax.vmap(one)(means), stacked, rtol=1e-6, atol=1e-6)
+
+    def loss(mean: Any) -> Any:
+        return jnp.square(one(mean)).sum()
+
+    gradients = np.stack([jax.grad(loss)(m) for m in means])
+    np.testing.assert_allclose(jax.vmap(jax.grad(loss))(means), gradients, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,250 @@
+"""The six primitives themselves: kernel against reference and oracle, and halves against wholes."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import all_dtypes, as_dtype, both_implementations
+
+from jax_bnar import primitive, reference
+
+SHAPES = [(1, 6, 5, 1), (2, 35, 19, 1), (3, 4, 65, 9), (1, 3, 2, 49), (2, 1, 17, 1), (1, 200, 3, 1)]
+few_shapes = pytest.mark.parametrize("shape", SHAPES[1:4], ids=str)
+canonical_shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+EPSILON = 1e-3
+
+Implementation = Literal["ffi", "xla"]
+
+
+class Canonical(NamedTuple):
+    """Operands of every primitive in canonical form."""
+
+    x: Any
+    z: Any
+    dy: Any
+    scale: Any  # (1, C) or (G, C)
+    bias: Any
+    dmean: Any  # (G, C)
+    dvar: Any
+
+
+def canonical_operands(
+    shape: tuple[int, ...], dtype: str, *, grouped_scale: bool = False
+) -> Canonical:
+    random = np.random.default_rng(7)
+    groups, _, channels, _ = shape
+    wide = "float64" if dtype == "float64" else "float32"
+    x, z, dy = as_dtype(random.standard_normal((3, *shape)) + 0.5, dtype)
+    vectors = (groups if grouped_scale else 1, channels)
+    scale, bias = as_dtype(random.uniform(0.5, 2, (2, *vectors)), wide)
+    dmean, dvar = as_dtype(random.standard_normal((2, groups, channels)), wide)
+    return Canonical(*map(jnp.asarray, (x, z, dy - 1, scale, bias, dmean, dvar)))
+
+
+def assert_close(actual: Any, expected: Any, *, vectors: bool) -> None:
+    """Vectors to a few units of float32, tensors to a rounding of their own dtype."""
+    got, want = np.asarray(actual), np.asarray(expected)
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    unit = 4e-6 if vectors or want.dtype == np.float32 else 4 * oracle.unit_roundoff(want.dtype)
+    wide = want.astype(np.float64)
+    np.testing.assert_allclose(got.astype(np.float64), wide, rtol=unit, atol=4 * unit)
+
+
+@both_implementations
+@canonical_shapes
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_statistics(implementation: Implementation, shape: tuple[int, ...], dtype: str) -> None:
+    given = canonical_operands(shape, dtype)
+    mean, var = primitive.statistics(given.x, implementation=implementation)
+    x = np.asarray(given.x).astype(np.float64)
+    assert mean.shape == var.shape == (shape[0], shape[2])
+    np.testing.assert_allclose(mean, x.mean((1, 3)), rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(var, x.var((1, 3)), rtol=2e-6, atol=1e-12)
+
+
+FLAGS = [
+    # z, scale, bias, one scale per group, activation, mask
+    (True, True, True, False, "relu", False),
+    (True, True, True, True, "relu", True),
+    (False, True, True, False, "relu", True),
+    (True, False, False, False, "relu", True),
+    (True, True, False, False, "none", False),
+    (False, False, True, False, "none", False),
+    (False, False, False, False, "relu", True),
+]
+flags = pytest.mark.parametrize(
+    ("has_z", "has_scale", "has_bias", "grouped", "activation", "save_mask"), FLAGS
+)
+
+
+@all_dtypes
+@few_shapes
+@flags
+def test_forward_kernels_against_reference(
+    shape: tuple[int, ...],
+    dtype: str,
+    has_z: bool,
+    has_scale: bool,
+    has_bias: bool,
+    grouped: bool,
+    activation: str,
+    save_mask: bool,
+) -> None:
+    given = canonical_operands(shape, dtype, grouped_scale=grouped)
+    tensors = given.x, given.z if has_z else None
+    vectors = given.scale if has_scale else None, given.bias if has_bias else None
+    statics: dict[str, Any] = {
+        "epsilon": EPSILON,
+        "activation": activation,
+        "save_mask": save_mask,
+    }
+    y, mean, var, *mask = primitive.forward(*tensors, *vectors, implementation="ffi", **statics)
+    y_reference, mean_reference, var_reference, *_ = primitive.forward(
+        *tensors, *vectors, implementation="xla", **statics
+    )
+    assert_close(mean, mean_reference, vectors=True)
+    assert_close(var, var_reference, vectors=True)
+    assert_close(y, y_reference, vectors=False)
+
+    operands = *tensors, *vectors, mean, var
+    y_half, *mask_half = primitive.normalise(*operands, implementation="ffi", **statics)
+    assert_close(y_half, reference.normalise(*operands, **statics)[0], vectors=False)
+    assert len(mask) == len(mask_half) == save_mask
+    for evidence, output in zip(mask + mask_half, (y, y_half), strict=False):
+        assert_packs(evidence, output)
+
+
+def assert_packs(mask: Any, y: Any) -> None:
+    """One bit an element, lowest bit first, padded with 0 to a byte for each group."""
+    positive = np.asarray(y > 0).reshape(y.shape[0], -1)
+    assert mask.dtype == np.uint8
+    assert mask.shape == (y.shape[0], -(-positive.shape[1] // 8))
+    np.testing.assert_array_equal(mask, np.packbits(positive, axis=1, bitorder="little"))
+
+
+@both_implementations
+@all_dtypes
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (3, 1, 7, 1), (2, 3, 3, 1), (2, 8, 4, 2), (1, 5, 13, 5)]
+)
+def test_mask_is_one_bit_an_element(
+    implementation: Implementation, dtype: str, shape: tuple[int, ...]
+) -> None:
+    given = canonical_operands(shape, dtype)
+    y, _, _, mask = primitive.forward(
+        given.x,
+        given.z,
+        None,
+        None,
+        implementation=implementation,
+        epsilon=EPSILON,
+        activation="relu",
+        save_mask=True,
+    )
+    assert_packs(mask, y)
+
+
+@all_dtypes
+@few_shapes
+@pytest.mark.parametrize("gate", ["none", "y", "mask"])
+@pytest.mark.parametrize(
+    ("has_scale", "grouped", "has_residual"),
+    [(False, False, True), (True, False, False), (True, True, True)],
+)
+def test_backward_kernels_against_reference(
+    shape: tuple[int, ...],
+    dtype: str,
+    gate: Literal["none", "y", "mask"],
+    has_scale: bool,
+    grouped: bool,
+    has_residual: bool,
+) -> None:
+    given = canonical_operands(shape, dtype, grouped_scale=grouped)
+    mean, var = reference.statistics(given.x)
+    # Any evidence will do, negative and -0.0 included: the kernels only look at y > 0.
+    y = given.z.at[:, 0].set(-0.0)
+    evidence = {"none": None, "y": y, "mask": reference.pack_mask(y > 0)}[gate]
+    scale = given.scale if has_scale else None
+    operands = given.dy, given.x, evidence, mean, var, scale, given.dmean, given.dvar
+    whole: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "has_residual": has_residual}
+    actual = primitive.backward(*operands, implementation="ffi", **whole)
+    expected = reference.backward(*operands, **whole)
+    check_backward(actual, expected, first_tensors=1)
+
+    part: dict[str, Any] = {"gate": gate, "has_residual": has_residual}
+    actual = primitive.backward_reduce(*operands[:4], implementation="ffi", **part)
+    expected = reference.backward_reduce(*operands[:4], **part)
+    check_backward(actual, expected, first_tensors=0)
+
+    vectors = given.dmean, given.dvar, mean
+    (dx,) = primitive.backward_apply(*operands[:4], *vectors, implementation="ffi", gate=gate)
+    (dx_reference,) = reference.backward_apply(*operands[:4], *vectors, gate=gate)
+    assert_close(dx, dx_reference, vectors=False)
+
+
+def check_backward(actual: Any, expected: Any, *, first_tensors: int) -> None:
+    """(dx,)? two vectors, (dz,)?: dz is a copy and so exact."""
+    assert len(actual) == len(expected)
+    for i, (got, want) in enumerate(zip(actual, expected, strict=True)):
+        if i == first_tensors + 2:
+            np.testing.assert_array_equal(got, want)
+        else:
+            assert_close(got, want, vectors=i >= first_tensors)
+
+
+@both_implementations
+@canonical_shapes
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_halves_compose_to_the_whole(
+    implementation: Implementation, shape: tuple[int, ...], dtype: str
+) -> None:
+    given = canonical_operands(shape, dtype)
+    use: dict[str, Any] = {"implementation": implementation}
+    forward: dict[str, Any] = {"epsilon": EPSILON, "activation": "relu", "save_mask": False}
+    operands = given.x, given.z, given.scale, given.bias
+    y, mean, var = primitive.forward(*operands, **use, **forward)
+    mean_half, var_half = primitive.statistics(given.x, **use)
+    (y_half,) = primitive.normalise(*operands, mean_half, var_half, **use, **forward)
+    assert_close(mean_half, mean, vectors=True)
+    assert_close(var_half, var, vectors=True)
+    assert_close(y_half, y, vectors=False)
+
+    tensors = given.dy, given.x, y, mean
+    gate: dict[str, Any] = {"gate": "y"}
+    vectors = var, given.scale, given.dmean, given.dvar
+    whole = primitive.backward(
+        *tensors, *vectors, **use, **gate, epsilon=EPSILON, has_residual=True
+    )
+    sum_e, sum_ec, dz = primitive.backward_reduce(*tensors, **use, **gate, has_residual=True)
+    count = shape[1] * shape[3]
+    coefficients = reference.backward_coefficients(
+        sum_e, sum_ec, *vectors, count=count, epsilon=EPSILON
+    )
+    (dx,) = primitive.backward_apply(*tensors, *coefficients, **use, **gate)
+    dscale = reference.reciprocal_std(var, EPSILON) * sum_ec
+    check_backward((dx, dscale, sum_e, dz), whole, first_tensors=1)
+
+
+@both_implementations
+@canonical_shapes
+def test_groups_are_independent(implementation: Implementation, shape: tuple[int, ...]) -> None:
+    """Group g of a call equals a call on group g alone, to a few roundings."""
+    given = canonical_operands(shape, "float32", grouped_scale=True)
+    statics: dict[str, Any] = {"epsilon": EPSILON, "activation": "relu", "save_mask": False}
+
+    @jax.jit
+    def forward(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        return primitive.forward(x, z, scale, bias, implementation=implementation, **statics)
+
+    operands = given.x, given.z, given.scale, given.bias
+    together = forward(*operands)
+    for g in range(shape[0]):
+        alone = forward(*(operand[g : g + 1] for operand in operands))
+        for name, left, right in zip(("y", "mean", "var"), alone, together, strict=True):
+            np.testing.assert_allclose(
+                np.asarray(left)[0], np.asarray(right)[g], rtol=1e-6, atol=1e-6, err_msg=name
+            )

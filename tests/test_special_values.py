@@ -1,0 +1,222 @@
+"""Inf, NaN, -0.0, the kink of the ReLU, and operands that alias or repeat."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import (
+    Case,
+    Operands,
+    all_dtypes,
+    both_implementations,
+    cotangents,
+    operands,
+    operator,
+    outcome,
+    run,
+)
+
+import jax_bnar
+
+layouts = pytest.mark.parametrize("axis", [1, -1])
+SHAPE = (6, 19, 5, 19)
+
+
+def columns(array: Any, axis: int, num_groups: int = 1) -> oracle.Array:
+    """(G, elements, C): one column for each statistic."""
+    array = np.moveaxis(np.asarray(array), axis, -1)
+    return array.reshape(num_groups, -1, array.shape[-1])
+
+
+@both_implementations
+@all_dtypes
+@layouts
+@pytest.mark.parametrize("position", [0, 1, -1])
+def test_nan_stays_in_its_channel_and_group(
+    implementation: str, dtype: str, axis: int, position: int
+) -> None:
+    case = Case(SHAPE, axis, dtype, num_groups=2)
+    clean = operands(case)
+    function = operator(case.form, implementation=implementation, **case.keywords)
+    before = function(*clean)
+    x = clean.x.copy()
+    # Group 1, channel 4; the first element of a group is what a kernel may shift by.
+    np.moveaxis(x, axis, -1)[3 if position >= 0 else -1, position, 0, 4] = np.nan
+    after = function(x, *clean[1:])
+    touched = np.zeros((2, 19), bool)
+    touched[1, 4] = True
+    for name in ("mean", "var"):
+        statistic = np.asarray(getattr(after, name))
+        assert np.isnan(statistic[touched]).all()
+        np.testing.assert_array_equal(statistic[~touched], getattr(before, name)[~touched])
+    left, right = columns(before.y, axis, 2), columns(after.y, axis, 2)
+    everywhere = np.broadcast_to(touched[:, None], left.shape)
+    assert np.isnan(right[everywhere]).all()
+    np.testing.assert_array_equal(right[~everywhere], left[~everywhere])
+
+
+@both_implementations
+@all_dtypes
+@layouts
+@pytest.mark.parametrize("position", [0, 7])
+@pytest.mark.parametrize("infinity", [np.inf, -np.inf])
+def test_infinite_x(
+    implementation: str, dtype: str, axis: int, position: int, infinity: float
+) -> None:
+    """Mean and variance as `jnp.mean` and `jnp.var` have them: infinite and NaN."""
+    case = Case(SHAPE, axis, dtype)
+    clean = operands(case)
+    function = operator(case.form, implementation=implementation, **case.keywords)
+    x = clean.x.copy()
+    np.moveaxis(x, axis, -1)[position // 5, position % 5, 0, 4] = infinity
+    before, after = function(*clean), function(x, *clean[1:])
+    others = np.arange(19) != 4
+    assert after.mean[4] == infinity
+    assert np.isnan(after.var[4])
+    assert np.isnan(columns(after.y, axis)[..., 4]).all()
+    for name in ("mean", "var"):
+        np.testing.assert_array_equal(getattr(after, name)[others], getattr(before, name)[others])
+    np.testing.assert_array_equal(
+        columns(after.y, axis)[..., others], columns(before.y, axis)[..., others]
+    )
+
+
+@both_implementations
+@layouts
+def test_special_values_of_z_touch_one_element(implementation: str, axis: int) -> None:
+    case = Case(SHAPE, axis)
+    given, dout = operands(case), cotangents(case)
+    z = given.z.copy()
+    z[0, 0, 0, 0], z[1, 2, 3, 4], z[5, 18, 4, 18] = np.nan, np.inf, -np.inf
+    before = run(case, implementation, given, dout)
+    after = run(case, implementation, given._replace(z=z), dout)
+    assert np.isnan(after.y[0, 0, 0, 0])
+    assert after.y[1, 2, 3, 4] == np.inf
+    assert after.y[5, 18, 4, 18] == 0
+    # NaN is not > 0, so its gate is closed; nothing of the NaN reaches a gradient.
+    assert after.dz[0, 0, 0, 0] == 0
+    assert after.dz[1, 2, 3, 4] == dout.y[1, 2, 3, 4]
+    assert all(np.isfinite(gradient).all() for gradient in after[3:] if gradient is not None)
+    untouched = np.isfinite(z)
+    np.testing.assert_array_equal(after.y[untouched], before.y[untouched])
+
+
+@both_implementations
+@all_dtypes
+@pytest.mark.parametrize("save", ["y", "mask"])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_gradient_is_zero_at_zero(implementation: str, dtype: str, save: str, zero: float) -> None:
+    """A constant channel has x-mean = 0, so the pre-activation is exactly z."""
+    case = Case((4, 5, 17), dtype=dtype, save=save, scale_dtype=None, bias_dtype=None)
+    x = np.full_like(operands(case).x, 3.0)
+    z = np.full_like(x, zero)
+    actual = run(case, implementation, Operands(x, z, None, None), cotangents(case))
+    np.testing.assert_array_equal(actual.y, np.zeros_like(z))
+    np.testing.assert_array_equal(actual.dz, np.zeros_like(z))
+
+
+@both_implementations
+@all_dtypes
+@pytest.mark.parametrize("save", ["y", "mask"])
+@layouts
+def test_closed_gate_stops_every_cotangent(
+    implementation: str, dtype: str, save: str, axis: int
+) -> None:
+    """Even a NaN or Inf cotangent: a gate that multiplies by 0 lets it through."""
+    case = Case(SHAPE, axis, dtype, save=save)
+    given, dout = operands(case), cotangents(case)
+    y = run(case, implementation, given, dout).y
+    closed = y <= 0
+    assert closed.any()
+    dy = np.where(closed, np.asarray(np.nan, y.dtype), dout.y)
+    dy.ravel()[np.flatnonzero(closed)[::2]] = np.inf
+    actual = run(case, implementation, given, dout._replace(y=dy))
+    expected = run(case, implementation, given, dout)
+    for name, left, right in zip(actual._fields, actual, expected, strict=True):
+        np.testing.assert_array_equal(left, right, err_msg=name)
+
+
+@both_implementations
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_tiny_epsilon(implementation: str, dtype: str) -> None:
+    """1e-300 is 0 in float32, and 0/0 would turn a constant channel into NaN."""
+    case = Case((8, 16), dtype=dtype, epsilon=1e-300)
+    given, dout = operands(case), cotangents(case)
+    x = np.full_like(given.x, 0.1)
+    actual = run(case, implementation, given._replace(x=x), dout)
+    assert np.isfinite(actual.y).all()
+    wide = given.z.astype(np.float64) + given.bias
+    allowance = 4 * oracle.unit_roundoff(dtype) * np.abs(wide) + 1e-7
+    oracle.assert_within("y", actual.y, np.maximum(wide, 0), allowance)
+
+
+@both_implementations
+def test_large_values_do_not_overflow(implementation: str) -> None:
+    """float16 reaches 65504 and its squares do not; the arithmetic is float32."""
+    case = Case((64, 8), dtype="float16", scale_dtype=None, bias_dtype=None, form="batch_norm")
+    x = np.where(np.arange(512).reshape(64, 8) % 16 < 8, 65504, -65504).astype(np.float16)
+    y, mean, var = operator(case.form, implementation=implementation)(x, None, None, None)
+    np.testing.assert_array_equal(mean, np.zeros(8))
+    np.testing.assert_allclose(var, np.full(8, 65504.0**2), rtol=1e-6)
+    np.testing.assert_array_equal(y, np.sign(x))
+
+
+@both_implementations
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_z_is_x(implementation: str, save: str) -> None:
+    """The same array as both operands: gradients add up, and nothing is overwritten."""
+    case = Case((5, 7, 33), save=save)
+    given, dout = operands(case), cotangents(case)
+    apart = run(case, implementation, given._replace(z=given.x), dout)
+    keywords = {"implementation": implementation, **case.keywords}
+
+    @jax.jit
+    def together(x: Any, scale: Any, bias: Any) -> Any:
+        results, vjp = jax.vjp(
+            lambda x: tuple(jax_bnar.bn_add_relu(x, x, scale, bias, **keywords)), x
+        )
+        return results[0], vjp(tuple(dout))[0]
+
+    y, dx = together(given.x, given.scale, given.bias)
+    np.testing.assert_array_equal(y, apart.y)
+    np.testing.assert_allclose(dx, apart.dx + apart.dz, rtol=1e-5, atol=1e-6)
+
+
+@both_implementations
+def test_numpy_operands_of_any_strides(implementation: str) -> None:
+    """Eager, on arrays that are reversed, transposed or sliced out of larger ones."""
+    case = Case((6, 8, 10))
+    given = operands(case)
+    x, z, scale, bias = given
+    function = functools.partial(jax_bnar.bn_add_relu, implementation=implementation)
+    expected = function(*(jnp.asarray(array) for array in given))
+    strided_x = np.ascontiguousarray(x.T).T
+    padded = np.zeros((6, 16, 10), z.dtype)
+    padded[:, ::2] = z
+    reversed_scale = np.ascontiguousarray(scale[::-1])[::-1]
+    assert not strided_x.flags.c_contiguous
+    actual = function(strided_x, padded[:, ::2], reversed_scale, bias)
+    for left, right in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@both_implementations
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("shape", "axis"), [((16, 28, 28, 65), -1), ((8, 65, 28, 28), 1)])
+def test_two_runs_are_bitwise_equal(
+    implementation: str, dtype: str, shape: tuple[int, ...], axis: int
+) -> None:
+    """Large enough that several threads share the work."""
+    case = Case(shape, axis, dtype, save="mask", ratio=10)
+    given, dout = operands(case), cotangents(case)
+    function = operator(case.form, implementation=implementation, **case.keywords)
+    first = outcome(function, given, dout)
+    for _ in range(3):
+        for name, left, right in zip(
+            first._fields, first, outcome(function, given, dout), strict=True
+        ):
+            np.testing.assert_array_equal(left, right, err_msg=name)
