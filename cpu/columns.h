@@ -69,11 +69,13 @@ template <typename F>
 Phase ForEachChannelBlock(const Shape& shape, F f) {
   const int64_t channels = shape.channels;
   const int64_t blocks = (channels + kChannelBlock - 1) / kChannelBlock;
-  return {shape.groups * blocks, [f, blocks, channels](int64_t task) {
+  return {shape.groups * blocks,
+          [f, blocks, channels](int64_t task) {
             const int64_t begin = task % blocks * kChannelBlock;
             f(task / blocks,
               Range{begin, std::min(channels, begin + kChannelBlock)});
-          }};
+          },
+          /*last_first=*/false};
 }
 
 }  // namespace jax_bnar

@@ -21,22 +21,22 @@ void Pause() {
 // touches nothing else.
 class Control {
  public:
-  explicit Control(std::vector<Phase> phases)
-      : phases_(std::move(phases)), progress_(phases_.size()) {}
+  Control(std::vector<Phase> phases, int64_t threads)
+      : phases_(std::move(phases)),
+        threads_(threads),
+        taken_(phases_.size() * static_cast<size_t>(threads)),
+        done_(phases_.size()) {}
 
-  void Work() {
+  // `self` in [0, threads) says whose share to begin with.
+  void Work(int64_t self) {
     for (size_t p = 0; p < phases_.size(); ++p) {
-      const int64_t num_tasks = phases_[p].num_tasks;
-      Progress& progress = progress_[p];
-      for (;;) {
-        const int64_t task =
-            progress.next.fetch_add(1, std::memory_order_relaxed);
-        if (task >= num_tasks) break;
-        phases_[p].run(task);
-        progress.done.fetch_add(1, std::memory_order_release);
+      for (int64_t other = 0; other < threads_; ++other) {
+        WorkOnShare(p, (self + other) % threads_);
       }
+      const int64_t num_tasks = phases_[p].num_tasks;
       for (int spins = 0;
-           progress.done.load(std::memory_order_acquire) < num_tasks; ++spins) {
+           done_[p].count.load(std::memory_order_acquire) < num_tasks;
+           ++spins) {
         if (spins < kSpinsBeforeYield) {
           Pause();
         } else {
@@ -47,14 +47,30 @@ class Control {
   }
 
  private:
-  // A cache line each: one is hammered while the other is watched.
-  struct Progress {
-    alignas(64) std::atomic<int64_t> next{0};
-    alignas(64) std::atomic<int64_t> done{0};
+  // A cache line each, against false sharing.
+  struct alignas(64) Counter {
+    std::atomic<int64_t> count{0};
   };
 
+  void WorkOnShare(size_t p, int64_t share) {
+    const Phase& phase = phases_[p];
+    const int64_t begin = phase.num_tasks * share / threads_;
+    const int64_t end = phase.num_tasks * (share + 1) / threads_;
+    std::atomic<int64_t>& taken =
+        taken_[p * static_cast<size_t>(threads_) + static_cast<size_t>(share)]
+            .count;
+    for (;;) {
+      const int64_t i = taken.fetch_add(1, std::memory_order_relaxed);
+      if (i >= end - begin) return;
+      phase.run(phase.last_first ? end - 1 - i : begin + i);
+      done_[p].count.fetch_add(1, std::memory_order_release);
+    }
+  }
+
   std::vector<Phase> phases_;
-  std::vector<Progress> progress_;
+  int64_t threads_;
+  std::vector<Counter> taken_;
+  std::vector<Counter> done_;
 };
 
 }  // namespace
@@ -63,11 +79,12 @@ void Run(ThreadPool& pool, int64_t max_threads, std::vector<Phase> phases) {
   int64_t widest = 0;
   for (const Phase& phase : phases) widest = std::max(widest, phase.num_tasks);
   const int64_t threads = std::min({pool.num_threads(), max_threads, widest});
-  auto control = std::make_shared<Control>(std::move(phases));
+  auto control = std::make_shared<Control>(std::move(phases),
+                                           std::max<int64_t>(1, threads));
   for (int64_t t = 1; t < threads; ++t) {
-    pool.Schedule([control] { control->Work(); });
+    pool.Schedule([control, t] { control->Work(t); });
   }
-  control->Work();
+  control->Work(0);
 }
 
 }  // namespace jax_bnar

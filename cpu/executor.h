@@ -10,9 +10,15 @@
 namespace jax_bnar {
 
 // Independent tasks; each phase starts when the one before it is complete.
+//
+// Each thread begins with a contiguous share of the tasks, the same share in
+// every phase, and helps the others when it is done: what a phase left in the
+// caches of a core is found there by the next one (two cores may well have an
+// L3 cache each). Where `last_first` is set, a share is worked on backwards.
 struct Phase {
   int64_t num_tasks;
   std::function<void(int64_t task)> run;
+  bool last_first = false;
 };
 
 class ThreadPool {

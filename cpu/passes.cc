@@ -253,7 +253,8 @@ Phase StatisticsPass(const Context& context, const void* x,
       }
     }
   };
-  return {plan.shape.groups * plan.reduction_tasks_per_group(), run};
+  return {plan.shape.groups * plan.reduction_tasks_per_group(), run,
+          /*last_first=*/false};
 }
 
 Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
@@ -264,8 +265,6 @@ Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
   const int64_t num_tasks = plan.shape.groups * per_group;
   const auto run = [=, &context, &plan](int64_t index) {
     const TileKernels& kernels = *context.kernels;
-    // Last blocks first: the statistics left them in the cache.
-    index = num_tasks - 1 - index;
     const int64_t group = index / per_group;
     const int64_t block = index % per_group;
     const auto args_at = [&](int64_t in_group, int64_t column) {
@@ -315,7 +314,8 @@ Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
                               args_at(in_group, channel));
     });
   };
-  return {num_tasks, run};
+  // Last blocks first: the reduction before left them in the cache.
+  return {num_tasks, run, /*last_first=*/true};
 }
 
 Phase ReducePass(const Context& context, const GradientBuffers& buffers,
@@ -377,7 +377,8 @@ Phase ReducePass(const Context& context, const GradientBuffers& buffers,
       }
     }
   };
-  return {plan.shape.groups * plan.reduction_tasks_per_group(), run};
+  return {plan.shape.groups * plan.reduction_tasks_per_group(), run,
+          /*last_first=*/false};
 }
 
 Phase ApplyPass(const Context& context, const GradientBuffers& buffers,
@@ -388,8 +389,6 @@ Phase ApplyPass(const Context& context, const GradientBuffers& buffers,
   const int64_t num_tasks = plan.shape.groups * per_group;
   const auto run = [=, &context, &plan](int64_t index) {
     const TileKernels& kernels = *context.kernels;
-    // Last blocks first: the reduction left them in the cache.
-    index = num_tasks - 1 - index;
     const int64_t group = index / per_group;
     const int64_t block = index % per_group;
     const auto args_at = [&](int64_t in_group, int64_t column) {
@@ -434,7 +433,8 @@ Phase ApplyPass(const Context& context, const GradientBuffers& buffers,
                           args_at(in_group, channel));
     });
   };
-  return {num_tasks, run};
+  // Last blocks first: the reduction before left them in the cache.
+  return {num_tasks, run, /*last_first=*/true};
 }
 
 }  // namespace jax_bnar

@@ -120,11 +120,7 @@ void PlaneNormalise(const Plane& plane, const NormaliseArgs& args) {
       [&](int64_t i) {
         const Stored<T> stored = Kernel::Element(
             Load(x + i), kResidual ? z + i : nullptr, mean, a, b);
-        if constexpr (kStream) {
-          StoreStreaming(y + i, stored);
-        } else {
-          Store(y + i, stored);
-        }
+        StoreResult<T, kStream>(y + i, stored);
         if constexpr (kMask) {
           WriteBits(args.mask, plane.mask_bit + i, kLanes,
                     PositiveBits(Widen<T>(stored)));
@@ -232,11 +228,7 @@ void PlaneApply(const Plane& plane, const ApplyArgs& args) {
         const Stored<T> stored = Kernel::Element(
             PlaneGated<kGate>(dy, args.evidence, i, plane.mask_bit),
             Load(x + i), mean, a, b, k);
-        if constexpr (kStream) {
-          StoreStreaming(dx + i, stored);
-        } else {
-          Store(dx + i, stored);
-        }
+        StoreResult<T, kStream>(dx + i, stored);
       },
       [&](int64_t i, int n) {
         StorePartial(

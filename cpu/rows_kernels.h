@@ -1,5 +1,10 @@
 // Kernels of tiles whose columns are channels. Compiled once for each
 // instruction set (see simd.h).
+//
+// All walk along memory, a few rows at a time: the sums of a column live in the
+// L1 cache, not in registers. Narrow strips of many rows would keep them in
+// registers, but reading 256 bytes here and there defeats the prefetchers; that
+// was 4 to 8 times slower.
 
 #ifndef JAX_BNAR_CPU_ROWS_KERNELS_H_
 #define JAX_BNAR_CPU_ROWS_KERNELS_H_
@@ -14,92 +19,106 @@ namespace BNAR_ISA {
 
 // Rows between two hand-overs from float to double sums. Around a shift taken
 // from the block itself the cancellation costs at most a factor of this many
-// rows, whatever the data; the sums of a block live in registers.
+// rows, whatever the data.
 constexpr int64_t kBlockRows = 32;
-// Vectors of 16 columns that a strip keeps in registers.
-constexpr int kStrip = 4;
-// Rows of a strip in the elementwise passes: enough to reuse the constants, few
-// enough to keep the number of memory streams low.
-constexpr int64_t kElementwiseRows = 8;
+// Columns whose sums are kept in the L1 cache at once.
+constexpr int64_t kSumColumns = 1024;
+// Rows that are read side by side, to load sums and constants once for both.
+constexpr int kTogether = 1;
 
-// Calls strip(column, number of vectors as integral_constant) from left to
-// right over a row.
+// Calls rows(first row, number of rows as integral_constant).
 template <typename F>
-BNAR_INLINE void ForEachStrip(int64_t width, F strip) {
-  int64_t c = 0;
-  for (; c + kStrip * kLanes <= width; c += kStrip * kLanes) {
-    strip(c, std::integral_constant<int, kStrip>());
+BNAR_INLINE void ForEachRows(int64_t begin, int64_t end, F rows) {
+  int64_t r = begin;
+  for (; r + kTogether <= end; r += kTogether) {
+    rows(r, std::integral_constant<int, kTogether>());
   }
-  for (; c < width; c += kLanes) {
-    strip(c, std::integral_constant<int, 1>());
+  for (; r < end; ++r) rows(r, std::integral_constant<int, 1>());
+}
+
+// Calls block(first row, row after the last, first column, number of columns).
+template <typename F>
+BNAR_INLINE void ForEachBlock(const RowsTile& tile, F block) {
+  for (int64_t r = 0; r < tile.rows; r += kBlockRows) {
+    const int64_t end = std::min(tile.rows, r + kBlockRows);
+    for (int64_t c = 0; c < tile.width; c += kSumColumns) {
+      block(r, end, c, std::min(kSumColumns, tile.width - c));
+    }
   }
 }
 
 // --- statistics --------------------------------------------------------------
 
-template <typename T, int kVecs>
-BNAR_INLINE void StatisticsStrip(const T* x, int64_t rows, int64_t stride,
-                                 int64_t rows_before, double* sum, double* m2) {
-  using A = Accumulator<T>;
-  Vec<A> shift[kVecs], s1[kVecs], s2[kVecs];
-  BNAR_UNROLL
-  for (int v = 0; v < kVecs; ++v) {
-    // An Inf as shift would make the mean NaN.
-    shift[v] = WhereFinite(Load(x + v * kLanes));
-    s1[v] = s2[v] = Zero<A>();
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    BNAR_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      const Vec<A> d = Load(x + r * stride + v * kLanes) - shift[v];
-      s1[v] = s1[v] + d;
-      s2[v] = s2[v] + d * d;
-    }
-  }
-  alignas(64) A shift_lanes[kVecs * kLanes];
-  alignas(64) A s1_lanes[kVecs * kLanes];
-  alignas(64) A s2_lanes[kVecs * kLanes];
-  std::memcpy(shift_lanes, shift, sizeof(shift));
-  std::memcpy(s1_lanes, s1, sizeof(s1));
-  std::memcpy(s2_lanes, s2, sizeof(s2));
-  const double n = static_cast<double>(rows);
-  const double m = static_cast<double>(rows_before);
-  const double reciprocal = 1.0 / n;
-  if (rows_before == 0) {
-    for (int i = 0; i < kVecs * kLanes; ++i) {
-      const double s = s1_lanes[i];
-      sum[i] = n * shift_lanes[i] + s;
-      m2[i] = s2_lanes[i] - s * s * reciprocal;
-    }
-    return;
-  }
-  // MergeStatistics, written out so that the compiler vectorises it.
-  const double n_over_m = n / m;
-  const double weight = m / (n * (m + n));
-  for (int i = 0; i < kVecs * kLanes; ++i) {
-    const double s = s1_lanes[i];
-    const double block_sum = n * shift_lanes[i] + s;
-    const double t = sum[i] * n_over_m - block_sum;
-    m2[i] += (s2_lanes[i] - s * s * reciprocal) + t * t * weight;
-    sum[i] += block_sum;
-  }
-}
-
 template <typename T>
 void RowsStatistics(const RowsTile& tile, const void* x_pointer, double* sum,
                     double* m2) {
-  const T* x = static_cast<const T*>(x_pointer);
-  for (int64_t r = 0; r < tile.rows; r += kBlockRows) {
-    const int64_t rows = std::min(kBlockRows, tile.rows - r);
-    const T* block = x + r * tile.stride;
-    ForEachStrip(tile.width, [&](int64_t c, auto vecs) {
-      StatisticsStrip<T, decltype(vecs)::value>(block + c, rows, tile.stride, r,
-                                                sum + c, m2 + c);
+  using A = Accumulator<T>;
+  const int64_t stride = tile.stride;
+  alignas(64) A shift[kSumColumns], s1[kSumColumns], s2[kSumColumns];
+  ForEachBlock(tile, [&](int64_t r0, int64_t r1, int64_t c0, int64_t columns) {
+    const T* x = static_cast<const T*>(x_pointer) + r0 * stride + c0;
+    const int64_t rows = r1 - r0;
+    // The first row is the shift, and adds nothing. An Inf as shift would make
+    // the mean NaN.
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      const Vec<A> first = Load(x + c);
+      const Vec<A> finite = WhereFinite(first);
+      const Vec<A> d = first - finite;
+      StoreLanes(shift + c, finite);
+      StoreLanes(s1 + c, d);
+      StoreLanes(s2 + c, d);
+    }
+    ForEachRows(1, rows, [&](int64_t r, auto together) {
+      const T* row = x + r * stride;
+      for (int64_t c = 0; c < columns; c += kLanes) {
+        const Vec<A> origin = Load(shift + c);
+        Vec<A> sum1 = Load(s1 + c), sum2 = Load(s2 + c);
+        BNAR_UNROLL
+        for (int i = 0; i < together.value; ++i) {
+          const Vec<A> d = Load(row + i * stride + c) - origin;
+          sum1 = sum1 + d;
+          sum2 = sum2 + d * d;
+        }
+        StoreLanes(s1 + c, sum1);
+        StoreLanes(s2 + c, sum2);
+      }
     });
-  }
+    double* total = sum + c0;
+    double* total_m2 = m2 + c0;
+    const double n = static_cast<double>(rows);
+    const double m = static_cast<double>(r0);
+    const double reciprocal = 1.0 / n;
+    if (r0 == 0) {
+      for (int64_t c = 0; c < columns; ++c) {
+        const double s = s1[c];
+        total[c] = n * shift[c] + s;
+        total_m2[c] = s2[c] - s * s * reciprocal;
+      }
+      return;
+    }
+    // MergeStatistics, written out so that the compiler vectorises it.
+    const double n_over_m = n / m;
+    const double weight = m / (n * (m + n));
+    for (int64_t c = 0; c < columns; ++c) {
+      const double s = s1[c];
+      const double block_sum = n * shift[c] + s;
+      const double t = total[c] * n_over_m - block_sum;
+      total_m2[c] += (s2[c] - s * s * reciprocal) + t * t * weight;
+      total[c] += block_sum;
+    }
+  });
 }
 
 // --- normalise ---------------------------------------------------------------
+
+template <typename T, bool kStream>
+BNAR_INLINE void StoreResult(T* p, const Stored<T>& stored) {
+  if constexpr (kStream) {
+    StoreStreaming(p, stored);
+  } else {
+    Store(p, stored);
+  }
+}
 
 template <typename T, bool kRelu, bool kResidual, bool kMask, bool kStream>
 struct Normalise {
@@ -115,44 +134,37 @@ struct Normalise {
   }
 
   static void Rows(const RowsTile& tile, const NormaliseArgs& args) {
-    const T* x = static_cast<const T*>(args.x);
-    const T* z = static_cast<const T*>(args.z);
-    T* y = static_cast<T*>(args.y);
+    const int64_t stride = tile.stride;
+    const int64_t width = tile.width;
     const A* mean = static_cast<const A*>(args.mean);
     const A* a = static_cast<const A*>(args.a);
     const A* b = static_cast<const A*>(args.b);
-    for (int64_t r0 = 0; r0 < tile.rows; r0 += kElementwiseRows) {
-      const int64_t r1 = std::min(tile.rows, r0 + kElementwiseRows);
-      ForEachStrip(tile.width, [&](int64_t c, auto vecs) {
-        constexpr int kVecs = decltype(vecs)::value;
-        Vec<A> strip_mean[kVecs], strip_a[kVecs], strip_b[kVecs];
+    ForEachRows(0, tile.rows, [&](int64_t r, auto together) {
+      const T* x = static_cast<const T*>(args.x) + r * stride;
+      const T* z = static_cast<const T*>(args.z);
+      if constexpr (kResidual) z += r * stride;
+      T* y = static_cast<T*>(args.y) + r * stride;
+      uint8_t* mask = args.mask;
+      if constexpr (kMask) mask += r * stride / 8;
+      for (int64_t c = 0; c < width; c += kLanes) {
+        const Vec<A> column_mean = Load(mean + c);
+        const Vec<A> column_a = Load(a + c);
+        const Vec<A> column_b = Load(b + c);
         BNAR_UNROLL
-        for (int v = 0; v < kVecs; ++v) {
-          strip_mean[v] = Load(mean + c + v * kLanes);
-          strip_a[v] = Load(a + c + v * kLanes);
-          strip_b[v] = Load(b + c + v * kLanes);
-        }
-        for (int64_t r = r0; r < r1; ++r) {
-          BNAR_UNROLL
-          for (int v = 0; v < kVecs; ++v) {
-            const int64_t i = r * tile.stride + c + v * kLanes;
-            const Stored<T> stored =
-                Element(Load(x + i), kResidual ? z + i : nullptr, strip_mean[v],
-                        strip_a[v], strip_b[v]);
-            if constexpr (kStream) {
-              StoreStreaming(y + i, stored);
-            } else {
-              Store(y + i, stored);
-            }
-            if constexpr (kMask) {
-              const uint16_t bits =
-                  static_cast<uint16_t>(PositiveBits(Widen<T>(stored)));
-              std::memcpy(args.mask + i / 8, &bits, sizeof(bits));
-            }
+        for (int i = 0; i < together.value; ++i) {
+          const int64_t at = i * stride + c;
+          const Stored<T> stored =
+              Element(Load(x + at), kResidual ? z + at : nullptr, column_mean,
+                      column_a, column_b);
+          StoreResult<T, kStream>(y + at, stored);
+          if constexpr (kMask) {
+            const uint16_t bits =
+                static_cast<uint16_t>(PositiveBits(Widen<T>(stored)));
+            std::memcpy(mask + at / 8, &bits, sizeof(bits));
           }
         }
-      });
-    }
+      }
+    });
     if constexpr (kStream) StreamingFence();
   }
 };
@@ -180,48 +192,43 @@ template <typename T, Gate kGate, bool kResidual>
 struct Reduce {
   using A = Accumulator<T>;
 
-  template <int kVecs>
-  static BNAR_INLINE void Strip(const RowsTile& tile, const ReduceArgs& args,
-                                int64_t r0, int64_t r1, int64_t c) {
+  static void Rows(const RowsTile& tile, const ReduceArgs& args) {
+    const int64_t stride = tile.stride;
     const T* dy = static_cast<const T*>(args.dy);
     const T* x = static_cast<const T*>(args.x);
     T* dz = static_cast<T*>(args.dz);
-    Vec<A> mean[kVecs], s0[kVecs], s1[kVecs];
-    BNAR_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      mean[v] = Load(static_cast<const A*>(args.mean) + c + v * kLanes);
-      s0[v] = s1[v] = Zero<A>();
-    }
-    for (int64_t r = r0; r < r1; ++r) {
-      BNAR_UNROLL
-      for (int v = 0; v < kVecs; ++v) {
-        const int64_t i = r * tile.stride + c + v * kLanes;
-        const Vec<A> e = Gated<kGate>(dy, args.evidence, i);
-        if constexpr (kResidual) Store(dz + i, Round<T>(e));
-        s0[v] = s0[v] + e;
-        s1[v] = s1[v] + e * (Load(x + i) - mean[v]);
-      }
-    }
-    alignas(64) A s0_lanes[kVecs * kLanes];
-    alignas(64) A s1_lanes[kVecs * kLanes];
-    std::memcpy(s0_lanes, s0, sizeof(s0));
-    std::memcpy(s1_lanes, s1, sizeof(s1));
-    double* sum_e = args.sum_e + c;
-    double* sum_e_centred = args.sum_e_centred + c;
-    const bool first = r0 == 0;
-    for (int j = 0; j < kVecs * kLanes; ++j) {
-      sum_e[j] = (first ? 0.0 : sum_e[j]) + s0_lanes[j];
-      sum_e_centred[j] = (first ? 0.0 : sum_e_centred[j]) + s1_lanes[j];
-    }
-  }
-
-  static void Rows(const RowsTile& tile, const ReduceArgs& args) {
-    for (int64_t r = 0; r < tile.rows; r += kBlockRows) {
-      const int64_t end = std::min(tile.rows, r + kBlockRows);
-      ForEachStrip(tile.width, [&](int64_t c, auto vecs) {
-        Strip<decltype(vecs)::value>(tile, args, r, end, c);
-      });
-    }
+    const void* evidence = args.evidence;
+    alignas(64) A s0[kSumColumns], s1[kSumColumns];
+    ForEachBlock(
+        tile, [&](int64_t r0, int64_t r1, int64_t c0, int64_t columns) {
+          const A* mean = static_cast<const A*>(args.mean) + c0;
+          std::fill(s0, s0 + columns, A{0});
+          std::fill(s1, s1 + columns, A{0});
+          ForEachRows(r0, r1, [&](int64_t r, auto together) {
+            const int64_t row = r * stride + c0;
+            for (int64_t c = 0; c < columns; c += kLanes) {
+              const Vec<A> column_mean = Load(mean + c);
+              Vec<A> sum0 = Load(s0 + c), sum1 = Load(s1 + c);
+              BNAR_UNROLL
+              for (int i = 0; i < together.value; ++i) {
+                const int64_t at = row + i * stride + c;
+                const Vec<A> e = Gated<kGate>(dy, evidence, at);
+                if constexpr (kResidual) Store(dz + at, Round<T>(e));
+                sum0 = sum0 + e;
+                sum1 = sum1 + e * (Load(x + at) - column_mean);
+              }
+              StoreLanes(s0 + c, sum0);
+              StoreLanes(s1 + c, sum1);
+            }
+          });
+          double* sum_e = args.sum_e + c0;
+          double* sum_e_centred = args.sum_e_centred + c0;
+          const bool first = r0 == 0;
+          for (int64_t c = 0; c < columns; ++c) {
+            sum_e[c] = (first ? 0.0 : sum_e[c]) + s0[c];
+            sum_e_centred[c] = (first ? 0.0 : sum_e_centred[c]) + s1[c];
+          }
+        });
   }
 };
 
@@ -236,43 +243,32 @@ struct Apply {
   }
 
   static void Rows(const RowsTile& tile, const ApplyArgs& args) {
+    const int64_t stride = tile.stride;
+    const int64_t width = tile.width;
     const T* dy = static_cast<const T*>(args.e);
     const T* x = static_cast<const T*>(args.x);
     T* dx = static_cast<T*>(args.dx);
+    const void* evidence = args.evidence;
     const A* mean = static_cast<const A*>(args.mean);
     const A* a = static_cast<const A*>(args.a);
     const A* b = static_cast<const A*>(args.b);
     const A* k = static_cast<const A*>(args.k);
-    // Last rows first: the reduce pass left them in the cache.
-    for (int64_t r1 = tile.rows; r1 > 0; r1 -= kElementwiseRows) {
-      const int64_t r0 = std::max<int64_t>(0, r1 - kElementwiseRows);
-      ForEachStrip(tile.width, [&](int64_t c, auto vecs) {
-        constexpr int kVecs = decltype(vecs)::value;
-        Vec<A> strip_mean[kVecs], strip_a[kVecs], strip_b[kVecs],
-            strip_k[kVecs];
+    ForEachRows(0, tile.rows, [&](int64_t r, auto together) {
+      const int64_t row = r * stride;
+      for (int64_t c = 0; c < width; c += kLanes) {
+        const Vec<A> column_mean = Load(mean + c);
+        const Vec<A> column_a = Load(a + c);
+        const Vec<A> column_b = Load(b + c);
+        const Vec<A> column_k = Load(k + c);
         BNAR_UNROLL
-        for (int v = 0; v < kVecs; ++v) {
-          strip_mean[v] = Load(mean + c + v * kLanes);
-          strip_a[v] = Load(a + c + v * kLanes);
-          strip_b[v] = Load(b + c + v * kLanes);
-          strip_k[v] = Load(k + c + v * kLanes);
+        for (int i = 0; i < together.value; ++i) {
+          const int64_t at = row + i * stride + c;
+          StoreResult<T, kStream>(
+              dx + at, Element(Gated<kGate>(dy, evidence, at), Load(x + at),
+                               column_mean, column_a, column_b, column_k));
         }
-        for (int64_t r = r0; r < r1; ++r) {
-          BNAR_UNROLL
-          for (int v = 0; v < kVecs; ++v) {
-            const int64_t i = r * tile.stride + c + v * kLanes;
-            const Stored<T> stored =
-                Element(Gated<kGate>(dy, args.evidence, i), Load(x + i),
-                        strip_mean[v], strip_a[v], strip_b[v], strip_k[v]);
-            if constexpr (kStream) {
-              StoreStreaming(dx + i, stored);
-            } else {
-              Store(dx + i, stored);
-            }
-          }
-        }
-      });
-    }
+      }
+    });
     if constexpr (kStream) StreamingFence();
   }
 };

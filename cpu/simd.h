@@ -204,6 +204,11 @@ BNAR_INLINE Vec<A> Load(const A* p) {
   return r;
 }
 
+template <typename A>
+BNAR_INLINE void StoreLanes(A* p, const Vec<A>& v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+
 BNAR_INLINE Vec<float> Load(const BFloat16* p) {
   using P = Part<float>;
   Vec<float> r;

@@ -25,8 +25,9 @@ class FusedBottleneck(nn.Module):
 
     Fields and variables are those of `BottleneckResNetBlock` in Flax's ImageNet example (`Conv_0`
     to `Conv_2`, `BatchNorm_0` to `BatchNorm_2`, `conv_proj`, `norm_proj`), so it serves there as
-    `block_cls`. With another `norm` than ours, or another `act` than ReLU, the same block runs
-    unfused: that is the network to compare with.
+    `block_cls`, with our BatchNorm as `norm`. Linen names blocks after their class: where old
+    checkpoints are to fit, pass a subclass called `BottleneckResNetBlock`. With another `norm` than
+    ours, or another `act` than ReLU, the same block runs unfused: the network to compare with.
 
     Attributes:
         filters: channels of the first two convolutions; the block has 4*filters.

@@ -96,13 +96,17 @@ def _normalised(
     epsilon: float,
     relu: bool,
     unit: float,
+    mean_error: Array | float = 0.0,
 ) -> tuple[Array, Array]:
-    """y of canonical wide operands, and the allowance of the arithmetic before the store."""
+    """y of canonical wide operands, and the allowance of the arithmetic before the store.
+
+    `mean_error` is what a computed mean may be off by, in units of roundoff.
+    """
     multiplier = _vector(scale, 1, x) / np.sqrt(var + epsilon)
     shift = _vector(bias, 0, x)
     residual = np.zeros_like(x) if z is None else z
     pre = (x - mean) * multiplier + shift + residual
-    magnitude = (np.abs(x - mean) + np.abs(mean)) * np.abs(multiplier)
+    magnitude = (np.abs(x - mean) + np.abs(mean) + mean_error) * np.abs(multiplier)
     magnitude = magnitude + np.abs(shift) + np.abs(residual)
     return np.maximum(pre, 0) if relu else pre, ROUNDINGS * unit * magnitude
 
@@ -133,6 +137,7 @@ def forward(
         epsilon,
         relu,
         unit,
+        mean_error=np.sqrt(var),
     )
     return Forward(
         y=y.reshape(x.shape),
@@ -170,8 +175,10 @@ def backward(
     dbias, dscale = _sum(e), _sum(e * centred) * rstd
     dx = a * (e - dbias / n - centred * rstd * dscale / n) + dm / n + 2 * dv * centred / n
 
-    # The mean is itself rounded, so |mean| counts towards the magnitude of (x-mean).
-    distance = np.abs(centred) + np.abs(mean)
+    # The mean is itself a rounded sum, so |mean| and std count towards the magnitude of (x-mean).
+    distance = (
+        np.abs(centred) + np.abs(mean) + np.sqrt(np.square(centred).mean((1, 3), keepdims=True))
+    )
     sum_e, sum_ec = _sum(np.abs(e)), _sum(np.abs(e) * distance)
     magnitude = np.abs(a) * (np.abs(e) + sum_e / n + distance * rstd * rstd * sum_ec / n)
     magnitude = magnitude + np.abs(dm) / n + 2 * np.abs(dv) * distance / n

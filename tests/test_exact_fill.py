@@ -6,6 +6,7 @@ quotient by a unit or two in the last place; the kernels have no such excuse.
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
@@ -41,7 +42,7 @@ def assert_exact(implementation: str, got: Any, expected: oracle.Array) -> None:
 
 def arrange(
     columns: oracle.Array, before: tuple[int, ...], after: tuple[int, ...]
-) -> tuple[oracle.Array, int]:
+) -> tuple[Any, int]:
     """(count, C) as (*before, C, *after), and the channel axis."""
     channels = columns.shape[1]
     return np.moveaxis(columns.reshape(*before, *after, channels), -1, len(before)), len(before)
@@ -83,8 +84,8 @@ def test_statistics_of_float64(
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_statistics_of_groups_are_exact(implementation: str, dtype: str, axis: int) -> None:
     groups = [exact_fill(3 * 49, 33, dtype, seed) for seed in range(4)]
-    x = np.stack([fill.x for fill in groups]).reshape(12, 7, 7, 33)
-    x = np.moveaxis(x, -1, axis)
+    x: Any = np.stack([fill.x for fill in groups]).reshape(12, 7, 7, 33)
+    x = jnp.asarray(np.moveaxis(x, -1, axis))
     result = jax_bnar.bn_relu(x, None, None, axis=axis, num_groups=4, implementation=implementation)
     assert_exact(implementation, result.mean, np.stack([fill.mean for fill in groups]))
     assert_exact(implementation, result.var, np.stack([fill.var for fill in groups]))
@@ -105,7 +106,10 @@ def test_benchdnn_forward_threshold(implementation: str, axis: int) -> None:
     z = np.moveaxis(z, -1, axis)
     exact = oracle.forward(x, z, scale, bias, epsilon=1 / 16, axis=axis, relu=True).y
     y = jax_bnar.bn_add_relu(
-        x, z, scale, bias, epsilon=1 / 16, axis=axis, implementation=implementation
+        *map(jnp.asarray, (x, z, scale, bias)),
+        epsilon=1 / 16,
+        axis=axis,
+        implementation=implementation,
     ).y
     error = np.abs(np.asarray(y) - exact)
     relative = np.where(np.abs(exact) > 1e-5, error / np.maximum(np.abs(exact), 1e-5), error)

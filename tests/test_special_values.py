@@ -35,7 +35,7 @@ def columns(array: Any, axis: int, num_groups: int = 1) -> oracle.Array:
 @both_implementations
 @all_dtypes
 @layouts
-@pytest.mark.parametrize("position", [0, 1, -1])
+@pytest.mark.parametrize("position", [0, -1])
 def test_nan_stays_in_its_channel_and_group(
     implementation: str, dtype: str, axis: int, position: int
 ) -> None:
@@ -60,7 +60,7 @@ def test_nan_stays_in_its_channel_and_group(
 
 
 @both_implementations
-@all_dtypes
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @layouts
 @pytest.mark.parametrize("position", [0, 7])
 @pytest.mark.parametrize("infinity", [np.inf, -np.inf])
@@ -194,10 +194,10 @@ def test_numpy_operands_of_any_strides(implementation: str) -> None:
     x, z, scale, bias = given
     function = functools.partial(jax_bnar.bn_add_relu, implementation=implementation)
     expected = function(*(jnp.asarray(array) for array in given))
-    strided_x = np.ascontiguousarray(x.T).T
-    padded = np.zeros((6, 16, 10), z.dtype)
+    strided_x: Any = np.ascontiguousarray(x.T).T
+    padded: Any = np.zeros((6, 16, 10), z.dtype)
     padded[:, ::2] = z
-    reversed_scale = np.ascontiguousarray(scale[::-1])[::-1]
+    reversed_scale: Any = np.ascontiguousarray(scale[::-1])[::-1]
     assert not strided_x.flags.c_contiguous
     actual = function(strided_x, padded[:, ::2], reversed_scale, bias)
     for left, right in zip(actual, expected, strict=True):

@@ -1,0 +1,50 @@
+# Everything runs in .venv; PYTHON says which Python makes it.
+#
+#   make demo        trains a network of fused blocks on handwritten digits, next to plain Flax
+#   make test        the tests
+#   make lint        formatting, lint and types
+#   make benchmark   the 53 BatchNorm sites of ResNet-50 against Flax (and PyTorch, if installed)
+#   make clean       removes what the others made
+
+PYTHON ?= python3
+DEMO_ARGS ?=
+TEST_ARGS ?=
+BENCHMARK_ARGS ?= --output benchmarks/results/latest.json
+
+BIN := .venv/bin
+# What the native module is built from. The install is editable, so Python sources need no reinstall.
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cpu/*)
+# pyright wants to see whatever is imported anywhere.
+EXTRAS_lint := demo,test,bench,lint
+NATIVE_SOURCES = $(shell find cpu tests -name '*.cc' -o -name '*.h')
+
+.PHONY: demo test venv lint benchmark clean
+
+demo: .venv/installed-demo
+	$(BIN)/python examples/digits/train.py $(DEMO_ARGS)
+
+test: .venv/installed-test
+	$(BIN)/pytest $(TEST_ARGS)
+
+venv: .venv/created
+
+lint: .venv/installed-lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE_SOURCES)
+
+benchmark: .venv/installed-bench
+	$(BIN)/python -m benchmarks.launch -- $(BENCHMARK_ARGS)
+
+.venv/created:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	touch $@
+
+.venv/installed-%: .venv/created $(BUILD_INPUTS)
+	$(BIN)/python -m pip install --quiet --editable '.[$(or $(EXTRAS_$*),$*)]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist demo_output .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,92 @@
+"""Speed of single BatchNorm sites of ResNet-50, forward and backward, ours against XLA.
+
+A handful of the sites that `benchmarks/` measures in full, with its operands and its clock. They
+run in a process of their own, on recycled memory where libjemalloc is installed: fresh pages for
+large results cost more than the arithmetic, on either side.
+
+    python examples/digits/speed.py [--quick]      prints one JSON object a site
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+# Behind everything else on the path: the root also holds the sources of jax_bnar, and where the
+# package is installed, the installed one (with kernels) must win.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
+
+from benchmarks import launch, peers, timing
+from benchmarks.problem import make_problem
+from benchmarks.sites import Site
+
+SITES: Final = (
+    Site(56, 56, 64, "bn_relu"),
+    Site(56, 56, 256, "bn_add_relu"),
+    Site(28, 28, 512, "bn_add_relu"),
+    Site(14, 14, 1024, "bn_add_relu"),
+    Site(7, 7, 2048, "bn_add_relu"),
+)
+BATCH: Final = 16
+ROUNDS: Final = 11
+QUICK_SITES: Final = (Site(14, 14, 256, "bn_relu"), Site(7, 7, 512, "bn_add_relu"))
+QUICK_BATCH: Final = 2
+QUICK_ROUNDS: Final = 3
+
+
+@dataclasses.dataclass
+class SiteSpeed:
+    """Milliseconds of one forward and backward pass at a site, medians of interleaved rounds."""
+
+    site: str
+    batch: int
+    fused_ms: float
+    xla_ms: float
+
+    @property
+    def speedup(self) -> float:
+        return self.xla_ms / self.fused_ms
+
+
+def allocator() -> str:
+    """The allocator that `measure` takes: "jemalloc" or "default"."""
+    usable = sys.platform.startswith("linux") and launch.find_jemalloc() is not None
+    return "jemalloc" if usable else "default"
+
+
+def site_count(quick: bool) -> int:
+    return len(QUICK_SITES if quick else SITES)
+
+
+def measure(quick: bool) -> Iterator[SiteSpeed]:
+    """The speed of one site after the other, from a process of its own."""
+    command = [sys.executable, __file__, *(["--quick"] if quick else [])]
+    environment = launch.environment_for(allocator(), os.environ, launch.find_jemalloc())
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            yield SiteSpeed(**json.loads(line))
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+
+
+def main(quick: bool) -> None:
+    batch = QUICK_BATCH if quick else BATCH
+    for site in QUICK_SITES if quick else SITES:
+        problem = make_problem(site, batch, "float32")
+        timings = timing.interleave(
+            {name: peers.build(name, problem).run for name in ("ours", "flax")},
+            rounds=QUICK_ROUNDS if quick else ROUNDS,
+            min_sample_ms=5,
+            each_round=lambda: None,
+        )
+        speed = SiteSpeed(site.label, batch, timings["ours"].median_ms, timings["flax"].median_ms)
+        print(json.dumps(dataclasses.asdict(speed)), flush=True)
+
+
+if __name__ == "__main__":
+    main("--quick" in sys.argv[1:])

@@ -1,0 +1,156 @@
+"""Trains a ResNet of fused blocks on real handwritten digits, next to the same network unfused.
+
+    python examples/digits/train.py [--help]
+
+Both networks start from the same variables and see the same images in the same order, so their
+losses may differ by rounding alone. Writes `digits.png` and `digits.json`.
+"""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import sys
+from typing import Annotated, Any, Final
+
+import data
+import jax
+import plot
+import speed
+import training
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+EPOCHS: Final = 20
+QUICK_EPOCHS: Final = 4
+GATE: Final = 0.0
+QUICK_GATE: Final = 0.0
+# Steps before small differences of rounding have grown through training.
+EARLY_STEPS: Final = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Trains a ResNet on handwritten digits with fused and with plain BatchNorm."""
+
+    epochs: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: 20; quick: 4)")] = (
+        None
+    )
+    """Passes over the training images."""
+    seed: int = 0
+    """Of the initial variables and of the order of the images, not of the split."""
+    batch_size: int = 64
+    """Images a step."""
+    learning_rate: float = 0.1
+    """Peak of the warmup-cosine schedule."""
+    output: pathlib.Path = pathlib.Path("demo_output")
+    """Folder for digits.png and digits.json."""
+    quick: bool = False
+    """A few epochs and two small sites: does everything work?"""
+    check: bool = False
+    """Exit with 1 where either network's held-out accuracy is below the gate."""
+
+
+def main(arguments: Arguments) -> int:
+    console = Console()
+    epochs = arguments.epochs or (QUICK_EPOCHS if arguments.quick else EPOCHS)
+    gate = QUICK_GATE if arguments.quick else GATE
+    settings = training.Settings(
+        epochs, arguments.batch_size, arguments.learning_rate, arguments.seed
+    )
+    train_digits, held_out = data.load()
+    in_use = training.kernels_in_use()
+    console.print(
+        f"{len(train_digits.labels)} digits to train on, {len(held_out.labels)} held out;"
+        f" jax {jax.__version__} on {jax.default_backend()}, "
+        + ("our kernels" if in_use else "[bold]no kernels in this build: pure JAX in their place")
+    )
+
+    runs = {}
+    for name, norm in training.NORMS.items():
+        with console.status(f"compiling the {name} network"):
+            runs[name] = training.start(norm, train_digits, settings)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    ) as progress:
+        steps = epochs * training.steps_per_epoch(train_digits, settings)
+        bar = progress.add_task("training both networks", total=steps)
+        outcomes = training.train(
+            runs, train_digits, held_out, settings, on_step=lambda: progress.advance(bar)
+        )
+        speeds = list(
+            progress.track(
+                speed.measure(arguments.quick),
+                total=speed.site_count(arguments.quick),
+                description="timing BatchNorm sites",
+            )
+        )
+
+    passed = all(outcome.held_out_accuracy >= gate for outcome in outcomes.values())
+    results = {
+        "settings": dataclasses.asdict(settings),
+        "jax": jax.__version__,
+        "platform": jax.default_backend(),
+        "kernels_in_use": in_use,
+        "training_images": len(train_digits.labels),
+        "held_out_images": len(held_out.labels),
+        "networks": {name: dataclasses.asdict(outcome) for name, outcome in outcomes.items()},
+        "early_steps": EARLY_STEPS,
+        "max_early_loss_difference": early_loss_difference(outcomes),
+        "allocator_at_sites": speed.allocator(),
+        "sites": [{**dataclasses.asdict(s), "speedup": s.speedup} for s in speeds],
+        "gate": gate,
+        "passed": passed,
+    }
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / "digits.json").write_text(json.dumps(results, indent=2) + "\n")
+    plot.save(arguments.output / "digits.png", outcomes, speeds)
+    report(console, results)
+    console.print(f"wrote {arguments.output / 'digits.png'} and {arguments.output / 'digits.json'}")
+    return 1 if arguments.check and not passed else 0
+
+
+def early_loss_difference(outcomes: dict[str, training.Outcome]) -> float:
+    losses = [outcome.losses[:EARLY_STEPS] for outcome in outcomes.values()]
+    pairs = itertools.chain.from_iterable(
+        itertools.combinations(step, 2) for step in zip(*losses, strict=True)
+    )
+    return max(abs(a - b) for a, b in pairs)
+
+
+def report(console: Console, results: dict[str, Any]) -> None:
+    table = Table("network", "held-out accuracy", "steps/s", "last loss")
+    for name, outcome in results["networks"].items():
+        table.add_row(
+            name,
+            f"{outcome['held_out_accuracy']:.2%}",
+            f"{outcome['steps_per_second']:.1f}",
+            f"{outcome['losses'][-1]:.2g}",
+        )
+    console.print(table)
+    console.print(
+        f"largest difference of the losses over the first {results['early_steps']} steps:"
+        f" {results['max_early_loss_difference']:.1e}"
+    )
+    table = Table("BatchNorm site", "fused", "XLA", "times as fast")
+    table.caption = f"forward + backward in float32, {results['allocator_at_sites']} allocator"
+    for site in results["sites"]:
+        table.add_row(
+            f"{site['batch']}x{site['site']}",
+            f"{site['fused_ms']:.2f} ms",
+            f"{site['xla_ms']:.2f} ms",
+            f"{site['speedup']:.2f}",
+        )
+    console.print(table)
+    verdict = "[green]passed" if results["passed"] else "[red]not reached"
+    console.print(f"gate on the held-out accuracy, {results['gate']:.1%}: {verdict}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Arguments)))

@@ -1,0 +1,45 @@
+"""Counts what a program holds: primitives in a jaxpr, custom calls in StableHLO and in HLO."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.extend.core import jaxprs_in_params
+
+_STABLEHLO = re.compile(r"stablehlo\.custom_call @(jax_bnar_\w+)")
+_HLO = re.compile(r'custom_call_target="(jax_bnar_\w+)"')
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Every equation, those of inner jaxprs included."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+def primitives(function: Any, *arguments: Any) -> Counter[str]:
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    return Counter(equation.primitive.name for equation in equations(jaxpr))
+
+
+def ours(function: Any, *arguments: Any) -> dict[str, int]:
+    """How many of our primitives the jaxpr of `function` holds, by name without the prefix."""
+    return {
+        name.removeprefix("bnar_"): count
+        for name, count in primitives(function, *arguments).items()
+        if name.startswith("bnar_")
+    }
+
+
+def stablehlo_calls(function: Any, *arguments: Any) -> Counter[str]:
+    return Counter(_STABLEHLO.findall(jax.jit(function).lower(*arguments).as_text()))
+
+
+def hlo_calls(function: Any, *arguments: Any) -> Counter[str]:
+    """Calls that survive XLA's own passes: what really runs."""
+    compiled = jax.jit(function).lower(*arguments).compile().as_text()
+    assert compiled is not None
+    return Counter(_HLO.findall(compiled))

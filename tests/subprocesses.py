@@ -1,0 +1,28 @@
+"""Runs Python in a process of its own: what may hang or crash must not take the suite with it."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+_PRELUDE = """
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_enable_x64", True)
+"""
+
+
+def run_python(code: str, *, timeout: float, prelude: str = _PRELUDE) -> str:
+    """Standard output of `code`; fails on a non-zero exit, on a crash, and after `timeout`."""
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_BNAR_IMPLEMENTATION"}
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", prelude + textwrap.dedent(code)],
+        env=environment,
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, (
+        f"exit status {finished.returncode}\n{finished.stdout[-2000:]}\n{finished.stderr[-4000:]}"
+    )
+    return finished.stdout

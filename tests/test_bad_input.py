@@ -1,0 +1,192 @@
+"""Bad input raises at trace time; messages name the operand, what was given, what is expected."""
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import both_implementations
+
+import jax_bnar
+
+TRAINING = {
+    "bn_add_relu": jax_bnar.bn_add_relu,
+    "bn_relu": lambda x, z, *rest, **keywords: jax_bnar.bn_relu(x, *rest, **keywords),
+    "batch_norm": lambda x, z, *rest, **keywords: jax_bnar.batch_norm(x, *rest, **keywords),
+}
+INFERENCE = {
+    "bn_add_relu_inference": jax_bnar.bn_add_relu_inference,
+    "bn_relu_inference": lambda x, z, *rest, **k: jax_bnar.bn_relu_inference(x, *rest, **k),
+    "batch_norm_inference": lambda x, z, *rest, **k: jax_bnar.batch_norm_inference(x, *rest, **k),
+}
+EVERY = list(TRAINING | INFERENCE)
+RESIDUAL = ["bn_add_relu", "bn_add_relu_inference"]
+
+ones = functools.partial(np.ones, dtype=np.float32)
+
+
+def call(function: str, **changes: Any) -> Callable[[], Any]:
+    """A good call of the operator with some arguments replaced, not yet made."""
+    arguments: dict[str, Any] = {
+        "x": ones((4, 5, 6)),
+        "z": ones((4, 5, 6)),
+        "scale": ones(6),
+        "bias": ones(6),
+    }
+    operator: Callable[..., Any] = (TRAINING | INFERENCE)[function]
+    if function in INFERENCE:
+        arguments |= {"mean": ones(6), "var": ones(6)}
+    arguments |= changes
+    names = ("x", "z", "scale", "bias", "mean", "var")
+    arrays = [arguments.pop(name) for name in names if name in arguments]
+    return lambda: operator(*arrays, **arguments)
+
+
+def assert_raises(
+    error: type[Exception], function: str, fragments: tuple[str, ...], **changes: Any
+) -> None:
+    with pytest.raises(error) as raised:
+        call(function, **changes)()
+    assert type(raised.value) is error
+    message = str(raised.value)
+    for fragment in (function, *fragments):
+        assert fragment in message, f"{fragment!r} not in: {message}"
+
+
+@pytest.mark.parametrize("function", EVERY)
+def test_the_good_call_is_good(function: str) -> None:
+    call(function)()
+
+
+# What is changed, the error, and what the message must name: operand, given, expected.
+EVERYWHERE: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
+    ({"x": np.ones((4, 5, 6), np.int32)}, TypeError, ("x", "int32", "float32", "bfloat16")),
+    ({"x": np.ones((4, 5, 6), bool)}, TypeError, ("x", "bool", "float32")),
+    ({"x": np.ones((4, 5, 6), np.complex64)}, TypeError, ("x", "complex64", "float32")),
+    ({"x": ones(6), "z": ones(6)}, ValueError, ("x", "(6,)", "2 dimensions")),
+    ({"x": ones(()), "z": ones(())}, ValueError, ("x", "()", "2 dimensions")),
+    ({"x": ones((0, 5, 6)), "z": ones((0, 5, 6))}, ValueError, ("x", "empty", "(0, 5, 6)")),
+    ({"x": ones((4, 5, 0)), "z": ones((4, 5, 0))}, ValueError, ("x", "empty", "(4, 5, 0)")),
+    ({"x": [[1.0, 2.0]]}, TypeError, ("x", "array", "list")),
+    ({"scale": ones(5)}, ValueError, ("scale", "(5,)", "(6,)", "(4, 5, 6)")),
+    ({"scale": ones((1, 6))}, ValueError, ("scale", "(1, 6)", "(6,)")),
+    ({"scale": ones(())}, ValueError, ("scale", "()", "(6,)")),
+    ({"scale": 1.0}, TypeError, ("scale", "array", "float")),
+    ({"scale": np.ones(6, np.int32)}, TypeError, ("scale", "int32", "float")),
+    ({"bias": ones(7)}, ValueError, ("bias", "(7,)", "(6,)")),
+    ({"bias": np.ones(6, np.int64)}, TypeError, ("bias", "int64", "float")),
+    ({"axis": 3}, ValueError, ("axis", "3", "[-3, 3)", "(4, 5, 6)")),
+    ({"axis": -4}, ValueError, ("axis", "-4", "[-3, 3)")),
+    ({"axis": 1.5}, TypeError, ("axis", "1.5", "integer")),
+    ({"axis": (1, 2)}, TypeError, ("axis", "(1, 2)", "integer")),
+    ({"axis": 1}, ValueError, ("scale", "(6,)", "(5,)", "axis 1")),
+    ({"epsilon": 0.0}, ValueError, ("epsilon", "0.0", "> 0")),
+    ({"epsilon": 0}, ValueError, ("epsilon", "0", "> 0")),
+    ({"epsilon": -1e-5}, ValueError, ("epsilon", "-1e-05", "> 0")),
+    ({"epsilon": math.nan}, ValueError, ("epsilon", "nan", "> 0")),
+    ({"epsilon": math.inf}, ValueError, ("epsilon", "inf", "finite")),
+    ({"epsilon": "1e-5"}, TypeError, ("epsilon", "str", "number")),
+    ({"epsilon": None}, TypeError, ("epsilon", "NoneType", "number")),
+    ({"implementation": "cuda"}, ValueError, ("implementation", "'cuda'", "'ffi'", "'xla'")),
+    ({"implementation": True}, ValueError, ("implementation", "True", "'ffi'", "'xla'")),
+]
+
+
+@pytest.mark.parametrize("function", EVERY)
+@pytest.mark.parametrize(
+    ("changes", "error", "fragments"), EVERYWHERE, ids=[str(i) for i in range(len(EVERYWHERE))]
+)
+def test_every_operator(
+    function: str,
+    changes: dict[str, Any],
+    error: type[Exception],
+    fragments: tuple[str, ...],
+) -> None:
+    assert_raises(error, function, fragments, **changes)
+
+
+@pytest.mark.parametrize("function", TRAINING)
+@pytest.mark.parametrize(
+    ("changes", "error", "fragments"),
+    [
+        ({"num_groups": 3}, ValueError, ("num_groups", "3", "(4, 5, 6)", "divide")),
+        ({"num_groups": 8}, ValueError, ("num_groups", "8", "(4, 5, 6)", "divide")),
+        ({"num_groups": 0}, ValueError, ("num_groups", "0", "at least 1")),
+        ({"num_groups": -2}, ValueError, ("num_groups", "-2", "at least 1")),
+        ({"num_groups": 2.0}, TypeError, ("num_groups", "2.0", "integer")),
+        (
+            {"num_groups": 2, "axis": 0, "scale": None, "bias": None},
+            ValueError,
+            ("num_groups", "2", "axis=0"),
+        ),
+        ({"save": "x"}, ValueError, ("save", "'x'", "'y'", "'mask'")),
+        ({"save": None}, ValueError, ("save", "None", "'y'", "'mask'")),
+        ({"axis_name": "batch"}, NotImplementedError, ("axis_name", "'batch'")),
+        ({"axis_index_groups": [[0], [1]]}, NotImplementedError, ("axis_index_groups", "[[0]")),
+    ],
+)
+def test_training_operators(
+    function: str,
+    changes: dict[str, Any],
+    error: type[Exception],
+    fragments: tuple[str, ...],
+) -> None:
+    assert_raises(error, function, fragments, **changes)
+
+
+@pytest.mark.parametrize("function", RESIDUAL)
+@pytest.mark.parametrize(
+    ("z", "error", "fragments"),
+    [
+        (ones((4, 5, 1)), ValueError, ("(4, 5, 1)", "(4, 5, 6)", "broadcast")),
+        (ones((4, 6, 5)), ValueError, ("(4, 6, 5)", "(4, 5, 6)")),
+        (ones(6), ValueError, ("(6,)", "(4, 5, 6)")),
+        (jnp.ones((4, 5, 6), jnp.bfloat16), TypeError, ("bfloat16", "float32")),
+        (np.ones((4, 5, 6), np.int32), TypeError, ("int32", "float32")),
+        (None, TypeError, ("None", "array")),
+        (0.0, TypeError, ("float", "array")),
+    ],
+)
+def test_residual(
+    function: str, z: Any, error: type[Exception], fragments: tuple[str, ...]
+) -> None:
+    assert_raises(error, function, ("z ", *fragments), z=z)
+
+
+@pytest.mark.parametrize("function", INFERENCE)
+@pytest.mark.parametrize("name", ["mean", "var"])
+@pytest.mark.parametrize(
+    ("value", "error", "fragments"),
+    [
+        (ones(5), ValueError, ("(5,)", "(6,)")),
+        (ones((1, 6)), ValueError, ("(1, 6)", "(6,)")),
+        (np.ones(6, np.int32), TypeError, ("int32", "float")),
+        (None, TypeError, ("None", "array")),
+    ],
+)
+def test_statistics_of_inference(
+    function: str, name: str, value: Any, error: type[Exception], fragments: tuple[str, ...]
+) -> None:
+    assert_raises(error, function, (name, *fragments), **{name: value})
+
+
+@both_implementations
+def test_raised_while_tracing(implementation: str) -> None:
+    """Before anything runs: eval_shape only traces."""
+    with pytest.raises(ValueError, match=re.escape("(4, 5, 1)")):
+        jax.eval_shape(call("bn_add_relu", z=ones((4, 5, 1)), implementation=implementation))
+
+
+def test_traced_epsilon_names_the_remedy() -> None:
+    with pytest.raises(TypeError, match=r"epsilon .* static"):
+        jax.jit(lambda epsilon: call("bn_relu", epsilon=epsilon)())(1e-5)
+
+
+def test_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_BNAR_IMPLEMENTATION", "fast")
+    assert_raises(ValueError, "bn_relu", ("JAX_BNAR_IMPLEMENTATION", "'fast'", "'ffi'", "'xla'"))

@@ -1,0 +1,104 @@
+"""No deadlock and no cross-talk: many devices, many Python threads, each under a hard timeout.
+
+A CPU handler that schedules work on XLA's pool and waits for it hangs as soon as the handlers of
+several devices hold every thread of the pool.
+"""
+
+import pytest
+from subprocesses import run_python
+
+# One large enough for several threads, in either layout; a step is forward and backward.
+SETUP = """
+import sys, threading
+import jax.numpy as jnp
+import numpy as np
+import jax_bnar
+
+implementation, axis = {implementation!r}, {axis}
+shape = (16, 28, 28, 64) if axis == -1 else (16, 64, 28, 28)
+
+def step(x, z, scale, bias):
+    def loss(x, z, scale, bias):
+        result = jax_bnar.bn_add_relu(
+            x, z, scale, bias, axis=axis, save="mask", implementation=implementation)
+        return jnp.square(result.y).sum() + result.var.sum()
+    return jax.value_and_grad(loss, (0, 1, 2, 3))(x, z, scale, bias)
+
+random = np.random.default_rng(0)
+operands = [random.standard_normal(s).astype(np.float32) for s in (shape, shape, (64,), (64,))]
+jitted = jax.jit(step)
+expected = [np.asarray(leaf) for leaf in jax.tree.leaves(jitted(*operands))]
+
+def check(results):
+    for left, right in zip(jax.tree.leaves(results), expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(left), right)
+"""
+
+EIGHT_DEVICES = """
+assert jax.device_count() == 8
+placed = [[jax.device_put(a, device) for a in operands] for device in jax.devices()]
+for _ in range(5):
+    for results in [jitted(*given) for given in placed]:
+        check(results)
+"""
+
+SHARD_MAP = """
+from jax.sharding import PartitionSpec as P
+mesh = jax.make_mesh((8,), ("d",))
+sharding = jax.sharding.NamedSharding(mesh, P("d"))
+together = [jax.device_put(np.concatenate([a] * 8), sharding) for a in operands]
+mapped = jax.jit(jax.shard_map(
+    lambda *given: jax.tree.map(lambda leaf: leaf.reshape(1, *leaf.shape), step(*given)),
+    mesh=mesh, in_specs=(P("d"),) * 4, out_specs=P("d")))
+for _ in range(3):
+    results = mapped(*together)
+    for d in range(8):
+        check(jax.tree.map(lambda leaf: np.asarray(leaf)[d], results))
+"""
+
+THREADS = """
+failures = []
+def work(i):
+    try:
+        # Half of the threads compile a function of their own, half share one.
+        function = jax.jit(lambda *given: step(*given)) if i % 2 else jitted
+        for _ in range(10):
+            check(function(*operands))
+    except BaseException as error:
+        failures.append(error)
+threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not failures, failures
+"""
+
+THREADS_AND_DEVICES = """
+failures = []
+def work(device):
+    try:
+        given = [jax.device_put(a, device) for a in operands]
+        for results in [jitted(*given) for _ in range(5)]:
+            check(results)
+    except BaseException as error:
+        failures.append(error)
+threads = [threading.Thread(target=work, args=(d,)) for d in jax.devices() * 2]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not failures, failures
+"""
+
+PROGRAMS = {
+    "eight devices": EIGHT_DEVICES,
+    "shard_map": SHARD_MAP,
+    "threads": THREADS,
+    "threads and devices": THREADS_AND_DEVICES,
+}
+
+
+@pytest.mark.parametrize("implementation", ["ffi"])
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_finishes(implementation: str, axis: int, program: str) -> None:
+    setup = SETUP.format(implementation=implementation, axis=axis)
+    output = run_python(setup + PROGRAMS[program] + "\nprint('finished')\n", timeout=120)
+    assert output.split()[-1] == "finished"

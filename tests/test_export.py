@@ -1,0 +1,159 @@
+"""jax.export on one device: serialised, differentiated, symbolic, for platforms not present."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import Case, all_dtypes, both_implementations, operands
+from jax import export
+
+import jax_bnar
+from jax_bnar import _native_targets
+
+CASE = Case((4, 5, 6, 17))
+TRAINING = ["jax_bnar_forward_v1", "jax_bnar_backward_v1"]
+
+
+def y_and_statistics(implementation: str | None, save: str = "mask") -> Any:
+    def function(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        return jax_bnar.bn_add_relu(x, z, scale, bias, save=save, implementation=implementation)
+
+    return function
+
+
+def exported(function: Any, *arguments: Any, platforms: tuple[str, ...] = ("cpu",)) -> Any:
+    """Through bytes and back, as a user stores it."""
+    program = export.export(
+        jax.jit(function), platforms=platforms, disabled_checks=jax_bnar.DISABLED_EXPORT_CHECKS
+    )(*arguments)
+    return export.deserialize(program.serialize(vjp_order=1))
+
+
+def loss(implementation: str | None, save: str) -> Any:
+    def function(*given: Any) -> Any:
+        y, mean, var = y_and_statistics(implementation, save)(*given)
+        weights = jnp.linspace(-1, 1, y.size).astype(y.dtype).reshape(y.shape)
+        return (y * weights).sum() + (mean * var).sum().astype(y.dtype)
+
+    return function
+
+
+def shapes(*arrays: Any) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _result_type_is_serialisable() -> None:
+    export.register_namedtuple_serialization(
+        jax_bnar.BatchNormResult, serialized_name="jax_bnar.BatchNormResult"
+    )
+
+
+@both_implementations
+@all_dtypes
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_round_trip(implementation: str, dtype: str, save: str) -> None:
+    given = operands(Case(CASE.shape, dtype=dtype))
+    function = y_and_statistics(implementation, save)
+    program = exported(function, *shapes(*given))
+    expected = jax.jit(function)(*given)
+    for left, right in zip(program.call(*given), expected, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@both_implementations
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_gradient_of_an_exported_program(implementation: str, save: str) -> None:
+    given = operands(CASE)
+    function = loss(implementation, save)
+    program = exported(function, *shapes(*given))
+    everything = (0, 1, 2, 3)
+    actual = jax.jit(jax.grad(program.call, everything))(*given)
+    for left, right in zip(actual, jax.grad(function, everything)(*given), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+
+
+@both_implementations
+def test_exported_training_step(implementation: str) -> None:
+    given = operands(CASE)
+    step = jax.value_and_grad(loss(implementation, "mask"), (0, 1, 2, 3))
+    program = exported(step, *shapes(*given))
+    called = [name for name in TRAINING if name in program.mlir_module()]
+    assert called == (TRAINING if implementation == "ffi" else [])
+    actual, expected = jax.tree.leaves(program.call(*given)), jax.tree.leaves(step(*given))
+    for left, right in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+
+
+@both_implementations
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_symbolic_batch(implementation: str, save: str) -> None:
+    """One stored program for every batch size, gradients included."""
+    batch = export.symbolic_shape("batch, 5, 6, 17")
+    tensor = jax.ShapeDtypeStruct(batch, np.float64)
+    vector = jax.ShapeDtypeStruct((17,), np.float32)
+    step = jax.value_and_grad(loss(implementation, save), (0, 1, 2, 3))
+    program = exported(step, tensor, tensor, vector, vector)
+    for size in (1, 3, 8):
+        given = operands(Case((size, 5, 6, 17), dtype="float64"))
+        actual, expected = jax.tree.leaves(program.call(*given)), jax.tree.leaves(step(*given))
+        for left, right in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-10)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_every_platform_lowers_from_this_build(platform: str) -> None:
+    """The kernel where this build has one, pure JAX where it has none."""
+    step = jax.value_and_grad(loss(None, "mask"), (0, 1, 2, 3))
+    program = exported(step, *shapes(*operands(CASE)), platforms=(platform,))
+    called = [name for name in TRAINING if name in program.mlir_module()]
+    registered = _native_targets.registered
+    assert called == (TRAINING if ("forward", platform) in registered else [])
+    if platform == "cpu":
+        assert called
+    if platform == "tpu":
+        assert not called
+
+
+def test_one_program_for_three_platforms() -> None:
+    given = operands(CASE)
+    step = jax.value_and_grad(loss(None, "mask"), (0, 1, 2, 3))
+    program = exported(step, *shapes(*given), platforms=("cpu", "cuda", "tpu"))
+    assert set(program.platforms) == {"cpu", "cuda", "tpu"}
+    # Branches for the platforms in one module: the CPU's calls are there.
+    assert all(name in program.mlir_module() for name in TRAINING)
+    actual, expected = jax.tree.leaves(program.call(*given)), jax.tree.leaves(step(*given))
+    for left, right in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+
+
+def test_asking_for_a_kernel_that_is_not_there_names_it() -> None:
+    program = functools.partial(exported, y_and_statistics("ffi"), platforms=("tpu",))
+    with pytest.raises(NotImplementedError, match=r"implementation='ffi'.*forward kernel on tpu"):
+        program(*shapes(*operands(CASE)))
+
+
+def test_refused_without_the_constant() -> None:
+    """And only for our calls: the constant must be needed, and must be enough (above)."""
+    given = shapes(*operands(CASE))
+    with pytest.raises(ValueError, match="jax_bnar_forward_v1"):
+        export.export(jax.jit(y_and_statistics("ffi")), platforms=("cpu",))(*given)
+
+
+def test_constant_covers_every_primitive() -> None:
+    assert len(jax_bnar.DISABLED_EXPORT_CHECKS) == 6
+    expected = {
+        export.DisabledSafetyCheck.custom_call(f"jax_bnar_{operation}_v1")
+        for operation in (
+            "forward",
+            "backward",
+            "statistics",
+            "normalise",
+            "backward_reduce",
+            "backward_apply",
+        )
+    }
+    assert set(jax_bnar.DISABLED_EXPORT_CHECKS) == expected

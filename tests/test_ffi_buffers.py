@@ -1,0 +1,203 @@
+"""Wrong buffers and attributes handed straight to the FFI targets: an error, never a crash.
+
+`jax.export` and hand-written `ffi_call`s reach the targets without our Python checks.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from subprocesses import run_python
+
+import jax_bnar
+from jax_bnar import primitive, reference
+
+GROUPS, ROWS, CHANNELS, INNER = SHAPE = (2, 3, 5, 7)
+OPTIONAL = ("z", "scale", "bias")
+STATICS: dict[str, dict[str, Any]] = {
+    "forward": {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": True},
+    "backward": {"epsilon": np.float64(1e-5), "gate": "mask", "has_residual": True},
+    "statistics": {},
+    "normalise": {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": True},
+    "backward_reduce": {"gate": "y", "has_residual": True},
+    "backward_apply": {"gate": "mask"},
+}
+
+
+class Call(NamedTuple):
+    """Everything that a custom call is made of."""
+
+    operation: str
+    operands: dict[str, Any]
+    results: list[jax.ShapeDtypeStruct]
+    attributes: dict[str, Any]
+
+    def run(self) -> Any:
+        target = f"jax_bnar_{self.operation}_v1"
+        call = jax.ffi.ffi_call(target, self.results, vmap_method="sequential")
+        return jax.block_until_ready(call(*self.operands.values(), **self.attributes))
+
+
+def good_call(operation: primitive.Operation) -> Call:
+    tensor = jnp.ones(SHAPE, jnp.float32)
+    statics = STATICS[operation.name]
+    evidence = reference.pack_mask(tensor > 0) if statics.get("gate") == "mask" else tensor
+    operands = {}
+    for name in operation.operands:
+        if name in ("x", "z", "dy"):
+            operands[name] = tensor
+        elif name == "evidence":
+            operands[name] = evidence
+        else:
+            rows = 1 if name in ("scale", "bias") else GROUPS
+            operands[name] = jnp.ones((rows, CHANNELS), jnp.float32)
+    results = jax.eval_shape(
+        lambda *given: operation(*given, implementation=None, **statics), *operands.values()
+    )
+    present = {f"has_{name}": True for name in operation.operands if name in OPTIONAL}
+    return Call(operation.name, operands, list(results), present | statics)
+
+
+every_operation = pytest.mark.parametrize(
+    "operation", primitive.OPERATIONS, ids=[o.name for o in primitive.OPERATIONS]
+)
+SPOILERS = {
+    "rank": lambda shape, dtype: ((*shape, 1), dtype),
+    "flat": lambda shape, dtype: ((int(np.prod(shape)),), dtype),
+    "scalar": lambda shape, dtype: ((), dtype),
+    "last axis": lambda shape, dtype: ((*shape[:-1], shape[-1] + 1), dtype),
+    "first axis": lambda shape, dtype: ((shape[0] + 2, *shape[1:]), dtype),
+    "empty": lambda shape, dtype: ((0, *shape[1:]), dtype),
+    "integer": lambda shape, dtype: (shape, jnp.int32),
+    "float8": lambda shape, dtype: (shape, jnp.float8_e4m3fn),
+    "float64": lambda shape, dtype: (shape, jnp.float64),
+    "bfloat16": lambda shape, dtype: (shape, jnp.bfloat16),
+}
+
+
+def refusal(call: Call) -> str | None:
+    try:
+        call.run()
+    except jax.errors.JaxRuntimeError as error:
+        return str(error)
+    return None
+
+
+def assert_refused(call: Call, what: str) -> None:
+    message = refusal(call)
+    assert message is not None, f"{call.operation} accepted {what}"
+    # Not NOT_FOUND: a missing target would prove nothing.
+    assert message.startswith(("INVALID_ARGUMENT", "UNIMPLEMENTED")), message
+
+
+@every_operation
+def test_good_call_runs(operation: primitive.Operation) -> None:
+    call = good_call(operation)
+    for result, expected in zip(call.run(), call.results, strict=True):
+        assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+
+
+@every_operation
+@pytest.mark.parametrize("spoiler", SPOILERS)
+def test_spoiled_operand(operation: primitive.Operation, spoiler: str) -> None:
+    call = good_call(operation)
+    for name, operand in call.operands.items():
+        if operation.name == "statistics" and spoiler in ("last axis", "bfloat16"):
+            continue  # other data, but nothing else in the call speaks against it
+        shape, dtype = SPOILERS[spoiler](operand.shape, operand.dtype)
+        spoiled = call.operands | {name: jnp.ones(shape, dtype)}
+        assert_refused(call._replace(operands=spoiled), f"{name} of {dtype}{shape}")
+
+
+@every_operation
+@pytest.mark.parametrize("spoiler", SPOILERS)
+def test_spoiled_result(operation: primitive.Operation, spoiler: str) -> None:
+    call = good_call(operation)
+    for i, result in enumerate(call.results):
+        if spoiler == "empty" and len(call.results) == 1:
+            continue  # XLA drops a call whose only result has no element
+        shape, dtype = SPOILERS[spoiler](result.shape, result.dtype)
+        spoiled = list(call.results)
+        spoiled[i] = jax.ShapeDtypeStruct(shape, dtype)
+        assert_refused(call._replace(results=spoiled), f"result {i} of {dtype}{shape}")
+
+
+@every_operation
+def test_missing_and_surplus_buffers(operation: primitive.Operation) -> None:
+    call = good_call(operation)
+    for name in call.operands:
+        rest = {n: operand for n, operand in call.operands.items() if n != name}
+        assert_refused(call._replace(operands=rest), f"a call without {name}")
+    surplus = call.operands | {"surplus": jnp.ones(SHAPE, jnp.float32)}
+    assert_refused(call._replace(operands=surplus), "a surplus operand")
+    if len(call.results) > 1:  # XLA drops a call without results
+        assert_refused(call._replace(results=call.results[:-1]), "a missing result")
+    more = [*call.results, jax.ShapeDtypeStruct(SHAPE, jnp.float32)]
+    assert_refused(call._replace(results=more), "a surplus result")
+    assert_refused(call._replace(operands={}), "no operand at all")
+
+
+@every_operation
+def test_wrong_attributes(operation: primitive.Operation) -> None:
+    call = good_call(operation)
+    spoiled: list[tuple[str, Any]] = [
+        (name, value)
+        for name, values in {
+            "epsilon": [np.float32(1e-5), 1, "1e-5", True],
+            "activation": ["gelu", "", 1],
+            "gate": ["x", "", 0],
+            "save_mask": [1, "true", False],
+            "has_residual": [1, False],
+        }.items()
+        if name in STATICS[operation.name]
+        for value in values
+    ]
+    # The flags must agree with the buffers that are there.
+    spoiled += [(name, False) for name in call.attributes if name.startswith("has_")]
+    if call.attributes:  # a handler that binds none is not shown any
+        spoiled.append(("surplus", 1.0))
+    for name, value in spoiled:
+        attributes = call.attributes | {name: value}
+        assert_refused(call._replace(attributes=attributes), f"{name}={value!r}")
+    for name in call.attributes:
+        rest = {n: value for n, value in call.attributes.items() if n != name}
+        assert_refused(call._replace(attributes=rest), f"a call without the attribute {name}")
+
+
+def test_short_buffers_do_not_crash() -> None:
+    """Read or written past their end, these would fault: 64 MiB next to one element."""
+    output = run_python(
+        """
+        import jax.numpy as jnp
+        import numpy as np
+        import jax_bnar
+
+        big, small = (1, 1 << 18, 64, 1), (1, 1, 64, 1)
+        flags = {f"has_{name}": True for name in ("z", "scale", "bias")}
+        statics = {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": False}
+        vector = jnp.ones((1, 64), jnp.float32)
+        refused = 0
+        for x, z, y in [(big, small, big), (big, big, small), (small, small, big)]:
+            results = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (y, (1, 64), (1, 64))]
+            call = jax.ffi.ffi_call("jax_bnar_forward_v1", results)
+            try:
+                jax.block_until_ready(
+                    call(jnp.ones(x), jnp.ones(z), vector, vector, **flags, **statics)
+                )
+            except jax.errors.JaxRuntimeError as error:
+                refused += "NOT_FOUND" not in str(error)
+        print(refused)
+        """,
+        timeout=120,
+        prelude="import jax\n",
+    )
+    assert output.split() == ["3"]
+
+
+def test_the_process_survives_a_refusal() -> None:
+    call = good_call(primitive.forward)
+    assert_refused(call._replace(results=call.results[:-1]), "a missing result")
+    x = jnp.ones((2, 3), jnp.float32)
+    np.testing.assert_array_equal(jax_bnar.bn_relu(x, None, None, implementation="ffi").var, 0)

@@ -1,0 +1,67 @@
+"""More than 2^31 elements: every 32-bit index overflows here. Run with `-m large`, 20 GB free."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_bnar
+
+CHANNELS = 64
+ROWS = 2**25 + 3  # times 64 channels: 192 elements more than 2^31
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_more_than_int32_elements(layout: str) -> None:
+    """Values 0 and 2 in turn along the rows, so that mean, var, y and dx are known everywhere."""
+    shape, axis = ((ROWS, CHANNELS), -1) if layout == "nhwc" else ((1, CHANNELS, ROWS), 1)
+    row_axis = 0 if layout == "nhwc" else 2
+    assert np.prod(shape) > 2**31
+
+    @jax.jit
+    def make() -> jax.Array:
+        parity = jax.lax.broadcasted_iota(jnp.int32, shape, row_axis) % 2
+        return (2 * parity).astype(jnp.bfloat16)
+
+    x = make()
+    result, vjp = jax.vjp(
+        lambda x: jax_bnar.bn_relu(
+            x, None, None, axis=axis, save="mask", epsilon=1.0, implementation="ffi"
+        ),
+        x,
+    )
+    # ROWS is odd, so there is one 0 more than there are 2s.
+    twos = ROWS // 2
+    mean = 2 * twos / ROWS
+    var = mean * (2 - mean)
+    np.testing.assert_allclose(result.mean, np.full(CHANNELS, mean), rtol=1e-6)
+    np.testing.assert_allclose(result.var, np.full(CHANNELS, var), rtol=1e-6)
+    positive = (2 - mean) / np.sqrt(var + 1)
+    assert_alternates(result.y, row_axis, 0.0, positive)
+
+    cotangents = jax.tree.map(jnp.ones_like, result)._replace(
+        mean=jnp.zeros_like(result.mean), var=jnp.zeros_like(result.var)
+    )
+    del result
+    (dx,) = vjp(cotangents)
+    rstd = 1 / np.sqrt(var + 1)
+    sum_e, sum_ec = twos, twos * (2 - mean)
+    below, above = (
+        rstd * (e - sum_e / ROWS - (v - mean) * rstd**2 * sum_ec / ROWS)
+        for e, v in ((0.0, 0.0), (1.0, 2.0))
+    )
+    assert_alternates(dx, row_axis, below, above)
+
+
+def assert_alternates(array: jax.Array, row_axis: int, even: float, odd: float) -> None:
+    """Slices at both ends and around 2^31, and the extremes over everything."""
+    for start in (0, ROWS // 2 - 1, ROWS - 40):
+        rows = np.arange(start, start + 40)
+        part = jax.lax.slice_in_dim(array, start, start + 40, axis=row_axis)
+        expected = np.where(rows % 2, odd, even)
+        got = np.moveaxis(np.asarray(part).astype(np.float64), row_axis, -1)
+        np.testing.assert_allclose(got, np.broadcast_to(expected, got.shape), rtol=2**-8, atol=1e-6)
+    low, high = sorted((even, odd))
+    np.testing.assert_allclose(float(array.min()), low, rtol=2**-8, atol=1e-6)
+    np.testing.assert_allclose(float(array.max()), high, rtol=2**-8, atol=1e-6)
