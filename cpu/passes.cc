@@ -82,7 +82,7 @@ NormaliseArgs NormaliseArgsAt(const Context& context,
 }
 
 ReduceArgs ReduceArgsAt(const Context& context, const GradientBuffers& buffers,
-                        const char* mean, void* dz, double* sum_e,
+                        const char* mean, void* dz, bool stream, double* sum_e,
                         double* sum_e_centred, const Position& at) {
   const int64_t bytes = at.element * context.item_size;
   ReduceArgs args;
@@ -94,6 +94,7 @@ ReduceArgs ReduceArgsAt(const Context& context, const GradientBuffers& buffers,
   args.sum_e = sum_e;
   args.sum_e_centred = sum_e_centred;
   args.gate = buffers.gate;
+  args.stream = stream;
   return args;
 }
 
@@ -321,13 +322,14 @@ Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
 Phase ReducePass(const Context& context, const GradientBuffers& buffers,
                  const char* mean, void* dz, Partials* partials) {
   const Plan& plan = context.plan;
+  const bool stream = dz != nullptr && MayStream(context, dz);
   const auto run = [=, &context, &plan](int64_t index) {
     const TileKernels& kernels = *context.kernels;
     const ReductionTask task = ReductionTaskAt(plan, index);
     double* sum_e = partials->first(task.group, task.partial);
     double* sum_e_centred = partials->second(task.group, task.partial);
     const auto args_at = [&](int64_t in_group, int64_t column) {
-      return ReduceArgsAt(context, buffers, mean, dz, sum_e + column,
+      return ReduceArgsAt(context, buffers, mean, dz, stream, sum_e + column,
                           sum_e_centred + column,
                           PositionOf(context, task.group, in_group, column));
     };
@@ -336,7 +338,9 @@ Phase ReducePass(const Context& context, const GradientBuffers& buffers,
       RunTail(
           plan,
           [&](const RowsTile& tile) {
-            kernels.rows_reduce(tile, args_at(start, 0));
+            ReduceArgs args = args_at(start, 0);
+            args.stream = false;
+            kernels.rows_reduce(tile, args);
           },
           [&](int64_t count, int64_t column) {
             const ReduceArgs target = args_at(start + column, column);
@@ -349,6 +353,7 @@ Phase ReducePass(const Context& context, const GradientBuffers& buffers,
             args.dy = dy.In(target.dy);
             args.x = x.In(target.x);
             args.evidence = evidence.In(target.evidence);
+            args.stream = false;
             if (target.dz != nullptr) args.dz = e_dz.Out();
             kernels.rows_reduce(kOneVector, args);
             if (target.dz != nullptr) e_dz.CopyOut(target.dz);

@@ -173,7 +173,7 @@ BNAR_INLINE Vec<Accumulator<T>> PlaneGatedPartial(const T* dy,
   }
 }
 
-template <typename T, Gate kGate, bool kResidual>
+template <typename T, Gate kGate, bool kResidual, bool kStream>
 void PlaneReduce(const Plane& plane, const ReduceArgs& args) {
   using A = Accumulator<T>;
   const T* dy = static_cast<const T*>(args.dy);
@@ -192,7 +192,9 @@ void PlaneReduce(const Plane& plane, const ReduceArgs& args) {
           const int p = (j / kLanes) & 1;
           const Vec<A> e =
               PlaneGated<kGate>(dy, args.evidence, i, plane.mask_bit);
-          if constexpr (kResidual) Store(dz + i, Round<T>(e));
+          if constexpr (kResidual) {
+            StoreResult<T, kStream>(dz + i, Round<T>(e));
+          }
           s0[p] = s0[p] + e;
           s1[p] = s1[p] + e * (Load(x + i) - mean);
         },
@@ -207,6 +209,7 @@ void PlaneReduce(const Plane& plane, const ReduceArgs& args) {
     sum_e += LaneSum(s0[0]) + LaneSum(s0[1]);
     sum_e_centred += LaneSum(s1[0]) + LaneSum(s1[1]);
   }
+  if constexpr (kStream) StreamingFence();
   *args.sum_e = sum_e;
   *args.sum_e_centred = sum_e_centred;
 }

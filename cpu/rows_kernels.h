@@ -188,7 +188,8 @@ BNAR_INLINE Vec<Accumulator<T>> Gated(const T* dy, const void* evidence,
   }
 }
 
-template <typename T, Gate kGate, bool kResidual>
+// kStream is of use with a residual only.
+template <typename T, Gate kGate, bool kResidual, bool kStream>
 struct Reduce {
   using A = Accumulator<T>;
 
@@ -213,7 +214,9 @@ struct Reduce {
               for (int i = 0; i < together.value; ++i) {
                 const int64_t at = row + i * stride + c;
                 const Vec<A> e = Gated<kGate>(dy, evidence, at);
-                if constexpr (kResidual) Store(dz + at, Round<T>(e));
+                if constexpr (kResidual) {
+                  StoreResult<T, kStream>(dz + at, Round<T>(e));
+                }
                 sum0 = sum0 + e;
                 sum1 = sum1 + e * (Load(x + at) - column_mean);
               }

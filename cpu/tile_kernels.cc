@@ -61,11 +61,18 @@ void DispatchPlaneNormalise(const Plane& plane, const NormaliseArgs& args) {
       });
 }
 
+// f(residual, stream) as integral constants.
+template <typename F>
+void WithResidual(const ReduceArgs& args, F f) {
+  if (args.dz == nullptr) return f(Bool<false>(), Bool<false>());
+  WithBool(args.stream, [&](auto stream) { f(Bool<true>(), stream); });
+}
+
 template <typename T>
 void DispatchRowsReduce(const RowsTile& tile, const ReduceArgs& args) {
   WithGate(args.gate, [&](auto gate) {
-    WithBool(args.dz != nullptr, [&](auto residual) {
-      Reduce<T, gate.value, residual.value>::Rows(tile, args);
+    WithResidual(args, [&](auto residual, auto stream) {
+      Reduce<T, gate.value, residual.value, stream.value>::Rows(tile, args);
     });
   });
 }
@@ -73,8 +80,8 @@ void DispatchRowsReduce(const RowsTile& tile, const ReduceArgs& args) {
 template <typename T>
 void DispatchPlaneReduce(const Plane& plane, const ReduceArgs& args) {
   WithGate(args.gate, [&](auto gate) {
-    WithBool(args.dz != nullptr, [&](auto residual) {
-      PlaneReduce<T, gate.value, residual.value>(plane, args);
+    WithResidual(args, [&](auto residual, auto stream) {
+      PlaneReduce<T, gate.value, residual.value, stream.value>(plane, args);
     });
   });
 }

@@ -48,6 +48,7 @@ struct ReduceArgs {
   double* sum_e;          // overwritten
   double* sum_e_centred;  // overwritten
   Gate gate;
+  bool stream;  // dz bypasses the caches
 };
 
 struct ApplyArgs {

@@ -25,8 +25,14 @@ from rich.table import Table
 
 EPOCHS: Final = 20
 QUICK_EPOCHS: Final = 4
-GATE: Final = 0.0
-QUICK_GATE: Final = 0.0
+# Held-out accuracy in percent over the seeds 0 to 4, standard deviation 0.6 to 0.9; one image of
+# the 360 is 0.28. The gates lie about 2 standard deviations or more below the lowest of them.
+#   20 epochs   fused 98.61 98.61 99.17 97.50 97.50 (mean 98.28)
+#               plain 98.61 99.17 99.17 97.78 97.22 (mean 98.39)
+#    4 epochs   fused 94.72 95.56 94.17 94.17 94.17 (mean 94.56)
+#               plain 94.72 95.56 95.56 93.89 94.17 (mean 94.78)
+GATE: Final = 0.955
+QUICK_GATE: Final = 0.91
 # Steps before small differences of rounding have grown through training.
 EARLY_STEPS: Final = 10
 
@@ -50,7 +56,7 @@ class Arguments:
     quick: bool = False
     """A few epochs and two small sites: does everything work?"""
     check: bool = False
-    """Exit with 1 where either network's held-out accuracy is below the gate."""
+    """Exit with 1 where a network's held-out accuracy is below the gate (of the default epochs)."""
 
 
 def main(arguments: Arguments) -> int:
@@ -65,7 +71,7 @@ def main(arguments: Arguments) -> int:
     console.print(
         f"{len(train_digits.labels)} digits to train on, {len(held_out.labels)} held out;"
         f" jax {jax.__version__} on {jax.default_backend()}, "
-        + ("our kernels" if in_use else "[bold]no kernels in this build: pure JAX in their place")
+        + ("our kernels" if in_use else "[bold]no kernels here: pure JAX in their place")
     )
 
     runs = {}
