@@ -14,6 +14,7 @@ BENCHMARK_ARGS ?= --output benchmarks/results/latest.json
 BIN := .venv/bin
 # What the native module is built from. The install is editable, so Python sources need no reinstall.
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cpu/*)
+EXTRAS_test := demo,test
 # pyright wants to see whatever is imported anywhere.
 EXTRAS_lint := demo,test,bench,lint
 NATIVE_SOURCES = $(shell find cpu tests -name '*.cc' -o -name '*.h')

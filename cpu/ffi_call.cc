@@ -111,8 +111,9 @@ void* FfiCall::VectorResult(const char* name) {
 Gate FfiCall::ParseGate(std::string_view gate) {
   if (gate == "y") return Gate::kY;
   if (gate == "mask") return Gate::kMask;
+  if (gate == "x") return Gate::kX;
   if (gate != "none") {
-    Fail("attribute gate must be 'none', 'y' or 'mask', got '" +
+    Fail("attribute gate must be 'none', 'x', 'y' or 'mask', got '" +
          std::string(gate) + "'");
   }
   return Gate::kNone;
@@ -125,6 +126,7 @@ const void* FfiCall::Evidence(Gate gate) {
     case Gate::kMask:
       return Mask("evidence");
     case Gate::kNone:
+    case Gate::kX:
       break;
   }
   return nullptr;

@@ -35,7 +35,7 @@ class FfiCall {
   // One value for each group and channel.
   void* VectorResult(const char* name);
 
-  // "none", "y" or "mask", and the operand that it asks for.
+  // "none", "x", "y" or "mask", and the operand that it asks for.
   Gate ParseGate(std::string_view gate);
   const void* Evidence(Gate gate);
   bool ParseRelu(std::string_view activation);

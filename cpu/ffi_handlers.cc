@@ -109,14 +109,16 @@ GradientBuffers ReadGradientBuffers(FfiCall& call, std::string_view gate) {
 }
 
 ffi::Error BackwardImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
-                        ffi::RemainingRets rets, bool has_scale, double epsilon,
-                        std::string_view gate, bool has_residual) {
+                        ffi::RemainingRets rets, bool has_scale, bool has_bias,
+                        double epsilon, std::string_view gate,
+                        bool has_residual) {
   FfiCall call(args, rets, /*x=*/1);
   const GradientBuffers buffers = ReadGradientBuffers(call, gate);
   BackwardOperands operands{};
   operands.mean = call.Vector("mean");
   operands.var = call.Vector("var");
   operands.scale = call.VectorIf(has_scale, "scale");
+  operands.bias = call.VectorIf(has_bias, "bias");
   operands.dmean = call.Vector("dmean");
   operands.dvar = call.Vector("dvar");
   operands.epsilon = call.CheckEpsilon(epsilon);
@@ -130,31 +132,37 @@ ffi::Error BackwardImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
 }
 
 ffi::Error BackwardReduceImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
-                              ffi::RemainingRets rets, std::string_view gate,
-                              bool has_residual) {
+                              ffi::RemainingRets rets, bool has_bias,
+                              std::string_view gate, bool has_residual) {
   FfiCall call(args, rets, /*x=*/1);
   const GradientBuffers buffers = ReadGradientBuffers(call, gate);
-  const VectorOperand mean = call.Vector("mean");
+  ReduceOperands operands{};
+  operands.mean = call.Vector("mean");
+  operands.a = call.VectorIf(buffers.gate == Gate::kX, "a");
+  operands.bias = call.VectorIf(has_bias, "bias");
   void* sum_e = call.VectorResult("sum_e");
   void* sum_e_centred = call.VectorResult("sum_e_centred");
   void* dz = call.ArrayResultIf(has_residual, "dz");
   return RunChecked(call, pool, [&](ThreadPool& threads) {
-    BackwardReduce(threads, call.problem(), buffers, mean, sum_e, sum_e_centred,
-                   dz);
+    BackwardReduce(threads, call.problem(), buffers, operands, sum_e,
+                   sum_e_centred, dz);
   });
 }
 
 ffi::Error BackwardApplyImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
-                             ffi::RemainingRets rets, std::string_view gate) {
+                             ffi::RemainingRets rets, bool has_bias,
+                             std::string_view gate) {
   FfiCall call(args, rets, /*x=*/1);
   const GradientBuffers buffers = ReadGradientBuffers(call, gate);
-  const VectorOperand mean = call.Vector("mean");
-  const VectorOperand a = call.Vector("a");
-  const VectorOperand b = call.Vector("b");
-  const VectorOperand k = call.Vector("k");
+  ApplyOperands operands{};
+  operands.mean = call.Vector("mean");
+  operands.a = call.Vector("a");
+  operands.b = call.Vector("b");
+  operands.k = call.Vector("k");
+  operands.bias = call.VectorIf(has_bias, "bias");
   void* dx = call.ArrayResult("dx");
   return RunChecked(call, pool, [&](ThreadPool& threads) {
-    BackwardApply(threads, call.problem(), buffers, mean, a, b, k, dx);
+    BackwardApply(threads, call.problem(), buffers, operands, dx);
   });
 }
 
@@ -194,6 +202,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BackwardCpu, BackwardImpl,
                                   .RemainingArgs()
                                   .RemainingRets()
                                   .Attr<bool>("has_scale")
+                                  .Attr<bool>("has_bias")
                                   .Attr<double>("epsilon")
                                   .Attr<std::string_view>("gate")
                                   .Attr<bool>("has_residual"));
@@ -203,6 +212,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BackwardReduceCpu, BackwardReduceImpl,
                                   .Ctx<ffi::ThreadPool>()
                                   .RemainingArgs()
                                   .RemainingRets()
+                                  .Attr<bool>("has_bias")
                                   .Attr<std::string_view>("gate")
                                   .Attr<bool>("has_residual"));
 
@@ -211,6 +221,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BackwardApplyCpu, BackwardApplyImpl,
                                   .Ctx<ffi::ThreadPool>()
                                   .RemainingArgs()
                                   .RemainingRets()
+                                  .Attr<bool>("has_bias")
                                   .Attr<std::string_view>("gate"));
 
 }  // namespace jax_bnar

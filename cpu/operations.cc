@@ -23,7 +23,7 @@ void RunPhases(ThreadPool& pool, const Context& context,
                std::vector<Phase> phases) {
   const Shape& shape = context.plan.shape;
   const int64_t bytes = shape.groups * shape.group_size() * context.item_size;
-  Run(pool, bytes / kSerialBytes + 1, std::move(phases));
+  Run(pool, bytes / kBytesPerThread + 1, std::move(phases));
 }
 
 // In double, from the var that the caller sees, so that whole passes and
@@ -55,6 +55,22 @@ struct NormaliseVectors {
   ColumnVector<A> a;
   ColumnVector<A> b;
 };
+
+// Fills the vectors from given statistics. `vectors` must outlive the
+// phase.
+template <typename A>
+Phase PrepareVectors(const Shape& shape, const AffineOperands& affine,
+                     const VectorOperand& mean, const VectorOperand& var,
+                     NormaliseVectors<A>* vectors) {
+  const int64_t channels = shape.channels;
+  return ForEachChannelBlock(shape, [=](int64_t group, const Range& block) {
+    for (int64_t c = block.begin; c < block.end; ++c) {
+      vectors->Set(affine, channels, group, c,
+                   ElementOr<A>(mean, channels, group, c, 0),
+                   ElementOr<A>(var, channels, group, c, 0));
+    }
+  });
+}
 
 // Copies operands to columns.
 template <typename A>
@@ -114,17 +130,8 @@ void NormaliseWith(ThreadPool& pool, const Problem& problem,
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
     NormaliseVectors<A> vectors(context.plan);
-    const int64_t channels = problem.shape.channels;
-    Phase prepare = ForEachChannelBlock(
-        problem.shape, [&](int64_t group, const Range& block) {
-          for (int64_t c = block.begin; c < block.end; ++c) {
-            vectors.Set(affine, channels, group, c,
-                        ElementOr<A>(mean, channels, group, c, 0),
-                        ElementOr<A>(var, channels, group, c, 0));
-          }
-        });
     RunPhases(pool, context,
-              {std::move(prepare),
+              {PrepareVectors(problem.shape, affine, mean, var, &vectors),
                NormalisePass(context, buffers, vectors.columns())});
   });
 }
@@ -150,13 +157,14 @@ void Forward(ThreadPool& pool, const Problem& problem,
 }
 
 void BackwardReduce(ThreadPool& pool, const Problem& problem,
-                    const GradientBuffers& buffers, const VectorOperand& mean,
-                    void* sum_e, void* sum_e_centred, void* dz) {
+                    const GradientBuffers& buffers,
+                    const ReduceOperands& operands, void* sum_e,
+                    void* sum_e_centred, void* dz) {
   const Context context(problem);
   Partials partials(context.plan);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
-    ColumnVector<A> means(context.plan);
+    ColumnVector<A> mean(context.plan), a(context.plan), bias(context.plan);
     Phase finish = ForEachChannelBlock(
         problem.shape, [&](int64_t group, const Range& block) {
           MergeSumsOfChannels(
@@ -168,30 +176,33 @@ void BackwardReduce(ThreadPool& pool, const Problem& problem,
               });
         });
     RunPhases(pool, context,
-              {SpreadPhase<A>(problem.shape, {{mean, &means}}),
-               ReducePass(context, buffers, means.data(), dz, &partials),
+              {SpreadPhase<A>(problem.shape, {{operands.mean, &mean},
+                                              {operands.a, &a},
+                                              {operands.bias, &bias}}),
+               ReducePass(context, buffers,
+                          {mean.data(), a.data(), bias.data()}, dz, &partials),
                std::move(finish)});
   });
 }
 
 void BackwardApply(ThreadPool& pool, const Problem& problem,
-                   const GradientBuffers& buffers, const VectorOperand& mean,
-                   const VectorOperand& a, const VectorOperand& b,
-                   const VectorOperand& k, void* dx) {
+                   const GradientBuffers& buffers,
+                   const ApplyOperands& operands, void* dx) {
   const Context context(problem);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
-    ColumnVector<A> mean_columns(context.plan), a_columns(context.plan),
-        b_columns(context.plan), k_columns(context.plan);
-    RunPhases(pool, context,
-              {SpreadPhase<A>(problem.shape, {{mean, &mean_columns},
-                                              {a, &a_columns},
-                                              {b, &b_columns},
-                                              {k, &k_columns}}),
-               ApplyPass(context, buffers,
-                         {mean_columns.data(), a_columns.data(),
-                          b_columns.data(), k_columns.data()},
-                         dx)});
+    ColumnVector<A> mean(context.plan), a(context.plan), b(context.plan),
+        k(context.plan), bias(context.plan);
+    RunPhases(
+        pool, context,
+        {SpreadPhase<A>(problem.shape, {{operands.mean, &mean},
+                                        {operands.a, &a},
+                                        {operands.b, &b},
+                                        {operands.k, &k},
+                                        {operands.bias, &bias}}),
+         ApplyPass(context, buffers,
+                   {mean.data(), a.data(), b.data(), k.data(), bias.data()},
+                   dx)});
   });
 }
 
@@ -205,8 +216,11 @@ void Backward(ThreadPool& pool, const Problem& problem,
     const Plan& plan = context.plan;
     const int64_t channels = problem.shape.channels;
     const double count = static_cast<double>(problem.shape.count());
-    ColumnVector<A> means(plan), a_columns(plan), b_columns(plan),
-        k_columns(plan);
+    NormaliseVectors<A> vectors(plan);
+    ColumnVector<A> b(plan), k(plan);
+    Phase prepare = PrepareVectors(
+        problem.shape, {operands.scale, operands.bias, operands.epsilon},
+        operands.mean, operands.var, &vectors);
     Phase coefficients = ForEachChannelBlock(
         problem.shape, [&](int64_t group, const Range& block) {
           MergeSumsOfChannels(
@@ -224,27 +238,27 @@ void Backward(ThreadPool& pool, const Problem& problem,
                 static_cast<A*>(dscale)[i] =
                     static_cast<A>(rstd * sum_e_centred);
                 static_cast<A*>(dbias)[i] = static_cast<A>(sum_e);
-                a_columns.Set(group, c, static_cast<A>(a));
-                b_columns.Set(
+                b.Set(
                     group, c,
                     static_cast<A>(
                         (2 * dvar - a * rstd * rstd * sum_e_centred) / count));
-                k_columns.Set(group, c,
-                              static_cast<A>((dmean - a * sum_e) / count));
+                k.Set(group, c, static_cast<A>((dmean - a * sum_e) / count));
               });
         });
     // Where the reduction wrote dz, it is the gated dy.
     const GradientBuffers apply_buffers =
         dz == nullptr ? buffers
                       : GradientBuffers{dz, buffers.x, nullptr, Gate::kNone};
-    RunPhases(pool, context,
-              {SpreadPhase<A>(problem.shape, {{operands.mean, &means}}),
-               ReducePass(context, buffers, means.data(), dz, &partials),
-               std::move(coefficients),
-               ApplyPass(context, apply_buffers,
-                         {means.data(), a_columns.data(), b_columns.data(),
-                          k_columns.data()},
-                         dx)});
+    const NormaliseColumns columns = vectors.columns();
+    RunPhases(
+        pool, context,
+        {std::move(prepare),
+         ReducePass(context, buffers, {columns.mean, columns.a, columns.b}, dz,
+                    &partials),
+         std::move(coefficients),
+         ApplyPass(context, apply_buffers,
+                   {columns.mean, columns.a, b.data(), k.data(), columns.b},
+                   dx)});
   });
 }
 

@@ -56,23 +56,41 @@ void Forward(ThreadPool& pool, const Problem& problem,
 struct GradientBuffers {
   const void* dy;
   const void* x;
-  const void* evidence;  // y or the mask, by gate; null with kNone
+  const void* evidence;  // y or the mask, by gate; else null
   Gate gate;
 };
 
+// With Gate::kX the gate is (x - mean) * a + bias > 0, else a and bias are
+// ignored.
+struct ReduceOperands {
+  VectorOperand mean;
+  VectorOperand a;
+  VectorOperand bias;
+};
+
 void BackwardReduce(ThreadPool& pool, const Problem& problem,
-                    const GradientBuffers& buffers, const VectorOperand& mean,
-                    void* sum_e, void* sum_e_centred, void* dz);
+                    const GradientBuffers& buffers,
+                    const ReduceOperands& operands, void* sum_e,
+                    void* sum_e_centred, void* dz);
+
+// dx = a * e + b * (x - mean) + k; bias as above.
+struct ApplyOperands {
+  VectorOperand mean;
+  VectorOperand a;
+  VectorOperand b;
+  VectorOperand k;
+  VectorOperand bias;
+};
 
 void BackwardApply(ThreadPool& pool, const Problem& problem,
-                   const GradientBuffers& buffers, const VectorOperand& mean,
-                   const VectorOperand& a, const VectorOperand& b,
-                   const VectorOperand& k, void* dx);
+                   const GradientBuffers& buffers,
+                   const ApplyOperands& operands, void* dx);
 
 struct BackwardOperands {
   VectorOperand mean;
   VectorOperand var;
   VectorOperand scale;
+  VectorOperand bias;
   VectorOperand dmean;
   VectorOperand dvar;
   double epsilon;

@@ -49,6 +49,7 @@ const void* EvidenceAt(const Context& context, const GradientBuffers& buffers,
                        const Position& at) {
   switch (buffers.gate) {
     case Gate::kNone:
+    case Gate::kX:
       return nullptr;
     case Gate::kY:
       return Offset(buffers.evidence, at.element * context.item_size);
@@ -82,15 +83,19 @@ NormaliseArgs NormaliseArgsAt(const Context& context,
 }
 
 ReduceArgs ReduceArgsAt(const Context& context, const GradientBuffers& buffers,
-                        const char* mean, void* dz, bool stream, double* sum_e,
-                        double* sum_e_centred, const Position& at) {
+                        const ReduceColumns& columns, void* dz, bool stream,
+                        double* sum_e, double* sum_e_centred,
+                        const Position& at) {
   const int64_t bytes = at.element * context.item_size;
+  const int64_t vector_bytes = at.column * context.accumulator_size;
   ReduceArgs args;
   args.dy = Offset(buffers.dy, bytes);
   args.x = Offset(buffers.x, bytes);
   args.evidence = EvidenceAt(context, buffers, at);
   args.dz = Offset(dz, bytes);
-  args.mean = mean + at.column * context.accumulator_size;
+  args.mean = columns.mean + vector_bytes;
+  args.a = columns.a + vector_bytes;
+  args.bias = columns.bias + vector_bytes;
   args.sum_e = sum_e;
   args.sum_e_centred = sum_e_centred;
   args.gate = buffers.gate;
@@ -112,6 +117,7 @@ ApplyArgs ApplyArgsAt(const Context& context, const GradientBuffers& buffers,
   args.a = columns.a + vector_bytes;
   args.b = columns.b + vector_bytes;
   args.k = columns.k + vector_bytes;
+  args.bias = columns.bias + vector_bytes;
   args.gate = buffers.gate;
   args.stream = stream;
   return args;
@@ -188,7 +194,7 @@ bool MayStream(const Context& context, const void* output) {
       (shape.groups == 1 || shape.group_size() % kLanes == 0) &&
       (context.plan.layout == Plan::Layout::kRows || shape.inner % kLanes == 0);
   return aligned && shape.groups * shape.group_size() * context.item_size >=
-                        StreamingThreshold();
+                        kStreamingBytes;
 }
 
 // Calls on_plane(channel, element of the group) for each plane of a block.
@@ -320,7 +326,7 @@ Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
 }
 
 Phase ReducePass(const Context& context, const GradientBuffers& buffers,
-                 const char* mean, void* dz, Partials* partials) {
+                 const ReduceColumns& columns, void* dz, Partials* partials) {
   const Plan& plan = context.plan;
   const bool stream = dz != nullptr && MayStream(context, dz);
   const auto run = [=, &context, &plan](int64_t index) {
@@ -329,7 +335,7 @@ Phase ReducePass(const Context& context, const GradientBuffers& buffers,
     double* sum_e = partials->first(task.group, task.partial);
     double* sum_e_centred = partials->second(task.group, task.partial);
     const auto args_at = [&](int64_t in_group, int64_t column) {
-      return ReduceArgsAt(context, buffers, mean, dz, stream, sum_e + column,
+      return ReduceArgsAt(context, buffers, columns, dz, stream, sum_e + column,
                           sum_e_centred + column,
                           PositionOf(context, task.group, in_group, column));
     };

@@ -61,11 +61,20 @@ struct NormaliseColumns {
   const char* b;
 };
 
+// a and bias are read with Gate::kX only.
+struct ReduceColumns {
+  const char* mean;
+  const char* a;
+  const char* bias;
+};
+
+// bias is read with Gate::kX only.
 struct ApplyColumns {
   const char* mean;
   const char* a;
   const char* b;
   const char* k;
+  const char* bias;
 };
 
 // The context, the partials and what the columns point at must outlive the
@@ -76,7 +85,7 @@ Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
                     const NormaliseColumns& columns);
 
 Phase ReducePass(const Context& context, const GradientBuffers& buffers,
-                 const char* mean, void* dz, Partials* partials);
+                 const ReduceColumns& columns, void* dz, Partials* partials);
 
 Phase ApplyPass(const Context& context, const GradientBuffers& buffers,
                 const ApplyColumns& columns, void* dx);

@@ -144,42 +144,58 @@ void PlaneNormalise(const Plane& plane, const NormaliseArgs& args) {
 
 // --- backward ----------------------------------------------------------------
 
-template <Gate kGate, typename T>
-BNAR_INLINE Vec<Accumulator<T>> PlaneGated(const T* dy, const void* evidence,
-                                           int64_t i, int64_t mask_bit) {
+template <Gate kGate, typename A>
+BNAR_INLINE GateVectors<A> PlaneVectors(const void* mean, const void* a,
+                                        const void* bias) {
+  GateVectors<A> r{};
+  r.mean = Broadcast(*static_cast<const A*>(mean));
+  if constexpr (kGate == Gate::kX) {
+    r.a = Broadcast(*static_cast<const A*>(a));
+    r.bias = Broadcast(*static_cast<const A*>(bias));
+  }
+  return r;
+}
+
+template <Gate kGate, typename T, typename A = Accumulator<T>>
+BNAR_INLINE Vec<A> PlaneGated(const T* dy, const void* evidence, int64_t i,
+                              int64_t mask_bit, const Vec<A>& centred,
+                              const GateVectors<A>& vectors) {
   if constexpr (kGate == Gate::kMask) {
     const uint8_t* mask = static_cast<const uint8_t*>(evidence);
     return WhereBits(ReadBits(mask, mask_bit + i, kLanes), Load(dy + i));
   } else {
-    return Gated<kGate>(dy, evidence, i);
+    return Gated<kGate>(dy, evidence, i, centred, vectors);
   }
 }
 
-// The other lanes are 0, so that they add nothing to a sum.
-template <Gate kGate, typename T>
-BNAR_INLINE Vec<Accumulator<T>> PlaneGatedPartial(const T* dy,
-                                                  const void* evidence,
-                                                  int64_t i, int64_t mask_bit,
-                                                  int n) {
-  const Vec<Accumulator<T>> e = LoadPartial(dy + i, n);
+// The lanes from n on are 0, so that they add nothing to a sum.
+template <Gate kGate, typename T, typename A = Accumulator<T>>
+BNAR_INLINE Vec<A> PlaneGatedPartial(const T* dy, const void* evidence,
+                                     int64_t i, int64_t mask_bit,
+                                     const Vec<A>& centred,
+                                     const GateVectors<A>& vectors, int n) {
+  const Vec<A> e = LoadPartial(dy + i, n);
   if constexpr (kGate == Gate::kY) {
     const T* y = static_cast<const T*>(evidence);
     return WherePositive(LoadPartial(y + i, n), e);
   } else if constexpr (kGate == Gate::kMask) {
     const uint8_t* mask = static_cast<const uint8_t*>(evidence);
     return WhereBits(ReadBits(mask, mask_bit + i, n), e);
+  } else if constexpr (kGate == Gate::kX) {
+    return WhereStoredPositive<T>(vectors.Normalised(centred), e);
   } else {
     return e;
   }
 }
 
+// kStream is of use with a residual only.
 template <typename T, Gate kGate, bool kResidual, bool kStream>
 void PlaneReduce(const Plane& plane, const ReduceArgs& args) {
   using A = Accumulator<T>;
   const T* dy = static_cast<const T*>(args.dy);
   const T* x = static_cast<const T*>(args.x);
   T* dz = static_cast<T*>(args.dz);
-  const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean));
+  const auto vectors = PlaneVectors<kGate, A>(args.mean, args.a, args.bias);
   double sum_e = 0, sum_e_centred = 0;
   for (int64_t begin = 0; begin < plane.size; begin += kSegment) {
     const int64_t size = std::min(kSegment, plane.size - begin);
@@ -190,21 +206,24 @@ void PlaneReduce(const Plane& plane, const ReduceArgs& args) {
         [&](int64_t j) {
           const int64_t i = begin + j;
           const int p = (j / kLanes) & 1;
-          const Vec<A> e =
-              PlaneGated<kGate>(dy, args.evidence, i, plane.mask_bit);
+          const Vec<A> centred = Load(x + i) - vectors.mean;
+          const Vec<A> e = PlaneGated<kGate>(dy, args.evidence, i,
+                                             plane.mask_bit, centred, vectors);
+          s0[p] = s0[p] + e;
+          s1[p] = s1[p] + e * centred;
           if constexpr (kResidual) {
             StoreResult<T, kStream>(dz + i, Round<T>(e));
           }
-          s0[p] = s0[p] + e;
-          s1[p] = s1[p] + e * (Load(x + i) - mean);
         },
         [&](int64_t j, int n) {
           const int64_t i = begin + j;
-          const Vec<A> e =
-              PlaneGatedPartial<kGate>(dy, args.evidence, i, plane.mask_bit, n);
-          if constexpr (kResidual) StorePartial(dz + i, Round<T>(e), n);
+          const Vec<A> centred =
+              FirstLanes(LoadPartial(x + i, n) - vectors.mean, n);
+          const Vec<A> e = PlaneGatedPartial<kGate>(
+              dy, args.evidence, i, plane.mask_bit, centred, vectors, n);
           s0[0] = s0[0] + e;
-          s1[0] = s1[0] + e * FirstLanes(LoadPartial(x + i, n) - mean, n);
+          s1[0] = s1[0] + e * centred;
+          if constexpr (kResidual) StorePartial(dz + i, Round<T>(e), n);
         });
     sum_e += LaneSum(s0[0]) + LaneSum(s0[1]);
     sum_e_centred += LaneSum(s1[0]) + LaneSum(s1[1]);
@@ -221,25 +240,23 @@ void PlaneApply(const Plane& plane, const ApplyArgs& args) {
   const T* dy = static_cast<const T*>(args.e);
   const T* x = static_cast<const T*>(args.x);
   T* dx = static_cast<T*>(args.dx);
-  const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean));
+  const auto vectors = PlaneVectors<kGate, A>(args.mean, args.a, args.bias);
   const Vec<A> a = Broadcast(*static_cast<const A*>(args.a));
   const Vec<A> b = Broadcast(*static_cast<const A*>(args.b));
   const Vec<A> k = Broadcast(*static_cast<const A*>(args.k));
   ForEachVector(
       plane.size,
       [&](int64_t i) {
-        const Stored<T> stored = Kernel::Element(
-            PlaneGated<kGate>(dy, args.evidence, i, plane.mask_bit),
-            Load(x + i), mean, a, b, k);
-        StoreResult<T, kStream>(dx + i, stored);
+        const Vec<A> centred = Load(x + i) - vectors.mean;
+        const Vec<A> e = PlaneGated<kGate>(dy, args.evidence, i, plane.mask_bit,
+                                           centred, vectors);
+        StoreResult<T, kStream>(dx + i, Kernel::Element(e, centred, a, b, k));
       },
       [&](int64_t i, int n) {
-        StorePartial(
-            dx + i,
-            Kernel::Element(PlaneGatedPartial<kGate>(dy, args.evidence, i,
-                                                     plane.mask_bit, n),
-                            LoadPartial(x + i, n), mean, a, b, k),
-            n);
+        const Vec<A> centred = LoadPartial(x + i, n) - vectors.mean;
+        const Vec<A> e = PlaneGatedPartial<kGate>(
+            dy, args.evidence, i, plane.mask_bit, centred, vectors, n);
+        StorePartial(dx + i, Kernel::Element(e, centred, a, b, k), n);
       });
   if constexpr (kStream) StreamingFence();
 }

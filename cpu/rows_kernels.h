@@ -1,10 +1,10 @@
 // Kernels of tiles whose columns are channels. Compiled once for each
 // instruction set (see simd.h).
 //
-// All walk along memory, a few rows at a time: the sums of a column live in the
-// L1 cache, not in registers. Narrow strips of many rows would keep them in
-// registers, but reading 256 bytes here and there defeats the prefetchers; that
-// was 4 to 8 times slower.
+// All walk along memory, row by row: the sums of a column live in the L1 cache,
+// not in registers. Strips of many rows would keep them in registers, and two
+// rows side by side would halve the loads of sums; both defeat the prefetchers,
+// and took 4 and 2 times as long.
 
 #ifndef JAX_BNAR_CPU_ROWS_KERNELS_H_
 #define JAX_BNAR_CPU_ROWS_KERNELS_H_
@@ -23,19 +23,6 @@ namespace BNAR_ISA {
 constexpr int64_t kBlockRows = 32;
 // Columns whose sums are kept in the L1 cache at once.
 constexpr int64_t kSumColumns = 1024;
-// Rows that are read side by side, to load sums and constants once for both.
-constexpr int kTogether = 1;
-
-// Calls rows(first row, number of rows as integral_constant).
-template <typename F>
-BNAR_INLINE void ForEachRows(int64_t begin, int64_t end, F rows) {
-  int64_t r = begin;
-  for (; r + kTogether <= end; r += kTogether) {
-    rows(r, std::integral_constant<int, kTogether>());
-  }
-  for (; r < end; ++r) rows(r, std::integral_constant<int, 1>());
-}
-
 // Calls block(first row, row after the last, first column, number of columns).
 template <typename F>
 BNAR_INLINE void ForEachBlock(const RowsTile& tile, F block) {
@@ -68,21 +55,14 @@ void RowsStatistics(const RowsTile& tile, const void* x_pointer, double* sum,
       StoreLanes(s1 + c, d);
       StoreLanes(s2 + c, d);
     }
-    ForEachRows(1, rows, [&](int64_t r, auto together) {
+    for (int64_t r = 1; r < rows; ++r) {
       const T* row = x + r * stride;
       for (int64_t c = 0; c < columns; c += kLanes) {
-        const Vec<A> origin = Load(shift + c);
-        Vec<A> sum1 = Load(s1 + c), sum2 = Load(s2 + c);
-        BNAR_UNROLL
-        for (int i = 0; i < together.value; ++i) {
-          const Vec<A> d = Load(row + i * stride + c) - origin;
-          sum1 = sum1 + d;
-          sum2 = sum2 + d * d;
-        }
-        StoreLanes(s1 + c, sum1);
-        StoreLanes(s2 + c, sum2);
+        const Vec<A> d = Load(row + c) - Load(shift + c);
+        StoreLanes(s1 + c, Load(s1 + c) + d);
+        StoreLanes(s2 + c, Load(s2 + c) + d * d);
       }
-    });
+    }
     double* total = sum + c0;
     double* total_m2 = m2 + c0;
     const double n = static_cast<double>(rows);
@@ -139,7 +119,7 @@ struct Normalise {
     const A* mean = static_cast<const A*>(args.mean);
     const A* a = static_cast<const A*>(args.a);
     const A* b = static_cast<const A*>(args.b);
-    ForEachRows(0, tile.rows, [&](int64_t r, auto together) {
+    for (int64_t r = 0; r < tile.rows; ++r) {
       const T* x = static_cast<const T*>(args.x) + r * stride;
       const T* z = static_cast<const T*>(args.z);
       if constexpr (kResidual) z += r * stride;
@@ -147,35 +127,53 @@ struct Normalise {
       uint8_t* mask = args.mask;
       if constexpr (kMask) mask += r * stride / 8;
       for (int64_t c = 0; c < width; c += kLanes) {
-        const Vec<A> column_mean = Load(mean + c);
-        const Vec<A> column_a = Load(a + c);
-        const Vec<A> column_b = Load(b + c);
-        BNAR_UNROLL
-        for (int i = 0; i < together.value; ++i) {
-          const int64_t at = i * stride + c;
-          const Stored<T> stored =
-              Element(Load(x + at), kResidual ? z + at : nullptr, column_mean,
-                      column_a, column_b);
-          StoreResult<T, kStream>(y + at, stored);
-          if constexpr (kMask) {
-            const uint16_t bits =
-                static_cast<uint16_t>(PositiveBits(Widen<T>(stored)));
-            std::memcpy(mask + at / 8, &bits, sizeof(bits));
-          }
+        const Stored<T> stored =
+            Element(Load(x + c), kResidual ? z + c : nullptr, Load(mean + c),
+                    Load(a + c), Load(b + c));
+        StoreResult<T, kStream>(y + c, stored);
+        if constexpr (kMask) {
+          const uint16_t bits =
+              static_cast<uint16_t>(PositiveBits(Widen<T>(stored)));
+          std::memcpy(mask + c / 8, &bits, sizeof(bits));
         }
       }
-    });
+    }
     if constexpr (kStream) StreamingFence();
   }
 };
 
 // --- backward ----------------------------------------------------------------
 
+// Constants of sixteen columns, or of one plane.
+template <typename A>
+struct GateVectors {
+  Vec<A> mean;
+  Vec<A> a;     // with Gate::kX
+  Vec<A> bias;  // with Gate::kX
+
+  template <Gate kGate>
+  static BNAR_INLINE GateVectors Columns(const A* mean, const A* a,
+                                         const A* bias, int64_t c) {
+    GateVectors r{};
+    r.mean = Load(mean + c);
+    if constexpr (kGate == Gate::kX) {
+      r.a = Load(a + c);
+      r.bias = Load(bias + c);
+    }
+    return r;
+  }
+
+  // The sum that Normalise forms, by the same operations: the same sign.
+  BNAR_INLINE Vec<A> Normalised(const Vec<A>& centred) const {
+    return centred * a + bias;
+  }
+};
+
 // e: dy where the gate is open, else 0, for sixteen elements.
-template <Gate kGate, typename T>
-BNAR_INLINE Vec<Accumulator<T>> Gated(const T* dy, const void* evidence,
-                                      int64_t i) {
-  const Vec<Accumulator<T>> e = Load(dy + i);
+template <Gate kGate, typename T, typename A = Accumulator<T>>
+BNAR_INLINE Vec<A> Gated(const T* dy, const void* evidence, int64_t i,
+                         const Vec<A>& centred, const GateVectors<A>& vectors) {
+  const Vec<A> e = Load(dy + i);
   if constexpr (kGate == Gate::kY) {
     return WherePositive(Load(static_cast<const T*>(evidence) + i), e);
   } else if constexpr (kGate == Gate::kMask) {
@@ -183,6 +181,8 @@ BNAR_INLINE Vec<Accumulator<T>> Gated(const T* dy, const void* evidence,
     std::memcpy(&bits, static_cast<const uint8_t*>(evidence) + i / 8,
                 sizeof(bits));
     return WhereBits(bits, e);
+  } else if constexpr (kGate == Gate::kX) {
+    return WhereStoredPositive<T>(vectors.Normalised(centred), e);
   } else {
     return e;
   }
@@ -199,31 +199,31 @@ struct Reduce {
     const T* x = static_cast<const T*>(args.x);
     T* dz = static_cast<T*>(args.dz);
     const void* evidence = args.evidence;
+    const A* mean = static_cast<const A*>(args.mean);
+    const A* a = static_cast<const A*>(args.a);
+    const A* bias = static_cast<const A*>(args.bias);
     alignas(64) A s0[kSumColumns], s1[kSumColumns];
     ForEachBlock(
         tile, [&](int64_t r0, int64_t r1, int64_t c0, int64_t columns) {
-          const A* mean = static_cast<const A*>(args.mean) + c0;
           std::fill(s0, s0 + columns, A{0});
           std::fill(s1, s1 + columns, A{0});
-          ForEachRows(r0, r1, [&](int64_t r, auto together) {
+          for (int64_t r = r0; r < r1; ++r) {
             const int64_t row = r * stride + c0;
             for (int64_t c = 0; c < columns; c += kLanes) {
-              const Vec<A> column_mean = Load(mean + c);
-              Vec<A> sum0 = Load(s0 + c), sum1 = Load(s1 + c);
-              BNAR_UNROLL
-              for (int i = 0; i < together.value; ++i) {
-                const int64_t at = row + i * stride + c;
-                const Vec<A> e = Gated<kGate>(dy, evidence, at);
-                if constexpr (kResidual) {
-                  StoreResult<T, kStream>(dz + at, Round<T>(e));
-                }
-                sum0 = sum0 + e;
-                sum1 = sum1 + e * (Load(x + at) - column_mean);
+              const int64_t at = row + c;
+              const auto vectors = GateVectors<A>::template Columns<kGate>(
+                  mean, a, bias, c0 + c);
+              const Vec<A> centred = Load(x + at) - vectors.mean;
+              const Vec<A> e = Gated<kGate>(dy, evidence, at, centred, vectors);
+              StoreLanes(s0 + c, Load(s0 + c) + e);
+              StoreLanes(s1 + c, Load(s1 + c) + e * centred);
+              // After the load of x: arrays that lie a multiple of 4 KiB apart
+              // would make that load wait for this store.
+              if constexpr (kResidual) {
+                StoreResult<T, kStream>(dz + at, Round<T>(e));
               }
-              StoreLanes(s0 + c, sum0);
-              StoreLanes(s1 + c, sum1);
             }
-          });
+          }
           double* sum_e = args.sum_e + c0;
           double* sum_e_centred = args.sum_e_centred + c0;
           const bool first = r0 == 0;
@@ -232,6 +232,7 @@ struct Reduce {
             sum_e_centred[c] = (first ? 0.0 : sum_e_centred[c]) + s1[c];
           }
         });
+    if constexpr (kStream) StreamingFence();
   }
 };
 
@@ -239,10 +240,10 @@ template <typename T, Gate kGate, bool kStream>
 struct Apply {
   using A = Accumulator<T>;
 
-  static BNAR_INLINE Stored<T> Element(const Vec<A>& e, const Vec<A>& x,
-                                       const Vec<A>& mean, const Vec<A>& a,
-                                       const Vec<A>& b, const Vec<A>& k) {
-    return Round<T>(a * e + (b * (x - mean) + k));
+  static BNAR_INLINE Stored<T> Element(const Vec<A>& e, const Vec<A>& centred,
+                                       const Vec<A>& a, const Vec<A>& b,
+                                       const Vec<A>& k) {
+    return Round<T>(a * e + (b * centred + k));
   }
 
   static void Rows(const RowsTile& tile, const ApplyArgs& args) {
@@ -256,22 +257,19 @@ struct Apply {
     const A* a = static_cast<const A*>(args.a);
     const A* b = static_cast<const A*>(args.b);
     const A* k = static_cast<const A*>(args.k);
-    ForEachRows(0, tile.rows, [&](int64_t r, auto together) {
+    const A* bias = static_cast<const A*>(args.bias);
+    for (int64_t r = 0; r < tile.rows; ++r) {
       const int64_t row = r * stride;
       for (int64_t c = 0; c < width; c += kLanes) {
-        const Vec<A> column_mean = Load(mean + c);
-        const Vec<A> column_a = Load(a + c);
-        const Vec<A> column_b = Load(b + c);
-        const Vec<A> column_k = Load(k + c);
-        BNAR_UNROLL
-        for (int i = 0; i < together.value; ++i) {
-          const int64_t at = row + i * stride + c;
-          StoreResult<T, kStream>(
-              dx + at, Element(Gated<kGate>(dy, evidence, at), Load(x + at),
-                               column_mean, column_a, column_b, column_k));
-        }
+        const int64_t at = row + c;
+        const auto vectors =
+            GateVectors<A>::template Columns<kGate>(mean, a, bias, c);
+        const Vec<A> centred = Load(x + at) - vectors.mean;
+        const Vec<A> e = Gated<kGate>(dy, evidence, at, centred, vectors);
+        StoreResult<T, kStream>(dx + at, Element(e, centred, Load(a + c),
+                                                 Load(b + c), Load(k + c)));
       }
-    });
+    }
     if constexpr (kStream) StreamingFence();
   }
 };

@@ -125,6 +125,26 @@ BNAR_INLINE Vec<A> WherePositive(const Vec<A>& gate, const Vec<A>& v) {
   return r;
 }
 
+// The largest number that rounds to 0 in storage.
+template <typename T>
+constexpr Accumulator<T> kRoundsToZero = 0;
+template <>
+inline constexpr float kRoundsToZero<Float16> = 0x1p-25f;
+template <>
+inline constexpr float kRoundsToZero<BFloat16> = 0x1p-134f;
+
+// v where `gate`, once stored as T, is > 0; else 0.
+template <typename T, typename A>
+BNAR_INLINE Vec<A> WhereStoredPositive(const Vec<A>& gate, const Vec<A>& v) {
+  Vec<A> r;
+  BNAR_UNROLL
+  for (int i = 0; i < Part<A>::kCount; ++i) {
+    const typename Part<A>::Float zero{};
+    r.part[i] = gate.part[i] > kRoundsToZero<T> ? v.part[i] : zero;
+  }
+  return r;
+}
+
 // v where its bit is set, else 0; lane i has bit i.
 template <typename A>
 BNAR_INLINE Vec<A> WhereBits(uint32_t bits, const Vec<A>& v) {

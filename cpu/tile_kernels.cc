@@ -28,6 +28,8 @@ void WithGate(Gate gate, F f) {
       return f(GateConstant<Gate::kY>());
     case Gate::kMask:
       return f(GateConstant<Gate::kMask>());
+    case Gate::kX:
+      return f(GateConstant<Gate::kX>());
   }
 }
 

@@ -14,8 +14,10 @@ namespace jax_bnar {
 
 enum class DType { kFloat16, kBFloat16, kFloat32, kFloat64 };
 
-// Where backward finds the sign of the ReLU.
-enum class Gate { kNone, kY, kMask };
+// Where backward finds the sign of the ReLU: nowhere (there is none), in y, in
+// a bit mask, or in x, from which the normalised value is computed again as
+// forward did (without a residual that is all it takes, and y is not read).
+enum class Gate { kNone, kY, kMask, kX };
 
 struct RowsTile {
   int64_t rows;
@@ -45,6 +47,8 @@ struct ReduceArgs {
   const void* evidence;
   void* dz;  // null without a residual
   const void* mean;
+  const void* a;          // with kX: the gate is (x - mean) * a + bias > 0
+  const void* bias;       // with kX
   double* sum_e;          // overwritten
   double* sum_e_centred;  // overwritten
   Gate gate;
@@ -60,6 +64,7 @@ struct ApplyArgs {
   const void* a;
   const void* b;
   const void* k;
+  const void* bias;  // with kX: the gate is (x - mean) * a + bias > 0
   Gate gate;
   bool stream;  // dx bypasses the caches
 };

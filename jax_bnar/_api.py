@@ -67,7 +67,8 @@ def bn_add_relu(
         num_groups: ghost batch: the leading axis splits into this many equal groups, with
             statistics of their own.
         save: evidence of the ReLU that backward keeps: "y" (costs nothing where y lives on anyway)
-            or "mask" (one bit an element, y may be freed).
+            or "mask" (one bit an element, y may be freed). Without a residual "y" keeps nothing:
+            backward finds the sign in x, which it reads in any case.
         implementation: None (the kernel where there is one, pure JAX elsewhere), "ffi" (the kernel,
             or NotImplementedError at lowering) or "xla" (pure JAX). The environment variable
             JAX_BNAR_IMPLEMENTATION sets the default.
@@ -306,7 +307,6 @@ def _train(
         save=check_save(function, save),
         implementation=resolve_implementation(function, implementation),
         has_residual=operands.z is not None,
-        has_bias=operands.bias is not None,
     )
     with jax.named_scope(function):
         y, mean, var = training(operands.x, operands.z, operands.scale, operands.bias, config)
@@ -336,7 +336,6 @@ def _infer(
         save="y",
         implementation=resolve_implementation(function, implementation),
         has_residual=operands.z is not None,
-        has_bias=operands.bias is not None,
     )
     with jax.named_scope(function):
         y = inference(

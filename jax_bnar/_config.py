@@ -7,8 +7,9 @@ from jax_bnar._implementation import Implementation
 
 Activation = Literal["none", "relu"]
 Save = Literal["y", "mask"]
-# Where backward finds the sign of the ReLU: nowhere (no activation), in y, or in a bit mask.
-Gate = Literal["none", "y", "mask"]
+# Where backward finds the sign of the ReLU: nowhere (no activation), in y, in a bit mask, or in x,
+# from which the normalised value is computed again (all it takes where no residual was added).
+Gate = Literal["none", "x", "y", "mask"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +21,14 @@ class Config:
     save: Save
     implementation: Implementation
     has_residual: bool
-    has_bias: bool
 
     @property
     def gate(self) -> Gate:
-        return "none" if self.activation == "none" else self.save
+        if self.activation == "none":
+            return "none"
+        if self.save == "mask":
+            return "mask"
+        return "y" if self.has_residual else "x"
 
     @property
     def save_mask(self) -> bool:

@@ -9,7 +9,7 @@ from jax_bnar import primitive, reference
 from jax_bnar._config import Config
 
 _Vector = jax.Array | None
-_Residuals = tuple[jax.Array, jax.Array | None, _Vector, jax.Array, jax.Array]
+_Residuals = tuple[jax.Array, jax.Array | None, _Vector, _Vector, jax.Array, jax.Array]
 
 
 def _normalise(
@@ -60,7 +60,7 @@ def _inference_forward(
     config: Config,
 ) -> tuple[jax.Array, _Residuals]:
     y = _normalise(x, z, scale, bias, mean, var, config)
-    return y, (x, None if config.gate == "none" else y, scale, mean, var)
+    return y, (x, y if config.gate == "y" else None, scale, bias, mean, var)
 
 
 def _inference_backward(
@@ -70,18 +70,20 @@ def _inference_backward(
 
     dmean = -scale*rstd*sum(e)    dvar = -scale*rstd^3/2 * sum(e*(x-mean)).
     """
-    x, evidence, scale, mean, var = residuals
+    x, evidence, scale, bias, mean, var = residuals
+    rstd = reference.reciprocal_std(var, config.epsilon)
+    a = rstd if scale is None else scale * rstd
     sum_e, sum_e_centred, *dz = primitive.backward_reduce(
         dy,
         x,
         evidence,
         mean,
+        a if config.gate == "x" else None,
+        bias,
         implementation=config.implementation,
         gate=config.gate,
         has_residual=config.has_residual,
     )
-    rstd = reference.reciprocal_std(var, config.epsilon)
-    a = rstd if scale is None else scale * rstd
     zero = jnp.zeros_like(a)
     (dx,) = primitive.backward_apply(
         dy,
@@ -91,6 +93,7 @@ def _inference_backward(
         a,
         zero,
         zero,
+        bias,
         implementation=config.implementation,
         gate=config.gate,
     )
@@ -98,7 +101,7 @@ def _inference_backward(
         dx,
         dz[0] if dz else None,
         None if scale is None else rstd * sum_e_centred,
-        sum_e if config.has_bias else None,
+        None if bias is None else sum_e,
         -a * sum_e,
         -a * rstd * rstd * sum_e_centred / 2,
     )

@@ -13,7 +13,7 @@ STATISTICS_NAME = "bnar_statistics"
 MASK_NAME = "bnar_mask"
 
 _Vector = jax.Array | None
-_Residuals = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array, _Vector]
+_Residuals = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array, _Vector, _Vector]
 
 
 def _forward(
@@ -48,17 +48,19 @@ def _training_forward(
     # Named before use, so that a policy which saves them cuts the recomputation here.
     mean = checkpoint_name(mean, STATISTICS_NAME)
     var = checkpoint_name(var, STATISTICS_NAME)
-    # y, not the pre-ReLU tensor: it is the output and lives on anyway (Hou's post on this fusion).
-    evidence = {"none": None, "y": y, "mask": mask}[config.gate]
-    if config.gate == "mask":
-        evidence = checkpoint_name(evidence, MASK_NAME)
-    return (y, mean, var), (x, evidence, mean, var, scale)
+    evidence = None
+    if config.gate == "y":
+        # Not the pre-ReLU tensor: y is the output and lives on anyway (Hou's post on this fusion).
+        evidence = y
+    elif config.gate == "mask":
+        evidence = checkpoint_name(mask, MASK_NAME)
+    return (y, mean, var), (x, evidence, mean, var, scale, bias)
 
 
 def _training_backward(
     config: Config, residuals: _Residuals, cotangents: tuple[jax.Array, jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array | None, _Vector, _Vector]:
-    x, evidence, mean, var, scale = residuals
+    x, evidence, mean, var, scale, bias = residuals
     dy, dmean, dvar = cotangents
     dx, dscale, dbias, *dz = primitive.backward(
         dy,
@@ -67,6 +69,7 @@ def _training_backward(
         mean,
         var,
         scale,
+        bias,
         dmean,
         dvar,
         implementation=config.implementation,
@@ -78,7 +81,7 @@ def _training_backward(
         dx,
         dz[0] if dz else None,
         None if scale is None else dscale.sum(axis=0, keepdims=True),
-        dbias.sum(axis=0, keepdims=True) if config.has_bias else None,
+        None if bias is None else dbias.sum(axis=0, keepdims=True),
     )
 
 

@@ -198,7 +198,7 @@ def _reduce_results(x: Any, has_residual: bool, **_: Any) -> list[jax.core.Shape
 forward = Operation("forward", ("x", "z", "scale", "bias"), reference.forward, _forward_results)
 backward = Operation(
     "backward",
-    ("dy", "x", "evidence", "mean", "var", "scale", "dmean", "dvar"),
+    ("dy", "x", "evidence", "mean", "var", "scale", "bias", "dmean", "dvar"),
     reference.backward,
     _backward_results,
 )
@@ -212,11 +212,14 @@ normalise = Operation(
     _normalise_results,
 )
 backward_reduce = Operation(
-    "backward_reduce", ("dy", "x", "evidence", "mean"), reference.backward_reduce, _reduce_results
+    "backward_reduce",
+    ("dy", "x", "evidence", "mean", "a", "bias"),
+    reference.backward_reduce,
+    _reduce_results,
 )
 backward_apply = Operation(
     "backward_apply",
-    ("dy", "x", "evidence", "mean", "a", "b", "k"),
+    ("dy", "x", "evidence", "mean", "a", "b", "k", "bias"),
     reference.backward_apply,
     lambda x, **_: [_like(x)],
 )

@@ -129,12 +129,26 @@ def forward(
     return (y, mean, var, *mask)
 
 
-def gated(dy: jax.Array, evidence: jax.Array | None, gate: Gate) -> jax.Array:
+def _gated(
+    dy: jax.Array,
+    centred: jax.Array,
+    evidence: jax.Array | None,
+    a: jax.Array | None,
+    bias: jax.Array | None,
+    gate: Gate,
+) -> jax.Array:
     """e: dy where y > 0, else 0, in the dtype of dy."""
     if gate == "none":
         return dy
-    assert evidence is not None
-    positive = evidence > 0 if gate == "y" else unpack_mask(evidence, dy)
+    if gate == "x":
+        assert a is not None
+        y = centred * _per_element(a, dy)
+        if bias is not None:
+            y = y + _per_element(bias, dy)
+        positive = y.astype(dy.dtype) > 0
+    else:
+        assert evidence is not None
+        positive = evidence > 0 if gate == "y" else unpack_mask(evidence, dy)
     return jnp.where(positive, dy, jnp.zeros_like(dy))
 
 
@@ -143,14 +157,20 @@ def backward_reduce(
     x: jax.Array,
     evidence: jax.Array | None,
     mean: jax.Array,
+    a: jax.Array | None,
+    bias: jax.Array | None,
     *,
     gate: Gate,
     has_residual: bool,
 ) -> tuple[jax.Array, ...]:
-    """(sum(e), sum(e*(x-mean))) of shape (G, C), and dz = e where there is a residual."""
-    e = gated(dy, evidence, gate)
-    wide = _wide(e)
+    """(sum(e), sum(e*(x-mean))) of shape (G, C), and dz = e where there is a residual.
+
+    `evidence` is y or the mask, as `gate` says. `a` and `bias` serve gate "x":
+    y > 0 where (x-mean)*a + bias > 0.
+    """
     centred = _wide(x) - _per_element(mean, x)
+    e = _gated(dy, centred, evidence, a, bias, gate)
+    wide = _wide(e)
     sums = wide.sum(axis=_REDUCED), (wide * centred).sum(axis=_REDUCED)
     return (*sums, e) if has_residual else sums
 
@@ -183,12 +203,13 @@ def backward_apply(
     a: jax.Array,
     b: jax.Array,
     k: jax.Array,
+    bias: jax.Array | None,
     *,
     gate: Gate,
 ) -> tuple[jax.Array]:
-    """(dx,) = a*e + b*(x-mean) + k."""
-    e = _wide(gated(dy, evidence, gate))
+    """(dx,) = a*e + b*(x-mean) + k; e as in `backward_reduce`."""
     centred = _wide(x) - _per_element(mean, x)
+    e = _wide(_gated(dy, centred, evidence, a, bias, gate))
     dx = _per_element(a, x) * e + (_per_element(b, x) * centred + _per_element(k, x))
     return (dx.astype(x.dtype),)
 
@@ -200,6 +221,7 @@ def backward(
     mean: jax.Array,
     var: jax.Array,
     scale: jax.Array | None,
+    bias: jax.Array | None,
     dmean: jax.Array,
     dvar: jax.Array,
     *,
@@ -208,8 +230,10 @@ def backward(
     has_residual: bool,
 ) -> tuple[jax.Array, ...]:
     """(dx, dscale, dbias) with dscale and dbias of shape (G, C), and dz where there is one."""
+    rstd = reciprocal_std(var, epsilon)
+    a = rstd * _scale_or_one(scale, var)
     sum_e, sum_e_centred, *dz = backward_reduce(
-        dy, x, evidence, mean, gate=gate, has_residual=has_residual
+        dy, x, evidence, mean, a, bias, gate=gate, has_residual=has_residual
     )
     coefficients = backward_coefficients(
         sum_e,
@@ -221,6 +245,5 @@ def backward(
         count=x.shape[1] * x.shape[3],
         epsilon=epsilon,
     )
-    (dx,) = backward_apply(dy, x, evidence, mean, *coefficients, gate=gate)
-    dscale = reciprocal_std(var, epsilon) * sum_e_centred
-    return (dx, dscale, sum_e, *dz)
+    (dx,) = backward_apply(dy, x, evidence, mean, *coefficients, bias, gate=gate)
+    return (dx, rstd * sum_e_centred, sum_e, *dz)

@@ -1,6 +1,7 @@
 """What tests call the operators with: random operands, and one signature for all operators."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -121,6 +122,7 @@ def cotangents(case: Case) -> Cotangents:
     )
 
 
+@functools.cache
 def operator(form: Form, **keywords: Any) -> Operator:
     """The operator, compiled, as a function of (x, z, scale, bias); z is None where it has none."""
     if form == "bn_add_relu":
@@ -161,12 +163,17 @@ def run(case: Case, implementation: str, given: Operands, dout: Cotangents) -> O
     return outcome(function, given, dout)
 
 
-def outcome(function: Operator, given: Operands, dout: Cotangents) -> Outcome:
-    @jax.jit
+@functools.cache
+def with_gradients(function: Operator) -> Callable[[Operands, Cotangents], Any]:
     def both(given: Operands, dout: Cotangents) -> Any:
         results, vjp = jax.vjp(lambda given: tuple(function(*given)), given)
         return results, vjp(tuple(dout))[0]
 
+    return jax.jit(both)
+
+
+def outcome(function: Operator, given: Operands, dout: Cotangents) -> Outcome:
+    both = with_gradients(function)
     (y, mean, var), gradients = jax.tree.map(np.asarray, both(given, dout))
     return Outcome(y, mean, var, *gradients)
 

@@ -11,6 +11,9 @@ import pytest
 
 from jax_bnar import _native_targets
 
+for module in ("matplotlib", "rich", "sklearn", "tyro"):
+    pytest.importorskip(module, reason="the demo needs what jax-bnar[demo] installs")
+
 DEMO = pathlib.Path(__file__).parents[1] / "examples" / "digits" / "train.py"
 
 

@@ -170,8 +170,19 @@ def test_any_rank_equals_flax(shape: tuple[int, ...]) -> None:
     assert_close(trained(layer, variables, x), flax, tolerance(x.dtype))
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64], ids=lambda d: d.dtype)
-@pytest.mark.parametrize("fields", [{}, {"axis": 1}, {"axis": (1, 3)}, {"dtype": jnp.bfloat16}])
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({}, jnp.bfloat16),
+        ({}, jnp.float32),
+        ({}, jnp.float64),
+        ({"axis": 1}, jnp.float32),
+        ({"axis": (1, 3)}, jnp.float32),
+        ({"dtype": jnp.bfloat16}, jnp.bfloat16),
+        ({"dtype": jnp.bfloat16}, jnp.float32),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("train", [True, False])
 def test_gradients_equal_flax(fields: dict[str, Any], dtype: Any, train: bool) -> None:
     """Through y and through the updated running statistics."""
@@ -223,7 +234,7 @@ def test_evaluation_leaves_running_statistics_alone() -> None:
     ("dtype", "residual_dtype"),
     [(jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.bfloat16)],
 )
-@pytest.mark.parametrize(("axis", "save"), [(-1, "y"), (-1, "mask"), ((1, 3), "mask")])
+@pytest.mark.parametrize(("axis", "save"), [(-1, "y"), ((1, 3), "mask")])
 def test_residual_and_relu(
     dtype: Any, residual_dtype: Any, axis: Any, save: str, train: bool
 ) -> None:
@@ -532,9 +543,18 @@ BLOCKS = pytest.mark.parametrize(
 )
 
 
-@BLOCKS
-@pytest.mark.parametrize("norm", [BatchNorm, PLAIN, functools.partial(BatchNorm, save="mask")])
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(
+    ("channels", "strides", "norm", "train"),
+    [
+        (8, (1, 1), BatchNorm, True),
+        (4, (1, 1), BatchNorm, True),
+        (8, (2, 2), BatchNorm, True),
+        (8, (2, 2), BatchNorm, False),
+        (8, (2, 2), functools.partial(BatchNorm, save="mask"), True),
+        (8, (2, 2), PLAIN, True),
+    ],
+    ids=str,
+)
 def test_bottleneck_equals_flax(
     channels: int, strides: tuple[int, int], norm: Any, train: bool
 ) -> None:

@@ -1,5 +1,7 @@
 """The six primitives themselves: kernel against reference and oracle, and halves against wholes."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -42,6 +44,12 @@ def canonical_operands(
     scale, bias = as_dtype(random.uniform(0.5, 2, (2, *vectors)), wide)
     dmean, dvar = as_dtype(random.standard_normal((2, groups, channels)), wide)
     return Canonical(*map(jnp.asarray, (x, z, dy - 1, scale, bias, dmean, dvar)))
+
+
+@functools.cache
+def compiled(function: Callable[..., Any], **statics: Any) -> Callable[..., Any]:
+    """The reference in one piece: operation by operation it takes longer to compile."""
+    return jax.jit(functools.partial(function, **statics))
 
 
 def assert_close(actual: Any, expected: Any, *, vectors: bool) -> None:
@@ -103,8 +111,8 @@ def test_forward_kernels_against_reference(
         "save_mask": save_mask,
     }
     y, mean, var, *mask = primitive.forward(*tensors, *vectors, implementation="ffi", **statics)
-    y_reference, mean_reference, var_reference, *_ = primitive.forward(
-        *tensors, *vectors, implementation="xla", **statics
+    y_reference, mean_reference, var_reference, *_ = compiled(reference.forward, **statics)(
+        *tensors, *vectors
     )
     assert_close(mean, mean_reference, vectors=True)
     assert_close(var, var_reference, vectors=True)
@@ -112,7 +120,7 @@ def test_forward_kernels_against_reference(
 
     operands = *tensors, *vectors, mean, var
     y_half, *mask_half = primitive.normalise(*operands, implementation="ffi", **statics)
-    assert_close(y_half, reference.normalise(*operands, **statics)[0], vectors=False)
+    assert_close(y_half, compiled(reference.normalise, **statics)(*operands)[0], vectors=False)
     assert len(mask) == len(mask_half) == save_mask
     for evidence, output in zip(mask + mask_half, (y, y_half), strict=False):
         assert_packs(evidence, output)
@@ -172,17 +180,18 @@ def test_backward_kernels_against_reference(
     operands = given.dy, given.x, evidence, mean, var, scale, given.dmean, given.dvar
     whole: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "has_residual": has_residual}
     actual = primitive.backward(*operands, implementation="ffi", **whole)
-    expected = reference.backward(*operands, **whole)
+    expected = compiled(reference.backward, **whole)(*operands)
     check_backward(actual, expected, first_tensors=1)
 
     part: dict[str, Any] = {"gate": gate, "has_residual": has_residual}
     actual = primitive.backward_reduce(*operands[:4], implementation="ffi", **part)
-    expected = reference.backward_reduce(*operands[:4], **part)
+    expected = compiled(reference.backward_reduce, **part)(*operands[:4])
     check_backward(actual, expected, first_tensors=0)
 
     vectors = given.dmean, given.dvar, mean
     (dx,) = primitive.backward_apply(*operands[:4], *vectors, implementation="ffi", gate=gate)
-    (dx_reference,) = reference.backward_apply(*operands[:4], *vectors, gate=gate)
+    apply = compiled(reference.backward_apply, gate=gate)
+    (dx_reference,) = apply(*operands[:4], *vectors)
     assert_close(dx, dx_reference, vectors=False)
 
 
