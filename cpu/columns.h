@@ -54,6 +54,10 @@ class ColumnVector {
     }
   }
 
+  A Get(int64_t group, int64_t channel) const {
+    return values_.data()[group * columns_ + channel * runs_.length];
+  }
+
   const char* data() const {
     return reinterpret_cast<const char*>(values_.data());
   }

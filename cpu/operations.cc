@@ -87,10 +87,28 @@ Phase SpreadPhase(const Shape& shape,
   });
 }
 
+// The first element of each channel, around which its sums are taken: where
+// |mean| >> std it is near the mean. An Inf would make the mean NaN.
+template <typename A>
+Phase FindOrigins(const Context& context, const void* x,
+                  ColumnVector<A>* origins) {
+  const Shape& shape = context.plan.shape;
+  return ForEachChannelBlock(shape, [=, &shape, dtype = context.dtype](
+                                        int64_t group, const Range& block) {
+    for (int64_t c = block.begin; c < block.end; ++c) {
+      const double first = ElementAsDouble(
+          dtype, x, group * shape.group_size() + c * shape.inner);
+      origins->Set(group, c,
+                   static_cast<A>(std::isfinite(first) ? first : 0.0));
+    }
+  });
+}
+
 // on_channel(group, channel, mean, var), after mean and var are stored.
 template <typename A, typename F>
-Phase FinishStatistics(const Plan& plan, Partials* partials, void* mean,
-                       void* var, F on_channel) {
+Phase FinishStatistics(const Plan& plan, const ColumnVector<A>* origins,
+                       Partials* partials, void* mean, void* var,
+                       F on_channel) {
   A* means = static_cast<A*>(mean);
   A* vars = static_cast<A*>(var);
   return ForEachChannelBlock(plan.shape, [=, &plan](int64_t group,
@@ -99,7 +117,7 @@ Phase FinishStatistics(const Plan& plan, Partials* partials, void* mean,
     MergeStatisticsOfChannels(
         plan, partials, group, block, [&](int64_t c, double sum, double m2) {
           const int64_t i = group * plan.shape.channels + c;
-          means[i] = static_cast<A>(sum / count);
+          means[i] = static_cast<A>(origins->Get(group, c) + sum / count);
           // Rounding in the merge may leave a constant channel below 0.
           vars[i] = static_cast<A>(m2 < 0 ? 0.0 : m2 / count);
           on_channel(group, c, means[i], vars[i]);
@@ -115,9 +133,11 @@ void Statistics(ThreadPool& pool, const Problem& problem, const void* x,
   Partials partials(context.plan);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
+    ColumnVector<A> origins(context.plan);
     RunPhases(pool, context,
-              {StatisticsPass(context, x, &partials),
-               FinishStatistics<A>(context.plan, &partials, mean, var,
+              {FindOrigins(context, x, &origins),
+               StatisticsPass(context, x, origins.data(), &partials),
+               FinishStatistics<A>(context.plan, &origins, &partials, mean, var,
                                    [](int64_t, int64_t, A, A) {})});
   });
 }
@@ -145,10 +165,12 @@ void Forward(ThreadPool& pool, const Problem& problem,
     using A = decltype(zero);
     NormaliseVectors<A> vectors(context.plan);
     const int64_t channels = problem.shape.channels;
+    ColumnVector<A> origins(context.plan);
     RunPhases(
         pool, context,
-        {StatisticsPass(context, buffers.x, &partials),
-         FinishStatistics<A>(context.plan, &partials, mean, var,
+        {FindOrigins(context, buffers.x, &origins),
+         StatisticsPass(context, buffers.x, origins.data(), &partials),
+         FinishStatistics<A>(context.plan, &origins, &partials, mean, var,
                              [&, channels](int64_t group, int64_t c, A m, A v) {
                                vectors.Set(affine, channels, group, c, m, v);
                              }),

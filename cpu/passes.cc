@@ -4,6 +4,7 @@
 
 #include "cpu/cache.h"
 #include "cpu/dispatch.h"
+#include "cpu/half.h"
 
 namespace jax_bnar {
 namespace {
@@ -207,6 +208,21 @@ void ForEachPlane(const Plan& plan, const Range& planes, OnPlane on_plane) {
 
 }  // namespace
 
+double ElementAsDouble(DType dtype, const void* array, int64_t index) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return HalfToFloat(static_cast<const uint16_t*>(array)[index]);
+    case DType::kBFloat16:
+      return BitsToFloat(
+          static_cast<uint32_t>(static_cast<const uint16_t*>(array)[index])
+          << 16);
+    case DType::kFloat32:
+      return static_cast<const float*>(array)[index];
+    default:
+      return static_cast<const double*>(array)[index];
+  }
+}
+
 Context::Context(const Problem& problem)
     : dtype(problem.dtype),
       item_size(ItemSize(problem.dtype)),
@@ -214,10 +230,10 @@ Context::Context(const Problem& problem)
       plan(MakePlan(problem.shape, item_size)),
       kernels(&KernelsFor(problem.dtype)) {}
 
-Phase StatisticsPass(const Context& context, const void* x,
+Phase StatisticsPass(const Context& context, const void* x, const char* origin,
                      Partials* partials) {
   const Plan& plan = context.plan;
-  const auto run = [&context, &plan, x, partials](int64_t index) {
+  const auto run = [=, &context, &plan](int64_t index) {
     const TileKernels& kernels = *context.kernels;
     const ReductionTask task = ReductionTaskAt(plan, index);
     double* sum = partials->first(task.group, task.partial);
@@ -226,17 +242,22 @@ Phase StatisticsPass(const Context& context, const void* x,
       return Offset(x, PositionOf(context, task.group, in_group, 0).element *
                            context.item_size);
     };
+    const auto origin_at = [&](int64_t column) {
+      return origin + PositionOf(context, task.group, 0, column).column *
+                          context.accumulator_size;
+    };
     if (task.is_tail) {
       const int64_t start = RowStart(plan, plan.rows);
       RunTail(
           plan,
           [&](const RowsTile& tile) {
-            kernels.rows_statistics(tile, x_at(start), sum, m2);
+            kernels.rows_statistics(tile, x_at(start), origin_at(0), sum, m2);
           },
           [&](int64_t count, int64_t column) {
             Padded padded(context.item_size, count);
             kernels.rows_statistics(kOneVector, padded.In(x_at(start + column)),
-                                    sum + column, m2 + column);
+                                    origin_at(column), sum + column,
+                                    m2 + column);
           });
       return;
     }
@@ -244,7 +265,8 @@ Phase StatisticsPass(const Context& context, const void* x,
       kernels.rows_statistics(
           RowsTile{task.rows.size(), task.columns.size(), plan.columns},
           x_at(RowStart(plan, task.rows.begin) + task.columns.begin),
-          sum + task.columns.begin, m2 + task.columns.begin);
+          origin_at(task.columns.begin), sum + task.columns.begin,
+          m2 + task.columns.begin);
       return;
     }
     const double size = static_cast<double>(plan.shape.inner);
@@ -254,8 +276,8 @@ Phase StatisticsPass(const Context& context, const void* x,
         double plane_sum, plane_m2;
         kernels.plane_statistics(
             Plane{plan.shape.inner, 0},
-            x_at((n * plan.shape.channels + c) * plan.shape.inner), &plane_sum,
-            &plane_m2);
+            x_at((n * plan.shape.channels + c) * plan.shape.inner),
+            origin_at(c), &plane_sum, &plane_m2);
         MergeStatistics(before, size, plane_sum, plane_m2, &sum[c], &m2[c]);
       }
     }

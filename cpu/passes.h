@@ -30,6 +30,8 @@ struct Context {
   }
 };
 
+double ElementAsDouble(DType dtype, const void* array, int64_t index);
+
 // Two double sums for each group, chunk (or tail) and column.
 class Partials {
  public:
@@ -79,7 +81,8 @@ struct ApplyColumns {
 
 // The context, the partials and what the columns point at must outlive the
 // phases.
-Phase StatisticsPass(const Context& context, const void* x, Partials* partials);
+Phase StatisticsPass(const Context& context, const void* x, const char* origin,
+                     Partials* partials);
 
 Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
                     const NormaliseColumns& columns);

@@ -64,8 +64,8 @@ BNAR_INLINE void WriteBits(uint8_t* mask, int64_t bit, int n, uint32_t bits) {
 // --- statistics --------------------------------------------------------------
 
 template <typename T>
-void PlaneStatistics(const Plane& plane, const void* x_pointer, double* sum,
-                     double* m2) {
+void PlaneStatistics(const Plane& plane, const void* x_pointer,
+                     const void* origin, double* sum, double* m2) {
   using A = Accumulator<T>;
   *sum = *m2 = 0;
   for (int64_t begin = 0; begin < plane.size; begin += kSegment) {
@@ -98,7 +98,9 @@ void PlaneStatistics(const Plane& plane, const void* x_pointer, double* sum,
     const double s = LaneSum(s1[0]) + LaneSum(s1[1]);
     const double squares = LaneSum(s2[0]) + LaneSum(s2[1]);
     MergeStatistics(static_cast<double>(begin), n,
-                    n * static_cast<double>(shift_scalar) + s,
+                    n * (static_cast<double>(shift_scalar) -
+                         *static_cast<const A*>(origin)) +
+                        s,
                     squares - s * s / n, sum, m2);
   }
 }

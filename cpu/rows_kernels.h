@@ -19,7 +19,7 @@ namespace BNAR_ISA {
 
 // Rows between two hand-overs from float to double sums. Around a shift taken
 // from the block itself the cancellation costs at most a factor of this many
-// rows, whatever the data.
+// rows, and of about 10 where a single row of the block is an outlier.
 constexpr int64_t kBlockRows = 32;
 // Columns whose sums are kept in the L1 cache at once.
 constexpr int64_t kSumColumns = 1024;
@@ -37,25 +37,25 @@ BNAR_INLINE void ForEachBlock(const RowsTile& tile, F block) {
 // --- statistics --------------------------------------------------------------
 
 template <typename T>
-void RowsStatistics(const RowsTile& tile, const void* x_pointer, double* sum,
-                    double* m2) {
+void RowsStatistics(const RowsTile& tile, const void* x_pointer,
+                    const void* origin_pointer, double* sum, double* m2) {
   using A = Accumulator<T>;
   const int64_t stride = tile.stride;
   alignas(64) A shift[kSumColumns], s1[kSumColumns], s2[kSumColumns];
   ForEachBlock(tile, [&](int64_t r0, int64_t r1, int64_t c0, int64_t columns) {
     const T* x = static_cast<const T*>(x_pointer) + r0 * stride + c0;
     const int64_t rows = r1 - r0;
-    // The first row is the shift, and adds nothing. An Inf as shift would make
-    // the mean NaN.
+    // An outlier as shift would cost digits, so the middle one of three; an Inf
+    // would make the mean NaN.
+    const T* middle = x + rows / 2 * stride;
+    const T* last = x + (rows - 1) * stride;
     for (int64_t c = 0; c < columns; c += kLanes) {
-      const Vec<A> first = Load(x + c);
-      const Vec<A> finite = WhereFinite(first);
-      const Vec<A> d = first - finite;
-      StoreLanes(shift + c, finite);
-      StoreLanes(s1 + c, d);
-      StoreLanes(s2 + c, d);
+      StoreLanes(shift + c, WhereFinite(Median(Load(x + c), Load(middle + c),
+                                               Load(last + c))));
+      StoreLanes(s1 + c, Zero<A>());
+      StoreLanes(s2 + c, Zero<A>());
     }
-    for (int64_t r = 1; r < rows; ++r) {
+    for (int64_t r = 0; r < rows; ++r) {
       const T* row = x + r * stride;
       for (int64_t c = 0; c < columns; c += kLanes) {
         const Vec<A> d = Load(row + c) - Load(shift + c);
@@ -63,6 +63,7 @@ void RowsStatistics(const RowsTile& tile, const void* x_pointer, double* sum,
         StoreLanes(s2 + c, Load(s2 + c) + d * d);
       }
     }
+    const A* origin = static_cast<const A*>(origin_pointer) + c0;
     double* total = sum + c0;
     double* total_m2 = m2 + c0;
     const double n = static_cast<double>(rows);
@@ -71,7 +72,7 @@ void RowsStatistics(const RowsTile& tile, const void* x_pointer, double* sum,
     if (r0 == 0) {
       for (int64_t c = 0; c < columns; ++c) {
         const double s = s1[c];
-        total[c] = n * shift[c] + s;
+        total[c] = n * (static_cast<double>(shift[c]) - origin[c]) + s;
         total_m2[c] = s2[c] - s * s * reciprocal;
       }
       return;
@@ -81,7 +82,8 @@ void RowsStatistics(const RowsTile& tile, const void* x_pointer, double* sum,
     const double weight = m / (n * (m + n));
     for (int64_t c = 0; c < columns; ++c) {
       const double s = s1[c];
-      const double block_sum = n * shift[c] + s;
+      const double block_sum =
+          n * (static_cast<double>(shift[c]) - origin[c]) + s;
       const double t = total[c] * n_over_m - block_sum;
       total_m2[c] += (s2[c] - s * s * reciprocal) + t * t * weight;
       total[c] += block_sum;

@@ -202,6 +202,20 @@ BNAR_INLINE uint32_t PositiveBits(const Vec<A>& v) {
   return bits;
 }
 
+// The middle one of three, in each lane.
+template <typename A>
+BNAR_INLINE Vec<A> Median(const Vec<A>& a, const Vec<A>& b, const Vec<A>& c) {
+  Vec<A> r;
+  BNAR_UNROLL
+  for (int i = 0; i < Part<A>::kCount; ++i) {
+    const auto low = a.part[i] < b.part[i] ? a.part[i] : b.part[i];
+    const auto high = a.part[i] < b.part[i] ? b.part[i] : a.part[i];
+    const auto capped = high < c.part[i] ? high : c.part[i];
+    r.part[i] = low > capped ? low : capped;
+  }
+  return r;
+}
+
 // v where it is finite, else 0.
 template <typename A>
 BNAR_INLINE Vec<A> WhereFinite(const Vec<A>& v) {

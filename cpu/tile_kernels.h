@@ -77,22 +77,24 @@ struct Plane {
 };
 
 struct TileKernels {
-  // sum and m2 = sum((x - sum/rows)^2), of each column.
-  void (*rows_statistics)(const RowsTile&, const void* x, double* sum,
-                          double* m2);
+  // sum of (x - origin), and m2 = sum((x - mean)^2), of each column; origin has
+  // the accumulation dtype.
+  void (*rows_statistics)(const RowsTile&, const void* x, const void* origin,
+                          double* sum, double* m2);
   void (*rows_normalise)(const RowsTile&, const NormaliseArgs&);
   void (*rows_reduce)(const RowsTile&, const ReduceArgs&);
   void (*rows_apply)(const RowsTile&, const ApplyArgs&);
 
-  void (*plane_statistics)(const Plane&, const void* x, double* sum,
-                           double* m2);
+  void (*plane_statistics)(const Plane&, const void* x, const void* origin,
+                           double* sum, double* m2);
   void (*plane_normalise)(const Plane&, const NormaliseArgs&);
   void (*plane_reduce)(const Plane&, const ReduceArgs&);
   void (*plane_apply)(const Plane&, const ApplyArgs&);
 };
 
 // Merges the sums of n elements into those of m others (Youngs and Cramer
-// 1971): exact where the sums are, and free of cancellation.
+// 1971). Exact where the sums are; the sums are taken around an origin near the
+// mean, or float64 data would lose the digits of mean/std here.
 inline void MergeStatistics(double m, double n, double sum_b, double m2_b,
                             double* sum, double* m2) {
   if (m == 0) {

@@ -60,7 +60,7 @@ def _inference_forward(
     config: Config,
 ) -> tuple[jax.Array, _Residuals]:
     y = _normalise(x, z, scale, bias, mean, var, config)
-    return y, (x, y if config.gate == "y" else None, scale, bias, mean, var)
+    return y, (x, None if config.activation == "none" else y, scale, bias, mean, var)
 
 
 def _inference_backward(
@@ -71,6 +71,8 @@ def _inference_backward(
     dmean = -scale*rstd*sum(e)    dvar = -scale*rstd^3/2 * sum(e*(x-mean)).
     """
     x, evidence, scale, bias, mean, var = residuals
+    # Not "x": this `a` and the kernel's may differ in the last bit, and so might a sign.
+    gate = "none" if config.activation == "none" else "y"
     rstd = reference.reciprocal_std(var, config.epsilon)
     a = rstd if scale is None else scale * rstd
     sum_e, sum_e_centred, *dz = primitive.backward_reduce(
@@ -78,10 +80,10 @@ def _inference_backward(
         x,
         evidence,
         mean,
-        a if config.gate == "x" else None,
-        bias,
+        None,
+        None,
         implementation=config.implementation,
-        gate=config.gate,
+        gate=gate,
         has_residual=config.has_residual,
     )
     zero = jnp.zeros_like(a)
@@ -93,9 +95,9 @@ def _inference_backward(
         a,
         zero,
         zero,
-        bias,
+        None,
         implementation=config.implementation,
-        gate=config.gate,
+        gate=gate,
     )
     return (
         dx,

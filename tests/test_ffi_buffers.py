@@ -21,8 +21,8 @@ STATICS: dict[str, dict[str, Any]] = {
     "backward": {"epsilon": np.float64(1e-5), "gate": "mask", "has_residual": True},
     "statistics": {},
     "normalise": {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": True},
-    "backward_reduce": {"gate": "y", "has_residual": True},
-    "backward_apply": {"gate": "mask"},
+    "backward_reduce": {"gate": "x", "has_residual": True},
+    "backward_apply": {"gate": "y"},
 }
 
 
@@ -43,19 +43,20 @@ class Call(NamedTuple):
 def good_call(operation: primitive.Operation) -> Call:
     tensor = jnp.ones(SHAPE, jnp.float32)
     statics = STATICS[operation.name]
-    evidence = reference.pack_mask(tensor > 0) if statics.get("gate") == "mask" else tensor
+    evidence = {"mask": reference.pack_mask(tensor > 0), "y": tensor, "x": None}
     operands = {}
     for name in operation.operands:
         if name in ("x", "z", "dy"):
             operands[name] = tensor
         elif name == "evidence":
-            operands[name] = evidence
+            operands[name] = evidence[statics["gate"]]
         else:
             rows = 1 if name in ("scale", "bias") else GROUPS
             operands[name] = jnp.ones((rows, CHANNELS), jnp.float32)
     results = jax.eval_shape(
         lambda *given: operation(*given, implementation=None, **statics), *operands.values()
     )
+    operands = {name: operand for name, operand in operands.items() if operand is not None}
     present = {f"has_{name}": True for name in operation.operands if name in OPTIONAL}
     return Call(operation.name, operands, list(results), present | statics)
 
@@ -148,7 +149,7 @@ def test_wrong_attributes(operation: primitive.Operation) -> None:
         for name, values in {
             "epsilon": [np.float32(1e-5), 1, "1e-5"],
             "activation": ["gelu", "", 1],
-            "gate": ["x", "", 0],
+            "gate": ["z", "", 0, "none"],
             "save_mask": [2, "true", False],
             "has_residual": [2, False],
         }.items()

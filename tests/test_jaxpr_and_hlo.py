@@ -133,15 +133,15 @@ def test_residuals_hold_no_pre_relu_tensor(implementation: str, form: str, save:
     y, saved = residuals(form, save, implementation)
     full = [array.ravel() for array in saved if array.size >= x.size]
     expected = [x.ravel()]
-    if form != "batch_norm" and save == "y":
+    if form == "bn_add_relu" and save == "y":
         expected.append(np.asarray(y).ravel())
     assert len(full) == len(expected)
     for array in expected:
         assert any(np.array_equal(array, other) for other in full)
 
-    # Small ones: mean, var, scale, and the mask with its one bit an element.
+    # Small ones: mean, var, scale, bias, and the mask with its one bit an element.
     small = sorted(array.nbytes for array in saved if array.size < x.size)
-    vectors = [x.shape[-1] * 4] * 3
+    vectors = [x.shape[-1] * 4] * 4
     masked = form != "batch_norm" and save == "mask"
     assert small == sorted(vectors + ([-(-x.size // 8)] if masked else []))
 

@@ -1,7 +1,5 @@
 """The six primitives themselves: kernel against reference and oracle, and halves against wholes."""
 
-import functools
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -44,12 +42,6 @@ def canonical_operands(
     scale, bias = as_dtype(random.uniform(0.5, 2, (2, *vectors)), wide)
     dmean, dvar = as_dtype(random.standard_normal((2, groups, channels)), wide)
     return Canonical(*map(jnp.asarray, (x, z, dy - 1, scale, bias, dmean, dvar)))
-
-
-@functools.cache
-def compiled(function: Callable[..., Any], **statics: Any) -> Callable[..., Any]:
-    """The reference in one piece: operation by operation it takes longer to compile."""
-    return jax.jit(functools.partial(function, **statics))
 
 
 def assert_close(actual: Any, expected: Any, *, vectors: bool) -> None:
@@ -111,8 +103,8 @@ def test_forward_kernels_against_reference(
         "save_mask": save_mask,
     }
     y, mean, var, *mask = primitive.forward(*tensors, *vectors, implementation="ffi", **statics)
-    y_reference, mean_reference, var_reference, *_ = compiled(reference.forward, **statics)(
-        *tensors, *vectors
+    y_reference, mean_reference, var_reference, *_ = reference.forward(
+        *tensors, *vectors, **statics
     )
     assert_close(mean, mean_reference, vectors=True)
     assert_close(var, var_reference, vectors=True)
@@ -120,7 +112,7 @@ def test_forward_kernels_against_reference(
 
     operands = *tensors, *vectors, mean, var
     y_half, *mask_half = primitive.normalise(*operands, implementation="ffi", **statics)
-    assert_close(y_half, compiled(reference.normalise, **statics)(*operands)[0], vectors=False)
+    assert_close(y_half, reference.normalise(*operands, **statics)[0], vectors=False)
     assert len(mask) == len(mask_half) == save_mask
     for evidence, output in zip(mask + mask_half, (y, y_half), strict=False):
         assert_packs(evidence, output)
@@ -158,7 +150,7 @@ def test_mask_is_one_bit_an_element(
 
 @all_dtypes
 @few_shapes
-@pytest.mark.parametrize("gate", ["none", "y", "mask"])
+@pytest.mark.parametrize("gate", ["none", "x", "y", "mask"])
 @pytest.mark.parametrize(
     ("has_scale", "grouped", "has_residual"),
     [(False, False, True), (True, False, False), (True, True, True)],
@@ -166,7 +158,7 @@ def test_mask_is_one_bit_an_element(
 def test_backward_kernels_against_reference(
     shape: tuple[int, ...],
     dtype: str,
-    gate: Literal["none", "y", "mask"],
+    gate: Literal["none", "x", "y", "mask"],
     has_scale: bool,
     grouped: bool,
     has_residual: bool,
@@ -175,23 +167,24 @@ def test_backward_kernels_against_reference(
     mean, var = reference.statistics(given.x)
     # Any evidence will do, negative and -0.0 included: the kernels only look at y > 0.
     y = given.z.at[:, 0].set(-0.0)
-    evidence = {"none": None, "y": y, "mask": reference.pack_mask(y > 0)}[gate]
-    scale = given.scale if has_scale else None
-    operands = given.dy, given.x, evidence, mean, var, scale, given.dmean, given.dvar
+    evidence = {"y": y, "mask": reference.pack_mask(y > 0)}.get(gate)
+    scale, bias = given.scale if has_scale else None, given.bias if has_residual else None
+    tensors = given.dy, given.x, evidence, mean
+    operands = *tensors, var, scale, bias, given.dmean, given.dvar
     whole: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "has_residual": has_residual}
     actual = primitive.backward(*operands, implementation="ffi", **whole)
-    expected = compiled(reference.backward, **whole)(*operands)
+    expected = reference.backward(*operands, **whole)
     check_backward(actual, expected, first_tensors=1)
 
     part: dict[str, Any] = {"gate": gate, "has_residual": has_residual}
-    actual = primitive.backward_reduce(*operands[:4], implementation="ffi", **part)
-    expected = compiled(reference.backward_reduce, **part)(*operands[:4])
+    sign = given.dmean if gate == "x" else None, bias
+    actual = primitive.backward_reduce(*tensors, *sign, implementation="ffi", **part)
+    expected = reference.backward_reduce(*tensors, *sign, **part)
     check_backward(actual, expected, first_tensors=0)
 
-    vectors = given.dmean, given.dvar, mean
-    (dx,) = primitive.backward_apply(*operands[:4], *vectors, implementation="ffi", gate=gate)
-    apply = compiled(reference.backward_apply, gate=gate)
-    (dx_reference,) = apply(*operands[:4], *vectors)
+    vectors = given.dmean, given.dvar, mean, bias
+    (dx,) = primitive.backward_apply(*tensors, *vectors, implementation="ffi", gate=gate)
+    (dx_reference,) = reference.backward_apply(*tensors, *vectors, gate=gate)
     assert_close(dx, dx_reference, vectors=False)
 
 
@@ -224,16 +217,26 @@ def test_halves_compose_to_the_whole(
 
     tensors = given.dy, given.x, y, mean
     gate: dict[str, Any] = {"gate": "y"}
-    vectors = var, given.scale, given.dmean, given.dvar
+    vectors = var, given.scale
+    cotangents = given.dmean, given.dvar
     whole = primitive.backward(
-        *tensors, *vectors, **use, **gate, epsilon=EPSILON, has_residual=True
+        *tensors,
+        *vectors,
+        given.bias,
+        *cotangents,
+        **use,
+        **gate,
+        epsilon=EPSILON,
+        has_residual=True,
     )
-    sum_e, sum_ec, dz = primitive.backward_reduce(*tensors, **use, **gate, has_residual=True)
+    sum_e, sum_ec, dz = primitive.backward_reduce(
+        *tensors, None, None, **use, **gate, has_residual=True
+    )
     count = shape[1] * shape[3]
     coefficients = reference.backward_coefficients(
-        sum_e, sum_ec, *vectors, count=count, epsilon=EPSILON
+        sum_e, sum_ec, *vectors, *cotangents, count=count, epsilon=EPSILON
     )
-    (dx,) = primitive.backward_apply(*tensors, *coefficients, **use, **gate)
+    (dx,) = primitive.backward_apply(*tensors, *coefficients, None, **use, **gate)
     dscale = reference.reciprocal_std(var, EPSILON) * sum_ec
     check_backward((dx, dscale, sum_e, dz), whole, first_tensors=1)
 
