@@ -109,7 +109,11 @@ class Operation:
             for name, given in zip(self.operands, present, strict=True)
             if name in _OPTIONAL
         }
-        rule = jax.ffi.ffi_lowering(_native_targets.target_name(self.name))
+        rule = jax.ffi.ffi_lowering(
+            _native_targets.target_name(self.name),
+            operand_layouts=[_row_major(aval.shape) for aval in ctx.avals_in],
+            result_layouts=[_row_major(aval.shape) for aval in ctx.avals_out],
+        )
         return rule(ctx, *operands, **has, **{k: _attribute(v) for k, v in statics.items()})
 
     def _batch(
@@ -143,6 +147,16 @@ class Operation:
             functools.partial(self._reference, **params), tuple(primals), tuple(tangents)
         )
         return list(results), list(out_tangents)
+
+
+def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major layout, minor to major, with the dimensions of size 1 as the major ones.
+
+    Where they lie makes no difference in memory, but XLA:CPU puts them there when it reshapes
+    bfloat16, and copies the whole array if the custom call asks for anything else.
+    """
+    minor_to_major = range(len(shape) - 1, -1, -1)
+    return tuple(sorted(minor_to_major, key=lambda axis: shape[axis] == 1))
 
 
 def _attribute(value: Any) -> Any:

@@ -49,7 +49,12 @@ def assert_close(actual: Any, expected: Any, *, vectors: bool) -> None:
     got, want = np.asarray(actual), np.asarray(expected)
     assert got.dtype == want.dtype
     assert got.shape == want.shape
-    unit = 4e-6 if vectors or want.dtype == np.float32 else 4 * oracle.unit_roundoff(want.dtype)
+    if want.dtype == np.float64:
+        unit = 1e-14
+    elif vectors or want.dtype == np.float32:
+        unit = 4e-6
+    else:
+        unit = 4 * oracle.unit_roundoff(want.dtype)
     wide = want.astype(np.float64)
     np.testing.assert_allclose(got.astype(np.float64), wide, rtol=unit, atol=4 * unit)
 
