@@ -26,8 +26,9 @@ std::vector<int64_t> DimensionsOf(const ffi::AnyBuffer& buffer) {
 
 }  // namespace
 
-FfiCall::FfiCall(ffi::RemainingArgs args, ffi::RemainingRets rets, size_t x)
-    : args_(args), rets_(rets) {
+FfiCall::FfiCall(ffi::RemainingArgs args, ffi::RemainingRets rets, size_t x,
+                 bool has_groups, bool has_inner)
+    : args_(args), rets_(rets), has_groups_(has_groups), has_inner_(has_inner) {
   ReadProblem(x);
 }
 
@@ -53,15 +54,19 @@ void FfiCall::ReadProblem(size_t x) {
       return Fail("x must be F16, BF16, F32 or F64, got " +
                   Describe(dtype_, d));
   }
-  if (d.size() != 4) {
-    return Fail("x must have the 4 dimensions (G, N, C, S), got " +
+  const std::string expected = std::string(has_groups_ ? "(G, " : "(") +
+                               "N, C" + (has_inner_ ? ", S)" : ")");
+  if (d.size() != 2u + has_groups_ + has_inner_) {
+    return Fail("x must have the dimensions " + expected + ", got " +
                 Describe(dtype_, d));
   }
   for (const int64_t size : d) {
     if (size < 1)
       return Fail("x must not be empty, got " + Describe(dtype_, d));
   }
-  problem_.shape = Shape{d[0], d[1], d[2], d[3]};
+  const size_t n = has_groups_ ? 1 : 0;
+  problem_.shape =
+      Shape{has_groups_ ? d[0] : 1, d[n], d[n + 1], has_inner_ ? d[n + 2] : 1};
 }
 
 const void* FfiCall::Array(const char* name) {
@@ -199,7 +204,10 @@ void FfiCall::Fail(std::string message) {
 
 std::vector<int64_t> FfiCall::ArrayDimensions() const {
   const Shape& shape = problem_.shape;
-  return {shape.groups, shape.rows, shape.channels, shape.inner};
+  std::vector<int64_t> dimensions = {shape.rows, shape.channels};
+  if (has_groups_) dimensions.insert(dimensions.begin(), shape.groups);
+  if (has_inner_) dimensions.push_back(shape.inner);
+  return dimensions;
 }
 
 std::vector<int64_t> FfiCall::MaskDimensions() const {

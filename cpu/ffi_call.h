@@ -17,7 +17,9 @@ namespace jax_bnar {
 class FfiCall {
  public:
   // `x` is the position of x among the operands; it fixes shape and dtype.
-  FfiCall(xla::ffi::RemainingArgs args, xla::ffi::RemainingRets rets, size_t x);
+  // Without groups (inner) arrays lack the dimension G (S), which is then 1.
+  FfiCall(xla::ffi::RemainingArgs args, xla::ffi::RemainingRets rets, size_t x,
+          bool has_groups, bool has_inner);
 
   const Problem& problem() const { return problem_; }
 
@@ -65,6 +67,8 @@ class FfiCall {
 
   xla::ffi::RemainingArgs args_;
   xla::ffi::RemainingRets rets_;
+  bool has_groups_;
+  bool has_inner_;
   size_t next_operand_ = 0;
   size_t next_result_ = 0;
   Problem problem_{};

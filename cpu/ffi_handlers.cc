@@ -45,10 +45,11 @@ ffi::Error RunChecked(FfiCall& call, ffi::ThreadPool& pool, F f) {
 }
 
 ffi::Error ForwardImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
-                       ffi::RemainingRets rets, bool has_z, bool has_scale,
-                       bool has_bias, double epsilon,
-                       std::string_view activation, bool save_mask) {
-  FfiCall call(args, rets, /*x=*/0);
+                       ffi::RemainingRets rets, bool has_groups, bool has_inner,
+                       bool has_z, bool has_scale, bool has_bias,
+                       double epsilon, std::string_view activation,
+                       bool save_mask) {
+  FfiCall call(args, rets, /*x=*/0, has_groups, has_inner);
   NormaliseBuffers buffers{};
   buffers.x = call.Array("x");
   buffers.z = call.ArrayIf(has_z, "z");
@@ -67,10 +68,11 @@ ffi::Error ForwardImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
 }
 
 ffi::Error NormaliseImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
-                         ffi::RemainingRets rets, bool has_z, bool has_scale,
+                         ffi::RemainingRets rets, bool has_groups,
+                         bool has_inner, bool has_z, bool has_scale,
                          bool has_bias, double epsilon,
                          std::string_view activation, bool save_mask) {
-  FfiCall call(args, rets, /*x=*/0);
+  FfiCall call(args, rets, /*x=*/0, has_groups, has_inner);
   NormaliseBuffers buffers{};
   buffers.x = call.Array("x");
   buffers.z = call.ArrayIf(has_z, "z");
@@ -89,8 +91,9 @@ ffi::Error NormaliseImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
 }
 
 ffi::Error StatisticsImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
-                          ffi::RemainingRets rets) {
-  FfiCall call(args, rets, /*x=*/0);
+                          ffi::RemainingRets rets, bool has_groups,
+                          bool has_inner) {
+  FfiCall call(args, rets, /*x=*/0, has_groups, has_inner);
   const void* x = call.Array("x");
   void* mean = call.VectorResult("mean");
   void* var = call.VectorResult("var");
@@ -109,10 +112,11 @@ GradientBuffers ReadGradientBuffers(FfiCall& call, std::string_view gate) {
 }
 
 ffi::Error BackwardImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
-                        ffi::RemainingRets rets, bool has_scale, bool has_bias,
+                        ffi::RemainingRets rets, bool has_groups,
+                        bool has_inner, bool has_scale, bool has_bias,
                         double epsilon, std::string_view gate,
                         bool has_residual) {
-  FfiCall call(args, rets, /*x=*/1);
+  FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
   const GradientBuffers buffers = ReadGradientBuffers(call, gate);
   BackwardOperands operands{};
   operands.mean = call.Vector("mean");
@@ -132,9 +136,10 @@ ffi::Error BackwardImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
 }
 
 ffi::Error BackwardReduceImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
-                              ffi::RemainingRets rets, bool has_bias,
+                              ffi::RemainingRets rets, bool has_groups,
+                              bool has_inner, bool has_bias,
                               std::string_view gate, bool has_residual) {
-  FfiCall call(args, rets, /*x=*/1);
+  FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
   const GradientBuffers buffers = ReadGradientBuffers(call, gate);
   ReduceOperands operands{};
   operands.mean = call.Vector("mean");
@@ -150,9 +155,10 @@ ffi::Error BackwardReduceImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
 }
 
 ffi::Error BackwardApplyImpl(ffi::ThreadPool pool, ffi::RemainingArgs args,
-                             ffi::RemainingRets rets, bool has_bias,
+                             ffi::RemainingRets rets, bool has_groups,
+                             bool has_inner, bool has_bias,
                              std::string_view gate) {
-  FfiCall call(args, rets, /*x=*/1);
+  FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
   const GradientBuffers buffers = ReadGradientBuffers(call, gate);
   ApplyOperands operands{};
   operands.mean = call.Vector("mean");
@@ -173,6 +179,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ForwardCpu, ForwardImpl,
                                   .Ctx<ffi::ThreadPool>()
                                   .RemainingArgs()
                                   .RemainingRets()
+                                  .Attr<bool>("has_groups")
+                                  .Attr<bool>("has_inner")
                                   .Attr<bool>("has_z")
                                   .Attr<bool>("has_scale")
                                   .Attr<bool>("has_bias")
@@ -185,6 +193,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(NormaliseCpu, NormaliseImpl,
                                   .Ctx<ffi::ThreadPool>()
                                   .RemainingArgs()
                                   .RemainingRets()
+                                  .Attr<bool>("has_groups")
+                                  .Attr<bool>("has_inner")
                                   .Attr<bool>("has_z")
                                   .Attr<bool>("has_scale")
                                   .Attr<bool>("has_bias")
@@ -192,15 +202,21 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(NormaliseCpu, NormaliseImpl,
                                   .Attr<std::string_view>("activation")
                                   .Attr<bool>("save_mask"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    StatisticsCpu, StatisticsImpl,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(StatisticsCpu, StatisticsImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<bool>("has_groups")
+                                  .Attr<bool>("has_inner"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BackwardCpu, BackwardImpl,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .RemainingArgs()
                                   .RemainingRets()
+                                  .Attr<bool>("has_groups")
+                                  .Attr<bool>("has_inner")
                                   .Attr<bool>("has_scale")
                                   .Attr<bool>("has_bias")
                                   .Attr<double>("epsilon")
@@ -212,6 +228,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BackwardReduceCpu, BackwardReduceImpl,
                                   .Ctx<ffi::ThreadPool>()
                                   .RemainingArgs()
                                   .RemainingRets()
+                                  .Attr<bool>("has_groups")
+                                  .Attr<bool>("has_inner")
                                   .Attr<bool>("has_bias")
                                   .Attr<std::string_view>("gate")
                                   .Attr<bool>("has_residual"));
@@ -221,6 +239,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BackwardApplyCpu, BackwardApplyImpl,
                                   .Ctx<ffi::ThreadPool>()
                                   .RemainingArgs()
                                   .RemainingRets()
+                                  .Attr<bool>("has_groups")
+                                  .Attr<bool>("has_inner")
                                   .Attr<bool>("has_bias")
                                   .Attr<std::string_view>("gate"));
 

@@ -95,26 +95,40 @@ class Operation:
         rule = _compat.lower_fun(self._reference, multiple_results=True)
         return rule(ctx, *operands, **params)
 
-    def _lower_kernel(
+    def _lower_kernel(self, ctx: Any, *operands: Any, **params: Any) -> Any:
+        call = functools.partial(self._call_kernel, ctx.avals_out)
+        return _compat.lower_fun(call, multiple_results=True)(ctx, *operands, **params)
+
+    def _call_kernel(
         self,
-        ctx: Any,
-        *operands: Any,
+        results: Sequence[Any],
+        *operands: jax.Array,
         present: tuple[bool, ...],
         require_kernel: bool,
         **statics: Any,
-    ) -> Any:
+    ) -> list[jax.Array]:
+        """The custom call, on arrays without their dimensions of size 1.
+
+        XLA:CPU lays those out in its own way when it reshapes bfloat16, and would copy whole arrays
+        into the layout that the call asks for.
+        """
         del require_kernel
-        has = {
-            f"has_{name}": given
-            for name, given in zip(self.operands, present, strict=True)
-            if name in _OPTIONAL
-        }
-        rule = jax.ffi.ffi_lowering(
+        named = self._named(operands, present)
+        groups, _, _, inner = named["x"].shape
+        squeezed = functools.partial(_squeezed, groups=groups, inner=inner)
+        has = {f"has_{n}": named[n] is not None for n in self.operands if n in _OPTIONAL}
+        call = jax.ffi.ffi_call(
             _native_targets.target_name(self.name),
-            operand_layouts=[_row_major(aval.shape) for aval in ctx.avals_in],
-            result_layouts=[_row_major(aval.shape) for aval in ctx.avals_out],
+            [jax.ShapeDtypeStruct(squeezed(aval.shape), aval.dtype) for aval in results],
         )
-        return rule(ctx, *operands, **has, **{k: _attribute(v) for k, v in statics.items()})
+        outputs = call(
+            *(operand.reshape(squeezed(operand.shape)) for operand in operands),
+            has_groups=not _is_one(groups),
+            has_inner=not _is_one(inner),
+            **has,
+            **{name: _attribute(value) for name, value in statics.items()},
+        )
+        return [o.reshape(aval.shape) for o, aval in zip(outputs, results, strict=True)]
 
     def _batch(
         self,
@@ -149,14 +163,15 @@ class Operation:
         return list(results), list(out_tangents)
 
 
-def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major layout, minor to major, with the dimensions of size 1 as the major ones.
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1  # a symbolic size (jax.export) is not
 
-    Where they lie makes no difference in memory, but XLA:CPU puts them there when it reshapes
-    bfloat16, and copies the whole array if the custom call asks for anything else.
-    """
-    minor_to_major = range(len(shape) - 1, -1, -1)
-    return tuple(sorted(minor_to_major, key=lambda axis: shape[axis] == 1))
+
+def _squeezed(shape: tuple[Any, ...], *, groups: Any, inner: Any) -> tuple[Any, ...]:
+    """An operand's shape without a G, and an S, that x has but once; vectors keep (1, C)."""
+    if len(shape) == 4:
+        return shape[_is_one(groups) : 3 if _is_one(inner) else 4]
+    return shape
 
 
 def _attribute(value: Any) -> Any:

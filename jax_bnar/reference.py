@@ -57,7 +57,8 @@ def pack_mask(positive: jax.Array) -> jax.Array:
 
 def unpack_mask(mask: jax.Array, like: jax.Array) -> jax.Array:
     count = like.size // like.shape[0]
-    bits = jnp.unpackbits(mask, axis=1, count=count, bitorder="little")
+    # Sliced, because `count=` of unpackbits takes no symbolic size (jax.export).
+    bits = jnp.unpackbits(mask, axis=1, bitorder="little")[:, :count]
     return bits.astype(bool).reshape(like.shape)
 
 
