@@ -5,7 +5,9 @@
 #define JAX_BNAR_CPU_COLUMNS_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "cpu/buffer.h"
 #include "cpu/operations.h"
@@ -47,6 +49,8 @@ class ColumnVector {
         values_(plan.shape.groups * plan.columns) {}
 
   void Set(int64_t group, int64_t channel, A value) {
+    // The payload of a NaN could be rounded away (see Round in simd.h).
+    if (std::isnan(value)) value = std::numeric_limits<A>::quiet_NaN();
     for (int64_t f = 0; f < runs_.fold; ++f) {
       A* run = values_.data() + group * columns_ + f * runs_.stride +
                channel * runs_.length;

@@ -10,6 +10,43 @@
 
 namespace jax_bnar {
 
+// Columns [begin, end) of one partial, in one of the runs of a fold.
+struct PartialColumns {
+  int64_t partial;
+  int64_t begin;
+  int64_t end;
+};
+
+// Calls merge(PartialColumns) for the columns of these channels in every
+// partial after the first, in order. A tail has fewer columns than a chunk.
+template <typename F>
+void ForEachFurtherPartial(const Plan& plan, const ColumnRuns& runs,
+                           const Range& channels, F merge) {
+  for (int64_t fold = 0; fold < runs.fold; ++fold) {
+    const int64_t begin = fold * runs.stride + channels.begin * runs.length;
+    const int64_t end = fold * runs.stride + channels.end * runs.length;
+    for (int64_t partial = 1; partial < plan.num_partials(); ++partial) {
+      const bool is_tail = partial == plan.num_chunks;
+      merge(PartialColumns{partial, begin,
+                           is_tail ? std::min(end, plan.tail) : end});
+    }
+  }
+}
+
+// Calls add(column) for each column of a channel that the plan's matrix has.
+template <typename F>
+void ForEachColumn(const Plan& plan, const ColumnRuns& runs, int64_t channel,
+                   F add) {
+  for (int64_t fold = 0; fold < runs.fold; ++fold) {
+    const int64_t begin = fold * runs.stride + channel * runs.length;
+    // Without a whole row there is nothing but the tail.
+    const int64_t end = plan.num_chunks > 0
+                            ? begin + runs.length
+                            : std::min(begin + runs.length, plan.tail);
+    for (int64_t j = begin; j < end; ++j) add(j);
+  }
+}
+
 // Calls f(channel, sum, m2) for each channel of the range. Overwrites the
 // group's first partials of these channels.
 template <typename F>
@@ -22,65 +59,57 @@ void MergeStatisticsOfChannels(const Plan& plan, Partials* partials,
   const double per_row = plan.layout == Plan::Layout::kPlanes
                              ? static_cast<double>(plan.shape.inner)
                              : 1.0;
-  for (int64_t fold = 0; fold < runs.fold; ++fold) {
-    const Range columns{fold * runs.stride + channels.begin * runs.length,
-                        fold * runs.stride + channels.end * runs.length};
-    for (int64_t partial = 1; partial < plan.num_partials(); ++partial) {
-      const bool is_tail = partial == plan.num_chunks;
-      const double m =
-          per_row * static_cast<double>(plan.ChunkRows(partial).begin);
-      const double before = is_tail ? static_cast<double>(plan.rows) : m;
-      const double n =
-          is_tail
-              ? 1.0
-              : per_row * static_cast<double>(plan.ChunkRows(partial).size());
-      const int64_t end =
-          is_tail ? std::min(columns.end, plan.tail) : columns.end;
-      const double* partial_sum = partials->first(group, partial);
-      const double* partial_m2 = partials->second(group, partial);
-      for (int64_t j = columns.begin; j < end; ++j) {
-        MergeStatistics(before, n, partial_sum[j], partial_m2[j], &sum[j],
-                        &m2[j]);
-      }
+  ForEachFurtherPartial(plan, runs, channels, [&](const PartialColumns& at) {
+    const bool is_tail = at.partial == plan.num_chunks;
+    const Range rows = plan.ChunkRows(at.partial);
+    const double m =
+        is_tail ? static_cast<double>(plan.rows) : per_row * rows.begin;
+    const double n = is_tail ? 1.0 : per_row * rows.size();
+    // MergeStatistics, written out so that the compiler vectorises it.
+    const double n_over_m = n / m;
+    const double weight = m / (n * (m + n));
+    const double* partial_sum = partials->first(group, at.partial);
+    const double* partial_m2 = partials->second(group, at.partial);
+    for (int64_t j = at.begin; j < at.end; ++j) {
+      const double t = sum[j] * n_over_m - partial_sum[j];
+      m2[j] += partial_m2[j] + t * t * weight;
+      sum[j] += partial_sum[j];
     }
-  }
+  });
   for (int64_t c = channels.begin; c < channels.end; ++c) {
     double channel_sum = 0, channel_m2 = 0, count = 0;
-    for (int64_t fold = 0; fold < runs.fold; ++fold) {
-      const int64_t first = fold * runs.stride + c * runs.length;
-      for (int64_t j = first; j < first + runs.length; ++j) {
-        const double n = per_row * static_cast<double>(plan.rows) +
-                         (j < plan.tail ? 1.0 : 0.0);
-        if (n == 0) continue;
-        MergeStatistics(count, n, sum[j], m2[j], &channel_sum, &channel_m2);
-        count += n;
-      }
-    }
+    ForEachColumn(plan, runs, c, [&](int64_t j) {
+      const double n = per_row * static_cast<double>(plan.rows) +
+                       (j < plan.tail ? 1.0 : 0.0);
+      MergeStatistics(count, n, sum[j], m2[j], &channel_sum, &channel_m2);
+      count += n;
+    });
     f(c, channel_sum, channel_m2);
   }
 }
 
-// Calls f(channel, first, second) with plain sums.
+// Calls f(channel, first, second) with plain sums. Overwrites the group's first
+// partials of these channels.
 template <typename F>
 void MergeSumsOfChannels(const Plan& plan, Partials* partials, int64_t group,
                          const Range& channels, F f) {
   const ColumnRuns runs(plan);
+  double* first = partials->first(group, 0);
+  double* second = partials->second(group, 0);
+  ForEachFurtherPartial(plan, runs, channels, [&](const PartialColumns& at) {
+    const double* partial_first = partials->first(group, at.partial);
+    const double* partial_second = partials->second(group, at.partial);
+    for (int64_t j = at.begin; j < at.end; ++j) {
+      first[j] += partial_first[j];
+      second[j] += partial_second[j];
+    }
+  });
   for (int64_t c = channels.begin; c < channels.end; ++c) {
     double first_sum = 0, second_sum = 0;
-    for (int64_t fold = 0; fold < runs.fold; ++fold) {
-      const int64_t begin = fold * runs.stride + c * runs.length;
-      for (int64_t partial = 0; partial < plan.num_partials(); ++partial) {
-        const bool is_tail = partial == plan.num_chunks;
-        const int64_t end = is_tail ? std::min(begin + runs.length, plan.tail)
-                                    : begin + runs.length;
-        const double* first = partials->first(group, partial);
-        const double* second = partials->second(group, partial);
-        for (int64_t j = begin; j < end; ++j) {
-          first_sum += first[j];
-          second_sum += second[j];
-        }
-      }
-    }
+    ForEachColumn(plan, runs, c, [&](int64_t j) {
+      first_sum += first[j];
+      second_sum += second[j];
+    });
     f(c, first_sum, second_sum);
   }
 }

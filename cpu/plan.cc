@@ -11,13 +11,18 @@ constexpr int64_t kLanes = 16;
 constexpr int64_t kMinPlane = 16;
 // Columns that a folded row has at least, to fill a strip of registers.
 constexpr int64_t kMinColumns = 64;
-// At most this many chunks of rows, each at least this long: partial sums stay
-// a few percent of the data.
+// At most this many chunks of rows, each at least this long, and only half as
+// many while they would be shorter than kFewChunkRows: partial sums stay a few
+// percent of the data.
 constexpr int64_t kMaxChunks = 64;
-constexpr int64_t kMinChunkRows = 128;
-// Chunks that keep many threads busy without a cut along the columns.
-constexpr int64_t kEnoughChunks = 32;
-constexpr int64_t kSlabColumns = 512;
+constexpr int64_t kMinChunkRows = 64;
+constexpr int64_t kFewChunks = 32;
+constexpr int64_t kFewChunkRows = 128;
+// Chunks that keep the threads busy without a cut along the columns, which
+// reads short pieces of rows: with two threads it made the reduction of
+// backward three times slower.
+constexpr int64_t kEnoughChunks = 12;
+constexpr int64_t kSlabColumns = 256;
 constexpr int64_t kBlockRowsMultiple = 32;
 // Bytes of x in an elementwise task.
 constexpr int64_t kBlockBytes = 128 * 1024;
@@ -41,9 +46,10 @@ void CutRows(Plan* plan, int64_t item_size) {
   plan->columns = plan->fold * width;
   plan->rows = shape.rows / plan->fold;
   plan->tail = (shape.rows % plan->fold) * width;
-  plan->chunk_rows =
-      std::max(kMinChunkRows,
-               RoundUp(CeilDiv(plan->rows, kMaxChunks), kBlockRowsMultiple));
+  plan->chunk_rows = RoundUp(
+      std::max({kMinChunkRows, CeilDiv(plan->rows, kMaxChunks),
+                std::min(CeilDiv(plan->rows, kFewChunks), kFewChunkRows)}),
+      kBlockRowsMultiple);
   plan->num_chunks = CeilDiv(plan->rows, plan->chunk_rows);
   plan->block = std::max<int64_t>(1, kBlockBytes / (plan->columns * item_size));
   plan->num_blocks = CeilDiv(plan->rows, plan->block);

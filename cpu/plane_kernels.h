@@ -166,7 +166,7 @@ BNAR_INLINE Vec<A> PlaneGated(const T* dy, const void* evidence, int64_t i,
     const uint8_t* mask = static_cast<const uint8_t*>(evidence);
     return WhereBits(ReadBits(mask, mask_bit + i, kLanes), Load(dy + i));
   } else {
-    return Gated<kGate>(dy, evidence, i, centred, vectors);
+    return Gated<kGate>(dy, evidence, i, centred, vectors).e;
   }
 }
 
@@ -184,7 +184,7 @@ BNAR_INLINE Vec<A> PlaneGatedPartial(const T* dy, const void* evidence,
     const uint8_t* mask = static_cast<const uint8_t*>(evidence);
     return WhereBits(ReadBits(mask, mask_bit + i, n), e);
   } else if constexpr (kGate == Gate::kX) {
-    return WhereStoredPositive<T>(vectors.Normalised(centred), e);
+    return WhereRoundsPositive<T>(vectors.Normalised(centred), e);
   } else {
     return e;
   }

@@ -171,23 +171,36 @@ struct GateVectors {
   }
 };
 
-// e: dy where the gate is open, else 0, for sixteen elements.
+// e, and how it is stored as dz (which loses nothing).
+template <typename T>
+struct GatedValue {
+  Vec<Accumulator<T>> e;
+  Stored<T> stored;
+};
+
+// dy where the gate is open, else 0, for sixteen elements.
 template <Gate kGate, typename T, typename A = Accumulator<T>>
-BNAR_INLINE Vec<A> Gated(const T* dy, const void* evidence, int64_t i,
-                         const Vec<A>& centred, const GateVectors<A>& vectors) {
-  const Vec<A> e = Load(dy + i);
+BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* evidence, int64_t i,
+                                const Vec<A>& centred,
+                                const GateVectors<A>& vectors) {
+  GatedValue<T> r;
   if constexpr (kGate == Gate::kY) {
-    return WherePositive(Load(static_cast<const T*>(evidence) + i), e);
-  } else if constexpr (kGate == Gate::kMask) {
+    const T* y = static_cast<const T*>(evidence);
+    r.stored = WhereStoredPositive<T>(LoadStored(y + i), LoadStored(dy + i));
+    r.e = Widen<T>(r.stored);
+    return r;
+  }
+  r.e = Load(dy + i);
+  if constexpr (kGate == Gate::kMask) {
     uint16_t bits;
     std::memcpy(&bits, static_cast<const uint8_t*>(evidence) + i / 8,
                 sizeof(bits));
-    return WhereBits(bits, e);
+    r.e = WhereBits(bits, r.e);
   } else if constexpr (kGate == Gate::kX) {
-    return WhereStoredPositive<T>(vectors.Normalised(centred), e);
-  } else {
-    return e;
+    r.e = WhereRoundsPositive<T>(vectors.Normalised(centred), r.e);
   }
+  r.stored = Round<T>(r.e);
+  return r;
 }
 
 // kStream is of use with a residual only.
@@ -216,13 +229,14 @@ struct Reduce {
               const auto vectors = GateVectors<A>::template Columns<kGate>(
                   mean, a, bias, c0 + c);
               const Vec<A> centred = Load(x + at) - vectors.mean;
-              const Vec<A> e = Gated<kGate>(dy, evidence, at, centred, vectors);
-              StoreLanes(s0 + c, Load(s0 + c) + e);
-              StoreLanes(s1 + c, Load(s1 + c) + e * centred);
+              const GatedValue<T> gated =
+                  Gated<kGate>(dy, evidence, at, centred, vectors);
+              StoreLanes(s0 + c, Load(s0 + c) + gated.e);
+              StoreLanes(s1 + c, Load(s1 + c) + gated.e * centred);
               // After the load of x: arrays that lie a multiple of 4 KiB apart
               // would make that load wait for this store.
               if constexpr (kResidual) {
-                StoreResult<T, kStream>(dz + at, Round<T>(e));
+                StoreResult<T, kStream>(dz + at, gated.stored);
               }
             }
           }
@@ -267,7 +281,7 @@ struct Apply {
         const auto vectors =
             GateVectors<A>::template Columns<kGate>(mean, a, bias, c);
         const Vec<A> centred = Load(x + at) - vectors.mean;
-        const Vec<A> e = Gated<kGate>(dy, evidence, at, centred, vectors);
+        const Vec<A> e = Gated<kGate>(dy, evidence, at, centred, vectors).e;
         StoreResult<T, kStream>(dx + at, Element(e, centred, Load(a + c),
                                                  Load(b + c), Load(k + c)));
       }

@@ -135,7 +135,7 @@ inline constexpr float kRoundsToZero<BFloat16> = 0x1p-134f;
 
 // v where `gate`, once stored as T, is > 0; else 0.
 template <typename T, typename A>
-BNAR_INLINE Vec<A> WhereStoredPositive(const Vec<A>& gate, const Vec<A>& v) {
+BNAR_INLINE Vec<A> WhereRoundsPositive(const Vec<A>& gate, const Vec<A>& v) {
   Vec<A> r;
   BNAR_UNROLL
   for (int i = 0; i < Part<A>::kCount; ++i) {
@@ -277,6 +277,24 @@ BNAR_INLINE Vec<float> Load(const Float16* p) {
   return r;
 }
 
+template <typename T>
+struct Stored;
+
+// Widens what is stored: exact.
+template <typename T>
+BNAR_INLINE Vec<Accumulator<T>> Widen(const Stored<T>& stored) {
+  T elements[kLanes];
+  std::memcpy(static_cast<void*>(elements), &stored, sizeof(elements));
+  return Load(elements);
+}
+
+template <typename T>
+BNAR_INLINE Stored<T> LoadStored(const T* p) {
+  Stored<T> r;
+  std::memcpy(&r, static_cast<const void*>(p), sizeof(r));
+  return r;
+}
+
 // Sixteen stored elements, as parts of the size that one instruction stores.
 template <typename T>
 struct Stored;
@@ -297,7 +315,10 @@ struct Stored<Float16> {
   Part<float>::Half part[Part<float>::kCount];
 };
 
-// Rounds to nearest, ties to even; the one rounding of a result.
+// Rounds to nearest, ties to even; the one rounding of a result. A bfloat16 NaN
+// may have its payload in the upper 16 bits only, or rounding would carry it
+// into the sign: arrays of bfloat16 do, and ColumnVector sees
+// to the vectors.
 template <typename T>
 BNAR_INLINE Stored<T> Round(const Vec<Accumulator<T>>& v) {
   using P = Part<float>;
@@ -307,10 +328,7 @@ BNAR_INLINE Stored<T> Round(const Vec<Accumulator<T>>& v) {
     for (int i = 0; i < P::kCount; ++i) {
       const P::UInt bits = BitCast<P::UInt>(v.part[i]);
       const P::UInt rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-      // A NaN whose payload sits in the low half must not become Inf.
-      const P::UInt quiet = bits | 0x400000u;
-      const P::UInt kept = v.part[i] == v.part[i] ? rounded : quiet;
-      r.part[i] = __builtin_convertvector(kept >> 16, P::Half);
+      r.part[i] = __builtin_convertvector(rounded >> 16, P::Half);
     }
   } else if constexpr (std::is_same_v<T, Float16>) {
 #if defined(__AVX512F__)
@@ -342,12 +360,27 @@ BNAR_INLINE void Store(T* p, const Stored<T>& stored) {
   std::memcpy(static_cast<void*>(p), &stored, sizeof(stored));
 }
 
-// Widens what was rounded, for evidence that agrees with the stored value.
+// stored where gate > 0, else 0 (also where gate is NaN). Sixteen-bit floats
+// need no conversion: positive ones are the integers from 1 to Inf.
 template <typename T>
-BNAR_INLINE Vec<Accumulator<T>> Widen(const Stored<T>& stored) {
-  T elements[kLanes];
-  std::memcpy(static_cast<void*>(elements), &stored, sizeof(elements));
-  return Load(elements);
+BNAR_INLINE Stored<T> WhereStoredPositive(const Stored<T>& gate,
+                                          const Stored<T>& stored) {
+  constexpr int kParts = sizeof(stored.part) / sizeof(stored.part[0]);
+  Stored<T> r;
+  BNAR_UNROLL
+  for (int i = 0; i < kParts; ++i) {
+    const auto zero = decltype(+stored.part[i]){};
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      r.part[i] =
+          gate.part[i] - uint16_t{1} < uint16_t{0x7f80} ? stored.part[i] : zero;
+    } else if constexpr (std::is_same_v<T, Float16>) {
+      r.part[i] =
+          gate.part[i] - uint16_t{1} < uint16_t{0x7c00} ? stored.part[i] : zero;
+    } else {
+      r.part[i] = gate.part[i] > zero ? stored.part[i] : zero;
+    }
+  }
+  return r;
 }
 
 // Past the caches; p is aligned to kStreamAlignment.

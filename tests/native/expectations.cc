@@ -1,0 +1,219 @@
+#include "tests/native/expectations.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "tests/native/check.h"
+#include "tests/native/pools.h"
+
+namespace jax_bnar {
+namespace testing {
+namespace {
+
+// Roundings of one element in the accumulation dtype, at most.
+constexpr double kRoundings = 4;
+
+std::string Describe(const char* what, int64_t i, double got, double expected,
+                     double tolerance) {
+  char text[200];
+  std::snprintf(text, sizeof(text), "%s[%lld] = %.17g, expected %.17g +- %.3g",
+                what, static_cast<long long>(i), got, expected, tolerance);
+  return text;
+}
+
+void CheckNear(const char* what, int64_t i, double got, double expected,
+               double tolerance) {
+  // Not with !(difference > tolerance): a NaN must fail.
+  BNAR_CHECK(std::fabs(got - expected) <= tolerance,
+             Describe(what, i, got, expected, tolerance));
+}
+
+// A sum in the accumulation dtype of terms with these magnitudes, stored.
+double StoredTolerance(const Inputs& in, double expected, double magnitude) {
+  return kRoundings * in.accumulator.roundoff() * magnitude +
+         in.format.roundoff() * std::fabs(expected) * (1 + 1e-6) +
+         in.format.smallest_subnormal();
+}
+
+void CheckVector(const Inputs& in, const char* what, const Array& got,
+                 const std::vector<double>& expected, double roundings) {
+  for (int64_t i = 0; i < got.size(); ++i) {
+    const double value = expected[static_cast<size_t>(i)];
+    CheckNear(what, i, got[i], value,
+              roundings * in.accumulator.roundoff() * std::fabs(value));
+  }
+}
+
+struct Sums {
+  std::vector<double> e, e_centred;
+};
+
+// Exact, as the inputs are made for it.
+Sums SumsOf(const Inputs& in, const std::vector<double>& e) {
+  const size_t channels =
+      static_cast<size_t>(in.c.shape.groups * in.c.shape.channels);
+  Sums sums{std::vector<double>(channels), std::vector<double>(channels)};
+  for (int64_t i = 0; i < in.c.size(); ++i) {
+    const size_t c = static_cast<size_t>(in.c.ChannelOf(i));
+    const double gradient = e[static_cast<size_t>(i)];
+    sums.e[c] += gradient;
+    sums.e_centred[c] += gradient * (in.x[i] - in.At(in.mean, i));
+  }
+  return sums;
+}
+
+void CheckDz(const Inputs& in, const std::vector<double>& e,
+             const Results& results) {
+  if (results.dz == nullptr) return;
+  for (int64_t i = 0; i < in.c.size(); ++i) {
+    CheckNear("dz", i, (*results.dz)[i], e[static_cast<size_t>(i)], 0);
+  }
+}
+
+void CheckMask(const Inputs& in, const Results& results) {
+  const uint8_t* mask = results.mask->data();
+  for (int64_t i = 0; i < in.c.size(); ++i) {
+    BNAR_CHECK(in.c.MaskBit(mask, i) == ((*results.y)[i] > 0),
+               "mask bit " + std::to_string(i));
+  }
+  const int64_t group_size = in.c.shape.group_size();
+  const int64_t bytes = (group_size + 7) / 8;
+  if (group_size % 8 == 0) return;
+  for (int64_t g = 0; g < in.c.shape.groups; ++g) {
+    BNAR_CHECK(mask[(g + 1) * bytes - 1] >> (group_size % 8) == 0,
+               "bits that belong to no element are 0");
+  }
+}
+
+}  // namespace
+
+std::vector<double> GatedGradient(const Inputs& in, Gate gate) {
+  std::vector<double> e(static_cast<size_t>(in.c.size()));
+  Results forward;
+  if (gate == Gate::kX) {
+    // What forward stores is judged by CheckNormalised.
+    CallerOnly pool;
+    forward = CallNormalise(pool, in, {true, false, false, true});
+  }
+  for (int64_t i = 0; i < in.c.size(); ++i) {
+    bool open = true;
+    if (gate == Gate::kY) open = in.y[i] > 0;
+    if (gate == Gate::kMask) open = in.c.MaskBit(in.mask.data(), i);
+    if (gate == Gate::kX) open = (*forward.y)[i] > 0;
+    e[static_cast<size_t>(i)] = open ? in.dy[i] : 0.0;
+  }
+  return e;
+}
+
+void CheckStatistics(const Inputs& in, const Results& results) {
+  const size_t channels =
+      static_cast<size_t>(in.c.shape.groups * in.c.shape.channels);
+  // In integers: multiples of 1/4, and of 1/16 for squares.
+  std::vector<int64_t> sum(channels), squares(channels);
+  for (int64_t i = 0; i < in.c.size(); ++i) {
+    const size_t c = static_cast<size_t>(in.c.ChannelOf(i));
+    const int64_t quarters = static_cast<int64_t>(4 * in.x[i]);
+    sum[c] += quarters;
+    squares[c] += quarters * quarters;
+  }
+  const int64_t count = in.c.shape.count();
+  std::vector<double> mean(channels), var(channels);
+  for (size_t c = 0; c < channels; ++c) {
+    const double n = static_cast<double>(count);
+    mean[c] = static_cast<double>(sum[c]) / (4 * n);
+    var[c] = static_cast<double>(count * squares[c] - sum[c] * sum[c]) /
+             (16 * n * n);
+  }
+  // Sums are exact; what remains is a rounding or two, and in double those of
+  // both sides' division and merges.
+  const double in_double = in.c.dtype == DType::kFloat64 ? 50 : 2;
+  CheckVector(in, "mean", *results.mean, mean, in_double);
+  for (int64_t i = 0; i < results.var->size(); ++i) {
+    const double expected = var[static_cast<size_t>(i)];
+    CheckNear("var", i, (*results.var)[i], expected,
+              in_double * in.accumulator.roundoff() * (expected + 1e-6));
+  }
+}
+
+void CheckNormalised(const Inputs& in, const NormaliseOptions& options,
+                     const Results& results) {
+  const bool own_statistics = results.mean != nullptr;
+  for (int64_t i = 0; i < in.c.size(); ++i) {
+    const int64_t c = in.c.ChannelOf(i);
+    const double mean = own_statistics ? (*results.mean)[c] : in.At(in.mean, i);
+    const double var = own_statistics ? (*results.var)[c] : in.At(in.var, i);
+    const double scale = options.affine ? in.At(in.scale, i) : 1.0;
+    const double bias = options.affine ? in.At(in.bias, i) : 0.0;
+    const double z = options.residual ? in.z[i] : 0.0;
+    const double scaled =
+        (in.x[i] - mean) * scale / std::sqrt(var + Inputs::kEpsilon);
+    double expected = scaled + bias + z;
+    if (options.relu && expected < 0) expected = 0;
+    CheckNear(
+        "y", i, (*results.y)[i], expected,
+        StoredTolerance(in, expected,
+                        std::fabs(scaled) + std::fabs(bias) + std::fabs(z)));
+  }
+  if (results.mask != nullptr) CheckMask(in, results);
+}
+
+void CheckReduced(const Inputs& in, const std::vector<double>& e,
+                  const Results& results) {
+  const Sums sums = SumsOf(in, e);
+  CheckVector(in, "sum_e", *results.first, sums.e, 1);
+  CheckVector(in, "sum_e_centred", *results.second, sums.e_centred, 1);
+  CheckDz(in, e, results);
+}
+
+void CheckApplied(const Inputs& in, const std::vector<double>& e,
+                  const Results& results) {
+  for (int64_t i = 0; i < in.c.size(); ++i) {
+    const double first = in.At(in.a, i) * e[static_cast<size_t>(i)];
+    const double second = in.At(in.b, i) * (in.x[i] - in.At(in.mean, i));
+    const double third = in.At(in.k, i);
+    const double expected = first + second + third;
+    CheckNear("dx", i, (*results.dx)[i], expected,
+              StoredTolerance(
+                  in, expected,
+                  std::fabs(first) + std::fabs(second) + std::fabs(third)));
+  }
+}
+
+void CheckBackward(const Inputs& in, const std::vector<double>& e,
+                   bool statistics_cotangents, const Results& results) {
+  const Sums sums = SumsOf(in, e);
+  const double count = static_cast<double>(in.c.shape.count());
+  std::vector<double> dscale(sums.e_centred);
+  for (int64_t i = 0; i < static_cast<int64_t>(dscale.size()); ++i) {
+    dscale[static_cast<size_t>(i)] /=
+        std::sqrt(in.var[i % in.var.size()] + Inputs::kEpsilon);
+  }
+  CheckVector(in, "dbias", *results.first, sums.e, 1);
+  CheckVector(in, "dscale", *results.second, dscale, 6);
+  CheckDz(in, e, results);
+  const double present = statistics_cotangents ? 1 : 0;
+  for (int64_t i = 0; i < in.c.size(); ++i) {
+    const size_t c = static_cast<size_t>(in.c.ChannelOf(i));
+    const double rstd = 1 / std::sqrt(in.At(in.var, i) + Inputs::kEpsilon);
+    const double a = in.At(in.scale, i) * rstd;
+    const double centred = in.x[i] - in.At(in.mean, i);
+    const double from_dy = a * e[static_cast<size_t>(i)];
+    const double from_sum = a * sums.e[c] / count;
+    const double from_centred =
+        a * rstd * rstd * sums.e_centred[c] / count * centred;
+    const double from_dmean = present * in.At(in.dmean, i) / count;
+    const double from_dvar = present * 2 * in.At(in.dvar, i) * centred / count;
+    const double expected =
+        from_dy - from_sum - from_centred + from_dmean + from_dvar;
+    const double magnitude = std::fabs(from_dy) + std::fabs(from_sum) +
+                             std::fabs(from_centred) + std::fabs(from_dmean) +
+                             std::fabs(from_dvar);
+    CheckNear("dx", i, (*results.dx)[i], expected,
+              StoredTolerance(in, expected, magnitude));
+  }
+}
+
+}  // namespace testing
+}  // namespace jax_bnar

@@ -1,0 +1,172 @@
+// The operands of one case. Activations are small multiples of 1/4, so that
+// every sum of them, and of their products, is exact in any order.
+
+#ifndef JAX_BNAR_TESTS_NATIVE_INPUTS_H_
+#define JAX_BNAR_TESTS_NATIVE_INPUTS_H_
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "cpu/operations.h"
+#include "tests/native/array.h"
+#include "tests/native/formats.h"
+
+namespace jax_bnar {
+namespace testing {
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  // In [0, end).
+  int64_t Below(int64_t end) {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<int64_t>((state_ >> 33) % static_cast<uint64_t>(end));
+  }
+  // A multiple of 1/4 in [-radius / 4, radius / 4].
+  double Quarters(int64_t radius) {
+    return 0.25 * static_cast<double>(Below(2 * radius + 1) - radius);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+struct Case {
+  Shape shape;
+  DType dtype;
+  // Elements by which operands and results are off a multiple of 128 bytes.
+  int64_t operand_lead = 0;
+  int64_t result_lead = 0;
+  // Vectors have a row for each group, or one for all.
+  bool vectors_by_group = false;
+
+  int64_t size() const { return shape.groups * shape.group_size(); }
+  int64_t vector_groups() const { return vectors_by_group ? shape.groups : 1; }
+  int64_t mask_bytes() const {
+    return shape.groups * ((shape.group_size() + 7) / 8);
+  }
+
+  // Position of element i in the vectors of a result (G, C).
+  int64_t ChannelOf(int64_t i) const {
+    return i / shape.group_size() * shape.channels +
+           i / shape.inner % shape.channels;
+  }
+  bool MaskBit(const uint8_t* mask, int64_t i) const {
+    const int64_t group = i / shape.group_size();
+    const int64_t bit = i % shape.group_size();
+    return (mask[group * ((shape.group_size() + 7) / 8) + bit / 8] >>
+            (bit % 8)) &
+           1;
+  }
+
+  std::string Name() const {
+    std::string name = FormatOf(dtype).name;
+    for (const int64_t n :
+         {shape.groups, shape.rows, shape.channels, shape.inner, operand_lead,
+          result_lead, vector_groups()}) {
+      name += " " + std::to_string(n);
+    }
+    return name;
+  }
+};
+
+struct Inputs {
+  static constexpr double kEpsilon = 1e-3;
+
+  explicit Inputs(const Case& c)
+      : c(c),
+        format(FormatOf(c.dtype)),
+        accumulator(FormatOf(AccumulatorOf(c.dtype))),
+        x(c.dtype, c.size(), c.operand_lead),
+        z(c.dtype, c.size(), c.operand_lead),
+        dy(c.dtype, c.size(), c.operand_lead),
+        y(c.dtype, c.size(), c.operand_lead),
+        mask(c.mask_bytes(), c.operand_lead),
+        mean(MakeVector()),
+        var(MakeVector()),
+        scale(MakeVector()),
+        bias(MakeVector()),
+        dmean(MakeVector()),
+        dvar(MakeVector()),
+        a(MakeVector()),
+        b(MakeVector()),
+        k(MakeVector()) {
+    Random random(static_cast<uint64_t>(c.size()) * 31 + 7);
+    FillVectors(&random);
+    for (int64_t i = 0; i < c.size(); ++i) {
+      x.Set(i, At(mean, i) + random.Quarters(8));
+      z.Set(i, random.Quarters(12));
+      dy.Set(i, random.Quarters(6));
+    }
+    FillEvidence(&random);
+  }
+
+  VectorOperand Operand(const Array& vector) const {
+    return {vector.data(), c.vector_groups()};
+  }
+  // The vector's value for element i.
+  double At(const Array& vector, int64_t i) const {
+    return vector[c.ChannelOf(i) % vector.size()];
+  }
+
+  Case c;
+  Format format;
+  Format accumulator;
+  // y is evidence for the gate; it has nothing to do with x.
+  Array x, z, dy, y;
+  ExactMemory mask;
+  // a is the factor that forward forms from scale, var and epsilon.
+  Array mean, var, scale, bias, dmean, dvar, a, b, k;
+
+ private:
+  Array MakeVector() const {
+    return Array(AccumulatorOf(c.dtype), c.vector_groups() * c.shape.channels,
+                 c.operand_lead);
+  }
+
+  void FillVectors(Random* random) {
+    // Around what a half rounds to zero: where y = bias, its sign is the gate.
+    const double tiny[] = {0.0, 0x1p-25, 0x1.000002p-25, 0x1p-134, 0x1.1p-134};
+    for (int64_t i = 0; i < mean.size(); ++i) {
+      mean.Set(i, random->Quarters(20));
+      var.Set(i, 0.5 + std::fabs(random->Quarters(8)));
+      scale.Set(i, random->Quarters(8));
+      bias.Set(i, i % 3 == 0 ? tiny[i / 3 % 5] : random->Quarters(4) / 3);
+      dmean.Set(i, random->Quarters(8));
+      dvar.Set(i, random->Quarters(8));
+      a.Set(i, scale[i] * (1.0 / std::sqrt(var[i] + kEpsilon)));
+      b.Set(i, random->Quarters(8) / 3);
+      k.Set(i, random->Quarters(8) / 3);
+    }
+  }
+
+  void FillEvidence(Random* random) {
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    const double values[] = {-1.0,
+                             -0.0,
+                             0.0,
+                             nan,
+                             0.5,
+                             3.0,
+                             format.smallest_subnormal(),
+                             -format.smallest_subnormal()};
+    // Bits that belong to no element are set: they must not matter.
+    for (int64_t i = 0; i < mask.size(); ++i) mask.data()[i] = 0xff;
+    const int64_t group_size = c.shape.group_size();
+    for (int64_t i = 0; i < c.size(); ++i) {
+      y.Set(i, values[random->Below(8)]);
+      if (y[i] > 0) continue;
+      const int64_t bit = i % group_size;
+      mask.data()[i / group_size * ((group_size + 7) / 8) + bit / 8] &=
+          static_cast<uint8_t>(~(1u << (bit % 8)));
+    }
+  }
+};
+
+}  // namespace testing
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_TESTS_NATIVE_INPUTS_H_

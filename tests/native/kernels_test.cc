@@ -1,0 +1,230 @@
+// The six operations on many shapes, dtypes and flags against plain loops, with
+// operands that end where their memory ends; and the same bytes from any number
+// of threads.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/native/calls.h"
+#include "tests/native/check.h"
+#include "tests/native/expectations.h"
+#include "tests/native/inputs.h"
+#include "tests/native/pools.h"
+
+namespace jax_bnar {
+namespace testing {
+namespace {
+
+constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32,
+                             DType::kFloat64};
+constexpr Gate kGates[] = {Gate::kNone, Gate::kY, Gate::kMask, Gate::kX};
+constexpr NormaliseOptions kNormaliseOptions[] = {
+    {true, true, true, true},    {true, true, false, true},
+    {true, false, true, true},   {true, false, false, false},
+    {false, true, false, false}, {false, false, false, true},
+};
+
+// Named for the report, which also says which case it is.
+using Call = std::function<Results(ThreadPool&)>;
+using OnCall = std::function<void(const Call&)>;
+
+void CheckForwardCalls(const Inputs& in, const std::string& name,
+                       ThreadPool& pool) {
+  context = name + " statistics";
+  CheckStatistics(in, CallStatistics(pool, in));
+  for (const NormaliseOptions& options : kNormaliseOptions) {
+    const std::string flags = std::string(options.relu ? " relu" : "") +
+                              (options.residual ? " residual" : "") +
+                              (options.mask ? " mask" : "") +
+                              (options.affine ? " affine" : "");
+    context = name + " normalise" + flags;
+    CheckNormalised(in, options, CallNormalise(pool, in, options));
+    context = name + " forward" + flags;
+    const Results forward = CallForward(pool, in, options);
+    CheckStatistics(in, forward);
+    CheckNormalised(in, options, forward);
+  }
+}
+
+void CheckBackwardCalls(const Inputs& in, const std::string& name,
+                        ThreadPool& pool) {
+  for (const Gate gate : kGates) {
+    const std::string suffix =
+        " with gate " + std::to_string(static_cast<int>(gate));
+    context = name + " normalise for" + suffix;
+    const std::vector<double> e = GatedGradient(in, gate);
+    for (const bool residual : {false, true}) {
+      const std::string flags = suffix + (residual ? " and residual" : "");
+      context = name + " reduce" + flags;
+      CheckReduced(in, e, CallReduce(pool, in, gate, residual));
+      context = name + " backward" + flags;
+      CheckBackward(in, e, residual,
+                    CallBackward(pool, in, gate, residual, residual));
+    }
+    context = name + " apply" + suffix;
+    CheckApplied(in, e, CallApply(pool, in, gate));
+  }
+}
+
+void CheckInputsAreUntouched(const Inputs& in, const Inputs& same,
+                             const std::string& name) {
+  context = name + " operands";
+  BNAR_CHECK(in.x.memory().Copy() == same.x.memory().Copy() &&
+                 in.z.memory().Copy() == same.z.memory().Copy() &&
+                 in.dy.memory().Copy() == same.dy.memory().Copy() &&
+                 in.y.memory().Copy() == same.y.memory().Copy() &&
+                 in.mask.Copy() == same.mask.Copy(),
+             "an operand was written");
+}
+
+void TestShape(const Shape& shape) {
+  CallerOnly pool;
+  for (const DType dtype : kDTypes) {
+    for (const int64_t lead : {0, 1}) {
+      const Case c{shape, dtype, lead, lead,
+                   /*vectors_by_group=*/lead == 0};
+      const Inputs in(c);
+      CheckForwardCalls(in, c.Name(), pool);
+      CheckBackwardCalls(in, c.Name(), pool);
+      CheckInputsAreUntouched(in, Inputs(c), c.Name());
+    }
+  }
+}
+
+void TestRowsLayout() {
+  // Odd widths are folded; every remainder of rows by the fold.
+  for (const int64_t channels : {1, 3, 7, 65, 251}) {
+    for (const int64_t rows : {1, 2, 15, 16, 17, 33}) {
+      TestShape({1, rows, channels, 1});
+    }
+  }
+  for (const int64_t channels : {2, 8, 16, 24, 48, 64, 80}) {
+    TestShape({1, 37, channels, 1});
+  }
+  // Blocks of 32 and chunks of 128 rows.
+  for (const int64_t rows : {31, 32, 33, 127, 128, 129, 300}) {
+    TestShape({1, rows, 16, 1});
+  }
+  TestShape({1, 2100, 3, 1});  // a fold of more than 16
+  // Slabs of 512 columns, and sums of 1024 at a time.
+  for (const int64_t channels : {528, 1024, 1040, 2064}) {
+    TestShape({1, 35, channels, 1});
+  }
+  TestShape({1, 17, 1027, 1});
+  for (const int64_t groups : {2, 3}) {
+    TestShape({groups, 5, 3, 1});
+    TestShape({groups, 19, 65, 1});
+    TestShape({groups, 40, 32, 1});
+  }
+}
+
+void TestShortPlanes() {
+  for (int64_t inner = 2; inner < 16; ++inner) {
+    TestShape({1, 5, 3, inner});
+    TestShape({1, 37, 7, inner});
+    TestShape({2, 3, 16, inner});
+  }
+}
+
+void TestPlanesLayout() {
+  for (const int64_t inner : {16, 17, 23, 31, 32, 33, 49, 64, 100, 196, 300}) {
+    TestShape({1, 1, 2, inner});
+    TestShape({1, 3, 5, inner});
+    TestShape({2, 2, 3, inner});
+  }
+  TestShape({1, 9, 16, 49});
+  // Segments of 2048 elements.
+  for (const int64_t inner : {2047, 2048, 2049, 4113}) {
+    TestShape({1, 2, 3, inner});
+  }
+  // One channel: one run.
+  TestShape({1, 3, 1, 300});
+  TestShape({3, 2, 1, 77});
+}
+
+// Results of 2 MB and more bypass the caches, if their vectors are aligned.
+void TestStreaming() {
+  QueuePool pool(2);
+  for (const DType dtype : kDTypes) {
+    const int64_t elements = (int64_t{2} << 20) / FormatOf(dtype).item_size;
+    const Shape shapes[] = {
+        {1, elements / 64 + 3, 64, 1},
+        {1, elements / 65 + 7, 65, 1},
+        {2, elements / 2 / 48 + 1, 48, 1},
+        {2, elements / 2 / 33 + 2, 33, 1},  // the second group is unaligned
+        {1, elements / (3 * 256) + 1, 3, 256},
+        {1, elements / (5 * 196) + 1, 5, 196},
+    };
+    for (const Shape& shape : shapes) {
+      for (const int64_t result_lead : {0, 1}) {
+        const Case c{shape, dtype, /*operand_lead=*/1, result_lead, true};
+        const Inputs in(c);
+        const NormaliseOptions options = kNormaliseOptions[result_lead];
+        context = c.Name() + " streaming forward";
+        const Results forward = CallForward(pool, in, options);
+        CheckStatistics(in, forward);
+        CheckNormalised(in, options, forward);
+        for (const bool residual : {false, true}) {
+          const Gate gate = residual ? Gate::kMask : Gate::kX;
+          context = c.Name() + " streaming backward";
+          CheckBackward(in, GatedGradient(in, gate), true,
+                        CallBackward(pool, in, gate, residual, true));
+        }
+      }
+    }
+  }
+}
+
+void CheckSameForAnyNumberOfThreads(const Call& call) {
+  CallerOnly one;
+  const auto expected = call(one).Bytes();
+  for (const int64_t threads : {2, 5}) {
+    QueuePool pool(threads);
+    BNAR_CHECK(call(pool).Bytes() == expected,
+               std::to_string(threads) + " threads change the result");
+  }
+}
+
+void TestNumberOfThreads() {
+  const Shape shapes[] = {
+      {1, 3001, 65, 1}, {1, 700, 256, 1}, {1, 65, 3000, 1},
+      {3, 401, 64, 1},  {2, 501, 33, 7},  {4, 8, 30, 196},
+  };
+  for (const DType dtype : kDTypes) {
+    for (const Shape& shape : shapes) {
+      const Case c{shape, dtype, 0, 0, true};
+      const Inputs in(c);
+      context = c.Name() + " threads";
+      CheckSameForAnyNumberOfThreads(
+          [&](ThreadPool& pool) { return CallStatistics(pool, in); });
+      CheckSameForAnyNumberOfThreads([&](ThreadPool& pool) {
+        return CallForward(pool, in, kNormaliseOptions[0]);
+      });
+      for (const Gate gate : kGates) {
+        CheckSameForAnyNumberOfThreads([&](ThreadPool& pool) {
+          return CallReduce(pool, in, gate, gate != Gate::kX);
+        });
+        CheckSameForAnyNumberOfThreads([&](ThreadPool& pool) {
+          return CallBackward(pool, in, gate, gate != Gate::kX, true);
+        });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace testing
+}  // namespace jax_bnar
+
+int main() {
+  using namespace jax_bnar::testing;
+  SkipUnlessWantedIsa();
+  TestRowsLayout();
+  TestShortPlanes();
+  TestPlanesLayout();
+  TestStreaming();
+  TestNumberOfThreads();
+  return Finish();
+}
