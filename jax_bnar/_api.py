@@ -3,6 +3,8 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from jax_bnar._config import Activation, Config
 from jax_bnar._implementation import resolve_implementation
@@ -33,10 +35,10 @@ class BatchNormResult(NamedTuple):
 
 
 def bn_add_relu(
-    x: jax.Array,
-    z: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
+    x: ArrayLike,
+    z: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
@@ -101,9 +103,9 @@ def bn_add_relu(
 
 
 def bn_relu(
-    x: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
+    x: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
@@ -135,9 +137,9 @@ def bn_relu(
 
 
 def batch_norm(
-    x: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
+    x: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
@@ -170,12 +172,12 @@ def batch_norm(
 
 
 def bn_add_relu_inference(
-    x: jax.Array,
-    z: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
+    x: ArrayLike,
+    z: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
+    mean: ArrayLike,
+    var: ArrayLike,
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
@@ -221,11 +223,11 @@ def bn_add_relu_inference(
 
 
 def bn_relu_inference(
-    x: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
+    x: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
+    mean: ArrayLike,
+    var: ArrayLike,
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
@@ -248,11 +250,11 @@ def bn_relu_inference(
 
 
 def batch_norm_inference(
-    x: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
+    x: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
+    mean: ArrayLike,
+    var: ArrayLike,
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
@@ -312,7 +314,7 @@ def _train(
         y, mean, var = training(operands.x, operands.z, operands.scale, operands.bias, config)
     if operands.x.shape[0] == 1:
         mean, var = mean[0], var[0]
-    return BatchNormResult(y.reshape(x.shape), mean, var)
+    return BatchNormResult(y.reshape(jnp.shape(x)), mean, var)
 
 
 def _infer(
@@ -347,4 +349,4 @@ def _infer(
             check_statistic(function, "var", var, x, axis),
             config,
         )
-    return y.reshape(x.shape)
+    return y.reshape(jnp.shape(x))

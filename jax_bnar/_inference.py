@@ -1,7 +1,5 @@
 """Inference form on canonical arrays: given mean and var, with its gradient (fine-tuning)."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -36,8 +34,7 @@ def _normalise(
     return y
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
-def inference(
+def _inference(
     x: jax.Array,
     z: jax.Array | None,
     scale: _Vector,
@@ -109,4 +106,5 @@ def _inference_backward(
     )
 
 
+inference = jax.custom_vjp(_inference, nondiff_argnums=(6,))
 inference.defvjp(_inference_forward, _inference_backward)

@@ -1,7 +1,5 @@
 """Training form on canonical arrays, with its gradient."""
 
-import functools
-
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -32,8 +30,7 @@ def _forward(
     return (y, mean, var), mask[0] if mask else None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def training(
+def _training(
     x: jax.Array, z: jax.Array | None, scale: _Vector, bias: _Vector, config: Config
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(y, mean, var) of canonical x; mean and var of shape (G, C)."""
@@ -85,4 +82,5 @@ def _training_backward(
     )
 
 
+training = jax.custom_vjp(_training, nondiff_argnums=(4,))
 training.defvjp(_training_forward, _training_backward)

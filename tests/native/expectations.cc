@@ -126,14 +126,15 @@ void CheckStatistics(const Inputs& in, const Results& results) {
     var[c] = static_cast<double>(count * squares[c] - sum[c] * sum[c]) /
              (16 * n * n);
   }
-  // Sums are exact; what remains is a rounding or two, and in double those of
-  // both sides' division and merges.
-  const double in_double = in.c.dtype == DType::kFloat64 ? 50 : 2;
-  CheckVector(in, "mean", *results.mean, mean, in_double);
-  for (int64_t i = 0; i < results.var->size(); ++i) {
-    const double expected = var[static_cast<size_t>(i)];
-    CheckNear("var", i, (*results.var)[i], expected,
-              in_double * in.accumulator.roundoff() * (expected + 1e-6));
+  // Sums are exact; what remains is the last rounding, and in double those of
+  // origin + sum / count and of the merges.
+  const double roundings = in.c.dtype == DType::kFloat64 ? 50 : 2;
+  for (size_t c = 0; c < channels; ++c) {
+    const int64_t i = static_cast<int64_t>(c);
+    CheckNear("mean", i, (*results.mean)[i], mean[c],
+              2 * in.accumulator.roundoff() * std::fabs(mean[c]) + 0x1p-49);
+    CheckNear("var", i, (*results.var)[i], var[c],
+              roundings * in.accumulator.roundoff() * (var[c] + 1e-6));
   }
 }
 
