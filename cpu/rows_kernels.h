@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "cpu/simd.h"
+#include "cpu/simd_memory.h"
 #include "cpu/tile_kernels.h"
 
 namespace jax_bnar {

@@ -1,5 +1,6 @@
 """Counts what a program holds: primitives in a jaxpr, custom calls in StableHLO and in HLO."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -43,3 +44,19 @@ def hlo_calls(function: Any, *arguments: Any) -> Counter[str]:
     compiled = jax.jit(function).lower(*arguments).compile().as_text()
     assert compiled is not None
     return Counter(_HLO.findall(compiled))
+
+
+def opcodes_of_size(size: int, function: Any, *given: Any) -> set[str]:
+    """The opcodes in the compiled program whose result holds an array of at least `size`."""
+    text = jax.jit(function).lower(*given).compile().as_text()
+    assert text is not None
+    entry = text[text.index("\nENTRY") :]
+    opcodes = set()
+    for line in entry.splitlines()[1:]:
+        match = re.match(r"\s*(?:ROOT )?%\S+ = (\(.*?\)|\S+) ([\w-]+)\(", line)
+        if match is None:
+            continue
+        shapes = re.findall(r"\w+\[([\d,]*)\]", match[1])
+        if any(math.prod(int(n) for n in s.split(",") if n) >= size for s in shapes):
+            opcodes.add(match[2])
+    return opcodes

@@ -58,7 +58,8 @@ def good_call(operation: primitive.Operation) -> Call:
     )
     operands = {name: operand for name, operand in operands.items() if operand is not None}
     present = {f"has_{name}": True for name in operation.operands if name in OPTIONAL}
-    return Call(operation.name, operands, list(results), present | statics)
+    dimensions = {"has_groups": True, "has_inner": True}
+    return Call(operation.name, operands, list(results), present | dimensions | statics)
 
 
 every_operation = pytest.mark.parametrize(
@@ -158,8 +159,7 @@ def test_wrong_attributes(operation: primitive.Operation) -> None:
     ]
     # The flags must agree with the buffers that are there.
     spoiled += [(name, False) for name in call.attributes if name.startswith("has_")]
-    if call.attributes:  # a handler that binds none is not shown any
-        spoiled.append(("surplus", 1.0))
+    spoiled.append(("surplus", 1.0))
     for name, value in spoiled:
         attributes = call.attributes | {name: value}
         assert_refused(call._replace(attributes=attributes), f"{name}={value!r}")
@@ -177,7 +177,7 @@ def test_short_buffers_do_not_crash() -> None:
         import jax_bnar
 
         big, small = (1, 1 << 18, 64, 1), (1, 1, 64, 1)
-        flags = {f"has_{name}": True for name in ("z", "scale", "bias")}
+        flags = {f"has_{name}": True for name in ("z", "scale", "bias", "groups", "inner")}
         statics = {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": False}
         vector = jnp.ones((1, 64), jnp.float32)
         refused = 0

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import Case, both_implementations, operands, unfused
-from programs import hlo_calls, ours, primitives, stablehlo_calls
+from programs import hlo_calls, opcodes_of_size, ours, primitives, stablehlo_calls
 
 import jax_bnar
 from jax_bnar import reference
@@ -182,3 +182,40 @@ def test_residuals_in_the_jaxpr(implementation: str) -> None:
 def test_forward_without_gradient_makes_no_mask(save: str) -> None:
     jaxpr = jax.make_jaxpr(loss("bn_add_relu", save, None))(*operands(CASE))
     assert "u8[" not in str(jaxpr)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("shape", "keywords"),
+    [
+        ((4, 6, 5, 32), {}),
+        ((4, 32, 6, 5), {"axis": 1}),
+        ((40, 32), {}),
+        ((1, 6, 5, 3), {}),
+        ((4, 6, 5, 32), {"num_groups": 2}),
+        ((4, 32, 6, 5), {"axis": 1, "num_groups": 2}),
+    ],
+)
+@pytest.mark.parametrize("save", SAVES)
+def test_no_copy_of_an_array(
+    shape: tuple[int, ...], keywords: dict[str, Any], save: str, dtype: str
+) -> None:
+    """XLA:CPU once copied every bfloat16 operand, to move its dimensions of size 1."""
+    x = jnp.ones(shape, dtype)
+    channels = shape[keywords.get("axis", -1)]
+    vector = jnp.ones(channels, jnp.float32)
+    statistic = jnp.ones((2, channels) if "num_groups" in keywords else (channels,), jnp.float32)
+
+    def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any, dstatistic: Any) -> Any:
+        result, vjp = jax.vjp(
+            lambda *given: jax_bnar.bn_add_relu(
+                *given, save=save, implementation="ffi", **keywords
+            ),
+            *(x, z, scale, bias),
+        )
+        return result, vjp(jax_bnar.BatchNormResult(dy, dstatistic, dstatistic))
+
+    moving = opcodes_of_size(x.size, step, x, x, vector, vector, x, statistic) - {
+        *("parameter", "bitcast", "custom-call", "get-tuple-element", "tuple")
+    }
+    assert not moving

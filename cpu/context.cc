@@ -1,0 +1,43 @@
+#include "cpu/dispatch.h"
+#include "cpu/half.h"
+#include "cpu/passes.h"
+
+namespace jax_bnar {
+namespace {
+
+int64_t ItemSize(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return 8;
+    case DType::kFloat32:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
+}  // namespace
+
+double ElementAsDouble(DType dtype, const void* array, int64_t index) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return HalfToFloat(static_cast<const uint16_t*>(array)[index]);
+    case DType::kBFloat16:
+      return BitsToFloat(
+          static_cast<uint32_t>(static_cast<const uint16_t*>(array)[index])
+          << 16);
+    case DType::kFloat32:
+      return static_cast<const float*>(array)[index];
+    default:
+      return static_cast<const double*>(array)[index];
+  }
+}
+
+Context::Context(const Problem& problem)
+    : dtype(problem.dtype),
+      item_size(ItemSize(problem.dtype)),
+      accumulator_size(problem.dtype == DType::kFloat64 ? 8 : 4),
+      plan(MakePlan(problem.shape, item_size)),
+      kernels(&KernelsFor(problem.dtype)) {}
+
+}  // namespace jax_bnar
