@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 Run = Callable[[], Any]
@@ -49,7 +49,13 @@ def interleave(
     return {name: Timing(repetitions[name], samples[name]) for name in names}
 
 
+# PyTorch's idle threads (libgomp) spin for about 6 ms before they sleep, on the cores that the next
+# peer wants; without the pause whoever followed PyTorch paid for it.
+_SETTLE_SECONDS = 0.03
+
+
 def _sample_ms(run: Run, repetitions: int) -> float:
+    sleep(_SETTLE_SECONDS)
     run()
     start = perf_counter()
     for _ in range(repetitions):
