@@ -16,6 +16,9 @@ const TileKernels& Kernels(DType dtype);
 namespace avx512 {
 const TileKernels& Kernels(DType dtype);
 }
+namespace avx512bf16 {
+const TileKernels& Kernels(DType dtype);
+}
 #endif
 
 namespace {
@@ -26,17 +29,23 @@ struct Isa {
   const TileKernels& (*kernels)(DType);
 };
 
+#if defined(__x86_64__)
+bool HasAvx512() {
+  return __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+#endif
+
 const Isa& Chosen() {
   static const Isa& chosen = []() -> const Isa& {
     // Best first.
     static const Isa all[] = {
 #if defined(__x86_64__)
-        {"avx512",
-         __builtin_cpu_supports("avx512f") &&
-             __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") &&
-             __builtin_cpu_supports("avx512vl"),
-         avx512::Kernels},
+        {"avx512bf16", HasAvx512() && __builtin_cpu_supports("avx512bf16") != 0,
+         avx512bf16::Kernels},
+        {"avx512", HasAvx512(), avx512::Kernels},
         // Every processor with AVX2 has F16C; GCC 12 cannot ask for it.
         {"avx2",
          __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"),

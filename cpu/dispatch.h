@@ -8,8 +8,8 @@
 namespace jax_bnar {
 
 // The best table of kernels that this processor runs. The environment variable
-// JAX_BNAR_CPU_ISA ("avx512", "avx2", "baseline") asks for a lesser one, for
-// tests; it is read once.
+// JAX_BNAR_CPU_ISA ("avx512bf16", "avx512", "avx2", "baseline") asks for a
+// lesser one, for tests; it is read once.
 const TileKernels& KernelsFor(DType dtype);
 
 // The name of the instruction set that KernelsFor chose.

@@ -214,7 +214,7 @@ void PlaneReduce(const Plane& plane, const ReduceArgs& args) {
           s0[p] = s0[p] + e;
           s1[p] = s1[p] + e * centred;
           if constexpr (kResidual) {
-            StoreResult<T, kStream>(dz + i, Round<T>(e));
+            StoreResult<T, kStream>(dz + i, Narrow<T>(e));
           }
         },
         [&](int64_t j, int n) {
@@ -225,7 +225,7 @@ void PlaneReduce(const Plane& plane, const ReduceArgs& args) {
               dy, args.evidence, i, plane.mask_bit, centred, vectors, n);
           s0[0] = s0[0] + e;
           s1[0] = s1[0] + e * centred;
-          if constexpr (kResidual) StorePartial(dz + i, Round<T>(e), n);
+          if constexpr (kResidual) StorePartial(dz + i, Narrow<T>(e), n);
         });
     sum_e += LaneSum(s0[0]) + LaneSum(s0[1]);
     sum_e_centred += LaneSum(s1[0]) + LaneSum(s1[1]);

@@ -199,7 +199,7 @@ BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* evidence, int64_t i,
   } else if constexpr (kGate == Gate::kX) {
     r.e = WhereRoundsPositive<T>(vectors.Normalised(centred), r.e);
   }
-  r.stored = Round<T>(r.e);
+  r.stored = Narrow<T>(r.e);
   return r;
 }
 

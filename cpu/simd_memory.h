@@ -102,6 +102,13 @@ BNAR_INLINE Stored<T> Round(const Vec<Accumulator<T>>& v) {
   using P = Part<float>;
   Stored<T> r;
   if constexpr (std::is_same_v<T, BFloat16>) {
+#if defined(__AVX512BF16__)
+    // One instruction for seven; it flushes results below 2^-126 to 0, as XLA's
+    // own conversion does on such a processor.
+    const auto half = _mm512_cvtneps_pbh(BitCast<__m512>(v.part[0]));
+    std::memcpy(&r, &half, sizeof(r));
+    return r;
+#endif
     BNAR_UNROLL
     for (int i = 0; i < P::kCount; ++i) {
       const P::UInt bits = BitCast<P::UInt>(v.part[i]);
@@ -131,6 +138,23 @@ BNAR_INLINE Stored<T> Round(const Vec<Accumulator<T>>& v) {
     std::memcpy(&r, &v, sizeof(r));
   }
   return r;
+}
+
+// Stores again what Load widened: exact, subnormal numbers included.
+template <typename T>
+BNAR_INLINE Stored<T> Narrow(const Vec<Accumulator<T>>& v) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    using P = Part<float>;
+    Stored<T> r;
+    BNAR_UNROLL
+    for (int i = 0; i < P::kCount; ++i) {
+      r.part[i] =
+          __builtin_convertvector(BitCast<P::UInt>(v.part[i]) >> 16, P::Half);
+    }
+    return r;
+  } else {
+    return Round<T>(v);
+  }
 }
 
 template <typename T>
