@@ -22,9 +22,10 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {
 }
 
 
-def run(*command: str | pathlib.Path) -> None:
+def run(*command: str | pathlib.Path, directory: pathlib.Path = ROOT) -> None:
     finished = subprocess.run(
         command,
+        cwd=directory,
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -74,8 +75,9 @@ def sanitize(sanitizers: str, targets: Sequence[str] = ()) -> pathlib.Path:
 
 def run_tests(directory: pathlib.Path, pattern: str, prefix: Sequence[str] = ()) -> None:
     run(
-        *prefix, tool("ctest"), "--test-dir", directory, "--output-on-failure",
-        "--no-tests=error", "--parallel", str(os.cpu_count() or 1), "--tests-regex", pattern,
+        *prefix, tool("ctest"), "--output-on-failure", "--no-tests=error",
+        "--parallel", str(os.cpu_count() or 1), "--tests-regex", pattern,
+        directory=directory,
     )  # fmt: skip
 
 
