@@ -185,9 +185,7 @@ BNAR_INLINE Stored<T> WhereStoredPositive(const Stored<T>& gate,
   return r;
 }
 
-// Past the caches; p is aligned to kStreamAlignment.
-constexpr int kStreamAlignment = 64;
-
+// Past the caches; p is aligned to the size of sixteen elements.
 template <typename T>
 BNAR_INLINE void StoreStreaming(T* p, const Stored<T>& stored) {
 #if defined(__x86_64__)
