@@ -61,6 +61,9 @@ std::vector<float> Probes(DType dtype) {
   add(std::numeric_limits<float>::max());
   add(std::numeric_limits<float>::infinity());
   add(std::numeric_limits<float>::quiet_NaN());
+  // Rounding must not carry a NaN's payload into Inf or 0.
+  add(BitsToFloat(0x7fffffff));
+  add(BitsToFloat(0x7fc00001));
   return probes;
 }
 
@@ -81,6 +84,15 @@ void TestScalarHalf() {
     const double got = DecodeHalf(FloatToHalf(probe));
     BNAR_CHECK(Same(got, expected), Values(probe, got, expected));
   }
+}
+
+// What the kernels store for a float. The instruction of AVX512-BF16 takes a
+// subnormal one for 0, in bfloat16 alone.
+double Stored(DType dtype, double value) {
+  const bool flushes =
+      dtype == DType::kBFloat16 && std::strcmp(IsaName(), "avx512bf16") == 0;
+  if (flushes && std::fabs(value) < 0x1p-126) return std::copysign(0.0, value);
+  return RoundTo(FormatOf(dtype), value);
 }
 
 // y = (x - mean) * a + bias of one row, with a = 1.
@@ -110,7 +122,7 @@ void TestLoads(DType dtype) {
   Normalise(dtype, x, zero, zero, &y);
   for (int i = 0; i < kPatterns; ++i) {
     // Adding 0 makes -0.0 positive.
-    const double expected = x[i] + 0.0;
+    const double expected = Stored(dtype, x[i] + 0.0);
     BNAR_CHECK(Same(y[i], expected), Values(i, y[i], expected));
   }
 }
@@ -130,7 +142,7 @@ void TestStores(DType dtype) {
   Array y(dtype, x.size(), 0);
   Normalise(dtype, x, zero, bias, &y);
   for (int64_t i = 0; i < size; ++i) {
-    const double expected = RoundTo(FormatOf(dtype), bias[i] + 0.0);
+    const double expected = Stored(dtype, bias[i] + 0.0);
     BNAR_CHECK(Same(y[i], expected), Values(bias[i], y[i], expected));
   }
 }
