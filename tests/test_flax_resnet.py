@@ -1,0 +1,198 @@
+"""The blocks and networks against the same ones built from `flax.linen.BatchNorm`."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax_tools import (
+    apply,
+    as_flax_needs_it,
+    assert_close,
+    init,
+    normal,
+    shapes_and_dtypes,
+    tolerance,
+)
+
+from jax_bnar.flax_layers import BatchNorm, FusedBottleneck, ResNet, ResNet50
+
+PLAIN = functools.partial(nn.BatchNorm, use_fast_variance=False)
+
+
+class PlainBottleneck(nn.Module):
+    """The bottleneck of ResNet v1.5 on `flax.linen.BatchNorm`, with the names of Flax's example."""
+
+    filters: int
+    strides: tuple[int, int]
+
+    @nn.compact
+    def __call__(self, x: jax.Array, use_running_average: bool) -> jax.Array:
+        conv = functools.partial(nn.Conv, use_bias=False)
+        norm = functools.partial(PLAIN, use_running_average=use_running_average)
+        y = nn.relu(norm()(conv(self.filters, (1, 1))(x)))
+        y = nn.relu(norm()(conv(self.filters, (3, 3), self.strides)(y)))
+        y = norm(scale_init=nn.initializers.zeros_init())(conv(4 * self.filters, (1, 1))(y))
+        if x.shape != y.shape:
+            x = conv(4 * self.filters, (1, 1), self.strides, name="conv_proj")(x)
+            x = norm(name="norm_proj")(x)
+        return nn.relu(y + x)
+
+
+def random_like(variables: Any) -> Any:
+    generator = np.random.default_rng(5)
+    return jax.tree.map(lambda v: v + generator.uniform(0, 0.5, v.shape).astype(v.dtype), variables)
+
+
+BLOCKS = pytest.mark.parametrize(
+    ("channels", "strides"), [(8, (1, 1)), (4, (1, 1)), (8, (2, 2))], ids=str
+)
+
+
+@pytest.mark.parametrize(
+    ("channels", "strides", "norm", "train"),
+    [
+        (8, (1, 1), BatchNorm, True),
+        (4, (1, 1), BatchNorm, True),
+        (8, (2, 2), BatchNorm, True),
+        (8, (2, 2), BatchNorm, False),
+        (8, (2, 2), functools.partial(BatchNorm, save="mask"), True),
+        (8, (2, 2), PLAIN, True),
+    ],
+    ids=str,
+)
+def test_bottleneck_equals_flax(
+    channels: int, strides: tuple[int, int], norm: Any, train: bool
+) -> None:
+    x = normal(0, (3, 6, 6, channels)) - 3
+    block = FusedBottleneck(2, norm=norm, strides=strides)
+    plain = PlainBottleneck(2, strides=strides)
+    mode = {"use_running_average": not train}
+
+    def run(block: nn.Module, variables: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        y, updated = apply(block, variables, x, mutable=["batch_stats"], **mode)
+        return jnp.square(y).sum(), (y, updated)
+
+    def initial(block: nn.Module) -> Any:
+        return jax.jit(functools.partial(init, block, **mode))(x)
+
+    with as_flax_needs_it():
+        expected = initial(plain)
+    variables = initial(block)
+    assert_close(variables, expected, 0)
+
+    variables = random_like(variables)
+    gradient = jax.jit(jax.grad(run, argnums=(1, 2), has_aux=True), static_argnums=0)
+    with as_flax_needs_it():
+        expected = gradient(plain, variables, x)
+    assert_close(gradient(block, variables, x), expected, 64 * tolerance(x.dtype))
+
+
+@BLOCKS
+def test_bottleneck_is_three_operators(channels: int, strides: tuple[int, int]) -> None:
+    x = normal(0, (3, 6, 6, channels))
+    has_projection = channels != 8 or strides != (1, 1)
+
+    def operators(block: nn.Module) -> tuple[int, int]:
+        variables = init(block, x, use_running_average=False)
+        text = str(
+            jax.make_jaxpr(lambda v, x: apply(block, v, x, use_running_average=False))(variables, x)
+        )
+        return text.count("bnar_forward["), text.count(" max ") + text.count("name=relu")
+
+    assert operators(FusedBottleneck(2, strides=strides)) == (3 + has_projection, 0)
+    unfused, relu = operators(FusedBottleneck(2, strides=strides, act=nn.gelu))
+    assert unfused == 3 + has_projection
+    assert relu == 0
+
+
+def test_bottleneck_starts_as_its_shortcut() -> None:
+    x = normal(0, (3, 6, 6, 8)) - 3
+    block = FusedBottleneck(2)
+    variables = init(block, x, use_running_average=False)
+    scales = [variables["params"][f"BatchNorm_{i}"]["scale"].tolist() for i in range(3)]
+    assert scales == [[1.0] * 2, [1.0] * 2, [0.0] * 8]
+    y = apply(block, variables, x, use_running_average=False)
+    np.testing.assert_array_equal(y, nn.relu(x))
+
+
+def test_bottleneck_takes_the_place_of_the_flax_examples() -> None:
+    """As `block_cls`, with the fields that the example passes and the name that it expects."""
+
+    class BottleneckResNetBlock(FusedBottleneck):
+        pass
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            norm = functools.partial(BatchNorm, use_running_average=False)
+            conv = functools.partial(nn.Conv, use_bias=False)
+            for _ in range(2):
+                x = BottleneckResNetBlock(2, strides=(1, 1), conv=conv, norm=norm, act=nn.relu)(x)
+            return x
+
+    variables = jax.eval_shape(functools.partial(init, Net()), normal(0, (3, 6, 6, 8)))
+    blocks = ["BottleneckResNetBlock_0", "BottleneckResNetBlock_1"]
+    assert sorted(variables["params"]) == blocks
+
+
+def test_bottleneck_with_another_activation() -> None:
+    x = normal(0, (3, 6, 6, 8)) - 3
+    with as_flax_needs_it():
+        outcomes = []
+        for norm in (BatchNorm, PLAIN):
+            block = FusedBottleneck(2, norm=norm, act=nn.silu)
+            variables = init(block, x, use_running_average=False)
+            outcomes.append(apply(block, random_like(variables), x, True))
+    np.testing.assert_allclose(*outcomes, rtol=1e-5, atol=1e-5)
+
+
+def test_resnet50_has_the_variables_of_the_flax_example() -> None:
+    images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+    net = ResNet50(num_classes=1000)
+    variables = jax.eval_shape(net.init, jax.random.key(0), images)
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == 25_557_032
+    assert sorted(variables["params"]) == sorted(
+        ["conv_init", "bn_init", "Dense_0", *(f"BottleneckResNetBlock_{i}" for i in range(16))]
+    )
+    assert sorted(variables["params"]["BottleneckResNetBlock_0"]) == sorted(
+        ["conv_proj", "norm_proj"]
+        + [f"{kind}_{i}" for kind in ("Conv", "BatchNorm") for i in range(3)]
+    )
+    with as_flax_needs_it():
+        plain = jax.eval_shape(
+            ResNet50(num_classes=1000, norm=nn.BatchNorm).init, jax.random.key(0), images
+        )
+    assert shapes_and_dtypes(variables) == shapes_and_dtypes(plain)
+    logits = jax.eval_shape(functools.partial(net.apply, train=False), variables, images)
+    assert (logits.shape, logits.dtype) == ((1, 1000), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("stem", "dtype", "rtol"),
+    [("imagenet", jnp.bfloat16, 0.1), ("small", jnp.float32, 64 * tolerance(jnp.float32))],
+)
+def test_resnet_equals_flax(stem: Any, dtype: Any, rtol: float) -> None:
+    x = normal(0, (4, 16, 16, 3)) - 3
+    options: dict[str, Any] = {"stage_sizes": (1, 1), "num_classes": 5, "num_filters": 4}
+    options |= {"stem": stem, "dtype": dtype}
+    ours, plain = ResNet(**options), ResNet(**options, norm=PLAIN)
+    variables = jax.jit(ours.init)(jax.random.key(0), x)
+    run = functools.partial(jax.jit, static_argnums=0)(
+        lambda net, variables: apply(net, variables, x, mutable=["batch_stats"])
+    )
+    with as_flax_needs_it():
+        assert_close(variables, jax.jit(plain.init)(jax.random.key(0), x), 0)
+        expected = run(plain, variables)
+    logits, updated = run(ours, variables)
+    assert logits.dtype == dtype
+    assert_close((logits, updated), expected, rtol)
+
+
+def test_resnet_refuses_an_unknown_stem() -> None:
+    net = ResNet(stage_sizes=(1,), num_classes=2, stem="tiny")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="stem must be 'imagenet' or 'small', got 'tiny'"):
+        init(net, normal(0, (2, 8, 8, 3)))
