@@ -8,7 +8,8 @@
 
 PYTHON ?= python3
 DEMO_ARGS ?=
-TEST_ARGS ?=
+# A file's tests share fixtures that take long to make, so they stay together.
+TEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile
 BENCHMARK_ARGS ?= --output benchmarks/results/latest.json
 
 BIN := .venv/bin
