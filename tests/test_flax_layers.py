@@ -53,6 +53,15 @@ _FIELDS = [
 FIELDS = [{"use_fast_variance": False, **f} for f in _FIELDS]
 NOT_IN_FLOAT32 = {"use_fast_variance": False, "param_dtype": jnp.bfloat16}
 NOT_IN_FLOAT32 |= {"force_float32_reductions": False}
+
+
+def name(value: Any) -> str:
+    """A test's id: the same in every process, which `str` of a function is not."""
+    if isinstance(value, dict):
+        return " ".join(f"{k}={name(v)}" for k, v in value.items())
+    return getattr(value, "__name__", str(value))
+
+
 grid = pytest.mark.parametrize(
     ("fields", "dtype"),
     [
@@ -60,7 +69,7 @@ grid = pytest.mark.parametrize(
         *(({"use_fast_variance": False}, d) for d in (jnp.float16, jnp.float64, jnp.int32)),
         *((NOT_IN_FLOAT32, d) for d in (jnp.float16, jnp.float64, jnp.int32)),
     ],
-    ids=str,
+    ids=name,
 )
 
 
@@ -71,7 +80,7 @@ def coarsest(fields: dict[str, Any], dtype: Any) -> float:
     return tolerance(dtype, fields.get("dtype", dtype), fields.get("param_dtype", dtype))
 
 
-@pytest.mark.parametrize("fields", FIELDS, ids=str)
+@pytest.mark.parametrize("fields", FIELDS, ids=name)
 @pytest.mark.parametrize("train", [True, False])
 def test_init_equals_flax(fields: dict[str, Any], train: bool) -> None:
     x = normal(0)
