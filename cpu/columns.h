@@ -10,9 +10,9 @@
 #include <limits>
 
 #include "cpu/buffer.h"
-#include "cpu/operations.h"
+#include "cpu/executor.h"
 #include "cpu/plan.h"
-#include "cpu/tile_kernels.h"
+#include "native/numerics.h"
 
 namespace jax_bnar {
 
@@ -30,14 +30,6 @@ struct ColumnRuns {
         length(plan.columns / plan.fold / plan.shape.channels),
         stride(plan.columns / plan.fold) {}
 };
-
-template <typename A>
-A ElementOr(const VectorOperand& vector, int64_t channels, int64_t group,
-            int64_t channel, A otherwise) {
-  if (vector.data == nullptr) return otherwise;
-  const int64_t row = vector.groups == 1 ? 0 : group;
-  return static_cast<const A*>(vector.data)[row * channels + channel];
-}
 
 // One value for each group and column.
 template <typename A>

@@ -3,21 +3,6 @@
 #include "cpu/passes.h"
 
 namespace jax_bnar {
-namespace {
-
-int64_t ItemSize(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64:
-      return 8;
-    case DType::kFloat32:
-      return 4;
-    default:
-      return 2;
-  }
-}
-
-}  // namespace
-
 double ElementAsDouble(DType dtype, const void* array, int64_t index) {
   switch (dtype) {
     case DType::kFloat16:

@@ -2,6 +2,7 @@
 
 #include "cpu/pass_tasks.h"
 #include "cpu/passes.h"
+#include "native/numerics.h"
 
 namespace jax_bnar {
 namespace {

@@ -7,6 +7,7 @@
 #include "cpu/columns.h"
 #include "cpu/passes.h"
 #include "cpu/plan.h"
+#include "native/numerics.h"
 
 namespace jax_bnar {
 

@@ -1,7 +1,6 @@
 #include "cpu/operations.h"
 
 #include <cmath>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -9,6 +8,7 @@
 #include "cpu/columns.h"
 #include "cpu/merge.h"
 #include "cpu/passes.h"
+#include "native/numerics.h"
 
 namespace jax_bnar {
 namespace {
@@ -26,15 +26,6 @@ void RunPhases(ThreadPool& pool, const Context& context,
   Run(pool, bytes / kBytesPerThread + 1, std::move(phases));
 }
 
-// In double, from the var that the caller sees, so that whole passes and
-// halves agree. A smaller epsilon than the smallest normal A would vanish.
-template <typename A>
-double ReciprocalStd(A var, double epsilon) {
-  const double smallest = std::numeric_limits<A>::min();
-  return 1.0 /
-         std::sqrt(static_cast<double>(var) + std::max(epsilon, smallest));
-}
-
 template <typename A>
 struct NormaliseVectors {
   explicit NormaliseVectors(const Plan& plan) : mean(plan), a(plan), b(plan) {}
@@ -42,9 +33,8 @@ struct NormaliseVectors {
   void Set(const AffineOperands& affine, int64_t channels, int64_t group,
            int64_t channel, A channel_mean, A channel_var) {
     const A scale = ElementOr<A>(affine.scale, channels, group, channel, 1);
-    const double rstd = ReciprocalStd(channel_var, affine.epsilon);
     mean.Set(group, channel, channel_mean);
-    a.Set(group, channel, static_cast<A>(scale * rstd));
+    a.Set(group, channel, Multiplier(scale, channel_var, affine.epsilon));
     b.Set(group, channel,
           ElementOr<A>(affine.bias, channels, group, channel, 0));
   }
@@ -117,9 +107,8 @@ Phase FinishStatistics(const Plan& plan, const ColumnVector<A>* origins,
     MergeStatisticsOfChannels(
         plan, partials, group, block, [&](int64_t c, double sum, double m2) {
           const int64_t i = group * plan.shape.channels + c;
-          means[i] = static_cast<A>(origins->Get(group, c) + sum / count);
-          // Rounding in the merge may leave a constant channel below 0.
-          vars[i] = static_cast<A>(m2 < 0 ? 0.0 : m2 / count);
+          means[i] = MeanOf(origins->Get(group, c), sum, count);
+          vars[i] = VarianceOf<A>(m2, count);
           on_channel(group, c, means[i], vars[i]);
         });
   });
@@ -251,20 +240,15 @@ void Backward(ThreadPool& pool, const Problem& problem,
                 const auto at = [&](const VectorOperand& v, A otherwise) {
                   return ElementOr<A>(v, channels, group, c, otherwise);
                 };
-                const double rstd =
-                    ReciprocalStd(at(operands.var, 0), operands.epsilon);
-                const double a = at(operands.scale, 1) * rstd;
-                const double dmean = at(operands.dmean, 0);
-                const double dvar = at(operands.dvar, 0);
+                const auto channel = BackwardChannelOf<A>(
+                    at(operands.var, 0), at(operands.scale, 1),
+                    at(operands.dmean, 0), at(operands.dvar, 0),
+                    operands.epsilon, sum_e, sum_e_centred, count);
                 const int64_t i = group * channels + c;
-                static_cast<A*>(dscale)[i] =
-                    static_cast<A>(rstd * sum_e_centred);
-                static_cast<A*>(dbias)[i] = static_cast<A>(sum_e);
-                b.Set(
-                    group, c,
-                    static_cast<A>(
-                        (2 * dvar - a * rstd * rstd * sum_e_centred) / count));
-                k.Set(group, c, static_cast<A>((dmean - a * sum_e) / count));
+                static_cast<A*>(dscale)[i] = channel.dscale;
+                static_cast<A*>(dbias)[i] = channel.dbias;
+                b.Set(group, c, channel.b);
+                k.Set(group, c, channel.k);
               });
         });
     // Where the reduction wrote dz, it is the gated dy.

@@ -26,7 +26,7 @@ struct Context {
   const TileKernels* kernels;
 
   int64_t mask_bytes_per_group() const {
-    return (plan.shape.group_size() + 7) / 8;
+    return plan.shape.mask_bytes_per_group();
   }
 };
 

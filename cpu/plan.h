@@ -7,20 +7,9 @@
 
 #include <cstdint>
 
+#include "native/problem.h"
+
 namespace jax_bnar {
-
-// G statistics groups, N elements before the channel axis, C channels, S
-// elements after it.
-struct Shape {
-  int64_t groups;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-
-  int64_t group_size() const { return rows * channels * inner; }
-  // Elements to one mean.
-  int64_t count() const { return rows * inner; }
-};
 
 // Inclusive-exclusive range.
 struct Range {

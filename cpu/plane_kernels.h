@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "cpu/rows_kernels.h"
+#include "native/numerics.h"
 
 namespace jax_bnar {
 namespace BNAR_ISA {

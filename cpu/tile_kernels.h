@@ -10,14 +10,9 @@
 
 #include <cstdint>
 
+#include "native/problem.h"
+
 namespace jax_bnar {
-
-enum class DType { kFloat16, kBFloat16, kFloat32, kFloat64 };
-
-// Where backward finds the sign of the ReLU: nowhere (there is none), in y, in
-// a bit mask, or in x, from which the normalised value is computed again as
-// forward did (without a residual that is all it takes, and y is not read).
-enum class Gate { kNone, kY, kMask, kX };
 
 struct RowsTile {
   int64_t rows;
@@ -91,21 +86,6 @@ struct TileKernels {
   void (*plane_reduce)(const Plane&, const ReduceArgs&);
   void (*plane_apply)(const Plane&, const ApplyArgs&);
 };
-
-// Merges the sums of n elements into those of m others (Youngs and Cramer
-// 1971). Exact where the sums are; the sums are taken around an origin near the
-// mean, or float64 data would lose the digits of mean/std here.
-inline void MergeStatistics(double m, double n, double sum_b, double m2_b,
-                            double* sum, double* m2) {
-  if (m == 0) {
-    *sum = sum_b;
-    *m2 = m2_b;
-    return;
-  }
-  const double t = *sum * (n / m) - sum_b;
-  *m2 += m2_b + t * t * (m / (n * (m + n)));
-  *sum += sum_b;
-}
 
 }  // namespace jax_bnar
 

@@ -124,9 +124,9 @@ def test_kernels_compile_for_aarch64(aarch64_compiler: str) -> None:
     )
 
 
-@pytest.mark.parametrize("source", ["ffi_call.cc", "ffi_handlers.cc"])
+@pytest.mark.parametrize("source", ["native/ffi_call.cc", "cpu/ffi_handlers.cc"])
 def test_handlers_compile_for_aarch64(aarch64_compiler: str, source: str) -> None:
     run(
         aarch64_compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
-        f"-I{ROOT}", "-isystem", jax.ffi.include_dir(), ROOT / "cpu" / source,
+        f"-I{ROOT}", "-isystem", jax.ffi.include_dir(), ROOT / source,
     )  # fmt: skip

@@ -46,7 +46,7 @@ struct Case {
   int64_t size() const { return shape.groups * shape.group_size(); }
   int64_t vector_groups() const { return vectors_by_group ? shape.groups : 1; }
   int64_t mask_bytes() const {
-    return shape.groups * ((shape.group_size() + 7) / 8);
+    return shape.groups * shape.mask_bytes_per_group();
   }
 
   // Position of element i in the vectors of a result (G, C).
@@ -57,8 +57,7 @@ struct Case {
   bool MaskBit(const uint8_t* mask, int64_t i) const {
     const int64_t group = i / shape.group_size();
     const int64_t bit = i % shape.group_size();
-    return (mask[group * ((shape.group_size() + 7) / 8) + bit / 8] >>
-            (bit % 8)) &
+    return (mask[group * shape.mask_bytes_per_group() + bit / 8] >> (bit % 8)) &
            1;
   }
 

@@ -1,15 +1,15 @@
 // Reads the operands and results of one custom call and checks each: a wrong
 // buffer becomes an ffi::Error that names it, never a crash.
 
-#ifndef JAX_BNAR_CPU_FFI_CALL_H_
-#define JAX_BNAR_CPU_FFI_CALL_H_
+#ifndef JAX_BNAR_NATIVE_FFI_CALL_H_
+#define JAX_BNAR_NATIVE_FFI_CALL_H_
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "cpu/operations.h"
+#include "native/problem.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jax_bnar {
@@ -78,4 +78,4 @@ class FfiCall {
 
 }  // namespace jax_bnar
 
-#endif  // JAX_BNAR_CPU_FFI_CALL_H_
+#endif  // JAX_BNAR_NATIVE_FFI_CALL_H_

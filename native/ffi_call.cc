@@ -1,4 +1,4 @@
-#include "cpu/ffi_call.h"
+#include "native/ffi_call.h"
 
 #include <cmath>
 #include <sstream>
@@ -212,7 +212,7 @@ std::vector<int64_t> FfiCall::ArrayDimensions() const {
 
 std::vector<int64_t> FfiCall::MaskDimensions() const {
   const Shape& shape = problem_.shape;
-  return {shape.groups, (shape.group_size() + 7) / 8};
+  return {shape.groups, shape.mask_bytes_per_group()};
 }
 
 ffi::DataType FfiCall::AccumulatorType() const {

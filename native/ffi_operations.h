@@ -1,0 +1,244 @@
+// One custom call of each operation, for any platform: reads the buffers and
+// attributes, checks them, and hands them to a backend.
+//
+// A backend is constructed from what XLA's execution context holds for its
+// platform (Backend::Native) and has
+//   void ReadHiddenResults(FfiCall&, ...)  results that the caller never sees
+//   ffi::Error Forward(...), ...           the operations of native/problem.h
+
+#ifndef JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
+#define JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
+
+#include <string_view>
+#include <utility>
+
+#include "native/ffi_call.h"
+#include "native/problem.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_bnar {
+
+template <typename Backend>
+class FfiOperations {
+ public:
+  using Native = typename Backend::Native;
+  using Args = xla::ffi::RemainingArgs;
+  using Rets = xla::ffi::RemainingRets;
+
+  static xla::ffi::Error Forward(Native native, Args args, Rets rets,
+                                 bool has_groups, bool has_inner, bool has_z,
+                                 bool has_scale, bool has_bias, double epsilon,
+                                 std::string_view activation, bool save_mask) {
+    FfiCall call(args, rets, /*x=*/0, has_groups, has_inner);
+    NormaliseBuffers buffers{};
+    buffers.x = call.Array("x");
+    buffers.z = call.ArrayIf(has_z, "z");
+    const AffineOperands affine =
+        ReadAffine(call, has_scale, has_bias, epsilon);
+    buffers.relu = call.ParseRelu(activation);
+    buffers.y = call.ArrayResult("y");
+    void* mean = call.VectorResult("mean");
+    void* var = call.VectorResult("var");
+    buffers.mask = call.MaskResultIf(save_mask, "mask");
+    return Run(native, call, [&](Backend& backend) {
+      return backend.Forward(call.problem(), buffers, affine, mean, var);
+    });
+  }
+
+  static xla::ffi::Error Normalise(Native native, Args args, Rets rets,
+                                   bool has_groups, bool has_inner, bool has_z,
+                                   bool has_scale, bool has_bias,
+                                   double epsilon, std::string_view activation,
+                                   bool save_mask) {
+    FfiCall call(args, rets, /*x=*/0, has_groups, has_inner);
+    NormaliseBuffers buffers{};
+    buffers.x = call.Array("x");
+    buffers.z = call.ArrayIf(has_z, "z");
+    const AffineOperands affine =
+        ReadAffine(call, has_scale, has_bias, epsilon);
+    const VectorOperand mean = call.Vector("mean");
+    const VectorOperand var = call.Vector("var");
+    buffers.relu = call.ParseRelu(activation);
+    buffers.y = call.ArrayResult("y");
+    buffers.mask = call.MaskResultIf(save_mask, "mask");
+    return Run(native, call, [&](Backend& backend) {
+      return backend.Normalise(call.problem(), buffers, affine, mean, var);
+    });
+  }
+
+  static xla::ffi::Error Statistics(Native native, Args args, Rets rets,
+                                    bool has_groups, bool has_inner) {
+    FfiCall call(args, rets, /*x=*/0, has_groups, has_inner);
+    const void* x = call.Array("x");
+    void* mean = call.VectorResult("mean");
+    void* var = call.VectorResult("var");
+    return Run(native, call, [&](Backend& backend) {
+      return backend.Statistics(call.problem(), x, mean, var);
+    });
+  }
+
+  static xla::ffi::Error Backward(Native native, Args args, Rets rets,
+                                  bool has_groups, bool has_inner,
+                                  bool has_scale, bool has_bias, double epsilon,
+                                  std::string_view gate, bool has_residual) {
+    FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
+    const GradientBuffers buffers = ReadGradient(call, gate);
+    BackwardOperands operands{};
+    operands.mean = call.Vector("mean");
+    operands.var = call.Vector("var");
+    operands.scale = call.VectorIf(has_scale, "scale");
+    operands.bias = call.VectorIf(has_bias, "bias");
+    operands.dmean = call.Vector("dmean");
+    operands.dvar = call.Vector("dvar");
+    operands.epsilon = call.CheckEpsilon(epsilon);
+    void* dx = call.ArrayResult("dx");
+    void* dscale = call.VectorResult("dscale");
+    void* dbias = call.VectorResult("dbias");
+    void* dz = call.ArrayResultIf(has_residual, "dz");
+    return Run(native, call, [&](Backend& backend) {
+      return backend.Backward(call.problem(), buffers, operands, dx, dscale,
+                              dbias, dz);
+    });
+  }
+
+  static xla::ffi::Error BackwardReduce(Native native, Args args, Rets rets,
+                                        bool has_groups, bool has_inner,
+                                        bool has_bias, std::string_view gate,
+                                        bool has_residual) {
+    FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
+    const GradientBuffers buffers = ReadGradient(call, gate);
+    ReduceOperands operands{};
+    operands.mean = call.Vector("mean");
+    operands.a = call.VectorIf(buffers.gate == Gate::kX, "a");
+    operands.bias = call.VectorIf(has_bias, "bias");
+    void* sum_e = call.VectorResult("sum_e");
+    void* sum_e_centred = call.VectorResult("sum_e_centred");
+    void* dz = call.ArrayResultIf(has_residual, "dz");
+    return Run(native, call, [&](Backend& backend) {
+      return backend.BackwardReduce(call.problem(), buffers, operands, sum_e,
+                                    sum_e_centred, dz);
+    });
+  }
+
+  static xla::ffi::Error BackwardApply(Native native, Args args, Rets rets,
+                                       bool has_groups, bool has_inner,
+                                       bool has_bias, std::string_view gate) {
+    FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
+    const GradientBuffers buffers = ReadGradient(call, gate);
+    ApplyOperands operands{};
+    operands.mean = call.Vector("mean");
+    operands.a = call.Vector("a");
+    operands.b = call.Vector("b");
+    operands.k = call.Vector("k");
+    operands.bias = call.VectorIf(has_bias, "bias");
+    void* dx = call.ArrayResult("dx");
+    return Run(native, call, [&](Backend& backend) {
+      return backend.BackwardApply(call.problem(), buffers, operands, dx);
+    });
+  }
+
+  // What each of the above takes after the context, in order.
+  template <typename Binding>
+  static auto BindNormalise(Binding&& binding) {
+    return BindShape(std::move(binding))
+        .template Attr<bool>("has_z")
+        .template Attr<bool>("has_scale")
+        .template Attr<bool>("has_bias")
+        .template Attr<double>("epsilon")
+        .template Attr<std::string_view>("activation")
+        .template Attr<bool>("save_mask");
+  }
+
+  template <typename Binding>
+  static auto BindStatistics(Binding&& binding) {
+    return BindShape(std::move(binding));
+  }
+
+  template <typename Binding>
+  static auto BindBackward(Binding&& binding) {
+    return BindShape(std::move(binding))
+        .template Attr<bool>("has_scale")
+        .template Attr<bool>("has_bias")
+        .template Attr<double>("epsilon")
+        .template Attr<std::string_view>("gate")
+        .template Attr<bool>("has_residual");
+  }
+
+  template <typename Binding>
+  static auto BindBackwardReduce(Binding&& binding) {
+    return BindShape(std::move(binding))
+        .template Attr<bool>("has_bias")
+        .template Attr<std::string_view>("gate")
+        .template Attr<bool>("has_residual");
+  }
+
+  template <typename Binding>
+  static auto BindBackwardApply(Binding&& binding) {
+    return BindShape(std::move(binding))
+        .template Attr<bool>("has_bias")
+        .template Attr<std::string_view>("gate");
+  }
+
+ private:
+  template <typename Binding>
+  static auto BindShape(Binding&& binding) {
+    return std::move(binding)
+        .RemainingArgs()
+        .RemainingRets()
+        .template Attr<bool>("has_groups")
+        .template Attr<bool>("has_inner");
+  }
+
+  static AffineOperands ReadAffine(FfiCall& call, bool has_scale, bool has_bias,
+                                   double epsilon) {
+    AffineOperands affine{};
+    affine.scale = call.VectorIf(has_scale, "scale");
+    affine.bias = call.VectorIf(has_bias, "bias");
+    affine.epsilon = call.CheckEpsilon(epsilon);
+    return affine;
+  }
+
+  static GradientBuffers ReadGradient(FfiCall& call, std::string_view gate) {
+    GradientBuffers buffers{};
+    buffers.dy = call.Array("dy");
+    buffers.x = call.Array("x");
+    buffers.gate = call.ParseGate(gate);
+    buffers.evidence = call.Evidence(buffers.gate);
+    return buffers;
+  }
+
+  template <typename F>
+  static xla::ffi::Error Run(Native native, FfiCall& call, F f) {
+    Backend backend(native);
+    backend.ReadHiddenResults(call);
+    xla::ffi::Error error = call.Finish();
+    if (error.failure()) return error;
+    return f(backend);
+  }
+};
+
+// Defines the handlers Forward<suffix> ... BackwardApply<suffix>; `context`
+// binds what Backend::Native is decoded from.
+#define BNAR_DEFINE_HANDLERS(suffix, Backend, context)                \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                      \
+      Forward##suffix, FfiOperations<Backend>::Forward,               \
+      FfiOperations<Backend>::BindNormalise(context));                \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                      \
+      Normalise##suffix, FfiOperations<Backend>::Normalise,           \
+      FfiOperations<Backend>::BindNormalise(context));                \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                      \
+      Statistics##suffix, FfiOperations<Backend>::Statistics,         \
+      FfiOperations<Backend>::BindStatistics(context));               \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                      \
+      Backward##suffix, FfiOperations<Backend>::Backward,             \
+      FfiOperations<Backend>::BindBackward(context));                 \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                      \
+      BackwardReduce##suffix, FfiOperations<Backend>::BackwardReduce, \
+      FfiOperations<Backend>::BindBackwardReduce(context));           \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                      \
+      BackwardApply##suffix, FfiOperations<Backend>::BackwardApply,   \
+      FfiOperations<Backend>::BindBackwardApply(context))
+
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_NATIVE_FFI_OPERATIONS_H_

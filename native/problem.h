@@ -1,0 +1,107 @@
+// What an operation works on, for every platform: plain C++ types and raw
+// pointers, no XLA, no Python. Arrays are row-major canonical (G, N, C, S);
+// vectors are (G, C) or (1, C) in the accumulation dtype (double for float64,
+// else float); a bit mask has ceil(N*C*S/8) bytes to a group, lowest bit first.
+
+#ifndef JAX_BNAR_NATIVE_PROBLEM_H_
+#define JAX_BNAR_NATIVE_PROBLEM_H_
+
+#include <cstdint>
+
+#include "native/host_device.h"
+
+namespace jax_bnar {
+
+enum class DType { kFloat16, kBFloat16, kFloat32, kFloat64 };
+
+// Where backward finds the sign of the ReLU: nowhere (there is none), in y, in
+// a bit mask, or in x, from which the normalised value is computed again as
+// forward did (without a residual that is all it takes, and y is not read).
+enum class Gate { kNone, kY, kMask, kX };
+
+// G statistics groups, N elements before the channel axis, C channels, S
+// elements after it.
+struct Shape {
+  int64_t groups;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+
+  BNAR_HOST_DEVICE int64_t group_size() const {
+    return rows * channels * inner;
+  }
+  // Elements to one mean.
+  BNAR_HOST_DEVICE int64_t count() const { return rows * inner; }
+  BNAR_HOST_DEVICE int64_t mask_bytes_per_group() const {
+    return (group_size() + 7) / 8;
+  }
+};
+
+struct Problem {
+  Shape shape;
+  DType dtype;
+};
+
+inline int64_t ItemSize(DType dtype) {
+  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
+}
+
+// A (groups, C) or (1, C) operand; data is null where it is absent.
+struct VectorOperand {
+  const void* data = nullptr;
+  int64_t groups = 1;
+};
+
+struct AffineOperands {
+  VectorOperand scale;
+  VectorOperand bias;
+  double epsilon;
+};
+
+// What y = act(batch_norm(x) + z) reads and writes.
+struct NormaliseBuffers {
+  const void* x;
+  const void* z;  // may be null
+  void* y;
+  uint8_t* mask;  // may be null
+  bool relu;
+};
+
+// What backward reads of an element.
+struct GradientBuffers {
+  const void* dy;
+  const void* x;
+  const void* evidence;  // y or the mask, by gate; else null
+  Gate gate;
+};
+
+// With Gate::kX the gate is (x - mean) * a + bias > 0, else a and bias are
+// ignored.
+struct ReduceOperands {
+  VectorOperand mean;
+  VectorOperand a;
+  VectorOperand bias;
+};
+
+// dx = a * e + b * (x - mean) + k; bias as above.
+struct ApplyOperands {
+  VectorOperand mean;
+  VectorOperand a;
+  VectorOperand b;
+  VectorOperand k;
+  VectorOperand bias;
+};
+
+struct BackwardOperands {
+  VectorOperand mean;
+  VectorOperand var;
+  VectorOperand scale;
+  VectorOperand bias;
+  VectorOperand dmean;
+  VectorOperand dvar;
+  double epsilon;
+};
+
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_NATIVE_PROBLEM_H_
