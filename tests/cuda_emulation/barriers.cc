@@ -26,8 +26,7 @@ int BlockBarrier(BarrierKind kind, bool predicate) {
         block->index.x, block->index.y, block->index.z);
   }
   block->votes += predicate ? 1 : 0;
-  Scheduler& scheduler = CurrentScheduler();
-  thread->warp->at_barrier |= scheduler.Suspend();
+  thread->warp->at_barrier |= scheduler->Suspend();
   if (++block->arrived == block->threads_count) {
     switch (kind) {
       case BarrierKind::kPlain:
@@ -41,9 +40,9 @@ int BlockBarrier(BarrierKind kind, bool predicate) {
         block->result = block->votes == block->threads_count;
         break;
     }
-    scheduler.ReleaseBlock(block);
+    scheduler->ReleaseBlock(block);
   }
-  scheduler.Switch();
+  scheduler->Switch();
   // The next phase cannot end before this thread has come to it.
   return block->result;
 }
@@ -57,7 +56,7 @@ void ClusterArrive() {
   thread->in_cluster_phase = true;
   thread->cluster_phase = cluster->phase;
   if (++cluster->arrived == cluster->live_threads) {
-    CurrentScheduler().ReleaseCluster(cluster);
+    scheduler->ReleaseCluster(cluster);
   }
 }
 
@@ -68,9 +67,8 @@ void ClusterWait() {
     Fail("a thread waits at the cluster's barrier without having arrived");
   }
   if (thread->cluster_phase == cluster->phase) {
-    Scheduler& scheduler = CurrentScheduler();
-    thread->warp->at_cluster_barrier |= scheduler.Suspend();
-    scheduler.Switch();
+    thread->warp->at_cluster_barrier |= scheduler->Suspend();
+    scheduler->Switch();
   }
   thread->in_cluster_phase = false;
 }
@@ -78,7 +76,7 @@ void ClusterWait() {
 unsigned ClusterRank() { return current->block->rank; }
 
 unsigned ClusterSize() {
-  const dim3& size = CurrentScheduler().cluster_size();
+  const dim3& size = scheduler->cluster_size();
   return size.x * size.y * size.z;
 }
 
@@ -104,14 +102,13 @@ void* MapShared(const void* pointer, unsigned rank) {
 }
 
 void Yield() {
-  if (current != nullptr) CurrentScheduler().Yield();
+  if (current != nullptr) scheduler->Yield();
 }
 
 void AfterAtomic(bool changed) {
   if (current == nullptr) return;
-  Scheduler& scheduler = CurrentScheduler();
-  if (changed) scheduler.Progress();
-  scheduler.Yield();
+  if (changed) scheduler->Progress();
+  scheduler->Yield();
 }
 
 unsigned LoadAcquire(const unsigned* pointer) {

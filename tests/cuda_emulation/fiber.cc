@@ -158,13 +158,14 @@ bool FiberPool::Reserve(std::size_t count) {
     mappings_.push_back(mapping);
     char* stack = static_cast<char*>(mapping);
     for (std::size_t i = 0; i < kStacksPerMapping; ++i, stack += stride) {
-      // Fails where a process may not have so many regions of memory.
-      if (mprotect(stack, PageSize(), PROT_NONE) != 0) return false;
+      // Fails where a process may not have so many regions of memory; then an
+      // overflow is not noticed.
+      (void)mprotect(stack, PageSize(), PROT_NONE);
       auto fiber = std::make_unique<Fiber>();
       fiber->stack = stack + PageSize();
       fiber->stack_size = kStackSize;
       Initialise(fiber.get());
-      free_.push_back(fiber.get());
+      Give(fiber.get());
       fibers_.push_back(std::move(fiber));
     }
   }
@@ -172,14 +173,14 @@ bool FiberPool::Reserve(std::size_t count) {
 }
 
 void FiberPool::Abandon() {
-  free_.clear();
   for (const auto& fiber : fibers_) {
+    if (fiber->idle) continue;
 #if CUDA_EMULATION_ASAN
     // The functions that never returned left their red zones.
     __asan_unpoison_memory_region(fiber->stack, fiber->stack_size);
 #endif
     Initialise(fiber.get());
-    free_.push_back(fiber.get());
+    Give(fiber.get());
   }
 }
 

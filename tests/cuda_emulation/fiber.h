@@ -38,6 +38,7 @@ struct Fiber {
   // Null and 0 for the host's, until it is left under AddressSanitizer.
   const void* stack = nullptr;
   std::size_t stack_size = 0;
+  bool idle = false;           // in its pool
   void* fake_stack = nullptr;  // AddressSanitizer's
 };
 
@@ -59,11 +60,16 @@ class FiberPool {
   Fiber* Take() {
     Fiber* fiber = free_.back();
     free_.pop_back();
+    fiber->idle = false;
     return fiber;
   }
   // The fiber continues from where it left when it is next switched to.
-  void Give(Fiber* fiber) { free_.push_back(fiber); }
-  // Takes all fibers back, wherever they stopped, to start from the beginning.
+  void Give(Fiber* fiber) {
+    fiber->idle = true;
+    free_.push_back(fiber);
+  }
+  // Takes back all that were taken, wherever they stopped; they will start
+  // from the beginning.
   void Abandon();
 
  private:

@@ -149,11 +149,11 @@ cudaError_t Launch(const cudaLaunchConfig_t& config, const Call& call) {
   const std::uint64_t plain = std::max<std::uint64_t>(
       1, std::min({static_cast<std::uint64_t>(schedule.plain_residency),
                    capacity, clusters - 1}));
-  Scheduler& scheduler = CurrentScheduler();
-  const cudaError_t error = scheduler.Run(
-      {grid, block, cluster, config.dynamicSmemBytes,
-       attributes.cooperative ? clusters : plain, call, schedule});
-  return Return(error, scheduler.message());
+  Scheduler& own = HostScheduler();
+  const cudaError_t error =
+      own.Run({grid, block, cluster, config.dynamicSmemBytes,
+               attributes.cooperative ? clusters : plain, call, schedule});
+  return Return(error, own.message());
 }
 
 }  // namespace cuda_emulation

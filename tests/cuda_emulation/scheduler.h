@@ -96,7 +96,9 @@ class Scheduler {
 
 // The running thread of this host thread's launch, or null.
 extern __thread Thread* current;
-Scheduler& CurrentScheduler();
+extern __thread Scheduler* scheduler;
+// This host thread's, for its next launch.
+Scheduler& HostScheduler();
 // After the thread's exit was noted: completes operations of its warp that
 // waited for nothing else.
 void LeaveWarp(Warp* warp);

@@ -17,6 +17,8 @@ namespace cuda_emulation {
 constexpr unsigned kWarpSize = 32;
 constexpr unsigned kMaxThreadsPerBlock = 1024;
 
+inline unsigned Product(const dim3& d) { return d.x * d.y * d.z; }
+
 struct Block;
 struct Cluster;
 

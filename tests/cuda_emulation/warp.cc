@@ -130,10 +130,9 @@ std::uint64_t WarpCollective(WarpOperation operation, unsigned mask,
   const std::uint32_t named = Named(*warp, mask);
   const std::uint32_t waiting = warp->in_operation & named;
   if (waiting != 0) CheckSame(warp->lanes[__builtin_ctz(waiting)], own);
-  Scheduler& scheduler = CurrentScheduler();
-  warp->in_operation |= scheduler.Suspend();
+  warp->in_operation |= scheduler->Suspend();
   if ((warp->in_operation & named) == named) Complete(warp, named);
-  scheduler.Switch();
+  scheduler->Switch();
   return own.result;
 }
 
