@@ -1,0 +1,29 @@
+// CUDA's qualifiers, for a host compiler.
+//
+// Absent on purpose, so that a use fails to compile: __shared__ (a static
+// would be shared by all blocks; use cuda_emulation::DynamicShared),
+// __constant__ and __cluster_dims__.
+
+#ifndef CUDA_EMULATION_QUALIFIERS_H_
+#define CUDA_EMULATION_QUALIFIERS_H_
+
+// libstdc++ writes __attribute__((__noinline__)) in this header, which the
+// macro below would break were it read later.
+#include <memory>
+
+#ifdef __CUDACC__
+#error "the emulation is for host compilers, not for nvcc"
+#endif
+
+#define JAX_BNAR_CUDA_EMULATION 1
+
+#define __global__
+#define __device__
+#define __host__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __align__(n) __attribute__((aligned(n)))
+
+#endif  // CUDA_EMULATION_QUALIFIERS_H_
