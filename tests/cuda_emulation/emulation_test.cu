@@ -160,15 +160,15 @@ __global__ void ClusterSums(const int* x, int* sums) {
   cuda_emulation::ClusterWait();
 }
 
-void TestClusters() {
-  constexpr unsigned kGrid = 24, kBlock = 64, kCluster = 4;
-  std::vector<int> x(kGrid * kBlock), sums(kGrid);
+void TestClusters(unsigned grid, bool cooperative) {
+  constexpr unsigned kBlock = 64, kCluster = 4;
+  std::vector<int> x(grid * kBlock), sums(grid);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<int>(i % 31);
-  const cudaError_t error =
-      Launch({kGrid, kBlock, (1 + kBlock / 32) * sizeof(int), false, kCluster},
-             ClusterSums, x.data(), sums.data());
+  const cudaError_t error = Launch(
+      {grid, kBlock, (1 + kBlock / 32) * sizeof(int), cooperative, kCluster},
+      ClusterSums, x.data(), sums.data());
   BNAR_CHECK(error == cudaSuccess, cuda_emulation::LastMessage());
-  for (unsigned b = 0; b < kGrid; ++b) {
+  for (unsigned b = 0; b < grid; ++b) {
     int expected = 0;
     for (unsigned i = 0; i < kCluster * kBlock; ++i) {
       expected += x[b / kCluster * kCluster * kBlock + i];
@@ -176,6 +176,26 @@ void TestClusters() {
     BNAR_CHECK(sums[b] == expected * 10 + static_cast<int>(b % kCluster),
                std::to_string(b));
   }
+}
+
+// Barriers alone, however many, are not taken for a deadlock.
+__global__ void ManyBarriers(int* rounds) {
+  for (int i = 0; i < 500; ++i) {
+    cuda_emulation::ClusterBarrier();
+    if (threadIdx.x == 0 && cuda_emulation::ClusterRank() == 0) ++*rounds;
+  }
+}
+
+void TestManyBarriers() {
+  const cuda_emulation::Schedule usual = cuda_emulation::GetSchedule();
+  cuda_emulation::Schedule schedule = usual;
+  schedule.fruitless_rounds = 100;
+  cuda_emulation::SetSchedule(schedule);
+  int rounds = 0;
+  const cudaError_t error = Launch({2, 32, 0, false, 2}, ManyBarriers, &rounds);
+  BNAR_CHECK(error == cudaSuccess, cuda_emulation::LastMessage());
+  BNAR_CHECK(rounds == 500, std::to_string(rounds));
+  cuda_emulation::SetSchedule(usual);
 }
 
 struct WarpResults {
@@ -345,7 +365,9 @@ void TestAll() {
     TestBlockSums<unsigned long long>();
     TestGridBarrier();
     TestLastBlock();
-    TestClusters();
+    TestClusters(24, false);
+    TestClusters(12, true);
+    TestManyBarriers();
     TestWarpOperations();
     TestIndices();
     TestLock();
