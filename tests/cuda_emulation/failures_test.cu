@@ -15,7 +15,6 @@ namespace jax_bnar {
 namespace testing {
 namespace {
 
-constexpr unsigned kAll = 0xffffffffu;
 constexpr unsigned kSeeds = 8;
 
 void ExpectError(cudaError_t error, cudaError_t expected, const char* part) {
@@ -102,7 +101,7 @@ void TestMissingWarpBarrier() {
 }
 
 __global__ void DivergentExit() {
-  if (threadIdx.x >= 40) return;
+  if (threadIdx.x >= 32) return;
   __syncthreads();
 }
 
@@ -168,7 +167,7 @@ __global__ void OutsideOfMask(float* result) {
 
 void TestDivergence() {
   unsigned flag = 0;
-  ExpectFailure(Launch({3, 64}, DivergentExit), "divergent __syncthreads");
+  ExpectFailure(Launch({1, 64}, DivergentExit), "divergent __syncthreads");
   ExpectFailure(Launch({3, 64}, DivergentKinds), "divergent __syncthreads");
   ExpectFailure(Launch({1, 64}, Crossed, &flag), "poll for what does not");
   ExpectFailure(Launch({2, 64}, BlockPolls, &flag), "poll for what does not");
