@@ -15,29 +15,7 @@ namespace jax_bnar {
 namespace testing {
 namespace {
 
-constexpr unsigned kAll = 0xffffffffu;
 constexpr unsigned kSeeds = 5;
-
-template <typename T>
-__device__ T WarpSum(T value) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    value += __shfl_xor_sync(kAll, value, step);
-  }
-  return value;
-}
-
-// Of all threads, to all threads. `partial`: one number for each warp.
-template <typename T>
-__device__ T BlockSum(T value, T* partial) {
-  value = WarpSum(value);
-  __syncthreads();  // the last sum has been read
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
-  __syncthreads();
-  T sum = 0;
-  for (unsigned i = 0; i < blockDim.x / 32; ++i) sum += partial[i];
-  return sum;
-}
 
 template <typename T>
 __global__ void BlockSums(const T* x, T* sums, int repeats) {
@@ -141,41 +119,21 @@ void TestLastBlock() {
   BNAR_CHECK(finished == 0, "atomicInc wraps around");
 }
 
-__global__ void ClusterSums(const int* x, int* sums) {
-  auto* shared = reinterpret_cast<int*>(cuda_emulation::DynamicShared());
-  const int sum =
-      BlockSum(x[blockIdx.x * blockDim.x + threadIdx.x], shared + 1);
-  if (threadIdx.x == 0) shared[0] = sum;
-  cuda_emulation::ClusterBarrier();
-  if (threadIdx.x == 0) {
-    int total = 0;
-    for (unsigned i = 0; i < cuda_emulation::ClusterSize(); ++i) {
-      total += *cuda_emulation::MapShared(shared, i);
+// The second block polls with nothing but barriers; the first must go on.
+__global__ void PollWithBarriers(volatile unsigned* flag) {
+  if (blockIdx.x == 0) {
+    for (int i = 0; i < 10; ++i) __syncthreads();
+    if (threadIdx.x == 0) *flag = 1;
+  } else {
+    while (__syncthreads_or(threadIdx.x == 0 && *flag != 0) == 0) {
     }
-    sums[blockIdx.x] =
-        total * 10 + static_cast<int>(cuda_emulation::ClusterRank());
   }
-  // Nobody's shared memory goes away before all have read it.
-  cuda_emulation::ClusterArrive();
-  cuda_emulation::ClusterWait();
 }
 
-void TestClusters() {
-  constexpr unsigned kGrid = 24, kBlock = 64, kCluster = 4;
-  std::vector<int> x(kGrid * kBlock), sums(kGrid);
-  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<int>(i % 31);
-  const cudaError_t error =
-      Launch({kGrid, kBlock, (1 + kBlock / 32) * sizeof(int), false, kCluster},
-             ClusterSums, x.data(), sums.data());
+void TestPolling() {
+  unsigned flag = 0;
+  const cudaError_t error = Launch({2, 64, 0, true}, PollWithBarriers, &flag);
   BNAR_CHECK(error == cudaSuccess, cuda_emulation::LastMessage());
-  for (unsigned b = 0; b < kGrid; ++b) {
-    int expected = 0;
-    for (unsigned i = 0; i < kCluster * kBlock; ++i) {
-      expected += x[b / kCluster * kCluster * kBlock + i];
-    }
-    BNAR_CHECK(sums[b] == expected * 10 + static_cast<int>(b % kCluster),
-               std::to_string(b));
-  }
 }
 
 struct WarpResults {
@@ -345,7 +303,7 @@ void TestAll() {
     TestBlockSums<unsigned long long>();
     TestGridBarrier();
     TestLastBlock();
-    TestClusters();
+    TestPolling();
     TestWarpOperations();
     TestIndices();
     TestLock();

@@ -89,6 +89,9 @@ namespace {
 // AddressSanitizer puts red zones around each variable.
 constexpr std::size_t kStackSize = (CUDA_EMULATION_ASAN ? 192 : 64) * 1024;
 constexpr std::size_t kStacksPerMapping = 64;
+// Each protected page splits a mapping in two, and Linux lets a process have
+// 65530: further stacks, of devices with many SMs, do without.
+constexpr std::size_t kGuardedStacks = 4096;
 
 std::size_t PageSize() { return static_cast<std::size_t>(getpagesize()); }
 
@@ -158,9 +161,10 @@ bool FiberPool::Reserve(std::size_t count) {
     mappings_.push_back(mapping);
     char* stack = static_cast<char*>(mapping);
     for (std::size_t i = 0; i < kStacksPerMapping; ++i, stack += stride) {
-      // Fails where a process may not have so many regions of memory; then an
-      // overflow is not noticed.
-      (void)mprotect(stack, PageSize(), PROT_NONE);
+      if (fibers_.size() < kGuardedStacks) {
+        // Where it fails an overflow is not noticed.
+        (void)mprotect(stack, PageSize(), PROT_NONE);
+      }
       auto fiber = std::make_unique<Fiber>();
       fiber->stack = stack + PageSize();
       fiber->stack_size = kStackSize;

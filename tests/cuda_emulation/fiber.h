@@ -47,7 +47,7 @@ struct Fiber {
 void SwitchFiber(Fiber* from, Fiber* to);
 
 // Fibers that run the same function, which must not return. Their stacks live
-// as long as the pool; below each is a page that must not be touched.
+// as long as the pool; below most is a page that must not be touched.
 class FiberPool {
  public:
   explicit FiberPool(void (*function)()) : function_(function) {}

@@ -92,15 +92,15 @@ void Scheduler::StartBlock(Block* block, const dim3& index) {
   block->shared.Start(grid_.shared_size);
 }
 
-// Two blocks share a permutation, the second has it reversed, and so has each
-// block in every other phase. Thus of any two threads each comes first in some
-// block and phase, whatever the seed: what a missing barrier would order goes
-// wrong, and what reads too early as well as what writes too early.
+// Two blocks share a permutation, the second has it reversed; so has each block
+// in every other phase, and in all phases with the next seed. Thus of any two
+// threads each comes first in some block, phase or run: what a missing barrier
+// would order goes wrong, whether it reads too early or writes too early.
 void Scheduler::NewOrder(Block* block) {
-  const bool reversed = ((block->linear_index ^ block->phase) & 1) != 0;
-  std::uint64_t seed =
-      Mix(grid_.schedule.seed ^
-          Mix((block->linear_index >> 1) ^ (block->phase >> 1) << 40));
+  const bool reversed =
+      (((block->linear_index ^ block->phase) & 1) != 0) != second_;
+  const std::uint64_t seed =
+      Mix(pair_ ^ Mix((block->linear_index >> 1) ^ (block->phase >> 1) << 40));
   for (unsigned i = 0; i < block->warps_count; ++i) {
     block->order[i] = static_cast<unsigned char>(i);
   }

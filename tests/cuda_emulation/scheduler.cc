@@ -1,10 +1,15 @@
 #include "scheduler.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
 
 #include "random.h"
+
+#if CUDA_EMULATION_ASAN
+#include <sanitizer/common_interface_defs.h>
+#endif
 
 __thread uint3 threadIdx;
 __thread uint3 blockIdx;
@@ -23,6 +28,17 @@ constexpr std::uint64_t kMaxRounds = 20'000'000;
 
 int Count(std::uint32_t lanes) { return __builtin_popcount(lanes); }
 
+#if CUDA_EMULATION_ASAN
+// A sanitizer's report says what was wrong, and not for which thread.
+void PrintWhere() {
+  if (current == nullptr) return;
+  std::fprintf(stderr,
+               "in the emulated thread (%u, %u, %u) of block (%u, %u, %u)\n",
+               threadIdx.x, threadIdx.y, threadIdx.z, blockIdx.x, blockIdx.y,
+               blockIdx.z);
+}
+#endif
+
 }  // namespace
 
 Scheduler& HostScheduler() {
@@ -30,7 +46,11 @@ Scheduler& HostScheduler() {
   return own;
 }
 
-Scheduler::Scheduler() : pool_(&FiberMain) {}
+Scheduler::Scheduler() : pool_(&FiberMain) {
+#if CUDA_EMULATION_ASAN
+  __sanitizer_set_death_callback(&PrintWhere);
+#endif
+}
 
 std::uint64_t Scheduler::Random() { return random_ = Mix(random_); }
 
@@ -38,7 +58,9 @@ cudaError_t Scheduler::Run(const Grid& grid) {
   grid_ = grid;
   failed_ = false;
   message_[0] = '\0';
-  random_ = Mix(grid.schedule.seed ^ Mix(Product(grid.block)));
+  pair_ = Mix(grid.schedule.seed >> 1);
+  second_ = (grid.schedule.seed & 1) != 0;
+  random_ = Mix(pair_);
   host_ = Fiber();
 
   const dim3& g = grid.grid;
@@ -47,7 +69,8 @@ cudaError_t Scheduler::Run(const Grid& grid) {
       std::uint64_t{g.x / c.x} * (g.y / c.y) * (g.z / c.z);
   queue_.resize(clusters);
   std::iota(queue_.begin(), queue_.end(), 0u);
-  Shuffle(queue_.data(), queue_.size(), Random());
+  Shuffle(queue_.data(), queue_.size(), pair_);
+  if (second_) std::reverse(queue_.begin(), queue_.end());
   next_in_queue_ = 0;
 
   const std::size_t resident = grid.resident_clusters;
@@ -123,7 +146,8 @@ Thread* Scheduler::Next() {
 
 void Scheduler::NextBlock() {
   if (turn_ >= turns_.size()) NextRound();
-  block_ = turns_[turn_++];
+  block_ = turns_[second_ ? turns_.size() - 1 - turn_ : turn_];
+  ++turn_;
   cursor_ = 0;
   // A block that only polls between barriers must not keep the others waiting.
   barriers_left_ = 1 + Random() % 4;
@@ -137,7 +161,7 @@ void Scheduler::NextRound() {
   if (++rounds_ > kMaxRounds) FailWithWaiters("the launch does not end");
   any_ran_ = false;
   turn_ = 0;
-  Shuffle(turns_.data(), turns_.size(), Random());
+  Shuffle(turns_.data(), turns_.size(), Mix(pair_ + rounds_));
 }
 
 void Scheduler::FailWithWaiters(const char* what) {

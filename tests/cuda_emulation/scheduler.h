@@ -77,6 +77,9 @@ class Scheduler {
   std::vector<std::uint32_t> queue_;
   std::size_t next_in_queue_ = 0;
   std::uint64_t live_clusters_ = 0;
+  // Of two seeds that make a pair, the second has its orders reversed.
+  std::uint64_t pair_ = 0;
+  bool second_ = false;
   std::uint64_t random_ = 0;
 
   // Rounds of turns: each resident block has one in each round.

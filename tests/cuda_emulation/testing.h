@@ -13,6 +13,29 @@
 namespace jax_bnar {
 namespace testing {
 
+constexpr unsigned kAll = 0xffffffffu;
+
+template <typename T>
+__device__ T WarpSum(T value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    value += __shfl_xor_sync(kAll, value, step);
+  }
+  return value;
+}
+
+// Of all threads, to all threads. `partial`: one number for each warp.
+template <typename T>
+__device__ T BlockSum(T value, T* partial) {
+  value = WarpSum(value);
+  __syncthreads();  // the last sum has been read
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  __syncthreads();
+  T sum = 0;
+  for (unsigned i = 0; i < blockDim.x / 32; ++i) sum += partial[i];
+  return sum;
+}
+
 struct LaunchOptions {
   dim3 grid = 1;
   dim3 block = 1;

@@ -2,7 +2,9 @@
 // each thread of the grid as a fiber of the calling host thread and returns
 // when all have ended. What a GPU leaves undefined is varied on purpose (the
 // order of warps, lanes and blocks, from a seed) or reported (barriers that
-// not all threads reach, deadlocks).
+// not all threads reach, deadlocks). Threads change at barriers, operations of
+// warps, atomics and what yields below; a loop that polls with plain loads
+// never ends.
 //
 // This header has what CUDA sources can only say in PTX, and what tests need
 // to configure the device and to ask why a launch failed.
@@ -45,6 +47,8 @@ struct Device {
 struct Schedule {
   // Everything that is varied follows from the seed and the launch's shape.
   // The default is the environment variable JAX_BNAR_EMULATION_SEED, or 1.
+  // Seeds 2n and 2n + 1 let blocks, warps and lanes run in opposite orders:
+  // with one of them a missing barrier shows even in a launch of one block.
   std::uint64_t seed = 1;
   // At most so many blocks (or clusters) of a launch that is not cooperative
   // run at a time, and always fewer than there are: a kernel must not count on
