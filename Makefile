@@ -14,11 +14,11 @@ BENCHMARK_ARGS ?= --output benchmarks/results/latest.json
 
 BIN := .venv/bin
 # What the native module is built from. The install is editable, so Python sources need no reinstall.
-BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cpu/* cuda/* native/*)
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/* cpu/* cuda/* native/*)
 EXTRAS_test := demo,test
 # pyright wants to see whatever is imported anywhere.
 EXTRAS_lint := demo,test,bench,lint
-NATIVE_SOURCES = $(shell find cpu cuda native tests -name '*.cc' -o -name '*.h')
+NATIVE_SOURCES = $(shell find cpu cuda native tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test venv lint benchmark clean
 

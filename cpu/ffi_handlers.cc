@@ -34,7 +34,8 @@ class CpuBackend {
 
   explicit CpuBackend(ffi::ThreadPool& pool) : pool_(pool) {}
 
-  void ReadHiddenResults(FfiCall&) {}
+  // The passes allocate the little that they need.
+  void ReadWorkspace(FfiCall&) {}
 
   template <typename... Args>
   ffi::Error Forward(const Args&... args) {

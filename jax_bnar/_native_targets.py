@@ -1,13 +1,18 @@
 """Registers the FFI targets of the native module, once, at import."""
 
-from typing import Final
+from typing import Any, Final
 
 import jax
+import numpy as np
 
 VERSION: Final = "v1"
 
 # XLA's platform name (as in register_ffi_target) -> MLIR's (as in register_lowering).
 _MLIR_PLATFORM: Final = {"cpu": "cpu", "CUDA": "cuda"}
+_XLA_PLATFORM: Final = {mlir: xla for xla, mlir in _MLIR_PLATFORM.items()}
+
+# Operations that add over a whole channel; the others have no workspace.
+_SUMMING: Final = frozenset({"forward", "backward", "statistics", "backward_reduce"})
 
 load_error: ImportError | None = None
 try:
@@ -40,6 +45,31 @@ def cpu_isa() -> str | None:
     return _native.cpu_isa() if _native else None
 
 
+# Columns of partial sums that the CUDA kernels use at most, where a size is not known; see
+# kPartialColumns in cuda/plan.cc.
+_PARTIAL_COLUMNS: Final = 2**18
+
+
+def workspace_bytes(
+    operation: str, platform: str, groups: Any, rows: Any, channels: Any, inner: Any
+) -> Any:
+    """Bytes of the hidden result that an operation's kernel works in; 0 if there is none.
+
+    Of the canonical shape; a size may be symbolic (jax.export), and the answer is then a bound.
+    """
+    if operation not in _SUMMING or _native is None:
+        return 0
+    xla_platform = _XLA_PLATFORM[platform]
+    sizes = (groups, rows, channels, inner)
+    if all(isinstance(size, (int, np.integer)) for size in sizes):
+        return _native.workspace_bytes(xla_platform, *map(int, sizes))
+    if _native.workspace_bytes(xla_platform, 1, 1, 1, 1) == 0:
+        return 0
+    # Two sums of 8 bytes: of each slab and team, of each slab, of a cluster's blocks; counters.
+    columns = groups * (channels + 64)
+    return 16 * (_PARTIAL_COLUMNS + 10 * columns) + 1024
+
+
 def why_no_kernel(operation: str) -> str:
     """One sentence for the error of implementation='ffi' on a platform without a kernel."""
     if load_error is not None:
@@ -47,5 +77,8 @@ def why_no_kernel(operation: str) -> str:
             f"the native module of jax_bnar did not load ({load_error}); install the package with"
             " `pip install .`"
         )
+    assert _native is not None
     platforms = sorted(platform for name, platform in registered if name == operation)
-    return f"this build has kernels for {', '.join(platforms) or 'no platform'} only"
+    why_no_cuda = _native.why_no_cuda()
+    because = f" (none for cuda: {why_no_cuda})" if why_no_cuda else ""
+    return f"this build has kernels for {', '.join(platforms) or 'no platform'} only{because}"

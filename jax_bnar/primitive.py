@@ -48,7 +48,8 @@ class Operation:
         _compat.register_lowering(primitive, self._lower_reference)
         for name, platform in _native_targets.registered:
             if name == self.name:
-                _compat.register_lowering(primitive, self._lower_kernel, platform=platform)
+                lower = functools.partial(self._lower_kernel, platform)
+                _compat.register_lowering(primitive, lower, platform=platform)
         _compat.primitive_batchers[primitive] = self._batch
         _compat.primitive_jvps[primitive] = self._jvp
         return primitive
@@ -95,12 +96,13 @@ class Operation:
         rule = _compat.lower_fun(self._reference, multiple_results=True)
         return rule(ctx, *operands, **params)
 
-    def _lower_kernel(self, ctx: Any, *operands: Any, **params: Any) -> Any:
-        call = functools.partial(self._call_kernel, ctx.avals_out)
+    def _lower_kernel(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+        call = functools.partial(self._call_kernel, platform, ctx.avals_out)
         return _compat.lower_fun(call, multiple_results=True)(ctx, *operands, **params)
 
     def _call_kernel(
         self,
+        platform: str,
         results: Sequence[Any],
         *operands: jax.Array,
         present: tuple[bool, ...],
@@ -114,13 +116,17 @@ class Operation:
         """
         del require_kernel
         named = self._named(operands, present)
-        groups, _, _, inner = named["x"].shape
+        groups, rows, channels, inner = named["x"].shape
+        workspace = _native_targets.workspace_bytes(
+            self.name, platform, groups, rows, channels, inner
+        )
         squeezed = functools.partial(_squeezed, groups=groups, inner=inner)
         has = {f"has_{n}": named[n] is not None for n in self.operands if n in _OPTIONAL}
-        call = jax.ffi.ffi_call(
-            _native_targets.target_name(self.name),
-            [jax.ShapeDtypeStruct(squeezed(aval.shape), aval.dtype) for aval in results],
-        )
+        declared = [jax.ShapeDtypeStruct(squeezed(aval.shape), aval.dtype) for aval in results]
+        if not _is_zero(workspace):
+            # A result rather than an allocation of the kernel, which no CUDA graph could capture.
+            declared.append(jax.ShapeDtypeStruct((workspace,), jnp.uint8))
+        call = jax.ffi.ffi_call(_native_targets.target_name(self.name), declared)
         outputs = call(
             *(operand.reshape(squeezed(operand.shape)) for operand in operands),
             has_groups=not _is_one(groups),
@@ -128,6 +134,7 @@ class Operation:
             **has,
             **{name: _attribute(value) for name, value in statics.items()},
         )
+        outputs = outputs[: len(results)]
         return [o.reshape(aval.shape) for o, aval in zip(outputs, results, strict=True)]
 
     def _batch(
@@ -165,6 +172,10 @@ class Operation:
 
 def _is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1  # a symbolic size (jax.export) is not
+
+
+def _is_zero(size: Any) -> bool:
+    return isinstance(size, int) and size == 0
 
 
 def _squeezed(shape: tuple[Any, ...], *, groups: Any, inner: Any) -> tuple[Any, ...]:

@@ -113,6 +113,18 @@ void* FfiCall::VectorResult(const char* name) {
                {problem_.shape.groups, problem_.shape.channels});
 }
 
+void* FfiCall::Workspace(int64_t bytes) {
+  const View view = NextResult("workspace");
+  if (failed()) return nullptr;
+  if (view.dtype != ffi::U8 || view.dimensions.size() != 1 ||
+      view.dimensions[0] < bytes) {
+    Fail("workspace must be " + Describe(ffi::U8, {bytes}) + " or more, got " +
+         Describe(view.dtype, view.dimensions));
+    return nullptr;
+  }
+  return view.data;
+}
+
 Gate FfiCall::ParseGate(std::string_view gate) {
   if (gate == "y") return Gate::kY;
   if (gate == "mask") return Gate::kMask;

@@ -37,6 +37,9 @@ class FfiCall {
   // One value for each group and channel.
   void* VectorResult(const char* name);
 
+  // Memory that the caller never looks at: `bytes` or more of uint8.
+  void* Workspace(int64_t bytes);
+
   // "none", "x", "y" or "mask", and the operand that it asks for.
   Gate ParseGate(std::string_view gate);
   const void* Evidence(Gate gate);

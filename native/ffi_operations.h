@@ -3,8 +3,9 @@
 //
 // A backend is constructed from what XLA's execution context holds for its
 // platform (Backend::Native) and has
-//   void ReadHiddenResults(FfiCall&, ...)  results that the caller never sees
-//   ffi::Error Forward(...), ...           the operations of native/problem.h
+//   void ReadWorkspace(FfiCall&)   a result that the caller never sees, of the
+//                                  operations that sum
+//   ffi::Error Forward(...), ...   the operations of native/problem.h
 
 #ifndef JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
 #define JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
@@ -40,7 +41,7 @@ class FfiOperations {
     void* mean = call.VectorResult("mean");
     void* var = call.VectorResult("var");
     buffers.mask = call.MaskResultIf(save_mask, "mask");
-    return Run(native, call, [&](Backend& backend) {
+    return Run(native, call, Workspace::kSums, [&](Backend& backend) {
       return backend.Forward(call.problem(), buffers, affine, mean, var);
     });
   }
@@ -61,7 +62,7 @@ class FfiOperations {
     buffers.relu = call.ParseRelu(activation);
     buffers.y = call.ArrayResult("y");
     buffers.mask = call.MaskResultIf(save_mask, "mask");
-    return Run(native, call, [&](Backend& backend) {
+    return Run(native, call, Workspace::kNone, [&](Backend& backend) {
       return backend.Normalise(call.problem(), buffers, affine, mean, var);
     });
   }
@@ -72,7 +73,7 @@ class FfiOperations {
     const void* x = call.Array("x");
     void* mean = call.VectorResult("mean");
     void* var = call.VectorResult("var");
-    return Run(native, call, [&](Backend& backend) {
+    return Run(native, call, Workspace::kSums, [&](Backend& backend) {
       return backend.Statistics(call.problem(), x, mean, var);
     });
   }
@@ -95,7 +96,7 @@ class FfiOperations {
     void* dscale = call.VectorResult("dscale");
     void* dbias = call.VectorResult("dbias");
     void* dz = call.ArrayResultIf(has_residual, "dz");
-    return Run(native, call, [&](Backend& backend) {
+    return Run(native, call, Workspace::kSums, [&](Backend& backend) {
       return backend.Backward(call.problem(), buffers, operands, dx, dscale,
                               dbias, dz);
     });
@@ -114,7 +115,7 @@ class FfiOperations {
     void* sum_e = call.VectorResult("sum_e");
     void* sum_e_centred = call.VectorResult("sum_e_centred");
     void* dz = call.ArrayResultIf(has_residual, "dz");
-    return Run(native, call, [&](Backend& backend) {
+    return Run(native, call, Workspace::kSums, [&](Backend& backend) {
       return backend.BackwardReduce(call.problem(), buffers, operands, sum_e,
                                     sum_e_centred, dz);
     });
@@ -132,7 +133,7 @@ class FfiOperations {
     operands.k = call.Vector("k");
     operands.bias = call.VectorIf(has_bias, "bias");
     void* dx = call.ArrayResult("dx");
-    return Run(native, call, [&](Backend& backend) {
+    return Run(native, call, Workspace::kNone, [&](Backend& backend) {
       return backend.BackwardApply(call.problem(), buffers, operands, dx);
     });
   }
@@ -180,6 +181,8 @@ class FfiOperations {
   }
 
  private:
+  enum class Workspace { kNone, kSums };
+
   template <typename Binding>
   static auto BindShape(Binding&& binding) {
     return std::move(binding)
@@ -208,9 +211,10 @@ class FfiOperations {
   }
 
   template <typename F>
-  static xla::ffi::Error Run(Native native, FfiCall& call, F f) {
+  static xla::ffi::Error Run(Native native, FfiCall& call, Workspace workspace,
+                             F f) {
     Backend backend(native);
-    backend.ReadHiddenResults(call);
+    if (workspace == Workspace::kSums) backend.ReadWorkspace(call);
     xla::ffi::Error error = call.Finish();
     if (error.failure()) return error;
     return f(backend);
@@ -218,26 +222,27 @@ class FfiOperations {
 };
 
 // Defines the handlers Forward<suffix> ... BackwardApply<suffix>; `context`
-// binds what Backend::Native is decoded from.
-#define BNAR_DEFINE_HANDLERS(suffix, Backend, context)                \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                      \
-      Forward##suffix, FfiOperations<Backend>::Forward,               \
-      FfiOperations<Backend>::BindNormalise(context));                \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                      \
-      Normalise##suffix, FfiOperations<Backend>::Normalise,           \
-      FfiOperations<Backend>::BindNormalise(context));                \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                      \
-      Statistics##suffix, FfiOperations<Backend>::Statistics,         \
-      FfiOperations<Backend>::BindStatistics(context));               \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                      \
-      Backward##suffix, FfiOperations<Backend>::Backward,             \
-      FfiOperations<Backend>::BindBackward(context));                 \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                      \
-      BackwardReduce##suffix, FfiOperations<Backend>::BackwardReduce, \
-      FfiOperations<Backend>::BindBackwardReduce(context));           \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                      \
-      BackwardApply##suffix, FfiOperations<Backend>::BackwardApply,   \
-      FfiOperations<Backend>::BindBackwardApply(context))
+// binds what Backend::Native is decoded from. Traits of the handlers may
+// follow.
+#define BNAR_DEFINE_HANDLERS(suffix, Backend, context, ...)                \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                           \
+      Forward##suffix, FfiOperations<Backend>::Forward,                    \
+      FfiOperations<Backend>::BindNormalise(context), ##__VA_ARGS__);      \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                           \
+      Normalise##suffix, FfiOperations<Backend>::Normalise,                \
+      FfiOperations<Backend>::BindNormalise(context), ##__VA_ARGS__);      \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                           \
+      Statistics##suffix, FfiOperations<Backend>::Statistics,              \
+      FfiOperations<Backend>::BindStatistics(context), ##__VA_ARGS__);     \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                           \
+      Backward##suffix, FfiOperations<Backend>::Backward,                  \
+      FfiOperations<Backend>::BindBackward(context), ##__VA_ARGS__);       \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                           \
+      BackwardReduce##suffix, FfiOperations<Backend>::BackwardReduce,      \
+      FfiOperations<Backend>::BindBackwardReduce(context), ##__VA_ARGS__); \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                           \
+      BackwardApply##suffix, FfiOperations<Backend>::BackwardApply,        \
+      FfiOperations<Backend>::BindBackwardApply(context), ##__VA_ARGS__)
 
 }  // namespace jax_bnar
 

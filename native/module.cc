@@ -1,11 +1,19 @@
 // The Python module: one dict of capsules for each platform.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
+#include <cstdint>
+#include <string>
 #include <type_traits>
 
 #include "cpu/dispatch.h"
 #include "cpu/ffi_handlers.h"
+
+#ifdef JAX_BNAR_HAS_CUDA
+#include "cuda/ffi_handlers.h"
+#include "cuda/plan.h"
+#endif
 
 namespace nb = nanobind;
 
@@ -18,6 +26,17 @@ nb::capsule Encapsulate(T* handler) {
   return nb::capsule(reinterpret_cast<void*>(handler));
 }
 
+#ifdef JAX_BNAR_HAS_CUDA
+// The stages of one custom call.
+template <typename T>
+nb::dict Stages(T* execute) {
+  nb::dict stages;
+  stages["initialize"] = Encapsulate(jax_bnar::InitializeCuda);
+  stages["execute"] = Encapsulate(execute);
+  return stages;
+}
+#endif
+
 nb::dict Registrations() {
   nb::dict cpu;
   cpu["forward"] = Encapsulate(jax_bnar::ForwardCpu);
@@ -28,7 +47,39 @@ nb::dict Registrations() {
   cpu["backward_apply"] = Encapsulate(jax_bnar::BackwardApplyCpu);
   nb::dict platforms;
   platforms["cpu"] = cpu;
+#ifdef JAX_BNAR_HAS_CUDA
+  nb::dict cuda;
+  cuda["forward"] = Stages(jax_bnar::ForwardCuda);
+  cuda["backward"] = Stages(jax_bnar::BackwardCuda);
+  cuda["statistics"] = Stages(jax_bnar::StatisticsCuda);
+  cuda["normalise"] = Stages(jax_bnar::NormaliseCuda);
+  cuda["backward_reduce"] = Stages(jax_bnar::BackwardReduceCuda);
+  cuda["backward_apply"] = Stages(jax_bnar::BackwardApplyCuda);
+  platforms["CUDA"] = cuda;
+#endif
   return platforms;
+}
+
+// Bytes of the hidden result of an operation that sums.
+int64_t WorkspaceBytes(const std::string& platform, int64_t groups,
+                       int64_t rows, int64_t channels, int64_t inner) {
+#ifdef JAX_BNAR_HAS_CUDA
+  if (platform == "CUDA") {
+    return jax_bnar::gpu::WorkspaceBytes({groups, rows, channels, inner});
+  }
+#endif
+  static_cast<void>(platform);
+  static_cast<void>(groups + rows + channels + inner);
+  return 0;
+}
+
+// Why there are no CUDA kernels, or an empty string.
+const char* WhyNoCuda() {
+#ifdef JAX_BNAR_HAS_CUDA
+  return "";
+#else
+  return JAX_BNAR_WHY_NO_CUDA;
+#endif
 }
 
 }  // namespace
@@ -39,4 +90,10 @@ NB_MODULE(_native, m) {
         "Capsules of the handlers, by platform and operation.");
   m.def("cpu_isa", &jax_bnar::IsaName,
         "The instruction set that the CPU kernels run with on this machine.");
+  m.def("workspace_bytes", &WorkspaceBytes, nb::arg("platform"),
+        nb::arg("groups"), nb::arg("rows"), nb::arg("channels"),
+        nb::arg("inner"),
+        "Bytes that an operation which sums needs as one more result, or 0.");
+  m.def("why_no_cuda", &WhyNoCuda,
+        "Why this build has no CUDA kernels; an empty string where it has.");
 }

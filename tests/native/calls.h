@@ -8,8 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "cpu/operations.h"
+#include "native/problem.h"
 #include "tests/native/inputs.h"
+#include "tests/native/platform.h"
 
 namespace jax_bnar {
 namespace testing {
@@ -65,31 +66,32 @@ inline NormaliseBuffers NewNormaliseBuffers(const Inputs& in,
           options.relu};
 }
 
-inline Results CallStatistics(ThreadPool& pool, const Inputs& in) {
+inline Results CallStatistics(Platform& platform, const Inputs& in) {
   Results r;
   r.mean = NewVector(in.c);
   r.var = NewVector(in.c);
-  Statistics(pool, {in.c.shape, in.c.dtype}, in.x.data(), r.mean->data(),
-             r.var->data());
+  platform.Statistics({in.c.shape, in.c.dtype}, in.x.data(), r.mean->data(),
+                      r.var->data());
   return r;
 }
 
-inline Results CallNormalise(ThreadPool& pool, const Inputs& in,
+inline Results CallNormalise(Platform& platform, const Inputs& in,
                              const NormaliseOptions& options) {
   Results r;
-  NormaliseWith(
-      pool, {in.c.shape, in.c.dtype}, NewNormaliseBuffers(in, options, &r),
+  platform.Normalise(
+      {in.c.shape, in.c.dtype}, NewNormaliseBuffers(in, options, &r),
       Affine(in, options.affine), in.Operand(in.mean), in.Operand(in.var));
   return r;
 }
 
-inline Results CallForward(ThreadPool& pool, const Inputs& in,
+inline Results CallForward(Platform& platform, const Inputs& in,
                            const NormaliseOptions& options) {
   Results r;
   r.mean = NewVector(in.c);
   r.var = NewVector(in.c);
-  Forward(pool, {in.c.shape, in.c.dtype}, NewNormaliseBuffers(in, options, &r),
-          Affine(in, options.affine), r.mean->data(), r.var->data());
+  platform.Forward({in.c.shape, in.c.dtype},
+                   NewNormaliseBuffers(in, options, &r),
+                   Affine(in, options.affine), r.mean->data(), r.var->data());
   return r;
 }
 
@@ -101,7 +103,7 @@ inline GradientBuffers Gradient(const Inputs& in, Gate gate) {
 }
 
 // first = sum_e, second = sum_e_centred.
-inline Results CallReduce(ThreadPool& pool, const Inputs& in, Gate gate,
+inline Results CallReduce(Platform& platform, const Inputs& in, Gate gate,
                           bool residual) {
   Results r;
   r.first = NewVector(in.c);
@@ -109,27 +111,28 @@ inline Results CallReduce(ThreadPool& pool, const Inputs& in, Gate gate,
   if (residual) r.dz = NewArray(in.c);
   // Without kX these are absent: nothing may depend on them.
   const bool from_x = gate == Gate::kX;
-  BackwardReduce(
-      pool, {in.c.shape, in.c.dtype}, Gradient(in, gate),
+  platform.BackwardReduce(
+      {in.c.shape, in.c.dtype}, Gradient(in, gate),
       {in.Operand(in.mean), from_x ? in.Operand(in.a) : VectorOperand{},
        from_x ? in.Operand(in.bias) : VectorOperand{}},
       r.first->data(), r.second->data(), residual ? r.dz->data() : nullptr);
   return r;
 }
 
-inline Results CallApply(ThreadPool& pool, const Inputs& in, Gate gate) {
+inline Results CallApply(Platform& platform, const Inputs& in, Gate gate) {
   Results r;
   r.dx = NewArray(in.c);
-  BackwardApply(pool, {in.c.shape, in.c.dtype}, Gradient(in, gate),
-                {in.Operand(in.mean), in.Operand(in.a), in.Operand(in.b),
-                 in.Operand(in.k),
-                 gate == Gate::kX ? in.Operand(in.bias) : VectorOperand{}},
-                r.dx->data());
+  platform.BackwardApply(
+      {in.c.shape, in.c.dtype}, Gradient(in, gate),
+      {in.Operand(in.mean), in.Operand(in.a), in.Operand(in.b),
+       in.Operand(in.k),
+       gate == Gate::kX ? in.Operand(in.bias) : VectorOperand{}},
+      r.dx->data());
   return r;
 }
 
 // first = dbias, second = dscale.
-inline Results CallBackward(ThreadPool& pool, const Inputs& in, Gate gate,
+inline Results CallBackward(Platform& platform, const Inputs& in, Gate gate,
                             bool residual, bool statistics_cotangents) {
   Results r;
   r.first = NewVector(in.c);
@@ -139,12 +142,13 @@ inline Results CallBackward(ThreadPool& pool, const Inputs& in, Gate gate,
   const auto cotangent = [&](const Array& vector) {
     return statistics_cotangents ? in.Operand(vector) : VectorOperand{};
   };
-  Backward(pool, {in.c.shape, in.c.dtype}, Gradient(in, gate),
-           {in.Operand(in.mean), in.Operand(in.var), in.Operand(in.scale),
-            gate == Gate::kX ? in.Operand(in.bias) : VectorOperand{},
-            cotangent(in.dmean), cotangent(in.dvar), Inputs::kEpsilon},
-           r.dx->data(), r.second->data(), r.first->data(),
-           residual ? r.dz->data() : nullptr);
+  platform.Backward(
+      {in.c.shape, in.c.dtype}, Gradient(in, gate),
+      {in.Operand(in.mean), in.Operand(in.var), in.Operand(in.scale),
+       gate == Gate::kX ? in.Operand(in.bias) : VectorOperand{},
+       cotangent(in.dmean), cotangent(in.dvar), Inputs::kEpsilon},
+      r.dx->data(), r.second->data(), r.first->data(),
+      residual ? r.dz->data() : nullptr);
   return r;
 }
 

@@ -12,7 +12,8 @@ namespace jax_bnar {
 namespace testing {
 
 // dy where the gate is open, else 0.
-std::vector<double> GatedGradient(const Inputs& in, Gate gate);
+std::vector<double> GatedGradient(Platform& platform, const Inputs& in,
+                                  Gate gate);
 
 void CheckStatistics(const Inputs& in, const Results& results);
 

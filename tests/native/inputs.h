@@ -9,7 +9,7 @@
 #include <limits>
 #include <string>
 
-#include "cpu/operations.h"
+#include "native/problem.h"
 #include "tests/native/array.h"
 #include "tests/native/formats.h"
 

@@ -11,79 +11,23 @@
 #include "tests/native/check.h"
 #include "tests/native/expectations.h"
 #include "tests/native/inputs.h"
+#include "tests/native/operation_checks.h"
 #include "tests/native/pools.h"
 
 namespace jax_bnar {
 namespace testing {
 namespace {
 
-constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32,
-                             DType::kFloat64};
-constexpr Gate kGates[] = {Gate::kNone, Gate::kY, Gate::kMask, Gate::kX};
-constexpr NormaliseOptions kNormaliseOptions[] = {
-    {true, true, true, true},    {true, true, false, true},
-    {true, false, true, true},   {true, false, false, false},
-    {false, true, false, false}, {false, false, false, true},
-};
-
-void CheckForwardCalls(const Inputs& in, const std::string& name,
-                       ThreadPool& pool) {
-  context = name + " statistics";
-  CheckStatistics(in, CallStatistics(pool, in));
-  for (const NormaliseOptions& options : kNormaliseOptions) {
-    const std::string flags = std::string(options.relu ? " relu" : "") +
-                              (options.residual ? " residual" : "") +
-                              (options.mask ? " mask" : "") +
-                              (options.affine ? " affine" : "");
-    context = name + " normalise" + flags;
-    CheckNormalised(in, options, CallNormalise(pool, in, options));
-    context = name + " forward" + flags;
-    const Results forward = CallForward(pool, in, options);
-    CheckStatistics(in, forward);
-    CheckNormalised(in, options, forward);
-  }
-}
-
-void CheckBackwardCalls(const Inputs& in, const std::string& name,
-                        ThreadPool& pool) {
-  for (const Gate gate : kGates) {
-    const std::string suffix =
-        " with gate " + std::to_string(static_cast<int>(gate));
-    context = name + " normalise for" + suffix;
-    const std::vector<double> e = GatedGradient(in, gate);
-    for (const bool residual : {false, true}) {
-      const std::string flags = suffix + (residual ? " and residual" : "");
-      context = name + " reduce" + flags;
-      CheckReduced(in, e, CallReduce(pool, in, gate, residual));
-      context = name + " backward" + flags;
-      CheckBackward(in, e, residual,
-                    CallBackward(pool, in, gate, residual, residual));
-    }
-    context = name + " apply" + suffix;
-    CheckApplied(in, e, CallApply(pool, in, gate));
-  }
-}
-
-void CheckInputsAreUntouched(const Inputs& in, const Inputs& same,
-                             const std::string& name) {
-  context = name + " operands";
-  BNAR_CHECK(in.x.memory().Copy() == same.x.memory().Copy() &&
-                 in.z.memory().Copy() == same.z.memory().Copy() &&
-                 in.dy.memory().Copy() == same.dy.memory().Copy() &&
-                 in.y.memory().Copy() == same.y.memory().Copy() &&
-                 in.mask.Copy() == same.mask.Copy(),
-             "an operand was written");
-}
-
 void TestShape(const Shape& shape) {
   CallerOnly pool;
+  CpuPlatform platform(pool);
   for (const DType dtype : kDTypes) {
     for (const int64_t lead : {0, 1}) {
       const Case c{shape, dtype, lead, lead,
                    /*vectors_by_group=*/lead == 0};
       const Inputs in(c);
-      CheckForwardCalls(in, c.Name(), pool);
-      CheckBackwardCalls(in, c.Name(), pool);
+      CheckForwardCalls(platform, in, c.Name());
+      CheckBackwardCalls(platform, in, c.Name());
       CheckInputsAreUntouched(in, Inputs(c), c.Name());
     }
   }
@@ -142,17 +86,18 @@ void TestPlanesLayout() {
 
 void TestStreamingCase(const Case& c) {
   QueuePool pool(2);
+  CpuPlatform platform(pool);
   const Inputs in(c);
   const NormaliseOptions options = kNormaliseOptions[c.result_lead];
   context = c.Name() + " streaming forward";
-  const Results forward = CallForward(pool, in, options);
+  const Results forward = CallForward(platform, in, options);
   CheckStatistics(in, forward);
   CheckNormalised(in, options, forward);
   context = c.Name() + " streaming backward";
   for (const bool residual : {false, true}) {
     const Gate gate = residual ? Gate::kMask : Gate::kX;
-    CheckBackward(in, GatedGradient(in, gate), true,
-                  CallBackward(pool, in, gate, residual, true));
+    CheckBackward(in, GatedGradient(platform, in, gate), true,
+                  CallBackward(platform, in, gate, residual, true));
   }
 }
 
@@ -179,12 +124,14 @@ void TestStreaming() {
 }
 
 void CheckSameForAnyNumberOfThreads(
-    const std::function<Results(ThreadPool&)>& call) {
-  CallerOnly one;
+    const std::function<Results(Platform&)>& call) {
+  CallerOnly caller;
+  CpuPlatform one(caller);
   const auto expected = call(one).Bytes();
   for (const int64_t threads : {2, 5}) {
     QueuePool pool(threads);
-    BNAR_CHECK(call(pool).Bytes() == expected,
+    CpuPlatform platform(pool);
+    BNAR_CHECK(call(platform).Bytes() == expected,
                std::to_string(threads) + " threads change the result");
   }
 }
@@ -200,16 +147,16 @@ void TestNumberOfThreads() {
       const Inputs in(c);
       context = c.Name() + " threads";
       CheckSameForAnyNumberOfThreads(
-          [&](ThreadPool& pool) { return CallStatistics(pool, in); });
-      CheckSameForAnyNumberOfThreads([&](ThreadPool& pool) {
-        return CallForward(pool, in, kNormaliseOptions[0]);
+          [&](Platform& platform) { return CallStatistics(platform, in); });
+      CheckSameForAnyNumberOfThreads([&](Platform& platform) {
+        return CallForward(platform, in, kNormaliseOptions[0]);
       });
       for (const Gate gate : kGates) {
-        CheckSameForAnyNumberOfThreads([&](ThreadPool& pool) {
-          return CallReduce(pool, in, gate, gate != Gate::kX);
+        CheckSameForAnyNumberOfThreads([&](Platform& platform) {
+          return CallReduce(platform, in, gate, gate != Gate::kX);
         });
-        CheckSameForAnyNumberOfThreads([&](ThreadPool& pool) {
-          return CallBackward(pool, in, gate, gate != Gate::kX, true);
+        CheckSameForAnyNumberOfThreads([&](Platform& platform) {
+          return CallBackward(platform, in, gate, gate != Gate::kX, true);
         });
       }
     }

@@ -1,0 +1,96 @@
+# The CUDA kernels, where there is a compiler for them. Sets JAX_BNAR_HAS_CUDA,
+# and JAX_BNAR_WHY_NO_CUDA where not.
+
+set(JAX_BNAR_CUDA AUTO CACHE STRING
+    "CUDA kernels: AUTO (if nvcc works), ON (or fail), OFF")
+set_property(CACHE JAX_BNAR_CUDA PROPERTY STRINGS AUTO ON OFF)
+if(NOT JAX_BNAR_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA must be AUTO, ON or OFF, got "
+    "'${JAX_BNAR_CUDA}'.")
+endif()
+set(JAX_BNAR_HAS_CUDA OFF)
+if(JAX_BNAR_CUDA STREQUAL "OFF")
+  set(JAX_BNAR_WHY_NO_CUDA "it was built with JAX_BNAR_CUDA=OFF")
+  return()
+endif()
+
+# A toolkit's nvcc, or that of the wheels nvidia-cuda-nvcc etc. of CUDA 13, which
+# install into nvidia/cu13 next to each other.
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  find_program(bnar_nvcc nvcc PATHS ENV CUDA_PATH ENV CUDA_HOME /usr/local/cuda
+    PATH_SUFFIXES bin)
+  if(NOT bnar_nvcc)
+    find_package(Python 3.11 COMPONENTS Interpreter QUIET)
+    execute_process(
+      COMMAND "${Python_EXECUTABLE}" -c
+        "import importlib.util as u; s = u.find_spec('nvidia'); print(';'.join(s.submodule_search_locations) if s else '')"
+      OUTPUT_VARIABLE nvidia_wheels OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    find_program(bnar_nvcc nvcc PATHS ${nvidia_wheels}
+      PATH_SUFFIXES cu13/bin cuda_nvcc/bin NO_DEFAULT_PATH)
+  endif()
+  if(bnar_nvcc)
+    set(CMAKE_CUDA_COMPILER "${bnar_nvcc}")
+  endif()
+endif()
+
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+  # Real code for Ampere, Hopper and both Blackwells, PTX for what comes.
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
+endif()
+if(JAX_BNAR_CUDA STREQUAL "ON")
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA=ON, but nvcc was not found: not "
+      "on PATH, not in CUDA_PATH, CUDA_HOME or /usr/local/cuda, not among the "
+      "Python packages of ${Python_EXECUTABLE}. Install the CUDA toolkit (12.8 or "
+      "newer), or `pip install nvidia-cuda-nvcc nvidia-cuda-runtime "
+      "nvidia-cuda-cccl` and build with --no-build-isolation, or set CUDACXX.")
+  endif()
+  enable_language(CUDA)
+else()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    set(JAX_BNAR_WHY_NO_CUDA "no working nvcc was found when it was built")
+    message(STATUS "jax_bnar: no CUDA kernels, ${JAX_BNAR_WHY_NO_CUDA}")
+    return()
+  endif()
+  enable_language(CUDA)
+endif()
+# Looked for by hand: FindCUDAToolkit does not know how the wheels are laid out.
+get_filename_component(bnar_nvcc_path "${CMAKE_CUDA_COMPILER}" REALPATH)
+get_filename_component(bnar_cuda_root "${bnar_nvcc_path}/../.." REALPATH)
+find_library(bnar_cudart_static cudart_static
+  HINTS "${bnar_cuda_root}" ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES}
+  PATH_SUFFIXES lib64 lib targets/${CMAKE_SYSTEM_PROCESSOR}-linux/lib)
+if(NOT bnar_cudart_static)
+  set(JAX_BNAR_WHY_NO_CUDA
+    "nvcc was found when it was built, but not the static CUDA runtime")
+  if(JAX_BNAR_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA=ON, and ${CMAKE_CUDA_COMPILER} "
+      "works, but libcudart_static.a was not found in ${bnar_cuda_root}. Install "
+      "cuda-cudart-dev, or `pip install nvidia-cuda-runtime`.")
+  endif()
+  message(STATUS "jax_bnar: no CUDA kernels, ${JAX_BNAR_WHY_NO_CUDA}")
+  return()
+endif()
+set(JAX_BNAR_HAS_CUDA ON)
+message(STATUS "jax_bnar: CUDA kernels with ${CMAKE_CUDA_COMPILER} "
+  "${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
+
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+add_library(bnar_cuda STATIC
+  cuda/backward.cu cuda/forward.cu cuda/launch.cu cuda/plan.cc cuda/settings.cc)
+target_include_directories(bnar_cuda PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+target_include_directories(bnar_cuda SYSTEM PUBLIC
+  ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+# Static, so that the module loads where there is no CUDA. CMake must not add the
+# runtime of its own choice.
+set_target_properties(bnar_cuda PROPERTIES CUDA_RUNTIME_LIBRARY None)
+target_link_libraries(bnar_cuda PUBLIC
+  "${bnar_cudart_static}" Threads::Threads ${CMAKE_DL_LIBS} rt)
+target_compile_options(bnar_cuda PRIVATE
+  # A kernel that spills reads and writes memory that its bandwidth is for.
+  "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Werror;-Xptxas=-v,-warn-spills,-Werror>"
+  "$<$<COMPILE_LANGUAGE:CXX>:-O2;-Wall;-Wextra;-Werror>")

@@ -1,0 +1,176 @@
+#include <type_traits>
+
+#include "cuda/backward.cuh"
+#include "cuda/kernels.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/prepare.h"
+
+namespace jax_bnar {
+namespace gpu {
+namespace {
+
+template <typename T, int kElements>
+BackwardKernels KernelsOfElement() {
+  BackwardKernels kernels{};
+  kernels.reduce = ReduceKernel<T, kElements>;
+  kernels.apply = ApplyKernel<T, kElements>;
+  if constexpr (!std::is_same_v<T, double>) {
+    kernels.streaming = BackwardKernel<T, kElements, 0>;
+    kernels.holding =
+        BackwardKernel<T, kElements, BackwardHeld(sizeof(T), kElements)>;
+  }
+  return kernels;
+}
+
+BackwardKernels KernelsOf(DType dtype, int width) {
+  return WithElement(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (!std::is_same_v<T, double>) {
+      if (width == kWidth) return KernelsOfElement<T, kWidth>();
+    }
+    return KernelsOfElement<T, 1>();
+  });
+}
+
+cudaError_t ReduceAlone(Launch& launch, const Problem& problem, int width,
+                        const Device& device, const BackwardKernels& kernels,
+                        BackwardParameters parameters, bool whole) {
+  const Plan plan = PlanReduction(problem, width, device, launch.settings);
+  parameters.tiling = plan.tiling;
+  parameters.exchange = plan.exchange;
+  parameters.workspace = PlaceWorkspace(launch, plan.tiling);
+  const cudaError_t error = ResetCounters(launch, plan);
+  if (error != cudaSuccess) return error;
+  return LaunchPlanned(launch, "BackwardReduce", kernels.reduce, plan,
+                       parameters, whole);
+}
+
+cudaError_t ApplyAlone(Launch& launch, const Problem& problem, int width,
+                       const Device& device, const BackwardKernels& kernels,
+                       BackwardParameters parameters, bool whole) {
+  const Plan plan = PlanElementwise(problem, width, device, launch.settings);
+  parameters.tiling = plan.tiling;
+  parameters.workspace = PlaceWorkspace(launch, plan.tiling);
+  return LaunchPlanned(launch, "BackwardApply", kernels.apply, plan, parameters,
+                       whole);
+}
+
+const void* Wide(const GradientBuffers& buffers) {
+  return buffers.gate == Gate::kY ? buffers.evidence : nullptr;
+}
+
+}  // namespace
+
+cudaError_t PrepareBackwardKernels() {
+  cudaError_t error = cudaSuccess;
+  ForEachKernelSet([&](DType dtype, int width) {
+    const BackwardKernels kernels = KernelsOf(dtype, width);
+    const void* all[] = {reinterpret_cast<const void*>(kernels.holding),
+                         reinterpret_cast<const void*>(kernels.streaming),
+                         reinterpret_cast<const void*>(kernels.reduce),
+                         reinterpret_cast<const void*>(kernels.apply)};
+    for (const void* kernel : all) {
+      if (error == cudaSuccess && kernel != nullptr) {
+        error = PrepareKernel(kernel);
+      }
+    }
+  });
+  return error;
+}
+
+cudaError_t PrepareKernels() {
+  const cudaError_t error = PrepareForwardKernels();
+  return error == cudaSuccess ? PrepareBackwardKernels() : error;
+}
+
+cudaError_t BackwardReduce(Launch& launch, const Problem& problem,
+                           const GradientBuffers& buffers,
+                           const ReduceOperands& operands, void* sum_e,
+                           void* sum_e_centred, void* dz) {
+  Device device;
+  const cudaError_t error = QueryDevice(&device);
+  if (error != cudaSuccess) return error;
+  const int width =
+      WidthOf(problem, Aligned({buffers.dy, buffers.x, Wide(buffers), dz}));
+  BackwardParameters parameters{};
+  parameters.buffers = buffers;
+  parameters.operands.mean = operands.mean;
+  parameters.operands.bias = operands.bias;
+  parameters.a = operands.a;
+  parameters.dz = dz;
+  parameters.first = sum_e;
+  parameters.second = sum_e_centred;
+  return ReduceAlone(launch, problem, width, device,
+                     KernelsOf(problem.dtype, width), parameters,
+                     /*whole=*/false);
+}
+
+cudaError_t BackwardApply(Launch& launch, const Problem& problem,
+                          const GradientBuffers& buffers,
+                          const ApplyOperands& operands, void* dx) {
+  Device device;
+  const cudaError_t error = QueryDevice(&device);
+  if (error != cudaSuccess) return error;
+  const int width =
+      WidthOf(problem, Aligned({buffers.dy, buffers.x, Wide(buffers), dx}));
+  BackwardParameters parameters{};
+  parameters.buffers = buffers;
+  parameters.operands.mean = operands.mean;
+  parameters.operands.bias = operands.bias;
+  parameters.a = operands.a;
+  parameters.b = operands.b;
+  parameters.k = operands.k;
+  parameters.dx = dx;
+  return ApplyAlone(launch, problem, width, device,
+                    KernelsOf(problem.dtype, width), parameters,
+                    /*whole=*/false);
+}
+
+cudaError_t Backward(Launch& launch, const Problem& problem,
+                     const GradientBuffers& buffers,
+                     const BackwardOperands& operands, void* dx, void* dscale,
+                     void* dbias, void* dz) {
+  Device device;
+  cudaError_t error = QueryDevice(&device);
+  if (error != cudaSuccess) return error;
+  const int width =
+      WidthOf(problem, Aligned({buffers.dy, buffers.x, Wide(buffers), dx, dz}));
+  const BackwardKernels kernels = KernelsOf(problem.dtype, width);
+  BackwardParameters parameters{};
+  parameters.buffers = buffers;
+  parameters.operands = operands;
+  parameters.dz = dz;
+  parameters.dx = dx;
+  parameters.first = dbias;
+  parameters.second = dscale;
+
+  const Plan plan =
+      MakePlan(problem, width, BackwardPass(ItemSize(problem.dtype), width),
+               device, launch.settings);
+  if (plan.strategy != Strategy::kTwoKernels) {
+    const bool holding = plan.strategy != Strategy::kL2;
+    const auto kernel = holding ? kernels.holding : kernels.streaming;
+    bool fits = false;
+    error = FitsDevice(reinterpret_cast<const void*>(kernel), plan, device,
+                       launch.settings, &fits);
+    if (error != cudaSuccess) {
+      return Explain(launch, "Backward", plan, error);
+    }
+    if (fits) {
+      parameters.tiling = plan.tiling;
+      parameters.exchange = plan.exchange;
+      parameters.workspace = PlaceWorkspace(launch, plan.tiling);
+      error = ResetCounters(launch, plan);
+      if (error != cudaSuccess) return error;
+      return LaunchPlanned(launch, "Backward", kernel, plan, parameters);
+    }
+  }
+  error = ReduceAlone(launch, problem, width, device, kernels, parameters,
+                      /*whole=*/true);
+  if (error != cudaSuccess) return error;
+  return ApplyAlone(launch, problem, width, device, kernels, parameters,
+                    /*whole=*/true);
+}
+
+}  // namespace gpu
+}  // namespace jax_bnar

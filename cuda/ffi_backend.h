@@ -1,0 +1,83 @@
+// The operations of cuda/operations.h behind native/ffi_operations.h.
+
+#ifndef JAX_BNAR_CUDA_FFI_BACKEND_H_
+#define JAX_BNAR_CUDA_FFI_BACKEND_H_
+
+#include <string>
+
+#include "cuda/operations.h"
+#include "cuda/plan.h"
+#include "cuda/settings.h"
+#include "native/ffi_call.h"
+#include "native/problem.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_bnar {
+namespace gpu {
+
+inline xla::ffi::Error ToFfiError(cudaError_t error, const std::string& where) {
+  if (error == cudaSuccess) return xla::ffi::Error::Success();
+  const auto code = error == cudaErrorMemoryAllocation
+                        ? xla::ffi::ErrorCode::kResourceExhausted
+                        : xla::ffi::ErrorCode::kInternal;
+  return xla::ffi::Error(code, std::string("jax_bnar: ") +
+                                   cudaGetErrorName(error) + " (" +
+                                   cudaGetErrorString(error) + ") " + where);
+}
+
+class FfiBackend {
+ public:
+  explicit FfiBackend(cudaStream_t stream) : launch_{stream, nullptr, {}, {}} {}
+
+  // XLA allocates the workspace as one more result: an allocation here could
+  // not be captured in a CUDA graph.
+  void ReadWorkspace(FfiCall& call) {
+    launch_.workspace = call.Workspace(WorkspaceBytes(call.problem().shape));
+  }
+
+  template <typename... Args>
+  xla::ffi::Error Forward(const Args&... args) {
+    return Run([&] { return gpu::Forward(launch_, args...); });
+  }
+  template <typename... Args>
+  xla::ffi::Error Normalise(const Args&... args) {
+    return Run([&] { return NormaliseWith(launch_, args...); });
+  }
+  template <typename... Args>
+  xla::ffi::Error Statistics(const Args&... args) {
+    return Run([&] { return gpu::Statistics(launch_, args...); });
+  }
+  template <typename... Args>
+  xla::ffi::Error Backward(const Args&... args) {
+    return Run([&] { return gpu::Backward(launch_, args...); });
+  }
+  template <typename... Args>
+  xla::ffi::Error BackwardReduce(const Args&... args) {
+    return Run([&] { return gpu::BackwardReduce(launch_, args...); });
+  }
+  template <typename... Args>
+  xla::ffi::Error BackwardApply(const Args&... args) {
+    return Run([&] { return gpu::BackwardApply(launch_, args...); });
+  }
+
+ private:
+  template <typename F>
+  xla::ffi::Error Run(F f) {
+    const std::string wrong = ReadSettings(&launch_.settings);
+    if (!wrong.empty()) {
+      return xla::ffi::Error::InvalidArgument("jax_bnar: " + wrong);
+    }
+    const cudaError_t error = f();
+    if (error == cudaSuccess) return xla::ffi::Error::Success();
+    const bool launched = !launch_.failure.empty();
+    return ToFfiError(error,
+                      launched ? "in " + launch_.failure : "in a device query");
+  }
+
+  Launch launch_;
+};
+
+}  // namespace gpu
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_FFI_BACKEND_H_

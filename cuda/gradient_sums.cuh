@@ -1,0 +1,211 @@
+// Sums of e and of e * (x - mean), with e = dy where the ReLU was open.
+
+#ifndef JAX_BNAR_CUDA_GRADIENT_SUMS_CUH_
+#define JAX_BNAR_CUDA_GRADIENT_SUMS_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/gate.cuh"
+#include "cuda/intrinsics.cuh"
+#include "cuda/parameters.h"
+#include "cuda/shared_memory.cuh"
+#include "cuda/slab.cuh"
+#include "cuda/team_sums.cuh"
+#include "cuda/tiles.cuh"
+#include "cuda/vector.cuh"
+#include "native/numerics.h"
+
+namespace jax_bnar {
+namespace gpu {
+
+// What a block keeps of a tile: e and x.
+template <typename T, int kElements>
+struct GradientPair {
+  Vector<T, kElements> e;
+  Vector<T, kElements> x;
+};
+
+template <typename T, int kElements, int kHeld>
+struct HeldPairs {
+  GradientPair<T, kElements> pairs[kHeld > 0 ? kHeld : 1];
+};
+
+// Two tiles of shared memory hold one pair.
+template <typename T, int kElements>
+__device__ __forceinline__ void StorePair(
+    const SharedMemory& shared, int tile,
+    const GradientPair<T, kElements>& pair) {
+  StoreTile(shared, 2 * tile, pair.e);
+  StoreTile(shared, 2 * tile + 1, pair.x);
+}
+
+template <typename T, int kElements>
+__device__ __forceinline__ GradientPair<T, kElements> LoadPair(
+    const SharedMemory& shared, int tile) {
+  return {LoadTile<T, kElements>(shared, 2 * tile),
+          LoadTile<T, kElements>(shared, 2 * tile + 1)};
+}
+
+// Reads pairs of e and x; sums them.
+template <typename T, int kElements>
+class Reducer {
+ public:
+  using A = Accumulator<T>;
+
+  __device__ __forceinline__ Reducer(const BackwardParameters& p,
+                                     const SharedMemory& shared,
+                                     const Slab<kElements>& slab)
+      : slab_(slab),
+        gate_(p.tiling, p.buffers, p.buffers.gate, shared, slab),
+        p_(p) {
+    Clear();
+  }
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) first_[i] = second_[i] = 0;
+  }
+
+  __device__ __forceinline__ Sums Of(int i) const {
+    return {first_[i], second_[i]};
+  }
+
+  // Loads of one vector, all in flight before any is used.
+  template <Reuse kReuse>
+  __device__ __forceinline__ void Load(int tile,
+                                       GradientPair<T, kElements>* pair,
+                                       Evidence<T, kElements>* evidence) const {
+    const int64_t offset = slab_.Offset(tile);
+    pair->e = LoadVector<kReuse, kElements>(
+        static_cast<const T*>(p_.buffers.dy) + offset);
+    pair->x = LoadVector<kReuse, kElements>(
+        static_cast<const T*>(p_.buffers.x) + offset);
+    gate_.template Load<kReuse>(offset, evidence);
+  }
+
+  // Gates dy in place, writes dz, adds.
+  template <Reuse kReuse>
+  __device__ __forceinline__ void Take(int tile,
+                                       GradientPair<T, kElements>* pair,
+                                       const Evidence<T, kElements>& evidence) {
+    gate_.Apply(pair->x, evidence, &pair->e);
+    if (p_.dz != nullptr) {
+      StoreVector<kReuse>(static_cast<T*>(p_.dz) + slab_.Offset(tile), pair->e);
+    }
+    const auto mean = gate_.Mean();
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      const A e = pair->e.Get(i);
+      first_[i] += e;
+      second_[i] =
+          MultiplyAdd(e, Subtract(pair->x.Get(i), mean[i]), second_[i]);
+    }
+  }
+
+ private:
+  const Slab<kElements>& slab_;
+  Gating<T, kElements> gate_;
+  const BackwardParameters& p_;
+  A first_[kElements];
+  A second_[kElements];
+};
+
+// The constants of the sums: mean, and what gate kX recomputes y from. All
+// threads of the block call it, and may use the constants afterwards.
+template <typename A, int kElements>
+__device__ __forceinline__ void SetReduceConstants(const BackwardParameters& p,
+                                                   const SharedMemory& shared,
+                                                   const Slab<kElements>& slab,
+                                                   bool whole) {
+  const int column = static_cast<int>(threadIdx.x);
+  __syncthreads();  // the constants of the slab before are still in use
+  if (slab.HasConstant(column)) {
+    const int64_t channels = p.tiling.shape.channels;
+    const auto at = [&](const VectorOperand& vector, A otherwise) {
+      return ElementOr<A>(vector, channels, slab.group(), slab.channel(column),
+                          otherwise);
+    };
+    shared.Constant<A>(kGateMean)[column] = at(p.operands.mean, A{0});
+    shared.Constant<A>(kGateMultiplier)[column] =
+        whole ? Multiplier(at(p.operands.scale, A{1}), at(p.operands.var, A{0}),
+                           p.operands.epsilon)
+              : at(p.a, A{0});
+    shared.Constant<A>(kGateBias)[column] = at(p.operands.bias, A{0});
+  }
+  __syncthreads();
+}
+
+// Sums of the block's share; keeps the last tiles in `held` and shared memory.
+template <typename T, int kElements, int kHeld>
+__device__ __forceinline__ void SumGradients(
+    const BackwardParameters& p, const SharedMemory& shared,
+    const Slab<kElements>& slab, HeldPairs<T, kElements, kHeld>& held) {
+  constexpr int kBatch = kBatchOf<T, kElements, 2>;
+  const Residence residence(slab.tiles(), kHeld, p.tiling.shared_tiles);
+  if (static_cast<int>(threadIdx.x) < p.tiling.columns) {
+    shared.block[threadIdx.x] = {0, 0};
+  }
+  Reducer<T, kElements> reducer(p, shared, slab);
+
+  int t = 0;
+  bool more;
+  do {
+    const int chapter_end = min(t + kChapter, residence.held_begin);
+    for (; t < chapter_end; t += kBatch) {
+      GradientPair<T, kElements> batch[kBatch];
+      Evidence<T, kElements> evidence[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (t + k < residence.held_begin && slab.Has(t + k)) {
+          reducer.template Load<Reuse::kSoon>(t + k, &batch[k], &evidence[k]);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (t + k < residence.held_begin && slab.Has(t + k)) {
+          reducer.template Take<Reuse::kSoon>(t + k, &batch[k], evidence[k]);
+          if (t + k >= residence.shared_begin) {
+            StorePair(shared, t + k - residence.shared_begin, batch[k]);
+          }
+        }
+      }
+    }
+    more = t < residence.held_begin;
+    if constexpr (kHeld > 0) {
+      if (!more) {
+        // In pairs, or the evidence of all would fill the registers.
+        constexpr int kPairs = kHeld < kBatch ? kHeld : kBatch;
+#pragma unroll
+        for (int begin = 0; begin < kHeld; begin += kPairs) {
+          Evidence<T, kElements> evidence[kPairs];
+#pragma unroll
+          for (int k = 0; k < kPairs; ++k) {
+            const int tile = slab.tiles() - kHeld + begin + k;
+            if (tile >= 0 && slab.Has(tile)) {
+              reducer.template Load<Reuse::kNever>(tile, &held.pairs[begin + k],
+                                                   &evidence[k]);
+            }
+          }
+#pragma unroll
+          for (int k = 0; k < kPairs; ++k) {
+            const int tile = slab.tiles() - kHeld + begin + k;
+            if (tile >= 0 && slab.Has(tile)) {
+              reducer.template Take<Reuse::kNever>(tile, &held.pairs[begin + k],
+                                                   evidence[k]);
+            }
+          }
+        }
+      }
+    }
+    AddToBlock<kElements>(p.tiling, shared,
+                          [&](int i) { return reducer.Of(i); });
+    reducer.Clear();
+  } while (more);
+}
+
+}  // namespace gpu
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_GRADIENT_SUMS_CUH_

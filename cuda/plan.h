@@ -1,0 +1,109 @@
+// Which strategy for which shape on which device: plain host code, no CUDA.
+//
+// A slab is read twice, for the sums and for the elementwise pass. The
+// strategies differ in where it waits in between:
+//   kCluster     in registers and shared memory of one thread block cluster,
+//                whose blocks add their sums through distributed shared memory
+//                (compute capability 9.0);
+//   kOnChip      in registers and shared memory of a team of blocks, which meet
+//                at a barrier in global memory; what does not fit is read
+//                again, last rows first, from L2 as far as they are there. The
+//                kernel of apex's groupbn does so for float16;
+//   kL2          in L2: no block keeps anything, more blocks are resident, and
+//                few slabs are under way at once;
+//   kTwoKernels  in memory: one kernel for the sums, whose last block adds them
+//                up, one for the elementwise pass. Always possible.
+
+#ifndef JAX_BNAR_CUDA_PLAN_H_
+#define JAX_BNAR_CUDA_PLAN_H_
+
+#include <cstdint>
+
+#include "cuda/parameters.h"
+#include "native/problem.h"
+
+namespace jax_bnar {
+namespace gpu {
+
+// What the device says of itself; no chip is known by name.
+struct Device {
+  int multiprocessors;
+  int64_t shared_bytes_per_multiprocessor;
+  int64_t shared_bytes_per_block;  // with opt-in
+  int64_t reserved_shared_bytes_per_block;
+  int64_t l2_bytes;
+  bool cooperative;
+  bool clusters;
+};
+
+enum class Strategy { kAuto, kOnChip, kCluster, kL2, kTwoKernels };
+
+struct Settings {
+  Strategy strategy = Strategy::kAuto;
+  int margin = 0;  // multiprocessors left to others
+};
+
+// Blocks of each kernel that fit a multiprocessor: its launch bounds.
+constexpr int kBlocksPerMultiprocessor = 2;
+
+// Tiles that the registers of a kernel hold, as many as it does without
+// spilling on any architecture: a vector of float32 takes twice the registers,
+// single elements are not worth it, and backward has none to spare.
+constexpr int ForwardHeld(int64_t item_size, int width) {
+  return width == 1 ? 0 : item_size == 2 ? 2 : 1;
+}
+constexpr int BackwardHeld(int64_t, int) { return 0; }
+
+// What distinguishes a forward from a backward pass here.
+struct Pass {
+  int arrays_kept;  // that wait on chip: x, or e and x
+  int held;         // tiles in registers
+};
+
+inline Pass ForwardPass(int64_t item_size, int width) {
+  return {1, ForwardHeld(item_size, width)};
+}
+inline Pass BackwardPass(int64_t item_size, int width) {
+  return {2, BackwardHeld(item_size, width)};
+}
+
+struct Plan {
+  Strategy strategy;  // never kAuto
+  Tiling tiling;
+  Exchange exchange;
+  int held;  // 0: the kernel that keeps nothing in registers
+  int64_t grid;
+  int cluster;  // blocks, or 0
+  int64_t shared_bytes;
+};
+
+// Elements that threads may read at once: kWidth where every vector is aligned,
+// if the buffers are (`aligned`), else 1.
+int WidthOf(const Problem& problem, bool aligned);
+
+Plan MakePlan(const Problem& problem, int width, const Pass& pass,
+              const Device& device, const Settings& settings);
+
+// One kernel's plan: the sums, or the elementwise pass, alone.
+Plan PlanReduction(const Problem& problem, int width, const Device& device,
+                   const Settings& settings);
+Plan PlanElementwise(const Problem& problem, int width, const Device& device,
+                     const Settings& settings);
+
+// Bytes of workspace that suffice for any plan on any device.
+int64_t WorkspaceBytes(const Shape& shape);
+
+struct WorkspaceLayout {
+  int64_t counters;  // offsets in bytes
+  int64_t totals;
+  int64_t partials;
+  int64_t bytes;
+  int64_t counter_bytes;  // to be zeroed before a launch
+};
+
+WorkspaceLayout LayWorkspace(const Tiling& tiling);
+
+}  // namespace gpu
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_PLAN_H_

@@ -1,0 +1,57 @@
+#include "cuda/settings.h"
+
+#include <cstdlib>
+#include <string_view>
+
+namespace jax_bnar {
+namespace gpu {
+namespace {
+
+struct Name {
+  std::string_view name;
+  Strategy strategy;
+};
+
+constexpr Name kNames[] = {{"auto", Strategy::kAuto},
+                           {"on_chip", Strategy::kOnChip},
+                           {"cluster", Strategy::kCluster},
+                           {"l2", Strategy::kL2},
+                           {"two_kernels", Strategy::kTwoKernels}};
+
+}  // namespace
+
+std::string ReadSettings(Settings* settings) {
+  *settings = Settings{};
+  const char* strategy = std::getenv("JAX_BNAR_CUDA_STRATEGY");
+  if (strategy != nullptr && *strategy != '\0') {
+    bool known = false;
+    for (const Name& name : kNames) {
+      if (name.name == strategy) {
+        settings->strategy = name.strategy;
+        known = true;
+      }
+    }
+    if (!known) {
+      return std::string(
+                 "JAX_BNAR_CUDA_STRATEGY must be 'auto', 'on_chip', "
+                 "'cluster', 'l2' or 'two_kernels', got '") +
+             strategy + "'";
+    }
+  }
+  const char* margin = std::getenv("JAX_BNAR_CUDA_MARGIN");
+  if (margin != nullptr && *margin != '\0') {
+    char* end = nullptr;
+    const long value = std::strtol(margin, &end, 10);
+    if (*end != '\0' || value < 0 || value > 100000) {
+      return std::string(
+                 "JAX_BNAR_CUDA_MARGIN must be a number of "
+                 "multiprocessors >= 0, got '") +
+             margin + "'";
+    }
+    settings->margin = static_cast<int>(value);
+  }
+  return "";
+}
+
+}  // namespace gpu
+}  // namespace jax_bnar

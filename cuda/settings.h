@@ -1,0 +1,23 @@
+// What the environment asks of the CUDA kernels. Read at every call, so that a
+// test can go through all strategies in one process.
+
+#ifndef JAX_BNAR_CUDA_SETTINGS_H_
+#define JAX_BNAR_CUDA_SETTINGS_H_
+
+#include <string>
+
+#include "cuda/plan.h"
+
+namespace jax_bnar {
+namespace gpu {
+
+// JAX_BNAR_CUDA_STRATEGY: "auto", "on_chip", "cluster", "l2" or "two_kernels";
+// where the device cannot do what is asked, the default for the shape.
+// JAX_BNAR_CUDA_MARGIN: multiprocessors to leave to other work. Returns what is
+// wrong with them, or an empty string.
+std::string ReadSettings(Settings* settings);
+
+}  // namespace gpu
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_SETTINGS_H_

@@ -1,0 +1,113 @@
+// The CUDA kernels, run by the host emulation: every strategy on devices of
+// different sizes against plain loops.
+//
+// Arguments: the strategy ("auto", "on_chip", "cluster", "l2", "two_kernels"),
+// and "few" for the shapes that a mutation is tried on.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "cuda/settings.h"
+#include "tests/native/cuda_platform.h"
+#include "tests/native/operation_checks.h"
+
+namespace jax_bnar {
+namespace testing {
+namespace {
+
+// A device whose blocks keep `tiles` tiles of 4 KiB in shared memory, and whose
+// L2 holds `l2_kib`.
+cuda_emulation::Device DeviceOf(int multiprocessors, int tiles, int l2_kib) {
+  cuda_emulation::Device device;
+  device.sm_count = multiprocessors;
+  const int per_block = 12800 + 4096 * tiles;
+  device.shared_memory_per_sm =
+      2 * (per_block + device.reserved_shared_memory_per_block);
+  device.shared_memory_per_block_optin = per_block;
+  device.l2_cache_size = l2_kib * 1024;
+  return device;
+}
+
+struct Emulated {
+  const char* name;
+  cuda_emulation::Device device;
+};
+
+std::vector<Emulated> Devices() {
+  return {{"3 multiprocessors", DeviceOf(3, 8, 64)},
+          {"1 multiprocessor", DeviceOf(1, 2, 8)}};
+}
+
+void TestCase(const Case& c, const gpu::Settings& settings, Calls calls) {
+  CudaPlatform platform(settings);
+  const Inputs in(c);
+  CheckForwardCalls(platform, in, c.Name(), calls);
+  CheckBackwardCalls(platform, in, c.Name(), calls);
+  CheckInputsAreUntouched(in, Inputs(c), c.Name());
+}
+
+void TestShapes(const std::vector<Shape>& shapes,
+                const std::vector<DType>& dtypes,
+                const gpu::Settings& settings) {
+  // The halves do not depend on the strategy.
+  const Calls calls = settings.strategy == gpu::Strategy::kTwoKernels
+                          ? Calls::kAll
+                          : Calls::kWholePasses;
+  for (const Shape& shape : shapes) {
+    for (const DType dtype : dtypes) {
+      // Off its alignment an array is read element by element.
+      TestCase({shape, dtype, 0, 0, true}, settings, calls);
+    }
+    TestCase({shape, dtypes[0], 1, 1, false}, settings, calls);
+  }
+}
+
+// Above gpu::kMergeAlone blocks a team merges in two steps.
+void TestLargeTeam(const gpu::Settings& settings) {
+  cuda_emulation::SetDevice(DeviceOf(20, 2, 64));
+  TestCase({{1, 40 * 32 * 8, 8, 1}, DType::kFloat32, 0, 0, true}, settings,
+           Calls::kWholePasses);
+}
+
+void TestStrategy(const gpu::Settings& settings, bool few) {
+  const std::vector<DType> all = {DType::kFloat16, DType::kBFloat16,
+                                  DType::kFloat32, DType::kFloat64};
+  const std::vector<DType> wide = {DType::kBFloat16, DType::kFloat32};
+  for (const Emulated& emulated : Devices()) {
+    cuda_emulation::SetDevice(emulated.device);
+    BNAR_CHECK(gpu::PrepareKernels() == cudaSuccess, emulated.name);
+    // A last tile that is not full, several tiles and slabs, teams.
+    TestShapes({{1, 301, 72, 1}}, few ? wide : all, settings);
+    if (few) return;
+    TestShapes({{1, 1, 1, 1},
+                {1, 17, 3, 1},
+                {1, 67, 65, 1},
+                {2, 33, 16, 1},
+                {1, 3, 5, 16},
+                {2, 2, 3, 49}},
+               wide, settings);
+    // Some tiles stay in registers and shared memory, some do not.
+    TestShapes({{1, 3000, 8, 1}, {1, 9, 2, 1200}}, {DType::kFloat16}, settings);
+  }
+  if (settings.strategy == gpu::Strategy::kOnChip) TestLargeTeam(settings);
+}
+
+}  // namespace
+}  // namespace testing
+}  // namespace jax_bnar
+
+int main(int argc, char** argv) {
+  using namespace jax_bnar;
+  setenv("JAX_BNAR_CUDA_STRATEGY", argc > 1 ? argv[1] : "auto", 1);
+  gpu::Settings settings;
+  const std::string wrong = gpu::ReadSettings(&settings);
+  if (!wrong.empty()) {
+    std::fprintf(stderr, "%s\n", wrong.c_str());
+    return 2;
+  }
+  testing::TestStrategy(settings, argc > 2 && std::string(argv[2]) == "few");
+  return testing::Finish();
+}

@@ -1,0 +1,259 @@
+// Which strategy for which shape, on devices of different sizes: no GPU needed.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/plan.h"
+#include "cuda/settings.h"
+#include "tests/native/check.h"
+
+namespace jax_bnar {
+namespace testing {
+namespace {
+
+using gpu::Device;
+using gpu::Exchange;
+using gpu::Plan;
+using gpu::Settings;
+using gpu::Strategy;
+
+constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
+
+// As the devices say of themselves.
+constexpr Device kHopper = {132,       228 * kKiB, 227 * kKiB, kKiB,
+                            50 * kMiB, true,       true};
+constexpr Device kAmpere = {108,       164 * kKiB, 163 * kKiB, kKiB,
+                            40 * kMiB, true,       false};
+constexpr Device kSmall = {2,        64 * kKiB, 48 * kKiB, kKiB,
+                           2 * kMiB, true,      false};
+constexpr Device kLone = {132,       228 * kKiB, 227 * kKiB, kKiB,
+                          50 * kMiB, false,      false};
+
+struct Named {
+  const char* name;
+  Device device;
+};
+constexpr Named kDevices[] = {{"Hopper", kHopper},
+                              {"Ampere", kAmpere},
+                              {"small", kSmall},
+                              {"without cooperation", kLone}};
+constexpr Strategy kStrategies[] = {Strategy::kAuto, Strategy::kOnChip,
+                                    Strategy::kCluster, Strategy::kL2,
+                                    Strategy::kTwoKernels};
+
+gpu::Pass PassOf(const Problem& problem, int width, bool backward) {
+  const int64_t item_size = ItemSize(problem.dtype);
+  return backward ? gpu::BackwardPass(item_size, width)
+                  : gpu::ForwardPass(item_size, width);
+}
+
+int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Every element belongs to one tile of one block.
+void CheckCoverage(const Problem& problem, int width, const Plan& plan) {
+  const gpu::Tiling& t = plan.tiling;
+  const Shape& shape = problem.shape;
+  BNAR_CHECK(t.rows_per_block * t.team >= t.rows, "rows are left out");
+  BNAR_CHECK(t.rows_per_block * (t.team - 1) < t.rows ||
+                 plan.exchange == Exchange::kCluster,
+             "a block has no rows");
+  BNAR_CHECK(t.rows_per_block % (gpu::kThreads / t.lanes) == 0,
+             "tiles of two blocks overlap");
+  BNAR_CHECK(t.num_slabs == shape.groups * t.slabs_per_group, "slabs");
+  if (t.planes) {
+    BNAR_CHECK(t.vectors * width == shape.rows * shape.inner, "vectors");
+    BNAR_CHECK(t.rows * t.lanes >= t.vectors, "vectors are left out");
+    BNAR_CHECK(t.slabs_per_group == shape.channels, "channels");
+  } else {
+    BNAR_CHECK(t.vectors * width == shape.channels, "vectors");
+    BNAR_CHECK(t.slabs_per_group * t.lanes >= t.vectors, "channels left out");
+    BNAR_CHECK(t.rows == shape.rows, "rows");
+  }
+  BNAR_CHECK(t.columns <= gpu::kMaxColumns, "columns exceed shared memory");
+  BNAR_CHECK(plan.grid == static_cast<int64_t>(t.team) * t.num_teams &&
+                 plan.grid >= 1 && t.num_teams <= t.num_slabs,
+             "grid " + std::to_string(plan.grid));
+  // Tiles are counted in int.
+  BNAR_CHECK(CeilDivide(t.rows_per_block * t.lanes, gpu::kThreads) <= INT32_MAX,
+             "tiles of a block");
+}
+
+void CheckResources(const Problem& problem, const Plan& plan,
+                    const Device& device, const Settings& settings) {
+  BNAR_CHECK(plan.shared_bytes <= device.shared_bytes_per_block,
+             "shared memory of a block");
+  // A cluster may take whole multiprocessors.
+  const int64_t resident =
+      plan.exchange == Exchange::kCluster ? 1 : gpu::kBlocksPerMultiprocessor;
+  BNAR_CHECK(
+      resident * (plan.shared_bytes + device.reserved_shared_bytes_per_block) <=
+          device.shared_bytes_per_multiprocessor,
+      "shared memory of a multiprocessor");
+  if (plan.exchange == Exchange::kBarrier) {
+    const int multiprocessors = device.multiprocessors - settings.margin;
+    BNAR_CHECK(device.cooperative, "no cooperative launches there");
+    BNAR_CHECK(
+        plan.grid <= resident * (multiprocessors < 1 ? 1 : multiprocessors),
+        "blocks that wait for each other are not all resident");
+  }
+  if (plan.exchange == Exchange::kCluster) {
+    BNAR_CHECK(device.clusters, "no clusters there");
+    BNAR_CHECK(
+        plan.cluster == plan.tiling.team &&
+            (plan.cluster == 2 || plan.cluster == 4 || plan.cluster == 8),
+        "cluster of " + std::to_string(plan.cluster));
+  }
+  if (plan.exchange == Exchange::kAlone) {
+    BNAR_CHECK(plan.tiling.team == 1 || plan.strategy == Strategy::kTwoKernels,
+               "nobody adds");
+  }
+  const int64_t needed = gpu::LayWorkspace(plan.tiling).bytes;
+  BNAR_CHECK(needed <= gpu::WorkspaceBytes(problem.shape),
+             "workspace of " + std::to_string(needed));
+}
+
+void TestEveryPlan() {
+  const std::vector<Shape> shapes = {{1, 1, 1, 1},
+                                     {1, 2, 3, 1},
+                                     {1, 301, 65, 1},
+                                     {3, 37, 251, 1},
+                                     {1, 12544, 2048, 1},
+                                     {1, 3211264, 64, 1},
+                                     {64, 3136, 256, 1},
+                                     {1, 5, 1 << 20, 1},
+                                     {1, 256, 64, 12544},
+                                     {2, 3, 5, 49},
+                                     {1, 1, 3, 7},
+                                     {1, int64_t{1} << 33, 1, 1},
+                                     {1, int64_t{1} << 20, 3, 4096}};
+  const DType dtypes[] = {DType::kFloat16, DType::kFloat32, DType::kFloat64};
+  for (const Named& named : kDevices) {
+    for (const Shape& shape : shapes) {
+      for (const DType dtype : dtypes) {
+        for (const bool aligned : {true, false}) {
+          for (const Strategy strategy : kStrategies) {
+            for (const int margin : {0, 3}) {
+              const Problem problem{shape, dtype};
+              const Settings settings{strategy, margin};
+              const int width = gpu::WidthOf(problem, aligned);
+              context = std::string(named.name) + " " +
+                        std::to_string(shape.groups) + " " +
+                        std::to_string(shape.rows) + " " +
+                        std::to_string(shape.channels) + " " +
+                        std::to_string(shape.inner) + " width " +
+                        std::to_string(width) + " strategy " +
+                        std::to_string(static_cast<int>(strategy));
+              for (const bool backward : {false, true}) {
+                const Plan plan = gpu::MakePlan(
+                    problem, width, PassOf(problem, width, backward),
+                    named.device, settings);
+                CheckCoverage(problem, width, plan);
+                CheckResources(problem, plan, named.device, settings);
+              }
+              for (const Plan& plan :
+                   {gpu::PlanReduction(problem, width, named.device, settings),
+                    gpu::PlanElementwise(problem, width, named.device,
+                                         settings)}) {
+                CheckCoverage(problem, width, plan);
+                CheckResources(problem, plan, named.device, settings);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+Plan PlanOf(const Shape& shape, const Device& device,
+            Strategy strategy = Strategy::kAuto, bool backward = false) {
+  const Problem problem{shape, DType::kBFloat16};
+  const int width = gpu::WidthOf(problem, true);
+  return gpu::MakePlan(problem, width, PassOf(problem, width, backward), device,
+                       {strategy, 0});
+}
+
+// ResNet-50 at batch 256 in bfloat16, on the device that the design is for.
+void TestChoice() {
+  context = "choice";
+  const Shape stem = {1, 256 * 112 * 112, 64, 1};
+  const Shape middle = {1, 256 * 14 * 14, 1024, 1};
+  const Shape last = {1, 256 * 7 * 7, 512, 1};
+  BNAR_CHECK(PlanOf(last, kHopper).strategy == Strategy::kCluster,
+             "a slab of 1.6 MB fits a cluster");
+  BNAR_CHECK(PlanOf(middle, kHopper).strategy == Strategy::kOnChip,
+             "6.4 MB fit the chip");
+  BNAR_CHECK(PlanOf(stem, kHopper).strategy == Strategy::kOnChip,
+             "411 MB fit nowhere; a part stays on chip");
+  BNAR_CHECK(PlanOf(last, kAmpere).strategy == Strategy::kOnChip,
+             "no clusters there");
+  BNAR_CHECK(PlanOf(last, kLone).strategy == Strategy::kTwoKernels,
+             "no barrier there");
+
+  // What fits is read once: no tile of any block is left to be read again.
+  for (const Shape& shape : {middle, last}) {
+    for (const bool backward : {false, true}) {
+      const Plan plan = PlanOf(shape, kHopper, Strategy::kAuto, backward);
+      const gpu::Tiling& t = plan.tiling;
+      const int64_t tiles = t.rows_per_block / (gpu::kThreads / t.lanes);
+      BNAR_CHECK(tiles <= plan.held + t.shared_tiles,
+                 std::to_string(tiles) + " tiles, " +
+                     std::to_string(plan.held + t.shared_tiles) + " kept");
+    }
+  }
+  // All slabs that are under way fit half of L2.
+  const Plan l2 = PlanOf({1, 256 * 28 * 28, 512, 1}, kHopper, Strategy::kL2);
+  BNAR_CHECK(l2.strategy == Strategy::kL2 &&
+                 l2.tiling.num_teams * l2.tiling.rows * 128 <= 25 * kMiB + kMiB,
+             std::to_string(l2.tiling.num_teams) + " teams");
+}
+
+void TestWidth() {
+  context = "width";
+  const auto width = [](Shape shape, DType dtype, bool aligned) {
+    return gpu::WidthOf({shape, dtype}, aligned);
+  };
+  BNAR_CHECK(width({1, 3, 64, 1}, DType::kFloat16, true) == 8, "");
+  BNAR_CHECK(width({1, 3, 64, 1}, DType::kFloat16, false) == 1, "");
+  BNAR_CHECK(width({1, 3, 65, 1}, DType::kFloat32, true) == 1, "");
+  BNAR_CHECK(width({1, 3, 5, 16}, DType::kBFloat16, true) == 8, "");
+  BNAR_CHECK(width({1, 3, 8, 49}, DType::kBFloat16, true) == 1, "");
+  BNAR_CHECK(width({1, 3, 64, 1}, DType::kFloat64, true) == 1, "");
+}
+
+void TestSettings() {
+  context = "settings";
+  const auto read = [](const char* strategy, const char* margin,
+                       Settings* settings) {
+    setenv("JAX_BNAR_CUDA_STRATEGY", strategy, 1);
+    setenv("JAX_BNAR_CUDA_MARGIN", margin, 1);
+    return gpu::ReadSettings(settings);
+  };
+  Settings settings;
+  BNAR_CHECK(read("", "", &settings).empty() &&
+                 settings.strategy == Strategy::kAuto && settings.margin == 0,
+             "defaults");
+  BNAR_CHECK(read("l2", "12", &settings).empty() &&
+                 settings.strategy == Strategy::kL2 && settings.margin == 12,
+             "values");
+  BNAR_CHECK(read("fast", "", &settings).find("'fast'") != std::string::npos,
+             "unknown strategy");
+  for (const char* margin : {"-1", "two", "1.5", "99999999999999999999"}) {
+    BNAR_CHECK(read("", margin, &settings).find(margin) != std::string::npos,
+               margin);
+  }
+}
+
+}  // namespace
+}  // namespace testing
+}  // namespace jax_bnar
+
+int main() {
+  using namespace jax_bnar::testing;
+  TestEveryPlan();
+  TestChoice();
+  TestWidth();
+  TestSettings();
+  return Finish();
+}

@@ -1,0 +1,40 @@
+// All calls of one case, each against its expectation.
+
+#ifndef JAX_BNAR_TESTS_NATIVE_OPERATION_CHECKS_H_
+#define JAX_BNAR_TESTS_NATIVE_OPERATION_CHECKS_H_
+
+#include <string>
+
+#include "tests/native/calls.h"
+#include "tests/native/inputs.h"
+#include "tests/native/platform.h"
+
+namespace jax_bnar {
+namespace testing {
+
+constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32,
+                             DType::kFloat64};
+constexpr Gate kGates[] = {Gate::kNone, Gate::kY, Gate::kMask, Gate::kX};
+constexpr NormaliseOptions kNormaliseOptions[] = {
+    {true, true, true, true},    {true, true, false, true},
+    {true, false, true, true},   {true, false, false, false},
+    {false, true, false, false}, {false, false, false, true},
+};
+
+// Every operation, or the whole passes alone.
+enum class Calls { kAll, kWholePasses };
+
+void CheckForwardCalls(Platform& platform, const Inputs& in,
+                       const std::string& name, Calls calls = Calls::kAll);
+
+void CheckBackwardCalls(Platform& platform, const Inputs& in,
+                        const std::string& name, Calls calls = Calls::kAll);
+
+// `same` are the inputs of the same case, made anew.
+void CheckInputsAreUntouched(const Inputs& in, const Inputs& same,
+                             const std::string& name);
+
+}  // namespace testing
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_TESTS_NATIVE_OPERATION_CHECKS_H_
