@@ -1,10 +1,13 @@
 // The Python module: one dict of capsules for each platform.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 
 #include <type_traits>
 
 #include "cpu/dispatch.h"
+#include "cpu/ffi_api_version.h"
 #include "cpu/ffi_handlers.h"
 
 namespace nb = nanobind;
@@ -39,4 +42,13 @@ NB_MODULE(_native, m) {
         "Capsules of the handlers, by platform and operation.");
   m.def("cpu_isa", &jax_bnar::IsaName,
         "The instruction set that the CPU kernels run with on this machine.");
+  m.def(
+      "ffi_api_version", [] { return jax_bnar::kBuildFfiApiVersion; },
+      "(major, minor) of XLA's FFI API that the handlers are built for.");
+  m.def(
+      "ffi_api_probe", [] { return Encapsulate(jax_bnar::FfiApiProbe); },
+      "Capsule of a handler; registering it tells runtime_ffi_api_version.");
+  m.def("runtime_ffi_api_version", &jax_bnar::RuntimeFfiApiVersion,
+        "(major, minor) of the runtime that ffi_api_probe was last registered "
+        "with, None before.");
 }
