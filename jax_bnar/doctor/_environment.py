@@ -103,7 +103,7 @@ def _nvidia() -> tuple[str | None, tuple[str, ...]]:
     if finished.problem is None and lines:
         return lines[0].partition(",")[0], tuple(line.partition(", ")[2] for line in lines)
     try:
-        found = re.search(r"Kernel Module\D*([\d.]+)", _DRIVER_FILE.read_text())
+        found = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)", _DRIVER_FILE.read_text())
     except OSError:
         return None, ()
     return (found[1] if found else None), ()

@@ -85,7 +85,7 @@ def _outcome(case: Case) -> str:
 
 def _problems(problems: tuple[Problem, ...]) -> Iterator[str]:
     for problem in problems:
-        yield f"  problem     {problem.reason}"
+        yield f"  reason      {problem.reason}"
         yield f"    way out   {problem.way_out}"
 
 
