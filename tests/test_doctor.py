@@ -102,6 +102,31 @@ def test_native_module_missing(tmp_path: pathlib.Path) -> None:
     assert finished.stderr == ""
 
 
+def test_plugin_that_does_not_start(tmp_path: pathlib.Path) -> None:
+    """JAX logs why, and raises nothing that would tell."""
+    plugin = tmp_path / "jax_plugins" / "xla_cuda13"
+    plugin.mkdir(parents=True)
+    (plugin / "__init__.py").write_text("def initialize(): raise OSError('no cuDNN here')")
+    metadata = tmp_path / "jax_cuda13_plugin-9.8.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: jax-cuda13-plugin\nVersion: 9.8\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    finished = run_doctor("--json", PYTHONPATH=path, JAX_PLATFORMS="cuda")
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    found = json.loads(finished.stdout)
+    assert found["default_platform"] == "cuda"
+    assert found["versions"]["cuda_packages"]["jax-cuda13-plugin"] == "9.8"
+    cuda = found["platforms"]["cuda"]
+    assert cuda["status"] == "unavailable"
+    assert "OSError: no cuDNN here" in cuda["log"]
+    reasons = [problem["reason"] for problem in cuda["problems"]]
+    assert any(reason.startswith("JAX made no device: ") for reason in reasons)
+    assert "JAX has no CUDA plugin" not in reasons
+    # The report is whole all the same.
+    assert found["platforms"]["cpu"]["status"] == "works"
+    assert "jaxlib: " in found["jax_environment"]
+
+
 @pytest.fixture(scope="module")
 def executed() -> dict[str, list[np.ndarray]]:
     return {name: _examination.execute(name, "bfloat16", "NCHW") for name in ("ffi", "xla")}

@@ -12,6 +12,8 @@ from jax_bnar.doctor._report import (
     Versions,
 )
 
+# Long enough for the traceback of a plugin.
+_LOG_CHARACTERS = 4000
 _OUR_KERNELS_OFF = "until then, JAX_BNAR_IMPLEMENTATION=xla computes in pure JAX"
 _ASK = f"please open an issue with this report; {_OUR_KERNELS_OFF}"
 _JAX_ALONE = (
@@ -28,6 +30,7 @@ def diagnose(
     platform: str,
     examination: Examination | None,
     trouble: str | None,
+    log: str,
     *,
     versions: Versions,
     build: Build,
@@ -36,7 +39,8 @@ def diagnose(
     """The report of one platform.
 
     `examination` is None where the platform was not examined. `trouble` is what became of the
-    process that examined it, or why there was none; None if all went well.
+    process that examined it, or why there was none; None if all went well. `log` is what the
+    process said on standard error.
     """
     found = examination or Examination()
     problems: list[Problem] = []
@@ -64,6 +68,7 @@ def diagnose(
         runtime_ffi_api_version=found.runtime_ffi_api_version,
         cases=found.cases,
         problems=tuple(problems),
+        log=None if status == "works" else log[-_LOG_CHARACTERS:].strip() or None,
     )
 
 

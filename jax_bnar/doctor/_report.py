@@ -65,6 +65,8 @@ class PlatformReport:
             handlers built for this version or an older one. None where it was not asked.
         cases: what was executed.
         problems: empty where status is "works".
+        log: the end of what JAX said on standard error, None where status is "works". Why a plugin
+            did not start stands only there.
     """
 
     status: Status
@@ -74,6 +76,7 @@ class PlatformReport:
     runtime_ffi_api_version: tuple[int, int] | None
     cases: tuple[Case, ...]
     problems: tuple[Problem, ...]
+    log: str | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,10 +18,11 @@ _ALIASES = {"gpu": "cuda"}
 
 
 class Examined(NamedTuple):
-    """What one process found, and what became of it (None if it ended well)."""
+    """What one process found, what became of it (None if it ended well), and what it said."""
 
     found: Examination
     trouble: str | None
+    log: str = ""
 
 
 # Takes the value of JAX_PLATFORMS to examine under, None for the one that is set.
@@ -40,11 +41,7 @@ def examine_in_process(jax_platforms: str | None, *, timeout: float) -> Examined
             environment=environment,
         )
         found = _read(file)
-    trouble = finished.problem
-    last = finished.stderr.strip().splitlines()[-1:]
-    if trouble is not None and last:
-        trouble = f"{trouble} ({last[0]})"
-    return Examined(found, trouble)
+    return Examined(found, finished.problem, finished.stderr)
 
 
 def _read(file: pathlib.Path) -> Examination:
@@ -83,6 +80,7 @@ def report(examine: Examine) -> Report:
             name,
             examined[name].found if name in examined else None,
             examined[name].trouble if name in examined else not_examined[name],
+            examined[name].log if name in examined else "",
             versions=versions,
             build=build,
             machine=machine,

@@ -74,6 +74,9 @@ def _platform(found: PlatformReport) -> Iterator[str]:
     for case in found.cases:
         yield f"  executed    {case.dtype:9} {case.layout}  {_outcome(case)}"
     yield from _problems(found.problems)
+    if found.log is not None:
+        yield "  log"
+        yield textwrap.indent(found.log, "    ")
 
 
 def _outcome(case: Case) -> str:
