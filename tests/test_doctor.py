@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -289,12 +290,22 @@ def test_jax_platforms_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "JAX_PLATFORMS=cpu leaves it out" in problem_text(found, "cuda")
 
 
-def test_processes_that_hang_or_crash() -> None:
+def test_a_process_that_hangs_is_killed_with_its_children(tmp_path: pathlib.Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     begin = time.monotonic()
-    # The child that stays behind holds the output open.
-    hung = _processes.run(["sh", "-c", "echo begun; sleep 300 & sleep 300"], timeout=0.5)
-    assert time.monotonic() - begin < 60
+    # The child holds the output open too.
+    hung = _processes.run(["sh", "-c", f"echo begun; sleep 60 3>{fifo} & sleep 60"], timeout=0.5)
     assert hung == ("no answer within 0.5 s", "begun\n", "")
+    # Readable, with nothing to read, once no process can write.
+    assert select.select([reader], [], [], 30)[0]
+    assert os.read(reader, 1) == b""
+    assert time.monotonic() - begin < 30
+    os.close(reader)
+
+
+def test_processes_that_crash() -> None:
     crash = _processes.run(["sh", "-c", f"kill -{signal.SIGSEGV:d} $$"], timeout=60)
     assert crash.problem == "killed by SIGSEGV"
     assert _processes.run(["sh", "-c", "exit 3"], timeout=60).problem == "exit status 3"
