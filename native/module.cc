@@ -1,6 +1,8 @@
 // The Python module: one dict of capsules for each platform.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
@@ -9,6 +11,7 @@
 
 #include "cpu/dispatch.h"
 #include "cpu/ffi_handlers.h"
+#include "native/ffi_api_version.h"
 
 #ifdef JAX_BNAR_HAS_CUDA
 #include "cuda/ffi_handlers.h"
@@ -96,4 +99,13 @@ NB_MODULE(_native, m) {
         "Bytes that an operation which sums needs as one more result, or 0.");
   m.def("why_no_cuda", &WhyNoCuda,
         "Why this build has no CUDA kernels; an empty string where it has.");
+  m.def(
+      "ffi_api_version", [] { return jax_bnar::kBuildFfiApiVersion; },
+      "(major, minor) of XLA's FFI API that the handlers are built for.");
+  m.def(
+      "ffi_api_probe", [] { return Encapsulate(jax_bnar::FfiApiProbe); },
+      "Capsule of a handler; registering it tells runtime_ffi_api_version.");
+  m.def("runtime_ffi_api_version", &jax_bnar::RuntimeFfiApiVersion,
+        "(major, minor) of the runtime that ffi_api_probe was last registered "
+        "with, None before.");
 }

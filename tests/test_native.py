@@ -124,7 +124,9 @@ def test_kernels_compile_for_aarch64(aarch64_compiler: str) -> None:
     )
 
 
-@pytest.mark.parametrize("source", ["native/ffi_call.cc", "cpu/ffi_handlers.cc"])
+@pytest.mark.parametrize(
+    "source", ["native/ffi_api_version.cc", "native/ffi_call.cc", "cpu/ffi_handlers.cc"]
+)
 def test_handlers_compile_for_aarch64(aarch64_compiler: str, source: str) -> None:
     run(
         aarch64_compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",

@@ -1,0 +1,37 @@
+"""The command: `python -m jax_bnar.doctor [--json]`."""
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+
+from jax_bnar.doctor._run import examine_in_process, report
+from jax_bnar.doctor._text import render
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m jax_bnar.doctor",
+        description="Says whether the kernels of jax_bnar work here, and if not, why and what to"
+        " do. Exit code 0 if they work on JAX's default platform, else 1.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=300,
+        metavar="SECONDS",
+        help="give up on a platform after this long (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    found = report(functools.partial(examine_in_process, timeout=options.timeout))
+    if options.json:
+        print(json.dumps(dataclasses.asdict(found), indent=2, allow_nan=False))
+    else:
+        print(render(found), end="")
+    return 0 if found.works else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""From what was found to a verdict: what is wrong on each platform, and the way out."""
+
+from jax_bnar import _native_targets
+from jax_bnar.doctor import _environment
+from jax_bnar.doctor._report import (
+    Build,
+    Examination,
+    Machine,
+    PlatformReport,
+    Problem,
+    Status,
+    Versions,
+)
+
+# Long enough for the traceback of a plugin.
+_LOG_CHARACTERS = 4000
+_OUR_KERNELS_OFF = "until then, JAX_BNAR_IMPLEMENTATION=xla computes in pure JAX"
+_ASK = f"please open an issue with this report; {_OUR_KERNELS_OFF}"
+_JAX_ALONE = (
+    "this is JAX's own start of the device: make `python -c 'import jax; print(jax.devices())'`"
+    " work first"
+)
+
+
+def registered(platform: str) -> tuple[str, ...]:
+    return tuple(sorted(name for name, of in _native_targets.registered if of == platform))
+
+
+def diagnose(
+    platform: str,
+    examination: Examination | None,
+    trouble: str | None,
+    log: str,
+    *,
+    versions: Versions,
+    build: Build,
+    machine: Machine,
+) -> PlatformReport:
+    """The report of one platform.
+
+    `examination` is None where the platform was not examined. `trouble` is what became of the
+    process that examined it, or why there was none; None if all went well. `log` is what the
+    process said on standard error.
+    """
+    found = examination or Examination()
+    problems: list[Problem] = []
+    status: Status
+    if examination is None and trouble is not None:
+        status = "excluded"
+        problems.append(Problem(trouble, "unset JAX_PLATFORMS to have it examined"))
+    elif found.device_kind is None:
+        status = "unavailable"
+        problems += _no_device(platform, found, trouble, versions, machine)
+    else:
+        status = "works"
+    operations = registered(platform)
+    if not {"forward", "backward"} <= set(operations):
+        status = "no_kernels" if status == "works" else status
+        problems.append(_no_kernels(platform, build, machine))
+    elif status == "works":
+        status, more = _executed(found, trouble, build)
+        problems += more
+    return PlatformReport(
+        status=status,
+        device_kind=found.device_kind,
+        device_count=found.device_count,
+        registered=operations,
+        runtime_ffi_api_version=found.runtime_ffi_api_version,
+        cases=found.cases,
+        problems=tuple(problems),
+        log=None if status == "works" else log[-_LOG_CHARACTERS:].strip() or None,
+    )
+
+
+def _no_device(
+    platform: str,
+    found: Examination,
+    trouble: str | None,
+    versions: Versions,
+    machine: Machine,
+) -> list[Problem]:
+    problems = []
+    if platform == "cuda":
+        if not machine.gpus and versions.nvidia_driver is None:
+            problems.append(
+                Problem(
+                    "no NVIDIA driver was found (nvidia-smi, /proc/driver/nvidia/version)",
+                    "if the machine has an NVIDIA GPU: install its driver, or start the container"
+                    " with the GPU (docker run --gpus all)",
+                )
+            )
+        if not _environment.has_cuda_plugin(versions):
+            problems.append(
+                Problem(
+                    "JAX has no CUDA plugin",
+                    "pip install 'jax[cuda13]', or 'jax[cuda12]' for a driver older than 580",
+                )
+            )
+    if found.error is not None:
+        problems.append(Problem(f"JAX made no device: {found.error}", _JAX_ALONE))
+    elif trouble is not None:
+        problems.append(Problem(f"JAX made no device: {trouble}, at the {found.step}", _JAX_ALONE))
+    return problems
+
+
+def _no_kernels(platform: str, build: Build, machine: Machine) -> Problem:
+    if build.load_error is not None:
+        return Problem(
+            f"the native module of jax_bnar did not load ({build.load_error})",
+            "install the package with `pip install .` in its sources; it needs a C++17 compiler"
+            " (GCC >= 9 or Clang >= 12)",
+        )
+    reason = _native_targets.why_no_kernel("forward")
+    if platform != "cuda":
+        return Problem(reason, "without kernels the operators run in pure JAX; nothing to do")
+    nvcc = "" if machine.nvcc else "install nvcc of CUDA 13 (none is on PATH), then "
+    return Problem(
+        f"{reason}, not for cuda",
+        f"{nvcc}reinstall with `pip install . -C cmake.define.JAX_BNAR_CUDA=ON`, which names what"
+        " it lacks",
+    )
+
+
+def _executed(
+    found: Examination, trouble: str | None, build: Build
+) -> tuple[Status, list[Problem]]:
+    problems = []
+    runtime = found.runtime_ffi_api_version
+    if build.ffi_api_version and runtime and build.ffi_api_version > runtime:
+        problems.append(
+            Problem(
+                f"the kernels are built for FFI API {_dotted(build.ffi_api_version)}, and the"
+                f" runtime, which has {_dotted(runtime)}, refuses newer ones",
+                "reinstall jax_bnar with `pip install .`, which builds against the oldest jaxlib"
+                " supported, or upgrade jaxlib and its plugin",
+            )
+        )
+    raised = [case for case in found.cases if case.error is not None]
+    for error in dict.fromkeys(case.error for case in raised):
+        where = ", ".join(f"{c.dtype} {c.layout}" for c in raised if c.error == error)
+        problems.append(Problem(f"{where}: {error}", _ASK))
+    # Trouble after the last case concerns JAX's environment text only.
+    if trouble is not None and found.step.startswith("operator"):
+        problems.append(Problem(f"{trouble}, at the {found.step}", _ASK))
+    elif not found.cases:
+        problems.append(Problem(f"{trouble or 'nothing was executed'}, at the {found.step}", _ASK))
+    if problems:
+        return "failed", problems
+    wrong = [case for case in found.cases if not case.agrees]
+    problems = [
+        Problem(
+            f"{case.dtype} {case.layout}: {case.worst_result} differs from pure JAX by"
+            f" {_times(case.largest_error)} its bound",
+            _ASK,
+        )
+        for case in wrong
+    ]
+    return ("wrong" if wrong else "works"), problems
+
+
+def _times(error: float | None) -> str:
+    return "no finite multiple of" if error is None else f"{error:.3g} times"
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,109 @@
+"""Versions and the machine, without starting a backend of JAX."""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import shutil
+from typing import Any
+
+import jax
+import jaxlib.version
+import numpy as np
+
+import jax_bnar
+from jax_bnar import _native_targets
+from jax_bnar.doctor import _processes
+from jax_bnar.doctor._report import Build, Machine, Versions
+
+_NVIDIA_SMI_SECONDS = 20
+_DRIVER_FILE = pathlib.Path("/proc/driver/nvidia/version")
+_CUDA_PLUGINS = tuple(f"jax-cuda{version}-plugin" for version in (12, 13))
+_CUDA_PACKAGES = (
+    *_CUDA_PLUGINS,
+    *(f"jax-cuda{version}-pjrt" for version in (12, 13)),
+    "nvidia-cuda-runtime",
+    "nvidia-cuda-runtime-cu12",
+    "nvidia-cuda-nvcc",
+    "nvidia-cuda-nvcc-cu12",
+)
+_VARIABLES = re.compile(r"(JAX|XLA)_\w+|CUDA_VISIBLE_DEVICES|LD_(LIBRARY_PATH|PRELOAD)")
+
+
+def native(function: str) -> Any:
+    """What a function of the native module returns, None where this build does not have it."""
+    found = getattr(_native_targets._native, function, None)
+    return None if found is None else found()
+
+
+def build() -> Build:
+    error = _native_targets.load_error
+    return Build(
+        native_module=getattr(_native_targets._native, "__file__", None),
+        load_error=None if error is None else f"{type(error).__name__}: {error}",
+        ffi_api_version=native("ffi_api_version"),
+        cuda_version=native("cuda_version"),
+    )
+
+
+def versions_and_machine() -> tuple[Versions, Machine]:
+    driver, gpus = _nvidia()
+    versions = Versions(
+        jax_bnar=jax_bnar.__version__,
+        jax=jax.__version__,
+        jaxlib=jaxlib.version.__version__,
+        numpy=np.__version__,
+        python=platform.python_version(),
+        cuda_packages=_installed(_CUDA_PACKAGES),
+        nvidia_driver=driver,
+    )
+    machine = Machine(
+        system=platform.platform(),
+        architecture=platform.machine(),
+        cpu_count=_usable_cpus(),
+        cpu_isa=_native_targets.cpu_isa(),
+        gpus=gpus,
+        nvcc=shutil.which("nvcc"),
+        environment_variables={
+            name: value for name, value in os.environ.items() if _VARIABLES.fullmatch(name)
+        },
+    )
+    return versions, machine
+
+
+def has_cuda_plugin(versions: Versions) -> bool:
+    return any(name in versions.cuda_packages for name in _CUDA_PLUGINS)
+
+
+def _installed(names: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _usable_cpus() -> int | None:
+    # macOS has no affinity.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _nvidia() -> tuple[str | None, tuple[str, ...]]:
+    """The driver's version and the GPUs; where nvidia-smi fails, what the kernel says."""
+    command = (
+        "nvidia-smi",
+        "--query-gpu=driver_version,name,memory.total",
+        "--format=csv,noheader",
+    )
+    finished = _processes.run(command, timeout=_NVIDIA_SMI_SECONDS)
+    lines = tuple(line.strip() for line in finished.stdout.splitlines() if line.strip())
+    if finished.problem is None and lines:
+        return lines[0].partition(",")[0], tuple(line.partition(", ")[2] for line in lines)
+    try:
+        found = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)", _DRIVER_FILE.read_text())
+    except OSError:
+        return None, ()
+    return (found[1] if found else None), ()

@@ -1,0 +1,191 @@
+"""Examines one platform: `python -m jax_bnar.doctor._examination FILE`, in a process of its own.
+
+A backend that does not start may take its process with it, and so may a kernel. After each step
+FILE holds the `Examination` so far, as JSON. The platform is JAX's default one: the caller sets
+JAX_PLATFORMS.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_bnar
+from jax_bnar import _native_targets
+from jax_bnar.doctor import _environment
+from jax_bnar.doctor._report import Case, Examination
+
+# By MLIR's names, of which "gpu" is none.
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_XLA_PLATFORMS = {"cuda": "CUDA"}
+_LAYOUTS = {"NHWC": -1, "NCHW": 1}
+# A width and a number of rows that fill no vector, more than one of each.
+_BATCH, _HEIGHT, _WIDTH, _CHANNELS = 3, 5, 7, 19
+_EPSILON = 1e-3
+_RESULTS = ("y", "mean", "var", "dx", "dz", "dscale", "dbias")
+# Roundings of float32 between two ways to compute one result, relative to the largest of the array.
+_ROUNDINGS = 16
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+
+
+class Examiner:
+    """Runs the steps and keeps what is known on disk."""
+
+    def __init__(self, file: pathlib.Path) -> None:
+        self._file = file
+        self.found = Examination()
+
+    def update(self, **changes: Any) -> None:
+        self.found = dataclasses.replace(self.found, **changes)
+        temporary = self._file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(dataclasses.asdict(self.found)))
+        temporary.replace(self._file)  # never half a file
+
+    def run(self) -> None:
+        self.update(step="start of the backend")
+        # Beside a job that already fills the GPU.
+        added = _PREALLOCATE not in os.environ
+        os.environ.setdefault(_PREALLOCATE, "false")
+        try:
+            devices = jax.local_devices()
+            platform = device_platform(devices[0])
+        except Exception as error:
+            self.update(error=describe(error))
+            return
+        finally:
+            if added:
+                del os.environ[_PREALLOCATE]  # jax.print_environment_info would show it
+        self.update(
+            platform=platform, device_kind=devices[0].device_kind, device_count=len(devices)
+        )
+        self.update(runtime_ffi_api_version=runtime_ffi_api_version(platform))
+        if {("forward", platform), ("backward", platform)} <= _native_targets.registered:
+            for dtype in ("float32", "bfloat16"):
+                for layout in _LAYOUTS:
+                    self.update(step=f"operator in {dtype}, {layout}")
+                    self.update(cases=(*self.found.cases, examine_case(dtype, layout)))
+        # Last, because it runs nvidia-smi and waits for it.
+        self.update(step="jax.print_environment_info")
+        self.update(jax_environment=jax.print_environment_info(return_string=True))
+        self.update(step="end")
+
+
+def describe(error: BaseException) -> str:
+    """Type and message; where it was raised, for an assertion without a message."""
+    message = str(error).strip()
+    if not message and error.__traceback__ is not None:
+        trace = error.__traceback__
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        message = f"raised in {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    return f"{type(error).__name__}: {message}"
+
+
+def device_platform(device: Any) -> str:
+    """MLIR's name of the device's platform; `device.platform` says gpu for CUDA and for ROCm."""
+    for name in _PLATFORMS:
+        try:
+            if device in jax.local_devices(backend=name):
+                return name
+        except RuntimeError:  # no such backend
+            continue
+    return device.platform
+
+
+def runtime_ffi_api_version(platform: str) -> tuple[int, int] | None:
+    """What a runtime tells a handler that it registers; its backend must have started."""
+    probe = _environment.native("ffi_api_probe")
+    if probe is None:
+        return None
+    jax.ffi.register_ffi_target(
+        _native_targets.target_name("ffi_api_probe"),
+        probe,
+        platform=_XLA_PLATFORMS.get(platform, platform),
+    )
+    return _environment.native("runtime_ffi_api_version")
+
+
+def examine_case(dtype: str, layout: str) -> Case:
+    try:
+        got = execute("ffi", dtype, layout)
+        expected = execute("xla", dtype, layout)
+    except Exception as error:
+        return Case(dtype, layout, agrees=False, error=describe(error))
+    errors = {
+        name: relative_error(g, e) for name, g, e in zip(_RESULTS, got, expected, strict=True)
+    }
+    # A NaN is the worst of all.
+    worst = max(errors, key=lambda name: np.inf if np.isnan(errors[name]) else errors[name])
+    largest = errors[worst]
+    return Case(
+        dtype,
+        layout,
+        agrees=largest <= 1,
+        # JSON has neither NaN nor Infinity.
+        largest_error=largest if np.isfinite(largest) else None,
+        worst_result=worst,
+    )
+
+
+def operands(dtype: str, layout: str) -> tuple[jax.Array, ...]:
+    """x, z, scale, bias, and the cotangents of y, mean and var.
+
+    Fixed, so that no pre-activation is so near to 0 that a rounding opens or shuts its gate.
+    """
+    random = np.random.default_rng(0)
+    shape = (_BATCH, _HEIGHT, _WIDTH, _CHANNELS)
+    x, z, dy = (random.standard_normal(shape, np.float32) for _ in range(3))
+    scale, bias, dmean, dvar = (random.standard_normal(_CHANNELS, np.float32) for _ in range(4))
+    x = 3 + 2 * x
+    if layout == "NCHW":
+        x, z, dy = (np.moveaxis(array, -1, 1) for array in (x, z, dy))
+    x, z, dy = (jnp.asarray(array, dtype) for array in (x, z, dy))
+    return (
+        x,
+        z,
+        *(jnp.asarray(array) for array in (scale, bias)),
+        dy,
+        *map(jnp.asarray, (dmean, dvar)),
+    )
+
+
+def execute(implementation: str, dtype: str, layout: str) -> list[np.ndarray]:
+    """The results named in `_RESULTS`, of forward and backward in one jitted program."""
+
+    @jax.jit
+    def results(x: jax.Array, z: jax.Array, scale: jax.Array, bias: jax.Array, *cotangents: Any):
+        operator = functools.partial(
+            jax_bnar.bn_add_relu,
+            epsilon=_EPSILON,
+            axis=_LAYOUTS[layout],
+            implementation=implementation,
+        )
+        forward, backward = jax.vjp(operator, x, z, scale, bias)
+        return *forward, *backward(jax_bnar.BatchNormResult(*cotangents))
+
+    return [np.asarray(array) for array in results(*operands(dtype, layout))]
+
+
+def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
+    """The largest error over its bound: one unit of the stored dtype, and float32's roundings."""
+    unit = float(jnp.finfo(expected.dtype).eps)
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
+    largest = np.abs(expected).max()
+    bound = unit * np.abs(expected) + _ROUNDINGS * float(np.finfo(np.float32).eps) * largest
+    return float(np.max(np.abs(got - expected) / bound))
+
+
+def main(file: str) -> int:
+    Examiner(pathlib.Path(file)).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

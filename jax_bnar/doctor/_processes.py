@@ -1,0 +1,70 @@
+"""Other programs, with an end to the wait: a broken driver hangs whoever asks it."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+# A process that waits in the kernel (for a driver) does not even die: it is left behind.
+_SECONDS_TO_DIE = 5
+
+
+class Finished(NamedTuple):
+    """`problem` is None for exit status 0, else what happened, in words."""
+
+    problem: str | None
+    stdout: str
+    stderr: str
+
+
+def run(
+    command: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None
+) -> Finished:
+    """Runs a program for at most `timeout` seconds; raises nothing."""
+    with tempfile.TemporaryDirectory(prefix="jax_bnar_doctor_") as directory:
+        # Files, because a pipe stays open, and is waited for, as long as any grandchild lives.
+        out, err = (pathlib.Path(directory) / name for name in ("stdout", "stderr"))
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return Finished(str(error), "", "")
+            problem = _wait(process, timeout)
+        return Finished(problem, _text(out), _text(err))
+
+
+def _wait(process: subprocess.Popen[bytes], timeout: float) -> str | None:
+    try:
+        status = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        # The whole session, for nvidia-smi may be what hangs.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_SECONDS_TO_DIE)
+        return f"no answer within {timeout:g} s"
+    if status < 0:
+        return f"killed by {_signal_name(-status)}"
+    return f"exit status {status}" if status else None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _text(path: pathlib.Path) -> str:
+    return path.read_bytes().decode(errors="replace")

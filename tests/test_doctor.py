@@ -1,0 +1,333 @@
+"""`python -m jax_bnar.doctor`: tells a healthy installation from a broken one, and says why."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import oracle
+import pytest
+
+from jax_bnar import _native_targets
+from jax_bnar.doctor import _environment, _examination, _processes, _run, _text
+from jax_bnar.doctor._report import Case, Examination, Report
+
+ALL_WELL = Examination(
+    step="end",
+    platform="cpu",
+    device_kind="cpu",
+    device_count=1,
+    runtime_ffi_api_version=(0, 3),
+    cases=(Case("float32", "NHWC", agrees=True, largest_error=0.5, worst_result="y"),),
+    jax_environment="jax: 1.2.3",
+)
+
+
+def run_doctor(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    inherited = {
+        k: v for k, v in os.environ.items() if not k.startswith("JAX_") and k != "PYTHONWARNINGS"
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "jax_bnar.doctor", *arguments],
+        env=inherited | {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "error"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def report(**examined: _run.Examined) -> Report:
+    """The report on `default` and, by the value of JAX_PLATFORMS, on the others."""
+    return _run.report(lambda jax_platforms: examined[jax_platforms or "default"])
+
+
+def problem_text(found: Report, platform: str) -> str:
+    return "\n".join(f"{p.reason} -> {p.way_out}" for p in found.platforms[platform].problems)
+
+
+@pytest.fixture
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JAX_PLATFORMS", "JAX_BNAR_IMPLEMENTATION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_healthy() -> None:
+    finished = run_doctor("--json")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    found = json.loads(finished.stdout)
+    assert found["works"]
+    assert found["default_platform"] == "cpu"
+    assert found["versions"]["jax"] == jax.__version__
+    assert found["build"]["native_module"].endswith(".so")
+    assert found["machine"]["cpu_isa"] == _native_targets.cpu_isa()
+    assert found["machine"]["environment_variables"]["JAX_PLATFORMS"] == "cpu"
+    assert f"jaxlib: {found['versions']['jaxlib']}" in found["jax_environment"]
+    assert "PREALLOCATE" not in found["jax_environment"]
+    cpu = found["platforms"]["cpu"]
+    assert (cpu["status"], cpu["problems"]) == ("works", [])
+    assert {"forward", "backward"} <= set(cpu["registered"])
+    assert {(case["dtype"], case["layout"]) for case in cpu["cases"]} == {
+        (dtype, layout) for dtype in ("float32", "bfloat16") for layout in ("NHWC", "NCHW")
+    }
+    assert all(case["agrees"] and 0 <= case["largest_error"] <= 1 for case in cpu["cases"])
+    # The headers that a jaxlib carries are those of its own runtime.
+    header = pathlib.Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text()
+    numbers = re.findall(r"define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header)
+    assert cpu["runtime_ffi_api_version"] == [int(number) for number in numbers]
+    assert found["build"]["ffi_api_version"] <= cpu["runtime_ffi_api_version"]
+    assert found["platforms"]["cuda"]["status"] in ("excluded", "unavailable")
+    assert found["platforms"]["cuda"]["problems"]
+
+
+def test_native_module_missing(tmp_path: pathlib.Path) -> None:
+    # For the processes that the doctor starts too.
+    blocked = "import sys\nsys.modules['jax_bnar._native'] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(blocked)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    finished = run_doctor(PYTHONPATH=path)
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    assert "the default platform (cpu) does NOT work" in finished.stdout
+    assert "cpu (default): has no kernels in this build" in finished.stdout
+    assert "the native module of jax_bnar did not load (" in finished.stdout
+    assert "pip install ." in finished.stdout
+    assert "executed" not in finished.stdout
+    assert finished.stderr == ""
+
+
+def test_plugin_that_does_not_start(tmp_path: pathlib.Path) -> None:
+    """JAX logs why, and raises nothing that would tell."""
+    plugin = tmp_path / "jax_plugins" / "xla_cuda13"
+    plugin.mkdir(parents=True)
+    (plugin / "__init__.py").write_text("def initialize(): raise OSError('no cuDNN here')")
+    metadata = tmp_path / "jax_cuda13_plugin-9.8.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: jax-cuda13-plugin\nVersion: 9.8\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    finished = run_doctor("--json", PYTHONPATH=path, JAX_PLATFORMS="cuda")
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    found = json.loads(finished.stdout)
+    assert found["default_platform"] == "cuda"
+    assert found["versions"]["cuda_packages"]["jax-cuda13-plugin"] == "9.8"
+    cuda = found["platforms"]["cuda"]
+    assert cuda["status"] == "unavailable"
+    assert "OSError: no cuDNN here" in cuda["log"]
+    reasons = [problem["reason"] for problem in cuda["problems"]]
+    assert any(reason.startswith("JAX made no device: ") for reason in reasons)
+    assert "JAX has no CUDA plugin" not in reasons
+    # The report is whole all the same.
+    assert found["platforms"]["cpu"]["status"] == "works"
+    assert "jaxlib: " in found["jax_environment"]
+
+
+@pytest.fixture(scope="module")
+def executed() -> dict[str, list[np.ndarray]]:
+    return {name: _examination.execute(name, "bfloat16", "NCHW") for name in ("ffi", "xla")}
+
+
+@pytest.mark.parametrize("result", range(len(_examination._RESULTS)))
+@pytest.mark.parametrize("wrong", ["one element", "nan", "everywhere"])
+def test_wrong_numbers_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+    executed: dict[str, list[np.ndarray]],
+    result: int,
+    wrong: str,
+) -> None:
+    kernels = [array.copy() for array in executed["ffi"]]
+    values = kernels[result].astype(np.float64)
+    if wrong == "one element":
+        values.flat[np.argmax(values)] *= 1.03
+    elif wrong == "nan":
+        values.flat[-1] = np.nan
+    else:
+        values += 0.03
+    kernels[result] = values.astype(kernels[result].dtype)
+    results = {"ffi": kernels, "xla": executed["xla"]}
+    monkeypatch.setattr(_examination, "execute", lambda implementation, *_: results[implementation])
+    case = _examination.examine_case("bfloat16", "NCHW")
+    assert not case.agrees
+    assert case.worst_result == _examination._RESULTS[result]
+    assert (case.largest_error is None) == (wrong == "nan")
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_wrong_numbers_fail_the_platform() -> None:
+    case = Case("bfloat16", "NHWC", agrees=False, largest_error=7.25, worst_result="dx")
+    examination = dataclasses.replace(ALL_WELL, cases=(*ALL_WELL.cases, case))
+    found = report(default=_run.Examined(examination, None))
+    assert not found.works
+    assert found.platforms["cpu"].status == "wrong"
+    assert "bfloat16 NHWC: dx differs from pure JAX by 7.25 times" in problem_text(found, "cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_gate_hangs_on_a_rounding(dtype: str) -> None:
+    x, z, scale, bias, *_ = (np.asarray(a) for a in _examination.operands(dtype, "NHWC"))
+    pre = oracle.forward(x, z, scale, bias, epsilon=_examination._EPSILON, relu=False)
+    assert np.all(np.abs(pre.y) > 2 * pre.y_allowance)
+
+
+def test_an_error_is_reported_with_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def execute(*_: Any) -> None:
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    monkeypatch.setattr(_examination, "execute", execute)
+    case = _examination.examine_case("float32", "NHWC")
+    assert not case.agrees
+    assert case.error == "RuntimeError: CUDA_ERROR_ILLEGAL_ADDRESS"
+
+
+def test_an_error_without_a_message_says_where() -> None:
+    with pytest.raises(AssertionError) as caught:
+        raise AssertionError
+    described = _examination.describe(caught.value)
+    assert re.fullmatch(r"AssertionError: raised in .*test_doctor.py:\d+", described)
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_default_platform_without_kernels() -> None:
+    tpu = dataclasses.replace(ALL_WELL, platform="tpu", device_kind="TPU v5", cases=())
+    found = report(default=_run.Examined(tpu, None), cpu=_run.Examined(ALL_WELL, None))
+    assert not found.works
+    assert found.default_platform == "tpu"
+    assert found.platforms["tpu"].status == "no_kernels"
+    assert "this build has kernels for cpu" in problem_text(found, "tpu")
+    assert found.platforms["cpu"].status == "works"
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_cuda_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_cpu = frozenset(pair for pair in _native_targets.registered if pair[1] == "cpu")
+    monkeypatch.setattr(_native_targets, "registered", only_cpu)
+    h200 = dataclasses.replace(ALL_WELL, platform="cuda", device_kind="NVIDIA H200", cases=())
+    found = report(default=_run.Examined(h200, None), cpu=_run.Examined(ALL_WELL, None))
+    assert not found.works
+    text = problem_text(found, "cuda")
+    assert "kernels for cpu only, not for cuda" in text
+    assert "cmake.define.JAX_BNAR_CUDA=ON" in text
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_gpu_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX falls back to the CPU, and the report says why."""
+    monkeypatch.setattr(_environment, "has_cuda_plugin", lambda versions: True)
+    broken = Examination(step="start of the backend", error="RuntimeError: CUDA_ERROR_NO_DEVICE")
+    found = report(default=_run.Examined(ALL_WELL, None), cuda=_run.Examined(broken, None))
+    assert found.works
+    assert found.platforms["cuda"].status == "unavailable"
+    assert "JAX made no device: RuntimeError: CUDA_ERROR_NO_DEVICE" in problem_text(found, "cuda")
+
+    monkeypatch.setenv("JAX_PLATFORMS", "gpu")
+    found = report(default=_run.Examined(broken, None), cpu=_run.Examined(ALL_WELL, None))
+    assert not found.works
+    assert found.default_platform == "cuda"
+    assert (found.jax_environment, found.jax_environment_platform) == ("jax: 1.2.3", "cpu")
+    text = _text.render(found)
+    assert "the default platform (cuda) does NOT work" in text
+    assert "CUDA_ERROR_NO_DEVICE" in text
+
+
+@pytest.mark.usefixtures("no_variables")
+@pytest.mark.parametrize(
+    ("step", "status", "works"),
+    [
+        ("import", "unavailable", False),
+        ("start of the backend", "unavailable", False),
+        ("operator in bfloat16, NHWC", "failed", False),
+        ("jax.print_environment_info", "works", True),
+    ],
+)
+def test_crash(step: str, status: str, works: bool) -> None:
+    """Whatever the process was at; without JAX's text the verdict is still whole."""
+    found_so_far = dataclasses.replace(ALL_WELL, step=step, jax_environment=None)
+    if status == "unavailable":
+        found_so_far = Examination(step=step)
+    crashed = _run.Examined(found_so_far, "killed by SIGSEGV")
+    found = report(default=crashed, cpu=crashed)
+    assert found.works == works
+    assert found.platforms["cpu"].status == status
+    assert ("killed by SIGSEGV, at the " + step in problem_text(found, "cpu")) == (not works)
+    assert "jax.print_environment_info() gave no answer" in _text.render(found)
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_runtime_older_than_the_build() -> None:
+    case = Case("float32", "NHWC", agrees=False, error="XlaRuntimeError: No FFI handler registered")
+    old = dataclasses.replace(ALL_WELL, runtime_ffi_api_version=(0, 1), cases=(case, case))
+    found = report(default=_run.Examined(old, None))
+    text = problem_text(found, "cpu")
+    assert found.platforms["cpu"].status == "failed"
+    assert "and the runtime, which has 0.1, refuses newer ones" in text
+    assert text.count("No FFI handler registered") == 1
+
+
+@pytest.mark.usefixtures("no_variables")
+@pytest.mark.parametrize("value", ["xla", "cuda"])
+def test_environment_that_turns_the_kernels_off(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("JAX_BNAR_IMPLEMENTATION", value)
+    found = report(default=_run.Examined(ALL_WELL, None))
+    assert not found.works
+    assert found.platforms["cpu"].status == "works"
+    assert "JAX_BNAR_IMPLEMENTATION" in found.problems[0].reason
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_jax_platforms_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_environment, "has_cuda_plugin", lambda versions: True)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    found = report(default=_run.Examined(ALL_WELL, None))  # a KeyError if it asked for cuda
+    assert found.platforms["cuda"].status == "excluded"
+    assert "JAX_PLATFORMS=cpu leaves it out" in problem_text(found, "cuda")
+
+
+def test_a_process_that_hangs_is_killed_with_its_children(tmp_path: pathlib.Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    begin = time.monotonic()
+    # The child holds the output open too.
+    hung = _processes.run(["sh", "-c", f"echo begun; sleep 60 3>{fifo} & sleep 60"], timeout=0.5)
+    assert hung == ("no answer within 0.5 s", "begun\n", "")
+    # Readable, with nothing to read, once no process can write.
+    assert select.select([reader], [], [], 30)[0]
+    assert os.read(reader, 1) == b""
+    assert time.monotonic() - begin < 30
+    os.close(reader)
+
+
+def test_processes_that_crash() -> None:
+    crash = _processes.run(["sh", "-c", f"kill -{signal.SIGSEGV:d} $$"], timeout=60)
+    assert crash.problem == "killed by SIGSEGV"
+    assert _processes.run(["sh", "-c", "exit 3"], timeout=60).problem == "exit status 3"
+    missing = _processes.run(["a-program-that-is-not-there"], timeout=60)
+    assert missing.problem is not None
+    assert "No such file" in missing.problem
+
+
+def test_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '580.65.06, NVIDIA H200, 143771 MiB'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert _environment._nvidia() == ("580.65.06", ("NVIDIA H200, 143771 MiB",))
+
+    program.write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n")
+    file = tmp_path / "version"
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\n")
+    monkeypatch.setattr(_environment, "_DRIVER_FILE", file)
+    assert _environment._nvidia() == ("580.65.06", ())
+    # What the open kernel module says of itself.
+    file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08  Release\n")
+    assert _environment._nvidia() == ("575.57.08", ())
+    file.unlink()
+    assert _environment._nvidia() == (None, ())
