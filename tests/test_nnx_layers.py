@@ -251,7 +251,8 @@ def test_state_and_metadata_are_those_of_nnx() -> None:
             assert variable.get_metadata() == like.get_metadata()
             assert (variable.shape, variable.dtype) == (like.shape, like.dtype)
         assert isinstance(layer, nnx.BatchNorm)
-        assert layer.scale.note == "last"
+        scale: Any = layer.scale
+        assert scale.note == "last"
     assert ours.scale[...].sharding.spec == jax.P("model")
 
 
