@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jax_bnar._linen_batch_norm import BatchNorm
+from jax_bnar._linen_folded_norm import FoldedBatchNorm
 from jax_bnar._resnet_options import PADDINGS, Padding, choice
 
 # A module class, or a functools.partial of one.
@@ -26,7 +27,7 @@ class _Names(NamedTuple):
     shortcut_norm: str
 
 
-_NAMES: dict[str, _Names] = {
+NAMES: dict[str, _Names] = {
     "flax": _Names("conv_init", "bn_init", "conv_proj", "norm_proj"),
     "algoperf": _Names("Conv_init", "BatchNorm_init", "Conv_proj", "BatchNorm_proj"),
 }
@@ -78,7 +79,7 @@ class FusedBottleneck(nn.Module):
         Returns:
             y, shape (N, ceil(H/stride), ceil(W/stride), 4*filters).
         """
-        names = choice("naming", self.naming, _NAMES)
+        names = choice("naming", self.naming, NAMES)
         padding = choice("padding", self.padding, PADDINGS)
         # "SAME" is the default of nn.Conv; not passed, for `conv` may know other arguments.
         padded = {} if padding == "SAME" else {"padding": padding}
@@ -147,7 +148,7 @@ class ResNet(nn.Module):
             epsilon=self.epsilon,
             dtype=self.dtype,
         )
-        names = choice("naming", self.naming, _NAMES)
+        names = choice("naming", self.naming, NAMES)
         if self.stem == "imagenet":
             x = conv(self.num_filters, (7, 7), (2, 2), padding=[(3, 3)] * 2, name=names.stem_conv)(
                 x
@@ -198,7 +199,7 @@ class _NormAct:
         self._mode = (
             {} if use_running_average is None else {"use_running_average": use_running_average}
         )
-        self._fused = _is_ours(norm) and act is nn.relu
+        self._fused = _is_a(norm, BatchNorm, FoldedBatchNorm) and act is nn.relu
 
     def normalise(self, x: jax.Array, **fields: Any) -> jax.Array:
         return self._norm(**fields)(x, **self._mode)
@@ -207,6 +208,9 @@ class _NormAct:
         self, x: jax.Array, shortcut: jax.Array, shortcut_fields: dict[str, Any], **fields: Any
     ) -> jax.Array:
         """act(norm(x) + norm(shortcut)), as `jax_bnar.dual_bn_add_relu` computes it."""
+        if _is_a(self._norm, FoldedBatchNorm):
+            # Folded, the shortcut's norm is a bias, and that is in the bias of the other one.
+            return self(x, residual=shortcut, **fields)
         return self(x, residual=self.normalise(shortcut, **shortcut_fields), **fields)
 
     def __call__(self, x: jax.Array, residual: jax.Array | None = None, **fields: Any) -> jax.Array:
@@ -216,7 +220,13 @@ class _NormAct:
         return self._act(y if residual is None else residual + y)
 
 
-def _is_ours(norm: ModuleFactory) -> bool:
+def norm_class(norm: ModuleFactory) -> Any:
+    """The class that a partial makes."""
     while isinstance(norm, functools.partial):
         norm = norm.func
-    return isinstance(norm, type) and issubclass(norm, BatchNorm)
+    return norm
+
+
+def _is_a(norm: ModuleFactory, *classes: type) -> bool:
+    kind = norm_class(norm)
+    return isinstance(kind, type) and issubclass(kind, classes)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 SHAPE = (6, 4, 5, 3)
 
@@ -93,3 +94,10 @@ def trained_looking(tree: Any, seed: int = 5) -> Any:
         return jnp.asarray(values, leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(value, tree)
+
+
+def trained_model(make: Any) -> Any:
+    """The NNX model `make(rngs=...)` with such values, not its initial ones."""
+    model = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
+    nnx.update(model, trained_looking(nnx.to_pure_dict(nnx.state(model))))
+    return model

@@ -8,19 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from flax_tools import apply, as_flax_needs_it, assert_close, normal, tolerance, trained_looking
+from flax_tools import (
+    apply,
+    as_flax_needs_it,
+    assert_close,
+    normal,
+    tolerance,
+    trained_looking,
+    trained_model,
+)
 from programs import ours
 
 from jax_bnar import flax_layers, torch_weights
 from jax_bnar.nnx_layers import BatchNorm, FusedBottleneck, ResNet, ResNet50, convert_batch_norms
 
 PLAIN = functools.partial(nnx.BatchNorm, use_fast_variance=False)
-
-
-def randomised(model: Any) -> Any:
-    state = nnx.to_pure_dict(nnx.state(model))
-    nnx.update(model, trained_looking(state))
-    return model
 
 
 @nnx.jit
@@ -46,14 +48,12 @@ def outcome(model: Any, x: jax.Array) -> Any:
 )
 def test_bottleneck_equals_nnx(in_features: int, strides: int, padding: Any) -> None:
     x = normal(0, (3, 6, 6, in_features)) - 3
-    make = functools.partial(
-        FusedBottleneck, in_features, 2, strides=strides, padding=padding, rngs=nnx.Rngs(0)
-    )
+    make = functools.partial(FusedBottleneck, in_features, 2, strides=strides, padding=padding)
     with as_flax_needs_it():
-        expected = outcome(randomised(make(norm=PLAIN)), x)
-        converted = convert_batch_norms(randomised(make(norm=PLAIN)))
+        expected = outcome(trained_model(functools.partial(make, norm=PLAIN)), x)
+        converted = convert_batch_norms(trained_model(functools.partial(make, norm=PLAIN)))
         assert_close(outcome(converted, x), expected, 64 * tolerance(x.dtype))
-    assert_close(outcome(randomised(make()), x), expected, 64 * tolerance(x.dtype))
+    assert_close(outcome(trained_model(make), x), expected, 64 * tolerance(x.dtype))
 
 
 def test_bottleneck_is_three_operators_and_starts_as_its_shortcut() -> None:
@@ -67,9 +67,9 @@ def test_bottleneck_is_three_operators_and_starts_as_its_shortcut() -> None:
     assert ours(forward(block), x) == {"forward": 3}
     assert "max" not in str(jax.make_jaxpr(forward(block))(x))
     np.testing.assert_array_equal(block(x), nnx.relu(x))
-    assert ours(forward(FusedBottleneck(8, 2, strides=2, rngs=nnx.Rngs(0))), x) == {"forward": 4}
-
-    unfused = FusedBottleneck(8, 2, act=nnx.silu, rngs=nnx.Rngs(0))
+    strided = trained_model(functools.partial(FusedBottleneck, 8, 2, strides=2))
+    assert ours(forward(strided), x) == {"forward": 4}
+    unfused = trained_model(functools.partial(FusedBottleneck, 8, 2, act=nnx.silu))
     assert ours(forward(unfused), x) == {"forward": 3}
     assert unfused.bn0.activation == "none"
 
@@ -108,7 +108,9 @@ def test_resnet_equals_linen() -> None:
             return evaluated, apply(net, variables, x, mutable=["batch_stats"])
 
         evaluated, (trained, updated) = run(variables, x)
-        model = ResNet((1, 1), 5, num_filters=4, dtype=dtype, rngs=nnx.Rngs(0))
+        model = nnx.eval_shape(
+            lambda d=dtype: ResNet((1, 1), 5, num_filters=4, dtype=d, rngs=nnx.Rngs(0))
+        )
         torch_weights.to_nnx(torch_weights.from_linen(linen, variables), model)
         forward = nnx.jit(lambda model, x: model(x))
         model.eval()
@@ -120,18 +122,21 @@ def test_resnet_equals_linen() -> None:
 
 
 def test_small_stem_and_partials() -> None:
-    model = ResNet(
-        (1,),
-        5,
-        num_filters=4,
-        in_features=1,
-        stem="small",
-        padding="SAME",
-        norm=functools.partial(BatchNorm, scale_metadata={"note": "norm"}, save="mask"),
-        conv=functools.partial(nnx.Conv, kernel_metadata={"note": "conv"}),
-        rngs=nnx.Rngs(0),
+    model: Any = nnx.eval_shape(
+        lambda: ResNet(
+            (1,),
+            5,
+            num_filters=4,
+            in_features=1,
+            stem="small",
+            padding="SAME",
+            norm=functools.partial(BatchNorm, scale_metadata={"note": "norm"}, save="mask"),
+            conv=functools.partial(nnx.Conv, kernel_metadata={"note": "conv"}),
+            rngs=nnx.Rngs(0),
+        )
     )
-    assert model(normal(0, (2, 8, 8, 1))).shape == (2, 5)
+    images = jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
+    assert nnx.eval_shape(lambda model, x: model(x), model, images).shape == (2, 5)
     notes = {
         path[-1]: variable.note
         for path, variable in nnx.to_flat_state(nnx.state(model))

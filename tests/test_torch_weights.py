@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from flax_tools import apply, assert_close, normal, trained_looking
+from flax_tools import apply, assert_close, normal, trained_looking, trained_model
 
 from jax_bnar import flax_layers, nnx_layers, torch_weights
 
@@ -36,7 +36,8 @@ def small_linen(**fields: Any) -> Any:
 
 
 def small_nnx(**fields: Any) -> Any:
-    return nnx_layers.ResNet((2, 1), 5, num_filters=4, rngs=nnx.Rngs(0), **fields)
+    make = functools.partial(nnx_layers.ResNet, (2, 1), 5, num_filters=4, **fields)
+    return trained_model(make)
 
 
 def assert_like_torch(actual: Any, expected: Any, rtol: float) -> None:
@@ -103,7 +104,7 @@ def test_round_trip_through_linen(naming: Any) -> None:
 
 def test_abstract_nnx_model_takes_weights() -> None:
     _, weights = small()
-    abstract = nnx.eval_shape(small_nnx)
+    abstract = nnx.eval_shape(lambda: nnx_layers.ResNet((2, 1), 5, num_filters=4, rngs=nnx.Rngs(0)))
     model = torch_weights.to_nnx(weights, abstract)
     assert_close(
         nnx.to_pure_dict(nnx.state(model)),
