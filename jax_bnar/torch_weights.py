@@ -81,9 +81,11 @@ def to_linen(weights: Mapping[str, Any], net: Any) -> dict[str, Any]:
         `{"params": ..., "batch_stats": ...}` in the dtypes of the network.
 
     Raises:
+        TypeError: net is no ResNet.
         ValueError: a weight is missing, unexpected or of another shape (all of them are named), or
-            the network pads as PyTorch does not.
+            the network pads as PyTorch does not, or lacks a parameter that torchvision's has.
     """
+    _require_resnet(net, "padding")
     _require_padding(net.padding)
     channels = np.shape(weights["conv1.weight"])[1] if "conv1.weight" in weights else 3
     images = jax.ShapeDtypeStruct((1, 64, 64, channels), jnp.float32)
@@ -118,8 +120,9 @@ def to_nnx(weights: Mapping[str, Any], model: Any) -> Any:
         The model.
 
     Raises:
-        ValueError: as `to_linen`; the model is unchanged then.
+        TypeError, ValueError: as `to_linen`; the model is unchanged then.
     """
+    _require_resnet(model, "stem")
     _require_padding(model.stem.padding)
     leaves = dict(_nnx_leaves(model))
     _check(weights, {name: (kind, v.shape) for name, (kind, v) in leaves.items()})
@@ -174,10 +177,13 @@ def _linen_leaves(variables: Any, module: _Module) -> Iterator[tuple[str, str, A
     """(leaf, collection, value) of one module."""
     for leaf in _TORCH_NAMES[module.kind]:
         collection = "batch_stats" if leaf in _STATISTICS else "params"
-        node = variables[collection]
-        for key in module.linen:
+        path = (collection, *module.linen, leaf)
+        node = variables
+        for key in path:
+            if key not in node:
+                raise _lacks(path)
             node = node[key]
-        yield leaf, collection, node[leaf]
+        yield leaf, collection, node
 
 
 def _nnx_leaves(model: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
@@ -187,7 +193,10 @@ def _nnx_leaves(model: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
         for key in module.nnx:
             node = node[key] if isinstance(key, int) else getattr(node, key)
         for leaf in _TORCH_NAMES[module.kind]:
-            yield _torch_name(module, leaf), (module.kind, getattr(node, leaf))
+            variable = getattr(node, leaf, None)
+            if variable is None:
+                raise _lacks((*module.nnx, leaf))
+            yield _torch_name(module, leaf), (module.kind, variable)
 
 
 def _to_jax(value: Any, kind: str, dtype: Any) -> jax.Array:
@@ -204,6 +213,22 @@ def _to_torch(value: Any, kind: str) -> Array:
         array = array.transpose(np.argsort(_TRANSPOSED[kind]))
     # A copy, for PyTorch takes no array that it may not write to.
     return np.array(array, order="C")
+
+
+def _lacks(path: Sequence[str | int]) -> ValueError:
+    return ValueError(
+        f"torch_weights: the network has no {'.'.join(map(str, path))}, as torchvision's has; make"
+        " it with BatchNorms that have scale and bias, and neither folded nor without statistics."
+    )
+
+
+def _require_resnet(net: Any, attribute: str) -> None:
+    if not (hasattr(net, "stage_sizes") and hasattr(net, attribute)):
+        layers = "nnx_layers" if attribute == "stem" else "flax_layers"
+        raise TypeError(
+            f"torch_weights: the network must be a jax_bnar.{layers}.ResNet, got"
+            f" {type(net).__name__}."
+        )
 
 
 def _require_padding(padding: str) -> None:

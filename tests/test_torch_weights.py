@@ -181,6 +181,20 @@ def test_padding_of_flax_is_refused() -> None:
         torch_weights.to_nnx(small()[1], small_nnx(padding="SAME"))
 
 
+def test_networks_that_do_not_fit() -> None:
+    _, weights = small()
+    linen = small_linen(norm=functools.partial(flax_layers.BatchNorm, use_bias=False))
+    with pytest.raises(ValueError, match=r"the network has no params\.bn_init\.bias"):
+        torch_weights.to_linen(weights, linen)
+    folded = nnx_layers.fold_batch_norms(small_nnx())
+    with pytest.raises(ValueError, match=r"the network has no stem\.bn\.scale"):
+        torch_weights.from_nnx(folded)
+    with pytest.raises(TypeError, match=r"must be a jax_bnar\.flax_layers\.ResNet, got ResNet"):
+        torch_weights.to_linen(weights, small_nnx())
+    with pytest.raises(TypeError, match=r"must be a jax_bnar\.nnx_layers\.ResNet, got dict"):
+        torch_weights.to_nnx(weights, {})
+
+
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError, match="there is no file"):
         torch_weights.read(tmp_path / "nowhere.pth")
