@@ -7,6 +7,8 @@ from jax_bnar._api import bn_add_relu as bn_add_relu
 from jax_bnar._api import bn_add_relu_inference as bn_add_relu_inference
 from jax_bnar._api import bn_relu as bn_relu
 from jax_bnar._api import bn_relu_inference as bn_relu_inference
+from jax_bnar._dual import DualBatchNormResult as DualBatchNormResult
+from jax_bnar._dual import dual_bn_add_relu as dual_bn_add_relu
 from jax_bnar._export import DISABLED_EXPORT_CHECKS as DISABLED_EXPORT_CHECKS
 
 __version__ = "0.1.0"

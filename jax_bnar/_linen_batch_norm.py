@@ -10,6 +10,7 @@ from flax.linen import dtypes
 
 from jax_bnar import _layer_rules
 from jax_bnar._config import Activation
+from jax_bnar._layer_call import LayerCall, checked_mask, checked_residual, require_real
 
 
 class BatchNorm(nn.Module):
@@ -116,55 +117,41 @@ class BatchNorm(nn.Module):
         use_running_average = nn.merge_param(
             "use_running_average", self.use_running_average, use_running_average
         )
-        if self.activation not in ("none", "relu"):
-            raise ValueError(
-                f"BatchNorm: activation must be 'none' or 'relu', got {self.activation!r}."
-            )
-        x = jnp.asarray(x)
-        residual = _checked_residual(residual, x)
-        mask = None if mask is None else jnp.broadcast_to(jnp.asarray(mask, bool), x.shape)
-        view = _layer_rules.channel_view(self.axis, x.shape)
-
-        stored = jnp.float32 if self.force_float32_reductions else self.param_dtype
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, view.features, stored)
-        running_var = self.variable("batch_stats", "var", jnp.ones, view.features, stored)
-        scale = bias = None
-        if self.use_scale:
-            scale = self.param("scale", self.scale_init, view.features, self.param_dtype)
-        if self.use_bias:
-            bias = self.param("bias", self.bias_init, view.features, self.param_dtype)
-
-        with jax.numpy_dtype_promotion("standard"):
-            result = dtypes.canonicalize_dtype(x, scale, bias, residual, dtype=self.dtype)
-        _require_real(x, result)
-        operands = [x] if residual is None else [x, residual]
-        compute = _layer_rules.compute_dtype(result, *(a.dtype for a in operands))
-        x_view, *residual_view = (view.view(a.astype(compute)) for a in operands)
-        scale, bias = (None if v is None else v.reshape(-1) for v in (scale, bias))
-        arrays = (x_view, residual_view[0] if residual_view else None, scale, bias)
-        options: dict[str, Any] = {
-            "axis": view.axis,
-            "epsilon": self.epsilon,
-            "activation": self.activation,
-            "implementation": self.implementation,
-        }
-        if use_running_average:
-            y = _layer_rules.normalise_with_given_statistics(
-                *arrays, running_mean.value.reshape(-1), running_var.value.reshape(-1), **options
-            )
-            return view.restore(y).astype(result)
-
         # The input of `init` need not be a real batch, nor the named axis exist there (as in Flax).
         initializing = self.is_initializing()
-        y, statistics = _layer_rules.normalise_with_batch_statistics(
-            *arrays,
-            **options,
+        call = LayerCall(
+            axis=self.axis,
+            epsilon=self.epsilon,
+            activation=self.activation,
             num_groups=1 if initializing else self.num_groups,
             save=self.save,
-            mask=None if mask is None else view.view(mask),
+            implementation=self.implementation,
             axis_name=None if initializing else self.axis_name,
             axis_index_groups=None if initializing else self.axis_index_groups,
         )
+        x = jnp.asarray(x)
+        residual = checked_residual(residual, x)
+        mask = checked_mask(mask, x)
+        features = _layer_rules.channel_view(self.axis, x.shape).features
+
+        stored = jnp.float32 if self.force_float32_reductions else self.param_dtype
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, stored)
+        running_var = self.variable("batch_stats", "var", jnp.ones, features, stored)
+        scale = bias = None
+        if self.use_scale:
+            scale = self.param("scale", self.scale_init, features, self.param_dtype)
+        if self.use_bias:
+            bias = self.param("bias", self.bias_init, features, self.param_dtype)
+
+        with jax.numpy_dtype_promotion("standard"):
+            result = dtypes.canonicalize_dtype(x, scale, bias, residual, dtype=self.dtype)
+        require_real(x, result, "flax.linen.BatchNorm")
+        arrays = (x, residual, scale, bias)
+        if use_running_average:
+            return call.with_given_statistics(
+                *arrays, running_mean.value, running_var.value, result=result
+            )
+        y, statistics = call.with_batch_statistics(*arrays, mask=mask, result=result)
         if self.is_mutable_collection("batch_stats") and not initializing:
             var = _layer_rules.unbiased(statistics) if self.unbiased_running_var else statistics.var
             statistic_dtype = self._statistic_dtype(x)
@@ -172,7 +159,7 @@ class BatchNorm(nn.Module):
                 running.value = _layer_rules.running_average(
                     running.value, batch, self.momentum, dtype=statistic_dtype
                 )
-        return view.restore(y).astype(result)
+        return y
 
     def _statistic_dtype(self, x: jax.Array) -> np.dtype:
         """The dtype of batch statistics in Flax, which decides that of the running ones."""
@@ -180,24 +167,3 @@ class BatchNorm(nn.Module):
         if self.force_float32_reductions or not jnp.issubdtype(dtype, jnp.inexact):
             return _layer_rules.promoted(dtype, np.float32)
         return np.dtype(dtype)
-
-
-def _checked_residual(residual: Any, x: jax.Array) -> jax.Array | None:
-    if residual is None:
-        return None
-    residual = jnp.asarray(residual)
-    if residual.shape != x.shape:
-        raise ValueError(
-            f"BatchNorm: residual must have the shape of x, {x.shape}, got {residual.shape}; it is"
-            " not broadcast (use jnp.broadcast_to where that is meant)."
-        )
-    return residual
-
-
-def _require_real(x: jax.Array, result: Any) -> None:
-    for name, dtype in (("x", x.dtype), ("the result", result)):
-        if jnp.issubdtype(dtype, jnp.complexfloating):
-            raise NotImplementedError(
-                f"BatchNorm: {name} has the complex dtype {np.dtype(dtype)}, which the fused"
-                " operators do not know; use flax.linen.BatchNorm."
-            )

@@ -2,16 +2,35 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from jax_bnar._linen_batch_norm import BatchNorm
+from jax_bnar._linen_folded_norm import FoldedBatchNorm
+from jax_bnar._resnet_options import PADDINGS, Padding, choice
 
 # A module class, or a functools.partial of one.
 ModuleFactory = Callable[..., Any]
+
+Naming = Literal["flax", "algoperf"]
+
+
+class _Names(NamedTuple):
+    """Names of the modules that Linen does not number."""
+
+    stem_conv: str
+    stem_norm: str
+    shortcut_conv: str
+    shortcut_norm: str
+
+
+NAMES: dict[str, _Names] = {
+    "flax": _Names("conv_init", "bn_init", "conv_proj", "norm_proj"),
+    "algoperf": _Names("Conv_init", "BatchNorm_init", "Conv_proj", "BatchNorm_proj"),
+}
 
 
 class FusedBottleneck(nn.Module):
@@ -21,7 +40,8 @@ class FusedBottleneck(nn.Module):
 
     Each ReLU, and the addition of the shortcut, is part of the BatchNorm before it: three operator
     calls instead of three BatchNorms, three ReLUs and an addition. The last scale starts at 0, so a
-    new block is relu(shortcut(x)).
+    new block is relu(shortcut(x)). Where the block changes shape, the shortcut is a convolution
+    with a BatchNorm of its own, and the last call joins the two BatchNorms, add and ReLU.
 
     Fields and variables are those of `BottleneckResNetBlock` in Flax's ImageNet example (`Conv_0`
     to `Conv_2`, `BatchNorm_0` to `BatchNorm_2`, `conv_proj`, `norm_proj`), so it serves there as
@@ -35,6 +55,9 @@ class FusedBottleneck(nn.Module):
         norm: normalisation class, or partial of one; ours fuses.
         act: activation; `nn.relu` fuses.
         strides: of the 3x3 convolution and of the shortcut.
+        padding: of the 3x3 convolution. "SAME" is Flax's: with strides 2 and an even size it pads
+            at the end only. "torch" pads one pixel on every side, for weights that come from there.
+        naming: of the shortcut's modules: "flax", or "algoperf" (`Conv_proj`, `BatchNorm_proj`).
     """
 
     filters: int
@@ -42,6 +65,8 @@ class FusedBottleneck(nn.Module):
     norm: ModuleFactory = BatchNorm
     act: Callable[[jax.Array], jax.Array] = nn.relu
     strides: tuple[int, int] = (1, 1)
+    padding: Padding = "SAME"
+    naming: Naming = "flax"
 
     @nn.compact
     def __call__(self, x: jax.Array, use_running_average: bool | None = None) -> jax.Array:
@@ -54,17 +79,21 @@ class FusedBottleneck(nn.Module):
         Returns:
             y, shape (N, ceil(H/stride), ceil(W/stride), 4*filters).
         """
+        names = choice("naming", self.naming, NAMES)
+        padding = choice("padding", self.padding, PADDINGS)
+        # "SAME" is the default of nn.Conv; not passed, for `conv` may know other arguments.
+        padded = {} if padding == "SAME" else {"padding": padding}
         norm_act = _NormAct(self.norm, self.act, use_running_average)
         y = self.conv(self.filters, (1, 1))(x)
         y = norm_act(y)
-        y = self.conv(self.filters, (3, 3), self.strides)(y)
+        y = self.conv(self.filters, (3, 3), self.strides, **padded)(y)
         y = norm_act(y)
         y = self.conv(4 * self.filters, (1, 1))(y)
+        last = {"scale_init": nn.initializers.zeros_init()}
         if x.shape == y.shape:
-            return norm_act(y, residual=x, scale_init=nn.initializers.zeros_init())
-        shortcut = self.conv(4 * self.filters, (1, 1), self.strides, name="conv_proj")(x)
-        shortcut = norm_act.normalise(shortcut, name="norm_proj")
-        return norm_act(y, residual=shortcut, scale_init=nn.initializers.zeros_init())
+            return norm_act(y, residual=x, **last)
+        shortcut = self.conv(4 * self.filters, (1, 1), self.strides, name=names.shortcut_conv)(x)
+        return norm_act.join(y, shortcut, shortcut_fields={"name": names.shortcut_norm}, **last)
 
 
 class ResNet(nn.Module):
@@ -81,6 +110,12 @@ class ResNet(nn.Module):
             partial of one.
         momentum: of the running statistics.
         epsilon: of the normalisation.
+        padding: "SAME", as in Flax's example, or "torch": one pixel on every side of the 3x3
+            convolutions and of the pool, as PyTorch does it, for weights that come from there. The
+            two differ where strides are 2.
+        naming: of the modules: "flax", the ImageNet example, or "algoperf", the workload of the
+            AlgoPerf benchmark (`Conv_init`, `BatchNorm_init`, `Conv_proj`, `BatchNorm_proj`), which
+            also pads the pool on every side, whatever `padding` says.
     """
 
     stage_sizes: Sequence[int]
@@ -91,6 +126,8 @@ class ResNet(nn.Module):
     norm: ModuleFactory = BatchNorm
     momentum: float = 0.9
     epsilon: float = 1e-5
+    padding: Padding = "SAME"
+    naming: Naming = "flax"
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = True) -> jax.Array:
@@ -111,17 +148,20 @@ class ResNet(nn.Module):
             epsilon=self.epsilon,
             dtype=self.dtype,
         )
+        names = choice("naming", self.naming, NAMES)
         if self.stem == "imagenet":
-            x = conv(self.num_filters, (7, 7), (2, 2), padding=[(3, 3), (3, 3)], name="conv_init")(
+            x = conv(self.num_filters, (7, 7), (2, 2), padding=[(3, 3)] * 2, name=names.stem_conv)(
                 x
             )
         elif self.stem == "small":
-            x = conv(self.num_filters, (3, 3), name="conv_init")(x)
+            x = conv(self.num_filters, (3, 3), name=names.stem_conv)(x)
         else:
             raise ValueError(f"ResNet: stem must be 'imagenet' or 'small', got {self.stem!r}.")
-        x = _NormAct(norm, nn.relu)(x, name="bn_init")
+        x = _NormAct(norm, nn.relu)(x, name=names.stem_norm)
         if self.stem == "imagenet":
-            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+            padding = "torch" if self.naming == "algoperf" else self.padding
+            ends = choice("padding", padding, PADDINGS)
+            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=ends)
         block = 0
         for stage, size in enumerate(self.stage_sizes):
             for position in range(size):
@@ -130,6 +170,8 @@ class ResNet(nn.Module):
                     conv=conv,
                     norm=norm,
                     strides=(2, 2) if stage > 0 and position == 0 else (1, 1),
+                    padding=self.padding,
+                    naming=self.naming,
                     # The name that checkpoints of the Flax example have.
                     name=f"BottleneckResNetBlock_{block}",
                 )(x)
@@ -157,10 +199,19 @@ class _NormAct:
         self._mode = (
             {} if use_running_average is None else {"use_running_average": use_running_average}
         )
-        self._fused = _is_ours(norm) and act is nn.relu
+        self._fused = _is_a(norm, BatchNorm, FoldedBatchNorm) and act is nn.relu
 
     def normalise(self, x: jax.Array, **fields: Any) -> jax.Array:
         return self._norm(**fields)(x, **self._mode)
+
+    def join(
+        self, x: jax.Array, shortcut: jax.Array, shortcut_fields: dict[str, Any], **fields: Any
+    ) -> jax.Array:
+        """act(norm(x) + norm(shortcut)), as `jax_bnar.dual_bn_add_relu` computes it."""
+        if _is_a(self._norm, FoldedBatchNorm):
+            # Folded, the shortcut's norm is a bias, and that is in the bias of the other one.
+            return self(x, residual=shortcut, **fields)
+        return self(x, residual=self.normalise(shortcut, **shortcut_fields), **fields)
 
     def __call__(self, x: jax.Array, residual: jax.Array | None = None, **fields: Any) -> jax.Array:
         if self._fused:
@@ -169,7 +220,13 @@ class _NormAct:
         return self._act(y if residual is None else residual + y)
 
 
-def _is_ours(norm: ModuleFactory) -> bool:
+def norm_class(norm: ModuleFactory) -> Any:
+    """The class that a partial makes."""
     while isinstance(norm, functools.partial):
         norm = norm.func
-    return isinstance(norm, type) and issubclass(norm, BatchNorm)
+    return norm
+
+
+def _is_a(norm: ModuleFactory, *classes: type) -> bool:
+    kind = norm_class(norm)
+    return isinstance(kind, type) and issubclass(kind, classes)

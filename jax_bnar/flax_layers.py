@@ -2,7 +2,7 @@
 
 Their variables have the names, shapes and dtypes of `flax.linen.BatchNorm` and of Flax's ImageNet
 example, so that checkpoints fit both ways. (Linen names variables after the class: hence the name
-`BatchNorm`.)
+`BatchNorm`.) `fold_batch_norms` makes a trained `ResNet` one for inference.
 """
 
 try:
@@ -15,6 +15,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from jax_bnar._linen_batch_norm import BatchNorm as BatchNorm
+from jax_bnar._linen_fold import fold_batch_norms as fold_batch_norms
 from jax_bnar._linen_resnet import FusedBottleneck as FusedBottleneck
 from jax_bnar._linen_resnet import ResNet as ResNet
 from jax_bnar._linen_resnet import ResNet50 as ResNet50

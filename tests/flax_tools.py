@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 SHAPE = (6, 4, 5, 3)
 
@@ -74,3 +75,29 @@ def some_variables(layer: Any, x: jax.Array, seed: int = 7) -> Any:
     generator = np.random.default_rng(seed)
     values = [jnp.asarray(generator.uniform(0.5, 2.0, v.shape), v.dtype) for v in leaves]
     return jax.tree.unflatten(structure, values)
+
+
+def trained_looking(tree: Any, seed: int = 5) -> Any:
+    """Values for a tree of shapes and dtypes, as a network in training might have them.
+
+    Much cheaper than `init` of a network, whose random numbers take seconds to compile.
+    """
+    generator = np.random.default_rng(seed)
+
+    def value(path: Any, leaf: Any) -> jax.Array:
+        kind = jax.tree_util.keystr(path, simple=True, separator="/").split("/")[-1]
+        if kind in ("scale", "var"):
+            values = generator.uniform(0.5, 1.5, leaf.shape)
+        else:
+            fan_in = np.prod(leaf.shape[:-1]) if kind == "kernel" else 1
+            values = generator.normal(size=leaf.shape) / np.sqrt(fan_in)
+        return jnp.asarray(values, leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(value, tree)
+
+
+def trained_model(make: Any) -> Any:
+    """The NNX model `make(rngs=...)` with such values, not its initial ones."""
+    model = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
+    nnx.update(model, trained_looking(nnx.to_pure_dict(nnx.state(model))))
+    return model

@@ -14,7 +14,7 @@ for _package in ("flax", "matplotlib", "rich", "tyro"):
 # last, so that an installed jax_bnar wins over the source tree, which may lack the native module
 sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import launch, plot, resnet50_sites  # noqa: E402
+from benchmarks import folded_inference, launch, plot, resnet50_sites  # noqa: E402
 from benchmarks.problem import DType, check_results, expected, make_problem  # noqa: E402
 from benchmarks.sites import (  # noqa: E402
     RESNET50_SITES,
@@ -138,3 +138,17 @@ def test_launcher_preloads_jemalloc():
     assert "dirty_decay_ms:-1" in environment["MALLOC_CONF"]
     with pytest.raises(SystemExit, match="apt install libjemalloc2"):
         launch.environment_for("jemalloc", {}, None)
+
+
+@pytest.mark.usefixtures("default_promotion")
+def test_folded_inference(tmp_path: Path):
+    output = tmp_path / "folded.json"
+    short = ["--rounds", "1", "--min-sample-ms", "1", "--output", str(output)]
+    small = ["--dtype", "bfloat16", "--batch", "2", "--size", "32", "--stage-sizes", "1"]
+    folded_inference.main([*small, *short])
+    (run,) = json.loads(output.read_text())["runs"]
+    assert list(run["networks"]) == ["flax", "ours", "folded", "folded, xla"]
+    for row in run["networks"].values():
+        assert row["median_ms"] > 0
+        assert row["argument_bytes"] > row["temporary_bytes"] / 100 > 0
+        assert 0 < row["distance"] < 0.05

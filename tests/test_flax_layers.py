@@ -1,7 +1,9 @@
 """The Linen BatchNorm against `flax.linen.BatchNorm`."""
 
+import dataclasses
 import functools
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +80,23 @@ def coarsest(fields: dict[str, Any], dtype: Any) -> float:
         # Flax then computes in the dtype of x and the parameters, we in float32 all the same.
         return 16 * tolerance(dtype, fields["param_dtype"])
     return tolerance(dtype, fields.get("dtype", dtype), fields.get("param_dtype", dtype))
+
+
+def test_fields_and_call_begin_as_those_of_flax() -> None:
+    """Names, order and defaults, so that every call of Flax's layer means the same to ours."""
+
+    def fields(layer: Any) -> list[Any]:
+        given = [f for f in dataclasses.fields(layer) if f.name not in ("parent", "name")]
+        return [(f.name, f.default) for f in given]
+
+    def parameters(layer: Any) -> list[Any]:
+        given = inspect.signature(layer.__call__).parameters.values()
+        return [(p.name, p.kind, p.default) for p in given]
+
+    flax = fields(nn.BatchNorm)
+    assert fields(BatchNorm)[: len(flax)] == flax
+    flax = parameters(nn.BatchNorm)
+    assert parameters(BatchNorm)[: len(flax)] == flax
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=name)

@@ -16,8 +16,11 @@ from flax_tools import (
     normal,
     shapes_and_dtypes,
     tolerance,
+    trained_looking,
 )
+from plain_resnet import PlainResNet
 
+import jax_bnar
 from jax_bnar.flax_layers import BatchNorm, FusedBottleneck, ResNet, ResNet50
 
 PLAIN = functools.partial(nn.BatchNorm, use_fast_variance=False)
@@ -150,25 +153,61 @@ def test_bottleneck_with_another_activation() -> None:
     np.testing.assert_allclose(*outcomes, rtol=1e-5, atol=1e-5)
 
 
-def test_resnet50_has_the_variables_of_the_flax_example() -> None:
+@pytest.mark.parametrize("naming", ["flax", "algoperf"])
+def test_resnet50_has_the_variables_of_the_example(naming: Any) -> None:
     images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
-    net = ResNet50(num_classes=1000)
+    net = ResNet50(num_classes=1000, naming=naming)
     variables = jax.eval_shape(net.init, jax.random.key(0), images)
     assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == 25_557_032
-    assert sorted(variables["params"]) == sorted(
-        ["conv_init", "bn_init", "Dense_0", *(f"BottleneckResNetBlock_{i}" for i in range(16))]
-    )
-    assert sorted(variables["params"]["BottleneckResNetBlock_0"]) == sorted(
-        ["conv_proj", "norm_proj"]
-        + [f"{kind}_{i}" for kind in ("Conv", "BatchNorm") for i in range(3)]
-    )
     with as_flax_needs_it():
-        plain = jax.eval_shape(
-            ResNet50(num_classes=1000, norm=nn.BatchNorm).init, jax.random.key(0), images
-        )
-    assert shapes_and_dtypes(variables) == shapes_and_dtypes(plain)
+        plain = PlainResNet((3, 4, 6, 3), 1000, algoperf=naming == "algoperf")
+        expected = jax.eval_shape(plain.init, jax.random.key(0), images)
+    assert shapes_and_dtypes(variables) == shapes_and_dtypes(expected)
     logits = jax.eval_shape(functools.partial(net.apply, train=False), variables, images)
     assert (logits.shape, logits.dtype) == ((1, 1000), jnp.float32)
+
+
+@pytest.mark.parametrize("naming", ["flax", "algoperf"])
+def test_resnet_equals_the_example(naming: Any) -> None:
+    """Gradients, logits and running statistics in training; logits in evaluation."""
+    x = normal(0, (4, 36, 36, 3)) - 3
+    ours = ResNet((1, 1), 5, num_filters=4, naming=naming)
+    plain = PlainResNet((1, 1), 5, num_filters=4, algoperf=naming == "algoperf")
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def step(net: nn.Module, variables: Any) -> Any:
+        def loss(params: Any) -> Any:
+            logits, updated = apply(
+                net, {**variables, "params": params}, x, mutable=["batch_stats"]
+            )
+            return jnp.square(logits).sum(), (logits, updated)
+
+        gradient, outputs = jax.grad(loss, has_aux=True)(variables["params"])
+        return gradient, outputs, apply(net, variables, x, train=False)
+
+    variables = trained_looking(jax.eval_shape(ours.init, jax.random.key(0), x))
+    with as_flax_needs_it():
+        expected = step(plain, variables)
+    assert_close(step(ours, variables), expected, 256 * tolerance(x.dtype))
+
+
+def test_the_shortcuts_norm_is_joined() -> None:
+    """The last call of a block that downsamples is `dual_bn_add_relu`."""
+    x = normal(0, (3, 6, 6, 8)) - 3
+    block = FusedBottleneck(2, strides=(2, 2))
+    variables = random_like(init(block, x, use_running_average=False))
+    params = variables["params"]
+    with jax.numpy_rank_promotion("allow"):
+        y, intermediate = apply(
+            block, variables, x, False, capture_intermediates=True, mutable=["intermediates"]
+        )
+    outputs = intermediate["intermediates"]
+    result = jax_bnar.dual_bn_add_relu(
+        outputs["Conv_2"]["__call__"][0],
+        outputs["conv_proj"]["__call__"][0],
+        *(params[n][v] for n in ("BatchNorm_2", "norm_proj") for v in ("scale", "bias")),
+    )
+    np.testing.assert_array_equal(y, result.y)
 
 
 @pytest.mark.parametrize(
@@ -180,19 +219,26 @@ def test_resnet_equals_flax(stem: Any, dtype: Any, rtol: float) -> None:
     options: dict[str, Any] = {"stage_sizes": (1, 1), "num_classes": 5, "num_filters": 4}
     options |= {"stem": stem, "dtype": dtype}
     ours, plain = ResNet(**options), ResNet(**options, norm=PLAIN)
-    variables = jax.jit(ours.init)(jax.random.key(0), x)
+    variables = trained_looking(jax.eval_shape(ours.init, jax.random.key(0), x))
     run = functools.partial(jax.jit, static_argnums=0)(
         lambda net, variables: apply(net, variables, x, mutable=["batch_stats"])
     )
     with as_flax_needs_it():
-        assert_close(variables, jax.jit(plain.init)(jax.random.key(0), x), 0)
         expected = run(plain, variables)
     logits, updated = run(ours, variables)
     assert logits.dtype == dtype
     assert_close((logits, updated), expected, rtol)
 
 
-def test_resnet_refuses_an_unknown_stem() -> None:
-    net = ResNet(stage_sizes=(1,), num_classes=2, stem="tiny")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="stem must be 'imagenet' or 'small', got 'tiny'"):
-        init(net, normal(0, (2, 8, 8, 3)))
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"stem": "tiny"}, "stem must be 'imagenet' or 'small', got 'tiny'"),
+        ({"padding": "VALID"}, "padding must be 'SAME' or 'torch', got 'VALID'"),
+        ({"naming": "bonsai"}, "naming must be 'flax' or 'algoperf', got 'bonsai'"),
+    ],
+    ids=["stem", "padding", "naming"],
+)
+def test_resnet_refuses_an_unknown_option(field: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        init(ResNet(stage_sizes=(1,), num_classes=2, **field), normal(0, (2, 8, 8, 3)))

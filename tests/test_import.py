@@ -46,7 +46,9 @@ def test_public_names() -> None:
         "bn_add_relu_inference",
         "bn_relu_inference",
         "batch_norm_inference",
+        "dual_bn_add_relu",
         "BatchNormResult",
+        "DualBatchNormResult",
         "DISABLED_EXPORT_CHECKS",
     ):
         assert hasattr(jax_bnar, name)

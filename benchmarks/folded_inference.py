@@ -1,0 +1,153 @@
+"""ResNet-50 inference, folded and not: time, XLA's memory analysis, and distance in the logits.
+
+python -m benchmarks.folded_inference --size 224 --batch 8
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.contention import Contention
+from benchmarks.environment import describe_environment
+from benchmarks.timing import interleave
+from jax_bnar.flax_layers import ResNet, fold_batch_norms
+
+SCHEMA: Final = 1
+_DTYPES: Final = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+@dataclass(frozen=True)
+class Options:
+    """ResNet-50 inference, folded and not."""
+
+    dtype: tuple[str, ...] = ("float32", "bfloat16")
+    batch: int = 8
+    size: int = 224
+    """Height and width of the images."""
+    stage_sizes: tuple[int, ...] = (3, 4, 6, 3)
+    rounds: int = 9
+    min_sample_ms: float = 20.0
+    output: Path | None = None
+    """JSON file for the results; without one they are only printed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = tyro.cli(Options, args=arguments, description=__doc__)
+    console = Console()
+    environment = describe_environment()
+    runs = [_measure(options, dtype) for dtype in options.dtype]
+    for run in runs:
+        _print(run, options, environment, console)
+    settings = dataclasses.asdict(dataclasses.replace(options, output=None))
+    document = {"schema": SCHEMA, "environment": environment, "settings": settings, "runs": runs}
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+        console.print(f"wrote {options.output}")
+    return document
+
+
+def _measure(options: Options, dtype: str) -> dict[str, Any]:
+    net = ResNet(options.stage_sizes, 1000, dtype=_DTYPES[dtype])
+    shape = (options.batch, options.size, options.size, 3)
+    generator = np.random.default_rng(0)
+    images = jnp.asarray(generator.normal(size=shape), jnp.float32)
+    variables = _variables(net, images)
+    candidates = {
+        "flax": (net.clone(norm=nn.BatchNorm), variables),
+        "ours": (net, variables),
+        "folded": fold_batch_norms(net, variables),
+        "folded, xla": fold_batch_norms(net, variables, implementation="xla"),
+    }
+    programs = {
+        name: _compiled(candidate, arrays, images)
+        for name, (candidate, arrays) in candidates.items()
+    }
+    exact = _compiled(net.clone(dtype=jnp.float32), variables, images)(variables, images)
+    rows = {}
+    for name, program in programs.items():
+        memory = program.memory_analysis()
+        logits = program(candidates[name][1], images)
+        distance = jnp.max(jnp.abs(logits.astype(jnp.float32) - exact)) / jnp.max(jnp.abs(exact))
+        rows[name] = {
+            "temporary_bytes": memory.temp_size_in_bytes,
+            "argument_bytes": memory.argument_size_in_bytes,
+            "distance": float(distance),
+        }
+    contention = Contention()
+    timings = interleave(
+        {
+            n: lambda n=n: jax.block_until_ready(programs[n](candidates[n][1], images))
+            for n in programs
+        },
+        rounds=options.rounds,
+        min_sample_ms=options.min_sample_ms,
+        each_round=lambda: None,
+    )
+    for name, timing in timings.items():
+        rows[name] |= {
+            "median_ms": timing.median_ms,
+            "min_ms": timing.min_ms,
+            "samples_ms": timing.samples_ms,
+        }
+    return {"dtype": dtype, "contention": contention.share(), "networks": rows}
+
+
+def _compiled(net: ResNet, variables: Any, images: jax.Array) -> Any:
+    forward = jax.jit(lambda variables, images: net.apply(variables, images, train=False))
+    return forward.lower(variables, images).compile()
+
+
+def _variables(net: ResNet, images: jax.Array) -> Any:
+    """Random, with statistics that are not those of a fresh network."""
+    tree = jax.eval_shape(net.init, jax.random.key(0), images)
+    generator = np.random.default_rng(1)
+
+    def value(path: Any, leaf: Any) -> jax.Array:
+        if path[-1].key in ("scale", "var"):
+            values = generator.uniform(0.5, 1.5, leaf.shape)
+        else:
+            values = generator.normal(size=leaf.shape) / np.sqrt(np.prod(leaf.shape[:-1]))
+        return jnp.asarray(values, leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(value, tree)
+
+
+def _print(
+    run: dict[str, Any], options: Options, environment: dict[str, Any], console: Console
+) -> None:
+    table = Table(
+        title=f"ResNet inference, {run['dtype']}, batch {options.batch},"
+        f" {options.size}x{options.size}\n{environment['cpu']}, {environment['cores']} cores;"
+        f" {environment['allocator']['name']} allocator"
+    )
+    columns = ("network", "median ms", "min ms", "temporary MB", "arguments MB", "distance")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "network" else "right")
+    for name, row in run["networks"].items():
+        table.add_row(
+            name,
+            f"{row['median_ms']:.1f}",
+            f"{row['min_ms']:.1f}",
+            f"{row['temporary_bytes'] / 1e6:.1f}",
+            f"{row['argument_bytes'] / 1e6:.1f}",
+            f"{row['distance']:.1e}",
+        )
+    console.print(table)
+    if run["contention"] is not None and run["contention"] > 0.05:
+        console.print(f"[bold red]other processes took {run['contention']:.0%} of the machine")
+
+
+if __name__ == "__main__":
+    main()

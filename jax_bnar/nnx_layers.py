@@ -1,0 +1,21 @@
+"""Flax NNX layers on the fused operators: `BatchNorm`, `FusedBottleneck`, `ResNet`, `ResNet50`.
+
+`convert_batch_norms` puts our BatchNorm into an existing model, in place; `fold_batch_norms` makes
+a trained `ResNet` one for inference.
+"""
+
+try:
+    import flax as _flax  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "flax":
+        raise
+    raise ImportError(
+        "jax_bnar.nnx_layers needs Flax, which is not installed: pip install jax-bnar[flax]"
+    ) from error
+
+from jax_bnar._nnx_batch_norm import BatchNorm as BatchNorm
+from jax_bnar._nnx_batch_norm import convert_batch_norms as convert_batch_norms
+from jax_bnar._nnx_fold import fold_batch_norms as fold_batch_norms
+from jax_bnar._nnx_resnet import FusedBottleneck as FusedBottleneck
+from jax_bnar._nnx_resnet import ResNet as ResNet
+from jax_bnar._nnx_resnet import ResNet50 as ResNet50

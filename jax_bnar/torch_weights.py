@@ -1,0 +1,303 @@
+"""ResNet weights under torchvision's names, to and from the Linen and NNX networks.
+
+    weights = torch_weights.read("resnet50.safetensors")                        # or .pth
+    net = flax_layers.ResNet50(num_classes=1000, padding="torch")
+    variables = torch_weights.to_linen(weights, net)
+    model = torch_weights.to_nnx(weights, nnx_layers.ResNet50(1000, rngs=nnx.Rngs(0)))
+
+Convolution kernels turn from (out, in, H, W) into (H, W, in, out), the matrix of `fc` is
+transposed; `num_batches_tracked` is dropped. `from_linen` and `from_nnx` lead back. For training to
+go on as in PyTorch, whose running variance is the unbiased one and whose momentum 0.1 is our 0.9:
+`norm=functools.partial(BatchNorm, unbiased_running_var=True)`.
+
+Reading `.safetensors` needs the package safetensors, reading `.pth` needs PyTorch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Weights = dict[str, Array]
+
+_TRANSPOSED: Final = {"conv": (2, 3, 1, 0), "linear": (1, 0)}
+_TORCH_NAMES: Final = {
+    "conv": {"kernel": "weight"},
+    "linear": {"kernel": "weight", "bias": "bias"},
+    "norm": {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"},
+}
+_STATISTICS: Final = ("mean", "var")
+
+
+class _Module(NamedTuple):
+    """One layer: torchvision's name, where it is in ours, and what it is."""
+
+    torch: str
+    linen: tuple[str, ...]
+    nnx: tuple[str | int, ...]
+    kind: str
+
+
+def read(path: str | Path) -> Weights:
+    """The state dict in a file, as NumPy arrays.
+
+    Args:
+        path: `.safetensors`, or `.pth` or `.pt` as `torch.save` writes it: a state dict, or a
+            checkpoint with one under "state_dict" or "model".
+
+    Returns:
+        Arrays by torchvision's names ("module." of DistributedDataParallel removed); bfloat16 as
+        float32.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: the package that reads this format is not installed.
+        ValueError: the file is of another format, damaged, or holds no state dict.
+    """
+    path = Path(path)
+    readers = {".safetensors": _read_safetensors, ".pth": _read_torch, ".pt": _read_torch}
+    if path.suffix not in readers:
+        raise ValueError(
+            f"torch_weights: {path} must end in one of {', '.join(readers)}, got {path.suffix!r}."
+        )
+    if not path.is_file():
+        raise FileNotFoundError(f"torch_weights: there is no file {path}.")
+    weights = readers[path.suffix](path)
+    return {name.removeprefix("module."): value for name, value in weights.items()}
+
+
+def to_linen(weights: Mapping[str, Any], net: Any) -> dict[str, Any]:
+    """Variables of a Linen `ResNet` from weights under torchvision's names.
+
+    Args:
+        weights: arrays by name, as `read` gives them (or a `state_dict()` of NumPy arrays).
+        net: the `jax_bnar.flax_layers.ResNet` that they are for.
+
+    Returns:
+        `{"params": ..., "batch_stats": ...}` in the dtypes of the network.
+
+    Raises:
+        TypeError: net is no ResNet.
+        ValueError: a weight is missing, unexpected or of another shape (all of them are named), or
+            the network pads as PyTorch does not, or lacks a parameter that torchvision's has.
+    """
+    _require_resnet(net, "padding")
+    _require_padding(net.padding)
+    channels = np.shape(weights["conv1.weight"])[1] if "conv1.weight" in weights else 3
+    images = jax.ShapeDtypeStruct((1, 64, 64, channels), jnp.float32)
+    expected = jax.eval_shape(
+        lambda key, x: net.init(key, x, train=False), jax.random.key(0), images
+    )
+    modules = list(_modules(net.stage_sizes, net.naming))
+    leaves = {
+        _torch_name(module, leaf): ((collection, *module.linen, leaf), module.kind, like)
+        for module in modules
+        for leaf, collection, like in _linen_leaves(expected, module)
+    }
+    _check(weights, {n: (kind, like.shape) for n, (_, kind, like) in leaves.items()})
+    variables: dict[str, Any] = {}
+    for name, (path, kind, like) in leaves.items():
+        *parents, last = path
+        node = variables
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = _to_jax(weights[name], kind, like.dtype)
+    return variables
+
+
+def to_nnx(weights: Mapping[str, Any], model: Any) -> Any:
+    """Puts weights under torchvision's names into an NNX `ResNet`, in place.
+
+    Args:
+        weights: as in `to_linen`.
+        model: a `jax_bnar.nnx_layers.ResNet`, or one that `nnx.eval_shape` made.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError, ValueError: as `to_linen`; the model is unchanged then.
+    """
+    _require_resnet(model, "stem")
+    _require_padding(model.stem.padding)
+    leaves = dict(_nnx_leaves(model))
+    _check(weights, {name: (kind, v.shape) for name, (kind, v) in leaves.items()})
+    for name, (kind, variable) in leaves.items():
+        variable.set_value(_to_jax(weights[name], kind, variable.dtype))
+    return model
+
+
+def from_linen(net: Any, variables: Mapping[str, Any]) -> Weights:
+    """Weights under torchvision's names of a Linen `ResNet`; `to_linen` undoes it.
+
+    PyTorch's `load_state_dict` takes them after `torch.from_numpy`; `safetensors.numpy.save_file`
+    writes them.
+    """
+    return {
+        _torch_name(module, leaf): _to_torch(value, module.kind)
+        for module in _modules(net.stage_sizes, net.naming)
+        for leaf, _, value in _linen_leaves(variables, module)
+    }
+
+
+def from_nnx(model: Any) -> Weights:
+    """Weights under torchvision's names of an NNX `ResNet`; `to_nnx` undoes it."""
+    return {name: _to_torch(v.get_value(), kind) for name, (kind, v) in _nnx_leaves(model)}
+
+
+def _modules(stage_sizes: Sequence[int], naming: str = "flax") -> Iterator[_Module]:
+    flax = naming == "flax"
+    yield _Module("conv1", ("conv_init" if flax else "Conv_init",), ("stem", "conv"), "conv")
+    yield _Module("bn1", ("bn_init" if flax else "BatchNorm_init",), ("stem", "bn"), "norm")
+    blocks = ((s, i) for s, size in enumerate(stage_sizes) for i in range(size))
+    for number, (stage, index) in enumerate(blocks):
+        torch = f"layer{stage + 1}.{index}"
+        linen = f"BottleneckResNetBlock_{number}"
+        nnx = (f"layer{stage}", "blocks", index)
+        for i in range(3):
+            yield _Module(f"{torch}.conv{i + 1}", (linen, f"Conv_{i}"), (*nnx, f"conv{i}"), "conv")
+            yield _Module(f"{torch}.bn{i + 1}", (linen, f"BatchNorm_{i}"), (*nnx, f"bn{i}"), "norm")
+        if index == 0:
+            conv, norm = ("conv_proj", "norm_proj") if flax else ("Conv_proj", "BatchNorm_proj")
+            shortcut, nnx = f"{torch}.downsample", (*nnx, "downsample")
+            yield _Module(f"{shortcut}.0", (linen, conv), (*nnx, "conv"), "conv")
+            yield _Module(f"{shortcut}.1", (linen, norm), (*nnx, "bn"), "norm")
+    yield _Module("fc", ("Dense_0",), ("fc",), "linear")
+
+
+def _torch_name(module: _Module, leaf: str) -> str:
+    return f"{module.torch}.{_TORCH_NAMES[module.kind][leaf]}"
+
+
+def _linen_leaves(variables: Any, module: _Module) -> Iterator[tuple[str, str, Any]]:
+    """(leaf, collection, value) of one module."""
+    for leaf in _TORCH_NAMES[module.kind]:
+        collection = "batch_stats" if leaf in _STATISTICS else "params"
+        path = (collection, *module.linen, leaf)
+        node = variables
+        for key in path:
+            if key not in node:
+                raise _lacks(path)
+            node = node[key]
+        yield leaf, collection, node
+
+
+def _nnx_leaves(model: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """(torch name, (kind, variable)) of a model."""
+    for module in _modules(model.stage_sizes):
+        node = model
+        for key in module.nnx:
+            node = node[key] if isinstance(key, int) else getattr(node, key)
+        for leaf in _TORCH_NAMES[module.kind]:
+            variable = getattr(node, leaf, None)
+            if variable is None:
+                raise _lacks((*module.nnx, leaf))
+            yield _torch_name(module, leaf), (module.kind, variable)
+
+
+def _to_jax(value: Any, kind: str, dtype: Any) -> jax.Array:
+    array = np.asarray(value)
+    if array.ndim > 1:
+        array = array.transpose(_TRANSPOSED[kind])
+    # A copy: PyTorch may go on to write to the memory of an array that shares it.
+    return jnp.array(array, dtype)
+
+
+def _to_torch(value: Any, kind: str) -> Array:
+    array = np.asarray(value)
+    if array.ndim > 1:
+        array = array.transpose(np.argsort(_TRANSPOSED[kind]))
+    # A copy, for PyTorch takes no array that it may not write to.
+    return np.array(array, order="C")
+
+
+def _lacks(path: Sequence[str | int]) -> ValueError:
+    return ValueError(
+        f"torch_weights: the network has no {'.'.join(map(str, path))}, as torchvision's has; make"
+        " it with BatchNorms that have scale and bias, and neither folded nor without statistics."
+    )
+
+
+def _require_resnet(net: Any, attribute: str) -> None:
+    if not (hasattr(net, "stage_sizes") and hasattr(net, attribute)):
+        layers = "nnx_layers" if attribute == "stem" else "flax_layers"
+        raise TypeError(
+            f"torch_weights: the network must be a jax_bnar.{layers}.ResNet, got"
+            f" {type(net).__name__}."
+        )
+
+
+def _require_padding(padding: str) -> None:
+    if padding != "torch":
+        raise ValueError(
+            "torch_weights: these weights were trained with one pixel of padding on every side, but"
+            f" the network has padding={padding!r}; make it with padding='torch'."
+        )
+
+
+def _check(weights: Mapping[str, Any], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Names every weight that does not fit, in PyTorch's shapes."""
+    given = {n: v for n, v in weights.items() if not n.endswith(".num_batches_tracked")}
+    problems = []
+    if missing := [name for name in expected if name not in given]:
+        problems.append(f"missing: {_some(missing)}")
+    if unexpected := [name for name in given if name not in expected]:
+        problems.append(f"unexpected: {_some(unexpected)}")
+    misshapen = []
+    for name, (kind, shape) in expected.items():
+        if len(shape) > 1:
+            shape = tuple(shape[i] for i in np.argsort(_TRANSPOSED[kind]))
+        if name in given and np.shape(given[name]) != shape:
+            misshapen.append(f"{name} has shape {np.shape(given[name])} for {shape}")
+    if misshapen:
+        problems.append(_some(misshapen))
+    if problems:
+        raise ValueError(
+            f"torch_weights: the weights do not fit the network; {'; '.join(problems)}."
+        )
+
+
+def _some(names: Sequence[str], limit: int = 6) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _read_safetensors(path: Path) -> Weights:
+    try:
+        import safetensors  # pyright: ignore[reportMissingImports]
+        import safetensors.numpy  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"torch_weights: reading {path} needs safetensors: pip install jax-bnar[weights]"
+        ) from error
+    try:
+        return safetensors.numpy.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"torch_weights: {path} is no safetensors file: {error}") from error
+
+
+def _read_torch(path: Path) -> Weights:
+    try:
+        import torch  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"torch_weights: reading {path} needs PyTorch; without it, use a .safetensors file"
+        ) from error
+    try:
+        # weights_only: an arbitrary pickle would run code.
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"torch_weights: PyTorch cannot read {path}: {error}") from error
+    for key in ("state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict) or not all(
+        isinstance(v, torch.Tensor) for v in loaded.values()
+    ):
+        raise ValueError(f"torch_weights: {path} holds no state dict of tensors.")
+    tensors = {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in loaded.items()}
+    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}

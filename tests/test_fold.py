@@ -1,0 +1,153 @@
+"""Folded inference: equal to the unfolded network within the bound of its dtype."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import all_dtypes, both_implementations
+from flax import nnx
+from flax_tools import apply, as_flax_needs_it, normal, trained_looking, trained_model
+from programs import hlo_calls
+
+from jax_bnar import _fold, flax_layers, nnx_layers, torch_weights
+
+IMAGES = (4, 36, 36, 3)
+
+
+def folded_inputs(**fields: Any) -> Any:
+    net = flax_layers.ResNet((2, 1), 5, num_filters=4, **fields)
+    images = normal(0, IMAGES) - 3
+    variables = trained_looking(jax.eval_shape(net.init, jax.random.key(0), images))
+    return net, variables, images
+
+
+SmallNNX = functools.partial(nnx_layers.ResNet, (2, 1), 5, num_filters=4)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits(net: Any, variables: Any, images: Any) -> jax.Array:
+    return apply(net, variables, images, train=False)
+
+
+def largest_error(actual: Any, expected: Any) -> float:
+    """Of the largest logit."""
+    actual, expected = (np.asarray(a, np.float64) for a in (actual, expected))
+    return float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected)))
+
+
+@both_implementations
+@all_dtypes
+@pytest.mark.parametrize("residual", [False, True])
+def test_one_pass_adds_exactly(implementation: str, dtype: str, residual: bool) -> None:
+    """Identity statistics are one to the last bit: only the store rounds."""
+    x = normal(0, (5, 7, 33), dtype) - jnp.asarray(3, dtype)
+    z = normal(1, (5, 7, 33), dtype) - jnp.asarray(3, dtype) if residual else None
+    bias = normal(2, (33,)) - 3
+    y = _fold.bias_act(x, z, bias, activation="relu", implementation=implementation)
+    wide = np.float64 if dtype == "float64" else np.float32
+    exact = np.asarray(x, wide) + np.asarray(bias, wide)
+    exact = exact if z is None else exact + np.asarray(z, wide)
+    np.testing.assert_array_equal(y, jnp.asarray(np.maximum(exact, 0)).astype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("fields", "bound"),
+    [
+        ({}, 1e-5),
+        ({"naming": "algoperf", "stem": "small"}, 1e-5),
+        ({"norm": functools.partial(flax_layers.BatchNorm, use_scale=False, use_bias=False)}, 1e-5),
+        ({"norm": nn.BatchNorm}, 1e-5),
+        ({"dtype": jnp.bfloat16, "padding": "torch"}, 2**-6),
+    ],
+    ids=["flax", "algoperf", "no affine", "plain", "bfloat16"],
+)
+def test_linen_equals_unfolded(fields: dict[str, Any], bound: float) -> None:
+    with as_flax_needs_it():
+        net, variables, images = folded_inputs(**fields)
+        # In float32 of the same weights: what both sides approximate.
+        exact = logits(net.clone(dtype=jnp.float32), variables, images)
+        unfolded = logits(net, variables, images)
+        folded_net, folded = flax_layers.fold_batch_norms(net, variables)
+        y = logits(folded_net, folded, images)
+    assert folded.keys() == {"params"}
+    assert y.dtype == unfolded.dtype
+    assert largest_error(y, exact) <= bound
+    # Scaled kernels round where unscaled ones did: no worse than that.
+    assert largest_error(y, exact) <= 1e-6 + 2 * largest_error(unfolded, exact)
+    # What init makes has the tree of what folding makes.
+    expected = jax.eval_shape(
+        functools.partial(folded_net.init, train=False), jax.random.key(0), images
+    )
+    assert jax.tree.structure(folded) == jax.tree.structure(expected)
+    assert jax.tree.map(jnp.shape, folded) == jax.tree.map(jnp.shape, expected)
+
+
+def test_nnx_equals_unfolded() -> None:
+    images = normal(0, IMAGES) - 3
+    model = trained_model(SmallNNX)
+    model.eval()
+    before = nnx.to_pure_dict(nnx.state(model))
+    forward = nnx.jit(lambda model, images: model(images))
+    exact = forward(model, images)
+    folded = nnx_layers.fold_batch_norms(model)
+    y = forward(folded, images)
+    assert largest_error(y, exact) <= 1e-5
+    assert not jax.tree.leaves(nnx.state(folded, nnx.BatchStat))
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(model)), before)
+
+    # The same as Linen's, by way of the weights.
+    linen = flax_layers.ResNet((2, 1), 5, num_filters=4, padding="torch")
+    variables = torch_weights.to_linen(torch_weights.from_nnx(model), linen)
+    np.testing.assert_allclose(
+        y, logits(*flax_layers.fold_batch_norms(linen, variables), images), rtol=1e-5, atol=1e-5
+    )
+    folded.train()
+    with pytest.raises(ValueError, match="for inference only"):
+        folded(images)
+
+
+def test_nnx_with_another_activation_and_plain_norms() -> None:
+    """A block whose activation is not ReLU runs it outside, and plain norms fold as well."""
+    images = normal(0, IMAGES) - 3
+    with as_flax_needs_it():
+        model = trained_model(functools.partial(SmallNNX, norm=nnx.BatchNorm))
+        model.layer0.blocks[0].act = nnx.silu
+        model.eval()
+        folded = nnx_layers.fold_batch_norms(model)
+        forward = nnx.jit(lambda model, images: model(images))
+        assert largest_error(forward(folded, images), forward(model, images)) <= 1e-5
+
+
+def test_each_convolution_has_one_pass_after_it() -> None:
+    """Three blocks of three and the stem; shortcuts have none."""
+    net, variables, images = folded_inputs()
+    folded_net, folded = flax_layers.fold_batch_norms(net, variables, implementation="ffi")
+
+    def calls(net: Any, variables: Any) -> Any:
+        return hlo_calls(lambda v, x: apply(net, v, x, train=False), variables, images)
+
+    assert calls(folded_net, folded) == {"jax_bnar_normalise_v1": 10}
+    assert calls(net, variables) == {"jax_bnar_normalise_v1": 12}
+
+
+def test_errors() -> None:
+    net, variables, images = folded_inputs()
+    folded_net, folded = flax_layers.fold_batch_norms(net, variables)
+    with pytest.raises(ValueError, match="for inference only"):
+        apply(folded_net, folded, images, train=True)
+    with pytest.raises(TypeError, match=r"must be a jax_bnar\.flax_layers\.ResNet, got Dense"):
+        flax_layers.fold_batch_norms(nn.Dense(3), variables)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"norm of the network must be a BatchNorm.*LayerNorm"):
+        flax_layers.fold_batch_norms(net.clone(norm=nn.LayerNorm), variables)
+    with pytest.raises(TypeError, match=r"norm of the network must be a BatchNorm.*Folded"):
+        flax_layers.fold_batch_norms(folded_net, folded)
+    linear: Any = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"must be a jax_bnar\.nnx_layers\.ResNet, got Linear"):
+        nnx_layers.fold_batch_norms(linear)
+    model = trained_model(SmallNNX)
+    with pytest.raises(TypeError, match="folded already"):
+        nnx_layers.fold_batch_norms(nnx_layers.fold_batch_norms(model))

@@ -1,0 +1,153 @@
+"""The NNX networks against the same ones on `flax.nnx.BatchNorm`, and against Linen's."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from flax_tools import (
+    apply,
+    as_flax_needs_it,
+    assert_close,
+    normal,
+    tolerance,
+    trained_looking,
+    trained_model,
+)
+from programs import ours
+
+from jax_bnar import flax_layers, torch_weights
+from jax_bnar.nnx_layers import BatchNorm, FusedBottleneck, ResNet, ResNet50, convert_batch_norms
+
+PLAIN = functools.partial(nnx.BatchNorm, use_fast_variance=False)
+
+
+@nnx.jit
+def step(model: Any, x: jax.Array) -> Any:
+    """(y, gradients); the running statistics move."""
+
+    def loss(model: Any) -> Any:
+        y = model(x)
+        return jnp.square(y).sum(), y
+
+    gradients, y = nnx.grad(loss, has_aux=True)(model)
+    return y, gradients
+
+
+def outcome(model: Any, x: jax.Array) -> Any:
+    y, gradients = step(model, x)
+    return y, nnx.to_pure_dict(gradients), nnx.to_pure_dict(nnx.state(model))
+
+
+@pytest.mark.parametrize(
+    ("in_features", "strides", "padding"),
+    [(8, 1, "torch"), (4, 1, "SAME"), (8, 2, "SAME")],
+)
+def test_bottleneck_equals_nnx(in_features: int, strides: int, padding: Any) -> None:
+    x = normal(0, (3, 6, 6, in_features)) - 3
+    make = functools.partial(FusedBottleneck, in_features, 2, strides=strides, padding=padding)
+    with as_flax_needs_it():
+        expected = outcome(trained_model(functools.partial(make, norm=PLAIN)), x)
+        converted = convert_batch_norms(trained_model(functools.partial(make, norm=PLAIN)))
+        assert_close(outcome(converted, x), expected, 64 * tolerance(x.dtype))
+    assert_close(outcome(trained_model(make), x), expected, 64 * tolerance(x.dtype))
+
+
+def test_bottleneck_is_three_operators_and_starts_as_its_shortcut() -> None:
+    x = normal(0, (3, 6, 6, 8)) - 3
+
+    def forward(block: Any) -> Any:
+        block.set_attributes(update_batch_stats=False)
+        return lambda x: block(x)
+
+    block = FusedBottleneck(8, 2, rngs=nnx.Rngs(0))
+    assert ours(forward(block), x) == {"forward": 3}
+    assert "max" not in str(jax.make_jaxpr(forward(block))(x))
+    np.testing.assert_array_equal(block(x), nnx.relu(x))
+    strided = trained_model(functools.partial(FusedBottleneck, 8, 2, strides=2))
+    assert ours(forward(strided), x) == {"forward": 4}
+    unfused = trained_model(functools.partial(FusedBottleneck, 8, 2, act=nnx.silu))
+    assert ours(forward(unfused), x) == {"forward": 3}
+    assert unfused.bn0.activation == "none"
+
+
+def test_resnet50_has_the_state_of_bonsai() -> None:
+    model: Any = nnx.eval_shape(lambda: ResNet50(1000, rngs=nnx.Rngs(0)))
+    assert sum(v.size for v in jax.tree.leaves(nnx.state(model, nnx.Param))) == 25_557_032
+    paths = {".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model))}
+    norm = ["scale", "bias", "mean", "var"]
+    expected = {"stem.conv.kernel", *(f"stem.bn.{v}" for v in norm), "fc.kernel", "fc.bias"}
+    for stage, size in enumerate((3, 4, 6, 3)):
+        for index in range(size):
+            block = f"layer{stage}.blocks.{index}"
+            names = [f"{block}.{{}}{i}" for i in range(3)]
+            names += [f"{block}.downsample.{{}}"] if index == 0 else []
+            for name in names:
+                expected.add(name.format("conv") + ".kernel")
+                expected |= {f"{name.format('bn')}.{v}" for v in norm}
+    assert paths == expected
+    images = jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32)
+    logits = nnx.eval_shape(lambda model, x: model(x), model, images)
+    assert (logits.shape, logits.dtype) == ((2, 1000), jnp.float32)
+
+
+def test_resnet_equals_linen() -> None:
+    """The same weights: logits in both modes, and the running statistics, in bfloat16 too."""
+    x = normal(0, (4, 36, 36, 3)) - 3
+    linen = flax_layers.ResNet((1, 1), 5, num_filters=4, padding="torch")
+    variables = trained_looking(jax.eval_shape(linen.init, jax.random.key(0), x))
+    for dtype, rtol in ((jnp.float32, 1e-5), (jnp.bfloat16, 0.1)):
+        net = linen.clone(dtype=dtype)
+
+        @jax.jit
+        def run(variables: Any, x: jax.Array, net: Any = net) -> Any:
+            evaluated = apply(net, variables, x, train=False)
+            return evaluated, apply(net, variables, x, mutable=["batch_stats"])
+
+        evaluated, (trained, updated) = run(variables, x)
+        model = nnx.eval_shape(
+            lambda d=dtype: ResNet((1, 1), 5, num_filters=4, dtype=d, rngs=nnx.Rngs(0))
+        )
+        torch_weights.to_nnx(torch_weights.from_linen(linen, variables), model)
+        forward = nnx.jit(lambda model, x: model(x))
+        model.eval()
+        assert_close(forward(model, x), evaluated, rtol)
+        model.train()
+        assert_close(forward(model, x), trained, rtol)
+        expected = torch_weights.from_linen(linen, {**variables, **updated})
+        assert_close(torch_weights.from_nnx(model), expected, rtol)
+
+
+def test_small_stem_and_partials() -> None:
+    model: Any = nnx.eval_shape(
+        lambda: ResNet(
+            (1,),
+            5,
+            num_filters=4,
+            in_features=1,
+            stem="small",
+            padding="SAME",
+            norm=functools.partial(BatchNorm, scale_metadata={"note": "norm"}, save="mask"),
+            conv=functools.partial(nnx.Conv, kernel_metadata={"note": "conv"}),
+            rngs=nnx.Rngs(0),
+        )
+    )
+    images = jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
+    assert nnx.eval_shape(lambda model, x: model(x), model, images).shape == (2, 5)
+    notes = {
+        path[-1]: variable.note
+        for path, variable in nnx.to_flat_state(nnx.state(model))
+        if "note" in variable.get_metadata()
+    }
+    assert notes == {"scale": "norm", "kernel": "conv"}
+    assert model.stem.bn.save == "mask"
+
+
+@pytest.mark.parametrize("field", [{"stem": "tiny"}, {"padding": "VALID"}], ids=["stem", "padding"])
+def test_unknown_options(field: dict[str, Any]) -> None:
+    (name, value), *_ = field.items()
+    with pytest.raises(ValueError, match=f"{name} must be .* got '{value}'"):
+        ResNet((1,), 2, rngs=nnx.Rngs(0), **field)

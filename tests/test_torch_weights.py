@@ -1,0 +1,217 @@
+"""Weights under torchvision's names: the networks agree with PyTorch's own, in both modes."""
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from flax_tools import apply, assert_close, normal, trained_looking, trained_model
+
+from jax_bnar import flax_layers, nnx_layers, torch_weights
+
+torch = pytest.importorskip("torch", reason="the oracle of these tests is PyTorch")
+import torch_resnet  # noqa: E402
+
+UNBIASED = functools.partial(flax_layers.BatchNorm, unbiased_running_var=True)
+UNBIASED_NNX = functools.partial(nnx_layers.BatchNorm, unbiased_running_var=True)
+
+
+@functools.cache
+def small() -> tuple[Any, torch_weights.Weights]:
+    net = torch_resnet.randomised(torch_resnet.ResNet((2, 1), 5, width=4)).double()
+    return net, torch_weights_of(net)
+
+
+def torch_weights_of(net: Any) -> torch_weights.Weights:
+    return {n: v.astype(np.float32) for n, v in torch_resnet.weights_of(net).items()}
+
+
+def small_linen(**fields: Any) -> Any:
+    return flax_layers.ResNet((2, 1), 5, num_filters=4, **{"padding": "torch", **fields})
+
+
+def small_nnx(**fields: Any) -> Any:
+    make = functools.partial(nnx_layers.ResNet, (2, 1), 5, num_filters=4, **fields)
+    return trained_model(make)
+
+
+def assert_like_torch(actual: Any, expected: Any, rtol: float) -> None:
+    scale = np.max(np.abs(expected))
+    np.testing.assert_allclose(actual, expected, rtol=rtol, atol=rtol * float(scale))
+
+
+def test_resnet50_equals_torch() -> None:
+    """Logits in evaluation and training mode, and the running statistics that training leaves."""
+    images = normal(0, (4, 96, 96, 3)) - 3
+    oracle = torch_resnet.randomised(torch_resnet.ResNet((3, 4, 6, 3), 1000)).double()
+    assert sum(p.numel() for p in oracle.parameters()) == 25_557_032
+    weights = torch_weights_of(oracle)
+    oracle.load_state_dict({n: torch.from_numpy(v) for n, v in weights.items()})
+
+    net = flax_layers.ResNet50(num_classes=1000, padding="torch", norm=UNBIASED)
+    variables = torch_weights.to_linen(weights, net)
+
+    @jax.jit
+    def both(variables: Any, images: Any) -> Any:
+        evaluated = apply(net, variables, images, train=False)
+        return evaluated, apply(net, variables, images, train=True, mutable=["batch_stats"])
+
+    evaluated, (trained, updated) = both(variables, images)
+    assert_like_torch(evaluated, torch_resnet.logits(oracle.eval(), images), 1e-4)
+    assert_like_torch(trained, torch_resnet.logits(oracle.train(), images), 1e-3)
+    exported = torch_weights.from_linen(net, {**variables, **updated})
+    for name, expected in torch_resnet.weights_of(oracle).items():
+        if not name.endswith("num_batches_tracked"):
+            assert_like_torch(exported[name], expected, 1e-3)
+
+
+@pytest.mark.parametrize("size", [(33, 46), (64, 64)], ids=["odd", "even"])
+def test_nnx_equals_torch(size: tuple[int, int]) -> None:
+    images = normal(0, (4, *size, 3)) - 3
+    oracle, weights = small()
+    oracle.load_state_dict({n: torch.from_numpy(v) for n, v in weights.items()})
+    model = small_nnx(norm=UNBIASED_NNX)
+    assert torch_weights.to_nnx(weights, model) is model
+    run = nnx.jit(lambda model, images: model(images))
+    model.eval()
+    assert_like_torch(run(model, images), torch_resnet.logits(oracle.eval(), images), 1e-4)
+    model.train()
+    assert_like_torch(run(model, images), torch_resnet.logits(oracle.train(), images), 1e-4)
+    exported = torch_weights.from_nnx(model)
+    # And back: PyTorch's network takes what ours exports.
+    oracle.load_state_dict({name: torch.from_numpy(value) for name, value in exported.items()})
+    model.eval()
+    assert_like_torch(run(model, images), torch_resnet.logits(oracle.eval(), images), 1e-4)
+
+
+@pytest.mark.parametrize("naming", ["flax", "algoperf"])
+def test_round_trip_through_linen(naming: Any) -> None:
+    _, weights = small()
+    net = small_linen(naming=naming)
+    variables = torch_weights.to_linen(weights, net)
+    expected = jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, 64, 64, 3), jnp.float32))
+    assert jax.tree.structure(variables) == jax.tree.structure(expected)
+    tracked = {n: v for n, v in weights.items() if not n.endswith("num_batches_tracked")}
+    assert_close(torch_weights.from_linen(net, variables), tracked, 0)
+    random = trained_looking(expected)
+    assert_close(torch_weights.to_linen(torch_weights.from_linen(net, random), net), random, 0)
+
+
+def test_abstract_nnx_model_takes_weights() -> None:
+    _, weights = small()
+    abstract = nnx.eval_shape(lambda: nnx_layers.ResNet((2, 1), 5, num_filters=4, rngs=nnx.Rngs(0)))
+    model = torch_weights.to_nnx(weights, abstract)
+    assert_close(
+        nnx.to_pure_dict(nnx.state(model)),
+        nnx.to_pure_dict(nnx.state(torch_weights.to_nnx(weights, small_nnx()))),
+        0,
+    )
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt"])
+def test_files(tmp_path: Path, suffix: str) -> None:
+    _, weights = small()
+    path = tmp_path / f"resnet{suffix}"
+    tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
+    if suffix == ".safetensors":
+        pytest.importorskip("safetensors.numpy").save_file(weights, path)
+    elif suffix == ".pth":
+        torch.save(tensors, path)
+    else:
+        torch.save({"epoch": 3, "state_dict": {f"module.{n}": v for n, v in tensors.items()}}, path)
+    assert_close(torch_weights.read(path), weights, 0)
+
+
+def test_bfloat16_files(tmp_path: Path) -> None:
+    path = tmp_path / "half.pth"
+    torch.save({"fc.bias": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}, path)
+    np.testing.assert_array_equal(torch_weights.read(path)["fc.bias"], [1.5, -2.0])
+
+
+def altered(**changes: Any) -> torch_weights.Weights:
+    """The small network's weights with some replaced, or left out where None."""
+    weights = {**small()[1], **{name.replace("__", "."): v for name, v in changes.items()}}
+    return {name: value for name, value in weights.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fc__bias": None}, r"missing: fc\.bias\.$"),
+        ({"bn1__running_var": None, "fc__bias": None}, r"missing: bn1\.running_var, fc\.bias\.$"),
+        ({"layer3__0__conv1__weight": np.zeros(3)}, r"unexpected: layer3\.0\.conv1\.weight\.$"),
+        (
+            {"fc__weight": np.zeros((7, 32))},
+            r"fc\.weight has shape \(7, 32\) for \(5, 32\)\.$",
+        ),
+        (
+            {"conv1__weight": np.zeros((4, 3, 3, 3))},
+            r"conv1\.weight has shape \(4, 3, 3, 3\) for \(4, 3, 7, 7\)\.$",
+        ),
+        ({"conv1__weight": None}, r"missing: conv1\.weight\.$"),
+    ],
+    ids=["missing", "two missing", "unexpected", "classes", "stem", "no stem"],
+)
+def test_weights_that_do_not_fit(changes: dict[str, Any], words: str) -> None:
+    model = small_nnx()
+    before = nnx.to_pure_dict(nnx.state(model))
+    for load in (
+        lambda weights: torch_weights.to_linen(weights, small_linen()),
+        lambda weights: torch_weights.to_nnx(weights, model),
+    ):
+        with pytest.raises(ValueError, match=words):
+            load(altered(**changes))
+    assert_close(nnx.to_pure_dict(nnx.state(model)), before, 0)
+
+
+def test_many_problems_are_summed_up() -> None:
+    with pytest.raises(ValueError, match=r"missing: .* and \d+ more; unexpected: weight\.$"):
+        torch_weights.to_linen({"weight": np.zeros(3)}, small_linen())
+
+
+def test_padding_of_flax_is_refused() -> None:
+    with pytest.raises(ValueError, match="padding='SAME'; make it with padding='torch'"):
+        torch_weights.to_linen(small()[1], small_linen(padding="SAME"))
+    with pytest.raises(ValueError, match="padding='torch'"):
+        torch_weights.to_nnx(small()[1], small_nnx(padding="SAME"))
+
+
+def test_networks_that_do_not_fit() -> None:
+    _, weights = small()
+    linen = small_linen(norm=functools.partial(flax_layers.BatchNorm, use_bias=False))
+    with pytest.raises(ValueError, match=r"the network has no params\.bn_init\.bias"):
+        torch_weights.to_linen(weights, linen)
+    folded = nnx_layers.fold_batch_norms(small_nnx())
+    with pytest.raises(ValueError, match=r"the network has no stem\.bn\.scale"):
+        torch_weights.from_nnx(folded)
+    with pytest.raises(TypeError, match=r"must be a jax_bnar\.flax_layers\.ResNet, got ResNet"):
+        torch_weights.to_linen(weights, small_nnx())
+    with pytest.raises(TypeError, match=r"must be a jax_bnar\.nnx_layers\.ResNet, got dict"):
+        torch_weights.to_nnx(weights, {})
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        torch_weights.read(tmp_path / "nowhere.pth")
+    with pytest.raises(ValueError, match=r"must end in one of \.safetensors, \.pth, \.pt"):
+        torch_weights.read(tmp_path / "weights.npz")
+    for suffix, words in ((".safetensors", "is no safetensors file"), (".pth", "cannot read")):
+        damaged = tmp_path / f"damaged{suffix}"
+        damaged.write_bytes(b"\xff" * 100)
+        with pytest.raises(ValueError, match=words):
+            torch_weights.read(damaged)
+    torch.save([1, 2], tmp_path / "list.pth")
+    with pytest.raises(ValueError, match="holds no state dict"):
+        torch_weights.read(tmp_path / "list.pth")
+    for module, suffix, words in (
+        ("safetensors", ".safetensors", r"pip install jax-bnar\[weights\]"),
+        ("torch", ".pth", r"needs PyTorch"),
+    ):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=words):
+            torch_weights.read(tmp_path / f"damaged{suffix}")
