@@ -130,7 +130,7 @@ def forward(
     return (y, mean, var, *mask)
 
 
-def _gated(
+def gated(
     dy: jax.Array,
     centred: jax.Array,
     evidence: jax.Array | None,
@@ -170,7 +170,7 @@ def backward_reduce(
     y > 0 where (x-mean)*a + bias > 0.
     """
     centred = _wide(x) - _per_element(mean, x)
-    e = _gated(dy, centred, evidence, a, bias, gate)
+    e = gated(dy, centred, evidence, a, bias, gate)
     wide = _wide(e)
     sums = wide.sum(axis=_REDUCED), (wide * centred).sum(axis=_REDUCED)
     return (*sums, e) if has_residual else sums
@@ -210,7 +210,7 @@ def backward_apply(
 ) -> tuple[jax.Array]:
     """(dx,) = a*e + b*(x-mean) + k; e as in `backward_reduce`."""
     centred = _wide(x) - _per_element(mean, x)
-    e = _wide(_gated(dy, centred, evidence, a, bias, gate))
+    e = _wide(gated(dy, centred, evidence, a, bias, gate))
     dx = _per_element(a, x) * e + (_per_element(b, x) * centred + _per_element(k, x))
     return (dx.astype(x.dtype),)
 

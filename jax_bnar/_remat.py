@@ -1,0 +1,113 @@
+"""Rematerialisation: y again from the statistics that a `jax.checkpoint` policy saved.
+
+Under a policy that saves the statistics and not y, JAX computes y again where backward needs it.
+Left to itself it would run the whole forward kernel, statistics included, for it cannot look inside
+a primitive. `recomputable` stands between forward and the users of y. It is the identity, unless
+its results are rematerialised and the statistics are not: then it is the `normalise` primitive,
+which reads x once. Where the statistics are rematerialised as well, one whole forward is cheapest.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import Recompute
+from jax.extend.core import Primitive, Var
+
+from jax_bnar import _compat, primitive, reference
+
+_INPUTS = primitive.normalise.operands  # x, z, scale, bias, mean, var
+
+
+def _pure_jax(y: Any, mask: Any, *inputs: Any, **statics: Any) -> tuple[jax.Array, ...]:
+    """For implementation "xla", which JAX can look into: XLA merges it with y as it was."""
+    del y, mask
+    return reference.normalise(*inputs, **statics)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recomputable(primitive.Operation):
+    """An operation without a kernel, which batches as the others do."""
+
+    @functools.cached_property
+    def primitive(self) -> Primitive:
+        new = Primitive("jax_bnar_recomputable")
+        new.multiple_results = True
+        new.def_impl(self._reference)
+        new.def_abstract_eval(self._abstract)
+        _compat.register_lowering(new, _compat.lower_fun(self._reference, multiple_results=True))
+        _compat.primitive_batchers[new] = self._batch
+        _compat.primitive_jvps[new] = self._jvp
+        _compat.partial_eval_jaxpr_custom_rules[new] = self._partial_eval
+        return new
+
+    def _reference(
+        self, *given: jax.Array, present: tuple[bool, ...], **_: Any
+    ) -> tuple[jax.Array, ...]:
+        named = self._named(given, present)
+        return tuple(named[name] for name in ("y", "mask") if named[name] is not None)
+
+    def _partial_eval(
+        self,
+        policy: Callable[..., Any],
+        unknown: Sequence[bool],
+        available: Sequence[bool],
+        equation: Any,
+    ) -> tuple[Any, Any, list[bool], list[bool], list[Var]]:
+        """What to compute now and what in the backward pass, and what to carry between them.
+
+        `available` says of each operand whether the backward pass has it without saving it here.
+        """
+        count = len(equation.outvars)
+
+        def to_save(variables: Sequence[Any], available: Sequence[bool]) -> list[Var]:
+            pairs = zip(variables, available, strict=True)
+            return [v for v, has in pairs if isinstance(v, Var) and not has]
+
+        if any(unknown):
+            residuals = to_save(equation.invars, available)
+            return None, equation, [True] * count, [True] * count, residuals
+        avals = [v.aval for v in equation.invars]
+        decision = policy(equation.primitive, *avals, **equation.params)
+        if decision is not False and decision is not Recompute:
+            return equation, None, [False] * count, [False] * count, []
+        present = equation.params["present"]
+        named = self._named(range(len(equation.invars)), present)
+        again = equation
+        if not (available[named["mean"]] or available[named["var"]]):
+            params = dict(equation.params)
+            params["present"] = tuple(named[name] is not None for name in _INPUTS)
+            again = equation.replace(
+                primitive=primitive.normalise.primitive,
+                invars=[equation.invars[named[n]] for n in _INPUTS if named[n] is not None],
+                params=params,
+            )
+        is_available = dict(zip(map(id, equation.invars), available, strict=True))
+        residuals = to_save(again.invars, [is_available[id(v)] for v in again.invars])
+        return equation, again, [False] * count, [True] * count, residuals
+
+
+recomputable = _Recomputable(
+    "recomputable",
+    ("y", "mask", *_INPUTS),
+    _pure_jax,
+    lambda y, mask, save_mask, **_: [y, mask] if save_mask else [y],
+)
+
+
+def drop_unused_mask(used: Sequence[bool], equation: Any) -> tuple[list[bool], Any]:
+    """A kernel whose mask nobody reads writes none (dead code in what is rematerialised)."""
+    if not any(used):
+        return [False] * len(equation.invars), None
+    if equation.params["save_mask"] and not used[-1]:
+        equation = equation.replace(
+            outvars=equation.outvars[:-1], params={**equation.params, "save_mask": False}
+        )
+        return [True] * len(equation.invars), equation
+    return [True] * len(equation.invars), equation
+
+
+for _operation in (primitive.forward, primitive.normalise):
+    _compat.dce_rules[_operation.primitive] = drop_unused_mask
