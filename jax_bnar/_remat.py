@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.ad_checkpoint import Recompute
+from jax.ad_checkpoint import Recompute, checkpoint_name
 from jax.extend.core import Primitive, Var
 
 from jax_bnar import _compat, primitive, reference
 
-_INPUTS = primitive.normalise.operands  # x, z, scale, bias, mean, var
+# Names for jax.checkpoint policies such as save_only_these_names.
+STATISTICS_NAME = "bnar_statistics"
+MASK_NAME = "bnar_mask"
 
 
 def _pure_jax(y: Any, mask: Any, *inputs: Any, **statics: Any) -> tuple[jax.Array, ...]:
@@ -49,6 +51,17 @@ class _Recomputable(primitive.Operation):
         named = self._named(given, present)
         return tuple(named[name] for name in ("y", "mask") if named[name] is not None)
 
+    def _bind_folded(
+        self, folded: Sequence[jax.Array], *, present: tuple[bool, ...], **params: Any
+    ) -> list[jax.Array]:
+        # Under vmap: what is folded is a new array, which would be rematerialised and look as if
+        # the statistics were.
+        named = self._named(folded, present)
+        for name in ("mean", "var"):
+            named[name] = checkpoint_name(named[name], STATISTICS_NAME)
+        given = [array for array in named.values() if array is not None]
+        return self.primitive.bind(*given, present=present, **params)
+
     def _partial_eval(
         self,
         policy: Callable[..., Any],
@@ -73,25 +86,30 @@ class _Recomputable(primitive.Operation):
         decision = policy(equation.primitive, *avals, **equation.params)
         if decision is not False and decision is not Recompute:
             return equation, None, [False] * count, [False] * count, []
-        present = equation.params["present"]
-        named = self._named(range(len(equation.invars)), present)
-        again = equation
-        if not (available[named["mean"]] or available[named["var"]]):
-            params = dict(equation.params)
-            params["present"] = tuple(named[name] is not None for name in _INPUTS)
-            again = equation.replace(
-                primitive=primitive.normalise.primitive,
-                invars=[equation.invars[named[n]] for n in _INPUTS if named[n] is not None],
-                params=params,
-            )
-        is_available = dict(zip(map(id, equation.invars), available, strict=True))
-        residuals = to_save(again.invars, [is_available[id(v)] for v in again.invars])
-        return equation, again, [False] * count, [True] * count, residuals
+        position = self._named(range(len(equation.invars)), equation.params["present"])
+        has = {name: at is not None and available[at] for name, at in position.items()}
+        # What is not available was saved: y needs no work then, or statistics make the difference.
+        if has["y"] and position["mean"] is not None and not (has["mean"] or has["var"]):
+            again, inputs = primitive.normalise, primitive.normalise.operands
+        else:
+            again, inputs = self, ("y", "mask")
+        kept = [at if name in inputs else None for name, at in position.items()]
+        given = dict(zip(position, kept, strict=True))
+        staged = equation.replace(
+            primitive=again.primitive,
+            invars=[equation.invars[at] for at in kept if at is not None],
+            params={
+                **equation.params,
+                "present": tuple(given[name] is not None for name in again.operands),
+            },
+        )
+        residuals = to_save(staged.invars, [available[at] for at in kept if at is not None])
+        return equation, staged, [False] * count, [True] * count, residuals
 
 
 recomputable = _Recomputable(
     "recomputable",
-    ("y", "mask", *_INPUTS),
+    ("y", "mask", *primitive.normalise.operands),
     _pure_jax,
     lambda y, mask, save_mask, **_: [y, mask] if save_mask else [y],
 )

@@ -17,12 +17,8 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jax_bnar import _compat, primitive
 from jax_bnar._config import Config
 from jax_bnar._linear_call import linear_call
-from jax_bnar._remat import recomputable
+from jax_bnar._remat import MASK_NAME, STATISTICS_NAME, recomputable
 from jax_bnar._tangents import normalise_tangent, statistics_tangents
-
-# Names for jax.checkpoint policies such as save_only_these_names.
-STATISTICS_NAME = "bnar_statistics"
-MASK_NAME = "bnar_mask"
 
 _Vector = jax.Array | None
 # x, evidence of the ReLU, mean, var, scale, bias

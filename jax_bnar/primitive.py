@@ -148,8 +148,11 @@ class Operation:
             for name, array in arrays.items()
             if array is not None
         ]
-        results = self.primitive.bind(*folded, present=present, **params)
+        results = self._bind_folded(folded, present=present, **params)
         return [r.reshape(size, groups, *r.shape[1:]) for r in results], [0] * len(results)
+
+    def _bind_folded(self, folded: Sequence[jax.Array], **params: Any) -> list[jax.Array]:
+        return self.primitive.bind(*folded, **params)
 
     def _jvp(
         self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
