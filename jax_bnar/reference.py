@@ -19,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_bnar._canonical import mask_bytes
 from jax_bnar._config import Activation, Gate
 from jax_bnar._dtypes import accumulation_dtype, smallest_epsilon
 
@@ -52,7 +53,12 @@ def reciprocal_std(var: jax.Array, epsilon: float) -> jax.Array:
 
 def pack_mask(positive: jax.Array) -> jax.Array:
     """Booleans (G, N, C, S) to one bit an element, (G, ceil(N*C*S/8)) bytes, lowest bit first."""
-    return jnp.packbits(positive.reshape(positive.shape[0], -1), axis=1, bitorder="little")
+    groups, *rest = positive.shape
+    count = mask_bytes(*rest)
+    flat = positive.reshape(groups, -1)
+    # packbits pads by 8 where it cannot see that 8 divides a symbolic size (jax.export).
+    whole = jax.lax.pad(flat, False, ((0, 0, 0), (0, 8 * count - flat.shape[1], 0)))
+    return jnp.packbits(whole.reshape(groups, count, 8), axis=2, bitorder="little")[:, :, 0]
 
 
 def unpack_mask(mask: jax.Array, like: jax.Array) -> jax.Array:

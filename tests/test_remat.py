@@ -1,5 +1,6 @@
 """jax.checkpoint: what is saved in bytes, and which kernels run again in the backward pass."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import Case, operands, unfused
+from flax_tools import init, normal
 from programs import hlo_calls, ours
 from test_transformations import assert_trees_close
 
 import jax_bnar
+from jax_bnar.flax_layers import BatchNorm, FusedBottleneck
 
 CASE = Case((6, 5, 16))
 SIZE, CHANNELS = 6 * 5 * 16, 16
@@ -32,7 +35,7 @@ def plain_block(x: Any, scale: Any, bias: Any) -> Any:
 
 def saved_bytes(function: Any, *given: Any) -> list[int]:
     """Sizes of the arrays that backward keeps alive, the operands themselves left out."""
-    pointers = {array.unsafe_buffer_pointer() for array in given}
+    pointers = {array.unsafe_buffer_pointer() for array in jax.tree.leaves(given)}
     _, vjp = jax.vjp(function, *given)
     return sorted(
         leaf.nbytes for leaf in jax.tree.leaves(vjp) if leaf.unsafe_buffer_pointer() not in pointers
@@ -193,3 +196,44 @@ def test_forward_mode_and_second_order_of_checkpoint() -> None:
         jax.jvp(lambda x: plain_block(x, scale, bias), (x,), (x,)),
         tolerance=1e-10,
     )
+
+
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_bottleneck(save: str) -> None:
+    """Around a whole block, with the convolutions saved: statistics, masks and convolutions stay.
+
+    Less than half of what the block keeps without checkpoint.
+    """
+    filters, shape = 4, (2, 6, 6, 16)
+    norm = functools.partial(BatchNorm, save=save, use_running_average=False)
+    layer = FusedBottleneck(filters, norm=norm)
+    x = normal(0, shape)
+    variables = init(layer, x)
+    policy = jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_saveable, NAMED
+    )
+
+    def train(parameters: Any, x: Any) -> Any:
+        given = {**variables, "params": parameters}
+        y, _ = layer.apply(given, x, mutable=["batch_stats"])
+        return y
+
+    def gradient(function: Any) -> Any:
+        return jax.jit(jax.grad(lambda p, x: jnp.sin(function(p, x)).sum(), (0, 1)))
+
+    parameters = variables["params"]
+    remat = jax.checkpoint(train, policy=policy)
+    assert_trees_close(gradient(remat)(parameters, x), gradient(train)(parameters, x))
+    pixels = 2 * 6 * 6
+    convolutions = [pixels * filters * 4] * 2 + [pixels * 4 * filters * 4]
+    statistics = [filters * 4] * 4 + [4 * filters * 4] * 2
+    masks = [pixels * filters // 8] * 2 + [pixels * 4 * filters // 8]
+    expected = convolutions + statistics + (masks if save == "mask" else [])
+    sizes = saved_bytes(remat, parameters, x)
+    assert sizes == sorted(expected)
+    assert sum(sizes) < 0.5 * sum(saved_bytes(train, parameters, x))
+    # The two inner outputs are inputs of convolutions: computed again, from the statistics. So is
+    # the last one, where it is the evidence of the ReLU.
+    again = 2 if save == "mask" else 3
+    counted = ours(gradient(remat), parameters, x)
+    assert counted == {"forward": 3, "normalise": again, "backward": 3}
