@@ -3,6 +3,7 @@
 Checked on jax 0.10.2 and 0.12.0.1.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,8 +22,17 @@ Zero = ad.Zero
 apply_primitive = xla.apply_primitive
 register_lowering = mlir.register_lowering
 lower_fun = mlir.lower_fun
-dce_rules = partial_eval.dce_rules
 partial_eval_jaxpr_custom_rules = partial_eval.partial_eval_jaxpr_custom_rules
+
+
+def register_dce_rule(primitive: Any, rule: Callable[[Sequence[bool], Any], Any]) -> None:
+    """`rule` takes which results are used, and the equation; it returns (used inputs, equation)."""
+
+    def adapted(used: Sequence[bool], *rest: Any) -> Any:
+        # Later than 0.10.2 there is a list of live inputs between the two.
+        return rule(used, rest[-1])
+
+    partial_eval.dce_rules[primitive] = adapted
 
 
 def same_manual_axes(*arrays: Any) -> tuple[Any, ...]:

@@ -128,4 +128,4 @@ def drop_unused_mask(used: Sequence[bool], equation: Any) -> tuple[list[bool], A
 
 
 for _operation in (primitive.forward, primitive.normalise):
-    _compat.dce_rules[_operation.primitive] = drop_unused_mask
+    _compat.register_dce_rule(_operation.primitive, drop_unused_mask)
