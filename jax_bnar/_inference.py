@@ -1,9 +1,9 @@
-"""Inference form on canonical arrays: given mean and var, with its gradient (fine-tuning)."""
+"""Inference form, in the user's layout: given mean and var, with its gradient (fine-tuning)."""
 
 import jax
 import jax.numpy as jnp
 
-from jax_bnar import primitive, reference
+from jax_bnar import _operations, reference
 from jax_bnar._config import Config
 
 _Vector = jax.Array | None
@@ -19,13 +19,14 @@ def _normalise(
     var: jax.Array,
     config: Config,
 ) -> jax.Array:
-    (y,) = primitive.normalise(
+    (y,) = _operations.normalise(
         x,
         z,
         scale,
         bias,
         mean,
         var,
+        layout=config.layout,
         implementation=config.implementation,
         epsilon=config.epsilon,
         activation=config.activation,
@@ -43,7 +44,7 @@ def _inference(
     var: jax.Array,
     config: Config,
 ) -> jax.Array:
-    """y of canonical x; scale, bias, mean and var of shape (1, C)."""
+    """y of x; scale, bias, mean and var of shape (1, C)."""
     return _normalise(x, z, scale, bias, mean, var, config)
 
 
@@ -72,19 +73,20 @@ def _inference_backward(
     gate = "none" if config.activation == "none" else "y"
     rstd = reference.reciprocal_std(var, config.epsilon)
     a = rstd if scale is None else scale * rstd
-    sum_e, sum_e_centred, *dz = primitive.backward_reduce(
+    sum_e, sum_e_centred, *dz = _operations.backward_reduce(
         dy,
         x,
         evidence,
         mean,
         None,
         None,
+        layout=config.layout,
         implementation=config.implementation,
         gate=gate,
         has_residual=config.has_residual,
     )
     zero = jnp.zeros_like(a)
-    (dx,) = primitive.backward_apply(
+    (dx,) = _operations.backward_apply(
         dy,
         x,
         evidence,
@@ -93,6 +95,7 @@ def _inference_backward(
         zero,
         zero,
         None,
+        layout=config.layout,
         implementation=config.implementation,
         gate=gate,
     )

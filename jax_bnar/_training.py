@@ -1,9 +1,9 @@
-"""Training form on canonical arrays, with its gradient."""
+"""Training form on arrays in the user's layout, with its gradient."""
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_bnar import primitive
+from jax_bnar import _operations
 from jax_bnar._config import Config
 
 # Names for jax.checkpoint policies such as save_only_these_names.
@@ -17,11 +17,12 @@ _Residuals = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array, _Vector, _
 def _forward(
     x: jax.Array, z: jax.Array | None, scale: _Vector, bias: _Vector, config: Config, save: bool
 ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array | None]:
-    y, mean, var, *mask = primitive.forward(
+    y, mean, var, *mask = _operations.forward(
         x,
         z,
         scale,
         bias,
+        layout=config.layout,
         implementation=config.implementation,
         epsilon=config.epsilon,
         activation=config.activation,
@@ -33,7 +34,7 @@ def _forward(
 def _training(
     x: jax.Array, z: jax.Array | None, scale: _Vector, bias: _Vector, config: Config
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(y, mean, var) of canonical x; mean and var of shape (G, C)."""
+    """(y, mean, var) of x; mean and var of shape (num_groups, C)."""
     results, _ = _forward(x, z, scale, bias, config, save=False)
     return results
 
@@ -59,7 +60,7 @@ def _training_backward(
 ) -> tuple[jax.Array, jax.Array | None, _Vector, _Vector]:
     x, evidence, mean, var, scale, bias = residuals
     dy, dmean, dvar = cotangents
-    dx, dscale, dbias, *dz = primitive.backward(
+    dx, dscale, dbias, *dz = _operations.backward(
         dy,
         x,
         evidence,
@@ -69,6 +70,7 @@ def _training_backward(
         bias,
         dmean,
         dvar,
+        layout=config.layout,
         implementation=config.implementation,
         epsilon=config.epsilon,
         gate=config.gate,
