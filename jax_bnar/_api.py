@@ -88,7 +88,6 @@ def bn_add_relu(
         ValueError: a shape, or the value of an argument, does not fit.
         TypeError: a dtype, or the type of an argument, does not fit.
         NameError: axis_name is not the name of a mapped axis here.
-        NotImplementedError: inside a `shard_map` that leaves mesh axes automatic.
 
     The backward formula and the use of y are those of K. Hou's post on fusing BatchNorm-Add-ReLU.
     """

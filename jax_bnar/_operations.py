@@ -3,7 +3,8 @@
 One for each of `jax_bnar.primitive`, with the same operands and results, in the shapes of
 `jax_bnar._layout`. They own what those on canonical arrays cannot: sharding, for which an array
 must have its own axes, and with it batching. On one device, and inside `shard_map`, they lower to
-the canonical primitive and two reshapes that move no data.
+the canonical primitive and reshapes that move no data; under jit with several devices to a call
+that XLA partitions (`jax_bnar._partitioning`).
 """
 
 import dataclasses
@@ -85,24 +86,24 @@ class ArrayOperation:
 
     def _lower(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         automatic = _compat.automatic_axes(ctx)
+        where = None
         if automatic:
-            raise NotImplementedError(
-                f"jax_bnar: {self.canonical.name} inside a shard_map that leaves the mesh axes"
-                f" {', '.join(map(str, automatic))} automatic cannot be partitioned; name every"
-                " mesh axis in axis_names of jax.shard_map, or pass implementation='xla'."
-            )
-        if automatic is None and not _compat.is_for_export(ctx):
+            names = ", ".join(map(str, automatic))
+            where = f"inside a shard_map that leaves mesh axes ({names}) automatic"
+        elif automatic is None and _compat.is_for_export(ctx):
+            # A partitioned call needs Python when XLA partitions, which is after export.
+            where = "in a program exported for several devices"
+        if where is not None:
+            if params["require_kernel"]:
+                raise NotImplementedError(
+                    f"jax_bnar: implementation='ffi' asks for the {self.canonical.name} kernel, but"
+                    f" XLA cannot partition it {where}; implementation=None falls back to pure JAX."
+                )
+            function = self._reference
+        elif automatic is None:
             function = functools.partial(self._partitioned, ctx.avals_in, ctx.avals_out)
         else:
             function = self._on_one_device
-            if automatic is None:
-                # Exported, a partitioned call would need Python at run time: XLA must do it alone.
-                if params["require_kernel"]:
-                    raise NotImplementedError(
-                        "jax_bnar: implementation='ffi' cannot be exported for several devices;"
-                        " implementation=None exports pure JAX there."
-                    )
-                function = self._reference
         # Types of Explicit meshes name shardings; inside, arrays are those of one device.
         ctx = ctx.replace(avals_in=_compat.without_shardings(ctx.avals_in))
         return _compat.lower_fun(function, multiple_results=True)(ctx, *operands, **params)
