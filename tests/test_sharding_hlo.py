@@ -200,7 +200,8 @@ def test_unfused_code_crosses_as_often_or_more() -> None:
     """What we are compared with, so that the comparison stays true.
 
     Flax with its fast variance, E[x^2]-E[x]^2, has five sums in two all-reduces, once XLA combines
-    them; with the variance that does not cancel six, and four all-reduces that wait for each other: our bytes in twice the steps.
+    them; with the variance that does not cancel, six in four that wait for each other: our bytes in
+    twice the steps.
     """
     mesh = make_mesh("auto", d=8)
     x, z, scale, bias, dy, _ = placed(Case((16, 3, 24)), mesh, P("d"))

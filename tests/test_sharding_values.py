@@ -147,7 +147,7 @@ def test_variance_far_below_the_mean(ratio: float) -> None:
 
 
 def test_constant_channels_have_no_variance() -> None:
-    x = np.broadcast_to(np.float32([3.7, -1e4, 0, 1e-20]), (16, 5, 4))
+    x = np.broadcast_to(np.array([3.7, -1e4, 0, 1e-20], np.float32), (16, 5, 4))
     mesh = make_mesh("auto", d=8)
     result = jax.jit(lambda x: jax_bnar.batch_norm(x, None, None))(put(x, mesh, P("d")))
     np.testing.assert_array_equal(result.var, np.zeros(4))
