@@ -1,4 +1,4 @@
-"""Inference form on canonical arrays: given mean and var, with its derivatives (fine-tuning)."""
+"""Inference form, in the user's layout: given mean and var, with its derivatives (fine-tuning)."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from jax_bnar import _compat, primitive, reference
+from jax_bnar import _compat, _operations, reference
 from jax_bnar._config import Config, Gate
 from jax_bnar._linear_call import linear_call
 from jax_bnar._tangents import normalise_tangent
@@ -27,8 +27,9 @@ def inference(
     var: jax.Array,
     config: Config,
 ) -> jax.Array:
-    """y of canonical x; scale, bias, mean and var of shape (1, C)."""
-    x, z, scale, bias, mean, var = _compat.same_manual_axes(x, z, scale, bias, mean, var)
+    """y of x; scale, bias, mean and var of shape (1, C)."""
+    arrays: list[Any] = _compat.vary_together([x, z, scale, bias, mean, var])
+    x, z, scale, bias, mean, var = arrays
     return _inference(x, z, scale, bias, mean, var, config)
 
 
@@ -42,13 +43,14 @@ def _inference(
     var: jax.Array,
     config: Config,
 ) -> jax.Array:
-    (y,) = primitive.normalise(
+    (y,) = _operations.normalise(
         x,
         z,
         scale,
         bias,
         mean,
         var,
+        layout=config.layout,
         implementation=config.implementation,
         epsilon=config.epsilon,
         activation=config.activation,
@@ -88,6 +90,7 @@ class _InferenceTangent:
         y_dot = normalise_tangent(
             *residuals,
             tangents,  # type: ignore[arg-type]
+            layout=self.config.layout,
             epsilon=self.config.epsilon,
             gate=self.gate,
         )
@@ -105,19 +108,20 @@ class _InferenceTangent:
         config = self.config
         rstd = reference.reciprocal_std(var, config.epsilon)
         a = rstd if scale is None else scale * rstd
-        sum_e, sum_e_centred, *dz = primitive.backward_reduce(
+        sum_e, sum_e_centred, *dz = _operations.backward_reduce(
             dy,
             x,
             evidence,
             mean,
             None,
             None,
+            layout=config.layout,
             implementation=config.implementation,
             gate=self.gate,
             has_residual=config.has_residual,
         )
         zero = jnp.zeros_like(a)
-        (dx,) = primitive.backward_apply(
+        (dx,) = _operations.backward_apply(
             dy,
             x,
             evidence,
@@ -126,6 +130,7 @@ class _InferenceTangent:
             zero,
             zero,
             None,
+            layout=config.layout,
             implementation=config.implementation,
             gate=self.gate,
         )

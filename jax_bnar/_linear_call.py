@@ -35,14 +35,14 @@ class LinearMap(Protocol):
 
 
 def linear_call(
-    linear_map: LinearMap, residuals: _Arrays, tangents: _Arrays, like: Sequence[jax.Array]
+    linear_map: LinearMap, residuals: Any, tangents: _Arrays, like: Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:
     """`linear_map.tangent(residuals, tangents)`: tangents of the arrays `like`."""
     out_avals = tuple(jax.typeof(array).to_tangent_aval() for array in like)
     return _bind(linear_map, residuals, tangents, out_avals)
 
 
-def _bind(linear_map: LinearMap, residuals: _Arrays, tangents: _Arrays, out_avals: Any) -> Any:
+def _bind(linear_map: LinearMap, residuals: Any, tangents: _Arrays, out_avals: Any) -> Any:
     leaves, tree = jax.tree.flatten((residuals, tangents))
     return tuple(
         linear_p.bind(

@@ -16,21 +16,17 @@ import jax
 from jax.ad_checkpoint import Recompute, checkpoint_name
 from jax.extend.core import Primitive, Var
 
-from jax_bnar import _compat, primitive, reference
+from jax_bnar import _compat, _local, _operations, primitive
+from jax_bnar._implementation import Implementation
+from jax_bnar._layout import Layout
 
 # Names for jax.checkpoint policies such as save_only_these_names.
 STATISTICS_NAME = "bnar_statistics"
 MASK_NAME = "bnar_mask"
 
 
-def _pure_jax(y: Any, mask: Any, *inputs: Any, **statics: Any) -> tuple[jax.Array, ...]:
-    """For implementation "xla", which JAX can look into: XLA merges it with y as it was."""
-    del y, mask
-    return reference.normalise(*inputs, **statics)
-
-
 @dataclasses.dataclass(frozen=True)
-class _Recomputable(primitive.Operation):
+class _Recomputable(_operations.ArrayOperation):
     """An operation without a kernel, which batches as the others do."""
 
     @functools.cached_property
@@ -45,22 +41,41 @@ class _Recomputable(primitive.Operation):
         _compat.partial_eval_jaxpr_custom_rules[new] = self._partial_eval
         return new
 
+    def __call__(
+        self,
+        *operands: jax.Array | None,
+        layout: Layout,
+        implementation: Implementation,
+        **statics: Any,
+    ) -> tuple[jax.Array, ...]:
+        """(y,) or (y, mask)."""
+        if implementation == "xla":
+            # JAX can look into this one, and XLA merges it with y as it was.
+            inputs = operands[2:]
+            return _local.call(
+                primitive.normalise, *inputs, layout=layout, implementation="xla", **statics
+            )
+        return super().__call__(*operands, layout=layout, implementation=implementation, **statics)
+
+    def _abstract(self, *avals: Any, present: tuple[bool, ...], **_: Any) -> list[Any]:
+        named = self._named(avals, present)
+        return [named[name] for name in ("y", "mask") if name in named]
+
     def _reference(
         self, *given: jax.Array, present: tuple[bool, ...], **_: Any
     ) -> tuple[jax.Array, ...]:
         named = self._named(given, present)
-        return tuple(named[name] for name in ("y", "mask") if named[name] is not None)
+        return tuple(named[name] for name in ("y", "mask") if name in named)
 
-    def _bind_folded(
-        self, folded: Sequence[jax.Array], *, present: tuple[bool, ...], **params: Any
+    def _bind_batched(
+        self, leading: Sequence[jax.Array], *, present: tuple[bool, ...], **params: Any
     ) -> list[jax.Array]:
-        # Under vmap: what is folded is a new array, which would be rematerialised and look as if
-        # the statistics were.
-        named = self._named(folded, present)
-        for name in ("mean", "var"):
+        # Under vmap these are new arrays, which would be rematerialised and look as if the
+        # statistics were.
+        named = self._named(leading, present)
+        for name in {"mean", "var"} & named.keys():
             named[name] = checkpoint_name(named[name], STATISTICS_NAME)
-        given = [array for array in named.values() if array is not None]
-        return self.primitive.bind(*given, present=present, **params)
+        return self.primitive.bind(*named.values(), present=present, **params)
 
     def _partial_eval(
         self,
@@ -87,31 +102,36 @@ class _Recomputable(primitive.Operation):
         if decision is not False and decision is not Recompute:
             return equation, None, [False] * count, [False] * count, []
         position = self._named(range(len(equation.invars)), equation.params["present"])
-        has = {name: at is not None and available[at] for name, at in position.items()}
+        has = {name: available[at] for name, at in position.items()}
         # What is not available was saved: y needs no work then, or statistics make the difference.
-        if has["y"] and position["mean"] is not None and not (has["mean"] or has["var"]):
-            again, inputs = primitive.normalise, primitive.normalise.operands
+        if has["y"] and "mean" in has and not (has["mean"] or has["var"]):
+            again, names = _operations.normalise, primitive.normalise.operands
         else:
-            again, inputs = self, ("y", "mask")
-        kept = [at if name in inputs else None for name, at in position.items()]
-        given = dict(zip(position, kept, strict=True))
+            again, names = self, ("y", "mask")
+        kept = [at for name, at in position.items() if name in names]
         staged = equation.replace(
             primitive=again.primitive,
-            invars=[equation.invars[at] for at in kept if at is not None],
+            invars=[equation.invars[at] for at in kept],
             params={
                 **equation.params,
-                "present": tuple(given[name] is not None for name in again.operands),
+                "present": tuple(n in names and n in position for n in again.canonical.operands),
             },
         )
-        residuals = to_save(staged.invars, [available[at] for at in kept if at is not None])
+        residuals = to_save(staged.invars, [available[at] for at in kept])
         return equation, staged, [False] * count, [True] * count, residuals
 
 
+def _not_canonical(*_: Any, **__: Any) -> Any:
+    raise AssertionError("recomputable has no kernel, and no canonical form")
+
+
 recomputable = _Recomputable(
-    "recomputable",
-    ("y", "mask", *primitive.normalise.operands),
-    _pure_jax,
-    lambda y, mask, save_mask, **_: [y, mask] if save_mask else [y],
+    primitive.Operation(
+        "recomputable",
+        ("y", "mask", *primitive.normalise.operands),
+        _not_canonical,
+        _not_canonical,
+    )
 )
 
 
@@ -127,5 +147,5 @@ def drop_unused_mask(used: Sequence[bool], equation: Any) -> tuple[list[bool], A
     return [True] * len(equation.invars), equation
 
 
-for _operation in (primitive.forward, primitive.normalise):
+for _operation in (_operations.forward, _operations.normalise):
     _compat.register_dce_rule(_operation.primitive, drop_unused_mask)

@@ -1,4 +1,4 @@
-"""Tangents of the operators in pure JAX, on canonical arrays: forward mode, and second orders.
+"""Tangents of the operators in pure JAX, in the user's layout: forward mode, and second orders.
 
 With tx, tz, ... the tangents, n elements to a statistics group and a = scale*rstd:
 
@@ -10,25 +10,47 @@ The gate y > 0 comes from the evidence that backward reads, so that ty is the tr
 at the last bit too. A tangent that is None is zero.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from jax_bnar import reference
+from jax_bnar import _local, primitive, reference
+from jax_bnar._collectives import Span, sum_packed
 from jax_bnar._config import Gate
 from jax_bnar._dtypes import accumulation_dtype
+from jax_bnar._layout import Kind, Layout, kind_of
 
 _Vector = jax.Array | None
 
 
 def statistics_tangents(
-    x: jax.Array, mean: jax.Array, x_dot: jax.Array
+    x: jax.Array,
+    mean: jax.Array,
+    x_dot: jax.Array | None,
+    *,
+    layout: Layout,
+    span: Span | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(tmean, tvar) of shape (G, C)."""
-    sum_dot, sum_dot_centred = reference.backward_reduce(
-        x_dot, x, None, mean, None, None, gate="none", has_residual=False
+    """(tmean, tvar) of shape (num_groups, C), over the parts of `span` where there is one."""
+    if x_dot is None:
+        return jnp.zeros_like(mean), jnp.zeros_like(mean)
+    sums: list[jax.Array] = list(
+        _local.call(
+            primitive.backward_reduce,
+            *(x_dot, x, None, mean, None, None),
+            layout=layout,
+            implementation="xla",
+            gate="none",
+            has_residual=False,
+        )
     )
-    n = jnp.asarray(x.shape[1] * x.shape[3], mean.dtype)
-    return sum_dot / n, 2 * sum_dot_centred / n
+    parts: jax.Array | int = 1
+    if span is not None:
+        sums, parts = sum_packed(span, *sums), span.parts
+    n = jnp.asarray(parts * _local.element_count(layout, x.shape)).astype(mean.dtype)
+    n = jnp.broadcast_to(n, mean.shape)
+    return sums[0] / n, 2 * sums[1] / n
 
 
 def normalise_tangent(
@@ -40,11 +62,20 @@ def normalise_tangent(
     var: jax.Array,
     tangents: tuple[jax.Array | None, jax.Array | None, _Vector, _Vector, _Vector, _Vector],
     *,
+    layout: Layout,
     epsilon: float,
     gate: Gate,
 ) -> jax.Array:
     """ty, in the dtype of x and rounded once; `tangents` are of (x, z, scale, bias, mean, var)."""
-    x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot = tangents
+
+    def canonical(array: jax.Array | None, kind: Kind) -> Any:
+        return None if array is None else layout.to_canonical(array, kind, shape)
+
+    shape = x.shape
+    kinds: tuple[Kind, ...] = ("tensor", "tensor", "vector", "vector", "vector", "vector")
+    x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot = map(canonical, tangents, kinds)
+    x, evidence = canonical(x, "tensor"), canonical(evidence, kind_of("evidence", gate))
+    scale, bias, mean, var = (canonical(v, "vector") for v in (scale, bias, mean, var))
     rstd = reference.reciprocal_std(var, epsilon)
     a = rstd if scale is None else rstd * jnp.broadcast_to(scale, rstd.shape)
     centred = x.astype(accumulation_dtype(x.dtype)) - _per_element(mean, x)
@@ -62,7 +93,8 @@ def normalise_tangent(
         y_dot = y_dot + _per_element(a, x) * x_dot.astype(y_dot.dtype)
     if z_dot is not None:
         y_dot = y_dot + z_dot.astype(y_dot.dtype)
-    return reference.gated(y_dot.astype(x.dtype), centred, evidence, a, bias, gate)
+    y_dot = reference.gated(y_dot.astype(x.dtype), centred, evidence, a, bias, gate)
+    return layout.from_canonical(y_dot, "tensor", shape)
 
 
 def _per_element(vector: jax.Array, x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Training form on canonical arrays, with its derivatives.
+"""Training form on arrays in the user's layout, with its derivatives.
 
 Not a `jax.custom_vjp`: that has no forward mode. A `jax.custom_jvp` whose tangent is one linear
 primitive with our backward as its transpose has all that custom_vjp has (the same residuals, the
@@ -10,11 +10,10 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
-from jax_bnar import _compat, primitive
+from jax_bnar import _compat, _operations
 from jax_bnar._config import Config
 from jax_bnar._linear_call import linear_call
 from jax_bnar._remat import MASK_NAME, STATISTICS_NAME, recomputable
@@ -30,8 +29,9 @@ _Results = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
 def training(
     x: jax.Array, z: jax.Array | None, scale: _Vector, bias: _Vector, config: Config
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(y, mean, var) of canonical x; mean and var of shape (G, C)."""
-    x, z, scale, bias = _compat.same_manual_axes(x, z, scale, bias)
+    """(y, mean, var) of x; mean and var of shape (num_groups, C)."""
+    arrays: list[Any] = _compat.vary_together([x, z, scale, bias])
+    x, z, scale, bias = arrays
     y, mean, var, _ = _training(x, z, scale, bias, config, False)
     return y, mean, var
 
@@ -45,11 +45,12 @@ def _training(
     config: Config,
     save_mask: bool,
 ) -> _Results:
-    y, mean, var, *mask = primitive.forward(
+    y, mean, var, *mask = _operations.forward(
         x,
         z,
         scale,
         bias,
+        layout=config.layout,
         implementation=config.implementation,
         epsilon=config.epsilon,
         activation=config.activation,
@@ -88,6 +89,7 @@ def _forward(
     var = checkpoint_name(var, STATISTICS_NAME)
     operands = (x, z, scale, bias, mean, var)
     statics: Any = {
+        "layout": config.layout,
         "implementation": config.implementation,
         "epsilon": config.epsilon,
         "activation": config.activation,
@@ -116,10 +118,7 @@ class _TrainingTangent:
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         x, evidence, mean, var, scale, bias = residuals
         x_dot, z_dot, scale_dot, bias_dot = tangents
-        if x_dot is None:
-            mean_dot = var_dot = jnp.zeros_like(mean)
-        else:
-            mean_dot, var_dot = statistics_tangents(x, mean, x_dot)
+        mean_dot, var_dot = statistics_tangents(x, mean, x_dot, layout=self.config.layout)
         y_dot = normalise_tangent(
             x,
             evidence,
@@ -128,6 +127,7 @@ class _TrainingTangent:
             mean,
             var,
             (x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot),
+            layout=self.config.layout,
             epsilon=self.config.epsilon,
             gate=self.config.gate,
         )
@@ -138,7 +138,7 @@ class _TrainingTangent:
     ) -> tuple[jax.Array, jax.Array | None, _Vector, _Vector]:
         x, evidence, mean, var, scale, bias = residuals
         dy, dmean, dvar = cotangents
-        dx, dscale, dbias, *dz = primitive.backward(
+        dx, dscale, dbias, *dz = _operations.backward(
             dy,
             x,
             evidence,
@@ -148,6 +148,7 @@ class _TrainingTangent:
             bias,
             dmean,
             dvar,
+            layout=self.config.layout,
             implementation=self.config.implementation,
             epsilon=self.config.epsilon,
             gate=self.config.gate,

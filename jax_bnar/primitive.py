@@ -41,7 +41,7 @@ class Operation:
 
     @functools.cached_property
     def primitive(self) -> Primitive:
-        primitive = Primitive(f"bnar_{self.name}")
+        primitive = Primitive(f"bnar_canonical_{self.name}")
         primitive.multiple_results = True
         primitive.def_impl(functools.partial(_compat.apply_primitive, primitive))
         primitive.def_abstract_eval(self._abstract)
@@ -148,11 +148,8 @@ class Operation:
             for name, array in arrays.items()
             if array is not None
         ]
-        results = self._bind_folded(folded, present=present, **params)
+        results = self.primitive.bind(*folded, present=present, **params)
         return [r.reshape(size, groups, *r.shape[1:]) for r in results], [0] * len(results)
-
-    def _bind_folded(self, folded: Sequence[jax.Array], **params: Any) -> list[jax.Array]:
-        return self.primitive.bind(*folded, **params)
 
     def _jvp(
         self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any

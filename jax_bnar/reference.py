@@ -190,7 +190,7 @@ def backward_coefficients(
     dmean: jax.Array,
     dvar: jax.Array,
     *,
-    count: int,
+    count: jax.Array | int,
     epsilon: float,
 ) -> Coefficients:
     """The three vectors of dx; the cotangents of mean and var cost nothing more."""
