@@ -31,7 +31,7 @@ def whole(*given: Any) -> Any:
 
 
 def mapped(check_vma: bool) -> Any:
-    function = jax.shard_map(
+    function: Any = jax.shard_map(
         local,
         mesh=Mesh(np.array(jax.devices()[:4]), ("data",)),
         in_specs=(P("data"), P("data"), P(), P(), P("data")),
