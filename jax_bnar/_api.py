@@ -3,16 +3,17 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jax_bnar._agreement import agreeing
 from jax_bnar._config import Activation, Config
 from jax_bnar._implementation import resolve_implementation
 from jax_bnar._inference import inference
+from jax_bnar._synchronised import synchronised
 from jax_bnar._training import training
 from jax_bnar._validation import (
-    check_axis_name,
     check_epsilon,
+    check_named_axes,
     check_operands,
     check_save,
     check_statistic,
@@ -64,8 +65,13 @@ def bn_add_relu(
         bias: shape (C,), any float dtype, or None for 0.
         epsilon: static, > 0; raised to the smallest normal number of the accumulation dtype.
         axis: the channel axis.
-        axis_name: not implemented yet, must be None.
-        axis_index_groups: not implemented yet, must be None.
+        axis_name: name of the mapped axis (`shard_map`, `pmap`, `vmap`), or a tuple of names, over
+            whose devices statistics are taken. None: there they are those of the device's own part.
+            Under `jit` alone leave it None: statistics are those of the whole array, however it is
+            sharded.
+        axis_index_groups: lists of indices of that axis, groups with statistics of their own, of
+            any sizes (where JAX has collectives over groups: not in `vmap`, nor in `shard_map` with
+            check_vma=True).
         num_groups: ghost batch: the leading axis splits into this many equal groups, with
             statistics of their own.
         save: evidence of the ReLU that backward keeps: "y" (costs nothing where y lives on anyway)
@@ -81,7 +87,7 @@ def bn_add_relu(
     Raises:
         ValueError: a shape, or the value of an argument, does not fit.
         TypeError: a dtype, or the type of an argument, does not fit.
-        NotImplementedError: axis_name or axis_index_groups is given.
+        NameError: axis_name is not the name of a mapped axis here.
 
     The backward formula and the use of y are those of K. Hou's post on fusing BatchNorm-Add-ReLU.
     """
@@ -301,7 +307,7 @@ def _train(
     save: str,
     implementation: str | None,
 ) -> BatchNormResult:
-    check_axis_name(function, axis_name, axis_index_groups)
+    names, groups = check_named_axes(function, axis_name, axis_index_groups)
     operands = check_operands(function, x, z, scale, bias, axis=axis, num_groups=num_groups)
     config = Config(
         epsilon=check_epsilon(function, epsilon),
@@ -309,12 +315,17 @@ def _train(
         save=check_save(function, save),
         implementation=resolve_implementation(function, implementation),
         has_residual=operands.z is not None,
+        layout=operands.layout,
     )
     with jax.named_scope(function):
-        y, mean, var = training(operands.x, operands.z, operands.scale, operands.bias, config)
-    if operands.x.shape[0] == 1:
+        x, z, scale, bias = agreeing(operands.layout, *operands[:4])
+        if names:
+            y, mean, var = synchronised(x, z, scale, bias, config, names, groups)
+        else:
+            y, mean, var = training(x, z, scale, bias, config)
+    if operands.layout.num_groups == 1:
         mean, var = mean[0], var[0]
-    return BatchNormResult(y.reshape(jnp.shape(x)), mean, var)
+    return BatchNormResult(y, mean, var)
 
 
 def _infer(
@@ -338,15 +349,13 @@ def _infer(
         save="y",
         implementation=resolve_implementation(function, implementation),
         has_residual=operands.z is not None,
+        layout=operands.layout,
+    )
+    statistics = (
+        check_statistic(function, name, vector, operands.x, operands.layout.axis)
+        for name, vector in (("mean", mean), ("var", var))
     )
     with jax.named_scope(function):
-        y = inference(
-            operands.x,
-            operands.z,
-            operands.scale,
-            operands.bias,
-            check_statistic(function, "mean", mean, x, axis),
-            check_statistic(function, "var", var, x, axis),
-            config,
-        )
-    return y.reshape(jnp.shape(x))
+        arrays = agreeing(operands.layout, *operands[:4], *statistics)
+        x, z, scale, bias, mean, var = arrays
+        return inference(x, z, scale, bias, mean, var, config)

@@ -1,23 +1,52 @@
 """Every use of JAX that is not public API lives here.
 
-Checked on jax 0.10.2.
+Checked on jax 0.10.2 and 0.12.0.1.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.core
-from jax.interpreters import ad, batching, mlir, xla
+from jax._src import dispatch, sharding_impls
+from jax.experimental.custom_partitioning import (
+    ArrayMapping as ArrayMapping,
+)
+from jax.experimental.custom_partitioning import (
+    CompoundFactor as CompoundFactor,
+)
+from jax.experimental.custom_partitioning import (
+    SdyShardingRule as SdyShardingRule,
+)
+from jax.experimental.custom_partitioning import (
+    custom_partitioning as custom_partitioning,
+)
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, partial_eval, xla
 from jax.sharding import ManualAxisType, NamedSharding, PartitionSpec
 
 # Not documented, but exported by jax.interpreters and used so by the FFI tutorial of jax itself.
 primitive_batchers = batching.primitive_batchers
+fancy_primitive_batchers = batching.fancy_primitive_batchers
 primitive_jvps = ad.primitive_jvps
+primitive_transposes = ad.primitive_transposes
 instantiate_zeros = ad.instantiate_zeros
+is_undefined_primal = ad.is_undefined_primal
 Zero = ad.Zero
 apply_primitive = xla.apply_primitive
 register_lowering = mlir.register_lowering
 lower_fun = mlir.lower_fun
+partial_eval_jaxpr_custom_rules = partial_eval.partial_eval_jaxpr_custom_rules
+
+
+def register_dce_rule(primitive: Any, rule: Callable[[Sequence[bool], Any], Any]) -> None:
+    """`rule` takes which results are used, and the equation; it returns (used inputs, equation)."""
+
+    def adapted(used: Sequence[bool], *rest: Any) -> Any:
+        # Later than 0.10.2 there is a list of live inputs between the two.
+        return rule(used, rest[-1])
+
+    partial_eval.dce_rules[primitive] = adapted
 
 
 def out_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> jax.core.ShapedArray:
@@ -34,3 +63,88 @@ def out_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> jax.core.ShapedAr
         sharding=NamedSharding(like.sharding.mesh, PartitionSpec()),
         manual_axis_type=ManualAxisType(varying=varying),
     )
+
+
+def sharded_aval(
+    like: Any, shape: tuple[int, ...], dtype: Any, spec: PartitionSpec
+) -> jax.core.ShapedArray:
+    """Abstract result on the mesh of `like`, sharded by `spec` over its Explicit axes."""
+    return jax.core.ShapedArray(
+        shape,
+        dtype,
+        sharding=NamedSharding(like.sharding.mesh, spec),
+        manual_axis_type=ManualAxisType(varying=like.manual_axis_type.varying),
+    )
+
+
+def varying_axes(array: Any) -> frozenset[Any]:
+    """The manual mesh axes over which an array is known to vary (`shard_map`, check_vma=True)."""
+    return jax.typeof(array).manual_axis_type.varying
+
+
+_Array = TypeVar("_Array", jax.Array, jax.Array | None)
+
+
+def vary_together(arrays: Sequence[_Array]) -> list[_Array]:
+    """The arrays, cast to vary over all the manual mesh axes over which any of them does.
+
+    `jnp` casts its operands itself, a primitive must be given operands that agree. The transpose of
+    the cast is the psum that makes a replicated operand's gradient whole.
+    """
+    axes = frozenset().union(*(varying_axes(a) for a in arrays if a is not None))
+
+    def cast(array: _Array) -> _Array:
+        if array is None or not (missing := axes - varying_axes(array)):
+            return array
+        return jax.lax.pcast(array, tuple(missing), to="varying")
+
+    return [cast(array) for array in arrays]
+
+
+def needs_devices_at_lowering(primitive: Primitive) -> None:
+    """Has JAX tell the lowering rule which devices it lowers for (custom_partitioning asks)."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def automatic_axes(ctx: Any) -> tuple[Any, ...] | None:
+    """What is left for XLA to partition where a lowering rule is called.
+
+    None outside of `shard_map` with several devices; else the mesh axes that the `shard_map` around
+    left automatic: none of them means that arrays are those of one device.
+    """
+    context = ctx.module_context.axis_context
+    if isinstance(context, sharding_impls.SPMDAxisContext):
+        sizes = context.mesh.shape
+        return tuple(a for a in sizes if a not in context.manual_axes and sizes[a] > 1)
+    if isinstance(context, sharding_impls.ShardingContext):
+        return None if context.num_devices > 1 else ()
+    return ()
+
+
+def partition_spec(sharding: Any, mesh: Any) -> PartitionSpec:
+    """The spec of a sharding that XLA hands to a partition callback.
+
+    What no spec over this mesh can say (part of a mesh axis on one array axis) counts as
+    replicated: XLA then gathers the array.
+    """
+    if mesh.empty:
+        return PartitionSpec()
+    try:
+        return sharding_impls.parse_flatten_op_sharding(sharding._to_xla_hlo_sharding(0), mesh)[0]
+    except (NotImplementedError, KeyError, AssertionError):
+        return PartitionSpec()
+
+
+def sharding_of(spec: PartitionSpec, mesh: Any, like: Any) -> Any:
+    """The sharding by `spec`; where JAX does not know the mesh, a replicated one."""
+    if mesh.empty:
+        return sharding_impls.GSPMDSharding.get_replicated(like._device_assignment)
+    return NamedSharding(mesh, spec)
+
+
+def is_for_export(ctx: Any) -> bool:
+    return ctx.module_context.lowering_parameters.for_export
+
+
+def without_shardings(avals: Sequence[Any]) -> list[jax.core.ShapedArray]:
+    return [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in avals]

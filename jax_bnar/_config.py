@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from jax_bnar._implementation import Implementation
+from jax_bnar._layout import Layout
 
 Activation = Literal["none", "relu"]
 Save = Literal["y", "mask"]
@@ -14,13 +15,14 @@ Gate = Literal["none", "x", "y", "mask"]
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is known at trace time about one call on canonical (G, N, C, S) arrays."""
+    """What is known at trace time about one call."""
 
     epsilon: float
     activation: Activation
     save: Save
     implementation: Implementation
     has_residual: bool
+    layout: Layout
 
     @property
     def gate(self) -> Gate:

@@ -1,16 +1,24 @@
-"""Inference form on canonical arrays: given mean and var, with its gradient (fine-tuning)."""
+"""Inference form, in the user's layout: given mean and var, with its derivatives (fine-tuning)."""
+
+import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
-from jax_bnar import primitive, reference
-from jax_bnar._config import Config
+from jax_bnar import _compat, _operations, reference
+from jax_bnar._config import Config, Gate
+from jax_bnar._linear_call import linear_call
+from jax_bnar._tangents import normalise_tangent
 
 _Vector = jax.Array | None
+# x, evidence of the ReLU, scale, bias, mean, var
 _Residuals = tuple[jax.Array, jax.Array | None, _Vector, _Vector, jax.Array, jax.Array]
 
 
-def _normalise(
+def inference(
     x: jax.Array,
     z: jax.Array | None,
     scale: _Vector,
@@ -19,21 +27,13 @@ def _normalise(
     var: jax.Array,
     config: Config,
 ) -> jax.Array:
-    (y,) = primitive.normalise(
-        x,
-        z,
-        scale,
-        bias,
-        mean,
-        var,
-        implementation=config.implementation,
-        epsilon=config.epsilon,
-        activation=config.activation,
-        save_mask=False,
-    )
-    return y
+    """y of x; scale, bias, mean and var of shape (1, C)."""
+    arrays: list[Any] = _compat.vary_together([x, z, scale, bias, mean, var])
+    x, z, scale, bias, mean, var = arrays
+    return _inference(x, z, scale, bias, mean, var, config)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(6,))
 def _inference(
     x: jax.Array,
     z: jax.Array | None,
@@ -43,68 +43,102 @@ def _inference(
     var: jax.Array,
     config: Config,
 ) -> jax.Array:
-    """y of canonical x; scale, bias, mean and var of shape (1, C)."""
-    return _normalise(x, z, scale, bias, mean, var, config)
-
-
-def _inference_forward(
-    x: jax.Array,
-    z: jax.Array | None,
-    scale: _Vector,
-    bias: _Vector,
-    mean: jax.Array,
-    var: jax.Array,
-    config: Config,
-) -> tuple[jax.Array, _Residuals]:
-    y = _normalise(x, z, scale, bias, mean, var, config)
-    return y, (x, None if config.activation == "none" else y, scale, bias, mean, var)
-
-
-def _inference_backward(
-    config: Config, residuals: _Residuals, dy: jax.Array
-) -> tuple[jax.Array | None, ...]:
-    """mean and var are constants of the normalisation, so dx = scale*rstd*e, and
-
-    dmean = -scale*rstd*sum(e)    dvar = -scale*rstd^3/2 * sum(e*(x-mean)).
-    """
-    x, evidence, scale, bias, mean, var = residuals
-    # Not "x": this `a` and the kernel's may differ in the last bit, and so might a sign.
-    gate = "none" if config.activation == "none" else "y"
-    rstd = reference.reciprocal_std(var, config.epsilon)
-    a = rstd if scale is None else scale * rstd
-    sum_e, sum_e_centred, *dz = primitive.backward_reduce(
-        dy,
+    (y,) = _operations.normalise(
         x,
-        evidence,
+        z,
+        scale,
+        bias,
         mean,
-        None,
-        None,
+        var,
+        layout=config.layout,
         implementation=config.implementation,
-        gate=gate,
-        has_residual=config.has_residual,
+        epsilon=config.epsilon,
+        activation=config.activation,
+        save_mask=False,
     )
-    zero = jnp.zeros_like(a)
-    (dx,) = primitive.backward_apply(
-        dy,
-        x,
-        evidence,
-        mean,
-        a,
-        zero,
-        zero,
-        None,
-        implementation=config.implementation,
-        gate=gate,
-    )
-    return (
-        dx,
-        dz[0] if dz else None,
-        None if scale is None else rstd * sum_e_centred,
-        None if bias is None else sum_e,
-        -a * sum_e,
-        -a * rstd * rstd * sum_e_centred / 2,
-    )
+    return y
 
 
-inference = jax.custom_vjp(_inference, nondiff_argnums=(6,))
-inference.defvjp(_inference_forward, _inference_backward)
+@functools.partial(_inference.defjvp, symbolic_zeros=True)
+def _inference_jvp(
+    config: Config, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """As the rule of the training form: see `_training`."""
+    y = _inference(*primals, config)
+    x, _, scale, bias, mean, var = primals
+    evidence = None if config.activation == "none" else y
+    moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
+    residuals = (x, evidence, scale, bias, mean, var)
+    (y_dot,) = linear_call(_InferenceTangent(config), residuals, moving, (y,))
+    return y, y_dot
+
+
+@dataclasses.dataclass(frozen=True)
+class _InferenceTangent:
+    """Tangents of (x, z, scale, bias, mean, var) to that of y."""
+
+    config: Config
+
+    @property
+    def gate(self) -> Gate:
+        # Not "x": the `a` below and the kernel's may differ in the last bit, and so might a sign.
+        return "none" if self.config.activation == "none" else "y"
+
+    def tangent(
+        self, residuals: _Residuals, tangents: tuple[jax.Array | None, ...]
+    ) -> tuple[jax.Array]:
+        y_dot = normalise_tangent(
+            *residuals,
+            tangents,  # type: ignore[arg-type]
+            layout=self.config.layout,
+            epsilon=self.config.epsilon,
+            gate=self.gate,
+        )
+        return (y_dot,)
+
+    def transpose(
+        self, residuals: _Residuals, cotangents: tuple[jax.Array]
+    ) -> tuple[jax.Array | None, ...]:
+        """mean and var are constants of the normalisation, so dx = scale*rstd*e, and
+
+        dmean = -scale*rstd*sum(e)    dvar = -scale*rstd^3/2 * sum(e*(x-mean)).
+        """
+        x, evidence, scale, bias, mean, var = residuals
+        (dy,) = cotangents
+        config = self.config
+        rstd = reference.reciprocal_std(var, config.epsilon)
+        a = rstd if scale is None else scale * rstd
+        sum_e, sum_e_centred, *dz = _operations.backward_reduce(
+            dy,
+            x,
+            evidence,
+            mean,
+            None,
+            None,
+            layout=config.layout,
+            implementation=config.implementation,
+            gate=self.gate,
+            has_residual=config.has_residual,
+        )
+        zero = jnp.zeros_like(a)
+        (dx,) = _operations.backward_apply(
+            dy,
+            x,
+            evidence,
+            mean,
+            a,
+            zero,
+            zero,
+            None,
+            layout=config.layout,
+            implementation=config.implementation,
+            gate=self.gate,
+        )
+        return (
+            dx,
+            dz[0] if dz else None,
+            None if scale is None else rstd * sum_e_centred,
+            None if bias is None else sum_e,
+            -a * sum_e,
+            -a * rstd * rstd * sum_e_centred / 2,
+        )

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar import _api, reference
+from jax_bnar._collectives import parts_of
 from jax_bnar._config import Activation
 from jax_bnar._dtypes import SUPPORTED, accumulation_dtype
 from jax_bnar._implementation import resolve_implementation
-from jax_bnar._validation import check_epsilon, check_operands
+from jax_bnar._validation import check_epsilon, check_named_axes, check_operands
 
 
 class ChannelView(NamedTuple):
@@ -135,12 +136,15 @@ def normalise_with_batch_statistics(
 ) -> tuple[jax.Array, BatchStatistics]:
     """(y, statistics) of x with a single channel axis.
 
-    One operator call; with a mask or a named axis, which the operators do not know, plain JAX.
+    One operator call; with a mask, which the operators do not know, plain JAX. Either way the
+    statistics are those of the named axes' whole batch, by count.
     """
-    if mask is None and axis_name is None:
+    if mask is None:
         options = {
             "epsilon": epsilon,
             "axis": axis,
+            "axis_name": axis_name,
+            "axis_index_groups": axis_index_groups,
             "num_groups": num_groups,
             "save": save,
             "implementation": implementation,
@@ -152,26 +156,32 @@ def normalise_with_batch_statistics(
             y, mean, var = _api.bn_relu(x, scale, bias, **options)
         else:
             y, mean, var = _api.bn_add_relu(x, residual, scale, bias, **options)
-        return y, BatchStatistics(mean, var, x.size // (x.shape[axis] * num_groups))
+        elements: jax.Array | int = x.size // (x.shape[axis] * num_groups)
+        if axis_name is not None:
+            elements *= parts_of(*check_named_axes("BatchNorm", axis_name, axis_index_groups))
+        return y, BatchStatistics(mean, var, elements)
 
     if resolve_implementation("BatchNorm", implementation) == "ffi":
-        argument = "mask" if axis_name is None else "axis_name"
         raise NotImplementedError(
-            f"BatchNorm: {argument} has no kernel yet, but implementation='ffi' asks for one;"
+            "BatchNorm: mask has no kernel yet, but implementation='ffi' asks for one;"
             " implementation=None computes it in plain JAX."
         )
     operands = check_operands(
         "BatchNorm", x, residual, scale, bias, axis=axis, num_groups=num_groups
     )
+
+    def canonical(array: jax.Array) -> jax.Array:
+        return array.reshape(operands.layout.canonical(x.shape))
+
     statistics = _collective_statistics(
-        operands.x,
-        None if mask is None else mask.reshape(operands.shape),
+        canonical(operands.x),
+        None if mask is None else canonical(mask),
         axis_name,
         axis_index_groups,
     )
     (y,) = reference.normalise(
-        operands.x,
-        operands.z,
+        canonical(operands.x),
+        None if operands.z is None else canonical(operands.z),
         operands.scale,
         operands.bias,
         statistics.mean,

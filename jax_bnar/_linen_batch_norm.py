@@ -49,8 +49,9 @@ class BatchNorm(nn.Module):
         use_scale: whether there is a scale.
         bias_init: initializer of the bias.
         scale_init: initializer of the scale.
-        axis_name: named axis (`vmap`, `pmap`, `shard_map`) over whose devices statistics are taken,
-            by count, in plain JAX for now. Leave it None under `jit`. Ignored during `init`.
+        axis_name: named axis (`vmap`, `pmap`, `shard_map`), or a tuple of them, over whose devices
+            statistics are taken, as in `jax_bnar.bn_add_relu`. Leave it None under `jit`, where
+            they are those of the whole array in any case. Ignored during `init`.
         axis_index_groups: groups of indices within that axis.
         use_fast_variance: no effect: the variance is always that of the deviations, as accurate as
             Flax with False.
@@ -100,8 +101,9 @@ class BatchNorm(nn.Module):
         Args:
             x: any shape that has the feature axes.
             use_running_average: as the field; exactly one of the two is given.
-            mask: broadcasts to x; only elements where it is True count in the statistics. Plain JAX
-                for now. A channel without any becomes NaN.
+            mask: broadcasts to x; only elements where it is True count in the statistics, those of
+                all devices by their number. This path is plain JAX, sharded by XLA, where the
+                others run the kernels. A channel without any element becomes NaN.
             residual: added before the activation, with the shape of x. Without an activation it is
                 added after the rounding, by plain JAX.
 
@@ -112,7 +114,7 @@ class BatchNorm(nn.Module):
             ValueError: use_running_average is given twice or not at all, or a shape or the value of
                 a field does not fit.
             TypeError: the type of a field does not fit.
-            NotImplementedError: complex x, or `implementation="ffi"` with a mask or axis_name.
+            NotImplementedError: complex x, or `implementation="ffi"` with a mask.
         """
         use_running_average = nn.merge_param(
             "use_running_average", self.use_running_average, use_running_average

@@ -3,6 +3,7 @@
 import math
 import numbers
 import operator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast, get_args
 
 import jax
@@ -10,19 +11,19 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jax_bnar._canonical import CanonicalShape, canonical_shape
 from jax_bnar._config import Save
 from jax_bnar._dtypes import SUPPORTED, accumulation_dtype
+from jax_bnar._layout import Layout
 
 
 class Operands(NamedTuple):
-    """Validated operands in canonical form; vectors have shape (1, C) and accumulation dtype."""
+    """Validated operands; vectors have shape (1, C) and accumulation dtype."""
 
     x: jax.Array
     z: jax.Array | None
     scale: jax.Array | None
     bias: jax.Array | None
-    shape: CanonicalShape
+    layout: Layout
 
 
 def check_epsilon(function: str, epsilon: Any) -> float:
@@ -47,13 +48,50 @@ def check_save(function: str, save: Any) -> Save:
     return save
 
 
-def check_axis_name(function: str, axis_name: Any, axis_index_groups: Any) -> None:
-    for name, value in (("axis_name", axis_name), ("axis_index_groups", axis_index_groups)):
-        if value is not None:
-            raise NotImplementedError(
-                f"{function}: {name}={value!r} is not implemented yet; statistics are those of the"
-                f" array that the call sees. Leave {name}=None."
+def check_named_axes(
+    function: str, axis_name: Any, axis_index_groups: Any
+) -> tuple[tuple[Any, ...], tuple[tuple[int, ...], ...] | None]:
+    """The named axes as a flat tuple, empty for None, and the groups as tuples."""
+    names = tuple(_flat_names(axis_name))
+    for name in names:
+        if name.__hash__ is None or isinstance(name, int):
+            raise TypeError(
+                f"{function}: axis_name must be the name of an axis (of shard_map, pmap or vmap) or"
+                f" a tuple of names, got {axis_name!r}."
             )
+    if len(set(names)) != len(names):
+        raise ValueError(f"{function}: axis_name names an axis twice, got {axis_name!r}.")
+    if axis_index_groups is None:
+        return names, None
+    if not names:
+        raise ValueError(
+            f"{function}: axis_index_groups={axis_index_groups!r} groups the indices of a named"
+            " axis, but axis_name is None."
+        )
+    try:
+        groups = tuple(tuple(operator.index(i) for i in group) for group in axis_index_groups)
+    except TypeError:
+        raise TypeError(
+            f"{function}: axis_index_groups must be a list of lists of integers, got"
+            f" {axis_index_groups!r}."
+        ) from None
+    indices = sorted(index for group in groups for index in group)
+    if not all(groups) or indices != list(range(len(indices))):
+        raise ValueError(
+            f"{function}: axis_index_groups must hold each index of the axis exactly once, got"
+            f" {axis_index_groups!r}."
+        )
+    return names, groups
+
+
+def _flat_names(axis_name: Any) -> Iterator[Any]:
+    if axis_name is None:
+        return
+    if not isinstance(axis_name, (tuple, list)):
+        yield axis_name
+        return
+    for name in axis_name:
+        yield from _flat_names(name)
 
 
 def check_operands(
@@ -62,15 +100,12 @@ def check_operands(
     x = _check_x(function, x)
     axis = _check_axis(function, axis, x.shape)
     num_groups = _check_num_groups(function, num_groups, axis, x.shape)
-    shape = canonical_shape(x.shape, axis, num_groups)
-    if z is not None:
-        z = _check_z(function, z, x).reshape(shape)
     return Operands(
-        x=x.reshape(shape),
-        z=z,
+        x=x,
+        z=None if z is None else _check_z(function, z, x),
         scale=check_vector(function, "scale", scale, x, axis),
         bias=check_vector(function, "bias", bias, x, axis),
-        shape=shape,
+        layout=Layout(axis, num_groups),
     )
 
 

@@ -41,7 +41,7 @@ class Operation:
 
     @functools.cached_property
     def primitive(self) -> Primitive:
-        primitive = Primitive(f"bnar_{self.name}")
+        primitive = Primitive(f"bnar_canonical_{self.name}")
         primitive.multiple_results = True
         primitive.def_impl(functools.partial(_compat.apply_primitive, primitive))
         primitive.def_abstract_eval(self._abstract)

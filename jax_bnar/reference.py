@@ -19,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_bnar._canonical import mask_bytes
 from jax_bnar._config import Activation, Gate
 from jax_bnar._dtypes import accumulation_dtype, smallest_epsilon
 
@@ -52,7 +53,12 @@ def reciprocal_std(var: jax.Array, epsilon: float) -> jax.Array:
 
 def pack_mask(positive: jax.Array) -> jax.Array:
     """Booleans (G, N, C, S) to one bit an element, (G, ceil(N*C*S/8)) bytes, lowest bit first."""
-    return jnp.packbits(positive.reshape(positive.shape[0], -1), axis=1, bitorder="little")
+    groups, *rest = positive.shape
+    count = mask_bytes(*rest)
+    flat = positive.reshape(groups, -1)
+    # packbits pads by 8 where it cannot see that 8 divides a symbolic size (jax.export).
+    whole = jax.lax.pad(flat, False, ((0, 0, 0), (0, 8 * count - flat.shape[1], 0)))
+    return jnp.packbits(whole.reshape(groups, count, 8), axis=2, bitorder="little")[:, :, 0]
 
 
 def unpack_mask(mask: jax.Array, like: jax.Array) -> jax.Array:
@@ -130,7 +136,7 @@ def forward(
     return (y, mean, var, *mask)
 
 
-def _gated(
+def gated(
     dy: jax.Array,
     centred: jax.Array,
     evidence: jax.Array | None,
@@ -170,7 +176,7 @@ def backward_reduce(
     y > 0 where (x-mean)*a + bias > 0.
     """
     centred = _wide(x) - _per_element(mean, x)
-    e = _gated(dy, centred, evidence, a, bias, gate)
+    e = gated(dy, centred, evidence, a, bias, gate)
     wide = _wide(e)
     sums = wide.sum(axis=_REDUCED), (wide * centred).sum(axis=_REDUCED)
     return (*sums, e) if has_residual else sums
@@ -184,7 +190,7 @@ def backward_coefficients(
     dmean: jax.Array,
     dvar: jax.Array,
     *,
-    count: int,
+    count: jax.Array | int,
     epsilon: float,
 ) -> Coefficients:
     """The three vectors of dx; the cotangents of mean and var cost nothing more."""
@@ -210,7 +216,7 @@ def backward_apply(
 ) -> tuple[jax.Array]:
     """(dx,) = a*e + b*(x-mean) + k; e as in `backward_reduce`."""
     centred = _wide(x) - _per_element(mean, x)
-    e = _wide(_gated(dy, centred, evidence, a, bias, gate))
+    e = _wide(gated(dy, centred, evidence, a, bias, gate))
     dx = _per_element(a, x) * e + (_per_element(b, x) * centred + _per_element(k, x))
     return (dx.astype(x.dtype),)
 

@@ -126,8 +126,24 @@ def test_every_operator(
         ),
         ({"save": "x"}, ValueError, ("save", "'x'", "'y'", "'mask'")),
         ({"save": None}, ValueError, ("save", "None", "'y'", "'mask'")),
-        ({"axis_name": "batch"}, NotImplementedError, ("axis_name", "'batch'")),
-        ({"axis_index_groups": [[0], [1]]}, NotImplementedError, ("axis_index_groups", "[[0]")),
+        ({"axis_name": 0}, TypeError, ("axis_name", "0", "name of an axis")),
+        ({"axis_name": ("a", {})}, TypeError, ("axis_name", "{}", "name of an axis")),
+        ({"axis_name": ("a", ("b", "a"))}, ValueError, ("axis_name", "twice", "'b'")),
+        ({"axis_index_groups": [[0], [1]]}, ValueError, ("axis_index_groups", "axis_name is None")),
+        *(
+            (
+                {"axis_name": "a", "axis_index_groups": groups},
+                error,
+                ("axis_index_groups", str(groups), words),
+            )
+            for groups, error, words in (
+                (3, TypeError, "list of lists"),
+                ([["x"]], TypeError, "list of lists"),
+                ([[0], [2]], ValueError, "exactly once"),
+                ([[0, 1], [1]], ValueError, "exactly once"),
+                ([[0], []], ValueError, "exactly once"),
+            )
+        ),
     ],
 )
 def test_training_operators(

@@ -1,6 +1,7 @@
 """jax.export on one device: serialised, differentiated, symbolic, for platforms not present."""
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from cases import Case, all_dtypes, both_implementations, operands
 from jax import export
+from subprocesses import run_python
 
 import jax_bnar
 from jax_bnar import _native_targets
@@ -126,6 +128,68 @@ def test_one_program_for_three_platforms() -> None:
     # Branches for the platforms in one module: the CPU's calls are there.
     assert all(name in program.mlir_module() for name in TRAINING)
     actual, expected = jax.tree.leaves(program.call(*given)), jax.tree.leaves(step(*given))
+    for left, right in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+
+
+@both_implementations
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_gradient_of_an_exported_program_with_symbolic_batch(
+    implementation: str, save: str
+) -> None:
+    """The stored VJP is symbolic too: its residuals are, and the bytes of the mask."""
+    tensor = jax.ShapeDtypeStruct(export.symbolic_shape("batch, 5, 6, 17"), np.float64)
+    vector = jax.ShapeDtypeStruct((17,), np.float32)
+    function = loss(implementation, save)
+    program = exported(function, tensor, tensor, vector, vector)
+    everything = (0, 1, 2, 3)
+    for size in (1, 6):
+        given = operands(Case((size, 5, 6, 17), dtype="float64"))
+        actual = jax.jit(jax.grad(program.call, everything))(*given)
+        for left, right in zip(actual, jax.grad(function, everything)(*given), strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-10)
+
+
+_RELOAD = """
+import numpy as np
+import jax
+jax.config.update("jax_enable_x64", True)
+import jax_bnar  # for the custom calls
+from jax import export
+
+program = export.deserialize(open({program!r}, "rb").read())
+assert program.platforms == ("cpu", "cuda"), program.platforms
+assert program.has_vjp()
+given = np.load({given!r})
+given = [given[name] for name in ("x", "z", "scale", "bias")]
+value, gradients = jax.jit(jax.value_and_grad(program.call, (0, 1, 2, 3)))(*given)
+np.savez({results!r}, value, *gradients)
+"""
+
+
+def test_reload_in_a_fresh_process(tmp_path: Path) -> None:
+    """One file for cpu and cuda and for every batch size, differentiable."""
+    tensor = jax.ShapeDtypeStruct(export.symbolic_shape("batch, 5, 6, 17"), np.float32)
+    vector = jax.ShapeDtypeStruct((17,), np.float32)
+    function = loss(None, "mask")
+    program = export.export(
+        jax.jit(function),
+        platforms=("cpu", "cuda"),
+        disabled_checks=jax_bnar.DISABLED_EXPORT_CHECKS,
+    )(tensor, tensor, vector, vector)
+    stored, given_file, results = (tmp_path / n for n in ("program", "given.npz", "results.npz"))
+    stored.write_bytes(program.serialize(vjp_order=1))
+    given = operands(CASE)
+    np.savez(given_file, **given._asdict())
+    names = {"program": stored, "given": given_file, "results": results}
+    run_python(
+        _RELOAD.format(**{name: str(path) for name, path in names.items()}),
+        timeout=300,
+        prelude="",
+    )
+    with np.load(results) as saved:
+        actual = [saved[name] for name in saved.files]
+    expected = jax.tree.leaves(jax.jit(jax.value_and_grad(function, (0, 1, 2, 3)))(*given))
     for left, right in zip(actual, expected, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
 

@@ -434,10 +434,10 @@ def test_axis_name_weighs_by_count() -> None:
             "mask has no kernel",
         ),
         (
-            {"implementation": "ffi", "axis_name": "parts"},
+            {"axis_index_groups": [[0], [1]]},
             {"use_running_average": False},
-            NotImplementedError,
-            "axis_name has no kernel",
+            ValueError,
+            "axis_name is None",
         ),
         ({"dtype": jnp.complex64}, {"use_running_average": False}, NotImplementedError, "result"),
         ({"dtype": jnp.int32}, {"use_running_average": False}, ValueError, "inexact"),

@@ -150,3 +150,43 @@ def test_vmap_of_hessian(implementation: str) -> None:
     xhat = (np.asarray(x) - result.mean) / np.sqrt(result.var + 1e-5)
     diagonal = np.einsum("ijkk->ijk", np.asarray(backward.y[1]))
     np.testing.assert_allclose(diagonal, np.where(result.y > 0, xhat, 0), atol=1e-4)
+
+
+def linear_loss(*given: Any) -> Any:
+    result = jax_bnar.bn_add_relu(*given, save="mask")
+    return (result.y * jnp.cos(result.y)).sum() + (result.mean * result.var).sum()
+
+
+def test_per_example_gradients() -> None:
+    """Of parameters that the examples share: vmap of grad, folded into one call each way."""
+    arrays, in_axes = examples(("x", "z"), {})
+    function = jax.vmap(jax.grad(linear_loss, (2, 3)), in_axes)
+    assert ours(function, *arrays) == {"forward": 1, "backward": 1}
+    actual = jax.jit(function)(*arrays)
+    assert_trees_close(actual, in_a_loop(jax.grad(linear_loss, (2, 3)), arrays, in_axes))
+
+
+@pytest.mark.parametrize("argument", range(4))
+def test_jacobian_is_one_call(argument: int) -> None:
+    """All rows from one call of backward, whose sum is the gradient of the sum."""
+    given = [jnp.asarray(a)[..., :2] for a in operands(CASE)]
+
+    def function(*given: Any) -> Any:
+        return jax_bnar.bn_add_relu(*given, save="mask").y
+
+    jacobian = jax.jacrev(function, argument)
+    assert ours(jacobian, *given) == {"forward": 1, "backward": 1}
+    rows = jax.jit(jacobian)(*given)
+    assert rows.shape == (*given[0].shape, *given[argument].shape)
+    gradient = jax.grad(lambda *given: function(*given).sum(), argument)(*given)
+    np.testing.assert_allclose(rows.sum(axis=(0, 1, 2)), gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_nested_is_one_call() -> None:
+    arrays, in_axes = examples(("x", "bias"), {})
+    doubled = [
+        np.stack([a, -a]) if name == "scale" else a for name, a in zip(NAMES, arrays, strict=True)
+    ]
+    function = jax.vmap(jax.vmap(jax.grad(linear_loss), in_axes), (None, None, 0, None))
+    assert ours(function, *doubled) == {"forward": 1, "backward": 1}
+    assert jax.eval_shape(function, *doubled).shape == (2, SIZE, *CASE.shape)

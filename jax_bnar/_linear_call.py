@@ -1,0 +1,175 @@
+"""A linear map whose transpose is ours: what lets one operator serve forward and reverse mode.
+
+`jax.custom_vjp` has no forward mode: `jax.jvp`, `jax.linearize` and `jax.jacfwd` of such a function
+are refused. `jax.custom_jvp` has both, but derives the transpose of its tangent on its own, and
+so would never call a backward kernel. The operators are therefore custom_jvp functions whose
+tangent is one call of the primitive below. Its evaluation is the tangent in pure JAX, its transpose
+rule calls the backward kernels, and its nonlinear operands are exactly the residuals of reverse
+mode. `jax.custom_derivatives.linear_call` is the same idea without vmap and without derivatives in
+its residuals, that is without per-example gradients and Hessians.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive, unmapped_aval
+
+from jax_bnar import _compat
+
+_Arrays = tuple[jax.Array | None, ...]
+
+
+class LinearMap(Protocol):
+    """Hashable, for it is a static parameter: two equal maps share one compiled program."""
+
+    def tangent(self, residuals: Any, tangents: Any) -> _Arrays:
+        """The map, linear in `tangents` (None for zero), differentiable in the float residuals."""
+        ...
+
+    def transpose(self, residuals: Any, cotangents: Any) -> _Arrays:
+        """Cotangents of all the inputs, those included that were None; None where there is none."""
+        ...
+
+
+def linear_call(
+    linear_map: LinearMap, residuals: Any, tangents: _Arrays, like: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+    """`linear_map.tangent(residuals, tangents)`: tangents of the arrays `like`."""
+    out_avals = tuple(jax.typeof(array).to_tangent_aval() for array in like)
+    return _bind(linear_map, residuals, tangents, out_avals)
+
+
+def _bind(linear_map: LinearMap, residuals: Any, tangents: _Arrays, out_avals: Any) -> Any:
+    leaves, tree = jax.tree.flatten((residuals, tangents))
+    return tuple(
+        linear_p.bind(
+            *leaves,
+            linear_map=linear_map,
+            tree=tree,
+            # None leaves no leaf, so the residuals are the first leaves.
+            num_residuals=len(jax.tree.leaves(residuals)),
+            out_avals=out_avals,
+        )
+    )
+
+
+def _evaluate(
+    *leaves: jax.Array, linear_map: LinearMap, tree: Any, num_residuals: int, out_avals: Any
+) -> list[jax.Array | None]:
+    del num_residuals, out_avals
+    return list(linear_map.tangent(*jax.tree.unflatten(tree, leaves)))
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    """d(L(r) t) = L(r) dt + (dL(r) dr) t: the same map again, and the rule's own derivative.
+
+    The first term keeps the transpose, so that derivatives of derivatives run the kernels too.
+    """
+    linear_map, tree, count = params["linear_map"], params["tree"], params["num_residuals"]
+    results = linear_p.bind(*primals, **params)
+    terms = []
+    if not all(isinstance(t, _compat.Zero) for t in tangents[count:]):
+        residuals, _ = jax.tree.unflatten(tree, primals)
+        _, moved = jax.tree.unflatten(
+            tree, [None if isinstance(t, _compat.Zero) else t for t in tangents]
+        )
+        terms.append(_bind(linear_map, residuals, moved, params["out_avals"]))
+    moving = [i for i, t in enumerate(tangents[:count]) if not isinstance(t, _compat.Zero)]
+    if moving:
+
+        def of_residuals(*moved: jax.Array) -> list[jax.Array | None]:
+            leaves = list(primals)
+            for i, leaf in zip(moving, moved, strict=True):
+                leaves[i] = leaf
+            return _evaluate(*leaves, **params)
+
+        _, term = jax.jvp(
+            of_residuals, tuple(primals[i] for i in moving), tuple(tangents[i] for i in moving)
+        )
+        terms.append(term)
+    total = terms[0] if len(terms) == 1 else [a + b for a, b in zip(*terms, strict=True)]
+    return results, list(total)
+
+
+def _transpose(cotangents: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
+    tree, count = params["tree"], params["num_residuals"]
+    residuals, _ = jax.tree.unflatten(tree, leaves)
+    _, positions = jax.tree.unflatten(tree, range(len(leaves)))
+    everything = params["linear_map"].transpose(
+        residuals, tuple(_compat.instantiate_zeros(ct) for ct in cotangents)
+    )
+    results: list[Any] = [None] * len(leaves)
+    for position, cotangent in zip(positions, everything, strict=True):
+        # A known tangent is a constant, and has no cotangent.
+        if position is not None and _compat.is_undefined_primal(leaves[position]):
+            results[position] = cotangent
+    assert not any(map(_compat.is_undefined_primal, leaves[:count]))
+    return results
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mapped:
+    """`jax.vmap` of a linear map: `dims` has the mapped axis of each leaf of its arguments."""
+
+    inner: LinearMap
+    axis_data: Any
+    tree: Any
+    dims: tuple[int | None, ...]
+
+    def _vmap(self, function: Any, in_axes: Any) -> Any:
+        return jax.vmap(
+            function,
+            in_axes,
+            axis_name=self.axis_data.name,
+            axis_size=self.axis_data.size,
+            spmd_axis_name=self.axis_data.spmd_name or self.axis_data.explicit_mesh_axis,
+        )
+
+    def tangent(self, residuals: _Arrays, tangents: _Arrays) -> _Arrays:
+        return self._vmap(self.inner.tangent, _axes(self.tree, self.dims))(residuals, tangents)
+
+    def transpose(self, residuals: _Arrays, cotangents: _Arrays) -> _Arrays:
+        residual_axes, tangent_axes = _axes(self.tree, self.dims)
+        absent = object()
+        _, markers = jax.tree.unflatten(self.tree, [absent] * len(self.dims))
+        everything = self._vmap(self.inner.transpose, (residual_axes, 0))(residuals, cotangents)
+        return tuple(
+            None
+            if marker is None or cotangent is None
+            else cotangent.sum(axis=0)
+            if axis is None
+            else jnp.moveaxis(cotangent, 0, axis)
+            for cotangent, axis, marker in zip(everything, tangent_axes, markers, strict=True)
+        )
+
+
+def _axes(tree: Any, dims: Sequence[int | None]) -> Any:
+    """`in_axes` for the arguments; an argument that is None has no leaf, and any axis suits it."""
+    return jax.tree.unflatten(tree, dims)
+
+
+def _batch(
+    axis_data: Any, leaves: Sequence[Any], dims: Sequence[int | None], **params: Any
+) -> tuple[list[Any], list[int | None]]:
+    out_avals = params.pop("out_avals")
+    if axis_data.name is None and all(dim is None for dim in dims):
+        return linear_p.bind(*leaves, out_avals=out_avals, **params), [None] * len(out_avals)
+    mapped = _Mapped(params.pop("linear_map"), axis_data, params["tree"], tuple(dims))
+    batched = tuple(
+        unmapped_aval(axis_data.size, 0, aval, axis_data.explicit_mesh_axis) for aval in out_avals
+    )
+    results = linear_p.bind(*leaves, linear_map=mapped, out_avals=batched, **params)
+    return results, [0] * len(results)
+
+
+linear_p = Primitive("jax_bnar_linear")
+linear_p.multiple_results = True
+linear_p.def_impl(lambda *leaves, **params: _compat.apply_primitive(linear_p, *leaves, **params))
+linear_p.def_abstract_eval(lambda *_, out_avals, **__: list(out_avals))
+_compat.register_lowering(linear_p, _compat.lower_fun(_evaluate, multiple_results=True))
+_compat.primitive_jvps[linear_p] = _jvp
+_compat.primitive_transposes[linear_p] = _transpose
+_compat.fancy_primitive_batchers[linear_p] = _batch

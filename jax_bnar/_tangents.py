@@ -1,0 +1,101 @@
+"""Tangents of the operators in pure JAX, in the user's layout: forward mode, and second orders.
+
+With tx, tz, ... the tangents, n elements to a statistics group and a = scale*rstd:
+
+    tmean = sum(tx)/n    tvar = 2*sum((x-mean)*tx)/n
+    ty = a*tx + b*(x-mean) + k + tz where y > 0, else 0
+    b = rstd*tscale - a*rstd^2*tvar/2    k = tbias - a*tmean
+
+The gate y > 0 comes from the evidence that backward reads, so that ty is the transpose of backward
+at the last bit too. A tangent that is None is zero.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_bnar import _local, primitive, reference
+from jax_bnar._collectives import Span, sum_packed
+from jax_bnar._config import Gate
+from jax_bnar._dtypes import accumulation_dtype
+from jax_bnar._layout import Kind, Layout, kind_of
+
+_Vector = jax.Array | None
+
+
+def statistics_tangents(
+    x: jax.Array,
+    mean: jax.Array,
+    x_dot: jax.Array | None,
+    *,
+    layout: Layout,
+    span: Span | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """(tmean, tvar) of shape (num_groups, C), over the parts of `span` where there is one."""
+    if x_dot is None:
+        return jnp.zeros_like(mean), jnp.zeros_like(mean)
+    sums: list[jax.Array] = list(
+        _local.call(
+            primitive.backward_reduce,
+            *(x_dot, x, None, mean, None, None),
+            layout=layout,
+            implementation="xla",
+            gate="none",
+            has_residual=False,
+        )
+    )
+    parts: jax.Array | int = 1
+    if span is not None:
+        sums, parts = sum_packed(span, *sums), span.parts
+    n = jnp.asarray(parts * _local.element_count(layout, x.shape)).astype(mean.dtype)
+    n = jnp.broadcast_to(n, mean.shape)
+    return sums[0] / n, 2 * sums[1] / n
+
+
+def normalise_tangent(
+    x: jax.Array,
+    evidence: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    mean: jax.Array,
+    var: jax.Array,
+    tangents: tuple[jax.Array | None, jax.Array | None, _Vector, _Vector, _Vector, _Vector],
+    *,
+    layout: Layout,
+    epsilon: float,
+    gate: Gate,
+) -> jax.Array:
+    """ty, in the dtype of x and rounded once; `tangents` are of (x, z, scale, bias, mean, var)."""
+
+    def canonical(array: jax.Array | None, kind: Kind) -> Any:
+        return None if array is None else layout.to_canonical(array, kind, shape)
+
+    shape = x.shape
+    kinds: tuple[Kind, ...] = ("tensor", "tensor", "vector", "vector", "vector", "vector")
+    x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot = map(canonical, tangents, kinds)
+    x, evidence = canonical(x, "tensor"), canonical(evidence, kind_of("evidence", gate))
+    scale, bias, mean, var = (canonical(v, "vector") for v in (scale, bias, mean, var))
+    rstd = reference.reciprocal_std(var, epsilon)
+    a = rstd if scale is None else rstd * jnp.broadcast_to(scale, rstd.shape)
+    centred = x.astype(accumulation_dtype(x.dtype)) - _per_element(mean, x)
+    b = k = jnp.zeros_like(a)
+    if scale_dot is not None:
+        b = b + rstd * jnp.broadcast_to(scale_dot, rstd.shape)
+    if var_dot is not None:
+        b = b - a * rstd * rstd * var_dot / 2
+    if bias_dot is not None:
+        k = k + jnp.broadcast_to(bias_dot, rstd.shape)
+    if mean_dot is not None:
+        k = k - a * mean_dot
+    y_dot = _per_element(b, x) * centred + _per_element(k, x)
+    if x_dot is not None:
+        y_dot = y_dot + _per_element(a, x) * x_dot.astype(y_dot.dtype)
+    if z_dot is not None:
+        y_dot = y_dot + z_dot.astype(y_dot.dtype)
+    y_dot = reference.gated(y_dot.astype(x.dtype), centred, evidence, a, bias, gate)
+    return layout.from_canonical(y_dot, "tensor", shape)
+
+
+def _per_element(vector: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(vector[:, None, :, None], x.shape)
