@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jax_bnar import _api, reference
+from jax_bnar._agreement import with_automatic_axes
 from jax_bnar._collectives import parts_of
 from jax_bnar._config import Activation
 from jax_bnar._dtypes import SUPPORTED, accumulation_dtype
@@ -170,29 +172,34 @@ def normalise_with_batch_statistics(
         "BatchNorm", x, residual, scale, bias, axis=axis, num_groups=num_groups
     )
 
-    def canonical(array: jax.Array) -> jax.Array:
-        return array.reshape(operands.layout.canonical(x.shape))
+    def normalise(
+        x: jax.Array, z: Any, scale: Any, bias: Any, mask: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        shape = operands.layout.canonical(x.shape)
+        statistics = _collective_statistics(
+            x.reshape(shape), mask.reshape(shape), axis_name, axis_index_groups
+        )
+        (y,) = reference.normalise(
+            x.reshape(shape),
+            None if z is None else z.reshape(shape),
+            scale,
+            bias,
+            statistics.mean,
+            statistics.var,
+            epsilon=check_epsilon("BatchNorm", epsilon),
+            activation=activation,
+            save_mask=False,
+        )
+        return y.reshape(x.shape), *(jnp.asarray(s) for s in statistics)
 
-    statistics = _collective_statistics(
-        canonical(operands.x),
-        None if mask is None else canonical(mask),
-        axis_name,
-        axis_index_groups,
-    )
-    (y,) = reference.normalise(
-        canonical(operands.x),
-        None if operands.z is None else canonical(operands.z),
-        operands.scale,
-        operands.bias,
-        statistics.mean,
-        statistics.var,
-        epsilon=check_epsilon("BatchNorm", epsilon),
-        activation=activation,
-        save_mask=False,
+    spec = jax.typeof(operands.x).sharding.spec
+    vector = PartitionSpec(None, spec[axis])
+    y, *statistics = with_automatic_axes(
+        normalise, (spec, vector, vector, vector), *operands[:4], mask
     )
     if num_groups == 1:
-        statistics = BatchStatistics(*(jnp.asarray(s)[0] for s in statistics))
-    return y.reshape(x.shape), statistics
+        statistics = [s[0] for s in statistics]
+    return y, BatchStatistics(*statistics)
 
 
 def normalise_with_given_statistics(

@@ -5,7 +5,6 @@ devices (`span`), the whole passes are made of their halves, with a collective i
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -64,40 +63,6 @@ def element_count(layout: Layout, shape: tuple[int, ...]) -> int:
     """Elements of one statistics group of an array of this shape."""
     _, rows, _, inner = layout.canonical(shape)
     return rows * inner
-
-
-def kernel_multiplier(
-    scale: jax.Array | None,
-    var: jax.Array,
-    *,
-    implementation: Implementation,
-    epsilon: float,
-) -> jax.Array:
-    """scale*rstd, bit for bit as the kernels compute it (in double, rounded once).
-
-    Gate "x" asks whether (x-mean)*a + bias rounds above 0, as it did in forward; with another
-    rounding of `a` the answer may differ. So the kernel itself is asked: it normalises a 1, with
-    mean 0 and no bias. A few bytes, for otherwise y would have to be kept.
-    """
-    one = jnp.ones((math.prod(var.shape[:-1]), 1, var.shape[-1], 1), var.dtype)
-    flat = functools.partial(_flat_vector, shape=var.shape)
-    (a,) = primitive.normalise(
-        one,
-        None,
-        None if scale is None else flat(scale),
-        None,
-        jnp.zeros_like(flat(var)),
-        flat(var),
-        implementation=implementation,
-        epsilon=epsilon,
-        activation="none",
-        save_mask=False,
-    )
-    return a.reshape(var.shape)
-
-
-def _flat_vector(vector: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jnp.broadcast_to(vector, shape).reshape(-1, shape[-1])
 
 
 def forward(
@@ -171,7 +136,14 @@ def backward(
     gate: Gate,
     has_residual: bool,
 ) -> Results:
-    multiplier = gate_multiplier(gate, scale, var, implementation=implementation, epsilon=epsilon)
+    multiplier = gate_multiplier(
+        gate,
+        scale,
+        var,
+        normalise=functools.partial(call, primitive.normalise),
+        implementation=implementation,
+        epsilon=epsilon,
+    )
     gate_bias = bias if gate == "x" else None
     options = {"span": span, "layout": layout, "implementation": implementation}
     sum_e, sum_e_centred, *dz = backward_reduce(
@@ -210,13 +182,36 @@ def gate_multiplier(
     scale: jax.Array | None,
     var: jax.Array,
     *,
+    normalise: Callable[..., Results],
     implementation: Implementation,
     epsilon: float,
 ) -> jax.Array | None:
-    """The `a` that gate "x" needs; the other gates need none."""
+    """scale*rstd for gate "x", bit for bit as forward had it; None for the other gates.
+
+    Gate "x" asks whether (x-mean)*a + bias rounds above 0, as it did in forward; with another
+    rounding of `a` the answer may differ. The kernels compute `a` in double and round once, so the
+    kernel itself is asked: it normalises a 1, with mean 0 and no bias. A call on C elements, for
+    otherwise y would have to be kept.
+    """
     if gate != "x":
         return None
-    return kernel_multiplier(scale, var, implementation=implementation, epsilon=epsilon)
+    # Each value of var is a statistics group of its own, with one element.
+    shape = (*var.shape[:-1], 1, var.shape[-1])
+    vector, channels = (*var.shape[:-1], 1, var.shape[-1]), Layout(axis=1, leading=var.ndim - 1)
+    (a,) = normalise(
+        jnp.ones(shape, var.dtype),
+        None,
+        None if scale is None else jnp.broadcast_to(scale, var.shape).reshape(vector),
+        None,
+        jnp.zeros(vector, var.dtype),
+        var.reshape(vector),
+        layout=channels,
+        implementation=implementation,
+        epsilon=epsilon,
+        activation="none",
+        save_mask=False,
+    )
+    return a.reshape(var.shape)
 
 
 def input_gradient(

@@ -19,6 +19,7 @@ from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec
 
 from jax_bnar import _compat, _local, primitive
+from jax_bnar._agreement import with_automatic_axes
 from jax_bnar._dtypes import accumulation_dtype
 from jax_bnar._implementation import Implementation
 from jax_bnar._layout import Kind, Layout, kind_of
@@ -53,9 +54,9 @@ class ArrayOperation:
     ) -> tuple[jax.Array, ...]:
         """Binds the primitive, or computes the reference where implementation is 'xla'."""
         if implementation == "xla":
-            return _local.call(
-                self.canonical, *operands, layout=layout, implementation="xla", **statics
-            )
+            present = tuple(operand is not None for operand in operands)
+            given = (operand for operand in operands if operand is not None)
+            return self._reference(*given, present=present, layout=layout, **statics)
         return tuple(
             self.primitive.bind(
                 *(a for a in _compat.vary_together(operands) if a is not None),
@@ -137,21 +138,47 @@ class ArrayOperation:
         present: tuple[bool, ...],
         layout: Layout,
         require_kernel: bool,
-        implementation: Implementation = None,
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
-        named = self._named(given, present)
-        return _local.call(
-            self.canonical,
-            *(named.get(name) for name in self.canonical.operands),
+        implementation = "ffi" if require_kernel else None
+        return self._call(given, present, layout, implementation, statics)
+
+    def _reference(
+        self,
+        *given: jax.Array,
+        present: tuple[bool, ...],
+        layout: Layout,
+        require_kernel: bool = False,
+        **statics: Any,
+    ) -> tuple[jax.Array, ...]:
+        """In pure JAX, whatever the sharding: XLA partitions it by itself."""
+        del require_kernel
+
+        def function(*given: jax.Array) -> tuple[jax.Array, ...]:
+            return self._call(given, present, layout, "xla", statics)
+
+        avals = self._abstract(
+            *map(jax.typeof, given),
+            present=present,
             layout=layout,
-            implementation="ffi" if require_kernel else implementation,
+            require_kernel=False,
             **statics,
         )
+        return with_automatic_axes(function, tuple(a.sharding.spec for a in avals), *given)
 
-    def _reference(self, *given: jax.Array, **params: Any) -> tuple[jax.Array, ...]:
-        params["require_kernel"] = False
-        return self._on_one_device(*given, implementation="xla", **params)
+    def _call(
+        self,
+        given: Sequence[jax.Array],
+        present: tuple[bool, ...],
+        layout: Layout,
+        implementation: Implementation,
+        statics: dict[str, Any],
+    ) -> tuple[jax.Array, ...]:
+        named = self._named(given, present)
+        operands = (named.get(name) for name in self.canonical.operands)
+        return _local.call(
+            self.canonical, *operands, layout=layout, implementation=implementation, **statics
+        )
 
     def _batch(
         self,

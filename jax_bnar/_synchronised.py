@@ -163,7 +163,12 @@ def _synchronised_backward(
     dy, dmean, dvar = cotangents
     common: dict[str, Any] = {"layout": config.layout, "implementation": config.implementation}
     multiplier = _local.gate_multiplier(
-        config.gate, scale, var, implementation=config.implementation, epsilon=config.epsilon
+        config.gate,
+        scale,
+        var,
+        normalise=_operations.normalise,
+        implementation=config.implementation,
+        epsilon=config.epsilon,
     )
     gate_bias = bias if config.gate == "x" else None
     sum_e, sum_e_centred, *dz = _operations.backward_reduce(

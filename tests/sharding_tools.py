@@ -1,36 +1,14 @@
-"""Meshes of the eight CPU devices, operands laid out on them, and the collectives of a program."""
+"""Meshes of the eight CPU devices, and operands laid out on them."""
 
 import contextlib
-import math
-import re
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 MeshKind = Literal["auto", "explicit"]
-
-_COLLECTIVE = re.compile(
-    r"= (\(.*?\)|\S+) "
-    r"(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast)"
-    r"(?:-start)?\("
-)
-_ARRAY = re.compile(r"([a-z]+\d+)\[([\d,]*)\]")
-
-
-class Collective(NamedTuple):
-    """One array in one collective operation of compiled HLO."""
-
-    opcode: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        bits = int(re.sub(r"\D", "", self.dtype))
-        return math.prod(self.shape) * bits // 8
 
 
 def make_mesh(kind: MeshKind, **sizes: int) -> Mesh:
@@ -50,23 +28,6 @@ def use_mesh(mesh: Mesh) -> Iterator[None]:
             yield
     else:
         yield
-
-
-def collectives(function: Any, *arguments: Any) -> list[list[Collective]]:
-    """The collective operations of the compiled program, each with its arrays."""
-    text = jax.jit(function).lower(*arguments).compile().as_text()
-    assert text is not None
-    return [
-        [
-            Collective(match[2], dtype, tuple(int(n) for n in shape.split(",") if n))
-            for dtype, shape in _ARRAY.findall(match[1])
-        ]
-        for match in _COLLECTIVE.finditer(text)
-    ]
-
-
-def total_bytes(operations: Sequence[Sequence[Collective]]) -> int:
-    return sum(each.nbytes for operation in operations for each in operation)
 
 
 def relative_difference(left: Any, right: Any) -> float:

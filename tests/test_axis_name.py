@@ -15,9 +15,10 @@ import pytest
 from cases import Case, operands
 from jax.sharding import PartitionSpec as P
 from programs import hlo_calls, ours
-from sharding_tools import Collective, collectives, make_mesh, put, relative_difference
+from sharding_tools import make_mesh, put, relative_difference
 
 import jax_bnar
+from benchmarks.hlo_collectives import Collective, collectives
 
 FORMS = ["bn_add_relu", "bn_relu", "batch_norm"]
 CASE = Case((16, 3, 6))
@@ -96,7 +97,7 @@ def grad_inside_shard_map(form: str, mesh: Any, *, check_vma: bool, **keywords: 
         out_specs=(P(), (tensor, tensor, P(), P())),
         check_vma=check_vma,
     )
-    return jax.jit(lambda *given: mapped(*given, WEIGHT))
+    return jax.jit(lambda x, z, scale, bias: mapped(x, z, scale, bias, WEIGHT))
 
 
 shard_map_programs = pytest.mark.parametrize(
@@ -287,7 +288,7 @@ def test_groups_of_indices(groups: list[list[int]]) -> None:
         value = jnp.zeros((), np.float32)
         for group in groups:
             rows = np.concatenate([np.arange(2 * i, 2 * i + 2) for i in group])
-            value += total(*call("bn_add_relu", x[rows], z[rows], scale, bias), WEIGHT[rows])
+            value += total(*call("bn_add_relu", x[rows], z[rows], scale, bias), weight=WEIGHT[rows])
         return value
 
     given = X, Z, SCALE, BIAS

@@ -10,8 +10,9 @@ from flax import linen as nn
 from flax_tools import some_variables
 from jax.sharding import PartitionSpec as P
 from programs import hlo_calls
-from sharding_tools import collectives, make_mesh, put, relative_difference
+from sharding_tools import make_mesh, put, relative_difference, use_mesh
 
+from benchmarks.hlo_collectives import collectives
 from jax_bnar.flax_layers import BatchNorm
 
 SHAPE = (16, 4, 8)
@@ -85,10 +86,12 @@ def test_axis_name_runs_the_kernels(check_vma: bool) -> None:
     }
 
 
-@pytest.mark.parametrize("how", ["jit", "shard_map", "vmap"])
+@pytest.mark.parametrize("how", ["jit", "jit explicit", "shard_map", "vmap"])
 def test_padded_last_batch(how: str) -> None:
     """Exact: as if the padding were not there, though devices have 2, 1 or 0 valid rows."""
-    layer = BatchNorm(axis_name=None if how == "jit" else "d", unbiased_running_var=True)
+    layer = BatchNorm(
+        axis_name="d" if how in ("shard_map", "vmap") else None, unbiased_running_var=True
+    )
     variables = some_variables(layer, X)
     weight = jnp.where(VALID, WEIGHT, 0)
     valid = BatchNorm(unbiased_running_var=True)
@@ -104,10 +107,10 @@ def test_padded_last_batch(how: str) -> None:
             mutable=["batch_stats"],
         )
 
-    mesh = make_mesh("auto", d=8)
+    mesh = make_mesh("explicit" if how == "jit explicit" else "auto", d=8)
     arrays: tuple[Any, ...] = X, VALID
     mapped: Any
-    if how == "jit":
+    if how in ("jit", "jit explicit"):
         arrays = tuple(put(a, mesh, P("d")) for a in arrays)
         mapped = apply
     elif how == "shard_map":
@@ -127,5 +130,7 @@ def test_padded_last_batch(how: str) -> None:
         y, updated = mapped(params, x, mask)
         return (y * weight).sum(), updated
 
-    actual = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(variables["params"], *arrays)
+    both = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+    with use_mesh(mesh):
+        actual = both(variables["params"], *arrays)
     assert relative_difference(actual, ((value, updated), (dparams, dx))) < 2e-6

@@ -16,9 +16,10 @@ from cases import Case, cotangents, operands
 from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 from programs import hlo_calls
-from sharding_tools import Collective, MeshKind, collectives, make_mesh, put, total_bytes, use_mesh
+from sharding_tools import MeshKind, make_mesh, put, use_mesh
 
 import jax_bnar
+from benchmarks.hlo_collectives import Collective, collectives, total_bytes
 
 HALVES = {
     "jax_bnar_statistics_v1": 1,

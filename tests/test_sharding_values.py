@@ -44,7 +44,13 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], int, dict[str, int], P]] = {
 
 
 def outcome_on(
-    case: Case, kind: MeshKind, sizes: dict[str, int], spec: P, given: Operands, dout: Cotangents
+    case: Case,
+    kind: MeshKind,
+    sizes: dict[str, int],
+    spec: P,
+    implementation: str,
+    given: Operands,
+    dout: Cotangents,
 ) -> Outcome:
     mesh = make_mesh(kind, **sizes)
     along = [*spec, *[None] * (given.x.ndim - len(spec))]
@@ -59,7 +65,7 @@ def outcome_on(
         place(given.scale, spec=P()),
         place(given.bias, spec=P()),
     )
-    function = operator(case.form, implementation="ffi", **case.keywords)
+    function = operator(case.form, implementation=implementation, **case.keywords)
     with use_mesh(mesh):
         results, gradients = with_gradients(function)(
             placed,
@@ -70,14 +76,17 @@ def outcome_on(
             ),
         )
     # A result that had been gathered would be no less right, so ask where it lies.
-    assert results[0].sharding.is_equivalent_to(placed.x.sharding, placed.x.ndim)
-    assert gradients.x.sharding.is_equivalent_to(placed.x.sharding, placed.x.ndim)
+    if implementation == "ffi":
+        for array in (results[0], gradients.x):
+            assert array.sharding.is_equivalent_to(placed.x.sharding, array.ndim)
     return Outcome(*jax.tree.map(np.asarray, (*results, *gradients)))
 
 
-def check(case: Case, kind: MeshKind, sizes: dict[str, int], spec: P) -> None:
+def check(
+    case: Case, kind: MeshKind, sizes: dict[str, int], spec: P, implementation: str = "ffi"
+) -> None:
     given, dout = operands(case), cotangents(case)
-    actual = outcome_on(case, kind, sizes, spec, given, dout)
+    actual = outcome_on(case, kind, sizes, spec, implementation, given, dout)
     expected = oracle.forward(
         *given, epsilon=case.epsilon, axis=case.axis, num_groups=case.num_groups, relu=case.relu
     )
@@ -97,6 +106,13 @@ def test_layouts(kind: MeshKind, name: str) -> None:
     shape, axis, sizes, spec = LAYOUTS[name]
     save = "y" if name in ("batch", "odd") else "mask"
     check(Case(shape, axis, save=save), kind, sizes, spec)
+
+
+@kinds
+@pytest.mark.parametrize("name", ["batch", "data x channels", "rows of the image"])
+def test_pure_jax(kind: MeshKind, name: str) -> None:
+    shape, axis, sizes, spec = LAYOUTS[name]
+    check(Case(shape, axis, save="mask"), kind, sizes, spec, "xla")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
@@ -249,9 +265,12 @@ def test_scan_of_remat() -> None:
     assert relative_difference(both(*placed), both(*given)) < 2e-5
 
 
-def test_second_order() -> None:
+@kinds
+def test_second_order(kind: MeshKind) -> None:
     x, z, scale, bias = operands(CASE)
-    mesh = make_mesh("auto", d=8)
+    mesh = make_mesh(kind, d=8)
     hessian = jax.jit(jax.hessian(loss, 2))
-    actual = hessian(put(x, mesh, P("d")), put(z, mesh, P("d")), scale, bias)
-    assert relative_difference(actual, hessian(x, z, scale, bias)) < 1e-5
+    expected = hessian(x, z, scale, bias)
+    with use_mesh(mesh):
+        actual = hessian(put(x, mesh, P("d")), put(z, mesh, P("d")), scale, bias)
+    assert relative_difference(actual, expected) < 1e-5

@@ -1,0 +1,104 @@
+"""What the BatchNorms of ResNet-50 send between devices in a training step, against plain Flax.
+
+    python -m benchmarks.collective_bytes
+
+Each number of channels is compiled on eight CPU devices, and its collectives are counted in the
+HLO. Their payload does not depend on the number of devices; what a device then sends and receives
+in a ring all-reduce of n devices is 2*(n-1)/n of it.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.hlo_collectives import collectives, total_bytes
+from benchmarks.sites import RESNET50_SITES
+from jax_bnar.flax_layers import BatchNorm
+
+DEVICES: Final = 8
+TABLE: Final = (1, 2, 4, 8, 16, 64, 256, 1024)
+PEERS: Final[dict[str, Callable[..., nn.Module]]] = {
+    "jax_bnar": functools.partial(BatchNorm, activation="relu"),
+    "Flax": nn.BatchNorm,
+    "Flax, use_fast_variance=False": functools.partial(nn.BatchNorm, use_fast_variance=False),
+}
+
+
+def step(layer: nn.Module) -> Callable[..., Any]:
+    """Result, running statistics and gradients from a given cotangent."""
+
+    def function(variables: Any, x: jax.Array, dy: jax.Array) -> Any:
+        def forward(params: Any, x: jax.Array) -> Any:
+            y, updated = layer.apply(
+                {**variables, "params": params},
+                x,
+                use_running_average=False,
+                mutable=["batch_stats"],
+            )
+            return jax.nn.relu(y), updated
+
+        y, vjp, updated = jax.vjp(forward, variables["params"], x, has_aux=True)
+        return y, updated, vjp(dy)
+
+    return function
+
+
+def of_site(layer: nn.Module, channels: int) -> tuple[int, int]:
+    """All-reduces and their bytes, of one site with this many channels."""
+    mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
+    by_batch = NamedSharding(mesh, PartitionSpec("data"))
+    x = jax.device_put(jnp.ones((DEVICES, 2, channels)), by_batch)
+    vector = jnp.ones(channels)
+    variables = {
+        "params": {"scale": vector, "bias": vector},
+        "batch_stats": {"mean": vector, "var": vector},
+    }
+    found = collectives(step(layer), variables, x, x)
+    others = {each.opcode for operation in found for each in operation} - {"all-reduce"}
+    if others:
+        raise AssertionError(f"{type(layer).__name__} also compiles to {', '.join(others)}")
+    return len(found), total_bytes(found)
+
+
+def of_step(make: Callable[..., nn.Module]) -> tuple[int, int]:
+    """The same, summed over the 53 sites of ResNet-50."""
+    sites: Counter[int] = Counter()
+    for site in RESNET50_SITES:
+        sites[site.channels] += site.count
+    operations = payload = 0
+    for channels, count in sites.items():
+        each, nbytes = of_site(make(), channels)
+        operations, payload = operations + count * each, payload + count * nbytes
+    return operations, payload
+
+
+def main() -> None:
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    table = Table(title="BatchNorm collectives of a ResNet-50 training step")
+    table.add_column("devices", justify="right")
+    steps = {name: of_step(make) for name, make in PEERS.items()}
+    for name in steps:
+        table.add_column(f"{name}\nall-reduces", justify="right")
+        table.add_column("kB a device", justify="right")
+    for devices in TABLE:
+        cells = []
+        for operations, payload in steps.values():
+            sent = 2 * (devices - 1) / devices * payload
+            cells += [str(operations if devices > 1 else 0), f"{sent / 1e3:.0f}"]
+        table.add_row(str(devices), *cells)
+    console = Console(width=120)
+    console.print(table)
+    for name, (operations, payload) in steps.items():
+        console.print(f"{name}: {operations} all-reduces of {payload} bytes together")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The collective operations of a compiled program: what crosses devices, and how many bytes."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import jax
+
+_COLLECTIVE: Final = re.compile(
+    r"= (\(.*?\)|\S+) "
+    r"(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast)"
+    r"(?:-start)?\("
+)
+_ARRAY: Final = re.compile(r"([a-z]+\d+)\[([\d,]*)\]")
+
+
+class Collective(NamedTuple):
+    """One array in one collective operation of compiled HLO."""
+
+    opcode: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        bits = int(re.sub(r"\D", "", self.dtype))
+        return math.prod(self.shape) * bits // 8
+
+
+def collectives(function: Any, *arguments: Any) -> list[list[Collective]]:
+    """The collective operations of the compiled program, each with its arrays."""
+    text = jax.jit(function).lower(*arguments).compile().as_text()
+    assert text is not None
+    return [
+        [
+            Collective(match[2], dtype, tuple(int(n) for n in shape.split(",") if n))
+            for dtype, shape in _ARRAY.findall(match[1])
+        ]
+        for match in _COLLECTIVE.finditer(text)
+    ]
+
+
+def total_bytes(operations: Sequence[Sequence[Collective]]) -> int:
+    return sum(each.nbytes for operation in operations for each in operation)
