@@ -115,7 +115,7 @@ def _no_kernels(platform: str, build: Build, machine: Machine) -> Problem:
         return Problem(reason, "without kernels the operators run in pure JAX; nothing to do")
     nvcc = "" if machine.nvcc else "install nvcc of CUDA 13 (none is on PATH), then "
     return Problem(
-        f"{reason}, not for cuda",
+        reason,
         f"{nvcc}reinstall with `pip install . -C cmake.define.JAX_BNAR_CUDA=ON`, which names what"
         " it lacks",
     )

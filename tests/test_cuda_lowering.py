@@ -1,0 +1,162 @@
+"""What XLA is asked to run on a GPU, lowered on a machine without one."""
+
+import functools
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_bnar
+from jax_bnar import _native_targets
+
+REQUIRE_CUDA = "JAX_BNAR_REQUIRE_CUDA"
+HAS_CUDA = ("forward", "cuda") in _native_targets.registered
+if os.environ.get(REQUIRE_CUDA):
+    assert HAS_CUDA, f"{REQUIRE_CUDA} is set, but {_native_targets.why_no_kernel('forward')}"
+pytestmark = pytest.mark.skipif(not HAS_CUDA, reason="this build has no CUDA kernels")
+
+NHWC = (4, 7, 7, 64)
+NCHW = (4, 64, 7, 7)
+C = 64
+
+
+def calls(function: Callable[..., Any], *operands: Any) -> dict[str, str]:
+    """Our custom calls in the module lowered for cuda: target -> the line."""
+    lowered = jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",))
+    found = re.findall(r"custom_call @(jax_bnar_\w+)(\(.*)", lowered.as_text())
+    assert len(found) == len(dict(found)), "a target is called twice"
+    return dict(found)
+
+
+def attributes(call: str) -> dict[str, str]:
+    (text,) = re.findall(r"mhlo\.backend_config = \{(.*?)\}", call)
+    return dict(item.split(" = ", 1) for item in text.split(", "))
+
+
+def result_types(call: str) -> list[str]:
+    return re.findall(r"tensor<([^>]*)>", call.rsplit("->", 1)[1])
+
+
+def operand_types(call: str) -> list[str]:
+    return re.findall(r"tensor<([^>]*)>", call.rsplit(" : (", 1)[1].split("->")[0])
+
+
+def loss(x: Any, z: Any, scale: Any, bias: Any, **options: Any) -> jax.Array:
+    result = jax_bnar.bn_add_relu(x, z, scale, bias, **options)
+    return result.y.astype(jnp.float32).sum() + result.mean.sum() + result.var.sum()
+
+
+def operands(shape: tuple[int, ...], dtype: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
+    x = jax.ShapeDtypeStruct(shape, dtype)
+    vector = jax.ShapeDtypeStruct((C,), jnp.float32)
+    return x, x, vector, vector
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "canonical"), [(NHWC, -1, "196x64"), (NCHW, 1, "4x64x49")]
+)
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_forward_and_backward(shape: tuple[int, ...], axis: int, canonical: str, save: str) -> None:
+    function = functools.partial(loss, axis=axis, save=save)
+    found = calls(jax.grad(function, argnums=(0, 1, 2, 3)), *operands(shape, jnp.bfloat16))
+    assert set(found) == {"jax_bnar_forward_v1", "jax_bnar_backward_v1"}
+    array = f"{canonical}xbf16"
+    mask = f"1x{196 * 64 // 8}xui8"
+    has_inner = "true" if axis == 1 else "false"
+
+    forward = found["jax_bnar_forward_v1"]
+    assert operand_types(forward) == [array, array, "1x64xf32", "1x64xf32"]
+    *results, workspace = result_types(forward)
+    assert results == [array, "1x64xf32", "1x64xf32", *([mask] if save == "mask" else [])]
+    assert attributes(forward) == {
+        "activation": '"relu"',
+        "epsilon": "1.000000e-05 : f64",
+        "has_bias": "true",
+        "has_groups": "false",
+        "has_inner": has_inner,
+        "has_scale": "true",
+        "has_z": "true",
+        "save_mask": "true" if save == "mask" else "false",
+    }
+    rows_channels_inner = (4, 64, 49) if axis == 1 else (196, 64, 1)
+    expected = _native_targets.workspace_bytes("forward", "cuda", 1, *rows_channels_inner)
+    assert workspace == f"{expected}xui8"
+
+    backward = found["jax_bnar_backward_v1"]
+    evidence = mask if save == "mask" else array
+    assert operand_types(backward) == [array, array, evidence, *["1x64xf32"] * 6]
+    *results, workspace = result_types(backward)
+    assert results == [array, "1x64xf32", "1x64xf32", array]
+    assert workspace == f"{expected}xui8"
+    assert attributes(backward) == {
+        "epsilon": "1.000000e-05 : f64",
+        "gate": f'"{save}"',
+        "has_bias": "true",
+        "has_groups": "false",
+        "has_inner": has_inner,
+        "has_residual": "true",
+        "has_scale": "true",
+    }
+    for call in found.values():
+        # Row-major, every operand and result: the last dimension is the fastest.
+        stated = re.findall(r"dense<(\[[\d, ]*\]|\d+)> : tensor<(\d+)xindex>", call)
+        ranks = [len(t.split("x")) - 1 for t in operand_types(call) + result_types(call)]
+        assert len(stated) == len(ranks)
+        for (order, _), rank in zip(stated, ranks, strict=True):
+            assert [int(i) for i in re.findall(r"\d+", order)] == list(reversed(range(rank)))
+
+
+def test_inference_has_no_workspace() -> None:
+    def infer(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
+        mean, var = jnp.zeros(C), jnp.ones(C)
+        return jax_bnar.bn_add_relu_inference(x, z, scale, bias, mean, var)
+
+    found = calls(infer, *operands(NHWC, jnp.float16))
+    assert set(found) == {"jax_bnar_normalise_v1"}
+    assert result_types(found["jax_bnar_normalise_v1"]) == ["196x64xf16"]
+
+
+def test_vmap_is_one_call_with_groups() -> None:
+    batched = jax.vmap(loss, in_axes=(0, 0, None, None))
+    x, z, scale, bias = operands((3, *NHWC), jnp.float32)
+    found = calls(batched, x, z, scale, bias)
+    (call,) = found.values()
+    assert attributes(call)["has_groups"] == "true"
+    assert operand_types(call)[0] == "3x196x64xf32"
+
+
+def test_cpu_and_cuda_from_one_trace() -> None:
+    lowered = jax.jit(loss).trace(*operands(NHWC, jnp.float32))
+    text = lowered.lower(lowering_platforms=("cpu", "cuda")).as_text()
+    # Two branches; only that of the GPU has a workspace.
+    found = re.findall(r"custom_call @jax_bnar_forward_v1(\(.*)", text)
+    assert sorted(len(result_types(call)) for call in found) == [3, 4]
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward", "statistics", "backward_reduce"])
+def test_workspace_of_symbolic_sizes_is_a_bound(operation: str) -> None:
+    bound = functools.partial(_native_targets.workspace_bytes, operation, "cuda")
+    (rows,) = jax.export.symbolic_shape("n")
+    for groups, channels in [(1, 1), (1, 64), (2, 251), (64, 2048), (1, 1 << 20)]:
+        symbolic = bound(groups, rows, channels, 1)
+        for size in [1, 31, 4096, 1 << 22]:
+            assert symbolic >= bound(groups, size, channels, 1)
+            assert symbolic >= bound(groups, size, channels, 49)
+
+
+def test_exports_for_cuda_with_a_symbolic_batch() -> None:
+    (n,) = jax.export.symbolic_shape("n")
+    x = jax.ShapeDtypeStruct((n, 7, 7, C), jnp.bfloat16)
+    vector = jax.ShapeDtypeStruct((C,), jnp.float32)
+    exported = jax.export.export(
+        jax.jit(jax.grad(loss, argnums=(0, 1))),
+        platforms=("cuda",),
+        disabled_checks=jax_bnar.DISABLED_EXPORT_CHECKS,
+    )(x, x, vector, vector)
+    text = exported.mlir_module()
+    assert "jax_bnar_forward_v1" in text
+    assert "jax_bnar_backward_v1" in text
