@@ -32,6 +32,7 @@ class FfiBackend {
   // XLA allocates the workspace as one more result: an allocation here could
   // not be captured in a CUDA graph.
   void ReadWorkspace(FfiCall& call) {
+    if (call.failed()) return;
     launch_.workspace = call.Workspace(WorkspaceBytes(call.problem().shape));
   }
 

@@ -46,6 +46,9 @@ class FfiCall {
   bool ParseRelu(std::string_view activation);
   double CheckEpsilon(double epsilon);
 
+  // Whether something was wrong already: problem() may mean nothing then.
+  bool failed() const { return !error_.empty(); }
+
   // The first error, or that operands or results are left over.
   xla::ffi::Error Finish();
 
@@ -62,7 +65,6 @@ class FfiCall {
   void* Check(const char* name, const View& view, xla::ffi::DataType dtype,
               const std::vector<int64_t>& dimensions);
   void Fail(std::string message);
-  bool failed() const { return !error_.empty(); }
 
   std::vector<int64_t> ArrayDimensions() const;
   std::vector<int64_t> MaskDimensions() const;

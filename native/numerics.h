@@ -33,7 +33,7 @@ BNAR_HOST_DEVICE void MergeStatistics(A m, A n, A sum_b, A m2_b, A* sum,
 // double.
 BNAR_HOST_DEVICE double SquaredDeviations(double sum, double squares,
                                           double count) {
-  return squares - sum * sum / count;
+  return std::fma(-sum, sum / count, squares);
 }
 
 template <typename A>

@@ -1,6 +1,8 @@
 """JAX as every test expects it: strict promotion, float64, eight CPU devices."""
 
+import importlib.util
 import os
+import sys
 
 import hypothesis
 import jax
@@ -13,6 +15,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Tests name the implementation they mean; the caller's environment must not choose for them.
 os.environ.pop("JAX_BNAR_IMPLEMENTATION", None)
+
+# Another native module in the place of the package's: tests/test_emulated_cuda.py runs tests of the
+# operators on the CUDA kernels in this way.
+if replacement := os.environ.get("JAX_BNAR_TEST_NATIVE_MODULE"):
+    spec = importlib.util.spec_from_file_location("jax_bnar._native", replacement)
+    assert spec is not None and spec.loader is not None, replacement
+    sys.modules["jax_bnar._native"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["jax_bnar._native"])
 
 hypothesis.settings.register_profile("local", deadline=None, print_blob=True)
 hypothesis.settings.register_profile(

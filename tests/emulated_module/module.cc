@@ -1,0 +1,64 @@
+// A native module whose kernels for "cpu" are the CUDA kernels in the host
+// emulation, so that the tests of the operators run on them unchanged (see
+// tests/conftest.py).
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <string>
+
+#include "cuda/ffi_backend.h"
+#include "native/ffi_operations.h"
+
+namespace nb = nanobind;
+
+namespace jax_bnar {
+namespace {
+
+namespace ffi = xla::ffi;
+
+class EmulatedBackend : public gpu::FfiBackend {
+ public:
+  using Native = ffi::ThreadPool;
+  explicit EmulatedBackend(ffi::ThreadPool&) : FfiBackend(nullptr) {}
+};
+
+BNAR_DEFINE_HANDLERS(Emulated, EmulatedBackend,
+                     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>());
+
+template <typename T>
+nb::capsule Encapsulate(T* handler) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+nb::dict Registrations() {
+  nb::dict cpu;
+  cpu["forward"] = Encapsulate(ForwardEmulated);
+  cpu["backward"] = Encapsulate(BackwardEmulated);
+  cpu["statistics"] = Encapsulate(StatisticsEmulated);
+  cpu["normalise"] = Encapsulate(NormaliseEmulated);
+  cpu["backward_reduce"] = Encapsulate(BackwardReduceEmulated);
+  cpu["backward_apply"] = Encapsulate(BackwardApplyEmulated);
+  nb::dict platforms;
+  platforms["cpu"] = cpu;
+  return platforms;
+}
+
+int64_t WorkspaceBytes(const std::string&, int64_t groups, int64_t rows,
+                       int64_t channels, int64_t inner) {
+  return gpu::WorkspaceBytes({groups, rows, channels, inner});
+}
+
+}  // namespace
+}  // namespace jax_bnar
+
+NB_MODULE(_native, m) {
+  if (jax_bnar::gpu::PrepareKernels() != cudaSuccess) {
+    throw nb::import_error("the emulated device refused the kernels");
+  }
+  m.def("registrations", &jax_bnar::Registrations);
+  m.def("cpu_isa", [] { return "emulation of CUDA"; });
+  m.def("workspace_bytes", &jax_bnar::WorkspaceBytes);
+  m.def("why_no_cuda", [] { return "this is the emulation"; });
+}
