@@ -20,6 +20,7 @@ from cases import (
 )
 from jax.sharding import PartitionSpec as P
 from sharding_tools import MeshKind, make_mesh, put, relative_difference, use_mesh
+from subprocesses import run_python
 from test_backward import check_gradients
 
 import jax_bnar
@@ -274,3 +275,42 @@ def test_second_order(kind: MeshKind) -> None:
     with use_mesh(mesh):
         actual = hessian(put(x, mesh, P("d")), put(z, mesh, P("d")), scale, bias)
     assert relative_difference(actual, expected) < 1e-5
+
+
+WITHOUT_X64 = """
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+import jax_bnar
+
+random = np.random.default_rng(0)
+x = (random.standard_normal((64, 16, 8)) + 1e4).astype(np.float32)
+exact = x.astype(np.float64).var((0, 1))
+mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+
+def loss(x, **keywords):
+    y, mean, var = jax_bnar.bn_relu(x, None, None, **keywords)
+    return (y * y).sum() + var.sum(), var
+
+def check(gradient, var):
+    assert gradient.dtype == var.dtype == np.float32
+    assert np.abs(np.asarray(var) / exact - 1).max() < 1e-3
+
+both = jax.grad(loss, has_aux=True)
+check(*jax.jit(both)(jax.device_put(x, NamedSharding(mesh, P("d")))))
+check(*both(jax.device_put(x, NamedSharding(mesh, P("d")))))
+named = jax.shard_map(lambda x: both(x, axis_name="d"), mesh=mesh, in_specs=P("d"),
+                      out_specs=(P("d"), P()))
+check(*jax.jit(named)(x))
+check(*named(x))
+gradient, var = jax.vmap(lambda x: both(x, axis_name="d"), axis_name="d")(x.reshape(8, 8, 16, 8))
+check(gradient, var[3])
+assert not jax.config.jax_enable_x64
+"""
+
+
+def test_without_x64() -> None:
+    """As users have it: float64 exists in the all-reduce and nowhere else, without a warning."""
+    run_python(WITHOUT_X64, timeout=300, prelude="")
