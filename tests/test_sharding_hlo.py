@@ -6,20 +6,21 @@
 with C the channels that a device has, and groups the statistics groups that span devices.
 """
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from cases import Case, cotangents, operands
-from flax import linen as nn
+from flax_tools import as_flax_needs_it
 from jax.sharding import PartitionSpec as P
 from programs import hlo_calls
 from sharding_tools import MeshKind, make_mesh, put, use_mesh
 
 import jax_bnar
+from benchmarks.collective_bytes import PEERS, of_site
 from benchmarks.hlo_collectives import Collective, collectives, total_bytes
+from benchmarks.sites import RESNET50_SITES
 
 HALVES = {
     "jax_bnar_statistics_v1": 1,
@@ -197,30 +198,19 @@ def test_mask_whose_bytes_the_shards_would_break_gathers_and_says_so() -> None:
     assert collectives(step(save="y"), *given) == summed(1, 5)
 
 
-def test_unfused_code_crosses_as_often_or_more() -> None:
+def test_table_of_collective_bytes() -> None:
     """What we are compared with, so that the comparison stays true.
 
     Flax with its fast variance, E[x^2]-E[x]^2, has five sums in two all-reduces, once XLA combines
     them; with the variance that does not cancel, six in four that wait for each other: our bytes in
     twice the steps.
     """
-    mesh = make_mesh("auto", d=8)
-    x, z, scale, bias, dy, _ = placed(Case((16, 3, 24)), mesh, P("d"))
-
-    def flax_step(x: Any, z: Any, scale: Any, bias: Any, dy: Any, *, fast: bool) -> Any:
-        def forward(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-            statistics = {"mean": jnp.zeros_like(scale), "var": jnp.ones_like(scale)}
-            variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": statistics}
-            layer = nn.BatchNorm(use_running_average=False, use_fast_variance=fast)
-            y, _ = layer.apply(variables, x, mutable=["batch_stats"])
-            return jax.nn.relu(y + z)
-
-        y, vjp = jax.vjp(forward, x, z, scale, bias)
-        return y, vjp(dy)
-
-    given = (x, z, scale, bias, dy)
-    with jax.numpy_rank_promotion("allow"):
-        fast = collectives(functools.partial(flax_step, fast=True), *given)
-        exact = collectives(functools.partial(flax_step, fast=False), *given)
-    assert (len(fast), total_bytes(fast)) == (2, 20 * 24)
-    assert (len(exact), total_bytes(exact)) == (4, 24 * 24)
+    with as_flax_needs_it():
+        found = {name: of_site(make(), 24) for name, make in PEERS.items()}
+    assert found == {
+        "jax_bnar": (2, 24 * 24),
+        "Flax": (2, 20 * 24),
+        "Flax, use_fast_variance=False": (4, 24 * 24),
+    }
+    # So a training step of ResNet-50 sends 24 bytes for each of its 26560 BatchNorm channels.
+    assert sum(site.count * site.channels for site in RESNET50_SITES) == 26560

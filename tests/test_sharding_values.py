@@ -131,6 +131,41 @@ def test_forms(form: Any, save: str) -> None:
     check(Case(shape, axis, form=form, save=save, bias_dtype=None), "auto", sizes, spec)
 
 
+@pytest.mark.parametrize("how", ["jit", "vmap"])
+def test_sign_found_in_x_is_that_of_forward(how: str) -> None:
+    """Without a residual backward computes y again, and must come to the same side of 0.
+
+    The bias takes one y of each channel to 0, where the last bit of scale*rstd decides. With dy = 1
+    the gradient of the bias counts the open gates.
+    """
+    x, _, scale, _ = operands(Case((16, 3, 512)))
+    mesh = make_mesh("auto", d=8)
+
+    def forward(x: Any, bias: Any) -> Any:
+        if how == "jit":
+            return jax_bnar.bn_relu(x, scale, bias).y
+        mapped = jax.vmap(
+            lambda x: jax_bnar.bn_relu(x, scale, bias, axis_name="d").y, axis_name="d"
+        )
+        return mapped(x.reshape(8, 2, 3, -1)).reshape(x.shape)
+
+    x = put(x, mesh, P("d")) if how == "jit" else x
+    without_bias = jax.jit(lambda x: jax_bnar.batch_norm(x, scale, None).y)(x)
+    both = jax.jit(
+        lambda x, bias: jax.value_and_grad(_sum_and_y(forward), 1, has_aux=True)(x, bias)
+    )
+    (_, y), counted = both(x, -np.asarray(without_bias)[0, 0])
+    np.testing.assert_array_equal(counted, (np.asarray(y) > 0).sum((0, 1)))
+
+
+def _sum_and_y(forward: Any) -> Any:
+    def function(x: Any, bias: Any) -> Any:
+        y = forward(x, bias)
+        return y.sum(), y
+
+    return function
+
+
 # 8 devices: groups of whole devices, of half a device, over two devices, and across boundaries.
 GROUPS = {"whole": (16, 8), "several": (32, 16), "spanning": (16, 4), "straddling": (24, 6)}
 
