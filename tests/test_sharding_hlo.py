@@ -12,15 +12,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from cases import Case, cotangents, operands
-from flax_tools import as_flax_needs_it
 from jax.sharding import PartitionSpec as P
 from programs import hlo_calls
-from sharding_tools import MeshKind, make_mesh, put, use_mesh
+from sharding_tools import Collective, MeshKind, collectives, make_mesh, put, total_bytes, use_mesh
 
 import jax_bnar
-from benchmarks.collective_bytes import PEERS, of_site
-from benchmarks.hlo_collectives import Collective, collectives, total_bytes
-from benchmarks.sites import RESNET50_SITES
 
 HALVES = {
     "jax_bnar_statistics_v1": 1,
@@ -196,21 +192,3 @@ def test_mask_whose_bytes_the_shards_would_break_gathers_and_says_so() -> None:
     given = placed(Case((8, 9, 5)), mesh, P("d"))
     assert "all-gather" in {c.opcode for o in collectives(step(save="mask"), *given) for c in o}
     assert collectives(step(save="y"), *given) == summed(1, 5)
-
-
-def test_table_of_collective_bytes() -> None:
-    """What we are compared with, so that the comparison stays true.
-
-    Flax with its fast variance, E[x^2]-E[x]^2, has five sums in two all-reduces, once XLA combines
-    them; with the variance that does not cancel, six in four that wait for each other: our bytes in
-    twice the steps.
-    """
-    with as_flax_needs_it():
-        found = {name: of_site(make(), 24) for name, make in PEERS.items()}
-    assert found == {
-        "jax_bnar": (2, 24 * 24),
-        "Flax": (2, 20 * 24),
-        "Flax, use_fast_variance=False": (4, 24 * 24),
-    }
-    # So a training step of ResNet-50 sends 24 bytes for each of its 26560 BatchNorm channels.
-    assert sum(site.count * site.channels for site in RESNET50_SITES) == 26560
