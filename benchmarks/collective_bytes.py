@@ -55,8 +55,8 @@ def of_site(layer: nn.Module, channels: int) -> tuple[int, int]:
     """All-reduces and their bytes, of one site with this many channels."""
     mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
     by_batch = NamedSharding(mesh, PartitionSpec("data"))
-    x = jax.device_put(jnp.ones((DEVICES, 2, channels)), by_batch)
-    vector = jnp.ones(channels)
+    x = jax.device_put(jnp.ones((DEVICES, 2, channels), jnp.float32), by_batch)
+    vector = jnp.ones(channels, jnp.float32)
     variables = {
         "params": {"scale": vector, "bias": vector},
         "batch_stats": {"mean": vector, "var": vector},

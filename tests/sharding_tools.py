@@ -1,12 +1,21 @@
-"""Meshes of the eight CPU devices, and operands laid out on them."""
+"""Meshes of the eight CPU devices, operands laid out on them, and what crosses between them."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+# Last, so that an installed jax_bnar wins over the source tree, which may lack the native module.
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks.hlo_collectives import Collective as Collective
+from benchmarks.hlo_collectives import collectives as collectives
+from benchmarks.hlo_collectives import total_bytes as total_bytes
 
 MeshKind = Literal["auto", "explicit"]
 

@@ -15,10 +15,9 @@ import pytest
 from cases import Case, operands
 from jax.sharding import PartitionSpec as P
 from programs import hlo_calls, ours
-from sharding_tools import make_mesh, put, relative_difference
+from sharding_tools import Collective, collectives, make_mesh, put, relative_difference
 
 import jax_bnar
-from benchmarks.hlo_collectives import Collective, collectives
 
 FORMS = ["bn_add_relu", "bn_relu", "batch_norm"]
 CASE = Case((16, 3, 6))

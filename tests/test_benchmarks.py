@@ -14,7 +14,13 @@ for _package in ("flax", "matplotlib", "rich", "tyro"):
 # last, so that an installed jax_bnar wins over the source tree, which may lack the native module
 sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import folded_inference, launch, plot, resnet50_sites  # noqa: E402
+from benchmarks import (  # noqa: E402
+    collective_bytes,
+    folded_inference,
+    launch,
+    plot,
+    resnet50_sites,
+)
 from benchmarks.problem import DType, check_results, expected, make_problem  # noqa: E402
 from benchmarks.sites import (  # noqa: E402
     RESNET50_SITES,
@@ -152,3 +158,24 @@ def test_folded_inference(tmp_path: Path):
         assert row["median_ms"] > 0
         assert row["argument_bytes"] > row["temporary_bytes"] / 100 > 0
         assert 0 < row["distance"] < 0.05
+
+
+def test_table_of_collective_bytes() -> None:
+    """What we are compared with, so that the comparison stays true.
+
+    Flax with its fast variance, E[x^2]-E[x]^2, has five sums in two all-reduces, once XLA combines
+    them; with the variance that does not cancel, six in four that wait for each other: our bytes in
+    twice the steps.
+    """
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        found = {
+            name: collective_bytes.of_site(make(), 24)
+            for name, make in collective_bytes.PEERS.items()
+        }
+    assert found == {
+        "jax_bnar": (2, 24 * 24),
+        "Flax": (2, 20 * 24),
+        "Flax, use_fast_variance=False": (4, 24 * 24),
+    }
+    # So a training step of ResNet-50 sends 24 bytes for each of its 26560 BatchNorm channels.
+    assert sum(site.count * site.channels for site in RESNET50_SITES) == 26560

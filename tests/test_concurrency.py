@@ -56,6 +56,17 @@ for _ in range(3):
         check(jax.tree.map(lambda leaf: np.asarray(leaf)[d], results))
 """
 
+# A device that waits for the others in an all-reduce must not keep them from running their kernels.
+SHARDED = """
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+placed = [jax.device_put(a, NamedSharding(mesh, P("d") if a.ndim > 1 else P())) for a in operands]
+for _ in range(5):
+    for results in [jitted(*placed) for _ in range(4)]:
+        for left, right in zip(jax.tree.leaves(results), expected, strict=True):
+            np.testing.assert_allclose(np.asarray(left), right, rtol=1e-3, atol=1e-3)
+"""
+
 THREADS = """
 failures = []
 def work(i):
@@ -90,6 +101,7 @@ assert not failures, failures
 PROGRAMS = {
     "eight devices": EIGHT_DEVICES,
     "shard_map": SHARD_MAP,
+    "sharded": SHARDED,
     "threads": THREADS,
     "threads and devices": THREADS_AND_DEVICES,
 }

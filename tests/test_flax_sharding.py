@@ -10,9 +10,8 @@ from flax import linen as nn
 from flax_tools import some_variables
 from jax.sharding import PartitionSpec as P
 from programs import hlo_calls
-from sharding_tools import make_mesh, put, relative_difference, use_mesh
+from sharding_tools import collectives, make_mesh, put, relative_difference, use_mesh
 
-from benchmarks.hlo_collectives import collectives
 from jax_bnar.flax_layers import BatchNorm
 
 SHAPE = (16, 4, 8)

@@ -6,20 +6,17 @@
 with C the channels that a device has, and groups the statistics groups that span devices.
 """
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from cases import Case, cotangents, operands
-from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 from programs import hlo_calls
-from sharding_tools import MeshKind, make_mesh, put, use_mesh
+from sharding_tools import Collective, MeshKind, collectives, make_mesh, put, total_bytes, use_mesh
 
 import jax_bnar
-from benchmarks.hlo_collectives import Collective, collectives, total_bytes
 
 HALVES = {
     "jax_bnar_statistics_v1": 1,
@@ -195,32 +192,3 @@ def test_mask_whose_bytes_the_shards_would_break_gathers_and_says_so() -> None:
     given = placed(Case((8, 9, 5)), mesh, P("d"))
     assert "all-gather" in {c.opcode for o in collectives(step(save="mask"), *given) for c in o}
     assert collectives(step(save="y"), *given) == summed(1, 5)
-
-
-def test_unfused_code_crosses_as_often_or_more() -> None:
-    """What we are compared with, so that the comparison stays true.
-
-    Flax with its fast variance, E[x^2]-E[x]^2, has five sums in two all-reduces, once XLA combines
-    them; with the variance that does not cancel, six in four that wait for each other: our bytes in
-    twice the steps.
-    """
-    mesh = make_mesh("auto", d=8)
-    x, z, scale, bias, dy, _ = placed(Case((16, 3, 24)), mesh, P("d"))
-
-    def flax_step(x: Any, z: Any, scale: Any, bias: Any, dy: Any, *, fast: bool) -> Any:
-        def forward(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-            statistics = {"mean": jnp.zeros_like(scale), "var": jnp.ones_like(scale)}
-            variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": statistics}
-            layer = nn.BatchNorm(use_running_average=False, use_fast_variance=fast)
-            y, _ = layer.apply(variables, x, mutable=["batch_stats"])
-            return jax.nn.relu(y + z)
-
-        y, vjp = jax.vjp(forward, x, z, scale, bias)
-        return y, vjp(dy)
-
-    given = (x, z, scale, bias, dy)
-    with jax.numpy_rank_promotion("allow"):
-        fast = collectives(functools.partial(flax_step, fast=True), *given)
-        exact = collectives(functools.partial(flax_step, fast=False), *given)
-    assert (len(fast), total_bytes(fast)) == (2, 20 * 24)
-    assert (len(exact), total_bytes(exact)) == (4, 24 * 24)

@@ -20,6 +20,7 @@ from cases import (
 )
 from jax.sharding import PartitionSpec as P
 from sharding_tools import MeshKind, make_mesh, put, relative_difference, use_mesh
+from subprocesses import run_python
 from test_backward import check_gradients
 
 import jax_bnar
@@ -128,6 +129,41 @@ def test_forms(form: Any, save: str) -> None:
     """bn_relu with save="y" finds the sign of the ReLU in x: there y and dy meet at 0 exactly."""
     shape, axis, sizes, spec = LAYOUTS["batch"]
     check(Case(shape, axis, form=form, save=save, bias_dtype=None), "auto", sizes, spec)
+
+
+@pytest.mark.parametrize("how", ["jit", "vmap"])
+def test_sign_found_in_x_is_that_of_forward(how: str) -> None:
+    """Without a residual backward computes y again, and must come to the same side of 0.
+
+    The bias takes one y of each channel to 0, where the last bit of scale*rstd decides. With dy = 1
+    the gradient of the bias counts the open gates.
+    """
+    x, _, scale, _ = operands(Case((16, 3, 512)))
+    mesh = make_mesh("auto", d=8)
+
+    def forward(x: Any, bias: Any) -> Any:
+        if how == "jit":
+            return jax_bnar.bn_relu(x, scale, bias).y
+        mapped = jax.vmap(
+            lambda x: jax_bnar.bn_relu(x, scale, bias, axis_name="d").y, axis_name="d"
+        )
+        return mapped(x.reshape(8, 2, 3, -1)).reshape(x.shape)
+
+    x = put(x, mesh, P("d")) if how == "jit" else x
+    without_bias = jax.jit(lambda x: jax_bnar.batch_norm(x, scale, None).y)(x)
+    both = jax.jit(
+        lambda x, bias: jax.value_and_grad(_sum_and_y(forward), 1, has_aux=True)(x, bias)
+    )
+    (_, y), counted = both(x, -np.asarray(without_bias)[0, 0])
+    np.testing.assert_array_equal(counted, (np.asarray(y) > 0).sum((0, 1)))
+
+
+def _sum_and_y(forward: Any) -> Any:
+    def function(x: Any, bias: Any) -> Any:
+        y = forward(x, bias)
+        return y.sum(), y
+
+    return function
 
 
 # 8 devices: groups of whole devices, of half a device, over two devices, and across boundaries.
@@ -274,3 +310,42 @@ def test_second_order(kind: MeshKind) -> None:
     with use_mesh(mesh):
         actual = hessian(put(x, mesh, P("d")), put(z, mesh, P("d")), scale, bias)
     assert relative_difference(actual, expected) < 1e-5
+
+
+WITHOUT_X64 = """
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+import jax_bnar
+
+random = np.random.default_rng(0)
+x = (random.standard_normal((64, 16, 8)) + 1e4).astype(np.float32)
+exact = x.astype(np.float64).var((0, 1))
+mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+
+def loss(x, **keywords):
+    y, mean, var = jax_bnar.bn_relu(x, None, None, **keywords)
+    return (y * y).sum() + var.sum(), var
+
+def check(gradient, var):
+    assert gradient.dtype == var.dtype == np.float32
+    assert np.abs(np.asarray(var) / exact - 1).max() < 1e-3
+
+both = jax.grad(loss, has_aux=True)
+check(*jax.jit(both)(jax.device_put(x, NamedSharding(mesh, P("d")))))
+check(*both(jax.device_put(x, NamedSharding(mesh, P("d")))))
+named = jax.shard_map(lambda x: both(x, axis_name="d"), mesh=mesh, in_specs=P("d"),
+                      out_specs=(P("d"), P()))
+check(*jax.jit(named)(x))
+check(*named(x))
+gradient, var = jax.vmap(lambda x: both(x, axis_name="d"), axis_name="d")(x.reshape(8, 8, 16, 8))
+check(gradient, var[3])
+assert not jax.config.jax_enable_x64
+"""
+
+
+def test_without_x64() -> None:
+    """As users have it: float64 exists in the all-reduce and nowhere else, without a warning."""
+    run_python(WITHOUT_X64, timeout=300, prelude="")
