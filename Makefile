@@ -15,9 +15,9 @@ BENCHMARK_ARGS ?= --output benchmarks/results/latest.json
 BIN := .venv/bin
 # What the native module is built from. The install is editable, so Python sources need no reinstall.
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cpu/*)
-EXTRAS_test := demo,test
+EXTRAS_test := demo,resnet50,test
 # pyright wants to see whatever is imported anywhere.
-EXTRAS_lint := demo,test,bench,lint
+EXTRAS_lint := demo,resnet50,test,bench,lint
 NATIVE_SOURCES = $(shell find cpu tests -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test venv lint benchmark clean

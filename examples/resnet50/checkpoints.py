@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging
 from errors import UserError, first_line
 from rich.console import Console
 from train_state import TrainState
@@ -41,7 +42,9 @@ class Checkpoints:
         self._root = folder.absolute() / "checkpoints"
         self._damaged = folder.absolute() / "damaged"
         self._about = {"format": FORMAT, **(about or {})}
-        self._manager = ocp.CheckpointManager(
+        # orbax warns of the very options that it was given.
+        logging.set_verbosity(logging.ERROR)
+        self._manager: Any = ocp.CheckpointManager(
             self._root,
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=keep,

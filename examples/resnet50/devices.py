@@ -11,14 +11,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 DATA_AXIS = "data"
 
 
-def choose(platform: Platform) -> list[jax.Device]:
-    """All devices of the platform; raises UserError where there is none.
+def start(platform: Platform, job: Run | None = None) -> list[Any]:
+    """The devices of the platform, after joining the other processes of the job.
 
-    Call it before anything else touches JAX.
+    Call it before anything else touches JAX. Raises UserError where there are none.
     """
     if platform != "auto":
-        # JAX knows the GPU by its maker too.
+        # Without this JAX falls back to the CPU, and a training takes years.
         jax.config.update("jax_platforms", platform)
+    if job is not None and job.distributed:
+        _join(job)
     try:
         return jax.devices()
     except RuntimeError as error:
@@ -29,12 +31,9 @@ def choose(platform: Platform) -> list[jax.Device]:
         ) from error
 
 
-def join_job(options: Run) -> None:
-    """Connects the processes of a job, so that `jax.devices()` are those of all."""
-    if not options.distributed:
-        return
+def _join(job: Run) -> None:
     try:
-        jax.distributed.initialize(options.coordinator, options.num_processes, options.process_id)
+        jax.distributed.initialize(job.coordinator, job.num_processes, job.process_id)
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"the processes could not be joined ({first_line(error)}); outside of a cluster that"
@@ -43,7 +42,7 @@ def join_job(options: Run) -> None:
         ) from error
 
 
-def data_mesh(devices: list[jax.Device]) -> Mesh:
+def data_mesh(devices: list[Any]) -> Mesh:
     return Mesh(np.asarray(devices), (DATA_AXIS,))
 
 
@@ -73,7 +72,7 @@ def check_batch(batch_size: int, accumulate: int, mesh: Mesh) -> None:
         )
 
 
-def describe(devices: list[jax.Device]) -> str:
+def describe(devices: list[Any]) -> str:
     kinds = sorted({device.device_kind for device in devices})
     processes = jax.process_count()
     text = f"{len(devices)} x {', '.join(kinds)} ({devices[0].platform})"

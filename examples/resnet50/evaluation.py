@@ -52,29 +52,35 @@ def _ahead(scores: jax.Array, labels: jax.Array) -> jax.Array:
 
 def evaluate(
     sums: Callable[[Any, Any], dict[str, jax.Array]],
-    variables: Any,
+    networks: dict[str, Any],
     batches: Iterable[Batch],
     mesh: Mesh,
-    on_batch: Callable[[Batch], None] = lambda _: None,
-) -> Result:
-    """The result over all batches, which are those of this process."""
-    totals = {"loss": 0.0, "top1": 0, "top5": 0, "images": 0}
-    pending: list[dict[str, jax.Array]] = []
+    on_batch: Callable[[Batch], None],
+) -> dict[str, Result]:
+    """The result of each of several sets of variables over all batches of this process."""
+    totals = {name: {"loss": 0.0, "top1": 0, "top5": 0, "images": 0} for name in networks}
+    pending: dict[str, dict[str, jax.Array]] = {}
     for batch in batches:
         on_batch(batch)
         given = {name: batch[name] for name in ("image", "label", "weight")}
-        pending.append(sums(variables, devices.put_batch(given, mesh)))
+        given = devices.put_batch(given, mesh)
+        current = {name: sums(variables, given) for name, variables in networks.items()}
         # One batch in flight: the next is decoded meanwhile, and pictures do not pile up.
-        if len(pending) > 1:
-            _add(totals, pending.pop(0))
-    for part in pending:
-        _add(totals, part)
-    count = max(1, totals["images"])
-    return Result(
-        totals["top1"] / count, totals["top5"] / count, totals["loss"] / count, totals["images"]
-    )
+        _add(totals, pending)
+        pending = current
+    _add(totals, pending)
+    return {
+        name: Result(
+            top1=total["top1"] / max(1, total["images"]),
+            top5=total["top5"] / max(1, total["images"]),
+            loss=total["loss"] / max(1, total["images"]),
+            images=int(total["images"]),
+        )
+        for name, total in totals.items()
+    }
 
 
-def _add(totals: dict[str, Any], part: dict[str, jax.Array]) -> None:
-    for name, value in jax.device_get(part).items():
-        totals[name] += value.item()
+def _add(totals: dict[str, dict[str, float]], parts: dict[str, dict[str, jax.Array]]) -> None:
+    for name, part in jax.device_get(parts).items():
+        for quantity, value in part.items():
+            totals[name][quantity] += value.item()

@@ -102,7 +102,7 @@ class Stop:
         def ask(number: int, frame: FrameType | None) -> None:
             del frame
             stop._asked = True
-            signal.signal(number, previous[number])
+            signal.signal(number, previous[signal.Signals(number)])
 
         numbers = (signal.SIGTERM, signal.SIGINT)
         previous = {number: signal.signal(number, ask) for number in numbers}

@@ -1,5 +1,6 @@
 """Metrics as lines of JSON and as TensorBoard events. A full disk loses lines, never the run."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -54,6 +55,10 @@ class Recorder:
                     " on without them"
                 )
             self._failed = True
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._events.close()
 
     def _event(self, **fields: Any) -> None:
         self._events.write_event(_PROTO.Event(wall_time=time.time(), **fields))

@@ -32,9 +32,7 @@ def train(config: Config, console: Console | None = None) -> dict[str, evaluatio
 
     Raises UserError for whatever the user can put right.
     """
-    options = config.run
-    devices.join_job(options)
-    on = devices.choose(options.platform)
+    on = devices.start(config.run.platform, config.run)
     trainer = Trainer(config, devices.data_mesh(on), console or _console())
     trainer.display.say(
         f"{trainer.dataset.description}: {len(trainer.dataset.train)} pictures to train on,"
@@ -123,6 +121,8 @@ class Trainer:
     def close(self) -> None:
         self.batches.close()
         self.checkpoints.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     def run(self) -> dict[str, evaluation.Result]:
         state, step = self._first_state()
@@ -224,18 +224,14 @@ class Trainer:
         networks = {"network": state.variables}
         if state.ema:
             networks["average"] = state.ema
-        results = {}
-        for name, variables in networks.items():
-            result = evaluation.evaluate(
-                self._sums,
-                variables,
-                pipeline.evaluation_batches(
-                    self.dataset, self.local_batch, self.workers, self._shard
-                ),
-                self.mesh,
-                lambda batch: self._report_unreadable(batch, self.dataset.val, "it is left out"),
-            )
-            results[name] = result
+        results = evaluation.evaluate(
+            self._sums,
+            networks,
+            pipeline.evaluation_batches(self.dataset, self.local_batch, self.workers, self._shard),
+            self.mesh,
+            lambda batch: self._report_unreadable(batch, self.dataset.val, "it is left out"),
+        )
+        for name, result in results.items():
             self.display.evaluation(step, name, result)
             self._record(step, f"val_{name}", dataclasses.asdict(result))
         return results

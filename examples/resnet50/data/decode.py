@@ -89,7 +89,7 @@ def _read(path: pathlib.Path, size: int, choose_box) -> np.ndarray:
             square = rgb.resize((size, size), Image.Resampling.BILINEAR, box=box)
             return np.asarray(square, np.uint8)
     except _DAMAGE as error:
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0].partition(" <_io")[0]
         raise UnreadablePictureError(
             f"the picture {path} cannot be read ({type(error).__name__}: {reason})"
         ) from error

@@ -28,6 +28,8 @@ Batch = dict[str, np.ndarray]
 _MAX_UNREADABLE: Final = 16
 _MAX_WORKERS: Final = 16
 _READ_AHEAD: Final = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+# For pictures; labels go through the pipe.
+_SHARED_MEMORY: Final = grain.experimental.DatasetOptions(min_shm_size=1 << 16)
 
 
 class _TrainingView(grain.transforms.RandomMap):
@@ -36,22 +38,22 @@ class _TrainingView(grain.transforms.RandomMap):
     def __init__(self, pictures: Pictures) -> None:
         self._pictures = pictures
 
-    def random_map(self, element: int, rng: np.random.Generator) -> dict[str, Any]:
-        unreadable = -1
+    def random_map(self, element: int, rng: np.random.Generator) -> Any:
+        unreadable, problem = -1, None
         for offset in range(_MAX_UNREADABLE):
             index = (int(element) + offset) % len(self._pictures)
             try:
                 image = self._pictures.for_training(index, rng)
             except UnreadablePictureError as error:
                 unreadable = index if unreadable < 0 else unreadable
-                last = error
+                problem = error
                 continue
             return {
                 "image": image,
                 "label": np.int32(self._pictures.label(index)),
                 "unreadable": np.int64(unreadable),
             }
-        raise UnreadablePictureError(f"{_MAX_UNREADABLE} pictures in a row: at last, {last}")
+        raise UnreadablePictureError(f"{_MAX_UNREADABLE} pictures in a row: at last, {problem}")
 
 
 class _EvaluationView(grain.transforms.Map):
@@ -61,7 +63,7 @@ class _EvaluationView(grain.transforms.Map):
         self._pictures = pictures
         self._shape = shape
 
-    def map(self, element: int) -> dict[str, Any]:
+    def map(self, element: int) -> Any:
         index = int(element)
         try:
             image, unreadable = self._pictures.for_evaluation(index), -1
@@ -122,7 +124,7 @@ class TrainingBatches:
         if self._iterator is None:
             self._iterator = _iterator(self._batches[self._next :], self._workers)
         try:
-            batch = next(self._iterator)
+            batch = _own(next(self._iterator))
         except UnreadablePictureError as error:
             raise UserError(f"{error}; is the disk still there?") from error
         self._next += 1
@@ -152,7 +154,7 @@ def evaluation_batches(
     try:
         for _ in range(count):
             batch = next(iterator, None)
-            yield _padded(batch or _empty(dataset.image_shape), batch_size)
+            yield _padded(_own(batch) if batch else _empty(dataset.image_shape), batch_size)
     finally:
         _close(iterator)
 
@@ -162,6 +164,11 @@ def default_workers(source: str) -> int:
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(_MAX_WORKERS, (cores or 1) - 1))
+
+
+def _own(batch: Batch) -> Batch:
+    """A copy: JAX may go on reading an array long after the workers' shared memory is gone."""
+    return {name: np.array(values) for name, values in batch.items()}
 
 
 def _empty(shape: tuple[int, int, int]) -> Batch:
@@ -189,7 +196,9 @@ def _iterator(batches: Any, workers: int) -> Any:
     if not flags.FLAGS.is_parsed():
         # grain reads absl flags, which raise in programs that never parsed any.
         flags.FLAGS.mark_as_parsed()
-    elements = batches.to_iter_dataset(_READ_AHEAD)
+    elements = grain.experimental.WithOptionsIterDataset(
+        batches.to_iter_dataset(_READ_AHEAD), _SHARED_MEMORY
+    )
     if workers:
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=1)
         elements = elements.mp_prefetch(options, worker_init_fn=_start_worker)
