@@ -24,10 +24,12 @@ def start(platform: Platform, job: Run | None = None) -> list[Any]:
     try:
         return jax.devices()
     except RuntimeError as error:
+        without_support = "list of known backends" in str(error)
+        reason = "it is not built for it" if without_support else first_line(error)
         raise UserError(
-            f"JAX finds no {'device' if platform == 'auto' else platform} ({first_line(error)});"
-            " install JAX for it (pip install 'jax[cuda13]' for NVIDIA GPUs), or choose --platform"
-            " cpu."
+            f"JAX finds no {'device' if platform == 'auto' else platform} on this machine"
+            f" ({reason}): install JAX for it (for NVIDIA GPUs: pip install 'jax[cuda13]'), or"
+            " choose --platform cpu."
         ) from error
 
 

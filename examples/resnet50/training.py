@@ -27,12 +27,20 @@ from rich.console import Console
 from train_state import TrainState, Window
 
 
-def train(config: Config, console: Console | None = None) -> dict[str, evaluation.Result]:
+def train(
+    config: Config, console: Console | None = None, on: list[Any] | None = None
+) -> dict[str, evaluation.Result]:
     """Trains as configured, and evaluates: by name ("network", and "average" with an EMA).
 
-    Raises UserError for whatever the user can put right.
+    Args:
+        config: all options.
+        console: for progress and messages.
+        on: devices, instead of those that the configuration names.
+
+    Raises:
+        UserError: whatever the user can put right.
     """
-    on = devices.start(config.run.platform, config.run)
+    on = on or devices.start(config.run.platform, config.run)
     trainer = Trainer(config, devices.data_mesh(on), console or _console())
     trainer.display.say(
         f"{trainer.dataset.description}: {len(trainer.dataset.train)} pictures to train on,"
