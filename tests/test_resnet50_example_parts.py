@@ -1,5 +1,6 @@
 """Optimizer, metrics, checkpoints and evaluation of examples/resnet50, each by itself."""
 
+import dataclasses
 import errno
 import json
 import math
@@ -20,13 +21,16 @@ import resnet50_example as example
 # isort: split
 import checkpoints
 import config
+import devices as train_devices
 import evaluation
 import metrics
 import optimizer
 import train_state
+import train_step
 import weights
 from checkpoints import Checkpoints
 from errors import UserError
+from flax import linen as nn
 from orbax import checkpoint as ocp
 from tensorboardX.proto import event_pb2
 from train_state import TrainState
@@ -348,3 +352,57 @@ def test_first_weights(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
         weights.begin_with(variables(), tmp_path / "missing.test")
     with pytest.raises(UserError, match="weights can come from"):
         weights.begin_with(variables(), tmp_path / "weights.unknown")
+
+
+class Linear(nn.Module):
+    """A network without BatchNorm, whose gradient is easy to write down."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = True) -> jax.Array:
+        seen = self.variable("batch_stats", "batches", jnp.zeros, (), jnp.float32)
+        if train and not self.is_initializing():
+            seen.value += 1
+        kernel = self.param("kernel", nn.initializers.normal(), (4, 3), jnp.float32)
+        return x.reshape(x.shape[0], -1) @ kernel
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_training_step(accumulate: int, devices: int) -> None:
+    """Against NumPy: smoothed labels, mean gradient over micro-batches, moving average, sums."""
+    options = dataclasses.replace(
+        RECIPE, accumulate=accumulate, ema_decay=0.5, label_smoothing=0.3, weight_decay=0.0
+    )
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (8, 2, 2, 1), np.uint8)
+    labels = generator.integers(0, 3, 8).astype(np.int32)
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:devices]), ("data",))
+    with example.as_users_run_jax():
+        sgd = optimizer.make(options, optax.constant_schedule(0.1))
+        step = train_step.compiled(Linear(), sgd, options, (0.4,), (0.2,), mesh)
+        state = train_state.initial(Linear(), (2, 2, 1), sgd, True, jax.random.key(0))
+        kernel = np.asarray(state.params["kernel"], np.float64)
+        batch = {"image": images, "label": labels}
+        for _ in range(2):
+            state = step(state, train_devices.put_batch(batch, mesh))
+
+    x = ((images / 255 - 0.4) / 0.2).reshape(8, 4)
+    targets = np.eye(3)[labels] * 0.7 + 0.1
+    velocity, average, losses, correct = np.zeros_like(kernel), kernel, [], 0
+    for index in range(2):
+        scores = x @ kernel
+        probabilities = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        losses.append(-(targets * np.log(probabilities)).sum(1).mean())
+        correct += (scores.argmax(1) == labels).sum()
+        gradient = x.T @ (probabilities - targets) / 8
+        velocity = options.momentum * velocity + gradient
+        kernel = kernel - 0.1 * (gradient + options.momentum * velocity)
+        decay = min(0.5, (1 + index) / (10 + index))
+        average = decay * average + (1 - decay) * kernel
+    np.testing.assert_allclose(state.params["kernel"], kernel, rtol=1e-5)
+    np.testing.assert_allclose(state.ema["params"]["kernel"], average, rtol=1e-5)
+    np.testing.assert_allclose(state.window.loss, sum(losses), rtol=1e-5)
+    counters = (state.window.correct, state.window.images, state.window.steps, state.step)
+    assert tuple(map(int, counters)) == (correct, 16, 2, 2)
+    # Each micro-batch is one for BatchNorm's running statistics.
+    assert float(state.batch_stats["batches"]) == 2 * accumulate

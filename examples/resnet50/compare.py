@@ -3,8 +3,8 @@
     python examples/resnet50/compare.py --output examples/resnet50/results/digits.json
 
 Trains both networks from each seed, on the same pictures in the same order. Rounding alone sets
-them apart; training doubles it every few steps, so the curves are compared over the first steps,
-and then the accuracy, over the seeds.
+them apart, but training lets it grow (once it turns a ReLU on or off, fast). So the curves are
+compared over the first epoch, and the accuracy at the end, over the seeds.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from rich.table import Table
 NORMS: Final = get_args(config.Norm)
 # Largest difference of the loss over the first steps, and of the mean accuracy over the seeds (one
 # of the 360 held-out digits is 0.0028).
-EARLY_STEPS: Final = 10
+EARLY_STEPS: Final = 22  # an epoch
 LOSS_BOUND: Final = 1e-4
 ACCURACY_BOUND: Final = 0.01
 
@@ -50,31 +50,38 @@ def compare(seeds: tuple[int, ...], epochs: float, on: list[Any] | None = None) 
     runs = [
         {"seed": seed, **{norm: _train(norm, seed, epochs, on) for norm in NORMS}} for seed in seeds
     ]
-    differences = [
-        max(
-            abs(a - b)
-            for a, b in zip(*(run[norm]["losses"][:EARLY_STEPS] for norm in NORMS), strict=True)
-        )
-        for run in runs
-    ]
-    accuracies = {norm: [run[norm]["top1"] for run in runs] for norm in NORMS}
-    means = {norm: statistics.mean(values) for norm, values in accuracies.items()}
-    mean_difference = means["fused"] - means["flax"]
     return {
         "settings": {"epochs": epochs, "preset": config.to_json(config.PRESETS["digits"][1])},
         "jax": jax.__version__,
         "flax": flax.__version__,
         "device": jax.devices()[0].device_kind,
-        "early_steps": EARLY_STEPS,
-        "largest_early_loss_difference": differences,
-        "loss_bound": LOSS_BOUND,
-        "mean_top1": means,
-        "stdev_top1": {n: statistics.pstdev(values) for n, values in accuracies.items()},
-        "mean_top1_difference": mean_difference,
-        "accuracy_bound": ACCURACY_BOUND,
-        "passed": max(differences) <= LOSS_BOUND and abs(mean_difference) <= ACCURACY_BOUND,
+        **summary(runs),
         "runs": runs,
     }
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The differences, beside their bounds."""
+    early = [max(differences(run)[:EARLY_STEPS]) for run in runs]
+    accuracies = {norm: [run[norm]["top1"] for run in runs] for norm in NORMS}
+    means = {norm: statistics.mean(values) for norm, values in accuracies.items()}
+    mean_difference = means["fused"] - means["flax"]
+    return {
+        "early_steps": EARLY_STEPS,
+        "largest_early_loss_difference": early,
+        "loss_bound": LOSS_BOUND,
+        "mean_top1": means,
+        "stdev_top1": {norm: statistics.pstdev(values) for norm, values in accuracies.items()},
+        "mean_top1_difference": mean_difference,
+        "accuracy_bound": ACCURACY_BOUND,
+        "passed": max(early) <= LOSS_BOUND and abs(mean_difference) <= ACCURACY_BOUND,
+    }
+
+
+def differences(run: dict[str, Any]) -> list[float]:
+    """Of the losses, step by step."""
+    curves = (run[norm]["losses"] for norm in NORMS)
+    return [abs(a - b) for a, b in zip(*curves, strict=True)]
 
 
 def _train(norm: config.Norm, seed: int, epochs: float, on: list[Any] | None) -> dict[str, Any]:
