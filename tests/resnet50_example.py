@@ -53,12 +53,12 @@ def save_pictures(root: pathlib.Path, train: int, val: int) -> None:
 
 
 def tiny(source: str, output: pathlib.Path, **changes: Any) -> config.Config:
-    """The preset of the source with a network of two blocks; `changes` by the name of the field."""
+    """The preset of the source with a network of one block; `changes` by the name of the field."""
     _, preset = config.PRESETS[source]
     changes = {
         "image_size": 8 if source == "digits" else 32,
         "workers": 0,
-        "stage_sizes": (1, 1),
+        "stage_sizes": (1,),
         "num_filters": 4,
         "stem": "small",
         "batch_size": 16,

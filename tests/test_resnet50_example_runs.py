@@ -78,7 +78,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def command(pictures: pathlib.Path, output: pathlib.Path, *more: Any) -> list[str]:
     options = [f"--{name}={value}" for name, value in RECIPE.items()]
-    given = ["folder", f"--images={pictures}", *options, "--stage-sizes", "1", "1"]
+    given = ["folder", f"--images={pictures}", *options, "--stage-sizes", "1"]
     return [*given, f"--output={output}", *map(str, more)]
 
 
@@ -258,29 +258,34 @@ def test_first_variables_from_a_run(
     finished: pathlib.Path, pictures: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     console = example.silent_console()
-    options = example.tiny(
-        "folder",
-        tmp_path,
-        images=pictures,
-        init_from=finished,
-        batch_size=8,
-        epochs=1 / 6,
-        learning_rate=0.0,
-    )
-    result = train(options, console=console)
-    assert f"beginning with {finished}" in example.printed(console)
-    assert result["network"].top1 > 0.6
-
-
-def test_both_batch_norms_give_the_same_curve() -> None:
-    """The small form of examples/resnet50/results/digits.json."""
+    options = example.tiny("folder", tmp_path, images=pictures, init_from=finished, ema_decay=0.9)
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
     with example.as_users_run_jax():
-        results = compare.compare((0,), 2.0, jax.devices()[:1])
+        trainer = training.Trainer(options, mesh, console)
+        state, step = trainer.first_state()
+        trainer.close()
+    assert step == 0
+    assert f"beginning with {finished}" in example.printed(console)
+    averages = {n: v for n, v in stored(finished, STEPS).items() if n.startswith("['ema']")}
+    begun = jax.tree_util.tree_leaves_with_path({"ema": state.variables})
+    assert len(averages) == len(begun)
+    for path, leaf in begun:
+        np.testing.assert_array_equal(leaf, averages[jax.tree_util.keystr(path)])
+    for left, right in zip(*map(jax.tree.leaves, (state.ema, state.variables)), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_both_batch_norms_give_the_same_curve(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+    """The small form of examples/resnet50/results/digits.json."""
+    small = example.tiny("digits", tmp_path, num_filters=8, batch_size=64, learning_rate=1.0)
+    monkeypatch.setitem(config.PRESETS, "digits", ("small", small))
+    with example.as_users_run_jax():
+        results = compare.compare((0,), 4.0, jax.devices()[:1])
     (run,) = results["runs"]
-    assert len(run["fused"]["losses"]) == len(run["flax"]["losses"]) == 45
+    assert len(run["fused"]["losses"]) == len(run["flax"]["losses"]) == 90
     assert run["fused"]["losses"] != run["flax"]["losses"]  # two networks, not one twice
     assert max(compare.differences(run)[: compare.EARLY_STEPS]) <= compare.LOSS_BOUND
-    assert min(run["fused"]["top1"], run["flax"]["top1"]) > 0.7
+    assert min(run["fused"]["top1"], run["flax"]["top1"]) > 0.4
     assert abs(run["fused"]["top1"] - run["flax"]["top1"]) < 0.03
 
 
@@ -317,7 +322,7 @@ def test_two_processes_train_as_one(
 ) -> None:
     options = config.to_json(example.tiny("digits", tmp_path, **DIGITS))
     flags = ["digits", "--distributed", "--coordinator=localhost:19471", "--num-processes=2"]
-    flags += ["--platform=cpu", "--stage-sizes", "1", "1", f"--output={tmp_path}"]
+    flags += ["--platform=cpu", "--stage-sizes", "1", f"--output={tmp_path}"]
     for group in ("model", "training", "run"):
         for name in ("norm", "num_filters", "batch_size", "epochs", "warmup_epochs", "log_every"):
             if name in options[group]:

@@ -133,7 +133,7 @@ class Trainer:
             self.recorder.close()
 
     def run(self) -> dict[str, evaluation.Result]:
-        state, step = self._first_state()
+        state, step = self.first_state()
         if jax.process_index() == 0:
             self.recorder = Recorder(self.config.run.output, step, self.display.console)
         with Stop.on_signals() as stop, self.display.training(step, self.total_steps):
@@ -142,7 +142,8 @@ class Trainer:
             self.display.say(f"stopped after step {step}; --resume goes on from there")
         return self._results
 
-    def _first_state(self) -> tuple[TrainState, int]:
+    def first_state(self) -> tuple[TrainState, int]:
+        """Where to begin: a checkpoint's state and step, or new variables and 0."""
         key = jax.random.key(self.config.training.seed)
         everywhere = devices.replicated(self.mesh)
         target = jax.tree.map(
