@@ -158,7 +158,7 @@ class Step:
         return float(loss)
 
     def memory(self) -> dict[str, int]:
-        """What XLA has planned. (Its own `peak_memory_in_bytes` leaves the temporaries out here.)"""
+        """What XLA has planned; its own `peak_memory_in_bytes` lacks the temporaries here."""
         analysis: Any = self._compiled.memory_analysis()
         outside = analysis.argument_size_in_bytes + analysis.output_size_in_bytes
         outside -= analysis.alias_size_in_bytes
@@ -178,7 +178,7 @@ def residual_bytes(function: Callable[[Any], Any], argument: Any) -> int:
         lambda given: jax.tree.leaves(jax.vjp(function, given, has_aux=True)[1])
     )(argument).jaxpr
     arguments = {id(variable) for variable in (*jaxpr.invars, *jaxpr.constvars)}
-    kept = {
+    kept: dict[int, Any] = {
         id(variable): variable.aval
         for variable in jaxpr.outvars
         if isinstance(variable, Var) and id(variable) not in arguments
