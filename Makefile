@@ -49,4 +49,4 @@ benchmark: .venv/installed-bench
 	touch $@
 
 clean:
-	rm -rf .venv build dist demo_output .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist demo_output runs .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """The pictures of examples/resnet50: folders, decoding, order, damage."""
 
 import itertools
+import multiprocessing
 import pathlib
 from typing import Any
 
@@ -261,6 +262,16 @@ def test_a_disk_that_is_gone_is_no_unreadable_picture(tmp_path: pathlib.Path, wo
     (tmp_path / "train").rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=r"16 pictures in a row.*is the disk still there"):
         batches(dataset, 1, workers=workers)
+
+
+def test_a_worker_that_was_killed(pictures: pathlib.Path) -> None:
+    iterator = pipeline.TrainingBatches(folder.load(pictures, 8), 4, seed=0, workers=1)
+    next(iterator)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    with pytest.raises(UserError, match=r"decodes pictures was killed.*--resume"):
+        list(itertools.islice(iter(iterator.__next__, None), 10))  # some were decoded before
+    iterator.close()
 
 
 def test_what_pillow_says_is_passed_on(tmp_path: pathlib.Path) -> None:

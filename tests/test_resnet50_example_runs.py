@@ -423,6 +423,12 @@ def test_batches_must_divide(tmp_path: pathlib.Path) -> None:
         train(options, devices=8)
 
 
+def test_an_output_folder_that_cannot_be(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--output .*file/run cannot be used \(Not a directory"):
+        train(example.tiny("digits", tmp_path / "file" / "run"))
+
+
 def test_a_gpu_that_is_not_there(tmp_path: pathlib.Path) -> None:
     if any(device.platform == "gpu" for device in jax.devices()):
         pytest.skip("there is one")

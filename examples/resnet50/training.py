@@ -114,11 +114,11 @@ class Trainer:
         about = {"config": to_json(self.config), "dataset": self.dataset.to_json()}
         try:
             options.output.mkdir(parents=True, exist_ok=True)
+            self.checkpoints = Checkpoints(options.output, options.keep_checkpoints, about)
         except OSError as error:
             raise UserError(
-                f"the folder --output {options.output} cannot be made ({error.strerror})."
+                f"the folder --output {options.output} cannot be used ({error.strerror})."
             ) from error
-        self.checkpoints = Checkpoints(options.output, options.keep_checkpoints, about)
         steps = self.checkpoints.steps()
         if steps and not options.resume:
             raise UserError(
@@ -135,7 +135,11 @@ class Trainer:
     def run(self) -> dict[str, evaluation.Result]:
         state, step = self.first_state()
         if jax.process_index() == 0:
-            self.recorder = Recorder(self.config.run.output, step, self.display.console)
+            output = self.config.run.output
+            try:
+                self.recorder = Recorder(output, step, self.display.console)
+            except OSError as error:
+                raise UserError(f"metrics cannot be written in {output} ({error}).") from error
         with Stop.on_signals() as stop, self.display.training(step, self.total_steps):
             state, step = self._loop(state, step, stop)
         if step < self.total_steps:

@@ -127,6 +127,14 @@ class TrainingBatches:
             batch = _own(next(self._iterator))
         except UnreadablePictureError as error:
             raise UserError(f"{error}; is the disk still there?") from error
+        except RuntimeError as error:
+            # So grain says that a worker is gone.
+            if "terminated unexpectedly" not in str(error):
+                raise
+            raise UserError(
+                "a process that decodes pictures was killed, most often because memory (or shared"
+                " memory, /dev/shm) ran out; go on with --resume and fewer --workers."
+            ) from error
         self._next += 1
         return batch
 
