@@ -15,9 +15,9 @@ BENCHMARK_ARGS ?= --output benchmarks/results/latest.json
 BIN := .venv/bin
 # What the native module is built from. The install is editable, so Python sources need no reinstall.
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/* cpu/* cuda/* native/*)
-EXTRAS_test := demo,test
+EXTRAS_test := demo,resnet50,test
 # pyright wants to see whatever is imported anywhere.
-EXTRAS_lint := demo,test,bench,lint
+EXTRAS_lint := demo,resnet50,test,bench,lint
 NATIVE_SOURCES = $(shell find cpu cuda native tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test venv lint benchmark clean
@@ -49,4 +49,4 @@ benchmark: .venv/installed-bench
 	touch $@
 
 clean:
-	rm -rf .venv build dist demo_output .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist demo_output runs .pytest_cache .ruff_cache .hypothesis

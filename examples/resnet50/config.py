@@ -1,0 +1,174 @@
+"""Every option of the training, with its default for each source of pictures."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import tyro
+
+Source = Literal["folder", "digits", "synthetic"]
+Norm = Literal["fused", "flax"]
+Platform = Literal["auto", "cpu", "gpu", "tpu"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Where pictures come from."""
+
+    images: pathlib.Path | None = None
+    """Folder with train/<class>/*.jpg and val/<class>/*.jpg (source "folder" only)."""
+    image_size: int = 224
+    """Height and width that the network sees (the digits are 8x8, whatever this says)."""
+    workers: int | None = None
+    """Processes that decode pictures; 0 decodes in the training process. Default: all cores but
+    one, at most 16; 0 for digits and synthetic pictures."""
+    synthetic_images: int = 1_281_167
+    """Length of an epoch of synthetic pictures."""
+    synthetic_classes: int = 1000
+    """Classes of the synthetic pictures."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The network: ResNet v1.5 with bottleneck blocks."""
+
+    norm: Norm = "fused"
+    """BatchNorm of the whole network: "fused" (jax_bnar, with the addition and the ReLU) or "flax"
+    (flax.linen.BatchNorm, addition, ReLU). The variables are the same."""
+    stage_sizes: tuple[int, ...] = (3, 4, 6, 3)
+    """Blocks in each stage; 3 4 6 3 is ResNet-50."""
+    num_filters: int = 64
+    """Channels of the first stage."""
+    stem: Literal["imagenet", "small"] = "imagenet"
+    """7x7 convolution and max pool, or a 3x3 convolution for pictures of a few pixels."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of the computation; parameters, statistics, loss and optimizer are float32."""
+    bn_momentum: float = 0.9
+    """Weight of the old value in the running statistics."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """The recipe; the defaults are those of NVIDIA's ResNet-50 v1.5 (90 epochs)."""
+
+    epochs: float = 90.0
+    """Passes over the training pictures."""
+    batch_size: int = 256
+    """Pictures in an optimizer step, over all devices and micro-batches."""
+    accumulate: int = 1
+    """Micro-batches that a step is divided into, to save memory. BatchNorm sees one at a time."""
+    learning_rate: float = 0.256
+    """Peak learning rate for a batch of 256; it is scaled with batch_size."""
+    warmup_epochs: float = 8.0
+    """Linear warmup; a cosine to 0 follows."""
+    momentum: float = 0.875
+    """Of SGD, with Nesterov's correction."""
+    weight_decay: float = 2.0**-15
+    """Of convolutions and the dense kernel; BatchNorm and biases have none."""
+    label_smoothing: float = 0.1
+    """Probability that the target distributes over all classes."""
+    ema_decay: float = 0.0
+    """Moving average of the variables, evaluated beside them (0: none; 0.9999 is common)."""
+    seed: int = 0
+    """Of the initial variables, the order of the pictures and their augmentation."""
+    init_from: pathlib.Path | None = None
+    """Begin with the variables of this checkpoint; a head of another size stays new."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Where and how it runs, and what it writes."""
+
+    output: pathlib.Path = pathlib.Path("runs/resnet50")
+    """Folder for checkpoints, metrics.jsonl, TensorBoard events and profiles."""
+    resume: bool = False
+    """Go on from the last good checkpoint in the output folder, if there is one."""
+    checkpoint_every: int = 1000
+    """Steps between checkpoints (there is also one at the end, and at SIGTERM or Ctrl-C)."""
+    keep_checkpoints: int = 3
+    """The latest ones; older ones are deleted."""
+    evaluate_every: float = 1.0
+    """Epochs between evaluations (there is also one at the end)."""
+    log_every: int = 50
+    """Steps that a line of metrics averages over."""
+    profile_at: int | None = None
+    """Step at which a profile for TensorBoard or Perfetto begins."""
+    profile_steps: int = 5
+    """Steps in the profile."""
+    platform: Platform = "auto"
+    """Devices to run on; "auto" takes what JAX finds first."""
+    distributed: bool = False
+    """Join the other processes of the job through jax.distributed."""
+    coordinator: str | None = None
+    """Address HOST:PORT of process 0. Clusters that JAX knows need none of these three."""
+    num_processes: int | None = None
+    """Processes in the job."""
+    process_id: int | None = None
+    """Number of this process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Trains ResNet-50."""
+
+    source: tyro.conf.Fixed[Source] = "folder"
+    data: Data = dataclasses.field(default_factory=Data)
+    model: Model = dataclasses.field(default_factory=Model)
+    training: Training = dataclasses.field(default_factory=Training)
+    run: Run = dataclasses.field(default_factory=Run)
+
+
+PRESETS: Final[dict[str, tuple[str, Config]]] = {
+    "folder": (
+        "Pictures in a folder: train/<class>/*.jpg and val/<class>/*.jpg, as ImageNet's.",
+        Config(data=Data(images=tyro.MISSING)),
+    ),
+    "digits": (
+        "scikit-learn's 1797 handwritten digits (8x8 pixels): real data without a download.",
+        Config(
+            source="digits",
+            data=Data(image_size=8),
+            model=Model(stage_sizes=(1, 1, 1), num_filters=16, stem="small", dtype="float32"),
+            training=Training(
+                epochs=20.0,
+                batch_size=64,
+                learning_rate=0.4,
+                warmup_epochs=2.0,
+                momentum=0.9,
+                weight_decay=1e-4,
+                label_smoothing=0.0,
+            ),
+            run=Run(output=pathlib.Path("runs/digits"), checkpoint_every=100, log_every=10),
+        ),
+    ),
+    "synthetic": (
+        "Noise with random labels: measures throughput, and teaches nothing.",
+        Config(source="synthetic", run=Run(output=pathlib.Path("runs/synthetic"))),
+    ),
+}
+
+
+def from_command_line(arguments: Sequence[str] | None = None) -> Config:
+    """The configuration that the arguments describe; exits where they make no sense."""
+    return tyro.extras.overridable_config_cli(
+        PRESETS, args=arguments, config=(tyro.conf.OmitArgPrefixes,), prog="train.py"
+    )
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """Plain values, for the checkpoint."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(v) for key, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(v) for v in value]
+        return str(value) if isinstance(value, pathlib.Path) else value
+
+    return plain(dataclasses.asdict(config))
+
+
+def model_from_json(fields: dict[str, Any]) -> Model:
+    """The network that a checkpoint describes."""
+    return Model(**{**fields, "stage_sizes": tuple(fields["stage_sizes"])})

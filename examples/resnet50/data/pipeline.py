@@ -1,0 +1,233 @@
+"""From a dataset to batches of this process, through grain: shuffled, decoded by several workers.
+
+The pipeline is a function of the batch's number alone: batch k is the same whatever the number of
+workers, and, as a set of pictures, whatever the number of processes. So the state of the iterator
+is that number, and a run may resume on another machine.
+"""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any, Final
+
+import grain
+import numpy as np
+from absl import flags
+from errors import UserError
+
+from data.pictures import Dataset, Pictures, UnreadablePictureError
+
+# "image" uint8 (N, H, W, C), "label" int32 (N,), "unreadable" int64 (N,): index, or -1; evaluation
+# adds "weight" float32 (N,).
+Batch = dict[str, np.ndarray]
+
+# So many unreadable pictures in a row are no accident: the disk is gone.
+_MAX_UNREADABLE: Final = 16
+_MAX_WORKERS: Final = 16
+_READ_AHEAD: Final = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+# For pictures; labels go through the pipe.
+_SHARED_MEMORY: Final = grain.experimental.DatasetOptions(min_shm_size=1 << 16)
+
+
+class _TrainingView(grain.transforms.RandomMap):
+    """Decodes and augments; an unreadable picture is replaced by the next readable one."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self._pictures = pictures
+
+    def random_map(self, element: int, rng: np.random.Generator) -> Any:
+        unreadable, problem = -1, None
+        for offset in range(_MAX_UNREADABLE):
+            index = (int(element) + offset) % len(self._pictures)
+            try:
+                image = self._pictures.for_training(index, rng)
+            except UnreadablePictureError as error:
+                unreadable = index if unreadable < 0 else unreadable
+                problem = error
+                continue
+            return {
+                "image": image,
+                "label": np.int32(self._pictures.label(index)),
+                "unreadable": np.int64(unreadable),
+            }
+        raise UnreadablePictureError(f"{_MAX_UNREADABLE} pictures in a row: at last, {problem}")
+
+
+class _EvaluationView(grain.transforms.Map):
+    """Decodes; an unreadable picture gets the weight 0."""
+
+    def __init__(self, pictures: Pictures, shape: tuple[int, int, int]) -> None:
+        self._pictures = pictures
+        self._shape = shape
+
+    def map(self, element: int) -> Any:
+        index = int(element)
+        try:
+            image, unreadable = self._pictures.for_evaluation(index), -1
+        except UnreadablePictureError:
+            image, unreadable = np.zeros(self._shape, np.uint8), index
+        return {
+            "image": image,
+            "label": np.int32(self._pictures.label(index)),
+            "unreadable": np.int64(unreadable),
+            "weight": np.float32(unreadable < 0),
+        }
+
+
+class TrainingBatches:
+    """Endless batches of this process; `state` after a batch continues behind it.
+
+    Args:
+        dataset: the pictures.
+        batch_size: pictures in a batch of this process.
+        seed: of order and augmentation.
+        workers: processes that decode.
+        shard: number of this process and of all processes, which share each batch out.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        seed: int,
+        workers: int,
+        shard: tuple[int, int] = (0, 1),
+    ) -> None:
+        process, processes = shard
+        order = grain.MapDataset.range(len(dataset.train)).seed(seed).shuffle().repeat()
+        pictures = order.random_map(_TrainingView(dataset.train))[process::processes]
+        self._batches = pictures.batch(batch_size, drop_remainder=True)
+        self._fingerprint = f"{dataset.fingerprint}, seed {seed}, batch {batch_size * processes}"
+        self._workers = workers
+        self._next = 0
+        self._iterator: Any = None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"next_batch": self._next, "pictures": self._fingerprint}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on where `state` was taken; raises UserError where the pictures are others."""
+        if state["pictures"] != self._fingerprint:
+            raise UserError(
+                f"the checkpoint was trained on other pictures, or in another order"
+                f" ({state['pictures']}), than these ({self._fingerprint}): resume with the same,"
+                " or begin a new run with --init-from."
+            )
+        self.close()
+        self._next = state["next_batch"]
+
+    def __next__(self) -> Batch:
+        if self._iterator is None:
+            self._iterator = _iterator(self._batches[self._next :], self._workers)
+        try:
+            batch = _own(next(self._iterator))
+        except UnreadablePictureError as error:
+            raise UserError(f"{error}; is the disk still there?") from error
+        except RuntimeError as error:
+            # So grain says that a worker is gone.
+            if "terminated unexpectedly" not in str(error):
+                raise
+            raise UserError(
+                "a process that decodes pictures was killed, most often because memory (or shared"
+                " memory, /dev/shm) ran out; go on with --resume and fewer --workers."
+            ) from error
+        self._next += 1
+        return batch
+
+    def close(self) -> None:
+        """Stops the workers."""
+        _close(self._iterator)
+        self._iterator = None
+
+
+def evaluation_batches(
+    dataset: Dataset, batch_size: int, workers: int, shard: tuple[int, int] = (0, 1)
+) -> Iterator[Batch]:
+    """Every held-out picture of this process once, in batches of one size.
+
+    The last batch is filled up with weight 0, and so are further ones where another process has
+    more pictures: all processes must take part in each step.
+    """
+    process, processes = shard
+    count = -(-len(dataset.val) // (batch_size * processes))
+    view = _EvaluationView(dataset.val, dataset.image_shape)
+    iterator: Any = iter(())
+    if process < len(dataset.val):
+        pictures = grain.MapDataset.range(process, len(dataset.val), processes).map(view)
+        iterator = _iterator(pictures.batch(batch_size), workers)
+    try:
+        for _ in range(count):
+            batch = next(iterator, None)
+            yield _padded(_own(batch) if batch else _empty(dataset.image_shape), batch_size)
+    finally:
+        _close(iterator)
+
+
+def default_workers(source: str) -> int:
+    if source != "folder":
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(_MAX_WORKERS, (cores or 1) - 1))
+
+
+def _own(batch: Batch) -> Batch:
+    """A copy: JAX may go on reading an array long after the workers' shared memory is gone."""
+    return {name: np.array(values) for name, values in batch.items()}
+
+
+def _empty(shape: tuple[int, int, int]) -> Batch:
+    return {
+        "image": np.zeros((0, *shape), np.uint8),
+        "label": np.zeros(0, np.int32),
+        "unreadable": np.zeros(0, np.int64),
+        "weight": np.zeros(0, np.float32),
+    }
+
+
+def _padded(batch: Batch, size: int) -> Batch:
+    missing = size - len(batch["label"])
+    if not missing:
+        return batch
+    filled = {
+        name: np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
+        for name, values in batch.items()
+    }
+    filled["unreadable"][size - missing :] = -1
+    return filled
+
+
+def _iterator(batches: Any, workers: int) -> Any:
+    if not flags.FLAGS.is_parsed():
+        # grain reads absl flags, which raise in programs that never parsed any.
+        flags.FLAGS.mark_as_parsed()
+    elements = grain.experimental.WithOptionsIterDataset(
+        batches.to_iter_dataset(_READ_AHEAD), _SHARED_MEMORY
+    )
+    if workers:
+        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=1)
+        elements = elements.mp_prefetch(options, worker_init_fn=_start_worker)
+    return iter(elements)
+
+
+def _close(iterator: Any) -> None:
+    if hasattr(iterator, "close"):
+        iterator.close()
+
+
+def _start_worker(index: int, count: int) -> None:
+    """Leaves Ctrl-C and SIGTERM to the parent, and ends with it, even where it was killed."""
+    del index, count
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _exit_with(sentinel: Any) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)

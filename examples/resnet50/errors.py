@@ -1,0 +1,24 @@
+"""What the user can put right is told in one sentence, without a traceback."""
+
+import sys
+from collections.abc import Callable
+
+
+class UserError(Exception):
+    """Its text is the sentence: what is wrong, and the way out."""
+
+
+def run(main: Callable[[], object]) -> int:
+    """Exit status of `main`: 0, or 2 after a `UserError`."""
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def first_line(error: BaseException) -> str:
+    """The error's kind and the first line of its text, to quote inside a sentence."""
+    text = str(error).strip().partition("\n")[0].strip().rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,92 @@
+"""Accuracy of a trained network on the held-out pictures.
+
+python examples/resnet50/eval.py runs/resnet50
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import devices
+import errors
+import evaluation
+import networks
+import tyro
+from config import Norm, Platform
+from data import pipeline, sources
+from rich.console import Console
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Accuracy of a trained network on the held-out pictures."""
+
+    run: tyro.conf.Positional[pathlib.Path]
+    """Output folder of train.py."""
+    step: int | None = None
+    """Checkpoint; by default the last."""
+    average: bool | None = None
+    """The moving average of the variables; by default where there is one."""
+    norm: Norm | None = None
+    """Other BatchNorm than in training."""
+    images: pathlib.Path | None = None
+    """Other pictures than in training, with train/<class> and val/<class> of the same classes."""
+    batch_size: int = 256
+    """Pictures at a time."""
+    workers: int | None = None
+    """Processes that decode; by default as train.py chooses."""
+    platform: Platform = "auto"
+    """Device to run on."""
+    json: pathlib.Path | None = None
+    """File for the result."""
+
+
+def main(arguments: Arguments) -> None:
+    console = Console()
+    mesh = devices.data_mesh(devices.start(arguments.platform))
+    devices.check_batch(arguments.batch_size, 1, mesh)
+    trained = networks.load(arguments.run, arguments.step, arguments.norm, arguments.average)
+    options = trained.data
+    if arguments.images is not None:
+        options = dataclasses.replace(options, images=arguments.images)
+    dataset = sources.open_source(trained.source, options)
+    if dataset.classes != trained.classes:
+        raise errors.UserError(
+            f"{dataset.description}: {len(dataset.classes)} classes that are not the"
+            f" {len(trained.classes)} of the network; classes are the names of the folders."
+        )
+
+    def report(batch: pipeline.Batch) -> None:
+        for index in batch["unreadable"][batch["unreadable"] >= 0]:
+            name = dataset.val.name(int(index))
+            console.print(f"[bold red]the picture {name} cannot be read; it is left out")
+
+    workers = arguments.workers
+    results = evaluation.evaluate(
+        evaluation.compiled(trained.logits_function(), mesh),
+        {"network": trained.variables},
+        pipeline.evaluation_batches(
+            dataset,
+            arguments.batch_size,
+            pipeline.default_workers(trained.source) if workers is None else workers,
+        ),
+        mesh,
+        report,
+    )
+    result = results["network"]
+    console.print(
+        f"step {trained.step}: top-1 {result.top1:.2%}, top-5 {result.top5:.2%}, loss"
+        f" {result.loss:.4f} on {result.images} held-out pictures; {dataset.description};"
+        f" {trained.model.norm} BatchNorm",
+        soft_wrap=True,
+        highlight=False,
+    )
+    if arguments.json is not None:
+        values = {**dataclasses.asdict(result), "step": trained.step, "norm": trained.model.norm}
+        values["pictures"] = dataset.description
+        arguments.json.write_text(json.dumps(values, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(errors.run(lambda: main(tyro.cli(Arguments))))

@@ -1,0 +1,86 @@
+"""Top-1 and top-5 accuracy and loss over every held-out picture, each counted once."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import devices
+import jax
+import jax.numpy as jnp
+import optax
+from data.pipeline import Batch
+from inference import Logits
+from jax.sharding import Mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    top1: float
+    top5: float
+    loss: float
+    images: int
+
+
+def compiled(logits: Logits, mesh: Mesh) -> Callable[[Any, Any], dict[str, jax.Array]]:
+    """(variables, batch) to sums over the pictures whose weight is not 0."""
+
+    def sums(variables: Any, batch: Any) -> dict[str, jax.Array]:
+        scores = logits(variables, batch["image"])
+        labels, counted = batch["label"], batch["weight"] > 0
+        losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
+        ahead = _ahead(scores, labels)
+        return {
+            # Not weight * loss: that of a picture without weight need not be finite.
+            "loss": jnp.where(counted, losses, 0).sum(),
+            "top1": (counted & (ahead < 1)).sum(),
+            "top5": (counted & (ahead < 5)).sum(),
+            "images": counted.sum(),
+        }
+
+    return jax.jit(sums, out_shardings=devices.replicated(mesh))
+
+
+def _ahead(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    """How many classes come before the label; of equal scores the lower index, as in argmax.
+
+    NaN is never right: all classes come before a label whose score is NaN.
+    """
+    own = jnp.take_along_axis(scores, labels[:, None], axis=1)
+    behind = jnp.arange(scores.shape[1])[None, :] >= labels[:, None]
+    return (~((scores < own) | ((scores == own) & behind))).sum(axis=1)
+
+
+def evaluate(
+    sums: Callable[[Any, Any], dict[str, jax.Array]],
+    networks: dict[str, Any],
+    batches: Iterable[Batch],
+    mesh: Mesh,
+    on_batch: Callable[[Batch], None],
+) -> dict[str, Result]:
+    """The result of each of several sets of variables over all batches of this process."""
+    totals = {name: {"loss": 0.0, "top1": 0, "top5": 0, "images": 0} for name in networks}
+    pending: dict[str, dict[str, jax.Array]] = {}
+    for batch in batches:
+        on_batch(batch)
+        given = {name: batch[name] for name in ("image", "label", "weight")}
+        given = devices.put_batch(given, mesh)
+        current = {name: sums(variables, given) for name, variables in networks.items()}
+        # One batch in flight: the next is decoded meanwhile, and pictures do not pile up.
+        _add(totals, pending)
+        pending = current
+    _add(totals, pending)
+    return {
+        name: Result(
+            top1=total["top1"] / max(1, total["images"]),
+            top5=total["top5"] / max(1, total["images"]),
+            loss=total["loss"] / max(1, total["images"]),
+            images=int(total["images"]),
+        )
+        for name, total in totals.items()
+    }
+
+
+def _add(totals: dict[str, dict[str, float]], parts: dict[str, dict[str, jax.Array]]) -> None:
+    for name, part in jax.device_get(parts).items():
+        for quantity, value in part.items():
+            totals[name][quantity] += value.item()

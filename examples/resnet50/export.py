@@ -1,0 +1,106 @@
+"""Writes a trained network as one file that runs without this program, Flax or the checkpoint.
+
+    python examples/resnet50/export.py runs/resnet50 resnet50.jax
+
+To run it (with fused BatchNorm after `import jax_bnar`, which brings the kernels):
+
+    program = jax.export.deserialize(pathlib.Path("resnet50.jax").read_bytes())
+    logits = program.call(images)  # uint8, (any number, height, width, channels)
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import devices
+import errors
+import jax
+import networks
+import numpy as np
+import tyro
+from config import Norm, Platform
+from jax import export
+from rich.console import Console
+
+import jax_bnar
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Writes a trained network, its variables included, as one file for jax.export.deserialize."""
+
+    run: tyro.conf.Positional[pathlib.Path]
+    """Output folder of train.py."""
+    output: tyro.conf.Positional[pathlib.Path]
+    """File to write; OUTPUT.json beside it says what classes and pictures it is for."""
+    platforms: tuple[str, ...] = ("cpu",)
+    """Where it shall run: cpu, cuda, rocm, tpu."""
+    norm: Norm | None = None
+    """Other BatchNorm than in training; a file with "flax" runs without jax_bnar."""
+    step: int | None = None
+    """Checkpoint; by default the last."""
+    platform: Platform = "auto"
+    """Device to check the file on, if it is one of --platforms."""
+
+
+def main(arguments: Arguments) -> None:
+    devices.start(arguments.platform)
+    trained = networks.load(arguments.run, arguments.step, arguments.norm)
+    logits_function = trained.logits_function()
+
+    @jax.jit
+    def logits(images: jax.Array) -> jax.Array:
+        return logits_function(trained.variables, images)
+
+    height, width, channels = trained.image_shape
+    images = jax.ShapeDtypeStruct(
+        export.symbolic_shape(f"batch, {height}, {width}, {channels}"), np.uint8
+    )
+    try:
+        program = export.export(
+            logits,
+            platforms=arguments.platforms,
+            disabled_checks=jax_bnar.DISABLED_EXPORT_CHECKS,
+        )(images)
+    except (ValueError, NotImplementedError) as error:
+        raise errors.UserError(
+            f"the network cannot be exported for {', '.join(arguments.platforms)}"
+            f" ({errors.first_line(error)})."
+        ) from error
+    try:
+        _write(arguments.output, bytes(program.serialize()), trained)
+    except OSError as error:
+        raise errors.UserError(
+            f"{arguments.output} cannot be written ({error.strerror})."
+        ) from error
+    size = arguments.output.stat().st_size / 2**20
+    text = f"wrote {arguments.output} ({size:.1f} MiB, {', '.join(arguments.platforms)})"
+    here = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+    if here in arguments.platforms:
+        text += f"; largest difference on {here}: {_difference(arguments.output, logits, trained)}"
+    Console().print(text, soft_wrap=True, highlight=False)
+
+
+def _write(path: pathlib.Path, program: bytes, trained: networks.Trained) -> None:
+    """Whole or not at all: a file cut off by a full disk would replace a good one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(program)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    about = {"classes": trained.classes, "image_shape": trained.image_shape, "step": trained.step}
+    path.with_name(path.name + ".json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+def _difference(path: pathlib.Path, logits, trained: networks.Trained) -> float:
+    """Between the file's logits and the network's, on noise."""
+    images = np.random.default_rng(0).integers(0, 256, (3, *trained.image_shape), np.uint8)
+    program = export.deserialize(bytearray(path.read_bytes()))
+    return float(abs(program.call(images) - logits(images)).max())
+
+
+if __name__ == "__main__":
+    sys.exit(errors.run(lambda: main(tyro.cli(Arguments))))

@@ -1,0 +1,35 @@
+"""Pictures to logits with running statistics: what evaluation, prediction and export run.
+
+This is the one place for another form of the network at inference, such as convolutions with
+BatchNorm folded in.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+Logits = Callable[[Any, jax.Array], jax.Array]
+
+
+def normalise(images: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]) -> jax.Array:
+    """uint8 pictures to float32 of mean 0 and standard deviation 1, on the device.
+
+    There, because a byte a value is a quarter of what would travel otherwise.
+    """
+    white, channels = 255, (1,) * (images.ndim - 1) + (-1,)
+    shift = jnp.asarray(mean, jnp.float32).reshape(channels) * white
+    scale = 1 / (jnp.asarray(std, jnp.float32).reshape(channels) * white)
+    return (images.astype(jnp.float32) - shift) * scale
+
+
+def logits_function(net: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> Logits:
+    """(variables, uint8 pictures (N, H, W, C)) to float32 logits (N, classes)."""
+
+    def logits(variables: Any, images: jax.Array) -> jax.Array:
+        result = net.apply(variables, normalise(images, mean, std), train=False)
+        return jnp.asarray(result, jnp.float32)
+
+    return logits

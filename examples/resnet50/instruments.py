@@ -1,0 +1,113 @@
+"""What the training loop carries: a stopwatch, a profiler window, and the wish to stop."""
+
+import contextlib
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+class Watch:
+    """Time of the loop since the last reading, and how much of it went into waiting for data."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self._begin = time.perf_counter()
+        self._waited = 0.0
+        self._steps = 0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - begin
+        self._steps += 1
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Evaluation and checkpoints are no part of the training's speed."""
+        begin = time.perf_counter()
+        yield
+        self._begin += time.perf_counter() - begin
+
+    def read(self, batch_size: int) -> dict[str, float]:
+        """Speed and share of waiting; nothing before the first full step."""
+        seconds = time.perf_counter() - self._begin
+        if not self._steps:
+            return {}
+        return {
+            "images_per_second": self._steps * batch_size / seconds,
+            "data_wait": self._waited / seconds,
+        }
+
+
+class Profile:
+    """A trace of `steps` steps from step `at` on (None: none)."""
+
+    def __init__(self, folder: pathlib.Path, at: int | None, steps: int) -> None:
+        self._folder, self._at, self._steps = folder, at, steps
+        self._end: int | None = None
+
+    def before(self, step: int) -> None:
+        """Call it with the number of steps done."""
+        if step == self._at:
+            jax.profiler.start_trace(str(self._folder))
+            self._end = step + self._steps
+
+    def after(self, step: int, state: Any) -> None:
+        if self._end is not None and step >= self._end:
+            self.stop(state)
+
+    def stop(self, state: Any) -> None:
+        if self._end is not None:
+            jax.block_until_ready(state)
+            jax.profiler.stop_trace()
+            self._end = None
+
+
+class Stop:
+    """Set by SIGTERM (what clusters send before they take a machine away) and by Ctrl-C.
+
+    A second Ctrl-C interrupts at once.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def requested(self, step: int, agree_every: int) -> bool:
+        """Whether all processes stop after `step`; several agree every `agree_every` steps."""
+        if jax.process_count() == 1:
+            return self._asked
+        if step % agree_every:
+            return False
+        return bool(multihost_utils.process_allgather(np.asarray(self._asked)).any())
+
+    @classmethod
+    @contextlib.contextmanager
+    def on_signals(cls) -> "Iterator[Stop]":
+        stop = cls()
+        if threading.current_thread() is not threading.main_thread():
+            yield stop
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            del frame
+            stop._asked = True
+            signal.signal(number, previous[signal.Signals(number)])
+
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        previous = {number: signal.signal(number, ask) for number in numbers}
+        try:
+            yield stop
+        finally:
+            for number in numbers:
+                signal.signal(number, previous[number])

@@ -1,0 +1,76 @@
+"""Metrics as lines of JSON and as TensorBoard events. A full disk loses lines, never the run."""
+
+import contextlib
+import json
+import os
+import pathlib
+import time
+from typing import Any, Final
+
+from errors import first_line
+from rich.console import Console
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2
+from tensorboardX.summary import scalar
+
+# Made at import time, where type checkers do not see it.
+_PROTO: Final[Any] = event_pb2
+
+
+class Recorder:
+    """Writes `metrics.jsonl` and TensorBoard events; `step` is that which a run resumes from.
+
+    Lines of later steps, which a killed run may have left, are dropped: each step stands once.
+    """
+
+    def __init__(self, folder: pathlib.Path, step: int, console: Console) -> None:
+        self._path = folder / "metrics.jsonl"
+        self._console = console
+        self._failed = False
+        kept = [line for line in read(self._path) if line["step"] <= step] if step else []
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        temporary.replace(self._path)
+        # Not SummaryWriter: its thread ends at a full disk, and then the training waits for ever.
+        events = folder / "tensorboard"
+        events.mkdir(exist_ok=True)
+        self._events = EventsWriter(str(events / "events"), f".{step}.{os.getpid()}")
+        # TensorBoard then drops what an earlier process has written of later steps.
+        start = _PROTO.SessionLog(status=_PROTO.SessionLog.START)
+        self._event(step=step, session_log=start)
+
+    def write(self, step: int, kind: str, values: dict[str, float]) -> None:
+        line = {"step": step, "kind": kind, **values}
+        try:
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            for name, value in values.items():
+                self._event(step=step, summary=scalar(f"{kind}/{name}", value))
+            self._events.flush()
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                self._console.print(
+                    f"[bold red]metrics cannot be written ({first_line(error)}); the training goes"
+                    " on without them"
+                )
+            self._failed = True
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._events.close()
+
+    def _event(self, **fields: Any) -> None:
+        self._events.write_event(_PROTO.Event(wall_time=time.time(), **fields))
+
+
+def read(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file, but for a last one that was cut off."""
+    lines = []
+    if path.exists():
+        for line in path.read_text().splitlines():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return lines

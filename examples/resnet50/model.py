@@ -1,0 +1,31 @@
+"""The network, with either BatchNorm: the variables are the same, so checkpoints fit both."""
+
+from typing import Any, Final
+
+import flax.linen as nn
+import jax.numpy as jnp
+from config import Model, Norm
+from errors import UserError
+
+from jax_bnar.flax_layers import BatchNorm, ResNet
+
+# With flax.linen.BatchNorm the blocks add and apply ReLU by themselves, as everybody does today.
+NORMS: Final[dict[Norm, Any]] = {"fused": BatchNorm, "flax": nn.BatchNorm}
+DTYPES: Final = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
+
+
+def build(model: Model, classes: int) -> ResNet:
+    if not model.stage_sizes or min(model.stage_sizes) < 1 or model.num_filters < 1:
+        raise UserError(
+            "--stage-sizes and --num-filters want positive numbers, got"
+            f" {' '.join(map(str, model.stage_sizes)) or 'none'} and {model.num_filters}."
+        )
+    return ResNet(
+        stage_sizes=model.stage_sizes,
+        num_classes=classes,
+        num_filters=model.num_filters,
+        dtype=DTYPES[model.dtype],
+        stem=model.stem,
+        norm=NORMS[model.norm],
+        momentum=model.bn_momentum,
+    )

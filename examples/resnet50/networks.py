@@ -1,0 +1,96 @@
+"""A trained network out of a run's output folder, for eval.py, predict.py and export.py."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import checkpoints
+import config
+import inference
+import jax
+import jax.numpy as jnp
+import model
+from errors import UserError
+from flax import linen as nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The network, its variables, and how pictures must look."""
+
+    net: nn.Module
+    variables: dict[str, Any]
+    model: config.Model
+    source: config.Source
+    data: config.Data
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    step: int
+
+    def logits_function(self) -> inference.Logits:
+        return inference.logits_function(self.net, self.mean, self.std)
+
+
+def load(
+    path: pathlib.Path,
+    step: int | None = None,
+    norm: config.Norm | None = None,
+    average: bool | None = None,
+) -> Trained:
+    """Reads the network from a checkpoint.
+
+    Args:
+        path: output folder of train.py.
+        step: of the checkpoint; None takes the last.
+        norm: other than in training.
+        average: the moving average (None: where there is one) or the variables themselves.
+
+    Raises:
+        UserError: there is no such checkpoint, or it cannot be read.
+    """
+    reader, step = checkpoints.open_for_reading(path, step)
+    try:
+        about = reader.about(step)
+        if about is None:
+            raise UserError(
+                f"the checkpoint of step {step} in {path} cannot be read; --step names another, of"
+                f" {reader.steps()}."
+            )
+        described, dataset = about["config"], about["dataset"]
+        fields = config.model_from_json(described["model"])
+        if norm is not None:
+            fields = dataclasses.replace(fields, norm=norm)
+        net = model.build(fields, len(dataset["classes"]))
+        shape = tuple(dataset["image_shape"])
+        images = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+        target = dict(jax.eval_shape(net.init, jax.random.key(0), images))
+        has_average = described["training"]["ema_decay"] > 0
+        if average and not has_average:
+            raise UserError(f"{path} was trained without a moving average.")
+        if has_average if average is None else average:
+            variables = reader.variables(step, {"ema": target})["ema"]
+        else:
+            variables = reader.variables(step, target)
+    finally:
+        reader.close()
+    images_folder = described["data"]["images"]
+    data = config.Data(
+        **{
+            **described["data"],
+            "images": None if images_folder is None else pathlib.Path(images_folder),
+        }
+    )
+    return Trained(
+        net=net,
+        variables=variables,
+        model=fields,
+        source=described["source"],
+        data=data,
+        classes=tuple(dataset["classes"]),
+        image_shape=shape,
+        mean=tuple(dataset["mean"]),
+        std=tuple(dataset["std"]),
+        step=step,
+    )

@@ -1,0 +1,37 @@
+"""SGD with Nesterov's momentum; linear warmup, then a cosine to 0."""
+
+from typing import Any
+
+import jax
+import optax
+from config import Training
+from errors import UserError
+
+
+def schedule(options: Training, steps_per_epoch: float, total_steps: int) -> optax.Schedule:
+    """Learning rate of each step; the peak is scaled with the batch (Goyal et al. 2017)."""
+    peak = options.learning_rate * options.batch_size / 256
+    warmup = round(options.warmup_epochs * steps_per_epoch)
+    if warmup >= total_steps:
+        raise UserError(
+            f"--warmup-epochs {options.warmup_epochs:g} is not shorter than the training, --epochs"
+            f" {options.epochs:g}."
+        )
+    cosine = optax.cosine_decay_schedule(peak, total_steps - warmup)
+    if not warmup:
+        return cosine
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), cosine], [warmup])
+
+
+def make(options: Training, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+    return optax.chain(
+        optax.add_decayed_weights(options.weight_decay, mask=decayed),
+        optax.sgd(learning_rate, momentum=options.momentum, nesterov=True),
+    )
+
+
+def decayed(params: Any) -> Any:
+    """Kernels only. Biases and BatchNorm's scale and bias are vectors, and have no decay: that of
+    a scale would but change the learning rate of the convolution before it.
+    """
+    return jax.tree.map(lambda p: p.ndim > 1, params)

@@ -1,0 +1,58 @@
+"""What a trained network sees in one picture.
+
+python examples/resnet50/predict.py runs/resnet50 picture.jpg
+"""
+
+import dataclasses
+import pathlib
+import sys
+
+import devices
+import errors
+import jax
+import networks
+import numpy as np
+import tyro
+from config import Platform
+from data import decode
+from data.pictures import UnreadablePictureError
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The likeliest classes of one picture."""
+
+    run: tyro.conf.Positional[pathlib.Path]
+    """Output folder of train.py."""
+    picture: tyro.conf.Positional[pathlib.Path]
+    """The picture; its middle is looked at, as in evaluation."""
+    top: int = 5
+    """How many classes."""
+    step: int | None = None
+    """Checkpoint; by default the last."""
+    platform: Platform = "auto"
+    """Device to run on."""
+
+
+def main(arguments: Arguments) -> None:
+    devices.start(arguments.platform)
+    trained = networks.load(arguments.run, arguments.step)
+    size, _, channels = trained.image_shape
+    try:
+        image = decode.centre_crop(arguments.picture, size)
+    except UnreadablePictureError as error:
+        raise errors.UserError(f"{error}.") from error
+    if channels == 1:
+        image = image.mean(axis=-1, keepdims=True).astype(np.uint8)
+    logits = jax.jit(trained.logits_function())(trained.variables, image[None])
+    probabilities = np.asarray(jax.nn.softmax(logits[0]))
+    table = Table("class", "probability")
+    for label in np.argsort(-probabilities, stable=True)[: arguments.top]:
+        table.add_row(trained.classes[label], f"{probabilities[label]:.2%}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(errors.run(lambda: main(tyro.cli(Arguments))))

@@ -1,0 +1,269 @@
+"""The training loop."""
+
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+import devices
+import evaluation
+import inference
+import jax
+import model
+import numpy as np
+import optimizer
+import train_state
+import train_step
+import weights
+from checkpoints import Checkpoints
+from config import Config, to_json
+from data import pipeline, sources
+from data.pictures import Pictures
+from display import Display
+from errors import UserError
+from instruments import Profile, Stop, Watch
+from metrics import Recorder
+from rich.console import Console
+from train_state import TrainState, Window
+
+
+def train(
+    config: Config, console: Console | None = None, on: list[Any] | None = None
+) -> dict[str, evaluation.Result]:
+    """Trains as configured, and evaluates: by name ("network", and "average" with an EMA).
+
+    Args:
+        config: all options.
+        console: for progress and messages.
+        on: devices, instead of those that the configuration names.
+
+    Raises:
+        UserError: whatever the user can put right.
+    """
+    on = on or devices.start(config.run.platform, config.run)
+    trainer = Trainer(config, devices.data_mesh(on), console or _console())
+    trainer.display.say(
+        f"{trainer.dataset.description}: {len(trainer.dataset.train)} pictures to train on,"
+        f" {len(trainer.dataset.val)} held out, {len(trainer.dataset.classes)} classes;"
+        f" {config.model.norm} BatchNorm, {config.model.dtype}, on {devices.describe(on)}"
+    )
+    try:
+        return trainer.run()
+    finally:
+        trainer.close()
+
+
+def _console() -> Console:
+    return Console(quiet=jax.process_index() != 0)
+
+
+class Trainer:
+    """A run: what it is made of, and the loop over it."""
+
+    def __init__(self, config: Config, mesh: Any, console: Console) -> None:
+        self.config, self.mesh, self.display = config, mesh, Display(console)
+        recipe, options = config.training, config.run
+        devices.check_batch(recipe.batch_size, recipe.accumulate, mesh)
+        for name in ("checkpoint_every", "keep_checkpoints", "log_every"):
+            if getattr(options, name) < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1.")
+        self.dataset = sources.open_dataset(config)
+        self.steps_per_epoch = len(self.dataset.train) / recipe.batch_size
+        self.total_steps = math.ceil(recipe.epochs * self.steps_per_epoch)
+        if self.total_steps < 1:
+            raise UserError(f"--epochs must be positive, got {recipe.epochs:g}.")
+        self.learning_rate = optimizer.schedule(recipe, self.steps_per_epoch, self.total_steps)
+        self.net = model.build(config.model, len(self.dataset.classes))
+        self._make_functions()
+
+        shard = (jax.process_index(), jax.process_count())
+        workers = config.data.workers
+        self.workers = pipeline.default_workers(config.source) if workers is None else workers
+        self.local_batch = recipe.batch_size // shard[1]
+        self.batches = pipeline.TrainingBatches(
+            self.dataset, self.local_batch, recipe.seed, self.workers, shard
+        )
+        self._shard = shard
+        self._seen_unreadable: set[str] = set()
+        self._results: dict[str, evaluation.Result] = {}
+        self.recorder: Recorder | None = None
+        self._open_output()
+
+    def _make_functions(self) -> None:
+        recipe, dataset = self.config.training, self.dataset
+        sgd = optimizer.make(recipe, self.learning_rate)
+        self._sgd = sgd
+        self._step = train_step.compiled(
+            self.net, sgd, recipe, dataset.mean, dataset.std, self.mesh
+        )
+        logits = inference.logits_function(self.net, dataset.mean, dataset.std)
+        self._sums = evaluation.compiled(logits, self.mesh)
+        everywhere = devices.replicated(self.mesh)
+
+        def initial(key: jax.Array) -> TrainState:
+            return train_state.initial(
+                self.net, dataset.image_shape, sgd, recipe.ema_decay > 0, key
+            )
+
+        self._initial = jax.jit(initial, out_shardings=everywhere)
+        self._all_finite = jax.jit(train_state.all_finite)
+        self._empty_window = jax.jit(Window.empty, out_shardings=everywhere)
+
+    def _open_output(self) -> None:
+        options = self.config.run
+        about = {"config": to_json(self.config), "dataset": self.dataset.to_json()}
+        try:
+            options.output.mkdir(parents=True, exist_ok=True)
+            self.checkpoints = Checkpoints(options.output, options.keep_checkpoints, about)
+        except OSError as error:
+            raise UserError(
+                f"the folder --output {options.output} cannot be used ({error.strerror})."
+            ) from error
+        steps = self.checkpoints.steps()
+        if steps and not options.resume:
+            raise UserError(
+                f"{options.output} holds a run that came to step {steps[-1]}: go on with --resume,"
+                " or choose another --output."
+            )
+
+    def close(self) -> None:
+        self.batches.close()
+        self.checkpoints.close()
+        if self.recorder is not None:
+            self.recorder.close()
+
+    def run(self) -> dict[str, evaluation.Result]:
+        state, step = self.first_state()
+        if jax.process_index() == 0:
+            output = self.config.run.output
+            try:
+                self.recorder = Recorder(output, step, self.display.console)
+            except OSError as error:
+                raise UserError(f"metrics cannot be written in {output} ({error}).") from error
+        with Stop.on_signals() as stop, self.display.training(step, self.total_steps):
+            state, step = self._loop(state, step, stop)
+        if step < self.total_steps:
+            self.display.say(f"stopped after step {step}; --resume goes on from there")
+        return self._results
+
+    def first_state(self) -> tuple[TrainState, int]:
+        """Where to begin: a checkpoint's state and step, or new variables and 0."""
+        key = jax.random.key(self.config.training.seed)
+        everywhere = devices.replicated(self.mesh)
+        target = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
+            jax.eval_shape(self._initial, key),
+        )
+        if self.config.run.resume:
+            restored = self.checkpoints.restore(target, self.display.console)
+            if restored is not None:
+                self.batches.restore(restored.data)
+                self.display.say(f"resuming after step {restored.step}")
+                return restored.state, restored.step
+        state = self._initial(key)
+        source = self.config.training.init_from
+        if source is not None:
+            variables, with_head = weights.begin_with(state.variables, pathlib.Path(source))
+            begun = train_state.begin(variables, self._sgd, self.config.training.ema_decay > 0)
+            state = jax.device_put(begun, everywhere)
+            self.display.say(
+                f"beginning with {source}" + ("" if with_head else "; the head is new")
+            )
+        return state, 0
+
+    def _loop(self, state: TrainState, step: int, stop: Stop) -> tuple[TrainState, int]:
+        options = self.config.run
+        evaluate_every = max(1, round(options.evaluate_every * self.steps_per_epoch))
+        profile = Profile(options.output / "profile", options.profile_at, options.profile_steps)
+        watch = Watch()
+        first, last = step, step == self.total_steps
+        if last:
+            self._results = self._evaluate(state, step)
+        while not last:
+            # The device still computes the step before this one.
+            with watch.waiting():
+                batch = next(self.batches)
+            self._report_unreadable(batch, self.dataset.train, "the next one takes its place")
+            given = {name: batch[name] for name in ("image", "label")}
+            profile.before(step)
+            with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                state = self._step(state, devices.put_batch(given, self.mesh))
+            step += 1
+            profile.after(step, state)
+            if step == first + 1:
+                # It was compiled: no part of the speed.
+                jax.block_until_ready(state.step)
+                watch.restart()
+
+            done = step == self.total_steps
+            last = done or stop.requested(step, options.log_every)
+            if step % options.log_every == 0 or done:
+                state = self._log(state, step, watch)
+            with watch.paused():
+                if step % evaluate_every == 0 or done:
+                    self._results = self._evaluate(state, step)
+                if step % options.checkpoint_every == 0 or last:
+                    self._save(state, step, last)
+        profile.stop(state)
+        return state, step
+
+    def _log(self, state: TrainState, step: int, watch: Watch) -> TrainState:
+        window = jax.device_get(state.window)
+        values = {
+            "epoch": step / self.steps_per_epoch,
+            "loss": float(window.loss) / int(window.steps),
+            "top1": int(window.correct) / int(window.images),
+            "learning_rate": float(np.asarray(self.learning_rate(step - 1))),
+            **watch.read(self.config.training.batch_size),
+        }
+        watch.restart()
+        if not math.isfinite(values["loss"]):
+            self._fail_not_finite(step)
+        self._record(step, "train", values)
+        self.display.metrics(step, self.total_steps, values)
+        return state._replace(window=self._empty_window())
+
+    def _save(self, state: TrainState, step: int, last: bool) -> None:
+        # A checkpoint of NaN is none.
+        if not self._all_finite(state):
+            self._fail_not_finite(step)
+        problem = self.checkpoints.save(step, state, self.batches.state)
+        if problem is not None and last:
+            raise UserError(problem)
+        if problem is not None:
+            self.display.warn(f"{problem}; the training goes on")
+
+    def _evaluate(self, state: TrainState, step: int) -> dict[str, evaluation.Result]:
+        networks = {"network": state.variables}
+        if state.ema:
+            networks["average"] = state.ema
+        results = evaluation.evaluate(
+            self._sums,
+            networks,
+            pipeline.evaluation_batches(self.dataset, self.local_batch, self.workers, self._shard),
+            self.mesh,
+            lambda batch: self._report_unreadable(batch, self.dataset.val, "it is left out"),
+        )
+        for name, result in results.items():
+            self.display.evaluation(step, name, result)
+            self._record(step, f"val_{name}", dataclasses.asdict(result))
+        return results
+
+    def _report_unreadable(self, batch: pipeline.Batch, pictures: Pictures, action: str) -> None:
+        for index in batch["unreadable"][batch["unreadable"] >= 0]:
+            name = pictures.name(int(index))
+            if name not in self._seen_unreadable:
+                self._seen_unreadable.add(name)
+                self.display.warn(f"the picture {name} cannot be read; {action}")
+
+    def _record(self, step: int, kind: str, values: dict[str, float]) -> None:
+        if self.recorder is not None:
+            self.recorder.write(step, kind, values)
+
+    def _fail_not_finite(self, step: int) -> None:
+        steps = self.checkpoints.steps()
+        good = f"the checkpoint of step {steps[-1]} is good" if steps else "no checkpoint was saved"
+        raise UserError(
+            f"the loss is not finite at step {step}; {good}. A lower --learning-rate, or a longer"
+            " --warmup-epochs, helps most often."
+        )

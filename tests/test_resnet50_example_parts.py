@@ -1,0 +1,408 @@
+"""Optimizer, metrics, checkpoints and evaluation of examples/resnet50, each by itself."""
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import pathlib
+import struct
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import resnet50_example as example
+
+# isort: split
+import checkpoints
+import config
+import devices as train_devices
+import evaluation
+import metrics
+import optimizer
+import train_state
+import train_step
+import weights
+from checkpoints import Checkpoints
+from errors import UserError
+from flax import linen as nn
+from orbax import checkpoint as ocp
+from tensorboardX.proto import event_pb2
+from train_state import TrainState
+
+RECIPE = config.Training(
+    batch_size=512, learning_rate=0.1, warmup_epochs=1.0, epochs=3.0, weight_decay=0.5
+)
+
+
+def variables(filters: int = 2, classes: int = 3, fill: float = 1.0) -> dict[str, Any]:
+    return {
+        "params": {
+            "conv_init": {"kernel": jnp.full((3, 3, 1, filters), fill, jnp.float32)},
+            "bn_init": {
+                "scale": jnp.full(filters, fill, jnp.float32),
+                "bias": jnp.full(filters, fill, jnp.float32),
+            },
+            "Dense_0": {
+                "kernel": jnp.full((filters, classes), fill, jnp.float32),
+                "bias": jnp.full(classes, fill, jnp.float32),
+            },
+        },
+        "batch_stats": {"bn_init": {"mean": jnp.full(filters, fill, jnp.float32)}},
+    }
+
+
+def state(fill: float = 1.0, filters: int = 2, step: int = 0) -> TrainState:
+    sgd = optimizer.make(RECIPE, optax.constant_schedule(0.1))
+    begun = train_state.begin(variables(filters, fill=fill), sgd, with_ema=True)
+    return begun._replace(step=jnp.int32(step))
+
+
+def targets(of: TrainState) -> Any:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), of
+    )
+
+
+def about(**model: Any) -> dict[str, Any]:
+    fields = {"stage_sizes": (1, 1), "num_filters": 2, "stem": "small", **model}
+    described = config.Config(model=config.Model(**fields))
+    dataset = {"classes": ["a", "b", "c"], "image_shape": [8, 8, 1]}
+    return {"config": config.to_json(described), "dataset": dataset}
+
+
+@pytest.fixture
+def saved(tmp_path: pathlib.Path) -> Iterator[Checkpoints]:
+    """Checkpoints of steps 1 and 2, filled with their number."""
+    opened = Checkpoints(tmp_path, keep=3, about=about())
+    for step in (1, 2):
+        assert opened.save(step, state(step, step=step), {"next_batch": step}) is None
+    yield opened
+    opened.close()
+
+
+def assert_state_of(step: int, restored: checkpoints.Restored | None) -> None:
+    assert restored is not None
+    assert (restored.step, restored.data) == (step, {"next_batch": step})
+    expected = state(step, step=step)
+    assert jax.tree.structure(restored.state) == jax.tree.structure(expected)
+    for left, right in zip(jax.tree.leaves(restored.state), jax.tree.leaves(expected), strict=True):
+        assert left.dtype == right.dtype
+        np.testing.assert_array_equal(left, right)
+
+
+def test_schedule() -> None:
+    rate = optimizer.schedule(RECIPE, steps_per_epoch=10, total_steps=30)
+    expected = [0.2 * step / 10 for step in range(10)]
+    expected += [0.1 * (1 + math.cos(math.pi * step / 20)) for step in range(21)]
+    np.testing.assert_allclose([float(np.asarray(rate(s))) for s in range(31)], expected, atol=1e-7)
+    without = optimizer.schedule(config.Training(warmup_epochs=0.0), 10, 30)
+    assert float(np.asarray(without(0))) == pytest.approx(0.256)
+    with pytest.raises(UserError, match="--warmup-epochs 1 is not shorter than the training"):
+        optimizer.schedule(RECIPE, steps_per_epoch=10, total_steps=10)
+
+
+def test_nesterov_step_decays_kernels_only() -> None:
+    """Two steps against the formula; BatchNorm's scale and bias, and biases, without decay."""
+    sgd = optimizer.make(RECIPE, optax.constant_schedule(0.1))
+    params = variables()["params"]
+    gradient = jax.tree.map(lambda p: jnp.full_like(p, 0.25), params)
+    optimizer_state, now = sgd.init(params), params
+    for _ in range(2):
+        updates, optimizer_state = sgd.update(gradient, optimizer_state, now)
+        now = optax.apply_updates(now, updates)
+
+    def expected(decay: float) -> float:
+        value, velocity = 1.0, 0.0
+        for _ in range(2):
+            g = 0.25 + decay * value
+            velocity = RECIPE.momentum * velocity + g
+            value -= 0.1 * (g + RECIPE.momentum * velocity)
+        return value
+
+    for path, leaf in jax.tree_util.tree_leaves_with_path(now):
+        decay = 0.5 if path[-1].key == "kernel" else 0.0
+        np.testing.assert_allclose(leaf, expected(decay), rtol=1e-6, err_msg=str(path))
+
+
+def test_evaluation_counts_as_a_sort_would() -> None:
+    """Equal scores in the order of the classes; NaN is never right; without weight, not at all."""
+    generator = np.random.default_rng(0)
+    scores = generator.integers(0, 6, (200, 12)).astype(np.float32)  # many ties
+    labels = generator.integers(0, 12, 200).astype(np.int32)
+    scores[3, labels[3]] = np.nan
+    scores[4] = np.nan
+    weight = (generator.random(200) < 0.7).astype(np.float32)
+    weight[3:6] = 1, 1, 0
+    scores[5] = np.inf  # its loss is NaN, and does not count
+    order = np.argsort(-scores, axis=1, kind="stable")
+    rank = (order == labels[:, None]).argmax(axis=1)
+    rank[3:5] = 99
+    counted = weight > 0
+
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
+    with example.as_users_run_jax():
+        sums = evaluation.compiled(lambda _, images: images, mesh)
+        batches = [
+            {"image": scores[part], "label": labels[part], "weight": weight[part]}
+            for part in (slice(0, 100), slice(100, 200))
+        ]
+        seen: list[Any] = []
+        result = evaluation.evaluate(sums, {"a": {}, "b": {}}, batches, mesh, seen.append)
+    assert result["a"].images == counted.sum()
+    assert result["a"].top1 == (counted & (rank < 1)).sum() / counted.sum()
+    assert result["a"].top5 == (counted & (rank < 5)).sum() / counted.sum()
+    assert math.isnan(result["a"].loss)
+    assert len(seen) == 2
+    assert result["b"].top5 == result["a"].top5
+
+    batches[0] = {name: values[10:] for name, values in batches[0].items()}
+    with example.as_users_run_jax():
+        loss = evaluation.evaluate(sums, {"a": {}}, batches, mesh, seen.append)["a"].loss
+    rows, own = scores[10:].astype(np.float64), labels[10:]
+    losses = np.log(np.exp(rows).sum(1)) - rows[np.arange(190), own]
+    assert loss == pytest.approx(losses[counted[10:]].mean(), rel=1e-5)
+
+
+def test_checkpoints_come_back(saved: Checkpoints) -> None:
+    assert_state_of(2, saved.restore(targets(state()), example.silent_console()))
+    part = saved.variables(1, {"ema": targets(state()).ema})
+    np.testing.assert_array_equal(part["ema"]["params"]["bn_init"]["scale"], [1, 1])
+    read = saved.about(2)
+    assert read is not None
+    assert config.model_from_json(read["config"]["model"]) == config.Model(
+        stage_sizes=(1, 1), num_filters=2, stem="small"
+    )
+
+
+def test_old_checkpoints_are_deleted(saved: Checkpoints) -> None:
+    for step in (3, 4):
+        assert saved.save(step, state(step), {}) is None
+    assert saved.steps() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing description"])
+def test_a_damaged_checkpoint_is_put_aside(
+    saved: Checkpoints, tmp_path: pathlib.Path, damage: str
+) -> None:
+    last = tmp_path / "checkpoints" / "2"
+    if damage == "missing description":
+        (last / "about" / "metadata").unlink()
+    for path in (last / "state").rglob("*"):
+        if damage == "cut" and path.is_file() and path.parent.name == "d":
+            path.write_bytes(path.read_bytes()[:20])
+    console = example.silent_console()
+    assert_state_of(1, saved.restore(targets(state()), console))
+    assert "the checkpoint of step 2 cannot be read" in example.printed(console)
+    assert (tmp_path / "damaged" / "2").is_dir()
+    # The run goes on, and comes to that step again.
+    assert saved.save(2, state(2.0, step=2), {"next_batch": 2}) is None
+    assert_state_of(2, saved.restore(targets(state()), example.silent_console()))
+
+
+def test_only_damaged_checkpoints(saved: Checkpoints, tmp_path: pathlib.Path) -> None:
+    for path in (tmp_path / "checkpoints").rglob("metadata"):
+        path.unlink()
+    with pytest.raises(UserError, match="none of the 2 checkpoints"):
+        saved.restore(targets(state()), example.silent_console())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("stage_sizes", (3, 4)), ("num_filters", 8), ("stem", "imagenet")]
+)
+def test_another_network_is_refused(
+    saved: Checkpoints, tmp_path: pathlib.Path, field: str, value: Any
+) -> None:
+    other = Checkpoints(tmp_path, keep=3, about=about(**{field: value}))
+    with pytest.raises(UserError, match=f"step 2 in .* is of another network: its {field} is"):
+        other.restore(targets(state()), example.silent_console())
+    other.close()
+    assert saved.steps() == [1, 2]  # nothing was put aside
+
+
+def test_a_full_disk_costs_one_checkpoint(saved: Checkpoints, monkeypatch: Any) -> None:
+    real = ocp.CheckpointManager.save
+
+    def full(*_: Any, **__: Any) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", full)
+    problem = saved.save(3, state(3), {})
+    assert problem == (
+        "the checkpoint of step 3 could not be saved: no space left on the disk; the last good one"
+        " is of step 2"
+    )
+    monkeypatch.setattr(ocp.CheckpointManager, "save", real)
+    assert_state_of(2, saved.restore(targets(state()), example.silent_console()))
+    assert saved.save(3, state(3, step=3), {"next_batch": 3}) is None
+    assert_state_of(3, saved.restore(targets(state()), example.silent_console()))
+
+
+@pytest.fixture
+def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    if not mounted:
+        pytest.skip("mounting a small disk needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk: pathlib.Path) -> None:
+    opened = Checkpoints(small_disk, keep=3, about=about())
+    assert opened.save(1, state(1, step=1), {"next_batch": 1}) is None
+    filler = small_disk / "filler"
+    noise = np.random.default_rng(0).bytes(1 << 20)
+    with filler.open("wb", buffering=0) as file:
+        while written := os.statvfs(small_disk).f_bavail:
+            file.write(noise[: written * 4096])
+    problem = opened.save(2, state(2, step=2), {"next_batch": 2})
+    assert problem is not None
+    assert "step 2 could not be saved: no space left on the disk" in problem
+    assert "the last good one is of step 1" in problem
+    assert opened.steps() == [1]
+    assert [path.name for path in (small_disk / "checkpoints").iterdir()] == ["1"]
+    assert_state_of(1, opened.restore(targets(state()), example.silent_console()))
+    filler.unlink()
+    assert opened.save(2, state(2, step=2), {"next_batch": 2}) is None
+    assert_state_of(2, opened.restore(targets(state()), example.silent_console()))
+    opened.close()
+
+
+def events(folder: pathlib.Path) -> list[Any]:
+    """The events of TensorBoard's files, oldest file first: length, checksum, record, checksum."""
+    proto: Any = event_pb2
+    found = []
+    for path in sorted((folder / "tensorboard").iterdir()):
+        content = path.read_bytes()
+        while content:
+            (length,) = struct.unpack("<Q", content[:8])
+            found.append(proto.Event.FromString(content[12 : 12 + length]))
+            content = content[16 + length :]
+    return found
+
+
+def test_metrics_stand_once_after_a_resumption(tmp_path: pathlib.Path) -> None:
+    console = example.silent_console()
+    killed = metrics.Recorder(tmp_path, 0, console)
+    for step in (10, 20, 30):
+        killed.write(step, "train", {"loss": float(step)})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "ki')  # killed while writing
+    resumed = metrics.Recorder(tmp_path, 20, console)
+    resumed.write(30, "train", {"loss": 33.0, "top1": 0.5})
+    killed.close()
+    resumed.close()
+    assert metrics.read(tmp_path / "metrics.jsonl") == [
+        {"step": 10, "kind": "train", "loss": 10.0},
+        {"step": 20, "kind": "train", "loss": 20.0},
+        {"step": 30, "kind": "train", "loss": 33.0, "top1": 0.5},
+    ]
+    scalars = [
+        (event.step, value.tag, value.simple_value)
+        for event in events(tmp_path)
+        for value in event.summary.value
+    ]
+    assert scalars[-2:] == [(30, "train/loss", 33.0), (30, "train/top1", 0.5)]
+    starts = [e.step for e in events(tmp_path) if e.HasField("session_log")]
+    assert starts == [0, 20]  # there TensorBoard purges
+    assert metrics.Recorder(tmp_path, 0, console).close() is None  # a new run in an old folder
+    assert metrics.read(tmp_path / "metrics.jsonl") == []
+
+
+def test_metrics_survive_a_full_disk(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+    console = example.silent_console()
+    recorder = metrics.Recorder(tmp_path, 0, console)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    recorder.write(1, "train", {"loss": 1.0})
+    recorder.write(2, "train", {"loss": 1.0})
+    assert example.printed(console).count("metrics cannot be written (OSError: [Errno 28]") == 1
+    (tmp_path / "metrics.jsonl").unlink()
+    recorder.write(3, "train", {"loss": 3.0})
+    recorder.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["step"] == 3
+
+
+def test_first_weights(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(weights.READERS, ".test", lambda _: variables(fill=5.0))
+    path = tmp_path / "weights.test"
+    path.touch()
+    loaded, with_head = weights.begin_with(variables(), path)
+    assert with_head
+    assert all((leaf == 5).all() for leaf in jax.tree.leaves(loaded))
+    loaded, with_head = weights.begin_with(variables(classes=4), path)
+    assert not with_head
+    assert loaded["params"]["Dense_0"]["kernel"].shape == (2, 4)
+    assert (loaded["params"]["Dense_0"]["kernel"] == 1).all()
+    assert (loaded["params"]["conv_init"]["kernel"] == 5).all()
+    with pytest.raises(UserError, match=r"another network: batch_stats/bn_init/mean is \(2,\) th"):
+        weights.begin_with(variables(filters=4), path)
+    with pytest.raises(UserError, match="there is no such file"):
+        weights.begin_with(variables(), tmp_path / "missing.test")
+    with pytest.raises(UserError, match="weights can come from"):
+        weights.begin_with(variables(), tmp_path / "weights.unknown")
+
+
+class Linear(nn.Module):
+    """A network without BatchNorm, whose gradient is easy to write down."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = True) -> jax.Array:
+        seen = self.variable("batch_stats", "batches", jnp.zeros, (), jnp.float32)
+        if train and not self.is_initializing():
+            seen.value += 1
+        kernel = self.param("kernel", nn.initializers.normal(), (4, 3), jnp.float32)
+        return x.reshape(x.shape[0], -1) @ kernel
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_training_step(accumulate: int, devices: int) -> None:
+    """Against NumPy: smoothed labels, mean gradient over micro-batches, moving average, sums."""
+    options = dataclasses.replace(
+        RECIPE, accumulate=accumulate, ema_decay=0.5, label_smoothing=0.3, weight_decay=0.0
+    )
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (8, 2, 2, 1), np.uint8)
+    labels = generator.integers(0, 3, 8).astype(np.int32)
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:devices]), ("data",))
+    with example.as_users_run_jax():
+        sgd = optimizer.make(options, optax.constant_schedule(0.1))
+        step = train_step.compiled(Linear(), sgd, options, (0.4,), (0.2,), mesh)
+        state = train_state.initial(Linear(), (2, 2, 1), sgd, True, jax.random.key(0))
+        kernel = np.asarray(state.params["kernel"], np.float64)
+        batch = {"image": images, "label": labels}
+        for _ in range(2):
+            state = step(state, train_devices.put_batch(batch, mesh))
+
+    x = ((images / 255 - 0.4) / 0.2).reshape(8, 4)
+    targets = np.eye(3)[labels] * 0.7 + 0.1
+    velocity, average, losses, correct = np.zeros_like(kernel), kernel, [], 0
+    for index in range(2):
+        scores = x @ kernel
+        probabilities = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        losses.append(-(targets * np.log(probabilities)).sum(1).mean())
+        correct += (scores.argmax(1) == labels).sum()
+        gradient = x.T @ (probabilities - targets) / 8
+        velocity = options.momentum * velocity + gradient
+        kernel = kernel - 0.1 * (gradient + options.momentum * velocity)
+        decay = min(0.5, (1 + index) / (10 + index))
+        average = decay * average + (1 - decay) * kernel
+    np.testing.assert_allclose(state.params["kernel"], kernel, rtol=1e-5)
+    np.testing.assert_allclose(state.ema["params"]["kernel"], average, rtol=1e-5)
+    np.testing.assert_allclose(state.window.loss, sum(losses), rtol=1e-5)
+    counters = (state.window.correct, state.window.images, state.window.steps, state.step)
+    assert tuple(map(int, counters)) == (correct, 16, 2, 2)
+    # Each micro-batch is one for BatchNorm's running statistics.
+    assert float(state.batch_stats["batches"]) == 2 * accumulate

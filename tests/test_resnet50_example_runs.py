@@ -1,0 +1,457 @@
+"""Trainings of examples/resnet50 from the outside: killed, resumed, on a full disk, compared."""
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import resnet50_example as example
+
+# isort: split
+import compare
+import config
+import eval as eval_program
+import export
+import metrics
+import predict
+import training
+from errors import UserError
+from jax.experimental.compilation_cache import compilation_cache
+from orbax import checkpoint as ocp
+from rich.console import Console
+
+STEPS = 24
+# A folder of pictures, micro-batches, a moving average, bfloat16.
+RECIPE = {
+    "image-size": 32,
+    "num-filters": 4,
+    "batch-size": 8,
+    "accumulate": 2,
+    "ema-decay": 0.9,
+    "learning-rate": 1.5,
+    "epochs": 4,
+    "warmup-epochs": 1,
+    "evaluate-every": 100,
+    "log-every": 1,
+    "checkpoint-every": 3,
+    "stem": "small",
+}
+TIMING = ("images_per_second", "data_wait")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_once(cache: pathlib.Path) -> Iterator[None]:
+    """The same small networks are trained again and again."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, (str(cache), 0.0), strict=True):
+        jax.config.update(name, value)
+    yield
+    for name, value in zip(names, before, strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    root = tmp_path_factory.mktemp("pictures")
+    example.save_pictures(root, train=24, val=9)
+    return root
+
+
+def command(pictures: pathlib.Path, output: pathlib.Path, *more: Any) -> list[str]:
+    options = [f"--{name}={value}" for name, value in RECIPE.items()]
+    given = ["folder", f"--images={pictures}", *options, "--stage-sizes", "1"]
+    return [*given, f"--output={output}", *map(str, more)]
+
+
+@pytest.fixture(scope="module")
+def finished(
+    pictures: pathlib.Path, cache: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    """The output folder of a run that nobody disturbed."""
+    output = tmp_path_factory.mktemp("finished")
+    arguments = command(pictures, output, "--workers=1")
+    code, out, err = example.run("train.py", *arguments, cache=cache)
+    assert code == 0, out + err
+    assert f"pictures in {pictures}: 48 pictures to train on, 18 held out, 2 classes" in out
+    assert "step 24: average top-1" in out
+    return output
+
+
+def stored(output: pathlib.Path, step: int) -> dict[str, np.ndarray]:
+    """All arrays of a checkpoint."""
+    path = output / "checkpoints" / str(step) / "state"
+    checkpointer = ocp.PyTreeCheckpointer()
+    written: Any = checkpointer.metadata(path).item_metadata
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), written.tree)
+    state = checkpointer.restore(path, restore_args=as_numpy)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
+def lines(output: pathlib.Path) -> list[dict[str, Any]]:
+    """The metrics but for what depends on the clock."""
+    found = metrics.read(output / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if k not in TIMING} for line in found]
+
+
+def losses(output: pathlib.Path) -> list[float]:
+    return [line["loss"] for line in lines(output) if line["kind"] == "train"]
+
+
+def children(process: int) -> list[int]:
+    """Of a process, where the system tells."""
+    found = pathlib.Path(f"/proc/{process}/task/{process}/children")
+    return [int(child) for child in found.read_text().split()] if found.exists() else []
+
+
+def is_alive(process: int) -> bool:
+    status = pathlib.Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_killed_and_resumed_is_bit_identical(
+    pictures: pathlib.Path, finished: pathlib.Path, cache: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    last = random.SystemRandom().randrange(4, STEPS - 4)
+    process = subprocess.Popen(
+        [sys.executable, example.EXAMPLE / "train.py", *command(pictures, tmp_path, "--workers=2")],
+        env=example.environment(cache),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    metrics_file = tmp_path / "metrics.jsonl"
+    deadline = time.monotonic() + 240
+    while not metrics_file.exists() or metrics_file.read_bytes().count(b"\n") < last:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    workers = children(process.pid)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "checkpoints" / str(STEPS)).exists()
+    # Whoever decoded its pictures ends with it.
+    while any(is_alive(worker) for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+    arguments = command(pictures, tmp_path, "--workers=0", "--resume")
+    code, out, err = example.run("train.py", *arguments, cache=cache)
+    assert code == 0, out + err
+    assert "resuming after step" in out, f"killed after step {last}"
+    actual, expected = stored(tmp_path, STEPS), stored(finished, STEPS)
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        assert actual[name].tobytes() == expected[name].tobytes(), (name, f"killed after {last}")
+    assert lines(tmp_path) == lines(finished), f"killed after step {last}"
+    assert [line["step"] for line in lines(finished) if line["kind"] == "train"] == list(
+        range(1, STEPS + 1)
+    )
+
+
+def test_networks_learn_the_two_photographs(finished: pathlib.Path) -> None:
+    evaluated = {line["kind"]: line for line in lines(finished) if line["kind"] != "train"}
+    assert set(evaluated) == {"val_network", "val_average"}
+    for line in evaluated.values():
+        assert line["images"] == 18
+        assert line["top1"] > 0.6
+        assert line["top5"] == 1
+        assert line["loss"] < math.log(2)
+
+
+def evaluate(run: pathlib.Path, output: pathlib.Path, **options: Any) -> dict[str, Any]:
+    arguments = eval_program.Arguments(run=run, json=output, workers=0, **options)
+    with example.as_users_run_jax():
+        eval_program.main(arguments)
+    return json.loads(output.read_text())
+
+
+def test_evaluation_repeats_that_of_the_training(
+    finished: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """From the checkpoint, in batches of another size, with either BatchNorm."""
+    trained = {line["kind"]: line for line in lines(finished)}
+    for norm in ("fused", "flax"):
+        result = evaluate(finished, tmp_path / "r.json", norm=norm, batch_size=16)
+        assert result["top1"] == pytest.approx(trained["val_average"]["top1"], abs=1 / 18)
+        assert result["loss"] == pytest.approx(trained["val_average"]["loss"], rel=0.02)
+        assert (result["images"], result["step"], result["norm"]) == (18, STEPS, norm)
+    result = evaluate(finished, tmp_path / "r.json", average=False, batch_size=8, step=STEPS)
+    assert result["loss"] == pytest.approx(trained["val_network"]["loss"], rel=0.02)
+
+
+def test_evaluation_refuses_other_classes(
+    finished: pathlib.Path, pictures: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    example.save_pictures(tmp_path, train=1, val=1)
+    for split in ("train", "val"):
+        (tmp_path / split / "china").rename(tmp_path / split / "rose")
+    with pytest.raises(UserError, match="2 classes that are not the 2 of the network"):
+        evaluate(finished, tmp_path / "r.json", images=tmp_path, batch_size=8)
+    with pytest.raises(UserError, match=r"has no step 5; it has \["):
+        evaluate(finished, tmp_path / "r.json", step=5)
+    with pytest.raises(UserError, match="is no output folder of train"):
+        evaluate(pictures, tmp_path / "r.json")
+
+
+def test_prediction(
+    finished: pathlib.Path, pictures: pathlib.Path, tmp_path: pathlib.Path, capsys: Any
+) -> None:
+    for name in ("china", "flower"):
+        picture = pictures / "train" / name / "000.jpg"
+        with example.as_users_run_jax():
+            predict.main(predict.Arguments(finished, picture))
+        printed = capsys.readouterr().out
+        assert "china" in printed
+        assert "flower" in printed
+        assert printed.count("%") == 2
+    junk = tmp_path / "junk.jpg"
+    junk.write_bytes(b"junk")
+    with pytest.raises(UserError, match=r"junk.jpg cannot be read \(UnidentifiedImageError"):
+        predict.main(predict.Arguments(finished, junk))
+
+
+@pytest.mark.parametrize("norm", ["fused", "flax"])
+def test_exported_file_stands_alone(
+    finished: pathlib.Path, tmp_path: pathlib.Path, norm: config.Norm, capsys: Any
+) -> None:
+    path = tmp_path / "network.jax"
+    with example.as_users_run_jax():
+        export.main(export.Arguments(finished, path, norm=norm))
+    assert "largest difference on cpu: 0.0" in capsys.readouterr().out
+    about = json.loads((tmp_path / "network.jax.json").read_text())
+    assert about == {"classes": ["china", "flower"], "image_shape": [32, 32, 3], "step": STEPS}
+    program = jax.export.deserialize(bytearray(path.read_bytes()))
+    assert ("@jax_bnar" in program.mlir_module()) == (norm == "fused")
+    for batch in (1, 5):
+        logits = program.call(np.zeros((batch, 32, 32, 3), np.uint8))
+        assert (logits.shape, logits.dtype) == ((batch, 2), np.float32)
+
+
+def train(
+    options: config.Config, devices: int = 1, console: Console | None = None
+) -> dict[str, Any]:
+    with example.as_users_run_jax():
+        return training.train(options, console or example.silent_console(), jax.devices()[:devices])
+
+
+def test_first_variables_from_a_run(
+    finished: pathlib.Path, pictures: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    console = example.silent_console()
+    options = example.tiny("folder", tmp_path, images=pictures, init_from=finished, ema_decay=0.9)
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
+    with example.as_users_run_jax():
+        trainer = training.Trainer(options, mesh, console)
+        state, step = trainer.first_state()
+        trainer.close()
+    assert step == 0
+    assert f"beginning with {finished}" in example.printed(console)
+    averages = {n: v for n, v in stored(finished, STEPS).items() if n.startswith("['ema']")}
+    begun = jax.tree_util.tree_leaves_with_path({"ema": state.variables})
+    assert len(averages) == len(begun)
+    for path, leaf in begun:
+        np.testing.assert_array_equal(leaf, averages[jax.tree_util.keystr(path)])
+    for left, right in zip(*map(jax.tree.leaves, (state.ema, state.variables)), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_both_batch_norms_give_the_same_curve(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+    """The small form of examples/resnet50/results/digits.json."""
+    small = example.tiny("digits", tmp_path, num_filters=8, batch_size=64, learning_rate=1.0)
+    monkeypatch.setitem(config.PRESETS, "digits", ("small", small))
+    with example.as_users_run_jax():
+        results = compare.compare((0,), 4.0, jax.devices()[:1])
+    (run,) = results["runs"]
+    assert len(run["fused"]["losses"]) == len(run["flax"]["losses"]) == 90
+    assert run["fused"]["losses"] != run["flax"]["losses"]  # two networks, not one twice
+    assert max(compare.differences(run)[: compare.EARLY_STEPS]) <= compare.LOSS_BOUND
+    assert min(run["fused"]["top1"], run["flax"]["top1"]) > 0.4
+    assert abs(run["fused"]["top1"] - run["flax"]["top1"]) < 0.03
+
+
+def test_the_stored_comparison_keeps_its_bounds() -> None:
+    results = json.loads((example.EXAMPLE / "results" / "digits.json").read_text())
+    assert len(results["runs"]) == 5
+    tops = {norm: np.mean([run[norm]["top1"] for run in results["runs"]]) for norm in compare.NORMS}
+    assert abs(tops["fused"] - tops["flax"]) <= compare.ACCURACY_BOUND
+    for run in results["runs"]:
+        assert max(compare.differences(run)[: compare.EARLY_STEPS]) <= compare.LOSS_BOUND
+    assert results["passed"]
+
+
+DIGITS = {"norm": "flax", "batch_size": 64, "epochs": 0.5}
+
+
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    output = tmp_path_factory.mktemp("one")
+    train(example.tiny("digits", output, **DIGITS))
+    return losses(output)
+
+
+def test_eight_devices_train_as_one(on_one_device: list[float], tmp_path: pathlib.Path) -> None:
+    """With Flax's BatchNorm, statistics over all devices; with micro-batches it is another one."""
+    console = example.silent_console()
+    train(example.tiny("digits", tmp_path, **DIGITS), devices=8, console=console)
+    assert "on 8 x cpu (cpu)" in example.printed(console)
+    np.testing.assert_allclose(losses(tmp_path), on_one_device, rtol=1e-3)
+
+
+def test_two_processes_train_as_one(
+    on_one_device: list[float], tmp_path: pathlib.Path, cache: pathlib.Path
+) -> None:
+    options = config.to_json(example.tiny("digits", tmp_path, **DIGITS))
+    flags = ["digits", "--distributed", "--coordinator=localhost:19471", "--num-processes=2"]
+    flags += ["--platform=cpu", "--stage-sizes", "1", f"--output={tmp_path}"]
+    for group in ("model", "training", "run"):
+        for name in ("norm", "num_filters", "batch_size", "epochs", "warmup_epochs", "log_every"):
+            if name in options[group]:
+                flags.append(f"--{name.replace('_', '-')}={options[group][name]}")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, example.EXAMPLE / "train.py", *flags, f"--process-id={number}"],
+            env=example.environment(cache),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in (0, 1)
+    ]
+    printed = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], printed
+    assert "on 2 x cpu (cpu) in 2 processes" in printed[0]
+    assert "step 12/12" not in printed[1]
+    np.testing.assert_allclose(losses(tmp_path), on_one_device, rtol=1e-3)
+
+
+def test_sigterm_saves_and_the_run_goes_on(
+    on_one_device: list[float], tmp_path: pathlib.Path, monkeypatch: Any
+) -> None:
+    write = metrics.Recorder.write
+
+    def terminate_at_5(self: metrics.Recorder, step: int, *rest: Any) -> None:
+        write(self, step, *rest)
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    console = example.silent_console()
+    options = example.tiny("digits", tmp_path, **DIGITS, profile_at=2, profile_steps=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics.Recorder, "write", terminate_at_5)
+        assert train(options, console=console) == {}
+    assert "stopped after step 6; --resume goes on from there" in example.printed(console)
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    with pytest.raises(UserError, match="holds a run that came to step 6: go on with --resume"):
+        train(options)
+    resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
+    console = Console(file=console.file, force_terminal=True, width=200)
+    train(resume, console=console)
+    assert losses(tmp_path) == on_one_device
+    assert "images/s  waiting for data" in example.printed(console)
+
+    # Once more there is nothing to do but to evaluate; another network is refused.
+    assert train(resume)["network"].images == 360
+    model = dataclasses.replace(options.model, num_filters=8)
+    with pytest.raises(UserError, match="another network: its num_filters is 4, and 8 was asked"):
+        train(dataclasses.replace(resume, model=model))
+    order = dataclasses.replace(options.training, seed=1)
+    with pytest.raises(UserError, match="trained on other pictures, or in another order"):
+        train(dataclasses.replace(resume, training=order))
+
+
+def test_a_full_disk_does_not_end_the_training(
+    on_one_device: list[float], tmp_path: pathlib.Path, monkeypatch: Any
+) -> None:
+    save = ocp.CheckpointManager.save
+    full = {4, 8, 12}
+
+    def save_unless_full(self: Any, step: int, *args: Any, **kwargs: Any) -> bool:
+        if step in full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return save(self, step, *args, **kwargs)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", save_unless_full)
+    console = example.silent_console()
+    options = example.tiny("digits", tmp_path, **DIGITS, checkpoint_every=2)
+    with pytest.raises(UserError, match="checkpoint of step 12 could not be saved: no space left"):
+        train(options, console=console)
+    for step in (4, 8):
+        sentence = f"step {step} could not be saved: no space left on the disk; the last good one"
+        assert sentence in example.printed(console)
+    assert losses(tmp_path) == on_one_device
+    full.clear()
+    resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
+    train(resume, console=console)
+    assert "resuming after step 10" in example.printed(console)
+    assert losses(tmp_path) == on_one_device
+
+
+def test_a_loss_that_explodes_keeps_the_good_checkpoints(tmp_path: pathlib.Path) -> None:
+    options = example.tiny(
+        "digits", tmp_path, **DIGITS, checkpoint_every=1, learning_rate=1e30, momentum=0.0
+    )
+    with pytest.raises(UserError, match="the loss is not finite at step"):
+        train(options)
+    for step in (tmp_path / "checkpoints").iterdir():
+        for name, values in stored(tmp_path, int(step.name)).items():
+            assert "params" not in name or np.isfinite(values).all()
+
+
+def test_batches_must_divide(tmp_path: pathlib.Path) -> None:
+    options = example.tiny("digits", tmp_path, batch_size=60)
+    with pytest.raises(UserError, match=r"--batch-size 60 does not divide .* on 8 devices"):
+        train(options, devices=8)
+
+
+def test_an_output_folder_that_cannot_be(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--output .*file/run cannot be used \(Not a directory"):
+        train(example.tiny("digits", tmp_path / "file" / "run"))
+
+
+def test_a_gpu_that_is_not_there(tmp_path: pathlib.Path) -> None:
+    if any(device.platform == "gpu" for device in jax.devices()):
+        pytest.skip("there is one")
+    arguments = ("digits", "--platform=gpu", f"--output={tmp_path}")
+    code, _, err = example.run("train.py", *arguments)
+    assert code == 2
+    assert err.startswith("error: JAX finds no gpu on this machine")
+    assert "choose --platform cpu" in err
+    assert "Traceback" not in err
+
+
+def test_help_names_every_option(capsys: Any) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        config.from_command_line(["folder", "--help"])
+    printed = capsys.readouterr().out
+    for group in (config.Data, config.Model, config.Training, config.Run):
+        for field in dataclasses.fields(group):
+            assert f"--{field.name.replace('_', '-')}" in printed
+    assert "(required)" in printed  # --images
+    chosen = config.from_command_line(["digits", "--norm", "flax", "--stage-sizes", "2", "2"])
+    assert (chosen.source, chosen.model.norm, chosen.model.stage_sizes) == (
+        "digits",
+        "flax",
+        (2, 2),
+    )
+    assert chosen.training.batch_size == 64
