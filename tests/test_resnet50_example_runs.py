@@ -8,6 +8,7 @@ import os
 import pathlib
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -310,7 +311,7 @@ def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 def test_eight_devices_train_as_one(on_one_device: list[float], tmp_path: pathlib.Path) -> None:
-    """With Flax's BatchNorm, statistics over all devices; with micro-batches it is another one."""
+    """With Flax's BatchNorm, whose statistics are those of the batch over all devices."""
     console = example.silent_console()
     train(example.tiny("digits", tmp_path, **DIGITS), devices=8, console=console)
     assert "on 8 x cpu (cpu)" in example.printed(console)
@@ -321,7 +322,9 @@ def test_two_processes_train_as_one(
     on_one_device: list[float], tmp_path: pathlib.Path, cache: pathlib.Path
 ) -> None:
     options = config.to_json(example.tiny("digits", tmp_path, **DIGITS))
-    flags = ["digits", "--distributed", "--coordinator=localhost:19471", "--num-processes=2"]
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    flags = ["digits", "--distributed", f"--coordinator=localhost:{port}", "--num-processes=2"]
     flags += ["--platform=cpu", "--stage-sizes", "1", f"--output={tmp_path}"]
     for group in ("model", "training", "run"):
         for name in ("norm", "num_filters", "batch_size", "epochs", "warmup_epochs", "log_every"):
