@@ -20,7 +20,8 @@ os.environ.pop("JAX_BNAR_IMPLEMENTATION", None)
 # operators on the CUDA kernels in this way.
 if replacement := os.environ.get("JAX_BNAR_TEST_NATIVE_MODULE"):
     spec = importlib.util.spec_from_file_location("jax_bnar._native", replacement)
-    assert spec is not None and spec.loader is not None, replacement
+    assert spec is not None, replacement
+    assert spec.loader is not None
     sys.modules["jax_bnar._native"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["jax_bnar._native"])
 
