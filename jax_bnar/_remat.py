@@ -16,7 +16,7 @@ import jax
 from jax.ad_checkpoint import Recompute, checkpoint_name
 from jax.extend.core import Primitive, Var
 
-from jax_bnar import _compat, _local, _operations, primitive
+from jax_bnar import _compat, _operations, primitive
 from jax_bnar._implementation import Implementation
 from jax_bnar._layout import Layout
 
@@ -52,9 +52,7 @@ class _Recomputable(_operations.ArrayOperation):
         if implementation == "xla":
             # JAX can look into this one, and XLA merges it with y as it was.
             inputs = operands[2:]
-            return _local.call(
-                primitive.normalise, *inputs, layout=layout, implementation="xla", **statics
-            )
+            return _operations.normalise(*inputs, layout=layout, implementation="xla", **statics)
         return super().__call__(*operands, layout=layout, implementation=implementation, **statics)
 
     def _abstract(self, *avals: Any, present: tuple[bool, ...], **_: Any) -> list[Any]:

@@ -10,12 +10,14 @@ The gate y > 0 comes from the evidence that backward reads, so that ty is the tr
 at the last bit too. A tangent that is None is zero.
 """
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jax_bnar import _local, primitive, reference
+from jax_bnar._agreement import with_automatic_axes
 from jax_bnar._collectives import Span, sum_packed
 from jax_bnar._config import Gate
 from jax_bnar._dtypes import accumulation_dtype
@@ -35,22 +37,27 @@ def statistics_tangents(
     """(tmean, tvar) of shape (num_groups, C), over the parts of `span` where there is one."""
     if x_dot is None:
         return jnp.zeros_like(mean), jnp.zeros_like(mean)
-    sums: list[jax.Array] = list(
-        _local.call(
-            primitive.backward_reduce,
-            *(x_dot, x, None, mean, None, None),
-            layout=layout,
-            implementation="xla",
-            gate="none",
-            has_residual=False,
+
+    def tangents(x: jax.Array, mean: jax.Array, x_dot: jax.Array) -> tuple[jax.Array, jax.Array]:
+        sums: list[jax.Array] = list(
+            _local.call(
+                primitive.backward_reduce,
+                *(x_dot, x, None, mean, None, None),
+                layout=layout,
+                implementation="xla",
+                gate="none",
+                has_residual=False,
+            )
         )
-    )
-    parts: jax.Array | int = 1
-    if span is not None:
-        sums, parts = sum_packed(span, *sums), span.parts
-    n = jnp.asarray(parts * _local.element_count(layout, x.shape)).astype(mean.dtype)
-    n = jnp.broadcast_to(n, mean.shape)
-    return sums[0] / n, 2 * sums[1] / n
+        parts: jax.Array | int = 1
+        if span is not None:
+            sums, parts = sum_packed(span, *sums), span.parts
+        n = jnp.asarray(parts * _local.element_count(layout, x.shape)).astype(mean.dtype)
+        n = jnp.broadcast_to(n, mean.shape)
+        return sums[0] / n, 2 * sums[1] / n
+
+    spec = jax.typeof(mean).sharding.spec
+    return with_automatic_axes(tangents, (spec, spec), x, mean, x_dot)
 
 
 def normalise_tangent(
@@ -67,7 +74,24 @@ def normalise_tangent(
     gate: Gate,
 ) -> jax.Array:
     """ty, in the dtype of x and rounded once; `tangents` are of (x, z, scale, bias, mean, var)."""
+    function = functools.partial(_normalise_tangent, layout=layout, epsilon=epsilon, gate=gate)
+    specs = (jax.typeof(x).sharding.spec,)
+    arrays = (x, evidence, scale, bias, mean, var, *tangents)
+    return with_automatic_axes(function, specs, *arrays)[0]
 
+
+def _normalise_tangent(
+    x: jax.Array,
+    evidence: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    mean: jax.Array,
+    var: jax.Array,
+    *tangents: jax.Array | None,
+    layout: Layout,
+    epsilon: float,
+    gate: Gate,
+) -> tuple[jax.Array]:
     def canonical(array: jax.Array | None, kind: Kind) -> Any:
         return None if array is None else layout.to_canonical(array, kind, shape)
 
@@ -94,7 +118,7 @@ def normalise_tangent(
     if z_dot is not None:
         y_dot = y_dot + z_dot.astype(y_dot.dtype)
     y_dot = reference.gated(y_dot.astype(x.dtype), centred, evidence, a, bias, gate)
-    return layout.from_canonical(y_dot, "tensor", shape)
+    return (layout.from_canonical(y_dot, "tensor", shape),)
 
 
 def _per_element(vector: jax.Array, x: jax.Array) -> jax.Array:
