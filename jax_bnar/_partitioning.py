@@ -97,15 +97,18 @@ class Partitioned:
         span, layout = shards.span(), shards.local_layout()
 
         def lower(*given: jax.Array) -> tuple[jax.Array, ...]:
-            if span is None:
-                return self._on_one_device(layout, given)
-            return _local.SPANNING[self.operation.name](
-                *self._with_nones(given),
-                span=span,
-                layout=layout,
-                implementation=self.implementation,
-                **self.statics,
-            )
+            # Shards, not arrays of a mesh: with an Explicit one in the context, jax 0.12 would
+            # name shardings in here, which nobody is left to resolve.
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                if span is None:
+                    return self._on_one_device(layout, given)
+                return _local.SPANNING[self.operation.name](
+                    *self._with_nones(given),
+                    span=span,
+                    layout=layout,
+                    implementation=self.implementation,
+                    **self.statics,
+                )
 
         like = arguments[self._x].sharding
         operand_shardings = tuple(
