@@ -6,6 +6,9 @@ backward_apply are their halves: a collective fits between them, and inference i
 Each takes the operands of its namesake in `jax_bnar.reference`; operands that are None are left out
 of the call and recorded in the static parameter `present`. On a platform without a kernel the
 lowering is the reference itself, so one trace lowers for cpu, cuda and tpu.
+
+They are bound while an operation of `jax_bnar._operations` is lowered. Those are what JAX
+transforms: these have no rules for derivatives or batching.
 """
 
 import dataclasses
@@ -24,8 +27,6 @@ from jax_bnar._canonical import mask_bytes
 from jax_bnar._dtypes import accumulation_dtype
 from jax_bnar._implementation import Implementation
 
-# Operands with one value for each channel, (G, C) or (1, C). The others lead with G.
-_VECTORS = frozenset({"scale", "bias", "mean", "var", "dmean", "dvar", "a", "b", "k"})
 # Operands that may be None whatever the static parameters say; the kernel is told of each.
 _OPTIONAL = frozenset({"z", "scale", "bias"})
 
@@ -50,8 +51,6 @@ class Operation:
             if name == self.name:
                 lower = functools.partial(self._lower_kernel, platform)
                 _compat.register_lowering(primitive, lower, platform=platform)
-        _compat.primitive_batchers[primitive] = self._batch
-        _compat.primitive_jvps[primitive] = self._jvp
         return primitive
 
     def __call__(
@@ -137,38 +136,6 @@ class Operation:
         outputs = outputs[: len(results)]
         return [o.reshape(aval.shape) for o, aval in zip(outputs, results, strict=True)]
 
-    def _batch(
-        self,
-        batched: Sequence[Any],
-        dims: Sequence[int | None],
-        *,
-        present: tuple[bool, ...],
-        **params: Any,
-    ) -> tuple[list[jax.Array], list[int]]:
-        """Folds the mapped axis into G: each example keeps statistics of its own."""
-        arrays = self._named(batched, present)
-        axes = self._named(dims, present)
-        size = next(a.shape[d] for a, d in zip(batched, dims, strict=True) if d is not None)
-        groups = arrays["x"].shape[0 if axes["x"] is None or axes["x"] > 0 else 1]
-        folded = [
-            _fold(array, axes[name], size, groups, is_vector=name in _VECTORS)
-            for name, array in arrays.items()
-            if array is not None
-        ]
-        results = self.primitive.bind(*folded, present=present, **params)
-        return [r.reshape(size, groups, *r.shape[1:]) for r in results], [0] * len(results)
-
-    def _jvp(
-        self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Derivatives of a derivative have no kernel: they run through the reference."""
-        tangents = [_compat.instantiate_zeros(t) for t in tangents]
-        results = self.primitive.bind(*primals, **params)
-        _, out_tangents = jax.jvp(
-            functools.partial(self._reference, **params), tuple(primals), tuple(tangents)
-        )
-        return list(results), list(out_tangents)
-
 
 def _is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1  # a symbolic size (jax.export) is not
@@ -188,21 +155,6 @@ def _squeezed(shape: tuple[Any, ...], *, groups: Any, inner: Any) -> tuple[Any, 
 def _attribute(value: Any) -> Any:
     # The decoder wants exactly f64: an int or a np.float32 would be refused at run time.
     return np.float64(value) if isinstance(value, float) else value
-
-
-def _fold(
-    array: jax.Array, axis: int | None, size: int, groups: int, *, is_vector: bool
-) -> jax.Array:
-    """An operand with the mapped axis (of length `size`) folded into its leading axis."""
-    if axis is None:
-        if is_vector and array.shape[0] == 1:
-            return array
-        array = jnp.broadcast_to(array[None], (size, *array.shape))
-    else:
-        array = jnp.moveaxis(array, axis, 0)
-    if is_vector and array.shape[1] != groups:
-        array = jnp.broadcast_to(array, (size, groups, array.shape[2]))
-    return array.reshape(size * array.shape[1], *array.shape[2:])
 
 
 def _like(aval: Any) -> jax.core.ShapedArray:
