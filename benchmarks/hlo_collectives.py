@@ -30,7 +30,12 @@ class Collective(NamedTuple):
 
 def collectives(function: Any, *arguments: Any) -> list[list[Collective]]:
     """The collective operations of the compiled program, each with its arrays."""
-    text = jax.jit(function).lower(*arguments).compile().as_text()
+    return compiled_collectives(jax.jit(function).lower(*arguments).compile())
+
+
+def compiled_collectives(program: jax.stages.Compiled) -> list[list[Collective]]:
+    """Those of a program that is compiled already."""
+    text = program.as_text()
     assert text is not None
     return [
         [

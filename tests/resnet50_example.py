@@ -14,7 +14,16 @@ import jax
 import numpy as np
 import pytest
 
-for _module in ("PIL", "grain", "optax", "orbax.checkpoint", "rich", "sklearn", "tensorboardX"):
+for _module in (
+    "PIL",
+    "grain",
+    "optax",
+    "orbax.checkpoint",
+    "rich",
+    "safetensors",
+    "sklearn",
+    "tensorboardX",
+):
     pytest.importorskip(_module, reason="the example needs what jax-bnar[resnet50] installs")
 pytest.importorskip("tyro", reason="the example needs what jax-bnar[resnet50] installs")
 

@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from benchmarks.hlo_collectives import Collective as Collective
 from benchmarks.hlo_collectives import collectives as collectives
+from benchmarks.hlo_collectives import compiled_collectives as compiled_collectives
 from benchmarks.hlo_collectives import total_bytes as total_bytes
 
 MeshKind = Literal["auto", "explicit"]

@@ -24,6 +24,7 @@ import config
 import devices as train_devices
 import evaluation
 import metrics
+import model
 import optimizer
 import train_state
 import train_step
@@ -32,8 +33,11 @@ from checkpoints import Checkpoints
 from errors import UserError
 from flax import linen as nn
 from orbax import checkpoint as ocp
+from safetensors import numpy as safetensors
 from tensorboardX.proto import event_pb2
 from train_state import TrainState
+
+from jax_bnar import torch_weights
 
 RECIPE = config.Training(
     batch_size=512, learning_rate=0.1, warmup_epochs=1.0, epochs=3.0, weight_decay=0.5
@@ -212,9 +216,7 @@ def test_only_damaged_checkpoints(saved: Checkpoints, tmp_path: pathlib.Path) ->
         saved.restore(targets(state()), example.silent_console())
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("stage_sizes", (3, 4)), ("num_filters", 8), ("stem", "imagenet")]
-)
+@pytest.mark.parametrize(("field", "value"), [("stage_sizes", (3, 4)), ("padding", "torch")])
 def test_another_network_is_refused(
     saved: Checkpoints, tmp_path: pathlib.Path, field: str, value: Any
 ) -> None:
@@ -334,24 +336,81 @@ def test_metrics_survive_a_full_disk(tmp_path: pathlib.Path, monkeypatch: Any) -
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["step"] == 3
 
 
+def test_a_checkpoint_from_before_an_option_has_its_default(
+    saved: Checkpoints, tmp_path: pathlib.Path
+) -> None:
+    old = about()
+    del old["config"]["model"]["padding"]
+    opened = Checkpoints(tmp_path, keep=3, about=old)
+    assert opened.save(3, state(3, step=3), {"next_batch": 3}) is None
+    opened.close()
+    saved._manager.reload()
+    assert_state_of(3, saved.restore(targets(state()), example.silent_console()))
+
+
+NET = model.build(config.Model(stage_sizes=(1,), num_filters=2, padding="torch"), classes=3)
+
+
 def test_first_weights(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
-    monkeypatch.setitem(weights.READERS, ".test", lambda _: variables(fill=5.0))
+    monkeypatch.setitem(weights.READERS, ".test", lambda *_: variables(fill=5.0))
     path = tmp_path / "weights.test"
     path.touch()
-    loaded, with_head = weights.begin_with(variables(), path)
+    loaded, with_head = weights.begin_with(variables(), path, NET)
     assert with_head
     assert all((leaf == 5).all() for leaf in jax.tree.leaves(loaded))
-    loaded, with_head = weights.begin_with(variables(classes=4), path)
+    loaded, with_head = weights.begin_with(variables(classes=4), path, NET)
     assert not with_head
     assert loaded["params"]["Dense_0"]["kernel"].shape == (2, 4)
     assert (loaded["params"]["Dense_0"]["kernel"] == 1).all()
     assert (loaded["params"]["conv_init"]["kernel"] == 5).all()
     with pytest.raises(UserError, match=r"another network: batch_stats/bn_init/mean is \(2,\) th"):
-        weights.begin_with(variables(filters=4), path)
+        weights.begin_with(variables(filters=4), path, NET)
     with pytest.raises(UserError, match="there is no such file"):
-        weights.begin_with(variables(), tmp_path / "missing.test")
+        weights.begin_with(variables(), tmp_path / "missing.test", NET)
     with pytest.raises(UserError, match="weights can come from"):
-        weights.begin_with(variables(), tmp_path / "weights.unknown")
+        weights.begin_with(variables(), tmp_path / "weights.unknown", NET)
+    (tmp_path / "v1.5").mkdir()
+    with pytest.raises(UserError, match=r"v1.5 is no output folder of train.py"):
+        weights.begin_with(variables(), tmp_path / "v1.5", NET)
+
+
+def of_shape(net: Any) -> Any:
+    """Variables of the network, all different."""
+    image = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), image)
+    numbers = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: numbers.random(leaf.shape, np.float32), shapes)
+
+
+def test_first_weights_of_torchvision(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "resnet.safetensors"
+    with example.as_users_run_jax():
+        given = of_shape(NET)
+        stored = torch_weights.from_linen(NET, given)
+        safetensors.save_file({f"module.{name}": value for name, value in stored.items()}, path)
+        loaded, with_head = weights.begin_with(jax.tree.map(np.zeros_like, given), path, NET)
+        assert with_head
+        jax.tree.map(np.testing.assert_array_equal, loaded, given)
+
+        other = NET.clone(num_classes=5)
+        begun = jax.tree.map(np.zeros_like, of_shape(other))
+        loaded, with_head = weights.begin_with(begun, path, other)
+        assert not with_head
+        assert loaded["params"]["Dense_0"]["kernel"].shape == (8, 5)
+        np.testing.assert_array_equal(
+            loaded["batch_stats"]["bn_init"]["var"], given["batch_stats"]["bn_init"]["var"]
+        )
+        for net, sentence in (
+            (NET.clone(padding="SAME"), r"on every side; give --padding torch\.$"),
+            (NET.clone(stage_sizes=(2,)), r"do not fit the network; missing: layer1\.1\.conv1"),
+        ):
+            with pytest.raises(UserError, match=f"^--init-from .*resnet.safetensors: .*{sentence}"):
+                weights.begin_with(given, path, net)
+        path.write_bytes(path.read_bytes()[:100])
+        with pytest.raises(
+            UserError, match=r"resnet.safetensors is no safetensors file: .*[^.]\.$"
+        ):
+            weights.begin_with(given, path, NET)
 
 
 class Linear(nn.Module):
@@ -366,8 +425,7 @@ class Linear(nn.Module):
         return x.reshape(x.shape[0], -1) @ kernel
 
 
-@pytest.mark.parametrize("accumulate", [1, 2, 4])
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("accumulate", "devices"), [(1, 1), (4, 1), (2, 2)])
 def test_training_step(accumulate: int, devices: int) -> None:
     """Against NumPy: smoothed labels, mean gradient over micro-batches, moving average, sums."""
     options = dataclasses.replace(

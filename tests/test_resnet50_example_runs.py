@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -23,15 +24,18 @@ import resnet50_example as example
 # isort: split
 import compare
 import config
+import devices
 import eval as eval_program
 import export
 import metrics
+import networks
 import predict
 import training
 from errors import UserError
 from jax.experimental.compilation_cache import compilation_cache
 from orbax import checkpoint as ocp
 from rich.console import Console
+from sharding_tools import compiled_collectives
 
 STEPS = 24
 # A folder of pictures, micro-batches, a moving average, bfloat16.
@@ -189,13 +193,14 @@ def evaluate(run: pathlib.Path, output: pathlib.Path, **options: Any) -> dict[st
 def test_evaluation_repeats_that_of_the_training(
     finished: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """From the checkpoint, in batches of another size, with either BatchNorm."""
+    """From the checkpoint, in batches of another size, with either BatchNorm, and folded."""
     trained = {line["kind"]: line for line in lines(finished)}
-    for norm in ("fused", "flax"):
-        result = evaluate(finished, tmp_path / "r.json", norm=norm, batch_size=16)
+    for norm, fold in (("fused", True), ("flax", False)):
+        result = evaluate(finished, tmp_path / "r.json", norm=norm, fold=fold, batch_size=16)
         assert result["top1"] == pytest.approx(trained["val_average"]["top1"], abs=1 / 18)
         assert result["loss"] == pytest.approx(trained["val_average"]["loss"], rel=0.02)
-        assert (result["images"], result["step"], result["norm"]) == (18, STEPS, norm)
+        assert (result["images"], result["step"]) == (18, STEPS)
+        assert (result["norm"], result["folded"]) == (norm, fold)
     result = evaluate(finished, tmp_path / "r.json", average=False, batch_size=8, step=STEPS)
     assert result["loss"] == pytest.approx(trained["val_network"]["loss"], rel=0.02)
 
@@ -220,7 +225,7 @@ def test_prediction(
     for name in ("china", "flower"):
         picture = pictures / "train" / name / "000.jpg"
         with example.as_users_run_jax():
-            predict.main(predict.Arguments(finished, picture))
+            predict.main(predict.Arguments(finished, picture, fold=name == "flower"))
         printed = capsys.readouterr().out
         assert "china" in printed
         assert "flower" in printed
@@ -231,14 +236,42 @@ def test_prediction(
         predict.main(predict.Arguments(finished, junk))
 
 
-@pytest.mark.parametrize("norm", ["fused", "flax"])
+@pytest.mark.parametrize(("norm", "dtype"), [("fused", "bfloat16"), ("flax", "float32")])
+def test_folded_equals_unfolded(finished: pathlib.Path, norm: config.Norm, dtype: str) -> None:
+    """Both against the unfolded network in float32; of one checkpoint, with either BatchNorm."""
+    images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
+    with example.as_users_run_jax():
+        trained = networks.load(finished, norm=norm)
+        trained = dataclasses.replace(trained, net=trained.net.clone(dtype=dtype))
+        exactly = dataclasses.replace(trained, net=trained.net.clone(dtype="float32"))
+        folded = trained.folded()
+        assert "batch_stats" not in folded.variables
+        exact, unfolded, actual = (
+            np.asarray(of.logits_function()(of.variables, images))
+            for of in (exactly, trained, folded)
+        )
+    scale = abs(exact).max()
+    bound = {"float32": 1e-5, "bfloat16": 2**-6}[dtype]
+    assert abs(unfolded - exact).max() <= bound * scale
+    assert abs(actual - exact).max() <= bound * scale
+    assert (actual != unfolded).any()  # two networks, not one twice
+
+
+@pytest.mark.parametrize(("norm", "fold"), [("fused", True), ("fused", False), ("flax", True)])
 def test_exported_file_stands_alone(
-    finished: pathlib.Path, tmp_path: pathlib.Path, norm: config.Norm, capsys: Any
+    finished: pathlib.Path, tmp_path: pathlib.Path, norm: config.Norm, fold: bool, capsys: Any
 ) -> None:
     path = tmp_path / "network.jax"
     with example.as_users_run_jax():
-        export.main(export.Arguments(finished, path, norm=norm))
-    assert "largest difference on cpu: 0.0" in capsys.readouterr().out
+        arguments = export.Arguments(finished, path, norm=norm)
+        assert arguments.fold
+        export.main(dataclasses.replace(arguments, fold=fold))
+    printed = re.search(
+        r"differ by at most (\S+) \(the largest is (\S+)\)", capsys.readouterr().out
+    )
+    assert printed
+    difference, largest = map(float, printed.groups())
+    assert 0 < difference < 2**-5 * largest if fold else difference == 0
     about = json.loads((tmp_path / "network.jax.json").read_text())
     assert about == {"classes": ["china", "flower"], "image_shape": [32, 32, 3], "step": STEPS}
     program = jax.export.deserialize(bytearray(path.read_bytes()))
@@ -248,18 +281,18 @@ def test_exported_file_stands_alone(
         assert (logits.shape, logits.dtype) == ((batch, 2), np.float32)
 
 
-def train(
-    options: config.Config, devices: int = 1, console: Console | None = None
-) -> dict[str, Any]:
+def train(options: config.Config, on: int = 1, console: Console | None = None) -> dict[str, Any]:
     with example.as_users_run_jax():
-        return training.train(options, console or example.silent_console(), jax.devices()[:devices])
+        return training.train(options, console or example.silent_console(), jax.devices()[:on])
 
 
 def test_first_variables_from_a_run(
     finished: pathlib.Path, pictures: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     console = example.silent_console()
-    options = example.tiny("folder", tmp_path, images=pictures, init_from=finished, ema_decay=0.9)
+    # As the run that is there already, for what is compiled.
+    given = command(pictures, tmp_path, "--workers=0", f"--init-from={finished}")
+    options = config.from_command_line(given)
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
     with example.as_users_run_jax():
         trainer = training.Trainer(options, mesh, console)
@@ -300,7 +333,7 @@ def test_the_stored_comparison_keeps_its_bounds() -> None:
     assert results["passed"]
 
 
-DIGITS = {"norm": "flax", "batch_size": 64, "epochs": 0.5}
+DIGITS = {"norm": "fused", "batch_size": 64, "epochs": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -310,12 +343,45 @@ def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(output)
 
 
-def test_eight_devices_train_as_one(on_one_device: list[float], tmp_path: pathlib.Path) -> None:
-    """With Flax's BatchNorm, whose statistics are those of the batch over all devices."""
+@pytest.mark.parametrize("norm", ["fused", "flax"])
+def test_eight_devices_train_as_one(
+    on_one_device: list[float], tmp_path: pathlib.Path, norm: str
+) -> None:
+    """With either BatchNorm, whose statistics are those of the batch over all devices."""
     console = example.silent_console()
-    train(example.tiny("digits", tmp_path, **DIGITS), devices=8, console=console)
+    options = example.tiny("digits", tmp_path, **{**DIGITS, "norm": norm})
+    train(options, on=8, console=console)
     assert "on 8 x cpu (cpu)" in example.printed(console)
     np.testing.assert_allclose(losses(tmp_path), on_one_device, rtol=1e-3)
+    if norm == "fused":
+        assert_only_sums_travel(options, tmp_path / "again")
+
+
+def assert_only_sums_travel(options: config.Config, output: pathlib.Path) -> None:
+    """Between the devices, in a step: gradients and sums of channels, and no picture's values."""
+    run = dataclasses.replace(options.run, output=output)
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("data",))
+    with example.as_users_run_jax():
+        trainer = training.Trainer(
+            dataclasses.replace(options, run=run), mesh, example.silent_console()
+        )
+        everywhere, split = devices.replicated(mesh), devices.split_batch(mesh)
+        state = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
+            jax.eval_shape(trainer._initial, jax.random.key(0)),
+        )
+        batch = {
+            "image": jax.ShapeDtypeStruct((64, 8, 8, 1), np.uint8, sharding=split),
+            "label": jax.ShapeDtypeStruct((64,), np.int32, sharding=split),
+        }
+        program = trainer._step.lower(state, batch).compile()  # pyright: ignore
+        trainer.close()
+    operations = compiled_collectives(program)
+    assert operations
+    assert {array.opcode for operation in operations for array in operation} == {"all-reduce"}
+    # The smallest activation that a device holds: 8 pictures of 8 x 8 pixels and 4 channels.
+    sizes = [math.prod(array.shape) for operation in operations for array in operation]
+    assert max(sizes) < 8 * 8 * 8 * 4
 
 
 def test_two_processes_train_as_one(
@@ -423,7 +489,7 @@ def test_a_loss_that_explodes_keeps_the_good_checkpoints(tmp_path: pathlib.Path)
 def test_batches_must_divide(tmp_path: pathlib.Path) -> None:
     options = example.tiny("digits", tmp_path, batch_size=60)
     with pytest.raises(UserError, match=r"--batch-size 60 does not divide .* on 8 devices"):
-        train(options, devices=8)
+        train(options, on=8)
 
 
 def test_an_output_folder_that_cannot_be(tmp_path: pathlib.Path) -> None:

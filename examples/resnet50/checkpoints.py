@@ -11,13 +11,14 @@ from typing import Any, Final, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
+from config import model_from_json
 from errors import UserError, first_line
 from rich.console import Console
 from train_state import TrainState
 
 FORMAT: Final = 1
-# The fields of the network that decide the shapes of its variables.
-_ARCHITECTURE: Final = ("stage_sizes", "num_filters", "stem")
+# The fields of the network without which its variables do not fit, or mean something else.
+_ARCHITECTURE: Final = ("stage_sizes", "num_filters", "stem", "padding")
 
 
 class Restored(NamedTuple):
@@ -151,12 +152,14 @@ class Checkpoints:
     def _require_same_network(self, step: int, about: dict[str, Any]) -> None:
         here, there = (
             {
-                **{name: a["config"]["model"][name] for name in _ARCHITECTURE},
+                **{name: getattr(network, name) for name in _ARCHITECTURE},
                 "classes": len(a["dataset"]["classes"]),
                 "image channels": a["dataset"]["image_shape"][-1],
                 "moving average": a["config"]["training"]["ema_decay"] > 0,
             }
+            # Through the configuration, which knows the fields that old checkpoints lack.
             for a in (self._about, about)
+            for network in (model_from_json(a["config"]["model"]),)
         )
         for name, value in here.items():
             if there[name] != value:

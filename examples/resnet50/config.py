@@ -9,6 +9,7 @@ import tyro
 
 Source = Literal["folder", "digits", "synthetic"]
 Norm = Literal["fused", "flax"]
+Padding = Literal["SAME", "torch"]
 Platform = Literal["auto", "cpu", "gpu", "tpu"]
 
 
@@ -42,6 +43,9 @@ class Model:
     """Channels of the first stage."""
     stem: Literal["imagenet", "small"] = "imagenet"
     """7x7 convolution and max pool, or a 3x3 convolution for pictures of a few pixels."""
+    padding: Padding = "SAME"
+    """Where strides are 2: "SAME" pads at the end, as Flax's ResNet; "torch" on every side, as
+    weights from PyTorch need."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of the computation; parameters, statistics, loss and optimizer are float32."""
     bn_momentum: float = 0.9
@@ -73,7 +77,8 @@ class Training:
     seed: int = 0
     """Of the initial variables, the order of the pictures and their augmentation."""
     init_from: pathlib.Path | None = None
-    """Begin with the variables of this checkpoint; a head of another size stays new."""
+    """Begin with the variables of this run's folder, or with torchvision's in a .safetensors, .pth
+    or .pt file (with --padding torch); a head of another size stays new."""
 
 
 @dataclasses.dataclass(frozen=True)

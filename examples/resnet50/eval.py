@@ -30,6 +30,8 @@ class Arguments:
     """The moving average of the variables; by default where there is one."""
     norm: Norm | None = None
     """Other BatchNorm than in training."""
+    fold: bool = False
+    """Fold BatchNorm into the convolutions, as export.py does."""
     images: pathlib.Path | None = None
     """Other pictures than in training, with train/<class> and val/<class> of the same classes."""
     batch_size: int = 256
@@ -47,6 +49,8 @@ def main(arguments: Arguments) -> None:
     mesh = devices.data_mesh(devices.start(arguments.platform))
     devices.check_batch(arguments.batch_size, 1, mesh)
     trained = networks.load(arguments.run, arguments.step, arguments.norm, arguments.average)
+    if arguments.fold:
+        trained = trained.folded()
     options = trained.data
     if arguments.images is not None:
         options = dataclasses.replace(options, images=arguments.images)
@@ -78,13 +82,13 @@ def main(arguments: Arguments) -> None:
     console.print(
         f"step {trained.step}: top-1 {result.top1:.2%}, top-5 {result.top5:.2%}, loss"
         f" {result.loss:.4f} on {result.images} held-out pictures; {dataset.description};"
-        f" {trained.model.norm} BatchNorm",
+        f" {trained.model.norm} BatchNorm{', folded' if arguments.fold else ''}",
         soft_wrap=True,
         highlight=False,
     )
     if arguments.json is not None:
         values = {**dataclasses.asdict(result), "step": trained.step, "norm": trained.model.norm}
-        values["pictures"] = dataset.description
+        values["folded"], values["pictures"] = arguments.fold, dataset.description
         arguments.json.write_text(json.dumps(values, indent=1) + "\n")
 
 

@@ -2,7 +2,8 @@
 
     python examples/resnet50/export.py runs/resnet50 resnet50.jax
 
-To run it (with fused BatchNorm after `import jax_bnar`, which brings the kernels):
+BatchNorm is folded into the convolutions (--no-fold leaves it). To run the file (after
+`import jax_bnar`, which brings the kernels, but for --norm flax):
 
     program = jax.export.deserialize(pathlib.Path("resnet50.jax").read_bytes())
     logits = program.call(images)  # uint8, (any number, height, width, channels)
@@ -37,7 +38,9 @@ class Arguments:
     platforms: tuple[str, ...] = ("cpu",)
     """Where it shall run: cpu, cuda, rocm, tpu."""
     norm: Norm | None = None
-    """Other BatchNorm than in training; a file with "flax" runs without jax_bnar."""
+    """Other BatchNorm than in training; a file with "flax" runs without jax_bnar, folded or not."""
+    fold: bool = True
+    """Fold BatchNorm into the convolutions: equal but for rounding."""
     step: int | None = None
     """Checkpoint; by default the last."""
     platform: Platform = "auto"
@@ -47,11 +50,12 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     devices.start(arguments.platform)
     trained = networks.load(arguments.run, arguments.step, arguments.norm)
-    logits_function = trained.logits_function()
+    exported = trained.folded() if arguments.fold else trained
+    logits_function = exported.logits_function()
 
     @jax.jit
     def logits(images: jax.Array) -> jax.Array:
-        return logits_function(trained.variables, images)
+        return logits_function(exported.variables, images)
 
     height, width, channels = trained.image_shape
     images = jax.ShapeDtypeStruct(
@@ -78,7 +82,11 @@ def main(arguments: Arguments) -> None:
     text = f"wrote {arguments.output} ({size:.1f} MiB, {', '.join(arguments.platforms)})"
     here = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
     if here in arguments.platforms:
-        text += f"; largest difference on {here}: {_difference(arguments.output, logits, trained)}"
+        difference, largest = _difference(arguments.output, trained)
+        text += (
+            f"; on {here} its logits differ by at most {difference:.2g} (the largest is"
+            f" {largest:.2g}) from those of the network as trained"
+        )
     Console().print(text, soft_wrap=True, highlight=False)
 
 
@@ -95,11 +103,12 @@ def _write(path: pathlib.Path, program: bytes, trained: networks.Trained) -> Non
     path.with_name(path.name + ".json").write_text(json.dumps(about, indent=1) + "\n")
 
 
-def _difference(path: pathlib.Path, logits, trained: networks.Trained) -> float:
-    """Between the file's logits and the network's, on noise."""
+def _difference(path: pathlib.Path, trained: networks.Trained) -> tuple[float, float]:
+    """Between the file's logits and the network's on noise, and the largest of these."""
     images = np.random.default_rng(0).integers(0, 256, (3, *trained.image_shape), np.uint8)
     program = export.deserialize(bytearray(path.read_bytes()))
-    return float(abs(program.call(images) - logits(images)).max())
+    logits = jax.jit(trained.logits_function())(trained.variables, images)
+    return float(abs(program.call(images) - logits).max()), float(abs(logits).max())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Pictures to logits with running statistics: what evaluation, prediction and export run.
 
-This is the one place for another form of the network at inference, such as convolutions with
-BatchNorm folded in.
+The network may be the one that was trained, or the same with BatchNorm folded into the convolutions
+(`networks.Trained.folded`).
 """
 
 from collections.abc import Callable

@@ -26,6 +26,7 @@ def build(model: Model, classes: int) -> ResNet:
         num_filters=model.num_filters,
         dtype=DTYPES[model.dtype],
         stem=model.stem,
+        padding=model.padding,
         norm=NORMS[model.norm],
         momentum=model.bn_momentum,
     )

@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import model
 from errors import UserError
-from flax import linen as nn
+
+from jax_bnar.flax_layers import ResNet, fold_batch_norms
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
     """The network, its variables, and how pictures must look."""
 
-    net: nn.Module
+    net: ResNet
     variables: dict[str, Any]
     model: config.Model
     source: config.Source
@@ -31,6 +32,15 @@ class Trained:
 
     def logits_function(self) -> inference.Logits:
         return inference.logits_function(self.net, self.mean, self.std)
+
+    def folded(self) -> "Trained":
+        """The same with every BatchNorm folded into its convolution: a bias is left of it.
+
+        What is left runs in our kernel, or in plain XLA where the BatchNorm is Flax's.
+        """
+        implementation = "xla" if self.model.norm == "flax" else None
+        net, variables = fold_batch_norms(self.net, self.variables, implementation=implementation)
+        return dataclasses.replace(self, net=net, variables=variables)
 
 
 def load(

@@ -32,6 +32,8 @@ class Arguments:
     """How many classes."""
     step: int | None = None
     """Checkpoint; by default the last."""
+    fold: bool = False
+    """Fold BatchNorm into the convolutions, as export.py does."""
     platform: Platform = "auto"
     """Device to run on."""
 
@@ -39,6 +41,8 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     devices.start(arguments.platform)
     trained = networks.load(arguments.run, arguments.step)
+    if arguments.fold:
+        trained = trained.folded()
     size, _, channels = trained.image_shape
     try:
         image = decode.centre_crop(arguments.picture, size)

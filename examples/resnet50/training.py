@@ -163,7 +163,9 @@ class Trainer:
         state = self._initial(key)
         source = self.config.training.init_from
         if source is not None:
-            variables, with_head = weights.begin_with(state.variables, pathlib.Path(source))
+            variables, with_head = weights.begin_with(
+                state.variables, pathlib.Path(source), self.net
+            )
             begun = train_state.begin(variables, self._sgd, self.config.training.ema_decay > 0)
             state = jax.device_put(begun, everywhere)
             self.display.say(

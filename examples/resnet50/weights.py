@@ -1,7 +1,8 @@
 """Where the first variables may come from, other than chance.
 
-One function for each kind of file: from a path to {"params", "batch_stats"} with the names of
-`jax_bnar.flax_layers.ResNet`. Another kind (torchvision's .safetensors) is a line in `READERS`.
+One function for each kind of file: from a path, and the network that the variables are for, to
+{"params", "batch_stats"} with the names of `jax_bnar.flax_layers.ResNet`. Another kind is a line in
+`READERS`.
 """
 
 import pathlib
@@ -10,26 +11,33 @@ from typing import Any, Final
 
 import jax
 import networks
-from errors import UserError
+import numpy as np
+from errors import UserError, first_line
 
-Reader = Callable[[pathlib.Path], dict[str, Any]]
+from jax_bnar import torch_weights
+from jax_bnar.flax_layers import ResNet
+
+Reader = Callable[[pathlib.Path, ResNet], dict[str, Any]]
 HEAD: Final = "Dense_0"
 
-# By suffix; a folder is that of a run.
-READERS: Final[dict[str, Reader]] = {"": lambda path: networks.load(path).variables}
 
+def begin_with(
+    variables: dict[str, Any], path: pathlib.Path, net: ResNet
+) -> tuple[dict[str, Any], bool]:
+    """`variables` of `net` with the values in `path`, and whether the head is of there, too.
 
-def begin_with(variables: dict[str, Any], path: pathlib.Path) -> tuple[dict[str, Any], bool]:
-    """`variables` with the values in `path`, and whether the head (of as many classes) is of there.
+    The head stays as it is in `variables` where `path` has one of other classes.
 
-    Raises UserError where the file is of another network.
+    Raises UserError where the file cannot be read, or is of another network.
     """
-    if path.suffix not in READERS:
+    # A folder is one of a run, even where its name has a dot.
+    kind = "" if path.is_dir() else path.suffix
+    if kind not in READERS:
         known = ", ".join(suffix or "an output folder of train.py" for suffix in READERS)
         raise UserError(f"--init-from {path}: weights can come from {known}.")
     if not path.exists():
         raise UserError(f"--init-from {path}: there is no such file or folder.")
-    loaded = READERS[path.suffix](path)
+    loaded = READERS[kind](path, net)
     head, new_head = loaded["params"].get(HEAD), variables["params"][HEAD]
     same_head = head is not None and _shapes(head) == _shapes(new_head)
     if not same_head:
@@ -42,6 +50,46 @@ def begin_with(variables: dict[str, Any], path: pathlib.Path) -> tuple[dict[str,
                 f" {there.get(name, 'missing')} there and {here.get(name, 'missing')} here."
             )
     return loaded, same_head
+
+
+def _of_a_run(path: pathlib.Path, net: ResNet) -> dict[str, Any]:
+    trained = networks.load(path)
+    if trained.model.padding != net.padding:
+        raise UserError(
+            f"--init-from {path} was trained with --padding {trained.model.padding}; give that"
+            " here, too."
+        )
+    return trained.variables
+
+
+def _of_torch(path: pathlib.Path, net: ResNet) -> dict[str, Any]:
+    """torchvision's names, as the weights of most ResNets have them."""
+    if net.padding != "torch":
+        raise UserError(
+            f"--init-from {path}: weights from PyTorch were trained with padding on every side;"
+            " give --padding torch."
+        )
+    try:
+        read = torch_weights.read(path)
+        head = read.get("fc.bias")
+        # The head may be of other classes; to_linen wants all shapes to fit.
+        if head is not None:
+            net = net.clone(num_classes=np.size(head))
+        return torch_weights.to_linen(read, net)
+    except OSError as error:
+        raise UserError(f"--init-from {path} cannot be read ({first_line(error)}).") from error
+    except (ImportError, ValueError) as error:
+        sentence = str(error).partition("\n")[0].removeprefix("torch_weights: ").rstrip(".")
+        raise UserError(f"--init-from {path}: {sentence}.") from error
+
+
+# By suffix; a folder has none.
+READERS: Final[dict[str, Reader]] = {
+    "": _of_a_run,
+    ".safetensors": _of_torch,
+    ".pth": _of_torch,
+    ".pt": _of_torch,
+}
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
