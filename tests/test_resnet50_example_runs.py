@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import resnet50_example as example
@@ -247,7 +248,7 @@ def test_folded_equals_unfolded(finished: pathlib.Path, norm: config.Norm, dtype
         folded = trained.folded()
         assert "batch_stats" not in folded.variables
         exact, unfolded, actual = (
-            np.asarray(of.logits_function()(of.variables, images))
+            np.asarray(of.logits_function()(of.variables, jnp.asarray(images)))
             for of in (exactly, trained, folded)
         )
     scale = abs(exact).max()
