@@ -42,7 +42,8 @@ all_strategies = pytest.mark.parametrize("name", STRATEGIES)
 def each(cases: Any) -> pytest.MarkDecorator:
     """One worker to a case, whose strategies share what was compiled and what was expected."""
     return pytest.mark.parametrize(
-        "case", [pytest.param(case, id=id, marks=pytest.mark.xdist_group(id)) for id, case in cases]
+        "case",
+        [pytest.param(case, id=key, marks=pytest.mark.xdist_group(key)) for key, case in cases],
     )
 
 
