@@ -2,13 +2,14 @@
 
 One step is forward and backward at one site, without running statistics: y, dx, [dz] and the
 gradients of scale and bias. Of small sites a step takes less than the host needs to ask for one, so
-a sample is one program: a loop of known length that goes through several sets of operands in turn
-(together several times the L2, so each set comes from memory), and the wall-clock time of that
-program, over all its steps. The host's share is one dispatch in about 20 ms. XLA may replay the
-body as a CUDA graph, for all peers alike. Barriers tie the operands of a step to the results of the
-one before, so that XLA neither moves work out of the loop nor merges that of two sets; every large
-result is carried out of the loop, so that none is optimised away. `copies` counts the copies of
-large arrays that the compiled program holds: they would be part of the time, and should be none.
+a program holds a step for each of several sets of operands (together several times the L2, so that
+each set comes from memory), and the host, which does not wait, asks for the next program while the
+device is busy with the last. A sample is the wall-clock time of enough programs for about 20 ms,
+over all their steps; `host_share` is the part of it after which the host had asked for everything:
+near 1 it may be the host that was timed. XLA may replay a program as a CUDA graph, for all peers
+alike. Barriers tie the operands of a step to the results of the one before, so that XLA does not
+merge those of two sets, and all results are returned, so that none is optimised away. `copies`
+counts the copies of large arrays in the compiled program, which would be part of the time.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
@@ -51,23 +53,20 @@ def step_of(peer: str, site: Site, wave: Wave) -> Step:
     return ours.gradient_step(site, save="mask" if peer == "ours_mask" else "y")
 
 
-def chain(step: Step, rounds: int) -> Callable[..., Any]:
-    """Sets of (x, z, dy) to the results of all of them, each computed `rounds` times."""
+def chain(step: Step) -> Callable[..., Any]:
+    """Sets of (x, z, dy) to the results of all of them, one after the other."""
 
     def run(sets: Any, scale: Any, bias: Any) -> Any:
-        def body(_: Any, carried: Any) -> Any:
-            results, previous = [], carried[-1]
-            for operands in sets:
-                ((x, z, dy), a, b), _ = jax.lax.optimization_barrier(
-                    ((operands, scale, bias), previous)
+        results = []
+        for operands in sets:
+            if results:
+                # XLA drops from a barrier what is not used behind it.
+                (operands, scale, bias), results[-1] = jax.lax.optimization_barrier(
+                    ((operands, scale, bias), results[-1])
                 )
-                previous = step(x, z, a, b, dy)
-                results.append(previous)
-            return results
-
-        shapes = [jax.eval_shape(step, x, z, scale, bias, dy) for x, z, dy in sets]
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        return jax.lax.fori_loop(0, rounds, body, zeros)
+            x, z, dy = operands
+            results.append(step(x, z, scale, bias, dy))
+        return results
 
     return run
 
@@ -91,9 +90,8 @@ def make_operands(site: Site, wave: Wave, sets: int) -> tuple[Any, ...]:
 
 
 def compile_chain(peer: str, site: Site, wave: Wave, work: Work) -> Any:
-    sets, rounds = work.sets(site, wave), work.rounds(site, wave)
-    function = jax.jit(chain(step_of(peer, site, wave), rounds))
-    return function.lower(*shapes_of(site, wave, sets)).compile()
+    shapes = shapes_of(site, wave, work.sets(site, wave))
+    return jax.jit(chain(step_of(peer, site, wave))).lower(*shapes).compile()
 
 
 def large_copies(compiled: Any, site: Site, wave: Wave) -> int:
@@ -129,14 +127,25 @@ def relative_error(got: jax.Array, expected: jax.Array) -> jax.Array:
     return error / jnp.linalg.norm(wide.ravel())
 
 
-def measure(compiled: Any, operands: tuple[Any, ...], samples: int, steps: int) -> list[float]:
+def measure(
+    compiled: Any, operands: tuple[Any, ...], samples: int, sets: int, rounds: int
+) -> tuple[list[float], float]:
+    """Milliseconds of a step, and the host's share."""
     jax.block_until_ready(compiled(*operands))
-    times = []
+    times, shares = [], []
     for _ in range(samples):
-        start = perf_counter()
         jax.block_until_ready(compiled(*operands))
-        times.append((perf_counter() - start) * 1e3 / steps)
-    return times
+        start = perf_counter()
+        for _ in range(rounds):
+            # The one before is freed once this is enqueued, and its memory used for the next.
+            results = compiled(*operands)
+        asked = perf_counter() - start
+        jax.block_until_ready(results)
+        seconds = perf_counter() - start
+        times.append(seconds * 1e3 / (rounds * sets))
+        shares.append(asked / seconds)
+        del results
+    return times, median(shares)
 
 
 # Near 0 rounding opens a gate in one and shuts it in the other: in bfloat16 that alone is 0.05. Who
@@ -170,12 +179,15 @@ def run_wave(work: Work, wave: Wave, results: Results, pool: ThreadPoolExecutor)
             try:
                 compiled = programs.pop((site, peer)).result()
                 with strategy_of(peer):
-                    times = measure(compiled, operands, work.samples, sets * rounds)
+                    times, share = measure(compiled, operands, work.samples, sets, rounds)
                     first = compiled(*operands)[0] if peer != "copy" else None
                     jax.block_until_ready(first)
                 if peer == "flax":
                     reference = first
-                more: dict[str, Any] = {"copies": large_copies(compiled, site, wave)}
+                more: dict[str, Any] = {
+                    "copies": large_copies(compiled, site, wave),
+                    "host_share": round(share, 3),
+                }
                 if peer == "copy":
                     more["bytes"] = 2 * site.elements(wave.batch) * itemsize(wave.dtype)
                 elif reference is not None:

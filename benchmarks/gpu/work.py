@@ -15,7 +15,7 @@ from benchmarks.sites import RESNET50_SITES, Site, one_read_bytes, two_read_byte
 
 SCHEMA: Final = 1
 _TENSORS_OF_A_SET: Final = 6  # x, z, dy, y, dx, dz at most
-_MOST_SETS: Final = 32
+_MOST_SETS: Final = 48
 # For how long a sample lasts, about: a guess at the time from the bytes, not a result.
 _GUESSED_BYTES_PER_S: Final = 2.5e12
 
