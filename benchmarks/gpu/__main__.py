@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def after_each(record: StepRecord) -> None:
         records.append(record)
         print(_line(record), flush=True)
-        (work / f"{record.name}.json").with_suffix(".record.json").write_text(
+        (work / f"{record.name}.record.json").write_text(
             json.dumps(dataclasses.asdict(record), indent=1) + "\n"
         )
         with log.open("a") as file:
@@ -88,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         load=lambda path: json.loads(path.read_text()),
         after_each=after_each,
     )
+    if options.platform == "cpu":
+        print("DRY RUN on the CPU: the times below say nothing of a GPU")
     for line in table.render(records):
         print(line)
     good = all(record.status in ("passed", "skipped") for record in records)

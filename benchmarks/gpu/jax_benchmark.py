@@ -135,6 +135,7 @@ def measure(
     times, shares = [], []
     for _ in range(samples):
         jax.block_until_ready(compiled(*operands))
+        results = None
         start = perf_counter()
         for _ in range(rounds):
             # The one before is freed once this is enqueued, and its memory used for the next.
@@ -144,7 +145,6 @@ def measure(
         seconds = perf_counter() - start
         times.append(seconds * 1e3 / (rounds * sets))
         shares.append(asked / seconds)
-        del results
     return times, median(shares)
 
 
@@ -180,7 +180,7 @@ def run_wave(work: Work, wave: Wave, results: Results, pool: ThreadPoolExecutor)
                 compiled = programs.pop((site, peer)).result()
                 with strategy_of(peer):
                     times, share = measure(compiled, operands, work.samples, sets, rounds)
-                    first = compiled(*operands)[0] if peer != "copy" else None
+                    first: Any = compiled(*operands)[0] if peer != "copy" else None
                     jax.block_until_ready(first)
                 if peer == "flax":
                     reference = first

@@ -5,6 +5,7 @@ neither the Python that runs this nor the source tree is changed; PYTHONSAFEPATH
 tree, which lacks the native module, from coming first.
 """
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -53,7 +54,10 @@ class Plan:
         return self.directory / "site"
 
     def environment(self, **more: str) -> dict[str, str]:
-        paths = [self.site, ROOT, ROOT / "tests"]
+        # Where `build` was left out, the package that this process would import.
+        found = importlib.util.find_spec("jax_bnar")
+        installed = [Path(found.origin).parents[1]] if found and found.origin else []
+        paths = [self.site, *installed, ROOT, ROOT / "tests"]
         return {
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "PYTHONSAFEPATH": "1",

@@ -85,7 +85,7 @@ def parse(
     options = parser.parse_args(arguments)
     end = time.monotonic() + options.seconds
     if options.platform == "cpu":
-        options.batch, options.dtype, options.sites = [2], ["bfloat16"], ["7x7x512", "7x7x2048 bn"]
+        options.batch, options.dtype, options.sites = [2], ["bfloat16"], ["7x7x2048 bn_add_relu"]
         options.samples, options.sample_ms, options.rotate_mib = 2, 0, 0
     sites = [s for s in RESNET50_SITES if s.label.startswith(tuple(options.sites))]
     if not sites:
