@@ -142,3 +142,20 @@ def check(case: Case) -> None:
     oracle.assert_within("var", got.var, expected.var, expected.var_allowance)
     oracle.assert_within("y", got.y, expected.y, expected.y_allowance)
     check_gradients(case, given, dout, got)
+
+
+def calls_outside_graphs(thunks: str) -> list[str]:
+    """Custom calls beside, not inside, the command buffers of XLA's dump of what it executes.
+
+    One line to a thunk; those of a command buffer follow it, further indented.
+    """
+    outside, buffer_indent = [], None
+    for line in thunks.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if buffer_indent is not None and indent <= buffer_indent:
+            buffer_indent = None
+        if buffer_indent is None and "kCustomCall" in line:
+            outside.append(line)
+        if buffer_indent is None and "kCommandBuffer" in line:
+            buffer_indent = indent
+    return outside

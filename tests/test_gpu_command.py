@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_cases import calls_outside_graphs
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -146,6 +147,17 @@ def test_work_of_the_benchmark(tmp_path: Path) -> None:
 def test_minimal_bytes_of_the_step() -> None:
     step = sum(site.count * one_read_bytes(site, 256, 2) for site in RESNET50_SITES)
     assert step == pytest.approx(34.46e9, rel=1e-3)
+
+
+def test_calls_beside_a_command_buffer_are_found() -> None:
+    inside = (
+        "000: kKernel\t loop_fusion\n001: kCommandBuffer\t ops\n"
+        "  000: kCustomCall\t jax_bnar_forward\n  001: kKernel\t a\n"
+    )
+    beside = "002: kCustomCall\t jax_bnar_backward"
+    assert calls_outside_graphs(inside) == []
+    assert calls_outside_graphs(inside + beside + "\n") == [beside]
+    assert calls_outside_graphs(beside) == [beside]
 
 
 def row(peer: str, site: str, count: int, ms: float, **more: Any) -> dict[str, Any]:
