@@ -4,6 +4,7 @@
 #   make test        the tests
 #   make lint        formatting, lint and types
 #   make benchmark   the 53 BatchNorm sites of ResNet-50 against Flax (and PyTorch, if installed)
+#   make gpu         on a machine with an NVIDIA GPU: builds, tests and measures the CUDA kernels
 #   make clean       removes what the others made
 
 PYTHON ?= python3
@@ -11,6 +12,7 @@ DEMO_ARGS ?=
 # A file's tests share fixtures that take long to make, so they stay together.
 TEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile
 BENCHMARK_ARGS ?= --output benchmarks/results/latest.json
+GPU_ARGS ?=
 
 BIN := .venv/bin
 # What the native module is built from. The install is editable, so Python sources need no reinstall.
@@ -20,7 +22,7 @@ EXTRAS_test := demo,resnet50,test
 EXTRAS_lint := demo,resnet50,test,bench,lint
 NATIVE_SOURCES = $(shell find cpu cuda native tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test venv lint benchmark clean
+.PHONY: demo test venv lint benchmark gpu clean
 
 demo: .venv/installed-demo
 	$(BIN)/python examples/digits/train.py $(DEMO_ARGS)
@@ -38,6 +40,12 @@ lint: .venv/installed-lint
 
 benchmark: .venv/installed-bench
 	$(BIN)/python -m benchmarks.launch -- $(BENCHMARK_ARGS)
+
+# On what is installed, for the machine may be offline: CUDA 13 with nvcc, jax with its CUDA plugin,
+# flax, torch, nanobind, scikit-build-core, cmake, ninja, pytest, pytest-timeout, pytest-xdist,
+# hypothesis.
+gpu:
+	$(PYTHON) -m benchmarks.gpu $(GPU_ARGS)
 
 .venv/created:
 	$(PYTHON) -m venv .venv

@@ -90,3 +90,18 @@ def two_read_bytes(site: Site, batch: int, itemsize: int) -> int:
 def two_read_bytes_without_y(site: Site, batch: int, itemsize: int) -> int:
     """Bytes of the two-read scheme at one occurrence, where backward does not read y."""
     return _PASSES_WITHOUT_Y[site.form] * site.elements(batch) * itemsize
+
+
+# The least: x is read once forward, x and dy once backward, and the statistics wait on chip.
+_PASSES_READING_ONCE: Final[dict[Form, int]] = {
+    "bn_relu": 2 + 3,
+    "bn_add_relu": 3 + 4,
+    "batch_norm": 2 + 3,
+}
+
+
+def one_read_bytes(site: Site, batch: int, itemsize: int) -> int:
+    """Bytes that any scheme moves at one occurrence; a bit mask is the evidence at a join."""
+    elements = site.elements(batch)
+    mask = 2 * (elements // 8) if site.form == "bn_add_relu" else 0
+    return _PASSES_READING_ONCE[site.form] * elements * itemsize + mask

@@ -72,3 +72,27 @@ def test_emulated_kernels_are_what_runs(native_module: pathlib.Path) -> None:
     )
     assert finished.returncode != 0
     assert "JAX_BNAR_CUDA_STRATEGY must be" in finished.stderr
+
+
+@pytest.mark.timeout(600)
+def test_tests_for_a_gpu_pass_on_emulated_kernels(native_module: pathlib.Path) -> None:
+    """What `make gpu` asks of every strategy, with its tiny shapes."""
+    directory = pathlib.Path(__file__).parent
+    finished = subprocess.run(
+        [
+            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "gpu",
+            str(directory / "test_gpu.py"),
+        ],
+        cwd=ROOT,
+        env=ENVIRONMENT
+        | {
+            "JAX_BNAR_TEST_NATIVE_MODULE": str(native_module),
+            "JAX_BNAR_GPU_PLATFORM": "cpu",
+            "XLA_FLAGS": "--xla_gpu_enable_command_buffer=",
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout[-8000:] + finished.stderr[-2000:]
+    assert int(finished.stdout.rsplit(" passed", 1)[0].split()[-1]) > 100

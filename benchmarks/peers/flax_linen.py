@@ -5,6 +5,8 @@ ResNet example has them. Forward and backward stand in one jit, which lets XLA f
 more than it gets in a network, where the whole of the loss lies between.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,30 +14,52 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from benchmarks.peers import Step, _jax
-from benchmarks.problem import EPSILON, MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
+from benchmarks.problem import EPSILON, MOMENTUM, RUNNING_MEAN, RUNNING_VAR, DType, Problem, Results
+from benchmarks.sites import Site
 
 
-def build(problem: Problem) -> Step:
-    channels = problem.site.channels
+def forward(site: Site, dtype: DType) -> Callable[..., tuple[jax.Array, Any]]:
+    """(x, z, params, batch_stats) to y, and the new batch_stats as auxiliary results."""
     layer = nn.BatchNorm(
         use_running_average=False,
         momentum=MOMENTUM,
         epsilon=EPSILON,
-        dtype=jnp.dtype(problem.dtype),
+        dtype=jnp.dtype(dtype),
         param_dtype=jnp.float32,
     )
 
-    def step(x: Any, z: Any, params: Any, batch_stats: Any, dy: Any):
-        def forward(x: Any, z: Any, params: Any):
-            variables = {"params": params, "batch_stats": batch_stats}
-            y, updates = layer.apply(variables, x, mutable=["batch_stats"])
-            if z is not None:
-                y = y + z
-            if problem.site.form != "batch_norm":
-                y = nn.relu(y)
-            return y, updates["batch_stats"]
+    def apply(x: Any, z: Any, params: Any, batch_stats: Any) -> tuple[jax.Array, Any]:
+        variables = {"params": params, "batch_stats": batch_stats}
+        y, updates = layer.apply(variables, x, mutable=["batch_stats"])
+        if z is not None:
+            y = y + z
+        if site.form != "batch_norm":
+            y = nn.relu(y)
+        return y, updates["batch_stats"]
 
-        y, vjp, new_stats = jax.vjp(forward, x, z, params, has_aux=True)
+    return apply
+
+
+def gradient_step(site: Site, dtype: DType) -> Callable[..., tuple[Any, ...]]:
+    """(x, z, scale, bias, dy) to (y, dx, dz, dscale, dbias), without running statistics."""
+
+    def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any) -> tuple[Any, ...]:
+        stats = {"mean": jnp.zeros_like(scale), "var": jnp.ones_like(scale)}
+        apply = functools.partial(forward(site, dtype), batch_stats=stats)
+        params = {"scale": scale, "bias": bias}
+        y, vjp, _ = jax.vjp(apply, x, z, params, has_aux=True)
+        dx, dz, dparams = vjp(dy)
+        return y, dx, dz, dparams["scale"], dparams["bias"]
+
+    return step
+
+
+def build(problem: Problem) -> Step:
+    channels = problem.site.channels
+
+    def step(x: Any, z: Any, params: Any, batch_stats: Any, dy: Any):
+        apply = functools.partial(forward(problem.site, problem.dtype), batch_stats=batch_stats)
+        y, vjp, new_stats = jax.vjp(apply, x, z, params, has_aux=True)
         return y, new_stats, *vjp(dy)
 
     def to_results(outputs: Any) -> Results:

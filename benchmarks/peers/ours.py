@@ -4,6 +4,7 @@ One activation operand is kept for the backward beside x: y (save="y"), as a net
 layer keeps y anyway.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,22 +13,41 @@ import jax.numpy as jnp
 import jax_bnar
 from benchmarks.peers import Step, _jax
 from benchmarks.problem import EPSILON, MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
+from benchmarks.sites import Site
+
+Operator = Callable[..., tuple[jax.Array, Any]]
+
+
+def operator(site: Site, save: str = "y") -> Operator:
+    """(x, z, scale, bias) to y, and (mean, var) as auxiliary results."""
+
+    def apply(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
+        if site.form == "bn_add_relu":
+            y, mean, var = jax_bnar.bn_add_relu(x, z, scale, bias, epsilon=EPSILON, save=save)
+        elif site.form == "bn_relu":
+            y, mean, var = jax_bnar.bn_relu(x, scale, bias, epsilon=EPSILON, save=save)
+        else:
+            y, mean, var = jax_bnar.batch_norm(x, scale, bias, epsilon=EPSILON)
+        return y, (mean, var)
+
+    return apply
+
+
+def gradient_step(site: Site, save: str) -> Callable[..., tuple[Any, ...]]:
+    """(x, z, scale, bias, dy) to (y, dx, dz, dscale, dbias), without running statistics."""
+
+    def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any) -> tuple[Any, ...]:
+        y, vjp, _ = jax.vjp(operator(site, save), x, z, scale, bias, has_aux=True)
+        return y, *vjp(dy)
+
+    return step
 
 
 def build(problem: Problem) -> Step:
     channels = problem.site.channels
 
-    def operator(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
-        if problem.site.form == "bn_add_relu":
-            y, mean, var = jax_bnar.bn_add_relu(x, z, scale, bias, epsilon=EPSILON)
-        elif problem.site.form == "bn_relu":
-            y, mean, var = jax_bnar.bn_relu(x, scale, bias, epsilon=EPSILON)
-        else:
-            y, mean, var = jax_bnar.batch_norm(x, scale, bias, epsilon=EPSILON)
-        return y, (mean, var)
-
     def step(x: Any, z: Any, scale: Any, bias: Any, old_mean: Any, old_var: Any, dy: Any):
-        y, vjp, (mean, var) = jax.vjp(operator, x, z, scale, bias, has_aux=True)
+        y, vjp, (mean, var) = jax.vjp(operator(problem.site), x, z, scale, bias, has_aux=True)
         new_mean = MOMENTUM * old_mean + (1 - MOMENTUM) * mean
         new_var = MOMENTUM * old_var + (1 - MOMENTUM) * var
         return y, new_mean, new_var, *vjp(dy)

@@ -1,0 +1,69 @@
+"""The device, its driver, and the versions: what a result depends on beside the code."""
+
+import argparse
+import json
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+
+from benchmarks.environment import describe_environment
+from jax_bnar import _native_targets
+
+_PACKAGES: Final = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "triton", "pytest")
+_QUERY: Final = (
+    "name", "driver_version", "memory.total", "compute_cap", "clocks.sm", "clocks.mem",
+    "clocks.max.sm", "power.limit", "ecc.mode.current", "mig.mode.current",
+)  # fmt: skip
+
+
+def describe_device() -> dict[str, Any]:
+    environment = describe_environment()
+    device = jax.devices()[0]
+    return {
+        "platform": device.platform,
+        "kind": device.device_kind,
+        "count": jax.device_count(),
+        "nvidia_smi": _nvidia_smi(),
+        "kernels": sorted(name for name, of in _native_targets.registered if of == "cuda"),
+        "why_no_kernels": None
+        if ("forward", "cuda") in _native_targets.registered
+        else _native_targets.why_no_kernel("forward"),
+        "native_module": getattr(_native_targets._native, "__file__", None),
+        "environment": environment
+        | {"versions": environment["versions"] | {name: _version(name) for name in _PACKAGES}},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _nvidia_smi() -> list[dict[str, str]] | str:
+    """One object for each GPU, or why there is none."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"]
+    try:
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    lines = [line.split(", ") for line in finished.stdout.splitlines() if line.strip()]
+    return [dict(zip(_QUERY, line, strict=True)) for line in lines]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    text = json.dumps(describe_device(), indent=1)
+    options.output.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

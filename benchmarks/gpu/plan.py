@@ -1,0 +1,194 @@
+"""The steps of `make gpu`: which commands, in which environment, for how long.
+
+Everything runs offline on what is installed. The package is built into a folder of its own, so that
+neither the Python that runs this nor the source tree is changed; PYTHONSAFEPATH keeps the source
+tree, which lacks the native module, from coming first.
+"""
+
+import importlib.util
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from benchmarks.gpu.steps import Command, Step
+
+Platform = Literal["cuda", "cpu"]
+
+ROOT: Final = Path(__file__).parents[2]
+SANITIZERS: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
+ORACLE_TESTS: Final = (
+    "exact_fill", "special_values", "forward", "backward", "inference", "vmap",
+)  # fmt: skip
+# A replayed graph holds the launches of the strategy that it was captured under.
+NO_GRAPHS: Final = "--xla_gpu_enable_command_buffer="
+# What is run where --only names nothing, in this order; `oracle` repeats in a longer way what
+# `tests` says of one strategy.
+DEFAULT: Final = (
+    "build", "device", "doctor", "tests", "programs", "sanitize", "large", "benchmark_jax",
+    "benchmark_torch",
+)  # fmt: skip
+NAMES: Final = (*DEFAULT, "oracle")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the steps depend on.
+
+    Attributes:
+        platform: "cpu" is the dry run: the same steps, tiny, on what is there.
+        directory: for the built package and files of the steps; not emptied.
+        workers: processes of pytest, which share the device.
+        benchmark: options of the benchmarks.
+    """
+
+    platform: Platform
+    directory: Path
+    workers: int
+    benchmark: tuple[str, ...] = ()
+
+    @property
+    def site(self) -> Path:
+        return self.directory / "site"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        # Where `build` was left out, the package that this process would import.
+        found = importlib.util.find_spec("jax_bnar")
+        installed = [Path(found.origin).parents[1]] if found and found.origin else []
+        paths = [self.site, *installed, ROOT, ROOT / "tests"]
+        return {
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "PYTHONSAFEPATH": "1",
+            "PYTHONUNBUFFERED": "1",
+            "JAX_PLATFORMS": "cuda,cpu" if self.platform == "cuda" else "cpu",
+            "JAX_BNAR_GPU_PLATFORM": self.platform,
+            # Several processes, and other libraries in one, share the memory.
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            # No folder of examples in the source tree, and the same ones in every run.
+            "CI": "true",
+            **more,
+        }
+
+    def steps(self, names: tuple[str, ...]) -> list[Step]:
+        return [getattr(self, f"_{name}")() for name in NAMES if name in names]
+
+    def _build(self) -> Step:
+        cuda = {"cuda": "ON", "cpu": "OFF"}[self.platform]
+        options = [f"JAX_BNAR_CUDA={cuda}"]
+        if self.platform == "cuda":
+            options.append("CMAKE_CUDA_ARCHITECTURES=native")
+        argv = [
+            sys.executable, "-m", "pip", "install", "--verbose", "--no-build-isolation",
+            "--no-deps", "--no-index", "--disable-pip-version-check", "--upgrade",
+            "--target", str(self.site),
+            *(f"--config-settings=cmake.define.{option}" for option in options), str(ROOT),
+        ]  # fmt: skip
+        # A caller's PYTHONPATH would hide what this Python builds with.
+        return Step("build", (Command(tuple(argv)),), limit_s=240)
+
+    def _device(self) -> Step:
+        output = self.directory / "device.json"
+        command = self._module("benchmarks.gpu.device", "--output", str(output), output=output)
+        return Step("device", (command,), limit_s=60)
+
+    def _doctor(self) -> Step:
+        output = self.directory / "doctor.json"
+        # The report is what it prints, so that a shell keeps the file.
+        shell = f'exec "$0" -m jax_bnar.doctor --json --timeout 60 >"{output}"'
+        argv = ("/bin/sh", "-c", shell, sys.executable)
+        return Step(
+            "doctor", (Command(argv, self.environment(), output),), limit_s=90, needs=("build",)
+        )
+
+    def _tests(self) -> Step:
+        command = self._pytest("gpu", "test_gpu.py", XLA_FLAGS=self._flags())
+        return Step("tests", (command,), limit_s=200, needs=("build",))
+
+    def _programs(self) -> Step:
+        # Two at a time: each starts a process of JAX, and some fill what they may of the memory.
+        workers = min(self.workers, 2)
+        command = self._pytest("gpu", "test_gpu_programs.py", workers=workers)
+        return Step("programs", (command,), limit_s=150, needs=("build",))
+
+    def _large(self) -> Step:
+        # On the CPU it takes 20 GB.
+        skip = None if self.platform == "cuda" else "needs 20 GB on the CPU; pytest -m large"
+        command = self._pytest("large", "test_large.py", workers=0)
+        return Step("large", (command,), limit_s=90, needs=("build",), skip=skip)
+
+    def _oracle(self) -> Step:
+        files = tuple(f"test_{name}.py" for name in ORACLE_TESTS)
+        command = self._pytest("not gpu and not large", *files, "-k", "not xla")
+        return Step("oracle", (command,), limit_s=500, needs=("build",))
+
+    def _sanitize(self) -> Step:
+        program = (sys.executable, str(ROOT / "tests" / "gpu_sanitize.py"))
+        environment = self.environment(
+            # Each buffer an allocation of its own, or nothing inside the pool is out of bounds.
+            XLA_PYTHON_CLIENT_ALLOCATOR="platform",
+            XLA_FLAGS=self._flags(),
+        )
+        if self.platform == "cpu":
+            return Step("sanitize", (Command(program, environment),), 60, needs=("build",))
+        tool = find_cuda_tool("compute-sanitizer")
+        commands = tuple(
+            Command(
+                (
+                    tool or "compute-sanitizer", "--tool", name, "--error-exitcode", "9",
+                    "--print-limit", "20", *program,
+                ),
+                environment,
+            )
+            for name in SANITIZERS
+        )  # fmt: skip
+        skip = None if tool else "compute-sanitizer is not installed"
+        return Step("sanitize", commands, limit_s=240, needs=("build",), skip=skip)
+
+    def _benchmark_jax(self) -> Step:
+        return self._benchmark("jax", needs=("build",))
+
+    def _benchmark_torch(self) -> Step:
+        return self._benchmark("torch")
+
+    def _benchmark(self, family: str, needs: tuple[str, ...] = ()) -> Step:
+        output = self.directory / f"benchmark_{family}.json"
+        command = self._module(
+            f"benchmarks.gpu.{family}_benchmark",
+            "--platform", self.platform, "--output", str(output), *self.benchmark,
+            output=output, deadline_option="--seconds",
+        )  # fmt: skip
+        return Step(f"benchmark_{family}", (command,), limit_s=150, needs=needs)
+
+    def _module(
+        self, name: str, *options: str, output: Path, deadline_option: str | None = None
+    ) -> Command:
+        argv = (sys.executable, "-m", name, *options)
+        # Without kernels an error, and not the time of pure JAX.
+        environment = self.environment(JAX_BNAR_IMPLEMENTATION="ffi")
+        return Command(argv, environment, output, deadline_option)
+
+    def _pytest(
+        self, marker: str, *arguments: str, workers: int | None = None, **more: str
+    ) -> Command:
+        workers = self.workers if workers is None else workers
+        argv = [
+            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker,
+            # A warning of another version of JAX must not hide what the kernels do.
+            "-W", "default",
+            "--numprocesses", str(workers), "--dist", "loadgroup", "--maxfail", "40",
+            "--tb", "short",
+        ]  # fmt: skip
+        argv += [str(ROOT / "tests" / a) if a.endswith(".py") else a for a in arguments]
+        return Command(tuple(argv), self.environment(**more))
+
+    def _flags(self) -> str:
+        return " ".join([*os.environ.get("XLA_FLAGS", "").split(), NO_GRAPHS])
+
+
+def find_cuda_tool(name: str) -> str | None:
+    """A program on PATH or in the CUDA toolkit's folder, where most of them are installed."""
+    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [f"{root}/{folder}" for root in roots if root for folder in ("bin", name)]
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(folders))

@@ -1,0 +1,88 @@
+"""The rows of both benchmarks, summed over the 53 sites of a step, as JSON and as text."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.gpu.steps import StepRecord
+from benchmarks.sites import RESNET50_SITES
+
+
+def rows_of(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
+    """Rows of all benchmarks; a copy is told apart by who made it."""
+    rows = []
+    for record in records:
+        for command in record.commands:
+            document = command.result
+            if isinstance(document, dict) and "rows" in document:
+                family = document["family"]
+                rows += [
+                    {**row, "peer": f"{family}_copy" if row["peer"] == "copy" else row["peer"]}
+                    for row in document["rows"]
+                ]
+    return rows
+
+
+def merge(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
+    """One object for each batch size and dtype.
+
+    `sum_ms` weights each site with its count, over the sites that a peer has; `sites` says how many
+    those are, for only sums over the same ones compare. The floors take the median rate of the
+    copies.
+    """
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows_of(records):
+        groups[row["batch"], row["dtype"]].append(row)
+    return [_merge(batch, dtype, rows) for (batch, dtype), rows in groups.items()]
+
+
+def _merge(batch: int, dtype: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    peers: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    rates = []
+    for row in rows:
+        peers[row["peer"]].append(row)
+        if "bytes" in row:
+            rates.append(row["bytes"] / (row["median_ms"] / 1e3))
+    bandwidth = median(rates) if rates else None
+    sites = {row["site"]: row for row in rows}
+    totals = {
+        name: sum(row["count"] * row[f"{name}_bytes"] for row in sites.values())
+        for name in ("one_read", "two_read")
+    }
+    return {
+        "batch": batch,
+        "dtype": dtype,
+        "sites": len(sites),
+        "sites_of_the_network": len(RESNET50_SITES),
+        "copy_bytes_per_s": bandwidth,
+        **{
+            f"{name}_floor_ms": None if bandwidth is None else total / bandwidth * 1e3
+            for name, total in totals.items()
+        },
+        "peers": {
+            peer: {
+                "sites": len(of_peer),
+                "sum_ms": sum(row["count"] * row["median_ms"] for row in of_peer),
+            }
+            for peer, of_peer in peers.items()
+            if not peer.endswith("_copy")
+        },
+    }
+
+
+def render(records: Sequence[StepRecord]) -> Iterator[str]:
+    for group in merge(records):
+        yield (
+            f"batch {group['batch']}, {group['dtype']}: {group['sites']} of"
+            f" {group['sites_of_the_network']} sites, forward + backward, sum in ms"
+        )
+        if group["copy_bytes_per_s"]:
+            yield (
+                f"  {group['one_read_floor_ms']:9.3f}  floor, every tensor once, at the copy's"
+                f" {group['copy_bytes_per_s'] / 1e9:.0f} GB/s"
+            )
+            yield f"  {group['two_read_floor_ms']:9.3f}  floor, x (and dy) read twice"
+        for peer, total in sorted(group["peers"].items(), key=lambda item: item[1]["sum_ms"]):
+            partial = "" if total["sites"] == group["sites"] else f"  ({total['sites']} sites only)"
+            yield f"  {total['sum_ms']:9.3f}  {peer}{partial}"

@@ -1,0 +1,171 @@
+"""What both families of peers measure, in which order, until when, and how results are kept."""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, get_args
+
+from benchmarks.problem import DType, itemsize
+from benchmarks.sites import RESNET50_SITES, Site, one_read_bytes, two_read_bytes_without_y
+
+SCHEMA: Final = 1
+_TENSORS_OF_A_SET: Final = 6  # x, z, dy, y, dx, dz at most
+_MOST_SETS: Final = 48
+# For how long a sample lasts, about: a guess at the time from the bytes, not a result.
+_GUESSED_BYTES_PER_S: Final = 2.5e12
+
+
+@dataclass(frozen=True)
+class Wave:
+    """All sites at one batch size, dtype and group of peers: compiled together, then measured."""
+
+    batch: int
+    dtype: DType
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The options of a benchmark.
+
+    Attributes:
+        rotate_bytes: the sets of operands hold together at least this much, so that what one call
+            left in L2 is gone when its turn comes again.
+        sample_s: device time that one sample is meant to take.
+    """
+
+    platform: str
+    waves: tuple[Wave, ...]
+    sites: tuple[Site, ...]
+    rotate_bytes: int
+    samples: int
+    sample_s: float
+    end: float
+    output: Path
+
+    def time_is_up(self) -> bool:
+        return time.monotonic() > self.end
+
+    def sets(self, site: Site, wave: Wave) -> int:
+        """Sets of operands to rotate among: two at least."""
+        one = _TENSORS_OF_A_SET * site.elements(wave.batch) * itemsize(wave.dtype)
+        return min(_MOST_SETS, max(2, math.ceil(self.rotate_bytes / one)))
+
+    def rounds(self, site: Site, wave: Wave) -> int:
+        """Passes through all sets in one sample."""
+        step = two_read_bytes_without_y(site, wave.batch, itemsize(wave.dtype))
+        one = self.sets(site, wave) * step / _GUESSED_BYTES_PER_S
+        return min(1000, max(2, round(self.sample_s / one)))
+
+
+def parse(
+    description: str | None,
+    arguments: Sequence[str] | None,
+    main_peers: tuple[str, ...],
+    more_peers: tuple[str, ...],
+) -> Work:
+    """The main peers at every batch size and dtype, the others at the first of each alone."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--batch", type=int, nargs="+", default=[256, 64, 32])
+    dtypes = get_args(DType)
+    parser.add_argument("--dtype", nargs="+", choices=dtypes, default=list(dtypes[1:] + dtypes[:1]))
+    parser.add_argument("--peers", nargs="+", choices=main_peers + more_peers, default=None)
+    parser.add_argument("--sites", nargs="+", default=[""], help="labels start with one of these")
+    parser.add_argument("--samples", type=int, default=5)
+    parser.add_argument("--sample-ms", type=float, default=20)
+    parser.add_argument("--rotate-mib", type=int, default=384, help="several times the L2")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after these")
+    options = parser.parse_args(arguments)
+    end = time.monotonic() + options.seconds
+    if options.platform == "cpu":
+        options.batch, options.dtype, options.sites = [2], ["bfloat16"], ["7x7x2048 bn_add_relu"]
+        options.samples, options.sample_ms, options.rotate_mib = 2, 0, 0
+    sites = [s for s in RESNET50_SITES if s.label.startswith(tuple(options.sites))]
+    if not sites:
+        labels = ", ".join(site.label for site in RESNET50_SITES)
+        parser.error(f"--sites {' '.join(options.sites)} fits none of: {labels}")
+    # The heaviest first: what a deadline cuts off is what counts least.
+    sites.sort(key=lambda site: -site.count * one_read_bytes(site, 1, 2))
+    waves = tuple(
+        Wave(batch, dtype, peers)
+        for batch, dtype, peers in _waves(options, main_peers, more_peers)
+        if peers
+    )
+    return Work(
+        platform=options.platform,
+        waves=waves,
+        sites=tuple(sites),
+        rotate_bytes=options.rotate_mib << 20,
+        samples=options.samples,
+        sample_s=options.sample_ms / 1e3,
+        end=end,
+        output=options.output,
+    )
+
+
+def _waves(
+    options: argparse.Namespace, main_peers: tuple[str, ...], more_peers: tuple[str, ...]
+) -> Iterator[tuple[int, DType, tuple[str, ...]]]:
+    def asked(peers: tuple[str, ...]) -> tuple[str, ...]:
+        return peers if options.peers is None else tuple(p for p in peers if p in options.peers)
+
+    for index, (batch, dtype) in enumerate((b, d) for b in options.batch for d in options.dtype):
+        yield batch, dtype, asked(main_peers)
+        if index == 0:
+            yield batch, dtype, asked(more_peers)
+
+
+class Results:
+    """Rows, written after each wave, for a process may be killed."""
+
+    def __init__(self, work: Work, about: dict[str, Any]) -> None:
+        self._work = work
+        self.document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "platform": work.platform,
+            "dry_run": work.platform == "cpu",
+            **about,
+            "complete": False,
+            "rows": [],
+            "errors": [],
+        }
+
+    def add(
+        self, site: Site, wave: Wave, peer: str, samples_ms: Sequence[float], **more: Any
+    ) -> None:
+        size = itemsize(wave.dtype)
+        self.document["rows"].append(
+            {
+                "site": site.label,
+                "count": site.count,
+                "batch": wave.batch,
+                "dtype": wave.dtype,
+                "peer": peer,
+                "median_ms": median(samples_ms),
+                "min_ms": min(samples_ms),
+                "samples_ms": list(samples_ms),
+                "one_read_bytes": one_read_bytes(site, wave.batch, size),
+                "two_read_bytes": two_read_bytes_without_y(site, wave.batch, size),
+                **more,
+            }
+        )
+
+    def fail(self, site: Site, wave: Wave, peer: str, error: BaseException) -> None:
+        """One peer at one site; the others go on."""
+        text = f"{type(error).__name__}: {str(error)[:2000]}"
+        where = {"site": site.label, "batch": wave.batch, "dtype": wave.dtype, "peer": peer}
+        print(f"FAILED {where}: {text}", flush=True)
+        self.document["errors"].append({**where, "error": text})
+
+    def write(self, complete: bool = False) -> None:
+        self.document["complete"] = complete
+        temporary = self._work.output.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.document, indent=1) + "\n")
+        temporary.replace(self._work.output)

@@ -1,0 +1,227 @@
+"""`make gpu` without a GPU: the runner, the plan, the table, and a dry run on the CPU."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_cases import calls_outside_graphs
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import plan, table, work
+from benchmarks.gpu.steps import Command, CommandRecord, Step, StepRecord, run_steps
+from benchmarks.sites import RESNET50_SITES, one_read_bytes
+
+
+def step(name: str, code: str, *, limit_s: float = 30, **more: Any) -> Step:
+    return Step(name, (Command((sys.executable, "-c", code)),), limit_s, **more)
+
+
+def run(steps: list[Step], directory: Path, budget_s: float = 100) -> dict[str, StepRecord]:
+    records: list[StepRecord] = []
+    returned = run_steps(
+        steps,
+        directory=directory,
+        working_directory=directory,
+        budget_s=budget_s,
+        load=lambda path: json.loads(path.read_text()),
+        after_each=records.append,
+    )
+    assert returned == records
+    return {record.name: record for record in records}
+
+
+def test_goes_on_after_failures(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    output.write_text('"of an earlier run"')
+    writes = f"import sys; open({str(output)!r}, 'w').write('{{\"a\": 1}}'); print('said')"
+    found = run(
+        [
+            step("fails", "print('why'); raise SystemExit(3)"),
+            step("needs", "", needs=("fails",)),
+            step("needs_absent", "", needs=("another",)),
+            Step("absent", (Command((str(tmp_path / "no_such_program"),)),), 10),
+            Step("skips", (), 10, skip="no such tool"),
+            step("hangs", "import time; print('so far', flush=True); time.sleep(60)", limit_s=5.5),
+            Step(
+                "two",
+                (
+                    Command((sys.executable, "-c", writes), {}, output, "--seconds"),
+                    Command((sys.executable, "-c", "import os; os.abort()")),
+                ),
+                20,
+            ),
+        ],
+        tmp_path,
+    )
+    assert {name: record.status for name, record in found.items()} == {
+        "fails": "failed",
+        "needs": "not_run",
+        "needs_absent": "passed",
+        "absent": "failed",
+        "skips": "skipped",
+        "hangs": "timed_out",
+        "two": "failed",
+    }
+    assert found["fails"].commands[0].tail == "why\n"
+    assert found["fails"].reason == "exit status 3"
+    assert found["needs"].reason == "without fails there is nothing to run"
+    assert found["hangs"].commands[0].tail == "so far\n"
+    assert 5 < found["hangs"].seconds < 12
+    good, bad = found["two"].commands
+    assert good.result == {"a": 1}
+    assert good.argv[-2:] == ("--seconds", "16.0")
+    assert (good.exit_status, bad.exit_status) == (0, -6)
+
+
+def test_budget_ends_the_run(tmp_path: Path) -> None:
+    found = run([step("a", "raise SystemExit(1)"), step("b", "")], tmp_path, budget_s=4)
+    assert {record.status for record in found.values()} == {"not_run"}
+
+
+def test_a_result_that_an_earlier_run_left_does_not_count(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    output.write_text("{}")
+    found = run([Step("a", (Command(("false",), {}, output),), 10)], tmp_path)
+    assert found["a"].commands[0].result is None
+
+
+def test_plan_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
+    monkeypatch.setattr(plan, "find_cuda_tool", lambda name: f"/cuda/bin/{name}")
+    steps = {s.name: s for s in plan.Plan("cuda", tmp_path, workers=8).steps(plan.NAMES)}
+    assert tuple(steps) == plan.NAMES
+    (build,) = steps["build"].commands
+    assert {"--no-build-isolation", "--no-deps", "--no-index"} <= set(build.argv)
+    assert "--config-settings=cmake.define.JAX_BNAR_CUDA=ON" in build.argv
+    assert "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=native" in build.argv
+    (tests,) = steps["tests"].commands
+    assert tests.environment["XLA_FLAGS"] == "--xla_a=1 --xla_gpu_enable_command_buffer="
+    assert tests.environment["JAX_PLATFORMS"] == "cuda,cpu"
+    assert tests.environment["PYTHONPATH"].startswith(str(tmp_path / "site"))
+    tools = [c.argv[c.argv.index("--tool") + 1] for c in steps["sanitize"].commands]
+    assert tools == ["memcheck", "racecheck", "initcheck", "synccheck"]
+    assert {c.environment["XLA_PYTHON_CLIENT_ALLOCATOR"] for c in steps["sanitize"].commands} == {
+        "platform"
+    }
+    monkeypatch.setattr(plan, "find_cuda_tool", lambda name: None)
+    (sanitize,) = plan.Plan("cuda", tmp_path, workers=8).steps(("sanitize",))
+    assert sanitize.skip == "compute-sanitizer is not installed"
+
+
+def test_arguments() -> None:
+    defaults = command.parse([])
+    assert tuple(defaults.only) == plan.DEFAULT
+    assert defaults.platform == "cuda"
+    assert defaults.budget < 600
+    given = command.parse(["--only", "tests", "doctor", "--", "--batch", "32"])
+    assert given.only == ["tests", "doctor"]
+    assert given.benchmark == ["--batch", "32"]
+    with pytest.raises(SystemExit):
+        command.parse(["--only", "everything"])
+
+
+def test_work_of_the_benchmark(tmp_path: Path) -> None:
+    given = ["--output", str(tmp_path / "a.json"), "--batch", "256", "32"]
+    wanted = work.parse(None, given, ("copy", "ours"), ("ours_l2",))
+    assert [(w.batch, w.dtype, w.peers) for w in wanted.waves[:3]] == [
+        (256, "bfloat16", ("copy", "ours")),
+        (256, "bfloat16", ("ours_l2",)),
+        (256, "float16", ("copy", "ours")),
+    ]
+    assert {(w.batch, w.dtype) for w in wanted.waves} == {
+        (batch, dtype) for batch in (256, 32) for dtype in ("float32", "float16", "bfloat16")
+    }
+    assert set(wanted.sites) == set(RESNET50_SITES)
+    for wave in wanted.waves:
+        for site in wanted.sites:
+            size = 2 if wave.dtype != "float32" else 4
+            held = 6 * wanted.sets(site, wave) * site.elements(wave.batch) * size
+            assert held >= 256 << 20
+    assert work.parse(None, [*given, "--seconds", "-1"], ("ours",), ()).time_is_up()
+
+
+def test_minimal_bytes_of_the_step() -> None:
+    step = sum(site.count * one_read_bytes(site, 256, 2) for site in RESNET50_SITES)
+    assert step == pytest.approx(34.46e9, rel=1e-3)
+
+
+def test_calls_beside_a_command_buffer_are_found() -> None:
+    inside = (
+        "000: kKernel\t loop_fusion\n001: kCommandBuffer\t ops\n"
+        "  000: kCustomCall\t jax_bnar_forward\n  001: kKernel\t a\n"
+    )
+    beside = "002: kCustomCall\t jax_bnar_backward"
+    assert calls_outside_graphs(inside) == []
+    assert calls_outside_graphs(inside + beside + "\n") == [beside]
+    assert calls_outside_graphs(beside) == [beside]
+
+
+def row(peer: str, site: str, count: int, ms: float, **more: Any) -> dict[str, Any]:
+    return {
+        "peer": peer, "site": site, "count": count, "median_ms": ms, "batch": 256,
+        "dtype": "bfloat16", "one_read_bytes": 100, "two_read_bytes": 200, **more,
+    }  # fmt: skip
+
+
+def test_table_weights_sites_with_their_counts() -> None:
+    rows = [
+        row("copy", "a", 3, 2.0, bytes=4_000),
+        row("ours", "a", 3, 1.0),
+        row("ours", "b", 1, 5.0),
+        row("flax", "a", 3, 4.0),
+    ]
+    document = {"family": "jax", "rows": rows}
+    record = StepRecord(
+        "benchmark_jax", "passed", None, 1, 1, (CommandRecord((), {}, 0, 1, "", "", document),)
+    )
+    (group,) = table.merge([record])
+    assert group["peers"] == {
+        "ours": {"sites": 2, "sum_ms": 8.0},
+        "flax": {"sites": 1, "sum_ms": 12.0},
+    }
+    assert group["copy_bytes_per_s"] == 2e6
+    assert group["one_read_floor_ms"] == pytest.approx(400 / 2e6 * 1e3)
+    text = "\n".join(table.render([record]))
+    assert "12.000  flax  (1 sites only)" in text
+
+
+def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The steps on the CPU: the package is the one that these tests run on."""
+    code = command.main(
+        [
+            "--platform", "cpu", "--workers", "0", "--skip", "build", "doctor", "benchmark_torch",
+            "--work", str(tmp_path / "work"), "--output", str(tmp_path / "out"),
+        ]
+    )  # fmt: skip
+    printed = capfd.readouterr().out
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    statuses = {record["name"]: record["status"] for record in summary["steps"]}
+    assert statuses == {
+        "device": "passed",
+        "tests": "passed",
+        "programs": "passed",
+        "sanitize": "passed",
+        "large": "skipped",
+        "benchmark_jax": "passed",
+    }, (tmp_path / "out" / "log.txt").read_text()[-6000:]
+    assert code == 0
+    assert summary["dry_run"]
+    assert summary["passed"]
+    results = {record["name"]: record["commands"] for record in summary["steps"]}
+    assert results["device"][0]["result"]["platform"] == "cpu"
+    benchmark = results["benchmark_jax"][0]["result"]
+    assert benchmark["dry_run"]
+    assert not benchmark["errors"]
+    assert {row["peer"] for row in benchmark["rows"]} == {
+        "copy", "ours", "ours_mask", "flax", "ours_on_chip", "ours_cluster", "ours_l2",
+        "ours_two_kernels",
+    }  # fmt: skip
+    assert {row["copies"] for row in benchmark["rows"]} == {0}
+    assert "batch 2, bfloat16: 1 of 16 sites" in printed
+    log = (tmp_path / "out" / "log.txt").read_text()
+    assert "=== " in log
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["log.txt", "summary.json"]

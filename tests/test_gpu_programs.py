@@ -1,0 +1,208 @@
+"""On a GPU, in processes of their own: CUDA graphs, several streams and threads, a full card.
+
+`make gpu` runs these. What depends on XLA's flags or on how much memory JAX takes is fixed when the
+process starts.
+"""
+
+import os
+import pathlib
+
+import pytest
+from gpu_cases import DRY_RUN, PLATFORM, STRATEGIES, calls_outside_graphs, only_on_gpu
+from subprocesses import run_python
+
+pytestmark = pytest.mark.gpu
+SECONDS = 120
+SHAPE = (4, 5, 5, 24) if DRY_RUN else (32, 28, 28, 128)
+REPLAYS = 3 if DRY_RUN else 50
+
+SETUP = f"""
+import threading
+import jax
+import jax.numpy as jnp
+import numpy as np
+import jax_bnar
+
+assert jax.default_backend() == {PLATFORM!r}
+shape, replays = {SHAPE}, {REPLAYS}
+
+def step(x, z, scale, bias, dy, implementation="ffi"):
+    def forward(x, z, scale, bias):
+        return jax_bnar.bn_add_relu(x, z, scale, bias, save="mask", implementation=implementation)
+    result, vjp = jax.vjp(forward, x, z, scale, bias)
+    zeros = jax.tree.map(jnp.zeros_like, result)
+    return result, vjp(zeros._replace(y=dy))
+
+def make(seed):
+    random = np.random.default_rng(seed)
+    x, z, dy = (jnp.asarray(random.standard_normal(shape), jnp.bfloat16) for _ in range(3))
+    scale, bias = (jnp.asarray(random.standard_normal(shape[-1]), jnp.float32) for _ in range(2))
+    return x, z, scale, bias, dy
+
+def host(tree):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+def check(got, expected):
+    for left, right in zip(host(got), expected, strict=True):
+        np.testing.assert_array_equal(left, right)
+"""
+
+# Elementwise work before, between and after, as in a network; then the same call on other buffers.
+# The expected values come from calls by themselves, whose only launches are ours.
+GRAPH = """
+jitted = jax.jit(step)
+
+def network(x, z, scale, bias, dy):
+    (y, mean, var), gradients = step(x * 2, z, scale + 1, bias, dy)
+    return (y + 1, mean, var), gradients
+
+network = jax.jit(network)
+inputs = [make(seed) for seed in range(3)]
+expected = []
+for x, z, scale, bias, dy in inputs:
+    (y, mean, var), gradients = jitted(x * 2, z, scale + 1, bias, dy)
+    expected.append(host(((y + 1, mean, var), gradients)))
+for replay in range(replays):
+    check(network(*inputs[replay % 3]), expected[replay % 3])
+"""
+
+THREADS = """
+expected = [host(jax.jit(step)(*make(seed))) for seed in range(4)]
+failures = []
+
+def work(seed):
+    try:
+        function, given = jax.jit(lambda *given: step(*given)), make(seed)
+        for _ in range(replays):
+            check(function(*given), expected[seed])
+    except BaseException as error:
+        failures.append(error)
+
+threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not failures, failures
+"""
+
+# XLA runs what is annotated so on streams of their own.
+TWO_STREAMS = """
+from jax.experimental.compute_on import compute_on
+
+def both(first, second):
+    left = compute_on("gpu_stream:1")(jax.jit(step))(*first)
+    right = compute_on("gpu_stream:2")(jax.jit(step))(*second)
+    return left, right
+
+inputs = make(0), make(1)
+expected = [host(jax.jit(step)(*given)) for given in inputs]
+both = jax.jit(both)
+for _ in range(replays):
+    for got, wanted in zip(both(*inputs), expected, strict=True):
+        check(got, wanted)
+"""
+
+# Somebody else's blocks take multiprocessors away while a barrier waits.
+BESIDE_TORCH = """
+import torch
+
+expected, function, given = host(jax.jit(step)(*make(0))), jax.jit(step), make(0)
+matrix, stop = torch.randn(2048, 2048, device="cuda"), threading.Event()
+
+def multiply():
+    with torch.cuda.stream(torch.cuda.Stream()):
+        while not stop.is_set():
+            for _ in range(20):
+                matrix @ matrix
+            torch.cuda.current_stream().synchronize()
+
+thread = threading.Thread(target=multiply)
+thread.start()
+try:
+    for _ in range(replays):
+        check(function(*given), expected)
+finally:
+    stop.set()
+    thread.join()
+"""
+
+# On a card of which this process may take 2 to 3 GB: there is room for x, then none for y.
+FULL_CARD = """
+x = jnp.ones((1 << 20, 100), jnp.bfloat16).block_until_ready()
+held = []
+for mebibytes in 256, 64:
+    try:
+        while True:
+            held.append(jnp.zeros((mebibytes << 20,), jnp.uint8).block_until_ready())
+    except jax.errors.JaxRuntimeError as error:
+        assert "RESOURCE_EXHAUSTED" in str(error), error
+try:
+    jax.block_until_ready(jax_bnar.bn_relu(x, None, None, implementation="ffi"))
+except jax.errors.JaxRuntimeError as error:
+    assert "RESOURCE_EXHAUSTED" in str(error), error
+else:
+    raise AssertionError("there was memory left")
+held.clear()
+result = jax_bnar.bn_relu(x, None, None, implementation="ffi")
+assert not np.asarray(result.y).any()
+"""
+
+
+def start(program: str, **variables: str) -> None:
+    # What other versions of JAX and PyTorch warn of is no subject of these tests.
+    prelude = "import os, warnings\nwarnings.simplefilter('default')\n"
+    prelude += "".join(f"os.environ[{k!r}] = {v!r}\n" for k, v in variables.items())
+    output = run_python(program + "\nprint('finished')\n", timeout=SECONDS, prelude=prelude + SETUP)
+    assert output.split()[-1] == "finished"
+
+
+def with_flags(flags: str) -> str:
+    """XLA_FLAGS of the caller, but for command buffers, and `flags`."""
+    kept = [
+        flag
+        for flag in os.environ.get("XLA_FLAGS", "").split()
+        if "command_buffer" not in flag and "graph_min" not in flag
+    ]
+    return " ".join([*kept, flags])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:1] if DRY_RUN else STRATEGIES)
+def test_cuda_graph(strategy: str, tmp_path: pathlib.Path) -> None:
+    start(
+        GRAPH,
+        JAX_BNAR_CUDA_STRATEGY=strategy,
+        XLA_FLAGS=with_flags(
+            "--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
+            f" --xla_dump_to={tmp_path}"
+        ),
+    )
+    if DRY_RUN:
+        return
+    # What XLA executes: our calls must be among the commands, not beside them.
+    sequences = [
+        path.read_text()
+        for path in tmp_path.glob("*jit_network*thunk_sequence_after_thunk_passes*.txt")
+    ]
+    assert sequences, sorted(path.name for path in tmp_path.iterdir())
+    (text,) = sequences
+    assert "kCommandBuffer" in text, text
+    assert "kCustomCall" in text, text
+    assert not calls_outside_graphs(text), text
+
+
+def test_threads() -> None:
+    start(THREADS)
+
+
+def test_two_streams() -> None:
+    start(TWO_STREAMS)
+
+
+@only_on_gpu
+def test_beside_torch_on_another_stream() -> None:
+    pytest.importorskip("torch")
+    start(BESIDE_TORCH, XLA_PYTHON_CLIENT_PREALLOCATE="false")
+
+
+@only_on_gpu
+def test_full_card() -> None:
+    start(FULL_CARD, XLA_PYTHON_CLIENT_MEM_FRACTION="0.02")
