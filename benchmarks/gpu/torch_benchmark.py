@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Final
 
-import torch
-from torch.nn import functional
+import torch  # pyright: ignore[reportMissingImports]
+from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
 from benchmarks.environment import describe_environment
 from benchmarks.gpu import work as work_module
