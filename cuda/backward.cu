@@ -15,34 +15,23 @@ BackwardKernels KernelsOfElement() {
   kernels.reduce = ReduceKernel<T, kElements>;
   kernels.apply = ApplyKernel<T, kElements>;
   if constexpr (!std::is_same_v<T, double>) {
-    kernels.streaming = BackwardKernel<T, kElements, 0>;
-    kernels.holding =
-        BackwardKernel<T, kElements, BackwardHeld(sizeof(T), kElements)>;
+    kernels.whole = BackwardKernel<T, kElements>;
   }
   return kernels;
 }
 
 BackwardKernels KernelsOf(DType dtype, int width) {
-  return WithElement(dtype, [&](auto zero) {
-    using T = decltype(zero);
-    if constexpr (!std::is_same_v<T, double>) {
-      if (width == kWidth) return KernelsOfElement<T, kWidth>();
-    }
-    return KernelsOfElement<T, 1>();
+  return WithElementAndWidth(dtype, width, [](auto zero, auto elements) {
+    return KernelsOfElement<decltype(zero), decltype(elements)::value>();
   });
 }
 
 cudaError_t ReduceAlone(Launch& launch, const Problem& problem, int width,
                         const Device& device, const BackwardKernels& kernels,
-                        BackwardParameters parameters, bool whole) {
+                        const BackwardParameters& parameters, bool whole) {
   const Plan plan = PlanReduction(problem, width, device, launch.settings);
-  parameters.tiling = plan.tiling;
-  parameters.exchange = plan.exchange;
-  parameters.workspace = PlaceWorkspace(launch, plan.tiling);
-  const cudaError_t error = ResetCounters(launch, plan);
-  if (error != cudaSuccess) return error;
-  return LaunchPlanned(launch, "BackwardReduce", kernels.reduce, plan,
-                       parameters, whole);
+  return LaunchSums(launch, "BackwardReduce", kernels.reduce, plan, parameters,
+                    whole);
 }
 
 cudaError_t ApplyAlone(Launch& launch, const Problem& problem, int width,
@@ -50,7 +39,8 @@ cudaError_t ApplyAlone(Launch& launch, const Problem& problem, int width,
                        BackwardParameters parameters, bool whole) {
   const Plan plan = PlanElementwise(problem, width, device, launch.settings);
   parameters.tiling = plan.tiling;
-  parameters.workspace = PlaceWorkspace(launch, plan.tiling);
+  // Where the sums are, if they come from a ReduceKernel.
+  if (whole) parameters.workspace = PlaceWorkspace(launch, plan.tiling);
   return LaunchPlanned(launch, "BackwardApply", kernels.apply, plan, parameters,
                        whole);
 }
@@ -62,20 +52,10 @@ const void* Wide(const GradientBuffers& buffers) {
 }  // namespace
 
 cudaError_t PrepareBackwardKernels() {
-  cudaError_t error = cudaSuccess;
-  ForEachKernelSet([&](DType dtype, int width) {
+  return ForEachKernelSet([](DType dtype, int width) {
     const BackwardKernels kernels = KernelsOf(dtype, width);
-    const void* all[] = {reinterpret_cast<const void*>(kernels.holding),
-                         reinterpret_cast<const void*>(kernels.streaming),
-                         reinterpret_cast<const void*>(kernels.reduce),
-                         reinterpret_cast<const void*>(kernels.apply)};
-    for (const void* kernel : all) {
-      if (error == cudaSuccess && kernel != nullptr) {
-        error = PrepareKernel(kernel);
-      }
-    }
+    return PrepareEach(kernels.whole, kernels.reduce, kernels.apply);
   });
-  return error;
 }
 
 cudaError_t PrepareKernels() {
@@ -145,26 +125,11 @@ cudaError_t Backward(Launch& launch, const Problem& problem,
   parameters.second = dscale;
 
   const Plan plan =
-      MakePlan(problem, width, BackwardPass(ItemSize(problem.dtype), width),
-               device, launch.settings);
-  if (plan.strategy != Strategy::kTwoKernels) {
-    const bool holding = plan.strategy != Strategy::kL2;
-    const auto kernel = holding ? kernels.holding : kernels.streaming;
-    bool fits = false;
-    error = FitsDevice(reinterpret_cast<const void*>(kernel), plan, device,
-                       launch.settings, &fits);
-    if (error != cudaSuccess) {
-      return Explain(launch, "Backward", plan, error);
-    }
-    if (fits) {
-      parameters.tiling = plan.tiling;
-      parameters.exchange = plan.exchange;
-      parameters.workspace = PlaceWorkspace(launch, plan.tiling);
-      error = ResetCounters(launch, plan);
-      if (error != cudaSuccess) return error;
-      return LaunchPlanned(launch, "Backward", kernel, plan, parameters);
-    }
-  }
+      MakePlan(problem, width, BackwardPass(), device, launch.settings);
+  bool launched = false;
+  error = LaunchWhole(launch, "Backward", kernels.whole, plan, device,
+                      parameters, &launched);
+  if (error != cudaSuccess || launched) return error;
   error = ReduceAlone(launch, problem, width, device, kernels, parameters,
                       /*whole=*/true);
   if (error != cudaSuccess) return error;

@@ -22,7 +22,7 @@
 namespace jax_bnar {
 namespace gpu {
 
-template <typename T, int kElements, int kHeld>
+template <typename T, int kElements>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     BackwardKernel(const __grid_constant__ BackwardParameters p) {
   using A = Accumulator<T>;
@@ -31,12 +31,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   for (int64_t index = place.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
     const Slab<kElements> slab(p.tiling, index, place.rank);
-    HeldPairs<T, kElements, kHeld> held{};
     SetReduceConstants<A>(p, shared, slab, /*whole=*/true);
-    SumGradients<T, kElements, kHeld>(p, shared, slab, held);
+    SumGradients<T>(p, shared, slab);
     AddTeam(p.tiling, shared, p.workspace, p.exchange, index, place.rank);
     SetApplyConstants<A>(p, shared, slab, /*store=*/place.rank == 0);
-    ApplyTiles<T, kElements, kHeld>(p, shared, slab, held);
+    ApplyTiles<T>(p, shared, slab);
   }
 }
 
@@ -50,9 +49,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   for (int64_t index = place.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
     const Slab<kElements> slab(p.tiling, index, place.rank);
-    HeldPairs<T, kElements, 0> held{};
     SetReduceConstants<A>(p, shared, slab, whole);
-    SumGradients<T, kElements, 0>(p, shared, slab, held);
+    SumGradients<T>(p, shared, slab);
     const bool is_last =
         AddTeam(p.tiling, shared, p.workspace, p.exchange, index, place.rank);
     const int column = static_cast<int>(threadIdx.x);
@@ -99,8 +97,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       }
       __syncthreads();
     }
-    const HeldPairs<T, kElements, 0> held{};
-    ApplyTiles<T, kElements, 0>(p, shared, slab, held);
+    ApplyTiles<T>(p, shared, slab);
   }
 }
 

@@ -2,6 +2,9 @@
 
 #include <cuda_runtime.h>
 
+#include <mutex>
+#include <set>
+
 #include "cuda/ffi_backend.h"
 #include "native/ffi_operations.h"
 
@@ -16,8 +19,23 @@ class CudaBackend : public gpu::FfiBackend {
   using FfiBackend::FfiBackend;
 };
 
+// XLA calls this before each run of a program, not once: the attributes are set
+// for a device the first time.
+cudaError_t PrepareKernelsOnce() {
+  static std::mutex mutex;
+  static std::set<int>* prepared = new std::set<int>;  // outlives every thread
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (prepared->count(device) != 0) return cudaSuccess;
+  error = gpu::PrepareKernels();
+  if (error == cudaSuccess) prepared->insert(device);
+  return error;
+}
+
 ffi::Error Initialize() {
-  return gpu::ToFfiError(gpu::PrepareKernels(), "while loading the kernels");
+  return gpu::ToFfiError(PrepareKernelsOnce(), "while loading the kernels");
 }
 
 }  // namespace

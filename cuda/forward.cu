@@ -25,12 +25,8 @@ ForwardKernels KernelsOfElement() {
 }
 
 ForwardKernels KernelsOf(DType dtype, int width) {
-  return WithElement(dtype, [&](auto zero) {
-    using T = decltype(zero);
-    if constexpr (!std::is_same_v<T, double>) {
-      if (width == kWidth) return KernelsOfElement<T, kWidth>();
-    }
-    return KernelsOfElement<T, 1>();
+  return WithElementAndWidth(dtype, width, [](auto zero, auto elements) {
+    return KernelsOfElement<decltype(zero), decltype(elements)::value>();
   });
 }
 
@@ -63,35 +59,19 @@ cudaError_t NormaliseAlone(Launch& launch, const Problem& problem, int width,
 
 cudaError_t StatisticsAlone(Launch& launch, const Problem& problem, int width,
                             const Device& device, const ForwardKernels& kernels,
-                            ForwardParameters parameters) {
+                            const ForwardParameters& parameters) {
   const Plan plan = PlanReduction(problem, width, device, launch.settings);
-  parameters.tiling = plan.tiling;
-  parameters.exchange = plan.exchange;
-  parameters.workspace = PlaceWorkspace(launch, plan.tiling);
-  const cudaError_t error = ResetCounters(launch, plan);
-  if (error != cudaSuccess) return error;
-  return LaunchPlanned(launch, "Statistics", kernels.statistics, plan,
-                       parameters);
+  return LaunchSums(launch, "Statistics", kernels.statistics, plan, parameters);
 }
 
 }  // namespace
 
 cudaError_t PrepareForwardKernels() {
-  cudaError_t error = cudaSuccess;
-  ForEachKernelSet([&](DType dtype, int width) {
+  return ForEachKernelSet([](DType dtype, int width) {
     const ForwardKernels kernels = KernelsOf(dtype, width);
-    const void* all[] = {reinterpret_cast<const void*>(kernels.holding),
-                         reinterpret_cast<const void*>(kernels.streaming),
-                         reinterpret_cast<const void*>(kernels.statistics),
-                         reinterpret_cast<const void*>(kernels.normalise),
-                         reinterpret_cast<const void*>(kernels.pack_mask)};
-    for (const void* kernel : all) {
-      if (error == cudaSuccess && kernel != nullptr) {
-        error = PrepareKernel(kernel);
-      }
-    }
+    return PrepareEach(kernels.holding, kernels.streaming, kernels.statistics,
+                       kernels.normalise, kernels.pack_mask);
   });
-  return error;
 }
 
 cudaError_t Statistics(Launch& launch, const Problem& problem, const void* x,
@@ -144,26 +124,13 @@ cudaError_t Forward(Launch& launch, const Problem& problem,
   const Plan plan =
       MakePlan(problem, width, ForwardPass(ItemSize(problem.dtype), width),
                device, launch.settings);
-  if (plan.strategy != Strategy::kTwoKernels) {
-    const bool holding = plan.strategy != Strategy::kL2;
-    const auto kernel = holding ? kernels.holding : kernels.streaming;
-    bool fits = false;
-    error = FitsDevice(reinterpret_cast<const void*>(kernel), plan, device,
-                       launch.settings, &fits);
-    if (error != cudaSuccess) {
-      return Explain(launch, "Forward", plan, error);
-    }
-    if (fits) {
-      parameters.tiling = plan.tiling;
-      parameters.exchange = plan.exchange;
-      parameters.workspace = PlaceWorkspace(launch, plan.tiling);
-      error = ResetCounters(launch, plan);
-      if (error != cudaSuccess) return error;
-      error = LaunchPlanned(launch, "Forward", kernel, plan, parameters);
-      if (error != cudaSuccess) return error;
-      return PackMask(launch, problem, buffers, width, kernels);
-    }
-  }
+  bool launched = false;
+  error = LaunchWhole(
+      launch, "Forward",
+      plan.strategy == Strategy::kL2 ? kernels.streaming : kernels.holding,
+      plan, device, parameters, &launched);
+  if (error != cudaSuccess) return error;
+  if (launched) return PackMask(launch, problem, buffers, width, kernels);
   error = StatisticsAlone(launch, problem, width, device, kernels, parameters);
   if (error != cudaSuccess) return error;
   const int64_t groups = problem.shape.groups;

@@ -92,26 +92,19 @@ class Applier {
 // The elementwise pass, last tile first: those are on chip, then in L2. What
 // was not kept is read again: dz where the sums wrote it, else dy and the
 // evidence.
-template <typename T, int kElements, int kHeld>
-__device__ __forceinline__ void ApplyTiles(
-    const BackwardParameters& p, const SharedMemory& shared,
-    const Slab<kElements>& slab, const HeldPairs<T, kElements, kHeld>& held) {
+template <typename T, int kElements>
+__device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
+                                           const SharedMemory& shared,
+                                           const Slab<kElements>& slab) {
   constexpr int kBatch = kBatchOf<T, kElements, 2>;
   const Applier<T, kElements> applier(p, shared, slab);
-  const Residence residence(slab.tiles(), kHeld, p.tiling.shared_tiles);
-  if constexpr (kHeld > 0) {
-#pragma unroll
-    for (int i = kHeld - 1; i >= 0; --i) {
-      const int tile = slab.tiles() - kHeld + i;
-      if (tile >= 0 && slab.Has(tile)) applier.Store(tile, held.pairs[i]);
-    }
-  }
+  const Residence residence(slab.tiles(), /*held=*/0, p.tiling.shared_tiles);
   const bool gated = p.dz != nullptr;
   const T* dy = static_cast<const T*>(gated ? p.dz : p.buffers.dy);
   const T* x = static_cast<const T*>(p.buffers.x);
   const Gating<T, kElements> gate(
       p.tiling, p.buffers, gated ? Gate::kNone : p.buffers.gate, shared, slab);
-  for (int done = kHeld; done < slab.tiles(); done += kBatch) {
+  for (int done = 0; done < slab.tiles(); done += kBatch) {
     GradientPair<T, kElements> batch[kBatch];
     Evidence<T, kElements> evidence[kBatch];
 #pragma unroll

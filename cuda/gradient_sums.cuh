@@ -27,11 +27,6 @@ struct GradientPair {
   Vector<T, kElements> x;
 };
 
-template <typename T, int kElements, int kHeld>
-struct HeldPairs {
-  GradientPair<T, kElements> pairs[kHeld > 0 ? kHeld : 1];
-};
-
 // Two tiles of shared memory hold one pair.
 template <typename T, int kElements>
 __device__ __forceinline__ void StorePair(
@@ -137,34 +132,34 @@ __device__ __forceinline__ void SetReduceConstants(const BackwardParameters& p,
   __syncthreads();
 }
 
-// Sums of the block's share; keeps the last tiles in `held` and shared memory.
-template <typename T, int kElements, int kHeld>
-__device__ __forceinline__ void SumGradients(
-    const BackwardParameters& p, const SharedMemory& shared,
-    const Slab<kElements>& slab, HeldPairs<T, kElements, kHeld>& held) {
+// Sums of the block's share; keeps the last tiles in shared memory.
+template <typename T, int kElements>
+__device__ __forceinline__ void SumGradients(const BackwardParameters& p,
+                                             const SharedMemory& shared,
+                                             const Slab<kElements>& slab) {
   constexpr int kBatch = kBatchOf<T, kElements, 2>;
-  const Residence residence(slab.tiles(), kHeld, p.tiling.shared_tiles);
+  const int tiles = slab.tiles();
+  const Residence residence(tiles, /*held=*/0, p.tiling.shared_tiles);
   if (static_cast<int>(threadIdx.x) < p.tiling.columns) {
     shared.block[threadIdx.x] = {0, 0};
   }
   Reducer<T, kElements> reducer(p, shared, slab);
 
   int t = 0;
-  bool more;
   do {
-    const int chapter_end = min(t + kChapter, residence.held_begin);
+    const int chapter_end = min(t + kChapter, tiles);
     for (; t < chapter_end; t += kBatch) {
       GradientPair<T, kElements> batch[kBatch];
       Evidence<T, kElements> evidence[kBatch];
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        if (t + k < residence.held_begin && slab.Has(t + k)) {
+        if (t + k < tiles && slab.Has(t + k)) {
           reducer.template Load<Reuse::kSoon>(t + k, &batch[k], &evidence[k]);
         }
       }
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        if (t + k < residence.held_begin && slab.Has(t + k)) {
+        if (t + k < tiles && slab.Has(t + k)) {
           reducer.template Take<Reuse::kSoon>(t + k, &batch[k], evidence[k]);
           if (t + k >= residence.shared_begin) {
             StorePair(shared, t + k - residence.shared_begin, batch[k]);
@@ -172,37 +167,10 @@ __device__ __forceinline__ void SumGradients(
         }
       }
     }
-    more = t < residence.held_begin;
-    if constexpr (kHeld > 0) {
-      if (!more) {
-        // In pairs, or the evidence of all would fill the registers.
-        constexpr int kPairs = kHeld < kBatch ? kHeld : kBatch;
-#pragma unroll
-        for (int begin = 0; begin < kHeld; begin += kPairs) {
-          Evidence<T, kElements> evidence[kPairs];
-#pragma unroll
-          for (int k = 0; k < kPairs; ++k) {
-            const int tile = slab.tiles() - kHeld + begin + k;
-            if (tile >= 0 && slab.Has(tile)) {
-              reducer.template Load<Reuse::kNever>(tile, &held.pairs[begin + k],
-                                                   &evidence[k]);
-            }
-          }
-#pragma unroll
-          for (int k = 0; k < kPairs; ++k) {
-            const int tile = slab.tiles() - kHeld + begin + k;
-            if (tile >= 0 && slab.Has(tile)) {
-              reducer.template Take<Reuse::kNever>(tile, &held.pairs[begin + k],
-                                                   evidence[k]);
-            }
-          }
-        }
-      }
-    }
     AddToBlock<kElements>(p.tiling, shared,
                           [&](int i) { return reducer.Of(i); });
     reducer.Clear();
-  } while (more);
+  } while (t < tiles);
 }
 
 }  // namespace gpu

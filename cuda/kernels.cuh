@@ -5,8 +5,10 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/parameters.h"
 #include "native/problem.h"
@@ -14,8 +16,10 @@
 namespace jax_bnar {
 namespace gpu {
 
+// `holding`, `streaming` and `whole` do both passes: null for float64, which no
+// plan sends there.
 struct ForwardKernels {
-  // Null where a plan never asks for it.
+  // With tiles in registers, and without.
   void (*holding)(ForwardParameters);
   void (*streaming)(ForwardParameters);
   void (*statistics)(ForwardParameters);
@@ -25,8 +29,7 @@ struct ForwardKernels {
 };
 
 struct BackwardKernels {
-  void (*holding)(BackwardParameters);
-  void (*streaming)(BackwardParameters);
+  void (*whole)(BackwardParameters);
   void (*reduce)(BackwardParameters, bool whole);
   void (*apply)(BackwardParameters, bool whole);
 };
@@ -46,14 +49,32 @@ auto WithElement(DType dtype, F f) {
   }
 }
 
-// Calls f(dtype, width) for each that has kernels.
+// f(T(), width), both constants: the kernels are templates over them. float64
+// is read by single elements only.
 template <typename F>
-void ForEachKernelSet(F f) {
+auto WithElementAndWidth(DType dtype, int width, F f) {
+  return WithElement(dtype, [&](auto zero) {
+    if constexpr (!std::is_same_v<decltype(zero), double>) {
+      if (width == kWidth) {
+        return f(zero, std::integral_constant<int, kWidth>{});
+      }
+    }
+    return f(zero, std::integral_constant<int, 1>{});
+  });
+}
+
+// Calls f(dtype, width) for each that has kernels, until an error.
+template <typename F>
+cudaError_t ForEachKernelSet(F f) {
   for (const DType dtype :
        {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
-    f(dtype, 1);
-    if (dtype != DType::kFloat64) f(dtype, kWidth);
+    for (const int width : {1, kWidth}) {
+      if (dtype == DType::kFloat64 && width > 1) continue;
+      const cudaError_t error = f(dtype, width);
+      if (error != cudaSuccess) return error;
+    }
   }
+  return cudaSuccess;
 }
 
 }  // namespace gpu

@@ -30,8 +30,20 @@ cudaError_t ResetCounters(Launch& launch, const Plan& plan);
 cudaError_t Explain(Launch& launch, const char* name, const Plan& plan,
                     cudaError_t error);
 
-// Lets the kernel use all the shared memory of a block, and loads it.
+// Lets a kernel use all the shared memory of a block, and loads it.
 cudaError_t PrepareKernel(const void* kernel);
+
+// The same for all that are not null.
+template <typename... Kernels>
+cudaError_t PrepareEach(Kernels... kernels) {
+  cudaError_t error = cudaSuccess;
+  for (const void* kernel : {reinterpret_cast<const void*>(kernels)...}) {
+    if (error == cudaSuccess && kernel != nullptr) {
+      error = PrepareKernel(kernel);
+    }
+  }
+  return error;
+}
 
 // Whether all blocks that wait for each other can be resident at once. The
 // margin counts: what runs there may take its time.
@@ -57,6 +69,36 @@ cudaError_t LaunchPlanned(Launch& launch, const char* name,
   const LaunchConfig config(launch, plan);
   return Explain(launch, name, plan,
                  cudaLaunchKernelEx(config.get(), kernel, arguments...));
+}
+
+// Launches a kernel whose blocks add sums.
+template <typename Parameters, typename... Parameter, typename... Arguments>
+cudaError_t LaunchSums(Launch& launch, const char* name,
+                       void (*kernel)(Parameters, Parameter...),
+                       const Plan& plan, Parameters parameters,
+                       const Arguments&... arguments) {
+  parameters.tiling = plan.tiling;
+  parameters.exchange = plan.exchange;
+  parameters.workspace = PlaceWorkspace(launch, plan.tiling);
+  const cudaError_t error = ResetCounters(launch, plan);
+  if (error != cudaSuccess) return error;
+  return LaunchPlanned(launch, name, kernel, plan, parameters, arguments...);
+}
+
+// Launches a kernel that does both passes, if the plan has one and its blocks
+// fit the device; `launched` says whether.
+template <typename Parameters>
+cudaError_t LaunchWhole(Launch& launch, const char* name,
+                        void (*kernel)(Parameters), const Plan& plan,
+                        const Device& device, const Parameters& parameters,
+                        bool* launched) {
+  *launched = false;
+  if (plan.strategy == Strategy::kTwoKernels) return cudaSuccess;
+  const cudaError_t error = FitsDevice(reinterpret_cast<const void*>(kernel),
+                                       plan, device, launch.settings, launched);
+  if (error != cudaSuccess) return Explain(launch, name, plan, error);
+  if (!*launched) return cudaSuccess;
+  return LaunchSums(launch, name, kernel, plan, parameters);
 }
 
 }  // namespace gpu

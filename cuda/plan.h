@@ -2,11 +2,11 @@
 //
 // A slab is read twice, for the sums and for the elementwise pass. The
 // strategies differ in where it waits in between:
-//   kCluster     in registers and shared memory of one thread block cluster,
-//                whose blocks add their sums through distributed shared memory
-//                (compute capability 9.0);
-//   kOnChip      in registers and shared memory of a team of blocks, which meet
-//                at a barrier in global memory; what does not fit is read
+//   kCluster     in shared memory (and registers, in forward) of one thread
+//                block cluster, whose blocks add their sums through distributed
+//                shared memory (compute capability 9.0);
+//   kOnChip      in the same places of a team of blocks, which meet at a
+//                barrier in global memory; what does not fit is read
 //                again, last rows first, from L2 as far as they are there. The
 //                kernel of apex's groupbn does so for float16;
 //   kL2          in L2: no block keeps anything, more blocks are resident, and
@@ -46,13 +46,12 @@ struct Settings {
 // Blocks of each kernel that fit a multiprocessor: its launch bounds.
 constexpr int kBlocksPerMultiprocessor = 2;
 
-// Tiles that the registers of a kernel hold, as many as it does without
-// spilling on any architecture: a vector of float32 takes twice the registers,
-// single elements are not worth it, and backward has none to spare.
+// Tiles that the registers of the forward kernel hold, as many as it does
+// without spilling on any architecture: a vector of float32 takes twice the
+// registers, and single elements are not worth it. Backward has none to spare.
 constexpr int ForwardHeld(int64_t item_size, int width) {
   return width == 1 ? 0 : item_size == 2 ? 2 : 1;
 }
-constexpr int BackwardHeld(int64_t, int) { return 0; }
 
 // What distinguishes a forward from a backward pass here.
 struct Pass {
@@ -63,15 +62,13 @@ struct Pass {
 inline Pass ForwardPass(int64_t item_size, int width) {
   return {1, ForwardHeld(item_size, width)};
 }
-inline Pass BackwardPass(int64_t item_size, int width) {
-  return {2, BackwardHeld(item_size, width)};
-}
+inline Pass BackwardPass() { return {2, 0}; }
 
 struct Plan {
   Strategy strategy;  // never kAuto
   Tiling tiling;
   Exchange exchange;
-  int held;  // 0: the kernel that keeps nothing in registers
+  int held;  // tiles in registers, of the pass
   int64_t grid;
   int cluster;  // blocks, or 0
   int64_t shared_bytes;

@@ -43,9 +43,8 @@ constexpr Strategy kStrategies[] = {Strategy::kAuto, Strategy::kOnChip,
                                     Strategy::kTwoKernels};
 
 gpu::Pass PassOf(const Problem& problem, int width, bool backward) {
-  const int64_t item_size = ItemSize(problem.dtype);
-  return backward ? gpu::BackwardPass(item_size, width)
-                  : gpu::ForwardPass(item_size, width);
+  return backward ? gpu::BackwardPass()
+                  : gpu::ForwardPass(ItemSize(problem.dtype), width);
 }
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
