@@ -6,7 +6,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jax_bnar._api import batch_norm, bn_add_relu
-from jax_bnar._validation import check_operands, check_vector
+from jax_bnar._validation import check_like, check_operands, check_vector
 
 _NAME = "dual_bn_add_relu"
 
@@ -95,18 +95,7 @@ def dual_bn_add_relu(
 def _check(x1: Any, x2: Any, scale1: Any, bias1: Any, scale2: Any, bias2: Any, axis: Any) -> None:
     """What the two calls would blame on an "x" or a "scale" that the user did not pass."""
     check_operands(_NAME, x1, None, None, None, axis=axis)
-    if not (hasattr(x2, "shape") and hasattr(x2, "dtype")):
-        raise TypeError(f"{_NAME}: x2 must be an array, got {type(x2).__name__}.")
-    if x2.shape != x1.shape:
-        raise ValueError(
-            f"{_NAME}: x2 must have the shape of x1, {x1.shape}, got {x2.shape}; it is not"
-            " broadcast (use jnp.broadcast_to where that is meant)."
-        )
-    if x2.dtype != x1.dtype:
-        raise TypeError(
-            f"{_NAME}: x2 must have the dtype of x1, {x1.dtype}, got {x2.dtype}; cast it with"
-            " x2.astype(x1.dtype)."
-        )
+    check_like(_NAME, "x2", x2, x1, "x1")
     vectors = {"scale1": scale1, "bias1": bias1, "scale2": scale2, "bias2": bias2}
     for name, vector in vectors.items():
         check_vector(_NAME, name, vector, x1, axis)

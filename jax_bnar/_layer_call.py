@@ -9,6 +9,7 @@ import numpy as np
 
 from jax_bnar import _layer_rules
 from jax_bnar._config import Activation
+from jax_bnar._validation import check_shape_like
 
 _Vector = jax.Array | None
 
@@ -87,11 +88,7 @@ def checked_residual(residual: Any, x: jax.Array) -> _Vector:
     if residual is None:
         return None
     residual = jnp.asarray(residual)
-    if residual.shape != x.shape:
-        raise ValueError(
-            f"BatchNorm: residual must have the shape of x, {x.shape}, got {residual.shape}; it is"
-            " not broadcast (use jnp.broadcast_to where that is meant)."
-        )
+    check_shape_like("BatchNorm", "residual", residual, x)
     return residual
 
 

@@ -171,7 +171,7 @@ def backward(
         count=span.parts * element_count(layout, x.shape),
         epsilon=epsilon,
         gate="none" if dz else gate,
-        **options,
+        apply=functools.partial(backward_apply, **options),
     )
     rstd = reference.reciprocal_std(var, epsilon)
     return (dx, rstd * sum_e_centred, sum_e, *dz)
@@ -229,15 +229,13 @@ def input_gradient(
     count: jax.Array | int,
     epsilon: float,
     gate: Gate,
-    span: Span,
-    layout: Layout,
-    implementation: Implementation,
+    apply: Callable[..., Results],
 ) -> jax.Array:
     """dx from sums over whole groups; `e` is dz with gate "none", or dy with its gate."""
     a, b, k = reference.backward_coefficients(
         *sums, var, scale, *cotangents, count=count, epsilon=epsilon
     )
-    (dx,) = backward_apply(
+    (dx,) = apply(
         e,
         x,
         None if gate == "none" else evidence,
@@ -247,9 +245,6 @@ def input_gradient(
         k,
         gate_bias if gate == "x" else None,
         gate=gate,
-        span=span,
-        layout=layout,
-        implementation=implementation,
     )
     return dx
 

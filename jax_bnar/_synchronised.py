@@ -24,7 +24,7 @@ from jax_bnar._collectives import NamedSpan, merge_statistics, parts_of, sum_pac
 from jax_bnar._config import Config
 from jax_bnar._linear_call import linear_call
 from jax_bnar._remat import MASK_NAME, STATISTICS_NAME
-from jax_bnar._tangents import normalise_tangent, statistics_tangents
+from jax_bnar._tangents import training_tangents
 
 _Vector = jax.Array | None
 _Names = tuple[Any, ...]
@@ -129,24 +129,9 @@ class _SynchronisedTangent:
     groups: _Groups
 
     def tangent(self, residuals: Any, tangents: tuple[jax.Array | None, ...]) -> _Results:
-        x, evidence, mean, var, scale, bias, parts = residuals
-        x_dot, z_dot, scale_dot, bias_dot = tangents
+        *local, parts = residuals
         span = NamedSpan(self.names, self.groups, parts)
-        layout = self.config.layout
-        mean_dot, var_dot = statistics_tangents(x, mean, x_dot, layout=layout, span=span)
-        y_dot = normalise_tangent(
-            x,
-            evidence,
-            scale,
-            bias,
-            mean,
-            var,
-            (x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot),
-            layout=layout,
-            epsilon=self.config.epsilon,
-            gate=self.config.gate,
-        )
-        return y_dot, mean_dot, var_dot
+        return training_tangents(tuple(local), tangents, self.config, span)
 
     def transpose(self, residuals: Any, cotangents: Any) -> tuple[jax.Array | None, ...]:
         return _synchronised_backward(self.config, self.names, self.groups, residuals, cotangents)
@@ -193,28 +178,21 @@ def _synchronised_backward(
         total_e, total_e_centred = sum_packed(span, sum_e, sum_e_centred)
         if apart:
             dmean, dvar = sum_packed(NamedSpan(apart, None, 1), dmean, dvar)
-    a, b, k = reference.backward_coefficients(
-        total_e,
-        total_e_centred,
-        var,
-        scale,
-        dmean,
-        dvar,
-        count=parts * _local.element_count(config.layout, x.shape),
-        epsilon=config.epsilon,
-    )
-    gate = "none" if dz else config.gate
-    (dx,) = _operations.backward_apply(
+    dx = _local.input_gradient(
         dz[0] if dz else dy,
         x,
-        None if dz else evidence,
+        evidence,
         mean,
-        a if multiplier is None else multiplier,
-        b,
-        k,
+        var,
+        scale,
         gate_bias,
-        **common,
-        gate=gate,
+        multiplier,
+        sums=(total_e, total_e_centred),
+        cotangents=(dmean, dvar),
+        count=parts * _local.element_count(config.layout, x.shape),
+        epsilon=config.epsilon,
+        gate="none" if dz else config.gate,
+        apply=functools.partial(_operations.backward_apply, **common),
     )
     rstd = reference.reciprocal_std(var, config.epsilon)
     return (

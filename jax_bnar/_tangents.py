@@ -19,11 +19,39 @@ import jax.numpy as jnp
 from jax_bnar import _local, primitive, reference
 from jax_bnar._agreement import with_automatic_axes
 from jax_bnar._collectives import Span, sum_packed
-from jax_bnar._config import Gate
+from jax_bnar._config import Config, Gate
 from jax_bnar._dtypes import accumulation_dtype
 from jax_bnar._layout import Kind, Layout, kind_of
 
 _Vector = jax.Array | None
+
+
+def training_tangents(
+    residuals: tuple[Any, ...],
+    tangents: tuple[jax.Array | None, ...],
+    config: Config,
+    span: Span | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(ty, tmean, tvar) of the training form.
+
+    `residuals` are (x, evidence, mean, var, scale, bias), `tangents` of (x, z, scale, bias).
+    """
+    x, evidence, mean, var, scale, bias = residuals
+    x_dot, z_dot, scale_dot, bias_dot = tangents
+    mean_dot, var_dot = statistics_tangents(x, mean, x_dot, layout=config.layout, span=span)
+    y_dot = normalise_tangent(
+        x,
+        evidence,
+        scale,
+        bias,
+        mean,
+        var,
+        (x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot),
+        layout=config.layout,
+        epsilon=config.epsilon,
+        gate=config.gate,
+    )
+    return y_dot, mean_dot, var_dot
 
 
 def statistics_tangents(

@@ -17,7 +17,7 @@ from jax_bnar import _compat, _operations
 from jax_bnar._config import Config
 from jax_bnar._linear_call import linear_call
 from jax_bnar._remat import MASK_NAME, STATISTICS_NAME, recomputable
-from jax_bnar._tangents import normalise_tangent, statistics_tangents
+from jax_bnar._tangents import training_tangents
 
 _Vector = jax.Array | None
 # x, evidence of the ReLU, mean, var, scale, bias
@@ -116,22 +116,7 @@ class _TrainingTangent:
     def tangent(
         self, residuals: _Residuals, tangents: tuple[jax.Array | None, ...]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        x, evidence, mean, var, scale, bias = residuals
-        x_dot, z_dot, scale_dot, bias_dot = tangents
-        mean_dot, var_dot = statistics_tangents(x, mean, x_dot, layout=self.config.layout)
-        y_dot = normalise_tangent(
-            x,
-            evidence,
-            scale,
-            bias,
-            mean,
-            var,
-            (x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot),
-            layout=self.config.layout,
-            epsilon=self.config.epsilon,
-            gate=self.config.gate,
-        )
-        return y_dot, mean_dot, var_dot
+        return training_tangents(residuals, tangents, self.config)
 
     def transpose(
         self, residuals: _Residuals, cotangents: tuple[jax.Array, ...]

@@ -102,7 +102,7 @@ def check_operands(
     num_groups = _check_num_groups(function, num_groups, axis, x.shape)
     return Operands(
         x=x,
-        z=None if z is None else _check_z(function, z, x),
+        z=None if z is None else check_like(function, "z", z, x),
         scale=check_vector(function, "scale", scale, x, axis),
         bias=check_vector(function, "bias", bias, x, axis),
         layout=Layout(axis, num_groups),
@@ -123,6 +123,28 @@ def check_vector(function: str, name: str, vector: Any, x: Any, axis: int) -> ja
     if not jnp.issubdtype(vector.dtype, jnp.floating):
         raise TypeError(f"{function}: {name} must have a float dtype, got {vector.dtype}.")
     return vector.astype(accumulation_dtype(x.dtype)).reshape(1, channels)
+
+
+def check_like(function: str, name: str, value: Any, x: Any, name_of_x: str = "x") -> jax.Array:
+    """An operand with the shape and the dtype of x."""
+    array = _as_array(function, name, value)
+    check_shape_like(function, name, array, x, name_of_x)
+    if array.dtype != x.dtype:
+        raise TypeError(
+            f"{function}: {name} must have the dtype of {name_of_x}, {x.dtype}, got {array.dtype};"
+            f" cast it with {name}.astype({name_of_x}.dtype)."
+        )
+    return array
+
+
+def check_shape_like(
+    function: str, name: str, array: jax.Array, x: Any, name_of_x: str = "x"
+) -> None:
+    if array.shape != x.shape:
+        raise ValueError(
+            f"{function}: {name} must have the shape of {name_of_x}, {x.shape}, got {array.shape};"
+            f" {name} is not broadcast (use jnp.broadcast_to where that is meant)."
+        )
 
 
 def check_statistic(function: str, name: str, vector: Any, x: Any, axis: int) -> jax.Array:
@@ -193,18 +215,3 @@ def _check_num_groups(function: str, num_groups: Any, axis: int, shape: tuple[in
             f" x of shape {shape}."
         )
     return groups
-
-
-def _check_z(function: str, z: Any, x: jax.Array) -> jax.Array:
-    z = _as_array(function, "z", z)
-    if z.shape != x.shape:
-        raise ValueError(
-            f"{function}: z must have the shape of x, {x.shape}, got {z.shape}; z is not broadcast"
-            " (use jnp.broadcast_to where that is meant)."
-        )
-    if z.dtype != x.dtype:
-        raise TypeError(
-            f"{function}: z must have the dtype of x, {x.dtype}, got {z.dtype}; cast it with"
-            " z.astype(x.dtype)."
-        )
-    return z
