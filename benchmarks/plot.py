@@ -16,12 +16,14 @@ from matplotlib.figure import Figure
 # Okabe and Ito's palette, safe for colour-blind readers
 _COLOURS: Final = {
     "ours": "#0072B2",
+    "ours_mask": "#56B4E9",
     "flax": "#E69F00",
     "torch": "#CC79A7",
     "torch_compile": "#999999",
 }
 _LABELS: Final = {
     "ours": "jax_bnar",
+    "ours_mask": 'jax_bnar, save="mask"',
     "flax": "Flax under XLA",
     "torch": "PyTorch",
     "torch_compile": "PyTorch, torch.compile",

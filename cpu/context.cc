@@ -1,8 +1,10 @@
+#include "cpu/cache.h"
 #include "cpu/dispatch.h"
 #include "cpu/half.h"
 #include "cpu/passes.h"
 
 namespace jax_bnar {
+
 double ElementAsDouble(DType dtype, const void* array, int64_t index) {
   switch (dtype) {
     case DType::kFloat16:
@@ -18,11 +20,14 @@ double ElementAsDouble(DType dtype, const void* array, int64_t index) {
   }
 }
 
-Context::Context(const Problem& problem)
+Context::Context(const Problem& problem, bool residual)
     : dtype(problem.dtype),
       item_size(ItemSize(problem.dtype)),
       accumulator_size(problem.dtype == DType::kFloat64 ? 8 : 4),
       plan(MakePlan(problem.shape, item_size)),
-      kernels(&KernelsFor(problem.dtype)) {}
+      kernels(&KernelsFor(problem.dtype)),
+      fits_cache(ArraysOfStep(residual) * plan.shape.groups *
+                     plan.shape.group_size() * item_size <=
+                 kCacheBytes) {}
 
 }  // namespace jax_bnar

@@ -118,7 +118,7 @@ Phase FinishStatistics(const Plan& plan, const ColumnVector<A>* origins,
 
 void Statistics(ThreadPool& pool, const Problem& problem, const void* x,
                 void* mean, void* var) {
-  const Context context(problem);
+  const Context context(problem, /*residual=*/false);
   Partials partials(context.plan);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
@@ -135,7 +135,7 @@ void NormaliseWith(ThreadPool& pool, const Problem& problem,
                    const NormaliseBuffers& buffers,
                    const AffineOperands& affine, const VectorOperand& mean,
                    const VectorOperand& var) {
-  const Context context(problem);
+  const Context context(problem, buffers.z != nullptr);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
     NormaliseVectors<A> vectors(context.plan);
@@ -148,7 +148,7 @@ void NormaliseWith(ThreadPool& pool, const Problem& problem,
 void Forward(ThreadPool& pool, const Problem& problem,
              const NormaliseBuffers& buffers, const AffineOperands& affine,
              void* mean, void* var) {
-  const Context context(problem);
+  const Context context(problem, buffers.z != nullptr);
   Partials partials(context.plan);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
@@ -171,7 +171,7 @@ void BackwardReduce(ThreadPool& pool, const Problem& problem,
                     const GradientBuffers& buffers,
                     const ReduceOperands& operands, void* sum_e,
                     void* sum_e_centred, void* dz) {
-  const Context context(problem);
+  const Context context(problem, dz != nullptr);
   Partials partials(context.plan);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
@@ -199,7 +199,8 @@ void BackwardReduce(ThreadPool& pool, const Problem& problem,
 void BackwardApply(ThreadPool& pool, const Problem& problem,
                    const GradientBuffers& buffers,
                    const ApplyOperands& operands, void* dx) {
-  const Context context(problem);
+  // Where e is dz there was a residual; so there may have been for gate kNone.
+  const Context context(problem, buffers.gate == Gate::kNone);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
     ColumnVector<A> mean(context.plan), a(context.plan), b(context.plan),
@@ -220,7 +221,7 @@ void BackwardApply(ThreadPool& pool, const Problem& problem,
 void Backward(ThreadPool& pool, const Problem& problem,
               const GradientBuffers& buffers, const BackwardOperands& operands,
               void* dx, void* dscale, void* dbias, void* dz) {
-  const Context context(problem);
+  const Context context(problem, dz != nullptr);
   Partials partials(context.plan);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);

@@ -110,8 +110,7 @@ inline bool MayStream(const Context& context, const void* output) {
       reinterpret_cast<uintptr_t>(output) % vector_bytes == 0 &&
       (shape.groups == 1 || shape.group_size() % kLanes == 0) &&
       (context.plan.layout == Plan::Layout::kRows || shape.inner % kLanes == 0);
-  return aligned && shape.groups * shape.group_size() * context.item_size >=
-                        kStreamingBytes;
+  return aligned && !context.fits_cache;
 }
 
 // Calls on_plane(channel, element of the group) for each plane of a block.

@@ -17,13 +17,14 @@ namespace jax_bnar {
 
 // What every pass of one operation shares.
 struct Context {
-  explicit Context(const Problem& problem);
+  Context(const Problem& problem, bool residual);
 
   DType dtype;
   int64_t item_size;         // of x
   int64_t accumulator_size;  // of vectors
   Plan plan;
   const TileKernels* kernels;
+  bool fits_cache;  // the arrays of a training step
 
   int64_t mask_bytes_per_group() const {
     return plan.shape.mask_bytes_per_group();

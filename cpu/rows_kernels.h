@@ -3,13 +3,15 @@
 //
 // All walk along memory, row by row: the sums of a column live in the L1 cache,
 // not in registers. Strips of many rows would keep them in registers, and two
-// rows side by side would halve the loads of sums; both defeat the prefetchers,
-// and took 4 and 2 times as long.
+// neighbouring rows side by side would halve the loads of sums; both defeat the
+// prefetchers, and took 4 and 2 times as long. What they follow is two rows
+// side by side that are half a tile apart: two streams along memory.
 
 #ifndef JAX_BNAR_CPU_ROWS_KERNELS_H_
 #define JAX_BNAR_CPU_ROWS_KERNELS_H_
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cpu/simd_memory.h"
 #include "cpu/tile_kernels.h"
@@ -23,14 +25,44 @@ namespace BNAR_ISA {
 constexpr int64_t kBlockRows = 32;
 // Columns whose sums are kept in the L1 cache at once.
 constexpr int64_t kSumColumns = 1024;
-// Calls block(first row, row after the last, first column, number of columns).
-template <typename F>
+// Fewer rows are one stream.
+constexpr int64_t kMinRowsOfStreams = 8;
+
+// Rows [begin, begin + count) of each stream, and columns [column, column +
+// columns). Streams are `distance` rows apart; `before` is the number of rows
+// in the blocks before.
+struct Block {
+  int64_t begin;
+  int64_t count;
+  int64_t distance;
+  int64_t before;
+  int64_t column;
+  int64_t columns;
+};
+
+// Calls block(Block, the number of its streams, as a type).
+template <int kStreams, typename F>
 BNAR_INLINE void ForEachBlock(const RowsTile& tile, F block) {
-  for (int64_t r = 0; r < tile.rows; r += kBlockRows) {
-    const int64_t end = std::min(tile.rows, r + kBlockRows);
+  const auto rows = [&](int64_t begin, int64_t count, int64_t distance,
+                        int64_t before, auto streams) {
     for (int64_t c = 0; c < tile.width; c += kSumColumns) {
-      block(r, end, c, std::min(kSumColumns, tile.width - c));
+      block(Block{begin, count, distance, before, c,
+                  std::min(kSumColumns, tile.width - c)},
+            streams);
     }
+  };
+  int64_t done = 0;
+  if (kStreams > 1 && tile.rows >= kMinRowsOfStreams) {
+    const int64_t length = tile.rows / kStreams;
+    for (int64_t r = 0; r < length; r += kBlockRows / kStreams) {
+      rows(r, std::min(length - r, kBlockRows / kStreams), length, kStreams * r,
+           std::integral_constant<int, kStreams>());
+    }
+    done = kStreams * length;
+  }
+  for (; done < tile.rows; done += kBlockRows) {
+    const int64_t count = std::min(tile.rows - done, kBlockRows);
+    rows(done, count, 0, done, std::integral_constant<int, 1>());
   }
 }
 
@@ -42,34 +74,47 @@ void RowsStatistics(const RowsTile& tile, const void* x_pointer,
   using A = Accumulator<T>;
   const int64_t stride = tile.stride;
   alignas(64) A shift[kSumColumns], s1[kSumColumns], s2[kSumColumns];
-  ForEachBlock(tile, [&](int64_t r0, int64_t r1, int64_t c0, int64_t columns) {
-    const T* x = static_cast<const T*>(x_pointer) + r0 * stride + c0;
-    const int64_t rows = r1 - r0;
+  ForEachBlock<2>(tile, [&](const Block& block, auto streams) {
+    constexpr int kStreams = decltype(streams)::value;
+    const int64_t columns = block.columns;
+    const int64_t distance = block.distance * stride;
+    const T* x =
+        static_cast<const T*>(x_pointer) + block.begin * stride + block.column;
     // An outlier as shift would cost digits, so the middle one of three; an Inf
-    // would make the mean NaN.
-    const T* middle = x + rows / 2 * stride;
-    const T* last = x + (rows - 1) * stride;
+    // would make the mean NaN. The rows are those to be read next: others would
+    // be waited for.
+    const T* second = x + (block.count > 1 ? stride : 0);
+    const T* third = kStreams > 1      ? x + distance
+                     : block.count > 2 ? second + stride
+                                       : second;
     for (int64_t c = 0; c < columns; c += kLanes) {
-      StoreLanes(shift + c, WhereFinite(Median(Load(x + c), Load(middle + c),
-                                               Load(last + c))));
+      StoreLanes(shift + c, WhereFinite(Median(Load(x + c), Load(second + c),
+                                               Load(third + c))));
       StoreLanes(s1 + c, Zero<A>());
       StoreLanes(s2 + c, Zero<A>());
     }
-    for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t r = 0; r < block.count; ++r) {
       const T* row = x + r * stride;
       for (int64_t c = 0; c < columns; c += kLanes) {
-        const Vec<A> d = Load(row + c) - Load(shift + c);
-        StoreLanes(s1 + c, Load(s1 + c) + d);
-        StoreLanes(s2 + c, Load(s2 + c) + d * d);
+        const Vec<A> around = Load(shift + c);
+        Vec<A> sum_of_rows = Load(s1 + c), squares = Load(s2 + c);
+        BNAR_UNROLL
+        for (int k = 0; k < kStreams; ++k) {
+          const Vec<A> d = Load(row + k * distance + c) - around;
+          sum_of_rows = sum_of_rows + d;
+          squares = squares + d * d;
+        }
+        StoreLanes(s1 + c, sum_of_rows);
+        StoreLanes(s2 + c, squares);
       }
     }
-    const A* origin = static_cast<const A*>(origin_pointer) + c0;
-    double* total = sum + c0;
-    double* total_m2 = m2 + c0;
-    const double n = static_cast<double>(rows);
-    const double m = static_cast<double>(r0);
+    const A* origin = static_cast<const A*>(origin_pointer) + block.column;
+    double* total = sum + block.column;
+    double* total_m2 = m2 + block.column;
+    const double n = static_cast<double>(kStreams * block.count);
+    const double m = static_cast<double>(block.before);
     const double reciprocal = 1.0 / n;
-    if (r0 == 0) {
+    if (block.before == 0) {
       for (int64_t c = 0; c < columns; ++c) {
         const double s = s1[c];
         total[c] = n * (static_cast<double>(shift[c]) - origin[c]) + s;
@@ -193,7 +238,9 @@ BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* evidence, int64_t i,
   r.e = Load(dy + i);
   if constexpr (kGate == Gate::kMask) {
     uint16_t bits;
-    std::memcpy(&bits, static_cast<const uint8_t*>(evidence) + i / 8,
+    std::memcpy(&bits,
+                static_cast<const uint8_t*>(evidence) +
+                    static_cast<uint64_t>(i) / 8,  // a shift; i >= 0
                 sizeof(bits));
     r.e = WhereBits(bits, r.e);
   } else if constexpr (kGate == Gate::kX) {
@@ -218,31 +265,39 @@ struct Reduce {
     const A* a = static_cast<const A*>(args.a);
     const A* bias = static_cast<const A*>(args.bias);
     alignas(64) A s0[kSumColumns], s1[kSumColumns];
-    ForEachBlock(
-        tile, [&](int64_t r0, int64_t r1, int64_t c0, int64_t columns) {
+    ForEachBlock<kResidual ? 1 : 2>(
+        tile, [&](const Block& block, auto streams) {
+          constexpr int kStreams = decltype(streams)::value;
+          const int64_t columns = block.columns;
           std::fill(s0, s0 + columns, A{0});
           std::fill(s1, s1 + columns, A{0});
-          for (int64_t r = r0; r < r1; ++r) {
-            const int64_t row = r * stride + c0;
+          for (int64_t r = block.begin; r < block.begin + block.count; ++r) {
+            const int64_t row = r * stride + block.column;
             for (int64_t c = 0; c < columns; c += kLanes) {
-              const int64_t at = row + c;
               const auto vectors = GateVectors<A>::template Columns<kGate>(
-                  mean, a, bias, c0 + c);
-              const Vec<A> centred = Load(x + at) - vectors.mean;
-              const GatedValue<T> gated =
-                  Gated<kGate>(dy, evidence, at, centred, vectors);
-              StoreLanes(s0 + c, Load(s0 + c) + gated.e);
-              StoreLanes(s1 + c, Load(s1 + c) + gated.e * centred);
-              // After the load of x: arrays that lie a multiple of 4 KiB apart
-              // would make that load wait for this store.
-              if constexpr (kResidual) {
-                StoreResult<T, kStream>(dz + at, gated.stored);
+                  mean, a, bias, block.column + c);
+              Vec<A> sum = Load(s0 + c), sum_centred = Load(s1 + c);
+              BNAR_UNROLL
+              for (int k = 0; k < kStreams; ++k) {
+                const int64_t at = row + k * block.distance * stride + c;
+                const Vec<A> centred = Load(x + at) - vectors.mean;
+                const GatedValue<T> gated =
+                    Gated<kGate>(dy, evidence, at, centred, vectors);
+                sum = sum + gated.e;
+                sum_centred = sum_centred + gated.e * centred;
+                // After the load of x: arrays that lie a multiple of 4 KiB
+                // apart would make that load wait for this store.
+                if constexpr (kResidual) {
+                  StoreResult<T, kStream>(dz + at, gated.stored);
+                }
               }
+              StoreLanes(s0 + c, sum);
+              StoreLanes(s1 + c, sum_centred);
             }
           }
-          double* sum_e = args.sum_e + c0;
-          double* sum_e_centred = args.sum_e_centred + c0;
-          const bool first = r0 == 0;
+          double* sum_e = args.sum_e + block.column;
+          double* sum_e_centred = args.sum_e_centred + block.column;
+          const bool first = block.before == 0;
           for (int64_t c = 0; c < columns; ++c) {
             sum_e[c] = (first ? 0.0 : sum_e[c]) + s0[c];
             sum_e_centred[c] = (first ? 0.0 : sum_e_centred[c]) + s1[c];

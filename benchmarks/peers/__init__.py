@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Protocol, cast
 
 from benchmarks.problem import Problem, Results
 
-PeerName = Literal["ours", "flax", "torch", "torch_compile"]
+PeerName = Literal["ours", "ours_mask", "flax", "torch", "torch_compile"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class PeerModule(Protocol):
 # Imported on use, so that a peer that is not installed hinders none but itself.
 _MODULES: Final[dict[PeerName, str]] = {
     "ours": "benchmarks.peers.ours",
+    "ours_mask": "benchmarks.peers.ours_mask",
     "flax": "benchmarks.peers.flax_linen",
     "torch": "benchmarks.peers.torch_eager",
     "torch_compile": "benchmarks.peers.torch_compiled",

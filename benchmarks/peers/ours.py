@@ -1,7 +1,7 @@
 """jax_bnar: the operator under jax.jit and jax.vjp, with the running statistics in plain JAX.
 
 One activation operand is kept for the backward beside x: y (save="y"), as a network does whose next
-layer keeps y anyway.
+layer keeps y anyway. `ours_mask` is the same with save="mask".
 """
 
 from collections.abc import Callable
@@ -43,11 +43,11 @@ def gradient_step(site: Site, save: str) -> Callable[..., tuple[Any, ...]]:
     return step
 
 
-def build(problem: Problem) -> Step:
+def build(problem: Problem, save: str = "y") -> Step:
     channels = problem.site.channels
 
     def step(x: Any, z: Any, scale: Any, bias: Any, old_mean: Any, old_var: Any, dy: Any):
-        y, vjp, (mean, var) = jax.vjp(operator(problem.site), x, z, scale, bias, has_aux=True)
+        y, vjp, (mean, var) = jax.vjp(operator(problem.site, save), x, z, scale, bias, has_aux=True)
         new_mean = MOMENTUM * old_mean + (1 - MOMENTUM) * mean
         new_var = MOMENTUM * old_var + (1 - MOMENTUM) * var
         return y, new_mean, new_var, *vjp(dy)

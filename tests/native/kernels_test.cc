@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/cache.h"
 #include "tests/native/calls.h"
 #include "tests/native/check.h"
 #include "tests/native/expectations.h"
@@ -101,10 +102,11 @@ void TestStreamingCase(const Case& c) {
   }
 }
 
-// Results of 2 MB and more bypass the caches, if their vectors are aligned.
+// Results too large for the cache bypass it, if their vectors are aligned.
 void TestStreaming() {
   for (const DType dtype : kDTypes) {
-    const int64_t elements = (int64_t{2} << 20) / FormatOf(dtype).item_size;
+    const int64_t elements = kCacheBytes / ArraysOfStep(/*residual=*/false) /
+                             FormatOf(dtype).item_size;
     const Shape aligned[] = {
         {1, elements / 64 + 3, 64, 1},
         {1, elements / 65 + 7, 65, 1},

@@ -1,0 +1,7 @@
+"""jax_bnar with save="mask": backward reads one bit an element where it would read y."""
+
+import functools
+
+from benchmarks.peers import ours
+
+build = functools.partial(ours.build, save="mask")
