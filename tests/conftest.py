@@ -2,10 +2,14 @@
 
 import importlib.util
 import os
+import pathlib
 import sys
+from collections.abc import Iterator
 
 import hypothesis
 import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 # Before any test touches a device: the number of devices is fixed when the backend starts.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -30,3 +34,17 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, print_blob=True, derandomize=True, database=None
 )
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
+    """A folder in which JAX keeps what it compiles: tests that run the same programs again."""
+    folder = tmp_path_factory.mktemp("compiled")
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, (str(folder), 0.0), strict=True):
+        jax.config.update(name, value)
+    yield folder
+    for name, value in zip(names, before, strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()

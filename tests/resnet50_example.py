@@ -31,6 +31,8 @@ EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "resnet50"
 sys.path.append(str(EXAMPLE))
 
 import config  # noqa: E402
+import metrics  # noqa: E402
+import training  # noqa: E402
 from PIL import Image  # noqa: E402
 from rich.console import Console  # noqa: E402
 from sklearn.datasets import load_sample_images  # noqa: E402
@@ -121,3 +123,23 @@ def run(program: str, *arguments: Any, cache: pathlib.Path | None = None) -> tup
         text=True,
     )
     return finished.returncode, finished.stdout, finished.stderr
+
+
+# A small run; the folder of pictures is for what needs pictures.
+DIGITS = {"norm": "fused", "batch_size": 64, "epochs": 0.5}
+TIMING = ("images_per_second", "data_wait")
+
+
+def lines(output: pathlib.Path) -> list[dict[str, Any]]:
+    """The metrics but for what depends on the clock."""
+    found = metrics.read(output / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if k not in TIMING} for line in found]
+
+
+def losses(output: pathlib.Path) -> list[float]:
+    return [line["loss"] for line in lines(output) if line["kind"] == "train"]
+
+
+def train(options: config.Config, on: int = 1, console: Console | None = None) -> dict[str, Any]:
+    with as_users_run_jax():
+        return training.train(options, console or silent_console(), jax.devices()[:on])

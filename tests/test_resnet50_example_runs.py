@@ -9,11 +9,9 @@ import pathlib
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -25,7 +23,6 @@ import resnet50_example as example
 # isort: split
 import compare
 import config
-import devices
 import eval as eval_program
 import export
 import metrics
@@ -33,10 +30,10 @@ import networks
 import predict
 import training
 from errors import UserError
-from jax.experimental.compilation_cache import compilation_cache
 from orbax import checkpoint as ocp
 from rich.console import Console
-from sharding_tools import compiled_collectives
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 STEPS = 24
 # A folder of pictures, micro-batches, a moving average, bfloat16.
@@ -54,25 +51,6 @@ RECIPE = {
     "checkpoint-every": 3,
     "stem": "small",
 }
-TIMING = ("images_per_second", "data_wait")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compile_once(cache: pathlib.Path) -> Iterator[None]:
-    """The same small networks are trained again and again."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = [getattr(jax.config, name) for name in names]
-    for name, value in zip(names, (str(cache), 0.0), strict=True):
-        jax.config.update(name, value)
-    yield
-    for name, value in zip(names, before, strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -111,16 +89,6 @@ def stored(output: pathlib.Path, step: int) -> dict[str, np.ndarray]:
     state = checkpointer.restore(path, restore_args=as_numpy)
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-
-
-def lines(output: pathlib.Path) -> list[dict[str, Any]]:
-    """The metrics but for what depends on the clock."""
-    found = metrics.read(output / "metrics.jsonl")
-    return [{k: v for k, v in line.items() if k not in TIMING} for line in found]
-
-
-def losses(output: pathlib.Path) -> list[float]:
-    return [line["loss"] for line in lines(output) if line["kind"] == "train"]
 
 
 def children(process: int) -> list[int]:
@@ -168,14 +136,14 @@ def test_killed_and_resumed_is_bit_identical(
     assert actual.keys() == expected.keys()
     for name in expected:
         assert actual[name].tobytes() == expected[name].tobytes(), (name, f"killed after {last}")
-    assert lines(tmp_path) == lines(finished), f"killed after step {last}"
-    assert [line["step"] for line in lines(finished) if line["kind"] == "train"] == list(
+    assert example.lines(tmp_path) == example.lines(finished), f"killed after step {last}"
+    assert [line["step"] for line in example.lines(finished) if line["kind"] == "train"] == list(
         range(1, STEPS + 1)
     )
 
 
 def test_networks_learn_the_two_photographs(finished: pathlib.Path) -> None:
-    evaluated = {line["kind"]: line for line in lines(finished) if line["kind"] != "train"}
+    evaluated = {line["kind"]: line for line in example.lines(finished) if line["kind"] != "train"}
     assert set(evaluated) == {"val_network", "val_average"}
     for line in evaluated.values():
         assert line["images"] == 18
@@ -195,7 +163,7 @@ def test_evaluation_repeats_that_of_the_training(
     finished: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     """From the checkpoint, in batches of another size, with either BatchNorm, and folded."""
-    trained = {line["kind"]: line for line in lines(finished)}
+    trained = {line["kind"]: line for line in example.lines(finished)}
     for norm, fold in (("fused", True), ("flax", False)):
         result = evaluate(finished, tmp_path / "r.json", norm=norm, fold=fold, batch_size=16)
         assert result["top1"] == pytest.approx(trained["val_average"]["top1"], abs=1 / 18)
@@ -282,11 +250,6 @@ def test_exported_file_stands_alone(
         assert (logits.shape, logits.dtype) == ((batch, 2), np.float32)
 
 
-def train(options: config.Config, on: int = 1, console: Console | None = None) -> dict[str, Any]:
-    with example.as_users_run_jax():
-        return training.train(options, console or example.silent_console(), jax.devices()[:on])
-
-
 def test_first_variables_from_a_run(
     finished: pathlib.Path, pictures: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -334,86 +297,6 @@ def test_the_stored_comparison_keeps_its_bounds() -> None:
     assert results["passed"]
 
 
-DIGITS = {"norm": "fused", "batch_size": 64, "epochs": 0.5}
-
-
-@pytest.fixture(scope="module")
-def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    output = tmp_path_factory.mktemp("one")
-    train(example.tiny("digits", output, **DIGITS))
-    return losses(output)
-
-
-@pytest.mark.parametrize("norm", ["fused", "flax"])
-def test_eight_devices_train_as_one(
-    on_one_device: list[float], tmp_path: pathlib.Path, norm: str
-) -> None:
-    """With either BatchNorm, whose statistics are those of the batch over all devices."""
-    console = example.silent_console()
-    options = example.tiny("digits", tmp_path, **{**DIGITS, "norm": norm})
-    train(options, on=8, console=console)
-    assert "on 8 x cpu (cpu)" in example.printed(console)
-    np.testing.assert_allclose(losses(tmp_path), on_one_device, rtol=1e-3)
-    if norm == "fused":
-        assert_only_sums_travel(options, tmp_path / "again")
-
-
-def assert_only_sums_travel(options: config.Config, output: pathlib.Path) -> None:
-    """Between the devices, in a step: gradients and sums of channels, and no picture's values."""
-    run = dataclasses.replace(options.run, output=output)
-    mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("data",))
-    with example.as_users_run_jax():
-        trainer = training.Trainer(
-            dataclasses.replace(options, run=run), mesh, example.silent_console()
-        )
-        everywhere, split = devices.replicated(mesh), devices.split_batch(mesh)
-        state = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
-            jax.eval_shape(trainer._initial, jax.random.key(0)),
-        )
-        batch = {
-            "image": jax.ShapeDtypeStruct((64, 8, 8, 1), np.uint8, sharding=split),
-            "label": jax.ShapeDtypeStruct((64,), np.int32, sharding=split),
-        }
-        program = trainer._step.lower(state, batch).compile()  # pyright: ignore
-        trainer.close()
-    operations = compiled_collectives(program)
-    assert operations
-    assert {array.opcode for operation in operations for array in operation} == {"all-reduce"}
-    # The smallest activation that a device holds: 8 pictures of 8 x 8 pixels and 4 channels.
-    sizes = [math.prod(array.shape) for operation in operations for array in operation]
-    assert max(sizes) < 8 * 8 * 8 * 4
-
-
-def test_two_processes_train_as_one(
-    on_one_device: list[float], tmp_path: pathlib.Path, cache: pathlib.Path
-) -> None:
-    options = config.to_json(example.tiny("digits", tmp_path, **DIGITS))
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
-    flags = ["digits", "--distributed", f"--coordinator=localhost:{port}", "--num-processes=2"]
-    flags += ["--platform=cpu", "--stage-sizes", "1", f"--output={tmp_path}"]
-    for group in ("model", "training", "run"):
-        for name in ("norm", "num_filters", "batch_size", "epochs", "warmup_epochs", "log_every"):
-            if name in options[group]:
-                flags.append(f"--{name.replace('_', '-')}={options[group][name]}")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, example.EXAMPLE / "train.py", *flags, f"--process-id={number}"],
-            env=example.environment(cache),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in (0, 1)
-    ]
-    printed = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], printed
-    assert "on 2 x cpu (cpu) in 2 processes" in printed[0]
-    assert "step 12/12" not in printed[1]
-    np.testing.assert_allclose(losses(tmp_path), on_one_device, rtol=1e-3)
-
-
 def test_sigterm_saves_and_the_run_goes_on(
     on_one_device: list[float], tmp_path: pathlib.Path, monkeypatch: Any
 ) -> None:
@@ -425,28 +308,28 @@ def test_sigterm_saves_and_the_run_goes_on(
             os.kill(os.getpid(), signal.SIGTERM)
 
     console = example.silent_console()
-    options = example.tiny("digits", tmp_path, **DIGITS, profile_at=2, profile_steps=1)
+    options = example.tiny("digits", tmp_path, **example.DIGITS, profile_at=2, profile_steps=1)
     with monkeypatch.context() as patch:
         patch.setattr(metrics.Recorder, "write", terminate_at_5)
-        assert train(options, console=console) == {}
+        assert example.train(options, console=console) == {}
     assert "stopped after step 6; --resume goes on from there" in example.printed(console)
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
     with pytest.raises(UserError, match="holds a run that came to step 6: go on with --resume"):
-        train(options)
+        example.train(options)
     resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
     console = Console(file=console.file, force_terminal=True, width=200)
-    train(resume, console=console)
-    assert losses(tmp_path) == on_one_device
+    example.train(resume, console=console)
+    assert example.losses(tmp_path) == on_one_device
     assert "images/s  waiting for data" in example.printed(console)
 
     # Once more there is nothing to do but to evaluate; another network is refused.
-    assert train(resume)["network"].images == 360
+    assert example.train(resume)["network"].images == 360
     model = dataclasses.replace(options.model, num_filters=8)
     with pytest.raises(UserError, match="another network: its num_filters is 4, and 8 was asked"):
-        train(dataclasses.replace(resume, model=model))
+        example.train(dataclasses.replace(resume, model=model))
     order = dataclasses.replace(options.training, seed=1)
     with pytest.raises(UserError, match="trained on other pictures, or in another order"):
-        train(dataclasses.replace(resume, training=order))
+        example.train(dataclasses.replace(resume, training=order))
 
 
 def test_a_full_disk_does_not_end_the_training(
@@ -462,26 +345,26 @@ def test_a_full_disk_does_not_end_the_training(
 
     monkeypatch.setattr(ocp.CheckpointManager, "save", save_unless_full)
     console = example.silent_console()
-    options = example.tiny("digits", tmp_path, **DIGITS, checkpoint_every=2)
+    options = example.tiny("digits", tmp_path, **example.DIGITS, checkpoint_every=2)
     with pytest.raises(UserError, match="checkpoint of step 12 could not be saved: no space left"):
-        train(options, console=console)
+        example.train(options, console=console)
     for step in (4, 8):
         sentence = f"step {step} could not be saved: no space left on the disk; the last good one"
         assert sentence in example.printed(console)
-    assert losses(tmp_path) == on_one_device
+    assert example.losses(tmp_path) == on_one_device
     full.clear()
     resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
-    train(resume, console=console)
+    example.train(resume, console=console)
     assert "resuming after step 10" in example.printed(console)
-    assert losses(tmp_path) == on_one_device
+    assert example.losses(tmp_path) == on_one_device
 
 
 def test_a_loss_that_explodes_keeps_the_good_checkpoints(tmp_path: pathlib.Path) -> None:
     options = example.tiny(
-        "digits", tmp_path, **DIGITS, checkpoint_every=1, learning_rate=1e30, momentum=0.0
+        "digits", tmp_path, **example.DIGITS, checkpoint_every=1, learning_rate=1e30, momentum=0.0
     )
     with pytest.raises(UserError, match="the loss is not finite at step"):
-        train(options)
+        example.train(options)
     for step in (tmp_path / "checkpoints").iterdir():
         for name, values in stored(tmp_path, int(step.name)).items():
             assert "params" not in name or np.isfinite(values).all()
@@ -490,13 +373,13 @@ def test_a_loss_that_explodes_keeps_the_good_checkpoints(tmp_path: pathlib.Path)
 def test_batches_must_divide(tmp_path: pathlib.Path) -> None:
     options = example.tiny("digits", tmp_path, batch_size=60)
     with pytest.raises(UserError, match=r"--batch-size 60 does not divide .* on 8 devices"):
-        train(options, on=8)
+        example.train(options, on=8)
 
 
 def test_an_output_folder_that_cannot_be(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--output .*file/run cannot be used \(Not a directory"):
-        train(example.tiny("digits", tmp_path / "file" / "run"))
+        example.train(example.tiny("digits", tmp_path / "file" / "run"))
 
 
 def test_a_gpu_that_is_not_there(tmp_path: pathlib.Path) -> None:
