@@ -143,3 +143,8 @@ def losses(output: pathlib.Path) -> list[float]:
 def train(options: config.Config, on: int = 1, console: Console | None = None) -> dict[str, Any]:
     with as_users_run_jax():
         return training.train(options, console or silent_console(), jax.devices()[:on])
+
+
+def digits_losses(output: pathlib.Path) -> list[float]:
+    train(tiny("digits", output, **DIGITS))
+    return losses(output)

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 @pytest.fixture(scope="module")
 def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    output = tmp_path_factory.mktemp("one")
-    example.train(example.tiny("digits", output, **example.DIGITS))
-    return example.losses(output)
+    return example.digits_losses(tmp_path_factory.mktemp("one"))
 
 
 @pytest.mark.parametrize("norm", ["fused", "flax"])

@@ -297,8 +297,14 @@ def test_the_stored_comparison_keeps_its_bounds() -> None:
     assert results["passed"]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of `example.DIGITS`."""
+    return example.digits_losses(tmp_path_factory.mktemp("undisturbed"))
+
+
 def test_sigterm_saves_and_the_run_goes_on(
-    on_one_device: list[float], tmp_path: pathlib.Path, monkeypatch: Any
+    undisturbed: list[float], tmp_path: pathlib.Path, monkeypatch: Any
 ) -> None:
     write = metrics.Recorder.write
 
@@ -319,7 +325,7 @@ def test_sigterm_saves_and_the_run_goes_on(
     resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
     console = Console(file=console.file, force_terminal=True, width=200)
     example.train(resume, console=console)
-    assert example.losses(tmp_path) == on_one_device
+    assert example.losses(tmp_path) == undisturbed
     assert "images/s  waiting for data" in example.printed(console)
 
     # Once more there is nothing to do but to evaluate; another network is refused.
@@ -333,7 +339,7 @@ def test_sigterm_saves_and_the_run_goes_on(
 
 
 def test_a_full_disk_does_not_end_the_training(
-    on_one_device: list[float], tmp_path: pathlib.Path, monkeypatch: Any
+    undisturbed: list[float], tmp_path: pathlib.Path, monkeypatch: Any
 ) -> None:
     save = ocp.CheckpointManager.save
     full = {4, 8, 12}
@@ -351,12 +357,12 @@ def test_a_full_disk_does_not_end_the_training(
     for step in (4, 8):
         sentence = f"step {step} could not be saved: no space left on the disk; the last good one"
         assert sentence in example.printed(console)
-    assert example.losses(tmp_path) == on_one_device
+    assert example.losses(tmp_path) == undisturbed
     full.clear()
     resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
     example.train(resume, console=console)
     assert "resuming after step 10" in example.printed(console)
-    assert example.losses(tmp_path) == on_one_device
+    assert example.losses(tmp_path) == undisturbed
 
 
 def test_a_loss_that_explodes_keeps_the_good_checkpoints(tmp_path: pathlib.Path) -> None:
