@@ -30,8 +30,8 @@ cudaError_t ReduceAlone(Launch& launch, const Problem& problem, int width,
                         const Device& device, const BackwardKernels& kernels,
                         const BackwardParameters& parameters, bool whole) {
   const Plan plan = PlanReduction(problem, width, device, launch.settings);
-  return LaunchSums(launch, "BackwardReduce", kernels.reduce, plan, parameters,
-                    whole);
+  return LaunchSums(launch, Kernel::kBackwardReduce, kernels.reduce, plan,
+                    parameters, whole);
 }
 
 cudaError_t ApplyAlone(Launch& launch, const Problem& problem, int width,
@@ -41,8 +41,8 @@ cudaError_t ApplyAlone(Launch& launch, const Problem& problem, int width,
   parameters.tiling = plan.tiling;
   // Where the sums are, if they come from a ReduceKernel.
   if (whole) parameters.workspace = PlaceWorkspace(launch, plan.tiling);
-  return LaunchPlanned(launch, "BackwardApply", kernels.apply, plan, parameters,
-                       whole);
+  return LaunchPlanned(launch, Kernel::kBackwardApply, kernels.apply, plan,
+                       parameters, whole);
 }
 
 const void* Wide(const GradientBuffers& buffers) {
@@ -127,7 +127,7 @@ cudaError_t Backward(Launch& launch, const Problem& problem,
   const Plan plan =
       MakePlan(problem, width, BackwardPass(), device, launch.settings);
   bool launched = false;
-  error = LaunchWhole(launch, "Backward", kernels.whole, plan, device,
+  error = LaunchWhole(launch, Kernel::kBackward, kernels.whole, plan, device,
                       parameters, &launched);
   if (error != cudaSuccess || launched) return error;
   error = ReduceAlone(launch, problem, width, device, kernels, parameters,

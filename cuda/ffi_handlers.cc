@@ -2,8 +2,8 @@
 
 #include <cuda_runtime.h>
 
-#include <mutex>
-#include <set>
+#include <atomic>
+#include <cstdint>
 
 #include "cuda/ffi_backend.h"
 #include "native/ffi_operations.h"
@@ -22,15 +22,14 @@ class CudaBackend : public gpu::FfiBackend {
 // XLA calls this before each run of a program, not once: the attributes are set
 // for a device the first time.
 cudaError_t PrepareKernelsOnce() {
-  static std::mutex mutex;
-  static std::set<int>* prepared = new std::set<int>;  // outlives every thread
+  static std::atomic<uint64_t> prepared{0};  // a bit for each device
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (prepared->count(device) != 0) return cudaSuccess;
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if ((prepared.load(std::memory_order_acquire) & bit) != 0) return error;
   error = gpu::PrepareKernels();
-  if (error == cudaSuccess) prepared->insert(device);
+  if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_release);
   return error;
 }
 

@@ -40,8 +40,9 @@ cudaError_t PackMask(Launch& launch, const Problem& problem,
   const int64_t blocks =
       (shape.groups * bytes_per_group + kThreads - 1) / kThreads;
   Plan plan{};
+  plan.strategy = Strategy::kTwoKernels;
   plan.grid = blocks < (1 << 20) ? blocks : 1 << 20;
-  return LaunchPlanned(launch, "PackMask", kernels.pack_mask, plan,
+  return LaunchPlanned(launch, Kernel::kPackMask, kernels.pack_mask, plan,
                        static_cast<const void*>(buffers.y), buffers.mask,
                        shape.groups, shape.group_size(), bytes_per_group);
 }
@@ -51,8 +52,8 @@ cudaError_t NormaliseAlone(Launch& launch, const Problem& problem, int width,
                            ForwardParameters parameters) {
   const Plan plan = PlanElementwise(problem, width, device, launch.settings);
   parameters.tiling = plan.tiling;
-  const cudaError_t error =
-      LaunchPlanned(launch, "Normalise", kernels.normalise, plan, parameters);
+  const cudaError_t error = LaunchPlanned(launch, Kernel::kNormalise,
+                                          kernels.normalise, plan, parameters);
   if (error != cudaSuccess) return error;
   return PackMask(launch, problem, parameters.buffers, width, kernels);
 }
@@ -61,7 +62,8 @@ cudaError_t StatisticsAlone(Launch& launch, const Problem& problem, int width,
                             const Device& device, const ForwardKernels& kernels,
                             const ForwardParameters& parameters) {
   const Plan plan = PlanReduction(problem, width, device, launch.settings);
-  return LaunchSums(launch, "Statistics", kernels.statistics, plan, parameters);
+  return LaunchSums(launch, Kernel::kStatistics, kernels.statistics, plan,
+                    parameters);
 }
 
 }  // namespace
@@ -126,7 +128,7 @@ cudaError_t Forward(Launch& launch, const Problem& problem,
                device, launch.settings);
   bool launched = false;
   error = LaunchWhole(
-      launch, "Forward",
+      launch, Kernel::kForward,
       plan.strategy == Strategy::kL2 ? kernels.streaming : kernels.holding,
       plan, device, parameters, &launched);
   if (error != cudaSuccess) return error;

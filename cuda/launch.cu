@@ -56,15 +56,15 @@ cudaError_t ResetCounters(Launch& launch, const Plan& plan) {
   return error;
 }
 
-cudaError_t Explain(Launch& launch, const char* name, const Plan& plan,
+cudaError_t Explain(Launch& launch, Kernel name, const Plan& plan,
                     cudaError_t error) {
-  if (error == cudaSuccess) return error;
   // Not sticky: the next launch of anybody must not see it.
   cudaGetLastError();
-  launch.failure =
-      std::string(name) + " with a grid of " + std::to_string(plan.grid) +
-      " blocks of " + std::to_string(kThreads) + " threads, " +
-      std::to_string(plan.shared_bytes) + " bytes of shared memory";
+  launch.failure = std::string(NameOf(name)) + " with a grid of " +
+                   std::to_string(plan.grid) + " blocks of " +
+                   std::to_string(kThreads) + " threads, " +
+                   std::to_string(plan.shared_bytes) +
+                   " bytes of shared memory";
   if (plan.cluster > 1) {
     launch.failure += ", clusters of " + std::to_string(plan.cluster);
   }

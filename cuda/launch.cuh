@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "cuda/launch_counts.h"
 #include "cuda/operations.h"
 #include "cuda/parameters.h"
 #include "cuda/plan.h"
@@ -27,7 +28,7 @@ Workspace PlaceWorkspace(const Launch& launch, const Tiling& tiling);
 cudaError_t ResetCounters(Launch& launch, const Plan& plan);
 
 // Keeps what a failed launch looked like.
-cudaError_t Explain(Launch& launch, const char* name, const Plan& plan,
+cudaError_t Explain(Launch& launch, Kernel name, const Plan& plan,
                     cudaError_t error);
 
 // Lets a kernel use all the shared memory of a block, and loads it.
@@ -63,17 +64,20 @@ class LaunchConfig {
 };
 
 template <typename... Parameters, typename... Arguments>
-cudaError_t LaunchPlanned(Launch& launch, const char* name,
+cudaError_t LaunchPlanned(Launch& launch, Kernel name,
                           void (*kernel)(Parameters...), const Plan& plan,
                           const Arguments&... arguments) {
   const LaunchConfig config(launch, plan);
-  return Explain(launch, name, plan,
-                 cudaLaunchKernelEx(config.get(), kernel, arguments...));
+  const cudaError_t error =
+      cudaLaunchKernelEx(config.get(), kernel, arguments...);
+  if (error != cudaSuccess) return Explain(launch, name, plan, error);
+  CountLaunch(name, plan.strategy);
+  return cudaSuccess;
 }
 
 // Launches a kernel whose blocks add sums.
 template <typename Parameters, typename... Parameter, typename... Arguments>
-cudaError_t LaunchSums(Launch& launch, const char* name,
+cudaError_t LaunchSums(Launch& launch, Kernel name,
                        void (*kernel)(Parameters, Parameter...),
                        const Plan& plan, Parameters parameters,
                        const Arguments&... arguments) {
@@ -88,10 +92,9 @@ cudaError_t LaunchSums(Launch& launch, const char* name,
 // Launches a kernel that does both passes, if the plan has one and its blocks
 // fit the device; `launched` says whether.
 template <typename Parameters>
-cudaError_t LaunchWhole(Launch& launch, const char* name,
-                        void (*kernel)(Parameters), const Plan& plan,
-                        const Device& device, const Parameters& parameters,
-                        bool* launched) {
+cudaError_t LaunchWhole(Launch& launch, Kernel name, void (*kernel)(Parameters),
+                        const Plan& plan, const Device& device,
+                        const Parameters& parameters, bool* launched) {
   *launched = false;
   if (plan.strategy == Strategy::kTwoKernels) return cudaSuccess;
   const cudaError_t error = FitsDevice(reinterpret_cast<const void*>(kernel),

@@ -37,6 +37,7 @@ struct Device {
 };
 
 enum class Strategy { kAuto, kOnChip, kCluster, kL2, kTwoKernels };
+constexpr int kStrategies = 5;
 
 struct Settings {
   Strategy strategy = Strategy::kAuto;

@@ -7,27 +7,23 @@ namespace jax_bnar {
 namespace gpu {
 namespace {
 
-struct Name {
-  std::string_view name;
-  Strategy strategy;
-};
-
-constexpr Name kNames[] = {{"auto", Strategy::kAuto},
-                           {"on_chip", Strategy::kOnChip},
-                           {"cluster", Strategy::kCluster},
-                           {"l2", Strategy::kL2},
-                           {"two_kernels", Strategy::kTwoKernels}};
+constexpr const char* kNames[kStrategies] = {"auto", "on_chip", "cluster", "l2",
+                                             "two_kernels"};
 
 }  // namespace
+
+const char* NameOf(Strategy strategy) {
+  return kNames[static_cast<int>(strategy)];
+}
 
 std::string ReadSettings(Settings* settings) {
   *settings = Settings{};
   const char* strategy = std::getenv("JAX_BNAR_CUDA_STRATEGY");
   if (strategy != nullptr && *strategy != '\0') {
     bool known = false;
-    for (const Name& name : kNames) {
-      if (name.name == strategy) {
-        settings->strategy = name.strategy;
+    for (int i = 0; i < kStrategies; ++i) {
+      if (std::string_view(kNames[i]) == strategy) {
+        settings->strategy = static_cast<Strategy>(i);
         known = true;
       }
     }

@@ -11,6 +11,9 @@
 namespace jax_bnar {
 namespace gpu {
 
+// As JAX_BNAR_CUDA_STRATEGY spells it.
+const char* NameOf(Strategy strategy);
+
 // JAX_BNAR_CUDA_STRATEGY: "auto", "on_chip", "cluster", "l2" or "two_kernels";
 // where the device cannot do what is asked, the default for the shape.
 // JAX_BNAR_CUDA_MARGIN: multiprocessors to leave to other work. Returns what is

@@ -15,6 +15,7 @@
 
 #ifdef JAX_BNAR_HAS_CUDA
 #include "cuda/ffi_handlers.h"
+#include "cuda/launch_counts.h"
 #include "cuda/plan.h"
 #endif
 
@@ -85,6 +86,16 @@ const char* WhyNoCuda() {
 #endif
 }
 
+nb::dict CudaLaunches() {
+  nb::dict launches;
+#ifdef JAX_BNAR_HAS_CUDA
+  for (const auto& [name, count] : jax_bnar::gpu::LaunchCounts()) {
+    launches[name.c_str()] = count;
+  }
+#endif
+  return launches;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -99,6 +110,9 @@ NB_MODULE(_native, m) {
         "Bytes that an operation which sums needs as one more result, or 0.");
   m.def("why_no_cuda", &WhyNoCuda,
         "Why this build has no CUDA kernels; an empty string where it has.");
+  m.def("cuda_launches", &CudaLaunches,
+        "Launches of each CUDA kernel by each strategy, since the process "
+        "began.");
   m.def(
       "ffi_api_version", [] { return jax_bnar::kBuildFfiApiVersion; },
       "(major, minor) of XLA's FFI API that the handlers are built for.");

@@ -15,6 +15,8 @@ import pytest
 from cases import Case, Cotangents, Operands, cotangents, operands, run
 from test_backward import check_gradients
 
+from jax_bnar import _native
+
 DRY_RUN = os.environ.get("JAX_BNAR_GPU_PLATFORM") == "cpu"
 PLATFORM = "cpu" if DRY_RUN else "gpu"
 STRATEGIES = ("auto", "on_chip", "cluster", "l2", "two_kernels")
@@ -116,6 +118,16 @@ def environment(**variables: str) -> Iterator[None]:
 def strategy(name: str) -> contextlib.AbstractContextManager[None]:
     assert name in STRATEGIES, name
     return environment(JAX_BNAR_CUDA_STRATEGY=name)
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[set[str]]:
+    """What is launched inside, as "Forward cluster": kernel and strategy. Filled at the end."""
+    names: set[str] = set()
+    before = _native.cuda_launches()
+    yield names
+    after = _native.cuda_launches()
+    names |= {name for name, count in after.items() if count > before.get(name, 0)}
 
 
 @functools.lru_cache(maxsize=1)

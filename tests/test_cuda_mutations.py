@@ -19,6 +19,7 @@ INCLUDE = ("-I", str(ROOT), "-I", str(ROOT / "tests/cuda_emulation/include"))
 KERNELS = ("cuda/forward.cu", "cuda/backward.cu")
 OTHERS = (
     "cuda/launch.cu",
+    "cuda/launch_counts.cc",
     "cuda/plan.cc",
     "cuda/settings.cc",
     "tests/native/cuda_kernels_test.cc",

@@ -9,7 +9,8 @@ over all their steps; `host_share` is the part of it after which the host had as
 near 1 it may be the host that was timed. XLA may replay a program as a CUDA graph, for all peers
 alike. Barriers tie the operands of a step to the results of the one before, so that XLA does not
 merge those of two sets, and all results are returned, so that none is optimised away. `copies`
-counts the copies of large arrays in the compiled program, which would be part of the time.
+counts the copies of large arrays in the compiled program, which would be part of the time;
+`kernels` names ours that ran.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ from benchmarks.gpu.work import Results, Wave, Work
 from benchmarks.peers import flax_linen, ours
 from benchmarks.problem import itemsize
 from benchmarks.sites import Site
+from jax_bnar import _native
 
 Step = Callable[..., tuple[Any, ...]]
 
@@ -120,6 +122,12 @@ def strategy_of(peer: str) -> Iterator[None]:
         os.environ.pop(_VARIABLE, None)
 
 
+def launched_since(before: dict[str, int]) -> list[str]:
+    """Our kernels with their strategies, "Forward cluster": which one the device got."""
+    now = _native.cuda_launches()
+    return sorted(name for name, count in now.items() if count > before.get(name, 0))
+
+
 @jax.jit
 def relative_error(got: jax.Array, expected: jax.Array) -> jax.Array:
     wide = expected.astype(jnp.float32)
@@ -178,6 +186,7 @@ def run_wave(work: Work, wave: Wave, results: Results, pool: ThreadPoolExecutor)
         for peer in sorted(wave.peers, key=lambda peer: peer != "flax"):
             try:
                 compiled = programs.pop((site, peer)).result()
+                before = _native.cuda_launches()
                 with strategy_of(peer):
                     times, share = measure(compiled, operands, work.samples, sets, rounds)
                     first: Any = compiled(*operands)[0] if peer != "copy" else None
@@ -187,6 +196,7 @@ def run_wave(work: Work, wave: Wave, results: Results, pool: ThreadPoolExecutor)
                 more: dict[str, Any] = {
                     "copies": large_copies(compiled, site, wave),
                     "host_share": round(share, 3),
+                    "kernels": launched_since(before),
                 }
                 if peer == "copy":
                     more["bytes"] = 2 * site.elements(wave.batch) * itemsize(wave.dtype)

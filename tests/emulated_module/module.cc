@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cuda/ffi_backend.h"
+#include "cuda/launch_counts.h"
 #include "native/ffi_operations.h"
 
 namespace nb = nanobind;
@@ -50,6 +51,14 @@ int64_t WorkspaceBytes(const std::string&, int64_t groups, int64_t rows,
   return gpu::WorkspaceBytes({groups, rows, channels, inner});
 }
 
+nb::dict CudaLaunches() {
+  nb::dict launches;
+  for (const auto& [name, count] : gpu::LaunchCounts()) {
+    launches[name.c_str()] = count;
+  }
+  return launches;
+}
+
 }  // namespace
 }  // namespace jax_bnar
 
@@ -60,5 +69,6 @@ NB_MODULE(_native, m) {
   m.def("registrations", &jax_bnar::Registrations);
   m.def("cpu_isa", [] { return "emulation of CUDA"; });
   m.def("workspace_bytes", &jax_bnar::WorkspaceBytes);
+  m.def("cuda_launches", &jax_bnar::CudaLaunches);
   m.def("why_no_cuda", [] { return "this is the emulation"; });
 }
