@@ -26,16 +26,15 @@ void CountLaunch(Kernel kernel, Strategy strategy) {
       1, std::memory_order_relaxed);
 }
 
-std::vector<std::pair<std::string, int64_t>> LaunchCounts() {
-  std::vector<std::pair<std::string, int64_t>> result;
+std::map<std::string, int64_t> LaunchCounts() {
+  std::map<std::string, int64_t> result;
   for (int kernel = 0; kernel < kKernels; ++kernel) {
     for (int strategy = 0; strategy < kStrategies; ++strategy) {
       const int64_t count =
           counts[kernel][strategy].load(std::memory_order_relaxed);
       if (count == 0) continue;
-      result.emplace_back(std::string(kKernelNames[kernel]) + " " +
-                              NameOf(static_cast<Strategy>(strategy)),
-                          count);
+      const char* name = NameOf(static_cast<Strategy>(strategy));
+      result[std::string(kKernelNames[kernel]) + " " + name] = count;
     }
   }
   return result;

@@ -6,9 +6,8 @@
 #define JAX_BNAR_CUDA_LAUNCH_COUNTS_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "cuda/plan.h"
 
@@ -31,7 +30,7 @@ void CountLaunch(Kernel kernel, Strategy strategy);
 
 // ("Forward cluster", 3) and so on, of this process. A kernel in a CUDA graph
 // counts when it is captured, not when the graph is replayed.
-std::vector<std::pair<std::string, int64_t>> LaunchCounts();
+std::map<std::string, int64_t> LaunchCounts();
 
 }  // namespace gpu
 }  // namespace jax_bnar

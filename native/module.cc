@@ -1,11 +1,13 @@
 // The Python module: one dict of capsules for each platform.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <type_traits>
 
@@ -86,14 +88,12 @@ const char* WhyNoCuda() {
 #endif
 }
 
-nb::dict CudaLaunches() {
-  nb::dict launches;
+std::map<std::string, int64_t> CudaLaunches() {
 #ifdef JAX_BNAR_HAS_CUDA
-  for (const auto& [name, count] : jax_bnar::gpu::LaunchCounts()) {
-    launches[name.c_str()] = count;
-  }
+  return jax_bnar::gpu::LaunchCounts();
+#else
+  return {};
 #endif
-  return launches;
 }
 
 }  // namespace

@@ -7,7 +7,9 @@ import contextlib
 import functools
 import itertools
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import oracle
@@ -15,10 +17,17 @@ import pytest
 from cases import Case, Cotangents, Operands, cotangents, operands, run
 from test_backward import check_gradients
 
-from jax_bnar import _native
+from jax_bnar import _native_targets
+
+# Last, so that an installed jax_bnar wins over the source tree, which may lack the native module.
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks.gpu.launches import launched as launched
 
 DRY_RUN = os.environ.get("JAX_BNAR_GPU_PLATFORM") == "cpu"
 PLATFORM = "cpu" if DRY_RUN else "gpu"
+# The dry run may have the CUDA kernels too, in the emulation.
+CUDA_KERNELS = not DRY_RUN or _native_targets.cpu_isa() == "emulation of CUDA"
 STRATEGIES = ("auto", "on_chip", "cluster", "l2", "two_kernels")
 only_on_gpu = pytest.mark.skipif(DRY_RUN, reason="there is nothing of it on the CPU")
 
@@ -120,16 +129,6 @@ def strategy(name: str) -> contextlib.AbstractContextManager[None]:
     return environment(JAX_BNAR_CUDA_STRATEGY=name)
 
 
-@contextlib.contextmanager
-def launched() -> Iterator[set[str]]:
-    """What is launched inside, as "Forward cluster": kernel and strategy. Filled at the end."""
-    names: set[str] = set()
-    before = _native.cuda_launches()
-    yield names
-    after = _native.cuda_launches()
-    names |= {name for name, count in after.items() if count > before.get(name, 0)}
-
-
 @functools.lru_cache(maxsize=1)
 def _prepare(case: Case) -> tuple[Operands, Cotangents, oracle.Forward]:
     """Kept for the next strategy: the oracle takes longer than the kernels."""
@@ -154,6 +153,28 @@ def check(case: Case) -> None:
     oracle.assert_within("var", got.var, expected.var, expected.var_allowance)
     oracle.assert_within("y", got.y, expected.y, expected.y_allowance)
     check_gradients(case, given, dout, got)
+
+
+def check_strategy(kernels: set[str], case: Case, name: str) -> None:
+    """That what was launched is the strategy asked for.
+
+    Of one that a device has no room for another takes the place, and the numbers are right.
+    """
+    # float64 has one path, and the bits that single elements cannot write are packed afterwards.
+    simple = name == "two_kernels" or case.dtype == "float64"
+    kernels = kernels - {"PackMask two_kernels"}
+    if simple:
+        halves = ("Statistics", "Normalise", "BackwardReduce", "BackwardApply")
+        assert kernels == {f"{kernel} two_kernels" for kernel in halves}
+    elif name == "auto":
+        assert {kernel.split()[0] for kernel in kernels} >= {"Forward", "Backward"}
+    elif name != "cluster" or has_clusters():
+        assert kernels == {f"Forward {name}", f"Backward {name}"}
+
+
+def has_clusters() -> bool:
+    """They came with compute capability 9.0; the emulated device has them."""
+    return float(getattr(jax.devices()[0], "compute_capability", 9)) >= 9
 
 
 def calls_outside_graphs(thunks: str) -> list[str]:

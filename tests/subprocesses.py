@@ -12,6 +12,26 @@ jax.config.update("jax_enable_x64", True)
 """
 
 
+# For programs: work(argument) in a thread for each argument, all at once.
+IN_THREADS = """
+import threading
+
+def in_threads(work, arguments):
+    failures = []
+
+    def guarded(argument):
+        try:
+            work(argument)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(argument,)) for argument in arguments]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert not failures, failures
+"""
+
+
 def run_python(code: str, *, timeout: float, prelude: str = _PRELUDE) -> str:
     """Standard output of `code`; fails on a non-zero exit, on a crash, and after `timeout`."""
     environment = {k: v for k, v in os.environ.items() if k != "JAX_BNAR_IMPLEMENTATION"}

@@ -5,11 +5,11 @@ several devices hold every thread of the pool.
 """
 
 import pytest
-from subprocesses import run_python
+from subprocesses import IN_THREADS, run_python
 
 # One large enough for several threads, in either layout; a step is forward and backward.
 SETUP = """
-import sys, threading
+import sys
 import jax.numpy as jnp
 import numpy as np
 import jax_bnar
@@ -68,34 +68,20 @@ for _ in range(5):
 """
 
 THREADS = """
-failures = []
 def work(i):
-    try:
-        # Half of the threads compile a function of their own, half share one.
-        function = jax.jit(lambda *given: step(*given)) if i % 2 else jitted
-        for _ in range(10):
-            check(function(*operands))
-    except BaseException as error:
-        failures.append(error)
-threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert not failures, failures
+    # Half of the threads compile a function of their own, half share one.
+    function = jax.jit(lambda *given: step(*given)) if i % 2 else jitted
+    for _ in range(10):
+        check(function(*operands))
+in_threads(work, range(12))
 """
 
 THREADS_AND_DEVICES = """
-failures = []
 def work(device):
-    try:
-        given = [jax.device_put(a, device) for a in operands]
-        for results in [jitted(*given) for _ in range(5)]:
-            check(results)
-    except BaseException as error:
-        failures.append(error)
-threads = [threading.Thread(target=work, args=(d,)) for d in jax.devices() * 2]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert not failures, failures
+    given = [jax.device_put(a, device) for a in operands]
+    for results in [jitted(*given) for _ in range(5)]:
+        check(results)
+in_threads(work, jax.devices() * 2)
 """
 
 PROGRAMS = {
@@ -112,5 +98,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_finishes(implementation: str, axis: int, program: str) -> None:
     setup = SETUP.format(implementation=implementation, axis=axis)
-    output = run_python(setup + PROGRAMS[program] + "\nprint('finished')\n", timeout=120)
+    output = run_python(
+        IN_THREADS + setup + PROGRAMS[program] + "\nprint('finished')\n", timeout=120
+    )
     assert output.split()[-1] == "finished"

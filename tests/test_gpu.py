@@ -15,12 +15,14 @@ import pytest
 from cases import Case, cotangents, operands, operator, with_gradients
 from exact_fill import exact_fill
 from gpu_cases import (
+    CUDA_KERNELS,
     DRY_RUN,
     LARGEST,
     PLATFORM,
     SHAPES,
     STRATEGIES,
     check,
+    check_strategy,
     environment,
     flag_cases,
     launched,
@@ -36,7 +38,6 @@ import jax_bnar
 pytestmark = pytest.mark.gpu
 NO_GRAPHS = "--xla_gpu_enable_command_buffer="
 RUNS = 3 if DRY_RUN else 100
-NO_CUDA_KERNELS = "it is not the CUDA kernels that run here"
 
 all_strategies = pytest.mark.parametrize("name", STRATEGIES)
 
@@ -58,29 +59,10 @@ def test_device_and_flags() -> None:
 @all_strategies
 @each(shape_cases())
 def test_shapes(case: Case, name: str) -> None:
-    with strategy(name):
-        check(case)
-
-
-@all_strategies
-@pytest.mark.parametrize("shape_name", SHAPES)
-def test_the_strategy_is_the_one_asked_for(name: str, shape_name: str) -> None:
-    """One that a device has no room for would give way to another, and the numbers be right."""
-    if name == "cluster" and float(getattr(jax.devices()[0], "compute_capability", 9)) < 9:
-        pytest.skip("clusters came with compute capability 9.0")
-    shape, axis = SHAPES[shape_name]
     with strategy(name), launched() as kernels:
-        check(Case(shape, axis, "bfloat16"))
-    if DRY_RUN and not kernels:
-        pytest.skip(NO_CUDA_KERNELS)
-    if name == "two_kernels":
-        passes = {"Statistics", "Normalise", "BackwardReduce", "BackwardApply"}
-    else:
-        passes = {"Forward", "Backward"}
-    if name == "auto":
-        assert passes <= {kernel.split()[0] for kernel in kernels}
-    else:
-        assert kernels == {f"{kernel} {name}" for kernel in passes}
+        check(case)
+    if CUDA_KERNELS:
+        check_strategy(kernels, case, name)
 
 
 @all_strategies

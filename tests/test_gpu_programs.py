@@ -9,7 +9,7 @@ import pathlib
 
 import pytest
 from gpu_cases import DRY_RUN, PLATFORM, STRATEGIES, calls_outside_graphs, only_on_gpu
-from subprocesses import run_python
+from subprocesses import IN_THREADS, run_python
 
 pytestmark = pytest.mark.gpu
 SECONDS = 120
@@ -68,20 +68,13 @@ for replay in range(replays):
 
 THREADS = """
 expected = [host(jax.jit(step)(*make(seed))) for seed in range(4)]
-failures = []
 
 def work(seed):
-    try:
-        function, given = jax.jit(lambda *given: step(*given)), make(seed)
-        for _ in range(replays):
-            check(function(*given), expected[seed])
-    except BaseException as error:
-        failures.append(error)
+    function, given = jax.jit(lambda *given: step(*given)), make(seed)
+    for _ in range(replays):
+        check(function(*given), expected[seed])
 
-threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert not failures, failures
+in_threads(work, range(4))
 """
 
 # XLA runs what is annotated so on streams of their own.
@@ -156,7 +149,8 @@ def start(program: str, **variables: str) -> None:
     # What other versions of JAX and PyTorch warn of is no subject of these tests.
     prelude = "import os, warnings\nwarnings.simplefilter('default')\n"
     prelude += "".join(f"os.environ[{k!r}] = {v!r}\n" for k, v in variables.items())
-    output = run_python(program + "\nprint('finished')\n", timeout=SECONDS, prelude=prelude + SETUP)
+    prelude += IN_THREADS + SETUP
+    output = run_python(program + "\nprint('finished')\n", timeout=SECONDS, prelude=prelude)
     assert output.split()[-1] == "finished"
 
 

@@ -27,11 +27,10 @@ import jax.numpy as jnp
 
 from benchmarks.gpu import work as work_module
 from benchmarks.gpu.device import describe_device
+from benchmarks.gpu.launches import launched
 from benchmarks.gpu.work import Results, Wave, Work
 from benchmarks.peers import flax_linen, ours
-from benchmarks.problem import itemsize
 from benchmarks.sites import Site
-from jax_bnar import _native
 
 Step = Callable[..., tuple[Any, ...]]
 
@@ -122,12 +121,6 @@ def strategy_of(peer: str) -> Iterator[None]:
         os.environ.pop(_VARIABLE, None)
 
 
-def launched_since(before: dict[str, int]) -> list[str]:
-    """Our kernels with their strategies, "Forward cluster": which one the device got."""
-    now = _native.cuda_launches()
-    return sorted(name for name, count in now.items() if count > before.get(name, 0))
-
-
 @jax.jit
 def relative_error(got: jax.Array, expected: jax.Array) -> jax.Array:
     wide = expected.astype(jnp.float32)
@@ -186,8 +179,7 @@ def run_wave(work: Work, wave: Wave, results: Results, pool: ThreadPoolExecutor)
         for peer in sorted(wave.peers, key=lambda peer: peer != "flax"):
             try:
                 compiled = programs.pop((site, peer)).result()
-                before = _native.cuda_launches()
-                with strategy_of(peer):
+                with strategy_of(peer), launched() as kernels:
                     times, share = measure(compiled, operands, work.samples, sets, rounds)
                     first: Any = compiled(*operands)[0] if peer != "copy" else None
                     jax.block_until_ready(first)
@@ -196,11 +188,9 @@ def run_wave(work: Work, wave: Wave, results: Results, pool: ThreadPoolExecutor)
                 more: dict[str, Any] = {
                     "copies": large_copies(compiled, site, wave),
                     "host_share": round(share, 3),
-                    "kernels": launched_since(before),
+                    "kernels": sorted(kernels),
                 }
-                if peer == "copy":
-                    more["bytes"] = 2 * site.elements(wave.batch) * itemsize(wave.dtype)
-                elif reference is not None:
+                if peer != "copy" and reference is not None:
                     more["errors"] = check(first, reference)
                 results.add(site, wave, peer, times, sets=sets, rounds=rounds, **more)
             except Exception as error:
@@ -215,14 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit(f"JAX runs on {jax.default_backend()}, expected {expected}.")
     results = Results(work, {"family": "jax", "device": describe_device()})
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for wave in work.waves:
-            if work.time_is_up():
-                break
-            run_wave(work, wave, results, pool)
-            results.write()
-            print(f"{wave}: {len(results.document['rows'])} rows", flush=True)
-    results.write(complete=not work.time_is_up())
-    return 1 if results.document["errors"] else 0
+        return results.fill(work.waves, lambda wave: run_wave(work, wave, results, pool))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch.nn import functional  # pyright: ignore[reportMissingImports]
 from benchmarks.environment import describe_environment
 from benchmarks.gpu import work as work_module
 from benchmarks.gpu.work import Results, Wave, Work
-from benchmarks.problem import EPSILON, MOMENTUM, itemsize
+from benchmarks.problem import EPSILON, MOMENTUM
 from benchmarks.sites import Site
 
 MAIN_PEERS: Final = ("copy", "torch")
@@ -148,10 +148,7 @@ def run_wave(work: Work, wave: Wave, results: Results, device: str) -> None:
                 activations, vectors = make_sets(site, wave, sets, device)
                 run = make_pass(peer, site, activations, vectors)
                 times, graph = measure(run, work, sets, rounds, device)
-                more: dict[str, Any] = {"graph": graph}
-                if peer == "copy":
-                    more["bytes"] = 2 * site.elements(wave.batch) * itemsize(wave.dtype)
-                results.add(site, wave, peer, times, sets=sets, rounds=rounds, **more)
+                results.add(site, wave, peer, times, sets=sets, rounds=rounds, graph=graph)
             except Exception as error:
                 results.fail(site, wave, peer, error)
             finally:
@@ -183,14 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit("PyTorch sees no GPU.")
     results = Results(work, {"family": "torch", "device": describe(device)})
     # What takes long to compile comes last.
-    for wave in sorted(work.waves, key=lambda wave: "torch_compile" in wave.peers):
-        if work.time_is_up():
-            break
-        run_wave(work, wave, results, device)
-        results.write()
-        print(f"{wave}: {len(results.document['rows'])} rows", flush=True)
-    results.write(complete=not work.time_is_up())
-    return 1 if results.document["errors"] else 0
+    waves = sorted(work.waves, key=lambda wave: "torch_compile" in wave.peers)
+    return results.fill(waves, lambda wave: run_wave(work, wave, results, device))
 
 
 if __name__ == "__main__":

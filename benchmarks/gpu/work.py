@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -137,10 +137,23 @@ class Results:
             "errors": [],
         }
 
+    def fill(self, waves: Sequence[Wave], run_wave: Callable[[Wave], None]) -> int:
+        """Runs the waves while there is time; the exit status."""
+        for wave in waves:
+            if self._work.time_is_up():
+                break
+            run_wave(wave)
+            self.write()
+            print(f"{wave}: {len(self.document['rows'])} rows", flush=True)
+        self.write(complete=not self._work.time_is_up())
+        return 1 if self.document["errors"] else 0
+
     def add(
         self, site: Site, wave: Wave, peer: str, samples_ms: Sequence[float], **more: Any
     ) -> None:
         size = itemsize(wave.dtype)
+        if peer == "copy":
+            more["bytes"] = 2 * site.elements(wave.batch) * size
         self.document["rows"].append(
             {
                 "site": site.label,

@@ -3,6 +3,7 @@
 // tests/conftest.py).
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
@@ -51,14 +52,6 @@ int64_t WorkspaceBytes(const std::string&, int64_t groups, int64_t rows,
   return gpu::WorkspaceBytes({groups, rows, channels, inner});
 }
 
-nb::dict CudaLaunches() {
-  nb::dict launches;
-  for (const auto& [name, count] : gpu::LaunchCounts()) {
-    launches[name.c_str()] = count;
-  }
-  return launches;
-}
-
 }  // namespace
 }  // namespace jax_bnar
 
@@ -69,6 +62,6 @@ NB_MODULE(_native, m) {
   m.def("registrations", &jax_bnar::Registrations);
   m.def("cpu_isa", [] { return "emulation of CUDA"; });
   m.def("workspace_bytes", &jax_bnar::WorkspaceBytes);
-  m.def("cuda_launches", &jax_bnar::CudaLaunches);
+  m.def("cuda_launches", &jax_bnar::gpu::LaunchCounts);
   m.def("why_no_cuda", [] { return "this is the emulation"; });
 }

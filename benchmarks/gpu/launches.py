@@ -1,0 +1,19 @@
+"""Which of our CUDA kernels ran: a strategy without room on the device gives way to another."""
+
+import contextlib
+from collections.abc import Iterator
+
+from jax_bnar import _native
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[set[str]]:
+    """What is launched inside, as "Forward cluster": kernel and strategy. Filled at the end.
+
+    A kernel in a CUDA graph is launched when the graph is captured, not when it is replayed.
+    """
+    names: set[str] = set()
+    before = _native.cuda_launches()
+    yield names
+    now = _native.cuda_launches()
+    names |= {name for name, count in now.items() if count > before.get(name, 0)}
