@@ -79,11 +79,14 @@ class Slab {
   // Of the block; this thread has vectors in the first of them.
   __device__ __forceinline__ int tiles() const { return tiles_; }
   __device__ __forceinline__ bool Has(int tile) const { return tile < mine_; }
-  // First element of a channel of this slab.
-  __device__ __forceinline__ int64_t Origin(int column) const {
-    return (group_ * tiling_.shape.rows * tiling_.shape.channels +
-            channel(column)) *
-           tiling_.shape.inner;
+  // Any element of a channel of this slab, of shape.count().
+  __device__ __forceinline__ int64_t OffsetInChannel(int column,
+                                                     int64_t element) const {
+    const Shape& shape = tiling_.shape;
+    const int64_t row = element / shape.inner;
+    return ((group_ * shape.rows + row) * shape.channels + channel(column)) *
+               shape.inner +
+           (element - row * shape.inner);
   }
   // First element of this thread's vector.
   __device__ __forceinline__ int64_t Offset(int tile) const {

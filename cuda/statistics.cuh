@@ -5,7 +5,9 @@
 
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/intrinsics.cuh"
 #include "cuda/parameters.h"
@@ -24,18 +26,51 @@ enum ForwardConstant { kMean, kMultiplier, kBias, kOrigin };
 __device__ __forceinline__ bool IsFinite(float v) { return v - v == 0; }
 __device__ __forceinline__ bool IsFinite(double v) { return v - v == 0; }
 
-// The first element of a channel; 0 for one that would make every sum NaN.
-template <typename T>
-__device__ __forceinline__ Accumulator<T> OriginAt(const T* x, int64_t offset) {
+// An element of a channel, or 0 instead of one that would make every sum NaN.
+template <typename T, int kElements>
+__device__ __forceinline__ Accumulator<T> FiniteElement(
+    const T* x, const Slab<kElements>& slab, int column, int64_t element) {
   using Bits = typename Element<T>::Bits;
   const auto value =
-      Element<T>::Decode(*(reinterpret_cast<const Bits*>(x) + offset));
+      Element<T>::Decode(*(reinterpret_cast<const Bits*>(x) +
+                           slab.OffsetInChannel(column, element)));
   return IsFinite(value) ? value : 0;
 }
 
-// One thread's sums around a shift of its own, its first elements: where
-// |mean| >> std they are near the mean, and an outlier among them harms the
-// sums of this thread alone, no more than its own square does anyway.
+// What the sums of a channel are taken around. Sums in double of narrower
+// elements have digits to spare, and any element will do. Those of doubles have
+// none: var loses the digits of ((origin - mean) / std)^2, which is the number
+// of elements where the origin is the outlier. So there it is the one of 16
+// elements that is nearest to the mean of these, without their smallest and
+// their largest. An element, not that mean: a constant channel has variance 0.
+template <typename T, int kElements>
+__device__ __forceinline__ Accumulator<T> OriginOf(const T* x,
+                                                   const Slab<kElements>& slab,
+                                                   int column, int64_t count) {
+  using A = Accumulator<T>;
+  A origin = FiniteElement(x, slab, column, 0);
+  if constexpr (std::is_same_v<T, double>) {
+    const int64_t samples = count < 16 ? count : 16;
+    if (samples < 3) return origin;
+    A sum = 0, smallest = origin, largest = origin;
+    for (int64_t i = 0; i < samples; ++i) {
+      const A value = FiniteElement(x, slab, column, i * count / samples);
+      sum += value;
+      smallest = value < smallest ? value : smallest;
+      largest = value > largest ? value : largest;
+    }
+    const A centre = (sum - smallest - largest) / (samples - 2);
+    for (int64_t i = 0; i < samples; ++i) {
+      const A value = FiniteElement(x, slab, column, i * count / samples);
+      if (fabs(value - centre) < fabs(origin - centre)) origin = value;
+    }
+  }
+  return origin;
+}
+
+// One thread's sums around a shift. In float that is the thread's own first
+// elements: where |mean| >> std they are near the mean, and an outlier among
+// them harms the sums of this thread alone. In double it is the origin.
 template <typename T, int kElements>
 struct ShiftedSums {
   using A = Accumulator<T>;
@@ -65,8 +100,8 @@ struct ShiftedSums {
     }
   }
 
-  // Of element i, around `origin` instead. In double nothing is lost: origin is
-  // an element too, so (origin - mean)^2 <= n * var.
+  // Of element i, around `origin` instead. In double nothing of a float is
+  // lost: origin is an element too, so (origin - mean)^2 <= n * var.
   __device__ __forceinline__ Sums Around(int i, A origin) const {
     const double d = static_cast<double>(shift.Get(i)) - origin;
     const double n = count;
@@ -92,15 +127,24 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < tiling.columns) shared.block[thread] = {0, 0};
   if (slab.HasColumn(thread)) {
-    shared.Constant<A>(kOrigin)[thread] = OriginAt(x, slab.Origin(thread));
+    shared.Constant<A>(kOrigin)[thread] =
+        OriginOf(x, slab, thread, tiling.shape.count());
   }
   __syncthreads();
   ShiftedSums<T, kElements> sums;
-  Vector<T, kElements> first{};
-  if (slab.Has(0)) {
-    first = LoadVector<Reuse::kSoon, kElements>(x + slab.Offset(0));
+  Vector<T, kElements> shift{};
+  if constexpr (std::is_same_v<T, double>) {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      const int column = slab.Column(i);
+      if (slab.HasColumn(column)) {
+        shift.Set(i, shared.Constant<A>(kOrigin)[column]);
+      }
+    }
+  } else if (slab.Has(0)) {
+    shift = LoadVector<Reuse::kSoon, kElements>(x + slab.Offset(0));
   }
-  sums.Start(first);
+  sums.Start(shift);
 
   int t = 0;
   bool more;
