@@ -4,6 +4,7 @@ The build itself refuses a kernel that spills registers (cmake/CudaKernels.cmake
 far the others are from it.
 """
 
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -19,7 +20,12 @@ SOURCES = ("cuda/forward.cu", "cuda/backward.cu")
 def compile_verbosely(source: str, architecture: str, directory: str) -> str:
     nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     command = [nvcc, "-std=c++17", "-O3", f"-arch=sm_{architecture}", "-I", str(ROOT), "-cubin"]
-    command += ["-Xptxas=-v", str(ROOT / source), "-o", f"{directory}/kernels.cubin"]
+    command += [
+        "-Xptxas=-v",
+        str(ROOT / source),
+        "-o",
+        f"{directory}/{pathlib.Path(source).stem}.cubin",
+    ]
     finished = subprocess.run(command, capture_output=True, text=True)
     if finished.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{finished.stdout}{finished.stderr}")
@@ -51,13 +57,15 @@ def main() -> None:
     print(f"sm_{architecture}: kernel, dtype, elements at once, tiles in registers")
     print(f"{'':32} registers  spilled bytes  static shared bytes")
     total = 0
-    with tempfile.TemporaryDirectory() as directory:
-        for source in SOURCES:
-            for label, registers, spilled, shared in rows(
-                compile_verbosely(source, architecture, directory)
-            ):
-                print(f"{label:32} {registers:9}  {spilled:13}  {shared:19}")
-                total += spilled
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        concurrent.futures.ThreadPoolExecutor(len(SOURCES)) as pool,
+    ):
+        texts = list(pool.map(lambda s: compile_verbosely(s, architecture, directory), SOURCES))
+    for text in texts:
+        for label, registers, spilled, shared in rows(text):
+            print(f"{label:32} {registers:9}  {spilled:13}  {shared:19}")
+            total += spilled
     if total:
         sys.exit("a kernel spills registers to memory")
 

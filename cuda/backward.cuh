@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     const Slab<kElements> slab(p.tiling, index, place.rank);
     SetReduceConstants<A>(p, shared, slab, whole);
     SumGradients<T>(p, shared, slab);
-    const bool is_last =
-        AddTeam(p.tiling, shared, p.workspace, p.exchange, index, place.rank);
+    const bool is_last = AddTeamInLast(p.tiling, shared, p.workspace,
+                                       p.exchange, index, place.rank);
     const int column = static_cast<int>(threadIdx.x);
     if (is_last && column < p.tiling.columns) {
       const Sums sums = shared.total[column];

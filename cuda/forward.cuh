@@ -65,10 +65,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     Held<T, kElements, kHeld> held{};
     SumStatistics<T, kElements, kHeld>(
         p.tiling, shared, slab, static_cast<const T*>(p.buffers.x), held);
-    // On their way while the team adds its sums.
+    // On their way while the team adds its sums. The first tiles are those in
+    // registers; the batch after them loads its own.
     Vector<T, kElements> early[kBatch]{};
-    LoadResidual<T, kElements, kBatch>(slab, static_cast<const T*>(p.buffers.z),
-                                       0, early);
+    LoadResidual<T, kElements, (kHeld > 0 ? kHeld : kBatch)>(
+        slab, static_cast<const T*>(p.buffers.z), 0, early);
     AddTeam(p.tiling, shared, p.workspace, p.exchange, index, place.rank);
     FinishStatistics<T>(p, shared, slab, /*store=*/place.rank == 0,
                         /*constants=*/true);
@@ -87,7 +88,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     Held<T, kElements, 0> held{};
     SumStatistics<T, kElements, 0>(p.tiling, shared, slab,
                                    static_cast<const T*>(p.buffers.x), held);
-    if (AddTeam(p.tiling, shared, p.workspace, p.exchange, index, place.rank)) {
+    if (AddTeamInLast(p.tiling, shared, p.workspace, p.exchange, index,
+                      place.rank)) {
       FinishStatistics<T>(p, shared, slab, /*store=*/true,
                           /*constants=*/false);
     }

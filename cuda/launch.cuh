@@ -101,7 +101,14 @@ cudaError_t LaunchWhole(Launch& launch, Kernel name, void (*kernel)(Parameters),
                                        plan, device, launch.settings, launched);
   if (error != cudaSuccess) return Explain(launch, name, plan, error);
   if (!*launched) return cudaSuccess;
-  return LaunchSums(launch, name, kernel, plan, parameters);
+  const cudaError_t failed = LaunchSums(launch, name, kernel, plan, parameters);
+  if (failed == cudaErrorCooperativeLaunchTooLarge) {
+    // Others share the device, or a tool gave the kernel more registers.
+    launch.failure.clear();
+    *launched = false;
+    return cudaSuccess;
+  }
+  return failed;
 }
 
 }  // namespace gpu

@@ -103,7 +103,7 @@ class Normaliser {
 };
 
 // The elementwise pass, last tile first: those are on chip, then in L2. `early`
-// has the residual of the first batch.
+// has the residual of the tiles in registers, or else of the first batch.
 template <typename T, int kElements, int kHeld, int kBatch>
 __device__ __forceinline__ void NormaliseTiles(
     const ForwardParameters& p, const SharedMemory& shared,

@@ -117,7 +117,7 @@ void SetGrid(int64_t num_teams, Plan* plan) {
 }
 
 Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
-                   const Settings& settings) {
+                   const Settings& settings, int64_t largest_team = kMaxGrid) {
   Plan plan{};
   plan.strategy = Strategy::kTwoKernels;
   plan.tiling = CutSlabs(problem.shape, width);
@@ -127,8 +127,8 @@ Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
       4 * ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
   // A block that reads less than four batches is mostly start and end.
   const int64_t tiles = TilesOfSlab(plan.tiling);
-  SetTeam(std::min(CeilDivide(blocks, plan.tiling.num_slabs),
-                   CeilDivide(tiles, 16)),
+  SetTeam(std::min({CeilDivide(blocks, plan.tiling.num_slabs),
+                    CeilDivide(tiles, 16), largest_team}),
           &plan.tiling);
   SetGrid(plan.tiling.num_slabs, &plan);
   return plan;
@@ -269,7 +269,10 @@ Plan MakePlan(const Problem& problem, int width, const Pass& pass,
 
 Plan PlanReduction(const Problem& problem, int width, const Device& device,
                    const Settings& settings) {
-  Plan plan = PlanOneKernel(problem, width, device, settings);
+  // One wave: the last block of a team adds the sums of all others alone.
+  Plan plan =
+      PlanOneKernel(problem, width, device, settings,
+                    ResidentBlocks(device, settings, kBlocksPerMultiprocessor));
   plan.exchange = plan.tiling.team == 1 ? Exchange::kAlone : Exchange::kLast;
   return plan;
 }

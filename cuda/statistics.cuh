@@ -68,9 +68,30 @@ __device__ __forceinline__ Accumulator<T> OriginOf(const T* x,
   return origin;
 }
 
-// One thread's sums around a shift. In float that is the thread's own first
-// elements: where |mean| >> std they are near the mean, and an outlier among
-// them harms the sums of this thread alone. In double it is the origin.
+// Each the middle one of the first three of a thread, so that one outlier among
+// them is not it: n squares of an outlier added in float are off by n^2 / 2^25
+// of one.
+template <typename T, int kElements>
+__device__ __forceinline__ Vector<T, kElements> LoadShift(
+    const T* x, const Slab<kElements>& slab) {
+  using A = Accumulator<T>;
+  Vector<T, kElements> first[3];
+#pragma unroll
+  for (int k = 0; k < 3; ++k) {
+    first[k] = LoadVector<Reuse::kSoon, kElements>(
+        x + slab.Offset(slab.Has(2) ? k : 0));
+  }
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) {
+    const A a = first[0].Get(i), b = first[1].Get(i), c = first[2].Get(i);
+    const A low = a < b ? a : b, high = a < b ? b : a;
+    first[0].Set(i, c < low ? low : c > high ? high : c);
+  }
+  return first[0];
+}
+
+// One thread's sums around a shift. In float that is LoadShift's: where |mean|
+// >> std it is near the mean. In double it is the origin.
 template <typename T, int kElements>
 struct ShiftedSums {
   using A = Accumulator<T>;
@@ -142,7 +163,7 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
       }
     }
   } else if (slab.Has(0)) {
-    shift = LoadVector<Reuse::kSoon, kElements>(x + slab.Offset(0));
+    shift = LoadShift<T, kElements>(x, slab);
   }
   sums.Start(shift);
 

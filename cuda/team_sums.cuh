@@ -79,8 +79,8 @@ __device__ __forceinline__ Sums LoadSums(const Sums* address) {
 }
 
 // shared.total[column] = the sum of `count` rows of partial sums, in order of
-// parts. All threads of the block call it.
-template <typename F>
+// parts; reads kBatch rows at a time. All threads of the block call it.
+template <int kBatch, typename F>
 __device__ __forceinline__ void AddRows(const Tiling& tiling,
                                         const SharedMemory& shared, int count,
                                         F row_column) {
@@ -92,9 +92,18 @@ __device__ __forceinline__ void AddRows(const Tiling& tiling,
   const int column = thread - part * columns;
   if (part < parts) {
     Sums sums{0, 0};
-    for (int row = part; row < count; row += parts) {
-      Add(&sums, row_column(row, column));
+    int row = part;
+    for (; kBatch > 1 && row + (kBatch - 1) * parts < count;
+         row += kBatch * parts) {
+      Sums batch[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        batch[k] = row_column(row + k * parts, column);
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) Add(&sums, batch[k]);
     }
+    for (; row < count; row += parts) Add(&sums, row_column(row, column));
     shared.scratch[part * kMaxColumns + column] = sums;
   }
   __syncthreads();
@@ -143,10 +152,23 @@ __device__ __forceinline__ void TeamBarrier(uint32_t* counter,
   __syncthreads();
 }
 
-// shared.total = the sums of the whole team. False where this block has nothing
-// left to do (kLast). All threads of the block call it; shared.block must be
-// complete.
-__device__ __forceinline__ bool AddTeam(const Tiling& tiling,
+// Where all blocks of the team find this one's sums.
+__device__ __forceinline__ Sums* StorePartials(const Tiling& tiling,
+                                               const SharedMemory& shared,
+                                               const Workspace& workspace,
+                                               int64_t slab, int rank) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int columns = tiling.columns;
+  Sums* partials = workspace.partials + slab * tiling.team * columns;
+  if (thread < columns)
+    partials[rank * columns + thread] = shared.block[thread];
+  return partials;
+}
+
+// shared.total = the sums of the whole team, in every block of it: exchange is
+// kAlone, kCluster or kBarrier. All threads of the block call it; shared.block
+// must be complete.
+__device__ __forceinline__ void AddTeam(const Tiling& tiling,
                                         const SharedMemory& shared,
                                         const Workspace& workspace,
                                         Exchange exchange, int64_t slab,
@@ -156,45 +178,26 @@ __device__ __forceinline__ bool AddTeam(const Tiling& tiling,
   if (exchange == Exchange::kAlone) {
     if (thread < columns) shared.total[thread] = shared.block[thread];
     __syncthreads();
-    return true;
+    return;
   }
   if (exchange == Exchange::kCluster) {
     ClusterBarrier();
-    AddRows(tiling, shared, tiling.team, [&](int row, int column) {
+    AddRows<1>(tiling, shared, tiling.team, [&](int row, int column) {
       return LoadFromBlock(shared.block + column, static_cast<uint32_t>(row));
     });
     // Nobody leaves, or reuses shared.block, while others read it.
     ClusterBarrier();
-    return true;
+    return;
   }
-  Sums* partials = workspace.partials + slab * tiling.team * columns;
+  Sums* partials = StorePartials(tiling, shared, workspace, slab, rank);
   uint32_t* counter = workspace.counters + slab;
-  if (thread < columns) {
-    partials[static_cast<int64_t>(rank) * columns + thread] =
-        shared.block[thread];
-  }
-  const auto partial = [&](int row, int column) {
-    return LoadSums(partials + static_cast<int64_t>(row) * columns + column);
-  };
-  if (exchange == Exchange::kLast) {
-    __syncthreads();
-    uint32_t before = 0;
-    if (thread == 0) {
-      __threadfence();
-      before = atomicAdd(counter, 1u);
-      __threadfence();
-    }
-    const bool is_last =
-        __syncthreads_or(before + 1 == static_cast<uint32_t>(tiling.team) &&
-                         thread == 0) != 0;
-    if (is_last) AddRows(tiling, shared, tiling.team, partial);
-    return is_last;
-  }
   const uint32_t team = static_cast<uint32_t>(tiling.team);
   TeamBarrier(counter, team);
   if (tiling.team <= kMergeAlone) {
-    AddRows(tiling, shared, tiling.team, partial);
-    return true;
+    AddRows<1>(tiling, shared, tiling.team, [&](int row, int column) {
+      return LoadSums(partials + row * columns + column);
+    });
+    return;
   }
   Sums* totals = workspace.totals + slab * columns;
   for (int column = rank; column < columns; column += tiling.team) {
@@ -204,7 +207,41 @@ __device__ __forceinline__ bool AddTeam(const Tiling& tiling,
   TeamBarrier(counter, 2 * team);
   if (thread < columns) shared.total[thread] = LoadSums(totals + thread);
   __syncthreads();
-  return true;
+}
+
+// The same, without waiting: exchange is kAlone or kLast. True in the block
+// that comes last, and has them. All threads of the block call it.
+__device__ __forceinline__ bool AddTeamInLast(const Tiling& tiling,
+                                              const SharedMemory& shared,
+                                              const Workspace& workspace,
+                                              Exchange exchange, int64_t slab,
+                                              int rank) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int columns = tiling.columns;
+  if (exchange == Exchange::kAlone) {
+    if (thread < columns) shared.total[thread] = shared.block[thread];
+    __syncthreads();
+    return true;
+  }
+  Sums* partials = StorePartials(tiling, shared, workspace, slab, rank);
+  __syncthreads();
+  uint32_t before = 0;
+  if (thread == 0) {
+    __threadfence();
+    before = atomicAdd(workspace.counters + slab, 1u);
+    __threadfence();
+  }
+  const bool is_last =
+      __syncthreads_or(before + 1 == static_cast<uint32_t>(tiling.team) &&
+                       thread == 0) != 0;
+  // One block reads what hundreds wrote, and a read takes most of a
+  // microsecond.
+  if (is_last) {
+    AddRows<8>(tiling, shared, tiling.team, [&](int row, int column) {
+      return LoadSums(partials + row * columns + column);
+    });
+  }
+  return is_last;
 }
 
 }  // namespace gpu

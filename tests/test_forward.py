@@ -133,7 +133,7 @@ def outlier_first(
         (1e4, 0.0, 1),
     ],
 )
-@pytest.mark.parametrize("count", [1023, 50_000])
+@pytest.mark.parametrize("count", [1023, 200_000])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-13)])
 def test_variance_survives_an_outlier_in_front(
     implementation: str,

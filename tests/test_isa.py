@@ -1,51 +1,82 @@
 """Every instruction set that this processor runs gives what pure JAX gives."""
 
+import itertools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from subprocesses import run_python
+
+import jax_bnar
+
+TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
+# Both layouts, and widths that do not fill a vector.
+SHAPES = (((5, 6, 7, 19), -1), ((8, 4, 4, 64), -1), ((3, 5, 9, 7), 1))
+CASES = tuple(itertools.product(TOLERANCES, SHAPES))
+
+
+def results(implementation: str, dtype: str, shape: tuple[int, ...], axis: int) -> list[Any]:
+    """Of forward and backward, with each kind of residual."""
+    random = np.random.default_rng(0)
+    channels = (shape[axis],)
+    operands = [
+        random.standard_normal(s).astype(jnp.dtype(d))
+        for s, d in ((shape, dtype), (shape, dtype), (channels, "float32"), (channels, "float32"))
+    ]
+
+    def loss(save: str, *operands: jax.Array) -> Any:
+        result = jax_bnar.bn_add_relu(
+            *operands, axis=axis, save=save, implementation=implementation
+        )
+        return jnp.square(result.y.astype("float32")).sum() + result.var.sum(), result
+
+    @jax.jit
+    def both(*operands: jax.Array) -> Any:
+        gradient = jax.grad(loss, (1, 2, 3, 4), has_aux=True)
+        return [gradient(save, *operands) for save in ("y", "mask")]
+
+    return [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(both(*operands))]
+
 
 PRELUDE = """
 import os
 os.environ["JAX_BNAR_CPU_ISA"] = {isa!r}
-import jax
+import sys
+sys.path.insert(0, {tests!r})
 """
 
-# Forward and backward; both layouts, and widths that do not fill a vector.
 PROGRAM = """
-import jax.numpy as jnp
 import numpy as np
-import jax_bnar
+import test_isa
 from jax_bnar import _native_targets
-
-def results(implementation, dtype, shape, axis, save):
-    random = np.random.default_rng(0)
-    channels = (shape[axis],)
-    operands = [
-        jnp.asarray(random.standard_normal(s), d)
-        for s, d in ((shape, dtype), (shape, dtype), (channels, "float32"), (channels, "float32"))
-    ]
-    def loss(*operands):
-        result = jax_bnar.bn_add_relu(
-            *operands, axis=axis, save=save, implementation=implementation)
-        return jnp.square(result.y.astype("float32")).sum() + result.var.sum(), result
-    gradients, result = jax.grad(loss, (0, 1, 2, 3), has_aux=True)(*operands)
-    return [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves((gradients, result))]
-
-for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 5e-2), ("float16", 1e-2)):
-    for shape, axis in (((5, 6, 7, 19), -1), ((8, 4, 4, 64), -1), ((3, 5, 9, 7), 1)):
-        for save in ("y", "mask"):
-            ours, theirs = (
-                results(implementation, dtype, shape, axis, save)
-                for implementation in ("ffi", "xla"))
-            for a, b in zip(ours, theirs, strict=True):
-                # Relative to the array: a sum's small elements cancel.
-                np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
+for i, (dtype, shape) in enumerate(test_isa.CASES):
+    expected = np.load({expected!r} + f"/{{i}}.npz").values()
+    for ours, theirs in zip(test_isa.results("ffi", dtype, *shape), expected, strict=True):
+        # Relative to the array: a sum's small elements cancel.
+        tolerance = test_isa.TOLERANCES[dtype] * np.abs(theirs).max()
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
 print(_native_targets.cpu_isa())
 """
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("expected")
+    for i, (dtype, shape) in enumerate(CASES):
+        np.savez(folder / f"{i}.npz", *results("xla", dtype, *shape))
+    return folder
+
+
 @pytest.mark.parametrize("isa", ["avx512bf16", "avx512", "avx2", "baseline"])
-def test_agrees_with_pure_jax(isa: str) -> None:
-    used = run_python(PROGRAM, timeout=300, prelude=PRELUDE.format(isa=isa)).split()[-1]
+def test_agrees_with_pure_jax(isa: str, expected: pathlib.Path) -> None:
+    used = run_python(
+        PROGRAM.format(expected=str(expected)),
+        timeout=300,
+        prelude=PRELUDE.format(isa=isa, tests=str(pathlib.Path(__file__).parent)),
+    ).split()[-1]
     if used != isa:
         assert isa != "baseline"
         pytest.skip(f"this processor does not run {isa}")

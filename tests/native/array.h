@@ -13,14 +13,6 @@
 #include "tests/native/check.h"
 #include "tests/native/formats.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define BNAR_ADDRESS_SANITIZER 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define BNAR_ADDRESS_SANITIZER 1
-#endif
-#endif
-
 namespace jax_bnar {
 namespace testing {
 
@@ -61,7 +53,7 @@ class ExactMemory {
   };
 
   static constexpr uint8_t kCanary = 0x5a;
-#ifdef BNAR_ADDRESS_SANITIZER
+#ifdef BNAR_TEST_ADDRESS_SANITIZER
   static constexpr int64_t kTrail = 0;
 #else
   static constexpr int64_t kTrail = 128;

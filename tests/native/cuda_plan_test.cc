@@ -1,5 +1,6 @@
 // Which strategy for which shape, on devices of different sizes: no GPU needed.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -150,13 +151,19 @@ void TestEveryPlan() {
                 CheckCoverage(problem, width, plan);
                 CheckResources(problem, plan, named.device, settings);
               }
+              const Plan reduction =
+                  gpu::PlanReduction(problem, width, named.device, settings);
               for (const Plan& plan :
-                   {gpu::PlanReduction(problem, width, named.device, settings),
-                    gpu::PlanElementwise(problem, width, named.device,
-                                         settings)}) {
+                   {reduction, gpu::PlanElementwise(problem, width,
+                                                    named.device, settings)}) {
                 CheckCoverage(problem, width, plan);
                 CheckResources(problem, plan, named.device, settings);
               }
+              BNAR_CHECK(
+                  reduction.tiling.team <=
+                      std::max(1, named.device.multiprocessors - margin) *
+                          gpu::kBlocksPerMultiprocessor,
+                  "the last block adds the sums of more than a wave");
             }
           }
         }
