@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -148,3 +149,21 @@ def train(options: config.Config, on: int = 1, console: Console | None = None) -
 def digits_losses(output: pathlib.Path) -> list[float]:
     train(tiny("digits", output, **DIGITS))
     return losses(output)
+
+
+def variables(filters: int = 2, classes: int = 3, fill: float = 1.0) -> dict[str, Any]:
+    """The few of a network that the parts around it tell apart, all of one value."""
+    return {
+        "params": {
+            "conv_init": {"kernel": jnp.full((3, 3, 1, filters), fill, jnp.float32)},
+            "bn_init": {
+                "scale": jnp.full(filters, fill, jnp.float32),
+                "bias": jnp.full(filters, fill, jnp.float32),
+            },
+            "Dense_0": {
+                "kernel": jnp.full((filters, classes), fill, jnp.float32),
+                "bias": jnp.full(classes, fill, jnp.float32),
+            },
+        },
+        "batch_stats": {"bn_init": {"mean": jnp.full(filters, fill, jnp.float32)}},
+    }

@@ -1,7 +1,6 @@
 """The Linen BatchNorm against `flax.linen.BatchNorm`."""
 
 import dataclasses
-import functools
 import importlib.util
 import inspect
 import sys
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 from flax import errors
 from flax_tools import (
-    SHAPE,
     apply,
     as_flax_needs_it,
     assert_close,
@@ -26,7 +24,6 @@ from flax_tools import (
     tolerance,
     trained,
 )
-from jax.sharding import PartitionSpec
 
 from jax_bnar import flax_layers
 from jax_bnar.flax_layers import BatchNorm
@@ -268,144 +265,6 @@ def test_unbiased_running_var(batch: int) -> None:
     np.testing.assert_array_equal(unbiased["batch_stats"]["mean"], biased["batch_stats"]["mean"])
     expected = np.var(np.asarray(x, np.float64), axis=0, ddof=1 if batch > 1 else 0)
     np.testing.assert_allclose(unbiased["batch_stats"]["var"], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_ghost_batch(masked: bool) -> None:
-    """Each group is normalised alone; the running statistics take the mean over the groups."""
-    x = normal(0)
-    mask = normal(1, (6, 1, 1, 1)) > 2 if masked else None
-    layer = BatchNorm(num_groups=3, momentum=0.5, unbiased_running_var=True, activation="relu")
-    variables = some_variables(layer, x[:1])  # a batch of 1 does for init
-    y, updated = trained(layer, variables, x, mask=mask)
-    parts = [
-        trained(
-            layer.clone(num_groups=1),
-            variables,
-            x[i : i + 2],
-            mask=None if mask is None else mask[i : i + 2],
-        )
-        for i in (0, 2, 4)
-    ]
-    np.testing.assert_allclose(y, jnp.concatenate([part for part, _ in parts]), atol=1e-5)
-    mean = jax.tree.map(lambda *s: jnp.stack(s).mean(axis=0), *(stats for _, stats in parts))
-    assert_close(updated, mean, tolerance(x.dtype))
-
-
-def a_mask(shape: tuple[int, ...]) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(3).random(shape) < 0.6)
-
-
-@pytest.mark.parametrize("mask_shape", [(6, 1, 1, 1), SHAPE, (5, 1)], ids=str)
-@pytest.mark.parametrize("axis", [-1, 1, (1, 3)], ids=str)
-def test_mask_equals_flax(mask_shape: tuple[int, ...], axis: Any) -> None:
-    x, mask = normal(0), a_mask(mask_shape)
-    layer = BatchNorm(axis=axis)
-    variables = some_variables(layer, x)
-    plain = nn.BatchNorm(axis=axis, use_fast_variance=False)
-
-    def loss(layer: nn.Module, x: jax.Array) -> tuple[jax.Array, Any]:
-        y, updated = trained(layer, variables, x, mask=mask)
-        return jnp.square(y).sum() + updated["batch_stats"]["var"].sum(), (y, updated)
-
-    with as_flax_needs_it():
-        expected = jax.grad(loss, argnums=1, has_aux=True)(plain, x)
-    actual = jax.grad(loss, argnums=1, has_aux=True)(layer, x)
-    assert_close(actual, expected, 8 * tolerance(x.dtype))
-
-
-def test_masked_elements_do_not_reach_the_statistics() -> None:
-    mask = a_mask(SHAPE)
-    x = jnp.where(mask, normal(0), jnp.full(SHAPE, jnp.inf))
-    layer = BatchNorm(activation="relu")
-    variables = some_variables(layer, x)
-
-    def variance(x: jax.Array) -> jax.Array:
-        return trained(layer, variables, x, mask=mask)[1]["batch_stats"]["var"].sum()
-
-    value, gradient = jax.value_and_grad(variance)(x)
-    assert np.isfinite(value)
-    assert np.isfinite(gradient).all()
-    _, nothing = trained(layer, variables, x, mask=jnp.zeros_like(mask))
-    assert np.isnan(nothing["batch_stats"]["var"]).all()
-
-
-def test_mask_keeps_the_variance_of_a_far_away_mean() -> None:
-    x = jnp.asarray(1e6 + np.random.default_rng(0).normal(size=(512, 3)), jnp.float32)
-    mask = a_mask((512, 1))
-    _, updated = trained(BatchNorm(momentum=0.0), some_variables(BatchNorm(), x), x, mask=mask)
-    expected = np.var(np.asarray(x, np.float64)[np.asarray(mask)[:, 0]], axis=0)
-    np.testing.assert_allclose(updated["batch_stats"]["var"], expected, rtol=1e-5)
-
-
-def test_axis_name_under_vmap() -> None:
-    """Statistics over the mapped axis: those of the whole batch, and so are the gradients."""
-    x, weight = normal(0), normal(1)
-    whole, part = BatchNorm(activation="relu"), BatchNorm(activation="relu", axis_name="parts")
-    variables = some_variables(part, x)  # init knows no axis of that name
-
-    def loss_of_whole(x: jax.Array) -> tuple[jax.Array, Any]:
-        y, updated = trained(whole, variables, x)
-        return (y * weight).sum(), updated
-
-    def loss_of_parts(x: jax.Array) -> tuple[jax.Array, Any]:
-        run = jax.vmap(lambda x: trained(part, variables, x), axis_name="parts")
-        y, updated = run(x.reshape(3, 2, *SHAPE[1:]))
-        return (y.reshape(SHAPE) * weight).sum(), jax.tree.map(lambda s: s[0], updated)
-
-    expected = jax.value_and_grad(loss_of_whole, has_aux=True)(x)
-    actual = jax.value_and_grad(loss_of_parts, has_aux=True)(x)
-    assert_close(actual, expected, 8 * tolerance(x.dtype))
-    np.testing.assert_allclose(
-        apply(part, variables, x, use_running_average=True),
-        apply(whole, variables, x, use_running_average=True),
-    )
-
-
-@pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]]], ids=str)
-def test_axis_name_under_shard_map(groups: Any) -> None:
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    x, weight = normal(0, (8, 3)), normal(1, (8, 3))
-    layer = BatchNorm(axis_name="data", axis_index_groups=groups)
-    variables = some_variables(layer, x)
-    data = PartitionSpec("data")
-
-    @functools.partial(
-        jax.shard_map,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), data),
-        out_specs=data,
-        check_vma=groups is None,  # JAX has no psum over groups with the check
-    )
-    def run(variables: Any, x: jax.Array) -> jax.Array:
-        return apply(layer, variables, x, use_running_average=False)
-
-    def alone(variables: Any, x: jax.Array) -> jax.Array:
-        plain = BatchNorm(num_groups=1 if groups is None else 2)
-        return apply(plain, variables, x, use_running_average=False)
-
-    def gradients(function: Callable[..., jax.Array]) -> Any:
-        def loss(variables: Any, x: jax.Array) -> jax.Array:
-            return (function(variables, x) * weight).sum()
-
-        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(variables, x)
-
-    assert_close(gradients(run), gradients(alone), 8 * tolerance(x.dtype))
-
-
-def test_axis_name_weighs_by_count() -> None:
-    x = normal(0, (2, 4, 3))
-    mask = jnp.asarray([[True] * 4, [True, False, False, False]])[:, :, None]
-    layer = BatchNorm(axis_name="parts", momentum=0.0, unbiased_running_var=True)
-    variables = some_variables(layer, x[0])
-    _, updated = jax.vmap(
-        lambda x, mask: trained(layer, variables, x, mask=mask), axis_name="parts"
-    )(x, mask)
-    counted = np.concatenate([x[0], x[1, :1]]).astype(np.float64)
-    for part in range(2):
-        statistics = jax.tree.map(lambda s, part=part: s[part], updated["batch_stats"])
-        np.testing.assert_allclose(statistics["mean"], counted.mean(axis=0), rtol=1e-5)
-        np.testing.assert_allclose(statistics["var"], counted.var(axis=0, ddof=1), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
