@@ -165,6 +165,25 @@ __device__ __forceinline__ Sums* StorePartials(const Tiling& tiling,
   return partials;
 }
 
+// shared.total = the sums of the team's blocks, kBatch reads under way at a
+// time. All threads of the block call it.
+template <int kBatch>
+__device__ __forceinline__ void AddPartials(const Tiling& tiling,
+                                            const SharedMemory& shared,
+                                            const Sums* partials) {
+  AddRows<kBatch>(tiling, shared, tiling.team, [&](int row, int column) {
+    return LoadSums(partials + row * tiling.columns + column);
+  });
+}
+
+// shared.total of a team that is this block alone.
+__device__ __forceinline__ void KeepBlockSums(const Tiling& tiling,
+                                              const SharedMemory& shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < tiling.columns) shared.total[thread] = shared.block[thread];
+  __syncthreads();
+}
+
 // shared.total = the sums of the whole team, in every block of it: exchange is
 // kAlone, kCluster or kBarrier. All threads of the block call it; shared.block
 // must be complete.
@@ -173,11 +192,8 @@ __device__ __forceinline__ void AddTeam(const Tiling& tiling,
                                         const Workspace& workspace,
                                         Exchange exchange, int64_t slab,
                                         int rank) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int columns = tiling.columns;
   if (exchange == Exchange::kAlone) {
-    if (thread < columns) shared.total[thread] = shared.block[thread];
-    __syncthreads();
+    KeepBlockSums(tiling, shared);
     return;
   }
   if (exchange == Exchange::kCluster) {
@@ -194,11 +210,11 @@ __device__ __forceinline__ void AddTeam(const Tiling& tiling,
   const uint32_t team = static_cast<uint32_t>(tiling.team);
   TeamBarrier(counter, team);
   if (tiling.team <= kMergeAlone) {
-    AddRows<1>(tiling, shared, tiling.team, [&](int row, int column) {
-      return LoadSums(partials + row * columns + column);
-    });
+    AddPartials<1>(tiling, shared, partials);
     return;
   }
+  const int thread = static_cast<int>(threadIdx.x);
+  const int columns = tiling.columns;
   Sums* totals = workspace.totals + slab * columns;
   for (int column = rank; column < columns; column += tiling.team) {
     const Sums sums = AddColumn(tiling, shared, partials, column);
@@ -216,31 +232,25 @@ __device__ __forceinline__ bool AddTeamInLast(const Tiling& tiling,
                                               const Workspace& workspace,
                                               Exchange exchange, int64_t slab,
                                               int rank) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int columns = tiling.columns;
   if (exchange == Exchange::kAlone) {
-    if (thread < columns) shared.total[thread] = shared.block[thread];
-    __syncthreads();
+    KeepBlockSums(tiling, shared);
     return true;
   }
   Sums* partials = StorePartials(tiling, shared, workspace, slab, rank);
   __syncthreads();
   uint32_t before = 0;
-  if (thread == 0) {
+  const bool first = threadIdx.x == 0;
+  if (first) {
     __threadfence();
     before = atomicAdd(workspace.counters + slab, 1u);
     __threadfence();
   }
   const bool is_last =
       __syncthreads_or(before + 1 == static_cast<uint32_t>(tiling.team) &&
-                       thread == 0) != 0;
+                       first) != 0;
   // One block reads what hundreds wrote, and a read takes most of a
   // microsecond.
-  if (is_last) {
-    AddRows<8>(tiling, shared, tiling.team, [&](int row, int column) {
-      return LoadSums(partials + row * columns + column);
-    });
-  }
+  if (is_last) AddPartials<8>(tiling, shared, partials);
   return is_last;
 }
 
