@@ -20,12 +20,8 @@ SOURCES = ("cuda/forward.cu", "cuda/backward.cu")
 def compile_verbosely(source: str, architecture: str, directory: str) -> str:
     nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     command = [nvcc, "-std=c++17", "-O3", f"-arch=sm_{architecture}", "-I", str(ROOT), "-cubin"]
-    command += [
-        "-Xptxas=-v",
-        str(ROOT / source),
-        "-o",
-        f"{directory}/{pathlib.Path(source).stem}.cubin",
-    ]
+    output = f"{directory}/{pathlib.Path(source).stem}.cubin"
+    command += ["-Xptxas=-v", str(ROOT / source), "-o", output]
     finished = subprocess.run(command, capture_output=True, text=True)
     if finished.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{finished.stdout}{finished.stderr}")
