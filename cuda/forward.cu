@@ -3,6 +3,7 @@
 #include "cuda/forward.cuh"
 #include "cuda/kernels.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/normalise_flat.cuh"
 #include "cuda/pack_mask.cuh"
 #include "cuda/prepare.h"
 
@@ -17,6 +18,7 @@ ForwardKernels KernelsOfElement() {
   kernels.normalise = NormaliseKernel<T, kElements>;
   kernels.pack_mask = PackMaskKernel<T>;
   if constexpr (!std::is_same_v<T, double>) {
+    if constexpr (kElements == 1) kernels.flat = NormaliseFlatKernel<T>;
     kernels.streaming = ForwardKernel<T, kElements, 0>;
     kernels.holding =
         ForwardKernel<T, kElements, ForwardHeld(sizeof(T), kElements)>;
@@ -49,13 +51,20 @@ cudaError_t PackMask(Launch& launch, const Problem& problem,
 
 cudaError_t NormaliseAlone(Launch& launch, const Problem& problem, int width,
                            const Device& device, const ForwardKernels& kernels,
-                           ForwardParameters parameters) {
+                           const ForwardParameters& given) {
+  const NormaliseBuffers& buffers = given.buffers;
+  if (IsFlat(problem, Aligned({buffers.x, buffers.z, buffers.y}))) {
+    const FlatTiling tiling = CutFlat(problem);
+    return LaunchPlanned(launch, Kernel::kNormaliseFlat, kernels.flat,
+                         PlanFlat(tiling), given, tiling);
+  }
+  ForwardParameters parameters = given;
   const Plan plan = PlanElementwise(problem, width, device, launch.settings);
   parameters.tiling = plan.tiling;
   const cudaError_t error = LaunchPlanned(launch, Kernel::kNormalise,
                                           kernels.normalise, plan, parameters);
   if (error != cudaSuccess) return error;
-  return PackMask(launch, problem, parameters.buffers, width, kernels);
+  return PackMask(launch, problem, buffers, width, kernels);
 }
 
 cudaError_t StatisticsAlone(Launch& launch, const Problem& problem, int width,
@@ -72,7 +81,7 @@ cudaError_t PrepareForwardKernels() {
   return ForEachKernelSet([](DType dtype, int width) {
     const ForwardKernels kernels = KernelsOf(dtype, width);
     return PrepareEach(kernels.holding, kernels.streaming, kernels.statistics,
-                       kernels.normalise, kernels.pack_mask);
+                       kernels.normalise, kernels.flat, kernels.pack_mask);
   });
 }
 

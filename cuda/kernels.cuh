@@ -16,14 +16,15 @@
 namespace jax_bnar {
 namespace gpu {
 
-// `holding`, `streaming` and `whole` do both passes: null for float64, which no
-// plan sends there.
+// `holding`, `streaming` and `whole` do both passes. Null for float64, which no
+// plan sends there, are these and `flat`.
 struct ForwardKernels {
   // With tiles in registers, and without.
   void (*holding)(ForwardParameters);
   void (*streaming)(ForwardParameters);
   void (*statistics)(ForwardParameters);
   void (*normalise)(ForwardParameters);
+  void (*flat)(ForwardParameters, FlatTiling);  // null but for single elements
   void (*pack_mask)(const void* y, uint8_t* mask, int64_t groups,
                     int64_t group_size, int64_t bytes_per_group);
 };

@@ -9,8 +9,8 @@ namespace gpu {
 namespace {
 
 constexpr const char* kKernelNames[] = {
-    "Forward",  "Statistics",     "Normalise",    "PackMask",
-    "Backward", "BackwardReduce", "BackwardApply"};
+    "Forward",  "Statistics", "Normalise",      "NormaliseFlat",
+    "PackMask", "Backward",   "BackwardReduce", "BackwardApply"};
 constexpr int kKernels = sizeof(kKernelNames) / sizeof(kKernelNames[0]);
 
 std::atomic<int64_t> counts[kKernels][kStrategies];

@@ -18,6 +18,7 @@ enum class Kernel {
   kForward,
   kStatistics,
   kNormalise,
+  kNormaliseFlat,
   kPackMask,
   kBackward,
   kBackwardReduce,

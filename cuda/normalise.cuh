@@ -19,19 +19,38 @@
 namespace jax_bnar {
 namespace gpu {
 
+// What turns an element of one channel into y.
+template <typename A>
+struct ForwardConstants {
+  A mean;
+  A multiplier;
+  A bias;
+
+  __device__ __forceinline__ A Apply(A x) const {
+    return MultiplyAdd(Subtract(x, mean), multiplier, bias);
+  }
+};
+
+template <typename A>
+__device__ __forceinline__ ForwardConstants<A> ForwardConstantsOf(
+    const AffineOperands& affine, int64_t channels, int64_t group,
+    int64_t channel, A mean, A var) {
+  const A scale = ElementOr<A>(affine.scale, channels, group, channel, A{1});
+  return {mean, Multiplier(scale, var, affine.epsilon),
+          ElementOr<A>(affine.bias, channels, group, channel, A{0})};
+}
+
 template <typename A>
 __device__ __forceinline__ void SetForwardConstants(const ForwardParameters& p,
                                                     const SharedMemory& shared,
                                                     int column, int64_t group,
                                                     int64_t channel, A mean,
                                                     A var) {
-  const int64_t channels = p.tiling.shape.channels;
-  const A scale = ElementOr<A>(p.affine.scale, channels, group, channel, A{1});
-  shared.Constant<A>(kMean)[column] = mean;
-  shared.Constant<A>(kMultiplier)[column] =
-      Multiplier(scale, var, p.affine.epsilon);
-  shared.Constant<A>(kBias)[column] =
-      ElementOr<A>(p.affine.bias, channels, group, channel, A{0});
+  const ForwardConstants<A> constants = ForwardConstantsOf(
+      p.affine, p.tiling.shape.channels, group, channel, mean, var);
+  shared.Constant<A>(kMean)[column] = constants.mean;
+  shared.Constant<A>(kMultiplier)[column] = constants.multiplier;
+  shared.Constant<A>(kBias)[column] = constants.bias;
 }
 
 // Residual vectors of one batch of tiles, in the order of the elementwise pass:
@@ -79,7 +98,7 @@ class Normaliser {
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
       A value =
-          MultiplyAdd(Subtract(x.Get(i), mean[i]), multiplier[i], bias[i]);
+          ForwardConstants<A>{mean[i], multiplier[i], bias[i]}.Apply(x.Get(i));
       if (residual_) value = Add(value, z.Get(i));
       if (relu_) value = value <= 0 ? A{0} : value;  // NaN stays
       y.Set(i, value);

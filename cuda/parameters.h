@@ -15,6 +15,9 @@ constexpr int kThreads = 256;  // of every block
 constexpr int kWarps = kThreads / 32;
 // Elements that a thread reads at once on the aligned path; one elsewhere.
 constexpr int kWidth = 8;
+// Bytes of x that a block takes along planes which no vector divides: what its
+// threads have in flight at once.
+constexpr int kFlatBytes = 16 * 1024;
 // A slab has at most so many columns.
 constexpr int kMaxColumns = 64;
 
@@ -47,6 +50,14 @@ struct Tiling {
   int32_t team;
   int32_t num_teams;
   int32_t shared_tiles;  // tiles that a block keeps in shared memory
+};
+
+// The planes of a group as one run of memory, whatever their borders: each
+// block has so many elements of it.
+struct FlatTiling {
+  Shape shape;
+  int64_t elements_per_block;  // a multiple of kThreads * kWidth
+  int64_t blocks_per_group;
 };
 
 // How the blocks of a team add their sums.

@@ -282,6 +282,34 @@ Plan PlanElementwise(const Problem& problem, int width, const Device& device,
   return PlanOneKernel(problem, width, device, settings);
 }
 
+bool IsFlat(const Problem& problem, bool aligned) {
+  const Shape& shape = problem.shape;
+  // A vector meets two planes at most, counted in 32 bits; those of a group
+  // begin where a vector does.
+  return aligned && problem.dtype != DType::kFloat64 && shape.inner > kWidth &&
+         shape.inner % kWidth != 0 && shape.inner < (int64_t{1} << 30) &&
+         (shape.groups == 1 || shape.group_size() % kWidth == 0);
+}
+
+FlatTiling CutFlat(const Problem& problem) {
+  FlatTiling t{};
+  t.shape = problem.shape;
+  t.elements_per_block = kFlatBytes / ItemSize(problem.dtype);
+  t.blocks_per_group =
+      CeilDivide(problem.shape.group_size(), t.elements_per_block);
+  return t;
+}
+
+Plan PlanFlat(const FlatTiling& tiling) {
+  Plan plan{};
+  plan.strategy = Strategy::kTwoKernels;
+  plan.grid = tiling.shape.groups * tiling.blocks_per_group;
+  // Three constants for each plane that a block may meet.
+  const int64_t planes = tiling.elements_per_block / tiling.shape.inner + 2;
+  plan.shared_bytes = 3 * planes * static_cast<int64_t>(sizeof(float));
+  return plan;
+}
+
 WorkspaceLayout LayWorkspace(const Tiling& t) {
   WorkspaceLayout layout{};
   layout.counter_bytes = t.num_slabs * static_cast<int64_t>(sizeof(uint32_t));

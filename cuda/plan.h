@@ -88,6 +88,13 @@ Plan PlanReduction(const Problem& problem, int width, const Device& device,
 Plan PlanElementwise(const Problem& problem, int width, const Device& device,
                      const Settings& settings);
 
+// Whether the elementwise pass of forward goes along memory without regard to
+// planes, which no vector divides. Element by element, a channel at a time, a
+// block of 7x7 planes would have too little under way.
+bool IsFlat(const Problem& problem, bool aligned);
+FlatTiling CutFlat(const Problem& problem);
+Plan PlanFlat(const FlatTiling& tiling);
+
 // Bytes of workspace that suffice for any plan on any device.
 int64_t WorkspaceBytes(const Shape& shape);
 

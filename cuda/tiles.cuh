@@ -19,9 +19,11 @@ namespace gpu {
 constexpr int kChapter = 256;
 
 // Vectors in flight: half as many where a vector has 32 bytes instead of 16.
+// Single elements take a register each, as four bytes of a vector do.
 template <typename T, int kElements, int kVectors>
-constexpr int kBatchOf = kElements > 1 && sizeof(T) == 4 ? kVectors / 2
-                                                         : kVectors;
+constexpr int kBatchOf = kElements == 1   ? 4 * kVectors
+                         : sizeof(T) == 4 ? kVectors / 2
+                                          : kVectors;
 
 // Tiles [0, shared_begin) are read twice, [shared_begin, held_begin) stay in
 // shared memory, the last ones in registers.

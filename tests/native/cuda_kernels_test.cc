@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/launch_counts.h"
 #include "cuda/settings.h"
 #include "tests/native/cuda_platform.h"
 #include "tests/native/operation_checks.h"
@@ -72,6 +73,31 @@ void TestLargeTeam(const gpu::Settings& settings) {
            Calls::kWholePasses);
 }
 
+int64_t FlatLaunches() {
+  const auto counts = gpu::LaunchCounts();
+  const auto found = counts.find("NormaliseFlat two_kernels");
+  return found == counts.end() ? 0 : found->second;
+}
+
+// Planes that no vector divides: many to a block and several blocks to one,
+// groups that end in the middle of a vector, groups side by side.
+void TestFlat(const std::vector<DType>& dtypes, const gpu::Settings& settings) {
+  for (const Shape& shape :
+       {Shape{1, 2, 3, 49}, Shape{1, 700, 2, 13}, Shape{1, 1, 2, 9001},
+        Shape{2, 4, 6, 9}, Shape{1, 1, 5, 11}, Shape{1, 3, 1, 11}}) {
+    for (const DType dtype : dtypes) {
+      const int64_t before = FlatLaunches();
+      TestCase({shape, dtype, 0, 0, true}, settings, Calls::kAll);
+      BNAR_CHECK(FlatLaunches() > before, "planes were not taken as one run");
+    }
+  }
+  // A vector off its alignment, or one whose first element another group has.
+  const int64_t before = FlatLaunches();
+  TestCase({{1, 2, 3, 49}, dtypes[0], 1, 1, false}, settings, Calls::kAll);
+  TestCase({{2, 2, 3, 49}, dtypes[0], 0, 0, true}, settings, Calls::kAll);
+  BNAR_CHECK(FlatLaunches() == before, "a vector that is not aligned");
+}
+
 void TestStrategy(const gpu::Settings& settings, bool few) {
   const std::vector<DType> all = {DType::kFloat16, DType::kBFloat16,
                                   DType::kFloat32, DType::kFloat64};
@@ -93,6 +119,9 @@ void TestStrategy(const gpu::Settings& settings, bool few) {
     TestShapes({{1, 3000, 8, 1}, {1, 9, 2, 1200}}, {DType::kFloat16}, settings);
   }
   if (settings.strategy == gpu::Strategy::kOnChip) TestLargeTeam(settings);
+  if (settings.strategy == gpu::Strategy::kTwoKernels) {
+    TestFlat({DType::kFloat16, DType::kBFloat16, DType::kFloat32}, settings);
+  }
 }
 
 }  // namespace

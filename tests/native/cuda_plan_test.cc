@@ -228,6 +228,44 @@ void TestWidth() {
   BNAR_CHECK(width({1, 3, 64, 1}, DType::kFloat64, true) == 1, "");
 }
 
+void TestFlat() {
+  context = "flat";
+  const auto is_flat = [](const Shape& shape, DType dtype, bool aligned) {
+    return gpu::IsFlat({shape, dtype}, aligned);
+  };
+  BNAR_CHECK(is_flat({1, 10, 2048, 49}, DType::kFloat32, true), "7x7");
+  BNAR_CHECK(!is_flat({1, 10, 2048, 49}, DType::kFloat32, false), "alignment");
+  BNAR_CHECK(!is_flat({1, 10, 2048, 49}, DType::kFloat64, true), "float64");
+  BNAR_CHECK(!is_flat({1, 10, 256, 3136}, DType::kFloat32, true), "56x56");
+  BNAR_CHECK(!is_flat({1, 10, 256, 7}, DType::kFloat32, true), "three planes");
+  BNAR_CHECK(!is_flat({1, 490, 2048, 1}, DType::kFloat32, true), "rows");
+  BNAR_CHECK(is_flat({2, 4, 6, 9}, DType::kFloat32, true), "whole vectors");
+  BNAR_CHECK(!is_flat({2, 2, 3, 49}, DType::kFloat32, true), "group of 294");
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    for (const Shape& shape :
+         {Shape{1, 10, 2048, 49}, Shape{3, 8, 5, 9}, Shape{1, 1, 1, 99999},
+          Shape{1, int64_t{1} << 26, 2, 49}}) {
+      const gpu::FlatTiling t = gpu::CutFlat({shape, dtype});
+      const Plan plan = gpu::PlanFlat(t);
+      BNAR_CHECK(t.elements_per_block % (gpu::kThreads * gpu::kWidth) == 0,
+                 "a vector of two blocks");
+      BNAR_CHECK(
+          t.blocks_per_group * t.elements_per_block >= shape.group_size() &&
+              (t.blocks_per_group - 1) * t.elements_per_block <
+                  shape.group_size(),
+          "elements");
+      BNAR_CHECK(plan.grid == shape.groups * t.blocks_per_group &&
+                     plan.grid <= INT32_MAX,
+                 "grid");
+      // From the last element of a plane on.
+      const int64_t planes = (t.elements_per_block - 2) / shape.inner + 2;
+      BNAR_CHECK(
+          plan.shared_bytes >= planes * 12 && plan.shared_bytes <= 48 * kKiB,
+          "constants");
+    }
+  }
+}
+
 void TestSettings() {
   context = "settings";
   const auto read = [](const char* strategy, const char* margin,
@@ -260,6 +298,7 @@ int main() {
   TestEveryPlan();
   TestChoice();
   TestWidth();
+  TestFlat();
   TestSettings();
   return Finish();
 }
