@@ -42,8 +42,8 @@ benchmark: .venv/installed-bench
 	$(BIN)/python -m benchmarks.launch -- $(BENCHMARK_ARGS)
 
 # On what is installed, for the machine may be offline: CUDA 13 with nvcc, jax with its CUDA plugin,
-# flax, torch, nanobind, scikit-build-core, cmake, ninja, pytest, pytest-timeout, pytest-xdist,
-# hypothesis.
+# flax, optax, nanobind, scikit-build-core, cmake, ninja, pytest, pytest-timeout, pytest-xdist,
+# hypothesis; torch and torchvision for the peers.
 gpu:
 	$(PYTHON) -m benchmarks.gpu $(GPU_ARGS)
 

@@ -4,6 +4,7 @@ python -m benchmarks.plot benchmarks/results/NAME.json benchmarks/results/NAME.s
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ _COLOURS: Final = {
     "flax": "#E69F00",
     "torch": "#CC79A7",
     "torch_compile": "#999999",
+    "cudnn": "#009E73",
 }
 _LABELS: Final = {
     "ours": "jax_bnar",
@@ -27,24 +29,29 @@ _LABELS: Final = {
     "flax": "Flax under XLA",
     "torch": "PyTorch",
     "torch_compile": "PyTorch, torch.compile",
+    "cudnn": "cuDNN",
 }
 _FORMS: Final = {"bn_relu": "BN ReLU", "bn_add_relu": "BN Add ReLU", "batch_norm": "BN"}
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
     """One panel a dtype; the file's suffix chooses the format."""
+    environment = document["environment"]
+    machine = (
+        f"{environment['cpu']}, {environment['cores']} cores,"
+        f" {environment['allocator']['name']} allocator"
+    )
+    draw(document["runs"], machine, path)
+
+
+def draw(runs: Sequence[dict[str, Any]], machine: str, path: Path) -> None:
+    """One panel a run."""
     mpl.rcParams["svg.hashsalt"] = "jax_bnar"  # the same results make the same file
-    runs = document["runs"]
     figure = Figure(figsize=(11, 1 + 4.2 * len(runs)), layout="constrained")
     panels = figure.subplots(len(runs), squeeze=False)[:, 0]
     for axes, run in zip(panels, runs, strict=True):
         _draw_run(axes, run)
-    environment = document["environment"]
-    figure.suptitle(
-        f"ResNet-50 BatchNorm sites, forward + backward: {environment['cpu']},"
-        f" {environment['cores']} cores, {environment['allocator']['name']} allocator",
-        fontsize=10,
-    )
+    figure.suptitle(f"ResNet-50 BatchNorm sites, forward + backward: {machine}", fontsize=10)
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, dpi=150, metadata=metadata)
 
@@ -55,18 +62,20 @@ def _draw_run(axes: Axes, run: dict[str, Any]) -> None:
     width = 0.8 / len(names)
     for index, name in enumerate(names):
         left = [site - 0.4 + width * (index + 0.5) for site in range(len(rows))]
-        times = [row["peers"][name]["median_ms"] for row in rows]
+        times = [row["peers"].get(name, {"median_ms": math.nan})["median_ms"] for row in rows]
         total = step["peers"][name]["median_ms"]
         label = f"{_LABELS[name]}: {total:.3g} ms a step"
         axes.bar(left, times, width, color=_COLOURS[name], label=label)
-    floors = [row["two_read_bytes"] / step["copy_bytes_per_s"] * 1e3 for row in rows]
+    # That of the scheme which the kernels are held against: the GPU's keep x on chip.
+    floor = "one_read" if "one_read_floor_ms" in step else "two_read"
+    floors = [row[f"{floor}_bytes"] / step["copy_bytes_per_s"] * 1e3 for row in rows]
     axes.hlines(
         floors,
         [site - 0.45 for site in range(len(rows))],
         [site + 0.45 for site in range(len(rows))],
         color="black",
         linewidth=1.5,
-        label=f"bytes / copy bandwidth: {step['two_read_floor_ms']:.3g} ms a step",
+        label=f"bytes / copy bandwidth: {step[f'{floor}_floor_ms']:.3g} ms a step",
     )
     labels = [
         f"{row['height']}x{row['width']}x{row['channels']}\n{_FORMS[row['form']]}, {row['count']}x"

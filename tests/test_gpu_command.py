@@ -1,5 +1,6 @@
-"""`make gpu` without a GPU: the runner, the plan, the table, and a dry run on the CPU."""
+"""`make gpu` without a GPU: the runner, the plan, and a dry run on the CPU."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from gpu_cases import calls_outside_graphs
 sys.path.append(str(Path(__file__).parents[1]))
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import plan, table, work
-from benchmarks.gpu.steps import Command, CommandRecord, Step, StepRecord, run_steps
+from benchmarks.gpu import plan, work
+from benchmarks.gpu.plan import NO_GRAPHS
+from benchmarks.gpu.steps import Command, Step, StepRecord, run_steps
 from benchmarks.sites import RESNET50_SITES, one_read_bytes
 
 
@@ -99,7 +101,7 @@ def test_plan_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "--config-settings=cmake.define.JAX_BNAR_CUDA=ON" in build.argv
     assert "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=native" in build.argv
     (tests,) = steps["tests"].commands
-    assert tests.environment["XLA_FLAGS"] == "--xla_a=1 --xla_gpu_enable_command_buffer="
+    assert tests.environment["XLA_FLAGS"] == f"--xla_a=1 {NO_GRAPHS}"
     assert tests.environment["JAX_PLATFORMS"] == "cuda,cpu"
     assert tests.environment["PYTHONPATH"].startswith(str(tmp_path / "site"))
     tools = [c.argv[c.argv.index("--tool") + 1] for c in steps["sanitize"].commands]
@@ -107,16 +109,26 @@ def test_plan_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert {c.environment["XLA_PYTHON_CLIENT_ALLOCATOR"] for c in steps["sanitize"].commands} == {
         "platform"
     }
+    (counters,) = steps["counters"].commands
+    assert NO_GRAPHS in counters.environment["XLA_FLAGS"]
     monkeypatch.setattr(plan, "find_cuda_tool", lambda name: None)
-    (sanitize,) = plan.Plan("cuda", tmp_path, workers=8).steps(("sanitize",))
-    assert sanitize.skip == "compute-sanitizer is not installed"
+    monkeypatch.setattr(plan, "find_ncu", lambda: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    names = ("sanitize", "benchmark_torch", "resnet50_torch", "counters")
+    without = plan.Plan("cuda", tmp_path, workers=8).steps(names)
+    assert {step.name: step.skip for step in without} == {
+        "sanitize": "compute-sanitizer is not installed",
+        "benchmark_torch": "torch is not installed",
+        "resnet50_torch": "torch is not installed",
+        "counters": "ncu is not installed",
+    }
 
 
 def test_arguments() -> None:
     defaults = command.parse([])
     assert tuple(defaults.only) == plan.DEFAULT
     assert defaults.platform == "cuda"
-    assert defaults.budget < 600
+    assert defaults.budget == float("inf")
     given = command.parse(["--only", "tests", "doctor", "--", "--batch", "32"])
     assert given.only == ["tests", "doctor"]
     assert given.benchmark == ["--batch", "32"]
@@ -160,40 +172,12 @@ def test_calls_beside_a_command_buffer_are_found() -> None:
     assert calls_outside_graphs(beside) == [beside]
 
 
-def row(peer: str, site: str, count: int, ms: float, **more: Any) -> dict[str, Any]:
-    return {
-        "peer": peer, "site": site, "count": count, "median_ms": ms, "batch": 256,
-        "dtype": "bfloat16", "one_read_bytes": 100, "two_read_bytes": 200, **more,
-    }  # fmt: skip
-
-
-def test_table_weights_sites_with_their_counts() -> None:
-    rows = [
-        row("copy", "a", 3, 2.0, bytes=4_000),
-        row("ours", "a", 3, 1.0),
-        row("ours", "b", 1, 5.0),
-        row("flax", "a", 3, 4.0),
-    ]
-    document = {"family": "jax", "rows": rows}
-    record = StepRecord(
-        "benchmark_jax", "passed", None, 1, 1, (CommandRecord((), {}, 0, 1, "", "", document),)
-    )
-    (group,) = table.merge([record])
-    assert group["peers"] == {
-        "ours": {"sites": 2, "sum_ms": 8.0},
-        "flax": {"sites": 1, "sum_ms": 12.0},
-    }
-    assert group["copy_bytes_per_s"] == 2e6
-    assert group["one_read_floor_ms"] == pytest.approx(400 / 2e6 * 1e3)
-    text = "\n".join(table.render([record]))
-    assert "12.000  flax  (1 sites only)" in text
-
-
 def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The steps on the CPU: the package is the one that these tests run on."""
     code = command.main(
         [
-            "--platform", "cpu", "--workers", "0", "--skip", "build", "doctor", "benchmark_torch",
+            "--platform", "cpu", "--workers", "0",
+            "--skip", "build", "doctor", "benchmark_torch", "resnet50_torch",
             "--work", str(tmp_path / "work"), "--output", str(tmp_path / "out"),
         ]
     )  # fmt: skip
@@ -207,6 +191,9 @@ def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         "sanitize": "passed",
         "large": "skipped",
         "benchmark_jax": "passed",
+        "inference_joins": "passed",
+        "resnet50_jax": "passed",
+        "counters": "passed",
     }, (tmp_path / "out" / "log.txt").read_text()[-6000:]
     assert code == 0
     assert summary["dry_run"]
@@ -222,6 +209,12 @@ def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     assert {row["copies"] for row in benchmark["rows"]} == {0}
     assert "batch 2, bfloat16: 1 of 16 sites" in printed
+    assert "inference joins, batch 2" in printed
+    (join,) = results["inference_joins"][0]["result"]["joins"]
+    assert join["ours"]["passes"] == join["xla"]["passes"] == 1
+    networks = results["resnet50_jax"][0]["result"]["networks"]
+    assert set(networks) == {"fused", "fused, save=mask", "flax"}
+    assert all(network["images_per_s"] > 0 for network in networks.values())
     log = (tmp_path / "out" / "log.txt").read_text()
     assert "=== " in log
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["log.txt", "summary.json"]

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 from benchmarks.gpu import plan, table
 from benchmarks.gpu.steps import StepRecord, run_steps
+from benchmarks.json_file import write_json
 
 SCHEMA: Final = 1
 
@@ -35,8 +37,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=plan.NAMES, default=plan.DEFAULT)
     parser.add_argument("--skip", nargs="+", choices=plan.NAMES, default=())
     parser.add_argument(
-        "--budget", type=float, default=570, metavar="SECONDS",
-        help="for everything; steps for which none is left are not run (default: %(default)s)",
+        "--budget", type=float, default=math.inf, metavar="SECONDS",
+        help="for everything; steps for which none is left are not run (default: no end)",
     )  # fmt: skip
     parser.add_argument(
         "--platform", choices=("cuda", "cpu"), default="cuda",
@@ -76,9 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file.write(f"$ {' '.join(command.argv)}\n")
                 file.write(Path(command.log).read_text(errors="replace")[-200_000:])
         document = summarise(records, options.platform, names, time.monotonic() - begin)
-        temporary = output / "summary.tmp"
-        temporary.write_text(json.dumps(document, indent=1) + "\n")
-        temporary.replace(output / "summary.json")
+        write_json(output / "summary.json", document)
 
     run_steps(
         steps,

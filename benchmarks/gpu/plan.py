@@ -5,14 +5,15 @@ neither the Python that runs this nor the source tree is changed; PYTHONSAFEPATH
 tree, which lacks the native module, from coming first.
 """
 
+import dataclasses
 import importlib.util
 import os
-import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from benchmarks.gpu.cuda_tool import find_cuda_tool
+from benchmarks.gpu.ncu import find_ncu
 from benchmarks.gpu.steps import Command, Step
 
 Platform = Literal["cuda", "cpu"]
@@ -35,12 +36,12 @@ NO_GRAPHS: Final = "--xla_gpu_enable_command_buffer="
 # `tests` says of one strategy.
 DEFAULT: Final = (
     "build", "device", "doctor", "tests", "programs", "sanitize", "large", "benchmark_jax",
-    "benchmark_torch",
+    "benchmark_torch", "inference_joins", "resnet50_jax", "counters", "resnet50_torch",
 )  # fmt: skip
 NAMES: Final = (*DEFAULT, "oracle")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """What the steps depend on.
 
@@ -154,26 +155,48 @@ class Plan:
         return Step("sanitize", commands, limit_s=240, needs=("build",), skip=skip)
 
     def _benchmark_jax(self) -> Step:
-        return self._benchmark("jax", needs=("build",))
+        return self._measured("benchmark_jax", "jax_benchmark", 300, *self.benchmark)
 
     def _benchmark_torch(self) -> Step:
-        return self._benchmark("torch")
+        step = self._measured("benchmark_torch", "torch_benchmark", 300, *self.benchmark)
+        return dataclasses.replace(step, needs=(), skip=_missing("torch"))
 
-    def _benchmark(self, family: str, needs: tuple[str, ...] = ()) -> Step:
-        output = self.directory / f"benchmark_{family}.json"
+    def _inference_joins(self) -> Step:
+        return self._measured("inference_joins", "inference_joins", 60)
+
+    def _resnet50_jax(self) -> Step:
+        # Most of it is the search for the fastest algorithm of each convolution.
+        return self._measured("resnet50_jax", "resnet50_jax", 400)
+
+    def _resnet50_torch(self) -> Step:
+        step = self._measured("resnet50_torch", "resnet50_torch", 300)
+        skip = _missing("torch") or _missing("torchvision")
+        return dataclasses.replace(step, needs=(), skip=skip)
+
+    def _counters(self) -> Step:
+        # A replayed graph is one entry of the profile, whatever it launches.
+        step = self._measured("counters", "counters", 200, XLA_FLAGS=self._flags())
+        there = self.platform == "cpu" or find_ncu()
+        return dataclasses.replace(step, skip=None if there else "ncu is not installed")
+
+    def _measured(
+        self, name: str, module: str, limit_s: float, *options: str, **environment: str
+    ) -> Step:
+        """A module that writes JSON and ends by itself."""
+        output = self.directory / f"{name}.json"
         command = self._module(
-            f"benchmarks.gpu.{family}_benchmark",
-            "--platform", self.platform, "--output", str(output), *self.benchmark,
-            output=output, deadline_option="--seconds",
+            f"benchmarks.gpu.{module}", "--platform", self.platform, "--output", str(output),
+            *options, output=output, deadline_option="--seconds", **environment,
         )  # fmt: skip
-        return Step(f"benchmark_{family}", (command,), limit_s=150, needs=needs)
+        return Step(name, (command,), limit_s, needs=("build",))
 
     def _module(
-        self, name: str, *options: str, output: Path, deadline_option: str | None = None
-    ) -> Command:
+        self, name: str, *options: str, output: Path, deadline_option: str | None = None,
+        **more: str,
+    ) -> Command:  # fmt: skip
         argv = (sys.executable, "-m", name, *options)
         # Without kernels an error, and not the time of pure JAX.
-        environment = self.environment(JAX_BNAR_IMPLEMENTATION="ffi")
+        environment = self.environment(JAX_BNAR_IMPLEMENTATION="ffi", **more)
         return Command(argv, environment, output, deadline_option)
 
     def _pytest(
@@ -194,8 +217,5 @@ class Plan:
         return " ".join([*os.environ.get("XLA_FLAGS", "").split(), NO_GRAPHS])
 
 
-def find_cuda_tool(name: str) -> str | None:
-    """A program on PATH or in the CUDA toolkit's folder, where most of them are installed."""
-    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    folders = [f"{root}/{folder}" for root in roots if root for folder in ("bin", name)]
-    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(folders))
+def _missing(package: str) -> str | None:
+    return None if importlib.util.find_spec(package) else f"{package} is not installed"

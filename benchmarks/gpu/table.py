@@ -1,7 +1,8 @@
-"""The rows of both benchmarks, summed over the 53 sites of a step, as JSON and as text."""
+"""What was measured, as text: the sites' rows, summed over a step, and each program's summary."""
 
+import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -9,19 +10,20 @@ from benchmarks.gpu.steps import StepRecord
 from benchmarks.sites import RESNET50_SITES
 
 
-def rows_of(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
-    """Rows of all benchmarks; a copy is told apart by who made it."""
-    rows = []
-    for record in records:
-        for command in record.commands:
-            document = command.result
-            if isinstance(document, dict) and "rows" in document:
-                family = document["family"]
-                rows += [
-                    {**row, "peer": f"{family}_copy" if row["peer"] == "copy" else row["peer"]}
-                    for row in document["rows"]
-                ]
-    return rows
+def results_of(summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The JSON that each command of a summary has written."""
+    for record in summary["steps"]:
+        for command in record["commands"]:
+            if isinstance(command["result"], dict):
+                yield command["result"]
+
+
+def rows_of_results(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rows of sites; a copy is told apart by who made it."""
+    for result in results:
+        family = result.get("family")
+        for row in result.get("rows", ()) if family in ("jax", "torch") else ():
+            yield {**row, "peer": f"{family}_copy" if row["peer"] == "copy" else row["peer"]}
 
 
 def merge(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
@@ -29,10 +31,10 @@ def merge(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
 
     `sum_ms` weights each site with its count, over the sites that a peer has; `sites` says how many
     those are, for only sums over the same ones compare. The floors take the median rate of the
-    copies.
+    copies. `slower_than` names, for each peer, the sites where it takes less time than `ours`.
     """
     groups: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows_of(records):
+    for row in rows_of_results(_results(records)):
         groups[row["batch"], row["dtype"]].append(row)
     return [_merge(batch, dtype, rows) for (batch, dtype), rows in groups.items()]
 
@@ -68,7 +70,28 @@ def _merge(batch: int, dtype: str, rows: list[dict[str, Any]]) -> dict[str, Any]
             for peer, of_peer in peers.items()
             if not peer.endswith("_copy")
         },
+        "slower_than": _slower_than(rows),
     }
+
+
+def _slower_than(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """For each peer that is not ours the sites where it takes less time than `ours`."""
+    times = {(row["peer"], row["site"]): row["median_ms"] for row in rows}
+    found: dict[str, list[str]] = defaultdict(list)
+    for (peer, site), ms in times.items():
+        if not peer.startswith("ours") and not peer.endswith("_copy"):
+            found[peer] += [site] if times.get(("ours", site), 0.0) > ms else []
+    return dict(found)
+
+
+def summaries(records: Sequence[StepRecord]) -> Iterator[str]:
+    """The lines that programs without rows of sites have written themselves."""
+    for result in _results(records):
+        yield from result.get("summary", ())
+
+
+def _results(records: Sequence[StepRecord]) -> Iterator[dict[str, Any]]:
+    return results_of({"steps": [dataclasses.asdict(record) for record in records]})
 
 
 def render(records: Sequence[StepRecord]) -> Iterator[str]:
@@ -86,3 +109,7 @@ def render(records: Sequence[StepRecord]) -> Iterator[str]:
         for peer, total in sorted(group["peers"].items(), key=lambda item: item[1]["sum_ms"]):
             partial = "" if total["sites"] == group["sites"] else f"  ({total['sites']} sites only)"
             yield f"  {total['sum_ms']:9.3f}  {peer}{partial}"
+        for peer, sites in group["slower_than"].items():
+            if sites:
+                yield f"  ours is slower than {peer} at {', '.join(sites)}"
+    yield from summaries(records)

@@ -5,7 +5,9 @@ turn, which together are several times the L2. PyTorch asks for each kernel from
 small sites takes longer than the kernel; so the passes through all sets are captured once in a CUDA
 graph, and its replays are timed by CUDA events. That is PyTorch's device time, better than what its
 eager users see. `graph` says whether the capture worked; where not, the passes are timed as they
-are. `torch` is eager, with add and ReLU in place; `torch_compile` goes through Inductor.
+are. `torch` is eager, with add and ReLU in place; `torch_compile` goes through Inductor; `cudnn` is
+cuDNN's own fused kernels, called directly, where it takes the dtype. `errors` are those of y, dx,
+[dz], dscale and dbias against eager PyTorch, in L2 norm.
 """
 
 import functools
@@ -17,12 +19,14 @@ import torch  # pyright: ignore[reportMissingImports]
 from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
 from benchmarks.environment import describe_environment
+from benchmarks.gpu import cudnn_peer
 from benchmarks.gpu import work as work_module
-from benchmarks.gpu.work import Results, Wave, Work
+from benchmarks.gpu.cudnn import CudnnError
+from benchmarks.gpu.work import ERROR_ALLOWED, Results, Wave, Work
 from benchmarks.problem import EPSILON, MOMENTUM
 from benchmarks.sites import Site
 
-MAIN_PEERS: Final = ("copy", "torch")
+MAIN_PEERS: Final = ("copy", "torch", "cudnn")
 MORE_PEERS: Final = ("torch_compile",)
 # A replay holds several passes where one is short, but not so many that capturing takes long.
 _MOST_STEPS_OF_A_GRAPH: Final = 64
@@ -60,7 +64,7 @@ def make_sets(site: Site, wave: Wave, sets: int, device: str) -> tuple[list[Any]
 def make_pass(
     peer: str, site: Site, activations: list[Any], vectors: list[Any]
 ) -> Callable[[], Any]:
-    """Goes once through all sets, and returns what the last one gave."""
+    """Goes once through all sets, and returns what each gave."""
     if peer == "copy":
         # One target for each, as every step has results of its own.
         targets = [torch.empty_like(x) for x, _, _ in activations]
@@ -70,6 +74,8 @@ def make_pass(
                 target.copy_(x)
 
         return torch.no_grad()(copy)
+    if peer == "cudnn":
+        return cudnn_peer.make_pass(site, activations, vectors)
 
     function: Any = functools.partial(forward, site.form, in_place=peer == "torch")
     if peer == "torch_compile":
@@ -138,23 +144,45 @@ def measure(
     return times, graph
 
 
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    wide = expected.float()
+    return float((got.float() - wide).norm() / wide.norm())
+
+
+def check(got: Any, expected: Any) -> list[float]:
+    """Errors of y, dx, [dz], dscale and dbias against eager PyTorch's; raises ValueError."""
+    pairs = zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True)
+    with torch.no_grad():
+        errors = [relative_error(a, b) for a, b in pairs]
+    if not all(error <= ERROR_ALLOWED for error in errors):
+        raise ValueError(f"y, dx, [dz], dscale, dbias differ from PyTorch by {errors} in norm")
+    return errors
+
+
 def run_wave(work: Work, wave: Wave, results: Results, device: str) -> None:
     for site in work.sites:
         sets, rounds = work.sets(site, wave), work.rounds(site, wave)
+        operands = make_sets(site, wave, sets, device)
+        expected = make_pass("torch", site, *operands)()[0]
         for peer in wave.peers:
             if work.time_is_up():
                 return
+            if peer == "cudnn" and device == "cpu":
+                continue
             try:
-                activations, vectors = make_sets(site, wave, sets, device)
-                run = make_pass(peer, site, activations, vectors)
+                run = make_pass(peer, site, *operands)
+                more = {} if peer == "copy" else {"errors": check(run()[0], expected)}
                 times, graph = measure(run, work, sets, rounds, device)
-                results.add(site, wave, peer, times, sets=sets, rounds=rounds, graph=graph)
+                results.add(site, wave, peer, times, sets=sets, rounds=rounds, graph=graph, **more)
+            except CudnnError as error:
+                results.fail(site, wave, peer, error, refused=error.is_not_supported)
             except Exception as error:
                 results.fail(site, wave, peer, error)
             finally:
-                activations = vectors = run = None
+                run = None
                 if device == "cuda":
                     torch.cuda.empty_cache()
+        del operands, expected
 
 
 def describe(device: str) -> dict[str, Any]:

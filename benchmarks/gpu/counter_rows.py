@@ -1,0 +1,144 @@
+"""Hardware counters of our kernels: which site each belongs to, what it says, as rows and as text.
+
+ncu lists kernels in the order of their launch, and the program says how many of which kernel each
+site launched.
+
+The least that a pass moves is one read of x (and of z, of dy) and one write of each result, with a
+bit mask as the evidence of the ReLU at a join, whatever is kept for the backward: forward and
+backward add up to `sites.one_read_bytes`. Where a pass takes two kernels, the ratios of both add up
+to that of the pass. What is still in L2 when a kernel ends is not counted as written, so that a
+ratio may be below 1.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from benchmarks.gpu.ncu import COUNTERS, STALLS
+from benchmarks.gpu.ncu_csv import Kernel
+from benchmarks.sites import Site
+
+# Name in _native.cuda_launches(): (function, pass), in the order in which a step launches them.
+KERNELS: Final = {
+    "Forward": ("ForwardKernel", "forward"),
+    "Statistics": ("StatisticsKernel", "forward"),
+    "Normalise": ("NormaliseKernel", "forward"),
+    "NormaliseFlat": ("NormaliseFlatKernel", "forward"),
+    "PackMask": ("PackMaskKernel", "forward"),
+    "Backward": ("BackwardKernel", "backward"),
+    "BackwardReduce": ("ReduceKernel", "backward"),
+    "BackwardApply": ("ApplyKernel", "backward"),
+}
+
+
+def minimum_bytes(site: Site, batch: int, itemsize: int) -> dict[str, int]:
+    """Of each pass, at one occurrence."""
+    elements = site.elements(batch)
+    joins = site.form == "bn_add_relu"
+    mask = elements // 8 if joins else 0
+    return {
+        "forward": (3 if joins else 2) * elements * itemsize + mask,  # x, [z], y
+        "backward": (4 if joins else 3) * elements * itemsize + mask,  # dy, x, dx, [dz]
+    }
+
+
+def make_rows(
+    sites: Sequence[Mapping[str, Any]], kernels: Iterable[Kernel]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """A row for each launch that the program counted, and what does not fit ncu's kernels."""
+    functions = {function for function, _ in KERNELS.values()}
+    # ncu may leave out the namespace of a name that it simplifies.
+    left = deque(k for k in kernels if k.function in functions or "jax_bnar" in k.signature)
+    rows, problems = [], []
+    for site in sites:
+        for function, direction, strategy in _expected(site["launches"]):
+            found = left.popleft() if left and left[0].function == function else None
+            if found is None:
+                following = left[0].function if left else "nothing"
+                problems.append(
+                    f"{site['site']}: ncu has no counters of {function}, but {following} follows"
+                )
+            rows.append(_row(site, function, direction, strategy, found))
+    if left:
+        rows += [_row(None, kernel.function, None, None, kernel) for kernel in left]
+        problems.append(f"the program launched {len(left)} fewer of our kernels than ncu has")
+    if not rows:
+        problems.append("no kernel of ours was launched, though each site launches at least two")
+    elif problems:
+        problems.append("which site the counters belong to is not certain")
+    return rows, problems
+
+
+def rows_without_kernels(sites: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the dry run has to say: the passes, of which no kernel of ours ran."""
+    return [
+        _row(site, None, direction, None, None)
+        for site in sites
+        for direction in ("forward", "backward")
+    ]
+
+
+def _expected(launches: Mapping[str, int]) -> Iterator[tuple[str, str | None, str]]:
+    """(function, pass, strategy) of each launch."""
+    order = {name: index for index, name in enumerate(KERNELS)}
+    names = [key.partition(" ")[::2] for key, count in launches.items() for _ in range(count)]
+    for name, strategy in sorted(names, key=lambda pair: order.get(pair[0], len(order))):
+        function, direction = KERNELS.get(name, (f"{name}Kernel", None))
+        yield function, direction, strategy
+
+
+def _row(
+    site: Mapping[str, Any] | None,
+    function: str | None,
+    direction: str | None,
+    strategy: str | None,
+    kernel: Kernel | None,
+) -> dict[str, Any]:
+    keys = ("site", "count", "batch", "dtype")
+    row: dict[str, Any] = {key: None if site is None else site[key] for key in keys}
+    least = None if site is None or direction is None else site["minimum_bytes"][direction]
+    row |= {"pass": direction, "kernel": function, "strategy": strategy, "minimum_bytes": least}
+    if kernel is None:
+        return row
+    counters = {field: kernel.metrics.get(metric) for field, metric in COUNTERS.items()}
+    seconds = counters.pop("seconds")
+    read, written = counters["dram_bytes_read"], counters["dram_bytes_written"]
+    dram = None if read is None or written is None else read + written
+    stalls = {
+        reason: kernel.metrics[metric]
+        for reason, metric in STALLS.items()
+        if metric in kernel.metrics
+    }
+    return row | {
+        "signature": kernel.signature,
+        "grid": list(kernel.grid),
+        "block": list(kernel.block),
+        "milliseconds": None if seconds is None else seconds * 1e3,
+        "dram_bytes": dram,
+        "dram_bytes_over_minimum": None if dram is None or not least else dram / least,
+        "bytes_per_s": None if dram is None or not seconds else dram / seconds,
+        **counters,
+        "stalls": dict(sorted(stalls.items(), key=lambda item: -item[1])),
+    }
+
+
+def summarise(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "counters: ms, bytes of memory over the least of the pass, GB/s, warps stalled per issue"
+    for row in rows:
+        stalls = list(row.get("stalls", {}).items())[:2]
+        numbers = (
+            _text(row.get("milliseconds"), 9, 3),
+            _text(row.get("dram_bytes_over_minimum"), 6, 2),
+            _text(row.get("bytes_per_s"), 6, 0, unit=1e9),
+        )
+        names = (
+            row["site"] or "of no known site",
+            row["kernel"] or row["pass"],
+            row["strategy"],
+            ", ".join(f"{reason} {warps:.1f}" for reason, warps in stalls),
+        )
+        yield f"  {' '.join(numbers)}  {'  '.join(name for name in names if name)}"
+
+
+def _text(value: float | None, width: int, digits: int, unit: float = 1.0) -> str:
+    return "-".rjust(width) if value is None else f"{value / unit:{width}.{digits}f}"

@@ -1,0 +1,172 @@
+"""What ncu watches: forward and backward of jax_bnar at the heaviest sites of ResNet-50, once each.
+
+    XLA_PYTHON_CLIENT_PREALLOCATE=false XLA_FLAGS=--xla_gpu_enable_command_buffer= \
+        ncu --profile-from-start off python -m benchmarks.gpu.counters_program --output sites.json
+
+The profiler is switched on for one call of each step, after another that loaded the kernels. ncu
+runs a kernel several times, and before each puts back what it wrote: for that it copies all memory
+that is allocated, which must not be the whole device. The file says for each site what the call
+launched, so that ncu's kernels can be told apart; it is written again after each site. `counters`
+starts this.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import ctypes.util
+import importlib.util
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import jax
+
+from benchmarks.gpu.chain import make_operands
+from benchmarks.gpu.counter_rows import minimum_bytes
+from benchmarks.gpu.jax_benchmark import STRATEGIES, shapes_of
+from benchmarks.gpu.work import Wave
+from benchmarks.json_file import write_json
+from benchmarks.peers import ours
+from benchmarks.problem import DType, itemsize
+from benchmarks.sites import RESNET50_SITES, Site, one_read_bytes, two_read_bytes_without_y
+from jax_bnar import _native
+
+_HEAVIEST: Final = 5
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--dtype", choices=get_args(DType), default="bfloat16")
+    parser.add_argument(
+        "--sites", nargs="+",
+        help=f"labels start with one of these (default: the {_HEAVIEST} heaviest)",
+    )  # fmt: skip
+    parser.add_argument("--strategy", choices=("auto", *STRATEGIES), default="auto")
+    parser.add_argument("--save", choices=("mask", "y"), default="mask")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no site after these")
+    options = parser.parse_args(arguments)
+    if options.platform == "cpu":
+        options.batch, options.sites = 2, ["7x7x2048 bn_add_relu"]
+    options.sites = heaviest_first(options.sites)
+    if not options.sites:
+        labels = ", ".join(site.label for site in RESNET50_SITES)
+        parser.error(f"--sites fits none of: {labels}")
+    return options
+
+
+def heaviest_first(prefixes: Sequence[str] | None) -> list[Site]:
+    """What a deadline cuts off is what counts least."""
+    sites = sorted(RESNET50_SITES, key=lambda site: -site.count * one_read_bytes(site, 1, 2))
+    if prefixes is None:
+        return sites[:_HEAVIEST]
+    return [site for site in sites if site.label.startswith(tuple(prefixes))]
+
+
+def load_cuda_runtime() -> ctypes.CDLL:
+    """The one that JAX loaded, of a wheel, or of the system: each reaches the same driver."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    loaded = {line.split()[-1] for line in maps if "libcudart.so" in line}
+    wheels = importlib.util.find_spec("nvidia")
+    folders = [] if wheels is None else wheels.submodule_search_locations or []
+    found = [path for folder in folders for path in Path(folder).glob("*/lib/libcudart.so*")]
+    names = [*sorted(loaded), *map(str, sorted(found)), ctypes.util.find_library("cudart")]
+    problems = []
+    for name in names:
+        if name is not None:
+            try:
+                return ctypes.CDLL(name)
+            except OSError as error:
+                problems.append(str(error))
+    raise OSError(
+        "no CUDA runtime (libcudart.so) to switch the profiler on with: neither loaded by JAX, nor"
+        f" in a wheel, nor known to the linker; install nvidia-cuda-runtime. {problems}"
+    )
+
+
+@contextlib.contextmanager
+def profiled(runtime: ctypes.CDLL | None) -> Iterator[None]:
+    """What is launched inside is profiled; nothing is without a runtime."""
+    if runtime is not None and (error := runtime.cudaProfilerStart()):
+        raise RuntimeError(f"cudaProfilerStart returned cudaError_t {error}, expected 0")
+    try:
+        yield
+    finally:
+        if runtime is not None:
+            runtime.cudaProfilerStop()
+
+
+def run_site(
+    site: Site, wave: Wave, save: str, runtime: ctypes.CDLL | None, entry: dict[str, Any]
+) -> None:
+    """One call with the profiler on; `entry` gets what it launched, whatever else happens."""
+    sets, scale, bias = make_operands(shapes_of(site, wave, 1))
+    x, z, dy = sets[0]
+    operands = (x, z, scale, bias, dy)
+    step = jax.jit(ours.gradient_step(site, save)).lower(*operands).compile()
+    jax.block_until_ready(step(*operands))
+    before = _native.cuda_launches()
+    try:
+        with profiled(runtime):
+            jax.block_until_ready(step(*operands))
+    finally:
+        for name, count in _native.cuda_launches().items():
+            if count > before.get(name, 0):
+                entry["launches"][name] = count - before.get(name, 0)
+
+
+def describe(site: Site, wave: Wave) -> dict[str, Any]:
+    size = itemsize(wave.dtype)
+    return {
+        "site": site.label,
+        "count": site.count,
+        "batch": wave.batch,
+        "dtype": wave.dtype,
+        "one_read_bytes": one_read_bytes(site, wave.batch, size),
+        "two_read_bytes": two_read_bytes_without_y(site, wave.batch, size),
+        "minimum_bytes": minimum_bytes(site, wave.batch, size),
+        "launches": {},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    begin = time.monotonic()
+    options = parse(arguments)
+    expected = "cpu" if options.platform == "cpu" else "gpu"
+    if jax.default_backend() != expected:
+        raise SystemExit(f"JAX runs on {jax.default_backend()}, expected {expected}.")
+    # The kernels read it when they are launched.
+    os.environ["JAX_BNAR_CUDA_STRATEGY"] = options.strategy
+    runtime = None if options.platform == "cpu" else load_cuda_runtime()
+    wave = Wave(options.batch, options.dtype, ("ours",))
+    document: dict[str, Any] = {
+        "device": jax.devices()[0].device_kind,
+        "strategy": options.strategy,
+        "save": options.save,
+        "complete": False,
+        "sites": [],
+        "errors": [],
+    }
+    for site in options.sites:
+        if time.monotonic() - begin > options.seconds:
+            break
+        entry = describe(site, wave)
+        document["sites"].append(entry)
+        try:
+            run_site(site, wave, options.save, runtime, entry)
+        except Exception as error:
+            text = f"{site.label}: {type(error).__name__}: {str(error)[:2000]}"
+            print(f"FAILED {text}", flush=True)
+            document["errors"].append(text)
+        document["complete"] = len(document["sites"]) == len(options.sites)
+        write_json(options.output, document)
+        print(f"{site.label}: {entry['launches']}", flush=True)
+    return 1 if document["errors"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

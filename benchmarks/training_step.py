@@ -1,0 +1,119 @@
+"""A training step of ResNet-50 with a chosen BatchNorm, compiled: to be timed, and its memory."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.extend.core import Var
+
+from jax_bnar.flax_layers import BatchNorm, ResNet50
+
+DType = Literal["float32", "bfloat16"]
+CLASSES: Final = 1000
+NORMS: Final[dict[str, Any]] = {
+    "fused": BatchNorm,
+    "fused, save=mask": functools.partial(BatchNorm, save="mask"),
+    "flax": nn.BatchNorm,
+}
+# Of the first loss, to the plain network's: the same network, up to rounding.
+_TOLERANCE: Final = {"float32": 1e-4, "bfloat16": 2e-2}
+
+
+def check_losses(losses: Mapping[str, float], dtype: DType) -> None:
+    """Raises ValueError where the first losses are not those of one network, the last one's."""
+    *_, expected = losses.values()
+    for name, loss in losses.items():
+        if not abs(loss - expected) <= _TOLERANCE[dtype] * abs(expected):
+            raise ValueError(f"{name}: first loss {loss}, expected {expected}.")
+
+
+class TrainingStep:
+    """A compiled training step with its state: forward, backward, SGD with Nesterov."""
+
+    def __init__(
+        self, norm: str, size: int, batch: int, dtype: DType, stage_sizes: Sequence[int]
+    ) -> None:
+        net = ResNet50(
+            stage_sizes=tuple(stage_sizes),
+            num_classes=CLASSES,
+            dtype=jnp.dtype(dtype),
+            norm=NORMS[norm],
+        )
+        optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
+        generator = np.random.default_rng(0)
+        images = generator.standard_normal((batch, size, size, 3), np.float32)
+        self._data = jax.device_put((images, generator.integers(0, CLASSES, batch)))
+
+        def loss_of(params: Any, batch_stats: Any, data: Any) -> tuple[jax.Array, Any]:
+            images, labels = data
+            logits, updated = net.apply(
+                {"params": params, "batch_stats": batch_stats}, images, mutable=["batch_stats"]
+            )
+            losses = optax.softmax_cross_entropy_with_integer_labels(
+                jnp.asarray(logits, jnp.float32), labels
+            )
+            return losses.mean(), updated["batch_stats"]
+
+        def step(state: Any, data: Any) -> tuple[Any, jax.Array]:
+            params, batch_stats, momentum = state
+            (loss, batch_stats), gradient = jax.value_and_grad(loss_of, has_aux=True)(
+                params, batch_stats, data
+            )
+            updates, momentum = optimizer.update(gradient, momentum, params)
+            return (optax.apply_updates(params, updates), batch_stats, momentum), loss
+
+        variables = jax.jit(net.init)(jax.random.key(0), images)
+        params, batch_stats = variables["params"], variables["batch_stats"]
+        self._residuals = residual_bytes(
+            lambda params: loss_of(params, batch_stats, self._data), params
+        )
+        self._state = (params, batch_stats, optimizer.init(params))
+        self._compiled = jax.jit(step, donate_argnums=0).lower(self._state, self._data).compile()
+
+    def start(self) -> jax.Array:
+        """A step, which may still run on the device; its loss."""
+        self._state, loss = self._compiled(self._state, self._data)
+        return loss
+
+    def run(self) -> float:
+        """A step; its loss, which waits for all of it."""
+        loss = self.start()
+        jax.block_until_ready(self._state)
+        return float(loss)
+
+    def program(self) -> str:
+        """The compiled HLO."""
+        return self._compiled.as_text() or ""
+
+    def memory(self) -> dict[str, int]:
+        """What XLA has planned; its own `peak_memory_in_bytes` lacks the temporaries here."""
+        analysis: Any = self._compiled.memory_analysis()
+        outside = analysis.argument_size_in_bytes + analysis.output_size_in_bytes
+        outside -= analysis.alias_size_in_bytes
+        return {
+            "peak_bytes": outside + analysis.temp_size_in_bytes,
+            "temporary_bytes": analysis.temp_size_in_bytes,
+            "saved_residual_bytes": self._residuals,
+        }
+
+
+def residual_bytes(function: Callable[[Any], Any], argument: Any) -> int:
+    """What forward keeps for backward, beside its arguments, each array once.
+
+    Before XLA, which may recompute some of it in the plain network.
+    """
+    jaxpr = jax.make_jaxpr(
+        lambda given: jax.tree.leaves(jax.vjp(function, given, has_aux=True)[1])
+    )(argument).jaxpr
+    arguments = {id(variable) for variable in (*jaxpr.invars, *jaxpr.constvars)}
+    kept: dict[int, Any] = {
+        id(variable): variable.aval
+        for variable in jaxpr.outvars
+        if isinstance(variable, Var) and id(variable) not in arguments
+    }
+    return sum(aval.size * aval.dtype.itemsize for aval in kept.values())

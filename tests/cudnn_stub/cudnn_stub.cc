@@ -1,0 +1,525 @@
+// The part of cuDNN that benchmarks/gpu/cudnn.py calls, on the host: plain
+// loops, and a refusal of whatever cuDNN would not take or would misread.
+//
+// The types are declared here, for cuDNN need not be installed; where cudnn.h
+// is included first, the compiler compares the prototypes with it.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#ifndef CUDNN_H_
+
+typedef struct CUstream_st* cudaStream_t;
+typedef struct cudnnContext* cudnnHandle_t;
+typedef struct cudnnTensorStruct* cudnnTensorDescriptor_t;
+typedef struct cudnnActivationStruct* cudnnActivationDescriptor_t;
+
+typedef enum {
+  CUDNN_STATUS_SUCCESS = 0,
+  CUDNN_STATUS_BAD_PARAM = 2000,
+  CUDNN_STATUS_NOT_SUPPORTED = 3000,
+} cudnnStatus_t;
+
+typedef enum {
+  CUDNN_DATA_FLOAT = 0,
+  CUDNN_DATA_HALF = 2,
+  CUDNN_DATA_BFLOAT16 = 9,
+} cudnnDataType_t;
+
+typedef enum { CUDNN_TENSOR_NHWC = 1 } cudnnTensorFormat_t;
+typedef enum { CUDNN_NOT_PROPAGATE_NAN = 0 } cudnnNanPropagation_t;
+typedef enum { CUDNN_ACTIVATION_RELU = 1 } cudnnActivationMode_t;
+typedef enum { CUDNN_BATCHNORM_SPATIAL_PERSISTENT = 2 } cudnnBatchNormMode_t;
+
+typedef enum {
+  CUDNN_BATCHNORM_OPS_BN = 0,
+  CUDNN_BATCHNORM_OPS_BN_ACTIVATION = 1,
+  CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION = 2,
+} cudnnBatchNormOps_t;
+
+#endif  // CUDNN_H_
+
+struct cudnnContext {
+  cudaStream_t stream;
+};
+
+struct cudnnTensorStruct {
+  bool is_set;
+  cudnnTensorFormat_t format;
+  cudnnDataType_t dtype;
+  int n, c, h, w;
+
+  int64_t rows() const { return int64_t{n} * h * w; }
+  int64_t elements() const { return rows() * c; }
+};
+
+struct cudnnActivationStruct {
+  bool is_set;
+  cudnnActivationMode_t mode;
+  cudnnNanPropagation_t nan;
+};
+
+namespace {
+
+constexpr uint64_t kFilled = 0x626e61722066756c;
+
+// What forward leaves for backward; for each element a byte follows that says
+// whether the ReLU let it through.
+struct ReserveSpace {
+  uint64_t filled;
+  double epsilon;
+
+  uint8_t* gates() { return reinterpret_cast<uint8_t*>(this + 1); }
+};
+
+int live_objects = 0;
+const char* last_error = "";
+
+cudnnStatus_t Refuse(cudnnStatus_t status, const char* why) {
+  last_error = why;
+  return status;
+}
+
+cudnnStatus_t BadParam(const char* why) {
+  return Refuse(CUDNN_STATUS_BAD_PARAM, why);
+}
+
+template <typename T>
+cudnnStatus_t Create(T** object) {
+  if (object == nullptr) return BadParam("no place for the object");
+  *object = new T();
+  ++live_objects;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+template <typename T>
+cudnnStatus_t Destroy(T* object) {
+  if (object == nullptr) return BadParam("no object to destroy");
+  delete object;
+  --live_objects;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+bool Same(const cudnnTensorStruct& a, const cudnnTensorStruct& b) {
+  return a.is_set == b.is_set && a.format == b.format && a.dtype == b.dtype &&
+         a.n == b.n && a.c == b.c && a.h == b.h && a.w == b.w;
+}
+
+// `others` are the tensors beside x that the operation always has.
+cudnnStatus_t CheckDescriptors(
+    cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t ops,
+    cudnnTensorDescriptor_t x, cudnnActivationDescriptor_t activation,
+    std::initializer_list<cudnnTensorDescriptor_t> others = {}) {
+  if (handle == nullptr) return BadParam("no handle");
+  if (mode != CUDNN_BATCHNORM_SPATIAL_PERSISTENT) {
+    return BadParam("the mode is not SPATIAL_PERSISTENT");
+  }
+  if (x == nullptr || !x->is_set) return BadParam("x is not described");
+  if (x->format != CUDNN_TENSOR_NHWC) return BadParam("x is not NHWC");
+  for (const cudnnTensorStruct* other : others) {
+    if (other == nullptr || !Same(*other, *x)) {
+      return BadParam("a tensor is not described as x is");
+    }
+  }
+  if (ops != CUDNN_BATCHNORM_OPS_BN &&
+      (activation == nullptr || !activation->is_set ||
+       activation->mode != CUDNN_ACTIVATION_RELU ||
+       activation->nan != CUDNN_NOT_PROPAGATE_NAN)) {
+    return BadParam("the activation is not a ReLU that drops NaN");
+  }
+  if (x->dtype != CUDNN_DATA_FLOAT && x->dtype != CUDNN_DATA_HALF) {
+    return Refuse(CUDNN_STATUS_NOT_SUPPORTED,
+                  "the stub knows float and half alone");
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t CheckVector(cudnnTensorDescriptor_t vector,
+                          cudnnTensorDescriptor_t x) {
+  if (vector == nullptr || !vector->is_set ||
+      vector->dtype != CUDNN_DATA_FLOAT || vector->n != 1 ||
+      vector->c != x->c || vector->h != 1 || vector->w != 1) {
+    return BadParam("the vectors are not described as derived from x");
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+
+// z and dz are there if and only if they are added.
+cudnnStatus_t CheckAddend(cudnnBatchNormOps_t ops, cudnnTensorDescriptor_t x,
+                          cudnnTensorDescriptor_t addend) {
+  const bool adds = ops == CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION;
+  if (adds != (addend != nullptr) || (adds && !Same(*addend, *x))) {
+    return BadParam("z or dz is missing, superfluous, or not as x");
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t CheckPointers(std::initializer_list<const void*> pointers) {
+  for (const void* pointer : pointers) {
+    if (pointer == nullptr) return BadParam("a pointer is null");
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+
+bool HoldsFloat(const void* pointer, float value) {
+  return pointer != nullptr && *static_cast<const float*>(pointer) == value;
+}
+
+size_t ForwardWorkspaceBytes(const cudnnTensorStruct& x) {
+  return 2 * sizeof(double) * static_cast<size_t>(x.c);
+}
+
+size_t BackwardWorkspaceBytes(const cudnnTensorStruct& x) {
+  return 3 * sizeof(double) * static_cast<size_t>(x.c);
+}
+
+size_t ReserveSpaceBytes(const cudnnTensorStruct& x) {
+  return sizeof(ReserveSpace) + static_cast<size_t>(x.elements());
+}
+
+cudnnStatus_t CheckSpaces(size_t workspace, size_t workspace_needed,
+                          size_t reserve, size_t reserve_needed) {
+  if (workspace < workspace_needed) return BadParam("the workspace is small");
+  if (reserve < reserve_needed) return BadParam("the reserve space is small");
+  return CUDNN_STATUS_SUCCESS;
+}
+
+struct Vectors {
+  const float* scale;
+  const float* bias;
+  float* mean;
+  float* inverse_std;
+};
+
+template <typename T>
+void Forward(const cudnnTensorStruct& shape, bool relu, const T* x, const T* z,
+             T* y, const Vectors& vectors, double factor, float* running_mean,
+             float* running_var, double* workspace, ReserveSpace* reserve) {
+  const int channels = shape.c;
+  const double count = static_cast<double>(shape.rows());
+  double* mean = workspace;
+  double* var = workspace + channels;
+  std::memset(workspace, 0, ForwardWorkspaceBytes(shape));
+  for (int64_t i = 0; i < shape.elements(); ++i) {
+    mean[i % channels] += static_cast<double>(x[i]) / count;
+  }
+  for (int64_t i = 0; i < shape.elements(); ++i) {
+    const double centred = static_cast<double>(x[i]) - mean[i % channels];
+    var[i % channels] += centred * centred / count;
+  }
+  for (int c = 0; c < channels; ++c) {
+    vectors.mean[c] = static_cast<float>(mean[c]);
+    vectors.inverse_std[c] =
+        static_cast<float>(1 / std::sqrt(var[c] + reserve->epsilon));
+    running_mean[c] =
+        static_cast<float>((1 - factor) * running_mean[c] + factor * mean[c]);
+    running_var[c] = static_cast<float>((1 - factor) * running_var[c] +
+                                        factor * var[c] * count / (count - 1));
+  }
+  for (int64_t i = 0; i < shape.elements(); ++i) {
+    const int64_t c = i % channels;
+    double result = (static_cast<double>(x[i]) - mean[c]) *
+                        vectors.inverse_std[c] * vectors.scale[c] +
+                    vectors.bias[c];
+    if (z != nullptr) result += static_cast<double>(z[i]);
+    y[i] = static_cast<T>(relu ? std::fmax(result, 0.0) : result);
+    reserve->gates()[i] = !relu || y[i] > T{0};
+  }
+}
+
+template <typename T>
+void Backward(const cudnnTensorStruct& shape, const T* x, const T* dy, T* dz,
+              T* dx, const Vectors& vectors, float* dscale, float* dbias,
+              double* workspace, ReserveSpace* reserve) {
+  const int channels = shape.c;
+  const double count = static_cast<double>(shape.rows());
+  double* sum = workspace;
+  double* product = workspace + channels;
+  double* factor = workspace + 2 * channels;
+  std::memset(workspace, 0, BackwardWorkspaceBytes(shape));
+  const auto gated = [&](int64_t i) {
+    return reserve->gates()[i] ? static_cast<double>(dy[i]) : 0.0;
+  };
+  const auto normalised = [&](int64_t i) {
+    const int64_t c = i % channels;
+    return (static_cast<double>(x[i]) - vectors.mean[c]) *
+           vectors.inverse_std[c];
+  };
+  for (int64_t i = 0; i < shape.elements(); ++i) {
+    sum[i % channels] += gated(i);
+    product[i % channels] += gated(i) * normalised(i);
+  }
+  for (int c = 0; c < channels; ++c) {
+    dbias[c] = static_cast<float>(sum[c]);
+    dscale[c] = static_cast<float>(product[c]);
+    factor[c] = static_cast<double>(vectors.scale[c]) * vectors.inverse_std[c];
+  }
+  for (int64_t i = 0; i < shape.elements(); ++i) {
+    const int64_t c = i % channels;
+    const double centred =
+        gated(i) - sum[c] / count - normalised(i) * product[c] / count;
+    dx[i] = static_cast<T>(factor[c] * centred);
+    if (dz != nullptr) dz[i] = static_cast<T>(gated(i));
+  }
+}
+
+template <typename T>
+bool IsResultOf(const ReserveSpace& reserve, const void* y, int64_t elements) {
+  const uint8_t* gates = reinterpret_cast<const uint8_t*>(&reserve + 1);
+  for (int64_t i = 0; i < elements; ++i) {
+    if ((static_cast<const T*>(y)[i] > T{0}) != (gates[i] != 0)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+#define STUB_RETURN_UNLESS_SUCCESS(expression)         \
+  do {                                                 \
+    const cudnnStatus_t status = (expression);         \
+    if (status != CUDNN_STATUS_SUCCESS) return status; \
+  } while (false)
+
+extern "C" {
+
+// For tests alone: what was created and not destroyed.
+int cudnnStubLiveObjects(void) { return live_objects; }
+
+size_t cudnnGetVersion(void) { return 90000; }
+
+const char* cudnnGetErrorString(cudnnStatus_t status) {
+  switch (status) {
+    case CUDNN_STATUS_SUCCESS:
+      return "CUDNN_STATUS_SUCCESS";
+    case CUDNN_STATUS_BAD_PARAM:
+      return "CUDNN_STATUS_BAD_PARAM";
+    case CUDNN_STATUS_NOT_SUPPORTED:
+      return "CUDNN_STATUS_NOT_SUPPORTED";
+    default:
+      return "a status that the stub does not give";
+  }
+}
+
+void cudnnGetLastErrorString(char* message, size_t max_size) {
+  if (max_size == 0) return;
+  std::strncpy(message, last_error, max_size - 1);
+  message[max_size - 1] = '\0';
+}
+
+cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) { return Create(handle); }
+
+cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) { return Destroy(handle); }
+
+cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t streamId) {
+  if (handle == nullptr) return BadParam("no handle");
+  if (streamId != nullptr) return BadParam("the host has no streams");
+  handle->stream = streamId;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t* tensorDesc) {
+  return Create(tensorDesc);
+}
+
+cudnnStatus_t cudnnDestroyTensorDescriptor(cudnnTensorDescriptor_t tensorDesc) {
+  return Destroy(tensorDesc);
+}
+
+cudnnStatus_t cudnnSetTensor4dDescriptor(cudnnTensorDescriptor_t tensorDesc,
+                                         cudnnTensorFormat_t format,
+                                         cudnnDataType_t dataType, int n, int c,
+                                         int h, int w) {
+  if (tensorDesc == nullptr) return BadParam("no descriptor");
+  if (n < 1 || c < 1 || h < 1 || w < 1) return BadParam("a tensor is empty");
+  *tensorDesc = {true, format, dataType, n, c, h, w};
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnDeriveBNTensorDescriptor(
+    cudnnTensorDescriptor_t derivedBnDesc, const cudnnTensorDescriptor_t xDesc,
+    cudnnBatchNormMode_t mode) {
+  if (derivedBnDesc == nullptr || xDesc == nullptr || !xDesc->is_set ||
+      mode != CUDNN_BATCHNORM_SPATIAL_PERSISTENT) {
+    return BadParam("nothing to derive from");
+  }
+  *derivedBnDesc = {true, xDesc->format, CUDNN_DATA_FLOAT, 1, xDesc->c, 1, 1};
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnCreateActivationDescriptor(
+    cudnnActivationDescriptor_t* activationDesc) {
+  return Create(activationDesc);
+}
+
+cudnnStatus_t cudnnDestroyActivationDescriptor(
+    cudnnActivationDescriptor_t activationDesc) {
+  return Destroy(activationDesc);
+}
+
+cudnnStatus_t cudnnSetActivationDescriptor(
+    cudnnActivationDescriptor_t activationDesc, cudnnActivationMode_t mode,
+    cudnnNanPropagation_t reluNanOpt, double /*coef*/) {
+  if (activationDesc == nullptr) return BadParam("no descriptor");
+  *activationDesc = {true, mode, reluNanOpt};
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
+    cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t bnOps,
+    const cudnnTensorDescriptor_t xDesc, const cudnnTensorDescriptor_t zDesc,
+    const cudnnTensorDescriptor_t yDesc,
+    const cudnnTensorDescriptor_t bnScaleBiasMeanVarDesc,
+    const cudnnActivationDescriptor_t activationDesc, size_t* sizeInBytes) {
+  STUB_RETURN_UNLESS_SUCCESS(
+      CheckDescriptors(handle, mode, bnOps, xDesc, activationDesc, {yDesc}));
+  STUB_RETURN_UNLESS_SUCCESS(CheckVector(bnScaleBiasMeanVarDesc, xDesc));
+  STUB_RETURN_UNLESS_SUCCESS(CheckAddend(bnOps, xDesc, zDesc));
+  STUB_RETURN_UNLESS_SUCCESS(CheckPointers({sizeInBytes}));
+  *sizeInBytes = ForwardWorkspaceBytes(*xDesc);
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnGetBatchNormalizationBackwardExWorkspaceSize(
+    cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t bnOps,
+    const cudnnTensorDescriptor_t xDesc, const cudnnTensorDescriptor_t yDesc,
+    const cudnnTensorDescriptor_t dyDesc, const cudnnTensorDescriptor_t dzDesc,
+    const cudnnTensorDescriptor_t dxDesc,
+    const cudnnTensorDescriptor_t dBnScaleBiasDesc,
+    const cudnnActivationDescriptor_t activationDesc, size_t* sizeInBytes) {
+  STUB_RETURN_UNLESS_SUCCESS(CheckDescriptors(
+      handle, mode, bnOps, xDesc, activationDesc, {dyDesc, dxDesc}));
+  if (bnOps != CUDNN_BATCHNORM_OPS_BN &&
+      (yDesc == nullptr || !Same(*yDesc, *xDesc))) {
+    return BadParam("y is not described as x is");
+  }
+  STUB_RETURN_UNLESS_SUCCESS(CheckVector(dBnScaleBiasDesc, xDesc));
+  STUB_RETURN_UNLESS_SUCCESS(CheckAddend(bnOps, xDesc, dzDesc));
+  STUB_RETURN_UNLESS_SUCCESS(CheckPointers({sizeInBytes}));
+  *sizeInBytes = BackwardWorkspaceBytes(*xDesc);
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnGetBatchNormalizationTrainingExReserveSpaceSize(
+    cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t bnOps,
+    const cudnnActivationDescriptor_t activationDesc,
+    const cudnnTensorDescriptor_t xDesc, size_t* sizeInBytes) {
+  STUB_RETURN_UNLESS_SUCCESS(
+      CheckDescriptors(handle, mode, bnOps, xDesc, activationDesc));
+  STUB_RETURN_UNLESS_SUCCESS(CheckPointers({sizeInBytes}));
+  *sizeInBytes = ReserveSpaceBytes(*xDesc);
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnBatchNormalizationForwardTrainingEx(
+    cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t bnOps,
+    const void* alpha, const void* beta, const cudnnTensorDescriptor_t xDesc,
+    const void* xData, const cudnnTensorDescriptor_t zDesc, const void* zData,
+    const cudnnTensorDescriptor_t yDesc, void* yData,
+    const cudnnTensorDescriptor_t bnScaleBiasMeanVarDesc, const void* bnScale,
+    const void* bnBias, double exponentialAverageFactor,
+    void* resultRunningMean, void* resultRunningVariance, double epsilon,
+    void* resultSaveMean, void* resultSaveInvVariance,
+    cudnnActivationDescriptor_t activationDesc, void* workspace,
+    size_t workSpaceSizeInBytes, void* reserveSpace,
+    size_t reserveSpaceSizeInBytes) {
+  size_t workspace_needed = 0;
+  STUB_RETURN_UNLESS_SUCCESS(
+      cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
+          handle, mode, bnOps, xDesc, zDesc, yDesc, bnScaleBiasMeanVarDesc,
+          activationDesc, &workspace_needed));
+  STUB_RETURN_UNLESS_SUCCESS(CheckPointers(
+      {xData, yData, bnScale, bnBias, resultRunningMean, resultRunningVariance,
+       resultSaveMean, resultSaveInvVariance, workspace, reserveSpace}));
+  if ((zData != nullptr) != (zDesc != nullptr)) {
+    return BadParam("z is missing or superfluous");
+  }
+  if (!HoldsFloat(alpha, 1) || !HoldsFloat(beta, 0)) {
+    return BadParam("alpha is not 1, or beta is not 0");
+  }
+  STUB_RETURN_UNLESS_SUCCESS(CheckSpaces(workSpaceSizeInBytes, workspace_needed,
+                                         reserveSpaceSizeInBytes,
+                                         ReserveSpaceBytes(*xDesc)));
+  auto* reserve = static_cast<ReserveSpace*>(reserveSpace);
+  *reserve = {kFilled, epsilon};
+  const auto forward = [&](auto zero) {
+    using T = decltype(zero);
+    Forward(
+        *xDesc, bnOps != CUDNN_BATCHNORM_OPS_BN, static_cast<const T*>(xData),
+        static_cast<const T*>(zData), static_cast<T*>(yData),
+        {static_cast<const float*>(bnScale), static_cast<const float*>(bnBias),
+         static_cast<float*>(resultSaveMean),
+         static_cast<float*>(resultSaveInvVariance)},
+        exponentialAverageFactor, static_cast<float*>(resultRunningMean),
+        static_cast<float*>(resultRunningVariance),
+        static_cast<double*>(workspace), reserve);
+  };
+  xDesc->dtype == CUDNN_DATA_HALF ? forward(_Float16{}) : forward(float{});
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnBatchNormalizationBackwardEx(
+    cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t bnOps,
+    const void* alphaDataDiff, const void* betaDataDiff,
+    const void* alphaParamDiff, const void* betaParamDiff,
+    const cudnnTensorDescriptor_t xDesc, const void* xData,
+    const cudnnTensorDescriptor_t yDesc, const void* yData,
+    const cudnnTensorDescriptor_t dyDesc, const void* dyData,
+    const cudnnTensorDescriptor_t dzDesc, void* dzData,
+    const cudnnTensorDescriptor_t dxDesc, void* dxData,
+    const cudnnTensorDescriptor_t dBnScaleBiasDesc, const void* bnScaleData,
+    const void* bnBiasData, void* dBnScaleData, void* dBnBiasData,
+    double epsilon, const void* savedMean, const void* savedInvVariance,
+    cudnnActivationDescriptor_t activationDesc, void* workSpace,
+    size_t workSpaceSizeInBytes, void* reserveSpace,
+    size_t reserveSpaceSizeInBytes) {
+  size_t workspace_needed = 0;
+  STUB_RETURN_UNLESS_SUCCESS(cudnnGetBatchNormalizationBackwardExWorkspaceSize(
+      handle, mode, bnOps, xDesc, yDesc, dyDesc, dzDesc, dxDesc,
+      dBnScaleBiasDesc, activationDesc, &workspace_needed));
+  STUB_RETURN_UNLESS_SUCCESS(CheckPointers(
+      {xData, dyData, dxData, bnScaleData, bnBiasData, dBnScaleData,
+       dBnBiasData, savedMean, savedInvVariance, workSpace, reserveSpace}));
+  if ((dzData != nullptr) != (dzDesc != nullptr) ||
+      (yData != nullptr) != (yDesc != nullptr)) {
+    return BadParam("y or dz is missing or superfluous");
+  }
+  if (!HoldsFloat(alphaDataDiff, 1) || !HoldsFloat(betaDataDiff, 0) ||
+      !HoldsFloat(alphaParamDiff, 1) || !HoldsFloat(betaParamDiff, 0)) {
+    return BadParam("alpha is not 1, or beta is not 0");
+  }
+  STUB_RETURN_UNLESS_SUCCESS(CheckSpaces(workSpaceSizeInBytes, workspace_needed,
+                                         reserveSpaceSizeInBytes,
+                                         ReserveSpaceBytes(*xDesc)));
+  auto* reserve = static_cast<ReserveSpace*>(reserveSpace);
+  if (reserve->filled != kFilled || reserve->epsilon != epsilon) {
+    return BadParam("the reserve space is not that of a forward");
+  }
+  // So that it does not look like that of a forward where it is freed and
+  // allocated again.
+  reserve->filled = 0;
+  const auto backward = [&](auto zero) {
+    using T = decltype(zero);
+    if (yData != nullptr &&
+        !IsResultOf<T>(*reserve, yData, xDesc->elements())) {
+      return BadParam("y is not the result of the forward");
+    }
+    // The bias has no part in the gradients, and forward wrote the statistics.
+    Backward(
+        *xDesc, static_cast<const T*>(xData), static_cast<const T*>(dyData),
+        static_cast<T*>(dzData), static_cast<T*>(dxData),
+        {static_cast<const float*>(bnScaleData),
+         static_cast<const float*>(bnBiasData),
+         const_cast<float*>(static_cast<const float*>(savedMean)),
+         const_cast<float*>(static_cast<const float*>(savedInvVariance))},
+        static_cast<float*>(dBnScaleData), static_cast<float*>(dBnBiasData),
+        static_cast<double*>(workSpace), reserve);
+    return CUDNN_STATUS_SUCCESS;
+  };
+  return xDesc->dtype == CUDNN_DATA_HALF ? backward(_Float16{})
+                                         : backward(float{});
+}
+
+}  // extern "C"
