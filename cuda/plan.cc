@@ -8,72 +8,16 @@ namespace jax_bnar {
 namespace gpu {
 namespace {
 
-// Columns of partial sums of all slabs and blocks together. Bounds the
-// workspace at 4 MiB for any number of channels.
-constexpr int64_t kPartialColumns = int64_t{1} << 18;
 // A cluster of more blocks is not portable.
 constexpr int kMaxCluster = 8;
 constexpr int64_t kMaxGrid = int64_t{1} << 30;
 constexpr int64_t kAlignment = 256;
-
-int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// What memory could have moved, for each multiprocessor, while a team that has
+// the device to itself meets at its barrier: 3 us of an H200.
+constexpr int64_t kBarrierBytes = 100 * 1024;
 
 int64_t Align(int64_t bytes) {
   return CeilDivide(bytes, kAlignment) * kAlignment;
-}
-
-int32_t PowerOfTwoAtLeast(int64_t n, int32_t at_most) {
-  int32_t power = 1;
-  while (power < n && power < at_most) power *= 2;
-  return power;
-}
-
-// The cut of the array into slabs; teams come later.
-Tiling CutSlabs(const Shape& shape, int width) {
-  Tiling t{};
-  t.shape = shape;
-  t.planes = shape.inner > 1;
-  if (t.planes) {
-    t.lanes = 32;
-    t.columns = 1;
-    t.vectors_per_plane = shape.inner / width;
-    t.vectors = shape.rows * t.vectors_per_plane;
-    t.rows = CeilDivide(t.vectors, t.lanes);
-    t.slabs_per_group = shape.channels;
-  } else {
-    // 128 bytes of a row (16-bit), a line of the cache; 256 of float32. Single
-    // elements: what a warp reads at once.
-    const int32_t widest = std::min(kMaxColumns / width, 32);
-    t.vectors = shape.channels / width;
-    t.lanes = PowerOfTwoAtLeast(t.vectors, widest);
-    t.columns = t.lanes * width;
-    t.rows = shape.rows;
-    t.slabs_per_group = CeilDivide(t.vectors, t.lanes);
-    t.tile_stride = kThreads / t.lanes * shape.channels;
-  }
-  t.num_slabs = shape.groups * t.slabs_per_group;
-  return t;
-}
-
-int64_t TileRows(const Tiling& t) { return kThreads / t.lanes; }
-
-int64_t TilesOfSlab(const Tiling& t) { return CeilDivide(t.rows, TileRows(t)); }
-
-int64_t LargestTeam(const Tiling& t) {
-  return std::max<int64_t>(1, kPartialColumns / (t.num_slabs * t.columns));
-}
-
-// Shares the rows of a slab among at most `team` blocks, in whole tiles.
-void SetTeam(int64_t team, Tiling* t) {
-  const int64_t tiles = TilesOfSlab(*t);
-  team = std::max<int64_t>(1, std::min({team, tiles, LargestTeam(*t)}));
-  const int64_t tiles_per_block = CeilDivide(tiles, team);
-  t->rows_per_block = tiles_per_block * TileRows(*t);
-  t->team = static_cast<int32_t>(CeilDivide(tiles, tiles_per_block));
-}
-
-int64_t TilesPerBlock(const Tiling& t) {
-  return t.rows_per_block / TileRows(t);
 }
 
 // Shared tiles hold every kept array.
@@ -91,11 +35,31 @@ int SharedTilesPerBlock(const Device& device, int64_t tile_bytes,
       std::max<int64_t>(0, (per_block - kFixedSharedBytes) / tile_bytes));
 }
 
+// Tiles that the largest cluster keeps, a block to a multiprocessor.
+int64_t LargestCluster(const Device& device, int64_t tile_bytes,
+                       const Pass& pass) {
+  return kMaxCluster * (pass.held + SharedTilesPerBlock(device, tile_bytes, 1));
+}
+
+// Half of L2, because y, z, dz and dx pass through it as well.
+int64_t L2ForSlabs(const Device& device) { return device.l2_bytes / 2; }
+
 int64_t ResidentBlocks(const Device& device, const Settings& settings,
                        int per_multiprocessor) {
   return static_cast<int64_t>(
              std::max(1, device.multiprocessors - settings.margin)) *
          per_multiprocessor;
+}
+
+Tiling CutWidest(const Problem& problem, int width, const Settings& settings) {
+  return CutSlabs(
+      problem.shape, width,
+      settings.slab_channels > 0 ? settings.slab_channels : kMaxColumns);
+}
+
+bool MayCutNarrower(const Problem& problem, int width, const Settings& settings,
+                    const Tiling& t) {
+  return settings.slab_channels == 0 && CanCutNarrower(problem, width, t);
 }
 
 // Keeps what fits of each block's tiles; the rest is read twice.
@@ -138,11 +102,17 @@ Plan PlanCluster(const Problem& problem, int width, const Pass& pass,
                  const Device& device, const Settings& settings) {
   Plan plan{};
   plan.strategy = Strategy::kCluster;
-  plan.tiling = CutSlabs(problem.shape, width);
   const int64_t tile_bytes = TileBytes(problem, width, pass);
-  const int64_t tiles = TilesOfSlab(plan.tiling);
   const int64_t blocks =
       ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
+  plan.tiling = CutWidest(problem, width, settings);
+  // Narrower where a slab would not fit, or multiprocessors would stand idle.
+  while (MayCutNarrower(problem, width, settings, plan.tiling) &&
+         (TilesOfSlab(plan.tiling) > LargestCluster(device, tile_bytes, pass) ||
+          2 * kMaxCluster * plan.tiling.num_slabs <= blocks)) {
+    plan.tiling = CutSlabs(problem.shape, width, plan.tiling.columns / 2);
+  }
+  const int64_t tiles = TilesOfSlab(plan.tiling);
   // Two blocks to a multiprocessor read and write at the same time, but a slab
   // that fits only if each has all the shared memory is better read once.
   int shared_tiles =
@@ -168,19 +138,33 @@ Plan PlanCluster(const Problem& problem, int width, const Pass& pass,
   return plan;
 }
 
-Plan PlanOnChip(const Problem& problem, int width, const Pass& pass,
-                const Device& device, const Settings& settings) {
+// Bytes that are read from memory again, and those that it could have moved
+// while teams wait.
+int64_t WasteOnChip(const Plan& plan, const Device& device,
+                    int64_t tile_bytes) {
+  const Tiling& t = plan.tiling;
+  const int64_t left =
+      std::max<int64_t>(0, TilesPerBlock(t) - plan.held - t.shared_tiles);
+  const int64_t again =
+      std::max<int64_t>(0, left * t.team * tile_bytes - L2ForSlabs(device));
+  const int64_t barriers =
+      t.team == 1 ? 0 : CeilDivide(t.num_slabs, t.num_teams);
+  return t.num_slabs * again +
+         barriers * kBarrierBytes * device.multiprocessors;
+}
+
+Plan PlanOnChipOf(const Tiling& tiling, const Pass& pass, const Device& device,
+                  const Settings& settings, int64_t tile_bytes) {
   Plan plan{};
   plan.strategy = Strategy::kOnChip;
-  plan.tiling = CutSlabs(problem.shape, width);
-  const int64_t tile_bytes = TileBytes(problem, width, pass);
+  plan.tiling = tiling;
   const int shared_tiles =
       SharedTilesPerBlock(device, tile_bytes, kBlocksPerMultiprocessor);
   const int64_t capacity = pass.held + std::max(1, shared_tiles);
   const int64_t blocks =
       ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
-  const int64_t needed = CeilDivide(TilesOfSlab(plan.tiling), capacity);
-  const int64_t fair = blocks / plan.tiling.num_slabs;
+  const int64_t needed = CeilDivide(TilesOfSlab(tiling), capacity);
+  const int64_t fair = blocks / tiling.num_slabs;
   SetTeam(std::min(std::max(needed, fair), blocks), &plan.tiling);
   plan.exchange = plan.tiling.team == 1 ? Exchange::kAlone : Exchange::kBarrier;
   KeepTiles(shared_tiles, tile_bytes, pass, &plan);
@@ -191,19 +175,40 @@ Plan PlanOnChip(const Problem& problem, int width, const Pass& pass,
   return plan;
 }
 
+// Of slabs of half the channels twice as large a part stays on chip, for twice
+// as many barriers.
+Plan PlanOnChip(const Problem& problem, int width, const Pass& pass,
+                const Device& device, const Settings& settings) {
+  const int64_t tile_bytes = TileBytes(problem, width, pass);
+  Tiling tiling = CutWidest(problem, width, settings);
+  Plan best = PlanOnChipOf(tiling, pass, device, settings, tile_bytes);
+  while (MayCutNarrower(problem, width, settings, tiling)) {
+    tiling = CutSlabs(problem.shape, width, tiling.columns / 2);
+    const Plan plan = PlanOnChipOf(tiling, pass, device, settings, tile_bytes);
+    if (WasteOnChip(plan, device, tile_bytes) <
+        WasteOnChip(best, device, tile_bytes)) {
+      best = plan;
+    }
+  }
+  return best;
+}
+
 Plan PlanL2(const Problem& problem, int width, const Pass& pass,
             const Device& device, const Settings& settings) {
   Plan plan{};
   plan.strategy = Strategy::kL2;
-  plan.tiling = CutSlabs(problem.shape, width);
   plan.shared_bytes = SharedBytes(0, 0);
   const int64_t blocks =
       ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
-  const int64_t slab_bytes =
-      TilesOfSlab(plan.tiling) * TileBytes(problem, width, pass);
-  // Half of L2, because y, z, dz and dx pass through it as well.
+  const int64_t tile_bytes = TileBytes(problem, width, pass);
+  plan.tiling = CutWidest(problem, width, settings);
+  while (MayCutNarrower(problem, width, settings, plan.tiling) &&
+         TilesOfSlab(plan.tiling) * tile_bytes > L2ForSlabs(device)) {
+    plan.tiling = CutSlabs(problem.shape, width, plan.tiling.columns / 2);
+  }
+  const int64_t slab_bytes = TilesOfSlab(plan.tiling) * tile_bytes;
   const int64_t at_once = std::max<int64_t>(
-      1, std::min(device.l2_bytes / 2 / slab_bytes, plan.tiling.num_slabs));
+      1, std::min(L2ForSlabs(device) / slab_bytes, plan.tiling.num_slabs));
   SetTeam(std::max<int64_t>(1, blocks / at_once), &plan.tiling);
   plan.exchange = plan.tiling.team == 1 ? Exchange::kAlone : Exchange::kBarrier;
   SetGrid(std::max<int64_t>(1, blocks / plan.tiling.team), &plan);
@@ -212,35 +217,28 @@ Plan PlanL2(const Problem& problem, int width, const Pass& pass,
 
 Strategy Choose(const Problem& problem, int width, const Pass& pass,
                 const Device& device, const Settings& settings) {
-  const Tiling tiling = CutSlabs(problem.shape, width);
   const int64_t tile_bytes = TileBytes(problem, width, pass);
-  const int64_t tiles = TilesOfSlab(tiling);
-  const auto capacity = [&](int blocks_per_multiprocessor) {
-    return pass.held +
-           SharedTilesPerBlock(device, tile_bytes, blocks_per_multiprocessor);
-  };
-  if (device.clusters && tiles <= kMaxCluster * capacity(1)) {
-    return Strategy::kCluster;
+  if (device.clusters) {
+    const int64_t tiles = TilesOfSlab(CutWidest(problem, width, settings));
+    if (tiles <= LargestCluster(device, tile_bytes, pass)) {
+      return Strategy::kCluster;
+    }
   }
   if (!device.cooperative) return Strategy::kTwoKernels;
-  const int64_t blocks =
-      ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
-  if (tiles <= blocks * capacity(kBlocksPerMultiprocessor))
+  const Plan on_chip = PlanOnChip(problem, width, pass, device, settings);
+  if (TilesPerBlock(on_chip.tiling) <=
+      on_chip.held + on_chip.tiling.shared_tiles) {
     return Strategy::kOnChip;
-  if (tiles * tile_bytes <= device.l2_bytes / 2) return Strategy::kL2;
+  }
+  if (TilesOfSlab(CutWidest(problem, width, settings)) * tile_bytes <=
+      L2ForSlabs(device)) {
+    return Strategy::kL2;
+  }
   // On chip for a part at least.
   return Strategy::kOnChip;
 }
 
 }  // namespace
-
-int WidthOf(const Problem& problem, bool aligned) {
-  const Shape& shape = problem.shape;
-  const int64_t run = shape.inner > 1 ? shape.inner : shape.channels;
-  const bool wide =
-      aligned && run % kWidth == 0 && problem.dtype != DType::kFloat64;
-  return wide ? kWidth : 1;
-}
 
 Plan MakePlan(const Problem& problem, int width, const Pass& pass,
               const Device& device, const Settings& settings) {
@@ -282,24 +280,6 @@ Plan PlanElementwise(const Problem& problem, int width, const Device& device,
   return PlanOneKernel(problem, width, device, settings);
 }
 
-bool IsFlat(const Problem& problem, bool aligned) {
-  const Shape& shape = problem.shape;
-  // A vector meets two planes at most, counted in 32 bits; those of a group
-  // begin where a vector does.
-  return aligned && problem.dtype != DType::kFloat64 && shape.inner > kWidth &&
-         shape.inner % kWidth != 0 && shape.inner < (int64_t{1} << 30) &&
-         (shape.groups == 1 || shape.group_size() % kWidth == 0);
-}
-
-FlatTiling CutFlat(const Problem& problem) {
-  FlatTiling t{};
-  t.shape = problem.shape;
-  t.elements_per_block = kFlatBytes / ItemSize(problem.dtype);
-  t.blocks_per_group =
-      CeilDivide(problem.shape.group_size(), t.elements_per_block);
-  return t;
-}
-
 Plan PlanFlat(const FlatTiling& tiling) {
   Plan plan{};
   plan.strategy = Strategy::kTwoKernels;
@@ -326,11 +306,14 @@ int64_t WorkspaceBytes(const Shape& shape) {
   int64_t bytes = 0;
   // Misaligned buffers, which are not known yet, are read element by element.
   for (const bool aligned : {false, true}) {
-    Tiling t = CutSlabs(shape, WidthOf({shape, DType::kFloat16}, aligned));
-    // A cluster may count more blocks than it has tiles.
-    t.team = static_cast<int32_t>(std::max<int64_t>(
-        kMaxCluster, std::min(TilesOfSlab(t), LargestTeam(t))));
-    bytes = std::max(bytes, LayWorkspace(t).bytes);
+    const int width = WidthOf({shape, DType::kFloat16}, aligned);
+    for (int columns = kWidth; columns <= kMaxColumns; columns *= 2) {
+      Tiling t = CutSlabs(shape, width, columns);
+      // A cluster may count more blocks than it has tiles.
+      t.team = static_cast<int32_t>(std::max<int64_t>(
+          kMaxCluster, std::min(TilesOfSlab(t), LargestTeam(t))));
+      bytes = std::max(bytes, LayWorkspace(t).bytes);
+    }
   }
   return bytes;
 }

@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "cuda/parameters.h"
+#include "cuda/tiling.h"
 #include "native/problem.h"
 
 namespace jax_bnar {
@@ -41,7 +42,8 @@ constexpr int kStrategies = 5;
 
 struct Settings {
   Strategy strategy = Strategy::kAuto;
-  int margin = 0;  // multiprocessors left to others
+  int margin = 0;         // multiprocessors left to others
+  int slab_channels = 0;  // a power of 2 in [8, kMaxColumns]; 0: what fits
 };
 
 // Blocks of each kernel that fit a multiprocessor: its launch bounds.
@@ -75,10 +77,6 @@ struct Plan {
   int64_t shared_bytes;
 };
 
-// Elements that threads may read at once: kWidth where every vector is aligned,
-// if the buffers are (`aligned`), else 1.
-int WidthOf(const Problem& problem, bool aligned);
-
 Plan MakePlan(const Problem& problem, int width, const Pass& pass,
               const Device& device, const Settings& settings);
 
@@ -88,11 +86,6 @@ Plan PlanReduction(const Problem& problem, int width, const Device& device,
 Plan PlanElementwise(const Problem& problem, int width, const Device& device,
                      const Settings& settings);
 
-// Whether the elementwise pass of forward goes along memory without regard to
-// planes, which no vector divides. Element by element, a channel at a time, a
-// block of 7x7 planes would have too little under way.
-bool IsFlat(const Problem& problem, bool aligned);
-FlatTiling CutFlat(const Problem& problem);
 Plan PlanFlat(const FlatTiling& tiling);
 
 // Bytes of workspace that suffice for any plan on any device.

@@ -46,6 +46,19 @@ std::string ReadSettings(Settings* settings) {
     }
     settings->margin = static_cast<int>(value);
   }
+  const char* channels = std::getenv("JAX_BNAR_CUDA_SLAB_CHANNELS");
+  if (channels != nullptr && *channels != '\0') {
+    char* end = nullptr;
+    const long value = std::strtol(channels, &end, 10);
+    if (*end != '\0' || value < kWidth || value > kMaxColumns ||
+        (value & (value - 1)) != 0) {
+      return std::string(
+                 "JAX_BNAR_CUDA_SLAB_CHANNELS must be 8, 16, 32 or 64, "
+                 "got '") +
+             channels + "'";
+    }
+    settings->slab_channels = static_cast<int>(value);
+  }
   return "";
 }
 

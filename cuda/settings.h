@@ -16,8 +16,10 @@ const char* NameOf(Strategy strategy);
 
 // JAX_BNAR_CUDA_STRATEGY: "auto", "on_chip", "cluster", "l2" or "two_kernels";
 // where the device cannot do what is asked, the default for the shape.
-// JAX_BNAR_CUDA_MARGIN: multiprocessors to leave to other work. Returns what is
-// wrong with them, or an empty string.
+// JAX_BNAR_CUDA_MARGIN: multiprocessors to leave to other work.
+// JAX_BNAR_CUDA_SLAB_CHANNELS: 8, 16, 32 or 64 neighbouring channels (NHWC) of
+// which a slab consists, in place of as many as fit on chip.
+// Returns what is wrong with them, or an empty string.
 std::string ReadSettings(Settings* settings);
 
 }  // namespace gpu

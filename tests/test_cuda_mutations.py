@@ -22,6 +22,7 @@ OTHERS = (
     "cuda/launch_counts.cc",
     "cuda/plan.cc",
     "cuda/settings.cc",
+    "cuda/tiling.cc",
     "tests/native/cuda_kernels_test.cc",
     "tests/native/expectations.cc",
     "tests/native/operation_checks.cc",
@@ -84,6 +85,13 @@ MUTATIONS = {
         "static_cast<int>((end - row + tile_rows - 2) / tile_rows)",
         "backward",
         "on_chip",
+    ),
+    "one element too many of a plane": Mutation(
+        "normalise_flat.cuh",
+        "in_plane + i < inner",
+        "in_plane + i <= inner",
+        "forward",
+        "two_kernels", "all",
     ),
 }  # fmt: skip
 

@@ -128,6 +128,14 @@ def test_margin(name: str) -> None:
         check(Case(shape, axis, "bfloat16", save="mask"))
 
 
+@all_strategies
+@pytest.mark.parametrize("channels", ["8", "32"])
+def test_slab_channels(name: str, channels: str) -> None:
+    shape, axis = SHAPES[LARGEST]
+    with strategy(name), environment(JAX_BNAR_CUDA_SLAB_CHANNELS=channels):
+        check(Case(shape, axis, "bfloat16", save="mask"))
+
+
 def bits(array: jax.Array) -> jax.Array:
     unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
     return jax.lax.bitcast_convert_type(array, unsigned[array.dtype.itemsize])

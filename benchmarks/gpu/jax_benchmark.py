@@ -1,4 +1,4 @@
-"""jax_bnar, each of its strategies, plain Flax under XLA, and a copy, at the sites of ResNet-50.
+"""jax_bnar and its variants, plain Flax under XLA, and a copy, at the sites of ResNet-50.
 
 One step is forward and backward at one site, without running statistics: y, dx, [dz] and the
 gradients of scale and bias. How it is timed stands in chain.py; a sample lasts about 20 ms.
@@ -28,8 +28,12 @@ Step = Callable[..., tuple[Any, ...]]
 
 STRATEGIES: Final = ("on_chip", "cluster", "l2", "two_kernels")
 MAIN_PEERS: Final = ("copy", "ours", "ours_mask", "flax")
-MORE_PEERS: Final = tuple(f"ours_{name}" for name in STRATEGIES)
-_VARIABLE: Final = "JAX_BNAR_CUDA_STRATEGY"
+# What the kernels are asked for; by themselves they choose by the shape.
+VARIANTS: Final = {
+    **{f"ours_{name}": {"JAX_BNAR_CUDA_STRATEGY": name} for name in STRATEGIES},
+    **{f"ours_slab_{n}": {"JAX_BNAR_CUDA_SLAB_CHANNELS": str(n)} for n in (16, 32, 64)},
+}
+MORE_PEERS: Final = tuple(VARIANTS)
 
 
 def copy_step(x: Any, z: Any, dy: Any, scale: Any, bias: Any) -> tuple[Any, ...]:
@@ -60,15 +64,15 @@ def compile_chain(peer: str, site: Site, wave: Wave, work: Work) -> Any:
 
 
 @contextlib.contextmanager
-def strategy_of(peer: str) -> Iterator[None]:
+def variant_of(peer: str) -> Iterator[None]:
     """The kernels read it when they are launched; each peer's program is its own."""
-    name = peer.removeprefix("ours_")
-    if name in STRATEGIES:
-        os.environ[_VARIABLE] = name
+    variables = VARIANTS.get(peer, {})
+    os.environ.update(variables)
     try:
         yield
     finally:
-        os.environ.pop(_VARIABLE, None)
+        for name in variables:
+            del os.environ[name]
 
 
 def check(got: Sequence[Any], expected: Sequence[Any]) -> list[float]:
@@ -96,7 +100,7 @@ def run_wave(work: Work, wave: Wave, results: Results, pool: ThreadPoolExecutor)
         for peer in sorted(wave.peers, key=lambda peer: peer != "flax"):
             try:
                 compiled = programs.pop((site, peer)).result()
-                with strategy_of(peer), launched() as kernels:
+                with variant_of(peer), launched() as kernels:
                     times, share = measure(compiled, operands, work.samples, sets, rounds)
                     first: Any = compiled(*operands)[0] if peer != "copy" else None
                     jax.block_until_ready(first)

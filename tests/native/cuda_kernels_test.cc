@@ -73,6 +73,17 @@ void TestLargeTeam(const gpu::Settings& settings) {
            Calls::kWholePasses);
 }
 
+// Fewer channels than a slab may have, so that more rows stand side by side.
+void TestNarrowSlabs(gpu::Settings settings) {
+  for (const int channels : {8, 16, 32}) {
+    settings.slab_channels = channels;
+    TestCase({{1, 301, 72, 1}, DType::kBFloat16, 0, 0, true}, settings,
+             Calls::kWholePasses);
+    TestCase({{2, 90, 40, 1}, DType::kFloat32, 0, 0, false}, settings,
+             Calls::kWholePasses);
+  }
+}
+
 int64_t FlatLaunches() {
   const auto counts = gpu::LaunchCounts();
   const auto found = counts.find("NormaliseFlat two_kernels");
@@ -115,6 +126,7 @@ void TestStrategy(const gpu::Settings& settings, bool few) {
                 {1, 3, 5, 16},
                 {2, 2, 3, 49}},
                wide, settings);
+    TestNarrowSlabs(settings);
     // Some tiles stay in registers and shared memory, some do not.
     TestShapes({{1, 3000, 8, 1}, {1, 9, 2, 1200}}, {DType::kFloat16}, settings);
   }

@@ -133,9 +133,10 @@ void TestEveryPlan() {
       for (const DType dtype : dtypes) {
         for (const bool aligned : {true, false}) {
           for (const Strategy strategy : kStrategies) {
-            for (const int margin : {0, 3}) {
+            for (const int slab_channels : {0, 8, 32}) {
+              const int margin = slab_channels == 32 ? 3 : 0;
               const Problem problem{shape, dtype};
-              const Settings settings{strategy, margin};
+              const Settings settings{strategy, margin, slab_channels};
               const int width = gpu::WidthOf(problem, aligned);
               context = std::string(named.name) + " " +
                         std::to_string(shape.groups) + " " +
@@ -143,7 +144,8 @@ void TestEveryPlan() {
                         std::to_string(shape.channels) + " " +
                         std::to_string(shape.inner) + " width " +
                         std::to_string(width) + " strategy " +
-                        std::to_string(static_cast<int>(strategy));
+                        std::to_string(static_cast<int>(strategy)) +
+                        " slabs of " + std::to_string(slab_channels);
               for (const bool backward : {false, true}) {
                 const Plan plan = gpu::MakePlan(
                     problem, width, PassOf(problem, width, backward),
@@ -173,11 +175,12 @@ void TestEveryPlan() {
 }
 
 Plan PlanOf(const Shape& shape, const Device& device,
-            Strategy strategy = Strategy::kAuto, bool backward = false) {
-  const Problem problem{shape, DType::kBFloat16};
+            Strategy strategy = Strategy::kAuto, bool backward = false,
+            DType dtype = DType::kBFloat16, int slab_channels = 0) {
+  const Problem problem{shape, dtype};
   const int width = gpu::WidthOf(problem, true);
   return gpu::MakePlan(problem, width, PassOf(problem, width, backward), device,
-                       {strategy, 0});
+                       {strategy, 0, slab_channels});
 }
 
 // ResNet-50 at batch 256 in bfloat16, on the device that the design is for.
@@ -213,6 +216,35 @@ void TestChoice() {
   BNAR_CHECK(l2.strategy == Strategy::kL2 &&
                  l2.tiling.num_teams * l2.tiling.rows * 128 <= 25 * kMiB + kMiB,
              std::to_string(l2.tiling.num_teams) + " teams");
+}
+
+// Half of a slab's channels where that keeps more of it from being read again
+// than its barriers cost, down to pieces of 64 bytes.
+void TestSlabChannels() {
+  context = "channels of a slab";
+  const Shape wide = {1, 256 * 56 * 56, 256, 1};
+  const Shape middle = {1, 256 * 28 * 28, 512, 1};
+  const Shape last = {1, 256 * 7 * 7, 512, 1};
+  const auto columns = [](const Plan& plan) { return plan.tiling.columns; };
+  BNAR_CHECK(columns(PlanOf(wide, kHopper)) == 32, "103 MB, and 51 are kept");
+  BNAR_CHECK(columns(PlanOf(wide, kHopper, Strategy::kAuto, false,
+                            DType::kFloat32)) == 16,
+             "64 bytes are 16 channels of float32");
+  BNAR_CHECK(columns(PlanOf(middle, kHopper)) == 64, "26 MB fit the chip");
+  BNAR_CHECK(columns(PlanOf(middle, kHopper, Strategy::kAuto, true)) == 64,
+             "what does not fit the chip is in L2");
+  const Plan cluster = PlanOf(last, kHopper);
+  BNAR_CHECK(columns(cluster) == 32 && cluster.grid == 128,
+             "8 clusters would leave half of the device idle");
+  for (const Strategy strategy : kStrategies) {
+    if (strategy == Strategy::kTwoKernels) continue;
+    BNAR_CHECK(columns(PlanOf(wide, kHopper, strategy, false, DType::kBFloat16,
+                              16)) == 16,
+               "as asked for");
+  }
+  BNAR_CHECK(columns(PlanOf({1, 99, 3, 1}, kHopper, Strategy::kOnChip, false,
+                            DType::kBFloat16, 16)) == 4,
+             "no more than there are");
 }
 
 void TestWidth() {
@@ -269,23 +301,32 @@ void TestFlat() {
 void TestSettings() {
   context = "settings";
   const auto read = [](const char* strategy, const char* margin,
-                       Settings* settings) {
+                       Settings* settings, const char* slab_channels = "") {
     setenv("JAX_BNAR_CUDA_STRATEGY", strategy, 1);
     setenv("JAX_BNAR_CUDA_MARGIN", margin, 1);
+    setenv("JAX_BNAR_CUDA_SLAB_CHANNELS", slab_channels, 1);
     return gpu::ReadSettings(settings);
   };
   Settings settings;
   BNAR_CHECK(read("", "", &settings).empty() &&
-                 settings.strategy == Strategy::kAuto && settings.margin == 0,
+                 settings.strategy == Strategy::kAuto && settings.margin == 0 &&
+                 settings.slab_channels == 0,
              "defaults");
-  BNAR_CHECK(read("l2", "12", &settings).empty() &&
-                 settings.strategy == Strategy::kL2 && settings.margin == 12,
+  BNAR_CHECK(read("l2", "12", &settings, "32").empty() &&
+                 settings.strategy == Strategy::kL2 && settings.margin == 12 &&
+                 settings.slab_channels == 32,
              "values");
   BNAR_CHECK(read("fast", "", &settings).find("'fast'") != std::string::npos,
              "unknown strategy");
   for (const char* margin : {"-1", "two", "1.5", "99999999999999999999"}) {
     BNAR_CHECK(read("", margin, &settings).find(margin) != std::string::npos,
                margin);
+  }
+  for (const char* channels : {"0", "-8", "4", "24", "128", "many", "8.0"}) {
+    const std::string wrong = read("", "", &settings, channels);
+    BNAR_CHECK(wrong.find("SLAB_CHANNELS must be 8, 16, 32 or 64, got '" +
+                          std::string(channels)) != std::string::npos,
+               channels);
   }
 }
 
@@ -297,6 +338,7 @@ int main() {
   using namespace jax_bnar::testing;
   TestEveryPlan();
   TestChoice();
+  TestSlabChannels();
   TestWidth();
   TestFlat();
   TestSettings();
