@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 _INSTRUCTION: Final = re.compile(r"= \(?\w+\[([\d,]*)\].*? ([\w-]+)\(")
-_ENTRY: Final = re.compile(r"^ENTRY .*?^}", re.DOTALL | re.MULTILINE)
+# XLA:GPU may move a part of the entry computation into one that it replays as a CUDA graph.
+_ENTRY: Final = re.compile(r"^(?:ENTRY |%command_buffer).*?^}", re.DOTALL | re.MULTILINE)
 # Another order of the same elements. What costs nothing is a `bitcast` by then.
 _CHANGES_OF_LAYOUT: Final = ("copy", "copy-start", "transpose")
 
@@ -28,9 +29,8 @@ def instructions(program: str) -> Iterator[Instruction]:
 
 
 def entry(program: str) -> str:
-    """The computation whose instructions are kernels and calls."""
-    found = _ENTRY.search(program)
-    return found[0] if found else ""
+    """The text of the computations whose instructions are kernels and calls."""
+    return "\n".join(_ENTRY.findall(program))
 
 
 def layout_changes(program: str, least_elements: int) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks.gpu import counter_rows, counters, counters_program, ncu, ncu_csv
+from benchmarks.gpu import counter_rows, counters, counters_program, ncu, ncu_csv, plan
 from benchmarks.gpu.work import Wave
 from benchmarks.sites import RESNET50_SITES, one_read_bytes
 
@@ -392,9 +392,8 @@ def test_ncu_of_the_toolkit_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    for name, value in plan.Plan("cpu", tmp_path, workers=0).environment().items():
+        monkeypatch.setenv(name, value)
     output = tmp_path / "counters.json"
     status = counters.main(["--platform", "cpu", "--output", str(output), "--save", "y"])
     document = json.loads(output.read_text())

@@ -95,7 +95,24 @@ ENTRY %main (x: f32[2,8,4,4], z: f32[2,8,4,4], bias: f32[8]) -> (f32[2,8,4,4]) {
 """
 
 
+GRAPH = """
+%command_buffer (p: f32[2,8,4,4], p.1: f32[2,8,4,4]) -> f32[2,8,4,4] {
+  %p = f32[2,8,4,4]{3,2,1,0} parameter(0)
+  %p.1 = f32[2,8,4,4]{3,2,1,0} parameter(1)
+  %wrapped_add = f32[2,8,4,4]{3,2,1,0} fusion(%p, %p.1), kind=kLoop, calls=%add
+  ROOT %fusion = f32[2,8,4,4]{3,2,1,0} fusion(%wrapped_add), kind=kLoop, calls=%fused
+}
+
+ENTRY %main (x: f32[2,8,4,4], z: f32[2,8,4,4]) -> f32[2,8,4,4] {
+  %x = f32[2,8,4,4]{3,2,1,0} parameter(0)
+  %z = f32[2,8,4,4]{3,2,1,0} parameter(1)
+  ROOT %call = f32[2,8,4,4]{3,2,1,0} call(%x, %z), to_apply=%command_buffer
+}
+"""
+
+
 def test_kernels_of_a_join_are_counted() -> None:
+    assert inference_joins.passes(GRAPH, 256) == 2
     assert inference_joins.passes(TWO_KERNELS, 256) == 2
     assert inference_joins.passes(ONE_CALL, 256) == 1
     assert inference_joins.passes("", 256) == 0
