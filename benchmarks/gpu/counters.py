@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from benchmarks.gpu import ncu, ncu_csv
 from benchmarks.gpu.counter_rows import make_rows, rows_without_kernels, summarise
+from benchmarks.gpu.program import make_document, make_parser
 from benchmarks.json_file import write_json
 
-SCHEMA: Final = 1
 _PROGRAM: Final = "benchmarks.gpu.counters_program"
 # Share of a run's time after which no further site is begun, so that ncu has the rest to write.
 _LAST_SITE: Final = 0.6
@@ -28,17 +28,14 @@ _TAIL_CHARACTERS: Final = 2000
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = make_parser(
+        "Hardware counters of our CUDA kernels at the heaviest sites of ResNet-50, by Nsight"
+        " Compute.",
         prog="python -m benchmarks.gpu.counters",
-        description="Hardware counters of our CUDA kernels at the heaviest sites of ResNet-50, by"
-        " Nsight Compute.",
         epilog=f"All others are options of {_PROGRAM}: --batch, --dtype, --sites, --strategy,"
         " --save.",
         allow_abbrev=False,
     )
-    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=120, help="for everything")
     options, program_options = parser.parse_known_args(arguments)
     options.program_options = program_options
     return options
@@ -129,16 +126,7 @@ def _read_sites(session: Session, document: dict[str, Any]) -> list[dict[str, An
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "family": "counters",
-        "platform": options.platform,
-        "dry_run": options.platform == "cpu",
-        "complete": False,
-        "rows": [],
-        "warnings": [],
-        "errors": [],
-    }
+    document = make_document("counters", options.platform, rows=[], warnings=[])
     path = ncu.find_ncu()
     with tempfile.TemporaryDirectory() as directory:
         session = Session(options, Path(directory))

@@ -26,6 +26,7 @@ import jax
 from benchmarks.gpu.chain import make_operands
 from benchmarks.gpu.counter_rows import minimum_bytes
 from benchmarks.gpu.jax_benchmark import STRATEGIES, shapes_of
+from benchmarks.gpu.program import make_parser
 from benchmarks.gpu.work import Wave
 from benchmarks.json_file import write_json
 from benchmarks.peers import ours
@@ -37,9 +38,7 @@ _HEAVIEST: Final = 5
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, required=True)
+    parser = make_parser(__doc__)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--dtype", choices=get_args(DType), default="bfloat16")
     parser.add_argument(
@@ -48,7 +47,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--strategy", choices=("auto", *STRATEGIES), default="auto")
     parser.add_argument("--save", choices=("mask", "y"), default="mask")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no site after these")
     options = parser.parse_args(arguments)
     if options.platform == "cpu":
         options.batch, options.sites = 2, ["7x7x2048 bn_add_relu"]

@@ -10,11 +10,9 @@ in the compiled program that write an array of x's size, a step.
 python -m benchmarks.gpu.inference_joins --output benchmarks/results/NAME.json
 """
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -25,10 +23,10 @@ import jax_bnar
 from benchmarks.gpu.chain import chain, make_operands, measure, relative_error
 from benchmarks.gpu.device import describe_device
 from benchmarks.gpu.launches import launched
+from benchmarks.gpu.program import make_document, make_parser
 from benchmarks.hlo_text import entry, instructions
 from benchmarks.json_file import write_json
 
-SCHEMA: Final = 1
 # (C, H, W) of the joins, and how many each stage has.
 JOINS: Final = {
     (256, 56, 56): 3,
@@ -132,13 +130,10 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, required=True)
+    parser = make_parser(__doc__)
     parser.add_argument("--batch", type=int, default=10)
     parser.add_argument("--samples", type=int, default=7)
     parser.add_argument("--sample-ms", type=float, default=20)
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after these")
     options = parser.parse_args(arguments)
     end = time.monotonic() + options.seconds
     joins = dict(JOINS)
@@ -146,17 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.platform == "cpu":
         joins = {(2048, 7, 7): 3}
         options.batch, options.samples, options.sample_ms, rotate_bytes = 2, 2, 0, 0
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "family": "inference_joins",
-        "platform": options.platform,
-        "dry_run": options.platform == "cpu",
-        "device": describe_device(),
-        "complete": False,
-        "joins": [],
-        "errors": [],
-        "summary": [],
-    }
+    document = make_document(
+        "inference_joins", options.platform, device=describe_device(), joins=[]
+    )
     for channels_and_plane, count in joins.items():
         if time.monotonic() > end:
             break

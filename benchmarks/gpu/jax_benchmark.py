@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     expected = "cpu" if work.platform == "cpu" else "gpu"
     if jax.default_backend() != expected:
         raise SystemExit(f"JAX runs on {jax.default_backend()}, expected {expected}.")
-    results = Results(work, {"family": "jax", "device": describe_device()})
+    results = Results(work, "jax", describe_device())
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return results.fill(work.waves, lambda wave: run_wave(work, wave, results, pool))
 

@@ -11,7 +11,6 @@ smallest activation of the network: there should be none around our calls.
 import argparse
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, Final, get_args
@@ -20,11 +19,11 @@ import jax
 
 from benchmarks.gpu.device import describe_device
 from benchmarks.gpu.launches import launched
+from benchmarks.gpu.program import make_document, make_parser
 from benchmarks.hlo_text import layout_changes
 from benchmarks.json_file import write_json
 from benchmarks.training_step import NORMS, DType, TrainingStep, check_losses
 
-SCHEMA: Final = 1
 # The last stage's 7x7x512, as a share of the picture's pixels.
 _SMALLEST_ACTIVATION: Final = 512 / 32**2
 _WARM_UP_STEPS: Final = 3
@@ -52,9 +51,7 @@ def summarise(document: dict[str, Any]) -> list[str]:
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, required=True)
+    parser = make_parser(__doc__)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--dtype", choices=get_args(DType), default="bfloat16")
@@ -63,7 +60,6 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10, help="of a sample")
     parser.add_argument("--stage-sizes", type=int, nargs="+", default=[3, 4, 6, 3])
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after these")
     options = parser.parse_args(arguments)
     if options.platform == "cpu":
         options.batch, options.size, options.stage_sizes = 2, 32, [1]
@@ -74,20 +70,14 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
     end = time.monotonic() + options.seconds
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "family": "resnet50_jax",
-        "platform": options.platform,
-        "dry_run": options.platform == "cpu",
-        "device": describe_device(),
-        "settings": {
-            name: getattr(options, name)
-            for name in ("batch", "size", "dtype", "stage_sizes", "steps")
-        },
-        "complete": False,
-        "networks": {},
-        "summary": [],
-    }
+    settings = ("batch", "size", "dtype", "stage_sizes", "steps")
+    document = make_document(
+        "resnet50_jax",
+        options.platform,
+        device=describe_device(),
+        settings={name: getattr(options, name) for name in settings},
+        networks={},
+    )
     least = round(_SMALLEST_ACTIVATION * options.batch * options.size**2)
     networks: dict[str, dict[str, Any]] = {}
     steps: dict[str, TrainingStep] = {}

@@ -10,7 +10,6 @@ host asks for without waiting. `peak_bytes` is what PyTorch's allocator has hand
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
@@ -19,10 +18,10 @@ import torch  # pyright: ignore[reportMissingImports]
 import torchvision  # pyright: ignore[reportMissingImports]
 from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
+from benchmarks.gpu.program import make_document, make_parser
 from benchmarks.gpu.torch_benchmark import describe
 from benchmarks.json_file import write_json
 
-SCHEMA: Final = 1
 CLASSES: Final = 1000
 # The slowest to compile comes last.
 MODES: Final[dict[str, dict[str, Any] | None]] = {
@@ -104,15 +103,12 @@ def summarise(document: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, required=True)
+    parser = make_parser(__doc__)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--modes", nargs="+", choices=tuple(MODES), default=list(MODES))
     parser.add_argument("--samples", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10, help="of a sample")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after these")
     options = parser.parse_args(arguments)
     end = time.monotonic() + options.seconds
     if options.platform == "cpu":
@@ -122,22 +118,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit("PyTorch sees no GPU.")
     # As its users set it: the fastest algorithm of each convolution is looked for once.
     torch.backends.cudnn.benchmark = True
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "family": "resnet50_torch",
-        "platform": options.platform,
-        "dry_run": options.platform == "cpu",
-        "device": describe(options.platform),
-        "torchvision": torchvision.__version__,
-        "settings": {
-            "batch": options.batch, "size": options.size, "dtype": "bfloat16",
-            "steps": options.steps,
-        },
-        "complete": False,
-        "networks": {},
-        "errors": [],
-        "summary": [],
-    }  # fmt: skip
+    settings = {name: getattr(options, name) for name in ("batch", "size", "steps")}
+    document = make_document(
+        "resnet50_torch",
+        options.platform,
+        device=describe(options.platform),
+        torchvision=torchvision.__version__,
+        settings={**settings, "dtype": "bfloat16"},
+        networks={},
+    )
     for mode in options.modes:
         if time.monotonic() > end:
             break

@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = work.platform
     if device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("PyTorch sees no GPU.")
-    results = Results(work, {"family": "torch", "device": describe(device)})
+    results = Results(work, "torch", describe(device))
     # What takes long to compile comes last.
     waves = sorted(work.waves, key=lambda wave: "torch_compile" in wave.peers)
     return results.fill(waves, lambda wave: run_wave(work, wave, results, device))

@@ -9,11 +9,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, get_args
 
+from benchmarks.gpu.program import make_document, make_parser
 from benchmarks.json_file import write_json
 from benchmarks.problem import DType, itemsize
 from benchmarks.sites import RESNET50_SITES, Site, one_read_bytes, two_read_bytes_without_y
 
-SCHEMA: Final = 1
 _TENSORS_OF_A_SET: Final = 6  # x, z, dy, y, dx, dz at most
 _MOST_SETS: Final = 48
 # For how long a sample lasts, about: a guess at the time from the bytes, not a result.
@@ -74,9 +74,7 @@ def parse(
     more_peers: tuple[str, ...],
 ) -> Work:
     """The main peers at every batch size and dtype, the others at the first of each alone."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, required=True)
+    parser = make_parser(description)
     parser.add_argument("--batch", type=int, nargs="+", default=[256, 64, 32])
     dtypes = get_args(DType)
     parser.add_argument("--dtype", nargs="+", choices=dtypes, default=list(dtypes[1:] + dtypes[:1]))
@@ -85,7 +83,6 @@ def parse(
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--sample-ms", type=float, default=20)
     parser.add_argument("--rotate-mib", type=int, default=384, help="several times the L2")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after these")
     options = parser.parse_args(arguments)
     end = time.monotonic() + options.seconds
     if options.platform == "cpu":
@@ -129,18 +126,9 @@ def _waves(
 class Results:
     """Rows, written after each wave, for a process may be killed."""
 
-    def __init__(self, work: Work, about: dict[str, Any]) -> None:
+    def __init__(self, work: Work, family: str, device: dict[str, Any]) -> None:
         self._work = work
-        self.document: dict[str, Any] = {
-            "schema": SCHEMA,
-            "platform": work.platform,
-            "dry_run": work.platform == "cpu",
-            **about,
-            "complete": False,
-            "rows": [],
-            "errors": [],
-            "refused": [],
-        }
+        self.document = make_document(family, work.platform, device=device, rows=[], refused=[])
 
     def fill(self, waves: Sequence[Wave], run_wave: Callable[[Wave], None]) -> int:
         """Runs the waves while there is time; the exit status."""

@@ -195,6 +195,12 @@ void TestCooperation() {
              cuda_emulation::LastMessage());
   ExpectError(Launch({13, 64, 0, true}, GridBarrier, &arrived),
               cudaErrorCooperativeLaunchTooLarge, "room for 12");
+  cuda_emulation::Device shared;
+  shared.blocks_per_sm_not_had = 3;
+  cuda_emulation::SetDevice(shared);
+  ExpectError(Launch({4, 64, 0, true}, GridBarrier, &arrived),
+              cudaErrorCooperativeLaunchTooLarge, "room for 3");
+  cuda_emulation::SetDevice({});
   for (const unsigned grid : {2u, 3u, 12u}) {
     arrived = 0;
     ExpectFailure(Launch({grid, 64}, GridBarrier, &arrived),

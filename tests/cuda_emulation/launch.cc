@@ -136,12 +136,17 @@ cudaError_t Launch(const cudaLaunchConfig_t& config, const Call& call) {
                        "SM has room for %d",
                        static_cast<unsigned long long>(cluster_size), per_sm);
   }
-  if (attributes.cooperative && clusters > capacity) {
+  const std::uint64_t had =
+      capacity * cluster_size -
+      std::min(capacity * cluster_size,
+               static_cast<std::uint64_t>(device.blocks_per_sm_not_had) *
+                   static_cast<std::uint64_t>(device.sm_count));
+  if (attributes.cooperative && blocks > had) {
     return ReturnError(
         cudaErrorCooperativeLaunchTooLarge,
         "a cooperative launch of %llu blocks: the device has room for %llu",
         static_cast<unsigned long long>(blocks),
-        static_cast<unsigned long long>(capacity * cluster_size));
+        static_cast<unsigned long long>(had));
   }
 
   const Schedule schedule = GetSchedule();

@@ -84,11 +84,31 @@ void TestNarrowSlabs(gpu::Settings settings) {
   }
 }
 
-int64_t FlatLaunches() {
+int64_t LaunchesOf(const char* kernel) {
   const auto counts = gpu::LaunchCounts();
-  const auto found = counts.find("NormaliseFlat two_kernels");
+  const auto found = counts.find(kernel);
   return found == counts.end() ? 0 : found->second;
 }
+
+// The occupancy was promised, the launch is refused all the same.
+void TestRefusedCooperation(const gpu::Settings& settings) {
+  cuda_emulation::Device device = DeviceOf(3, 8, 64);
+  device.blocks_per_sm_not_had = 4;
+  cuda_emulation::SetDevice(device);
+  const int64_t before[] = {LaunchesOf("Forward on_chip"),
+                            LaunchesOf("Backward on_chip"),
+                            LaunchesOf("Normalise two_kernels"),
+                            LaunchesOf("BackwardApply two_kernels")};
+  TestCase({{1, 301, 72, 1}, DType::kBFloat16, 0, 0, true}, settings,
+           Calls::kWholePasses);
+  BNAR_CHECK(LaunchesOf("Forward on_chip") == before[0] &&
+                 LaunchesOf("Backward on_chip") == before[1] &&
+                 LaunchesOf("Normalise two_kernels") > before[2] &&
+                 LaunchesOf("BackwardApply two_kernels") > before[3],
+             "two kernels take the place of a refused one");
+}
+
+int64_t FlatLaunches() { return LaunchesOf("NormaliseFlat two_kernels"); }
 
 // Planes that no vector divides: many to a block and several blocks to one,
 // groups that end in the middle of a vector, groups side by side.
@@ -130,7 +150,10 @@ void TestStrategy(const gpu::Settings& settings, bool few) {
     // Some tiles stay in registers and shared memory, some do not.
     TestShapes({{1, 3000, 8, 1}, {1, 9, 2, 1200}}, {DType::kFloat16}, settings);
   }
-  if (settings.strategy == gpu::Strategy::kOnChip) TestLargeTeam(settings);
+  if (settings.strategy == gpu::Strategy::kOnChip) {
+    TestLargeTeam(settings);
+    TestRefusedCooperation(settings);
+  }
   if (settings.strategy == gpu::Strategy::kTwoKernels) {
     TestFlat({DType::kFloat16, DType::kBFloat16, DType::kFloat32}, settings);
   }

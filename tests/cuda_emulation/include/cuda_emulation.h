@@ -41,6 +41,9 @@ struct Device {
   bool cluster_launch = true;
   int max_portable_cluster_size = 8;
   int max_cluster_size = 16;
+  // Blocks of an SM that the occupancy queries promise and a cooperative launch
+  // does not get: others share the device, or a tool took registers.
+  int blocks_per_sm_not_had = 0;
 };
 
 // How threads are scheduled.

@@ -1,0 +1,33 @@
+"""What the programs of `make gpu` that measure have in common: options, and the file they write."""
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+SCHEMA: Final = 1
+
+
+def make_parser(description: str | None, **more: Any) -> argparse.ArgumentParser:
+    """With the options that the steps give; further ones may be added."""
+    parser = argparse.ArgumentParser(description=description, **more)
+    parser.add_argument(
+        "--platform", choices=("cuda", "cpu"), default="cuda",
+        help="cpu: a dry run with tiny shapes, which says nothing of a GPU",
+    )  # fmt: skip
+    parser.add_argument("--output", type=Path, required=True, help="JSON file")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after these")
+    return parser
+
+
+def make_document(family: str, platform: str, **about: Any) -> dict[str, Any]:
+    """An empty result; `summary` is text, a line each, for the table."""
+    return {
+        "schema": SCHEMA,
+        "family": family,
+        "platform": platform,
+        "dry_run": platform == "cpu",
+        **about,
+        "complete": False,
+        "errors": [],
+        "summary": [],
+    }
