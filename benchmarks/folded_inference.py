@@ -4,7 +4,6 @@ python -m benchmarks.folded_inference --size 224 --batch 8
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.table import Table
 
 from benchmarks.contention import Contention
 from benchmarks.environment import describe_environment
+from benchmarks.json_file import write_json
 from benchmarks.timing import interleave
 from jax_bnar.flax_layers import ResNet, fold_batch_norms
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     document = {"schema": SCHEMA, "environment": environment, "settings": settings, "runs": runs}
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
+        write_json(options.output, document)
         console.print(f"wrote {options.output}")
     return document
 

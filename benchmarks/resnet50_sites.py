@@ -4,7 +4,6 @@ python -m benchmarks.resnet50_sites --dtype float32 bfloat16 --output benchmarks
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.progress import Progress
 
 from benchmarks.copy_bandwidth import CopyRoof
 from benchmarks.environment import core_count, describe_environment
+from benchmarks.json_file import write_json
 from benchmarks.measure import Settings, measure_sites
 from benchmarks.peers import PeerName
 from benchmarks.problem import DType
@@ -92,7 +92,7 @@ def benchmark(options: Options) -> dict[str, Any]:
     }
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
+        write_json(options.output, document)
         console.print(f"wrote {options.output}")
     return document
 

@@ -4,7 +4,6 @@ python -m benchmarks.resnet50_step --output benchmarks/results/NAME.json
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from benchmarks.contention import Contention
 from benchmarks.environment import describe_environment
+from benchmarks.json_file import write_json
 from benchmarks.timing import interleave
 from benchmarks.training_step import DType, TrainingStep, check_losses
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             document["runs"].append(measure(size, batch, dtype, options))
             if options.output is not None:
                 options.output.parent.mkdir(parents=True, exist_ok=True)
-                options.output.write_text(json.dumps(document, indent=1) + "\n")
+                write_json(options.output, document)
             console.print(table(document["runs"][-1]))
     return document
 

@@ -22,6 +22,12 @@ __device__ __forceinline__ unsigned char* DynamicShared() {
 #endif
 }
 
+// Of two that are not negative. A 64-bit division takes far longer.
+__device__ __forceinline__ int64_t Quotient(int64_t a, int64_t b) {
+  if (((a | b) >> 32) != 0) return a / b;
+  return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+}
+
 // Sees what another block wrote before it added to the counter.
 __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* address) {
 #ifdef JAX_BNAR_CUDA_EMULATION

@@ -26,8 +26,11 @@ struct ForwardConstants {
   A multiplier;
   A bias;
 
-  __device__ __forceinline__ A Apply(A x) const {
-    return MultiplyAdd(Subtract(x, mean), multiplier, bias);
+  __device__ __forceinline__ A Apply(A x, bool residual, A z, bool relu) const {
+    A value = MultiplyAdd(Subtract(x, mean), multiplier, bias);
+    if (residual) value = Add(value, z);
+    if (relu) value = value <= 0 ? A{0} : value;  // NaN stays
+    return value;
   }
 };
 
@@ -97,11 +100,8 @@ class Normaliser {
     uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      A value =
-          ForwardConstants<A>{mean[i], multiplier[i], bias[i]}.Apply(x.Get(i));
-      if (residual_) value = Add(value, z.Get(i));
-      if (relu_) value = value <= 0 ? A{0} : value;  // NaN stays
-      y.Set(i, value);
+      const ForwardConstants<A> constants{mean[i], multiplier[i], bias[i]};
+      y.Set(i, constants.Apply(x.Get(i), residual_, z.Get(i), relu_));
       bits |= (y.Get(i) > 0 ? 1u : 0u) << i;
     }
     const int64_t offset = slab_.Offset(tile);

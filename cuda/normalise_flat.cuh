@@ -19,12 +19,6 @@
 namespace jax_bnar {
 namespace gpu {
 
-// A 64-bit division takes far longer.
-__device__ __forceinline__ int64_t Quotient(int64_t a, int64_t b) {
-  if (((a | b) >> 32) != 0) return a / b;
-  return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
-}
-
 // A block's share of a group: from the middle of one plane to that of another.
 struct FlatRange {
   __device__ __forceinline__ explicit FlatRange(const FlatTiling& tiling) {
@@ -142,14 +136,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
       const bool is_here = in_plane + i < inner;
-      A value =
-          ForwardConstants<A>{is_here ? here.mean : there.mean,
-                              is_here ? here.multiplier : there.multiplier,
-                              is_here ? here.bias : there.bias}
-              .Apply(xs[k].Get(i));
-      if (residual) value = Add(value, zs[k].Get(i));
-      if (p.buffers.relu) value = value <= 0 ? A{0} : value;  // NaN stays
-      xs[k].Set(i, value);
+      const ForwardConstants<A> constants{
+          is_here ? here.mean : there.mean,
+          is_here ? here.multiplier : there.multiplier,
+          is_here ? here.bias : there.bias};
+      xs[k].Set(i, constants.Apply(xs[k].Get(i), residual, zs[k].Get(i),
+                                   p.buffers.relu));
       bits |= (xs[k].Get(i) > 0 ? 1u : 0u) << i;
     }
     if (left < kWidth) {

@@ -215,27 +215,25 @@ Plan PlanL2(const Problem& problem, int width, const Pass& pass,
   return plan;
 }
 
-Strategy Choose(const Problem& problem, int width, const Pass& pass,
-                const Device& device, const Settings& settings) {
+// The plan of a shape for which no strategy is asked.
+Plan PlanBest(const Problem& problem, int width, const Pass& pass,
+              const Device& device, const Settings& settings) {
   const int64_t tile_bytes = TileBytes(problem, width, pass);
-  if (device.clusters) {
-    const int64_t tiles = TilesOfSlab(CutWidest(problem, width, settings));
-    if (tiles <= LargestCluster(device, tile_bytes, pass)) {
-      return Strategy::kCluster;
-    }
+  const int64_t tiles = TilesOfSlab(CutWidest(problem, width, settings));
+  if (device.clusters && tiles <= LargestCluster(device, tile_bytes, pass)) {
+    return PlanCluster(problem, width, pass, device, settings);
   }
-  if (!device.cooperative) return Strategy::kTwoKernels;
+  if (!device.cooperative) {
+    return PlanOneKernel(problem, width, device, settings);
+  }
   const Plan on_chip = PlanOnChip(problem, width, pass, device, settings);
-  if (TilesPerBlock(on_chip.tiling) <=
-      on_chip.held + on_chip.tiling.shared_tiles) {
-    return Strategy::kOnChip;
-  }
-  if (TilesOfSlab(CutWidest(problem, width, settings)) * tile_bytes <=
-      L2ForSlabs(device)) {
-    return Strategy::kL2;
+  const bool fits = TilesPerBlock(on_chip.tiling) <=
+                    on_chip.held + on_chip.tiling.shared_tiles;
+  if (!fits && tiles * tile_bytes <= L2ForSlabs(device)) {
+    return PlanL2(problem, width, pass, device, settings);
   }
   // On chip for a part at least.
-  return Strategy::kOnChip;
+  return on_chip;
 }
 
 }  // namespace
@@ -243,26 +241,20 @@ Strategy Choose(const Problem& problem, int width, const Pass& pass,
 Plan MakePlan(const Problem& problem, int width, const Pass& pass,
               const Device& device, const Settings& settings) {
   // float64 has the simple path alone.
-  if (problem.dtype == DType::kFloat64) {
+  if (settings.strategy == Strategy::kTwoKernels ||
+      problem.dtype == DType::kFloat64) {
     return PlanOneKernel(problem, width, device, settings);
   }
-  Strategy strategy = settings.strategy;
-  const bool possible =
-      strategy == Strategy::kCluster ? device.clusters
-      : strategy == Strategy::kOnChip || strategy == Strategy::kL2
-          ? device.cooperative
-          : strategy == Strategy::kTwoKernels;
-  if (!possible) strategy = Choose(problem, width, pass, device, settings);
-  switch (strategy) {
-    case Strategy::kCluster:
-      return PlanCluster(problem, width, pass, device, settings);
-    case Strategy::kOnChip:
-      return PlanOnChip(problem, width, pass, device, settings);
-    case Strategy::kL2:
-      return PlanL2(problem, width, pass, device, settings);
-    default:
-      return PlanOneKernel(problem, width, device, settings);
+  if (settings.strategy == Strategy::kCluster && device.clusters) {
+    return PlanCluster(problem, width, pass, device, settings);
   }
+  if (settings.strategy == Strategy::kOnChip && device.cooperative) {
+    return PlanOnChip(problem, width, pass, device, settings);
+  }
+  if (settings.strategy == Strategy::kL2 && device.cooperative) {
+    return PlanL2(problem, width, pass, device, settings);
+  }
+  return PlanBest(problem, width, pass, device, settings);
 }
 
 Plan PlanReduction(const Problem& problem, int width, const Device& device,

@@ -10,6 +10,20 @@ namespace {
 constexpr const char* kNames[kStrategies] = {"auto", "on_chip", "cluster", "l2",
                                              "two_kernels"};
 
+// What a variable holds, or null where it is not set or empty.
+const char* Given(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text == nullptr || *text == '\0' ? nullptr : text;
+}
+
+// Whether the text is a number in [least, most], and which.
+bool ReadNumber(const char* text, long least, long most, int* number) {
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  *number = static_cast<int>(value);
+  return *end == '\0' && least <= value && value <= most;
+}
+
 }  // namespace
 
 const char* NameOf(Strategy strategy) {
@@ -18,8 +32,7 @@ const char* NameOf(Strategy strategy) {
 
 std::string ReadSettings(Settings* settings) {
   *settings = Settings{};
-  const char* strategy = std::getenv("JAX_BNAR_CUDA_STRATEGY");
-  if (strategy != nullptr && *strategy != '\0') {
+  if (const char* strategy = Given("JAX_BNAR_CUDA_STRATEGY")) {
     bool known = false;
     for (int i = 0; i < kStrategies; ++i) {
       if (std::string_view(kNames[i]) == strategy) {
@@ -34,30 +47,23 @@ std::string ReadSettings(Settings* settings) {
              strategy + "'";
     }
   }
-  const char* margin = std::getenv("JAX_BNAR_CUDA_MARGIN");
-  if (margin != nullptr && *margin != '\0') {
-    char* end = nullptr;
-    const long value = std::strtol(margin, &end, 10);
-    if (*end != '\0' || value < 0 || value > 100000) {
+  if (const char* margin = Given("JAX_BNAR_CUDA_MARGIN")) {
+    if (!ReadNumber(margin, 0, 100000, &settings->margin)) {
       return std::string(
                  "JAX_BNAR_CUDA_MARGIN must be a number of "
                  "multiprocessors >= 0, got '") +
              margin + "'";
     }
-    settings->margin = static_cast<int>(value);
   }
-  const char* channels = std::getenv("JAX_BNAR_CUDA_SLAB_CHANNELS");
-  if (channels != nullptr && *channels != '\0') {
-    char* end = nullptr;
-    const long value = std::strtol(channels, &end, 10);
-    if (*end != '\0' || value < kWidth || value > kMaxColumns ||
-        (value & (value - 1)) != 0) {
+  if (const char* channels = Given("JAX_BNAR_CUDA_SLAB_CHANNELS")) {
+    int& number = settings->slab_channels;
+    if (!ReadNumber(channels, kWidth, kMaxColumns, &number) ||
+        (number & (number - 1)) != 0) {
       return std::string(
                  "JAX_BNAR_CUDA_SLAB_CHANNELS must be 8, 16, 32 or 64, "
                  "got '") +
              channels + "'";
     }
-    settings->slab_channels = static_cast<int>(value);
   }
   return "";
 }

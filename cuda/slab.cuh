@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cuda/intrinsics.cuh"
 #include "cuda/parameters.h"
 
 namespace jax_bnar {
@@ -92,13 +93,7 @@ class Slab {
   __device__ __forceinline__ int64_t Offset(int tile) const {
     if (!tiling_.planes) return base_ + tile * tiling_.tile_stride;
     const int64_t vector = first_ + static_cast<int64_t>(tile) * kThreads;
-    int64_t plane;
-    if (tiling_.vectors <= UINT32_MAX) {  // a 64-bit division takes far longer
-      plane = static_cast<uint32_t>(vector) /
-              static_cast<uint32_t>(tiling_.vectors_per_plane);
-    } else {
-      plane = vector / tiling_.vectors_per_plane;
-    }
+    const int64_t plane = Quotient(vector, tiling_.vectors_per_plane);
     const int64_t in_plane = vector - plane * tiling_.vectors_per_plane;
     return base_ + plane * tiling_.shape.channels * tiling_.shape.inner +
            in_plane * kElements;

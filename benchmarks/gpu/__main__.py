@@ -69,9 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def after_each(record: StepRecord) -> None:
         records.append(record)
         print(_line(record), flush=True)
-        (work / f"{record.name}.record.json").write_text(
-            json.dumps(dataclasses.asdict(record), indent=1) + "\n"
-        )
+        write_json(work / f"{record.name}.record.json", dataclasses.asdict(record))
         with log.open("a") as file:
             file.write(f"=== {_line(record)}\n")
             for command in record.commands:

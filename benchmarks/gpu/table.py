@@ -1,6 +1,5 @@
 """What was measured, as text: the sites' rows, summed over a step, and each program's summary."""
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
@@ -8,14 +7,6 @@ from typing import Any
 
 from benchmarks.gpu.steps import StepRecord
 from benchmarks.sites import RESNET50_SITES
-
-
-def results_of(summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The JSON that each command of a summary has written."""
-    for record in summary["steps"]:
-        for command in record["commands"]:
-            if isinstance(command["result"], dict):
-                yield command["result"]
 
 
 def rows_of_results(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -91,7 +82,11 @@ def summaries(records: Sequence[StepRecord]) -> Iterator[str]:
 
 
 def _results(records: Sequence[StepRecord]) -> Iterator[dict[str, Any]]:
-    return results_of({"steps": [dataclasses.asdict(record) for record in records]})
+    """The JSON that each command has written."""
+    for record in records:
+        for command in record.commands:
+            if isinstance(command.result, dict):
+                yield command.result
 
 
 def render(records: Sequence[StepRecord]) -> Iterator[str]:
