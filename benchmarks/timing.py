@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 Run = Callable[[], Any]
@@ -34,8 +34,8 @@ def interleave(
     """Times every step once a round, the order rotating from round to round.
 
     Results of a call are dropped before the next begins, so that a call finds the memory that the
-    last one gave back. One untimed call leads each sample: it wakes the step's threads and fills
-    the caches and the allocator with what this step, not its predecessor, leaves there.
+    last one gave back. Untimed calls lead each sample, until the machine is as a loop of this step
+    leaves it: its threads, the caches, the allocator.
     """
     names = list(runs)
     repetitions = {name: _repetitions(runs[name], min_sample_ms) for name in names}
@@ -50,13 +50,16 @@ def interleave(
 
 
 # PyTorch's idle threads (libgomp) spin for about 6 ms before they sleep, on the cores that the next
-# peer wants; without the pause whoever followed PyTorch paid for it.
+# peer wants. A pause instead would put the next peer's own threads to sleep as well, and in a virtual
+# machine the kernel then often wakes two of them on one core, for all of the sample: a step of 0.28 ms
+# took 0.46 in a third of the samples that followed a pause, and in none that followed this.
 _SETTLE_SECONDS = 0.03
 
 
 def _sample_ms(run: Run, repetitions: int) -> float:
-    sleep(_SETTLE_SECONDS)
-    run()
+    settled = perf_counter() + _SETTLE_SECONDS
+    while perf_counter() < settled:
+        run()
     start = perf_counter()
     for _ in range(repetitions):
         run()  # not bound to a name: freed at once

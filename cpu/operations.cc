@@ -114,6 +114,18 @@ Phase FinishStatistics(const Plan& plan, const ColumnVector<A>* origins,
   });
 }
 
+// Where the reduction wrote dz, the last pass can read the gated dy there, or
+// form it again: the same bits. A dz that went past the caches is in memory,
+// while the end of what the reduction read is still in the cache. dy and a mask
+// are hardly more than dz; dy and y are, and are worth it where they fit with
+// x.
+bool ReadsDyAgain(const Context& context, const GradientBuffers& buffers) {
+  const Shape& shape = context.plan.shape;
+  const int64_t bytes = shape.groups * shape.group_size() * context.item_size;
+  return !context.fits_cache &&
+         (buffers.gate == Gate::kMask || 3 * bytes <= kCacheBytes);
+}
+
 }  // namespace
 
 void Statistics(ThreadPool& pool, const Problem& problem, const void* x,
@@ -252,10 +264,10 @@ void Backward(ThreadPool& pool, const Problem& problem,
                 k.Set(group, c, channel.k);
               });
         });
-    // Where the reduction wrote dz, it is the gated dy.
     const GradientBuffers apply_buffers =
-        dz == nullptr ? buffers
-                      : GradientBuffers{dz, buffers.x, nullptr, Gate::kNone};
+        dz == nullptr || ReadsDyAgain(context, buffers)
+            ? buffers
+            : GradientBuffers{dz, buffers.x, nullptr, Gate::kNone};
     const NormaliseColumns columns = vectors.columns();
     RunPhases(
         pool, context,

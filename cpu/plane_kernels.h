@@ -121,12 +121,12 @@ void PlaneNormalise(const Plane& plane, const NormaliseArgs& args) {
   ForEachVector(
       plane.size,
       [&](int64_t i) {
-        const Stored<T> stored = Kernel::Element(
+        const Vec<A> value = Kernel::Element(
             Load(x + i), kResidual ? z + i : nullptr, mean, a, b);
-        StoreResult<T, kStream>(y + i, stored);
+        StoreResult<T, kStream>(y + i, Round<T>(value));
         if constexpr (kMask) {
           WriteBits(args.mask, plane.mask_bit + i, kLanes,
-                    PositiveBits(Widen<T>(stored)));
+                    PositiveBits<T>(value));
         }
       },
       [&](int64_t i, int n) {
@@ -134,11 +134,11 @@ void PlaneNormalise(const Plane& plane, const NormaliseArgs& args) {
         if constexpr (kResidual) {
           std::memcpy(static_cast<void*>(residual), z + i, n * sizeof(T));
         }
-        const Stored<T> stored =
+        const Vec<A> value =
             Kernel::Element(LoadPartial(x + i, n), residual, mean, a, b);
-        StorePartial(y + i, stored, n);
+        StorePartial(y + i, Round<T>(value), n);
         if constexpr (kMask) {
-          const uint32_t bits = PositiveBits(Widen<T>(stored));
+          const uint32_t bits = PositiveBits<T>(value);
           WriteBits(args.mask, plane.mask_bit + i, n, bits & ((1u << n) - 1u));
         }
       });

@@ -178,12 +178,13 @@ BNAR_INLINE Vec<A> WhereBits(uint32_t bits, const Vec<A>& v) {
   return r;
 }
 
-// Bit i is set where lane i > 0.
-template <typename A>
+// Bit i is set where lane i, once stored as T, is > 0.
+template <typename T, typename A>
 BNAR_INLINE uint32_t PositiveBits(const Vec<A>& v) {
+  [[maybe_unused]] constexpr A kZero = kRoundsToZero<T>;
 #if defined(__AVX512F__)
   if constexpr (sizeof(A) == 4) {
-    return _mm512_cmp_ps_mask(BitCast<__m512>(v.part[0]), _mm512_setzero_ps(),
+    return _mm512_cmp_ps_mask(BitCast<__m512>(v.part[0]), _mm512_set1_ps(kZero),
                               _CMP_GT_OQ);
   }
 #elif defined(__AVX2__)
@@ -192,7 +193,7 @@ BNAR_INLINE uint32_t PositiveBits(const Vec<A>& v) {
     BNAR_UNROLL
     for (int i = 0; i < Part<A>::kCount; ++i) {
       const __m256 positive = _mm256_cmp_ps(BitCast<__m256>(v.part[i]),
-                                            _mm256_setzero_ps(), _CMP_GT_OQ);
+                                            _mm256_set1_ps(kZero), _CMP_GT_OQ);
       bits |= static_cast<uint32_t>(_mm256_movemask_ps(positive)) << (8 * i);
     }
     return bits;
@@ -204,7 +205,7 @@ BNAR_INLINE uint32_t PositiveBits(const Vec<A>& v) {
   std::memcpy(lanes, &v, sizeof(lanes));
   uint32_t bits = 0;
   for (int i = 0; i < kLanes; ++i) {
-    bits |= static_cast<uint32_t>(lanes[i] > 0) << i;
+    bits |= static_cast<uint32_t>(lanes[i] > kZero) << i;
   }
   return bits;
 }
