@@ -50,9 +50,9 @@ def interleave(
 
 
 # PyTorch's idle threads (libgomp) spin for about 6 ms before they sleep, on the cores that the next
-# peer wants. A pause instead would put the next peer's own threads to sleep as well, and in a virtual
-# machine the kernel then often wakes two of them on one core, for all of the sample: a step of 0.28 ms
-# took 0.46 in a third of the samples that followed a pause, and in none that followed this.
+# peer wants. A pause would put that peer's own threads to sleep as well, and in a virtual machine
+# Linux then often wakes two of them on one core, for all of the sample: a step of 0.28 ms took 0.46
+# in a third of the samples that followed a pause, and in hardly any that followed calls.
 _SETTLE_SECONDS = 0.03
 
 

@@ -73,8 +73,8 @@ constexpr int64_t kAliasBytes = 4096;
 // Calls element(index, distance to that of the second stream, column, the
 // number of streams, as a type) for each sixteen columns of each row of an
 // elementwise pass over T. Where results bypass the caches it is one stream:
-// two half-written lines a step took a quarter longer. The tile is a copy,
-// which no store can change.
+// two took a quarter longer with 16 bits an element, which write half a line at
+// a time, and as long with more. The tile is a copy, which no store can change.
 template <typename T, bool kStream, typename F>
 BNAR_INLINE void ForEachElement(RowsTile tile, F element) {
   const auto rows = [&](int64_t begin, int64_t end, int64_t distance,
