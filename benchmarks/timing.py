@@ -58,6 +58,7 @@ _SETTLE_SECONDS = 0.03
 
 def _sample_ms(run: Run, repetitions: int) -> float:
     settled = perf_counter() + _SETTLE_SECONDS
+    run()
     while perf_counter() < settled:
         run()
     start = perf_counter()

@@ -26,8 +26,7 @@ Context::Context(const Problem& problem, bool residual)
       accumulator_size(problem.dtype == DType::kFloat64 ? 8 : 4),
       plan(MakePlan(problem.shape, item_size)),
       kernels(&KernelsFor(problem.dtype)),
-      fits_cache(ArraysOfStep(residual) * plan.shape.groups *
-                     plan.shape.group_size() * item_size <=
-                 kCacheBytes) {}
+      array_bytes(plan.shape.groups * plan.shape.group_size() * item_size),
+      fits_cache(ArraysOfStep(residual) * array_bytes <= kCacheBytes) {}
 
 }  // namespace jax_bnar

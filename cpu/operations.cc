@@ -21,9 +21,7 @@ void WithAccumulator(DType dtype, F f) {
 
 void RunPhases(ThreadPool& pool, const Context& context,
                std::vector<Phase> phases) {
-  const Shape& shape = context.plan.shape;
-  const int64_t bytes = shape.groups * shape.group_size() * context.item_size;
-  Run(pool, bytes / kBytesPerThread + 1, std::move(phases));
+  Run(pool, context.array_bytes / kBytesPerThread + 1, std::move(phases));
 }
 
 template <typename A>
@@ -120,10 +118,8 @@ Phase FinishStatistics(const Plan& plan, const ColumnVector<A>* origins,
 // are hardly more than dz; dy and y are, and are worth it where they fit with
 // x.
 bool ReadsDyAgain(const Context& context, const GradientBuffers& buffers) {
-  const Shape& shape = context.plan.shape;
-  const int64_t bytes = shape.groups * shape.group_size() * context.item_size;
-  return !context.fits_cache &&
-         (buffers.gate == Gate::kMask || 3 * bytes <= kCacheBytes);
+  return !context.fits_cache && (buffers.gate == Gate::kMask ||
+                                 3 * context.array_bytes <= kCacheBytes);
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ struct Context {
   int64_t accumulator_size;  // of vectors
   Plan plan;
   const TileKernels* kernels;
-  bool fits_cache;  // the arrays of a training step
+  int64_t array_bytes;  // of x, of all groups
+  bool fits_cache;      // the arrays of a training step
 
   int64_t mask_bytes_per_group() const {
     return plan.shape.mask_bytes_per_group();
