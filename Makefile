@@ -20,6 +20,9 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/* cpu/* cuda/* na
 EXTRAS_test := demo,resnet50,test
 # pyright wants to see whatever is imported anywhere.
 EXTRAS_lint := demo,resnet50,test,bench,lint
+# What is installed with it.
+PARTS_test := demo
+PARTS_lint := demo test bench
 NATIVE_SOURCES = $(shell find cpu cuda native tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test venv lint benchmark gpu clean
@@ -54,7 +57,7 @@ gpu:
 
 .venv/installed-%: .venv/created $(BUILD_INPUTS)
 	$(BIN)/python -m pip install --quiet --editable '.[$(or $(EXTRAS_$*),$*)]'
-	touch $@
+	touch $@ $(PARTS_$*:%=.venv/installed-%)
 
 clean:
 	rm -rf .venv build dist demo_output runs .pytest_cache .ruff_cache .hypothesis

@@ -25,6 +25,7 @@ def native_module() -> pathlib.Path:
         tool("cmake"), "-S", ROOT, "-B", directory, "-G", "Ninja",
         f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", f"-DPython_EXECUTABLE={sys.executable}",
         "-DJAX_BNAR_CUDA=OFF", "-DJAX_BNAR_EMULATED_MODULE=ON",
+        "-DJAX_BNAR_WARNINGS_AS_ERRORS=ON",
     )  # fmt: skip
     run(tool("cmake"), "--build", directory, "--target", "bnar_emulated_native")
     (module,) = (directory / "tests/emulated_module").glob("_native*.so")

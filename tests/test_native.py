@@ -55,7 +55,8 @@ def build(name: str, options: Sequence[str], targets: Sequence[str] = ()) -> pat
     run(
         tool("cmake"), "-S", ROOT, "-B", directory, "-G", "Ninja",
         f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-        "-DJAX_BNAR_MODULE=OFF", "-DJAX_BNAR_NATIVE_TESTS=ON", *options,
+        "-DJAX_BNAR_MODULE=OFF", "-DJAX_BNAR_NATIVE_TESTS=ON",
+        "-DJAX_BNAR_WARNINGS_AS_ERRORS=ON", *options,
     )  # fmt: skip
     run(tool("cmake"), "--build", directory, *(f"--target={target}" for target in targets))
     return directory

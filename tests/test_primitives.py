@@ -1,5 +1,6 @@
 """The six primitives themselves: kernel against reference and oracle, and halves against wholes."""
 
+import functools
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -107,17 +108,22 @@ def test_forward_kernels_against_reference(
         "activation": activation,
         "save_mask": save_mask,
     }
-    y, mean, var, *mask = primitive.forward(*tensors, *vectors, implementation="ffi", **statics)
+
+    @jax.jit
+    def kernels(*operands: Any) -> Any:
+        whole = primitive.forward(*operands, implementation="ffi", **statics)
+        half = primitive.normalise(*operands, *whole[1:3], implementation="ffi", **statics)
+        return whole, half
+
+    (y, mean, var, *mask), (y_half, *mask_half) = kernels(*tensors, *vectors)
     y_reference, mean_reference, var_reference, *_ = reference.forward(
         *tensors, *vectors, **statics
     )
     assert_close(mean, mean_reference, vectors=True)
     assert_close(var, var_reference, vectors=True)
     assert_close(y, y_reference, vectors=False)
-
-    operands = *tensors, *vectors, mean, var
-    y_half, *mask_half = primitive.normalise(*operands, implementation="ffi", **statics)
-    assert_close(y_half, reference.normalise(*operands, **statics)[0], vectors=False)
+    y_reference = reference.normalise(*tensors, *vectors, mean, var, **statics)[0]
+    assert_close(y_half, y_reference, vectors=False)
     assert len(mask) == len(mask_half) == save_mask
     for evidence, output in zip(mask + mask_half, (y, y_half), strict=False):
         assert_packs(evidence, output)
@@ -175,22 +181,24 @@ def test_backward_kernels_against_reference(
     evidence = {"y": y, "mask": reference.pack_mask(y > 0)}.get(gate)
     scale, bias = given.scale if has_scale else None, given.bias if has_residual else None
     tensors = given.dy, given.x, evidence, mean
-    operands = *tensors, var, scale, bias, given.dmean, given.dvar
-    whole: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "has_residual": has_residual}
-    actual = primitive.backward(*operands, implementation="ffi", **whole)
-    expected = reference.backward(*operands, **whole)
-    check_backward(actual, expected, first_tensors=1)
+    vectors = var, scale, bias, given.dmean, given.dvar
+    flags: dict[str, Any] = {"gate": gate, "has_residual": has_residual}
 
-    part: dict[str, Any] = {"gate": gate, "has_residual": has_residual}
-    sign = given.dmean if gate == "x" else None, bias
-    actual = primitive.backward_reduce(*tensors, *sign, implementation="ffi", **part)
-    expected = reference.backward_reduce(*tensors, *sign, **part)
-    check_backward(actual, expected, first_tensors=0)
+    def passes(of: Any, tensors: Any, vectors: Any, **use: Any) -> Any:
+        _, _, bias, dmean, dvar = vectors
+        sign = dmean if gate == "x" else None, bias
+        return (
+            of.backward(*tensors, *vectors, epsilon=EPSILON, **flags, **use),
+            of.backward_reduce(*tensors, *sign, **flags, **use),
+            of.backward_apply(*tensors, dmean, dvar, tensors[-1], bias, gate=gate, **use),
+        )
 
-    vectors = given.dmean, given.dvar, mean, bias
-    (dx,) = primitive.backward_apply(*tensors, *vectors, implementation="ffi", gate=gate)
-    (dx_reference,) = reference.backward_apply(*tensors, *vectors, gate=gate)
-    assert_close(dx, dx_reference, vectors=False)
+    kernels = jax.jit(functools.partial(passes, primitive, implementation="ffi"))
+    whole, reduced, applied = kernels(tensors, vectors)
+    expected_whole, expected_reduced, expected_applied = passes(reference, tensors, vectors)
+    check_backward(whole, expected_whole, first_tensors=1)
+    check_backward(reduced, expected_reduced, first_tensors=0)
+    assert_close(applied[0], expected_applied[0], vectors=False)
 
 
 def check_backward(actual: Any, expected: Any, *, first_tensors: int) -> None:

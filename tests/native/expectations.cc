@@ -29,11 +29,29 @@ void CheckNear(const char* what, int64_t i, double got, double expected,
              Describe(what, i, got, expected, tolerance));
 }
 
-// A sum in the accumulation dtype of terms with these magnitudes, stored.
-double StoredTolerance(const Inputs& in, double expected, double magnitude) {
-  return kRoundings * in.accumulator.roundoff() * magnitude +
-         in.format.roundoff() * std::fabs(expected) * (1 + 1e-6) +
-         in.format.smallest_subnormal();
+// Of a sum in the accumulation dtype of terms with these magnitudes, stored.
+class StoredTolerance {
+ public:
+  explicit StoredTolerance(const Inputs& in)
+      : of_terms_(kRoundings * in.accumulator.roundoff()),
+        of_storing_(in.format.roundoff() * (1 + 1e-6)),
+        least_(in.format.smallest_subnormal()) {}
+
+  double operator()(double expected, double magnitude) const {
+    return of_terms_ * magnitude + of_storing_ * std::fabs(expected) + least_;
+  }
+
+ private:
+  double of_terms_;
+  double of_storing_;
+  double least_;
+};
+
+// 1 / standard deviation of each of (G, C).
+std::vector<double> RstdOf(const std::vector<double>& var) {
+  std::vector<double> rstd(var);
+  for (double& value : rstd) value = 1 / std::sqrt(value + Inputs::kEpsilon);
+  return rstd;
 }
 
 void CheckVector(const Inputs& in, const char* what, const Array& got,
@@ -54,11 +72,12 @@ Sums SumsOf(const Inputs& in, const std::vector<double>& e) {
   const size_t channels =
       static_cast<size_t>(in.c.shape.groups * in.c.shape.channels);
   Sums sums{std::vector<double>(channels), std::vector<double>(channels)};
+  const std::vector<double> mean = in.Spread(in.mean);
   for (int64_t i = 0; i < in.c.size(); ++i) {
-    const size_t c = static_cast<size_t>(in.c.ChannelOf(i));
+    const size_t c = in.ChannelOf(i);
     const double gradient = e[static_cast<size_t>(i)];
     sums.e[c] += gradient;
-    sums.e_centred[c] += gradient * (in.x[i] - in.At(in.mean, i));
+    sums.e_centred[c] += gradient * (in.x[i] - mean[c]);
   }
   return sums;
 }
@@ -112,7 +131,7 @@ void CheckStatistics(const Inputs& in, const Results& results) {
   // In integers: multiples of 1/4, and of 1/16 for squares.
   std::vector<int64_t> sum(channels), squares(channels);
   for (int64_t i = 0; i < in.c.size(); ++i) {
-    const size_t c = static_cast<size_t>(in.c.ChannelOf(i));
+    const size_t c = in.ChannelOf(i);
     const int64_t quarters = static_cast<int64_t>(4 * in.x[i]);
     sum[c] += quarters;
     squares[c] += quarters * quarters;
@@ -140,20 +159,23 @@ void CheckStatistics(const Inputs& in, const Results& results) {
 void CheckNormalised(const Inputs& in, const NormaliseOptions& options,
                      const Results& results) {
   const bool own_statistics = results.mean != nullptr;
+  const std::vector<double> mean =
+      in.Spread(own_statistics ? *results.mean : in.mean);
+  const std::vector<double> rstd =
+      RstdOf(in.Spread(own_statistics ? *results.var : in.var));
+  const std::vector<double> scales = in.Spread(in.scale);
+  const std::vector<double> biases = in.Spread(in.bias);
+  const StoredTolerance tolerance(in);
   for (int64_t i = 0; i < in.c.size(); ++i) {
-    const int64_t c = in.c.ChannelOf(i);
-    const double mean = own_statistics ? (*results.mean)[c] : in.At(in.mean, i);
-    const double var = own_statistics ? (*results.var)[c] : in.At(in.var, i);
-    const double scale = options.affine ? in.At(in.scale, i) : 1.0;
-    const double bias = options.affine ? in.At(in.bias, i) : 0.0;
+    const size_t c = in.ChannelOf(i);
+    const double scale = options.affine ? scales[c] : 1.0;
+    const double bias = options.affine ? biases[c] : 0.0;
     const double z = options.residual ? in.z[i] : 0.0;
-    const double scaled =
-        (in.x[i] - mean) * scale / std::sqrt(var + Inputs::kEpsilon);
+    const double scaled = (in.x[i] - mean[c]) * scale * rstd[c];
     double expected = scaled + bias + z;
     if (options.relu && expected < 0) expected = 0;
-    CheckNear(
-        "y", i, (*results.y)[i], expected,
-        StoredTolerance(in, expected,
+    CheckNear("y", i, (*results.y)[i], expected,
+              tolerance(expected,
                         std::fabs(scaled) + std::fabs(bias) + std::fabs(z)));
   }
   if (results.mask != nullptr) CheckMask(in, results);
@@ -169,15 +191,18 @@ void CheckReduced(const Inputs& in, const std::vector<double>& e,
 
 void CheckApplied(const Inputs& in, const std::vector<double>& e,
                   const Results& results) {
+  const std::vector<double> a = in.Spread(in.a), b = in.Spread(in.b),
+                            k = in.Spread(in.k), mean = in.Spread(in.mean);
+  const StoredTolerance tolerance(in);
   for (int64_t i = 0; i < in.c.size(); ++i) {
-    const double first = in.At(in.a, i) * e[static_cast<size_t>(i)];
-    const double second = in.At(in.b, i) * (in.x[i] - in.At(in.mean, i));
-    const double third = in.At(in.k, i);
+    const size_t c = in.ChannelOf(i);
+    const double first = a[c] * e[static_cast<size_t>(i)];
+    const double second = b[c] * (in.x[i] - mean[c]);
+    const double third = k[c];
     const double expected = first + second + third;
     CheckNear("dx", i, (*results.dx)[i], expected,
-              StoredTolerance(
-                  in, expected,
-                  std::fabs(first) + std::fabs(second) + std::fabs(third)));
+              tolerance(expected, std::fabs(first) + std::fabs(second) +
+                                      std::fabs(third)));
   }
 }
 
@@ -185,33 +210,36 @@ void CheckBackward(const Inputs& in, const std::vector<double>& e,
                    bool statistics_cotangents, const Results& results) {
   const Sums sums = SumsOf(in, e);
   const double count = static_cast<double>(in.c.shape.count());
+  const std::vector<double> rstds = RstdOf(in.Spread(in.var)),
+                            mean = in.Spread(in.mean),
+                            scale = in.Spread(in.scale),
+                            dmean = in.Spread(in.dmean),
+                            dvar = in.Spread(in.dvar);
   std::vector<double> dscale(sums.e_centred);
-  for (int64_t i = 0; i < static_cast<int64_t>(dscale.size()); ++i) {
-    dscale[static_cast<size_t>(i)] /=
-        std::sqrt(in.var[i % in.var.size()] + Inputs::kEpsilon);
-  }
+  for (size_t c = 0; c < dscale.size(); ++c) dscale[c] *= rstds[c];
   CheckVector(in, "dbias", *results.first, sums.e, 1);
   CheckVector(in, "dscale", *results.second, dscale, 6);
   CheckDz(in, e, results);
   const double present = statistics_cotangents ? 1 : 0;
+  const StoredTolerance tolerance(in);
   for (int64_t i = 0; i < in.c.size(); ++i) {
-    const size_t c = static_cast<size_t>(in.c.ChannelOf(i));
-    const double rstd = 1 / std::sqrt(in.At(in.var, i) + Inputs::kEpsilon);
-    const double a = in.At(in.scale, i) * rstd;
-    const double centred = in.x[i] - in.At(in.mean, i);
+    const size_t c = in.ChannelOf(i);
+    const double rstd = rstds[c];
+    const double a = scale[c] * rstd;
+    const double centred = in.x[i] - mean[c];
     const double from_dy = a * e[static_cast<size_t>(i)];
     const double from_sum = a * sums.e[c] / count;
     const double from_centred =
         a * rstd * rstd * sums.e_centred[c] / count * centred;
-    const double from_dmean = present * in.At(in.dmean, i) / count;
-    const double from_dvar = present * 2 * in.At(in.dvar, i) * centred / count;
+    const double from_dmean = present * dmean[c] / count;
+    const double from_dvar = present * 2 * dvar[c] * centred / count;
     const double expected =
         from_dy - from_sum - from_centred + from_dmean + from_dvar;
     const double magnitude = std::fabs(from_dy) + std::fabs(from_sum) +
                              std::fabs(from_centred) + std::fabs(from_dmean) +
                              std::fabs(from_dvar);
     CheckNear("dx", i, (*results.dx)[i], expected,
-              StoredTolerance(in, expected, magnitude));
+              tolerance(expected, magnitude));
   }
 }
 

@@ -16,6 +16,19 @@
 namespace jax_bnar {
 namespace testing {
 
+// libm's take longer than the kernels under test. Of normal numbers only.
+inline double PowerOfTwo(int exponent) {
+  const uint64_t bits = static_cast<uint64_t>(exponent + 1023) << 52;
+  double power;
+  std::memcpy(&power, &bits, sizeof(power));
+  return power;
+}
+inline int ExponentOf(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return static_cast<int>(bits >> 52 & 0x7ff) - 1023;
+}
+
 struct Format {
   const char* name;
   int item_size;
@@ -50,8 +63,8 @@ inline DType AccumulatorOf(DType dtype) {
 // To nearest, ties to even.
 inline double RoundTo(const Format& format, double value) {
   if (format.digits == 53 || !std::isfinite(value) || value == 0) return value;
-  const int exponent = std::max(std::ilogb(value), format.min_exponent);
-  const double quantum = std::ldexp(1.0, exponent - format.digits + 1);
+  const int exponent = std::max(ExponentOf(value), format.min_exponent);
+  const double quantum = PowerOfTwo(exponent - format.digits + 1);
   const double rounded = std::nearbyint(value / quantum) * quantum;
   if (std::fabs(rounded) > format.max) {
     return std::copysign(std::numeric_limits<double>::infinity(), value);
@@ -67,9 +80,9 @@ inline uint16_t EncodeHalf(double value) {
   if (magnitude < 0x1p-14) {
     return static_cast<uint16_t>(sign | static_cast<int>(magnitude * 0x1p24));
   }
-  const int exponent = std::ilogb(magnitude);
+  const int exponent = ExponentOf(magnitude);
   const int significand =
-      static_cast<int>(std::ldexp(magnitude, 10 - exponent)) - 1024;
+      static_cast<int>(magnitude * PowerOfTwo(10 - exponent)) - 1024;
   return static_cast<uint16_t>(sign | ((exponent + 15) << 10) | significand);
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "native/problem.h"
 #include "tests/native/array.h"
@@ -49,11 +50,6 @@ struct Case {
     return shape.groups * shape.mask_bytes_per_group();
   }
 
-  // Position of element i in the vectors of a result (G, C).
-  int64_t ChannelOf(int64_t i) const {
-    return i / shape.group_size() * shape.channels +
-           i / shape.inner % shape.channels;
-  }
   bool MaskBit(const uint8_t* mask, int64_t i) const {
     const int64_t group = i / shape.group_size();
     const int64_t bit = i % shape.group_size();
@@ -92,11 +88,13 @@ struct Inputs {
         dvar(MakeVector()),
         a(MakeVector()),
         b(MakeVector()),
-        k(MakeVector()) {
+        k(MakeVector()),
+        channels_(ChannelOfEach(c)) {
     Random random(static_cast<uint64_t>(c.size()) * 31 + 7);
     FillVectors(&random);
+    const std::vector<double> centre = Spread(mean);
     for (int64_t i = 0; i < c.size(); ++i) {
-      x.Set(i, At(mean, i) + random.Quarters(8));
+      x.Set(i, centre[ChannelOf(i)] + random.Quarters(8));
       z.Set(i, random.Quarters(12));
       dy.Set(i, random.Quarters(6));
     }
@@ -106,9 +104,18 @@ struct Inputs {
   VectorOperand Operand(const Array& vector) const {
     return {vector.data(), c.vector_groups()};
   }
-  // The vector's value for element i.
-  double At(const Array& vector, int64_t i) const {
-    return vector[c.ChannelOf(i) % vector.size()];
+  // Position of element i in the vectors of a result (G, C).
+  size_t ChannelOf(int64_t i) const {
+    return static_cast<size_t>(channels_[static_cast<size_t>(i)]);
+  }
+  // The vector's value for each of (G, C).
+  std::vector<double> Spread(const Array& vector) const {
+    std::vector<double> values(
+        static_cast<size_t>(c.shape.groups * c.shape.channels));
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = vector[static_cast<int64_t>(i) % vector.size()];
+    }
+    return values;
   }
 
   Case c;
@@ -121,6 +128,23 @@ struct Inputs {
   Array mean, var, scale, bias, dmean, dvar, a, b, k;
 
  private:
+  std::vector<int64_t> channels_;
+
+  static std::vector<int64_t> ChannelOfEach(const Case& c) {
+    std::vector<int64_t> channels;
+    channels.reserve(static_cast<size_t>(c.size()));
+    const Shape& shape = c.shape;
+    for (int64_t g = 0; g < shape.groups; ++g) {
+      for (int64_t row = 0; row < shape.rows; ++row) {
+        for (int64_t channel = 0; channel < shape.channels; ++channel) {
+          channels.insert(channels.end(), static_cast<size_t>(shape.inner),
+                          g * shape.channels + channel);
+        }
+      }
+    }
+    return channels;
+  }
+
   Array MakeVector() const {
     return Array(AccumulatorOf(c.dtype), c.vector_groups() * c.shape.channels,
                  c.operand_lead);
