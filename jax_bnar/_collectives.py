@@ -29,6 +29,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_bnar import _compat
+
+Pair = tuple[jax.Array, jax.Array]
+
 
 class Span(Protocol):
     """How statistics groups lie on devices: each is made of `parts` parts of equal size.
@@ -36,20 +40,37 @@ class Span(Protocol):
     `sum` takes a value for each part on this device and gives those of the groups; `pick` takes
     values of the groups and gives those of this device's parts. Groups and parts are the axis
     before the last; where the device has one part of each group `pick` does nothing.
+
+    `shares_scale` says whether all these devices are known to have the same scale.
     """
 
     @property
     def parts(self) -> jax.Array | int: ...
 
+    @property
+    def shares_scale(self) -> bool: ...
+
     def sum(self, array: jax.Array) -> jax.Array: ...
 
     def pick(self, vector: jax.Array) -> jax.Array: ...
 
+    def sum_backward(self, sums: Pair, cotangents: Pair) -> tuple[Pair, Pair]:
+        """Sums, and the cotangents of mean and var, of whole groups from those of the parts."""
+        ...
+
 
 class NamedSpan:
-    """Parts on the devices (or examples) along a named axis: `shard_map`, `pmap`, `vmap`."""
+    """Parts on the devices (or examples) along named axes: `shard_map`, `pmap`, `vmap`.
 
-    def __init__(self, axis_name: Any, axis_index_groups: Any, parts: jax.Array | int) -> None:
+    The scale may be mapped over them as x is. Whether it is cannot be seen from inside of a vmap,
+    and the answer would save nothing: with or without it a device multiplies its two sums by a.
+    """
+
+    shares_scale = False
+
+    def __init__(
+        self, axis_name: tuple[Any, ...], axis_index_groups: Any, parts: jax.Array | int
+    ) -> None:
         self.parts = parts
         self._axis_name = axis_name
         self._axis_index_groups = axis_index_groups
@@ -59,6 +80,20 @@ class NamedSpan:
 
     def pick(self, vector: jax.Array) -> jax.Array:
         return vector
+
+    def sum_backward(self, sums: Pair, cotangents: Pair) -> tuple[Pair, Pair]:
+        # Where JAX knows x to vary over an axis (check_vma=True), mean and var are one value to all
+        # its devices, and so are their cotangents. Elsewhere each device has cotangents of its own.
+        names, varying = self._axis_name, _compat.varying_axes(sums[0])
+        apart = tuple(name for name in names if name not in varying)
+        if apart == names:
+            all_four = sum_packed(self, *_compat.vary_together([*sums, *cotangents]))
+            return (all_four[0], all_four[1]), (all_four[2], all_four[3])
+        total, centred = sum_packed(self, *sums)
+        if apart:
+            dmean, dvar = sum_packed(NamedSpan(apart, None, 1), *cotangents)
+            cotangents = dmean, dvar
+        return (total, centred), cotangents
 
 
 def parts_of(axis_name: Any, axis_index_groups: Any) -> jax.Array | int:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.core
-from jax._src import dispatch, sharding_impls
+from jax._src import core, dispatch, sharding_impls
 from jax.experimental.custom_partitioning import (
     ArrayMapping as ArrayMapping,
 )
@@ -37,6 +37,8 @@ apply_primitive = xla.apply_primitive
 register_lowering = mlir.register_lowering
 lower_fun = mlir.lower_fun
 partial_eval_jaxpr_custom_rules = partial_eval.partial_eval_jaxpr_custom_rules
+# What `axis_data.name` of a batching rule is under a vmap without axis_name.
+no_axis_name = core.no_axis_name
 
 
 def register_dce_rule(primitive: Any, rule: Callable[[Sequence[bool], Any], Any]) -> None:

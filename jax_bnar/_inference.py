@@ -84,6 +84,14 @@ class _InferenceTangent:
         # Not "x": the `a` below and the kernel's may differ in the last bit, and so might a sign.
         return "none" if self.config.activation == "none" else "y"
 
+    def sees(self, axis_name: Any) -> bool:
+        del axis_name
+        return False
+
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
+        del axis_name
+        return (any(jax.tree.leaves((residuals, tangents))),)
+
     def tangent(
         self, residuals: _Residuals, tangents: tuple[jax.Array | None, ...]
     ) -> tuple[jax.Array]:

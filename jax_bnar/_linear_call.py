@@ -33,6 +33,19 @@ class LinearMap(Protocol):
         """Cotangents of all the inputs, those included that were None; None where there is none."""
         ...
 
+    def sees(self, axis_name: Any) -> bool:
+        """Whether the map communicates over the mapped axis of this name."""
+        ...
+
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
+        """Which results differ along an axis of this name, mapped by `jax.vmap`.
+
+        The arguments have, in the place of each array, whether it is mapped over that axis. A
+        result that is one value for all the examples must be known as such: users give it
+        `out_axes=None`.
+        """
+        ...
+
 
 def linear_call(
     linear_map: LinearMap, residuals: Any, tangents: _Arrays, like: Sequence[jax.Array]
@@ -112,30 +125,54 @@ def _transpose(cotangents: Sequence[Any], *leaves: Any, **params: Any) -> list[A
 
 @dataclasses.dataclass(frozen=True)
 class _Mapped:
-    """`jax.vmap` of a linear map: `dims` has the mapped axis of each leaf of its arguments."""
+    """`jax.vmap` of a linear map.
+
+    Attributes:
+        inner: the map of one example.
+        axis_data: the mapped axis.
+        tree: the structure of the arguments.
+        dims: the mapped axis of each leaf of the arguments.
+        out_dims: the mapped axis of each result, 0 or None.
+    """
 
     inner: LinearMap
     axis_data: Any
     tree: Any
     dims: tuple[int | None, ...]
+    out_dims: tuple[int | None, ...]
 
-    def _vmap(self, function: Any, in_axes: Any) -> Any:
+    def _vmap(self, function: Any, in_axes: Any, out_axes: Any) -> Any:
         return jax.vmap(
             function,
             in_axes,
+            out_axes,
             axis_name=self.axis_data.name,
             axis_size=self.axis_data.size,
             spmd_axis_name=self.axis_data.spmd_name or self.axis_data.explicit_mesh_axis,
         )
 
-    def tangent(self, residuals: _Arrays, tangents: _Arrays) -> _Arrays:
-        return self._vmap(self.inner.tangent, _axes(self.tree, self.dims))(residuals, tangents)
+    def sees(self, axis_name: Any) -> bool:
+        return axis_name != self.axis_data.name and self.inner.sees(axis_name)
 
-    def transpose(self, residuals: _Arrays, cotangents: _Arrays) -> _Arrays:
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
+        if axis_name == self.axis_data.name:  # an inner axis that hides the one which is meant
+            axis_name = _compat.no_axis_name
+        return self.inner.mapped_results(axis_name, residuals, tangents)
+
+    def tangent(self, residuals: _Arrays, tangents: _Arrays) -> _Arrays:
+        function = self._vmap(self.inner.tangent, _axes(self.tree, self.dims), self.out_dims)
+        return function(residuals, tangents)
+
+    def transpose(self, residuals: _Arrays, cotangents: Sequence[jax.Array]) -> _Arrays:
         residual_axes, tangent_axes = _axes(self.tree, self.dims)
         absent = object()
         _, markers = jax.tree.unflatten(self.tree, [absent] * len(self.dims))
-        everything = self._vmap(self.inner.transpose, (residual_axes, 0))(residuals, cotangents)
+        # A result that is one value for all the examples is that of the first one.
+        cotangents = tuple(
+            _of_the_first(cotangent, self.axis_data.size) if axis is None else cotangent
+            for cotangent, axis in zip(cotangents, self.out_dims, strict=True)
+        )
+        everything = self._vmap(self.inner.transpose, (residual_axes, 0), 0)(residuals, cotangents)
         return tuple(
             None
             if marker is None or cotangent is None
@@ -146,6 +183,11 @@ class _Mapped:
         )
 
 
+def _of_the_first(cotangent: jax.Array, size: int) -> jax.Array:
+    """Cotangents of all the examples: this one, and zeros."""
+    return jnp.zeros((size, *cotangent.shape), cotangent.dtype).at[0].set(cotangent)
+
+
 def _axes(tree: Any, dims: Sequence[int | None]) -> Any:
     """`in_axes` for the arguments; an argument that is None has no leaf, and any axis suits it."""
     return jax.tree.unflatten(tree, dims)
@@ -154,15 +196,20 @@ def _axes(tree: Any, dims: Sequence[int | None]) -> Any:
 def _batch(
     axis_data: Any, leaves: Sequence[Any], dims: Sequence[int | None], **params: Any
 ) -> tuple[list[Any], list[int | None]]:
-    out_avals = params.pop("out_avals")
-    if axis_data.name is None and all(dim is None for dim in dims):
-        return linear_p.bind(*leaves, out_avals=out_avals, **params), [None] * len(out_avals)
-    mapped = _Mapped(params.pop("linear_map"), axis_data, params["tree"], tuple(dims))
+    out_avals, linear_map = params.pop("out_avals"), params.pop("linear_map")
+    if all(dim is None for dim in dims) and not linear_map.sees(axis_data.name):
+        results = linear_p.bind(*leaves, linear_map=linear_map, out_avals=out_avals, **params)
+        return results, [None] * len(out_avals)
+    arguments = jax.tree.unflatten(params["tree"], [dim is not None for dim in dims])
+    is_mapped = linear_map.mapped_results(axis_data.name, *arguments)
+    out_dims = tuple(0 if each else None for each in is_mapped)
+    mapped = _Mapped(linear_map, axis_data, params["tree"], tuple(dims), out_dims)
     batched = tuple(
-        unmapped_aval(axis_data.size, 0, aval, axis_data.explicit_mesh_axis) for aval in out_avals
+        unmapped_aval(axis_data.size, dim, aval, axis_data.explicit_mesh_axis)
+        for aval, dim in zip(out_avals, out_dims, strict=True)
     )
     results = linear_p.bind(*leaves, linear_map=mapped, out_avals=batched, **params)
-    return results, [0] * len(results)
+    return results, list(out_dims)
 
 
 linear_p = Primitive("jax_bnar_linear")

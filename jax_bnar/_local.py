@@ -6,7 +6,7 @@ devices (`span`), the whole passes are made of their halves, with a collective i
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,24 @@ def element_count(layout: Layout, shape: tuple[int, ...]) -> int:
     return rows * inner
 
 
+class Halves(NamedTuple):
+    """The operations that backward is made of where a collective stands in its middle.
+
+    Each takes operands, `layout`, `implementation` and its static parameters, as `call` does.
+    """
+
+    normalise: Callable[..., Results]
+    backward_reduce: Callable[..., Results]
+    backward_apply: Callable[..., Results]
+
+
+ON_ONE_DEVICE: Final = Halves(
+    functools.partial(call, primitive.normalise),
+    functools.partial(call, primitive.backward_reduce),
+    functools.partial(call, primitive.backward_apply),
+)
+
+
 def forward(
     x: jax.Array,
     z: jax.Array | None,
@@ -104,17 +122,17 @@ def statistics(
 
 
 def normalise(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
-    return call(primitive.normalise, *_picked(primitive.normalise, operands, span), **statics)
+    return call(primitive.normalise, *_with_picked(primitive.normalise, operands, span), **statics)
 
 
 def backward_reduce(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
-    picked = _picked(primitive.backward_reduce, operands, span)
+    picked = _with_picked(primitive.backward_reduce, operands, span)
     sum_e, sum_e_centred, *dz = call(primitive.backward_reduce, *picked, **statics)
     return (*sum_packed(span, sum_e, sum_e_centred), *dz)
 
 
 def backward_apply(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
-    picked = _picked(primitive.backward_apply, operands, span)
+    picked = _with_picked(primitive.backward_apply, operands, span)
     return call(primitive.backward_apply, *picked, **statics)
 
 
@@ -135,46 +153,62 @@ def backward(
     epsilon: float,
     gate: Gate,
     has_residual: bool,
+    halves: Halves = ON_ONE_DEVICE,
 ) -> Results:
+    """(dx, dscale, dbias, *dz) with one all-reduce. With S the sum over devices, a = scale*rstd:
+
+        dx = a*e - S[a*sum(e)]/n - rstd*(x-mean)*S[a*sum(e*xhat)]/n + dmean/n + 2*dvar*(x-mean)/n
+
+    Where the devices share a scale, a is a factor of what the all-reduce returns, which thereby
+    holds dscale and dbias of all devices too. Where each may have a scale of its own, a is a factor
+    of what it contributes, and dscale and dbias are those of this device alone.
+    """
+    options: dict[str, Any] = {"layout": layout, "implementation": implementation}
     multiplier = gate_multiplier(
         gate,
         scale,
         var,
-        normalise=functools.partial(call, primitive.normalise),
+        normalise=halves.normalise,
         implementation=implementation,
         epsilon=epsilon,
     )
     gate_bias = bias if gate == "x" else None
-    options = {"span": span, "layout": layout, "implementation": implementation}
-    sum_e, sum_e_centred, *dz = backward_reduce(
+    sum_e, sum_e_centred, *dz = halves.backward_reduce(
         dy,
         x,
         evidence,
-        mean,
-        multiplier,
-        gate_bias,
+        *_picked(span, mean, multiplier, gate_bias),
+        **options,
         gate=gate,
         has_residual=has_residual,
-        **options,
-    )
-    dx = input_gradient(
-        dz[0] if dz else dy,
-        x,
-        evidence,
-        mean,
-        var,
-        scale,
-        gate_bias,
-        multiplier,
-        sums=(sum_e, sum_e_centred),
-        cotangents=(dmean, dvar),
-        count=span.parts * element_count(layout, x.shape),
-        epsilon=epsilon,
-        gate="none" if dz else gate,
-        apply=functools.partial(backward_apply, **options),
     )
     rstd = reference.reciprocal_std(var, epsilon)
-    return (dx, rstd * sum_e_centred, sum_e, *dz)
+    a = reference.scaled_rstd(rstd, scale)
+    if span.shares_scale:
+        (dbias, sum_e_centred), cotangents = span.sum_backward(
+            (sum_e, sum_e_centred), (dmean, dvar)
+        )
+        dscale = rstd * sum_e_centred
+        weighted = a * dbias, a * dscale
+    else:
+        dbias, dscale = sum_e, rstd * sum_e_centred
+        weighted, cotangents = span.sum_backward((a * dbias, a * dscale), (dmean, dvar))
+    coefficients = reference.backward_coefficients(
+        *weighted, a, rstd, *cotangents, count=span.parts * element_count(layout, x.shape)
+    )
+    if multiplier is not None:
+        coefficients = coefficients._replace(a=multiplier)
+    # dz is e, already gated.
+    gate = "none" if dz else gate
+    (dx,) = halves.backward_apply(
+        dz[0] if dz else dy,
+        x,
+        None if gate == "none" else evidence,
+        *_picked(span, mean, *coefficients, gate_bias if gate == "x" else None),
+        **options,
+        gate=gate,
+    )
+    return (dx, dscale, dbias, *dz)
 
 
 def gate_multiplier(
@@ -195,61 +229,31 @@ def gate_multiplier(
     """
     if gate != "x":
         return None
-    # Each value of var is a statistics group of its own, with one element.
-    shape = (*var.shape[:-1], 1, var.shape[-1])
-    vector, channels = (*var.shape[:-1], 1, var.shape[-1]), Layout(axis=1, leading=var.ndim - 1)
+    groups = var.shape if scale is None else jnp.broadcast_shapes(var.shape, scale.shape)
+    # Each value of a is a statistics group of its own, with one element.
+    vector = (*groups[:-1], 1, groups[-1])
     (a,) = normalise(
-        jnp.ones(shape, var.dtype),
+        jnp.ones(vector, var.dtype),
         None,
-        None if scale is None else jnp.broadcast_to(scale, var.shape).reshape(vector),
+        None if scale is None else jnp.broadcast_to(scale, groups).reshape(vector),
         None,
         jnp.zeros(vector, var.dtype),
-        var.reshape(vector),
-        layout=channels,
+        jnp.broadcast_to(var, groups).reshape(vector),
+        layout=Layout(axis=1, leading=var.ndim - 1),
         implementation=implementation,
         epsilon=epsilon,
         activation="none",
         save_mask=False,
     )
-    return a.reshape(var.shape)
+    return a.reshape(groups)
 
 
-def input_gradient(
-    e: jax.Array,
-    x: jax.Array,
-    evidence: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
-    scale: jax.Array | None,
-    gate_bias: jax.Array | None,
-    multiplier: jax.Array | None,
-    *,
-    sums: tuple[jax.Array, jax.Array],
-    cotangents: tuple[jax.Array, jax.Array],
-    count: jax.Array | int,
-    epsilon: float,
-    gate: Gate,
-    apply: Callable[..., Results],
-) -> jax.Array:
-    """dx from sums over whole groups; `e` is dz with gate "none", or dy with its gate."""
-    a, b, k = reference.backward_coefficients(
-        *sums, var, scale, *cotangents, count=count, epsilon=epsilon
-    )
-    (dx,) = apply(
-        e,
-        x,
-        None if gate == "none" else evidence,
-        mean,
-        a if multiplier is None else multiplier,
-        b,
-        k,
-        gate_bias if gate == "x" else None,
-        gate=gate,
-    )
-    return dx
+def _picked(span: Span, *vectors: jax.Array | None) -> tuple[jax.Array | None, ...]:
+    """The vectors of this device's parts."""
+    return tuple(None if vector is None else span.pick(vector) for vector in vectors)
 
 
-def _picked(
+def _with_picked(
     operation: primitive.Operation, operands: Operands, span: Span
 ) -> tuple[jax.Array | None, ...]:
     """The operands with the vectors of this device's parts."""

@@ -188,7 +188,7 @@ class ArrayOperation:
         present: tuple[bool, ...],
         layout: Layout,
         **params: Any,
-    ) -> tuple[list[jax.Array], list[int]]:
+    ) -> tuple[list[jax.Array], list[int | None]]:
         """Another leading axis: each example keeps statistics of its own."""
         size = next(a.shape[d] for a, d in zip(batched, dims, strict=True) if d is not None)
         gate = params.get("gate")
@@ -199,7 +199,15 @@ class ArrayOperation:
         ]
         layout = dataclasses.replace(layout, leading=layout.leading + 1)
         results = self._bind_batched(leading, present=present, layout=layout, **params)
-        return results, [0] * len(results)
+        # What depends on operands that are not mapped is one value, and users may say so
+        # (`out_axes=None`).
+        mapped = {name for name, axis in axes.items() if axis is not None}
+        depends = _dependencies(self.canonical.name, gate)
+        shared = [at in depends and not (mapped & depends[at]) for at in range(len(results))]
+        return (
+            [r[0] if one else r for r, one in zip(results, shared, strict=True)],
+            [None if one else 0 for one in shared],
+        )
 
     def _bind_batched(self, leading: Sequence[jax.Array], **params: Any) -> list[jax.Array]:
         return self.primitive.bind(*leading, **params)
@@ -214,6 +222,20 @@ class ArrayOperation:
             functools.partial(self._reference, **params), tuple(primals), tuple(tangents)
         )
         return list(results), list(out_tangents)
+
+
+def _dependencies(operation: str, gate: Any) -> dict[int, set[str]]:
+    """The operands that a result depends on, by its position; of all of them if it is not here."""
+    of_statistics = {"x"}
+    of_gated = {"dy"} | {
+        "none": set(),
+        "x": {"x", "mean", "var", "a", "scale", "bias"},
+    }.get(gate, {"evidence"})
+    return {
+        "forward": {1: of_statistics, 2: of_statistics},
+        "backward": {2: of_gated, 3: of_gated},
+        "backward_reduce": {0: of_gated, 2: of_gated},
+    }.get(operation, {})
 
 
 def _leading(array: jax.Array, axis: int | None, size: int, kind: Kind) -> jax.Array:

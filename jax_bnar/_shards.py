@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jax_bnar._collectives import Pair, sum_packed
 from jax_bnar._layout import Kind, Layout
 
 # The mesh axes of one array axis, major first.
@@ -132,6 +133,8 @@ class MeshSpan:
     adds up into the slots of those; every group then has its slot in the one all-reduce.
     """
 
+    shares_scale = True  # vectors are sharded over channels, whose devices share no statistics
+
     def __init__(self, shards: Shards) -> None:
         local = shards.local_layout()
         count = functools.partial(_elements, layout=shards.layout)
@@ -159,6 +162,10 @@ class MeshSpan:
         if self._slots and vector.shape[-2] > 1:
             return jnp.take(vector, self._group_of_part(), axis=-2)
         return vector
+
+    def sum_backward(self, sums: Pair, cotangents: Pair) -> tuple[Pair, Pair]:
+        total, centred = sum_packed(self, *sums)
+        return (total, centred), cotangents
 
 
 def _groups_are_whole(layout: Layout, shards: int) -> bool:

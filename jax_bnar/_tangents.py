@@ -54,6 +54,19 @@ def training_tangents(
     return y_dot, mean_dot, var_dot
 
 
+def mapped_tangents(
+    residuals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[bool, bool, bool]:
+    """Which of (ty, tmean, tvar) differ along an axis over which these arguments are mapped.
+
+    The arguments are those of `training_tangents`, each replaced by whether it is mapped.
+    """
+    x, _, mean, *_ = residuals
+    x_dot, *_ = tangents
+    of_statistics = mean if x_dot is None else x or mean or x_dot
+    return any(jax.tree.leaves((residuals, tangents))), of_statistics, of_statistics
+
+
 def statistics_tangents(
     x: jax.Array,
     mean: jax.Array,
@@ -129,15 +142,15 @@ def _normalise_tangent(
     x, evidence = canonical(x, "tensor"), canonical(evidence, kind_of("evidence", gate))
     scale, bias, mean, var = (canonical(v, "vector") for v in (scale, bias, mean, var))
     rstd = reference.reciprocal_std(var, epsilon)
-    a = rstd if scale is None else rstd * jnp.broadcast_to(scale, rstd.shape)
+    a = reference.scaled_rstd(rstd, scale)
     centred = x.astype(accumulation_dtype(x.dtype)) - _per_element(mean, x)
     b = k = jnp.zeros_like(a)
     if scale_dot is not None:
-        b = b + rstd * jnp.broadcast_to(scale_dot, rstd.shape)
+        b = b + rstd * scale_dot
     if var_dot is not None:
         b = b - a * rstd * rstd * var_dot / 2
     if bias_dot is not None:
-        k = k + jnp.broadcast_to(bias_dot, rstd.shape)
+        k = k + bias_dot
     if mean_dot is not None:
         k = k - a * mean_dot
     y_dot = _per_element(b, x) * centred + _per_element(k, x)

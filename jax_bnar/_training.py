@@ -17,7 +17,7 @@ from jax_bnar import _compat, _operations
 from jax_bnar._config import Config
 from jax_bnar._linear_call import linear_call
 from jax_bnar._remat import MASK_NAME, STATISTICS_NAME, recomputable
-from jax_bnar._tangents import training_tangents
+from jax_bnar._tangents import mapped_tangents, training_tangents
 
 _Vector = jax.Array | None
 # x, evidence of the ReLU, mean, var, scale, bias
@@ -112,6 +112,14 @@ class _TrainingTangent:
     """Tangents of (x, z, scale, bias) to those of (y, mean, var)."""
 
     config: Config
+
+    def sees(self, axis_name: Any) -> bool:
+        del axis_name
+        return False
+
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
+        del axis_name
+        return mapped_tangents(residuals, tangents)
 
     def tangent(
         self, residuals: _Residuals, tangents: tuple[jax.Array | None, ...]

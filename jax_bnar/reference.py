@@ -43,12 +43,13 @@ def _per_element(vector: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.broadcast_to(vector[:, None, :, None], x.shape)
 
 
-def _scale_or_one(scale: jax.Array | None, like: jax.Array) -> jax.Array:
-    return jnp.ones_like(like) if scale is None else jnp.broadcast_to(scale, like.shape)
-
-
 def reciprocal_std(var: jax.Array, epsilon: float) -> jax.Array:
     return jax.lax.rsqrt(var + jnp.asarray(max(epsilon, smallest_epsilon(var.dtype)), var.dtype))
+
+
+def scaled_rstd(rstd: jax.Array, scale: jax.Array | None) -> jax.Array:
+    """a = scale*rstd; either may have one group for all."""
+    return rstd if scale is None else rstd * scale
 
 
 def pack_mask(positive: jax.Array) -> jax.Array:
@@ -98,8 +99,7 @@ def normalise(
 ) -> tuple[jax.Array, ...]:
     """(y,) or (y, mask): the affine form in the accumulation dtype, rounded once, at the end."""
     rstd = reciprocal_std(var, epsilon)
-    multiplier = rstd if scale is None else rstd * jnp.broadcast_to(scale, rstd.shape)
-    y = (_wide(x) - _per_element(mean, x)) * _per_element(multiplier, x)
+    y = (_wide(x) - _per_element(mean, x)) * _per_element(scaled_rstd(rstd, scale), x)
     if bias is not None:
         y = y + _per_element(bias, x)
     if z is not None:
@@ -183,22 +183,24 @@ def backward_reduce(
 
 
 def backward_coefficients(
-    sum_e: jax.Array,
-    sum_e_centred: jax.Array,
-    var: jax.Array,
-    scale: jax.Array | None,
+    sum_ae: jax.Array,
+    sum_ae_normalised: jax.Array,
+    a: jax.Array,
+    rstd: jax.Array,
     dmean: jax.Array,
     dvar: jax.Array,
     *,
     count: jax.Array | int,
-    epsilon: float,
 ) -> Coefficients:
-    """The three vectors of dx; the cotangents of mean and var cost nothing more."""
-    rstd = reciprocal_std(var, epsilon)
-    n = jnp.asarray(count, var.dtype)
-    a = rstd * _scale_or_one(scale, var)
-    b = (2 * dvar - a * rstd * rstd * sum_e_centred) / n
-    k = (dmean - a * sum_e) / n
+    """The three vectors of dx; the cotangents of mean and var cost nothing more.
+
+    `sum_ae` is sum(a*e) and `sum_ae_normalised` is sum(a*e*(x-mean)*rstd), over all the elements
+    that share mean and var. The factor a = scale*rstd belongs inside of the sums: where devices
+    share statistics and not the scale, each adds up with its own.
+    """
+    n = jnp.asarray(count, rstd.dtype)
+    b = (2 * dvar - rstd * sum_ae_normalised) / n
+    k = (dmean - sum_ae) / n
     return Coefficients(a, b, k)
 
 
@@ -238,19 +240,12 @@ def backward(
 ) -> tuple[jax.Array, ...]:
     """(dx, dscale, dbias) with dscale and dbias of shape (G, C), and dz where there is one."""
     rstd = reciprocal_std(var, epsilon)
-    a = rstd * _scale_or_one(scale, var)
-    sum_e, sum_e_centred, *dz = backward_reduce(
+    a = scaled_rstd(rstd, scale)
+    dbias, sum_e_centred, *dz = backward_reduce(
         dy, x, evidence, mean, a, bias, gate=gate, has_residual=has_residual
     )
-    coefficients = backward_coefficients(
-        sum_e,
-        sum_e_centred,
-        var,
-        scale,
-        dmean,
-        dvar,
-        count=x.shape[1] * x.shape[3],
-        epsilon=epsilon,
-    )
+    dscale = rstd * sum_e_centred
+    count = x.shape[1] * x.shape[3]
+    coefficients = backward_coefficients(a * dbias, a * dscale, a, rstd, dmean, dvar, count=count)
     (dx,) = backward_apply(dy, x, evidence, mean, *coefficients, bias, gate=gate)
-    return (dx, rstd * sum_e_centred, sum_e, *dz)
+    return (dx, dscale, dbias, *dz)

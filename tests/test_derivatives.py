@@ -90,6 +90,25 @@ def test_jacobians(implementation: str) -> None:
         assert_trees_close(actual, expected, tolerance=1e-9)
 
 
+@both_implementations
+@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
+def test_hessians(implementation: str, outer: Any, inner: Any) -> None:
+    """Jacobians map the identity over a derivative, whose other operands are not mapped."""
+    given = tuple(a[..., :1] for a in operands(CASE))
+
+    def hessian(function: Any, outer: Any, inner: Any) -> Any:
+        def loss(*given: Any) -> Any:
+            y, mean, var = function(*given)
+            return (y**3).sum() + (mean * var).sum()
+
+        return jax.jit(outer(inner(loss, EVERYTHING), EVERYTHING))(*given)
+
+    expected = hessian(plain, jax.jacfwd, jax.jacrev)
+    actual = hessian(fused(implementation, save="mask"), outer, inner)
+    assert_trees_close(actual, expected, tolerance=1e-8)
+
+
 def test_jvp_of_vmap_and_vmap_of_jvp() -> None:
     """Mapped over z and bias alone: the residuals are mapped, and x's tangent is not."""
     x, z, scale, bias = operands(CASE)

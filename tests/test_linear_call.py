@@ -16,6 +16,13 @@ class _Centre:
 
     axis_name: str | None
 
+    def sees(self, axis_name: Any) -> bool:
+        return axis_name == self.axis_name
+
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool]:
+        del axis_name
+        return (any(jax.tree.leaves((residuals, tangents))),)
+
     def tangent(self, residuals: Any, tangents: Any) -> Any:
         (r,), (t,) = residuals, tangents
         mean = t.mean()

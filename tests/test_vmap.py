@@ -135,6 +135,39 @@ def test_vmap_stays_one_call(mapped: tuple[str, ...]) -> None:
 
 
 @both_implementations
+@pytest.mark.parametrize("mapped", SUBSETS, ids="-".join)
+def test_what_examples_share_is_not_mapped(implementation: str, mapped: tuple[str, ...]) -> None:
+    """`out_axes=None` is for results that are one value: they must be known to be one."""
+    arrays, in_axes = examples(mapped, {})
+
+    def function(*given: Any) -> Any:
+        return tuple(jax_bnar.bn_add_relu(*given, implementation=implementation))
+
+    axis = 0 if "x" in mapped else None
+    (_, mean, var), (_, mean_dot, var_dot) = jax.vmap(
+        lambda *given: jax.jvp(function, given, given), in_axes, out_axes=((0, axis, axis),) * 2
+    )(*arrays)
+    for result in (mean, var, mean_dot, var_dot):
+        assert result.ndim == (2 if "x" in mapped else 1)
+
+
+@both_implementations
+def test_gradients_that_examples_share_are_not_mapped(implementation: str) -> None:
+    """Without a ReLU the gradient of the bias is the sum of the cotangents, whatever x is."""
+    (xs, dy, scale, bias), _ = examples(("x",), {})
+
+    def dbias(x: Any) -> Any:
+        def y(bias: Any) -> Any:
+            return jax_bnar.batch_norm(x, scale, bias, implementation=implementation).y
+
+        return jax.vjp(y, bias)[1](dy)[0]
+
+    np.testing.assert_allclose(
+        jax.vmap(dbias, out_axes=None)(xs), dy.sum((0, 1)), rtol=1e-5, atol=1e-5
+    )
+
+
+@both_implementations
 def test_vmap_of_hessian(implementation: str) -> None:
     """jacobian = vmap of a vjp: the operands of backward are mapped one without the others."""
     x, z, scale, bias = (jnp.asarray(a)[..., :2] for a in operands(CASE))
