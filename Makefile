@@ -39,6 +39,7 @@ lint: .venv/installed-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE_SOURCES)
 
 benchmark: .venv/installed-bench

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import jax_bnar
-from jax_bnar import _native_targets
+from jax_bnar._kernels import targets
 
 _PACKAGES: Final = ("jax", "jaxlib", "flax", "torch", "numpy")
 
@@ -35,7 +35,7 @@ def describe_environment() -> dict[str, Any]:
             **{package: _version(package) for package in _PACKAGES},
         },
         "allocator": describe_allocator(),
-        "jax_bnar_isa": _native_targets.cpu_isa(),
+        "jax_bnar_isa": targets.cpu_isa(),
     }
 
 

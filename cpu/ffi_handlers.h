@@ -1,5 +1,5 @@
 // The FFI handlers of the CPU, one for each primitive of
-// jax_bnar/primitive.py.
+// jax_bnar/_kernels/kernel_call.py.
 
 #ifndef JAX_BNAR_CPU_FFI_HANDLERS_H_
 #define JAX_BNAR_CPU_FFI_HANDLERS_H_

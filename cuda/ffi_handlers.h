@@ -1,4 +1,4 @@
-// The FFI handlers of the GPU, one for each primitive of jax_bnar/primitive.py,
+// The FFI handlers of the GPU, one for each primitive of jax_bnar/_kernels/kernel_call.py,
 // and what runs before the first of them.
 
 #ifndef JAX_BNAR_CUDA_FFI_HANDLERS_H_

@@ -1,14 +1,14 @@
 """Fused BatchNorm-Add-ReLU for JAX: `y = relu(batch_norm(x) + z)`, forward and backward."""
 
-from jax_bnar._api import BatchNormResult as BatchNormResult
-from jax_bnar._api import batch_norm as batch_norm
-from jax_bnar._api import batch_norm_inference as batch_norm_inference
-from jax_bnar._api import bn_add_relu as bn_add_relu
-from jax_bnar._api import bn_add_relu_inference as bn_add_relu_inference
-from jax_bnar._api import bn_relu as bn_relu
-from jax_bnar._api import bn_relu_inference as bn_relu_inference
-from jax_bnar._dual import DualBatchNormResult as DualBatchNormResult
-from jax_bnar._dual import dual_bn_add_relu as dual_bn_add_relu
-from jax_bnar._export import DISABLED_EXPORT_CHECKS as DISABLED_EXPORT_CHECKS
+from jax_bnar._kernels.export import DISABLED_EXPORT_CHECKS as DISABLED_EXPORT_CHECKS
+from jax_bnar._operators.api import BatchNormResult as BatchNormResult
+from jax_bnar._operators.api import batch_norm as batch_norm
+from jax_bnar._operators.api import batch_norm_inference as batch_norm_inference
+from jax_bnar._operators.api import bn_add_relu as bn_add_relu
+from jax_bnar._operators.api import bn_add_relu_inference as bn_add_relu_inference
+from jax_bnar._operators.api import bn_relu as bn_relu
+from jax_bnar._operators.api import bn_relu_inference as bn_relu_inference
+from jax_bnar._operators.dual import DualBatchNormResult as DualBatchNormResult
+from jax_bnar._operators.dual import dual_bn_add_relu as dual_bn_add_relu
 
 __version__ = "0.1.0"

@@ -14,8 +14,8 @@ except ModuleNotFoundError as error:
         "jax_bnar.flax_layers needs Flax, which is not installed: pip install jax-bnar[flax]"
     ) from error
 
-from jax_bnar._linen_batch_norm import BatchNorm as BatchNorm
-from jax_bnar._linen_fold import fold_batch_norms as fold_batch_norms
-from jax_bnar._linen_resnet import FusedBottleneck as FusedBottleneck
-from jax_bnar._linen_resnet import ResNet as ResNet
-from jax_bnar._linen_resnet import ResNet50 as ResNet50
+from jax_bnar._layers.linen.batch_norm import BatchNorm as BatchNorm
+from jax_bnar._layers.linen.fold import fold_batch_norms as fold_batch_norms
+from jax_bnar._layers.linen.resnet import FusedBottleneck as FusedBottleneck
+from jax_bnar._layers.linen.resnet import ResNet as ResNet
+from jax_bnar._layers.linen.resnet import ResNet50 as ResNet50

@@ -13,9 +13,9 @@ except ModuleNotFoundError as error:
         "jax_bnar.nnx_layers needs Flax, which is not installed: pip install jax-bnar[flax]"
     ) from error
 
-from jax_bnar._nnx_batch_norm import BatchNorm as BatchNorm
-from jax_bnar._nnx_batch_norm import convert_batch_norms as convert_batch_norms
-from jax_bnar._nnx_fold import fold_batch_norms as fold_batch_norms
-from jax_bnar._nnx_resnet import FusedBottleneck as FusedBottleneck
-from jax_bnar._nnx_resnet import ResNet as ResNet
-from jax_bnar._nnx_resnet import ResNet50 as ResNet50
+from jax_bnar._layers.nnx.batch_norm import BatchNorm as BatchNorm
+from jax_bnar._layers.nnx.batch_norm import convert_batch_norms as convert_batch_norms
+from jax_bnar._layers.nnx.fold import fold_batch_norms as fold_batch_norms
+from jax_bnar._layers.nnx.resnet import FusedBottleneck as FusedBottleneck
+from jax_bnar._layers.nnx.resnet import ResNet as ResNet
+from jax_bnar._layers.nnx.resnet import ResNet50 as ResNet50

@@ -1,219 +1,280 @@
-"""The six primitives, one custom call each, on canonical (G, N, C, S) arrays.
+"""The primitives that JAX transforms, on arrays in the user's layout.
 
-forward and backward are whole passes for one device. statistics, normalise, backward_reduce and
-backward_apply are their halves: a collective fits between them, and inference is normalise alone.
+How a call of `jax_bnar.bn_add_relu` goes down, and how its derivative comes back:
 
-Each takes the operands of its namesake in `jax_bnar.reference`; operands that are None are left out
-of the call and recorded in the static parameter `present`. On a platform without a kernel the
-lowering is the reference itself, so one trace lowers for cpu, cuda and tpu.
+1. `_operators` checks the operands and makes their shardings agree.
+2. `_autodiff.training` is the function that JAX differentiates. It binds `forward`, below.
+3. `forward` is lowered for one device to the custom call of `_kernels.kernel_call`, with reshapes
+   that move no data; for several devices to a call that XLA partitions (`_sharding.partitioning`);
+   where there is no kernel to `reference`. `vmap` adds a leading axis to the same call.
+4. The derivative is a `jax.custom_jvp` rule whose tangent is one linear primitive
+   (`_autodiff.linear_call`). Evaluated, it is forward mode in pure JAX. Transposed, it binds
+   `backward`, below, on the residuals x, y (or a mask), mean, var, scale and bias.
 
-They are bound while an operation of `jax_bnar._operations` is lowered. Those are what JAX
-transforms: these have no rules for derivatives or batching.
+A `jax.custom_vjp` would have the same residuals and the same two kernels, and no forward mode. y
+lives on anyway, as the input of the next layer, so backward reads the sign of the ReLU in it, and
+the tensor from before the ReLU is never kept.
+
+There is one primitive for each operation of `_kernels.kernel_call`, with the same operands and
+results, in the shapes of `_base.layout`. They own what the custom calls on canonical arrays cannot:
+sharding, for which an array must have its own axes, and with it batching.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Primitive
+from jax.sharding import PartitionSpec
 
-from jax_bnar import _compat, _native_targets, reference
-from jax_bnar._canonical import mask_bytes
-from jax_bnar._dtypes import accumulation_dtype
-from jax_bnar._implementation import Implementation
-
-# Operands that may be None whatever the static parameters say; the kernel is told of each.
-_OPTIONAL = frozenset({"z", "scale", "bias"})
+from jax_bnar._base import jax_compat
+from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.layout import Kind, Layout, kind_of
+from jax_bnar._kernels import kernel_call
+from jax_bnar._sharding import halves
+from jax_bnar._sharding.alignment import with_automatic_axes
+from jax_bnar._sharding.partitioning import Partitioned
+from jax_bnar._sharding.shards import Shards
 
 
 @dataclasses.dataclass(frozen=True)
-class Operation:
-    """One primitive: its name, its operands in order, and what it computes."""
+class ArrayOperation:
+    """One operation on arrays in the user's layout."""
 
-    name: str
-    operands: tuple[str, ...]
-    reference: Callable[..., tuple[jax.Array, ...]]
-    results: Callable[..., list[jax.core.ShapedArray]]
+    canonical: kernel_call.Operation
 
     @functools.cached_property
     def primitive(self) -> Primitive:
-        primitive = Primitive(f"bnar_canonical_{self.name}")
-        primitive.multiple_results = True
-        primitive.def_impl(functools.partial(_compat.apply_primitive, primitive))
-        primitive.def_abstract_eval(self._abstract)
-        _compat.register_lowering(primitive, self._lower_reference)
-        for name, platform in _native_targets.registered:
-            if name == self.name:
-                lower = functools.partial(self._lower_kernel, platform)
-                _compat.register_lowering(primitive, lower, platform=platform)
-        return primitive
+        new = Primitive(f"bnar_{self.canonical.name}")
+        new.multiple_results = True
+        new.def_impl(functools.partial(jax_compat.apply_primitive, new))
+        new.def_abstract_eval(self._abstract)
+        jax_compat.register_lowering(new, self._lower)
+        jax_compat.needs_devices_at_lowering(new)
+        jax_compat.primitive_batchers[new] = self._batch
+        jax_compat.primitive_jvps[new] = self._jvp
+        return new
 
     def __call__(
-        self, *operands: jax.Array | None, implementation: Implementation, **statics: Any
+        self,
+        *operands: jax.Array | None,
+        layout: Layout,
+        implementation: Implementation,
+        **statics: Any,
     ) -> tuple[jax.Array, ...]:
         """Binds the primitive, or computes the reference where implementation is 'xla'."""
         if implementation == "xla":
-            return self.reference(*operands, **statics)
+            present = tuple(operand is not None for operand in operands)
+            given = (operand for operand in operands if operand is not None)
+            return self._reference(*given, present=present, layout=layout, **statics)
         return tuple(
             self.primitive.bind(
-                *(operand for operand in operands if operand is not None),
+                *(a for a in jax_compat.vary_together(operands) if a is not None),
                 present=tuple(operand is not None for operand in operands),
+                layout=layout,
                 require_kernel=implementation == "ffi",
                 **statics,
             )
         )
 
     def _named(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
-        rest = iter(given)
-        return {n: next(rest) if p else None for n, p in zip(self.operands, present, strict=True)}
+        """The operands that are there, by name."""
+        names = (n for n, p in zip(self.canonical.operands, present, strict=True) if p)
+        return dict(zip(names, given, strict=True))
 
     def _abstract(
-        self, *avals: Any, present: tuple[bool, ...], require_kernel: bool, **statics: Any
+        self,
+        *avals: Any,
+        present: tuple[bool, ...],
+        layout: Layout,
+        require_kernel: bool,
+        **statics: Any,
     ) -> list[jax.core.ShapedArray]:
         del require_kernel
-        return self.results(**self._named(avals, present), **statics)
+        x = self._named(avals, present)["x"]
+        kinds = halves.result_kinds(self.canonical.name, statics)
+        return [_result_aval(x, layout, kind, kinds) for kind in kinds]
 
-    def _reference(
-        self, *given: jax.Array, present: tuple[bool, ...], require_kernel: bool, **statics: Any
-    ) -> tuple[jax.Array, ...]:
-        del require_kernel
-        return self.reference(*self._named(given, present).values(), **statics)
+    def _lower(self, ctx: Any, *operands: Any, **params: Any) -> Any:
+        automatic = jax_compat.automatic_axes(ctx)
+        where = None
+        if automatic:
+            names = ", ".join(map(str, automatic))
+            where = f"inside a shard_map that leaves mesh axes ({names}) automatic"
+        elif automatic is None and jax_compat.is_for_export(ctx):
+            # A partitioned call needs Python when XLA partitions, which is after export.
+            where = "in a program exported for several devices"
+        if where is not None:
+            if params["require_kernel"]:
+                raise NotImplementedError(
+                    f"jax_bnar: implementation='ffi' asks for the {self.canonical.name} kernel, but"
+                    f" XLA cannot partition it {where}; implementation=None falls back to pure JAX."
+                )
+            function = self._reference
+        elif automatic is None:
+            function = functools.partial(self._partitioned, ctx.avals_in, ctx.avals_out)
+        else:
+            function = self._on_one_device
+        # Types of Explicit meshes name shardings; inside, arrays are those of one device.
+        ctx = ctx.replace(avals_in=jax_compat.without_shardings(ctx.avals_in))
+        return jax_compat.lower_fun(function, multiple_results=True)(ctx, *operands, **params)
 
-    def _lower_reference(self, ctx: Any, *operands: Any, **params: Any) -> Any:
-        if params["require_kernel"]:
-            platforms = ", ".join(ctx.module_context.platforms)
-            raise NotImplementedError(
-                f"jax_bnar: implementation='ffi' asks for the {self.name} kernel on {platforms},"
-                f" but {_native_targets.why_no_kernel(self.name)}. implementation=None falls back"
-                " to pure JAX."
-            )
-        rule = _compat.lower_fun(self._reference, multiple_results=True)
-        return rule(ctx, *operands, **params)
-
-    def _lower_kernel(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
-        call = functools.partial(self._call_kernel, platform, ctx.avals_out)
-        return _compat.lower_fun(call, multiple_results=True)(ctx, *operands, **params)
-
-    def _call_kernel(
+    def _partitioned(
         self,
-        platform: str,
-        results: Sequence[Any],
-        *operands: jax.Array,
+        avals_in: Sequence[Any],
+        avals_out: Sequence[Any],
+        *given: jax.Array,
         present: tuple[bool, ...],
+        layout: Layout,
         require_kernel: bool,
         **statics: Any,
     ) -> list[jax.Array]:
-        """The custom call, on arrays without their dimensions of size 1.
+        kinds = halves.result_kinds(self.canonical.name, statics)
+        return Partitioned(
+            self.canonical,
+            tuple(
+                (name, kind_of(name, statics.get("gate")), aval.shape)
+                for name, aval in self._named(avals_in, present).items()
+            ),
+            tuple((kind, aval.shape) for kind, aval in zip(kinds, avals_out, strict=True)),
+            layout,
+            "ffi" if require_kernel else None,
+            statics,
+        )(*given)
 
-        XLA:CPU lays those out in its own way when it reshapes bfloat16, and would copy whole arrays
-        into the layout that the call asks for.
-        """
+    def _on_one_device(
+        self,
+        *given: jax.Array,
+        present: tuple[bool, ...],
+        layout: Layout,
+        require_kernel: bool,
+        **statics: Any,
+    ) -> tuple[jax.Array, ...]:
+        implementation = "ffi" if require_kernel else None
+        return self._call(given, present, layout, implementation, statics)
+
+    def _reference(
+        self,
+        *given: jax.Array,
+        present: tuple[bool, ...],
+        layout: Layout,
+        require_kernel: bool = False,
+        **statics: Any,
+    ) -> tuple[jax.Array, ...]:
+        """In pure JAX, whatever the sharding: XLA partitions it by itself."""
         del require_kernel
-        named = self._named(operands, present)
-        groups, rows, channels, inner = named["x"].shape
-        workspace = _native_targets.workspace_bytes(
-            self.name, platform, groups, rows, channels, inner
+
+        def function(*given: jax.Array) -> tuple[jax.Array, ...]:
+            return self._call(given, present, layout, "xla", statics)
+
+        avals = self._abstract(
+            *map(jax.typeof, given),
+            present=present,
+            layout=layout,
+            require_kernel=False,
+            **statics,
         )
-        squeezed = functools.partial(_squeezed, groups=groups, inner=inner)
-        has = {f"has_{n}": named[n] is not None for n in self.operands if n in _OPTIONAL}
-        declared = [jax.ShapeDtypeStruct(squeezed(aval.shape), aval.dtype) for aval in results]
-        if not _is_zero(workspace):
-            # A result rather than an allocation of the kernel, which no CUDA graph could capture.
-            declared.append(jax.ShapeDtypeStruct((workspace,), jnp.uint8))
-        call = jax.ffi.ffi_call(_native_targets.target_name(self.name), declared)
-        outputs = call(
-            *(operand.reshape(squeezed(operand.shape)) for operand in operands),
-            has_groups=not _is_one(groups),
-            has_inner=not _is_one(inner),
-            **has,
-            **{name: _attribute(value) for name, value in statics.items()},
+        return with_automatic_axes(function, tuple(a.sharding.spec for a in avals), *given)
+
+    def _call(
+        self,
+        given: Sequence[jax.Array],
+        present: tuple[bool, ...],
+        layout: Layout,
+        implementation: Implementation,
+        statics: dict[str, Any],
+    ) -> tuple[jax.Array, ...]:
+        named = self._named(given, present)
+        operands = (named.get(name) for name in self.canonical.operands)
+        return halves.call(
+            self.canonical, *operands, layout=layout, implementation=implementation, **statics
         )
-        outputs = outputs[: len(results)]
-        return [o.reshape(aval.shape) for o, aval in zip(outputs, results, strict=True)]
+
+    def _batch(
+        self,
+        batched: Sequence[Any],
+        dims: Sequence[int | None],
+        *,
+        present: tuple[bool, ...],
+        layout: Layout,
+        **params: Any,
+    ) -> tuple[list[jax.Array], list[int | None]]:
+        """Another leading axis: each example keeps statistics of its own."""
+        size = next(a.shape[d] for a, d in zip(batched, dims, strict=True) if d is not None)
+        gate = params.get("gate")
+        axes = self._named(dims, present)
+        leading = [
+            _leading(array, axes[name], size, kind_of(name, gate))
+            for name, array in self._named(batched, present).items()
+        ]
+        layout = dataclasses.replace(layout, leading=layout.leading + 1)
+        results = self._bind_batched(leading, present=present, layout=layout, **params)
+        # What depends on operands that are not mapped is one value, and users may say so
+        # (`out_axes=None`).
+        mapped = {name for name, axis in axes.items() if axis is not None}
+        depends = _dependencies(self.canonical.name, gate)
+        shared = [at in depends and not (mapped & depends[at]) for at in range(len(results))]
+        return (
+            [r[0] if one else r for r, one in zip(results, shared, strict=True)],
+            [None if one else 0 for one in shared],
+        )
+
+    def _bind_batched(self, leading: Sequence[jax.Array], **params: Any) -> list[jax.Array]:
+        return self.primitive.bind(*leading, **params)
+
+    def _jvp(
+        self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Derivatives of a derivative have no kernel: they run through the reference."""
+        tangents = [jax_compat.instantiate_zeros(t) for t in tangents]
+        results = self.primitive.bind(*primals, **params)
+        _, out_tangents = jax.jvp(
+            functools.partial(self._reference, **params), tuple(primals), tuple(tangents)
+        )
+        return list(results), list(out_tangents)
 
 
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1  # a symbolic size (jax.export) is not
+def _dependencies(operation: str, gate: Any) -> dict[int, set[str]]:
+    """The operands that a result depends on, by its position; of all of them if it is not here."""
+    of_statistics = {"x"}
+    of_gated = {"dy"} | {
+        "none": set(),
+        "x": {"x", "mean", "var", "a", "scale", "bias"},
+    }.get(gate, {"evidence"})
+    return {
+        "forward": {1: of_statistics, 2: of_statistics},
+        "backward": {2: of_gated, 3: of_gated},
+        "backward_reduce": {0: of_gated, 2: of_gated},
+    }.get(operation, {})
 
 
-def _is_zero(size: Any) -> bool:
-    return isinstance(size, int) and size == 0
+def _leading(array: jax.Array, axis: int | None, size: int, kind: Kind) -> jax.Array:
+    """An operand with the mapped axis (of length `size`) in front."""
+    if axis is not None:
+        return jnp.moveaxis(array, axis, 0)
+    return jnp.broadcast_to(array, (1 if kind == "vector" else size, *array.shape))
 
 
-def _squeezed(shape: tuple[Any, ...], *, groups: Any, inner: Any) -> tuple[Any, ...]:
-    """An operand's shape without a G, and an S, that x has but once; vectors keep (1, C)."""
-    if len(shape) == 4:
-        return shape[_is_one(groups) : 3 if _is_one(inner) else 4]
-    return shape
+def _result_aval(x: Any, layout: Layout, kind: Kind, kinds: Sequence[Kind]) -> jax.core.ShapedArray:
+    shape = layout.shape_of(kind, x.shape)
+    dtype = {"tensor": x.dtype, "vector": accumulation_dtype(x.dtype), "mask": jnp.uint8}[kind]
+    mesh, spec = x.sharding.mesh, PartitionSpec()
+    if any(entry is not None for entry in x.sharding.spec):
+        shards = Shards.create(
+            layout, x.shape, x.sharding.spec, mesh.shape, has_mask="mask" in kinds
+        )
+        spec = x.sharding.spec if kind == "tensor" else shards.spec(kind, shape)
+    return jax_compat.sharded_aval(x, shape, dtype, spec)
 
 
-def _attribute(value: Any) -> Any:
-    # The decoder wants exactly f64: an int or a np.float32 would be refused at run time.
-    return np.float64(value) if isinstance(value, float) else value
-
-
-def _like(aval: Any) -> jax.core.ShapedArray:
-    return _compat.out_aval(aval, aval.shape, aval.dtype)
-
-
-def _vector(x: Any) -> jax.core.ShapedArray:
-    groups, _, channels, _ = x.shape
-    return _compat.out_aval(x, (groups, channels), accumulation_dtype(x.dtype))
-
-
-def _mask(x: Any) -> jax.core.ShapedArray:
-    groups, *rest = x.shape
-    return _compat.out_aval(x, (groups, mask_bytes(*rest)), jnp.uint8)
-
-
-def _forward_results(x: Any, save_mask: bool, **_: Any) -> list[jax.core.ShapedArray]:
-    return [_like(x), _vector(x), _vector(x), *([_mask(x)] if save_mask else [])]
-
-
-def _normalise_results(x: Any, save_mask: bool, **_: Any) -> list[jax.core.ShapedArray]:
-    return [_like(x), *([_mask(x)] if save_mask else [])]
-
-
-def _backward_results(x: Any, has_residual: bool, **_: Any) -> list[jax.core.ShapedArray]:
-    return [_like(x), _vector(x), _vector(x), *([_like(x)] if has_residual else [])]
-
-
-def _reduce_results(x: Any, has_residual: bool, **_: Any) -> list[jax.core.ShapedArray]:
-    return [_vector(x), _vector(x), *([_like(x)] if has_residual else [])]
-
-
-forward = Operation("forward", ("x", "z", "scale", "bias"), reference.forward, _forward_results)
-backward = Operation(
-    "backward",
-    ("dy", "x", "evidence", "mean", "var", "scale", "bias", "dmean", "dvar"),
-    reference.backward,
-    _backward_results,
-)
-statistics = Operation(
-    "statistics", ("x",), reference.statistics, lambda x: [_vector(x), _vector(x)]
-)
-normalise = Operation(
-    "normalise",
-    ("x", "z", "scale", "bias", "mean", "var"),
-    reference.normalise,
-    _normalise_results,
-)
-backward_reduce = Operation(
-    "backward_reduce",
-    ("dy", "x", "evidence", "mean", "a", "bias"),
-    reference.backward_reduce,
-    _reduce_results,
-)
-backward_apply = Operation(
-    "backward_apply",
-    ("dy", "x", "evidence", "mean", "a", "b", "k", "bias"),
-    reference.backward_apply,
-    lambda x, **_: [_like(x)],
-)
-
-OPERATIONS = (forward, backward, statistics, normalise, backward_reduce, backward_apply)
+forward = ArrayOperation(kernel_call.forward)
+backward = ArrayOperation(kernel_call.backward)
+statistics = ArrayOperation(kernel_call.statistics)
+normalise = ArrayOperation(kernel_call.normalise)
+backward_reduce = ArrayOperation(kernel_call.backward_reduce)
+backward_apply = ArrayOperation(kernel_call.backward_apply)

@@ -1,8 +1,9 @@
 """The mathematics in plain `jax.numpy`, on canonical (G, N, C, S) arrays.
 
-One function for each primitive of `jax_bnar.primitive`, with the same operands and results. They
-are the rule for platforms without a kernel, `implementation="xla"`, and the derivative rules of the
-primitives. Vectors (scale, bias, mean, ...) have shape (G, C) or (1, C) and the accumulation dtype.
+One function for each operation of `jax_bnar._kernels.kernel_call`, with the same operands and
+results. They are the rule for platforms without a kernel, `implementation="xla"`, and the
+derivative rules of the primitives. Vectors (scale, bias, mean, ...) have shape (G, C) or (1, C) and
+the accumulation dtype.
 
 Formulas, with n = N*S elements to a statistics group:
 
@@ -19,9 +20,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_bnar._canonical import mask_bytes
-from jax_bnar._config import Activation, Gate
-from jax_bnar._dtypes import accumulation_dtype, smallest_epsilon
+from jax_bnar._base.canonical import mask_bytes
+from jax_bnar._base.config import Activation, Gate
+from jax_bnar._base.dtypes import accumulation_dtype, smallest_epsilon
 
 _REDUCED = (1, 3)  # the axes N and S
 

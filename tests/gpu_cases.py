@@ -17,7 +17,7 @@ import pytest
 from cases import Case, Cotangents, Operands, cotangents, operands, run
 from test_backward import check_gradients
 
-from jax_bnar import _native_targets
+from jax_bnar._kernels import targets
 
 # Last, so that an installed jax_bnar wins over the source tree, which may lack the native module.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -27,7 +27,7 @@ from benchmarks.gpu.launches import launched as launched
 DRY_RUN = os.environ.get("JAX_BNAR_GPU_PLATFORM") == "cpu"
 PLATFORM = "cpu" if DRY_RUN else "gpu"
 # The dry run may have the CUDA kernels too, in the emulation.
-CUDA_KERNELS = not DRY_RUN or _native_targets.cpu_isa() == "emulation of CUDA"
+CUDA_KERNELS = not DRY_RUN or targets.cpu_isa() == "emulation of CUDA"
 STRATEGIES = ("auto", "on_chip", "cluster", "l2", "two_kernels")
 only_on_gpu = pytest.mark.skipif(DRY_RUN, reason="there is nothing of it on the CPU")
 

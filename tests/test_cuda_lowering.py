@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import pytest
 
 import jax_bnar
-from jax_bnar import _native_targets
+from jax_bnar._kernels import targets
 
 REQUIRE_CUDA = "JAX_BNAR_REQUIRE_CUDA"
-HAS_CUDA = ("forward", "cuda") in _native_targets.registered
+HAS_CUDA = ("forward", "cuda") in targets.registered
 if os.environ.get(REQUIRE_CUDA):
-    assert HAS_CUDA, f"{REQUIRE_CUDA} is set, but {_native_targets.why_no_kernel('forward')}"
+    assert HAS_CUDA, f"{REQUIRE_CUDA} is set, but {targets.why_no_kernel('forward')}"
 pytestmark = pytest.mark.skipif(not HAS_CUDA, reason="this build has no CUDA kernels")
 
 NHWC = (4, 7, 7, 64)
@@ -83,7 +83,7 @@ def test_forward_and_backward(shape: tuple[int, ...], axis: int, canonical: str,
         "save_mask": "true" if save == "mask" else "false",
     }
     rows_channels_inner = (4, 64, 49) if axis == 1 else (196, 64, 1)
-    expected = _native_targets.workspace_bytes("forward", "cuda", 1, *rows_channels_inner)
+    expected = targets.workspace_bytes("forward", "cuda", 1, *rows_channels_inner)
     assert workspace == f"{expected}xui8"
 
     backward = found["jax_bnar_backward_v1"]
@@ -139,7 +139,7 @@ def test_cpu_and_cuda_from_one_trace() -> None:
 
 @pytest.mark.parametrize("operation", ["forward", "backward", "statistics", "backward_reduce"])
 def test_workspace_of_symbolic_sizes_is_a_bound(operation: str) -> None:
-    bound = functools.partial(_native_targets.workspace_bytes, operation, "cuda")
+    bound = functools.partial(targets.workspace_bytes, operation, "cuda")
     (rows,) = jax.export.symbolic_shape("n")
     for groups, channels in [(1, 1), (1, 64), (2, 251), (64, 2048), (1, 1 << 20)]:
         symbolic = bound(groups, rows, channels, 1)

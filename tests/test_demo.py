@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jax_bnar import _native_targets
+from jax_bnar._kernels import targets
 
 for module in ("matplotlib", "rich", "sklearn", "tyro"):
     pytest.importorskip(module, reason="the demo needs what jax-bnar[demo] installs")
@@ -70,7 +70,7 @@ def test_it_runs_the_kernels_that_are_there(
     quick: tuple[str, pathlib.Path, dict[str, Any]],
 ) -> None:
     _, _, results = quick
-    available = ("forward", results["platform"]) in _native_targets.registered
+    available = ("forward", results["platform"]) in targets.registered
     assert results["kernels_in_use"] == available
     assert len(results["sites"]) == 2
     for site in results["sites"]:

@@ -17,7 +17,7 @@ import numpy as np
 import oracle
 import pytest
 
-from jax_bnar import _native_targets
+from jax_bnar._kernels import targets
 from jax_bnar.doctor import _environment, _examination, _processes, _run, _text
 from jax_bnar.doctor._report import Case, Examination, Report
 
@@ -68,7 +68,7 @@ def test_healthy() -> None:
     assert found["default_platform"] == "cpu"
     assert found["versions"]["jax"] == jax.__version__
     assert found["build"]["native_module"].endswith(".so")
-    assert found["machine"]["cpu_isa"] == _native_targets.cpu_isa()
+    assert found["machine"]["cpu_isa"] == targets.cpu_isa()
     assert found["machine"]["environment_variables"]["JAX_PLATFORMS"] == "cpu"
     assert f"jaxlib: {found['versions']['jaxlib']}" in found["jax_environment"]
     assert "PREALLOCATE" not in found["jax_environment"]
@@ -205,8 +205,8 @@ def test_default_platform_without_kernels() -> None:
 
 @pytest.mark.usefixtures("no_variables")
 def test_cuda_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    only_cpu = frozenset(pair for pair in _native_targets.registered if pair[1] == "cpu")
-    monkeypatch.setattr(_native_targets, "registered", only_cpu)
+    only_cpu = frozenset(pair for pair in targets.registered if pair[1] == "cpu")
+    monkeypatch.setattr(targets, "registered", only_cpu)
     h200 = dataclasses.replace(ALL_WELL, platform="cuda", device_kind="NVIDIA H200", cases=())
     found = report(default=_run.Examined(h200, None), cpu=_run.Examined(ALL_WELL, None))
     assert not found.works

@@ -13,7 +13,7 @@ from jax import export
 from subprocesses import run_python
 
 import jax_bnar
-from jax_bnar import _native_targets
+from jax_bnar._kernels import targets
 
 CASE = Case((4, 5, 6, 17))
 TRAINING = ["jax_bnar_forward_v1", "jax_bnar_backward_v1"]
@@ -112,7 +112,7 @@ def test_every_platform_lowers_from_this_build(platform: str) -> None:
     step = jax.value_and_grad(loss(None, "mask"), (0, 1, 2, 3))
     program = exported(step, *shapes(*operands(CASE)), platforms=(platform,))
     called = [name for name in TRAINING if name in program.mlir_module()]
-    registered = _native_targets.registered
+    registered = targets.registered
     assert called == (TRAINING if ("forward", platform) in registered else [])
     if platform == "cpu":
         assert called

@@ -12,7 +12,8 @@ import pytest
 from subprocesses import run_python
 
 import jax_bnar
-from jax_bnar import primitive, reference
+from jax_bnar import reference
+from jax_bnar._kernels import kernel_call
 
 GROUPS, ROWS, CHANNELS, INNER = SHAPE = (2, 3, 5, 7)
 OPTIONAL = ("z", "scale", "bias")
@@ -40,7 +41,7 @@ class Call(NamedTuple):
         return jax.block_until_ready(call(*self.operands.values(), **self.attributes))
 
 
-def good_call(operation: primitive.Operation) -> Call:
+def good_call(operation: kernel_call.Operation) -> Call:
     tensor = jnp.ones(SHAPE, jnp.float32)
     statics = STATICS[operation.name]
     evidence = {"mask": reference.pack_mask(tensor > 0), "y": tensor, "x": None}
@@ -63,7 +64,7 @@ def good_call(operation: primitive.Operation) -> Call:
 
 
 every_operation = pytest.mark.parametrize(
-    "operation", primitive.OPERATIONS, ids=[o.name for o in primitive.OPERATIONS]
+    "operation", kernel_call.OPERATIONS, ids=[o.name for o in kernel_call.OPERATIONS]
 )
 SPOILERS = {
     "rank": lambda shape, dtype: ((*shape, 1), dtype),
@@ -95,7 +96,7 @@ def assert_refused(call: Call, what: str) -> None:
 
 
 @every_operation
-def test_good_call_runs(operation: primitive.Operation) -> None:
+def test_good_call_runs(operation: kernel_call.Operation) -> None:
     call = good_call(operation)
     for result, expected in zip(call.run(), call.results, strict=True):
         assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
@@ -103,7 +104,7 @@ def test_good_call_runs(operation: primitive.Operation) -> None:
 
 @every_operation
 @pytest.mark.parametrize("spoiler", SPOILERS)
-def test_spoiled_operand(operation: primitive.Operation, spoiler: str) -> None:
+def test_spoiled_operand(operation: kernel_call.Operation, spoiler: str) -> None:
     call = good_call(operation)
     for name, operand in call.operands.items():
         if operation.name == "statistics" and spoiler in ("last axis", "bfloat16"):
@@ -115,7 +116,7 @@ def test_spoiled_operand(operation: primitive.Operation, spoiler: str) -> None:
 
 @every_operation
 @pytest.mark.parametrize("spoiler", SPOILERS)
-def test_spoiled_result(operation: primitive.Operation, spoiler: str) -> None:
+def test_spoiled_result(operation: kernel_call.Operation, spoiler: str) -> None:
     call = good_call(operation)
     for i, result in enumerate(call.results):
         if spoiler == "empty" and len(call.results) == 1:
@@ -127,7 +128,7 @@ def test_spoiled_result(operation: primitive.Operation, spoiler: str) -> None:
 
 
 @every_operation
-def test_missing_and_surplus_buffers(operation: primitive.Operation) -> None:
+def test_missing_and_surplus_buffers(operation: kernel_call.Operation) -> None:
     call = good_call(operation)
     for name in call.operands:
         rest = {n: operand for n, operand in call.operands.items() if n != name}
@@ -142,7 +143,7 @@ def test_missing_and_surplus_buffers(operation: primitive.Operation) -> None:
 
 
 @every_operation
-def test_wrong_attributes(operation: primitive.Operation) -> None:
+def test_wrong_attributes(operation: kernel_call.Operation) -> None:
     call = good_call(operation)
     # 2 and not 1: to JAX's cache of traces 1 is True, and the good call would answer.
     spoiled: list[tuple[str, Any]] = [
@@ -199,7 +200,7 @@ def test_short_buffers_do_not_crash() -> None:
 
 
 def test_the_process_survives_a_refusal() -> None:
-    call = good_call(primitive.forward)
+    call = good_call(kernel_call.forward)
     assert_refused(call._replace(results=call.results[:-1]), "a missing result")
     x = jnp.ones((2, 3), jnp.float32)
     np.testing.assert_array_equal(jax_bnar.bn_relu(x, None, None, implementation="ffi").var, 0)

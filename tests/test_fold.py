@@ -13,7 +13,8 @@ from flax import nnx
 from flax_tools import apply, as_flax_needs_it, normal, trained_looking, trained_model
 from programs import hlo_calls
 
-from jax_bnar import _fold, flax_layers, nnx_layers, torch_weights
+from jax_bnar import flax_layers, nnx_layers, torch_weights
+from jax_bnar._layers import fold
 
 IMAGES = (4, 36, 36, 3)
 
@@ -47,7 +48,7 @@ def test_one_pass_adds_exactly(implementation: str, dtype: str, residual: bool) 
     x = normal(0, (5, 7, 33), dtype) - jnp.asarray(3, dtype)
     z = normal(1, (5, 7, 33), dtype) - jnp.asarray(3, dtype) if residual else None
     bias = normal(2, (33,)) - 3
-    y = _fold.bias_act(x, z, bias, activation="relu", implementation=implementation)
+    y = fold.bias_act(x, z, bias, activation="relu", implementation=implementation)
     wide = np.float64 if dtype == "float64" else np.float32
     exact = np.asarray(x, wide) + np.asarray(bias, wide)
     exact = exact if z is None else exact + np.asarray(z, wide)

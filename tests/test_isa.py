@@ -51,14 +51,14 @@ sys.path.insert(0, {tests!r})
 PROGRAM = """
 import numpy as np
 import test_isa
-from jax_bnar import _native_targets
+from jax_bnar._kernels import targets
 for i, (dtype, shape) in enumerate(test_isa.CASES):
     expected = np.load({expected!r} + f"/{{i}}.npz").values()
     for ours, theirs in zip(test_isa.results("ffi", dtype, *shape), expected, strict=True):
         # Relative to the array: a sum's small elements cancel.
         tolerance = test_isa.TOLERANCES[dtype] * np.abs(theirs).max()
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
-print(_native_targets.cpu_isa())
+print(targets.cpu_isa())
 """
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_bnar._linear_call import linear_call
+from jax_bnar._autodiff.linear_call import linear_call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,8 @@ import oracle
 import pytest
 from cases import all_dtypes, as_dtype, both_implementations
 
-from jax_bnar import primitive, reference
+from jax_bnar import reference
+from jax_bnar._kernels import kernel_call
 
 SHAPES = [(1, 6, 5, 1), (2, 35, 19, 1), (3, 4, 65, 9), (1, 3, 2, 49), (2, 1, 17, 1), (1, 200, 3, 1)]
 few_shapes = pytest.mark.parametrize("shape", SHAPES[1:4], ids=str)
@@ -65,7 +66,7 @@ def assert_close(actual: Any, expected: Any, *, vectors: bool) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_statistics(implementation: Implementation, shape: tuple[int, ...], dtype: str) -> None:
     given = canonical_operands(shape, dtype)
-    mean, var = primitive.statistics(given.x, implementation=implementation)
+    mean, var = kernel_call.statistics(given.x, implementation=implementation)
     x = np.asarray(given.x).astype(np.float64)
     assert mean.shape == var.shape == (shape[0], shape[2])
     np.testing.assert_allclose(mean, x.mean((1, 3)), rtol=2e-6, atol=2e-6)
@@ -111,8 +112,8 @@ def test_forward_kernels_against_reference(
 
     @jax.jit
     def kernels(*operands: Any) -> Any:
-        whole = primitive.forward(*operands, implementation="ffi", **statics)
-        half = primitive.normalise(*operands, *whole[1:3], implementation="ffi", **statics)
+        whole = kernel_call.forward(*operands, implementation="ffi", **statics)
+        half = kernel_call.normalise(*operands, *whole[1:3], implementation="ffi", **statics)
         return whole, half
 
     (y, mean, var, *mask), (y_half, *mask_half) = kernels(*tensors, *vectors)
@@ -146,7 +147,7 @@ def test_mask_is_one_bit_an_element(
     implementation: Implementation, dtype: str, shape: tuple[int, ...]
 ) -> None:
     given = canonical_operands(shape, dtype)
-    y, _, _, mask = primitive.forward(
+    y, _, _, mask = kernel_call.forward(
         given.x,
         given.z,
         None,
@@ -193,7 +194,7 @@ def test_backward_kernels_against_reference(
             of.backward_apply(*tensors, dmean, dvar, tensors[-1], bias, gate=gate, **use),
         )
 
-    kernels = jax.jit(functools.partial(passes, primitive, implementation="ffi"))
+    kernels = jax.jit(functools.partial(passes, kernel_call, implementation="ffi"))
     whole, reduced, applied = kernels(tensors, vectors)
     expected_whole, expected_reduced, expected_applied = passes(reference, tensors, vectors)
     check_backward(whole, expected_whole, first_tensors=1)
@@ -221,9 +222,9 @@ def test_halves_compose_to_the_whole(
     use: dict[str, Any] = {"implementation": implementation}
     forward: dict[str, Any] = {"epsilon": EPSILON, "activation": "relu", "save_mask": False}
     operands = given.x, given.z, given.scale, given.bias
-    y, mean, var = primitive.forward(*operands, **use, **forward)
-    mean_half, var_half = primitive.statistics(given.x, **use)
-    (y_half,) = primitive.normalise(*operands, mean_half, var_half, **use, **forward)
+    y, mean, var = kernel_call.forward(*operands, **use, **forward)
+    mean_half, var_half = kernel_call.statistics(given.x, **use)
+    (y_half,) = kernel_call.normalise(*operands, mean_half, var_half, **use, **forward)
     assert_close(mean_half, mean, vectors=True)
     assert_close(var_half, var, vectors=True)
     assert_close(y_half, y, vectors=False)
@@ -232,7 +233,7 @@ def test_halves_compose_to_the_whole(
     gate: dict[str, Any] = {"gate": "y"}
     vectors = var, given.scale
     cotangents = given.dmean, given.dvar
-    whole = primitive.backward(
+    whole = kernel_call.backward(
         *tensors,
         *vectors,
         given.bias,
@@ -242,7 +243,7 @@ def test_halves_compose_to_the_whole(
         epsilon=EPSILON,
         has_residual=True,
     )
-    sum_e, sum_ec, dz = primitive.backward_reduce(
+    sum_e, sum_ec, dz = kernel_call.backward_reduce(
         *tensors, None, None, **use, **gate, has_residual=True
     )
     count = shape[1] * shape[3]
@@ -251,7 +252,7 @@ def test_halves_compose_to_the_whole(
     coefficients = reference.backward_coefficients(
         a * sum_e, a * dscale, a, rstd, *cotangents, count=count
     )
-    (dx,) = primitive.backward_apply(*tensors, *coefficients, None, **use, **gate)
+    (dx,) = kernel_call.backward_apply(*tensors, *coefficients, None, **use, **gate)
     check_backward((dx, dscale, sum_e, dz), whole, first_tensors=1)
 
 
@@ -264,7 +265,7 @@ def test_groups_are_independent(implementation: Implementation, shape: tuple[int
 
     @jax.jit
     def forward(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-        return primitive.forward(x, z, scale, bias, implementation=implementation, **statics)
+        return kernel_call.forward(x, z, scale, bias, implementation=implementation, **statics)
 
     operands = given.x, given.z, given.scale, given.bias
     together = forward(*operands)

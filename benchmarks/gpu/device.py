@@ -11,7 +11,7 @@ from typing import Any, Final
 import jax
 
 from benchmarks.environment import describe_environment
-from jax_bnar import _native_targets
+from jax_bnar._kernels import targets
 
 _PACKAGES: Final = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "triton", "pytest")
 _QUERY: Final = (
@@ -28,11 +28,11 @@ def describe_device() -> dict[str, Any]:
         "kind": device.device_kind,
         "count": jax.device_count(),
         "nvidia_smi": _nvidia_smi(),
-        "kernels": sorted(name for name, of in _native_targets.registered if of == "cuda"),
+        "kernels": sorted(name for name, of in targets.registered if of == "cuda"),
         "why_no_kernels": None
-        if ("forward", "cuda") in _native_targets.registered
-        else _native_targets.why_no_kernel("forward"),
-        "native_module": getattr(_native_targets._native, "__file__", None),
+        if ("forward", "cuda") in targets.registered
+        else targets.why_no_kernel("forward"),
+        "native_module": getattr(targets._native, "__file__", None),
         "environment": environment
         | {"versions": environment["versions"] | {name: _version(name) for name in _PACKAGES}},
     }

@@ -1,6 +1,6 @@
 """From what was found to a verdict: what is wrong on each platform, and the way out."""
 
-from jax_bnar import _native_targets
+from jax_bnar._kernels import targets
 from jax_bnar.doctor import _environment
 from jax_bnar.doctor._report import (
     Build,
@@ -23,7 +23,7 @@ _JAX_ALONE = (
 
 
 def registered(platform: str) -> tuple[str, ...]:
-    return tuple(sorted(name for name, of in _native_targets.registered if of == platform))
+    return tuple(sorted(name for name, of in targets.registered if of == platform))
 
 
 def diagnose(
@@ -110,7 +110,7 @@ def _no_kernels(platform: str, build: Build, machine: Machine) -> Problem:
             "install the package with `pip install .` in its sources; it needs a C++17 compiler"
             " (GCC >= 9 or Clang >= 12)",
         )
-    reason = _native_targets.why_no_kernel("forward")
+    reason = targets.why_no_kernel("forward")
     if platform != "cuda":
         return Problem(reason, "without kernels the operators run in pure JAX; nothing to do")
     nvcc = "" if machine.nvcc else "install nvcc of CUDA 13 (none is on PATH), then "

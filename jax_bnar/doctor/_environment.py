@@ -13,7 +13,7 @@ import jaxlib.version
 import numpy as np
 
 import jax_bnar
-from jax_bnar import _native_targets
+from jax_bnar._kernels import targets
 from jax_bnar.doctor import _processes
 from jax_bnar.doctor._report import Build, Machine, Versions
 
@@ -33,14 +33,14 @@ _VARIABLES = re.compile(r"(JAX|XLA)_\w+|CUDA_VISIBLE_DEVICES|LD_(LIBRARY_PATH|PR
 
 def native(function: str) -> Any:
     """What a function of the native module returns, None where this build does not have it."""
-    found = getattr(_native_targets._native, function, None)
+    found = getattr(targets._native, function, None)
     return None if found is None else found()
 
 
 def build() -> Build:
-    error = _native_targets.load_error
+    error = targets.load_error
     return Build(
-        native_module=getattr(_native_targets._native, "__file__", None),
+        native_module=getattr(targets._native, "__file__", None),
         load_error=None if error is None else f"{type(error).__name__}: {error}",
         ffi_api_version=native("ffi_api_version"),
         cuda_version=native("cuda_version"),
@@ -62,7 +62,7 @@ def versions_and_machine() -> tuple[Versions, Machine]:
         system=platform.platform(),
         architecture=platform.machine(),
         cpu_count=_usable_cpus(),
-        cpu_isa=_native_targets.cpu_isa(),
+        cpu_isa=targets.cpu_isa(),
         gpus=gpus,
         nvcc=shutil.which("nvcc"),
         environment_variables={

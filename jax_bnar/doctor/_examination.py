@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_bnar
-from jax_bnar import _native_targets
+from jax_bnar._kernels import targets
 from jax_bnar.doctor import _environment
 from jax_bnar.doctor._report import Case, Examination
 
@@ -66,7 +66,7 @@ class Examiner:
             platform=platform, device_kind=devices[0].device_kind, device_count=len(devices)
         )
         self.update(runtime_ffi_api_version=runtime_ffi_api_version(platform))
-        if {("forward", platform), ("backward", platform)} <= _native_targets.registered:
+        if {("forward", platform), ("backward", platform)} <= targets.registered:
             for dtype in ("float32", "bfloat16"):
                 for layout in _LAYOUTS:
                     self.update(step=f"operator in {dtype}, {layout}")
@@ -105,7 +105,7 @@ def runtime_ffi_api_version(platform: str) -> tuple[int, int] | None:
     if probe is None:
         return None
     jax.ffi.register_ffi_target(
-        _native_targets.target_name("ffi_api_probe"),
+        targets.target_name("ffi_api_probe"),
         probe,
         platform=_XLA_PLATFORMS.get(platform, platform),
     )

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jax_bnar._implementation import resolve_implementation
+from jax_bnar._base.implementation import resolve_implementation
 from jax_bnar.doctor import _environment, _processes
 from jax_bnar.doctor._diagnosis import diagnose
 from jax_bnar.doctor._report import Case, Examination, Problem, Report

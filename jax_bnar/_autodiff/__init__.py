@@ -1,0 +1,1 @@
+"""Derivatives of the operators, forward and reverse, and rematerialisation."""

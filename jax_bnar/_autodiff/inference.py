@@ -1,0 +1,153 @@
+"""Inference form, in the user's layout: given mean and var, with its derivatives (fine-tuning)."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from jax_bnar import primitive, reference
+from jax_bnar._autodiff.linear_call import linear_call
+from jax_bnar._autodiff.tangents import normalise_tangent
+from jax_bnar._base import jax_compat
+from jax_bnar._base.config import Config, Gate
+
+_Vector = jax.Array | None
+# x, evidence of the ReLU, scale, bias, mean, var
+_Residuals = tuple[jax.Array, jax.Array | None, _Vector, _Vector, jax.Array, jax.Array]
+
+
+def inference(
+    x: jax.Array,
+    z: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    mean: jax.Array,
+    var: jax.Array,
+    config: Config,
+) -> jax.Array:
+    """y of x; scale, bias, mean and var of shape (1, C)."""
+    arrays: list[Any] = jax_compat.vary_together([x, z, scale, bias, mean, var])
+    x, z, scale, bias, mean, var = arrays
+    return _inference(x, z, scale, bias, mean, var, config)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(6,))
+def _inference(
+    x: jax.Array,
+    z: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    mean: jax.Array,
+    var: jax.Array,
+    config: Config,
+) -> jax.Array:
+    (y,) = primitive.normalise(
+        x,
+        z,
+        scale,
+        bias,
+        mean,
+        var,
+        layout=config.layout,
+        implementation=config.implementation,
+        epsilon=config.epsilon,
+        activation=config.activation,
+        save_mask=False,
+    )
+    return y
+
+
+@functools.partial(_inference.defjvp, symbolic_zeros=True)
+def _inference_jvp(
+    config: Config, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """As the rule of the training form: see `_training`."""
+    y = _inference(*primals, config)
+    x, _, scale, bias, mean, var = primals
+    evidence = None if config.activation == "none" else y
+    moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
+    residuals = (x, evidence, scale, bias, mean, var)
+    (y_dot,) = linear_call(_InferenceTangent(config), residuals, moving, (y,))
+    return y, y_dot
+
+
+@dataclasses.dataclass(frozen=True)
+class _InferenceTangent:
+    """Tangents of (x, z, scale, bias, mean, var) to that of y."""
+
+    config: Config
+
+    @property
+    def gate(self) -> Gate:
+        # Not "x": the `a` below and the kernel's may differ in the last bit, and so might a sign.
+        return "none" if self.config.activation == "none" else "y"
+
+    def sees(self, axis_name: Any) -> bool:
+        del axis_name
+        return False
+
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
+        del axis_name
+        return (any(jax.tree.leaves((residuals, tangents))),)
+
+    def tangent(
+        self, residuals: _Residuals, tangents: tuple[jax.Array | None, ...]
+    ) -> tuple[jax.Array]:
+        y_dot = normalise_tangent(
+            *residuals,
+            tangents,  # type: ignore[arg-type]
+            layout=self.config.layout,
+            epsilon=self.config.epsilon,
+            gate=self.gate,
+        )
+        return (y_dot,)
+
+    def transpose(
+        self, residuals: _Residuals, cotangents: tuple[jax.Array]
+    ) -> tuple[jax.Array | None, ...]:
+        """mean and var are constants of the normalisation, so dx = scale*rstd*e, and
+
+        dmean = -scale*rstd*sum(e)    dvar = -scale*rstd^3/2 * sum(e*(x-mean)).
+        """
+        x, evidence, scale, bias, mean, var = residuals
+        (dy,) = cotangents
+        config = self.config
+        rstd = reference.reciprocal_std(var, config.epsilon)
+        a = rstd if scale is None else scale * rstd
+        sum_e, sum_e_centred, *dz = primitive.backward_reduce(
+            dy,
+            x,
+            evidence,
+            mean,
+            None,
+            None,
+            layout=config.layout,
+            implementation=config.implementation,
+            gate=self.gate,
+            has_residual=config.has_residual,
+        )
+        zero = jnp.zeros_like(a)
+        (dx,) = primitive.backward_apply(
+            dy,
+            x,
+            evidence,
+            mean,
+            a,
+            zero,
+            zero,
+            None,
+            layout=config.layout,
+            implementation=config.implementation,
+            gate=self.gate,
+        )
+        return (
+            dx,
+            dz[0] if dz else None,
+            None if scale is None else rstd * sum_e_centred,
+            None if bias is None else sum_e,
+            -a * sum_e,
+            -a * rstd * rstd * sum_e_centred / 2,
+        )

@@ -1,0 +1,222 @@
+"""A linear map whose transpose is ours: what lets one operator serve forward and reverse mode.
+
+`jax.custom_vjp` has no forward mode: `jax.jvp`, `jax.linearize` and `jax.jacfwd` of such a function
+are refused. `jax.custom_jvp` has both, but derives the transpose of its tangent on its own, and
+so would never call a backward kernel. The operators are therefore custom_jvp functions whose
+tangent is one call of the primitive below. Its evaluation is the tangent in pure JAX, its transpose
+rule calls the backward kernels, and its nonlinear operands are exactly the residuals of reverse
+mode. `jax.custom_derivatives.linear_call` is the same idea without vmap and without derivatives in
+its residuals, that is without per-example gradients and Hessians.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive, unmapped_aval
+
+from jax_bnar._base import jax_compat
+
+_Arrays = tuple[jax.Array | None, ...]
+
+
+class LinearMap(Protocol):
+    """Hashable, for it is a static parameter: two equal maps share one compiled program."""
+
+    def tangent(self, residuals: Any, tangents: Any) -> _Arrays:
+        """The map, linear in `tangents` (None for zero), differentiable in the float residuals."""
+        ...
+
+    def transpose(self, residuals: Any, cotangents: Any) -> _Arrays:
+        """Cotangents of all the inputs, those included that were None; None where there is none."""
+        ...
+
+    def sees(self, axis_name: Any) -> bool:
+        """Whether the map communicates over the mapped axis of this name."""
+        ...
+
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
+        """Which results differ along an axis of this name, mapped by `jax.vmap`.
+
+        The arguments have, in the place of each array, whether it is mapped over that axis. A
+        result that is one value for all the examples must be known as such: users give it
+        `out_axes=None`.
+        """
+        ...
+
+
+def linear_call(
+    linear_map: LinearMap, residuals: Any, tangents: _Arrays, like: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+    """`linear_map.tangent(residuals, tangents)`: tangents of the arrays `like`."""
+    out_avals = tuple(jax.typeof(array).to_tangent_aval() for array in like)
+    return _bind(linear_map, residuals, tangents, out_avals)
+
+
+def _bind(linear_map: LinearMap, residuals: Any, tangents: _Arrays, out_avals: Any) -> Any:
+    leaves, tree = jax.tree.flatten((residuals, tangents))
+    return tuple(
+        linear_p.bind(
+            *leaves,
+            linear_map=linear_map,
+            tree=tree,
+            # None leaves no leaf, so the residuals are the first leaves.
+            num_residuals=len(jax.tree.leaves(residuals)),
+            out_avals=out_avals,
+        )
+    )
+
+
+def _evaluate(
+    *leaves: jax.Array, linear_map: LinearMap, tree: Any, num_residuals: int, out_avals: Any
+) -> list[jax.Array | None]:
+    del num_residuals, out_avals
+    return list(linear_map.tangent(*jax.tree.unflatten(tree, leaves)))
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    """d(L(r) t) = L(r) dt + (dL(r) dr) t: the same map again, and the rule's own derivative.
+
+    The first term keeps the transpose, so that derivatives of derivatives run the kernels too.
+    """
+    linear_map, tree, count = params["linear_map"], params["tree"], params["num_residuals"]
+    results = linear_p.bind(*primals, **params)
+    terms = []
+    if not all(isinstance(t, jax_compat.Zero) for t in tangents[count:]):
+        residuals, _ = jax.tree.unflatten(tree, primals)
+        _, moved = jax.tree.unflatten(
+            tree, [None if isinstance(t, jax_compat.Zero) else t for t in tangents]
+        )
+        terms.append(_bind(linear_map, residuals, moved, params["out_avals"]))
+    moving = [i for i, t in enumerate(tangents[:count]) if not isinstance(t, jax_compat.Zero)]
+    if moving:
+
+        def of_residuals(*moved: jax.Array) -> list[jax.Array | None]:
+            leaves = list(primals)
+            for i, leaf in zip(moving, moved, strict=True):
+                leaves[i] = leaf
+            return _evaluate(*leaves, **params)
+
+        _, term = jax.jvp(
+            of_residuals, tuple(primals[i] for i in moving), tuple(tangents[i] for i in moving)
+        )
+        terms.append(term)
+    total = terms[0] if len(terms) == 1 else [a + b for a, b in zip(*terms, strict=True)]
+    return results, list(total)
+
+
+def _transpose(cotangents: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
+    tree, count = params["tree"], params["num_residuals"]
+    residuals, _ = jax.tree.unflatten(tree, leaves)
+    _, positions = jax.tree.unflatten(tree, range(len(leaves)))
+    everything = params["linear_map"].transpose(
+        residuals, tuple(jax_compat.instantiate_zeros(ct) for ct in cotangents)
+    )
+    results: list[Any] = [None] * len(leaves)
+    for position, cotangent in zip(positions, everything, strict=True):
+        # A known tangent is a constant, and has no cotangent.
+        if position is not None and jax_compat.is_undefined_primal(leaves[position]):
+            results[position] = cotangent
+    assert not any(map(jax_compat.is_undefined_primal, leaves[:count]))
+    return results
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mapped:
+    """`jax.vmap` of a linear map.
+
+    Attributes:
+        inner: the map of one example.
+        axis_data: the mapped axis.
+        tree: the structure of the arguments.
+        dims: the mapped axis of each leaf of the arguments.
+        out_dims: the mapped axis of each result, 0 or None.
+    """
+
+    inner: LinearMap
+    axis_data: Any
+    tree: Any
+    dims: tuple[int | None, ...]
+    out_dims: tuple[int | None, ...]
+
+    def _vmap(self, function: Any, in_axes: Any, out_axes: Any) -> Any:
+        return jax.vmap(
+            function,
+            in_axes,
+            out_axes,
+            axis_name=self.axis_data.name,
+            axis_size=self.axis_data.size,
+            spmd_axis_name=self.axis_data.spmd_name or self.axis_data.explicit_mesh_axis,
+        )
+
+    def sees(self, axis_name: Any) -> bool:
+        return axis_name != self.axis_data.name and self.inner.sees(axis_name)
+
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
+        if axis_name == self.axis_data.name:  # an inner axis that hides the one which is meant
+            axis_name = jax_compat.no_axis_name
+        return self.inner.mapped_results(axis_name, residuals, tangents)
+
+    def tangent(self, residuals: _Arrays, tangents: _Arrays) -> _Arrays:
+        function = self._vmap(self.inner.tangent, _axes(self.tree, self.dims), self.out_dims)
+        return function(residuals, tangents)
+
+    def transpose(self, residuals: _Arrays, cotangents: Sequence[jax.Array]) -> _Arrays:
+        residual_axes, tangent_axes = _axes(self.tree, self.dims)
+        absent = object()
+        _, markers = jax.tree.unflatten(self.tree, [absent] * len(self.dims))
+        # A result that is one value for all the examples is that of the first one.
+        cotangents = tuple(
+            _of_the_first(cotangent, self.axis_data.size) if axis is None else cotangent
+            for cotangent, axis in zip(cotangents, self.out_dims, strict=True)
+        )
+        everything = self._vmap(self.inner.transpose, (residual_axes, 0), 0)(residuals, cotangents)
+        return tuple(
+            None
+            if marker is None or cotangent is None
+            else cotangent.sum(axis=0)
+            if axis is None
+            else jnp.moveaxis(cotangent, 0, axis)
+            for cotangent, axis, marker in zip(everything, tangent_axes, markers, strict=True)
+        )
+
+
+def _of_the_first(cotangent: jax.Array, size: int) -> jax.Array:
+    """Cotangents of all the examples: this one, and zeros."""
+    return jnp.zeros((size, *cotangent.shape), cotangent.dtype).at[0].set(cotangent)
+
+
+def _axes(tree: Any, dims: Sequence[int | None]) -> Any:
+    """`in_axes` for the arguments; an argument that is None has no leaf, and any axis suits it."""
+    return jax.tree.unflatten(tree, dims)
+
+
+def _batch(
+    axis_data: Any, leaves: Sequence[Any], dims: Sequence[int | None], **params: Any
+) -> tuple[list[Any], list[int | None]]:
+    out_avals, linear_map = params.pop("out_avals"), params.pop("linear_map")
+    if all(dim is None for dim in dims) and not linear_map.sees(axis_data.name):
+        results = linear_p.bind(*leaves, linear_map=linear_map, out_avals=out_avals, **params)
+        return results, [None] * len(out_avals)
+    arguments = jax.tree.unflatten(params["tree"], [dim is not None for dim in dims])
+    is_mapped = linear_map.mapped_results(axis_data.name, *arguments)
+    out_dims = tuple(0 if each else None for each in is_mapped)
+    mapped = _Mapped(linear_map, axis_data, params["tree"], tuple(dims), out_dims)
+    batched = tuple(
+        unmapped_aval(axis_data.size, dim, aval, axis_data.explicit_mesh_axis)
+        for aval, dim in zip(out_avals, out_dims, strict=True)
+    )
+    results = linear_p.bind(*leaves, linear_map=mapped, out_avals=batched, **params)
+    return results, list(out_dims)
+
+
+linear_p = Primitive("jax_bnar_linear")
+linear_p.multiple_results = True
+linear_p.def_impl(lambda *leaves, **params: jax_compat.apply_primitive(linear_p, *leaves, **params))
+linear_p.def_abstract_eval(lambda *_, out_avals, **__: list(out_avals))
+jax_compat.register_lowering(linear_p, jax_compat.lower_fun(_evaluate, multiple_results=True))
+jax_compat.primitive_jvps[linear_p] = _jvp
+jax_compat.primitive_transposes[linear_p] = _transpose
+jax_compat.fancy_primitive_batchers[linear_p] = _batch

@@ -1,0 +1,160 @@
+"""Training form with statistics over named axes: `shard_map`, `pmap`, `vmap(axis_name=...)`.
+
+The halves of the kernels with one all-reduce between them, forward and backward
+(`_sharding.collectives`). Derivatives are those of one device (`_sharding.halves.backward`) with
+
+    n = elements of a group on all devices,    S[.] = sum over the devices
+
+    dx = a*e - S[a*sum(e)]/n - rstd*(x-mean)*S[a*sum(e*xhat)]/n + dmean/n + 2*dvar*(x-mean)/n
+
+where a = scale*rstd may be another one on each device. dscale and dbias are the device's own part:
+what adds them up is JAX, as for any operand that devices share.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
+
+from jax_bnar import primitive
+from jax_bnar._autodiff.linear_call import linear_call
+from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME
+from jax_bnar._autodiff.tangents import mapped_tangents, training_tangents
+from jax_bnar._base.config import Config
+from jax_bnar._sharding import halves
+from jax_bnar._sharding.collectives import NamedSpan, merge_statistics, parts_of
+
+_Vector = jax.Array | None
+_Names = tuple[Any, ...]
+_Groups = tuple[tuple[int, ...], ...] | None
+_Results = tuple[jax.Array, jax.Array, jax.Array]
+
+_HALVES = halves.Halves(primitive.normalise, primitive.backward_reduce, primitive.backward_apply)
+
+
+def _forward(
+    x: jax.Array,
+    z: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    config: Config,
+    names: _Names,
+    groups: _Groups,
+    save: bool,
+) -> tuple[_Results, jax.Array | None, jax.Array | int]:
+    common: dict[str, Any] = {"layout": config.layout, "implementation": config.implementation}
+    parts = parts_of(names, groups)
+    mean, var = primitive.statistics(x, **common)
+    mean, var = merge_statistics(mean, var, NamedSpan(names, groups, parts))
+    # Named before use, so that a policy which saves them cuts the recomputation here.
+    mean = checkpoint_name(mean, STATISTICS_NAME)
+    var = checkpoint_name(var, STATISTICS_NAME)
+    y, *mask = primitive.normalise(
+        x,
+        z,
+        scale,
+        bias,
+        mean,
+        var,
+        **common,
+        epsilon=config.epsilon,
+        activation=config.activation,
+        save_mask=save and config.save_mask,
+    )
+    return (y, mean, var), mask[0] if mask else None, parts
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
+def synchronised(
+    x: jax.Array,
+    z: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    config: Config,
+    names: _Names,
+    groups: _Groups,
+) -> _Results:
+    """(y, mean, var) of x; mean and var, of shape (num_groups, C), over the axes `names`."""
+    results, _, _ = _forward(x, z, scale, bias, config, names, groups, save=False)
+    return results
+
+
+@functools.partial(synchronised.defjvp, symbolic_zeros=True)
+def _synchronised_jvp(
+    config: Config,
+    names: _Names,
+    groups: _Groups,
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+) -> tuple[_Results, _Results]:
+    """As the rule of the training form: see `_training`."""
+    x, z, scale, bias = primals
+    results, mask, parts = _forward(x, z, scale, bias, config, names, groups, save=True)
+    y, mean, var = results
+    evidence = None
+    if config.gate == "y":
+        evidence = y
+    elif config.gate == "mask":
+        assert mask is not None
+        evidence = checkpoint_name(mask, MASK_NAME)
+    # The count is saved: psum(1, names) in backward is a NameError under grad(vmap(axis_name)).
+    residuals = (x, evidence, mean, var, scale, bias, parts)
+    moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
+    linear_map = _SynchronisedTangent(config, names, groups)
+    y_dot, mean_dot, var_dot = linear_call(linear_map, residuals, moving, results)
+    return results, (y_dot, mean_dot, var_dot)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SynchronisedTangent:
+    """Tangents of (x, z, scale, bias) to those of (y, mean, var)."""
+
+    config: Config
+    names: _Names
+    groups: _Groups
+
+    def sees(self, axis_name: Any) -> bool:
+        return axis_name in self.names
+
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
+        *local, _ = residuals
+        y, mean, var = mapped_tangents(tuple(local), tangents)
+        # The statistics over that axis are one value for all its examples.
+        return (y, False, False) if axis_name in self.names else (y, mean, var)
+
+    def tangent(self, residuals: Any, tangents: tuple[jax.Array | None, ...]) -> _Results:
+        *local, parts = residuals
+        span = NamedSpan(self.names, self.groups, parts)
+        return training_tangents(tuple(local), tangents, self.config, span)
+
+    def transpose(self, residuals: Any, cotangents: Any) -> tuple[jax.Array | None, ...]:
+        *local, parts = residuals
+        x, evidence, mean, var, scale, bias = local
+        dy, dmean, dvar = cotangents
+        dx, dscale, dbias, *dz = halves.backward(
+            dy,
+            x,
+            evidence,
+            mean,
+            var,
+            scale,
+            bias,
+            dmean,
+            dvar,
+            span=NamedSpan(self.names, self.groups, parts),
+            layout=self.config.layout,
+            implementation=self.config.implementation,
+            epsilon=self.config.epsilon,
+            gate=self.config.gate,
+            has_residual=self.config.has_residual,
+            halves=_HALVES,
+        )
+        return (
+            dx,
+            dz[0] if dz else None,
+            None if scale is None else dscale.sum(axis=0, keepdims=True),
+            None if bias is None else dbias.sum(axis=0, keepdims=True),
+        )

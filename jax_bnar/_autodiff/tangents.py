@@ -1,0 +1,168 @@
+"""Tangents of the operators in pure JAX, in the user's layout: forward mode, and second orders.
+
+With tx, tz, ... the tangents, n elements to a statistics group and a = scale*rstd:
+
+    tmean = sum(tx)/n    tvar = 2*sum((x-mean)*tx)/n
+    ty = a*tx + b*(x-mean) + k + tz where y > 0, else 0
+    b = rstd*tscale - a*rstd^2*tvar/2    k = tbias - a*tmean
+
+The gate y > 0 comes from the evidence that backward reads, so that ty is the transpose of backward
+at the last bit too. A tangent that is None is zero.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_bnar import reference
+from jax_bnar._base.config import Config, Gate
+from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._base.layout import Kind, Layout, kind_of
+from jax_bnar._kernels import kernel_call
+from jax_bnar._sharding import halves
+from jax_bnar._sharding.alignment import with_automatic_axes
+from jax_bnar._sharding.collectives import Span, sum_packed
+
+_Vector = jax.Array | None
+
+
+def training_tangents(
+    residuals: tuple[Any, ...],
+    tangents: tuple[jax.Array | None, ...],
+    config: Config,
+    span: Span | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(ty, tmean, tvar) of the training form.
+
+    `residuals` are (x, evidence, mean, var, scale, bias), `tangents` of (x, z, scale, bias).
+    """
+    x, evidence, mean, var, scale, bias = residuals
+    x_dot, z_dot, scale_dot, bias_dot = tangents
+    mean_dot, var_dot = statistics_tangents(x, mean, x_dot, layout=config.layout, span=span)
+    y_dot = normalise_tangent(
+        x,
+        evidence,
+        scale,
+        bias,
+        mean,
+        var,
+        (x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot),
+        layout=config.layout,
+        epsilon=config.epsilon,
+        gate=config.gate,
+    )
+    return y_dot, mean_dot, var_dot
+
+
+def mapped_tangents(
+    residuals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[bool, bool, bool]:
+    """Which of (ty, tmean, tvar) differ along an axis over which these arguments are mapped.
+
+    The arguments are those of `training_tangents`, each replaced by whether it is mapped.
+    """
+    x, _, mean, *_ = residuals
+    x_dot, *_ = tangents
+    of_statistics = mean if x_dot is None else x or mean or x_dot
+    return any(jax.tree.leaves((residuals, tangents))), of_statistics, of_statistics
+
+
+def statistics_tangents(
+    x: jax.Array,
+    mean: jax.Array,
+    x_dot: jax.Array | None,
+    *,
+    layout: Layout,
+    span: Span | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """(tmean, tvar) of shape (num_groups, C), over the parts of `span` where there is one."""
+    if x_dot is None:
+        return jnp.zeros_like(mean), jnp.zeros_like(mean)
+
+    def tangents(x: jax.Array, mean: jax.Array, x_dot: jax.Array) -> tuple[jax.Array, jax.Array]:
+        sums: list[jax.Array] = list(
+            halves.call(
+                kernel_call.backward_reduce,
+                *(x_dot, x, None, mean, None, None),
+                layout=layout,
+                implementation="xla",
+                gate="none",
+                has_residual=False,
+            )
+        )
+        parts: jax.Array | int = 1
+        if span is not None:
+            sums, parts = sum_packed(span, *sums), span.parts
+        n = jnp.asarray(parts * halves.element_count(layout, x.shape)).astype(mean.dtype)
+        n = jnp.broadcast_to(n, mean.shape)
+        return sums[0] / n, 2 * sums[1] / n
+
+    spec = jax.typeof(mean).sharding.spec
+    return with_automatic_axes(tangents, (spec, spec), x, mean, x_dot)
+
+
+def normalise_tangent(
+    x: jax.Array,
+    evidence: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    mean: jax.Array,
+    var: jax.Array,
+    tangents: tuple[jax.Array | None, jax.Array | None, _Vector, _Vector, _Vector, _Vector],
+    *,
+    layout: Layout,
+    epsilon: float,
+    gate: Gate,
+) -> jax.Array:
+    """ty, in the dtype of x and rounded once; `tangents` are of (x, z, scale, bias, mean, var)."""
+    function = functools.partial(_normalise_tangent, layout=layout, epsilon=epsilon, gate=gate)
+    specs = (jax.typeof(x).sharding.spec,)
+    arrays = (x, evidence, scale, bias, mean, var, *tangents)
+    return with_automatic_axes(function, specs, *arrays)[0]
+
+
+def _normalise_tangent(
+    x: jax.Array,
+    evidence: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    mean: jax.Array,
+    var: jax.Array,
+    *tangents: jax.Array | None,
+    layout: Layout,
+    epsilon: float,
+    gate: Gate,
+) -> tuple[jax.Array]:
+    def canonical(array: jax.Array | None, kind: Kind) -> Any:
+        return None if array is None else layout.to_canonical(array, kind, shape)
+
+    shape = x.shape
+    kinds: tuple[Kind, ...] = ("tensor", "tensor", "vector", "vector", "vector", "vector")
+    x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot = map(canonical, tangents, kinds)
+    x, evidence = canonical(x, "tensor"), canonical(evidence, kind_of("evidence", gate))
+    scale, bias, mean, var = (canonical(v, "vector") for v in (scale, bias, mean, var))
+    rstd = reference.reciprocal_std(var, epsilon)
+    a = reference.scaled_rstd(rstd, scale)
+    centred = x.astype(accumulation_dtype(x.dtype)) - _per_element(mean, x)
+    b = k = jnp.zeros_like(a)
+    if scale_dot is not None:
+        b = b + rstd * scale_dot
+    if var_dot is not None:
+        b = b - a * rstd * rstd * var_dot / 2
+    if bias_dot is not None:
+        k = k + bias_dot
+    if mean_dot is not None:
+        k = k - a * mean_dot
+    y_dot = _per_element(b, x) * centred + _per_element(k, x)
+    if x_dot is not None:
+        y_dot = y_dot + _per_element(a, x) * x_dot.astype(y_dot.dtype)
+    if z_dot is not None:
+        y_dot = y_dot + z_dot.astype(y_dot.dtype)
+    y_dot = reference.gated(y_dot.astype(x.dtype), centred, evidence, a, bias, gate)
+    return (layout.from_canonical(y_dot, "tensor", shape),)
+
+
+def _per_element(vector: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(vector[:, None, :, None], x.shape)

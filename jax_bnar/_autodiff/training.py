@@ -1,0 +1,156 @@
+"""Training form on arrays in the user's layout, with its derivatives.
+
+Not a `jax.custom_vjp`: that has no forward mode. A `jax.custom_jvp` whose tangent is one linear
+primitive with our backward as its transpose has all that custom_vjp has (the same residuals, the
+same two kernels), and `jax.jvp`, `jax.linearize` and `jax.jacfwd` besides; see `_linear_call`.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
+
+from jax_bnar import primitive
+from jax_bnar._autodiff.linear_call import linear_call
+from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME, recomputable
+from jax_bnar._autodiff.tangents import mapped_tangents, training_tangents
+from jax_bnar._base import jax_compat
+from jax_bnar._base.config import Config
+
+_Vector = jax.Array | None
+# x, evidence of the ReLU, mean, var, scale, bias
+_Residuals = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array, _Vector, _Vector]
+# y, mean, var, mask
+_Results = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
+
+
+def training(
+    x: jax.Array, z: jax.Array | None, scale: _Vector, bias: _Vector, config: Config
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(y, mean, var) of x; mean and var of shape (num_groups, C)."""
+    arrays: list[Any] = jax_compat.vary_together([x, z, scale, bias])
+    x, z, scale, bias = arrays
+    y, mean, var, _ = _training(x, z, scale, bias, config, False)
+    return y, mean, var
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
+def _training(
+    x: jax.Array,
+    z: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    config: Config,
+    save_mask: bool,
+) -> _Results:
+    y, mean, var, *mask = primitive.forward(
+        x,
+        z,
+        scale,
+        bias,
+        layout=config.layout,
+        implementation=config.implementation,
+        epsilon=config.epsilon,
+        activation=config.activation,
+        save_mask=save_mask,
+    )
+    return y, mean, var, mask[0] if mask else None
+
+
+@functools.partial(_training.defjvp, symbolic_zeros=True)
+def _training_jvp(
+    config: Config, save_mask: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[_Results, tuple[Any, ...]]:
+    """Residuals are whatever `linear_call` gets: x, evidence, mean, var, scale, bias."""
+    x, z, scale, bias = primals
+    results, residuals = _forward(x, z, scale, bias, config, save_mask or config.save_mask)
+    y, mean, var, mask = results
+    moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
+    dots = linear_call(_TrainingTangent(config), residuals, moving, (y, mean, var))
+    # The caller's own mask: it differentiates a derivative.
+    mask = mask if save_mask else None
+    return (y, mean, var, mask), (*dots, zero_from_primal(mask, symbolic_zeros=True))
+
+
+def _forward(
+    x: jax.Array,
+    z: jax.Array | None,
+    scale: _Vector,
+    bias: _Vector,
+    config: Config,
+    save_mask: bool,
+) -> tuple[_Results, _Residuals]:
+    # Itself and not the primitive, so that derivatives of derivatives come back to the rule above.
+    y, mean, var, mask = _training(x, z, scale, bias, config, save_mask)
+    # Named before use, so that a policy which saves them cuts the recomputation here.
+    mean = checkpoint_name(mean, STATISTICS_NAME)
+    var = checkpoint_name(var, STATISTICS_NAME)
+    operands = (x, z, scale, bias, mean, var)
+    statics: Any = {
+        "layout": config.layout,
+        "implementation": config.implementation,
+        "epsilon": config.epsilon,
+        "activation": config.activation,
+        "save_mask": save_mask,
+    }
+    y, *masks = recomputable(y, mask, *operands, **statics)
+    evidence = mask = None
+    if masks:
+        mask = checkpoint_name(masks[0], MASK_NAME)
+    if config.gate == "y":
+        # Not the pre-ReLU tensor: y is the output and lives on anyway (Hou's post on this fusion).
+        evidence = y
+    elif config.gate == "mask":
+        evidence = mask
+    return (y, mean, var, mask), (x, evidence, mean, var, scale, bias)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainingTangent:
+    """Tangents of (x, z, scale, bias) to those of (y, mean, var)."""
+
+    config: Config
+
+    def sees(self, axis_name: Any) -> bool:
+        del axis_name
+        return False
+
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
+        del axis_name
+        return mapped_tangents(residuals, tangents)
+
+    def tangent(
+        self, residuals: _Residuals, tangents: tuple[jax.Array | None, ...]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return training_tangents(residuals, tangents, self.config)
+
+    def transpose(
+        self, residuals: _Residuals, cotangents: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array | None, _Vector, _Vector]:
+        x, evidence, mean, var, scale, bias = residuals
+        dy, dmean, dvar = cotangents
+        dx, dscale, dbias, *dz = primitive.backward(
+            dy,
+            x,
+            evidence,
+            mean,
+            var,
+            scale,
+            bias,
+            dmean,
+            dvar,
+            layout=self.config.layout,
+            implementation=self.config.implementation,
+            epsilon=self.config.epsilon,
+            gate=self.config.gate,
+            has_residual=self.config.has_residual,
+        )
+        return (
+            dx,
+            dz[0] if dz else None,
+            None if scale is None else dscale.sum(axis=0, keepdims=True),
+            None if bias is None else dbias.sum(axis=0, keepdims=True),
+        )

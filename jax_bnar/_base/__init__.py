@@ -1,0 +1,1 @@
+"""What every other room stands on, and what knows none of them."""

@@ -1,0 +1,37 @@
+"""Static configuration of one operator call, hashable so that it can key a trace."""
+
+import dataclasses
+from typing import Literal
+
+from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.layout import Layout
+
+Activation = Literal["none", "relu"]
+Save = Literal["y", "mask"]
+# Where backward finds the sign of the ReLU: nowhere (no activation), in y, in a bit mask, or in x,
+# from which the normalised value is computed again (all it takes where no residual was added).
+Gate = Literal["none", "x", "y", "mask"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is known at trace time about one call."""
+
+    epsilon: float
+    activation: Activation
+    save: Save
+    implementation: Implementation
+    has_residual: bool
+    layout: Layout
+
+    @property
+    def gate(self) -> Gate:
+        if self.activation == "none":
+            return "none"
+        if self.save == "mask":
+            return "mask"
+        return "y" if self.has_residual else "x"
+
+    @property
+    def save_mask(self) -> bool:
+        return self.gate == "mask"

@@ -1,0 +1,114 @@
+"""How the user's array is seen as (G, N, C, S), without losing its own axes.
+
+The kernels know the canonical shape only. Sharding lives on the axes of the user's array, and a
+reshape would lose it (rows N*H*W with H sharded), so the operations of `jax_bnar.primitive` keep
+the user's axes, with a `Layout` beside them, and each device reshapes its own shard.
+
+Shapes of operands, with `lead` for the axes that vmap added:
+
+    tensor (x, z, y, dy, ...)   (*lead, D0, ..., Dk), channels along the axis `axis` after lead
+    vector (scale, mean, ...)   (*lead, num_groups, C); every axis before C may be 1 instead
+    mask                        one bit an element of x, see `Layout.mask_shape`
+"""
+
+import dataclasses
+import math
+from typing import Final, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jax_bnar._base.canonical import CanonicalShape, mask_bytes
+
+Kind = Literal["tensor", "vector", "mask"]
+
+VECTORS: Final = frozenset({"scale", "bias", "mean", "var", "dmean", "dvar", "a", "b", "k"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where an array has its channels and its statistics groups.
+
+    Attributes:
+        axis: channel axis, counted after the leading ones.
+        num_groups: the first axis after the leading ones splits into this many groups.
+        leading: number of leading axes (of vmap), each index of which has statistics of its own.
+    """
+
+    axis: int
+    num_groups: int = 1
+    leading: int = 0
+
+    def canonical(self, shape: tuple[int, ...]) -> CanonicalShape:
+        body, axis = shape[self.leading :], self.axis
+        return CanonicalShape(
+            groups=math.prod(shape[: self.leading]) * self.num_groups,
+            rows=math.prod(body[:axis]) // self.num_groups,
+            channels=body[axis],
+            inner=math.prod(body[axis + 1 :]),
+        )
+
+    def channel_axis(self) -> int:
+        return self.leading + self.axis
+
+    def vector_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*shape[: self.leading], self.num_groups, shape[self.channel_axis()])
+
+    def mask_split(self, shape: tuple[int, ...]) -> int | None:
+        """The axis of x from which on the bits of the mask are packed, None where none fits.
+
+        The kernel packs the bits of a statistics group in row-major order. Axes before the split
+        stay axes of the mask, so that the mask is sharded as x is, and its bits mean the same on
+        any number of devices.
+        """
+        _, *group = self.canonical(shape)
+        if not isinstance(math.prod(group), int) or math.prod(group) % 8:
+            return None
+        tail = 1
+        for split in range(len(shape) - 1, self.leading, -1):
+            tail *= shape[split]
+            if tail % 8 == 0:
+                return split
+        return self.leading
+
+    def mask_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        split = self.mask_split(shape)
+        if split is None:
+            _, *group = self.canonical(shape)
+            return (*shape[: self.leading], self.num_groups, mask_bytes(*group))
+        return (*shape[:split], math.prod(shape[split:]) // 8)
+
+    def shape_of(self, kind: Kind, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if kind == "tensor":
+            return shape
+        return self.vector_shape(shape) if kind == "vector" else self.mask_shape(shape)
+
+    def to_canonical(self, array: jax.Array, kind: Kind, shape: tuple[int, ...]) -> jax.Array:
+        """An operand as the kernels take it; `shape` is that of x."""
+        canonical = self.canonical(shape)
+        if kind == "tensor":
+            return array.reshape(canonical)
+        if kind == "mask":
+            if self._has_canonical_mask(shape):
+                return array
+            return array.reshape(canonical.groups, mask_bytes(*canonical[1:]))
+        if all(isinstance(size, int) and size == 1 for size in array.shape[:-1]):
+            return array.reshape(1, array.shape[-1])
+        array = jnp.broadcast_to(array, (*shape[: self.leading], self.num_groups, array.shape[-1]))
+        return array.reshape(canonical.groups, canonical.channels)
+
+    def from_canonical(self, array: jax.Array, kind: Kind, shape: tuple[int, ...]) -> jax.Array:
+        if kind == "mask" and self._has_canonical_mask(shape):
+            return array
+        return array.reshape(self.shape_of(kind, shape))
+
+    def _has_canonical_mask(self, shape: tuple[int, ...]) -> bool:
+        # Not left to reshape: XLA evaluates the byte count of a symbolic shape in two ways.
+        return self.leading == 0 and self.mask_split(shape) is None
+
+
+def kind_of(name: str, gate: str | None = None) -> Kind:
+    """The kind of an operand, by its name (and, for `evidence`, by the gate)."""
+    if name == "evidence":
+        return "mask" if gate == "mask" else "tensor"
+    return "vector" if name in VECTORS else "tensor"

@@ -1,0 +1,1 @@
+"""One XLA custom call each: the calls, the registered targets, what export must know."""

@@ -1,0 +1,220 @@
+"""The six custom calls, each behind a primitive of its own, on canonical (G, N, C, S) arrays.
+
+forward and backward are whole passes for one device. statistics, normalise, backward_reduce and
+backward_apply are their halves: a collective fits between them, and inference is normalise alone.
+
+Each takes the operands of its namesake in `jax_bnar.reference`; operands that are None are left out
+of the call and recorded in the static parameter `present`. On a platform without a kernel the
+lowering is the reference itself, so one trace lowers for cpu, cuda and tpu.
+
+They are bound while a primitive of `jax_bnar.primitive` is lowered. Those are what JAX transforms:
+these have no rules for derivatives or batching. TransformerEngine makes the same distinction, and
+calls them outer and inner primitives.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+
+from jax_bnar import reference
+from jax_bnar._base import jax_compat
+from jax_bnar._base.canonical import mask_bytes
+from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._base.implementation import Implementation
+from jax_bnar._kernels import targets
+
+# Operands that may be None whatever the static parameters say; the kernel is told of each.
+_OPTIONAL = frozenset({"z", "scale", "bias"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One primitive: its name, its operands in order, and what it computes."""
+
+    name: str
+    operands: tuple[str, ...]
+    reference: Callable[..., tuple[jax.Array, ...]]
+    results: Callable[..., list[jax.core.ShapedArray]]
+
+    @functools.cached_property
+    def primitive(self) -> Primitive:
+        new = Primitive(f"bnar_canonical_{self.name}")
+        new.multiple_results = True
+        new.def_impl(functools.partial(jax_compat.apply_primitive, new))
+        new.def_abstract_eval(self._abstract)
+        jax_compat.register_lowering(new, self._lower_reference)
+        for name, platform in targets.registered:
+            if name == self.name:
+                lower = functools.partial(self._lower_kernel, platform)
+                jax_compat.register_lowering(new, lower, platform=platform)
+        return new
+
+    def __call__(
+        self, *operands: jax.Array | None, implementation: Implementation, **statics: Any
+    ) -> tuple[jax.Array, ...]:
+        """Binds the primitive, or computes the reference where implementation is 'xla'."""
+        if implementation == "xla":
+            return self.reference(*operands, **statics)
+        return tuple(
+            self.primitive.bind(
+                *(operand for operand in operands if operand is not None),
+                present=tuple(operand is not None for operand in operands),
+                require_kernel=implementation == "ffi",
+                **statics,
+            )
+        )
+
+    def _named(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
+        rest = iter(given)
+        return {n: next(rest) if p else None for n, p in zip(self.operands, present, strict=True)}
+
+    def _abstract(
+        self, *avals: Any, present: tuple[bool, ...], require_kernel: bool, **statics: Any
+    ) -> list[jax.core.ShapedArray]:
+        del require_kernel
+        return self.results(**self._named(avals, present), **statics)
+
+    def _reference(
+        self, *given: jax.Array, present: tuple[bool, ...], require_kernel: bool, **statics: Any
+    ) -> tuple[jax.Array, ...]:
+        del require_kernel
+        return self.reference(*self._named(given, present).values(), **statics)
+
+    def _lower_reference(self, ctx: Any, *operands: Any, **params: Any) -> Any:
+        if params["require_kernel"]:
+            platforms = ", ".join(ctx.module_context.platforms)
+            raise NotImplementedError(
+                f"jax_bnar: implementation='ffi' asks for the {self.name} kernel on {platforms},"
+                f" but {targets.why_no_kernel(self.name)}. implementation=None falls back"
+                " to pure JAX."
+            )
+        rule = jax_compat.lower_fun(self._reference, multiple_results=True)
+        return rule(ctx, *operands, **params)
+
+    def _lower_kernel(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+        call = functools.partial(self._call_kernel, platform, ctx.avals_out)
+        return jax_compat.lower_fun(call, multiple_results=True)(ctx, *operands, **params)
+
+    def _call_kernel(
+        self,
+        platform: str,
+        results: Sequence[Any],
+        *operands: jax.Array,
+        present: tuple[bool, ...],
+        require_kernel: bool,
+        **statics: Any,
+    ) -> list[jax.Array]:
+        """The custom call, on arrays without their dimensions of size 1.
+
+        XLA:CPU lays those out in its own way when it reshapes bfloat16, and would copy whole arrays
+        into the layout that the call asks for.
+        """
+        del require_kernel
+        named = self._named(operands, present)
+        groups, rows, channels, inner = named["x"].shape
+        workspace = targets.workspace_bytes(self.name, platform, groups, rows, channels, inner)
+        squeezed = functools.partial(_squeezed, groups=groups, inner=inner)
+        has = {f"has_{n}": named[n] is not None for n in self.operands if n in _OPTIONAL}
+        declared = [jax.ShapeDtypeStruct(squeezed(aval.shape), aval.dtype) for aval in results]
+        if not _is_zero(workspace):
+            # A result rather than an allocation of the kernel, which no CUDA graph could capture.
+            declared.append(jax.ShapeDtypeStruct((workspace,), jnp.uint8))
+        call = jax.ffi.ffi_call(targets.target_name(self.name), declared)
+        outputs = call(
+            *(operand.reshape(squeezed(operand.shape)) for operand in operands),
+            has_groups=not _is_one(groups),
+            has_inner=not _is_one(inner),
+            **has,
+            **{name: _attribute(value) for name, value in statics.items()},
+        )
+        outputs = outputs[: len(results)]
+        return [o.reshape(aval.shape) for o, aval in zip(outputs, results, strict=True)]
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1  # a symbolic size (jax.export) is not
+
+
+def _is_zero(size: Any) -> bool:
+    return isinstance(size, int) and size == 0
+
+
+def _squeezed(shape: tuple[Any, ...], *, groups: Any, inner: Any) -> tuple[Any, ...]:
+    """An operand's shape without a G, and an S, that x has but once; vectors keep (1, C)."""
+    if len(shape) == 4:
+        return shape[_is_one(groups) : 3 if _is_one(inner) else 4]
+    return shape
+
+
+def _attribute(value: Any) -> Any:
+    # The decoder wants exactly f64: an int or a np.float32 would be refused at run time.
+    return np.float64(value) if isinstance(value, float) else value
+
+
+def _like(aval: Any) -> jax.core.ShapedArray:
+    return jax_compat.out_aval(aval, aval.shape, aval.dtype)
+
+
+def _vector(x: Any) -> jax.core.ShapedArray:
+    groups, _, channels, _ = x.shape
+    return jax_compat.out_aval(x, (groups, channels), accumulation_dtype(x.dtype))
+
+
+def _mask(x: Any) -> jax.core.ShapedArray:
+    groups, *rest = x.shape
+    return jax_compat.out_aval(x, (groups, mask_bytes(*rest)), jnp.uint8)
+
+
+def _forward_results(x: Any, save_mask: bool, **_: Any) -> list[jax.core.ShapedArray]:
+    return [_like(x), _vector(x), _vector(x), *([_mask(x)] if save_mask else [])]
+
+
+def _normalise_results(x: Any, save_mask: bool, **_: Any) -> list[jax.core.ShapedArray]:
+    return [_like(x), *([_mask(x)] if save_mask else [])]
+
+
+def _backward_results(x: Any, has_residual: bool, **_: Any) -> list[jax.core.ShapedArray]:
+    return [_like(x), _vector(x), _vector(x), *([_like(x)] if has_residual else [])]
+
+
+def _reduce_results(x: Any, has_residual: bool, **_: Any) -> list[jax.core.ShapedArray]:
+    return [_vector(x), _vector(x), *([_like(x)] if has_residual else [])]
+
+
+forward = Operation("forward", ("x", "z", "scale", "bias"), reference.forward, _forward_results)
+backward = Operation(
+    "backward",
+    ("dy", "x", "evidence", "mean", "var", "scale", "bias", "dmean", "dvar"),
+    reference.backward,
+    _backward_results,
+)
+statistics = Operation(
+    "statistics", ("x",), reference.statistics, lambda x: [_vector(x), _vector(x)]
+)
+normalise = Operation(
+    "normalise",
+    ("x", "z", "scale", "bias", "mean", "var"),
+    reference.normalise,
+    _normalise_results,
+)
+backward_reduce = Operation(
+    "backward_reduce",
+    ("dy", "x", "evidence", "mean", "a", "bias"),
+    reference.backward_reduce,
+    _reduce_results,
+)
+backward_apply = Operation(
+    "backward_apply",
+    ("dy", "x", "evidence", "mean", "a", "b", "k", "bias"),
+    reference.backward_apply,
+    lambda x, **_: [_like(x)],
+)
+
+OPERATIONS = (forward, backward, statistics, normalise, backward_reduce, backward_apply)

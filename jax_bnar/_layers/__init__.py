@@ -1,0 +1,1 @@
+"""Flax layers around the operators: what Linen and NNX share."""

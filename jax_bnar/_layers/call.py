@@ -1,0 +1,121 @@
+"""One call of a BatchNorm layer, between the library's variables and the operators."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_bnar._base.config import Activation
+from jax_bnar._layers import rules
+from jax_bnar._operators.validation import check_shape_like
+
+_Vector = jax.Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCall:
+    """The options of a layer that its arithmetic depends on; fields as those of the layers."""
+
+    axis: Any
+    epsilon: float
+    activation: Activation
+    num_groups: int
+    save: str
+    implementation: str | None
+    axis_name: Any
+    axis_index_groups: Any
+
+    def __post_init__(self) -> None:
+        if self.activation not in ("none", "relu"):
+            raise ValueError(
+                f"BatchNorm: activation must be 'none' or 'relu', got {self.activation!r}."
+            )
+
+    def with_batch_statistics(
+        self,
+        x: jax.Array,
+        residual: _Vector,
+        scale: _Vector,
+        bias: _Vector,
+        *,
+        mask: _Vector,
+        result: Any,
+    ) -> tuple[jax.Array, rules.BatchStatistics]:
+        """(y of dtype `result`, statistics of x)."""
+        view = rules.channel_view(self.axis, x.shape)
+        y, statistics = rules.normalise_with_batch_statistics(
+            *_operands(view, x, residual, scale, bias, result),
+            axis=view.axis,
+            epsilon=self.epsilon,
+            activation=self.activation,
+            num_groups=self.num_groups,
+            save=self.save,
+            implementation=self.implementation,
+            mask=None if mask is None else view.view(mask),
+            axis_name=self.axis_name,
+            axis_index_groups=self.axis_index_groups,
+        )
+        return view.restore(y).astype(result), statistics
+
+    def with_given_statistics(
+        self,
+        x: jax.Array,
+        residual: _Vector,
+        scale: _Vector,
+        bias: _Vector,
+        mean: jax.Array,
+        var: jax.Array,
+        *,
+        result: Any,
+    ) -> jax.Array:
+        """Y of dtype `result`."""
+        view = rules.channel_view(self.axis, x.shape)
+        y = rules.normalise_with_given_statistics(
+            *_operands(view, x, residual, scale, bias, result),
+            mean.reshape(-1),
+            var.reshape(-1),
+            axis=view.axis,
+            epsilon=self.epsilon,
+            activation=self.activation,
+            implementation=self.implementation,
+        )
+        return view.restore(y).astype(result)
+
+
+def checked_residual(residual: Any, x: jax.Array) -> _Vector:
+    if residual is None:
+        return None
+    residual = jnp.asarray(residual)
+    check_shape_like("BatchNorm", "residual", residual, x)
+    return residual
+
+
+def checked_mask(mask: Any, x: jax.Array) -> _Vector:
+    return None if mask is None else jnp.broadcast_to(jnp.asarray(mask, bool), x.shape)
+
+
+def require_real(x: jax.Array, result: Any, instead: str) -> None:
+    for name, dtype in (("x", x.dtype), ("the result", result)):
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            raise NotImplementedError(
+                f"BatchNorm: {name} has the complex dtype {np.dtype(dtype)}, which the fused"
+                f" operators do not know; use {instead}."
+            )
+
+
+def _operands(
+    view: rules.ChannelView,
+    x: jax.Array,
+    residual: _Vector,
+    scale: _Vector,
+    bias: _Vector,
+    result: Any,
+) -> tuple[jax.Array, _Vector, _Vector, _Vector]:
+    """In the view with one channel axis, and in the dtype that the operator runs in."""
+    arrays = [x] if residual is None else [x, residual]
+    compute = rules.compute_dtype(result, *(a.dtype for a in arrays))
+    x_view, *residual_view = (view.view(a.astype(compute)) for a in arrays)
+    scale, bias = (None if v is None else v.reshape(-1) for v in (scale, bias))
+    return x_view, residual_view[0] if residual_view else None, scale, bias

@@ -1,0 +1,1 @@
+"""The Linen layers."""

@@ -1,0 +1,85 @@
+"""Folded inference of the Linen ResNet; import it from `jax_bnar.flax_layers`."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, cast
+
+from flax import linen as nn
+
+from jax_bnar._layers.fold import fold
+from jax_bnar._layers.linen.batch_norm import BatchNorm
+from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
+from jax_bnar._layers.linen.resnet import NAMES, ResNet, norm_class
+from jax_bnar._layers.resnet_options import choice
+
+
+def fold_batch_norms(
+    net: ResNet, variables: Mapping[str, Any], *, implementation: str | None = None
+) -> tuple[ResNet, dict[str, Any]]:
+    """A ResNet for inference whose BatchNorms are folded into the convolutions.
+
+        folded, variables = fold_batch_norms(net, variables)
+        logits = folded.apply(variables, images, train=False)
+
+    Each kernel takes the factor scale/sqrt(var + epsilon) of its channels; the rest is a bias,
+    which one pass of the inference kernel adds along with residual and ReLU. On a shortcut with a
+    BatchNorm nothing is left: its bias joins that of the last convolution. Equal to the unfolded
+    network within the rounding of `dtype`: kernels are rounded after they are scaled.
+
+    Args:
+        net: `ResNet` or `ResNet50` with our BatchNorm or `flax.linen.BatchNorm`.
+        variables: `params` and `batch_stats`, trained.
+        implementation: of the pass, as in `jax_bnar.bn_add_relu`.
+
+    Returns:
+        The network and its variables: `params` only, float32 as before.
+
+    Raises:
+        TypeError: net is not a `ResNet`, or its norm is not one of these two.
+    """
+    if not isinstance(net, ResNet):
+        raise TypeError(
+            f"fold_batch_norms: net must be a jax_bnar.flax_layers.ResNet, got"
+            f" {type(net).__name__}."
+        )
+    kind = norm_class(net.norm)
+    if not (isinstance(kind, type) and issubclass(kind, BatchNorm | nn.BatchNorm)):
+        raise TypeError(
+            f"fold_batch_norms: the norm of the network must be a BatchNorm, got {kind!r}."
+        )
+    names = choice("naming", net.naming, NAMES)
+    params, statistics = variables["params"], variables["batch_stats"]
+
+    def folded(path: tuple[str, ...], conv: str, norm: str, more_bias: Any = None) -> Any:
+        module, state = params, statistics
+        for key in path:
+            module, state = module[key], state[key]
+        affine = module.get(norm, {})  # empty where the norm has neither scale nor bias
+        return fold(
+            module[conv]["kernel"],
+            affine.get("scale"),
+            affine.get("bias"),
+            **state[norm],
+            epsilon=net.epsilon,
+            more_bias=more_bias,
+        )
+
+    stem = folded((), names.stem_conv, names.stem_norm)
+    result: dict[str, Any] = {
+        names.stem_conv: {"kernel": stem.kernel},
+        names.stem_norm: {"bias": stem.bias},
+        "Dense_0": dict(params["Dense_0"]),
+    }
+    for block in (f"BottleneckResNetBlock_{i}" for i in range(sum(net.stage_sizes))):
+        result[block] = {}
+        more_bias = None
+        if names.shortcut_conv in params[block]:
+            shortcut = folded((block,), names.shortcut_conv, names.shortcut_norm)
+            result[block][names.shortcut_conv] = {"kernel": shortcut.kernel}
+            more_bias = shortcut.bias
+        for i in range(3):
+            conv = folded((block,), f"Conv_{i}", f"BatchNorm_{i}", more_bias if i == 2 else None)
+            result[block][f"Conv_{i}"] = {"kernel": conv.kernel}
+            result[block][f"FoldedBatchNorm_{i}"] = {"bias": conv.bias}
+    norm = functools.partial(FoldedBatchNorm, implementation=implementation)
+    return cast(ResNet, net.clone(norm=norm)), {"params": result}

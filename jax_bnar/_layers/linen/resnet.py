@@ -1,0 +1,232 @@
+"""ResNet v1.5 in Linen; import it from `jax_bnar.flax_layers`."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jax_bnar._layers.linen.batch_norm import BatchNorm
+from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
+from jax_bnar._layers.resnet_options import PADDINGS, Padding, choice
+
+# A module class, or a functools.partial of one.
+ModuleFactory = Callable[..., Any]
+
+Naming = Literal["flax", "algoperf"]
+
+
+class _Names(NamedTuple):
+    """Names of the modules that Linen does not number."""
+
+    stem_conv: str
+    stem_norm: str
+    shortcut_conv: str
+    shortcut_norm: str
+
+
+NAMES: dict[str, _Names] = {
+    "flax": _Names("conv_init", "bn_init", "conv_proj", "norm_proj"),
+    "algoperf": _Names("Conv_init", "BatchNorm_init", "Conv_proj", "BatchNorm_proj"),
+}
+
+
+class FusedBottleneck(nn.Module):
+    """Bottleneck block of ResNet v1.5: 1x1, 3x3 (strided) and 1x1 convolution.
+
+        y = relu(bn(conv3(relu(bn(conv2(relu(bn(conv1(x)))))))) + shortcut(x))
+
+    Each ReLU, and the addition of the shortcut, is part of the BatchNorm before it: three operator
+    calls instead of three BatchNorms, three ReLUs and an addition. The last scale starts at 0, so a
+    new block is relu(shortcut(x)). Where the block changes shape, the shortcut is a convolution
+    with a BatchNorm of its own, and the last call joins the two BatchNorms, add and ReLU.
+
+    Fields and variables are those of `BottleneckResNetBlock` in Flax's ImageNet example (`Conv_0`
+    to `Conv_2`, `BatchNorm_0` to `BatchNorm_2`, `conv_proj`, `norm_proj`), so it serves there as
+    `block_cls`, with our BatchNorm as `norm`. Linen names blocks after their class: where old
+    checkpoints are to fit, pass a subclass called `BottleneckResNetBlock`. With another `norm` than
+    ours, or another `act` than ReLU, the same block runs unfused: the network to compare with.
+
+    Attributes:
+        filters: channels of the first two convolutions; the block has 4*filters.
+        conv: convolution class, or partial of one.
+        norm: normalisation class, or partial of one; ours fuses.
+        act: activation; `nn.relu` fuses.
+        strides: of the 3x3 convolution and of the shortcut.
+        padding: of the 3x3 convolution. "SAME" is Flax's: with strides 2 and an even size it pads
+            at the end only. "torch" pads one pixel on every side, for weights that come from there.
+        naming: of the shortcut's modules: "flax", or "algoperf" (`Conv_proj`, `BatchNorm_proj`).
+    """
+
+    filters: int
+    conv: ModuleFactory = functools.partial(nn.Conv, use_bias=False)
+    norm: ModuleFactory = BatchNorm
+    act: Callable[[jax.Array], jax.Array] = nn.relu
+    strides: tuple[int, int] = (1, 1)
+    padding: Padding = "SAME"
+    naming: Naming = "flax"
+
+    @nn.compact
+    def __call__(self, x: jax.Array, use_running_average: bool | None = None) -> jax.Array:
+        """Applies the block.
+
+        Args:
+            x: shape (N, H, W, C).
+            use_running_average: passed on to every `norm` where it is not None.
+
+        Returns:
+            y, shape (N, ceil(H/stride), ceil(W/stride), 4*filters).
+        """
+        names = choice("naming", self.naming, NAMES)
+        padding = choice("padding", self.padding, PADDINGS)
+        # "SAME" is the default of nn.Conv; not passed, for `conv` may know other arguments.
+        padded = {} if padding == "SAME" else {"padding": padding}
+        norm_act = _NormAct(self.norm, self.act, use_running_average)
+        y = self.conv(self.filters, (1, 1))(x)
+        y = norm_act(y)
+        y = self.conv(self.filters, (3, 3), self.strides, **padded)(y)
+        y = norm_act(y)
+        y = self.conv(4 * self.filters, (1, 1))(y)
+        last = {"scale_init": nn.initializers.zeros_init()}
+        if x.shape == y.shape:
+            return norm_act(y, residual=x, **last)
+        shortcut = self.conv(4 * self.filters, (1, 1), self.strides, name=names.shortcut_conv)(x)
+        return norm_act.join(y, shortcut, shortcut_fields={"name": names.shortcut_norm}, **last)
+
+
+class ResNet(nn.Module):
+    """ResNet v1.5 of `FusedBottleneck` blocks, with the variables of Flax's ImageNet example.
+
+    Attributes:
+        stage_sizes: blocks in each stage; every stage but the first halves height and width.
+        num_classes: size of the result.
+        num_filters: channels of the stem and of the first stage's inner convolutions.
+        dtype: of the computation and the result; parameters are float32.
+        stem: "imagenet" (7x7 convolution and max pool, 4x smaller) or "small" (3x3 convolution at
+            full size, for images of a few pixels).
+        norm: `jax_bnar.flax_layers.BatchNorm`, or another class for comparison (then unfused), or a
+            partial of one.
+        momentum: of the running statistics.
+        epsilon: of the normalisation.
+        padding: "SAME", as in Flax's example, or "torch": one pixel on every side of the 3x3
+            convolutions and of the pool, as PyTorch does it, for weights that come from there. The
+            two differ where strides are 2.
+        naming: of the modules: "flax", the ImageNet example, or "algoperf", the workload of the
+            AlgoPerf benchmark (`Conv_init`, `BatchNorm_init`, `Conv_proj`, `BatchNorm_proj`), which
+            also pads the pool on every side, whatever `padding` says.
+    """
+
+    stage_sizes: Sequence[int]
+    num_classes: int
+    num_filters: int = 64
+    dtype: Any = jnp.float32
+    stem: Literal["imagenet", "small"] = "imagenet"
+    norm: ModuleFactory = BatchNorm
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+    padding: Padding = "SAME"
+    naming: Naming = "flax"
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = True) -> jax.Array:
+        """Class logits.
+
+        Args:
+            x: images, shape (N, H, W, channels).
+            train: statistics of the batch (True) or running statistics (False).
+
+        Returns:
+            Logits, shape (N, num_classes), dtype `dtype`.
+        """
+        conv = functools.partial(nn.Conv, use_bias=False, dtype=self.dtype)
+        norm = functools.partial(
+            self.norm,
+            use_running_average=not train,
+            momentum=self.momentum,
+            epsilon=self.epsilon,
+            dtype=self.dtype,
+        )
+        names = choice("naming", self.naming, NAMES)
+        if self.stem == "imagenet":
+            x = conv(self.num_filters, (7, 7), (2, 2), padding=[(3, 3)] * 2, name=names.stem_conv)(
+                x
+            )
+        elif self.stem == "small":
+            x = conv(self.num_filters, (3, 3), name=names.stem_conv)(x)
+        else:
+            raise ValueError(f"ResNet: stem must be 'imagenet' or 'small', got {self.stem!r}.")
+        x = _NormAct(norm, nn.relu)(x, name=names.stem_norm)
+        if self.stem == "imagenet":
+            padding = "torch" if self.naming == "algoperf" else self.padding
+            ends = choice("padding", padding, PADDINGS)
+            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=ends)
+        block = 0
+        for stage, size in enumerate(self.stage_sizes):
+            for position in range(size):
+                x = FusedBottleneck(
+                    self.num_filters * 2**stage,
+                    conv=conv,
+                    norm=norm,
+                    strides=(2, 2) if stage > 0 and position == 0 else (1, 1),
+                    padding=self.padding,
+                    naming=self.naming,
+                    # The name that checkpoints of the Flax example have.
+                    name=f"BottleneckResNetBlock_{block}",
+                )(x)
+                block += 1
+        x = x.mean(axis=(1, 2))
+        x = nn.Dense(self.num_classes, dtype=self.dtype, name="Dense_0")(x)
+        return x.astype(self.dtype)
+
+
+ResNet50: Final = functools.partial(ResNet, stage_sizes=(3, 4, 6, 3))
+"""`ResNet` with the stages (3, 4, 6, 3); give `num_classes`."""
+
+
+class _NormAct:
+    """Normalisation and activation of one block, in one call where `norm` can do that."""
+
+    def __init__(
+        self,
+        norm: ModuleFactory,
+        act: Callable[[jax.Array], jax.Array],
+        use_running_average: bool | None = None,
+    ) -> None:
+        self._norm = norm
+        self._act = act
+        self._mode = (
+            {} if use_running_average is None else {"use_running_average": use_running_average}
+        )
+        self._fused = _is_a(norm, BatchNorm, FoldedBatchNorm) and act is nn.relu
+
+    def normalise(self, x: jax.Array, **fields: Any) -> jax.Array:
+        return self._norm(**fields)(x, **self._mode)
+
+    def join(
+        self, x: jax.Array, shortcut: jax.Array, shortcut_fields: dict[str, Any], **fields: Any
+    ) -> jax.Array:
+        """act(norm(x) + norm(shortcut)), as `jax_bnar.dual_bn_add_relu` computes it."""
+        if _is_a(self._norm, FoldedBatchNorm):
+            # Folded, the shortcut's norm is a bias, and that is in the bias of the other one.
+            return self(x, residual=shortcut, **fields)
+        return self(x, residual=self.normalise(shortcut, **shortcut_fields), **fields)
+
+    def __call__(self, x: jax.Array, residual: jax.Array | None = None, **fields: Any) -> jax.Array:
+        if self._fused:
+            return self._norm(activation="relu", **fields)(x, residual=residual, **self._mode)
+        y = self.normalise(x, **fields)
+        return self._act(y if residual is None else residual + y)
+
+
+def norm_class(norm: ModuleFactory) -> Any:
+    """The class that a partial makes."""
+    while isinstance(norm, functools.partial):
+        norm = norm.func
+    return norm
+
+
+def _is_a(norm: ModuleFactory, *classes: type) -> bool:
+    kind = norm_class(norm)
+    return isinstance(kind, type) and issubclass(kind, classes)

@@ -1,0 +1,236 @@
+"""The NNX layer; import it from `jax_bnar.nnx_layers`."""
+
+import math
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx.nn import dtypes
+
+from jax_bnar._base.config import Activation
+from jax_bnar._layers import rules
+from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
+
+_OPTIONS: dict[str, Any] = {
+    "activation": "none",
+    "unbiased_running_var": False,
+    "num_groups": 1,
+    "save": "y",
+    "implementation": None,
+    "update_batch_stats": True,
+}
+
+
+class BatchNorm(nnx.BatchNorm):
+    """`flax.nnx.BatchNorm` on the fused operators, with ReLU and residual taken in.
+
+        y = act(scale * (x - mean) / sqrt(var + epsilon) + bias + residual)
+
+    per channel. A subclass: arguments, attributes, state (`scale` and `bias` are `nnx.Param`,
+    `mean` and `var` are `nnx.BatchStat`), metadata, `train()`, `eval()`, `nnx.view` and filters by
+    type are those of `nnx.BatchNorm`; what is new has a default that changes nothing. There are
+    three modes:
+
+    - training, `train()`: statistics of the batch; the running ones become
+      `momentum*old + (1-momentum)*batch`.
+    - statistics of the batch without an update: training with `update_batch_stats=False`, an
+      attribute that `set_attributes` and `nnx.view` know.
+    - evaluation, `eval()`: normalises with the running statistics.
+
+    As in NNX, no gradient flows through the running statistics; the result has dtype `dtype`, or,
+    where that is None, the promotion of x, parameters and running statistics (so at least float32),
+    and residual.
+
+    Better than NNX's own: where `dtype` is narrow, NNX rounds x, the running statistics, scale and
+    bias to it before it computes (in bfloat16, values with mean 3 and standard deviation 0.1 come
+    out of evaluation with errors of 0.13). Here statistics stay in float32 and the result is
+    rounded once, as in Linen. A `promote_dtype` of one's own is called, and its results are used as
+    they are; with a function that does what NNX's does, rounding is NNX's too.
+
+    Complex x is not supported. `use_fast_variance` has no effect: the variance is always that of
+    the deviations.
+
+    Args:
+        num_features: number of channels.
+        activation: "none" or "relu".
+        unbiased_running_var: the running variance takes `var * n/max(n-1, 1)`, as in PyTorch and
+            cuDNN. The output does not change.
+        num_groups: ghost batch: the leading axis splits into this many equal groups, normalised
+            with statistics of their own. The running statistics take the mean over the groups.
+        save: evidence of the ReLU for backward, "y" or "mask", as in `jax_bnar.bn_add_relu`.
+        implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
+        update_batch_stats: whether training updates the running statistics.
+        rngs: as in `nnx.BatchNorm`.
+        **fields: the other arguments of `nnx.BatchNorm`.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        activation: Activation = "none",
+        unbiased_running_var: bool = False,
+        num_groups: int = 1,
+        save: str = "y",
+        implementation: str | None = None,
+        update_batch_stats: bool = True,
+        rngs: nnx.Rngs,
+        **fields: Any,
+    ) -> None:
+        super().__init__(num_features, rngs=rngs, **fields)
+        self.activation: Activation = activation
+        self.unbiased_running_var = unbiased_running_var
+        self.num_groups = num_groups
+        self.save = save
+        self.implementation = implementation
+        self.update_batch_stats = update_batch_stats
+
+    def __call__(
+        self,
+        x: Any,
+        use_running_average: bool | None = None,
+        *,
+        mask: Any = None,
+        residual: Any = None,
+    ) -> jax.Array:
+        """Normalises x.
+
+        Args:
+            x: any shape that has the feature axes.
+            use_running_average: takes precedence over the attribute.
+            mask: broadcasts to x; only elements where it is True count in the statistics. Plain JAX
+                for now. A channel without any becomes NaN.
+            residual: added before the activation, with the shape of x. Without an activation it is
+                added after the rounding, by plain JAX.
+
+        Returns:
+            y, with the shape of x.
+
+        Raises:
+            ValueError: the mode is not given, or a shape or the value of an argument does not fit.
+            TypeError: the type of an argument does not fit.
+            NotImplementedError: complex x, or `implementation="ffi"` with a mask or axis_name.
+        """
+        if use_running_average is None:
+            use_running_average = self.use_running_average
+        if use_running_average is None:
+            raise ValueError(
+                "BatchNorm: use_running_average is None; pass it to the constructor or to the call,"
+                " or use model.train(), model.eval() or nnx.view(model, use_running_average=...)."
+            )
+        call = LayerCall(
+            axis=self.axis,
+            epsilon=self.epsilon,
+            activation=self.activation,
+            num_groups=self.num_groups,
+            save=self.save,
+            implementation=self.implementation,
+            axis_name=self.axis_name,
+            axis_index_groups=self.axis_index_groups,
+        )
+        x = jnp.asarray(x)
+        residual = checked_residual(residual, x)
+        mask = checked_mask(mask, x)
+        self._check_features(x)
+
+        scale, bias = (None if v is None else v[...] for v in (self.scale, self.bias))
+        mean, var = self.mean[...], self.var[...]
+        inferred: tuple[Any, ...] = (x, mean, var, scale, bias)
+        with jax.numpy_dtype_promotion("standard"):
+            if self.promote_dtype is not dtypes.promote_dtype:
+                x, mean, var, scale, bias = self.promote_dtype(
+                    (x, mean, var, scale, bias), dtype=self.dtype
+                )
+                inferred = (x, scale, bias)
+            result = dtypes.canonicalize_dtype(*inferred, residual, dtype=self.dtype)
+        require_real(x, result, "flax.nnx.BatchNorm")
+        arrays = (x, residual, scale, bias)
+        if use_running_average:
+            return call.with_given_statistics(*arrays, mean, var, result=result)
+        y, statistics = call.with_batch_statistics(*arrays, mask=mask, result=result)
+        if self.update_batch_stats:
+            self._update(statistics)
+        return y
+
+    def set_view(
+        self, use_running_average: bool | None = None, update_batch_stats: bool | None = None
+    ) -> None:
+        """What `nnx.view` sets; `nnx.view_info` reads this text, and wants two spaces.
+
+        Args:
+          use_running_average: evaluation (True) or training (False).
+          update_batch_stats: whether training updates the running statistics.
+        """
+        super().set_view(use_running_average=use_running_average)
+        if update_batch_stats is not None:
+            self.update_batch_stats = update_batch_stats
+
+    def _update(self, statistics: rules.BatchStatistics) -> None:
+        var = rules.unbiased(statistics) if self.unbiased_running_var else statistics.var
+        for running, batch in ((self.mean, statistics.mean), (self.var, var)):
+            old = running[...]
+            new = rules.running_average(old, batch, self.momentum, dtype=np.dtype(np.float32))
+            running[...] = jax.lax.stop_gradient(new.astype(old.dtype))
+
+    def _check_features(self, x: jax.Array) -> None:
+        features = rules.channel_view(self.axis, x.shape).features
+        if math.prod(features) != self.num_features:
+            raise ValueError(
+                f"BatchNorm: x of shape {x.shape} has {math.prod(features)} features along axis"
+                f" {self.axis}, but the layer was made for num_features={self.num_features}."
+            )
+
+
+def convert_batch_norms(
+    model: Any,
+    *,
+    only: Any = ...,
+    raise_if_not_found: bool = True,
+    **options: Any,
+) -> Any:
+    """Turns every `flax.nnx.BatchNorm` in a model into ours, in place.
+
+    Parameters, statistics, metadata and flags stay as they are: each layer remains the same object,
+    with the same variables, so optimizers, shared layers and references from elsewhere stay valid.
+    Layers of a subclass of `nnx.BatchNorm` (ours too) are left alone, for its `__call__` may be
+    another. The activation stays outside, as the code that calls the layer expects it to.
+
+    Args:
+        model: an NNX module, or any tree of them that NNX walks.
+        only: a filter of NNX, such as a path or a predicate of (path, layer): which to convert.
+        raise_if_not_found: whether a model without any such layer is an error.
+        **options: what is new in our BatchNorm: `num_groups`, `save`, `unbiased_running_var`,
+            `implementation`, `update_batch_stats`; and `activation`, where the calls are known to
+            need it.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: an option is unknown.
+        ValueError: there is nothing to convert.
+    """
+    if unknown := sorted(options.keys() - _OPTIONS.keys()):
+        raise TypeError(
+            f"convert_batch_norms: unknown options {unknown}; there are {sorted(_OPTIONS)}."
+        )
+    chosen = nnx.filterlib.to_predicate(only)
+    # A list: layers change while the walk would still go on.
+    found = [
+        layer
+        for path, layer in nnx.iter_modules(model)
+        if type(layer) is nnx.BatchNorm and chosen(path, layer)
+    ]
+    if not found and raise_if_not_found:
+        raise ValueError(
+            "convert_batch_norms: the model has no flax.nnx.BatchNorm to convert; where that is"
+            " meant, pass raise_if_not_found=False."
+        )
+    for layer in found:
+        # The object stays, and with it every reference to it; ours only adds attributes.
+        object.__setattr__(layer, "__class__", BatchNorm)
+        for name, value in {**_OPTIONS, **options}.items():
+            setattr(cast(BatchNorm, layer), name, value)
+    return model

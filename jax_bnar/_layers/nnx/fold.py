@@ -1,0 +1,117 @@
+"""Folded inference of the NNX ResNet; import it from `jax_bnar.nnx_layers`."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jax_bnar._base.config import Activation
+from jax_bnar._layers.fold import Folded, bias_act, fold
+from jax_bnar._layers.nnx.resnet import Downsample, FusedBottleneck, ResNet, Stem
+
+
+class FoldedBatchNorm(nnx.Module):
+    """What is left of a BatchNorm after `fold_batch_norms`: act(x + bias + residual), one pass.
+
+    Args:
+        bias: shape (C,).
+        dtype: of the result; None keeps that of x.
+        activation: "none" or "relu".
+        implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
+    """
+
+    def __init__(
+        self, bias: jax.Array, *, dtype: Any, activation: Activation, implementation: str | None
+    ) -> None:
+        self.bias = nnx.Param(bias)
+        self.dtype = dtype
+        self.activation: Activation = activation
+        self.implementation = implementation
+        # train() sets it to False, which the call refuses.
+        self.use_running_average = True
+
+    def __call__(self, x: jax.Array, *, residual: jax.Array | None = None) -> jax.Array:
+        """Shape (..., C) in, the same out; `residual` has the shape and dtype of x."""
+        if not self.use_running_average:
+            raise ValueError(
+                "FoldedBatchNorm: a folded network is for inference only; call model.eval()."
+            )
+        y = bias_act(
+            x,
+            residual,
+            self.bias[...],
+            activation=self.activation,
+            implementation=self.implementation,
+        )
+        return y if self.dtype is None else y.astype(self.dtype)
+
+
+def fold_batch_norms(model: ResNet, *, implementation: str | None = None) -> ResNet:
+    """A copy of a ResNet, for inference, whose BatchNorms are folded into the convolutions.
+
+    Each kernel takes the factor scale/sqrt(var + epsilon) of its channels; the rest is a bias,
+    which one pass of the inference kernel adds along with residual and ReLU. On a shortcut with a
+    BatchNorm nothing is left: its bias joins that of the last convolution. Equal to the unfolded
+    network within the rounding of `dtype`: kernels are rounded after they are scaled.
+
+    Args:
+        model: `ResNet` or `ResNet50` with our BatchNorm or `flax.nnx.BatchNorm`; not changed.
+        implementation: of the pass, as in `jax_bnar.bn_add_relu`.
+
+    Returns:
+        The folded copy.
+
+    Raises:
+        TypeError: model is not a `ResNet`, or one of its norms is not a BatchNorm.
+    """
+    if not isinstance(model, ResNet):
+        raise TypeError(
+            "fold_batch_norms: model must be a jax_bnar.nnx_layers.ResNet, got"
+            f" {type(model).__name__}."
+        )
+    if any(isinstance(module, FoldedBatchNorm) for _, module in nnx.iter_modules(model)):
+        raise TypeError("fold_batch_norms: the BatchNorms of the model are folded already.")
+    model = nnx.clone(model)
+
+    def replaced(conv: Any, norm: Any, act: Any, more_bias: Any = None) -> FoldedBatchNorm:
+        folded = _folded(conv, norm, more_bias)
+        conv.kernel[...] = folded.kernel
+        return FoldedBatchNorm(
+            folded.bias,
+            dtype=norm.dtype,
+            activation="relu" if act is nnx.relu else "none",
+            implementation=implementation,
+        )
+
+    for _, module in list(nnx.iter_modules(model)):
+        if isinstance(module, Stem):
+            module.bn = replaced(module.conv, module.bn, nnx.relu)
+        elif isinstance(module, FusedBottleneck):
+            more_bias = None
+            if isinstance(module.downsample, Downsample):
+                shortcut = module.downsample
+                folded = _folded(shortcut.conv, shortcut.bn)
+                shortcut.conv.kernel[...] = folded.kernel
+                shortcut.bn = nnx.data(None)
+                more_bias = folded.bias
+            module.bn0 = replaced(module.conv0, module.bn0, module.act)
+            module.bn1 = replaced(module.conv1, module.bn1, module.act)
+            module.bn2 = replaced(module.conv2, module.bn2, module.act, more_bias)
+    return model
+
+
+def _folded(conv: Any, norm: Any, more_bias: Any = None) -> Folded:
+    if not isinstance(norm, nnx.BatchNorm):
+        raise TypeError(
+            "fold_batch_norms: the norms of the model must be BatchNorms, got"
+            f" {type(norm).__name__}."
+        )
+    return fold(
+        conv.kernel[...],
+        None if norm.scale is None else norm.scale[...],
+        None if norm.bias is None else norm.bias[...],
+        norm.mean[...],
+        norm.var[...],
+        norm.epsilon,
+        more_bias,
+    )

@@ -1,0 +1,1 @@
+"""What users call: operators on arrays, their validation and their documentation."""

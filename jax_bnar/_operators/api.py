@@ -1,0 +1,361 @@
+"""The public operators: validation, canonical shape, and back."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax.typing import ArrayLike
+
+from jax_bnar._autodiff.inference import inference
+from jax_bnar._autodiff.synchronised import synchronised
+from jax_bnar._autodiff.training import training
+from jax_bnar._base.config import Activation, Config
+from jax_bnar._base.implementation import resolve_implementation
+from jax_bnar._operators.validation import (
+    check_epsilon,
+    check_named_axes,
+    check_operands,
+    check_save,
+    check_statistic,
+)
+from jax_bnar._sharding.alignment import agreeing
+
+
+class BatchNormResult(NamedTuple):
+    """Result of a training-mode operator.
+
+    Attributes:
+        y: the output, with the shape and dtype of x.
+        mean: batch mean, float32 (float64 for float64 x), shape (C,), or (num_groups, C) where
+            num_groups > 1.
+        var: population variance of the batch, same shape and dtype as mean.
+    """
+
+    y: jax.Array
+    mean: jax.Array
+    var: jax.Array
+
+
+def bn_add_relu(
+    x: ArrayLike,
+    z: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    axis_name: Any = None,
+    axis_index_groups: Any = None,
+    num_groups: int = 1,
+    save: str = "y",
+    implementation: str | None = None,
+) -> BatchNormResult:
+    """Fused `relu(batch_norm(x) + z)` with batch statistics.
+
+        y = relu(scale * (x - mean) / sqrt(var + epsilon) + bias + z)
+
+    per channel, with the mean and the population variance over all other axes. The arithmetic runs
+    in float32 (float64 for float64 x) and is rounded once, at the end. Forward and backward are one
+    kernel call each; backward reads y (or a bit mask of y > 0) and never the pre-ReLU tensor.
+    Differentiable in x, z, scale, bias, and through mean and var.
+
+    Args:
+        x: float16, bfloat16, float32 or float64; any rank >= 2, C channels along `axis`, not empty.
+        z: residual, with the shape and dtype of x.
+        scale: shape (C,), any float dtype, or None for 1.
+        bias: shape (C,), any float dtype, or None for 0.
+        epsilon: static, > 0; raised to the smallest normal number of the accumulation dtype.
+        axis: the channel axis.
+        axis_name: name of the mapped axis (`shard_map`, `pmap`, `vmap`), or a tuple of names, over
+            whose devices statistics are taken. None: there they are those of the device's own part.
+            Under `jit` alone leave it None: statistics are those of the whole array, however it is
+            sharded.
+        axis_index_groups: lists of indices of that axis, groups with statistics of their own, of
+            any sizes (where JAX has collectives over groups: not in `vmap`, nor in `shard_map` with
+            check_vma=True).
+        num_groups: ghost batch: the leading axis splits into this many equal groups, with
+            statistics of their own.
+        save: evidence of the ReLU that backward keeps: "y" (costs nothing where y lives on anyway)
+            or "mask" (one bit an element, y may be freed). Without a residual "y" keeps nothing:
+            backward finds the sign in x, which it reads in any case.
+        implementation: None (the kernel where there is one, pure JAX elsewhere), "ffi" (the kernel,
+            or NotImplementedError at lowering) or "xla" (pure JAX). The environment variable
+            JAX_BNAR_IMPLEMENTATION sets the default.
+
+    Returns:
+        BatchNormResult(y, mean, var).
+
+    Raises:
+        ValueError: a shape, or the value of an argument, does not fit.
+        TypeError: a dtype, or the type of an argument, does not fit.
+        NameError: axis_name is not the name of a mapped axis here.
+
+    The backward formula and the use of y are those of K. Hou's post on fusing BatchNorm-Add-ReLU.
+    """
+    return _train(
+        "bn_add_relu",
+        x,
+        _require_residual("bn_add_relu", z),
+        scale,
+        bias,
+        "relu",
+        epsilon=epsilon,
+        axis=axis,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        num_groups=num_groups,
+        save=save,
+        implementation=implementation,
+    )
+
+
+def bn_relu(
+    x: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    axis_name: Any = None,
+    axis_index_groups: Any = None,
+    num_groups: int = 1,
+    save: str = "y",
+    implementation: str | None = None,
+) -> BatchNormResult:
+    """Fused `relu(batch_norm(x))` with batch statistics: `bn_add_relu` without z.
+
+    Arguments, results and errors are those of `bn_add_relu`.
+    """
+    return _train(
+        "bn_relu",
+        x,
+        None,
+        scale,
+        bias,
+        "relu",
+        epsilon=epsilon,
+        axis=axis,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        num_groups=num_groups,
+        save=save,
+        implementation=implementation,
+    )
+
+
+def batch_norm(
+    x: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    axis_name: Any = None,
+    axis_index_groups: Any = None,
+    num_groups: int = 1,
+    save: str = "y",
+    implementation: str | None = None,
+) -> BatchNormResult:
+    """`batch_norm(x)` with batch statistics: `bn_relu` without the activation.
+
+    Arguments, results and errors are those of `bn_add_relu`; `save` has no effect, for there is no
+    ReLU to keep evidence of.
+    """
+    return _train(
+        "batch_norm",
+        x,
+        None,
+        scale,
+        bias,
+        "none",
+        epsilon=epsilon,
+        axis=axis,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        num_groups=num_groups,
+        save=save,
+        implementation=implementation,
+    )
+
+
+def bn_add_relu_inference(
+    x: ArrayLike,
+    z: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
+    mean: ArrayLike,
+    var: ArrayLike,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Fused `relu(batch_norm(x) + z)` with given statistics, in one pass.
+
+        y = relu(scale * (x - mean) / sqrt(var + epsilon) + bias + z)
+
+    Differentiable in every array (mean and var are ordinary operands here).
+
+    Args:
+        x: as in `bn_add_relu`.
+        z: residual, with the shape and dtype of x.
+        scale: shape (C,), any float dtype, or None for 1.
+        bias: shape (C,), any float dtype, or None for 0.
+        mean: shape (C,), any float dtype.
+        var: population variance, shape (C,), any float dtype.
+        epsilon: static, > 0.
+        axis: the channel axis.
+        implementation: as in `bn_add_relu`.
+
+    Returns:
+        y, with the shape and dtype of x.
+
+    Raises:
+        ValueError, TypeError: as `bn_add_relu`.
+    """
+    z = _require_residual("bn_add_relu_inference", z)
+    return _infer(
+        "bn_add_relu_inference",
+        x,
+        z,
+        scale,
+        bias,
+        mean,
+        var,
+        "relu",
+        epsilon=epsilon,
+        axis=axis,
+        implementation=implementation,
+    )
+
+
+def bn_relu_inference(
+    x: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
+    mean: ArrayLike,
+    var: ArrayLike,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Fused `relu(batch_norm(x))` with given statistics: `bn_add_relu_inference` without z."""
+    return _infer(
+        "bn_relu_inference",
+        x,
+        None,
+        scale,
+        bias,
+        mean,
+        var,
+        "relu",
+        epsilon=epsilon,
+        axis=axis,
+        implementation=implementation,
+    )
+
+
+def batch_norm_inference(
+    x: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
+    mean: ArrayLike,
+    var: ArrayLike,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    implementation: str | None = None,
+) -> jax.Array:
+    """`batch_norm(x)` with given statistics: `bn_relu_inference` without the activation."""
+    return _infer(
+        "batch_norm_inference",
+        x,
+        None,
+        scale,
+        bias,
+        mean,
+        var,
+        "none",
+        epsilon=epsilon,
+        axis=axis,
+        implementation=implementation,
+    )
+
+
+def _require_residual(function: str, z: Any) -> Any:
+    if z is None:
+        raise TypeError(
+            f"{function}: z must be an array, got None; without a residual call"
+            f" {function.replace('_add', '')}."
+        )
+    return z
+
+
+def _train(
+    function: str,
+    x: Any,
+    z: Any,
+    scale: Any,
+    bias: Any,
+    activation: Activation,
+    *,
+    epsilon: float,
+    axis: int,
+    axis_name: Any,
+    axis_index_groups: Any,
+    num_groups: int,
+    save: str,
+    implementation: str | None,
+) -> BatchNormResult:
+    names, groups = check_named_axes(function, axis_name, axis_index_groups)
+    operands = check_operands(function, x, z, scale, bias, axis=axis, num_groups=num_groups)
+    config = Config(
+        epsilon=check_epsilon(function, epsilon),
+        activation=activation,
+        save=check_save(function, save),
+        implementation=resolve_implementation(function, implementation),
+        has_residual=operands.z is not None,
+        layout=operands.layout,
+    )
+    with jax.named_scope(function):
+        x, z, scale, bias = agreeing(operands.layout, *operands[:4])
+        if names:
+            y, mean, var = synchronised(x, z, scale, bias, config, names, groups)
+        else:
+            y, mean, var = training(x, z, scale, bias, config)
+    if operands.layout.num_groups == 1:
+        mean, var = mean[0], var[0]
+    return BatchNormResult(y, mean, var)
+
+
+def _infer(
+    function: str,
+    x: Any,
+    z: Any,
+    scale: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    activation: Activation,
+    *,
+    epsilon: float,
+    axis: int,
+    implementation: str | None,
+) -> jax.Array:
+    operands = check_operands(function, x, z, scale, bias, axis=axis)
+    config = Config(
+        epsilon=check_epsilon(function, epsilon),
+        activation=activation,
+        save="y",
+        implementation=resolve_implementation(function, implementation),
+        has_residual=operands.z is not None,
+        layout=operands.layout,
+    )
+    statistics = (
+        check_statistic(function, name, vector, operands.x, operands.layout.axis)
+        for name, vector in (("mean", mean), ("var", var))
+    )
+    with jax.named_scope(function):
+        arrays = agreeing(operands.layout, *operands[:4], *statistics)
+        x, z, scale, bias, mean, var = arrays
+        return inference(x, z, scale, bias, mean, var, config)

@@ -1,0 +1,217 @@
+"""Checks of the arguments, at trace time: each error says what was given and what was expected."""
+
+import math
+import numbers
+import operator
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast, get_args
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from jax_bnar._base.config import Save
+from jax_bnar._base.dtypes import SUPPORTED, accumulation_dtype
+from jax_bnar._base.layout import Layout
+
+
+class Operands(NamedTuple):
+    """Validated operands; vectors have shape (1, C) and accumulation dtype."""
+
+    x: jax.Array
+    z: jax.Array | None
+    scale: jax.Array | None
+    bias: jax.Array | None
+    layout: Layout
+
+
+def check_epsilon(function: str, epsilon: Any) -> float:
+    if isinstance(epsilon, jax.core.Tracer):
+        raise TypeError(
+            f"{function}: epsilon must be a static Python number, got a traced value; mark it as"
+            " static (jax.jit static_argnames) or close over it."
+        )
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (numbers.Real, np.ndarray, jax.Array)):
+        raise TypeError(
+            f"{function}: epsilon must be a positive number, got {type(epsilon).__name__}."
+        )
+    value = float(cast(float, epsilon))
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{function}: epsilon must be finite and > 0, got {value}.")
+    return value
+
+
+def check_save(function: str, save: Any) -> Save:
+    if save not in get_args(Save):
+        raise ValueError(f"{function}: save must be 'y' or 'mask', got {save!r}.")
+    return save
+
+
+def check_named_axes(
+    function: str, axis_name: Any, axis_index_groups: Any
+) -> tuple[tuple[Any, ...], tuple[tuple[int, ...], ...] | None]:
+    """The named axes as a flat tuple, empty for None, and the groups as tuples."""
+    names = tuple(_flat_names(axis_name))
+    for name in names:
+        if name.__hash__ is None or isinstance(name, int):
+            raise TypeError(
+                f"{function}: axis_name must be the name of an axis (of shard_map, pmap or vmap) or"
+                f" a tuple of names, got {axis_name!r}."
+            )
+    if len(set(names)) != len(names):
+        raise ValueError(f"{function}: axis_name names an axis twice, got {axis_name!r}.")
+    if axis_index_groups is None:
+        return names, None
+    if not names:
+        raise ValueError(
+            f"{function}: axis_index_groups={axis_index_groups!r} groups the indices of a named"
+            " axis, but axis_name is None."
+        )
+    try:
+        groups = tuple(tuple(operator.index(i) for i in group) for group in axis_index_groups)
+    except TypeError:
+        raise TypeError(
+            f"{function}: axis_index_groups must be a list of lists of integers, got"
+            f" {axis_index_groups!r}."
+        ) from None
+    indices = sorted(index for group in groups for index in group)
+    if not all(groups) or indices != list(range(len(indices))):
+        raise ValueError(
+            f"{function}: axis_index_groups must hold each index of the axis exactly once, got"
+            f" {axis_index_groups!r}."
+        )
+    return names, groups
+
+
+def _flat_names(axis_name: Any) -> Iterator[Any]:
+    if axis_name is None:
+        return
+    if not isinstance(axis_name, (tuple, list)):
+        yield axis_name
+        return
+    for name in axis_name:
+        yield from _flat_names(name)
+
+
+def check_operands(
+    function: str, x: Any, z: Any, scale: Any, bias: Any, *, axis: Any, num_groups: Any = 1
+) -> Operands:
+    x = _check_x(function, x)
+    axis = _check_axis(function, axis, x.shape)
+    num_groups = _check_num_groups(function, num_groups, axis, x.shape)
+    return Operands(
+        x=x,
+        z=None if z is None else check_like(function, "z", z, x),
+        scale=check_vector(function, "scale", scale, x, axis),
+        bias=check_vector(function, "bias", bias, x, axis),
+        layout=Layout(axis, num_groups),
+    )
+
+
+def check_vector(function: str, name: str, vector: Any, x: Any, axis: int) -> jax.Array | None:
+    """A per-channel operand as a (1, C) array in the accumulation dtype; None stays None."""
+    if vector is None:
+        return None
+    vector = _as_array(function, name, vector)
+    channels = x.shape[axis]
+    if vector.shape != (channels,):
+        raise ValueError(
+            f"{function}: {name} must have shape ({channels},), one value for each channel (axis"
+            f" {axis} of x, whose shape is {x.shape}), got shape {vector.shape}."
+        )
+    if not jnp.issubdtype(vector.dtype, jnp.floating):
+        raise TypeError(f"{function}: {name} must have a float dtype, got {vector.dtype}.")
+    return vector.astype(accumulation_dtype(x.dtype)).reshape(1, channels)
+
+
+def check_like(function: str, name: str, value: Any, x: Any, name_of_x: str = "x") -> jax.Array:
+    """An operand with the shape and the dtype of x."""
+    array = _as_array(function, name, value)
+    check_shape_like(function, name, array, x, name_of_x)
+    if array.dtype != x.dtype:
+        raise TypeError(
+            f"{function}: {name} must have the dtype of {name_of_x}, {x.dtype}, got {array.dtype};"
+            f" cast it with {name}.astype({name_of_x}.dtype)."
+        )
+    return array
+
+
+def check_shape_like(
+    function: str, name: str, array: jax.Array, x: Any, name_of_x: str = "x"
+) -> None:
+    if array.shape != x.shape:
+        raise ValueError(
+            f"{function}: {name} must have the shape of {name_of_x}, {x.shape}, got {array.shape};"
+            f" {name} is not broadcast (use jnp.broadcast_to where that is meant)."
+        )
+
+
+def check_statistic(function: str, name: str, vector: Any, x: Any, axis: int) -> jax.Array:
+    """mean or var of an inference form: like `check_vector`, but it may not be left out."""
+    checked = check_vector(function, name, vector, x, axis)
+    if checked is None:
+        raise TypeError(f"{function}: {name} must be an array, got None.")
+    return checked
+
+
+def _as_array(function: str, name: str, value: Any) -> jax.Array:
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise TypeError(f"{function}: {name} must be an array, got {type(value).__name__}.")
+    return jnp.asarray(value)
+
+
+def _check_x(function: str, x: Any) -> jax.Array:
+    x = _as_array(function, "x", x)
+    if x.dtype not in SUPPORTED:
+        names = ", ".join(d.name for d in SUPPORTED)
+        raise TypeError(f"{function}: x must have one of the dtypes {names}, got {x.dtype}.")
+    if x.ndim < 2:
+        raise ValueError(
+            f"{function}: x must have at least 2 dimensions (a batch and a channel axis), got shape"
+            f" {x.shape}."
+        )
+    if x.size == 0:
+        raise ValueError(
+            f"{function}: x must not be empty, got shape {x.shape}: the statistics of no element"
+            " are not defined."
+        )
+    return x
+
+
+def _check_axis(function: str, axis: Any, shape: tuple[int, ...]) -> int:
+    ndim = len(shape)
+    try:
+        index = operator.index(axis)
+    except TypeError:
+        raise TypeError(
+            f"{function}: axis must be one integer, got {axis!r} of type {type(axis).__name__}."
+        ) from None
+    if not -ndim <= index < ndim:
+        raise ValueError(
+            f"{function}: axis must lie in [{-ndim}, {ndim}) for x of shape {shape}, got {index}."
+        )
+    return index % ndim
+
+
+def _check_num_groups(function: str, num_groups: Any, axis: int, shape: tuple[int, ...]) -> int:
+    try:
+        groups = operator.index(num_groups)
+    except TypeError:
+        raise TypeError(
+            f"{function}: num_groups must be an integer, got {num_groups!r} of type"
+            f" {type(num_groups).__name__}."
+        ) from None
+    if groups < 1:
+        raise ValueError(f"{function}: num_groups must be at least 1, got {groups}.")
+    if groups > 1 and axis == 0:
+        raise ValueError(
+            f"{function}: num_groups={groups} splits the leading axis of x, but axis=0 makes that"
+            f" the channel axis (x has shape {shape}); move the channels behind the batch."
+        )
+    if shape[0] % groups:
+        raise ValueError(
+            f"{function}: num_groups must divide the leading axis of x, got num_groups={groups} for"
+            f" x of shape {shape}."
+        )
+    return groups

@@ -1,0 +1,276 @@
+"""The six operations on the arrays of one device, in the user's layout.
+
+Where every statistics group is whole on the device they are one kernel call each. Where groups span
+devices (`span`), the whole passes are made of their halves, with a collective in between.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_bnar import reference
+from jax_bnar._base.config import Activation, Gate
+from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.layout import Kind, Layout, kind_of
+from jax_bnar._kernels import kernel_call
+from jax_bnar._sharding.collectives import Span, merge_statistics, sum_packed
+
+Operands = tuple[jax.Array | None, ...]
+Results = tuple[jax.Array, ...]
+
+
+def result_kinds(name: str, statics: dict[str, Any]) -> list[Kind]:
+    """The kinds of an operation's results."""
+    mask: list[Kind] = ["mask"] if statics.get("save_mask") else []
+    dz: list[Kind] = ["tensor"] if statics.get("has_residual") else []
+    kinds: dict[str, list[Kind]] = {
+        "forward": ["tensor", "vector", "vector", *mask],
+        "backward": ["tensor", "vector", "vector", *dz],
+        "statistics": ["vector", "vector"],
+        "normalise": ["tensor", *mask],
+        "backward_reduce": ["vector", "vector", *dz],
+        "backward_apply": ["tensor"],
+    }
+    return kinds[name]
+
+
+def call(
+    operation: kernel_call.Operation,
+    *operands: jax.Array | None,
+    layout: Layout,
+    implementation: Implementation,
+    **statics: Any,
+) -> Results:
+    """One of the canonical operations, on arrays of this layout."""
+    named = dict(zip(operation.operands, operands, strict=True))
+    x = named["x"]
+    assert x is not None
+    gate = statics.get("gate")
+    canonical = (
+        None if array is None else layout.to_canonical(array, kind_of(name, gate), x.shape)
+        for name, array in named.items()
+    )
+    results = operation(*canonical, implementation=implementation, **statics)
+    return tuple(
+        layout.from_canonical(result, kind, x.shape)
+        for result, kind in zip(results, result_kinds(operation.name, statics), strict=True)
+    )
+
+
+def element_count(layout: Layout, shape: tuple[int, ...]) -> int:
+    """Elements of one statistics group of an array of this shape."""
+    _, rows, _, inner = layout.canonical(shape)
+    return rows * inner
+
+
+class Halves(NamedTuple):
+    """The operations that backward is made of where a collective stands in its middle.
+
+    Each takes operands, `layout`, `implementation` and its static parameters, as `call` does.
+    """
+
+    normalise: Callable[..., Results]
+    backward_reduce: Callable[..., Results]
+    backward_apply: Callable[..., Results]
+
+
+ON_ONE_DEVICE: Final = Halves(
+    functools.partial(call, kernel_call.normalise),
+    functools.partial(call, kernel_call.backward_reduce),
+    functools.partial(call, kernel_call.backward_apply),
+)
+
+
+def forward(
+    x: jax.Array,
+    z: jax.Array | None,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    *,
+    span: Span,
+    layout: Layout,
+    implementation: Implementation,
+    epsilon: float,
+    activation: Activation,
+    save_mask: bool,
+) -> Results:
+    mean, var = statistics(x, span=span, layout=layout, implementation=implementation)
+    y, *mask = normalise(
+        x,
+        z,
+        scale,
+        bias,
+        mean,
+        var,
+        span=span,
+        layout=layout,
+        implementation=implementation,
+        epsilon=epsilon,
+        activation=activation,
+        save_mask=save_mask,
+    )
+    return (y, mean, var, *mask)
+
+
+def statistics(
+    x: jax.Array, *, span: Span, layout: Layout, implementation: Implementation
+) -> Results:
+    mean, var = call(kernel_call.statistics, x, layout=layout, implementation=implementation)
+    return merge_statistics(mean, var, span)
+
+
+def normalise(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
+    return call(
+        kernel_call.normalise, *_with_picked(kernel_call.normalise, operands, span), **statics
+    )
+
+
+def backward_reduce(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
+    picked = _with_picked(kernel_call.backward_reduce, operands, span)
+    sum_e, sum_e_centred, *dz = call(kernel_call.backward_reduce, *picked, **statics)
+    return (*sum_packed(span, sum_e, sum_e_centred), *dz)
+
+
+def backward_apply(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
+    picked = _with_picked(kernel_call.backward_apply, operands, span)
+    return call(kernel_call.backward_apply, *picked, **statics)
+
+
+def backward(
+    dy: jax.Array,
+    x: jax.Array,
+    evidence: jax.Array | None,
+    mean: jax.Array,
+    var: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    dmean: jax.Array,
+    dvar: jax.Array,
+    *,
+    span: Span,
+    layout: Layout,
+    implementation: Implementation,
+    epsilon: float,
+    gate: Gate,
+    has_residual: bool,
+    halves: Halves = ON_ONE_DEVICE,
+) -> Results:
+    """(dx, dscale, dbias, *dz) with one all-reduce. With S the sum over devices, a = scale*rstd:
+
+        dx = a*e - S[a*sum(e)]/n - rstd*(x-mean)*S[a*sum(e*xhat)]/n + dmean/n + 2*dvar*(x-mean)/n
+
+    Where the devices share a scale, a is a factor of what the all-reduce returns, which thereby
+    holds dscale and dbias of all devices too. Where each may have a scale of its own, a is a factor
+    of what it contributes, and dscale and dbias are those of this device alone.
+    """
+    options: dict[str, Any] = {"layout": layout, "implementation": implementation}
+    multiplier = gate_multiplier(
+        gate,
+        scale,
+        var,
+        normalise=halves.normalise,
+        implementation=implementation,
+        epsilon=epsilon,
+    )
+    gate_bias = bias if gate == "x" else None
+    sum_e, sum_e_centred, *dz = halves.backward_reduce(
+        dy,
+        x,
+        evidence,
+        *_picked(span, mean, multiplier, gate_bias),
+        **options,
+        gate=gate,
+        has_residual=has_residual,
+    )
+    rstd = reference.reciprocal_std(var, epsilon)
+    a = reference.scaled_rstd(rstd, scale)
+    if span.shares_scale:
+        (dbias, sum_e_centred), cotangents = span.sum_backward(
+            (sum_e, sum_e_centred), (dmean, dvar)
+        )
+        dscale = rstd * sum_e_centred
+        weighted = a * dbias, a * dscale
+    else:
+        dbias, dscale = sum_e, rstd * sum_e_centred
+        weighted, cotangents = span.sum_backward((a * dbias, a * dscale), (dmean, dvar))
+    coefficients = reference.backward_coefficients(
+        *weighted, a, rstd, *cotangents, count=span.parts * element_count(layout, x.shape)
+    )
+    if multiplier is not None:
+        coefficients = coefficients._replace(a=multiplier)
+    # dz is e, already gated.
+    gate = "none" if dz else gate
+    (dx,) = halves.backward_apply(
+        dz[0] if dz else dy,
+        x,
+        None if gate == "none" else evidence,
+        *_picked(span, mean, *coefficients, gate_bias if gate == "x" else None),
+        **options,
+        gate=gate,
+    )
+    return (dx, dscale, dbias, *dz)
+
+
+def gate_multiplier(
+    gate: Gate,
+    scale: jax.Array | None,
+    var: jax.Array,
+    *,
+    normalise: Callable[..., Results],
+    implementation: Implementation,
+    epsilon: float,
+) -> jax.Array | None:
+    """scale*rstd for gate "x", bit for bit as forward had it; None for the other gates.
+
+    Gate "x" asks whether (x-mean)*a + bias rounds above 0, as it did in forward; with another
+    rounding of `a` the answer may differ. The kernels compute `a` in double and round once, so the
+    kernel itself is asked: it normalises a 1, with mean 0 and no bias. A call on C elements, for
+    otherwise y would have to be kept.
+    """
+    if gate != "x":
+        return None
+    groups = var.shape if scale is None else jnp.broadcast_shapes(var.shape, scale.shape)
+    # Each value of a is a statistics group of its own, with one element.
+    vector = (*groups[:-1], 1, groups[-1])
+    (a,) = normalise(
+        jnp.ones(vector, var.dtype),
+        None,
+        None if scale is None else jnp.broadcast_to(scale, groups).reshape(vector),
+        None,
+        jnp.zeros(vector, var.dtype),
+        jnp.broadcast_to(var, groups).reshape(vector),
+        layout=Layout(axis=1, leading=var.ndim - 1),
+        implementation=implementation,
+        epsilon=epsilon,
+        activation="none",
+        save_mask=False,
+    )
+    return a.reshape(groups)
+
+
+def _picked(span: Span, *vectors: jax.Array | None) -> tuple[jax.Array | None, ...]:
+    """The vectors of this device's parts."""
+    return tuple(None if vector is None else span.pick(vector) for vector in vectors)
+
+
+def _with_picked(
+    operation: kernel_call.Operation, operands: Operands, span: Span
+) -> tuple[jax.Array | None, ...]:
+    """The operands with the vectors of this device's parts."""
+    return tuple(
+        span.pick(array) if array is not None and kind_of(name) == "vector" else array
+        for name, array in zip(operation.operands, operands, strict=True)
+    )
+
+
+SPANNING: Final[dict[str, Callable[..., Results]]] = {
+    "forward": forward,
+    "backward": backward,
+    "statistics": statistics,
+    "normalise": normalise,
+    "backward_reduce": backward_reduce,
+    "backward_apply": backward_apply,
+}

@@ -1,0 +1,181 @@
+"""How an array in the user's layout lies on the devices of a mesh, seen from its sharding."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jax_bnar._base.layout import Kind, Layout
+from jax_bnar._sharding.collectives import Pair, sum_packed
+
+# The mesh axes of one array axis, major first.
+Axes = tuple[str, ...]
+
+
+def axes_of(spec: Sequence[Any], ndim: int) -> list[Axes]:
+    """A partition spec with a tuple of mesh axes for each of `ndim` array axes."""
+    entries = [*spec, *[None] * (ndim - len(spec))]
+    return [() if e is None else tuple(e) if isinstance(e, tuple) else (e,) for e in entries]
+
+
+def spec_of(axes: Sequence[Axes]) -> PartitionSpec:
+    return PartitionSpec(*(None if not a else a[0] if len(a) == 1 else a for a in axes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """Sharding of x, and what follows from it for the operations.
+
+    Attributes:
+        layout: of the whole array.
+        shape: of the whole x.
+        sizes: of the mesh axes.
+        axes: the mesh axes of each axis of x.
+    """
+
+    layout: Layout
+    shape: tuple[int, ...]
+    sizes: Mapping[str, int]
+    axes: tuple[Axes, ...]
+
+    @classmethod
+    def create(
+        cls,
+        layout: Layout,
+        shape: tuple[int, ...],
+        spec: Sequence[Any],
+        sizes: Mapping[str, int],
+        *,
+        has_mask: bool,
+    ) -> "Shards":
+        """The sharding that the operation works with: the given one, if it can.
+
+        An axis that is not evenly divided is taken whole (XLA would pad it, and the padding would
+        count), and so is one whose shards would break up the bytes of the mask.
+        """
+        axes = axes_of(spec, len(shape))
+        number = functools.partial(_number, sizes)
+        axes = [a if size % number(a) == 0 else () for a, size in zip(axes, shape, strict=True)]
+        if has_mask:
+            split = layout.mask_split(shape)
+            first = layout.leading if split is None else split
+            fits = split is None or math.prod(shape[first:]) // number(axes[first]) % 8 == 0
+            if first == layout.leading and (split is None or layout.num_groups > 1):
+                fits = fits and _groups_are_whole(layout, number(axes[first]))
+            axes = axes[: first + fits] + [()] * (len(shape) - first - fits)
+        return cls(layout, shape, sizes, tuple(axes))
+
+    @property
+    def row_axes(self) -> Axes:
+        """Mesh axes of the axis that ghost batch splits."""
+        return self.axes[self.layout.leading]
+
+    @property
+    def groups_are_whole(self) -> bool:
+        return _groups_are_whole(self.layout, _number(self.sizes, self.row_axes))
+
+    @property
+    def spanning(self) -> Axes:
+        """The mesh axes over which statistics are merged; none where groups are whole."""
+        body = range(self.layout.leading, len(self.shape))
+        reduced = [i for i in body if i != self.layout.channel_axis()]
+        if self.layout.num_groups > 1 and self.groups_are_whole:
+            reduced.remove(self.layout.leading)
+        return tuple(a for i in reduced for a in self.axes[i])
+
+    def spec(self, kind: Kind, shape: tuple[int, ...]) -> PartitionSpec:
+        """The sharding of an operand of that kind and (whole) shape."""
+        if kind == "tensor":
+            return spec_of(self.axes)
+        leading, channel = self.layout.leading, self.layout.channel_axis()
+        groups = self.row_axes if self.layout.num_groups > 1 and self.groups_are_whole else ()
+        if kind == "vector":
+            axes = [*self.axes[:leading], groups, self.axes[channel]]
+            return spec_of([a if n > 1 else () for a, n in zip(axes, shape, strict=True)])
+        split = self.layout.mask_split(self.shape)
+        if split is None:
+            return spec_of([*self.axes[:leading], groups, ()])
+        return spec_of(self.axes[: split + 1])
+
+    def local_shape(self) -> tuple[int, ...]:
+        return tuple(
+            size // _number(self.sizes, a) for size, a in zip(self.shape, self.axes, strict=True)
+        )
+
+    def local_layout(self) -> Layout:
+        """Layout of one device's shard: its groups are the parts of groups that it holds."""
+        rows, part = self.local_shape()[self.layout.leading], self.part_rows()
+        groups = rows // part if self.layout.num_groups > 1 else 1
+        return dataclasses.replace(self.layout, num_groups=groups)
+
+    def part_rows(self) -> int:
+        """Rows of the axis that ghost batch splits in the largest pieces that cut no group."""
+        rows = self.local_shape()[self.layout.leading]
+        return math.gcd(rows, self.shape[self.layout.leading] // self.layout.num_groups)
+
+    def span(self) -> "MeshSpan | None":
+        """What merges statistics, None where each device has whole groups."""
+        if not self.spanning:
+            return None
+        return MeshSpan(self)
+
+
+class MeshSpan:
+    """Groups spread over the axes of a mesh, inside the partitioned program of one device.
+
+    Where ghost batch has groups that span devices, a device holds parts of some of the groups, and
+    adds up into the slots of those; every group then has its slot in the one all-reduce.
+    """
+
+    shares_scale = True  # vectors are sharded over channels, whose devices share no statistics
+
+    def __init__(self, shards: Shards) -> None:
+        local = shards.local_layout()
+        count = functools.partial(_elements, layout=shards.layout)
+        self.parts = count(shards.shape) // _elements(shards.local_shape(), layout=local)
+        self._shards = shards
+        self._slots = shards.layout.num_groups > 1 and not shards.groups_are_whole
+
+    def _group_of_part(self) -> jax.Array:
+        """The group of each part on this device."""
+        shards = self._shards
+        rows = shards.local_shape()[shards.layout.leading]
+        group_rows = shards.shape[shards.layout.leading] // shards.layout.num_groups
+        first = jax.lax.axis_index(shards.row_axes).astype(np.int32) * np.int32(rows)
+        offsets = jnp.arange(0, rows, shards.part_rows(), dtype=np.int32)
+        return (first + offsets) // np.int32(group_rows)
+
+    def sum(self, array: jax.Array) -> jax.Array:
+        if self._slots:
+            groups = self._shards.layout.num_groups
+            slots = jnp.zeros((*array.shape[:-2], groups, array.shape[-1]), array.dtype)
+            array = slots.at[..., self._group_of_part(), :].add(array)
+        return jax.lax.psum(array, self._shards.spanning)
+
+    def pick(self, vector: jax.Array) -> jax.Array:
+        if self._slots and vector.shape[-2] > 1:
+            return jnp.take(vector, self._group_of_part(), axis=-2)
+        return vector
+
+    def sum_backward(self, sums: Pair, cotangents: Pair) -> tuple[Pair, Pair]:
+        total, centred = sum_packed(self, *sums)
+        return (total, centred), cotangents
+
+
+def _groups_are_whole(layout: Layout, shards: int) -> bool:
+    return layout.num_groups % shards == 0
+
+
+def _number(sizes: Mapping[str, int], axes: Axes) -> int:
+    return math.prod(sizes[a] for a in axes)
+
+
+def _elements(shape: tuple[int, ...], *, layout: Layout) -> int:
+    _, rows, _, inner = layout.canonical(shape)
+    return rows * inner
