@@ -20,9 +20,10 @@ results, in the shapes of `_base.layout`. They own what the custom calls on cano
 sharding, for which an array must have its own axes, and with it batching.
 """
 
+import abc
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +35,8 @@ from jax.sharding import PartitionSpec
 from jax_bnar._base import jax_compat
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation
-from jax_bnar._base.layout import Kind, Layout, kind_of
+from jax_bnar._base.layout import Layout
+from jax_bnar._base.signatures import OperandKind, Signature
 from jax_bnar._kernels import kernel_call
 from jax_bnar._sharding import halves
 from jax_bnar._sharding.alignment import with_automatic_axes
@@ -42,21 +44,93 @@ from jax_bnar._sharding.partitioning import Partitioned
 from jax_bnar._sharding.shards import Shards
 
 
+class ArrayPrimitive(abc.ABC):
+    """What all primitives on arrays in the user's layout share: their signature, and vmap."""
+
+    @property
+    @abc.abstractmethod
+    def signature(self) -> Signature: ...
+
+    @abc.abstractmethod
+    def create(self) -> Primitive:
+        """The primitive, with its rules."""
+
+    @functools.cached_property
+    def primitive(self) -> Primitive:
+        return self.create()
+
+    def bind(
+        self,
+        *operands: jax.Array | None,
+        layout: Layout,
+        implementation: Implementation,
+        **statics: Any,
+    ) -> tuple[jax.Array, ...]:
+        given, present = self.signature.bind(jax_compat.vary_together(operands))
+        return tuple(
+            self.primitive.bind(
+                *given, present=present, layout=layout, implementation=implementation, **statics
+            )
+        )
+
+    def named(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
+        """The operands that are there, by name."""
+        return {n: v for n, v in self.signature.unbind(given, present).items() if v is not None}
+
+    def batch(
+        self,
+        batched: Sequence[Any],
+        dims: Sequence[int | None],
+        *,
+        present: tuple[bool, ...],
+        layout: Layout,
+        **params: Any,
+    ) -> tuple[list[jax.Array], list[int | None]]:
+        """Another leading axis: each example keeps statistics of its own."""
+        size = next(a.shape[d] for a, d in zip(batched, dims, strict=True) if d is not None)
+        kinds = self.signature.operand_kinds(params)
+        arrays, axes = (self.signature.unbind(each, present) for each in (batched, dims))
+        leading = {
+            name: _leading(array, axes[name], size, kinds[name])
+            for name, array in arrays.items()
+            if array is not None
+        }
+        layout = dataclasses.replace(layout, leading=layout.leading + 1)
+        results = self.bind_batched(leading, present=present, layout=layout, **params)
+        # What depends on operands that are not mapped is one value, and users may say so
+        # (`out_axes=None`).
+        mapped = {name for name, axis in axes.items() if axis is not None}
+        differs = [
+            not mapped.isdisjoint(self.signature.dependencies(result, params))
+            for result in self.signature.results_with(params)
+        ]
+        return (
+            [r if each else r[0] for r, each in zip(results, differs, strict=True)],
+            [0 if each else None for each in differs],
+        )
+
+    def bind_batched(self, leading: Mapping[str, jax.Array], **params: Any) -> list[jax.Array]:
+        return self.primitive.bind(*leading.values(), **params)
+
+
 @dataclasses.dataclass(frozen=True)
-class ArrayOperation:
+class ArrayOperation(ArrayPrimitive):
     """One operation on arrays in the user's layout."""
 
     canonical: kernel_call.Operation
 
-    @functools.cached_property
-    def primitive(self) -> Primitive:
+    @property
+    def signature(self) -> Signature:
+        return self.canonical.signature
+
+    def create(self) -> Primitive:
         new = Primitive(f"bnar_{self.canonical.name}")
         new.multiple_results = True
         new.def_impl(functools.partial(jax_compat.apply_primitive, new))
         new.def_abstract_eval(self._abstract)
         jax_compat.register_lowering(new, self._lower)
         jax_compat.needs_devices_at_lowering(new)
-        jax_compat.primitive_batchers[new] = self._batch
+        jax_compat.primitive_batchers[new] = self.batch
         jax_compat.primitive_jvps[new] = self._jvp
         return new
 
@@ -68,36 +142,23 @@ class ArrayOperation:
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
         """Binds the primitive, or computes the reference where implementation is 'xla'."""
-        if implementation == "xla":
-            present = tuple(operand is not None for operand in operands)
-            given = (operand for operand in operands if operand is not None)
-            return self._reference(*given, present=present, layout=layout, **statics)
-        return tuple(
-            self.primitive.bind(
-                *(a for a in jax_compat.vary_together(operands) if a is not None),
-                present=tuple(operand is not None for operand in operands),
-                layout=layout,
-                require_kernel=implementation == "ffi",
-                **statics,
-            )
-        )
-
-    def _named(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
-        """The operands that are there, by name."""
-        names = (n for n, p in zip(self.canonical.operands, present, strict=True) if p)
-        return dict(zip(names, given, strict=True))
+        statics |= {"layout": layout, "implementation": implementation}
+        if implementation != "xla":
+            return self.bind(*operands, **statics)
+        given, present = self.signature.bind(operands)
+        return self._reference(*given, present=present, **statics)
 
     def _abstract(
         self,
         *avals: Any,
         present: tuple[bool, ...],
         layout: Layout,
-        require_kernel: bool,
+        implementation: Implementation,
         **statics: Any,
     ) -> list[jax.core.ShapedArray]:
-        del require_kernel
-        x = self._named(avals, present)["x"]
-        kinds = halves.result_kinds(self.canonical.name, statics)
+        del implementation
+        x = self.named(avals, present)["x"]
+        kinds: list[OperandKind] = [r.kind for r in self.signature.results_with(statics)]
         return [_result_aval(x, layout, kind, kinds) for kind in kinds]
 
     def _lower(self, ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -110,7 +171,7 @@ class ArrayOperation:
             # A partitioned call needs Python when XLA partitions, which is after export.
             where = "in a program exported for several devices"
         if where is not None:
-            if params["require_kernel"]:
+            if params["implementation"] == "ffi":
                 raise NotImplementedError(
                     f"jax_bnar: implementation='ffi' asks for the {self.canonical.name} kernel, but"
                     f" XLA cannot partition it {where}; implementation=None falls back to pure JAX."
@@ -131,101 +192,36 @@ class ArrayOperation:
         *given: jax.Array,
         present: tuple[bool, ...],
         layout: Layout,
-        require_kernel: bool,
+        implementation: Implementation,
         **statics: Any,
     ) -> list[jax.Array]:
-        kinds = halves.result_kinds(self.canonical.name, statics)
+        kinds = self.signature.operand_kinds(statics)
+        results = self.signature.results_with(statics)
         return Partitioned(
             self.canonical,
             tuple(
-                (name, kind_of(name, statics.get("gate")), aval.shape)
-                for name, aval in self._named(avals_in, present).items()
+                (name, kinds[name], aval.shape)
+                for name, aval in self.named(avals_in, present).items()
             ),
-            tuple((kind, aval.shape) for kind, aval in zip(kinds, avals_out, strict=True)),
+            tuple((r.kind, aval.shape) for r, aval in zip(results, avals_out, strict=True)),
             layout,
-            "ffi" if require_kernel else None,
+            implementation,
             statics,
         )(*given)
 
     def _on_one_device(
-        self,
-        *given: jax.Array,
-        present: tuple[bool, ...],
-        layout: Layout,
-        require_kernel: bool,
-        **statics: Any,
+        self, *given: jax.Array, present: tuple[bool, ...], **statics: Any
     ) -> tuple[jax.Array, ...]:
-        implementation = "ffi" if require_kernel else None
-        return self._call(given, present, layout, implementation, statics)
-
-    def _reference(
-        self,
-        *given: jax.Array,
-        present: tuple[bool, ...],
-        layout: Layout,
-        require_kernel: bool = False,
-        **statics: Any,
-    ) -> tuple[jax.Array, ...]:
-        """In pure JAX, whatever the sharding: XLA partitions it by itself."""
-        del require_kernel
-
-        def function(*given: jax.Array) -> tuple[jax.Array, ...]:
-            return self._call(given, present, layout, "xla", statics)
-
-        avals = self._abstract(
-            *map(jax.typeof, given),
-            present=present,
-            layout=layout,
-            require_kernel=False,
-            **statics,
-        )
-        return with_automatic_axes(function, tuple(a.sharding.spec for a in avals), *given)
-
-    def _call(
-        self,
-        given: Sequence[jax.Array],
-        present: tuple[bool, ...],
-        layout: Layout,
-        implementation: Implementation,
-        statics: dict[str, Any],
-    ) -> tuple[jax.Array, ...]:
-        named = self._named(given, present)
-        operands = (named.get(name) for name in self.canonical.operands)
         return halves.call(
-            self.canonical, *operands, layout=layout, implementation=implementation, **statics
+            self.canonical, *self.signature.unbind(given, present).values(), **statics
         )
 
-    def _batch(
-        self,
-        batched: Sequence[Any],
-        dims: Sequence[int | None],
-        *,
-        present: tuple[bool, ...],
-        layout: Layout,
-        **params: Any,
-    ) -> tuple[list[jax.Array], list[int | None]]:
-        """Another leading axis: each example keeps statistics of its own."""
-        size = next(a.shape[d] for a, d in zip(batched, dims, strict=True) if d is not None)
-        gate = params.get("gate")
-        axes = self._named(dims, present)
-        leading = [
-            _leading(array, axes[name], size, kind_of(name, gate))
-            for name, array in self._named(batched, present).items()
-        ]
-        layout = dataclasses.replace(layout, leading=layout.leading + 1)
-        results = self._bind_batched(leading, present=present, layout=layout, **params)
-        # What depends on operands that are not mapped is one value, and users may say so
-        # (`out_axes=None`).
-        mapped = {name for name, axis in axes.items() if axis is not None}
-        depends = _dependencies(self.canonical.name, gate)
-        shared = [at in depends and not (mapped & depends[at]) for at in range(len(results))]
-        return (
-            [r[0] if one else r for r, one in zip(results, shared, strict=True)],
-            [None if one else 0 for one in shared],
-        )
-
-    def _bind_batched(self, leading: Sequence[jax.Array], **params: Any) -> list[jax.Array]:
-        return self.primitive.bind(*leading, **params)
+    def _reference(self, *given: jax.Array, **params: Any) -> tuple[jax.Array, ...]:
+        """In pure JAX, whatever the sharding: XLA partitions it by itself."""
+        params |= {"implementation": "xla"}
+        avals = self._abstract(*map(jax.typeof, given), **params)
+        function = functools.partial(self._on_one_device, **params)
+        return with_automatic_axes(function, tuple(a.sharding.spec for a in avals), *given)
 
     def _jvp(
         self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
@@ -239,28 +235,16 @@ class ArrayOperation:
         return list(results), list(out_tangents)
 
 
-def _dependencies(operation: str, gate: Any) -> dict[int, set[str]]:
-    """The operands that a result depends on, by its position; of all of them if it is not here."""
-    of_statistics = {"x"}
-    of_gated = {"dy"} | {
-        "none": set(),
-        "x": {"x", "mean", "var", "a", "scale", "bias"},
-    }.get(gate, {"evidence"})
-    return {
-        "forward": {1: of_statistics, 2: of_statistics},
-        "backward": {2: of_gated, 3: of_gated},
-        "backward_reduce": {0: of_gated, 2: of_gated},
-    }.get(operation, {})
-
-
-def _leading(array: jax.Array, axis: int | None, size: int, kind: Kind) -> jax.Array:
+def _leading(array: jax.Array, axis: int | None, size: int, kind: OperandKind) -> jax.Array:
     """An operand with the mapped axis (of length `size`) in front."""
     if axis is not None:
         return jnp.moveaxis(array, axis, 0)
     return jnp.broadcast_to(array, (1 if kind == "vector" else size, *array.shape))
 
 
-def _result_aval(x: Any, layout: Layout, kind: Kind, kinds: Sequence[Kind]) -> jax.core.ShapedArray:
+def _result_aval(
+    x: Any, layout: Layout, kind: OperandKind, kinds: Sequence[OperandKind]
+) -> jax.core.ShapedArray:
     shape = layout.shape_of(kind, x.shape)
     dtype = {"tensor": x.dtype, "vector": accumulation_dtype(x.dtype), "mask": jnp.uint8}[kind]
     mesh, spec = x.sharding.mesh, PartitionSpec()
@@ -278,3 +262,18 @@ statistics = ArrayOperation(kernel_call.statistics)
 normalise = ArrayOperation(kernel_call.normalise)
 backward_reduce = ArrayOperation(kernel_call.backward_reduce)
 backward_apply = ArrayOperation(kernel_call.backward_apply)
+
+
+def _drop_unused_mask(used: Sequence[bool], equation: Any) -> tuple[list[bool], Any]:
+    """A kernel whose mask nobody reads writes none (dead code in what is rematerialised)."""
+    if not any(used):
+        return [False] * len(equation.invars), None
+    if equation.params["save_mask"] and not used[-1]:
+        equation = equation.replace(
+            outvars=equation.outvars[:-1], params={**equation.params, "save_mask": False}
+        )
+    return [True] * len(equation.invars), equation
+
+
+for _operation in (forward, normalise):
+    jax_compat.register_dce_rule(_operation.primitive, _drop_unused_mask)

@@ -140,7 +140,7 @@ def forward(
 def gated(
     dy: jax.Array,
     centred: jax.Array,
-    evidence: jax.Array | None,
+    saved: jax.Array | None,
     a: jax.Array | None,
     bias: jax.Array | None,
     gate: Gate,
@@ -155,32 +155,32 @@ def gated(
             y = y + _per_element(bias, dy)
         positive = y.astype(dy.dtype) > 0
     else:
-        assert evidence is not None
-        positive = evidence > 0 if gate == "y" else unpack_mask(evidence, dy)
+        assert saved is not None
+        positive = saved > 0 if gate == "y" else unpack_mask(saved, dy)
     return jnp.where(positive, dy, jnp.zeros_like(dy))
 
 
 def backward_reduce(
     dy: jax.Array,
     x: jax.Array,
-    evidence: jax.Array | None,
+    saved: jax.Array | None,
     mean: jax.Array,
     a: jax.Array | None,
     bias: jax.Array | None,
     *,
     gate: Gate,
-    has_residual: bool,
+    has_z: bool,
 ) -> tuple[jax.Array, ...]:
     """(sum(e), sum(e*(x-mean))) of shape (G, C), and dz = e where there is a residual.
 
-    `evidence` is y or the mask, as `gate` says. `a` and `bias` serve gate "x":
+    `saved` is y or the mask, as `gate` says. `a` and `bias` serve gate "x":
     y > 0 where (x-mean)*a + bias > 0.
     """
     centred = _wide(x) - _per_element(mean, x)
-    e = gated(dy, centred, evidence, a, bias, gate)
+    e = gated(dy, centred, saved, a, bias, gate)
     wide = _wide(e)
     sums = wide.sum(axis=_REDUCED), (wide * centred).sum(axis=_REDUCED)
-    return (*sums, e) if has_residual else sums
+    return (*sums, e) if has_z else sums
 
 
 def backward_coefficients(
@@ -208,7 +208,7 @@ def backward_coefficients(
 def backward_apply(
     dy: jax.Array,
     x: jax.Array,
-    evidence: jax.Array | None,
+    saved: jax.Array | None,
     mean: jax.Array,
     a: jax.Array,
     b: jax.Array,
@@ -219,7 +219,7 @@ def backward_apply(
 ) -> tuple[jax.Array]:
     """(dx,) = a*e + b*(x-mean) + k; e as in `backward_reduce`."""
     centred = _wide(x) - _per_element(mean, x)
-    e = _wide(gated(dy, centred, evidence, a, bias, gate))
+    e = _wide(gated(dy, centred, saved, a, bias, gate))
     dx = _per_element(a, x) * e + (_per_element(b, x) * centred + _per_element(k, x))
     return (dx.astype(x.dtype),)
 
@@ -227,7 +227,7 @@ def backward_apply(
 def backward(
     dy: jax.Array,
     x: jax.Array,
-    evidence: jax.Array | None,
+    saved: jax.Array | None,
     mean: jax.Array,
     var: jax.Array,
     scale: jax.Array | None,
@@ -237,16 +237,14 @@ def backward(
     *,
     epsilon: float,
     gate: Gate,
-    has_residual: bool,
+    has_z: bool,
 ) -> tuple[jax.Array, ...]:
     """(dx, dscale, dbias) with dscale and dbias of shape (G, C), and dz where there is one."""
     rstd = reciprocal_std(var, epsilon)
     a = scaled_rstd(rstd, scale)
-    dbias, sum_e_centred, *dz = backward_reduce(
-        dy, x, evidence, mean, a, bias, gate=gate, has_residual=has_residual
-    )
+    dbias, sum_e_centred, *dz = backward_reduce(dy, x, saved, mean, a, bias, gate=gate, has_z=has_z)
     dscale = rstd * sum_e_centred
     count = x.shape[1] * x.shape[3]
     coefficients = backward_coefficients(a * dbias, a * dscale, a, rstd, dmean, dvar, count=count)
-    (dx,) = backward_apply(dy, x, evidence, mean, *coefficients, bias, gate=gate)
+    (dx,) = backward_apply(dy, x, saved, mean, *coefficients, bias, gate=gate)
     return (dx, dscale, dbias, *dz)

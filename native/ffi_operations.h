@@ -81,7 +81,7 @@ class FfiOperations {
   static xla::ffi::Error Backward(Native native, Args args, Rets rets,
                                   bool has_groups, bool has_inner,
                                   bool has_scale, bool has_bias, double epsilon,
-                                  std::string_view gate, bool has_residual) {
+                                  std::string_view gate, bool has_z) {
     FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
     const GradientBuffers buffers = ReadGradient(call, gate);
     BackwardOperands operands{};
@@ -95,7 +95,7 @@ class FfiOperations {
     void* dx = call.ArrayResult("dx");
     void* dscale = call.VectorResult("dscale");
     void* dbias = call.VectorResult("dbias");
-    void* dz = call.ArrayResultIf(has_residual, "dz");
+    void* dz = call.ArrayResultIf(has_z, "dz");
     return Run(native, call, Workspace::kSums, [&](Backend& backend) {
       return backend.Backward(call.problem(), buffers, operands, dx, dscale,
                               dbias, dz);
@@ -105,7 +105,7 @@ class FfiOperations {
   static xla::ffi::Error BackwardReduce(Native native, Args args, Rets rets,
                                         bool has_groups, bool has_inner,
                                         bool has_bias, std::string_view gate,
-                                        bool has_residual) {
+                                        bool has_z) {
     FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
     const GradientBuffers buffers = ReadGradient(call, gate);
     ReduceOperands operands{};
@@ -114,7 +114,7 @@ class FfiOperations {
     operands.bias = call.VectorIf(has_bias, "bias");
     void* sum_e = call.VectorResult("sum_e");
     void* sum_e_centred = call.VectorResult("sum_e_centred");
-    void* dz = call.ArrayResultIf(has_residual, "dz");
+    void* dz = call.ArrayResultIf(has_z, "dz");
     return Run(native, call, Workspace::kSums, [&](Backend& backend) {
       return backend.BackwardReduce(call.problem(), buffers, operands, sum_e,
                                     sum_e_centred, dz);
@@ -162,7 +162,7 @@ class FfiOperations {
         .template Attr<bool>("has_bias")
         .template Attr<double>("epsilon")
         .template Attr<std::string_view>("gate")
-        .template Attr<bool>("has_residual");
+        .template Attr<bool>("has_z");
   }
 
   template <typename Binding>
@@ -170,7 +170,7 @@ class FfiOperations {
     return BindShape(std::move(binding))
         .template Attr<bool>("has_bias")
         .template Attr<std::string_view>("gate")
-        .template Attr<bool>("has_residual");
+        .template Attr<bool>("has_z");
   }
 
   template <typename Binding>

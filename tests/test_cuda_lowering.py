@@ -87,8 +87,8 @@ def test_forward_and_backward(shape: tuple[int, ...], axis: int, canonical: str,
     assert workspace == f"{expected}xui8"
 
     backward = found["jax_bnar_backward_v1"]
-    evidence = mask if save == "mask" else array
-    assert operand_types(backward) == [array, array, evidence, *["1x64xf32"] * 6]
+    saved = mask if save == "mask" else array
+    assert operand_types(backward) == [array, array, saved, *["1x64xf32"] * 6]
     *results, workspace = result_types(backward)
     assert results == [array, "1x64xf32", "1x64xf32", array]
     assert workspace == f"{expected}xui8"
@@ -98,7 +98,7 @@ def test_forward_and_backward(shape: tuple[int, ...], axis: int, canonical: str,
         "has_bias": "true",
         "has_groups": "false",
         "has_inner": has_inner,
-        "has_residual": "true",
+        "has_z": "true",
         "has_scale": "true",
     }
     for call in found.values():

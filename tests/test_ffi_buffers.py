@@ -19,10 +19,10 @@ GROUPS, ROWS, CHANNELS, INNER = SHAPE = (2, 3, 5, 7)
 OPTIONAL = ("z", "scale", "bias")
 STATICS: dict[str, dict[str, Any]] = {
     "forward": {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": True},
-    "backward": {"epsilon": np.float64(1e-5), "gate": "mask", "has_residual": True},
+    "backward": {"epsilon": np.float64(1e-5), "gate": "mask", "has_z": True},
     "statistics": {},
     "normalise": {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": True},
-    "backward_reduce": {"gate": "x", "has_residual": True},
+    "backward_reduce": {"gate": "x", "has_z": True},
     "backward_apply": {"gate": "y"},
 }
 
@@ -44,13 +44,14 @@ class Call(NamedTuple):
 def good_call(operation: kernel_call.Operation) -> Call:
     tensor = jnp.ones(SHAPE, jnp.float32)
     statics = STATICS[operation.name]
-    evidence = {"mask": reference.pack_mask(tensor > 0), "y": tensor, "x": None}
+    names = [operand.name for operand in operation.signature.operands]
+    saved = {"mask": reference.pack_mask(tensor > 0), "y": tensor, "x": None}
     operands = {}
-    for name in operation.operands:
+    for name in names:
         if name in ("x", "z", "dy"):
             operands[name] = tensor
-        elif name == "evidence":
-            operands[name] = evidence[statics["gate"]]
+        elif name == "saved":
+            operands[name] = saved[statics["gate"]]
         else:
             rows = 1 if name in ("scale", "bias") else GROUPS
             operands[name] = jnp.ones((rows, CHANNELS), jnp.float32)
@@ -58,7 +59,7 @@ def good_call(operation: kernel_call.Operation) -> Call:
         lambda *given: operation(*given, implementation=None, **statics), *operands.values()
     )
     operands = {name: operand for name, operand in operands.items() if operand is not None}
-    present = {f"has_{name}": True for name in operation.operands if name in OPTIONAL}
+    present = {f"has_{name}": True for name in names if name in OPTIONAL}
     dimensions = {"has_groups": True, "has_inner": True}
     return Call(operation.name, operands, list(results), present | dimensions | statics)
 
@@ -153,7 +154,7 @@ def test_wrong_attributes(operation: kernel_call.Operation) -> None:
             "activation": ["gelu", "", 1],
             "gate": ["z", "", 0, "none"],
             "save_mask": [2, "true", False],
-            "has_residual": [2, False],
+            "has_z": [2, False],
         }.items()
         if name in STATICS[operation.name]
         for value in values

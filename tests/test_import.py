@@ -63,5 +63,5 @@ def test_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, value: st
         return jax_bnar.bn_relu(x, None, None).y
 
     jaxpr = str(jax.make_jaxpr(function)(np.ones((2, 3), np.float32)))
-    assert ("require_kernel=True" in jaxpr) == (value == "ffi")
+    assert ("implementation=ffi" in jaxpr) == (value == "ffi")
     assert ("bnar_forward" in jaxpr) == (value == "ffi")

@@ -126,8 +126,8 @@ def test_forward_kernels_against_reference(
     y_reference = reference.normalise(*tensors, *vectors, mean, var, **statics)[0]
     assert_close(y_half, y_reference, vectors=False)
     assert len(mask) == len(mask_half) == save_mask
-    for evidence, output in zip(mask + mask_half, (y, y_half), strict=False):
-        assert_packs(evidence, output)
+    for saved, output in zip(mask + mask_half, (y, y_half), strict=False):
+        assert_packs(saved, output)
 
 
 def assert_packs(mask: Any, y: Any) -> None:
@@ -164,7 +164,7 @@ def test_mask_is_one_bit_an_element(
 @few_shapes
 @pytest.mark.parametrize("gate", ["none", "x", "y", "mask"])
 @pytest.mark.parametrize(
-    ("has_scale", "grouped", "has_residual"),
+    ("has_scale", "grouped", "has_z"),
     [(False, False, True), (True, False, False), (True, True, True)],
 )
 def test_backward_kernels_against_reference(
@@ -173,17 +173,17 @@ def test_backward_kernels_against_reference(
     gate: Literal["none", "x", "y", "mask"],
     has_scale: bool,
     grouped: bool,
-    has_residual: bool,
+    has_z: bool,
 ) -> None:
     given = canonical_operands(shape, dtype, grouped_scale=grouped)
     mean, var = reference.statistics(given.x)
-    # Any evidence will do, negative and -0.0 included: the kernels only look at y > 0.
+    # Any saved will do, negative and -0.0 included: the kernels only look at y > 0.
     y = given.z.at[:, 0].set(-0.0)
-    evidence = {"y": y, "mask": reference.pack_mask(y > 0)}.get(gate)
-    scale, bias = given.scale if has_scale else None, given.bias if has_residual else None
-    tensors = given.dy, given.x, evidence, mean
+    saved = {"y": y, "mask": reference.pack_mask(y > 0)}.get(gate)
+    scale, bias = given.scale if has_scale else None, given.bias if has_z else None
+    tensors = given.dy, given.x, saved, mean
     vectors = var, scale, bias, given.dmean, given.dvar
-    flags: dict[str, Any] = {"gate": gate, "has_residual": has_residual}
+    flags: dict[str, Any] = {"gate": gate, "has_z": has_z}
 
     def passes(of: Any, tensors: Any, vectors: Any, **use: Any) -> Any:
         _, _, bias, dmean, dvar = vectors
@@ -241,11 +241,9 @@ def test_halves_compose_to_the_whole(
         **use,
         **gate,
         epsilon=EPSILON,
-        has_residual=True,
+        has_z=True,
     )
-    sum_e, sum_ec, dz = kernel_call.backward_reduce(
-        *tensors, None, None, **use, **gate, has_residual=True
-    )
+    sum_e, sum_ec, dz = kernel_call.backward_reduce(*tensors, None, None, **use, **gate, has_z=True)
     count = shape[1] * shape[3]
     rstd = reference.reciprocal_std(var, EPSILON)
     a, dscale = reference.scaled_rstd(rstd, given.scale), rstd * sum_ec

@@ -15,7 +15,7 @@ from jax_bnar._base import jax_compat
 from jax_bnar._base.config import Config, Gate
 
 _Vector = jax.Array | None
-# x, evidence of the ReLU, scale, bias, mean, var
+# x, saved (what `save=` kept), scale, bias, mean, var
 _Residuals = tuple[jax.Array, jax.Array | None, _Vector, _Vector, jax.Array, jax.Array]
 
 
@@ -67,9 +67,9 @@ def _inference_jvp(
     """As the rule of the training form: see `_training`."""
     y = _inference(*primals, config)
     x, _, scale, bias, mean, var = primals
-    evidence = None if config.activation == "none" else y
+    saved = None if config.activation == "none" else y
     moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
-    residuals = (x, evidence, scale, bias, mean, var)
+    residuals = (x, saved, scale, bias, mean, var)
     (y_dot,) = linear_call(_InferenceTangent(config), residuals, moving, (y,))
     return y, y_dot
 
@@ -112,7 +112,7 @@ class _InferenceTangent:
 
         dmean = -scale*rstd*sum(e)    dvar = -scale*rstd^3/2 * sum(e*(x-mean)).
         """
-        x, evidence, scale, bias, mean, var = residuals
+        x, saved, scale, bias, mean, var = residuals
         (dy,) = cotangents
         config = self.config
         rstd = reference.reciprocal_std(var, config.epsilon)
@@ -120,20 +120,20 @@ class _InferenceTangent:
         sum_e, sum_e_centred, *dz = primitive.backward_reduce(
             dy,
             x,
-            evidence,
+            saved,
             mean,
             None,
             None,
             layout=config.layout,
             implementation=config.implementation,
             gate=self.gate,
-            has_residual=config.has_residual,
+            has_z=config.has_z,
         )
         zero = jnp.zeros_like(a)
         (dx,) = primitive.backward_apply(
             dy,
             x,
-            evidence,
+            saved,
             mean,
             a,
             zero,

@@ -94,14 +94,14 @@ def _synchronised_jvp(
     x, z, scale, bias = primals
     results, mask, parts = _forward(x, z, scale, bias, config, names, groups, save=True)
     y, mean, var = results
-    evidence = None
+    saved = None
     if config.gate == "y":
-        evidence = y
+        saved = y
     elif config.gate == "mask":
         assert mask is not None
-        evidence = checkpoint_name(mask, MASK_NAME)
+        saved = checkpoint_name(mask, MASK_NAME)
     # The count is saved: psum(1, names) in backward is a NameError under grad(vmap(axis_name)).
-    residuals = (x, evidence, mean, var, scale, bias, parts)
+    residuals = (x, saved, mean, var, scale, bias, parts)
     moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
     linear_map = _SynchronisedTangent(config, names, groups)
     y_dot, mean_dot, var_dot = linear_call(linear_map, residuals, moving, results)
@@ -132,12 +132,12 @@ class _SynchronisedTangent:
 
     def transpose(self, residuals: Any, cotangents: Any) -> tuple[jax.Array | None, ...]:
         *local, parts = residuals
-        x, evidence, mean, var, scale, bias = local
+        x, saved, mean, var, scale, bias = local
         dy, dmean, dvar = cotangents
         dx, dscale, dbias, *dz = halves.backward(
             dy,
             x,
-            evidence,
+            saved,
             mean,
             var,
             scale,
@@ -149,7 +149,7 @@ class _SynchronisedTangent:
             implementation=self.config.implementation,
             epsilon=self.config.epsilon,
             gate=self.config.gate,
-            has_residual=self.config.has_residual,
+            has_z=self.config.has_z,
             halves=_HALVES,
         )
         return (

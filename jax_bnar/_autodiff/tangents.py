@@ -6,7 +6,7 @@ With tx, tz, ... the tangents, n elements to a statistics group and a = scale*rs
     ty = a*tx + b*(x-mean) + k + tz where y > 0, else 0
     b = rstd*tscale - a*rstd^2*tvar/2    k = tbias - a*tmean
 
-The gate y > 0 comes from the evidence that backward reads, so that ty is the transpose of backward
+The gate y > 0 comes from what backward reads (`saved`), so that ty is the transpose of backward
 at the last bit too. A tangent that is None is zero.
 """
 
@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jax_bnar import reference
 from jax_bnar._base.config import Config, Gate
 from jax_bnar._base.dtypes import accumulation_dtype
-from jax_bnar._base.layout import Kind, Layout, kind_of
+from jax_bnar._base.layout import Layout
+from jax_bnar._base.signatures import OperandKind
 from jax_bnar._kernels import kernel_call
 from jax_bnar._sharding import halves
 from jax_bnar._sharding.alignment import with_automatic_axes
@@ -36,14 +37,14 @@ def training_tangents(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(ty, tmean, tvar) of the training form.
 
-    `residuals` are (x, evidence, mean, var, scale, bias), `tangents` of (x, z, scale, bias).
+    `residuals` are (x, saved, mean, var, scale, bias), `tangents` of (x, z, scale, bias).
     """
-    x, evidence, mean, var, scale, bias = residuals
+    x, saved, mean, var, scale, bias = residuals
     x_dot, z_dot, scale_dot, bias_dot = tangents
     mean_dot, var_dot = statistics_tangents(x, mean, x_dot, layout=config.layout, span=span)
     y_dot = normalise_tangent(
         x,
-        evidence,
+        saved,
         scale,
         bias,
         mean,
@@ -89,7 +90,7 @@ def statistics_tangents(
                 layout=layout,
                 implementation="xla",
                 gate="none",
-                has_residual=False,
+                has_z=False,
             )
         )
         parts: jax.Array | int = 1
@@ -105,7 +106,7 @@ def statistics_tangents(
 
 def normalise_tangent(
     x: jax.Array,
-    evidence: jax.Array | None,
+    saved: jax.Array | None,
     scale: _Vector,
     bias: _Vector,
     mean: jax.Array,
@@ -119,13 +120,13 @@ def normalise_tangent(
     """ty, in the dtype of x and rounded once; `tangents` are of (x, z, scale, bias, mean, var)."""
     function = functools.partial(_normalise_tangent, layout=layout, epsilon=epsilon, gate=gate)
     specs = (jax.typeof(x).sharding.spec,)
-    arrays = (x, evidence, scale, bias, mean, var, *tangents)
+    arrays = (x, saved, scale, bias, mean, var, *tangents)
     return with_automatic_axes(function, specs, *arrays)[0]
 
 
 def _normalise_tangent(
     x: jax.Array,
-    evidence: jax.Array | None,
+    saved: jax.Array | None,
     scale: _Vector,
     bias: _Vector,
     mean: jax.Array,
@@ -135,13 +136,13 @@ def _normalise_tangent(
     epsilon: float,
     gate: Gate,
 ) -> tuple[jax.Array]:
-    def canonical(array: jax.Array | None, kind: Kind) -> Any:
+    def canonical(array: jax.Array | None, kind: OperandKind) -> Any:
         return None if array is None else layout.to_canonical(array, kind, shape)
 
     shape = x.shape
-    kinds: tuple[Kind, ...] = ("tensor", "tensor", "vector", "vector", "vector", "vector")
+    kinds: tuple[OperandKind, ...] = ("tensor", "tensor", "vector", "vector", "vector", "vector")
     x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot = map(canonical, tangents, kinds)
-    x, evidence = canonical(x, "tensor"), canonical(evidence, kind_of("evidence", gate))
+    x, saved = canonical(x, "tensor"), canonical(saved, "mask" if gate == "mask" else "tensor")
     scale, bias, mean, var = (canonical(v, "vector") for v in (scale, bias, mean, var))
     rstd = reference.reciprocal_std(var, epsilon)
     a = reference.scaled_rstd(rstd, scale)
@@ -160,7 +161,7 @@ def _normalise_tangent(
         y_dot = y_dot + _per_element(a, x) * x_dot.astype(y_dot.dtype)
     if z_dot is not None:
         y_dot = y_dot + z_dot.astype(y_dot.dtype)
-    y_dot = reference.gated(y_dot.astype(x.dtype), centred, evidence, a, bias, gate)
+    y_dot = reference.gated(y_dot.astype(x.dtype), centred, saved, a, bias, gate)
     return (layout.from_canonical(y_dot, "tensor", shape),)
 
 

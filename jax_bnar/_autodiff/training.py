@@ -21,7 +21,7 @@ from jax_bnar._base import jax_compat
 from jax_bnar._base.config import Config
 
 _Vector = jax.Array | None
-# x, evidence of the ReLU, mean, var, scale, bias
+# x, saved (what `save=` kept), mean, var, scale, bias
 _Residuals = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array, _Vector, _Vector]
 # y, mean, var, mask
 _Results = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
@@ -64,7 +64,7 @@ def _training(
 def _training_jvp(
     config: Config, save_mask: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[_Results, tuple[Any, ...]]:
-    """Residuals are whatever `linear_call` gets: x, evidence, mean, var, scale, bias."""
+    """Residuals are whatever `linear_call` gets: x, saved, mean, var, scale, bias."""
     x, z, scale, bias = primals
     results, residuals = _forward(x, z, scale, bias, config, save_mask or config.save_mask)
     y, mean, var, mask = results
@@ -97,15 +97,15 @@ def _forward(
         "save_mask": save_mask,
     }
     y, *masks = recomputable(y, mask, *operands, **statics)
-    evidence = mask = None
+    saved = mask = None
     if masks:
         mask = checkpoint_name(masks[0], MASK_NAME)
     if config.gate == "y":
         # Not the pre-ReLU tensor: y is the output and lives on anyway (Hou's post on this fusion).
-        evidence = y
+        saved = y
     elif config.gate == "mask":
-        evidence = mask
-    return (y, mean, var, mask), (x, evidence, mean, var, scale, bias)
+        saved = mask
+    return (y, mean, var, mask), (x, saved, mean, var, scale, bias)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,12 +130,12 @@ class _TrainingTangent:
     def transpose(
         self, residuals: _Residuals, cotangents: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, jax.Array | None, _Vector, _Vector]:
-        x, evidence, mean, var, scale, bias = residuals
+        x, saved, mean, var, scale, bias = residuals
         dy, dmean, dvar = cotangents
         dx, dscale, dbias, *dz = primitive.backward(
             dy,
             x,
-            evidence,
+            saved,
             mean,
             var,
             scale,
@@ -146,7 +146,7 @@ class _TrainingTangent:
             implementation=self.config.implementation,
             epsilon=self.config.epsilon,
             gate=self.config.gate,
-            has_residual=self.config.has_residual,
+            has_z=self.config.has_z,
         )
         return (
             dx,

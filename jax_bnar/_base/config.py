@@ -21,7 +21,7 @@ class Config:
     activation: Activation
     save: Save
     implementation: Implementation
-    has_residual: bool
+    has_z: bool
     layout: Layout
 
     @property
@@ -30,7 +30,7 @@ class Config:
             return "none"
         if self.save == "mask":
             return "mask"
-        return "y" if self.has_residual else "x"
+        return "y" if self.has_z else "x"
 
     @property
     def save_mask(self) -> bool:

@@ -13,16 +13,12 @@ Shapes of operands, with `lead` for the axes that vmap added:
 
 import dataclasses
 import math
-from typing import Final, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jax_bnar._base.canonical import CanonicalShape, mask_bytes
-
-Kind = Literal["tensor", "vector", "mask"]
-
-VECTORS: Final = frozenset({"scale", "bias", "mean", "var", "dmean", "dvar", "a", "b", "k"})
+from jax_bnar._base.signatures import OperandKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +74,14 @@ class Layout:
             return (*shape[: self.leading], self.num_groups, mask_bytes(*group))
         return (*shape[:split], math.prod(shape[split:]) // 8)
 
-    def shape_of(self, kind: Kind, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape_of(self, kind: OperandKind, shape: tuple[int, ...]) -> tuple[int, ...]:
         if kind == "tensor":
             return shape
         return self.vector_shape(shape) if kind == "vector" else self.mask_shape(shape)
 
-    def to_canonical(self, array: jax.Array, kind: Kind, shape: tuple[int, ...]) -> jax.Array:
+    def to_canonical(
+        self, array: jax.Array, kind: OperandKind, shape: tuple[int, ...]
+    ) -> jax.Array:
         """An operand as the kernels take it; `shape` is that of x."""
         canonical = self.canonical(shape)
         if kind == "tensor":
@@ -97,7 +95,9 @@ class Layout:
         array = jnp.broadcast_to(array, (*shape[: self.leading], self.num_groups, array.shape[-1]))
         return array.reshape(canonical.groups, canonical.channels)
 
-    def from_canonical(self, array: jax.Array, kind: Kind, shape: tuple[int, ...]) -> jax.Array:
+    def from_canonical(
+        self, array: jax.Array, kind: OperandKind, shape: tuple[int, ...]
+    ) -> jax.Array:
         if kind == "mask" and self._has_canonical_mask(shape):
             return array
         return array.reshape(self.shape_of(kind, shape))
@@ -105,10 +105,3 @@ class Layout:
     def _has_canonical_mask(self, shape: tuple[int, ...]) -> bool:
         # Not left to reshape: XLA evaluates the byte count of a symbolic shape in two ways.
         return self.leading == 0 and self.mask_split(shape) is None
-
-
-def kind_of(name: str, gate: str | None = None) -> Kind:
-    """The kind of an operand, by its name (and, for `evidence`, by the gate)."""
-    if name == "evidence":
-        return "mask" if gate == "mask" else "tensor"
-    return "vector" if name in VECTORS else "tensor"

@@ -24,24 +24,24 @@ import numpy as np
 from jax.extend.core import Primitive
 
 from jax_bnar import reference
-from jax_bnar._base import jax_compat
+from jax_bnar._base import jax_compat, signatures
 from jax_bnar._base.canonical import mask_bytes
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.signatures import OperandKind, Signature
 from jax_bnar._kernels import targets
-
-# Operands that may be None whatever the static parameters say; the kernel is told of each.
-_OPTIONAL = frozenset({"z", "scale", "bias"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One primitive: its name, its operands in order, and what it computes."""
+    """One custom call: its signature, and what it computes."""
 
-    name: str
-    operands: tuple[str, ...]
+    signature: Signature
     reference: Callable[..., tuple[jax.Array, ...]]
-    results: Callable[..., list[jax.core.ShapedArray]]
+
+    @property
+    def name(self) -> str:
+        return self.signature.name
 
     @functools.cached_property
     def primitive(self) -> Primitive:
@@ -62,33 +62,34 @@ class Operation:
         """Binds the primitive, or computes the reference where implementation is 'xla'."""
         if implementation == "xla":
             return self.reference(*operands, **statics)
+        given, present = self.signature.bind(operands)
         return tuple(
-            self.primitive.bind(
-                *(operand for operand in operands if operand is not None),
-                present=tuple(operand is not None for operand in operands),
-                require_kernel=implementation == "ffi",
-                **statics,
-            )
+            self.primitive.bind(*given, present=present, implementation=implementation, **statics)
         )
 
-    def _named(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
-        rest = iter(given)
-        return {n: next(rest) if p else None for n, p in zip(self.operands, present, strict=True)}
-
     def _abstract(
-        self, *avals: Any, present: tuple[bool, ...], require_kernel: bool, **statics: Any
+        self,
+        *avals: Any,
+        present: tuple[bool, ...],
+        implementation: Implementation,
+        **statics: Any,
     ) -> list[jax.core.ShapedArray]:
-        del require_kernel
-        return self.results(**self._named(avals, present), **statics)
+        del implementation
+        x = self.signature.unbind(avals, present)["x"]
+        return [_result_aval(x, r.kind) for r in self.signature.results_with(statics)]
 
     def _reference(
-        self, *given: jax.Array, present: tuple[bool, ...], require_kernel: bool, **statics: Any
+        self,
+        *given: jax.Array,
+        present: tuple[bool, ...],
+        implementation: Implementation,
+        **statics: Any,
     ) -> tuple[jax.Array, ...]:
-        del require_kernel
-        return self.reference(*self._named(given, present).values(), **statics)
+        del implementation
+        return self.reference(*self.signature.unbind(given, present).values(), **statics)
 
     def _lower_reference(self, ctx: Any, *operands: Any, **params: Any) -> Any:
-        if params["require_kernel"]:
+        if params["implementation"] == "ffi":
             platforms = ", ".join(ctx.module_context.platforms)
             raise NotImplementedError(
                 f"jax_bnar: implementation='ffi' asks for the {self.name} kernel on {platforms},"
@@ -108,7 +109,7 @@ class Operation:
         results: Sequence[Any],
         *operands: jax.Array,
         present: tuple[bool, ...],
-        require_kernel: bool,
+        implementation: Implementation,
         **statics: Any,
     ) -> list[jax.Array]:
         """The custom call, on arrays without their dimensions of size 1.
@@ -116,12 +117,18 @@ class Operation:
         XLA:CPU lays those out in its own way when it reshapes bfloat16, and would copy whole arrays
         into the layout that the call asks for.
         """
-        del require_kernel
-        named = self._named(operands, present)
+        del implementation
+        named = self.signature.unbind(operands, present)
         groups, rows, channels, inner = named["x"].shape
-        workspace = targets.workspace_bytes(self.name, platform, groups, rows, channels, inner)
+        workspace = 0
+        if self.signature.sums:
+            workspace = targets.workspace_bytes(platform, groups, rows, channels, inner)
         squeezed = functools.partial(_squeezed, groups=groups, inner=inner)
-        has = {f"has_{n}": named[n] is not None for n in self.operands if n in _OPTIONAL}
+        has = {
+            f"has_{operand.name}": named[operand.name] is not None
+            for operand in self.signature.operands
+            if operand.optional
+        }
         declared = [jax.ShapeDtypeStruct(squeezed(aval.shape), aval.dtype) for aval in results]
         if not _is_zero(workspace):
             # A result rather than an allocation of the kernel, which no CUDA graph could capture.
@@ -158,63 +165,20 @@ def _attribute(value: Any) -> Any:
     return np.float64(value) if isinstance(value, float) else value
 
 
-def _like(aval: Any) -> jax.core.ShapedArray:
-    return jax_compat.out_aval(aval, aval.shape, aval.dtype)
+def _result_aval(x: Any, kind: OperandKind) -> jax.core.ShapedArray:
+    groups, rows, channels, inner = x.shape
+    if kind == "tensor":
+        return jax_compat.out_aval(x, x.shape, x.dtype)
+    if kind == "vector":
+        return jax_compat.out_aval(x, (groups, channels), accumulation_dtype(x.dtype))
+    return jax_compat.out_aval(x, (groups, mask_bytes(rows, channels, inner)), jnp.uint8)
 
 
-def _vector(x: Any) -> jax.core.ShapedArray:
-    groups, _, channels, _ = x.shape
-    return jax_compat.out_aval(x, (groups, channels), accumulation_dtype(x.dtype))
-
-
-def _mask(x: Any) -> jax.core.ShapedArray:
-    groups, *rest = x.shape
-    return jax_compat.out_aval(x, (groups, mask_bytes(*rest)), jnp.uint8)
-
-
-def _forward_results(x: Any, save_mask: bool, **_: Any) -> list[jax.core.ShapedArray]:
-    return [_like(x), _vector(x), _vector(x), *([_mask(x)] if save_mask else [])]
-
-
-def _normalise_results(x: Any, save_mask: bool, **_: Any) -> list[jax.core.ShapedArray]:
-    return [_like(x), *([_mask(x)] if save_mask else [])]
-
-
-def _backward_results(x: Any, has_residual: bool, **_: Any) -> list[jax.core.ShapedArray]:
-    return [_like(x), _vector(x), _vector(x), *([_like(x)] if has_residual else [])]
-
-
-def _reduce_results(x: Any, has_residual: bool, **_: Any) -> list[jax.core.ShapedArray]:
-    return [_vector(x), _vector(x), *([_like(x)] if has_residual else [])]
-
-
-forward = Operation("forward", ("x", "z", "scale", "bias"), reference.forward, _forward_results)
-backward = Operation(
-    "backward",
-    ("dy", "x", "evidence", "mean", "var", "scale", "bias", "dmean", "dvar"),
-    reference.backward,
-    _backward_results,
-)
-statistics = Operation(
-    "statistics", ("x",), reference.statistics, lambda x: [_vector(x), _vector(x)]
-)
-normalise = Operation(
-    "normalise",
-    ("x", "z", "scale", "bias", "mean", "var"),
-    reference.normalise,
-    _normalise_results,
-)
-backward_reduce = Operation(
-    "backward_reduce",
-    ("dy", "x", "evidence", "mean", "a", "bias"),
-    reference.backward_reduce,
-    _reduce_results,
-)
-backward_apply = Operation(
-    "backward_apply",
-    ("dy", "x", "evidence", "mean", "a", "b", "k", "bias"),
-    reference.backward_apply,
-    lambda x, **_: [_like(x)],
-)
+forward = Operation(signatures.FORWARD, reference.forward)
+backward = Operation(signatures.BACKWARD, reference.backward)
+statistics = Operation(signatures.STATISTICS, reference.statistics)
+normalise = Operation(signatures.NORMALISE, reference.normalise)
+backward_reduce = Operation(signatures.BACKWARD_REDUCE, reference.backward_reduce)
+backward_apply = Operation(signatures.BACKWARD_APPLY, reference.backward_apply)
 
 OPERATIONS = (forward, backward, statistics, normalise, backward_reduce, backward_apply)

@@ -11,9 +11,6 @@ VERSION: Final = "v1"
 _MLIR_PLATFORM: Final = {"cpu": "cpu", "CUDA": "cuda"}
 _XLA_PLATFORM: Final = {mlir: xla for xla, mlir in _MLIR_PLATFORM.items()}
 
-# Operations that add over a whole channel; the others have no workspace.
-_SUMMING: Final = frozenset({"forward", "backward", "statistics", "backward_reduce"})
-
 load_error: ImportError | None = None
 try:
     from jax_bnar import _native
@@ -50,15 +47,12 @@ def cpu_isa() -> str | None:
 _PARTIAL_COLUMNS: Final = 2**18
 
 
-def workspace_bytes(
-    operation: str, platform: str, groups: Any, rows: Any, channels: Any, inner: Any
-) -> Any:
-    """Bytes of the hidden result that an operation's kernel works in; 0 if there is none.
+def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner: Any) -> Any:
+    """Bytes of the hidden result that a kernel which adds over channels works in; 0 for none.
 
     Of the canonical shape; a size may be symbolic (jax.export), and the answer is then a bound.
     """
-    if operation not in _SUMMING or _native is None:
-        return 0
+    assert _native is not None
     xla_platform = _XLA_PLATFORM[platform]
     sizes = (groups, rows, channels, inner)
     if all(isinstance(size, (int, np.integer)) for size in sizes):

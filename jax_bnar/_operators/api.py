@@ -74,7 +74,7 @@ def bn_add_relu(
             check_vma=True).
         num_groups: ghost batch: the leading axis splits into this many equal groups, with
             statistics of their own.
-        save: evidence of the ReLU that backward keeps: "y" (costs nothing where y lives on anyway)
+        save: where backward finds the sign of the ReLU: "y" (costs nothing where y lives on anyway)
             or "mask" (one bit an element, y may be freed). Without a residual "y" keeps nothing:
             backward finds the sign in x, which it reads in any case.
         implementation: None (the kernel where there is one, pure JAX elsewhere), "ffi" (the kernel,
@@ -158,7 +158,7 @@ def batch_norm(
     """`batch_norm(x)` with batch statistics: `bn_relu` without the activation.
 
     Arguments, results and errors are those of `bn_add_relu`; `save` has no effect, for there is no
-    ReLU to keep evidence of.
+    ReLU whose sign backward would have to know.
     """
     return _train(
         "batch_norm",
@@ -314,7 +314,7 @@ def _train(
         activation=activation,
         save=check_save(function, save),
         implementation=resolve_implementation(function, implementation),
-        has_residual=operands.z is not None,
+        has_z=operands.z is not None,
         layout=operands.layout,
     )
     with jax.named_scope(function):
@@ -348,7 +348,7 @@ def _infer(
         activation=activation,
         save="y",
         implementation=resolve_implementation(function, implementation),
-        has_residual=operands.z is not None,
+        has_z=operands.z is not None,
         layout=operands.layout,
     )
     statistics = (

@@ -52,7 +52,7 @@ def dual_bn_add_relu(
 
     per channel. It is `batch_norm` of x2, whose result is the residual of `bn_add_relu`: two kernel
     calls forward and two backward. The normalised x2 is an array of its own for that long, rounded
-    to the dtype of x2; backward keeps x1, x2 and the evidence of the ReLU, and neither it nor any
+    to the dtype of x2; backward keeps x1, x2 and y or the mask, and neither it nor any
     other array from before the ReLU. Differentiable in every array, and through the statistics.
 
     Args:

@@ -14,27 +14,12 @@ import jax.numpy as jnp
 from jax_bnar import reference
 from jax_bnar._base.config import Activation, Gate
 from jax_bnar._base.implementation import Implementation
-from jax_bnar._base.layout import Kind, Layout, kind_of
+from jax_bnar._base.layout import Layout
 from jax_bnar._kernels import kernel_call
 from jax_bnar._sharding.collectives import Span, merge_statistics, sum_packed
 
 Operands = tuple[jax.Array | None, ...]
 Results = tuple[jax.Array, ...]
-
-
-def result_kinds(name: str, statics: dict[str, Any]) -> list[Kind]:
-    """The kinds of an operation's results."""
-    mask: list[Kind] = ["mask"] if statics.get("save_mask") else []
-    dz: list[Kind] = ["tensor"] if statics.get("has_residual") else []
-    kinds: dict[str, list[Kind]] = {
-        "forward": ["tensor", "vector", "vector", *mask],
-        "backward": ["tensor", "vector", "vector", *dz],
-        "statistics": ["vector", "vector"],
-        "normalise": ["tensor", *mask],
-        "backward_reduce": ["vector", "vector", *dz],
-        "backward_apply": ["tensor"],
-    }
-    return kinds[name]
 
 
 def call(
@@ -45,18 +30,19 @@ def call(
     **statics: Any,
 ) -> Results:
     """One of the canonical operations, on arrays of this layout."""
-    named = dict(zip(operation.operands, operands, strict=True))
+    signature = operation.signature
+    kinds = signature.operand_kinds(statics)
+    named = dict(zip(kinds, operands, strict=True))
     x = named["x"]
     assert x is not None
-    gate = statics.get("gate")
     canonical = (
-        None if array is None else layout.to_canonical(array, kind_of(name, gate), x.shape)
+        None if array is None else layout.to_canonical(array, kinds[name], x.shape)
         for name, array in named.items()
     )
     results = operation(*canonical, implementation=implementation, **statics)
     return tuple(
-        layout.from_canonical(result, kind, x.shape)
-        for result, kind in zip(results, result_kinds(operation.name, statics), strict=True)
+        layout.from_canonical(array, result.kind, x.shape)
+        for array, result in zip(results, signature.results_with(statics), strict=True)
     )
 
 
@@ -142,7 +128,7 @@ def backward_apply(*operands: jax.Array | None, span: Span, **statics: Any) -> R
 def backward(
     dy: jax.Array,
     x: jax.Array,
-    evidence: jax.Array | None,
+    saved: jax.Array | None,
     mean: jax.Array,
     var: jax.Array,
     scale: jax.Array | None,
@@ -155,7 +141,7 @@ def backward(
     implementation: Implementation,
     epsilon: float,
     gate: Gate,
-    has_residual: bool,
+    has_z: bool,
     halves: Halves = ON_ONE_DEVICE,
 ) -> Results:
     """(dx, dscale, dbias, *dz) with one all-reduce. With S the sum over devices, a = scale*rstd:
@@ -179,11 +165,11 @@ def backward(
     sum_e, sum_e_centred, *dz = halves.backward_reduce(
         dy,
         x,
-        evidence,
+        saved,
         *_picked(span, mean, multiplier, gate_bias),
         **options,
         gate=gate,
-        has_residual=has_residual,
+        has_z=has_z,
     )
     rstd = reference.reciprocal_std(var, epsilon)
     a = reference.scaled_rstd(rstd, scale)
@@ -206,7 +192,7 @@ def backward(
     (dx,) = halves.backward_apply(
         dz[0] if dz else dy,
         x,
-        None if gate == "none" else evidence,
+        None if gate == "none" else saved,
         *_picked(span, mean, *coefficients, gate_bias if gate == "x" else None),
         **options,
         gate=gate,
@@ -261,8 +247,8 @@ def _with_picked(
 ) -> tuple[jax.Array | None, ...]:
     """The operands with the vectors of this device's parts."""
     return tuple(
-        span.pick(array) if array is not None and kind_of(name) == "vector" else array
-        for name, array in zip(operation.operands, operands, strict=True)
+        span.pick(array) if array is not None and operand.kind == "vector" else array
+        for operand, array in zip(operation.signature.operands, operands, strict=True)
     )
 
 

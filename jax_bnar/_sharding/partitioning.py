@@ -22,13 +22,14 @@ from jax_bnar._base.jax_compat import (
     partition_spec,
     sharding_of,
 )
-from jax_bnar._base.layout import Kind, Layout
+from jax_bnar._base.layout import Layout
+from jax_bnar._base.signatures import OperandKind
 from jax_bnar._kernels import kernel_call
 from jax_bnar._sharding import halves
 from jax_bnar._sharding.rule import sharding_rule
 from jax_bnar._sharding.shards import Shards
 
-_Operand = tuple[str, Kind, tuple[int, ...]]
+_Operand = tuple[str, OperandKind, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Partitioned:
 
     operation: kernel_call.Operation
     operands: tuple[_Operand, ...]
-    results: tuple[tuple[Kind, tuple[int, ...]], ...]
+    results: tuple[tuple[OperandKind, tuple[int, ...]], ...]
     layout: Layout
     implementation: Implementation
     statics: dict[str, Any]
@@ -77,7 +78,7 @@ class Partitioned:
 
     def _with_nones(self, given: Sequence[jax.Array]) -> list[jax.Array | None]:
         there = {name: array for (name, _, _), array in zip(self.operands, given, strict=True)}
-        return [there.get(name) for name in self.operation.operands]
+        return [there.get(operand.name) for operand in self.operation.signature.operands]
 
     def _shards(self, mesh: Any, arguments: Sequence[Any]) -> Shards:
         x = arguments[self._x]
@@ -129,7 +130,7 @@ class Partitioned:
     def _rule(self, mesh: Any, operand_types: Any, result_types: Any) -> SdyShardingRule:
         del operand_types, result_types
         shape = self.operands[self._x][2]
-        operands: list[tuple[Kind, tuple[int, ...]]] = [
+        operands: list[tuple[OperandKind, tuple[int, ...]]] = [
             (kind, shape) for _, kind, shape in self.operands
         ]
         return sharding_rule(self.layout, shape, operands, self.results, tuple(mesh.shape.values()))

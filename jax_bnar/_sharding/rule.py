@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_bnar._base.jax_compat import ArrayMapping, CompoundFactor, SdyShardingRule
-from jax_bnar._base.layout import Kind, Layout
+from jax_bnar._base.layout import Layout
+from jax_bnar._base.signatures import OperandKind
 
 # One array axis as (name, size) of its factors, major first.
 _Factors = list[tuple[str, int]]
@@ -65,7 +66,7 @@ class _Rule:
         self._singles += 1
         return [(f"own{self._singles}", size)]
 
-    def operand(self, kind: Kind, shape: tuple[int, ...]) -> list[_Factors]:
+    def operand(self, kind: OperandKind, shape: tuple[int, ...]) -> list[_Factors]:
         leading, channel = self._layout.leading, self._layout.channel_axis()
         if kind == "tensor":
             return self._axes
@@ -92,8 +93,8 @@ def _mapping(axes: list[_Factors]) -> ArrayMapping:
 def sharding_rule(
     layout: Layout,
     shape: tuple[int, ...],
-    operands: Sequence[tuple[Kind, tuple[int, ...]]],
-    results: Sequence[tuple[Kind, tuple[int, ...]]],
+    operands: Sequence[tuple[OperandKind, tuple[int, ...]]],
+    results: Sequence[tuple[OperandKind, tuple[int, ...]]],
     mesh_sizes: Sequence[int],
 ) -> SdyShardingRule:
     """The rule for operands and results of these kinds and shapes; `shape` is that of x."""

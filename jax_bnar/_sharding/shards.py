@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jax_bnar._base.layout import Kind, Layout
+from jax_bnar._base.layout import Layout
+from jax_bnar._base.signatures import OperandKind
 from jax_bnar._sharding.collectives import Pair, sum_packed
 
 # The mesh axes of one array axis, major first.
@@ -89,7 +90,7 @@ class Shards:
             reduced.remove(self.layout.leading)
         return tuple(a for i in reduced for a in self.axes[i])
 
-    def spec(self, kind: Kind, shape: tuple[int, ...]) -> PartitionSpec:
+    def spec(self, kind: OperandKind, shape: tuple[int, ...]) -> PartitionSpec:
         """The sharding of an operand of that kind and (whole) shape."""
         if kind == "tensor":
             return spec_of(self.axes)

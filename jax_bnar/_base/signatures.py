@@ -1,0 +1,153 @@
+"""What each operation takes and gives: the one place where its operands and results are listed.
+
+The abstract evaluation of both layers of primitives, the shapes of operands on devices, the
+attributes of the custom calls and the rules of vmap are derived from these tables.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+# The form of an array: one element for each of x, one for each channel of each group, or one bit
+# for each element of x. Shapes are those of `jax_bnar._base.layout`.
+OperandKind = Literal["tensor", "vector", "mask"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """One operand.
+
+    Attributes:
+        name: as in `jax_bnar.reference`.
+        kind: its form; "saved" is a mask where the gate is "mask", and a tensor elsewhere.
+        optional: whether it may be None whatever the static parameters are. The kernel is told by
+            an attribute has_<name>.
+    """
+
+    name: str
+    kind: OperandKind | Literal["saved"]
+    optional: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One result.
+
+    Attributes:
+        name: as in `jax_bnar.reference`.
+        kind: its form.
+        present_if: the static parameter that asks for it; None where it is always there.
+        depends_on: the operands that it depends on, where these are not all: "x", or what the gated
+            cotangent e depends on.
+    """
+
+    name: str
+    kind: OperandKind
+    present_if: str | None = None
+    depends_on: Literal["all", "x", "e"] = "all"
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """Operands and results of one operation, in order.
+
+    Attributes:
+        name: of the operation, in the name of its custom call too.
+        operands: its operands.
+        results: its results.
+        sums: whether it adds over whole channels, for which a kernel may need a workspace.
+    """
+
+    name: str
+    operands: tuple[Operand, ...]
+    results: tuple[Result, ...]
+    sums: bool = False
+
+    def bind(self, operands: Sequence[Any]) -> tuple[list[Any], tuple[bool, ...]]:
+        """The operands that are not None, and the static parameter `present`."""
+        assert len(operands) == len(self.operands), self.name
+        given = [operand for operand in operands if operand is not None]
+        return given, tuple(operand is not None for operand in operands)
+
+    def unbind(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
+        """All operands by name, None for those that are absent."""
+        rest = iter(given)
+        pairs = zip(self.operands, present, strict=True)
+        return {operand.name: next(rest) if there else None for operand, there in pairs}
+
+    def operand_kinds(self, statics: Mapping[str, Any]) -> dict[str, OperandKind]:
+        saved: OperandKind = "mask" if statics.get("gate") == "mask" else "tensor"
+        return {
+            operand.name: saved if operand.kind == "saved" else operand.kind
+            for operand in self.operands
+        }
+
+    def results_with(self, statics: Mapping[str, Any]) -> list[Result]:
+        """The results that are there with these static parameters."""
+        return [r for r in self.results if r.present_if is None or statics[r.present_if]]
+
+    def dependencies(self, result: Result, statics: Mapping[str, Any]) -> frozenset[str]:
+        """The operands on which the value of a result depends."""
+        if result.depends_on == "x":
+            return frozenset({"x"})
+        everything = frozenset(operand.name for operand in self.operands)
+        if result.depends_on == "all":
+            return everything
+        # e = dy where y > 0, else 0.
+        by_gate = {"none": {"dy"}, "y": {"dy", "saved"}, "mask": {"dy", "saved"}}
+        return everything & by_gate.get(statics["gate"], everything)
+
+
+_X = Operand("x", "tensor")
+_Z = Operand("z", "tensor", optional=True)
+_DY = Operand("dy", "tensor")
+_SAVED = Operand("saved", "saved")
+_SCALE = Operand("scale", "vector", optional=True)
+_BIAS = Operand("bias", "vector", optional=True)
+_MEAN, _VAR, _DMEAN, _DVAR, _A, _B, _K = (
+    Operand(name, "vector") for name in ("mean", "var", "dmean", "dvar", "a", "b", "k")
+)
+
+_STATISTICS = (
+    Result("mean", "vector", depends_on="x"),
+    Result("var", "vector", depends_on="x"),
+)
+_MASK = Result("mask", "mask", present_if="save_mask")
+_DZ = Result("dz", "tensor", present_if="has_z", depends_on="e")
+
+FORWARD: Final = Signature(
+    "forward",
+    (_X, _Z, _SCALE, _BIAS),
+    (Result("y", "tensor"), *_STATISTICS, _MASK),
+    sums=True,
+)
+BACKWARD: Final = Signature(
+    "backward",
+    (_DY, _X, _SAVED, _MEAN, _VAR, _SCALE, _BIAS, _DMEAN, _DVAR),
+    (
+        Result("dx", "tensor"),
+        Result("dscale", "vector"),
+        Result("dbias", "vector", depends_on="e"),
+        _DZ,
+    ),
+    sums=True,
+)
+STATISTICS: Final = Signature("statistics", (_X,), _STATISTICS, sums=True)
+NORMALISE: Final = Signature(
+    "normalise", (_X, _Z, _SCALE, _BIAS, _MEAN, _VAR), (Result("y", "tensor"), _MASK)
+)
+BACKWARD_REDUCE: Final = Signature(
+    "backward_reduce",
+    (_DY, _X, _SAVED, _MEAN, _A, _BIAS),
+    (
+        Result("sum_e", "vector", depends_on="e"),
+        Result("sum_e_centred", "vector"),
+        _DZ,
+    ),
+    sums=True,
+)
+BACKWARD_APPLY: Final = Signature(
+    "backward_apply",
+    (_DY, _X, _SAVED, _MEAN, _A, _B, _K, _BIAS),
+    (Result("dx", "tensor"),),
+)
