@@ -157,9 +157,8 @@ class ArrayOperation(ArrayPrimitive):
         **statics: Any,
     ) -> list[jax.core.ShapedArray]:
         del implementation
-        x = self.named(avals, present)["x"]
-        kinds: list[OperandKind] = [r.kind for r in self.signature.results_with(statics)]
-        return [_result_aval(x, layout, kind, kinds) for kind in kinds]
+        kinds = self.signature.result_kinds(statics)
+        return _result_avals(self.named(avals, present)["x"], layout, kinds)
 
     def _lower(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         automatic = jax_compat.automatic_axes(ctx)
@@ -196,14 +195,14 @@ class ArrayOperation(ArrayPrimitive):
         **statics: Any,
     ) -> list[jax.Array]:
         kinds = self.signature.operand_kinds(statics)
-        results = self.signature.results_with(statics)
+        results = self.signature.result_kinds(statics)
         return Partitioned(
             self.canonical,
             tuple(
                 (name, kinds[name], aval.shape)
                 for name, aval in self.named(avals_in, present).items()
             ),
-            tuple((r.kind, aval.shape) for r, aval in zip(results, avals_out, strict=True)),
+            tuple((kind, aval.shape) for kind, aval in zip(results, avals_out, strict=True)),
             layout,
             implementation,
             statics,
@@ -242,18 +241,21 @@ def _leading(array: jax.Array, axis: int | None, size: int, kind: OperandKind) -
     return jnp.broadcast_to(array, (1 if kind == "vector" else size, *array.shape))
 
 
-def _result_aval(
-    x: Any, layout: Layout, kind: OperandKind, kinds: Sequence[OperandKind]
-) -> jax.core.ShapedArray:
-    shape = layout.shape_of(kind, x.shape)
-    dtype = {"tensor": x.dtype, "vector": accumulation_dtype(x.dtype), "mask": jnp.uint8}[kind]
-    mesh, spec = x.sharding.mesh, PartitionSpec()
+def _result_avals(
+    x: Any, layout: Layout, kinds: Sequence[OperandKind]
+) -> list[jax.core.ShapedArray]:
+    shapes = layout.shapes_of(kinds, x.shape)
+    dtype_of = {"tensor": x.dtype, "vector": accumulation_dtype(x.dtype), "mask": jnp.uint8}
+    specs = [PartitionSpec()] * len(kinds)
     if any(entry is not None for entry in x.sharding.spec):
         shards = Shards.create(
-            layout, x.shape, x.sharding.spec, mesh.shape, has_mask="mask" in kinds
+            layout, x.shape, x.sharding.spec, x.sharding.mesh.shape, has_mask="mask" in kinds
         )
-        spec = x.sharding.spec if kind == "tensor" else shards.spec(kind, shape)
-    return jax_compat.sharded_aval(x, shape, dtype, spec)
+        specs = [
+            x.sharding.spec if kind == "tensor" else shards.spec(kind, shape)
+            for kind, shape in zip(kinds, shapes, strict=True)
+        ]
+    return jax_compat.sharded_avals(x, shapes, [dtype_of[kind] for kind in kinds], specs)
 
 
 forward = ArrayOperation(kernel_call.forward)

@@ -11,7 +11,6 @@ from jax.custom_derivatives import SymbolicZero
 from jax_bnar import primitive, reference
 from jax_bnar._autodiff.linear_call import linear_call
 from jax_bnar._autodiff.tangents import normalise_tangent
-from jax_bnar._base import jax_compat
 from jax_bnar._base.config import Config, Gate
 
 _Vector = jax.Array | None
@@ -19,6 +18,7 @@ _Vector = jax.Array | None
 _Residuals = tuple[jax.Array, jax.Array | None, _Vector, _Vector, jax.Array, jax.Array]
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(6,))
 def inference(
     x: jax.Array,
     z: jax.Array | None,
@@ -28,22 +28,10 @@ def inference(
     var: jax.Array,
     config: Config,
 ) -> jax.Array:
-    """y of x; scale, bias, mean and var of shape (1, C)."""
-    arrays: list[Any] = jax_compat.vary_together([x, z, scale, bias, mean, var])
-    x, z, scale, bias, mean, var = arrays
-    return _inference(x, z, scale, bias, mean, var, config)
+    """y of x; scale, bias, mean and var of shape (1, C).
 
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(6,))
-def _inference(
-    x: jax.Array,
-    z: jax.Array | None,
-    scale: _Vector,
-    bias: _Vector,
-    mean: jax.Array,
-    var: jax.Array,
-    config: Config,
-) -> jax.Array:
+    Operands vary over the same mesh axes (`jax_bnar._sharding.alignment`).
+    """
     (y,) = primitive.normalise(
         x,
         z,
@@ -60,12 +48,12 @@ def _inference(
     return y
 
 
-@functools.partial(_inference.defjvp, symbolic_zeros=True)
+@functools.partial(inference.defjvp, symbolic_zeros=True)
 def _inference_jvp(
     config: Config, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """As the rule of the training form: see `_training`."""
-    y = _inference(*primals, config)
+    """As the rule of the training form: see `jax_bnar._autodiff.training`."""
+    y = inference(*primals, config)
     x, _, scale, bias, mean, var = primals
     saved = None if config.activation == "none" else y
     moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)

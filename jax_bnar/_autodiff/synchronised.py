@@ -45,9 +45,8 @@ def _forward(
     groups: _Groups,
     save: bool,
 ) -> tuple[_Results, jax.Array | None, jax.Array | int]:
-    common: dict[str, Any] = {"layout": config.layout, "implementation": config.implementation}
     parts = parts_of(names, groups)
-    mean, var = primitive.statistics(x, **common)
+    mean, var = primitive.statistics(x, **config.common_statics)
     mean, var = merge_statistics(mean, var, NamedSpan(names, groups, parts))
     # Named before use, so that a policy which saves them cuts the recomputation here.
     mean = checkpoint_name(mean, STATISTICS_NAME)
@@ -59,10 +58,7 @@ def _forward(
         bias,
         mean,
         var,
-        **common,
-        epsilon=config.epsilon,
-        activation=config.activation,
-        save_mask=save and config.save_mask,
+        **config.forward_statics(save_mask=save and config.save_mask),
     )
     return (y, mean, var), mask[0] if mask else None, parts
 
@@ -90,7 +86,7 @@ def _synchronised_jvp(
     primals: tuple[Any, ...],
     tangents: tuple[Any, ...],
 ) -> tuple[_Results, _Results]:
-    """As the rule of the training form: see `_training`."""
+    """As the rule of the training form: see `jax_bnar._autodiff.training`."""
     x, z, scale, bias = primals
     results, mask, parts = _forward(x, z, scale, bias, config, names, groups, save=True)
     y, mean, var = results
@@ -145,11 +141,7 @@ class _SynchronisedTangent:
             dmean,
             dvar,
             span=NamedSpan(self.names, self.groups, parts),
-            layout=self.config.layout,
-            implementation=self.config.implementation,
-            epsilon=self.config.epsilon,
-            gate=self.config.gate,
-            has_z=self.config.has_z,
+            **self.config.backward_statics,
             halves=_HALVES,
         )
         return (

@@ -136,14 +136,16 @@ def _normalise_tangent(
     epsilon: float,
     gate: Gate,
 ) -> tuple[jax.Array]:
-    def canonical(array: jax.Array | None, kind: OperandKind) -> Any:
-        return None if array is None else layout.to_canonical(array, kind, shape)
-
     shape = x.shape
-    kinds: tuple[OperandKind, ...] = ("tensor", "tensor", "vector", "vector", "vector", "vector")
-    x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot = map(canonical, tangents, kinds)
-    x, saved = canonical(x, "tensor"), canonical(saved, "mask" if gate == "mask" else "tensor")
-    scale, bias, mean, var = (canonical(v, "vector") for v in (scale, bias, mean, var))
+    vectors: tuple[OperandKind, ...] = ("vector",) * 4
+    x, saved, scale, bias, mean, var = layout.to_canonical(
+        (x, saved, scale, bias, mean, var),
+        ("tensor", "mask" if gate == "mask" else "tensor", *vectors),
+        shape,
+    )
+    x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot = layout.to_canonical(
+        tangents, ("tensor", "tensor", *vectors), shape
+    )
     rstd = reference.reciprocal_std(var, epsilon)
     a = reference.scaled_rstd(rstd, scale)
     centred = x.astype(accumulation_dtype(x.dtype)) - _per_element(mean, x)
@@ -162,7 +164,8 @@ def _normalise_tangent(
     if z_dot is not None:
         y_dot = y_dot + z_dot.astype(y_dot.dtype)
     y_dot = reference.gated(y_dot.astype(x.dtype), centred, saved, a, bias, gate)
-    return (layout.from_canonical(y_dot, "tensor", shape),)
+    (y_dot,) = layout.from_canonical([y_dot], ["tensor"], shape)
+    return (y_dot,)
 
 
 def _per_element(vector: jax.Array, x: jax.Array) -> jax.Array:

@@ -17,7 +17,6 @@ from jax_bnar import primitive
 from jax_bnar._autodiff.linear_call import linear_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME, recomputable
 from jax_bnar._autodiff.tangents import mapped_tangents, training_tangents
-from jax_bnar._base import jax_compat
 from jax_bnar._base.config import Config
 
 _Vector = jax.Array | None
@@ -27,40 +26,26 @@ _Residuals = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array, _Vector, _
 _Results = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
 
 
-def training(
-    x: jax.Array, z: jax.Array | None, scale: _Vector, bias: _Vector, config: Config
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(y, mean, var) of x; mean and var of shape (num_groups, C)."""
-    arrays: list[Any] = jax_compat.vary_together([x, z, scale, bias])
-    x, z, scale, bias = arrays
-    y, mean, var, _ = _training(x, z, scale, bias, config, False)
-    return y, mean, var
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
-def _training(
+def training(
     x: jax.Array,
     z: jax.Array | None,
     scale: _Vector,
     bias: _Vector,
     config: Config,
-    save_mask: bool,
+    save_mask: bool = False,
 ) -> _Results:
+    """(y, mean, var, mask) of x; mean and var of shape (num_groups, C), mask None unless asked for.
+
+    Operands vary over the same mesh axes (`jax_bnar._sharding.alignment`).
+    """
     y, mean, var, *mask = primitive.forward(
-        x,
-        z,
-        scale,
-        bias,
-        layout=config.layout,
-        implementation=config.implementation,
-        epsilon=config.epsilon,
-        activation=config.activation,
-        save_mask=save_mask,
+        x, z, scale, bias, **config.forward_statics(save_mask=save_mask)
     )
     return y, mean, var, mask[0] if mask else None
 
 
-@functools.partial(_training.defjvp, symbolic_zeros=True)
+@functools.partial(training.defjvp, symbolic_zeros=True)
 def _training_jvp(
     config: Config, save_mask: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[_Results, tuple[Any, ...]]:
@@ -84,18 +69,12 @@ def _forward(
     save_mask: bool,
 ) -> tuple[_Results, _Residuals]:
     # Itself and not the primitive, so that derivatives of derivatives come back to the rule above.
-    y, mean, var, mask = _training(x, z, scale, bias, config, save_mask)
+    y, mean, var, mask = training(x, z, scale, bias, config, save_mask)
     # Named before use, so that a policy which saves them cuts the recomputation here.
     mean = checkpoint_name(mean, STATISTICS_NAME)
     var = checkpoint_name(var, STATISTICS_NAME)
     operands = (x, z, scale, bias, mean, var)
-    statics: Any = {
-        "layout": config.layout,
-        "implementation": config.implementation,
-        "epsilon": config.epsilon,
-        "activation": config.activation,
-        "save_mask": save_mask,
-    }
+    statics = config.forward_statics(save_mask=save_mask)
     y, *masks = recomputable(y, mask, *operands, **statics)
     saved = mask = None
     if masks:
@@ -142,11 +121,7 @@ class _TrainingTangent:
             bias,
             dmean,
             dvar,
-            layout=self.config.layout,
-            implementation=self.config.implementation,
-            epsilon=self.config.epsilon,
-            gate=self.config.gate,
-            has_z=self.config.has_z,
+            **self.config.backward_statics,
         )
         return (
             dx,

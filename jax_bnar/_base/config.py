@@ -1,7 +1,7 @@
 """Static configuration of one operator call, hashable so that it can key a trace."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.layout import Layout
@@ -35,3 +35,27 @@ class Config:
     @property
     def save_mask(self) -> bool:
         return self.gate == "mask"
+
+    @property
+    def common_statics(self) -> dict[str, Any]:
+        """Keywords of every primitive."""
+        return {"layout": self.layout, "implementation": self.implementation}
+
+    def forward_statics(self, *, save_mask: bool) -> dict[str, Any]:
+        """Keywords of the primitives `forward` and `normalise`."""
+        return {
+            **self.common_statics,
+            "epsilon": self.epsilon,
+            "activation": self.activation,
+            "save_mask": save_mask,
+        }
+
+    @property
+    def backward_statics(self) -> dict[str, Any]:
+        """Keywords of the primitive `backward`."""
+        return {
+            **self.common_statics,
+            "epsilon": self.epsilon,
+            "gate": self.gate,
+            "has_z": self.has_z,
+        }

@@ -51,32 +51,34 @@ def register_dce_rule(primitive: Any, rule: Callable[[Sequence[bool], Any], Any]
     partial_eval.dce_rules[primitive] = adapted
 
 
-def out_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> jax.core.ShapedArray:
-    """Abstract result that varies over the manual mesh axes over which `like` varies.
+def out_avals(
+    like: Any, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]
+) -> list[jax.core.ShapedArray]:
+    """Abstract results that vary over the manual mesh axes over which `like` varies.
 
     Without them `shard_map` accepts a wrong `out_specs=P()` and returns one device's result.
     """
-    varying = like.manual_axis_type.varying
-    if not varying:
-        return jax.core.ShapedArray(shape, dtype)
-    return jax.core.ShapedArray(
-        shape,
-        dtype,
-        sharding=NamedSharding(like.sharding.mesh, PartitionSpec()),
-        manual_axis_type=ManualAxisType(varying=varying),
-    )
+    if like.manual_axis_type.varying:
+        return sharded_avals(like, shapes, dtypes, [PartitionSpec()] * len(shapes))
+    return [jax.core.ShapedArray(*each) for each in zip(shapes, dtypes, strict=True)]
 
 
-def sharded_aval(
-    like: Any, shape: tuple[int, ...], dtype: Any, spec: PartitionSpec
-) -> jax.core.ShapedArray:
-    """Abstract result on the mesh of `like`, sharded by `spec` over its Explicit axes."""
-    return jax.core.ShapedArray(
-        shape,
-        dtype,
-        sharding=NamedSharding(like.sharding.mesh, spec),
-        manual_axis_type=ManualAxisType(varying=like.manual_axis_type.varying),
-    )
+def sharded_avals(
+    like: Any,
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[Any],
+    specs: Sequence[PartitionSpec],
+) -> list[jax.core.ShapedArray]:
+    """Abstract results on the mesh of `like`, sharded by `specs` over its Explicit axes."""
+    return [
+        jax.core.ShapedArray(
+            shape,
+            dtype,
+            sharding=NamedSharding(like.sharding.mesh, spec),
+            manual_axis_type=ManualAxisType(varying=like.manual_axis_type.varying),
+        )
+        for shape, dtype, spec in zip(shapes, dtypes, specs, strict=True)
+    ]
 
 
 def varying_axes(array: Any) -> frozenset[Any]:

@@ -13,6 +13,8 @@ Shapes of operands, with `lead` for the axes that vmap added:
 
 import dataclasses
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,15 +76,41 @@ class Layout:
             return (*shape[: self.leading], self.num_groups, mask_bytes(*group))
         return (*shape[:split], math.prod(shape[split:]) // 8)
 
-    def shape_of(self, kind: OperandKind, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if kind == "tensor":
-            return shape
-        return self.vector_shape(shape) if kind == "vector" else self.mask_shape(shape)
+    def shapes_of(
+        self, kinds: Iterable[OperandKind], shape: tuple[int, ...]
+    ) -> list[tuple[int, ...]]:
+        """Shapes of arrays of these kinds beside an x of this shape."""
+        of_kind = {
+            "tensor": lambda: shape,
+            "vector": lambda: self.vector_shape(shape),
+            "mask": lambda: self.mask_shape(shape),
+        }
+        return [of_kind[kind]() for kind in kinds]
 
     def to_canonical(
+        self,
+        arrays: Iterable[jax.Array | None],
+        kinds: Iterable[OperandKind],
+        shape: tuple[int, ...],
+    ) -> list[Any]:
+        """Operands as the kernels take them; `shape` is that of x, and None stays None."""
+        return [
+            None if array is None else self._to_canonical(array, kind, shape)
+            for array, kind in zip(arrays, kinds, strict=True)
+        ]
+
+    def from_canonical(
+        self, arrays: Iterable[jax.Array], kinds: Iterable[OperandKind], shape: tuple[int, ...]
+    ) -> tuple[jax.Array, ...]:
+        """Results of the kernels in the shapes that users see."""
+        return tuple(
+            self._from_canonical(array, kind, shape)
+            for array, kind in zip(arrays, kinds, strict=True)
+        )
+
+    def _to_canonical(
         self, array: jax.Array, kind: OperandKind, shape: tuple[int, ...]
     ) -> jax.Array:
-        """An operand as the kernels take it; `shape` is that of x."""
         canonical = self.canonical(shape)
         if kind == "tensor":
             return array.reshape(canonical)
@@ -95,12 +123,13 @@ class Layout:
         array = jnp.broadcast_to(array, (*shape[: self.leading], self.num_groups, array.shape[-1]))
         return array.reshape(canonical.groups, canonical.channels)
 
-    def from_canonical(
+    def _from_canonical(
         self, array: jax.Array, kind: OperandKind, shape: tuple[int, ...]
     ) -> jax.Array:
         if kind == "mask" and self._has_canonical_mask(shape):
             return array
-        return array.reshape(self.shape_of(kind, shape))
+        (own,) = self.shapes_of([kind], shape)
+        return array.reshape(own)
 
     def _has_canonical_mask(self, shape: tuple[int, ...]) -> bool:
         # Not left to reshape: XLA evaluates the byte count of a symbolic shape in two ways.

@@ -86,6 +86,9 @@ class Signature:
         """The results that are there with these static parameters."""
         return [r for r in self.results if r.present_if is None or statics[r.present_if]]
 
+    def result_kinds(self, statics: Mapping[str, Any]) -> list[OperandKind]:
+        return [result.kind for result in self.results_with(statics)]
+
     def dependencies(self, result: Result, statics: Mapping[str, Any]) -> frozenset[str]:
         """The operands on which the value of a result depends."""
         if result.depends_on == "x":

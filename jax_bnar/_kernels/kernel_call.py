@@ -28,7 +28,7 @@ from jax_bnar._base import jax_compat, signatures
 from jax_bnar._base.canonical import mask_bytes
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation
-from jax_bnar._base.signatures import OperandKind, Signature
+from jax_bnar._base.signatures import Signature
 from jax_bnar._kernels import targets
 
 
@@ -76,7 +76,15 @@ class Operation:
     ) -> list[jax.core.ShapedArray]:
         del implementation
         x = self.signature.unbind(avals, present)["x"]
-        return [_result_aval(x, r.kind) for r in self.signature.results_with(statics)]
+        groups, rows, channels, inner = x.shape
+        shape_of = {
+            "tensor": x.shape,
+            "vector": (groups, channels),
+            "mask": (groups, mask_bytes(rows, channels, inner)),
+        }
+        dtype_of = {"tensor": x.dtype, "vector": accumulation_dtype(x.dtype), "mask": jnp.uint8}
+        kinds = self.signature.result_kinds(statics)
+        return jax_compat.out_avals(x, [shape_of[k] for k in kinds], [dtype_of[k] for k in kinds])
 
     def _reference(
         self,
@@ -163,15 +171,6 @@ def _squeezed(shape: tuple[Any, ...], *, groups: Any, inner: Any) -> tuple[Any, 
 def _attribute(value: Any) -> Any:
     # The decoder wants exactly f64: an int or a np.float32 would be refused at run time.
     return np.float64(value) if isinstance(value, float) else value
-
-
-def _result_aval(x: Any, kind: OperandKind) -> jax.core.ShapedArray:
-    groups, rows, channels, inner = x.shape
-    if kind == "tensor":
-        return jax_compat.out_aval(x, x.shape, x.dtype)
-    if kind == "vector":
-        return jax_compat.out_aval(x, (groups, channels), accumulation_dtype(x.dtype))
-    return jax_compat.out_aval(x, (groups, mask_bytes(rows, channels, inner)), jnp.uint8)
 
 
 forward = Operation(signatures.FORWARD, reference.forward)

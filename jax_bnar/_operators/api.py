@@ -322,7 +322,7 @@ def _train(
         if names:
             y, mean, var = synchronised(x, z, scale, bias, config, names, groups)
         else:
-            y, mean, var = training(x, z, scale, bias, config)
+            y, mean, var, _ = training(x, z, scale, bias, config)
     if operands.layout.num_groups == 1:
         mean, var = mean[0], var[0]
     return BatchNormResult(y, mean, var)

@@ -35,15 +35,9 @@ def call(
     named = dict(zip(kinds, operands, strict=True))
     x = named["x"]
     assert x is not None
-    canonical = (
-        None if array is None else layout.to_canonical(array, kinds[name], x.shape)
-        for name, array in named.items()
-    )
+    canonical = layout.to_canonical(named.values(), kinds.values(), x.shape)
     results = operation(*canonical, implementation=implementation, **statics)
-    return tuple(
-        layout.from_canonical(array, result.kind, x.shape)
-        for array, result in zip(results, signature.results_with(statics), strict=True)
-    )
+    return layout.from_canonical(results, signature.result_kinds(statics), x.shape)
 
 
 def element_count(layout: Layout, shape: tuple[int, ...]) -> int:

@@ -1,0 +1,57 @@
+"""How many files a reader crosses to follow a call: python tests/support/count_hops.py
+
+Traces bn_add_relu and its gradient under jit, counts calls of the package's own functions, and says
+how often the next call lies in another file.
+"""
+
+import itertools
+import pathlib
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jax_bnar
+
+PACKAGE = str(pathlib.Path(jax_bnar.__file__).parent)
+
+
+def count(trace: Callable[[], Any]) -> dict[str, int]:
+    calls: list[tuple[str, str]] = []
+
+    def follow(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            calls.append((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    sys.setprofile(follow)
+    try:
+        trace()
+    finally:
+        sys.setprofile(None)
+    files = [file for file, _ in calls]
+    return {
+        "calls": len(calls),
+        "functions": len(set(calls)),
+        "files": len(set(files)),
+        "switches": sum(a != b for a, b in itertools.pairwise(files)),
+    }
+
+
+def main() -> None:
+    x, c = jnp.ones((4, 3, 8)), jnp.ones(8)
+
+    def forward(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        return jax_bnar.bn_add_relu(x, z, scale, bias).y
+
+    def loss(*given: Any) -> Any:
+        return forward(*given).sum()
+
+    for name, function in (("forward", forward), ("grad", jax.grad(loss, (0, 1, 2, 3)))):
+        print(f"{name:8}", count(lambda f=function: jax.jit(f).lower(x, x, c, c)))
+
+
+if __name__ == "__main__":
+    main()
