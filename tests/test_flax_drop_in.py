@@ -19,7 +19,6 @@ from flax_tools import (
     normal,
     some_variables,
     tolerance,
-    trained,
     trained_looking,
 )
 
@@ -132,14 +131,23 @@ def test_under_setup_and_as_a_field() -> None:
 
 def test_a_field_that_flax_adds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it has its default; inheriting it must not mean ignoring it."""
-    known = linen_batch_norm._KNOWN_FIELDS
-    assert known == {field.name for field in dataclasses.fields(nn.BatchNorm)}
-    monkeypatch.setattr(linen_batch_norm, "_KNOWN_FIELDS", known - {"use_fast_variance"})
+    assert linen_batch_norm._UNKNOWN_FIELDS == ()
+    new = [f for f in dataclasses.fields(nn.BatchNorm) if f.name == "use_fast_variance"]
+    monkeypatch.setattr(linen_batch_norm, "_UNKNOWN_FIELDS", tuple(new))
     x = normal(0)
     variables = some_variables(BatchNorm(), x)
-    trained(BatchNorm(), variables, x)
+    apply(BatchNorm(), variables, x, True)
     with pytest.raises(NotImplementedError, match="use_fast_variance is a field of flax"):
-        trained(BatchNorm(use_fast_variance=False), variables, x)
+        apply(BatchNorm(use_fast_variance=False), variables, x, True)
+
+
+def test_in_the_place_of_flaxs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that cannot be changed takes ours where the name is replaced."""
+    monkeypatch.setattr(nn, "BatchNorm", BatchNorm)
+    x = normal(0)
+    layer = nn.BatchNorm(use_running_average=False, momentum=0.5)
+    y, _ = layer.init_with_output(jax.random.key(0), x)
+    np.testing.assert_allclose(np.asarray(y).mean(axis=(0, 1, 2)), 0, atol=1e-5)
 
 
 class Unmerged(nn.Module):

@@ -34,6 +34,10 @@ _KNOWN_FIELDS: Final = frozenset(
         "name",
     }
 )
+# Looked up once: someone may put our layer in the place of `nn.BatchNorm`.
+_UNKNOWN_FIELDS: Final = tuple(
+    field for field in dataclasses.fields(nn.BatchNorm) if field.name not in _KNOWN_FIELDS
+)
 
 
 class BatchNorm(nn.BatchNorm):
@@ -198,8 +202,8 @@ class BatchNorm(nn.BatchNorm):
 
 def _require_known_fields(layer: nn.BatchNorm) -> None:
     """A field that Flax adds some day must not be without effect in silence."""
-    for field in dataclasses.fields(nn.BatchNorm):
-        if field.name not in _KNOWN_FIELDS and getattr(layer, field.name) != field.default:
+    for field in _UNKNOWN_FIELDS:
+        if getattr(layer, field.name) != field.default:
             raise NotImplementedError(
                 f"BatchNorm: {field.name} is a field of flax.linen.BatchNorm that jax_bnar does not"
                 f" know; leave it at its default, {field.default!r}, or use flax.linen.BatchNorm."
