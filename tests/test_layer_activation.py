@@ -230,6 +230,24 @@ def test_blocks_choose_the_activation_of_their_norms() -> None:
         nnx_layers.ResNet((1,), 2, norm=norm, rngs=nnx.Rngs(0))
 
 
+class Scaled(nnx.BatchNorm):
+    """Someone else's norm, whose attribute has nothing to do with ours."""
+
+    activation = "swish"
+
+
+def test_another_norm_may_have_an_activation_of_its_own() -> None:
+    x = normal(0, (2, 16, 16, 3))
+    outputs = []
+    with as_flax_needs_it():
+        for kind in (Scaled, nnx.BatchNorm):
+            model = trained_model(functools.partial(nnx_layers.ResNet, (1,), 2, norm=kind))
+            model.eval()
+            outputs += [model(x), nnx_layers.fold_batch_norms(model)(x)]
+    np.testing.assert_array_equal(*outputs[::2])
+    np.testing.assert_array_equal(*outputs[1::2])
+
+
 def test_folding_loses_no_activation() -> None:
     """A norm of a converted network may have another one than its block."""
     make = functools.partial(nnx_layers.ResNet, (1,), 2, num_filters=4, norm=nnx.BatchNorm)

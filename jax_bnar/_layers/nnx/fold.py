@@ -13,6 +13,7 @@ from jax_bnar._layers.activation import (
     layer_activation,
 )
 from jax_bnar._layers.fold import Folded, bias_act, fold
+from jax_bnar._layers.nnx.batch_norm import BatchNorm
 from jax_bnar._layers.nnx.resnet import Downsample, FusedBottleneck, ResNet, Stem
 
 
@@ -115,7 +116,7 @@ def _folded(conv: Any, norm: Any, activation: LayerActivation, more_bias: Any = 
             "fold_batch_norms: the norms of the model must be BatchNorms, got"
             f" {type(norm).__name__}."
         )
-    given = getattr(norm, "activation", "none")
+    given = norm.activation if isinstance(norm, BatchNorm) else None
     taken_in = layer_activation("BatchNorm", "activation", given)
     if taken_in != NONE and not (taken_in == RELU == activation):
         raise ValueError(

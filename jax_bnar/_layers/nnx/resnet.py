@@ -270,9 +270,16 @@ def _with_activation(norm: ModuleFactory, act: ActivationLike) -> ModuleFactory:
 
 def _norm_act(norm: Any, act: Any, x: jax.Array, residual: jax.Array | None = None) -> jax.Array:
     """act(norm(x) + residual); asked of the layer itself, which may have been converted since."""
-    taken_in = getattr(norm, "activation", "none")
-    if layer_activation("BatchNorm", "activation", taken_in) == RELU:
+    if _takes_in_relu(norm):
         return norm(x, residual=residual)
     y = norm(x)
     activation = layer_activation("FusedBottleneck", "act", act)
     return activation.unfused(y if residual is None else residual + y)
+
+
+def _takes_in_relu(norm: Any) -> bool:
+    """What `activation` means in another norm than ours, or in what is left of it, is not known."""
+    given = getattr(norm, "activation", "none")
+    if isinstance(norm, BatchNorm):
+        return layer_activation("BatchNorm", "activation", given) == RELU
+    return isinstance(given, str) and given == "relu"
