@@ -36,6 +36,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def example_count(count: int) -> int:
+    """So many random examples, times JAX_BNAR_TEST_EXAMPLES: CI looks further than `make test`."""
+    return count * int(os.environ.get("JAX_BNAR_TEST_EXAMPLES", "1"))
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
     """A folder in which JAX keeps what it compiles: tests that run the same programs again."""

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_bnar._base.config import Activation
 from jax_bnar._layers import rules
+from jax_bnar._layers.activation import LayerActivation
 from jax_bnar._operators.validation import check_shape_like
 
 _Vector = jax.Array | None
@@ -20,18 +20,12 @@ class LayerCall:
 
     axis: Any
     epsilon: float
-    activation: Activation
+    activation: LayerActivation
     num_groups: int
     save: str
     implementation: str | None
     axis_name: Any
     axis_index_groups: Any
-
-    def __post_init__(self) -> None:
-        if self.activation not in ("none", "relu"):
-            raise ValueError(
-                f"BatchNorm: activation must be 'none' or 'relu', got {self.activation!r}."
-            )
 
     def with_batch_statistics(
         self,
@@ -43,13 +37,13 @@ class LayerCall:
         mask: _Vector,
         result: Any,
     ) -> tuple[jax.Array, rules.BatchStatistics]:
-        """(y of dtype `result`, statistics of x)."""
+        """(y, statistics of x); y has the dtype `result` unless a callable changes it."""
         view = rules.channel_view(self.axis, x.shape)
         y, statistics = rules.normalise_with_batch_statistics(
             *_operands(view, x, residual, scale, bias, result),
             axis=view.axis,
             epsilon=self.epsilon,
-            activation=self.activation,
+            activation=self.activation.fused,
             num_groups=self.num_groups,
             save=self.save,
             implementation=self.implementation,
@@ -57,7 +51,7 @@ class LayerCall:
             axis_name=self.axis_name,
             axis_index_groups=self.axis_index_groups,
         )
-        return view.restore(y).astype(result), statistics
+        return self.activation.finish(view.restore(y).astype(result)), statistics
 
     def with_given_statistics(
         self,
@@ -70,7 +64,7 @@ class LayerCall:
         *,
         result: Any,
     ) -> jax.Array:
-        """Y of dtype `result`."""
+        """y; its dtype is `result` unless a callable changes it."""
         view = rules.channel_view(self.axis, x.shape)
         y = rules.normalise_with_given_statistics(
             *_operands(view, x, residual, scale, bias, result),
@@ -78,10 +72,10 @@ class LayerCall:
             var.reshape(-1),
             axis=view.axis,
             epsilon=self.epsilon,
-            activation=self.activation,
+            activation=self.activation.fused,
             implementation=self.implementation,
         )
-        return view.restore(y).astype(result)
+        return self.activation.finish(view.restore(y).astype(result))
 
 
 def checked_residual(residual: Any, x: jax.Array) -> _Vector:

@@ -1,5 +1,6 @@
 """Options of a ResNet that do not depend on the neural-network library."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -15,3 +16,22 @@ def choice(field: str, value: Any, choices: Mapping[str, Any]) -> Any:
         allowed = " or ".join(repr(choice) for choice in choices)
         raise ValueError(f"ResNet: {field} must be {allowed}, got {value!r}.")
     return choices[value]
+
+
+def norm_class(norm: Any) -> Any:
+    """The class that a partial makes, or the class itself."""
+    while isinstance(norm, functools.partial):
+        norm = norm.func
+    return norm
+
+
+def require_no_activation(norm: Any) -> None:
+    """The block decides what each norm applies: the one of a shortcut must apply nothing."""
+    while isinstance(norm, functools.partial):
+        if "activation" in norm.keywords:
+            raise ValueError(
+                f"ResNet: norm must leave the activation to the block, got a partial with"
+                f" activation={norm.keywords['activation']!r}; leave it out (ReLU is the default),"
+                " and pass another one as act to FusedBottleneck."
+            )
+        norm = norm.func

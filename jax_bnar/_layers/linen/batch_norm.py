@@ -1,6 +1,7 @@
 """The Linen layer; import it from `jax_bnar.flax_layers`."""
 
-from typing import Any
+import dataclasses
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -8,18 +9,44 @@ import numpy as np
 from flax import linen as nn
 from flax.linen import dtypes
 
-from jax_bnar._base.config import Activation
 from jax_bnar._layers import rules
+from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
 
+# What `nn.BatchNorm` of the Flax that this was written for has; a newer one may have more.
+_KNOWN_FIELDS: Final = frozenset(
+    {
+        "use_running_average",
+        "axis",
+        "momentum",
+        "epsilon",
+        "dtype",
+        "param_dtype",
+        "use_bias",
+        "use_scale",
+        "bias_init",
+        "scale_init",
+        "axis_name",
+        "axis_index_groups",
+        "use_fast_variance",
+        "force_float32_reductions",
+        "parent",
+        "name",
+    }
+)
+# Looked up once: someone may put our layer in the place of `nn.BatchNorm`.
+_UNKNOWN_FIELDS: Final = tuple(
+    field for field in dataclasses.fields(nn.BatchNorm) if field.name not in _KNOWN_FIELDS
+)
 
-class BatchNorm(nn.Module):
+
+class BatchNorm(nn.BatchNorm):
     """`flax.linen.BatchNorm` on the fused operators, with ReLU and residual taken in.
 
         y = act(scale * (x - mean) / sqrt(var + epsilon) + bias + residual)
 
-    per channel. Fields, call, errors, dtype rules and variables (`params/{scale, bias}`,
-    `batch_stats/{mean, var}`) are those of `flax.linen.BatchNorm`, so checkpoints fit both ways;
+    per channel. A subclass of `flax.linen.BatchNorm`, with its fields, call, errors, dtype rules
+    and variables (`params/{scale, bias}`, `batch_stats/{mean, var}`), so checkpoints fit both ways;
     what is new has a default that changes nothing. There are three modes:
 
     - training: statistics of the batch. With `batch_stats` mutable the running statistics become
@@ -37,6 +64,15 @@ class BatchNorm(nn.Module):
       y in the wide dtype, which `save="mask"` avoids.
 
     Complex x is not supported. Integers are computed in float32.
+
+    Beware of names where a norm, an addition and a ReLU become one call. Linen numbers modules in
+    the order of their construction, and a residual has to exist before the call that adds it: where
+    the norm of the shortcut used to come after the last one of the block, the two swap their names.
+    With equal shapes an old checkpoint then loads without an error, and is wrong. Pass the old
+    names, to these two and to the norms that the module constructs after them:
+
+        shortcut = BatchNorm(name="BatchNorm_3")(shortcut)
+        y = BatchNorm(name="BatchNorm_2", activation="relu")(y, residual=shortcut)
 
     Attributes:
         use_running_average: evaluation (True) or training (False), here or at the call.
@@ -57,7 +93,8 @@ class BatchNorm(nn.Module):
             Flax with False.
         force_float32_reductions: False stores the running statistics in `param_dtype`, as Flax
             does; the arithmetic is in float32 (float64 for float64) all the same.
-        activation: "none" or "relu".
+        activation: "none" (or None), "relu" (or `nn.relu`, `jax.nn.relu`), or another function of
+            an array, which plain JAX applies to the result, residual included: that is not fused.
         unbiased_running_var: the running variance takes `var * n/max(n-1, 1)`, as in PyTorch and
             cuDNN, for checkpoints that go back there. The output does not change.
         num_groups: ghost batch: the leading axis splits into this many equal groups, normalised
@@ -67,21 +104,11 @@ class BatchNorm(nn.Module):
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
     """
 
-    use_running_average: bool | None = None
+    # Inherited, in the same places; only the types are wider than in Flax.
     axis: Any = -1
-    momentum: float = 0.99
-    epsilon: float = 1e-5
-    dtype: Any = None
-    param_dtype: Any = jnp.float32
-    use_bias: bool = True
-    use_scale: bool = True
-    bias_init: Any = nn.initializers.zeros
-    scale_init: Any = nn.initializers.ones
     axis_name: Any = None
-    axis_index_groups: Any = None
-    use_fast_variance: bool = True
-    force_float32_reductions: bool = True
-    activation: Activation = "none"
+    # New, after all that are inherited.
+    activation: ActivationLike = "none"
     unbiased_running_var: bool = False
     num_groups: int = 1
     save: str = "y"
@@ -104,7 +131,7 @@ class BatchNorm(nn.Module):
             mask: broadcasts to x; only elements where it is True count in the statistics, those of
                 all devices by their number. This path is plain JAX, sharded by XLA, where the
                 others run the kernels. A channel without any element becomes NaN.
-            residual: added before the activation, with the shape of x. Without an activation it is
+            residual: added before the activation, with the shape of x. Unless that is ReLU, it is
                 added after the rounding, by plain JAX.
 
         Returns:
@@ -114,8 +141,10 @@ class BatchNorm(nn.Module):
             ValueError: use_running_average is given twice or not at all, or a shape or the value of
                 a field does not fit.
             TypeError: the type of a field does not fit.
-            NotImplementedError: complex x, or `implementation="ffi"` with a mask.
+            NotImplementedError: complex x, `implementation="ffi"` with a mask, or a field of a
+                newer `flax.linen.BatchNorm` with another value than its default.
         """
+        _require_known_fields(self)
         use_running_average = nn.merge_param(
             "use_running_average", self.use_running_average, use_running_average
         )
@@ -124,7 +153,7 @@ class BatchNorm(nn.Module):
         call = LayerCall(
             axis=self.axis,
             epsilon=self.epsilon,
-            activation=self.activation,
+            activation=layer_activation("BatchNorm", "activation", self.activation),
             num_groups=1 if initializing else self.num_groups,
             save=self.save,
             implementation=self.implementation,
@@ -169,3 +198,13 @@ class BatchNorm(nn.Module):
         if self.force_float32_reductions or not jnp.issubdtype(dtype, jnp.inexact):
             return rules.promoted(dtype, np.float32)
         return np.dtype(dtype)
+
+
+def _require_known_fields(layer: nn.BatchNorm) -> None:
+    """A field that Flax adds some day must not be without effect in silence."""
+    for field in _UNKNOWN_FIELDS:
+        if getattr(layer, field.name) != field.default:
+            raise NotImplementedError(
+                f"BatchNorm: {field.name} is a field of flax.linen.BatchNorm that jax_bnar does not"
+                f" know; leave it at its default, {field.default!r}, or use flax.linen.BatchNorm."
+            )

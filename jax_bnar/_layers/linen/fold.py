@@ -7,10 +7,9 @@ from typing import Any, cast
 from flax import linen as nn
 
 from jax_bnar._layers.fold import fold
-from jax_bnar._layers.linen.batch_norm import BatchNorm
 from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
-from jax_bnar._layers.linen.resnet import NAMES, ResNet, norm_class
-from jax_bnar._layers.resnet_options import choice
+from jax_bnar._layers.linen.resnet import NAMES, ResNet
+from jax_bnar._layers.resnet_options import choice, norm_class
 
 
 def fold_batch_norms(
@@ -43,7 +42,7 @@ def fold_batch_norms(
             f" {type(net).__name__}."
         )
     kind = norm_class(net.norm)
-    if not (isinstance(kind, type) and issubclass(kind, BatchNorm | nn.BatchNorm)):
+    if not (isinstance(kind, type) and issubclass(kind, nn.BatchNorm)):
         raise TypeError(
             f"fold_batch_norms: the norm of the network must be a BatchNorm, got {kind!r}."
         )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jax_bnar._base.config import Activation
+from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.fold import bias_act
 
 
@@ -22,7 +22,7 @@ class FoldedBatchNorm(nn.Module):
         epsilon: no effect.
         dtype: of the result; None keeps that of x.
         scale_init: no effect.
-        activation: "none" or "relu".
+        activation: as in `BatchNorm`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
     """
 
@@ -31,7 +31,7 @@ class FoldedBatchNorm(nn.Module):
     epsilon: float = 1e-5
     dtype: Any = None
     scale_init: Any = None
-    activation: Activation = "none"
+    activation: ActivationLike = "none"
     implementation: str | None = None
 
     @nn.compact
@@ -48,8 +48,9 @@ class FoldedBatchNorm(nn.Module):
                 "FoldedBatchNorm: a folded network is for inference only; call it with train=False"
                 " (use_running_average=True)."
             )
+        activation = layer_activation("FoldedBatchNorm", "activation", self.activation)
         bias = self.param("bias", nn.initializers.zeros_init(), (x.shape[-1],), jnp.float32)
         y = bias_act(
-            x, residual, bias, activation=self.activation, implementation=self.implementation
+            x, residual, bias, activation=activation.fused, implementation=self.implementation
         )
-        return y if self.dtype is None else y.astype(self.dtype)
+        return activation.finish(y if self.dtype is None else y.astype(self.dtype))

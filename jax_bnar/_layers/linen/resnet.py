@@ -8,9 +8,16 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jax_bnar._layers.activation import RELU, ActivationLike, layer_activation
 from jax_bnar._layers.linen.batch_norm import BatchNorm
 from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
-from jax_bnar._layers.resnet_options import PADDINGS, Padding, choice
+from jax_bnar._layers.resnet_options import (
+    PADDINGS,
+    Padding,
+    choice,
+    norm_class,
+    require_no_activation,
+)
 
 # A module class, or a functools.partial of one.
 ModuleFactory = Callable[..., Any]
@@ -52,8 +59,9 @@ class FusedBottleneck(nn.Module):
     Attributes:
         filters: channels of the first two convolutions; the block has 4*filters.
         conv: convolution class, or partial of one.
-        norm: normalisation class, or partial of one; ours fuses.
-        act: activation; `nn.relu` fuses.
+        norm: normalisation class, or partial of one; ours fuses, and takes its activation from
+            `act`.
+        act: activation, as in `BatchNorm`; `nn.relu` fuses.
         strides: of the 3x3 convolution and of the shortcut.
         padding: of the 3x3 convolution. "SAME" is Flax's: with strides 2 and an even size it pads
             at the end only. "torch" pads one pixel on every side, for weights that come from there.
@@ -63,7 +71,7 @@ class FusedBottleneck(nn.Module):
     filters: int
     conv: ModuleFactory = functools.partial(nn.Conv, use_bias=False)
     norm: ModuleFactory = BatchNorm
-    act: Callable[[jax.Array], jax.Array] = nn.relu
+    act: ActivationLike = nn.relu
     strides: tuple[int, int] = (1, 1)
     padding: Padding = "SAME"
     naming: Naming = "flax"
@@ -78,6 +86,9 @@ class FusedBottleneck(nn.Module):
 
         Returns:
             y, shape (N, ceil(H/stride), ceil(W/stride), 4*filters).
+
+        Raises:
+            ValueError: `norm` is a partial with an activation, or a field has an unknown value.
         """
         names = choice("naming", self.naming, NAMES)
         padding = choice("padding", self.padding, PADDINGS)
@@ -191,15 +202,18 @@ class _NormAct:
     def __init__(
         self,
         norm: ModuleFactory,
-        act: Callable[[jax.Array], jax.Array],
+        act: ActivationLike,
         use_running_average: bool | None = None,
     ) -> None:
+        ours = _is_a(norm, BatchNorm, FoldedBatchNorm)
+        if ours:
+            require_no_activation(norm)
         self._norm = norm
-        self._act = act
+        self._act = layer_activation("FusedBottleneck", "act", act)
         self._mode = (
             {} if use_running_average is None else {"use_running_average": use_running_average}
         )
-        self._fused = _is_a(norm, BatchNorm, FoldedBatchNorm) and act is nn.relu
+        self._fused = ours and self._act == RELU
 
     def normalise(self, x: jax.Array, **fields: Any) -> jax.Array:
         return self._norm(**fields)(x, **self._mode)
@@ -217,14 +231,7 @@ class _NormAct:
         if self._fused:
             return self._norm(activation="relu", **fields)(x, residual=residual, **self._mode)
         y = self.normalise(x, **fields)
-        return self._act(y if residual is None else residual + y)
-
-
-def norm_class(norm: ModuleFactory) -> Any:
-    """The class that a partial makes."""
-    while isinstance(norm, functools.partial):
-        norm = norm.func
-    return norm
+        return self._act.unfused(y if residual is None else residual + y)
 
 
 def _is_a(norm: ModuleFactory, *classes: type) -> bool:

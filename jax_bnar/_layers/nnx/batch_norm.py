@@ -9,8 +9,8 @@ import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jax_bnar._base.config import Activation
 from jax_bnar._layers import rules
+from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
 
 _OPTIONS: dict[str, Any] = {
@@ -54,7 +54,9 @@ class BatchNorm(nnx.BatchNorm):
 
     Args:
         num_features: number of channels.
-        activation: "none" or "relu".
+        activation: "none" (or None), "relu" (or `nnx.relu`, `jax.nn.relu`), or another function of
+            an array, which plain JAX applies to the result, residual included: that is not fused. A
+            module, such as `nnx.PReLU`, becomes part of the layer's state.
         unbiased_running_var: the running variance takes `var * n/max(n-1, 1)`, as in PyTorch and
             cuDNN. The output does not change.
         num_groups: ghost batch: the leading axis splits into this many equal groups, normalised
@@ -70,7 +72,7 @@ class BatchNorm(nnx.BatchNorm):
         self,
         num_features: int,
         *,
-        activation: Activation = "none",
+        activation: ActivationLike = "none",
         unbiased_running_var: bool = False,
         num_groups: int = 1,
         save: str = "y",
@@ -80,7 +82,7 @@ class BatchNorm(nnx.BatchNorm):
         **fields: Any,
     ) -> None:
         super().__init__(num_features, rngs=rngs, **fields)
-        self.activation: Activation = activation
+        self.activation: ActivationLike = _stored(activation)
         self.unbiased_running_var = unbiased_running_var
         self.num_groups = num_groups
         self.save = save
@@ -102,7 +104,7 @@ class BatchNorm(nnx.BatchNorm):
             use_running_average: takes precedence over the attribute.
             mask: broadcasts to x; only elements where it is True count in the statistics. Plain JAX
                 for now. A channel without any becomes NaN.
-            residual: added before the activation, with the shape of x. Without an activation it is
+            residual: added before the activation, with the shape of x. Unless that is ReLU, it is
                 added after the rounding, by plain JAX.
 
         Returns:
@@ -123,7 +125,7 @@ class BatchNorm(nnx.BatchNorm):
         call = LayerCall(
             axis=self.axis,
             epsilon=self.epsilon,
-            activation=self.activation,
+            activation=layer_activation("BatchNorm", "activation", self.activation),
             num_groups=self.num_groups,
             save=self.save,
             implementation=self.implementation,
@@ -183,6 +185,12 @@ class BatchNorm(nnx.BatchNorm):
             )
 
 
+def _stored(activation: Any) -> ActivationLike:
+    """The activation, checked; by its name where it has one."""
+    fused, after = layer_activation("BatchNorm", "activation", activation)
+    return fused if after is None else after
+
+
 def convert_batch_norms(
     model: Any,
     *,
@@ -209,13 +217,15 @@ def convert_batch_norms(
         The model.
 
     Raises:
-        TypeError: an option is unknown.
-        ValueError: there is nothing to convert.
+        TypeError: an option is unknown, or the activation is no function.
+        ValueError: there is nothing to convert, or the activation has an unknown name.
     """
     if unknown := sorted(options.keys() - _OPTIONS.keys()):
         raise TypeError(
             f"convert_batch_norms: unknown options {unknown}; there are {sorted(_OPTIONS)}."
         )
+    if "activation" in options:
+        options["activation"] = _stored(options["activation"])
     chosen = nnx.filterlib.to_predicate(only)
     # A list: layers change while the walk would still go on.
     found = [

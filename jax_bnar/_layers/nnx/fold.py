@@ -5,8 +5,15 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jax_bnar._base.config import Activation
+from jax_bnar._layers.activation import (
+    NONE,
+    RELU,
+    ActivationLike,
+    LayerActivation,
+    layer_activation,
+)
 from jax_bnar._layers.fold import Folded, bias_act, fold
+from jax_bnar._layers.nnx.batch_norm import BatchNorm
 from jax_bnar._layers.nnx.resnet import Downsample, FusedBottleneck, ResNet, Stem
 
 
@@ -16,16 +23,16 @@ class FoldedBatchNorm(nnx.Module):
     Args:
         bias: shape (C,).
         dtype: of the result; None keeps that of x.
-        activation: "none" or "relu".
+        activation: as in `BatchNorm`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
     """
 
     def __init__(
-        self, bias: jax.Array, *, dtype: Any, activation: Activation, implementation: str | None
+        self, bias: jax.Array, *, dtype: Any, activation: ActivationLike, implementation: str | None
     ) -> None:
         self.bias = nnx.Param(bias)
         self.dtype = dtype
-        self.activation: Activation = activation
+        self.activation: ActivationLike = activation
         self.implementation = implementation
         # train() sets it to False, which the call refuses.
         self.use_running_average = True
@@ -36,14 +43,15 @@ class FoldedBatchNorm(nnx.Module):
             raise ValueError(
                 "FoldedBatchNorm: a folded network is for inference only; call model.eval()."
             )
+        activation = layer_activation("FoldedBatchNorm", "activation", self.activation)
         y = bias_act(
             x,
             residual,
             self.bias[...],
-            activation=self.activation,
+            activation=activation.fused,
             implementation=self.implementation,
         )
-        return y if self.dtype is None else y.astype(self.dtype)
+        return activation.finish(y if self.dtype is None else y.astype(self.dtype))
 
 
 def fold_batch_norms(model: ResNet, *, implementation: str | None = None) -> ResNet:
@@ -63,6 +71,7 @@ def fold_batch_norms(model: ResNet, *, implementation: str | None = None) -> Res
 
     Raises:
         TypeError: model is not a `ResNet`, or one of its norms is not a BatchNorm.
+        ValueError: a norm has an activation that is not the one of its block.
     """
     if not isinstance(model, ResNet):
         raise TypeError(
@@ -74,12 +83,13 @@ def fold_batch_norms(model: ResNet, *, implementation: str | None = None) -> Res
     model = nnx.clone(model)
 
     def replaced(conv: Any, norm: Any, act: Any, more_bias: Any = None) -> FoldedBatchNorm:
-        folded = _folded(conv, norm, more_bias)
+        activation = layer_activation("FusedBottleneck", "act", act)
+        folded = _folded(conv, norm, activation, more_bias)
         conv.kernel[...] = folded.kernel
         return FoldedBatchNorm(
             folded.bias,
             dtype=norm.dtype,
-            activation="relu" if act is nnx.relu else "none",
+            activation=activation.fused,
             implementation=implementation,
         )
 
@@ -90,7 +100,7 @@ def fold_batch_norms(model: ResNet, *, implementation: str | None = None) -> Res
             more_bias = None
             if isinstance(module.downsample, Downsample):
                 shortcut = module.downsample
-                folded = _folded(shortcut.conv, shortcut.bn)
+                folded = _folded(shortcut.conv, shortcut.bn, NONE)
                 shortcut.conv.kernel[...] = folded.kernel
                 shortcut.bn = nnx.data(None)
                 more_bias = folded.bias
@@ -100,11 +110,18 @@ def fold_batch_norms(model: ResNet, *, implementation: str | None = None) -> Res
     return model
 
 
-def _folded(conv: Any, norm: Any, more_bias: Any = None) -> Folded:
+def _folded(conv: Any, norm: Any, activation: LayerActivation, more_bias: Any = None) -> Folded:
     if not isinstance(norm, nnx.BatchNorm):
         raise TypeError(
             "fold_batch_norms: the norms of the model must be BatchNorms, got"
             f" {type(norm).__name__}."
+        )
+    given = norm.activation if isinstance(norm, BatchNorm) else None
+    taken_in = layer_activation("BatchNorm", "activation", given)
+    if taken_in != NONE and not (taken_in == RELU == activation):
+        raise ValueError(
+            "fold_batch_norms: a norm may take in the ReLU of its block and nothing else, got one"
+            f" with activation={given!r}."
         )
     return fold(
         conv.kernel[...],

@@ -8,12 +8,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_bnar._layers.activation import RELU, ActivationLike, layer_activation
 from jax_bnar._layers.nnx.batch_norm import BatchNorm
-from jax_bnar._layers.resnet_options import PADDINGS, Padding, choice
+from jax_bnar._layers.resnet_options import (
+    PADDINGS,
+    Padding,
+    choice,
+    norm_class,
+    require_no_activation,
+)
 
 # A module class, or a functools.partial of one.
 ModuleFactory = Callable[..., Any]
-Activation = Callable[[jax.Array], jax.Array]
 
 _Conv = functools.partial(nnx.Conv, use_bias=False)
 
@@ -58,9 +64,13 @@ class FusedBottleneck(nnx.Module):
         padding: of the 3x3 convolution: "torch" (one pixel on every side) or "SAME" (with strides 2
             and an even size, at the end only).
         conv: convolution class, or partial of one.
-        norm: normalisation class, or partial of one; ours fuses.
-        act: activation; `nnx.relu` fuses.
+        norm: normalisation class, or partial of one; ours fuses, and takes its activation from
+            `act`.
+        act: activation, as in `BatchNorm`; `nnx.relu` fuses.
         rngs: for the parameters.
+
+    Raises:
+        ValueError: `norm` is a partial with an activation, or an option has an unknown value.
     """
 
     def __init__(
@@ -72,7 +82,7 @@ class FusedBottleneck(nnx.Module):
         padding: Padding = "torch",
         conv: ModuleFactory = _Conv,
         norm: ModuleFactory = BatchNorm,
-        act: Activation = nnx.relu,
+        act: ActivationLike = nnx.relu,
         rngs: nnx.Rngs,
     ) -> None:
         ends = choice("padding", padding, PADDINGS)
@@ -83,7 +93,7 @@ class FusedBottleneck(nnx.Module):
         self.bn1 = norm_act(filters, rngs=rngs)
         self.conv2 = conv(filters, 4 * filters, (1, 1), rngs=rngs)
         self.bn2 = norm_act(4 * filters, scale_init=nnx.initializers.zeros_init(), rngs=rngs)
-        self.act = act
+        self.act: ActivationLike = act
         changes_shape = strides != 1 or in_features != 4 * filters
         self.downsample = (
             Downsample(in_features, 4 * filters, strides=strides, conv=conv, norm=norm, rngs=rngs)
@@ -248,20 +258,28 @@ ResNet50: Final = functools.partial(ResNet, (3, 4, 6, 3))
 """`ResNet` with the stages (3, 4, 6, 3); give `num_classes` and `rngs`."""
 
 
-def _with_activation(norm: ModuleFactory, act: Activation) -> ModuleFactory:
+def _with_activation(norm: ModuleFactory, act: ActivationLike) -> ModuleFactory:
     """The norm with the activation taken in, where it can do that."""
-    kind = norm
-    while isinstance(kind, functools.partial):
-        kind = kind.func
+    fuses = layer_activation("FusedBottleneck", "act", act) == RELU
+    kind = norm_class(norm)
     ours = isinstance(kind, type) and issubclass(kind, BatchNorm)
-    return functools.partial(norm, activation="relu") if ours and act is nnx.relu else norm
+    if ours:
+        require_no_activation(norm)
+    return functools.partial(norm, activation="relu") if ours and fuses else norm
 
 
-def _norm_act(
-    norm: Any, act: Activation, x: jax.Array, residual: jax.Array | None = None
-) -> jax.Array:
+def _norm_act(norm: Any, act: Any, x: jax.Array, residual: jax.Array | None = None) -> jax.Array:
     """act(norm(x) + residual); asked of the layer itself, which may have been converted since."""
-    if getattr(norm, "activation", "none") == "relu":
+    if _takes_in_relu(norm):
         return norm(x, residual=residual)
     y = norm(x)
-    return act(y if residual is None else residual + y)
+    activation = layer_activation("FusedBottleneck", "act", act)
+    return activation.unfused(y if residual is None else residual + y)
+
+
+def _takes_in_relu(norm: Any) -> bool:
+    """What `activation` means in another norm than ours, or in what is left of it, is not known."""
+    given = getattr(norm, "activation", "none")
+    if isinstance(norm, BatchNorm):
+        return layer_activation("BatchNorm", "activation", given) == RELU
+    return isinstance(given, str) and given == "relu"

@@ -1,0 +1,512 @@
+"""What JAX makes of a function: transformations, each a function of (f, call, values).
+
+`f` is an operator or its formula (`transformation_cases`). Those of COMPILED are traced as a whole;
+those of OUTSIDE_JIT say something about a call that is not.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from transformation_cases import Arrays, Call, Function, Values, scalar
+
+import jax_bnar
+
+Transformation = Callable[[Function, Call, Values], Any]
+
+OUTSIDE_JIT: Final[dict[str, Transformation]] = {}
+COMPILED: Final[dict[str, Transformation]] = {}
+
+
+def outside_jit(transformation: Transformation) -> Transformation:
+    OUTSIDE_JIT[transformation.__name__] = transformation
+    return transformation
+
+
+def compiled(transformation: Transformation) -> Transformation:
+    COMPILED[transformation.__name__] = transformation
+    return transformation
+
+
+@outside_jit
+def eager(f: Function, call: Call, at: Values) -> Any:
+    results, vjp = jax.vjp(f, *at.given)
+    return results, vjp(results)
+
+
+@outside_jit
+def disabled_jit(f: Function, call: Call, at: Values) -> Any:
+    with jax.disable_jit():
+        return f(*at.given)
+
+
+@outside_jit
+def donation(f: Function, call: Call, at: Values) -> Any:
+    """A step that updates all operands: any buffer may be written over by a result."""
+
+    @functools.partial(jax.jit, donate_argnums=call.arguments)
+    def step(*given: Any) -> Any:
+        gradient = jax.grad(scalar(f), call.arguments)(*given)
+        return f(*given), tuple(a - 0.1 * da for a, da in zip(given, gradient, strict=True))
+
+    donated = [jnp.array(a) for a in at.given]
+    results = step(*donated)
+    assert donated[0].is_deleted()
+    return results
+
+
+@outside_jit
+def exported(f: Function, call: Call, at: Values) -> Any:
+    """Through bytes and back, with the derivative."""
+    export = jax.export.export(jax.jit(f), disabled_checks=jax_bnar.DISABLED_EXPORT_CHECKS)
+    data = export(*at.given).serialize(vjp_order=1)
+    again: Any = jax.export.deserialize(data).call
+    return jax.jit(jax.value_and_grad(scalar(again), call.arguments))(*at.given)
+
+
+@outside_jit
+def callbacks(f: Function, call: Call, at: Values) -> Any:
+    """Python before the call and after it, under jit, vmap and grad."""
+    seen = []
+
+    def doubled(x: Any) -> Any:
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        called = functools.partial(jax.pure_callback, vmap_method="expand_dims")
+        return called(lambda x: np.asarray(x) * 2, like, jax.lax.stop_gradient(x))
+
+    def loss(*given: Any) -> Any:
+        results = f(given[0] + doubled(given[0]), *given[1:])
+        jax.debug.callback(lambda y: seen.append(float(y)), results[0].sum())
+        return scalar(lambda: results)()
+
+    stacked = tuple(np.stack([a, a * a + 0.1]) for a in at.given)
+    results = jax.jit(jax.vmap(jax.value_and_grad(loss, call.arguments)))(*stacked)
+    jax.effects_barrier()
+    assert len(seen) == 2
+    return results, np.sort(seen)
+
+
+@compiled
+def gradients(f: Function, call: Call, at: Values) -> Any:
+    return f(*at.given), jax.value_and_grad(scalar(f), call.arguments)(*at.given)
+
+
+@compiled
+def gradient_of_one(f: Function, call: Call, at: Values) -> Any:
+    """The others are constants then, and their tangents symbolic zeros."""
+    return [jax.grad(scalar(f), argument)(*at.given) for argument in call.arguments]
+
+
+@compiled
+def pushed_forward(f: Function, call: Call, at: Values) -> Any:
+    x, *rest = at.given
+    of_x = jax.jvp(lambda x: f(x, *rest), (x,), at.one[:1])
+    return jax.jvp(f, at.given, at.one), of_x
+
+
+@compiled
+def pulled_back(f: Function, call: Call, at: Values) -> Any:
+    """Of a cotangent of all results, and of one of each result alone."""
+    results, vjp = jax.vjp(f, *at.given)
+    everything = tuple(jnp.cos(r) for r in results)
+    alone = [
+        tuple(c if i == j else jnp.zeros_like(c) for j, c in enumerate(everything))
+        for i in range(len(everything))
+    ]
+    return [vjp(c) for c in (everything, *alone)]
+
+
+@compiled
+def jacobians(f: Function, call: Call, at: Values) -> Any:
+    """Of all results, not of a scalar."""
+    return [jac(f, call.arguments)(*at.given) for jac in (jax.jacfwd, jax.jacrev)]
+
+
+def curved(f: Function) -> Function:
+    """f of operands that are not linear in the arrays: tangents, too, then depend on them."""
+    return lambda *given: f(*(a + jnp.sin(a) / 4 for a in given))
+
+
+def second_order(outer: Any, inner: Any) -> Transformation:
+    def transformation(f: Function, call: Call, at: Values) -> Any:
+        return outer(inner(scalar(curved(f)), call.arguments), call.arguments)(*at.given)
+
+    return transformation
+
+
+COMPILED.update(
+    {
+        f"{outer.__name__}_of_{inner.__name__}": second_order(outer, inner)
+        for outer in (jax.jacfwd, jax.jacrev)
+        for inner in (jax.jacfwd, jax.jacrev)
+    }
+)
+
+
+def forward_along(f: Callable[..., Any], direction: Arrays) -> Callable[..., Any]:
+    """Its derivative along a direction, by forward mode."""
+    return lambda *given: jax.jvp(f, given, direction)[1]
+
+
+def reverse_along(f: Callable[..., Any], direction: Arrays) -> Callable[..., Any]:
+    """The derivative of a scalar function along a direction, by reverse mode."""
+
+    def function(*given: Any) -> Any:
+        gradient = jax.grad(f, tuple(range(len(given))))(*given)
+        return sum((g * d).sum() for g, d in zip(gradient, direction, strict=True))
+
+    return function
+
+
+def third_order(inner: Any, middle: Any) -> Transformation:
+    """The gradient of a second derivative along two directions."""
+
+    def transformation(f: Function, call: Call, at: Values) -> Any:
+        second = middle(inner(scalar(curved(f)), at.one), at.two)
+        return jax.grad(second, call.arguments)(*at.given)
+
+    return transformation
+
+
+COMPILED.update(
+    {
+        f"grad_of_{middle.__name__}_of_{inner.__name__}": third_order(inner, middle)
+        for middle in (forward_along, reverse_along)
+        for inner in (forward_along, reverse_along)
+    }
+)
+
+
+@compiled
+def forward_over_forward_over_reverse(f: Function, call: Call, at: Values) -> Any:
+    gradient = jax.grad(scalar(curved(f)), call.arguments)
+    return forward_along(forward_along(gradient, at.one), at.two)(*at.given)
+
+
+@compiled
+def whole_third_derivative(f: Function, call: Call, at: Values) -> Any:
+    """In one operand, for it has the cube of its size."""
+    argument = call.names.index("scale") if call.has_scale else 0
+    return jax.jacfwd(jax.hessian(scalar(f), argument), argument)(*at.given)
+
+
+@compiled
+def vmap_of_grad_of_vmap(f: Function, call: Call, at: Values) -> Any:
+    """Two mapped axes, over some of the operands each, and not in the same place."""
+    inner = [i % 2 - 1 if i % 3 != 2 else None for i in call.arguments]
+    outer = [None if i % 2 else 0 for i in call.arguments]
+    stacked = []
+    for name, array, axis, leading in zip(call.names, at.given, inner, outer, strict=True):
+        if axis is not None:
+            array = jnp.stack([array, array * 0.5 + 0.1, -array * array], axis)
+        if leading is not None:
+            array = jnp.stack([array, 1.5 * array - 0.3])
+        stacked.append(jnp.abs(array) if name == "var" else array)
+
+    def loss(*given: Any) -> Any:
+        return jax.vmap(scalar(f), inner)(*given).sum()
+
+    return jax.vmap(jax.value_and_grad(loss, call.arguments), outer)(*stacked)
+
+
+@compiled
+def jvp_of_linearize(f: Function, call: Call, at: Values) -> Any:
+    def linearized(*given: Any) -> Any:
+        results, linear = jax.linearize(f, *given)
+        return results, linear(*at.one)
+
+    return jax.jvp(linearized, at.given, at.two)
+
+
+@compiled
+def jvp_of_transpose_of_linearize(f: Function, call: Call, at: Values) -> Any:
+    def transposed(*given: Any) -> Any:
+        results, linear = jax.linearize(f, *given)
+        return jax.linear_transpose(linear, *given)(tuple(jnp.cos(r) for r in results))
+
+    return jax.jvp(transposed, at.given, at.one)
+
+
+@compiled
+def scan(f: Function, call: Call, at: Values) -> Any:
+    """A stack of blocks with parameters of their own; the results of each are kept."""
+    x, *rest = at.given
+    stacked = tuple(jnp.stack([a, a * 0.7 + 0.1]) for a in rest)
+
+    def step(x: Any, given: Any) -> Any:
+        results = f(x, *given)
+        return x * 0.5 + results[0], results
+
+    def stack(x: Any, *stacked: Any) -> Arrays:
+        x, kept = jax.lax.scan(step, x, stacked, length=2)
+        return (x, *kept)
+
+    given = (x, *stacked)
+    product = jax.jvp(jax.grad(scalar(stack), call.arguments), given, given)
+    return jax.value_and_grad(scalar(stack), call.arguments)(*given), product
+
+
+@compiled
+def cond_and_switch(f: Function, call: Call, at: Values) -> Any:
+    """On a traced predicate, and on a mapped one; the other branch has no residuals."""
+
+    def other(*given: Any) -> Arrays:
+        return jax.tree.map(jnp.zeros_like, jax.eval_shape(f, *given))
+
+    def chosen(*given: Any) -> Arrays:
+        positive = given[0].ravel()[0] > 0
+
+        def one(predicate: Any) -> Arrays:
+            return jax.lax.cond(predicate, f, other, *given)
+
+        switched = jax.lax.switch(positive.astype(int), [f, other, f], *given)
+        return (*one(positive), *switched, *jax.vmap(one)(jnp.asarray([True, False])))
+
+    return jax.value_and_grad(scalar(chosen), call.arguments)(*at.given)
+
+
+@compiled
+def while_loop(f: Function, call: Call, at: Values) -> Any:
+    """As often as the data says; forward mode goes through. Mapped, each example stops alone."""
+
+    def loop(x: Any, *rest: Any) -> Any:
+        def body(state: Any) -> Any:
+            i, x, _ = state
+            y, *statistics = f(x, *rest)
+            return i + 1, y + x * 0.5, statistics
+
+        _, *statistics = jax.tree.map(jnp.zeros_like, jax.eval_shape(f, x, *rest))
+        trips = 1 + (x.ravel()[0] > 0.25).astype(int)
+        return jax.lax.while_loop(lambda s: s[0] < trips, body, (0, x, statistics))[1:]
+
+    x, *rest = at.given
+    mapped = jax.vmap(lambda x: loop(x, *rest))
+    return jax.jvp(loop, at.given, at.one), mapped(jnp.stack([x, 0.5 - x]))
+
+
+def custom_vjp_around(f: Function) -> Function:
+    around = jax.custom_vjp(f)
+    around.defvjp(lambda *given: jax.vjp(f, *given), lambda vjp, cotangents: vjp(cotangents))
+    return around
+
+
+def custom_jvp_around(f: Function) -> Function:
+    around = jax.custom_jvp(f)
+    around.defjvp(lambda given, tangents: jax.jvp(f, given, tangents))
+    return around
+
+
+@compiled
+def custom_rules_around(f: Function, call: Call, at: Values) -> Any:
+    """Rules of the user that call the operator."""
+    custom_gradient = jax.custom_gradient(lambda *given: jax.vjp(f, *given))
+    around = (custom_vjp_around(f), custom_jvp_around(f), custom_gradient)
+    first = [jax.value_and_grad(scalar(g), call.arguments)(*at.given) for g in around]
+    return first, forward_along(jax.grad(scalar(around[1])), at.one)(*at.given)
+
+
+@compiled
+def aliasing(f: Function, call: Call, at: Values) -> Any:
+    """z is x and bias is scale: one array, whose gradient is the sum of the two."""
+    same_as = {"z": "x", "bias": "scale", "var": "mean"}
+
+    def shared(*given: Any) -> Arrays:
+        named = dict(zip(call.names, given, strict=True))
+        if call.given_statistics:
+            named["mean"] = jnp.square(named["mean"]) + 0.5
+        return f(*(named.get(same_as.get(name, name), named[name]) for name in call.names))
+
+    return shared(*at.given), jax.grad(scalar(shared), call.arguments)(*at.given)
+
+
+_policies: Any = jax.checkpoint_policies
+POLICIES: Final[dict[str, Any]] = {
+    "none": None,
+    "everything": _policies.everything_saveable,
+    "nothing": _policies.nothing_saveable,
+    "dots": _policies.dots_saveable,
+    "dots without batch": _policies.dots_with_no_batch_dims_saveable,
+    "dots offloaded": _policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+    "anything but statistics": _policies.save_anything_except_these_names("bnar_statistics"),
+    "any name but mask": _policies.save_any_names_but_these("bnar_mask"),
+    "statistics": _policies.save_only_these_names("bnar_statistics"),
+    "mask": _policies.save_only_these_names("bnar_mask"),
+    "statistics and mask": _policies.save_only_these_names("bnar_statistics", "bnar_mask"),
+    "dots or mask": _policies.save_from_both_policies(
+        _policies.dots_saveable, _policies.save_only_these_names("bnar_mask")
+    ),
+    "others offloaded": _policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=["bnar_statistics"],
+        names_which_can_be_offloaded=["other"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
+}
+
+
+def checkpoint(policy: Any) -> Transformation:
+    """A gradient, and a product with the Hessian, of a block between two sines."""
+
+    def transformation(f: Function, call: Call, at: Values) -> Any:
+        def block(x: Any, *rest: Any) -> Arrays:
+            return tuple(jnp.sin(r) for r in f(jnp.sin(x), *rest))
+
+        loss = scalar(jax.checkpoint(block, policy=policy))
+        product = forward_along(jax.grad(loss), at.one)(*at.given)
+        return jax.value_and_grad(loss, call.arguments)(*at.given), product
+
+    return transformation
+
+
+def callback_beside(f: Function) -> Function:
+    def function(*given: Any) -> Arrays:
+        results = f(*given)
+        jax.debug.callback(lambda y: None, results[0])
+        return results
+
+    return function
+
+
+def _twice(x: Any) -> Any:
+    return jnp.stack([x, x * 0.5 - 0.1])
+
+
+def twice_by_vmap(f: Function) -> Function:
+    def function(x: Any, *rest: Any) -> Arrays:
+        results = jax.vmap(lambda x: f(x, *rest))(_twice(x))
+        return tuple(r.sum(axis=0) for r in results)
+
+    return function
+
+
+def twice_by_scan(f: Function) -> Function:
+    def function(x: Any, *rest: Any) -> Arrays:
+        _, results = jax.lax.scan(lambda _, x: (None, f(x, *rest)), None, _twice(x))
+        return tuple(r.sum(axis=0) for r in results)
+
+    return function
+
+
+def after_itself(f: Function) -> Function:
+    def function(x: Any, *rest: Any) -> Arrays:
+        return f(f(x, *rest)[0] + 0.5 * x, *rest)
+
+    return function
+
+
+def if_positive(f: Function) -> Function:
+    def function(*given: Any) -> Arrays:
+        def negated(*given: Any) -> Arrays:
+            return jax.tree.map(operator.neg, f(*given))
+
+        return jax.lax.cond(given[0].sum() > 0, f, negated, *given)
+
+    return function
+
+
+# Each makes a function of another one with the same arrays, so they go around each other.
+WRAPPERS: Final[dict[str, Callable[[Function], Function]]] = {
+    "after itself": after_itself,
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "statistics saved": lambda f: jax.checkpoint(f, policy=POLICIES["statistics"]),
+    "custom_vjp": custom_vjp_around,
+    "custom_jvp": custom_jvp_around,
+    "callback": callback_beside,
+    "vmap": twice_by_vmap,
+    "scan": twice_by_scan,
+    "cond": if_positive,
+}
+
+
+def composition(around: list[str]) -> Transformation:
+    """Wrappers around each other, with a gradient and a Hessian-vector product outside."""
+
+    def transformation(f: Function, call: Call, at: Values) -> Any:
+        for name in around:
+            f = WRAPPERS[name](f)
+        loss = scalar(f)
+        value = jax.value_and_grad(loss, call.arguments)(*at.given)
+        if "custom_vjp" in around:  # which has no forward mode
+            return value, jax.grad(reverse_along(loss, at.one), call.arguments)(*at.given)
+        return value, forward_along(jax.grad(loss, call.arguments), at.one)(*at.given)
+
+    return transformation
+
+
+def in_scan(f: Function) -> Function:
+    """Called by the only step of a scan."""
+
+    def function(*given: Any) -> Arrays:
+        _, results = jax.lax.scan(lambda _, x: (None, f(x, *given[1:])), None, given[0][None])
+        return tuple(r[0] for r in results)
+
+    return function
+
+
+# What traces the mapped function before a derivative is taken of it.
+ENCLOSED: Final[dict[str, Callable[[Function], Function]]] = {
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "scan": in_scan,
+    "cond": if_positive,
+}
+
+
+def named_axis(way: str, *, own_parameters: bool) -> Transformation:
+    """Of an f whose statistics are taken over the axis "i", of three examples; they come unmapped.
+
+    With `own_parameters` each example has a scale and a bias of its own beside its x and z.
+    """
+
+    def transformation(f: Function, call: Call, at: Values) -> Any:
+        mapped = [own_parameters or name in "xz" for name in call.names]
+        in_axes = [0 if m else None for m in mapped]
+        given = tuple(
+            jnp.stack([array, 0.2 - 0.5 * array, array * array]) if m else jnp.asarray(array)
+            for array, m in zip(at.given, mapped, strict=True)
+        )
+        together = jax.vmap(f, in_axes, (0, None, None), axis_name="i")
+        loss = scalar(together)
+        if way == "grad outside":
+            return together(*given), jax.value_and_grad(loss, call.arguments)(*given)
+        if way == "grad inside":
+            inside = jax.value_and_grad(scalar(f), call.arguments)
+            return jax.vmap(inside, in_axes, axis_name="i")(*given)
+        if way == "hessian":
+            argument = call.arguments[-1]
+            jacobian = jax.jacrev(jax.jacfwd(loss, argument), argument)(*given)
+            return jax.hessian(loss, argument)(*given), jacobian
+        if way == "hessian inside":
+            inside = jax.hessian(scalar(f), call.arguments[-1])
+            return jax.vmap(inside, in_axes, axis_name="i")(*given)
+        gradient = jax.grad(loss, call.arguments)
+        if way == "jvp":
+            return forward_along(gradient, tuple(jnp.cos(a) for a in given))(*given)
+        if way in ENCLOSED:
+            enclosed = scalar(ENCLOSED[way](together))
+            return jax.value_and_grad(enclosed, call.arguments)(*given)
+        # Losses of two ensembles: a second axis, without a name.
+        ensemble = jax.vmap(lambda x: together(x, *given[1:]))
+        return jax.value_and_grad(scalar(ensemble))(jnp.stack([given[0], -given[0]]))
+
+    return transformation
+
+
+NAMED_AXIS: Final[dict[str, Transformation]] = {
+    way + (", own parameters" if own else ""): named_axis(way, own_parameters=own)
+    for own in (False, True)
+    for way in (
+        "grad outside",
+        "grad inside",
+        "hessian",
+        "hessian inside",
+        "jvp",
+        "in another vmap",
+    )
+}
