@@ -94,8 +94,6 @@ def test_named_axis(data: st.DataObject, number: int, name: str) -> None:
     check_compiled(NAMED_AXIS[name], call, axis_name="i")
 
 
-# JAX calls the rule of a custom_jvp when the name of the axis is bound no more.
-@pytest.mark.xfail(raises=NameError, strict=True)
 @numbered(ENCLOSED)
 @examples(1)
 @hypothesis.given(data=st.data())

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive, unmapped_aval
+from jax.extend.core import Primitive
 
+from jax_bnar._autodiff.mapped_axis import MappedAxis
 from jax_bnar._base import jax_compat
 
 _Arrays = tuple[jax.Array | None, ...]
@@ -125,61 +126,41 @@ def _transpose(cotangents: Sequence[Any], *leaves: Any, **params: Any) -> list[A
 
 @dataclasses.dataclass(frozen=True)
 class _Mapped:
-    """`jax.vmap` of a linear map.
-
-    Attributes:
-        inner: the map of one example.
-        axis_data: the mapped axis.
-        tree: the structure of the arguments.
-        dims: the mapped axis of each leaf of the arguments.
-        out_dims: the mapped axis of each result, 0 or None.
-    """
+    """`jax.vmap` of a linear map."""
 
     inner: LinearMap
-    axis_data: Any
-    tree: Any
-    dims: tuple[int | None, ...]
-    out_dims: tuple[int | None, ...]
-
-    def _vmap(self, function: Any, in_axes: Any, out_axes: Any) -> Any:
-        return jax.vmap(
-            function,
-            in_axes,
-            out_axes,
-            axis_name=self.axis_data.name,
-            axis_size=self.axis_data.size,
-            spmd_axis_name=self.axis_data.spmd_name or self.axis_data.explicit_mesh_axis,
-        )
+    axis: MappedAxis
 
     def sees(self, axis_name: Any) -> bool:
-        return axis_name != self.axis_data.name and self.inner.sees(axis_name)
+        return self.inner.sees(self.axis.name_seen_inside(axis_name))
 
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
-        if axis_name == self.axis_data.name:  # an inner axis that hides the one which is meant
-            axis_name = jax_compat.no_axis_name
-        return self.inner.mapped_results(axis_name, residuals, tangents)
+        name = self.axis.name_seen_inside(axis_name)
+        return self.inner.mapped_results(name, residuals, tangents)
 
     def tangent(self, residuals: _Arrays, tangents: _Arrays) -> _Arrays:
-        function = self._vmap(self.inner.tangent, _axes(self.tree, self.dims), self.out_dims)
+        function = self.axis.vmap(self.inner.tangent, self.axis.in_axes, self.axis.out_dims)
         return function(residuals, tangents)
 
     def transpose(self, residuals: _Arrays, cotangents: Sequence[jax.Array]) -> _Arrays:
-        residual_axes, tangent_axes = _axes(self.tree, self.dims)
+        residual_axes, tangent_axes = self.axis.in_axes
         absent = object()
-        _, markers = jax.tree.unflatten(self.tree, [absent] * len(self.dims))
+        _, markers = jax.tree.unflatten(self.axis.tree, [absent] * len(self.axis.dims))
         # A result that is one value for all the examples is that of the first one.
         cotangents = tuple(
-            _of_the_first(cotangent, self.axis_data.size) if axis is None else cotangent
-            for cotangent, axis in zip(cotangents, self.out_dims, strict=True)
+            _of_the_first(cotangent, self.axis.data.size) if axis is None else cotangent
+            for cotangent, axis in zip(cotangents, self.axis.out_dims, strict=True)
         )
-        everything = self._vmap(self.inner.transpose, (residual_axes, 0), 0)(residuals, cotangents)
+        function = self.axis.vmap(self.inner.transpose, (residual_axes, 0), 0)
         return tuple(
             None
             if marker is None or cotangent is None
             else cotangent.sum(axis=0)
             if axis is None
             else jnp.moveaxis(cotangent, 0, axis)
-            for cotangent, axis, marker in zip(everything, tangent_axes, markers, strict=True)
+            for cotangent, axis, marker in zip(
+                function(residuals, cotangents), tangent_axes, markers, strict=True
+            )
         )
 
 
@@ -188,28 +169,19 @@ def _of_the_first(cotangent: jax.Array, size: int) -> jax.Array:
     return jnp.zeros((size, *cotangent.shape), cotangent.dtype).at[0].set(cotangent)
 
 
-def _axes(tree: Any, dims: Sequence[int | None]) -> Any:
-    """`in_axes` for the arguments; an argument that is None has no leaf, and any axis suits it."""
-    return jax.tree.unflatten(tree, dims)
-
-
 def _batch(
     axis_data: Any, leaves: Sequence[Any], dims: Sequence[int | None], **params: Any
-) -> tuple[list[Any], list[int | None]]:
+) -> tuple[list[jax.Array], list[int | None]]:
     out_avals, linear_map = params.pop("out_avals"), params.pop("linear_map")
     if all(dim is None for dim in dims) and not linear_map.sees(axis_data.name):
         results = linear_p.bind(*leaves, linear_map=linear_map, out_avals=out_avals, **params)
         return results, [None] * len(out_avals)
     arguments = jax.tree.unflatten(params["tree"], [dim is not None for dim in dims])
     is_mapped = linear_map.mapped_results(axis_data.name, *arguments)
-    out_dims = tuple(0 if each else None for each in is_mapped)
-    mapped = _Mapped(linear_map, axis_data, params["tree"], tuple(dims), out_dims)
-    batched = tuple(
-        unmapped_aval(axis_data.size, dim, aval, axis_data.explicit_mesh_axis)
-        for aval, dim in zip(out_avals, out_dims, strict=True)
-    )
-    results = linear_p.bind(*leaves, linear_map=mapped, out_avals=batched, **params)
-    return results, list(out_dims)
+    axis = MappedAxis.create(axis_data, params["tree"], dims, is_mapped)
+    mapped = _Mapped(linear_map, axis)
+    results = linear_p.bind(*leaves, linear_map=mapped, out_avals=axis.batched(out_avals), **params)
+    return results, list(axis.out_dims)
 
 
 linear_p = Primitive("jax_bnar_linear")

@@ -12,15 +12,14 @@ what adds them up is JAX, as for any operand that devices share.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
-from jax.custom_derivatives import SymbolicZero
 
 from jax_bnar import primitive
 from jax_bnar._autodiff.linear_call import linear_call
+from jax_bnar._autodiff.named_call import named_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME
 from jax_bnar._autodiff.tangents import mapped_tangents, training_tangents
 from jax_bnar._base.config import Config
@@ -63,7 +62,6 @@ def _forward(
     return (y, mean, var), mask[0] if mask else None, parts
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
 def synchronised(
     x: jax.Array,
     z: jax.Array | None,
@@ -73,35 +71,53 @@ def synchronised(
     names: _Names,
     groups: _Groups,
 ) -> _Results:
-    """(y, mean, var) of x; mean and var, of shape (num_groups, C), over the axes `names`."""
-    results, _, _ = _forward(x, z, scale, bias, config, names, groups, save=False)
-    return results
+    """(y, mean, var) of x; mean and var, of shape (num_groups, C), over the axes `names`.
+
+    Operands vary over the same mesh axes (`jax_bnar._sharding.alignment`).
+    """
+    y, mean, var = named_call(_Synchronised(config, names, groups), (x, z, scale, bias))
+    return y, mean, var
 
 
-@functools.partial(synchronised.defjvp, symbolic_zeros=True)
-def _synchronised_jvp(
-    config: Config,
-    names: _Names,
-    groups: _Groups,
-    primals: tuple[Any, ...],
-    tangents: tuple[Any, ...],
-) -> tuple[_Results, _Results]:
-    """As the rule of the training form: see `jax_bnar._autodiff.training`."""
-    x, z, scale, bias = primals
-    results, mask, parts = _forward(x, z, scale, bias, config, names, groups, save=True)
-    y, mean, var = results
-    saved = None
-    if config.gate == "y":
-        saved = y
-    elif config.gate == "mask":
-        assert mask is not None
-        saved = checkpoint_name(mask, MASK_NAME)
-    # The count is saved: psum(1, names) in backward is a NameError under grad(vmap(axis_name)).
-    residuals = (x, saved, mean, var, scale, bias, parts)
-    moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
-    linear_map = _SynchronisedTangent(config, names, groups)
-    y_dot, mean_dot, var_dot = linear_call(linear_map, residuals, moving, results)
-    return results, (y_dot, mean_dot, var_dot)
+@dataclasses.dataclass(frozen=True)
+class _Synchronised:
+    """(y, mean, var) of (x, z, scale, bias)."""
+
+    config: Config
+    names: _Names
+    groups: _Groups
+
+    def value(self, operands: Any) -> _Results:
+        x, z, scale, bias = operands
+        where = self.config, self.names, self.groups
+        results, _, _ = _forward(x, z, scale, bias, *where, save=False)
+        return results
+
+    def derivative(self, operands: Any, tangents: Any) -> tuple[_Results, _Results]:
+        """As the rule of the training form: see `jax_bnar._autodiff.training`."""
+        x, z, scale, bias = operands
+        config, where = self.config, (self.config, self.names, self.groups)
+        results, mask, parts = _forward(x, z, scale, bias, *where, save=True)
+        y, mean, var = results
+        saved = None
+        if config.gate == "y":
+            saved = y
+        elif config.gate == "mask":
+            assert mask is not None
+            saved = checkpoint_name(mask, MASK_NAME)
+        # The count is saved: psum(1, names) in backward is a NameError under grad(vmap(axis_name)).
+        residuals = (x, saved, mean, var, scale, bias, parts)
+        linear_map = _SynchronisedTangent(config, self.names, self.groups)
+        y_dot, mean_dot, var_dot = linear_call(linear_map, residuals, tangents, results)
+        return results, (y_dot, mean_dot, var_dot)
+
+    def sees(self, axis_name: Any) -> bool:
+        return axis_name in self.names
+
+    def mapped_results(self, axis_name: Any, operands: Any) -> tuple[bool, ...]:
+        x, *_ = operands
+        of_statistics = x and not self.sees(axis_name)
+        return any(jax.tree.leaves(operands)), of_statistics, of_statistics
 
 
 @dataclasses.dataclass(frozen=True)
