@@ -98,6 +98,7 @@ def test_plan_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (build,) = steps["build"].commands
     assert {"--no-build-isolation", "--no-deps", "--no-index"} <= set(build.argv)
     assert "--config-settings=cmake.define.JAX_BNAR_CUDA=ON" in build.argv
+    assert "--config-settings=cmake.define.JAX_BNAR_WARNINGS_AS_ERRORS=ON" in build.argv
     assert "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=native" in build.argv
     (tests,) = steps["tests"].commands
     assert tests.environment["XLA_FLAGS"] == "--xla_a=1 --xla_gpu_enable_command_buffer="

@@ -84,7 +84,7 @@ class Plan:
 
     def _build(self) -> Step:
         cuda = {"cuda": "ON", "cpu": "OFF"}[self.platform]
-        options = [f"JAX_BNAR_CUDA={cuda}"]
+        options = [f"JAX_BNAR_CUDA={cuda}", "JAX_BNAR_WARNINGS_AS_ERRORS=ON"]
         if self.platform == "cuda":
             options.append("CMAKE_CUDA_ARCHITECTURES=native")
         argv = [

@@ -16,17 +16,20 @@
 namespace jax_bnar {
 namespace testing {
 
+template <typename T>
+T LoadAs(const void* source) {
+  T value;
+  std::memcpy(&value, source, sizeof(value));
+  return value;
+}
+
 // libm's take longer than the kernels under test. Of normal numbers only.
 inline double PowerOfTwo(int exponent) {
   const uint64_t bits = static_cast<uint64_t>(exponent + 1023) << 52;
-  double power;
-  std::memcpy(&power, &bits, sizeof(power));
-  return power;
+  return LoadAs<double>(&bits);
 }
 inline int ExponentOf(double value) {
-  uint64_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return static_cast<int>(bits >> 52 & 0x7ff) - 1023;
+  return static_cast<int>(LoadAs<uint64_t>(&value) >> 52 & 0x7ff) - 1023;
 }
 
 struct Format {
@@ -103,16 +106,12 @@ inline double DecodeHalf(uint16_t bits) {
 
 inline uint16_t EncodeBFloat16(double value) {
   const float single = static_cast<float>(value);
-  uint32_t bits;
-  std::memcpy(&bits, &single, sizeof(bits));
-  return static_cast<uint16_t>(bits >> 16);
+  return static_cast<uint16_t>(LoadAs<uint32_t>(&single) >> 16);
 }
 
 inline double DecodeBFloat16(uint16_t half) {
   const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float single;
-  std::memcpy(&single, &bits, sizeof(single));
-  return single;
+  return LoadAs<float>(&bits);
 }
 
 // One stored element; `value` must be representable.
@@ -140,13 +139,6 @@ inline double DecodeBits(DType dtype, uint16_t bits) {
     return values;
   }();
   return table[bits];
-}
-
-template <typename T>
-T LoadAs(const void* source) {
-  T value;
-  std::memcpy(&value, source, sizeof(value));
-  return value;
 }
 
 inline double Decode(DType dtype, const void* source) {

@@ -106,7 +106,7 @@ struct Inputs {
   }
   // Position of element i in the vectors of a result (G, C).
   size_t ChannelOf(int64_t i) const {
-    return static_cast<size_t>(channels_[static_cast<size_t>(i)]);
+    return channels_[static_cast<size_t>(i)];
   }
   // The vector's value for each of (G, C).
   std::vector<double> Spread(const Array& vector) const {
@@ -128,17 +128,17 @@ struct Inputs {
   Array mean, var, scale, bias, dmean, dvar, a, b, k;
 
  private:
-  std::vector<int64_t> channels_;
+  std::vector<size_t> channels_;
 
-  static std::vector<int64_t> ChannelOfEach(const Case& c) {
-    std::vector<int64_t> channels;
+  static std::vector<size_t> ChannelOfEach(const Case& c) {
+    std::vector<size_t> channels;
     channels.reserve(static_cast<size_t>(c.size()));
     const Shape& shape = c.shape;
     for (int64_t g = 0; g < shape.groups; ++g) {
       for (int64_t row = 0; row < shape.rows; ++row) {
         for (int64_t channel = 0; channel < shape.channels; ++channel) {
           channels.insert(channels.end(), static_cast<size_t>(shape.inner),
-                          g * shape.channels + channel);
+                          static_cast<size_t>(g * shape.channels + channel));
         }
       }
     }
