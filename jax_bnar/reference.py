@@ -81,7 +81,8 @@ def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     wide = _wide(x)
     first = _finite_or(wide[:, :1, :, :1], 0)
     # Around an element, so that a constant channel has exactly its value as mean.
-    centre = first + (wide - jnp.broadcast_to(first, x.shape)).mean(axis=_REDUCED, keepdims=True)
+    offset = (wide - jnp.broadcast_to(first, x.shape)).mean(axis=_REDUCED, keepdims=True)
+    centre = first + _coarse(offset)
     # Derivatives flow through the correction alone: the mean does not depend on the centre. An Inf
     # as centre would turn Inf-Inf into a NaN mean.
     centre = jax.lax.stop_gradient(jnp.where(jnp.isfinite(centre), centre, first))
@@ -90,6 +91,19 @@ def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     var = jnp.square(centred).mean(axis=_REDUCED) - jnp.square(correction)
     # The difference may come out below 0 by a rounding; a NaN stays one.
     return centre[:, 0, :, 0] + correction, jnp.where(var < 0, jnp.zeros_like(var), var)
+
+
+def _coarse(values: jax.Array) -> jax.Array:
+    """Without the last 12 bits.
+
+    The product that ends a mean cannot contract with the sum that takes this, as it does in some of
+    the places where XLA forms the centre again: the correction holds for one centre only.
+    """
+    values = jax.lax.stop_gradient(values)
+    integer = jnp.uint64 if values.dtype.itemsize == 8 else jnp.uint32
+    bits = jax.lax.bitcast_convert_type(values, integer)
+    last = jnp.asarray(4095, integer)
+    return jax.lax.bitcast_convert_type(bits & ~last, values.dtype)
 
 
 def _finite_or(values: jax.Array, otherwise: float) -> jax.Array:
