@@ -1,7 +1,9 @@
 #include "cpu/dispatch.h"
 
 #include <cstdlib>
-#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 namespace jax_bnar {
 
@@ -38,37 +40,71 @@ bool HasAvx512() {
 }
 #endif
 
-const Isa& Chosen() {
-  static const Isa& chosen = []() -> const Isa& {
-    // Best first.
-    static const Isa all[] = {
+// Best first; the last one runs everywhere.
+const std::vector<Isa>& All() {
+  static const std::vector<Isa> all = {
 #if defined(__x86_64__)
-        {"avx512bf16", HasAvx512() && __builtin_cpu_supports("avx512bf16") != 0,
-         avx512bf16::Kernels},
-        {"avx512", HasAvx512(), avx512::Kernels},
-        // Every processor with AVX2 has F16C; GCC 12 cannot ask for it.
-        {"avx2",
-         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"),
-         avx2::Kernels},
+      {"avx512bf16", HasAvx512() && __builtin_cpu_supports("avx512bf16") != 0,
+       avx512bf16::Kernels},
+      {"avx512", HasAvx512(), avx512::Kernels},
+      // Every processor with AVX2 has F16C; GCC 12 cannot ask for it.
+      {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"),
+       avx2::Kernels},
 #endif
-        {"baseline", true, baseline::Kernels},
-    };
-    const char* wanted = std::getenv("JAX_BNAR_CPU_ISA");
-    const Isa* best = nullptr;
-    for (const Isa& isa : all) {
-      if (!isa.supported) continue;
-      if (best == nullptr) best = &isa;
-      if (wanted != nullptr && std::strcmp(wanted, isa.name) == 0) return isa;
-    }
-    return *best;
-  }();
-  return chosen;
+      {"baseline", true, baseline::Kernels},
+  };
+  return all;
+}
+
+// The names, quoted, of those that the processor runs, or of all.
+std::string Names(bool supported_only) {
+  std::string names;
+  for (const Isa& isa : All()) {
+    if (supported_only && !isa.supported) continue;
+    if (!names.empty()) names += ", ";
+    names += std::string("'") + isa.name + "'";
+  }
+  return names;
+}
+
+struct Choice {
+  const Isa* isa;     // the best, where the variable is wrong
+  std::string wrong;  // what is wrong, or empty
+};
+
+Choice Choose() {
+  Choice choice{nullptr, ""};
+  for (const Isa& isa : All()) {
+    if (isa.supported && choice.isa == nullptr) choice.isa = &isa;
+  }
+  const char* variable = std::getenv("JAX_BNAR_CPU_ISA");
+  const std::string wanted = variable == nullptr ? "" : variable;
+  if (wanted.empty()) return choice;
+  for (const Isa& isa : All()) {
+    if (isa.supported && wanted == isa.name) return {&isa, ""};
+  }
+  choice.wrong =
+      "jax_bnar: the environment variable JAX_BNAR_CPU_ISA must be unset or "
+      "one of " +
+      Names(/*supported_only=*/false) + ", of which this processor runs " +
+      Names(/*supported_only=*/true) + "; got '" + wanted + "'.";
+  return choice;
+}
+
+const Choice& Chosen() {
+  static const Choice choice = Choose();
+  return choice;
 }
 
 }  // namespace
 
-const TileKernels& KernelsFor(DType dtype) { return Chosen().kernels(dtype); }
+const TileKernels& KernelsFor(DType dtype) {
+  if (!WrongIsa().empty()) throw std::invalid_argument(WrongIsa());
+  return Chosen().isa->kernels(dtype);
+}
 
-const char* IsaName() { return Chosen().name; }
+const char* IsaName() { return Chosen().isa->name; }
+
+const std::string& WrongIsa() { return Chosen().wrong; }
 
 }  // namespace jax_bnar

@@ -3,6 +3,7 @@
 #include <exception>
 #include <functional>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -71,6 +72,8 @@ class CpuBackend {
     } catch (const std::bad_alloc&) {
       return ffi::Error(ffi::ErrorCode::kResourceExhausted,
                         "jax_bnar: no memory for the sums of the channels");
+    } catch (const std::invalid_argument& e) {
+      return ffi::Error::InvalidArgument(e.what());
     } catch (const std::exception& e) {
       return ffi::Error::Internal(std::string("jax_bnar: ") + e.what());
     }

@@ -1,6 +1,7 @@
 #include "cpu/operations.h"
 
 #include <cmath>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "cpu/columns.h"
 #include "cpu/merge.h"
 #include "cpu/passes.h"
+#include "cpu/samples.h"
 #include "native/numerics.h"
 
 namespace jax_bnar {
@@ -75,21 +77,44 @@ Phase SpreadPhase(const Shape& shape,
   });
 }
 
-// The first element of each channel, around which its sums are taken: where
-// |mean| >> std it is near the mean. An Inf would make the mean NaN.
+// The middle one of a few elements of a channel, or 0.
+double SampledOrigin(const Context& context, const void* x, int64_t group,
+                     int64_t channel) {
+  const Shape& shape = context.plan.shape;
+  double samples[kSamples];
+  for (int i = 0; i < kSamples; ++i) {
+    const int64_t at = SampleAt(i, shape.count());
+    const int64_t row =
+        group * shape.rows + at / shape.inner;  // of (C, S) elements
+    samples[i] = ElementAsDouble(
+        context.dtype, x,
+        (row * shape.channels + channel) * shape.inner + at % shape.inner);
+  }
+  return FiniteMedian(samples);
+}
+
+// An element of each channel, around which its sums are taken. Sums in double
+// of narrower elements have digits to spare, and the first one will do (an Inf
+// would make the mean NaN). Those of doubles have none: where the first one is
+// the outlier they would lose the digits of (first - mean) / std.
 template <typename A>
 Phase FindOrigins(const Context& context, const void* x,
                   ColumnVector<A>* origins) {
   const Shape& shape = context.plan.shape;
-  return ForEachChannelBlock(shape, [=, &shape, dtype = context.dtype](
-                                        int64_t group, const Range& block) {
-    for (int64_t c = block.begin; c < block.end; ++c) {
-      const double first = ElementAsDouble(
-          dtype, x, group * shape.group_size() + c * shape.inner);
-      origins->Set(group, c,
-                   static_cast<A>(std::isfinite(first) ? first : 0.0));
-    }
-  });
+  return ForEachChannelBlock(
+      shape, [=, &context, &shape](int64_t group, const Range& block) {
+        for (int64_t c = block.begin; c < block.end; ++c) {
+          double origin;
+          if constexpr (std::is_same_v<A, double>) {
+            origin = SampledOrigin(context, x, group, c);
+          } else {
+            origin = ElementAsDouble(
+                context.dtype, x, group * shape.group_size() + c * shape.inner);
+          }
+          origins->Set(group, c,
+                       static_cast<A>(std::isfinite(origin) ? origin : 0.0));
+        }
+      });
 }
 
 // on_channel(group, channel, mean, var), after mean and var are stored.

@@ -1,5 +1,5 @@
-// Kernels of planes: contiguous runs of one channel, of any length. Compiled
-// once for each instruction set (see simd.h).
+// Kernels of planes: contiguous runs of one channel, of any length from sixteen
+// on. Compiled once for each instruction set (see simd.h).
 
 #ifndef JAX_BNAR_CPU_PLANE_KERNELS_H_
 #define JAX_BNAR_CPU_PLANE_KERNELS_H_
@@ -64,21 +64,31 @@ BNAR_INLINE void WriteBits(uint8_t* mask, int64_t bit, int n, uint32_t bits) {
 
 // --- statistics --------------------------------------------------------------
 
+// An element near the mean: see ShiftOfColumns. The middle one of five such,
+// each from five places, for the few cache lines that are waited for.
+template <typename T>
+BNAR_INLINE Accumulator<T> ShiftOfPlane(const T* x, int64_t size) {
+  const auto sample = [&](int i) {
+    return Load(x + SampleAt(i, size - kLanes + 1));
+  };
+  Accumulator<T> lanes[kLanes], spread[kSamples];
+  StoreLanes(lanes,
+             Median(sample(0), sample(1), sample(2), sample(3), sample(4)));
+  for (int i = 0; i < kSamples; ++i) spread[i] = lanes[3 * i];
+  return FiniteMedian(spread);
+}
+
 template <typename T>
 void PlaneStatistics(const Plane& plane, const void* x_pointer,
                      const void* origin, double* sum, double* m2) {
   using A = Accumulator<T>;
-  *sum = *m2 = 0;
+  const A shift_scalar =
+      ShiftOfPlane(static_cast<const T*>(x_pointer), plane.size);
+  const Vec<A> shift = Broadcast<A>(shift_scalar);
+  double total = 0, total_squares = 0;
   for (int64_t begin = 0; begin < plane.size; begin += kSegment) {
     const T* x = static_cast<const T*>(x_pointer) + begin;
     const int64_t size = std::min(kSegment, plane.size - begin);
-    const int first = static_cast<int>(std::min<int64_t>(kLanes, size));
-    // The mean of a few elements as shift: one outlier among them must not
-    // cost the digits of a whole segment.
-    double shift_value = LaneSum(LoadPartial(x, first)) / first;
-    if (!(shift_value - shift_value == 0)) shift_value = 0;  // Inf, NaN
-    const A shift_scalar = static_cast<A>(shift_value);
-    const Vec<A> shift = Broadcast<A>(shift_scalar);
     // Two pairs of sums hide the latency of an addition.
     Vec<A> s1[2] = {Zero<A>(), Zero<A>()};
     Vec<A> s2[2] = {Zero<A>(), Zero<A>()};
@@ -95,15 +105,14 @@ void PlaneStatistics(const Plane& plane, const void* x_pointer,
           s1[0] = s1[0] + d;
           s2[0] = s2[0] + d * d;
         });
-    const double n = static_cast<double>(size);
-    const double s = LaneSum(s1[0]) + LaneSum(s1[1]);
-    const double squares = LaneSum(s2[0]) + LaneSum(s2[1]);
-    MergeStatistics(static_cast<double>(begin), n,
-                    n * (static_cast<double>(shift_scalar) -
-                         *static_cast<const A*>(origin)) +
-                        s,
-                    squares - s * s / n, sum, m2);
+    total += LaneSum(s1[0]) + LaneSum(s1[1]);
+    total_squares += LaneSum(s2[0]) + LaneSum(s2[1]);
   }
+  const double n = static_cast<double>(plane.size);
+  *sum =
+      n * (static_cast<double>(shift_scalar) - *static_cast<const A*>(origin)) +
+      total;
+  *m2 = SquaredDeviations(total, total_squares, n);
 }
 
 // --- normalise ---------------------------------------------------------------

@@ -14,15 +14,14 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cpu/samples.h"
 #include "cpu/simd_memory.h"
 #include "cpu/tile_kernels.h"
 
 namespace jax_bnar {
 namespace BNAR_ISA {
 
-// Rows between two hand-overs from float to double sums. Around a shift taken
-// from the block itself the cancellation costs at most a factor of this many
-// rows, and of about 10 where a single row of the block is an outlier.
+// Rows between two hand-overs from float to double sums.
 constexpr int64_t kBlockRows = 32;
 // Columns whose sums are kept in the L1 cache at once.
 constexpr int64_t kSumColumns = 1024;
@@ -102,34 +101,40 @@ BNAR_INLINE void ForEachElement(RowsTile tile, F element) {
 
 // --- statistics --------------------------------------------------------------
 
+// The middle one of five rows of the tile, in each column: near the mean, so
+// that few digits of the squares cancel, wherever a few outliers lie. Far from
+// the mean (k standard deviations) the shift would cost a factor of 1 + k^2.
 template <typename T>
-void RowsStatistics(const RowsTile& tile, const void* x_pointer,
-                    const void* origin_pointer, double* sum, double* m2) {
+BNAR_INLINE Vec<Accumulator<T>> ShiftOfColumns(const RowsTile& tile,
+                                               const T* x) {
+  const auto sample = [&](int i) {
+    return Load(x + SampleAt(i, tile.rows) * tile.stride);
+  };
+  // An Inf would make the mean NaN.
+  return WhereFinite(
+      Median(sample(0), sample(1), sample(2), sample(3), sample(4)));
+}
+
+// At most kSumColumns columns.
+template <typename T>
+BNAR_INLINE void StripStatistics(const RowsTile& tile, const T* first,
+                                 const Accumulator<T>* origin, double* sum,
+                                 double* m2) {
   using A = Accumulator<T>;
   const int64_t stride = tile.stride;
   alignas(64) A shift[kSumColumns], s1[kSumColumns], s2[kSumColumns];
+  for (int64_t c = 0; c < tile.width; c += kLanes) {
+    StoreLanes(shift + c, ShiftOfColumns(tile, first + c));
+  }
+  // Sums and squares around the shift.
   ForEachBlock<2>(tile, [&](const Block& block, auto streams) {
     constexpr int kStreams = decltype(streams)::value;
-    const int64_t columns = block.columns;
     const int64_t distance = block.distance * stride;
-    const T* x =
-        static_cast<const T*>(x_pointer) + block.begin * stride + block.column;
-    // An outlier as shift would cost digits, so the middle one of three; an Inf
-    // would make the mean NaN. The rows are those to be read next: others would
-    // be waited for.
-    const T* second = x + (block.count > 1 ? stride : 0);
-    const T* third = kStreams > 1      ? x + distance
-                     : block.count > 2 ? second + stride
-                                       : second;
-    for (int64_t c = 0; c < columns; c += kLanes) {
-      StoreLanes(shift + c, WhereFinite(Median(Load(x + c), Load(second + c),
-                                               Load(third + c))));
-      StoreLanes(s1 + c, Zero<A>());
-      StoreLanes(s2 + c, Zero<A>());
-    }
-    for (int64_t r = 0; r < block.count; ++r) {
-      const T* row = x + r * stride;
-      for (int64_t c = 0; c < columns; c += kLanes) {
+    std::fill(s1, s1 + tile.width, A{0});
+    std::fill(s2, s2 + tile.width, A{0});
+    for (int64_t r = block.begin; r < block.begin + block.count; ++r) {
+      const T* row = first + r * stride;
+      for (int64_t c = 0; c < tile.width; c += kLanes) {
         const Vec<A> around = Load(shift + c);
         Vec<A> sum_of_rows = Load(s1 + c), squares = Load(s2 + c);
         BNAR_UNROLL
@@ -142,32 +147,36 @@ void RowsStatistics(const RowsTile& tile, const void* x_pointer,
         StoreLanes(s2 + c, squares);
       }
     }
-    const A* origin = static_cast<const A*>(origin_pointer) + block.column;
-    double* total = sum + block.column;
-    double* total_m2 = m2 + block.column;
-    const double n = static_cast<double>(kStreams * block.count);
-    const double m = static_cast<double>(block.before);
-    const double reciprocal = 1.0 / n;
     if (block.before == 0) {
-      for (int64_t c = 0; c < columns; ++c) {
-        const double s = s1[c];
-        total[c] = n * (static_cast<double>(shift[c]) - origin[c]) + s;
-        total_m2[c] = s2[c] - s * s * reciprocal;
+      for (int64_t c = 0; c < tile.width; ++c) {
+        sum[c] = s1[c];
+        m2[c] = s2[c];
       }
-      return;
-    }
-    // MergeStatistics, written out so that the compiler vectorises it.
-    const double n_over_m = n / m;
-    const double weight = m / (n * (m + n));
-    for (int64_t c = 0; c < columns; ++c) {
-      const double s = s1[c];
-      const double block_sum =
-          n * (static_cast<double>(shift[c]) - origin[c]) + s;
-      const double t = total[c] * n_over_m - block_sum;
-      total_m2[c] += (s2[c] - s * s * reciprocal) + t * t * weight;
-      total[c] += block_sum;
+    } else {
+      for (int64_t c = 0; c < tile.width; ++c) {
+        sum[c] += s1[c];
+        m2[c] += s2[c];
+      }
     }
   });
+  const double n = static_cast<double>(tile.rows);
+  const double reciprocal = 1.0 / n;
+  for (int64_t c = 0; c < tile.width; ++c) {
+    const double s = sum[c];
+    sum[c] = n * (static_cast<double>(shift[c]) - origin[c]) + s;
+    m2[c] -= s * s * reciprocal;
+  }
+}
+
+template <typename T>
+void RowsStatistics(const RowsTile& tile, const void* x, const void* origin,
+                    double* sum, double* m2) {
+  for (int64_t c = 0; c < tile.width; c += kSumColumns) {
+    StripStatistics(
+        RowsTile{tile.rows, std::min(kSumColumns, tile.width - c), tile.stride},
+        static_cast<const T*>(x) + c,
+        static_cast<const Accumulator<T>*>(origin) + c, sum + c, m2 + c);
+  }
 }
 
 // --- normalise ---------------------------------------------------------------

@@ -224,6 +224,24 @@ BNAR_INLINE Vec<A> Median(const Vec<A>& a, const Vec<A>& b, const Vec<A>& c) {
   return r;
 }
 
+// The middle one of five: neither the lowest of the first four nor their
+// highest.
+template <typename A>
+BNAR_INLINE Vec<A> Median(const Vec<A>& a, const Vec<A>& b, const Vec<A>& c,
+                          const Vec<A>& d, const Vec<A>& e) {
+  Vec<A> lower, upper;
+  BNAR_UNROLL
+  for (int i = 0; i < Part<A>::kCount; ++i) {
+    const auto low_1 = a.part[i] < b.part[i] ? a.part[i] : b.part[i];
+    const auto high_1 = a.part[i] < b.part[i] ? b.part[i] : a.part[i];
+    const auto low_2 = c.part[i] < d.part[i] ? c.part[i] : d.part[i];
+    const auto high_2 = c.part[i] < d.part[i] ? d.part[i] : c.part[i];
+    lower.part[i] = low_1 < low_2 ? low_2 : low_1;
+    upper.part[i] = high_1 < high_2 ? high_1 : high_2;
+  }
+  return Median(lower, upper, e);
+}
+
 // v where it is finite, else 0.
 template <typename A>
 BNAR_INLINE Vec<A> WhereFinite(const Vec<A>& v) {

@@ -67,7 +67,7 @@ struct ApplyArgs {
 // A plane's vectors are the one value of its channel, and its bits may start
 // anywhere in a byte.
 struct Plane {
-  int64_t size;
+  int64_t size;      // at least 16, as the plan has it
   int64_t mask_bit;  // of the first element, counted from the mask pointer
 };
 

@@ -88,6 +88,13 @@ const char* WhyNoCuda() {
 #endif
 }
 
+const char* CpuIsa() {
+  if (!jax_bnar::WrongIsa().empty()) {
+    throw nb::value_error(jax_bnar::WrongIsa().c_str());
+  }
+  return jax_bnar::IsaName();
+}
+
 std::map<std::string, int64_t> CudaLaunches() {
 #ifdef JAX_BNAR_HAS_CUDA
   return jax_bnar::gpu::LaunchCounts();
@@ -102,8 +109,9 @@ NB_MODULE(_native, m) {
   m.doc() = "FFI handlers of jax_bnar.";
   m.def("registrations", &Registrations,
         "Capsules of the handlers, by platform and operation.");
-  m.def("cpu_isa", &jax_bnar::IsaName,
-        "The instruction set that the CPU kernels run with on this machine.");
+  m.def("cpu_isa", &CpuIsa,
+        "The instruction set that the CPU kernels run with on this machine; "
+        "ValueError where JAX_BNAR_CPU_ISA asks for one that they cannot.");
   m.def("workspace_bytes", &WorkspaceBytes, nb::arg("platform"),
         nb::arg("groups"), nb::arg("rows"), nb::arg("channels"),
         nb::arg("inner"),

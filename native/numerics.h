@@ -82,8 +82,10 @@ BNAR_HOST_DEVICE BackwardChannel<A> BackwardChannelOf(A var, A scale, A dmean,
                                                       double count) {
   const double rstd = ReciprocalStd(var, epsilon);
   const double a = scale * rstd;
+  // rstd * sum_e_centred is about as large as sum_e, while rstd^3 underflows
+  // from |x| = 1e103 on.
   return {static_cast<A>((2 * static_cast<double>(dvar) -
-                          a * rstd * rstd * sum_e_centred) /
+                          a * (rstd * (rstd * sum_e_centred))) /
                          count),
           static_cast<A>((dmean - a * sum_e) / count),
           static_cast<A>(rstd * sum_e_centred), static_cast<A>(sum_e)};

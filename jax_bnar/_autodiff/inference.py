@@ -137,5 +137,5 @@ class _InferenceTangent:
             None if scale is None else rstd * sum_e_centred,
             None if bias is None else sum_e,
             -a * sum_e,
-            -a * rstd * rstd * sum_e_centred / 2,
+            -a * (rstd * (rstd * (sum_e_centred / 2))),  # rstd^3 may underflow
         )

@@ -153,7 +153,7 @@ def _normalise_tangent(
     if scale_dot is not None:
         b = b + rstd * scale_dot
     if var_dot is not None:
-        b = b - a * rstd * rstd * var_dot / 2
+        b = b - a * (rstd * (rstd * (var_dot / 2)))  # rstd^3 may underflow
     if bias_dot is not None:
         k = k + bias_dot
     if mean_dot is not None:

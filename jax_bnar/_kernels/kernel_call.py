@@ -108,6 +108,8 @@ class Operation:
         return rule(ctx, *operands, **params)
 
     def _lower_kernel(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+        if platform == "cpu":
+            targets.cpu_isa()  # a wrong JAX_BNAR_CPU_ISA is refused before anything runs
         call = functools.partial(self._call_kernel, platform, ctx.avals_out)
         return jax_compat.lower_fun(call, multiple_results=True)(ctx, *operands, **params)
 

@@ -38,7 +38,11 @@ registered: Final = _register()
 
 
 def cpu_isa() -> str | None:
-    """The instruction set that the CPU kernels run with here, None without a native module."""
+    """The instruction set that the CPU kernels run with here, None without a native module.
+
+    Raises ValueError where the environment variable JAX_BNAR_CPU_ISA asks for one that is not
+    known, or that this processor does not run.
+    """
     return _native.cpu_isa() if _native else None
 
 

@@ -62,7 +62,7 @@ def versions_and_machine() -> tuple[Versions, Machine]:
         system=platform.platform(),
         architecture=platform.machine(),
         cpu_count=_usable_cpus(),
-        cpu_isa=targets.cpu_isa(),
+        cpu_isa=_cpu_isa(),
         gpus=gpus,
         nvcc=shutil.which("nvcc"),
         environment_variables={
@@ -84,6 +84,13 @@ def _installed(names: tuple[str, ...]) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _cpu_isa() -> str | None:
+    try:
+        return targets.cpu_isa()
+    except ValueError:  # which the report names as a problem
+        return None
 
 
 def _usable_cpus() -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jax_bnar._base.implementation import resolve_implementation
+from jax_bnar._kernels import targets
 from jax_bnar.doctor import _environment, _processes
 from jax_bnar.doctor._diagnosis import diagnose
 from jax_bnar.doctor._report import Case, Examination, Problem, Report
@@ -87,7 +88,7 @@ def report(examine: Examine) -> Report:
         )
         for name in (*examined, *not_examined)
     }
-    problems = _implementation_problems()
+    problems = _environment_problems()
     texts = {
         name: one.found.jax_environment
         for name, one in examined.items()
@@ -107,13 +108,18 @@ def report(examine: Examine) -> Report:
     )
 
 
-def _implementation_problems() -> tuple[Problem, ...]:
+def _environment_problems() -> tuple[Problem, ...]:
     """The environment may keep the operators from the kernels, however well these work."""
+    problems = []
     way_out = "unset JAX_BNAR_IMPLEMENTATION"
     try:
         if resolve_implementation("jax_bnar", None) == "xla":
             reason = "JAX_BNAR_IMPLEMENTATION=xla turns the kernels off"
-            return (Problem(reason, f"{way_out} to have them used"),)
+            problems.append(Problem(reason, f"{way_out} to have them used"))
     except ValueError as error:
-        return (Problem(str(error), way_out),)
-    return ()
+        problems.append(Problem(str(error), way_out))
+    try:
+        targets.cpu_isa()
+    except ValueError as error:
+        problems.append(Problem(str(error), "unset JAX_BNAR_CPU_ISA"))
+    return tuple(problems)
