@@ -41,6 +41,13 @@ def example_count(count: int) -> int:
     return count * int(os.environ.get("JAX_BNAR_TEST_EXAMPLES", "1"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_what_was_compiled() -> Iterator[None]:
+    """JAX keeps each program of a process, about 1 MB of machine code: 5 GB in the end."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
     """A folder in which JAX keeps what it compiles: tests that run the same programs again."""

@@ -12,6 +12,8 @@ from subprocesses import run_python
 
 import jax_bnar
 
+pytestmark = pytest.mark.one_python
+
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
 # Both layouts, and widths that do not fill a vector.
 SHAPES = (((5, 6, 7, 19), -1), ((8, 4, 4, 64), -1), ((3, 5, 9, 7), 1))
