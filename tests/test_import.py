@@ -7,8 +7,6 @@ from subprocesses import run_python
 
 import jax_bnar
 
-pytestmark = pytest.mark.quick
-
 
 def test_import_without_flax() -> None:
     run_python(
