@@ -48,9 +48,10 @@ def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner:
     sizes = (groups, rows, channels, inner)
     if all(isinstance(size, (int, np.integer)) for size in sizes):
         return _native.workspace_bytes(xla_platform, *map(int, sizes))
-    # Not a product by 0, which would be a symbol too.
     bound, per_group, per_channel = _native.workspace_bound(xla_platform)
-    return bound and bound + groups * (per_group + channels * per_channel)
+    if bound == 0:
+        return 0  # and not zero times a symbol, which would be a symbol too
+    return bound + groups * (per_group + channels * per_channel)
 
 
 def why_no_kernel(operation: str) -> str:
