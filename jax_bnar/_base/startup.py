@@ -1,7 +1,7 @@
 """What must hold before the rest of the package can be imported.
 
-`python -m jax_bnar.doctor` imports `jax_bnar` first, as every `python -m` does. What would end that
-import, or the process, is told apart here, so that the doctor has its say.
+`python -m jax_bnar.doctor` imports `jax_bnar` first, as every `python -m` does. Whatever would end
+that import, or the whole process, is found here, so that the doctor can still report it.
 """
 
 import importlib.util
@@ -52,7 +52,7 @@ def require_jax() -> None:
 
 
 def trouble_of_native_module() -> ImportError | None:
-    """What an attempt to load the native module in a process of its own came to, None if it lived.
+    """How a process of its own ended that loaded the native module, None if nothing killed it.
 
     A file that was cut short, or an instruction that the processor does not have, ends the process
     that loads it. What merely raises does so again in this process, with its own words.
