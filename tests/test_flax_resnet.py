@@ -23,8 +23,6 @@ from plain_resnet import PlainResNet
 import jax_bnar
 from jax_bnar.flax_layers import BatchNorm, FusedBottleneck, ResNet, ResNet50
 
-pytestmark = pytest.mark.quick
-
 PLAIN = functools.partial(nn.BatchNorm, use_fast_variance=False)
 
 

@@ -16,8 +16,6 @@ from programs import hlo_calls
 from jax_bnar import flax_layers, nnx_layers, torch_weights
 from jax_bnar._layers import fold
 
-pytestmark = pytest.mark.quick
-
 IMAGES = (4, 36, 36, 3)
 
 

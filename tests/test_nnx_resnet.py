@@ -22,8 +22,6 @@ from programs import ours
 from jax_bnar import flax_layers, torch_weights
 from jax_bnar.nnx_layers import BatchNorm, FusedBottleneck, ResNet, ResNet50, convert_batch_norms
 
-pytestmark = pytest.mark.quick
-
 PLAIN = functools.partial(nnx.BatchNorm, use_fast_variance=False)
 
 
