@@ -1,64 +1,128 @@
-# Everything runs in .venv; PYTHON says which Python makes it.
-#
-#   make demo        trains a network of fused blocks on handwritten digits, next to plain Flax
-#   make test        the tests
-#   make lint        formatting, lint and types
-#   make benchmark   the 53 BatchNorm sites of ResNet-50 against Flax (and PyTorch, if installed)
-#   make gpu         on a machine with an NVIDIA GPU: builds, tests and measures the CUDA kernels
-#   make clean       removes what the others made
+# Everything runs in .venv; PYTHON says which Python makes it. `make help` lists the targets,
+# CONTRIBUTING.md says when to use which, and how long each takes.
+
+.DEFAULT_GOAL := help
 
 PYTHON ?= python3
 DEMO_ARGS ?=
-# A file's tests share fixtures that take long to make, so they stay together.
+# The tests of a file share fixtures that take long to make, so they stay in one process.
 TEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile
 BENCHMARK_ARGS ?= --output benchmarks/results/latest.json
 GPU_ARGS ?=
+# Both of install and check, which .ci/run calls one by one.
+VERSION_MATRIX_ARGS ?=
 
 BIN := .venv/bin
-# What the native module is built from. The install is editable, so Python sources need no reinstall.
-BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/* cpu/* cuda/* native/*)
-EXTRAS_test := demo,resnet50,test
+NATIVE_SOURCES = $(shell find cpu cuda native tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+
+# --- What is installed in .venv ---
+
 # pyright wants to see whatever is imported anywhere.
+EXTRAS_demo := demo
+EXTRAS_bench := bench
+EXTRAS_test := demo,resnet50,test
 EXTRAS_lint := demo,resnet50,test,bench,lint
 # What is installed with it.
 PARTS_test := demo
 PARTS_lint := demo test bench
-NATIVE_SOURCES = $(shell find cpu cuda native tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test venv lint benchmark gpu clean
+# What the native module is built from. The install is editable: Python sources are not among it.
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/* cpu/* cuda/* native/*)
+# One architecture, the GPU's own or else Hopper's: the others are for wheels.
+ifndef CUDAARCHS
+  export CUDAARCHS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo native || echo 90-real)
+endif
+ifneq ($(shell command -v ccache 2>/dev/null),)
+  export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+  export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
+endif
 
-demo: .venv/installed-demo
+# --- Tests ---
+
+# A test carries the mark of its tier; without one it belongs to `make test`.
+PYTEST := $(BIN)/python .ci/run_tests.py $(TEST_ARGS)
+
+.PHONY: help demo quick test slow check pythons venv lint benchmark gpu clean
+# The targets write into the same folders.
+.NOTPARALLEL:
+
+##   make demo        train a network of fused blocks on handwritten digits, next to plain Flax
+demo: .venv/installed-demo .venv/module
 	$(BIN)/python examples/digits/train.py $(DEMO_ARGS)
 
-test: .venv/installed-test
-	$(BIN)/pytest $(TEST_ARGS)
+##   make quick       operators, gradients, transformations, bad input, layers
+quick: .venv/installed-test .venv/module
+	$(PYTEST) -m "quick and not slow"
 
-venv: .venv/created
+##   make test        all that a change can break, but for what takes long
+test: .venv/installed-test .venv/module
+	$(PYTEST) -m "not (slow or large or gpu)"
 
+slow: .venv/installed-test .venv/module
+	$(PYTEST) -m slow
+
+##   make check       everything: lint, make test, sanitizers, emulated grids, other Pythons, examples
+# Property tests look at so many times the examples.
+check: export JAX_BNAR_TEST_EXAMPLES ?= 10
+check: lint test slow pythons
+
+pythons:
+	.ci/version_matrix $(VERSION_MATRIX_ARGS)
+
+##   make lint        formatting, lint, types, code without a caller
 lint: .venv/installed-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/vulture
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE_SOURCES)
 
-benchmark: .venv/installed-bench
+##   make benchmark   the 53 BatchNorm sites of ResNet-50 against Flax (and PyTorch, if installed)
+benchmark: .venv/installed-bench .venv/module
 	$(BIN)/python -m benchmarks.launch -- $(BENCHMARK_ARGS)
 
+##   make gpu         on a machine with an NVIDIA GPU: build, test and measure the CUDA kernels
 # On what is installed, for the machine may be offline: CUDA 13 with nvcc, jax with its CUDA plugin,
 # flax, optax, nanobind, scikit-build-core, cmake, ninja, pytest, pytest-timeout, pytest-xdist,
 # hypothesis; torch and torchvision for the peers.
 gpu:
 	$(PYTHON) -m benchmarks.gpu $(GPU_ARGS)
 
+##   make venv        an empty .venv
+venv: .venv/created
+
+##   make clean       remove .venv, build and demo_output, and the caches of the tools
+clean:
+	rm -rf .venv build demo_output .pytest_cache .ruff_cache .hypothesis
+
+help:
+	@sed -n 's/^## //p' $(firstword $(MAKEFILE_LIST))
+
 .venv/created:
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	touch $@
 
-.venv/installed-%: .venv/created $(BUILD_INPUTS)
-	$(BIN)/python -m pip install --quiet --editable '.[$(or $(EXTRAS_$*),$*)]'
-	touch $@ $(PARTS_$*:%=.venv/installed-%)
+# The headers of the oldest jaxlib lie apart, for the tests may run with a newer one.
+.venv/build-requirements: pyproject.toml .ci/requirements.py | .venv/created
+	rm -rf .venv/jaxlib-headers
+	$(BIN)/python .ci/requirements.py build-tools >$@.txt
+	$(BIN)/python -m pip install --quiet --requirement $@.txt
+	$(BIN)/python .ci/requirements.py build-headers >$@.txt
+	$(BIN)/python -m pip install --quiet --no-deps --target .venv/jaxlib-headers --requirement $@.txt
+	touch $@
 
-clean:
-	rm -rf .venv build dist demo_output runs .pytest_cache .ruff_cache .hypothesis
+# Without build isolation the compiler sees the same folders each time, so that it compiles what
+# depends on a touched source and no more. `pip install .` has another folder for its objects.
+.venv/module: .venv/build-requirements $(BUILD_INPUTS)
+	PYTHONPATH="$(CURDIR)/.venv/jaxlib-headers" PATH="$(CURDIR)/$(BIN):$$PATH" \
+	  $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps \
+	  --config-settings=build-dir=build/develop --editable .
+	touch $@
+
+# Packages alone: the module is the same with any of them.
+.venv/installed-%: pyproject.toml .ci/requirements.py | .venv/created
+	$(BIN)/python .ci/requirements.py '$(or $(EXTRAS_$*),$*)' >$@.txt
+	$(BIN)/python -m pip install --quiet --requirement $@.txt
+	touch $@ $(PARTS_$*:%=.venv/installed-%)

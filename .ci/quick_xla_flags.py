@@ -18,15 +18,20 @@ FLAGS = (
 )
 
 
-def known(flag: str) -> bool:
+def known(*flags: str) -> bool:
     return (
         subprocess.run(
             [sys.executable, "-c", "import jax; jax.devices('cpu')"],
-            env=os.environ | {"XLA_FLAGS": flag},
+            env=os.environ | {"XLA_FLAGS": " ".join(flags)},
             capture_output=True,
         ).returncode
         == 0
     )
 
 
-print(" ".join(flag for flag in FLAGS if known(flag)))
+def quick_flags() -> str:
+    return " ".join(FLAGS if known(*FLAGS) else filter(known, FLAGS))
+
+
+if __name__ == "__main__":
+    print(quick_flags())

@@ -81,7 +81,7 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 add_library(bnar_cuda STATIC
-  cuda/backward.cu cuda/forward.cu cuda/launch.cu
+  cuda/backward.cu cuda/build_info.cu cuda/forward.cu cuda/launch.cu
   cuda/launch_counts.cc cuda/plan.cc cuda/settings.cc cuda/tiling.cc)
 target_include_directories(bnar_cuda PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 target_include_directories(bnar_cuda SYSTEM PUBLIC

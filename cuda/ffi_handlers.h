@@ -1,5 +1,5 @@
-// The FFI handlers of the GPU, one for each primitive of jax_bnar/_kernels/kernel_call.py,
-// and what runs before the first of them.
+// The FFI handlers of the GPU, one for each primitive of
+// jax_bnar/_kernels/kernel_call.py, and what runs before the first of them.
 
 #ifndef JAX_BNAR_CUDA_FFI_HANDLERS_H_
 #define JAX_BNAR_CUDA_FFI_HANDLERS_H_

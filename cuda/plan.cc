@@ -310,5 +310,16 @@ int64_t WorkspaceBytes(const Shape& shape) {
   return bytes;
 }
 
+WorkspaceBound BoundOfWorkspace() {
+  const int64_t sums = sizeof(Sums);
+  // A column has its totals, the partial sums of a cluster's blocks and, as a
+  // slab has at least one column, at most one counter. Larger teams share
+  // kPartialColumns. The channels of a group fill all slabs but the last.
+  const int64_t per_column =
+      sums * (1 + kMaxCluster) + static_cast<int64_t>(sizeof(uint32_t));
+  return {sums * kPartialColumns + 2 * kAlignment, kMaxColumns * per_column,
+          per_column};
+}
+
 }  // namespace gpu
 }  // namespace jax_bnar

@@ -91,6 +91,21 @@ Plan PlanFlat(const FlatTiling& tiling);
 // Bytes of workspace that suffice for any plan on any device.
 int64_t WorkspaceBytes(const Shape& shape);
 
+// A linear function of the shape that is never below WorkspaceBytes. It serves
+// sizes that are symbols while a program is exported.
+struct WorkspaceBound {
+  int64_t bytes;
+  int64_t bytes_per_group;
+  int64_t bytes_per_channel;  // of each group
+
+  int64_t Of(const Shape& shape) const {
+    return bytes + shape.groups *
+                       (bytes_per_group + shape.channels * bytes_per_channel);
+  }
+};
+
+WorkspaceBound BoundOfWorkspace();
+
 struct WorkspaceLayout {
   int64_t counters;  // offsets in bytes
   int64_t totals;

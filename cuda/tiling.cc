@@ -6,9 +6,6 @@ namespace jax_bnar {
 namespace gpu {
 namespace {
 
-// Columns of partial sums of all slabs and blocks together. Bounds the
-// workspace at 4 MiB for any number of channels.
-constexpr int64_t kPartialColumns = int64_t{1} << 18;
 // Memory is fetched in pieces of so many bytes.
 constexpr int kFetchedBytes = 64;
 

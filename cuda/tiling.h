@@ -11,6 +11,10 @@
 namespace jax_bnar {
 namespace gpu {
 
+// Columns of partial sums of all slabs and blocks together. Bounds the
+// workspace at 4 MiB for any number of channels.
+constexpr int64_t kPartialColumns = int64_t{1} << 18;
+
 constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int32_t PowerOfTwoAtLeast(int64_t n, int32_t at_most);

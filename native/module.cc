@@ -5,17 +5,24 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "cpu/dispatch.h"
 #include "cpu/ffi_handlers.h"
 #include "native/ffi_api_version.h"
 
 #ifdef JAX_BNAR_HAS_CUDA
+#include "cuda/build_info.h"
 #include "cuda/ffi_handlers.h"
 #include "cuda/launch_counts.h"
 #include "cuda/plan.h"
@@ -79,6 +86,39 @@ int64_t WorkspaceBytes(const std::string& platform, int64_t groups,
   return 0;
 }
 
+// A bound on that where a size is not known: bytes, bytes for each group, and
+// bytes for each channel of each group.
+std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(
+    const std::string& platform) {
+#ifdef JAX_BNAR_HAS_CUDA
+  if (platform == "CUDA") {
+    const jax_bnar::gpu::WorkspaceBound bound =
+        jax_bnar::gpu::BoundOfWorkspace();
+    return {bound.bytes, bound.bytes_per_group, bound.bytes_per_channel};
+  }
+#endif
+  static_cast<void>(platform);
+  return {0, 0, 0};
+}
+
+// The version of CUDA that the kernels were compiled with.
+std::optional<std::pair<int, int>> CudaVersion() {
+#ifdef JAX_BNAR_HAS_CUDA
+  const int version = jax_bnar::gpu::ToolkitVersion();
+  return std::pair{version / 1000, version % 1000 / 10};
+#else
+  return std::nullopt;
+#endif
+}
+
+std::vector<int> CudaArchitectures() {
+#ifdef JAX_BNAR_HAS_CUDA
+  return jax_bnar::gpu::Architectures();
+#else
+  return {};
+#endif
+}
+
 // Why there are no CUDA kernels, or an empty string.
 const char* WhyNoCuda() {
 #ifdef JAX_BNAR_HAS_CUDA
@@ -116,6 +156,16 @@ NB_MODULE(_native, m) {
         nb::arg("groups"), nb::arg("rows"), nb::arg("channels"),
         nb::arg("inner"),
         "Bytes that an operation which sums needs as one more result, or 0.");
+  m.def(
+      "workspace_bound", &WorkspaceBound, nb::arg("platform"),
+      "(bytes, bytes a group, bytes a channel of a group), whose sum is never "
+      "below workspace_bytes; zeros where that is 0.");
+  m.def("cuda_version", &CudaVersion,
+        "(major, minor) of the CUDA that this build's kernels were compiled "
+        "with, None without CUDA kernels.");
+  m.def("cuda_architectures", &CudaArchitectures,
+        "Compute capabilities, times 10, that the CUDA kernels are compiled "
+        "for.");
   m.def("why_no_cuda", &WhyNoCuda,
         "Why this build has no CUDA kernels; an empty string where it has.");
   m.def("cuda_launches", &CudaLaunches,

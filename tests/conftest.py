@@ -1,5 +1,6 @@
 """JAX as every test expects it: strict promotion, float64, eight CPU devices."""
 
+import ctypes
 import importlib.util
 import os
 import pathlib
@@ -39,6 +40,44 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 def example_count(count: int) -> int:
     """So many random examples, times JAX_BNAR_TEST_EXAMPLES: CI looks further than `make test`."""
     return count * int(os.environ.get("JAX_BNAR_TEST_EXAMPLES", "1"))
+
+
+class _Memory:
+    """Keeps a process of tests small.
+
+    JAX keeps what it compiles until the process ends, about 1.4 MB of memory for each program: 5 GB
+    for all tests.
+    """
+
+    allowance = 2**29  # bytes that may have come since the last clearing
+
+    def __init__(self) -> None:
+        self._after_clearing = self._resident()
+
+    def _resident(self) -> int:
+        try:
+            pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+        except OSError:  # not Linux
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def clear_if_large(self) -> None:
+        if self._resident() - self._after_clearing <= self.allowance:
+            return
+        jax.clear_caches()
+        # Else it stays with the allocator, in pieces.
+        allocator = ctypes.CDLL(None)
+        if hasattr(allocator, "malloc_trim"):
+            allocator.malloc_trim(0)
+        self._after_clearing = self._resident()
+
+
+_memory = _Memory()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    _memory.clear_if_large()
 
 
 @pytest.fixture(scope="module")

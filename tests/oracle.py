@@ -1,6 +1,6 @@
 """Forward and backward of every operator in wide NumPy arithmetic, and how far off one may be.
 
-The formulas are those of design.md section 2, written down again and independently of
+The formulas of batch normalization and of its gradient, written down independently of
 `jax_bnar.reference`. Everything is computed in float64, or in long double for float64 data.
 
 An allowance is an elementwise bound on the error: one rounding at the store, plus `ROUNDINGS` units

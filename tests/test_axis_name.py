@@ -19,6 +19,8 @@ from sharding_tools import Collective, collectives, make_mesh, put, relative_dif
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 FORMS = ["bn_add_relu", "bn_relu", "batch_norm"]
 CASE = Case((16, 3, 6))
 PARTS = 8

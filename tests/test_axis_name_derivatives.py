@@ -14,6 +14,8 @@ from test_transformations import assert_trees_close
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 CASE = Case((8, 3, 2), dtype="float64", scale_dtype="float64", bias_dtype="float64", seed=3)
 WEIGHT = jnp.asarray(np.random.default_rng(1).standard_normal((8, 3, 2)))
 EVERYTHING = (0, 1, 2, 3)

@@ -29,6 +29,8 @@ from jax.test_util import check_grads
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 
 def expected_gradients(
     case: Case, given_operands: Operands, dout: Cotangents, y: oracle.Array

@@ -14,6 +14,8 @@ from cases import both_implementations
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 TRAINING = {
     "bn_add_relu": jax_bnar.bn_add_relu,
     "bn_relu": lambda x, z, *rest, **keywords: jax_bnar.bn_relu(x, *rest, **keywords),

@@ -31,6 +31,8 @@ from benchmarks.sites import (  # noqa: E402
 )
 from benchmarks.timing import interleave  # noqa: E402
 
+pytestmark = pytest.mark.one_python
+
 
 @pytest.fixture
 def default_promotion():

@@ -13,6 +13,8 @@ import subprocess
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.one_python]
+
 ROOT = pathlib.Path(__file__).parents[1]
 FLAGS = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-w")
 INCLUDE = ("-I", str(ROOT), "-I", str(ROOT / "tests/cuda_emulation/include"))

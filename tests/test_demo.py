@@ -11,6 +11,8 @@ import pytest
 
 from jax_bnar._kernels import targets
 
+pytestmark = [pytest.mark.slow, pytest.mark.one_python]
+
 for module in ("matplotlib", "rich", "sklearn", "tyro"):
     pytest.importorskip(module, reason="the demo needs what jax-bnar[demo] installs")
 

@@ -12,6 +12,8 @@ from test_transformations import assert_trees_close
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 CASE = Case((4, 3, 2), dtype="float64", scale_dtype="float64", bias_dtype="float64", seed=3)
 EVERYTHING = (0, 1, 2, 3)
 saves = pytest.mark.parametrize("save", ["y", "mask"])

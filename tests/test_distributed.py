@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 for module in ("optax", "sklearn", "tyro"):
     pytest.importorskip(module, reason="the example needs what jax-bnar[demo] installs")
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import oracle
 import pytest
 
+import jax_bnar
 from jax_bnar._kernels import targets
 from jax_bnar.doctor import _environment, _examination, _processes, _run, _text
 from jax_bnar.doctor._report import Case, Examination, Report
@@ -101,6 +103,74 @@ def test_native_module_missing(tmp_path: pathlib.Path) -> None:
     assert "pip install ." in finished.stdout
     assert "executed" not in finished.stdout
     assert finished.stderr == ""
+
+
+@pytest.fixture
+def installed(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A copy of the package, native module and all, that shadows the installed one."""
+    package = tmp_path / "jax_bnar"
+    shutil.copytree(
+        pathlib.Path(jax_bnar.__file__).parent,
+        package,
+        ignore=shutil.ignore_patterns("__pycache__", "_native.*"),
+    )
+    assert targets._native is not None
+    module = targets._native.__file__
+    assert module is not None
+    shutil.copy(module, package)
+    # An editable install would find the sources first.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__name__.startswith('Scikit')]"
+    )
+    return package
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another loader may raise instead")
+def test_truncated_native_module(installed: pathlib.Path) -> None:
+    (module,) = (path for path in installed.glob("_native.*") if path.suffix != ".pyi")
+    with module.open("r+b") as file:
+        file.truncate(module.stat().st_size // 4)
+    path = os.pathsep.join([str(installed.parent), os.environ.get("PYTHONPATH", "")])
+    # Not the folder that the tests run in: it may be the checkout.
+    found_first = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    loaded = subprocess.run([sys.executable, "-c", "import jax_bnar"], env=os.environ | found_first)
+    assert loaded.returncode == -signal.SIGBUS
+    finished = run_doctor(**found_first)
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    assert "the default platform (cpu) does NOT work" in finished.stdout
+    assert f"{module} is damaged, or was built for another machine" in finished.stdout
+    assert "a process that loaded it was ended by SIGBUS" in finished.stdout
+    assert "the native module of jax_bnar did not load (" in finished.stdout
+    assert "pip install ." in finished.stdout
+    assert finished.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)], ids=["text", "json"])
+def test_old_jax(tmp_path: pathlib.Path, arguments: tuple[str, ...]) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import jax\njax.__version__, jax.__version_info__ = '0.8.1', (0, 8, 1)\ndel jax.typeof\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    finished = run_doctor(*arguments, PYTHONPATH=path)
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    assert finished.stderr == ""
+    reason = "jax 0.8.1 is older than 0.10.2, the oldest that jax_bnar works with"
+    if arguments:
+        found = json.loads(finished.stdout)
+        assert not found["works"]
+        assert [problem["reason"] for problem in found["problems"]] == [reason]
+    else:
+        assert finished.stdout == f"{reason}: pip install --upgrade 'jax>=0.10.2'\n"
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_cuda_of_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = targets._native
+    monkeypatch.setattr(native, "cuda_version", lambda: (13, 0))
+    monkeypatch.setattr(native, "cuda_architectures", lambda: [80, 90])
+    text = _text.render(report(default=_run.Examined(ALL_WELL, None)))
+    assert re.search(r"CUDA kernels +CUDA 13\.0, sm_80, sm_90\n", text)
 
 
 def test_plugin_that_does_not_start(tmp_path: pathlib.Path) -> None:

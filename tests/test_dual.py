@@ -13,6 +13,8 @@ from programs import ours
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 SHAPE = (6, 5, 4, 7)
 
 

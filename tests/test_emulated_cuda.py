@@ -14,6 +14,8 @@ import sys
 import pytest
 from test_native import ENVIRONMENT, ROOT, run, tool
 
+pytestmark = pytest.mark.one_python
+
 TESTS = ("exact_fill", "special_values", "forward", "backward", "inference", "vmap")
 
 
@@ -32,6 +34,7 @@ def native_module() -> pathlib.Path:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_oracle_tests_pass_on_emulated_kernels(native_module: pathlib.Path) -> None:
     directory = pathlib.Path(__file__).parent

@@ -15,6 +15,8 @@ from exact_fill import exact_fill
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 # (before the channels, channels, after them): odd and even counts, short and long, both layouts.
 SHAPES = [
     ((1,), 17, ()),

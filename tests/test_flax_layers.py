@@ -28,6 +28,8 @@ from flax_tools import (
 from jax_bnar import flax_layers
 from jax_bnar.flax_layers import BatchNorm
 
+pytestmark = pytest.mark.quick
+
 _FIELDS = [
     {},
     {"momentum": 0.9, "epsilon": 1e-3},

@@ -14,6 +14,8 @@ from sharding_tools import collectives, make_mesh, put, relative_difference, use
 
 from jax_bnar.flax_layers import BatchNorm
 
+pytestmark = pytest.mark.quick
+
 SHAPE = (16, 4, 8)
 _RANDOM = np.random.default_rng(3)
 X, WEIGHT = (jnp.asarray(_RANDOM.standard_normal(SHAPE), np.float32) for _ in range(2))

@@ -23,6 +23,8 @@ from jax.sharding import PartitionSpec
 
 from jax_bnar.flax_layers import BatchNorm
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_ghost_batch(masked: bool) -> None:

@@ -20,6 +20,8 @@ from hypothesis import given, settings
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 
 def forward(case: Case, implementation: str, *arrays: oracle.Array | None) -> list[oracle.Array]:
     function = operator(case.form, implementation=implementation, **case.keywords)

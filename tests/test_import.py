@@ -38,6 +38,78 @@ def test_import_does_not_start_a_backend() -> None:
     assert output.split() == ["3"]
 
 
+# As in a source tree that was never built.
+WITHOUT_NATIVE_MODULE = """
+import os, sys, warnings
+os.environ.pop("JAX_BNAR_IMPLEMENTATION", None)
+sys.modules["jax_bnar._native"] = None
+import numpy as np
+import jax_bnar
+
+x = np.ones((2, 3), np.float32)
+caught = warnings.catch_warnings(record=True)
+"""
+
+
+def test_one_warning_where_the_native_module_did_not_load() -> None:
+    output = run_python(
+        """
+        with caught as found:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                jax_bnar.bn_relu(x, None, None)  # the line
+                jax_bnar.batch_norm_inference(x, None, None, np.zeros(3, "f"), np.ones(3, "f"))
+        (warning,) = found
+        print(warning.category.__name__, warning.filename, warning.message, sep="\\n")
+        """,
+        timeout=120,
+        prelude=WITHOUT_NATIVE_MODULE,
+    )
+    category, file, message = output.splitlines()
+    assert (category, file) == ("RuntimeWarning", "<string>")  # where the caller's line is
+    for part in ("_native", "pip install .", "jax_bnar.doctor", "JAX_BNAR_IMPLEMENTATION=xla"):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "jax_bnar.bn_relu(x, None, None, implementation='xla')",
+        "os.environ['JAX_BNAR_IMPLEMENTATION'] = 'xla'; jax_bnar.bn_relu(x, None, None)",
+        "",
+    ],
+    ids=["argument", "environment", "import alone"],
+)
+def test_no_warning_where_pure_jax_was_chosen(choice: str) -> None:
+    """A warning would be an error in that process."""
+    run_python(choice, timeout=120, prelude=WITHOUT_NATIVE_MODULE)
+
+
+OLD_JAX = """
+import jax
+jax.__version__, jax.__version_info__ = "0.8.1", (0, 8, 1)
+# A name that the old one does not have.
+del jax.typeof
+"""
+
+
+def test_an_old_jax_is_named() -> None:
+    output = run_python(
+        """
+        try:
+            import jax_bnar
+        except ImportError as error:
+            print(error)
+        """,
+        timeout=120,
+        prelude=OLD_JAX,
+    )
+    assert output == (
+        "jax 0.8.1 is older than 0.10.2, the oldest that jax_bnar works with:"
+        " pip install --upgrade 'jax>=0.10.2'\n"
+    )
+
+
 def test_public_names() -> None:
     for name in (
         "bn_add_relu",

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 Six = tuple[Any, Any, Any, Any, Any, Any]
 statistic_dtypes = st.sampled_from(["float32", "float64", "bfloat16"])
 

@@ -14,6 +14,8 @@ import jax_bnar
 from jax_bnar._kernels import targets
 from jax_bnar.doctor import _environment, _run
 
+pytestmark = pytest.mark.one_python
+
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
 # Both layouts, and widths that do not fill a vector.
 SHAPES = (((5, 6, 7, 19), -1), ((8, 4, 4, 64), -1), ((3, 5, 9, 7), 1))

@@ -15,6 +15,8 @@ from programs import hlo_calls, opcodes_of_size, ours, primitives, stablehlo_cal
 import jax_bnar
 from jax_bnar import reference
 
+pytestmark = pytest.mark.quick
+
 CASE = Case((4, 6, 5, 33))
 FORMS = ["bn_add_relu", "bn_relu", "batch_norm"]
 SAVES = ["y", "mask"]

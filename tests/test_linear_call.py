@@ -6,8 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jax_bnar._autodiff.linear_call import linear_call
+
+pytestmark = pytest.mark.quick
 
 
 @dataclasses.dataclass(frozen=True)

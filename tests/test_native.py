@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import jax.ffi
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.one_python]
+
 ROOT = pathlib.Path(__file__).parents[1]
 REQUIRE_AARCH64 = "JAX_BNAR_REQUIRE_AARCH64"
 

@@ -15,6 +15,8 @@ from flax_tools import SHAPE, apply, as_flax_needs_it, assert_close, normal, tol
 from jax_bnar import flax_layers, nnx_layers
 from jax_bnar.nnx_layers import BatchNorm, convert_batch_norms
 
+pytestmark = pytest.mark.quick
+
 
 def make(kind: Any, num_features: int = 3, seed: int = 7, **fields: Any) -> Any:
     """A layer whose state differs from the initial one."""

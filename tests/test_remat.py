@@ -15,6 +15,8 @@ from test_transformations import assert_trees_close
 import jax_bnar
 from jax_bnar.flax_layers import BatchNorm, FusedBottleneck
 
+pytestmark = pytest.mark.quick
+
 CASE = Case((6, 5, 16))
 SIZE, CHANNELS = 6 * 5 * 16, 16
 NAMES = ("bnar_statistics", "bnar_mask")

@@ -18,6 +18,8 @@ from sharding_tools import Collective, MeshKind, collectives, make_mesh, put, to
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 HALVES = {
     "jax_bnar_statistics_v1": 1,
     "jax_bnar_normalise_v1": 1,

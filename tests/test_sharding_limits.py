@@ -17,6 +17,8 @@ from sharding_tools import make_mesh, put
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 X = operands(Case((8, 4, 16))).x
 
 

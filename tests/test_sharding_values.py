@@ -25,6 +25,8 @@ from test_backward import check_gradients
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 kinds = pytest.mark.parametrize("kind", ["auto", "explicit"])
 
 # Shape, channel axis, mesh, and what of it shards each axis of x.

@@ -22,6 +22,8 @@ from cases import (
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 layouts = pytest.mark.parametrize("axis", [1, -1])
 SHAPE = (6, 19, 5, 19)
 

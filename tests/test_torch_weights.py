@@ -17,6 +17,8 @@ from jax_bnar import flax_layers, nnx_layers, torch_weights
 torch = pytest.importorskip("torch", reason="the oracle of these tests is PyTorch")
 import torch_resnet  # noqa: E402
 
+pytestmark = pytest.mark.one_python
+
 UNBIASED = functools.partial(flax_layers.BatchNorm, unbiased_running_var=True)
 UNBIASED_NNX = functools.partial(nnx_layers.BatchNorm, unbiased_running_var=True)
 

@@ -19,6 +19,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 from benchmarks.training_step import residual_bytes
 from jax_bnar.flax_layers import BatchNorm, FusedBottleneck
 
+pytestmark = pytest.mark.quick
+
 
 def test_residuals_are_counted_once_and_without_the_arguments() -> None:
     x = jnp.ones((5, 7), jnp.float32)

@@ -12,6 +12,8 @@ from programs import ours
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 CASE = Case((6, 5, 17))
 saves = pytest.mark.parametrize("save", ["y", "mask"])
 

@@ -14,6 +14,8 @@ from test_transformations import assert_trees_close
 
 import jax_bnar
 
+pytestmark = pytest.mark.quick
+
 NAMES = ("x", "z", "scale", "bias")
 SUBSETS = [subset for size in range(1, 5) for subset in itertools.combinations(NAMES, size)]
 CASE = Case((4, 3, 9))

@@ -5,7 +5,6 @@ and axis reach it by a row-major reshape, which moves no data: NHWC is (1, N*H*W
 (1, N, C, H*W), `num_groups` and `vmap` multiply G.
 """
 
-import math
 from typing import NamedTuple
 
 
@@ -14,16 +13,6 @@ class CanonicalShape(NamedTuple):
     rows: int
     channels: int
     inner: int
-
-
-def canonical_shape(shape: tuple[int, ...], axis: int, num_groups: int) -> CanonicalShape:
-    """Canonical shape of `shape`; `axis` is non-negative and `num_groups` divides `shape[0]`."""
-    return CanonicalShape(
-        groups=num_groups,
-        rows=math.prod(shape[:axis]) // num_groups,
-        channels=shape[axis],
-        inner=math.prod(shape[axis + 1 :]),
-    )
 
 
 def mask_bytes(rows: int, channels: int, inner: int) -> int:

@@ -7,7 +7,7 @@ SUPPORTED = tuple(np.dtype(d) for d in (jnp.float16, jnp.bfloat16, jnp.float32, 
 
 
 def accumulation_dtype(dtype: np.dtype) -> np.dtype:
-    """float64 for float64 data, float32 for the rest (design: accumulation)."""
+    """float64 for float64 data, float32 for the rest."""
     return np.dtype(np.float64) if np.dtype(dtype) == np.float64 else np.dtype(np.float32)
 
 

@@ -5,18 +5,14 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from jax_bnar._base.native_module import load_error
+from jax_bnar._base.native_module import native as _native
+
 VERSION: Final = "v1"
 
 # XLA's platform name (as in register_ffi_target) -> MLIR's (as in register_lowering).
 _MLIR_PLATFORM: Final = {"cpu": "cpu", "CUDA": "cuda"}
 _XLA_PLATFORM: Final = {mlir: xla for xla, mlir in _MLIR_PLATFORM.items()}
-
-load_error: ImportError | None = None
-try:
-    from jax_bnar import _native
-except ImportError as error:  # a source tree that was never built
-    _native = None
-    load_error = error
 
 
 def target_name(operation: str) -> str:
@@ -46,11 +42,6 @@ def cpu_isa() -> str | None:
     return _native.cpu_isa() if _native else None
 
 
-# Columns of partial sums that the CUDA kernels use at most, where a size is not known; see
-# kPartialColumns in cuda/plan.cc.
-_PARTIAL_COLUMNS: Final = 2**18
-
-
 def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner: Any) -> Any:
     """Bytes of the hidden result that a kernel which adds over channels works in; 0 for none.
 
@@ -61,11 +52,10 @@ def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner:
     sizes = (groups, rows, channels, inner)
     if all(isinstance(size, (int, np.integer)) for size in sizes):
         return _native.workspace_bytes(xla_platform, *map(int, sizes))
-    if _native.workspace_bytes(xla_platform, 1, 1, 1, 1) == 0:
-        return 0
-    # Two sums of 8 bytes: of each slab and team, of each slab, of a cluster's blocks; counters.
-    columns = groups * (channels + 64)
-    return 16 * (_PARTIAL_COLUMNS + 10 * columns) + 1024
+    bound, per_group, per_channel = _native.workspace_bound(xla_platform)
+    if bound == 0:
+        return 0  # and not zero times a symbol, which would be a symbol too
+    return bound + groups * (per_group + channels * per_channel)
 
 
 def why_no_kernel(operation: str) -> str:

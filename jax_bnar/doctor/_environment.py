@@ -6,7 +6,6 @@ import pathlib
 import platform
 import re
 import shutil
-from typing import Any
 
 import jax
 import jaxlib.version
@@ -31,19 +30,18 @@ _CUDA_PACKAGES = (
 _VARIABLES = re.compile(r"(JAX|XLA)_\w+|CUDA_VISIBLE_DEVICES|LD_(LIBRARY_PATH|PRELOAD)")
 
 
-def native(function: str) -> Any:
-    """What a function of the native module returns, None where this build does not have it."""
-    found = getattr(targets._native, function, None)
-    return None if found is None else found()
-
-
 def build() -> Build:
     error = targets.load_error
+    native = targets._native
+    cuda_version = None if native is None else native.cuda_version()
     return Build(
-        native_module=getattr(targets._native, "__file__", None),
+        native_module=None if native is None else native.__file__,
         load_error=None if error is None else f"{type(error).__name__}: {error}",
-        ffi_api_version=native("ffi_api_version"),
-        cuda_version=native("cuda_version"),
+        ffi_api_version=None if native is None else native.ffi_api_version(),
+        cuda_version=None if cuda_version is None else "{}.{}".format(*cuda_version),
+        cuda_architectures=tuple(
+            f"sm_{capability}" for capability in (native.cuda_architectures() if native else ())
+        ),
     )
 
 

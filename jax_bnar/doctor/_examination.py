@@ -19,7 +19,6 @@ import numpy as np
 
 import jax_bnar
 from jax_bnar._kernels import targets
-from jax_bnar.doctor import _environment
 from jax_bnar.doctor._report import Case, Examination
 
 # By MLIR's names, of which "gpu" is none.
@@ -101,15 +100,15 @@ def device_platform(device: Any) -> str:
 
 def runtime_ffi_api_version(platform: str) -> tuple[int, int] | None:
     """What a runtime tells a handler that it registers; its backend must have started."""
-    probe = _environment.native("ffi_api_probe")
-    if probe is None:
+    native = targets._native
+    if native is None:
         return None
     jax.ffi.register_ffi_target(
         targets.target_name("ffi_api_probe"),
-        probe,
+        native.ffi_api_probe(),
         platform=_XLA_PLATFORMS.get(platform, platform),
     )
-    return _environment.native("runtime_ffi_api_version")
+    return native.runtime_ffi_api_version()
 
 
 def examine_case(dtype: str, layout: str) -> Case:

@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from jax_bnar._base.startup import signal_name
+
 # A process that waits in the kernel (for a driver) does not even die: it is left behind.
 _SECONDS_TO_DIE = 5
 
@@ -55,15 +57,8 @@ def _wait(process: subprocess.Popen[bytes], timeout: float) -> str | None:
             process.wait(_SECONDS_TO_DIE)
         return f"no answer within {timeout:g} s"
     if status < 0:
-        return f"killed by {_signal_name(-status)}"
+        return f"killed by {signal_name(-status)}"
     return f"exit status {status}" if status else None
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _text(path: pathlib.Path) -> str:

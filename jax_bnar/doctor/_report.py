@@ -101,12 +101,14 @@ class Build:
         load_error: why it did not load.
         ffi_api_version: (major, minor) of the headers that it was compiled with.
         cuda_version: CUDA that it was compiled with, None for a build without CUDA kernels.
+        cuda_architectures: what its CUDA kernels are compiled for, "sm_80" and so on.
     """
 
     native_module: str | None
     load_error: str | None
     ffi_api_version: tuple[int, int] | None
     cuda_version: str | None
+    cuda_architectures: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)

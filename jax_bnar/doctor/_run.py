@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jax_bnar._base.implementation import resolve_implementation
+from jax_bnar._base.implementation import from_environment
 from jax_bnar._kernels import targets
 from jax_bnar.doctor import _environment, _processes
 from jax_bnar.doctor._diagnosis import diagnose
@@ -113,7 +113,7 @@ def _environment_problems() -> tuple[Problem, ...]:
     problems = []
     way_out = "unset JAX_BNAR_IMPLEMENTATION"
     try:
-        if resolve_implementation("jax_bnar", None) == "xla":
+        if from_environment("jax_bnar") == "xla":
             reason = "JAX_BNAR_IMPLEMENTATION=xla turns the kernels off"
             problems.append(Problem(reason, f"{way_out} to have them used"))
     except ValueError as error:

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from jax_bnar.doctor._report import Case, PlatformReport, Problem, Report
+from jax_bnar.doctor._report import Build, Case, PlatformReport, Problem, Report
 
 _STATUS = {
     "works": "works",
@@ -57,14 +57,20 @@ def _environment(report: Report) -> Iterator[str]:
         "Python": versions.python,
         "system": f"{machine.system}, {machine.cpu_count} CPUs",
         "native module": build.native_module or f"none ({build.load_error})",
-        "CUDA of build": build.cuda_version or "none",
         "CPU kernels": machine.cpu_isa or "none",
+        "CUDA kernels": _cuda_kernels(build),
         "XLA FFI API": "; ".join([f"{_dotted(build.ffi_api_version)} in the build", *runtimes]),
         **machine.environment_variables,
     }
     width = max(map(len, rows)) + 2
     for key, value in rows.items():
         yield f"  {key:{width}}{value}"
+
+
+def _cuda_kernels(build: Build) -> str:
+    if build.cuda_version is None:
+        return "none"
+    return f"CUDA {build.cuda_version}, {', '.join(build.cuda_architectures)}"
 
 
 def _platform(found: PlatformReport) -> Iterator[str]:

@@ -5,9 +5,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 
 #include "cuda/ffi_backend.h"
 #include "cuda/launch_counts.h"
@@ -52,6 +54,11 @@ int64_t WorkspaceBytes(const std::string&, int64_t groups, int64_t rows,
   return gpu::WorkspaceBytes({groups, rows, channels, inner});
 }
 
+std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(const std::string&) {
+  const gpu::WorkspaceBound bound = gpu::BoundOfWorkspace();
+  return {bound.bytes, bound.bytes_per_group, bound.bytes_per_channel};
+}
+
 }  // namespace
 }  // namespace jax_bnar
 
@@ -62,6 +69,7 @@ NB_MODULE(_native, m) {
   m.def("registrations", &jax_bnar::Registrations);
   m.def("cpu_isa", [] { return "emulation of CUDA"; });
   m.def("workspace_bytes", &jax_bnar::WorkspaceBytes);
+  m.def("workspace_bound", &jax_bnar::WorkspaceBound);
   m.def("cuda_launches", &jax_bnar::gpu::LaunchCounts);
   m.def("why_no_cuda", [] { return "this is the emulation"; });
 }

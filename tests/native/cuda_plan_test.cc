@@ -111,6 +111,9 @@ void CheckResources(const Problem& problem, const Plan& plan,
   const int64_t needed = gpu::LayWorkspace(plan.tiling).bytes;
   BNAR_CHECK(needed <= gpu::WorkspaceBytes(problem.shape),
              "workspace of " + std::to_string(needed));
+  const int64_t bound = gpu::BoundOfWorkspace().Of(problem.shape);
+  BNAR_CHECK(gpu::WorkspaceBytes(problem.shape) <= bound,
+             "bound on the workspace, " + std::to_string(bound));
 }
 
 void TestEveryPlan() {

@@ -1,0 +1,35 @@
+"""Prints requirements that pyproject.toml states, one a line: requirements.py WHAT.
+
+WHAT is "build-tools" (what builds the native module, without jaxlib), "build-headers" (the jaxlib
+whose FFI headers it is compiled with), or extras ("demo,test": what they install, and the package's
+own dependencies).
+"""
+
+import pathlib
+import re
+import sys
+import tomllib
+
+PROJECT = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text())
+
+
+def requirements(what: str) -> list[str]:
+    build = PROJECT["build-system"]["requires"]
+    if what == "build-headers":
+        return [requirement for requirement in build if name(requirement) == "jaxlib"]
+    if what == "build-tools":
+        # An isolated build brings cmake and ninja where the machine has none.
+        return [r for r in build if name(r) != "jaxlib"] + ["cmake>=3.18", "ninja"]
+    extras = PROJECT["project"]["optional-dependencies"]
+    found = list(PROJECT["project"]["dependencies"])
+    for extra in what.split(","):
+        found += extras[extra]
+    return list(dict.fromkeys(found))
+
+
+def name(requirement: str) -> str:
+    return re.split(r"[^\w-]", requirement, maxsplit=1)[0]
+
+
+if __name__ == "__main__":
+    print(*requirements(sys.argv[1]), sep="\n")

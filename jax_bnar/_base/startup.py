@@ -1,0 +1,89 @@
+"""What must hold before the rest of the package can be imported.
+
+`python -m jax_bnar.doctor` imports `jax_bnar` first, as every `python -m` does. Whatever would end
+that import, or the whole process, is found here, so that the doctor can still report it.
+"""
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+from typing import Final
+
+import jax
+
+OLDEST_JAX: Final = (0, 10, 2)
+
+# Loads one extension module, without the package around it.
+_LOAD: Final = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("_native", sys.argv[1])
+importlib.util.module_from_spec(spec)
+"""
+_SECONDS_TO_LOAD: Final = 60
+
+
+def is_doctor() -> bool:
+    """Whether this process is the doctor, or one that it started."""
+    module = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
+    return bool(module) and module[0].split(".")[:2] == ["jax_bnar", "doctor"]
+
+
+def require_jax() -> None:
+    """Ends the import with one sentence where JAX is older than what the package is written for.
+
+    Raises:
+        ImportError: `jax` is older than `OLDEST_JAX`. The doctor prints the sentence and exits.
+    """
+    if jax.__version_info__ >= OLDEST_JAX:
+        return
+    oldest = ".".join(map(str, OLDEST_JAX))
+    reason = f"jax {jax.__version__} is older than {oldest}, the oldest that jax_bnar works with"
+    way_out = f"pip install --upgrade 'jax>={oldest}'"
+    if is_doctor():
+        problem = {"reason": reason, "way_out": way_out}
+        if "--json" in sys.orig_argv:
+            print(json.dumps({"works": False, "problems": [problem]}, indent=2))
+        else:
+            print(f"{reason}: {way_out}")
+        sys.exit(1)
+    raise ImportError(f"{reason}: {way_out}", name="jax_bnar")
+
+
+def trouble_of_native_module() -> ImportError | None:
+    """How a process of its own ended that loaded the native module, None if nothing killed it.
+
+    A file that was cut short, or an instruction that the processor does not have, ends the process
+    that loads it. What merely raises does so again in this process, with its own words.
+    """
+    spec = importlib.util.find_spec("jax_bnar._native")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        status = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _LOAD, spec.origin],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS_TO_LOAD,
+        ).returncode
+    except subprocess.TimeoutExpired:
+        trouble = f"gave no answer within {_SECONDS_TO_LOAD} s"
+    else:
+        if status >= 0:
+            return None
+        trouble = f"was ended by {signal_name(-status)}"
+    return ImportError(
+        f"{spec.origin} is damaged, or was built for another machine: a process that loaded it"
+        f" {trouble}",
+        name="jax_bnar._native",
+        path=spec.origin,
+    )
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
