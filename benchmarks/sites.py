@@ -83,7 +83,7 @@ _PASSES_WITHOUT_Y: Final[dict[Form, int]] = {
 
 
 def two_read_bytes(site: Site, batch: int, itemsize: int) -> int:
-    """Bytes of the two-read scheme at one occurrence, with y as the evidence of the ReLU."""
+    """Bytes of the two-read scheme at one occurrence, with the sign of the ReLU read from y."""
     return _PASSES_SAVING_Y[site.form] * site.elements(batch) * itemsize
 
 
@@ -101,7 +101,7 @@ _PASSES_READING_ONCE: Final[dict[Form, int]] = {
 
 
 def one_read_bytes(site: Site, batch: int, itemsize: int) -> int:
-    """Bytes that any scheme moves at one occurrence; a bit mask is the evidence at a join."""
+    """Bytes that any scheme moves at one occurrence; a join keeps a bit mask."""
     elements = site.elements(batch)
     mask = 2 * (elements // 8) if site.form == "bn_add_relu" else 0
     return _PASSES_READING_ONCE[site.form] * elements * itemsize + mask

@@ -80,9 +80,9 @@ message(STATUS "jax_bnar: CUDA kernels with ${CMAKE_CUDA_COMPILER} "
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+include(cmake/CudaSources.cmake)
 add_library(bnar_cuda STATIC
-  cuda/backward.cu cuda/build_info.cu cuda/forward.cu cuda/launch.cu
-  cuda/launch_counts.cc cuda/plan.cc cuda/settings.cc cuda/tiling.cc)
+  ${BNAR_CUDA_KERNELS} ${BNAR_CUDA_HOST} cuda/build_info.cu)
 target_include_directories(bnar_cuda PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 target_include_directories(bnar_cuda SYSTEM PUBLIC
   ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

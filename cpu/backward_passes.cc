@@ -4,17 +4,17 @@
 namespace jax_bnar {
 namespace {
 
-// Evidence at a position; a mask is addressed by bytes.
-const void* EvidenceAt(const Context& context, const GradientBuffers& buffers,
-                       const Position& at) {
+// What was saved for the gate, at a position; a mask is addressed by bytes.
+const void* SavedAt(const Context& context, const GradientBuffers& buffers,
+                    const Position& at) {
   switch (buffers.gate) {
     case Gate::kNone:
     case Gate::kX:
       return nullptr;
     case Gate::kY:
-      return Offset(buffers.evidence, at.element * context.item_size);
+      return Offset(buffers.saved, at.element * context.item_size);
     case Gate::kMask:
-      return Offset(buffers.evidence,
+      return Offset(buffers.saved,
                     at.group * context.mask_bytes_per_group() + at.bit / 8);
   }
   return nullptr;
@@ -29,7 +29,7 @@ ReduceArgs ReduceArgsAt(const Context& context, const GradientBuffers& buffers,
   ReduceArgs args;
   args.dy = Offset(buffers.dy, bytes);
   args.x = Offset(buffers.x, bytes);
-  args.evidence = EvidenceAt(context, buffers, at);
+  args.saved = SavedAt(context, buffers, at);
   args.dz = Offset(dz, bytes);
   args.mean = columns.mean + vector_bytes;
   args.a = columns.a + vector_bytes;
@@ -49,7 +49,7 @@ ApplyArgs ApplyArgsAt(const Context& context, const GradientBuffers& buffers,
   ApplyArgs args;
   args.e = Offset(buffers.dy, bytes);
   args.x = Offset(buffers.x, bytes);
-  args.evidence = EvidenceAt(context, buffers, at);
+  args.saved = SavedAt(context, buffers, at);
   args.dx = Offset(dx, bytes);
   args.mean = columns.mean + vector_bytes;
   args.a = columns.a + vector_bytes;
@@ -90,13 +90,13 @@ Phase ReducePass(const Context& context, const GradientBuffers& buffers,
             const ReduceArgs target = args_at(start + column, column);
             Padded dy(context.item_size, count), x(context.item_size, count),
                 e_dz(context.item_size, count);
-            Padded evidence = buffers.gate == Gate::kMask
-                                  ? Padded(1, (count + 7) / 8)
-                                  : Padded(context.item_size, count);
+            Padded saved = buffers.gate == Gate::kMask
+                               ? Padded(1, (count + 7) / 8)
+                               : Padded(context.item_size, count);
             ReduceArgs args = target;
             args.dy = dy.In(target.dy);
             args.x = x.In(target.x);
-            args.evidence = evidence.In(target.evidence);
+            args.saved = saved.In(target.saved);
             args.stream = false;
             if (target.dz != nullptr) args.dz = e_dz.Out();
             kernels.rows_reduce(kOneVector, args);
@@ -157,13 +157,13 @@ Phase ApplyPass(const Context& context, const GradientBuffers& buffers,
             const ApplyArgs target = args_at(start + column, column);
             Padded e(context.item_size, count), x(context.item_size, count),
                 out(context.item_size, count);
-            Padded evidence = buffers.gate == Gate::kMask
-                                  ? Padded(1, (count + 7) / 8)
-                                  : Padded(context.item_size, count);
+            Padded saved = buffers.gate == Gate::kMask
+                               ? Padded(1, (count + 7) / 8)
+                               : Padded(context.item_size, count);
             ApplyArgs args = target;
             args.e = e.In(target.e);
             args.x = x.In(target.x);
-            args.evidence = evidence.In(target.evidence);
+            args.saved = saved.In(target.saved);
             args.dx = out.Out();
             args.stream = false;
             kernels.rows_apply(kOneVector, args);

@@ -38,30 +38,13 @@ class CpuBackend {
   // The passes allocate the little that they need.
   void ReadWorkspace(FfiCall&) {}
 
-  template <typename... Args>
-  ffi::Error Forward(const Args&... args) {
-    return Caught([&] { jax_bnar::Forward(pool_, args...); });
+#define BNAR_RUN_ON_POOL(name, ...)                         \
+  template <typename... Args>                               \
+  ffi::Error name(const Args&... args) {                    \
+    return Caught([&] { jax_bnar::name(pool_, args...); }); \
   }
-  template <typename... Args>
-  ffi::Error Normalise(const Args&... args) {
-    return Caught([&] { NormaliseWith(pool_, args...); });
-  }
-  template <typename... Args>
-  ffi::Error Statistics(const Args&... args) {
-    return Caught([&] { jax_bnar::Statistics(pool_, args...); });
-  }
-  template <typename... Args>
-  ffi::Error Backward(const Args&... args) {
-    return Caught([&] { jax_bnar::Backward(pool_, args...); });
-  }
-  template <typename... Args>
-  ffi::Error BackwardReduce(const Args&... args) {
-    return Caught([&] { jax_bnar::BackwardReduce(pool_, args...); });
-  }
-  template <typename... Args>
-  ffi::Error BackwardApply(const Args&... args) {
-    return Caught([&] { jax_bnar::BackwardApply(pool_, args...); });
-  }
+  BNAR_FOR_EACH_OPERATION(BNAR_RUN_ON_POOL)
+#undef BNAR_RUN_ON_POOL
 
  private:
   // No exception leaves a handler.
@@ -85,6 +68,6 @@ class CpuBackend {
 
 }  // namespace
 
-BNAR_DEFINE_HANDLERS(Cpu, CpuBackend, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>());
+BNAR_DEFINE_HANDLERS(Cpu, CpuBackend, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
 
 }  // namespace jax_bnar

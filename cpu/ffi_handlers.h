@@ -1,19 +1,14 @@
-// The FFI handlers of the CPU, one for each primitive of
-// jax_bnar/_kernels/kernel_call.py.
+// The FFI handlers of the CPU, one for each operation of
+// native/operations.h.
 
 #ifndef JAX_BNAR_CPU_FFI_HANDLERS_H_
 #define JAX_BNAR_CPU_FFI_HANDLERS_H_
 
-#include "xla/ffi/api/ffi.h"
+#include "native/ffi_handlers.h"
 
 namespace jax_bnar {
 
-XLA_FFI_DECLARE_HANDLER_SYMBOL(ForwardCpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(BackwardCpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(StatisticsCpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(NormaliseCpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(BackwardReduceCpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(BackwardApplyCpu);
+BNAR_DECLARE_HANDLERS(Cpu)
 
 }  // namespace jax_bnar
 

@@ -164,10 +164,9 @@ void Statistics(ThreadPool& pool, const Problem& problem, const void* x,
   });
 }
 
-void NormaliseWith(ThreadPool& pool, const Problem& problem,
-                   const NormaliseBuffers& buffers,
-                   const AffineOperands& affine, const VectorOperand& mean,
-                   const VectorOperand& var) {
+void Normalise(ThreadPool& pool, const Problem& problem,
+               const NormaliseBuffers& buffers, const AffineOperands& affine,
+               const VectorOperand& mean, const VectorOperand& var) {
   const Context context(problem, buffers.z != nullptr);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);

@@ -169,29 +169,28 @@ BNAR_INLINE GateVectors<A> PlaneVectors(const void* mean, const void* a,
 }
 
 template <Gate kGate, typename T, typename A = Accumulator<T>>
-BNAR_INLINE Vec<A> PlaneGated(const T* dy, const void* evidence, int64_t i,
+BNAR_INLINE Vec<A> PlaneGated(const T* dy, const void* saved, int64_t i,
                               int64_t mask_bit, const Vec<A>& centred,
                               const GateVectors<A>& vectors) {
   if constexpr (kGate == Gate::kMask) {
-    const uint8_t* mask = static_cast<const uint8_t*>(evidence);
+    const uint8_t* mask = static_cast<const uint8_t*>(saved);
     return WhereBits(ReadBits(mask, mask_bit + i, kLanes), Load(dy + i));
   } else {
-    return Gated<kGate>(dy, evidence, i, centred, vectors).e;
+    return Gated<kGate>(dy, saved, i, centred, vectors).e;
   }
 }
 
 // The lanes from n on are 0, so that they add nothing to a sum.
 template <Gate kGate, typename T, typename A = Accumulator<T>>
-BNAR_INLINE Vec<A> PlaneGatedPartial(const T* dy, const void* evidence,
-                                     int64_t i, int64_t mask_bit,
-                                     const Vec<A>& centred,
+BNAR_INLINE Vec<A> PlaneGatedPartial(const T* dy, const void* saved, int64_t i,
+                                     int64_t mask_bit, const Vec<A>& centred,
                                      const GateVectors<A>& vectors, int n) {
   const Vec<A> e = LoadPartial(dy + i, n);
   if constexpr (kGate == Gate::kY) {
-    const T* y = static_cast<const T*>(evidence);
+    const T* y = static_cast<const T*>(saved);
     return WherePositive(LoadPartial(y + i, n), e);
   } else if constexpr (kGate == Gate::kMask) {
-    const uint8_t* mask = static_cast<const uint8_t*>(evidence);
+    const uint8_t* mask = static_cast<const uint8_t*>(saved);
     return WhereBits(ReadBits(mask, mask_bit + i, n), e);
   } else if constexpr (kGate == Gate::kX) {
     return WhereRoundsPositive<T>(vectors.Normalised(centred), e);
@@ -219,8 +218,8 @@ void PlaneReduce(const Plane& plane, const ReduceArgs& args) {
           const int64_t i = begin + j;
           const int p = (j / kLanes) & 1;
           const Vec<A> centred = Load(x + i) - vectors.mean;
-          const Vec<A> e = PlaneGated<kGate>(dy, args.evidence, i,
-                                             plane.mask_bit, centred, vectors);
+          const Vec<A> e = PlaneGated<kGate>(dy, args.saved, i, plane.mask_bit,
+                                             centred, vectors);
           s0[p] = s0[p] + e;
           s1[p] = s1[p] + e * centred;
           if constexpr (kResidual) {
@@ -232,7 +231,7 @@ void PlaneReduce(const Plane& plane, const ReduceArgs& args) {
           const Vec<A> centred =
               FirstLanes(LoadPartial(x + i, n) - vectors.mean, n);
           const Vec<A> e = PlaneGatedPartial<kGate>(
-              dy, args.evidence, i, plane.mask_bit, centred, vectors, n);
+              dy, args.saved, i, plane.mask_bit, centred, vectors, n);
           s0[0] = s0[0] + e;
           s1[0] = s1[0] + e * centred;
           if constexpr (kResidual) StorePartial(dz + i, Narrow<T>(e), n);
@@ -260,14 +259,14 @@ void PlaneApply(const Plane& plane, const ApplyArgs& args) {
       plane.size,
       [&](int64_t i) {
         const Vec<A> centred = Load(x + i) - vectors.mean;
-        const Vec<A> e = PlaneGated<kGate>(dy, args.evidence, i, plane.mask_bit,
+        const Vec<A> e = PlaneGated<kGate>(dy, args.saved, i, plane.mask_bit,
                                            centred, vectors);
         StoreResult<T, kStream>(dx + i, Kernel::Element(e, centred, a, b, k));
       },
       [&](int64_t i, int n) {
         const Vec<A> centred = LoadPartial(x + i, n) - vectors.mean;
         const Vec<A> e = PlaneGatedPartial<kGate>(
-            dy, args.evidence, i, plane.mask_bit, centred, vectors, n);
+            dy, args.saved, i, plane.mask_bit, centred, vectors, n);
         StorePartial(dx + i, Kernel::Element(e, centred, a, b, k), n);
       });
   if constexpr (kStream) StreamingFence();

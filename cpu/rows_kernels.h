@@ -269,12 +269,12 @@ struct GatedValue {
 
 // dy where the gate is open, else 0, for sixteen elements.
 template <Gate kGate, typename T, typename A = Accumulator<T>>
-BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* evidence, int64_t i,
+BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* saved, int64_t i,
                                 const Vec<A>& centred,
                                 const GateVectors<A>& vectors) {
   GatedValue<T> r;
   if constexpr (kGate == Gate::kY) {
-    const T* y = static_cast<const T*>(evidence);
+    const T* y = static_cast<const T*>(saved);
     r.stored = WhereStoredPositive<T>(LoadStored(y + i), LoadStored(dy + i));
     r.e = Widen<T>(r.stored);
     return r;
@@ -283,7 +283,7 @@ BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* evidence, int64_t i,
   if constexpr (kGate == Gate::kMask) {
     uint16_t bits;
     std::memcpy(&bits,
-                static_cast<const uint8_t*>(evidence) +
+                static_cast<const uint8_t*>(saved) +
                     static_cast<uint64_t>(i) / 8,  // a shift; i >= 0
                 sizeof(bits));
     r.e = WhereBits(bits, r.e);
@@ -304,7 +304,7 @@ struct Reduce {
     const T* dy = static_cast<const T*>(args.dy);
     const T* x = static_cast<const T*>(args.x);
     T* dz = static_cast<T*>(args.dz);
-    const void* evidence = args.evidence;
+    const void* saved = args.saved;
     const A* mean = static_cast<const A*>(args.mean);
     const A* a = static_cast<const A*>(args.a);
     const A* bias = static_cast<const A*>(args.bias);
@@ -326,7 +326,7 @@ struct Reduce {
                 const int64_t at = row + k * block.distance * stride + c;
                 const Vec<A> centred = Load(x + at) - vectors.mean;
                 const GatedValue<T> gated =
-                    Gated<kGate>(dy, evidence, at, centred, vectors);
+                    Gated<kGate>(dy, saved, at, centred, vectors);
                 sum = sum + gated.e;
                 sum_centred = sum_centred + gated.e * centred;
                 // After the load of x: arrays that lie a multiple of 4 KiB
@@ -370,7 +370,7 @@ struct Apply {
     const A* b = static_cast<const A*>(args.b);
     const A* k = static_cast<const A*>(args.k);
     const A* bias = static_cast<const A*>(args.bias);
-    const void* evidence = args.evidence;
+    const void* saved = args.saved;
     ForEachElement<T, kStream>(tile, [&](int64_t index, int64_t distance,
                                          int64_t column, auto streams) {
       const auto vectors =
@@ -382,7 +382,7 @@ struct Apply {
       for (int i = 0; i < decltype(streams)::value; ++i) {
         const int64_t at = index + i * distance;
         const Vec<A> centred = Load(x + at) - vectors.mean;
-        const Vec<A> e = Gated<kGate>(dy, evidence, at, centred, vectors).e;
+        const Vec<A> e = Gated<kGate>(dy, saved, at, centred, vectors).e;
         StoreResult<T, kStream>(dx + at,
                                 Element(e, centred, of_e, of_x, constant));
       }

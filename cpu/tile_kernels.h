@@ -20,7 +20,7 @@ struct RowsTile {
   int64_t stride;  // elements from one row to the next, a multiple of 16
 };
 
-// Below, x, z, y, dy, dz, dx, evidence point at the tile's first element (a bit
+// Below, x, z, y, dy, dz, dx, saved point at the tile's first element (a bit
 // mask: at the byte of its bit); vectors are in the accumulation dtype and
 // point at the tile's first column.
 
@@ -39,7 +39,7 @@ struct NormaliseArgs {
 struct ReduceArgs {
   const void* dy;
   const void* x;
-  const void* evidence;
+  const void* saved;
   void* dz;  // null without a residual
   const void* mean;
   const void* a;          // with kX: the gate is (x - mean) * a + bias > 0
@@ -53,7 +53,7 @@ struct ReduceArgs {
 struct ApplyArgs {
   const void* e;  // dy, or dz with gate kNone
   const void* x;
-  const void* evidence;
+  const void* saved;
   void* dx;
   const void* mean;  // dx = a * e + b * (x - mean) + k
   const void* a;

@@ -46,7 +46,7 @@ cudaError_t ApplyAlone(Launch& launch, const Problem& problem, int width,
 }
 
 const void* Wide(const GradientBuffers& buffers) {
-  return buffers.gate == Gate::kY ? buffers.evidence : nullptr;
+  return buffers.gate == Gate::kY ? buffers.saved : nullptr;
 }
 
 }  // namespace

@@ -36,30 +36,13 @@ class FfiBackend {
     launch_.workspace = call.Workspace(WorkspaceBytes(call.problem().shape));
   }
 
-  template <typename... Args>
-  xla::ffi::Error Forward(const Args&... args) {
-    return Run([&] { return gpu::Forward(launch_, args...); });
+#define BNAR_RUN_ON_STREAM(name, ...)                        \
+  template <typename... Args>                                \
+  xla::ffi::Error name(const Args&... args) {                \
+    return Run([&] { return gpu::name(launch_, args...); }); \
   }
-  template <typename... Args>
-  xla::ffi::Error Normalise(const Args&... args) {
-    return Run([&] { return NormaliseWith(launch_, args...); });
-  }
-  template <typename... Args>
-  xla::ffi::Error Statistics(const Args&... args) {
-    return Run([&] { return gpu::Statistics(launch_, args...); });
-  }
-  template <typename... Args>
-  xla::ffi::Error Backward(const Args&... args) {
-    return Run([&] { return gpu::Backward(launch_, args...); });
-  }
-  template <typename... Args>
-  xla::ffi::Error BackwardReduce(const Args&... args) {
-    return Run([&] { return gpu::BackwardReduce(launch_, args...); });
-  }
-  template <typename... Args>
-  xla::ffi::Error BackwardApply(const Args&... args) {
-    return Run([&] { return gpu::BackwardApply(launch_, args...); });
-  }
+  BNAR_FOR_EACH_OPERATION(BNAR_RUN_ON_STREAM)
+#undef BNAR_RUN_ON_STREAM
 
  private:
   template <typename F>

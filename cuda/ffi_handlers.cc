@@ -45,6 +45,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(InitializeCuda, Initialize,
 // A call enqueues the same launches each time: XLA may capture and replay it.
 BNAR_DEFINE_HANDLERS(Cuda, CudaBackend,
                      ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>(),
-                     {ffi::Traits::kCmdBufferCompatible});
+                     {ffi::Traits::kCmdBufferCompatible})
 
 }  // namespace jax_bnar

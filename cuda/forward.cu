@@ -99,10 +99,10 @@ cudaError_t Statistics(Launch& launch, const Problem& problem, const void* x,
                          KernelsOf(problem.dtype, width), parameters);
 }
 
-cudaError_t NormaliseWith(Launch& launch, const Problem& problem,
-                          const NormaliseBuffers& buffers,
-                          const AffineOperands& affine,
-                          const VectorOperand& mean, const VectorOperand& var) {
+cudaError_t Normalise(Launch& launch, const Problem& problem,
+                      const NormaliseBuffers& buffers,
+                      const AffineOperands& affine, const VectorOperand& mean,
+                      const VectorOperand& var) {
   Device device;
   const cudaError_t error = QueryDevice(&device);
   if (error != cudaSuccess) return error;

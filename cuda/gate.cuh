@@ -28,7 +28,7 @@ enum BackwardConstant {
 
 // y, or bits of the mask; nothing with the other gates.
 template <typename T, int kElements>
-struct Evidence {
+struct Saved {
   Vector<T, kElements> y;
   uint32_t bits;
 };
@@ -46,10 +46,10 @@ class Gating {
         slab_(slab),
         constants_(shared.Constant<A>(kGateMean) + slab.FirstConstant()) {
     if (gate_ == Gate::kMask) {
-      mask_ = static_cast<const uint8_t*>(buffers.evidence) +
+      mask_ = static_cast<const uint8_t*>(buffers.saved) +
               slab.group() * tiling.shape.mask_bytes_per_group();
     } else {
-      y_ = static_cast<const T*>(buffers.evidence);
+      y_ = static_cast<const T*>(buffers.saved);
     }
   }
 
@@ -59,19 +59,19 @@ class Gating {
 
   template <Reuse kReuse>
   __device__ __forceinline__ void Load(int64_t offset,
-                                       Evidence<T, kElements>* evidence) const {
+                                       Saved<T, kElements>* saved) const {
     if (gate_ == Gate::kY) {
-      evidence->y = LoadVector<kReuse, kElements>(y_ + offset);
+      saved->y = LoadVector<kReuse, kElements>(y_ + offset);
     } else if (gate_ == Gate::kMask) {
       const int64_t bit = slab_.Bit(offset);
       // A vector of eight is a byte.
-      evidence->bits = static_cast<uint32_t>(mask_[bit / 8]) >> (bit % 8);
+      saved->bits = static_cast<uint32_t>(mask_[bit / 8]) >> (bit % 8);
     }
   }
 
   // dy becomes e.
   __device__ __forceinline__ void Apply(const Vector<T, kElements>& x,
-                                        const Evidence<T, kElements>& evidence,
+                                        const Saved<T, kElements>& saved,
                                         Vector<T, kElements>* dy) const {
     if (gate_ == Gate::kNone) return;
     if (gate_ == Gate::kX) {
@@ -91,8 +91,8 @@ class Gating {
     }
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      const bool open = gate_ == Gate::kY ? evidence.y.Get(i) > 0
-                                          : (evidence.bits >> i & 1u) != 0;
+      const bool open =
+          gate_ == Gate::kY ? saved.y.Get(i) > 0 : (saved.bits >> i & 1u) != 0;
       if (!open) dy->Set(i, A{0});
     }
   }

@@ -90,8 +90,8 @@ class Applier {
 };
 
 // The elementwise pass, last tile first: those are on chip, then in L2. What
-// was not kept is read again: dz where the sums wrote it, else dy and the
-// evidence.
+// was not kept is read again: dz where the sums wrote it, else dy and what
+// was saved for the gate.
 template <typename T, int kElements>
 __device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
                                            const SharedMemory& shared,
@@ -106,7 +106,7 @@ __device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
       p.tiling, p.buffers, gated ? Gate::kNone : p.buffers.gate, shared, slab);
   for (int done = 0; done < slab.tiles(); done += kBatch) {
     GradientPair<T, kElements> batch[kBatch];
-    Evidence<T, kElements> evidence[kBatch];
+    Saved<T, kElements> saved[kBatch];
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
       const int tile = slab.tiles() - 1 - done - k;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
         const int64_t offset = slab.Offset(tile);
         batch[k].e = LoadVector<Reuse::kNever, kElements>(dy + offset);
         batch[k].x = LoadVector<Reuse::kNever, kElements>(x + offset);
-        gate.template Load<Reuse::kNever>(offset, &evidence[k]);
+        gate.template Load<Reuse::kNever>(offset, &saved[k]);
       }
     }
 #pragma unroll
@@ -126,7 +126,7 @@ __device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
       const int tile = slab.tiles() - 1 - done - k;
       if (tile < 0 || !slab.Has(tile)) continue;
       if (tile < residence.shared_begin) {
-        gate.Apply(batch[k].x, evidence[k], &batch[k].e);
+        gate.Apply(batch[k].x, saved[k], &batch[k].e);
       }
       applier.Store(tile, batch[k]);
     }

@@ -71,21 +71,21 @@ class Reducer {
   template <Reuse kReuse>
   __device__ __forceinline__ void Load(int tile,
                                        GradientPair<T, kElements>* pair,
-                                       Evidence<T, kElements>* evidence) const {
+                                       Saved<T, kElements>* saved) const {
     const int64_t offset = slab_.Offset(tile);
     pair->e = LoadVector<kReuse, kElements>(
         static_cast<const T*>(p_.buffers.dy) + offset);
     pair->x = LoadVector<kReuse, kElements>(
         static_cast<const T*>(p_.buffers.x) + offset);
-    gate_.template Load<kReuse>(offset, evidence);
+    gate_.template Load<kReuse>(offset, saved);
   }
 
   // Gates dy in place, writes dz, adds.
   template <Reuse kReuse>
   __device__ __forceinline__ void Take(int tile,
                                        GradientPair<T, kElements>* pair,
-                                       const Evidence<T, kElements>& evidence) {
-    gate_.Apply(pair->x, evidence, &pair->e);
+                                       const Saved<T, kElements>& saved) {
+    gate_.Apply(pair->x, saved, &pair->e);
     if (p_.dz != nullptr) {
       StoreVector<kReuse>(static_cast<T*>(p_.dz) + slab_.Offset(tile), pair->e);
     }
@@ -150,17 +150,17 @@ __device__ __forceinline__ void SumGradients(const BackwardParameters& p,
     const int chapter_end = min(t + kChapter, tiles);
     for (; t < chapter_end; t += kBatch) {
       GradientPair<T, kElements> batch[kBatch];
-      Evidence<T, kElements> evidence[kBatch];
+      Saved<T, kElements> saved[kBatch];
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
         if (t + k < tiles && slab.Has(t + k)) {
-          reducer.template Load<Reuse::kSoon>(t + k, &batch[k], &evidence[k]);
+          reducer.template Load<Reuse::kSoon>(t + k, &batch[k], &saved[k]);
         }
       }
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
         if (t + k < tiles && slab.Has(t + k)) {
-          reducer.template Take<Reuse::kSoon>(t + k, &batch[k], evidence[k]);
+          reducer.template Take<Reuse::kSoon>(t + k, &batch[k], saved[k]);
           if (t + k >= residence.shared_begin) {
             StorePair(shared, t + k - residence.shared_begin, batch[k]);
           }

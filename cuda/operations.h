@@ -1,6 +1,6 @@
-// The six operations on the GPU, for the buffers of native/problem.h, which lie
-// in its memory. They enqueue on the stream and return: no allocation, no
-// synchronisation. Arguments are taken as valid.
+// The operations of native/operations.h on the GPU, in whose memory the buffers
+// lie. They enqueue on the stream and return: no allocation, no
+// synchronisation.
 
 #ifndef JAX_BNAR_CUDA_OPERATIONS_H_
 #define JAX_BNAR_CUDA_OPERATIONS_H_
@@ -11,7 +11,7 @@
 #include <string>
 
 #include "cuda/plan.h"
-#include "native/problem.h"
+#include "native/operations.h"
 
 namespace jax_bnar {
 namespace gpu {
@@ -29,31 +29,7 @@ struct Launch {
 // once before the first operation, not while a stream is captured.
 cudaError_t PrepareKernels();
 
-cudaError_t Statistics(Launch& launch, const Problem& problem, const void* x,
-                       void* mean, void* var);
-
-cudaError_t NormaliseWith(Launch& launch, const Problem& problem,
-                          const NormaliseBuffers& buffers,
-                          const AffineOperands& affine,
-                          const VectorOperand& mean, const VectorOperand& var);
-
-cudaError_t Forward(Launch& launch, const Problem& problem,
-                    const NormaliseBuffers& buffers,
-                    const AffineOperands& affine, void* mean, void* var);
-
-cudaError_t BackwardReduce(Launch& launch, const Problem& problem,
-                           const GradientBuffers& buffers,
-                           const ReduceOperands& operands, void* sum_e,
-                           void* sum_e_centred, void* dz);
-
-cudaError_t BackwardApply(Launch& launch, const Problem& problem,
-                          const GradientBuffers& buffers,
-                          const ApplyOperands& operands, void* dx);
-
-cudaError_t Backward(Launch& launch, const Problem& problem,
-                     const GradientBuffers& buffers,
-                     const BackwardOperands& operands, void* dx, void* dscale,
-                     void* dbias, void* dz);
+BNAR_DECLARE_OPERATIONS(cudaError_t, Launch&);
 
 }  // namespace gpu
 }  // namespace jax_bnar

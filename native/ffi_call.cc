@@ -136,12 +136,12 @@ Gate FfiCall::ParseGate(std::string_view gate) {
   return Gate::kNone;
 }
 
-const void* FfiCall::Evidence(Gate gate) {
+const void* FfiCall::Saved(Gate gate) {
   switch (gate) {
     case Gate::kY:
-      return Array("evidence");
+      return Array("saved");
     case Gate::kMask:
-      return Mask("evidence");
+      return Mask("saved");
     case Gate::kNone:
     case Gate::kX:
       break;

@@ -42,7 +42,7 @@ class FfiCall {
 
   // "none", "x", "y" or "mask", and the operand that it asks for.
   Gate ParseGate(std::string_view gate);
-  const void* Evidence(Gate gate);
+  const void* Saved(Gate gate);
   bool ParseRelu(std::string_view activation);
   double CheckEpsilon(double epsilon);
 

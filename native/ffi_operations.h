@@ -5,7 +5,7 @@
 // platform (Backend::Native) and has
 //   void ReadWorkspace(FfiCall&)   a result that the caller never sees, of the
 //                                  operations that sum
-//   ffi::Error Forward(...), ...   the operations of native/problem.h
+//   ffi::Error Forward(...), ...   the operations of native/operations.h
 
 #ifndef JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
 #define JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "native/ffi_call.h"
-#include "native/problem.h"
+#include "native/operations.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jax_bnar {
@@ -140,6 +140,11 @@ class FfiOperations {
 
   // What each of the above takes after the context, in order.
   template <typename Binding>
+  static auto BindForward(Binding&& binding) {
+    return BindNormalise(std::move(binding));
+  }
+
+  template <typename Binding>
   static auto BindNormalise(Binding&& binding) {
     return BindShape(std::move(binding))
         .template Attr<bool>("has_z")
@@ -206,7 +211,7 @@ class FfiOperations {
     buffers.dy = call.Array("dy");
     buffers.x = call.Array("x");
     buffers.gate = call.ParseGate(gate);
-    buffers.evidence = call.Evidence(buffers.gate);
+    buffers.saved = call.Saved(buffers.gate);
     return buffers;
   }
 
@@ -221,28 +226,16 @@ class FfiOperations {
   }
 };
 
-// Defines the handlers Forward<suffix> ... BackwardApply<suffix>; `context`
-// binds what Backend::Native is decoded from. Traits of the handlers may
-// follow.
-#define BNAR_DEFINE_HANDLERS(suffix, Backend, context, ...)                \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                           \
-      Forward##suffix, FfiOperations<Backend>::Forward,                    \
-      FfiOperations<Backend>::BindNormalise(context), ##__VA_ARGS__);      \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                           \
-      Normalise##suffix, FfiOperations<Backend>::Normalise,                \
-      FfiOperations<Backend>::BindNormalise(context), ##__VA_ARGS__);      \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                           \
-      Statistics##suffix, FfiOperations<Backend>::Statistics,              \
-      FfiOperations<Backend>::BindStatistics(context), ##__VA_ARGS__);     \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                           \
-      Backward##suffix, FfiOperations<Backend>::Backward,                  \
-      FfiOperations<Backend>::BindBackward(context), ##__VA_ARGS__);       \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                           \
-      BackwardReduce##suffix, FfiOperations<Backend>::BackwardReduce,      \
-      FfiOperations<Backend>::BindBackwardReduce(context), ##__VA_ARGS__); \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                           \
-      BackwardApply##suffix, FfiOperations<Backend>::BackwardApply,        \
-      FfiOperations<Backend>::BindBackwardApply(context), ##__VA_ARGS__)
+#define BNAR_DEFINE_HANDLER(name, python, suffix, Backend, context, ...) \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                         \
+      name##suffix, FfiOperations<Backend>::name,                        \
+      FfiOperations<Backend>::Bind##name(context), ##__VA_ARGS__);
+
+// Defines the handlers Forward<suffix>, Backward<suffix> and so on; after the
+// backend comes what binds the context that Backend::Native is decoded from,
+// and then perhaps traits of the handlers.
+#define BNAR_DEFINE_HANDLERS(suffix, Backend, ...) \
+  BNAR_FOR_EACH_OPERATION(BNAR_DEFINE_HANDLER, suffix, Backend, __VA_ARGS__)
 
 }  // namespace jax_bnar
 

@@ -20,6 +20,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/ffi_handlers.h"
 #include "native/ffi_api_version.h"
+#include "native/operations.h"
 
 #ifdef JAX_BNAR_HAS_CUDA
 #include "cuda/build_info.h"
@@ -51,23 +52,19 @@ nb::dict Stages(T* execute) {
 #endif
 
 nb::dict Registrations() {
-  nb::dict cpu;
-  cpu["forward"] = Encapsulate(jax_bnar::ForwardCpu);
-  cpu["backward"] = Encapsulate(jax_bnar::BackwardCpu);
-  cpu["statistics"] = Encapsulate(jax_bnar::StatisticsCpu);
-  cpu["normalise"] = Encapsulate(jax_bnar::NormaliseCpu);
-  cpu["backward_reduce"] = Encapsulate(jax_bnar::BackwardReduceCpu);
-  cpu["backward_apply"] = Encapsulate(jax_bnar::BackwardApplyCpu);
   nb::dict platforms;
+  nb::dict cpu;
+#define BNAR_REGISTER(name, python, ...) \
+  cpu[python] = Encapsulate(jax_bnar::name##Cpu);
+  BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
+#undef BNAR_REGISTER
   platforms["cpu"] = cpu;
 #ifdef JAX_BNAR_HAS_CUDA
   nb::dict cuda;
-  cuda["forward"] = Stages(jax_bnar::ForwardCuda);
-  cuda["backward"] = Stages(jax_bnar::BackwardCuda);
-  cuda["statistics"] = Stages(jax_bnar::StatisticsCuda);
-  cuda["normalise"] = Stages(jax_bnar::NormaliseCuda);
-  cuda["backward_reduce"] = Stages(jax_bnar::BackwardReduceCuda);
-  cuda["backward_apply"] = Stages(jax_bnar::BackwardApplyCuda);
+#define BNAR_REGISTER(name, python, ...) \
+  cuda[python] = Stages(jax_bnar::name##Cuda);
+  BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
+#undef BNAR_REGISTER
   platforms["CUDA"] = cuda;
 #endif
   return platforms;

@@ -71,7 +71,7 @@ struct NormaliseBuffers {
 struct GradientBuffers {
   const void* dy;
   const void* x;
-  const void* evidence;  // y or the mask, by gate; else null
+  const void* saved;  // y or the mask, by gate; else null
   Gate gate;
 };
 

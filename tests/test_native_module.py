@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 import jax_bnar
-from jax_bnar._kernels import targets
+from jax_bnar._kernels import kernel_call, targets
 
 PACKAGE = pathlib.Path(jax_bnar.__file__).parent
 ROOT = pathlib.Path(__file__).parents[1]
@@ -76,3 +76,10 @@ def test_bound_on_the_workspace(platform: str) -> None:
         exact = native.workspace_bytes(platform, groups, rows, channels, inner)
         assert 0 <= exact <= bound + groups * (per_group + channels * per_channel)
         assert (exact == 0) == (bound == 0)
+
+
+def test_every_operation_has_a_kernel() -> None:
+    """The lists of native/operations.h and of jax_bnar/_base/signatures.py hold the same names."""
+    names = [operation.name for operation in kernel_call.OPERATIONS]
+    for platform, handlers in native.registrations().items():
+        assert list(handlers) == names, platform

@@ -4,7 +4,7 @@ ncu lists kernels in the order of their launch, and the program says how many of
 site launched.
 
 The least that a pass moves is one read of x (and of z, of dy) and one write of each result, with a
-bit mask as the evidence of the ReLU at a join, whatever is kept for the backward: forward and
+bit mask for the ReLU of a join, whatever is kept for the backward: forward and
 backward add up to `sites.one_read_bytes`. Where a pass takes two kernels, the ratios of both add up
 to that of the pass. What is still in L2 when a kernel ends is not counted as written, so that a
 ratio may be below 1.

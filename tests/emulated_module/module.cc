@@ -29,7 +29,7 @@ class EmulatedBackend : public gpu::FfiBackend {
 };
 
 BNAR_DEFINE_HANDLERS(Emulated, EmulatedBackend,
-                     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>());
+                     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
 
 template <typename T>
 nb::capsule Encapsulate(T* handler) {
@@ -37,15 +37,13 @@ nb::capsule Encapsulate(T* handler) {
 }
 
 nb::dict Registrations() {
-  nb::dict cpu;
-  cpu["forward"] = Encapsulate(ForwardEmulated);
-  cpu["backward"] = Encapsulate(BackwardEmulated);
-  cpu["statistics"] = Encapsulate(StatisticsEmulated);
-  cpu["normalise"] = Encapsulate(NormaliseEmulated);
-  cpu["backward_reduce"] = Encapsulate(BackwardReduceEmulated);
-  cpu["backward_apply"] = Encapsulate(BackwardApplyEmulated);
+  nb::dict handlers;
+#define BNAR_REGISTER(name, python, ...) \
+  handlers[python] = Encapsulate(name##Emulated);
+  BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
+#undef BNAR_REGISTER
   nb::dict platforms;
-  platforms["cpu"] = cpu;
+  platforms["cpu"] = handlers;
   return platforms;
 }
 

@@ -96,10 +96,10 @@ inline Results CallForward(Platform& platform, const Inputs& in,
 }
 
 inline GradientBuffers Gradient(const Inputs& in, Gate gate) {
-  const void* evidence = nullptr;
-  if (gate == Gate::kY) evidence = in.y.data();
-  if (gate == Gate::kMask) evidence = in.mask.data();
-  return {in.dy.data(), in.x.data(), evidence, gate};
+  const void* saved = nullptr;
+  if (gate == Gate::kY) saved = in.y.data();
+  if (gate == Gate::kMask) saved = in.mask.data();
+  return {in.dy.data(), in.x.data(), saved, gate};
 }
 
 // first = sum_e, second = sum_e_centred.

@@ -32,7 +32,7 @@ class CudaPlatform : public Platform {
                  const AffineOperands& affine, const VectorOperand& mean,
                  const VectorOperand& var) override {
     Check(problem, [&](gpu::Launch& launch) {
-      return gpu::NormaliseWith(launch, problem, buffers, affine, mean, var);
+      return gpu::Normalise(launch, problem, buffers, affine, mean, var);
     });
   }
   void Forward(const Problem& problem, const NormaliseBuffers& buffers,

@@ -98,7 +98,7 @@ struct Inputs {
       z.Set(i, random.Quarters(12));
       dy.Set(i, random.Quarters(6));
     }
-    FillEvidence(&random);
+    FillSaved(&random);
   }
 
   VectorOperand Operand(const Array& vector) const {
@@ -121,7 +121,7 @@ struct Inputs {
   Case c;
   Format format;
   Format accumulator;
-  // y is evidence for the gate; it has nothing to do with x.
+  // y is saved for the gate; it has nothing to do with x.
   Array x, z, dy, y;
   ExactMemory mask;
   // a is the factor that forward forms from scale, var and epsilon.
@@ -166,7 +166,7 @@ struct Inputs {
     }
   }
 
-  void FillEvidence(Random* random) {
+  void FillSaved(Random* random) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
     const double values[] = {-1.0,
                              -0.0,

@@ -100,7 +100,7 @@ class BatchNorm(nn.BatchNorm):
         num_groups: ghost batch: the leading axis splits into this many equal groups, normalised
             with statistics of their own. The running statistics take the mean over the groups, of
             the means and of the variances. Ignored during `init`.
-        save: evidence of the ReLU for backward, "y" or "mask", as in `jax_bnar.bn_add_relu`.
+        save: where backward finds the sign of the ReLU, "y" or "mask": see `jax_bnar.bn_add_relu`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
     """
 

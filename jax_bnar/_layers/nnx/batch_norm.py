@@ -61,7 +61,7 @@ class BatchNorm(nnx.BatchNorm):
             cuDNN. The output does not change.
         num_groups: ghost batch: the leading axis splits into this many equal groups, normalised
             with statistics of their own. The running statistics take the mean over the groups.
-        save: evidence of the ReLU for backward, "y" or "mask", as in `jax_bnar.bn_add_relu`.
+        save: where backward finds the sign of the ReLU, "y" or "mask": see `jax_bnar.bn_add_relu`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
         update_batch_stats: whether training updates the running statistics.
         rngs: as in `nnx.BatchNorm`.

@@ -1,0 +1,43 @@
+// The operations, each listed once: what they are called, and what they take on
+// every platform. Declarations, handlers and registrations follow from here.
+
+#ifndef JAX_BNAR_NATIVE_OPERATIONS_H_
+#define JAX_BNAR_NATIVE_OPERATIONS_H_
+
+#include "native/problem.h"
+
+// OPERATION(name of the function, name in Python, the further arguments) for
+// each of them, in the order of jax_bnar/_base/signatures.py.
+#define BNAR_FOR_EACH_OPERATION(OPERATION, ...)             \
+  OPERATION(Forward, "forward", __VA_ARGS__)                \
+  OPERATION(Backward, "backward", __VA_ARGS__)              \
+  OPERATION(Statistics, "statistics", __VA_ARGS__)          \
+  OPERATION(Normalise, "normalise", __VA_ARGS__)            \
+  OPERATION(BackwardReduce, "backward_reduce", __VA_ARGS__) \
+  OPERATION(BackwardApply, "backward_apply", __VA_ARGS__)
+
+// Declares the functions of a platform, which run where `Context` says, on the
+// buffers of native/problem.h. Arguments are taken as valid.
+#define BNAR_DECLARE_OPERATIONS(Result, Context)                            \
+  Result Forward(Context context, const Problem& problem,                   \
+                 const NormaliseBuffers& buffers,                           \
+                 const AffineOperands& affine, void* mean, void* var);      \
+  Result Backward(Context context, const Problem& problem,                  \
+                  const GradientBuffers& buffers,                           \
+                  const BackwardOperands& operands, void* dx, void* dscale, \
+                  void* dbias, void* dz);                                   \
+  Result Statistics(Context context, const Problem& problem, const void* x, \
+                    void* mean, void* var);                                 \
+  Result Normalise(Context context, const Problem& problem,                 \
+                   const NormaliseBuffers& buffers,                         \
+                   const AffineOperands& affine, const VectorOperand& mean, \
+                   const VectorOperand& var);                               \
+  Result BackwardReduce(Context context, const Problem& problem,            \
+                        const GradientBuffers& buffers,                     \
+                        const ReduceOperands& operands, void* sum_e,        \
+                        void* sum_e_centred, void* dz);                     \
+  Result BackwardApply(Context context, const Problem& problem,             \
+                       const GradientBuffers& buffers,                      \
+                       const ApplyOperands& operands, void* dx)
+
+#endif  // JAX_BNAR_NATIVE_OPERATIONS_H_
