@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import example_count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
@@ -185,7 +186,7 @@ def check(
     assert relative_difference(actual, expected) < 1e-9
 
 
-@settings(max_examples=25)
+@settings(max_examples=example_count(20))
 @given(
     derivative=st.sampled_from(sorted(DERIVATIVES)),
     how=st.sampled_from(HOW),

@@ -11,7 +11,6 @@ whatever the order of the elements, and what follows from these for y and the gr
 below the smallest normal number may be flushed to zero.
 """
 
-import os
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +33,7 @@ from cases import (
     operator,
     run,
 )
+from conftest import example_count
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracle import Array
@@ -41,7 +41,7 @@ from oracle import Array
 import jax_bnar
 
 # Examples of the property test, each a compiled program that runs on every regime; CI sets ten.
-EXAMPLES = 4 * int(os.environ.get("JAX_BNAR_TEST_EXAMPLES", "1"))
+EXAMPLES = example_count(4)
 
 # Additions of a block in the kernels, and some more in double.
 KERNEL_CHAIN = 40
