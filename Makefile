@@ -126,3 +126,10 @@ help:
 	$(BIN)/python .ci/requirements.py '$(or $(EXTRAS_$*),$*)' >$@.txt
 	$(BIN)/python -m pip install --quiet --requirement $@.txt
 	touch $@ $(PARTS_$*:%=.venv/installed-%)
+
+# --- Documentation ---
+
+.PHONY: docs
+##   make docs        build the pages of docs/ into build/docs; a warning is an error
+docs: .venv/installed-docs
+	$(BIN)/python -m mkdocs build --strict
