@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from subprocesses import run_python
@@ -35,7 +36,8 @@ def test_guide_runs(page: pathlib.Path) -> None:
     assert blocks
     ends = "print('done')"
     prelude = 'import jax\njax.config.update("jax_num_cpu_devices", 8)\n'
-    assert run_python("\n".join([*blocks, ends]), timeout=300, prelude=prelude) == "done\n"
+    printed = run_python("\n".join([*blocks, ends]), timeout=300, prelude=prelude)
+    assert printed.endswith("done\n")
 
 
 def test_snippets_of_other_pages_are_in_the_guide() -> None:
@@ -104,6 +106,16 @@ def test_every_variable_is_in_the_table() -> None:
     rows = table_rows(DOCS / "architecture.md")
     in_table = {row.split("`")[1] for row in rows if row.startswith("| `JAX_BNAR_")}
     assert in_table == in_sources
+
+
+def test_rooms_are_in_the_diagram() -> None:
+    """The layers that import-linter holds are those of the page on architecture, in order."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (rooms,) = project["tool"]["importlinter"]["contracts"]
+    layers = [name for layer in rooms["layers"] for name in layer.split(" | ")]
+    diagram = re.findall(r"```text\n(.*?)```", (DOCS / "architecture.md").read_text(), re.DOTALL)[0]
+    above = diagram.split("XLA FFI")[0]
+    assert [name for name in re.findall(r"\b(\w+)(?:/|\.py)", above) if name in layers] == layers
 
 
 @pytest.mark.slow
