@@ -2,7 +2,7 @@
 
 Not a `jax.custom_vjp`: that has no forward mode. A `jax.custom_jvp` whose tangent is one linear
 primitive with our backward as its transpose has all that custom_vjp has (the same residuals, the
-same two kernels), and `jax.jvp`, `jax.linearize` and `jax.jacfwd` besides; see `_linear_call`.
+same two kernels), and `jax.jvp`, `jax.linearize` and `jax.jacfwd` besides; see `linear_call`.
 """
 
 import dataclasses
