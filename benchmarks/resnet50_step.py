@@ -31,7 +31,7 @@ class Options:
     sizes: tuple[tuple[int, int], ...] = ((64, 16), (224, 8))
     """Height and width of the pictures, and how many: pairs."""
     norms: tuple[str, ...] = ("fused", "flax")
-    """"fused", "fused, save=mask", "flax"."""
+    """"fused", "fused, save=mask", "flax, fuse" (plain Flax under `jax_bnar.fuse`), "flax"."""
     rounds: int = 7
     """Samples of each network."""
     stage_sizes: tuple[int, ...] = (3, 4, 6, 3)

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jax.extend.core import Var
 
+import jax_bnar
 from jax_bnar.flax_layers import BatchNorm, ResNet50
 
 DType = Literal["float32", "bfloat16"]
@@ -18,6 +19,7 @@ CLASSES: Final = 1000
 NORMS: Final[dict[str, Any]] = {
     "fused": BatchNorm,
     "fused, save=mask": functools.partial(BatchNorm, save="mask"),
+    "flax, fuse": nn.BatchNorm,
     "flax": nn.BatchNorm,
 }
 # Of the first loss, to the plain network's: the same network, up to rounding.
@@ -58,6 +60,9 @@ class TrainingStep:
                 jnp.asarray(logits, jnp.float32), labels
             )
             return losses.mean(), updated["batch_stats"]
+
+        if norm == "flax, fuse":
+            loss_of = jax_bnar.fuse(loss_of)
 
         def step(state: Any, data: Any) -> tuple[Any, jax.Array]:
             params, batch_stats, momentum = state

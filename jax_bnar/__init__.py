@@ -4,6 +4,9 @@ from jax_bnar._base import startup as _startup
 
 _startup.require_jax()  # before the imports that an older JAX does not have
 
+from jax_bnar._fuse import FusionReport as FusionReport
+from jax_bnar._fuse import explain as explain
+from jax_bnar._fuse import fuse as fuse
 from jax_bnar._kernels.export import DISABLED_EXPORT_CHECKS as DISABLED_EXPORT_CHECKS
 from jax_bnar._operators.api import BatchNormResult as BatchNormResult
 from jax_bnar._operators.api import batch_norm as batch_norm

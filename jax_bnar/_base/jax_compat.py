@@ -3,12 +3,13 @@
 Checked on jax 0.10.2 and 0.12.0.1.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.core
-from jax._src import core, dispatch, sharding_impls
+from jax._src import core, dispatch, sharding_impls, source_info_util
 from jax.experimental.custom_partitioning import (
     ArrayMapping as ArrayMapping,
 )
@@ -152,3 +153,87 @@ def is_for_export(ctx: Any) -> bool:
 
 def without_shardings(avals: Sequence[Any]) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in avals]
+
+
+def bind_params(equation: Any) -> dict[str, Any]:
+    """The keywords with which a primitive is bound anew, given those of its equation."""
+    return equation.primitive.get_bind_params(equation.params)
+
+
+def binder(equation: Any) -> Callable[..., Sequence[Any]]:
+    """A function of arrays that does what the equation does; returns a sequence of results."""
+    primitive = equation.primitive
+
+    def bind(*args: Any) -> Sequence[Any]:
+        result = primitive.bind(*args, **bind_params(equation))
+        return result if primitive.multiple_results else [result]
+
+    return bind
+
+
+@contextlib.contextmanager
+def context_of(equation: Any, name_stack: Any) -> Iterator[None]:
+    """Names, source line and compute context of an equation, for what stands in its place."""
+    stack = source_info_util.current_name_stack() + name_stack
+    traceback = equation.source_info.traceback
+    with (
+        source_info_util.user_context(traceback, name_stack=stack),
+        equation.ctx.manager,
+    ):
+        yield
+
+
+def source_line(equation: Any) -> str:
+    """The line of the user's program from which an equation comes: no library's, where possible."""
+    frames = list(source_info_util.user_frames(equation.source_info.traceback))
+    own = [frame for frame in frames if "site-packages" not in frame.file_name]
+    frame = next(iter(own or frames), None)
+    return "an unknown line" if frame is None else f"{frame.file_name}:{frame.start_line}"
+
+
+def is_plain_jit(params: Mapping[str, Any]) -> bool:
+    """Whether a jit asks for nothing but its body: no sharding, layout, donation or option."""
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    layouts = (*params["in_layouts"], *params["out_layouts"])
+    return (
+        all(type(sharding).__name__ == "UnspecifiedValue" for sharding in shardings)
+        and all(layout is None for layout in layouts)
+        and not any(params["donated_invars"])
+        and not params["keep_unused"]
+        and not params["compiler_options_kvs"]
+    )
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The jaxpr in a closed one; an open one itself."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def manual_axes(params: Mapping[str, Any]) -> frozenset[Any]:
+    """The mesh axes that a shard_map makes manual."""
+    return frozenset(params["newly_manual_axes"])
+
+
+def derivative_rule_of(equation: Any) -> Any:
+    """The function that a custom_jvp_call was given as its rule; None where it is not to be found.
+
+    JAX keeps it in the closure of what traces it.
+    """
+    try:
+        memoized = equation.params["jvp_jaxpr_fun"].f
+        (trace,) = (c.cell_contents for c in memoized.__closure__ if callable(c.cell_contents))
+        cells: Any = trace.__closure__
+        rule = dict(zip(trace.__code__.co_freevars, cells, strict=True))["jvp"].cell_contents
+        return rule.f if len(rule.transforms) == 1 else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def mapped_axes() -> dict[Any, int]:
+    """Names and sizes of the mapped axes around: of vmap, pmap and shard_map."""
+    return dict(core.get_axis_env().axis_sizes)
+
+
+def has_effects(effects: Any) -> bool:
+    """Whether any of them is more than the use of a mapped axis's name."""
+    return any(not isinstance(effect, core.NamedAxisEffect) for effect in effects)

@@ -1,0 +1,5 @@
+"""`fuse`: finds BatchNorm-Add-ReLU in a traced program and replaces it. See README.md here."""
+
+from jax_bnar._fuse.api import explain as explain
+from jax_bnar._fuse.api import fuse as fuse
+from jax_bnar._fuse.report import FusionReport as FusionReport

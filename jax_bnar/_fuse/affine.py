@@ -1,0 +1,281 @@
+"""Given statistics: `relu(scale * (x - mean) + bias + z)` with vectors of whatever origin.
+
+That is BatchNorm in evaluation, folded or not. x is found by walking back from the ReLU; what is
+done with it is then read from the polynomials of its region, as in training. What the program
+computes of its vectors is its own affair.
+"""
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import jax
+
+from jax_bnar._fuse.graph import Graph
+from jax_bnar._fuse.match import RefusedMatch
+from jax_bnar._fuse.nodes import (
+    Constant,
+    Node,
+    Operand,
+    Value,
+    accumulation_dtype,
+    is_real,
+    source,
+    values_of,
+)
+from jax_bnar._fuse.polynomial import Polynomial
+from jax_bnar._fuse.region import Region
+from jax_bnar._fuse.relu import is_relu
+from jax_bnar._fuse.tail import refused_residual
+from jax_bnar._fuse.training import RefusalError
+from jax_bnar._fuse.unknowns import Foreign
+
+
+@dataclasses.dataclass
+class AffineMatch:
+    """A ReLU of an affine function of x, with residuals.
+
+    Attributes:
+        region: what is computed from x.
+        mean: what is subtracted from x first: a polynomial in vectors of the program.
+        scale: what x is multiplied with then.
+        bias: what is added to that.
+        axis: the channel axis.
+        normalised: what this comes to.
+        residuals: what is added before the ReLU.
+        relu: the node of the ReLU.
+    """
+
+    region: Region
+    mean: Polynomial
+    scale: Polynomial
+    bias: Polynomial
+    axis: int
+    normalised: Value
+    residuals: tuple[Value, ...]
+    relu: Node
+
+    @property
+    def x(self) -> Value:
+        return self.region.x
+
+    @property
+    def result(self) -> Value:
+        return self.relu.outputs[0]
+
+    @property
+    def operator(self) -> str:
+        return "bn_add_relu_inference" if self.residuals else "bn_relu_inference"
+
+    @property
+    def replaced(self) -> list[Value]:
+        return [self.result]
+
+
+# Where x comes from one of these, XLA computes x in the same pass as what follows: an operator of
+# its own would have it written first. An add is left out: it joins the blocks of a network.
+_FUSED_BY_XLA = frozenset(
+    """
+    sub mul div neg exp log tanh logistic max min select_n rsqrt integer_pow square
+    """.split()  # noqa: SIM905 (a list would take a line for each)
+)
+_STEPS = ("add", "sub", "mul", "div")
+# How far the vectors are followed back in search of statistics; what is computed from more than
+# that is not given.
+_FARTHEST = 300
+
+
+def affine_candidates(
+    graph: Graph, taken: Collection[Value]
+) -> Iterator[AffineMatch | RefusedMatch]:
+    """The matches, and the ReLUs that are refused."""
+    for node in graph.nodes:
+        if node.name != "custom_jvp_call" or node.outputs[0] in taken:
+            continue
+        activated = node.inputs[0]
+        if not isinstance(activated, Value) or len(activated.shape) < 2 or not is_relu(node):
+            continue
+        if activated in taken or not is_real(activated.dtype):
+            continue
+        try:
+            match = _match(graph, node, activated)
+        except RefusalError as refusal:
+            yield RefusedMatch(node, str(refusal))
+        else:
+            if match is not None:
+                yield match
+
+
+def pays(dtype: Any) -> bool:
+    """Whether the operator is at least as fast as what XLA makes of the program.
+
+    XLA's convolutions for CPUs compute in float32. What it compiles itself widens in the same pass;
+    behind an operator that is another one (1.10 of the time in bfloat16, 0.94 to 1.00 in float32).
+    """
+    return accumulation_dtype(dtype) == dtype or jax.default_backend() != "cpu"
+
+
+def _match(graph: Graph, relu: Node, activated: Value) -> AffineMatch | None:
+    addends = _addends(graph, activated)
+    for i, addend in enumerate(addends):
+        x, mean = _origin(addend)
+        if x is addend:
+            continue
+        residuals = tuple(addends[:i] + addends[i + 1 :])
+        region = Region(graph, x, {})
+        if addend not in region.terms:
+            continue
+        affine = _affine(region, addend, mean)
+        if affine is None:
+            continue
+        if graph.sole_reader(activated) is not relu:
+            raise RefusalError("the pre-activation is used elsewhere")
+        _require_alone(graph, addend, x)
+        if not pays(x.dtype):
+            raise RefusalError(f"on a CPU, evaluation in {x.dtype} is faster as XLA compiles it")
+        return AffineMatch(region, *affine, addend, residuals, relu)
+    return None
+
+
+def _addends(graph: Graph, value: Value) -> list[Value]:
+    """The whole arrays of which a value is the sum."""
+    found: list[Value] = []
+    waiting = [(value, True)]
+    while waiting:
+        value, is_alone = waiting.pop()
+        node = value.producer
+        if is_alone and node is not None and (pair := _whole_addends(node)) is not None:
+            waiting.extend((v, graph.sole_reader(v) is node) for v in reversed(pair))
+        else:
+            found.append(value)
+    return found
+
+
+def _whole_addends(node: Node) -> tuple[Value, Value] | None:
+    if node.name not in ("add", "add_any"):
+        return None
+    left, right = node.inputs
+    if not isinstance(left, Value) or not isinstance(right, Value):
+        return None
+    if refused_residual(left, right) or refused_residual(right, left):
+        return None
+    return left, right
+
+
+def _origin(end: Value) -> tuple[Value, Operand | None]:
+    """x, and the vector that is subtracted from it.
+
+    The first subtraction behind a factor is that of the mean; x itself has the dtype of the end.
+    """
+    value, mean, is_scaled = end, None, False
+    deepest: tuple[Value, Operand | None] = (end, None)
+    while (node := value.producer) is not None:
+        vector = None
+        if node.name == "convert_element_type":
+            before = node.inputs[0]
+        elif mean is None and node.name in _STEPS and (pair := _array_and_vector(node)):
+            before, vector = pair
+        else:
+            break
+        if not isinstance(before, Value) or not is_real(before.dtype):
+            break
+        is_scaled = is_scaled or node.name in ("mul", "div")
+        if is_scaled and node.name == "sub" and node.inputs[0] is before:
+            mean = vector
+        value = before
+        if value.dtype == end.dtype:
+            deepest = (value, mean)
+    return deepest
+
+
+def _array_and_vector(node: Node) -> tuple[Operand, Operand] | None:
+    """The operand that is a whole array, and the one that is a vector, in this order."""
+    left, right = (_is_broadcast(operand, node.outputs[0]) for operand in node.inputs)
+    if right and not left:
+        return node.inputs[0], node.inputs[1]
+    if left and not right and node.name != "div":
+        return node.inputs[1], node.inputs[0]
+    return None
+
+
+def _is_broadcast(operand: Operand, result: Value) -> bool:
+    if operand.shape != result.shape:
+        return True
+    _, axes = source(operand)
+    return any(a is None and n > 1 for a, n in zip(axes, operand.shape, strict=True))
+
+
+def _affine(
+    region: Region, end: Value, mean: Operand | None
+) -> tuple[Polynomial, Polynomial, Polynomial, int] | None:
+    """Mean, scale, bias and channel axis; None where the value is nothing like a BatchNorm."""
+    unknowns = region.unknowns
+    polynomial = region.terms[end].polynomial
+    parts = {} if polynomial is None else polynomial.by_power_of(region.x_number)
+    if 1 not in parts or set(parts) - {0, 1}:
+        return None
+    scale, rest = parts[1], parts.get(0, Polynomial.constant(0))
+    if not unknowns.are_foreign(scale) or not unknowns.are_foreign(rest):
+        return None
+    axes = unknowns.polynomial_varies(scale)
+    if len(axes) != 1:
+        return None
+    (axis,) = axes
+    if not isinstance(axis, int) or (axis == 0 and region.x.shape[0] > 1):
+        return None
+    if unknowns.polynomial_varies(rest) - axes:
+        return None
+    if region.x.producer is not None and region.x.producer.name in _FUSED_BY_XLA:
+        return None
+    centre = Polynomial.constant(0)
+    if mean is not None and (number := _number_of(region, mean)) is not None:
+        centre = Polynomial.unknown(number)
+    bias = rest + scale * centre
+    for vector in (scale, rest):
+        for number in vector.unknowns:
+            unknown = unknowns[number]
+            if isinstance(unknown, Foreign) and _is_statistic(unknown.value, region.x):
+                return None
+    return centre, scale, bias, axis
+
+
+def _number_of(region: Region, operand: Operand) -> int | None:
+    origin, _ = source(operand)
+    if isinstance(origin, Constant):
+        return None
+    for number in range(len(region.unknowns)):
+        unknown = region.unknowns[number]
+        if isinstance(unknown, Foreign) and unknown.value is origin:
+            return number
+    return None
+
+
+def _is_statistic(value: Value, x: Value) -> bool:
+    """Whether a vector is computed from x, or from any array as large: of a training, refused."""
+    waiting, seen = [value], {value}
+    while waiting:
+        value = waiting.pop()
+        if math.prod(value.shape) >= math.prod(x.shape) > 1 or len(seen) > _FARTHEST:
+            return True
+        if value.producer is not None:
+            for operand in values_of(value.producer.inputs):
+                if operand not in seen:
+                    seen.add(operand)
+                    waiting.append(operand)
+    return False
+
+
+def _require_alone(graph: Graph, end: Value, x: Value) -> None:
+    value = end
+    while value is not x:
+        node = value.producer
+        assert node is not None
+        before = next(
+            operand
+            for operand in node.inputs
+            if isinstance(operand, Value) and not _is_broadcast(operand, value)
+        )
+        if before is not x and graph.sole_reader(before) is not node:
+            raise RefusalError("an array between x and the ReLU is used elsewhere")
+        value = before

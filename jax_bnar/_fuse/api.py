@@ -1,0 +1,101 @@
+"""`fuse` and `explain`."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jax_bnar._fuse.differentiated import require_undifferentiated
+from jax_bnar._fuse.report import FusionReport, report
+from jax_bnar._fuse.trace import trace
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def fuse(fun: _Function) -> _Function:
+    """`fun`, with each BatchNorm(-Add)(-ReLU) in it replaced by the fused operator.
+
+        step = jax.jit(jax.value_and_grad(jax_bnar.fuse(loss)))
+
+    The function is traced; what normalises an array by its own statistics is proven to do so from
+    the arithmetic, whatever library or spelling it comes from, and becomes `batch_norm`, `bn_relu`,
+    `bn_add_relu` or `dual_bn_add_relu`; `relu(scale * (x - mean) + bias + z)` with given vectors,
+    as in evaluation, becomes one of the `*_inference` operators. All else runs as it is, and a
+    function with nothing to fuse keeps its jaxpr. Results and gradients are those of `fun`, with an
+    error that is no larger.
+
+    It goes inside of what differentiates: `jax.grad(fuse(loss))`. With `jit`, `vmap`, `scan`,
+    `shard_map` and `jax.checkpoint` it may stand on either side; it looks into their bodies, and
+    leaves those of `custom_jvp` and `custom_vjp` alone.
+
+    Taken are: variance by E[x^2] - E[x]^2 or by E[(x - mean)^2], clamped at 0 or not; means by sums
+    and counts, over several axes at once or one after another, also over mapped axes by `psum`; any
+    algebraic form of the normalisation; running averages of whatever kind, for they only read the
+    statistics; ghost batches made by a reshape; one residual or a sum of up to three, on either
+    side of the add; any one channel axis but the first; float16, bfloat16, float32, float64.
+
+    Refused, each with its reason in `explain`, are: an array between x and the result that is used
+    elsewhere or returned; a residual that is broadcast or of another dtype; an output of another
+    dtype than x (float32 from bfloat16, say); masks; epsilon that is not a literal; a variance with
+    ddof, another floor or another centre; scales by example; LayerNorm, InstanceNorm, GroupNorm.
+    Only `jax.nn.relu` is taken for ReLU: `jnp.maximum(a, 0)` and other spellings differ in their
+    derivative at 0 or in what they make of NaN, so they stay, behind a fused BatchNorm.
+
+    Not recognised yet: statistics taken by a matrix product or `lax.reduce_window`, by
+    `lax.reduce` or in a loop; `axis_index_groups`; a normalisation that crosses the border of a
+    large jitted function, of a loop or of `jax.checkpoint`.
+
+    Args:
+        fun: any function of arrays, pytrees of them, and other values. Arrays are traced; other
+            leaves (flags, functions, Python's numbers) reach `fun` as they are. NNX modules may be
+            arguments: their new state is written back.
+
+    Returns:
+        A function with the signature and the results of `fun`.
+
+    Raises:
+        TypeError: `fun` is not callable.
+        ValueError: at the call: `fun` holds the gradient of what is to be fused (turn it round), or
+            it changes an NNX module that is not an argument.
+
+    The idea is that of PaddlePaddle's pass FusedBnAddActPattern.
+    """
+    _require_callable("fuse", fun)
+
+    @functools.wraps(fun)
+    def fused(*args: Any, **kwargs: Any) -> Any:
+        program = trace(fun, args, kwargs)
+        require_undifferentiated(program.plan)
+        return program.run()
+
+    return fused  # type: ignore[return-value]
+
+
+def explain(fun: Callable[..., Any]) -> Callable[..., FusionReport]:
+    """What `fuse` makes of `fun`: `print(explain(fun)(*args))`.
+
+    Args:
+        fun: as `fuse` takes it; not what `fuse` returns.
+
+    Returns:
+        A function of the arguments of `fun` (arrays may be `jax.ShapeDtypeStruct`s: nothing is
+        run), which returns a `FusionReport`. Printed, that is one line per place where an array is
+        normalised: module, operator or the reason why not, line of the program, bytes saved.
+
+    Raises:
+        TypeError: `fun` is not callable.
+    """
+    _require_callable("explain", fun)
+
+    @functools.wraps(fun)
+    def explained(*args: Any, **kwargs: Any) -> FusionReport:
+        return report(trace(fun, args, kwargs).plan)
+
+    return explained
+
+
+def _require_callable(name: str, fun: Any) -> None:
+    if not callable(fun):
+        raise TypeError(
+            f"{name}: fun must be callable, got {type(fun).__name__}; pass the function itself,"
+            f" {name}(fun)(*args), not its result."
+        )

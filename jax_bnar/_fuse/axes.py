@@ -1,0 +1,62 @@
+"""Along which axes of x each axis of a value runs: a label is the tuple of those axes.
+
+An axis that x does not have, of size 1 or repeated, has the label ().
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Labels = tuple[tuple[Any, ...], ...]
+
+# The axis along which several statistics are stacked.
+STACK = -1
+
+
+def own(shape: Sequence[int]) -> Labels:
+    """Those of x itself."""
+    return tuple((axis,) if size > 1 else () for axis, size in enumerate(shape))
+
+
+def merged(shape: Sequence[int], operands: Sequence[tuple[Sequence[int], Labels]]) -> Labels | None:
+    """Those of an elementwise result, of the operands' shapes and labels."""
+    result: list[tuple[Any, ...]] = [()] * len(shape)
+    for own_shape, labels in operands:
+        if not own_shape:
+            continue
+        if len(own_shape) != len(shape):
+            return None
+        for axis, label in enumerate(labels):
+            if label and result[axis] and label != result[axis]:
+                return None
+            result[axis] = result[axis] or label
+    return tuple(result)
+
+
+def reshaped(
+    before: Sequence[int], labels: Labels, after: Sequence[int], sizes: Mapping[Any, int]
+) -> Labels | None:
+    """Those after a reshape that merges whole axes of x, or undoes it; None where it cuts one."""
+    pieces: list[tuple[int, tuple[Any, ...]]] = []
+    for size, label in zip(before, labels, strict=True):
+        if label:
+            pieces.extend((sizes[axis], (axis,)) for axis in label)
+        elif size > 1:
+            pieces.append((size, ()))
+    pieces.reverse()
+    result = []
+    for size in after:
+        parts = []
+        while pieces and math.prod(n for n, _ in parts) < size:
+            parts.append(pieces.pop())
+        if math.prod(n for n, _ in parts) != size or (
+            len(parts) > 1 and any(not p for _, p in parts)
+        ):
+            return None
+        result.append(tuple(axis for _, label in parts for axis in label))
+    return None if pieces else tuple(result)
+
+
+def in_order(labels: Labels, axes: Sequence[int]) -> bool:
+    """Whether a value has all these axes of x, in order: a reshape makes x's shape of it."""
+    return [axis for label in labels for axis in label] == list(axes)

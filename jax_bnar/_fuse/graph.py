@@ -1,0 +1,104 @@
+"""A jaxpr as a graph of nodes, with the small jitted functions in it inlined."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend import core
+
+from jax_bnar._base import jax_compat
+from jax_bnar._fuse.folding import fold
+from jax_bnar._fuse.nodes import Constant, Node, Operand, Value
+
+
+class Graph:
+    """The nodes of one jaxpr, in its order; who reads which value."""
+
+    def __init__(self, jaxpr: core.Jaxpr) -> None:
+        self.nodes: list[Node] = []
+        self.inputs = [Value(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)]
+        self.outputs = self._add(jaxpr, self.inputs, None)
+        self.users: dict[Value, list[Node]] = {}
+        for order, node in enumerate(self.nodes):
+            node.order = order
+            for operand in node.inputs:
+                if isinstance(operand, Value):
+                    users = self.users.setdefault(operand, [])
+                    if not users or users[-1] is not node:
+                        users.append(node)
+        self.returned = {value for value in self.outputs if isinstance(value, Value)}
+
+    def _add(self, jaxpr: core.Jaxpr, inputs: Sequence[Operand], name_stack: Any) -> list[Operand]:
+        env: dict[Any, Operand] = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
+
+        def read(atom: Any) -> Operand:
+            return Constant(atom.aval, atom.val) if isinstance(atom, core.Literal) else env[atom]
+
+        for equation in jaxpr.eqns:
+            operands = [read(atom) for atom in equation.invars]
+            stack = equation.source_info.name_stack
+            stack = stack if name_stack is None else name_stack + stack
+            if (inner := inlinable(equation)) is not None:
+                results = self._add(inner, operands, stack)
+            elif (folded := fold(equation, operands)) is not None:
+                results = [folded]
+            else:
+                results = self._append(equation, operands, stack)
+            env.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _append(self, equation: Any, operands: list[Operand], stack: Any) -> list[Value]:
+        node = Node(
+            equation.primitive.name,
+            equation.params,
+            operands,
+            [Value(v.aval) for v in equation.outvars],
+            equation,
+            stack,
+            jax_compat.binder(equation),
+            has_effects=jax_compat.has_effects(equation.effects),
+        )
+        for value in node.outputs:
+            value.producer = node
+        self.nodes.append(node)
+        return node.outputs
+
+    def readers(self, value: Value) -> list[Node]:
+        return self.users.get(value, [])
+
+    def sole_reader(self, value: Value) -> Node | None:
+        """The one node that reads the value, where the program does not return it as well."""
+        readers = self.readers(value)
+        return readers[0] if len(readers) == 1 and value not in self.returned else None
+
+
+# What jax.numpy and the libraries wrap in jit, as `_var`, `_where`, `clip`, `standardize` are made
+# of. A function with anything else in it (a convolution, a loop) stays a call.
+_INLINED = frozenset(
+    """
+    abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy copy_p div eq
+    exp expand_dims ge gt integer_pow is_finite le log lt max min mul ne neg not or pow psum
+    psum_invariant pvary reduce_max reduce_min reduce_sum reshape rsqrt select_n sign slice sqrt
+    square squeeze stop_gradient sub transpose
+    """.split()  # noqa: SIM905 (a list would fill a page)
+)
+_LARGEST_INLINED = 60
+
+
+def inlinable(equation: Any) -> core.Jaxpr | None:
+    """The body of a small jitted function that loses nothing but the call when it is inlined."""
+    if equation.primitive.name not in ("jit", "pjit"):
+        return None
+    closed = equation.params["jaxpr"]
+    if (
+        closed.consts
+        or jax_compat.has_effects(closed.effects)
+        or not jax_compat.is_plain_jit(equation.params)
+    ):
+        return None
+    body = closed.jaxpr
+    return body if len(body.eqns) <= _LARGEST_INLINED and all(map(_is_small, body.eqns)) else None
+
+
+def _is_small(equation: Any) -> bool:
+    name = equation.primitive.name
+    return name in _INLINED or name == "custom_jvp_call" or inlinable(equation) is not None

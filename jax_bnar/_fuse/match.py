@@ -1,0 +1,209 @@
+"""Finds the training form of BatchNorm(-Add)(-ReLU) in a graph."""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from jax_bnar._fuse import axes as axes_of
+from jax_bnar._fuse.graph import Graph
+from jax_bnar._fuse.nodes import Node, Operand, Value, holds, is_real
+from jax_bnar._fuse.region import Region
+from jax_bnar._fuse.tail import Tail, tail_of
+from jax_bnar._fuse.training import Normalisation, RefusalError, normalisation, statistic
+from jax_bnar._fuse.unknowns import ReciprocalRoot
+
+# The primitives whose operand may be an array that is normalised.
+SUMS = {"reduce_sum"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+    """A value of the program that is `factor` times a statistic of x."""
+
+    value: Value
+    name: str
+    factor: Fraction
+
+
+@dataclasses.dataclass
+class TrainingMatch:
+    """A normalisation by batch statistics, with what follows it.
+
+    Attributes:
+        region: what is computed from x.
+        form: the proven normalisation.
+        normalised: its value.
+        tail: the add and the ReLU behind it.
+        statistics: what else the program computes that the kernel gives.
+    """
+
+    region: Region
+    form: Normalisation
+    normalised: Value
+    tail: Tail
+    statistics: list[Statistic]
+
+    @property
+    def x(self) -> Value:
+        return self.region.x
+
+    @property
+    def result(self) -> Value:
+        return self.tail.result
+
+    @property
+    def operator(self) -> str:
+        if not self.tail.has_relu:
+            return "batch_norm"
+        return "bn_add_relu" if self.tail.residuals else "bn_relu"
+
+    @property
+    def replaced(self) -> list[Value]:
+        return [self.result, *(statistic.value for statistic in self.statistics)]
+
+
+@dataclasses.dataclass(frozen=True)
+class RefusedMatch:
+    """Something that normalises x and is not taken."""
+
+    node: Node
+    reason: str
+
+
+def normalised_arrays(graph: Graph) -> Iterator[Value]:
+    """The arrays of which the program takes a sum: each may be normalised by it."""
+    seen = set()
+    for node in graph.nodes:
+        if node.name not in SUMS:
+            continue
+        x = _before_the_sum(node.inputs[0])
+        if isinstance(x, Value) and x not in seen:
+            seen.add(x)
+            if len(x.shape) >= 2 and np.prod(x.shape) and is_real(x.dtype):
+                yield x
+
+
+def training_candidates(
+    graph: Graph, x: Value, taken: Collection[Value], axis_sizes: Mapping[Any, int]
+) -> Iterator[TrainingMatch | RefusedMatch]:
+    """What may be made of the normalisation of x, the longest first; then why there is no more."""
+    region = Region(graph, x, axis_sizes)
+    if not _divides_by_a_root(region):
+        return
+    refused: RefusedMatch | None = None
+    for value in reversed(region.terms):
+        if region.degree(value) != 1 or value is x or value in taken:
+            continue
+        try:
+            form = normalisation(region, value)
+            statistics = list(_statistics(region, form))
+            _require_unused(region, value, statistics)
+        except RefusalError as refusal:
+            if refused is None and _is_divided_by_a_root(region, value):
+                refused = RefusedMatch(_producer(value), str(refusal))
+            continue
+        tail = tail_of(graph, value, taken)
+        yield TrainingMatch(region, form, value, tail, statistics)
+        if tail.residuals:
+            reason = "the residual depends on the statistics: a cycle"
+            yield TrainingMatch(region, form, value, Tail(value, reason=reason), statistics)
+    if refused is not None:
+        yield refused
+
+
+def _before_the_sum(operand: Operand) -> Operand:
+    """The array itself, where its square, a wider copy or a flattened one is summed."""
+    while isinstance(operand, Value) and (node := operand.producer) is not None:
+        inner = node.inputs[0] if node.inputs else operand
+        if (
+            node.name == "square"
+            or (node.name == "integer_pow" and node.params["y"] == 2)
+            or (node.name == "mul" and node.inputs[0] is node.inputs[1])
+        ):
+            pass
+        elif node.name == "convert_element_type":
+            if not is_real(inner.dtype) or not holds(operand.dtype, inner.dtype):
+                break
+        elif node.name in ("reshape", "squeeze", "expand_dims"):
+            labels = axes_of.own(inner.shape)
+            sizes = dict(enumerate(inner.shape))
+            if axes_of.reshaped(inner.shape, labels, operand.shape, sizes) is None:
+                break
+        elif node.name not in ("pvary", "copy"):
+            break
+        operand = inner
+    return operand
+
+
+def _divides_by_a_root(region: Region) -> bool:
+    return any(_is_divided_by_a_root(region, value) for value in region.terms)
+
+
+def _is_divided_by_a_root(region: Region, value: Value) -> bool:
+    slopes = (p.by_power_of(region.x_number).get(1) for p in region.terms[value].polynomials)
+    return any(
+        isinstance(region.unknowns[number], ReciprocalRoot)
+        for slope in slopes
+        if slope is not None
+        for number in slope.unknowns
+    )
+
+
+def _statistics(region: Region, form: Normalisation) -> Iterator[Statistic]:
+    """The values that hold one number a channel (and group), not those that repeat it."""
+    shape = region.x.shape
+    axes = [axis for axis in (0, form.axis) if axis == form.axis or form.num_groups > 1]
+    axes = [axis for axis in axes if shape[axis] > 1]
+    count = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
+    for value, term in region.terms.items():
+        if np.prod(value.shape, dtype=np.int64) != count or not axes_of.in_order(term.labels, axes):
+            continue
+        if (found := statistic(region, value, form.over)) is not None:
+            yield Statistic(value, *found)
+
+
+def _require_unused(region: Region, end: Value, statistics: list[Statistic]) -> None:
+    """Nothing between x and the normalised array may be wanted by anyone else."""
+    replaced = {end, *(statistic.value for statistic in statistics)}
+    wanted: set[Value] = set()
+    for value in reversed(region.terms):  # readers before what they read
+        results = (r for reader in region.graph.readers(value) for r in reader.outputs)
+        if value not in replaced and (
+            value in region.graph.returned
+            or any(r not in replaced and (r not in region.terms or r in wanted) for r in results)
+        ):
+            wanted.add(value)
+    for value in _between(region, end):
+        if value is not end and value in wanted and _depends_on_more_than_x(region, value):
+            raise RefusalError("an array between x and the normalised one is used elsewhere")
+
+
+def _depends_on_more_than_x(region: Region, value: Value) -> bool:
+    return region.degree(value) != 0 and any(
+        polynomial.unknowns != {region.x_number} for polynomial in region.terms[value].polynomials
+    )
+
+
+def _between(region: Region, end: Value) -> set[Value]:
+    """The values of the region from which the end is computed."""
+    found: set[Value] = set()
+    waiting = [end]
+    while waiting:
+        value = waiting.pop()
+        if value in found or value is region.x:
+            continue
+        found.add(value)
+        waiting.extend(
+            operand
+            for operand in _producer(value).inputs
+            if isinstance(operand, Value) and operand in region.terms
+        )
+    return found
+
+
+def _producer(value: Value) -> Node:
+    assert value.producer is not None
+    return value.producer

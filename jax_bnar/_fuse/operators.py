@@ -1,0 +1,207 @@
+"""Nodes that call the fused operators, by their public names."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_bnar._fuse.affine import AffineMatch
+from jax_bnar._fuse.dual import DualMatch
+from jax_bnar._fuse.match import Statistic, TrainingMatch
+from jax_bnar._fuse.nodes import Node, Value, accumulation_dtype
+from jax_bnar._fuse.training import Normalisation
+from jax_bnar._fuse.vectors import Vector, arrays_of
+from jax_bnar._operators.api import (
+    batch_norm,
+    bn_add_relu,
+    bn_add_relu_inference,
+    bn_relu,
+    bn_relu_inference,
+)
+from jax_bnar._operators.dual import dual_bn_add_relu
+
+Match = TrainingMatch | DualMatch | AffineMatch
+
+
+def node_of(match: Match) -> Node:
+    """The fused operator in the place of a match."""
+    if isinstance(match, AffineMatch):
+        return _node(match, _affine_inputs(match), _Affine(match))
+    if isinstance(match, DualMatch):
+        inputs = [
+            match.first.x,
+            match.second.x,
+            *_vector_inputs(match.first),
+            *_vector_inputs(match.second),
+        ]
+        return _node(match, inputs, _Dual(match, match.statistics))
+    inputs = [match.x, *match.tail.residuals, *_vector_inputs(match)]
+    return _node(match, inputs, _Training(match, match.statistics))
+
+
+def without_unread(node: Node, read: Collection[Value]) -> None:
+    """Leaves out the statistics that nothing reads."""
+    call = node.run
+    if isinstance(call, _Training | _Dual):
+        call.statistics = [s for s in call.statistics if s.value in read]
+        node.outputs = [call.match.result, *(s.value for s in call.statistics)]
+
+
+def _node(match: Match, inputs: Sequence[Any], call: Callable[..., Sequence[Any]]) -> Node:
+    producer = match.result.producer
+    assert producer is not None
+    return Node(
+        match.operator,
+        {},
+        list(inputs),
+        match.replaced,
+        producer.equation,
+        producer.name_stack,
+        call,
+    )
+
+
+def _vectors(match: TrainingMatch) -> list[Vector]:
+    unknowns = match.region.unknowns
+    return [
+        Vector.of(match.form.scale, unknowns, neutral=1),
+        Vector.of(match.form.bias, unknowns, neutral=0),
+    ]
+
+
+def _vector_inputs(match: TrainingMatch) -> list[Value]:
+    return [value for vector in _vectors(match) for value in vector.values]
+
+
+@dataclasses.dataclass
+class _Training:
+    match: TrainingMatch
+    statistics: list[Statistic]
+
+    def __call__(self, x: jax.Array, *rest: Any) -> list[jax.Array]:
+        form, tail = self.match.form, self.match.tail
+        residuals, arrays = rest[: len(tail.residuals)], rest[len(tail.residuals) :]
+        scale, bias = arrays_of(_vectors(self.match), arrays, x.shape[form.axis], x.dtype)
+        shape, options = _options(form, self.match.result.shape)
+        x = _arranged(x, form).reshape(shape)
+        if not tail.has_relu:
+            y, mean, var = batch_norm(x, scale, bias, **options)
+        elif not residuals:
+            y, mean, var = bn_relu(x, scale, bias, **options)
+        else:
+            z = _sum(residuals).reshape(shape)
+            y, mean, var = bn_add_relu(x, z, scale, bias, **options)
+        statistics = (_restored(s, mean, var) for s in self.statistics)
+        return [y.reshape(self.match.result.shape), *statistics]
+
+
+@dataclasses.dataclass
+class _Dual:
+    match: DualMatch
+    statistics: list[Statistic]
+
+    def __call__(self, x1: jax.Array, x2: jax.Array, *arrays: Any) -> list[jax.Array]:
+        first, second = self.match.first, self.match.second
+        shape, options = _options(first.form, self.match.result.shape)
+        vectors = [*_vectors(first), *_vectors(second)]
+        scale1, bias1, scale2, bias2 = arrays_of(
+            vectors, arrays, x1.shape[first.form.axis], x1.dtype
+        )
+        y, mean1, var1, mean2, var2 = dual_bn_add_relu(
+            _arranged(x1, first.form).reshape(shape),
+            _arranged(x2, second.form).reshape(shape),
+            scale1,
+            bias1,
+            scale2,
+            bias2,
+            **options,
+        )
+        statistics = (
+            _restored(s, mean1, var1) if s in first.statistics else _restored(s, mean2, var2)
+            for s in self.statistics
+        )
+        return [y.reshape(self.match.result.shape), *statistics]
+
+
+def _arranged(x: jax.Array, form: Normalisation) -> jax.Array:
+    """x with its axes (but those of size 1) in the order of the normalised array."""
+    if list(form.order) == sorted(form.order):
+        return x
+    x = x.reshape([size for size in x.shape if size > 1])
+    return x.transpose([sorted(form.order).index(axis) for axis in form.order])
+
+
+def _options(form: Normalisation, shape: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The shape in which the operator takes its arrays, given that of the result; its keywords."""
+    axis = form.result_axis
+    if form.num_groups > 1 and form.groups_are_apart:
+        shape, axis = (shape[0] * shape[1], *shape[2:]), axis - 1  # the groups are still apart
+    options = {
+        "epsilon": form.epsilon,
+        "axis": axis,
+        "axis_name": form.axis_name or None,
+        "num_groups": form.num_groups,
+    }
+    return shape, options
+
+
+def _restored(statistic: Statistic, mean: jax.Array, var: jax.Array) -> jax.Array:
+    """What the program computed itself, from what the kernel gives."""
+    if statistic.name == "mean":
+        array = mean
+    elif statistic.name == "var":
+        array = var
+    else:
+        array = var + mean * mean
+    if statistic.factor != 1:
+        array = array * jnp.asarray(float(statistic.factor), array.dtype)
+    return array.astype(statistic.value.dtype).reshape(statistic.value.shape)
+
+
+# With a variance of 1, an epsilon that leaves it 1: the scale holds the reciprocal root already.
+_NO_EPSILON = float(np.finfo(np.float32).tiny)
+
+
+def _affine_vectors(match: AffineMatch) -> list[Vector]:
+    unknowns = match.region.unknowns
+    return [
+        Vector.of(match.scale, unknowns, neutral=1),
+        Vector.of(match.bias, unknowns, neutral=0),
+        Vector.of(match.mean, unknowns, neutral=0),
+    ]
+
+
+def _affine_inputs(match: AffineMatch) -> list[Value]:
+    vectors = [value for vector in _affine_vectors(match) for value in vector.values]
+    return [match.x, *match.residuals, *vectors]
+
+
+@dataclasses.dataclass
+class _Affine:
+    match: AffineMatch
+
+    def __call__(self, x: jax.Array, *rest: Any) -> list[jax.Array]:
+        match = self.match
+        channels = x.shape[match.axis]
+        residuals, arrays = rest[: len(match.residuals)], rest[len(match.residuals) :]
+        scale, bias, mean = arrays_of(_affine_vectors(match), arrays, channels, x.dtype)
+        dtype = accumulation_dtype(x.dtype)
+        mean = jnp.zeros(channels, dtype) if mean is None else mean
+        var = jnp.ones(channels, dtype)
+        options: dict[str, Any] = {"epsilon": _NO_EPSILON, "axis": match.axis}
+        if residuals:
+            z = _sum(residuals).reshape(x.shape)
+            y = bn_add_relu_inference(x, z, scale, bias, mean, var, **options)
+        else:
+            y = bn_relu_inference(x, scale, bias, mean, var, **options)
+        return [y.reshape(match.result.shape)]
+
+
+def _sum(residuals: Sequence[jax.Array]) -> jax.Array:
+    z = residuals[0]
+    for other in residuals[1:]:
+        z = z + other
+    return z

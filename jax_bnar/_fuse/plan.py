@@ -1,0 +1,121 @@
+"""The rewritten form of one jaxpr, with those of the jaxprs inside it."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.extend import core
+
+from jax_bnar._fuse import bodies
+from jax_bnar._fuse.affine import affine_candidates
+from jax_bnar._fuse.dual import duals
+from jax_bnar._fuse.graph import Graph
+from jax_bnar._fuse.match import (
+    RefusedMatch,
+    TrainingMatch,
+    normalised_arrays,
+    training_candidates,
+)
+from jax_bnar._fuse.nodes import Node, Value, evaluate, values_of
+from jax_bnar._fuse.operators import Match, node_of, without_unread
+from jax_bnar._fuse.rewrite import CycleError, Rewrite
+
+
+@dataclasses.dataclass
+class Plan:
+    """How to run a jaxpr with what was found in it fused.
+
+    Attributes:
+        graph: of the jaxpr.
+        nodes: what to run, in order.
+        matches: what was found here.
+        refused: what was looked at and not taken.
+        inner: for each node with bodies, before they were changed, the plans of them.
+    """
+
+    graph: Graph
+    nodes: list[Node]
+    matches: list[Match]
+    refused: list[RefusedMatch]
+    inner: dict[Node, list["Plan"]]
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.matches) or any(
+            plan.changes for plans in self.inner.values() for plan in plans
+        )
+
+    def run(self, *args: Any) -> list[Any]:
+        return evaluate(self.nodes, self.graph.inputs, self.graph.outputs, args)
+
+
+class Planner:
+    """Makes the plan of each jaxpr once, however often a program calls it."""
+
+    def __init__(self) -> None:
+        self._plans: dict[Any, tuple[core.Jaxpr, Plan]] = {}
+        self.rebuilt: dict[tuple[int, int], tuple[Any, ...]] = {}
+
+    def plan(self, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int]) -> Plan:
+        key = (id(jaxpr), tuple(axis_sizes.items()))
+        if key not in self._plans:
+            # The jaxpr is kept, so that no other one gets its id.
+            self._plans[key] = (jaxpr, self._make(jaxpr, axis_sizes))
+        return self._plans[key][1]
+
+    def _make(self, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int]) -> Plan:
+        graph = Graph(jaxpr)
+        matches, refused = _found(graph, axis_sizes)
+        matches, nodes = _rewritten(graph, matches)
+        plan = Plan(graph, nodes, matches, refused, {})
+        for index, node in enumerate(nodes):
+            if inner := bodies.plans(node, self, axis_sizes):
+                plan.inner[node] = inner
+                if any(p.changes for p in inner):
+                    nodes[index] = bodies.rebuilt(node, inner, self)
+        return plan
+
+
+def _found(graph: Graph, axis_sizes: Mapping[Any, int]) -> tuple[list[Match], list[RefusedMatch]]:
+    """Matches that can be made one after another, the training form first."""
+    training: list[TrainingMatch] = []
+    refused: list[RefusedMatch] = []
+    taken: set[Value] = set()
+    rewrite = Rewrite(graph)
+    for x in normalised_arrays(graph):
+        for candidate in training_candidates(graph, x, taken, axis_sizes):
+            if isinstance(candidate, RefusedMatch):
+                refused.append(candidate)
+            elif rewrite.add(node_of(candidate)):
+                training.append(candidate)
+                taken.update(candidate.replaced)
+                break
+    matches: list[Match] = list(training)
+    for dual in duals(training):
+        if rewrite.add(node_of(dual)):
+            matches[matches.index(dual.first)] = dual
+            matches.remove(dual.second)
+    for found in affine_candidates(graph, taken):
+        if isinstance(found, RefusedMatch):
+            refused.append(found)
+        elif rewrite.add(node_of(found)):
+            matches.append(found)
+            taken.update(found.replaced)
+    return matches, refused
+
+
+def _rewritten(graph: Graph, matches: Sequence[Match]) -> tuple[list[Match], list[Node]]:
+    """The nodes to run; without the last matches where all of them together make a cycle."""
+    matches = list(matches)
+    while True:
+        rewrite = Rewrite(graph)
+        added = [(match, node) for match in matches if rewrite.add(node := node_of(match))]
+        try:
+            nodes = rewrite.nodes()
+        except CycleError:
+            matches = [match for match, _ in added[:-1]]
+            continue
+        read = {*values_of(graph.outputs), *(v for n in nodes for v in values_of(n.inputs))}
+        for _, node in added:
+            without_unread(node, read)
+        return [match for match, _ in added], nodes

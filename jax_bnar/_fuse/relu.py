@@ -1,0 +1,101 @@
+"""Which nodes are `jax.nn.relu`: its values, and its derivative, at 0 and at NaN too.
+
+Other spellings agree with it in most values and differ in some: the derivative of `jnp.maximum(a,
+0)` at 0 is 1/2, that of `where(a < 0, 0, a)` is 1, `where(a > 0, a, 0)` turns NaN into 0, `a * (a >
+0)` turns -inf into NaN. A zero-initialised scale makes exact zeros common. So they stay what they
+are, behind a fused BatchNorm. A custom rule is compared whole: a surrogate gradient has the body of
+ReLU and a derivative of its own.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jax_bnar._base import jax_compat
+from jax_bnar._fuse.graph import Graph
+from jax_bnar._fuse.nodes import Constant, Node, Operand, Value, is_real, source
+
+_CUSTOM_JVP = "custom_jvp_call"
+# More than any spelling of ReLU's derivative has.
+_LARGEST_RULE = 20
+
+
+def is_relu(node: Node) -> bool:
+    if node.name != _CUSTOM_JVP or len(node.inputs) != 1 or len(node.outputs) != 1:
+        return False
+    if not is_real(node.outputs[0].dtype):
+        return False
+    if node.params["call_jaxpr"].consts or not _has_body_of_relu(node):
+        return False
+
+    aval = node.inputs[0].aval
+    rule = jax_compat.derivative_rule_of(node.equation)
+    if rule is not None and rule is _rule_of_relu():
+        return True  # as nearly always: nothing has to be traced
+    try:
+        return _derivative(lambda a: node.run(a)[0], aval) == _derivative(jax.nn.relu, aval)
+    except TypeError:
+        return False  # it cannot be traced out of its place in a shard_map
+
+
+@functools.cache
+def _rule_of_relu() -> Any:
+    nodes = Graph(jax.make_jaxpr(jax.nn.relu)(0.0).jaxpr).nodes
+    rules = (jax_compat.derivative_rule_of(n.equation) for n in nodes if n.name == _CUSTOM_JVP)
+    return next(rules, None)
+
+
+def looks_like_relu(node: Node) -> bool:
+    """A spelling of the positive part that is not `jax.nn.relu`; for the report."""
+    return node.name == "max" and any(_is_zero(operand) for operand in node.inputs)
+
+
+def _has_body_of_relu(node: Node) -> bool:
+    graph = Graph(node.params["call_jaxpr"].jaxpr)
+    nodes = [n for n in graph.nodes if n.outputs[0].shape]  # without what makes the 0
+    if len(nodes) != 1 or nodes[0].name != "max" or graph.outputs != nodes[0].outputs:
+        return False
+    left, right = nodes[0].inputs
+    (a,) = graph.inputs
+    return (left is a and _is_zero(right)) or (right is a and _is_zero(left))
+
+
+def _is_zero(operand: Any) -> bool:
+    origin, _ = source(operand)
+    return isinstance(origin, Constant) and origin.shape == () and origin.value == 0
+
+
+def _derivative(function: Any, aval: Any) -> str:
+    """Value and tangent as expressions in a and its tangent."""
+
+    def tangent(a: jax.Array, a_dot: jax.Array) -> Any:
+        return jax.jvp(function, (a,), (a_dot,))
+
+    graph = Graph(jax.make_jaxpr(tangent)(aval, aval).jaxpr)
+    if len(graph.nodes) > _LARGEST_RULE:
+        return f"a program of {len(graph.nodes)} operations"
+    names = dict(zip(graph.inputs, ("a", "a_dot"), strict=True))
+    return "; ".join(_expression(output, names) for output in graph.outputs)
+
+
+def _expression(operand: Operand, names: Mapping[Value, str]) -> str:
+    """What a value is computed by; broadcasts of constants do not count, nor do calls."""
+    origin, _ = source(operand)
+    if isinstance(origin, Constant):
+        return str(origin.value)
+    assert isinstance(operand, Value)
+    if operand in names:
+        return names[operand]
+    node = operand.producer
+    assert node is not None
+    inputs = [_expression(o, names) for o in node.inputs]
+    if node.name == "pvary":
+        return inputs[0]
+    if node.name == _CUSTOM_JVP:
+        graph = Graph(node.params["call_jaxpr"].jaxpr)
+        inner = dict(zip(graph.inputs, inputs, strict=True))
+        return _expression(graph.outputs[node.outputs.index(operand)], inner)
+    params = {k: v for k, v in node.params.items() if k != "sharding"}
+    return f"{node.name}{params or ''}({', '.join(inputs)})"

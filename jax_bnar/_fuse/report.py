@@ -1,0 +1,181 @@
+"""`FusionReport`: what was found in a program, what was not taken, and why."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from jax_bnar._base import jax_compat
+from jax_bnar._fuse import html, paddle_form
+from jax_bnar._fuse.affine import AffineMatch
+from jax_bnar._fuse.differentiated import HINT, is_differentiated
+from jax_bnar._fuse.match import RefusedMatch
+from jax_bnar._fuse.nodes import Node
+from jax_bnar._fuse.operators import Match
+from jax_bnar._fuse.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One place where a program normalises an array.
+
+    Attributes:
+        module: path of the module, from the name stack; "" where the program has no names.
+        operator: the public operator that it becomes, such as "bn_add_relu"; None where refused.
+        reason: why it is refused, or why the operator takes less than it might ("" otherwise).
+        line: where the user's program computes it.
+        shape: of x.
+        dtype: of x.
+        calls: how often the program runs it (a jitted function called again, a scan).
+        bytes_saved: what one training step need not move for it, over all calls: the normalised
+            array and the pre-activation, where the operator computes them, each written once and
+            read once. A count from shapes, not a measurement: XLA may have spared some of it.
+    """
+
+    module: str
+    operator: str | None
+    reason: str
+    line: str
+    shape: tuple[int, ...]
+    dtype: str
+    calls: int
+    bytes_saved: int
+
+    @property
+    def is_matched(self) -> bool:
+        return self.operator is not None
+
+    def __str__(self) -> str:
+        where = self.module or "(no module)"
+        times = f" x{self.calls}" if self.calls > 1 else ""
+        array = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        if self.operator is None:
+            return f"{where}{times}: refused: {self.reason} [{array}] at {self.line}"
+        note = f" ({self.reason})" if self.reason else ""
+        saved = f"{self.bytes_saved:,} bytes saved"
+        return f"{where}{times}: {self.operator}{note} [{array}] {saved} at {self.line}"
+
+
+@dataclasses.dataclass(frozen=True)
+class FusionReport:
+    """What `fuse` does to a function for some arguments.
+
+    Attributes:
+        candidates: in the order of the program.
+    """
+
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def matched(self) -> tuple[Candidate, ...]:
+        return tuple(c for c in self.candidates if c.is_matched)
+
+    @property
+    def refused(self) -> tuple[Candidate, ...]:
+        return tuple(c for c in self.candidates if not c.is_matched)
+
+    @property
+    def bytes_saved(self) -> int:
+        return sum(candidate.bytes_saved for candidate in self.candidates)
+
+    def count(self, operator: str) -> int:
+        """How often the program runs this operator."""
+        return sum(c.calls for c in self.candidates if c.operator == operator)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.candidates)) or "nothing to fuse"
+
+    def summary(self) -> str:
+        """A table: how often each operator is called, and each reason why not."""
+        rows = collections.Counter[str]()
+        saved = collections.Counter[str]()
+        for candidate in self.candidates:
+            name = candidate.operator or f"refused: {candidate.reason}"
+            rows[name] += candidate.calls
+            saved[name] += candidate.bytes_saved
+        width = max([len(name) for name in rows] + [len("operator")])
+        lines = [f"{'operator':<{width}}  {'calls':>6}  {'bytes saved':>15}"]
+        for name, calls in sorted(
+            rows.items(), key=lambda row: (row[0].startswith("refused"), row)
+        ):
+            lines.append(f"{name:<{width}}  {calls:>6}  {saved[name]:>15,}")
+        return "\n".join(lines)
+
+    def graphs(self) -> str:
+        """The patterns that matched, source and result, as Paddle's pass prints its own."""
+        operators = dict.fromkeys(c.operator for c in self.candidates if c.operator is not None)
+        return paddle_form.text(list(operators))
+
+    def html(self) -> str:
+        """A page of its own: the table of candidates, and the graph of each pattern."""
+        return html.page(self)
+
+
+def report(plan: Plan) -> FusionReport:
+    """What the plan of a function says about it."""
+    calls: dict[int, int] = collections.Counter()
+    found: dict[int, tuple[Match | RefusedMatch, str]] = {}
+    for one, times, around in _plans(plan, 1, ""):
+        places = sorted((*one.matches, *one.refused), key=lambda place: _node(place).order)
+        for place in places:
+            calls[id(place)] += times
+            found.setdefault(id(place), (place, around))
+    return FusionReport(
+        tuple(_candidate(place, calls[id(place)], around) for place, around in found.values())
+    )
+
+
+def _plans(plan: Plan, times: int, around: str) -> Iterator[tuple[Plan, int, str]]:
+    """All plans of a program, how often they run (a loop of unknown length: once), the names."""
+    yield plan, times, around
+    for node, inner in plan.inner.items():
+        length = node.params["length"] if node.name == "scan" else 1
+        names = f"{around}{node.name_stack}/" if str(node.name_stack) else around
+        for one in inner:
+            yield from _plans(one, times * length, names)
+
+
+def _candidate(place: Match | RefusedMatch, calls: int, around: str) -> Candidate:
+    module = f"{around}{_node(place).name_stack}".rstrip("/")
+    if isinstance(place, RefusedMatch):
+        (x, *_) = place.node.outputs
+        return Candidate(
+            module,
+            None,
+            HINT if is_differentiated(place.node, around) else place.reason,
+            jax_compat.source_line(place.node.equation),
+            x.shape,
+            str(x.dtype),
+            calls,
+            0,
+        )
+    result = place.result.producer
+    assert result is not None
+    x = place.x
+    size = math.prod(x.shape) * x.dtype.itemsize
+    return Candidate(
+        module,
+        place.operator,
+        "" if isinstance(place, AffineMatch) else place.tail.reason,
+        jax_compat.source_line(result.equation),
+        x.shape,
+        str(x.dtype),
+        calls,
+        calls * size * _moves_spared(place),
+    )
+
+
+def _node(place: Match | RefusedMatch) -> Node:
+    """Where the array is normalised: its names are those of the module."""
+    if isinstance(place, RefusedMatch):
+        return place.node
+    producer = place.normalised.producer
+    assert producer is not None
+    return producer
+
+
+def _moves_spared(match: Match) -> int:
+    """Whole arrays that are neither written nor read again, in units of the size of x."""
+    arrays = {"batch_norm": 0, "bn_relu": 1, "bn_add_relu": 2, "dual_bn_add_relu": 2}
+    operator = match.operator.removesuffix("_inference")
+    return 2 * arrays[operator]

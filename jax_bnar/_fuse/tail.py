@@ -1,0 +1,83 @@
+"""What follows the normalised array: nothing, ReLU, or residuals and ReLU."""
+
+import dataclasses
+from collections.abc import Collection
+
+from jax_bnar._fuse.graph import Graph
+from jax_bnar._fuse.nodes import Node, Operand, Value, source
+from jax_bnar._fuse.relu import is_relu, looks_like_relu
+
+_MOST_RESIDUALS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Tail:
+    """Residuals and ReLU behind a normalised array.
+
+    Attributes:
+        result: the last value that the kernel computes.
+        residuals: what is added before the ReLU.
+        has_relu: whether there is one.
+        reason: why there is no more of it; empty where nothing is left out.
+    """
+
+    result: Value
+    residuals: tuple[Value, ...] = ()
+    has_relu: bool = False
+    reason: str = ""
+
+
+def tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
+    value, residuals = normalised, []
+    while True:
+        reader = graph.sole_reader(value)
+        if reader is None:
+            return Tail(normalised, reason=_why_not_one_reader(graph, value, normalised))
+        result = reader.outputs[0]
+        if result in taken:
+            return Tail(normalised)  # the residual of another BatchNorm's join
+        if is_relu(reader):
+            return Tail(result, tuple(residuals), has_relu=True)
+        if reader.name not in ("add", "add_any"):
+            return Tail(normalised, reason=_why_not(reader, residuals))
+        other = reader.inputs[1] if reader.inputs[0] is value else reader.inputs[0]
+        reason = refused_residual(other, value)
+        if reason or len(residuals) == _MOST_RESIDUALS:
+            return Tail(normalised, reason=reason or "more residuals than are looked for")
+        assert isinstance(other, Value)
+        residuals.append(other)
+        value = result
+
+
+def refused_residual(other: Operand, value: Value) -> str:
+    """Why an operand cannot be the residual; empty where it can."""
+    if other is value:
+        return "the array is added to itself"
+    origin, axes = source(other)
+    if not isinstance(origin, Value) or not isinstance(other, Value):
+        return "a constant is added"
+    if other.shape != value.shape or any(
+        axis is None and size > 1 for axis, size in zip(axes, other.shape, strict=True)
+    ):
+        return "what is added is broadcast: the kernel's residual has the shape of x"
+    if other.dtype != value.dtype:
+        return f"the residual is {other.dtype}, the array {value.dtype}"
+    return ""
+
+
+def _why_not_one_reader(graph: Graph, value: Value, normalised: Value) -> str:
+    name = "normalised array" if value is normalised else "pre-activation"
+    if value in graph.returned:
+        return f"the {name} is also returned" if graph.readers(value) else ""
+    return f"the {name} is used more than once" if graph.readers(value) else ""
+
+
+def _why_not(reader: Node, residuals: list[Value]) -> str:
+    if looks_like_relu(reader):
+        return (
+            "this ReLU is jnp.maximum(a, 0), whose derivative at 0 is 1/2: write jax.nn.relu(a) to"
+            " have it fused"
+        )
+    if reader.name == "custom_jvp_call" or reader.name == "custom_vjp_call":
+        return "what follows has a derivative of its own, which is not that of jax.nn.relu"
+    return f"no ReLU follows but {reader.name}" if residuals or reader.name == "name" else ""

@@ -1,0 +1,86 @@
+"""A function and its arguments as a program: jaxpr, arrays, and how results are put together."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend
+import numpy as np
+
+from jax_bnar._base import jax_compat
+from jax_bnar._fuse import nnx_state
+from jax_bnar._fuse.plan import Plan, Planner
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A traced function.
+
+    Attributes:
+        closed: its jaxpr.
+        plan: what is fused in it.
+        arrays: the arguments that are arrays, and the state of NNX modules among them.
+        finish: makes the function's result of those of the jaxpr.
+    """
+
+    closed: Any
+    plan: Plan
+    arrays: list[Any]
+    finish: Callable[[list[Any]], Any]
+
+    def run(self) -> Any:
+        if self.plan.changes:
+            results = self.plan.run(*self.closed.consts, *self.arrays)
+        else:
+            results = jax.extend.core.jaxpr_as_fun(self.closed)(*self.arrays)
+        return self.finish(results)
+
+
+def trace(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+    """Arrays are traced; every other leaf (a flag, a function, a number of Python) stays itself."""
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=nnx_state.is_module)
+    modules = nnx_state.Modules([leaf for leaf in leaves if nnx_state.is_module(leaf)])
+    positions = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+    fixed: dict[str, Any] = {}
+
+    def flat(state: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+        given = list(leaves)
+        for position, array in zip(positions, arrays, strict=True):
+            given[position] = array
+        copies = modules.copies(state)
+        waiting = iter(copies)
+        given = [next(waiting) if nnx_state.is_module(leaf) else leaf for leaf in given]
+        called_args, called_kwargs = jax.tree.unflatten(tree, given)
+        result = fun(*called_args, **called_kwargs)
+        results, fixed["tree"] = jax.tree.flatten(result)
+        fixed["leaves"] = [None if is_array(leaf) else leaf for leaf in results]
+        fixed["is_array"] = [is_array(leaf) for leaf in results]
+        return modules.state_of(copies), [leaf for leaf in results if is_array(leaf)]
+
+    arrays = [leaves[position] for position in positions]
+    state = modules.state
+    with nnx_state.explained_errors():
+        closed = jax.make_jaxpr(flat)(state, arrays)
+    plan = Planner().plan(jax_compat.open_jaxpr(closed), jax_compat.mapped_axes())
+
+    def finish(results: list[Any]) -> Any:
+        modules.update(results[: len(state)])
+        waiting = iter(results[len(state) :])
+        found = zip(fixed["is_array"], fixed["leaves"], strict=True)
+        return jax.tree.unflatten(
+            fixed["tree"], [next(waiting) if array else leaf for array, leaf in found]
+        )
+
+    return Program(closed, plan, [*state, *arrays], finish)
+
+
+def is_array(leaf: Any) -> bool:
+    """What `jax.jit` would trace, but for Python's own numbers, which a program may branch on."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype.kind not in "OSUV" or leaf.dtype.name in _EXTENDED
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+
+
+# NumPy takes the types of ml_dtypes for kind "V".
+_EXTENDED = frozenset(["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"])

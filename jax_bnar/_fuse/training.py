@@ -1,0 +1,221 @@
+"""Batch statistics: which values of a region are the normalisation of x by its own statistics."""
+
+import dataclasses
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from jax_bnar._fuse import axes as axes_of
+from jax_bnar._fuse.nodes import Value
+from jax_bnar._fuse.polynomial import Polynomial
+from jax_bnar._fuse.region import Region
+from jax_bnar._fuse.unknowns import Clamped, Foreign, Moment, ReciprocalRoot, Unknowns
+
+
+class RefusalError(Exception):
+    """Why a value is not taken; the text goes into the report."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalisation:
+    """`scale * (x - mean) * rsqrt(var + epsilon) + bias`, with mean and var those of x.
+
+    Attributes:
+        scale: a polynomial in vectors of the program.
+        bias: the same.
+        epsilon: what the program adds to the variance.
+        axis: the channel axis of x.
+        order: the axes of x that are longer than 1, as the normalised array has them.
+        result_axis: the channel axis of the normalised array.
+        num_groups: of a ghost batch; 1 without.
+        groups_are_apart: whether they have an axis of their own in the normalised array.
+        axis_name: mapped axes over which the statistics are taken.
+        over: all axes over which they are taken.
+    """
+
+    scale: Polynomial
+    bias: Polynomial
+    epsilon: float
+    axis: int
+    order: tuple[int, ...]
+    result_axis: int
+    num_groups: int
+    groups_are_apart: bool
+    axis_name: tuple[Any, ...]
+    over: frozenset[Any]
+
+
+def normalisation(region: Region, value: Value) -> Normalisation:
+    """That of a value of the region; RefusalError where it is none."""
+    term = region.terms[value]
+    polynomial = term.polynomial
+    if polynomial is None:
+        raise RefusalError("several arrays are stacked in one")
+    unknowns = region.unknowns
+    parts = polynomial.by_power_of(region.x_number)
+    if set(parts) - {0, 1} or 1 not in parts:
+        raise RefusalError("the result is not a multiple of x plus a vector")
+    slope, rest = parts[1], parts.get(0, Polynomial.constant(0))
+    root = _root(slope, unknowns)
+    epsilon, over = _variance(root, unknowns)
+    inverse = unknowns.polynomial(root, -1)
+    scale = slope * inverse
+    bias = rest + slope * unknowns.polynomial(Moment(1, over))
+    for name, vector in (("scale", scale), ("bias", bias)):
+        if not unknowns.are_foreign(vector):
+            raise RefusalError(_not_foreign(name, vector, unknowns))
+    axis, num_groups = _channels(region, over)
+    for name, vector in (("scale", scale), ("bias", bias)):
+        if unknowns.polynomial_varies(vector) - {axis}:
+            raise RefusalError(f"the {name} is not one number a channel")
+    order, result_axis = _arrangement(term.labels, region.x.shape, value.shape, axis, num_groups)
+    if value.dtype != region.x.dtype:
+        raise RefusalError(
+            f"the normalised array is {value.dtype} where x is {region.x.dtype}: the kernel's"
+            " arrays have one dtype"
+        )
+    names = tuple(name for name in region.axis_sizes if name in over)
+    return Normalisation(
+        scale=scale,
+        bias=bias,
+        epsilon=epsilon,
+        axis=axis,
+        order=order,
+        result_axis=result_axis,
+        num_groups=num_groups,
+        groups_are_apart=term.labels[0] == (0,),
+        axis_name=names,
+        over=over,
+    )
+
+
+def statistic(region: Region, value: Value, over: frozenset[Any]) -> tuple[str, Fraction] | None:
+    """Whether a value is a multiple of the mean, the variance or the mean of squares."""
+    term = region.terms.get(value)
+    if term is None or term.polynomial is None:
+        return None
+    polynomial, unknowns = term.polynomial, region.unknowns
+    variance = _population_variance(over, unknowns)
+    known = {
+        "mean": unknowns.polynomial(Moment(1, over)),
+        "mean of squares": unknowns.polynomial(Moment(2, over)),
+        "var": variance,
+        "clamped var": unknowns.polynomial(Clamped(variance)),
+    }
+    for name, candidate in known.items():
+        lead = candidate.terms[0]
+        coefficient = dict(polynomial.terms).get(lead[0], Fraction(0)) / lead[1]
+        if coefficient and polynomial == candidate.scaled(coefficient):
+            return name.removeprefix("clamped "), coefficient
+    return None
+
+
+def _population_variance(over: frozenset[Any], unknowns: Unknowns) -> Polynomial:
+    mean = unknowns.polynomial(Moment(1, over))
+    return unknowns.polynomial(Moment(2, over)) - mean * mean
+
+
+def _root(slope: Polynomial, unknowns: Unknowns) -> ReciprocalRoot:
+    """The one 1/sqrt in what x is multiplied by."""
+    found: set[ReciprocalRoot] = set()
+    for monomial, _ in slope.terms:
+        here = [
+            (unknown, power)
+            for number, power in monomial
+            if isinstance(unknown := unknowns[number], ReciprocalRoot)
+        ]
+        if len(here) != 1 or here[0][1] != 1:
+            raise RefusalError("x is not divided by a standard deviation")
+        found.add(here[0][0])
+    if len(found) != 1:
+        raise RefusalError("x is divided by several standard deviations")
+    return found.pop()
+
+
+def _variance(root: ReciprocalRoot, unknowns: Unknowns) -> tuple[float, frozenset[Any]]:
+    """Epsilon and the axes of the statistics, where the root is that of var + epsilon."""
+    parts = dict(root.of.terms)
+    epsilon = parts.pop((), Fraction(0))
+    variance = Polynomial.of(parts)
+    if len(variance.terms) == 1 and isinstance(
+        clamped := unknowns[variance.terms[0][0][0][0]], Clamped
+    ):
+        if variance != unknowns.polynomial(clamped):
+            raise RefusalError("the variance is not the population variance of x (a factor)")
+        variance = clamped.of
+        if variance.terms and dict(variance.terms).get(()):
+            raise RefusalError("the variance has another floor than 0")
+    moments = {
+        unknown for number in variance.unknowns if isinstance(unknown := unknowns[number], Moment)
+    }
+    if any(isinstance(unknowns[number], Foreign) for number in variance.unknowns):
+        if not moments:
+            raise RefusalError("the variance does not come from x: evaluation mode")
+        raise RefusalError("epsilon is not a literal, or the variance is not that of x alone")
+    seconds = {moment for moment in moments if moment.power == 2}
+    if len(seconds) != 1:
+        raise RefusalError("the variance is not that of x")
+    over = next(iter(seconds)).over
+    if variance != _population_variance(over, unknowns):
+        raise RefusalError(
+            "the variance is not the population variance of x: another count (ddof), another"
+            " centre, or other axes than those of the mean"
+        )
+    if epsilon <= 0:
+        raise RefusalError("no positive epsilon is added to the variance")
+    return float(epsilon), over
+
+
+def _not_foreign(name: str, vector: Polynomial, unknowns: Unknowns) -> str:
+    if any(isinstance(unknowns[n], Moment) for n in vector.unknowns):
+        return f"the mean that is subtracted is not that of x, or the {name} depends on it"
+    return f"the {name} depends on the statistics"
+
+
+def _channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
+    """The channel axis and the number of groups of the statistics."""
+    shape = region.x.shape
+    kept = [axis for axis, size in enumerate(shape) if size > 1 and axis not in over]
+    if not kept:
+        ones = [axis for axis, size in enumerate(shape) if size == 1]
+        if not ones:
+            raise RefusalError("statistics over all axes: there is no channel axis")
+        return ones[-1], 1
+    if len(kept) == 1 and (kept[0] > 0 or shape[0] == 1):
+        return kept[0], 1
+    if len(kept) == 2 and kept[0] == 0 and kept[1] >= 2 and _is_ghost(region.x):
+        return kept[1], shape[0]
+    if kept[0] == 0:
+        raise RefusalError(
+            "statistics of each example, not of the batch: LayerNorm, InstanceNorm or GroupNorm"
+        )
+    raise RefusalError(f"statistics along several axes {tuple(kept)}, not one number a channel")
+
+
+def _arrangement(
+    labels: axes_of.Labels,
+    x_shape: Sequence[int],
+    shape: Sequence[int],
+    axis: int,
+    num_groups: int,
+) -> tuple[tuple[int, ...], int]:
+    """The order of x's axes in the normalised array, and its channel axis."""
+    order = tuple(a for label in labels for a in label)
+    real = [a for a, size in enumerate(x_shape) if size > 1]
+    if sorted(order) != real or (num_groups > 1 and list(order) != real):
+        raise RefusalError("the normalised array does not have all axes of x, or groups apart")
+    if (axis,) in labels:
+        return order, labels.index((axis,))
+    ones = [a for a, size in enumerate(shape) if size == 1]
+    if axis in order or not ones:
+        raise RefusalError("the normalised array has its channels in one axis with others")
+    return order, ones[-1]
+
+
+def _is_ghost(x: Value) -> bool:
+    """Whether x is a batch whose leading axis was split into groups."""
+    node = x.producer
+    if node is None or node.name != "reshape":
+        return False
+    before, after = node.inputs[0].shape, x.shape
+    return after[1] > 1 and before[0] == after[0] * after[1] and before[1:] == after[2:]

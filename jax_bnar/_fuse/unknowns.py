@@ -1,0 +1,92 @@
+"""What the polynomials of a region are in: x, its moments, vectors of the program, roots."""
+
+import dataclasses
+from typing import Any
+
+from jax_bnar._fuse.nodes import Value
+from jax_bnar._fuse.polynomial import Polynomial
+
+# An axis of x by number, or a mapped axis by name.
+Axis = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class X:
+    """The array whose normalisation is looked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """The mean of x (power 1) or of its square (power 2) over some axes."""
+
+    power: int
+    over: frozenset[Axis]
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+    """An array that does not come from x: `axes` says along which axes of x its own ones run."""
+
+    value: Value
+    axes: tuple[int | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReciprocalRoot:
+    """1/sqrt(of)."""
+
+    of: Polynomial
+
+
+@dataclasses.dataclass(frozen=True)
+class Clamped:
+    """max(0, of)."""
+
+    of: Polynomial
+
+
+Unknown = X | Moment | Foreign | ReciprocalRoot | Clamped
+
+
+class Unknowns:
+    """Gives each unknown its number; says along which axes it varies."""
+
+    def __init__(self, axes_of_x: frozenset[Axis]) -> None:
+        self._axes_of_x = axes_of_x
+        self._numbers: dict[Unknown, int] = {}
+        self._unknowns: list[Unknown] = []
+        self._varies: list[frozenset[Axis]] = []
+
+    def __getitem__(self, number: int) -> Unknown:
+        return self._unknowns[number]
+
+    def __len__(self) -> int:
+        return len(self._unknowns)
+
+    def number(self, unknown: Unknown) -> int:
+        if unknown not in self._numbers:
+            self._numbers[unknown] = len(self._unknowns)
+            self._unknowns.append(unknown)
+            self._varies.append(self._axes_along(unknown))
+        return self._numbers[unknown]
+
+    def polynomial(self, unknown: Unknown, power: int = 1) -> Polynomial:
+        return Polynomial.unknown(self.number(unknown), power)
+
+    def varies(self, number: int) -> frozenset[Axis]:
+        return self._varies[number]
+
+    def polynomial_varies(self, polynomial: Polynomial) -> frozenset[Axis]:
+        return frozenset().union(*(self._varies[n] for n in polynomial.unknowns))
+
+    def are_foreign(self, polynomial: Polynomial) -> bool:
+        return all(isinstance(self._unknowns[n], Foreign) for n in polynomial.unknowns)
+
+    def _axes_along(self, unknown: Unknown) -> frozenset[Axis]:
+        if isinstance(unknown, X):
+            return self._axes_of_x
+        if isinstance(unknown, Moment):
+            return self._axes_of_x - unknown.over
+        if isinstance(unknown, Foreign):
+            return frozenset(axis for axis in unknown.axes if axis is not None)
+        return self.polynomial_varies(unknown.of)

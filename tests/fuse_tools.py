@@ -1,0 +1,124 @@
+"""How a fused function is judged: what is in it, its results, its gradients."""
+
+import collections
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_bnar
+
+
+def operators(function: Callable[..., Any], *args: Any) -> dict[str, int]:
+    """How often each operator is called in what `fuse` makes of a function."""
+    report = jax_bnar.explain(function)(*args)
+    counts = collections.Counter[str]()
+    for candidate in report.matched:
+        assert candidate.operator is not None
+        counts[candidate.operator] += candidate.calls
+    return dict(counts)
+
+
+def kernels(function: Callable[..., Any], *args: Any) -> int:
+    """How many of our operators are in the jaxpr of a function."""
+    text = str(jax.make_jaxpr(function)(*args))
+    return len(re.findall(r" (bnar_forward|bnar_normalise|jax_bnar_named)\[", text))
+
+
+def assert_fused(function: Callable[..., Any], *args: Any, **counts: int) -> None:
+    """The function becomes these operators; its results and gradients are at least as good."""
+    assert operators(function, *args) == counts
+    assert kernels(function, *args) == 0
+    assert kernels(jax_bnar.fuse(function), *args) >= 1
+    assert_no_worse(function, *args)
+
+
+def assert_untouched(function: Callable[..., Any], *args: Any, reason: str = "") -> None:
+    """Nothing is taken, for this reason; the jaxpr and the results stay bit for bit."""
+    report = jax_bnar.explain(function)(*args)
+    assert not report.matched, report
+    if reason:
+        assert any(reason in candidate.reason for candidate in report.refused), report
+    fused = jax_bnar.fuse(function)
+    assert str(jax.make_jaxpr(fused)(*args)) == str(jax.make_jaxpr(function)(*args))
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(fused)(*args), jax.jit(function)(*args))
+
+
+def assert_no_worse(function: Callable[..., Any], *args: Any) -> None:
+    """Against the function in float64, values and gradients err no more than unfused ones.
+
+    Values one by one. Gradients of short dtypes together: gates of the ReLU flip with the rounding,
+    and what is left of a sum that cancels is a matter of luck.
+    """
+    for form in (_values, _gradients):
+        oracle = jax.tree.leaves(jax.jit(form(function))(*in_float64(args)))
+        before = jax.jit(form(function))(*args)
+        after = jax.jit(form(jax_bnar.fuse(function)))(*args)
+        assert jax.tree.structure(after) == jax.tree.structure(before)
+        errors = []
+        short = False
+        for given, unfused, exact in zip(
+            *map(jax.tree.leaves, (after, before)), oracle, strict=True
+        ):
+            assert (given.shape, given.dtype) == (unfused.shape, unfused.dtype)
+            scale = _magnitude(exact)
+            slack = 8 * float(jnp.finfo(given.dtype).eps) if _is_float(given) else 0.0
+            short = short or slack > 1e-4
+            errors.append((error(given, exact) / scale, error(unfused, exact) / scale, slack))
+        if short and form is _gradients:
+            ours, theirs, slacks = (np.linalg.norm(column) for column in zip(*errors, strict=True))
+            errors = [(ours, theirs, slacks)]
+        for ours, theirs, slack in errors:
+            assert ours <= theirs + slack
+
+
+def _is_float(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.floating)
+
+
+def _magnitude(array: Any) -> float:
+    return 1 + float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))
+
+
+def error(given: Any, expected: Any) -> float:
+    """The largest error; where both are NaN, or the same infinity, there is none."""
+    a, b = np.asarray(given, np.float64), np.asarray(expected, np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return float(np.max(np.abs(np.where(same, 0, a) - np.where(same, 0, b)), initial=0.0))
+
+
+def in_float64(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: leaf.astype(jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf,
+        tree,
+    )
+
+
+def _values(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients of a weighted sum of all results, by all floating-point arguments."""
+
+    def loss(*args: Any) -> jax.Array:
+        total: Any = 0.0
+        for number, leaf in enumerate(jax.tree.leaves(function(*args))):
+            weights = np.cos(np.arange(leaf.size) + number).reshape(leaf.shape)
+            total = total + jnp.sum(leaf.astype(jnp.float64) * weights)
+        return total
+
+    def gradients(*args: Any) -> Any:
+        return jax.grad(loss, argnums=tuple(range(len(args))), allow_int=True)(*args)
+
+    return lambda *args: [
+        leaf for leaf in jax.tree.leaves(gradients(*args)) if leaf.dtype != jax.dtypes.float0
+    ]
+
+
+def array(shape: tuple[int, ...], seed: int = 0, dtype: Any = jnp.float32) -> jax.Array:
+    """Standard normal numbers around 0.5."""
+    return (jax.random.normal(jax.random.key(seed), shape, jnp.float32) + 0.5).astype(dtype)

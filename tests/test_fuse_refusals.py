@@ -1,0 +1,469 @@
+"""What `fuse` must not take: each guard, with its reason, and nothing changed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from fuse_tools import array, assert_fused, assert_no_worse, assert_untouched, operators
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+import jax_bnar
+
+X = array((6, 5, 4, 3))
+Z = array((6, 5, 4, 3), 1)
+SCALE = array((3,), 2)
+BIAS = array((3,), 3)
+AXES = (0, 1, 2)
+
+
+def _norm(x: Any, axes: Any = AXES, epsilon: Any = 1e-3) -> jax.Array:
+    mean = x.mean(axes, keepdims=True)
+    return (x - mean) * lax.rsqrt(x.var(axes, keepdims=True) + epsilon)
+
+
+def _affine(x: Any, scale: Any, bias: Any) -> jax.Array:
+    return x * scale.reshape(1, 1, 1, -1) + bias.reshape(1, 1, 1, -1)
+
+
+def _batch_norm(x: Any, scale: Any, bias: Any) -> jax.Array:
+    return _affine(_norm(x), scale, bias)
+
+
+def _moments(x: Any) -> tuple[jax.Array, jax.Array]:
+    return x.mean(AXES, keepdims=True), x.var(AXES, keepdims=True)
+
+
+def layer_norm(x: Any, scale: Any, bias: Any) -> jax.Array:
+    return jax.nn.relu(_affine(_norm(x, (3,)), scale, bias))
+
+
+def layer_norm_of_rows(x: Any, scale: Any, bias: Any) -> jax.Array:
+    return jax.nn.relu(_norm(x.reshape(6, -1), (1,)))
+
+
+def layer_norm_of_examples(x: Any, scale: Any, bias: Any) -> jax.Array:
+    return jax.nn.relu(_affine(_norm(x, (1, 2, 3)), scale, bias))
+
+
+def instance_norm(x: Any, scale: Any, bias: Any) -> jax.Array:
+    return jax.nn.relu(_affine(_norm(x, (1, 2)), scale, bias))
+
+
+def group_norm(x: Any, scale: Any, bias: Any) -> jax.Array:
+    groups = jnp.concatenate([x, x * 2], -1).reshape(6, 5, 4, 2, 3)
+    return jax.nn.relu(_norm(groups, (1, 2, 4)).reshape(6, 5, 4, 6))
+
+
+def two_channel_axes(x: Any, scale: Any, bias: Any) -> jax.Array:
+    return jax.nn.relu(_norm(x, (0, 1)))
+
+
+def all_axes(x: Any, scale: Any, bias: Any) -> jax.Array:
+    return jax.nn.relu(_norm(x, (0, 1, 2, 3)))
+
+
+def ddof(x: Any, scale: Any, bias: Any) -> jax.Array:
+    var = x.var(AXES, keepdims=True, ddof=1)
+    y = (x - x.mean(AXES, keepdims=True)) * lax.rsqrt(var + 1e-3)
+    return jax.nn.relu(_affine(y, scale, bias))
+
+
+def wrong_count(x: Any, scale: Any, bias: Any) -> jax.Array:
+    mean = x.sum(AXES, keepdims=True) / 119
+    return jax.nn.relu((x - mean) * lax.rsqrt(((x - mean) ** 2).mean(AXES, keepdims=True) + 1e-3))
+
+
+def other_floor(x: Any, scale: Any, bias: Any) -> jax.Array:
+    mean, var = _moments(x)
+    return jax.nn.relu((x - mean) * lax.rsqrt(jnp.maximum(var, 1e-2) + 1e-3))
+
+
+def floor_after_epsilon(x: Any, scale: Any, bias: Any) -> jax.Array:
+    mean, var = _moments(x)
+    return jax.nn.relu((x - mean) * lax.rsqrt(jnp.maximum(var - 0.5, 0) + 1e-3))
+
+
+def other_centre(x: Any, scale: Any, bias: Any) -> jax.Array:
+    mean = x.mean(AXES, keepdims=True)
+    var = jnp.mean((x - x.mean((0, 1, 2, 3))) ** 2, AXES, keepdims=True)
+    return jax.nn.relu((x - mean) * lax.rsqrt(var + 1e-3))
+
+
+def running_mean_subtracted(x: Any, scale: Any, bias: Any) -> jax.Array:
+    y = (x - bias.reshape(1, 1, 1, -1)) * lax.rsqrt(x.var(AXES, keepdims=True) + 1e-3)
+    return jax.nn.relu(y)
+
+
+def no_epsilon(x: Any, scale: Any, bias: Any) -> jax.Array:
+    mean, var = _moments(x)
+    return jax.nn.relu((x - mean) * lax.rsqrt(var))
+
+
+def epsilon_of_the_program(x: Any, scale: Any, bias: Any) -> jax.Array:
+    return jax.nn.relu(_norm(x, epsilon=jnp.abs(scale).reshape(1, 1, 1, -1)))
+
+
+def epsilon_outside_the_root(x: Any, scale: Any, bias: Any) -> jax.Array:
+    mean, var = _moments(x)
+    return jax.nn.relu((x - mean) / (jnp.sqrt(var) + 1e-3))
+
+
+def stopped_statistics(x: Any, scale: Any, bias: Any) -> jax.Array:
+    mean, var = _moments(x)
+    mean, var = lax.stop_gradient(mean), lax.stop_gradient(var)
+    return jax.nn.relu((x - mean) * lax.rsqrt(var + 1e-3))
+
+
+def masked(x: Any, scale: Any, bias: Any) -> jax.Array:
+    mask = x[..., :1] > 0
+    count = mask.sum().astype(x.dtype)
+    mean = jnp.where(mask, x, 0).sum(AXES, keepdims=True) / count
+    var = jnp.where(mask, x * x, 0).sum(AXES, keepdims=True) / count - mean * mean
+    return jax.nn.relu((x - mean) * lax.rsqrt(var + 1e-3))
+
+
+def chosen_statistics(x: Any, scale: Any, bias: Any) -> jax.Array:
+    """Those of the batch or given ones, by a flag that is only known at run time."""
+    mean, var = _moments(x)
+    flag = scale[0] > 0
+    mean = jnp.where(flag, mean, bias.reshape(1, 1, 1, -1))
+    return jax.nn.relu((x - mean) * lax.rsqrt(var + 1e-3))
+
+
+def centred_array_returned(x: Any, scale: Any, bias: Any) -> Any:
+    mean, var = _moments(x)
+    centred = x - mean
+    return jax.nn.relu(centred * lax.rsqrt(var + 1e-3)), centred
+
+
+def centred_array_read(x: Any, scale: Any, bias: Any) -> Any:
+    mean, var = _moments(x)
+    centred = x - mean
+    return jax.nn.relu(centred * lax.rsqrt(var + 1e-3)) + jnp.sin(centred)
+
+
+def wider_result(x: Any, scale: Any, bias: Any) -> jax.Array:
+    x = x.astype(jnp.bfloat16)
+    return jax.nn.relu(_batch_norm(x.astype(jnp.float32), scale, bias))
+
+
+def narrower_inside(x: Any, scale: Any, bias: Any) -> jax.Array:
+    """The program rounds x: that is its wish."""
+    mean, var = _moments(x)
+    centred = (x - mean).astype(jnp.bfloat16).astype(jnp.float32)
+    return jax.nn.relu(centred * lax.rsqrt(var + 1e-3))
+
+
+def wider_inside(x: Any, scale: Any, bias: Any) -> jax.Array:
+    """The kernel would compute in float32 what the program computes in float64."""
+    return jax.nn.relu(_norm(x.astype(jnp.float64)).astype(jnp.float32))
+
+
+REFUSED: dict[Callable[..., Any], str] = {
+    layer_norm: "LayerNorm",
+    layer_norm_of_rows: "LayerNorm",
+    layer_norm_of_examples: "LayerNorm",
+    instance_norm: "InstanceNorm",
+    group_norm: "GroupNorm",
+    two_channel_axes: "several axes",
+    all_axes: "no channel axis",
+    ddof: "ddof",
+    wrong_count: "population variance",
+    other_floor: "another floor",
+    floor_after_epsilon: "another floor",
+    other_centre: "centre",
+    running_mean_subtracted: "mean that is subtracted",
+    no_epsilon: "epsilon",
+    epsilon_of_the_program: "epsilon is not a literal",
+    epsilon_outside_the_root: "",
+    stopped_statistics: "",
+    masked: "",
+    chosen_statistics: "",
+    centred_array_returned: "used elsewhere",
+    centred_array_read: "used elsewhere",
+    wider_result: "one dtype",
+    narrower_inside: "",
+    wider_inside: "",
+}
+
+
+@pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
+def test_refused(function: Callable[..., Any]) -> None:
+    assert_untouched(function, X, SCALE, BIAS, reason=REFUSED[function])
+
+
+def test_integers() -> None:
+    def layer(x: Any) -> jax.Array:
+        mean = x.sum(AXES, keepdims=True) // 120
+        return jax.nn.relu((x - mean) * 2)
+
+    assert_untouched(layer, jnp.arange(360).reshape(6, 5, 4, 3))
+
+
+def test_complex_numbers() -> None:
+    def layer(x: Any) -> jax.Array:
+        mean = x.mean(AXES, keepdims=True)
+        return (x - mean) / jnp.sqrt(((x - mean) ** 2).mean(AXES, keepdims=True) + 1e-3)
+
+    assert_untouched(layer, lax.complex(X, Z))
+
+
+def test_nothing_to_fuse() -> None:
+    def network(x: Any, scale: Any, bias: Any) -> Any:
+        return jax.nn.relu(_affine(jnp.sin(x), scale, bias).mean((1, 2)) @ jnp.outer(scale, bias))
+
+    assert_untouched(network, X, SCALE, BIAS)
+
+
+# BatchNorm is taken, and what follows it is not: the program keeps its own tail.
+KEPT_TAILS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "z of one channel vector": (lambda bn, z: jax.nn.relu(bn + z[:1, :1]), "broadcast"),
+    "z of one example": (lambda bn, z: jax.nn.relu(bn + z[:1]), "broadcast"),
+    "z of one number a pixel": (lambda bn, z: jax.nn.relu(bn + z[..., :1]), "broadcast"),
+    "z of another dtype": (
+        lambda bn, z: jax.nn.relu(bn.astype(jnp.float64) + z.astype(jnp.float64)),
+        "",
+    ),
+    "normalised array returned": (lambda bn, z: (jax.nn.relu(bn + z), bn), "returned"),
+    "normalised array read": (lambda bn, z: jax.nn.relu(bn + z) + jnp.sin(bn), "more than once"),
+    "pre-activation returned": (lambda bn, z: (jax.nn.relu(bn + z), bn + z), ""),
+    "gate": (lambda bn, z: jax.nn.relu(bn * jax.nn.sigmoid(z) + z), ""),
+    "named": (lambda bn, z: jax.nn.relu(checkpoint_name(bn, "bn") + z), "name"),
+    "barrier": (lambda bn, z: jax.nn.relu(lax.optimization_barrier(bn) + z), ""),
+    "maximum": (lambda bn, z: jnp.maximum(bn + z, 0), "jax.nn.relu"),
+    "maximum of zeros": (lambda bn, z: jnp.maximum(jnp.zeros_like(bn), bn + z), "jax.nn.relu"),
+    "clip": (lambda bn, z: jnp.clip(bn + z, 0), "jax.nn.relu"),
+    "relu6": (lambda bn, z: jax.nn.relu6(bn + z), ""),
+    "where greater": (lambda bn, z: jnp.where(bn + z > 0, bn + z, 0), ""),
+    "where less": (lambda bn, z: jnp.where(bn + z < 0, 0, bn + z), ""),
+    "product": (lambda bn, z: (bn + z) * (bn + z > 0), ""),
+    "leaky": (lambda bn, z: jax.nn.leaky_relu(bn + z), ""),
+    "swish": (lambda bn, z: jax.nn.silu(bn + z), ""),
+}
+
+
+@pytest.mark.parametrize("name", KEPT_TAILS)
+def test_kept_tails(name: str) -> None:
+    tail, reason = KEPT_TAILS[name]
+
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return tail(_batch_norm(x, scale, bias), z)
+
+    assert_fused(layer, X, Z, SCALE, BIAS, batch_norm=1)
+    (candidate,) = jax_bnar.explain(layer)(X, Z, SCALE, BIAS).matched
+    assert reason in candidate.reason
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in KEPT_TAILS if n not in ("named", "z of another dtype")]
+)
+def test_kept_tails_at_exact_zeros(name: str) -> None:
+    """A scale, a bias and a residual of 0: each spelling keeps its own derivative at 0."""
+    tail, _ = KEPT_TAILS[name]
+    zeros = jnp.zeros(3, jnp.float32)
+
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return tail(_batch_norm(x, scale, bias), z)
+
+    assert_no_worse(layer, X, jnp.maximum(Z, 0), zeros, zeros)
+
+
+@jax.custom_jvp
+def surrogate(a: jax.Array) -> jax.Array:
+    """ReLU, with a derivative that is 1 down to -1."""
+    return jnp.maximum(a, 0)
+
+
+@surrogate.defjvp
+def _surrogate_jvp(primals: Any, tangents: Any) -> Any:
+    return surrogate(primals[0]), jnp.where(primals[0] > -1, tangents[0], 0)
+
+
+@jax.custom_jvp
+def half_at_zero(a: jax.Array) -> jax.Array:
+    """ReLU in all but the derivative at 0."""
+    return jnp.maximum(a, 0)
+
+
+@half_at_zero.defjvp
+def _half_at_zero_jvp(primals: Any, tangents: Any) -> Any:
+    return half_at_zero(primals[0]), jnp.where(primals[0] >= 0, tangents[0], 0)
+
+
+@jax.custom_vjp
+def guided(a: jax.Array) -> jax.Array:
+    """Guided backpropagation: negative gradients are dropped."""
+    return jnp.maximum(a, 0)
+
+
+guided.defvjp(
+    lambda a: (guided(a), a), lambda a, g: (jnp.where((a > 0) & (g > 0), g, jnp.zeros_like(g)),)
+)
+
+
+@jax.custom_jvp
+def own_relu(a: jax.Array) -> jax.Array:
+    """The rule of `jax.nn.relu`, written again."""
+    return jnp.maximum(a, 0)
+
+
+@own_relu.defjvp
+def _own_relu_jvp(primals: Any, tangents: Any) -> Any:
+    (a,), (a_dot,) = primals, tangents
+    return own_relu(a), lax.select(a > 0, a_dot, lax.full_like(a_dot, 0))
+
+
+@pytest.mark.parametrize("relu", [surrogate, half_at_zero, guided], ids=lambda f: f.__name__)
+def test_rules_of_others(relu: Any) -> None:
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        return relu(_batch_norm(x, scale, bias) + z)
+
+    assert_fused(layer, X, Z, SCALE, BIAS, batch_norm=1)
+
+
+def test_the_same_rule_written_again() -> None:
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        return own_relu(_batch_norm(x, scale, bias) + z)
+
+    assert_fused(layer, X, Z, SCALE, BIAS, bn_add_relu=1)
+
+
+def test_derivatives_that_know_the_whole_are_left_alone() -> None:
+    """A BatchNorm with a backward pass of its own."""
+
+    @jax.custom_vjp
+    def norm(x: Any) -> Any:
+        return _norm(x)
+
+    norm.defvjp(lambda x: (_norm(x), None), lambda _, g: (g,))
+    assert_untouched(lambda x: norm(x), X)
+
+
+def test_cycles() -> None:
+    """What depends on the statistics cannot be an operand of what gives them."""
+
+    def residual(x: Any, z: Any) -> Any:
+        return jax.nn.relu(_norm(x) + z * x.mean(AXES, keepdims=True))
+
+    assert_fused(residual, X, Z, batch_norm=1)
+    (candidate,) = jax_bnar.explain(residual)(X, Z).matched
+    assert "cycle" in candidate.reason
+
+    def scale(x: Any) -> Any:
+        mean, var = _moments(x)
+        return jax.nn.relu((x - mean) * lax.rsqrt(var + 1e-3) * jnp.sin(mean) + var)
+
+    assert_fused(scale, X, batch_norm=1)
+
+    def each_other(x: Any, z: Any) -> Any:
+        """Two joins, each with the other's mean in its residual."""
+        first = jax.nn.relu(_norm(x) + x * jnp.sin(z.mean(AXES, keepdims=True)))
+        return first, jax.nn.relu(_norm(z) + z * jnp.sin(x.mean(AXES, keepdims=True)))
+
+    counts = operators(each_other, X, Z)
+    assert counts == {"bn_add_relu": 1, "batch_norm": 1}
+    assert_no_worse(each_other, X, Z)
+
+
+def test_parameters_of_each_example() -> None:
+    """Conditional BatchNorm: the normalisation is taken, its parameters are not."""
+
+    def layer(x: Any, scales: Any) -> Any:
+        return jax.nn.relu(_norm(x) * scales[:, None, None, :])
+
+    assert_fused(layer, X, array((6, 3), 5), batch_norm=1)
+
+
+def test_ensembles() -> None:
+    """Under `vmap` with parameters of their own, statistics are along two axes."""
+
+    def member(x: Any, scale: Any, bias: Any) -> Any:
+        return jax.nn.relu(_batch_norm(x, scale, bias))
+
+    def ensemble(x: Any, scale: Any, bias: Any) -> Any:
+        return jax.vmap(member)(x, scale, bias)
+
+    stacked = tuple(jnp.stack([a, 2 * a]) for a in (X, SCALE, BIAS))
+    assert_untouched(ensemble, *stacked)
+
+
+def test_evaluation_that_depends_on_x_is_refused() -> None:
+    """A training form that is refused must not come back as an evaluation form."""
+    assert_untouched(ddof, X, SCALE, BIAS)
+
+
+def test_affine_pre_activation_used_elsewhere() -> None:
+    def layer(x: Any, scale: Any, bias: Any) -> Any:
+        a = _affine(x, scale, bias)
+        return jax.nn.relu(a), a
+
+    assert_untouched(layer, X, SCALE, BIAS, reason="used elsewhere")
+
+
+def test_affine_of_other_axes() -> None:
+    def gate(x: Any, gates: Any) -> Any:
+        return jax.nn.relu(x * gates[:, None, None, :])
+
+    assert_untouched(gate, X, array((6, 3), 5))
+
+    def examples(x: Any, weights: Any) -> Any:
+        return jax.nn.relu(x * weights.reshape(-1, 1, 1, 1))
+
+    assert_untouched(examples, X, array((6,), 5))
+
+
+def test_bias_alone_is_no_batch_norm() -> None:
+    def layer(x: Any, bias: Any) -> Any:
+        return jax.nn.relu(x + bias.reshape(1, 1, 1, -1))
+
+    assert_untouched(layer, X, BIAS)
+
+
+def test_gradients_inside() -> None:
+    def loss(x: Any, scale: Any, bias: Any) -> Any:
+        return jax.nn.relu(_batch_norm(x, scale, bias)).sum()
+
+    with pytest.raises(ValueError, match=r"turn it round: jax.grad\(fuse\(loss\)\)"):
+        jax_bnar.fuse(jax.grad(loss))(X, SCALE, BIAS)
+    with pytest.raises(ValueError, match="turn it round"):
+        jax_bnar.fuse(jax.jit(jax.value_and_grad(jax.jit(loss))))(X, SCALE, BIAS)
+    report = jax_bnar.explain(jax.grad(loss))(X, SCALE, BIAS)
+    assert not report.matched
+    assert "turn it round" in str(report)
+
+
+def test_what_is_not_a_function() -> None:
+    with pytest.raises(TypeError, match="fun must be callable, got ArrayImpl"):
+        jax_bnar.fuse(X)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match=r"explain: fun must be callable"):
+        jax_bnar.explain(None)  # type: ignore[arg-type]
+
+
+def test_long_chains() -> None:
+    """Nothing recurses along the program, and no coefficient overflows."""
+
+    def chain(x: Any, scale: Any) -> Any:
+        for _ in range(1500):
+            x = x + 1.0
+        y = _norm(x)
+        for _ in range(1500):
+            y = y + x
+        for _ in range(40):
+            scale = scale * 1e30
+        return jax.nn.relu(y * 1e30 * 1e30 * scale.reshape(1, 1, 1, -1))
+
+    report = jax_bnar.explain(chain)(X, SCALE)
+    assert [candidate.operator for candidate in report.candidates] == ["batch_norm"]
+
+    def overflowing(x: Any) -> Any:
+        y = _norm(x)
+        for _ in range(20):
+            y = y * 1e30
+        return jax.nn.relu(y)
+
+    assert operators(overflowing, X) == {"batch_norm": 1}
