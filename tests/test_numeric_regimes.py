@@ -43,7 +43,9 @@ import jax_bnar
 # Examples of the property test, each a compiled program that runs on every regime; CI sets ten.
 EXAMPLES = example_count(4)
 
-# Additions of a block in the kernels, and some more in double.
+# What is added up in the accumulation dtype before it goes to double: 32 rows of two streams. The
+# errors of sums of both signs, around an element near the mean, are smaller.
+KERNEL_SQUARES = 64
 KERNEL_CHAIN = 40
 # Shapes in which the first elements, the first rows and the tails lie in tiles of their own.
 LAYOUTS = (
@@ -103,7 +105,7 @@ def statistics(x: Array, case: Case, implementation: str) -> Statistics:
     var = total(np.square(centred)) / count
     # XLA adds one by one; the errors of so many additions rarely have one sign.
     chain = KERNEL_CHAIN if implementation == "ffi" else KERNEL_CHAIN + count / 8
-    var_chain = KERNEL_CHAIN if implementation == "ffi" else KERNEL_CHAIN + count / 2
+    var_chain = KERNEL_SQUARES if implementation == "ffi" else KERNEL_CHAIN + count / 2
     return Statistics(
         centred,
         mean,
@@ -241,6 +243,7 @@ def programs(draw: st.DrawFn) -> Case:
 # where XLA forms the centre of pure JAX twice, once with a product and a sum contracted.
 @example(case=Case((2, 2), axis=0))
 @example(case=Case((17, 2), axis=0, dtype="float64"))
+@example(case=Case((64, 48), seed=2380))
 @example(case=Case((4, 1000), axis=0, seed=574))
 def test_within_bounds_in_every_regime(implementation: str, case: Case) -> None:
     given_operands = operands(case)
