@@ -35,7 +35,7 @@ from jax.sharding import PartitionSpec
 from jax_bnar._base import jax_compat
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation
-from jax_bnar._base.layout import Layout
+from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind, Signature
 from jax_bnar._kernels import kernel_call
 from jax_bnar._sharding import halves
@@ -62,11 +62,11 @@ class ArrayPrimitive(abc.ABC):
     def bind(
         self,
         *operands: jax.Array | None,
-        layout: Layout,
+        layout: ChannelLayout,
         implementation: Implementation,
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
-        given, present = self.signature.bind(jax_compat.vary_together(operands))
+        given, present = self.signature.bind(jax_compat.reconcile_vma(operands))
         return tuple(
             self.primitive.bind(
                 *given, present=present, layout=layout, implementation=implementation, **statics
@@ -83,7 +83,7 @@ class ArrayPrimitive(abc.ABC):
         dims: Sequence[int | None],
         *,
         present: tuple[bool, ...],
-        layout: Layout,
+        layout: ChannelLayout,
         **params: Any,
     ) -> tuple[list[jax.Array], list[int | None]]:
         """Another leading axis: each example keeps statistics of its own."""
@@ -137,7 +137,7 @@ class ArrayOperation(ArrayPrimitive):
     def __call__(
         self,
         *operands: jax.Array | None,
-        layout: Layout,
+        layout: ChannelLayout,
         implementation: Implementation,
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
@@ -152,7 +152,7 @@ class ArrayOperation(ArrayPrimitive):
         self,
         *avals: Any,
         present: tuple[bool, ...],
-        layout: Layout,
+        layout: ChannelLayout,
         implementation: Implementation,
         **statics: Any,
     ) -> list[jax.core.ShapedArray]:
@@ -190,7 +190,7 @@ class ArrayOperation(ArrayPrimitive):
         avals_out: Sequence[Any],
         *given: jax.Array,
         present: tuple[bool, ...],
-        layout: Layout,
+        layout: ChannelLayout,
         implementation: Implementation,
         **statics: Any,
     ) -> list[jax.Array]:
@@ -242,7 +242,7 @@ def _leading(array: jax.Array, axis: int | None, size: int, kind: OperandKind) -
 
 
 def _result_avals(
-    x: Any, layout: Layout, kinds: Sequence[OperandKind]
+    x: Any, layout: ChannelLayout, kinds: Sequence[OperandKind]
 ) -> list[jax.core.ShapedArray]:
     shapes = layout.shapes_of(kinds, x.shape)
     dtype_of = {"tensor": x.dtype, "vector": accumulation_dtype(x.dtype), "mask": jnp.uint8}

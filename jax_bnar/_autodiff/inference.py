@@ -11,19 +11,19 @@ from jax.custom_derivatives import SymbolicZero
 from jax_bnar import primitive, reference
 from jax_bnar._autodiff.linear_call import linear_call
 from jax_bnar._autodiff.tangents import normalise_tangent
+from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config, Gate
 
-_Vector = jax.Array | None
 # x, saved (what `save=` kept), scale, bias, mean, var
-_Residuals = tuple[jax.Array, jax.Array | None, _Vector, _Vector, jax.Array, jax.Array]
+_Residuals = tuple[jax.Array, jax.Array | None, OptionalArray, OptionalArray, jax.Array, jax.Array]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(6,))
 def inference(
     x: jax.Array,
     z: jax.Array | None,
-    scale: _Vector,
-    bias: _Vector,
+    scale: OptionalArray,
+    bias: OptionalArray,
     mean: jax.Array,
     var: jax.Array,
     config: Config,

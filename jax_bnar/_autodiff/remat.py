@@ -17,7 +17,7 @@ from jax.extend.core import Primitive, Var
 from jax_bnar import primitive
 from jax_bnar._base import jax_compat, signatures
 from jax_bnar._base.implementation import Implementation
-from jax_bnar._base.layout import Layout
+from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import Operand, Signature
 
 # Names for jax.checkpoint policies such as save_only_these_names.
@@ -54,7 +54,7 @@ class _Recomputable(primitive.ArrayPrimitive):
     def __call__(
         self,
         *operands: jax.Array | None,
-        layout: Layout,
+        layout: ChannelLayout,
         implementation: Implementation,
         **statics: Any,
     ) -> tuple[jax.Array, ...]:

@@ -22,11 +22,11 @@ from jax_bnar._autodiff.linear_call import linear_call
 from jax_bnar._autodiff.named_call import named_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME
 from jax_bnar._autodiff.tangents import mapped_tangents, training_tangents
+from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config
 from jax_bnar._sharding import halves
 from jax_bnar._sharding.collectives import NamedSpan, merge_statistics, parts_of
 
-_Vector = jax.Array | None
 _Names = tuple[Any, ...]
 _Groups = tuple[tuple[int, ...], ...] | None
 _Results = tuple[jax.Array, jax.Array, jax.Array]
@@ -37,8 +37,8 @@ _HALVES = halves.Halves(primitive.normalise, primitive.backward_reduce, primitiv
 def _forward(
     x: jax.Array,
     z: jax.Array | None,
-    scale: _Vector,
-    bias: _Vector,
+    scale: OptionalArray,
+    bias: OptionalArray,
     config: Config,
     names: _Names,
     groups: _Groups,
@@ -65,8 +65,8 @@ def _forward(
 def synchronised(
     x: jax.Array,
     z: jax.Array | None,
-    scale: _Vector,
-    bias: _Vector,
+    scale: OptionalArray,
+    bias: OptionalArray,
     config: Config,
     names: _Names,
     groups: _Groups,

@@ -17,16 +17,15 @@ import jax
 import jax.numpy as jnp
 
 from jax_bnar import reference
+from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config, Gate
 from jax_bnar._base.dtypes import accumulation_dtype
-from jax_bnar._base.layout import Layout
+from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
 from jax_bnar._kernels import kernel_call
 from jax_bnar._sharding import halves
 from jax_bnar._sharding.alignment import with_automatic_axes
 from jax_bnar._sharding.collectives import Span, sum_packed
-
-_Vector = jax.Array | None
 
 
 def training_tangents(
@@ -75,7 +74,7 @@ def statistics_tangents(
     mean: jax.Array,
     x_dot: jax.Array | None,
     *,
-    layout: Layout,
+    layout: ChannelLayout,
     span: Span | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """(tmean, tvar) of shape (num_groups, C), over the parts of `span` where there is one."""
@@ -107,13 +106,20 @@ def statistics_tangents(
 def normalise_tangent(
     x: jax.Array,
     saved: jax.Array | None,
-    scale: _Vector,
-    bias: _Vector,
+    scale: OptionalArray,
+    bias: OptionalArray,
     mean: jax.Array,
     var: jax.Array,
-    tangents: tuple[jax.Array | None, jax.Array | None, _Vector, _Vector, _Vector, _Vector],
+    tangents: tuple[
+        jax.Array | None,
+        jax.Array | None,
+        OptionalArray,
+        OptionalArray,
+        OptionalArray,
+        OptionalArray,
+    ],
     *,
-    layout: Layout,
+    layout: ChannelLayout,
     epsilon: float,
     gate: Gate,
 ) -> jax.Array:
@@ -127,12 +133,12 @@ def normalise_tangent(
 def _normalise_tangent(
     x: jax.Array,
     saved: jax.Array | None,
-    scale: _Vector,
-    bias: _Vector,
+    scale: OptionalArray,
+    bias: OptionalArray,
     mean: jax.Array,
     var: jax.Array,
     *tangents: jax.Array | None,
-    layout: Layout,
+    layout: ChannelLayout,
     epsilon: float,
     gate: Gate,
 ) -> tuple[jax.Array]:

@@ -17,11 +17,11 @@ from jax_bnar import primitive
 from jax_bnar._autodiff.linear_call import linear_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME, recomputable
 from jax_bnar._autodiff.tangents import mapped_tangents, training_tangents
+from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config
 
-_Vector = jax.Array | None
 # x, saved (what `save=` kept), mean, var, scale, bias
-_Residuals = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array, _Vector, _Vector]
+_Residuals = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array, OptionalArray, OptionalArray]
 # y, mean, var, mask
 _Results = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
 
@@ -30,8 +30,8 @@ _Results = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
 def training(
     x: jax.Array,
     z: jax.Array | None,
-    scale: _Vector,
-    bias: _Vector,
+    scale: OptionalArray,
+    bias: OptionalArray,
     config: Config,
     save_mask: bool = False,
 ) -> _Results:
@@ -63,8 +63,8 @@ def _training_jvp(
 def _forward(
     x: jax.Array,
     z: jax.Array | None,
-    scale: _Vector,
-    bias: _Vector,
+    scale: OptionalArray,
+    bias: OptionalArray,
     config: Config,
     save_mask: bool,
 ) -> tuple[_Results, _Residuals]:
@@ -108,7 +108,7 @@ class _TrainingTangent:
 
     def transpose(
         self, residuals: _Residuals, cotangents: tuple[jax.Array, ...]
-    ) -> tuple[jax.Array, jax.Array | None, _Vector, _Vector]:
+    ) -> tuple[jax.Array, jax.Array | None, OptionalArray, OptionalArray]:
         x, saved, mean, var, scale, bias = residuals
         dy, dmean, dvar = cotangents
         dx, dscale, dbias, *dz = primitive.backward(

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from jax_bnar._base.implementation import Implementation
-from jax_bnar._base.layout import Layout
+from jax_bnar._base.layout import ChannelLayout
 
 Activation = Literal["none", "relu"]
 Save = Literal["y", "mask"]
@@ -22,7 +22,7 @@ class Config:
     save: Save
     implementation: Implementation
     has_z: bool
-    layout: Layout
+    layout: ChannelLayout
 
     @property
     def gate(self) -> Gate:

@@ -90,7 +90,7 @@ def varying_axes(array: Any) -> frozenset[Any]:
 _Array = TypeVar("_Array", jax.Array, jax.Array | None)
 
 
-def vary_together(arrays: Sequence[_Array]) -> list[_Array]:
+def reconcile_vma(arrays: Sequence[_Array]) -> list[_Array]:
     """The arrays, cast to vary over all the manual mesh axes over which any of them does.
 
     `jnp` casts its operands itself, a primitive must be given operands that agree. The transpose of

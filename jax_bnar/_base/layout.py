@@ -2,13 +2,13 @@
 
 The kernels know the canonical shape only. Sharding lives on the axes of the user's array, and a
 reshape would lose it (rows N*H*W with H sharded), so the operations of `jax_bnar.primitive` keep
-the user's axes, with a `Layout` beside them, and each device reshapes its own shard.
+the user's axes, with a `ChannelLayout` beside them, and each device reshapes its own shard.
 
 Shapes of operands, with `lead` for the axes that vmap added:
 
     tensor (x, z, y, dy, ...)   (*lead, D0, ..., Dk), channels along the axis `axis` after lead
     vector (scale, mean, ...)   (*lead, num_groups, C); every axis before C may be 1 instead
-    mask                        one bit an element of x, see `Layout.mask_shape`
+    mask                        one bit an element of x, see `ChannelLayout.mask_shape`
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from jax_bnar._base.signatures import OperandKind
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class ChannelLayout:
     """Where an array has its channels and its statistics groups.
 
     Attributes:

@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._layers import rules
 from jax_bnar._layers.activation import LayerActivation
 from jax_bnar._operators.validation import check_shape_like
-
-_Vector = jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +29,11 @@ class LayerCall:
     def with_batch_statistics(
         self,
         x: jax.Array,
-        residual: _Vector,
-        scale: _Vector,
-        bias: _Vector,
+        residual: OptionalArray,
+        scale: OptionalArray,
+        bias: OptionalArray,
         *,
-        mask: _Vector,
+        mask: OptionalArray,
         result: Any,
     ) -> tuple[jax.Array, rules.BatchStatistics]:
         """(y, statistics of x); y has the dtype `result` unless a callable changes it."""
@@ -56,9 +55,9 @@ class LayerCall:
     def with_given_statistics(
         self,
         x: jax.Array,
-        residual: _Vector,
-        scale: _Vector,
-        bias: _Vector,
+        residual: OptionalArray,
+        scale: OptionalArray,
+        bias: OptionalArray,
         mean: jax.Array,
         var: jax.Array,
         *,
@@ -78,7 +77,7 @@ class LayerCall:
         return self.activation.finish(view.restore(y).astype(result))
 
 
-def checked_residual(residual: Any, x: jax.Array) -> _Vector:
+def checked_residual(residual: Any, x: jax.Array) -> OptionalArray:
     if residual is None:
         return None
     residual = jnp.asarray(residual)
@@ -86,7 +85,7 @@ def checked_residual(residual: Any, x: jax.Array) -> _Vector:
     return residual
 
 
-def checked_mask(mask: Any, x: jax.Array) -> _Vector:
+def checked_mask(mask: Any, x: jax.Array) -> OptionalArray:
     return None if mask is None else jnp.broadcast_to(jnp.asarray(mask, bool), x.shape)
 
 
@@ -102,11 +101,11 @@ def require_real(x: jax.Array, result: Any, instead: str) -> None:
 def _operands(
     view: rules.ChannelView,
     x: jax.Array,
-    residual: _Vector,
-    scale: _Vector,
-    bias: _Vector,
+    residual: OptionalArray,
+    scale: OptionalArray,
+    bias: OptionalArray,
     result: Any,
-) -> tuple[jax.Array, _Vector, _Vector, _Vector]:
+) -> tuple[jax.Array, OptionalArray, OptionalArray, OptionalArray]:
     """In the view with one channel axis, and in the dtype that the operator runs in."""
     arrays = [x] if residual is None else [x, residual]
     compute = rules.compute_dtype(result, *(a.dtype for a in arrays))

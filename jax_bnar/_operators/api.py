@@ -17,7 +17,7 @@ from jax_bnar._operators.validation import (
     check_save,
     check_statistic,
 )
-from jax_bnar._sharding.alignment import agreeing
+from jax_bnar._sharding.alignment import align_operands
 
 
 class BatchNormResult(NamedTuple):
@@ -318,7 +318,7 @@ def _train(
         layout=operands.layout,
     )
     with jax.named_scope(function):
-        x, z, scale, bias = agreeing(operands.layout, *operands[:4])
+        x, z, scale, bias = align_operands(operands.layout, *operands[:4])
         if names:
             y, mean, var = synchronised(x, z, scale, bias, config, names, groups)
         else:
@@ -356,6 +356,6 @@ def _infer(
         for name, vector in (("mean", mean), ("var", var))
     )
     with jax.named_scope(function):
-        arrays = agreeing(operands.layout, *operands[:4], *statistics)
+        arrays = align_operands(operands.layout, *operands[:4], *statistics)
         x, z, scale, bias, mean, var = arrays
         return inference(x, z, scale, bias, mean, var, config)

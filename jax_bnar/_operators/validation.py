@@ -13,7 +13,7 @@ import numpy as np
 
 from jax_bnar._base.config import Save
 from jax_bnar._base.dtypes import SUPPORTED, accumulation_dtype
-from jax_bnar._base.layout import Layout
+from jax_bnar._base.layout import ChannelLayout
 
 
 class Operands(NamedTuple):
@@ -23,7 +23,7 @@ class Operands(NamedTuple):
     z: jax.Array | None
     scale: jax.Array | None
     bias: jax.Array | None
-    layout: Layout
+    layout: ChannelLayout
 
 
 def check_epsilon(function: str, epsilon: Any) -> float:
@@ -105,7 +105,7 @@ def check_operands(
         z=None if z is None else check_like(function, "z", z, x),
         scale=check_vector(function, "scale", scale, x, axis),
         bias=check_vector(function, "bias", bias, x, axis),
-        layout=Layout(axis, num_groups),
+        layout=ChannelLayout(axis, num_groups),
     )
 
 

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_bnar._base.jax_compat import vary_together
-from jax_bnar._base.layout import Layout
+from jax_bnar._base.jax_compat import reconcile_vma
+from jax_bnar._base.layout import ChannelLayout
 
 _Array = TypeVar("_Array", jax.Array, jax.Array | None)
 
 
-def agreeing(
-    layout: Layout, x: jax.Array, z: jax.Array | None, *vectors: jax.Array | None
+def align_operands(
+    layout: ChannelLayout, x: jax.Array, z: jax.Array | None, *vectors: jax.Array | None
 ) -> list[Any]:
     """x, z and vectors of shape (1, C), varying over the same manual mesh axes (`shard_map`)
 
@@ -29,7 +29,7 @@ def agreeing(
         channels = PartitionSpec(None, spec[layout.axis])
         x, z = _resharded(x, mesh, spec), _resharded(z, mesh, spec)
         vectors = tuple(_resharded(a, mesh, channels) for a in vectors)
-    return vary_together([x, z, *vectors])
+    return reconcile_vma([x, z, *vectors])
 
 
 def with_automatic_axes(

@@ -37,9 +37,9 @@ Pair = tuple[jax.Array, jax.Array]
 class Span(Protocol):
     """How statistics groups lie on devices: each is made of `parts` parts of equal size.
 
-    `sum` takes a value for each part on this device and gives those of the groups; `pick` takes
+    `sum` takes a value for each part on this device and gives those of the groups; `select` takes
     values of the groups and gives those of this device's parts. Groups and parts are the axis
-    before the last; where the device has one part of each group `pick` does nothing.
+    before the last; where the device has one part of each group `select` does nothing.
 
     `shares_scale` says whether all these devices are known to have the same scale.
     """
@@ -52,7 +52,7 @@ class Span(Protocol):
 
     def sum(self, array: jax.Array) -> jax.Array: ...
 
-    def pick(self, vector: jax.Array) -> jax.Array: ...
+    def select(self, vector: jax.Array) -> jax.Array: ...
 
     def sum_backward(self, sums: Pair, cotangents: Pair) -> tuple[Pair, Pair]:
         """Sums, and the cotangents of mean and var, of whole groups from those of the parts."""
@@ -78,7 +78,7 @@ class NamedSpan:
     def sum(self, array: jax.Array) -> jax.Array:
         return jax.lax.psum(array, self._axis_name, axis_index_groups=self._axis_index_groups)
 
-    def pick(self, vector: jax.Array) -> jax.Array:
+    def select(self, vector: jax.Array) -> jax.Array:
         return vector
 
     def sum_backward(self, sums: Pair, cotangents: Pair) -> tuple[Pair, Pair]:
@@ -87,7 +87,7 @@ class NamedSpan:
         names, varying = self._axis_name, jax_compat.varying_axes(sums[0])
         apart = tuple(name for name in names if name not in varying)
         if apart == names:
-            all_four = sum_packed(self, *jax_compat.vary_together([*sums, *cotangents]))
+            all_four = sum_packed(self, *jax_compat.reconcile_vma([*sums, *cotangents]))
             return (all_four[0], all_four[1]), (all_four[2], all_four[3])
         total, centred = sum_packed(self, *sums)
         if apart:
@@ -123,7 +123,7 @@ def merge_statistics(mean: jax.Array, var: jax.Array, span: Span) -> tuple[jax.A
     if mean.dtype == np.float64:
         parts = jnp.asarray(span.parts).astype(mean.dtype)
         whole = span.sum(mean) / parts
-        return whole, span.sum(var + jnp.square(mean - span.pick(whole))) / parts
+        return whole, span.sum(var + jnp.square(mean - span.select(whole))) / parts
     # Without jax_enable_x64 it is this context that lets float64 exist.
     with jax.enable_x64(True):
         wide_mean, wide_var = (v.astype(np.float64) for v in (mean, var))

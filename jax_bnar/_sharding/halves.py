@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax_bnar import reference
 from jax_bnar._base.config import Activation, Gate
 from jax_bnar._base.implementation import Implementation
-from jax_bnar._base.layout import Layout
+from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._kernels import kernel_call
 from jax_bnar._sharding.collectives import Span, merge_statistics, sum_packed
 
@@ -25,7 +25,7 @@ Results = tuple[jax.Array, ...]
 def call(
     operation: kernel_call.Operation,
     *operands: jax.Array | None,
-    layout: Layout,
+    layout: ChannelLayout,
     implementation: Implementation,
     **statics: Any,
 ) -> Results:
@@ -40,7 +40,7 @@ def call(
     return layout.from_canonical(results, signature.result_kinds(statics), x.shape)
 
 
-def element_count(layout: Layout, shape: tuple[int, ...]) -> int:
+def element_count(layout: ChannelLayout, shape: tuple[int, ...]) -> int:
     """Elements of one statistics group of an array of this shape."""
     _, rows, _, inner = layout.canonical(shape)
     return rows * inner
@@ -71,7 +71,7 @@ def forward(
     bias: jax.Array | None,
     *,
     span: Span,
-    layout: Layout,
+    layout: ChannelLayout,
     implementation: Implementation,
     epsilon: float,
     activation: Activation,
@@ -96,7 +96,7 @@ def forward(
 
 
 def statistics(
-    x: jax.Array, *, span: Span, layout: Layout, implementation: Implementation
+    x: jax.Array, *, span: Span, layout: ChannelLayout, implementation: Implementation
 ) -> Results:
     mean, var = call(kernel_call.statistics, x, layout=layout, implementation=implementation)
     return merge_statistics(mean, var, span)
@@ -104,19 +104,19 @@ def statistics(
 
 def normalise(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
     return call(
-        kernel_call.normalise, *_with_picked(kernel_call.normalise, operands, span), **statics
+        kernel_call.normalise, *_with_selected(kernel_call.normalise, operands, span), **statics
     )
 
 
 def backward_reduce(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
-    picked = _with_picked(kernel_call.backward_reduce, operands, span)
-    sum_e, sum_e_centred, *dz = call(kernel_call.backward_reduce, *picked, **statics)
+    selected = _with_selected(kernel_call.backward_reduce, operands, span)
+    sum_e, sum_e_centred, *dz = call(kernel_call.backward_reduce, *selected, **statics)
     return (*sum_packed(span, sum_e, sum_e_centred), *dz)
 
 
 def backward_apply(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
-    picked = _with_picked(kernel_call.backward_apply, operands, span)
-    return call(kernel_call.backward_apply, *picked, **statics)
+    selected = _with_selected(kernel_call.backward_apply, operands, span)
+    return call(kernel_call.backward_apply, *selected, **statics)
 
 
 def backward(
@@ -131,7 +131,7 @@ def backward(
     dvar: jax.Array,
     *,
     span: Span,
-    layout: Layout,
+    layout: ChannelLayout,
     implementation: Implementation,
     epsilon: float,
     gate: Gate,
@@ -160,7 +160,7 @@ def backward(
         dy,
         x,
         saved,
-        *_picked(span, mean, multiplier, gate_bias),
+        *_selected(span, mean, multiplier, gate_bias),
         **options,
         gate=gate,
         has_z=has_z,
@@ -187,7 +187,7 @@ def backward(
         dz[0] if dz else dy,
         x,
         None if gate == "none" else saved,
-        *_picked(span, mean, *coefficients, gate_bias if gate == "x" else None),
+        *_selected(span, mean, *coefficients, gate_bias if gate == "x" else None),
         **options,
         gate=gate,
     )
@@ -222,7 +222,7 @@ def gate_multiplier(
         None,
         jnp.zeros(vector, var.dtype),
         jnp.broadcast_to(var, groups).reshape(vector),
-        layout=Layout(axis=1, leading=var.ndim - 1),
+        layout=ChannelLayout(axis=1, leading=var.ndim - 1),
         implementation=implementation,
         epsilon=epsilon,
         activation="none",
@@ -231,22 +231,22 @@ def gate_multiplier(
     return a.reshape(groups)
 
 
-def _picked(span: Span, *vectors: jax.Array | None) -> tuple[jax.Array | None, ...]:
+def _selected(span: Span, *vectors: jax.Array | None) -> tuple[jax.Array | None, ...]:
     """The vectors of this device's parts."""
-    return tuple(None if vector is None else span.pick(vector) for vector in vectors)
+    return tuple(None if vector is None else span.select(vector) for vector in vectors)
 
 
-def _with_picked(
+def _with_selected(
     operation: kernel_call.Operation, operands: Operands, span: Span
 ) -> tuple[jax.Array | None, ...]:
     """The operands with the vectors of this device's parts."""
     return tuple(
-        span.pick(array) if array is not None and operand.kind == "vector" else array
+        span.select(array) if array is not None and operand.kind == "vector" else array
         for operand, array in zip(operation.signature.operands, operands, strict=True)
     )
 
 
-SPANNING: Final[dict[str, Callable[..., Results]]] = {
+ACROSS_DEVICES: Final[dict[str, Callable[..., Results]]] = {
     "forward": forward,
     "backward": backward,
     "statistics": statistics,

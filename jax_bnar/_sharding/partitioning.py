@@ -22,7 +22,7 @@ from jax_bnar._base.jax_compat import (
     partition_spec,
     sharding_of,
 )
-from jax_bnar._base.layout import Layout
+from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
 from jax_bnar._kernels import kernel_call
 from jax_bnar._sharding import halves
@@ -48,7 +48,7 @@ class Partitioned:
     operation: kernel_call.Operation
     operands: tuple[_Operand, ...]
     results: tuple[tuple[OperandKind, tuple[int, ...]], ...]
-    layout: Layout
+    layout: ChannelLayout
     implementation: Implementation
     statics: dict[str, Any]
 
@@ -67,7 +67,9 @@ class Partitioned:
     def _x(self) -> int:
         return [name for name, _, _ in self.operands].index("x")
 
-    def _on_one_device(self, layout: Layout, given: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    def _on_one_device(
+        self, layout: ChannelLayout, given: Sequence[jax.Array]
+    ) -> tuple[jax.Array, ...]:
         return halves.call(
             self.operation,
             *self._with_nones(given),
@@ -104,7 +106,7 @@ class Partitioned:
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 if span is None:
                     return self._on_one_device(layout, given)
-                return halves.SPANNING[self.operation.name](
+                return halves.ACROSS_DEVICES[self.operation.name](
                     *self._with_nones(given),
                     span=span,
                     layout=layout,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_bnar._base.jax_compat import ArrayMapping, CompoundFactor, SdyShardingRule
-from jax_bnar._base.layout import Layout
+from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
 
 # One array axis as (name, size) of its factors, major first.
@@ -42,7 +42,11 @@ def _splits_evenly(size: int, mesh_sizes: Sequence[int]) -> bool:
 
 class _Rule:
     def __init__(
-        self, layout: Layout, shape: tuple[int, ...], mesh_sizes: Sequence[int], has_mask: bool
+        self,
+        layout: ChannelLayout,
+        shape: tuple[int, ...],
+        mesh_sizes: Sequence[int],
+        has_mask: bool,
     ) -> None:
         self._layout = layout
         self._shape = shape
@@ -91,7 +95,7 @@ def _mapping(axes: list[_Factors]) -> ArrayMapping:
 
 
 def sharding_rule(
-    layout: Layout,
+    layout: ChannelLayout,
     shape: tuple[int, ...],
     operands: Sequence[tuple[OperandKind, tuple[int, ...]]],
     results: Sequence[tuple[OperandKind, tuple[int, ...]]],

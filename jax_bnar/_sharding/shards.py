@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jax_bnar._base.layout import Layout
+from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
 from jax_bnar._sharding.collectives import Pair, sum_packed
 
@@ -40,7 +40,7 @@ class Shards:
         axes: the mesh axes of each axis of x.
     """
 
-    layout: Layout
+    layout: ChannelLayout
     shape: tuple[int, ...]
     sizes: Mapping[str, int]
     axes: tuple[Axes, ...]
@@ -48,7 +48,7 @@ class Shards:
     @classmethod
     def create(
         cls,
-        layout: Layout,
+        layout: ChannelLayout,
         shape: tuple[int, ...],
         spec: Sequence[Any],
         sizes: Mapping[str, int],
@@ -109,7 +109,7 @@ class Shards:
             size // _number(self.sizes, a) for size, a in zip(self.shape, self.axes, strict=True)
         )
 
-    def local_layout(self) -> Layout:
+    def local_layout(self) -> ChannelLayout:
         """Layout of one device's shard: its groups are the parts of groups that it holds."""
         rows, part = self.local_shape()[self.layout.leading], self.part_rows()
         groups = rows // part if self.layout.num_groups > 1 else 1
@@ -159,7 +159,7 @@ class MeshSpan:
             array = slots.at[..., self._group_of_part(), :].add(array)
         return jax.lax.psum(array, self._shards.spanning)
 
-    def pick(self, vector: jax.Array) -> jax.Array:
+    def select(self, vector: jax.Array) -> jax.Array:
         if self._slots and vector.shape[-2] > 1:
             return jnp.take(vector, self._group_of_part(), axis=-2)
         return vector
@@ -169,7 +169,7 @@ class MeshSpan:
         return (total, centred), cotangents
 
 
-def _groups_are_whole(layout: Layout, shards: int) -> bool:
+def _groups_are_whole(layout: ChannelLayout, shards: int) -> bool:
     return layout.num_groups % shards == 0
 
 
@@ -177,6 +177,6 @@ def _number(sizes: Mapping[str, int], axes: Axes) -> int:
     return math.prod(sizes[a] for a in axes)
 
 
-def _elements(shape: tuple[int, ...], *, layout: Layout) -> int:
+def _elements(shape: tuple[int, ...], *, layout: ChannelLayout) -> int:
     _, rows, _, inner = layout.canonical(shape)
     return rows * inner
