@@ -213,7 +213,7 @@ def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (join,) = results["inference_joins"][0]["result"]["joins"]
     assert join["ours"]["passes"] == join["xla"]["passes"] == 1
     networks = results["resnet50_jax"][0]["result"]["networks"]
-    assert set(networks) == {"fused", "fused, save=mask", "flax"}
+    assert set(networks) == {"fused", "fused, save=mask", "flax, fuse", "flax"}
     assert all(network["images_per_s"] > 0 for network in networks.values())
     log = (tmp_path / "out" / "log.txt").read_text()
     assert "=== " in log
