@@ -45,7 +45,7 @@ class CpuPlatform : public Platform {
   void Normalise(const Problem& problem, const NormaliseBuffers& buffers,
                  const AffineOperands& affine, const VectorOperand& mean,
                  const VectorOperand& var) override {
-    Normalise(pool_, problem, buffers, affine, mean, var);
+    jax_bnar::Normalise(pool_, problem, buffers, affine, mean, var);
   }
   void Forward(const Problem& problem, const NormaliseBuffers& buffers,
                const AffineOperands& affine, void* mean, void* var) override {
