@@ -230,7 +230,7 @@ void CheckBackward(const Inputs& in, const std::vector<double>& e,
     const double from_dy = a * e[static_cast<size_t>(i)];
     const double from_sum = a * sums.e[c] / count;
     const double from_centred =
-        a * rstd * rstd * sums.e_centred[c] / count * centred;
+        a * (rstd * (rstd * sums.e_centred[c])) / count * centred;
     const double from_dmean = present * dmean[c] / count;
     const double from_dvar = present * 2 * dvar[c] * centred / count;
     const double expected =
