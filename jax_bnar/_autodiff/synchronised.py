@@ -22,6 +22,7 @@ from jax_bnar._autodiff.linear_call import linear_call
 from jax_bnar._autodiff.named_call import named_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME
 from jax_bnar._autodiff.tangents import mapped_tangents, training_tangents
+from jax_bnar._autodiff.training import transposed
 from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config
 from jax_bnar._sharding import halves
@@ -144,25 +145,6 @@ class _SynchronisedTangent:
 
     def transpose(self, residuals: Any, cotangents: Any) -> tuple[jax.Array | None, ...]:
         *local, parts = residuals
-        x, saved, mean, var, scale, bias = local
-        dy, dmean, dvar = cotangents
-        dx, dscale, dbias, *dz = halves.backward(
-            dy,
-            x,
-            saved,
-            mean,
-            var,
-            scale,
-            bias,
-            dmean,
-            dvar,
-            span=NamedSpan(self.names, self.groups, parts),
-            **self.config.backward_statics,
-            halves=_HALVES,
-        )
-        return (
-            dx,
-            dz[0] if dz else None,
-            None if scale is None else dscale.sum(axis=0, keepdims=True),
-            None if bias is None else dbias.sum(axis=0, keepdims=True),
-        )
+        span = NamedSpan(self.names, self.groups, parts)
+        options = {"span": span, "halves": _HALVES}
+        return transposed(halves.backward, tuple(local), cotangents, self.config, **options)

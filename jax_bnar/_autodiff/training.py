@@ -7,6 +7,7 @@ same two kernels), and `jax.jvp`, `jax.linearize` and `jax.jacfwd` besides; see 
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -109,23 +110,25 @@ class _TrainingTangent:
     def transpose(
         self, residuals: _Residuals, cotangents: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, jax.Array | None, OptionalArray, OptionalArray]:
-        x, saved, mean, var, scale, bias = residuals
-        dy, dmean, dvar = cotangents
-        dx, dscale, dbias, *dz = primitive.backward(
-            dy,
-            x,
-            saved,
-            mean,
-            var,
-            scale,
-            bias,
-            dmean,
-            dvar,
-            **self.config.backward_statics,
-        )
-        return (
-            dx,
-            dz[0] if dz else None,
-            None if scale is None else dscale.sum(axis=0, keepdims=True),
-            None if bias is None else dbias.sum(axis=0, keepdims=True),
-        )
+        return transposed(primitive.backward, residuals, cotangents, self.config)
+
+
+def transposed(
+    backward: Callable[..., tuple[jax.Array, ...]],
+    residuals: _Residuals,
+    cotangents: tuple[jax.Array, ...],
+    config: Config,
+    **options: Any,
+) -> tuple[jax.Array, jax.Array | None, OptionalArray, OptionalArray]:
+    """Cotangents of (x, z, scale, bias), by `backward`; None for an operand that is None."""
+    *_, scale, bias = residuals
+    dy, dmean, dvar = cotangents
+    dx, dscale, dbias, *dz = backward(
+        dy, *residuals, dmean, dvar, **config.backward_statics, **options
+    )
+    return (
+        dx,
+        dz[0] if dz else None,
+        None if scale is None else dscale.sum(axis=0, keepdims=True),
+        None if bias is None else dbias.sum(axis=0, keepdims=True),
+    )
