@@ -27,7 +27,7 @@ PARTS_test := demo
 PARTS_lint := demo test bench
 
 # What the native module is built from. The install is editable: Python sources are not among it.
-BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/* cpu/* cuda/* native/*)
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cmake cpu cuda native -type f)
 # One architecture, the GPU's own or else Hopper's: the others are for wheels.
 ifndef CUDAARCHS
   export CUDAARCHS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo native || echo 90-real)

@@ -13,8 +13,8 @@ def rows(text: str) -> list[tuple[str, int, int, int]]:
     """(architecture and kernel, registers, bytes of spill stores and loads, shared memory)."""
     found = []
     for block in text.split("Compiling entry function")[1:]:
-        name = re.search(r"gpu\d+(\w+?)Kernel(\S*?)EEvN", block) or re.search(
-            r"gpu\d+(\w+?)Kernel(\S*?)EEvPK", block
+        name = re.search(r"4cuda\d+(\w+?)Kernel(\S*?)EEvN", block) or re.search(
+            r"4cuda\d+(\w+?)Kernel(\S*?)EEvPK", block
         )
         assert name is not None, block
         element = {"6__half": "f16", "13__nv_bfloat16": "bf16", "f": "f32", "d": "f64"}

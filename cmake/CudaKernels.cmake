@@ -82,7 +82,7 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 include(cmake/CudaSources.cmake)
 add_library(bnar_cuda STATIC
-  ${BNAR_CUDA_KERNELS} ${BNAR_CUDA_HOST} cuda/build_info.cu)
+  ${BNAR_CUDA_KERNELS} ${BNAR_CUDA_HOST} cuda/launch/build_info.cu)
 target_include_directories(bnar_cuda PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 target_include_directories(bnar_cuda SYSTEM PUBLIC
   ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

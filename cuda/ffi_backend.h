@@ -5,15 +5,16 @@
 
 #include <string>
 
+#include "cuda/host/plan.h"
+#include "cuda/host/settings.h"
+#include "cuda/host/workspace.h"
 #include "cuda/operations.h"
-#include "cuda/plan.h"
-#include "cuda/settings.h"
 #include "native/ffi_call.h"
 #include "native/problem.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jax_bnar {
-namespace gpu {
+namespace cuda {
 
 inline xla::ffi::Error ToFfiError(cudaError_t error, const std::string& where) {
   if (error == cudaSuccess) return xla::ffi::Error::Success();
@@ -36,10 +37,10 @@ class FfiBackend {
     launch_.workspace = call.Workspace(WorkspaceBytes(call.problem().shape));
   }
 
-#define BNAR_RUN_ON_STREAM(name, ...)                        \
-  template <typename... Args>                                \
-  xla::ffi::Error name(const Args&... args) {                \
-    return Run([&] { return gpu::name(launch_, args...); }); \
+#define BNAR_RUN_ON_STREAM(name, ...)                         \
+  template <typename... Args>                                 \
+  xla::ffi::Error name(const Args&... args) {                 \
+    return Run([&] { return cuda::name(launch_, args...); }); \
   }
   BNAR_FOR_EACH_OPERATION(BNAR_RUN_ON_STREAM)
 #undef BNAR_RUN_ON_STREAM
@@ -61,7 +62,7 @@ class FfiBackend {
   Launch launch_;
 };
 
-}  // namespace gpu
+}  // namespace cuda
 }  // namespace jax_bnar
 
 #endif  // JAX_BNAR_CUDA_FFI_BACKEND_H_

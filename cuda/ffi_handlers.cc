@@ -13,7 +13,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-class CudaBackend : public gpu::FfiBackend {
+class CudaBackend : public cuda::FfiBackend {
  public:
   using Native = cudaStream_t;
   using FfiBackend::FfiBackend;
@@ -28,13 +28,13 @@ cudaError_t PrepareKernelsOnce() {
   if (error != cudaSuccess) return error;
   const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
   if ((prepared.load(std::memory_order_acquire) & bit) != 0) return error;
-  error = gpu::PrepareKernels();
+  error = cuda::PrepareKernels();
   if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_release);
   return error;
 }
 
 ffi::Error Initialize() {
-  return gpu::ToFfiError(PrepareKernelsOnce(), "while loading the kernels");
+  return cuda::ToFfiError(PrepareKernelsOnce(), "while loading the kernels");
 }
 
 }  // namespace

@@ -10,11 +10,11 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/plan.h"
+#include "cuda/host/plan.h"
 #include "native/operations.h"
 
 namespace jax_bnar {
-namespace gpu {
+namespace cuda {
 
 // Where an operation runs. After an error `failure` says which kernel failed,
 // and how it was launched.
@@ -31,7 +31,7 @@ cudaError_t PrepareKernels();
 
 BNAR_DECLARE_OPERATIONS(cudaError_t, Launch&);
 
-}  // namespace gpu
+}  // namespace cuda
 }  // namespace jax_bnar
 
 #endif  // JAX_BNAR_CUDA_OPERATIONS_H_

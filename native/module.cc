@@ -23,10 +23,10 @@
 #include "native/operations.h"
 
 #ifdef JAX_BNAR_HAS_CUDA
-#include "cuda/build_info.h"
 #include "cuda/ffi_handlers.h"
-#include "cuda/launch_counts.h"
-#include "cuda/plan.h"
+#include "cuda/host/workspace.h"
+#include "cuda/launch/build_info.h"
+#include "cuda/launch/launch_counts.h"
 #endif
 
 namespace nb = nanobind;
@@ -75,7 +75,7 @@ int64_t WorkspaceBytes(const std::string& platform, int64_t groups,
                        int64_t rows, int64_t channels, int64_t inner) {
 #ifdef JAX_BNAR_HAS_CUDA
   if (platform == "CUDA") {
-    return jax_bnar::gpu::WorkspaceBytes({groups, rows, channels, inner});
+    return jax_bnar::cuda::WorkspaceBytes({groups, rows, channels, inner});
   }
 #endif
   static_cast<void>(platform);
@@ -89,8 +89,8 @@ std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(
     const std::string& platform) {
 #ifdef JAX_BNAR_HAS_CUDA
   if (platform == "CUDA") {
-    const jax_bnar::gpu::WorkspaceBound bound =
-        jax_bnar::gpu::BoundOfWorkspace();
+    const jax_bnar::cuda::WorkspaceBound bound =
+        jax_bnar::cuda::BoundOfWorkspace();
     return {bound.bytes, bound.bytes_per_group, bound.bytes_per_channel};
   }
 #endif
@@ -101,7 +101,7 @@ std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(
 // The version of CUDA that the kernels were compiled with.
 std::optional<std::pair<int, int>> CudaVersion() {
 #ifdef JAX_BNAR_HAS_CUDA
-  const int version = jax_bnar::gpu::ToolkitVersion();
+  const int version = jax_bnar::cuda::ToolkitVersion();
   return std::pair{version / 1000, version % 1000 / 10};
 #else
   return std::nullopt;
@@ -110,7 +110,7 @@ std::optional<std::pair<int, int>> CudaVersion() {
 
 std::vector<int> CudaArchitectures() {
 #ifdef JAX_BNAR_HAS_CUDA
-  return jax_bnar::gpu::Architectures();
+  return jax_bnar::cuda::Architectures();
 #else
   return {};
 #endif
@@ -134,7 +134,7 @@ const char* CpuIsa() {
 
 std::map<std::string, int64_t> CudaLaunches() {
 #ifdef JAX_BNAR_HAS_CUDA
-  return jax_bnar::gpu::LaunchCounts();
+  return jax_bnar::cuda::LaunchCounts();
 #else
   return {};
 #endif

@@ -18,13 +18,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_python]
 ROOT = pathlib.Path(__file__).parents[1]
 FLAGS = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-w")
 INCLUDE = ("-I", str(ROOT), "-I", str(ROOT / "tests/cuda_emulation/include"))
-KERNELS = ("cuda/forward.cu", "cuda/backward.cu")
+KERNELS = ("cuda/launch/forward.cu", "cuda/launch/backward.cu")
 OTHERS = (
-    "cuda/launch.cu",
-    "cuda/launch_counts.cc",
-    "cuda/plan.cc",
-    "cuda/settings.cc",
-    "cuda/tiling.cc",
+    "cuda/launch/launch.cu",
+    "cuda/launch/launch_counts.cc",
+    "cuda/host/plan.cc",
+    "cuda/host/settings.cc",
+    "cuda/host/tiling.cc",
+    "cuda/host/workspace.cc",
     "tests/native/cuda_kernels_test.cc",
     "tests/native/expectations.cc",
     "tests/native/operation_checks.cc",
@@ -55,8 +56,8 @@ MUTATIONS = {
     ),
     "no barrier of the cluster": Mutation(
         "team_sums.cuh",
-        "  if (exchange == Exchange::kCluster) {\n    ClusterBarrier();\n",
-        "  if (exchange == Exchange::kCluster) {\n",
+        "  if (block_reduction == BlockReduction::kCluster) {\n    ClusterBarrier();\n",
+        "  if (block_reduction == BlockReduction::kCluster) {\n",
         "forward",
         "cluster",
     ),
@@ -151,12 +152,12 @@ def test_broken_kernels_are_caught(
 ) -> None:
     mutation = MUTATIONS[name]
     shutil.copytree(ROOT / "cuda", tmp_path / "cuda")
-    header = tmp_path / "cuda" / mutation.header
+    header = tmp_path / "cuda/device" / mutation.header
     text = header.read_text()
     assert text.count(mutation.right) == 1, "the sources have changed: adapt the mutation"
     header.write_text(text.replace(mutation.right, mutation.wrong))
 
-    source = f"cuda/{mutation.kernels}.cu"
+    source = f"cuda/launch/{mutation.kernels}.cu"
     broken = tmp_path / "broken.o"
     compile_source(tmp_path / source, broken, tmp_path)
     program = tmp_path / "broken"

@@ -124,7 +124,7 @@ def test_kernels_are_those_of_cuda() -> None:
 @all_strategies
 def test_margin(name: str) -> None:
     shape, axis = SHAPES[LARGEST]
-    with strategy(name), environment(JAX_BNAR_CUDA_MARGIN="32"):
+    with strategy(name), environment(JAX_BNAR_CUDA_SM_MARGIN="32"):
         check(Case(shape, axis, "bfloat16", save="mask"))
 
 

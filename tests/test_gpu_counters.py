@@ -30,14 +30,14 @@ TABLE = """\
 "Grid Size","Device","CC","device__attribute_display_name","dram__bytes_read.sum",\
 "gpu__time_duration.sum","launch__shared_mem_per_block","lts__t_sector_hit_rate.pct"
 "","","","","","","","","","","","","byte","ns","byte/block","%"
-"0","41645","python3.12","127.0.0.1","void jax_bnar::gpu::ForwardKernel<__nv_bfloat16, (int)8, \
-(int)2>(jax_bnar::gpu::ForwardParameters)","1","7","(256, 1, 1)","(264, 1, 1)","0","9.0",\
+"0","41645","python3.12","127.0.0.1","void jax_bnar::cuda::ForwardKernel<__nv_bfloat16, (int)8, \
+(int)2>(jax_bnar::cuda::ForwardParameters)","1","7","(256, 1, 1)","(264, 1, 1)","0","9.0",\
 "NVIDIA H200","1,234,567","66432","115712","53.83"
 "1","41645","python3.12","127.0.0.1","loop_add_fusion(float *, const float *)","1","7",\
 "(128, 1, 1)","(8, 2, 1)","0","9.0","NVIDIA H200","512","1000","0","n/a"
 ==PROF== Disconnected from process 41645
-"2","41645","python3.12","127.0.0.1","void jax_bnar::gpu::BackwardKernel<__nv_bfloat16, (int)8>(\
-jax_bnar::gpu::BackwardParameters)","1","7","(256, 1, 1)","(264, 1, 1)","0","9.0","NVIDIA H200",\
+"2","41645","python3.12","127.0.0.1","void jax_bnar::cuda::BackwardKernel<__nv_bfloat16, (int)8>(\
+jax_bnar::cuda::BackwardParameters)","1","7","(256, 1, 1)","(264, 1, 1)","0","9.0","NVIDIA H200",\
 "2,345,678","70000","115712","4"""
 
 FORWARD = {
@@ -52,7 +52,7 @@ FORWARD = {
 
 def launched(function: str, **values: str) -> tuple[str, dict[str, str]]:
     """A kernel of ours as ncu names it, with values for some of the metrics."""
-    return f"void jax_bnar::gpu::{function}<__nv_bfloat16, (int)8>(...)", values
+    return f"void jax_bnar::cuda::{function}<__nv_bfloat16, (int)8>(...)", values
 
 
 def table(*kernels: tuple[str, dict[str, str]], metrics: tuple[str, ...] = ncu.METRICS) -> str:
@@ -82,7 +82,7 @@ def site(label: str, **launches: int) -> dict[str, Any]:
 def test_table() -> None:
     forward, other = ncu_csv.parse(TABLE)
     assert forward.function == "ForwardKernel"
-    assert forward.signature.startswith("void jax_bnar::gpu::ForwardKernel<__nv_bfloat16, (int)8")
+    assert forward.signature.startswith("void jax_bnar::cuda::ForwardKernel<__nv_bfloat16, (int)8")
     assert (forward.grid, forward.block) == ((264, 1, 1), (256, 1, 1))
     assert forward.metrics == pytest.approx(
         {
@@ -199,11 +199,11 @@ def test_a_metric_without_value() -> None:
 
 
 def test_names_of_the_kernels_are_those_of_the_sources() -> None:
-    counts = (ROOT / "cuda" / "launch_counts.cc").read_text()
+    counts = (ROOT / "cuda" / "launch" / "launch_counts.cc").read_text()
     listed = re.search(r"kKernelNames\[\] = \{(.*?)\}", counts, re.DOTALL)
     assert listed is not None
     assert re.findall(r'"(\w+)"', listed[1]) == list(counter_rows.KERNELS)
-    headers = "".join(path.read_text() for path in (ROOT / "cuda").glob("*.cuh"))
+    headers = "".join(path.read_text() for path in (ROOT / "cuda" / "device").glob("*.cuh"))
     defined = re.findall(r"__global__ void (?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", headers)
     assert set(defined) == {function for function, _ in counter_rows.KERNELS.values()}
 

@@ -77,7 +77,7 @@ def _kernels(names: list[str], units: list[str], rows: Iterable[list[str]]) -> I
 
 
 def function_of(signature: str) -> str:
-    """Of "void jax_bnar::gpu::ForwardKernel<float, (int)8>(...)", "ForwardKernel"."""
+    """Of "void jax_bnar::cuda::ForwardKernel<float, (int)8>(...)", "ForwardKernel"."""
     return re.split(r"[\s:]+", re.split("[<(]", signature, maxsplit=1)[0].rstrip())[-1]
 
 

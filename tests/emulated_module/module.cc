@@ -12,7 +12,7 @@
 #include <tuple>
 
 #include "cuda/ffi_backend.h"
-#include "cuda/launch_counts.h"
+#include "cuda/launch/launch_counts.h"
 #include "native/ffi_operations.h"
 
 namespace nb = nanobind;
@@ -22,7 +22,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-class EmulatedBackend : public gpu::FfiBackend {
+class EmulatedBackend : public cuda::FfiBackend {
  public:
   using Native = ffi::ThreadPool;
   explicit EmulatedBackend(ffi::ThreadPool&) : FfiBackend(nullptr) {}
@@ -49,11 +49,11 @@ nb::dict Registrations() {
 
 int64_t WorkspaceBytes(const std::string&, int64_t groups, int64_t rows,
                        int64_t channels, int64_t inner) {
-  return gpu::WorkspaceBytes({groups, rows, channels, inner});
+  return cuda::WorkspaceBytes({groups, rows, channels, inner});
 }
 
 std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(const std::string&) {
-  const gpu::WorkspaceBound bound = gpu::BoundOfWorkspace();
+  const cuda::WorkspaceBound bound = cuda::BoundOfWorkspace();
   return {bound.bytes, bound.bytes_per_group, bound.bytes_per_channel};
 }
 
@@ -61,13 +61,13 @@ std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(const std::string&) {
 }  // namespace jax_bnar
 
 NB_MODULE(_native, m) {
-  if (jax_bnar::gpu::PrepareKernels() != cudaSuccess) {
+  if (jax_bnar::cuda::PrepareKernels() != cudaSuccess) {
     throw nb::import_error("the emulated device refused the kernels");
   }
   m.def("registrations", &jax_bnar::Registrations);
   m.def("cpu_isa", [] { return "emulation of CUDA"; });
   m.def("workspace_bytes", &jax_bnar::WorkspaceBytes);
   m.def("workspace_bound", &jax_bnar::WorkspaceBound);
-  m.def("cuda_launches", &jax_bnar::gpu::LaunchCounts);
+  m.def("cuda_launches", &jax_bnar::cuda::LaunchCounts);
   m.def("why_no_cuda", [] { return "this is the emulation"; });
 }

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/launch_counts.h"
-#include "cuda/settings.h"
+#include "cuda/host/settings.h"
+#include "cuda/launch/launch_counts.h"
 #include "tests/native/cuda_platform.h"
 #include "tests/native/operation_checks.h"
 
@@ -42,7 +42,7 @@ std::vector<Emulated> Devices() {
           {"1 multiprocessor", DeviceOf(1, 2, 8)}};
 }
 
-void TestCase(const Case& c, const gpu::Settings& settings, Calls calls) {
+void TestCase(const Case& c, const cuda::Settings& settings, Calls calls) {
   CudaPlatform platform(settings);
   const Inputs in(c);
   CheckForwardCalls(platform, in, c.Name(), calls);
@@ -52,9 +52,9 @@ void TestCase(const Case& c, const gpu::Settings& settings, Calls calls) {
 
 void TestShapes(const std::vector<Shape>& shapes,
                 const std::vector<DType>& dtypes,
-                const gpu::Settings& settings) {
+                const cuda::Settings& settings) {
   // The halves do not depend on the strategy.
-  const Calls calls = settings.strategy == gpu::Strategy::kTwoKernels
+  const Calls calls = settings.strategy == cuda::Strategy::kTwoKernels
                           ? Calls::kAll
                           : Calls::kWholePasses;
   for (const Shape& shape : shapes) {
@@ -66,15 +66,15 @@ void TestShapes(const std::vector<Shape>& shapes,
   }
 }
 
-// Above gpu::kMergeAlone blocks a team merges in two steps.
-void TestLargeTeam(const gpu::Settings& settings) {
+// Above cuda::kMergeAlone blocks a team merges in two steps.
+void TestLargeTeam(const cuda::Settings& settings) {
   cuda_emulation::SetDevice(DeviceOf(20, 2, 64));
   TestCase({{1, 40 * 32 * 8, 8, 1}, DType::kFloat32, 0, 0, true}, settings,
            Calls::kWholePasses);
 }
 
 // Fewer channels than a slab may have, so that more rows stand side by side.
-void TestNarrowSlabs(gpu::Settings settings) {
+void TestNarrowSlabs(cuda::Settings settings) {
   for (const int channels : {8, 16, 32}) {
     settings.slab_channels = channels;
     TestCase({{1, 301, 72, 1}, DType::kBFloat16, 0, 0, true}, settings,
@@ -85,13 +85,13 @@ void TestNarrowSlabs(gpu::Settings settings) {
 }
 
 int64_t LaunchesOf(const char* kernel) {
-  const auto counts = gpu::LaunchCounts();
+  const auto counts = cuda::LaunchCounts();
   const auto found = counts.find(kernel);
   return found == counts.end() ? 0 : found->second;
 }
 
 // The occupancy was promised, the launch is refused all the same.
-void TestRefusedCooperation(const gpu::Settings& settings) {
+void TestRefusedCooperation(const cuda::Settings& settings) {
   cuda_emulation::Device device = DeviceOf(3, 8, 64);
   device.blocks_per_sm_not_had = 4;
   cuda_emulation::SetDevice(device);
@@ -112,7 +112,8 @@ int64_t FlatLaunches() { return LaunchesOf("NormaliseFlat two_kernels"); }
 
 // Planes that no vector divides: many to a block and several blocks to one,
 // groups that end in the middle of a vector, groups side by side.
-void TestFlat(const std::vector<DType>& dtypes, const gpu::Settings& settings) {
+void TestFlat(const std::vector<DType>& dtypes,
+              const cuda::Settings& settings) {
   for (const Shape& shape :
        {Shape{1, 2, 3, 49}, Shape{1, 700, 2, 13}, Shape{1, 1, 2, 9001},
         Shape{2, 4, 6, 9}, Shape{1, 1, 5, 11}, Shape{1, 3, 1, 11}}) {
@@ -129,13 +130,13 @@ void TestFlat(const std::vector<DType>& dtypes, const gpu::Settings& settings) {
   BNAR_CHECK(FlatLaunches() == before, "a vector that is not aligned");
 }
 
-void TestStrategy(const gpu::Settings& settings, bool few) {
+void TestStrategy(const cuda::Settings& settings, bool few) {
   const std::vector<DType> all = {DType::kFloat16, DType::kBFloat16,
                                   DType::kFloat32, DType::kFloat64};
   const std::vector<DType> wide = {DType::kBFloat16, DType::kFloat32};
   for (const Emulated& emulated : Devices()) {
     cuda_emulation::SetDevice(emulated.device);
-    BNAR_CHECK(gpu::PrepareKernels() == cudaSuccess, emulated.name);
+    BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess, emulated.name);
     // A last tile that is not full, several tiles and slabs, teams.
     TestShapes({{1, 301, 72, 1}}, few ? wide : all, settings);
     if (few) return;
@@ -150,11 +151,11 @@ void TestStrategy(const gpu::Settings& settings, bool few) {
     // Some tiles stay in registers and shared memory, some do not.
     TestShapes({{1, 3000, 8, 1}, {1, 9, 2, 1200}}, {DType::kFloat16}, settings);
   }
-  if (settings.strategy == gpu::Strategy::kOnChip) {
+  if (settings.strategy == cuda::Strategy::kOnChip) {
     TestLargeTeam(settings);
     TestRefusedCooperation(settings);
   }
-  if (settings.strategy == gpu::Strategy::kTwoKernels) {
+  if (settings.strategy == cuda::Strategy::kTwoKernels) {
     TestFlat({DType::kFloat16, DType::kBFloat16, DType::kFloat32}, settings);
   }
 }
@@ -166,8 +167,8 @@ void TestStrategy(const gpu::Settings& settings, bool few) {
 int main(int argc, char** argv) {
   using namespace jax_bnar;
   setenv("JAX_BNAR_CUDA_STRATEGY", argc > 1 ? argv[1] : "auto", 1);
-  gpu::Settings settings;
-  const std::string wrong = gpu::ReadSettings(&settings);
+  cuda::Settings settings;
+  const std::string wrong = cuda::ReadSettings(&settings);
   if (!wrong.empty()) {
     std::fprintf(stderr, "%s\n", wrong.c_str());
     return 2;

@@ -5,19 +5,20 @@
 #include <string>
 #include <vector>
 
-#include "cuda/plan.h"
-#include "cuda/settings.h"
+#include "cuda/host/plan.h"
+#include "cuda/host/settings.h"
+#include "cuda/host/workspace.h"
 #include "tests/native/check.h"
 
 namespace jax_bnar {
 namespace testing {
 namespace {
 
-using gpu::Device;
-using gpu::Exchange;
-using gpu::Plan;
-using gpu::Settings;
-using gpu::Strategy;
+using cuda::BlockReduction;
+using cuda::Device;
+using cuda::Plan;
+using cuda::Settings;
+using cuda::Strategy;
 
 constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
 
@@ -43,40 +44,42 @@ constexpr Strategy kStrategies[] = {Strategy::kAuto, Strategy::kOnChip,
                                     Strategy::kCluster, Strategy::kL2,
                                     Strategy::kTwoKernels};
 
-gpu::Pass PassOf(const Problem& problem, int width, bool backward) {
-  return backward ? gpu::BackwardPass()
-                  : gpu::ForwardPass(ItemSize(problem.dtype), width);
+cuda::Pass PassOf(const Problem& problem, int width, bool backward) {
+  return backward ? cuda::BackwardPass()
+                  : cuda::ForwardPass(ItemSize(problem.dtype), width);
 }
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Every element belongs to one tile of one block.
 void CheckCoverage(const Problem& problem, int width, const Plan& plan) {
-  const gpu::Tiling& t = plan.tiling;
+  const cuda::Tiling& t = plan.tiling;
   const Shape& shape = problem.shape;
   BNAR_CHECK(t.rows_per_block * t.team >= t.rows, "rows are left out");
   BNAR_CHECK(t.rows_per_block * (t.team - 1) < t.rows ||
-                 plan.exchange == Exchange::kCluster,
+                 plan.block_reduction == BlockReduction::kCluster,
              "a block has no rows");
-  BNAR_CHECK(t.rows_per_block % (gpu::kThreads / t.lanes) == 0,
+  BNAR_CHECK(t.rows_per_block % (cuda::kThreads / t.row_vectors) == 0,
              "tiles of two blocks overlap");
   BNAR_CHECK(t.num_slabs == shape.groups * t.slabs_per_group, "slabs");
   if (t.planes) {
     BNAR_CHECK(t.vectors * width == shape.rows * shape.inner, "vectors");
-    BNAR_CHECK(t.rows * t.lanes >= t.vectors, "vectors are left out");
+    BNAR_CHECK(t.rows * t.row_vectors >= t.vectors, "vectors are left out");
     BNAR_CHECK(t.slabs_per_group == shape.channels, "channels");
   } else {
     BNAR_CHECK(t.vectors * width == shape.channels, "vectors");
-    BNAR_CHECK(t.slabs_per_group * t.lanes >= t.vectors, "channels left out");
+    BNAR_CHECK(t.slabs_per_group * t.row_vectors >= t.vectors,
+               "channels left out");
     BNAR_CHECK(t.rows == shape.rows, "rows");
   }
-  BNAR_CHECK(t.columns <= gpu::kMaxColumns, "columns exceed shared memory");
+  BNAR_CHECK(t.columns <= cuda::kMaxColumns, "columns exceed shared memory");
   BNAR_CHECK(plan.grid == static_cast<int64_t>(t.team) * t.num_teams &&
                  plan.grid >= 1 && t.num_teams <= t.num_slabs,
              "grid " + std::to_string(plan.grid));
   // Tiles are counted in int.
-  BNAR_CHECK(CeilDivide(t.rows_per_block * t.lanes, gpu::kThreads) <= INT32_MAX,
-             "tiles of a block");
+  BNAR_CHECK(
+      CeilDivide(t.rows_per_block * t.row_vectors, cuda::kThreads) <= INT32_MAX,
+      "tiles of a block");
 }
 
 void CheckResources(const Problem& problem, const Plan& plan,
@@ -84,35 +87,36 @@ void CheckResources(const Problem& problem, const Plan& plan,
   BNAR_CHECK(plan.shared_bytes <= device.shared_bytes_per_block,
              "shared memory of a block");
   // A cluster may take whole multiprocessors.
-  const int64_t resident =
-      plan.exchange == Exchange::kCluster ? 1 : gpu::kBlocksPerMultiprocessor;
+  const int64_t resident = plan.block_reduction == BlockReduction::kCluster
+                               ? 1
+                               : cuda::kBlocksPerMultiprocessor;
   BNAR_CHECK(
       resident * (plan.shared_bytes + device.reserved_shared_bytes_per_block) <=
           device.shared_bytes_per_multiprocessor,
       "shared memory of a multiprocessor");
-  if (plan.exchange == Exchange::kBarrier) {
-    const int multiprocessors = device.multiprocessors - settings.margin;
+  if (plan.block_reduction == BlockReduction::kBarrier) {
+    const int multiprocessors = device.multiprocessors - settings.sm_margin;
     BNAR_CHECK(device.cooperative, "no cooperative launches there");
     BNAR_CHECK(
         plan.grid <= resident * (multiprocessors < 1 ? 1 : multiprocessors),
         "blocks that wait for each other are not all resident");
   }
-  if (plan.exchange == Exchange::kCluster) {
+  if (plan.block_reduction == BlockReduction::kCluster) {
     BNAR_CHECK(device.clusters, "no clusters there");
     BNAR_CHECK(
         plan.cluster == plan.tiling.team &&
             (plan.cluster == 2 || plan.cluster == 4 || plan.cluster == 8),
         "cluster of " + std::to_string(plan.cluster));
   }
-  if (plan.exchange == Exchange::kAlone) {
+  if (plan.block_reduction == BlockReduction::kSingleBlock) {
     BNAR_CHECK(plan.tiling.team == 1 || plan.strategy == Strategy::kTwoKernels,
                "nobody adds");
   }
-  const int64_t needed = gpu::LayWorkspace(plan.tiling).bytes;
-  BNAR_CHECK(needed <= gpu::WorkspaceBytes(problem.shape),
+  const int64_t needed = cuda::LayWorkspace(plan.tiling).bytes;
+  BNAR_CHECK(needed <= cuda::WorkspaceBytes(problem.shape),
              "workspace of " + std::to_string(needed));
-  const int64_t bound = gpu::BoundOfWorkspace().Of(problem.shape);
-  BNAR_CHECK(gpu::WorkspaceBytes(problem.shape) <= bound,
+  const int64_t bound = cuda::BoundOfWorkspace().Of(problem.shape);
+  BNAR_CHECK(cuda::WorkspaceBytes(problem.shape) <= bound,
              "bound on the workspace, " + std::to_string(bound));
 }
 
@@ -137,10 +141,10 @@ void TestEveryPlan() {
         for (const bool aligned : {true, false}) {
           for (const Strategy strategy : kStrategies) {
             for (const int slab_channels : {0, 8, 32}) {
-              const int margin = slab_channels == 32 ? 3 : 0;
+              const int sm_margin = slab_channels == 32 ? 3 : 0;
               const Problem problem{shape, dtype};
-              const Settings settings{strategy, margin, slab_channels};
-              const int width = gpu::WidthOf(problem, aligned);
+              const Settings settings{strategy, sm_margin, slab_channels};
+              const int width = cuda::WidthOf(problem, aligned);
               context = std::string(named.name) + " " +
                         std::to_string(shape.groups) + " " +
                         std::to_string(shape.rows) + " " +
@@ -150,24 +154,24 @@ void TestEveryPlan() {
                         std::to_string(static_cast<int>(strategy)) +
                         " slabs of " + std::to_string(slab_channels);
               for (const bool backward : {false, true}) {
-                const Plan plan = gpu::MakePlan(
+                const Plan plan = cuda::MakePlan(
                     problem, width, PassOf(problem, width, backward),
                     named.device, settings);
                 CheckCoverage(problem, width, plan);
                 CheckResources(problem, plan, named.device, settings);
               }
               const Plan reduction =
-                  gpu::PlanReduction(problem, width, named.device, settings);
+                  cuda::PlanReduction(problem, width, named.device, settings);
               for (const Plan& plan :
-                   {reduction, gpu::PlanElementwise(problem, width,
-                                                    named.device, settings)}) {
+                   {reduction, cuda::PlanElementwise(problem, width,
+                                                     named.device, settings)}) {
                 CheckCoverage(problem, width, plan);
                 CheckResources(problem, plan, named.device, settings);
               }
               BNAR_CHECK(
                   reduction.tiling.team <=
-                      std::max(1, named.device.multiprocessors - margin) *
-                          gpu::kBlocksPerMultiprocessor,
+                      std::max(1, named.device.multiprocessors - sm_margin) *
+                          cuda::kBlocksPerMultiprocessor,
                   "the last block adds the sums of more than a wave");
             }
           }
@@ -181,9 +185,9 @@ Plan PlanOf(const Shape& shape, const Device& device,
             Strategy strategy = Strategy::kAuto, bool backward = false,
             DType dtype = DType::kBFloat16, int slab_channels = 0) {
   const Problem problem{shape, dtype};
-  const int width = gpu::WidthOf(problem, true);
-  return gpu::MakePlan(problem, width, PassOf(problem, width, backward), device,
-                       {strategy, 0, slab_channels});
+  const int width = cuda::WidthOf(problem, true);
+  return cuda::MakePlan(problem, width, PassOf(problem, width, backward),
+                        device, {strategy, 0, slab_channels});
 }
 
 // ResNet-50 at batch 256 in bfloat16, on the device that the design is for.
@@ -207,8 +211,8 @@ void TestChoice() {
   for (const Shape& shape : {middle, last}) {
     for (const bool backward : {false, true}) {
       const Plan plan = PlanOf(shape, kHopper, Strategy::kAuto, backward);
-      const gpu::Tiling& t = plan.tiling;
-      const int64_t tiles = t.rows_per_block / (gpu::kThreads / t.lanes);
+      const cuda::Tiling& t = plan.tiling;
+      const int64_t tiles = t.rows_per_block / (cuda::kThreads / t.row_vectors);
       BNAR_CHECK(tiles <= plan.held + t.shared_tiles,
                  std::to_string(tiles) + " tiles, " +
                      std::to_string(plan.held + t.shared_tiles) + " kept");
@@ -253,7 +257,7 @@ void TestSlabChannels() {
 void TestWidth() {
   context = "width";
   const auto width = [](Shape shape, DType dtype, bool aligned) {
-    return gpu::WidthOf({shape, dtype}, aligned);
+    return cuda::WidthOf({shape, dtype}, aligned);
   };
   BNAR_CHECK(width({1, 3, 64, 1}, DType::kFloat16, true) == 8, "");
   BNAR_CHECK(width({1, 3, 64, 1}, DType::kFloat16, false) == 1, "");
@@ -266,7 +270,7 @@ void TestWidth() {
 void TestFlat() {
   context = "flat";
   const auto is_flat = [](const Shape& shape, DType dtype, bool aligned) {
-    return gpu::IsFlat({shape, dtype}, aligned);
+    return cuda::IsFlat({shape, dtype}, aligned);
   };
   BNAR_CHECK(is_flat({1, 10, 2048, 49}, DType::kFloat32, true), "7x7");
   BNAR_CHECK(!is_flat({1, 10, 2048, 49}, DType::kFloat32, false), "alignment");
@@ -280,9 +284,9 @@ void TestFlat() {
     for (const Shape& shape :
          {Shape{1, 10, 2048, 49}, Shape{3, 8, 5, 9}, Shape{1, 1, 1, 99999},
           Shape{1, int64_t{1} << 26, 2, 49}}) {
-      const gpu::FlatTiling t = gpu::CutFlat({shape, dtype});
-      const Plan plan = gpu::PlanFlat(t);
-      BNAR_CHECK(t.elements_per_block % (gpu::kThreads * gpu::kWidth) == 0,
+      const cuda::FlatTiling t = cuda::CutFlat({shape, dtype});
+      const Plan plan = cuda::PlanFlat(t);
+      BNAR_CHECK(t.elements_per_block % (cuda::kThreads * cuda::kWidth) == 0,
                  "a vector of two blocks");
       BNAR_CHECK(
           t.blocks_per_group * t.elements_per_block >= shape.group_size() &&
@@ -303,28 +307,34 @@ void TestFlat() {
 
 void TestSettings() {
   context = "settings";
-  const auto read = [](const char* strategy, const char* margin,
+  const auto read = [](const char* strategy, const char* sm_margin,
                        Settings* settings, const char* slab_channels = "") {
     setenv("JAX_BNAR_CUDA_STRATEGY", strategy, 1);
-    setenv("JAX_BNAR_CUDA_MARGIN", margin, 1);
+    setenv("JAX_BNAR_CUDA_SM_MARGIN", sm_margin, 1);
     setenv("JAX_BNAR_CUDA_SLAB_CHANNELS", slab_channels, 1);
-    return gpu::ReadSettings(settings);
+    return cuda::ReadSettings(settings);
   };
   Settings settings;
   BNAR_CHECK(read("", "", &settings).empty() &&
-                 settings.strategy == Strategy::kAuto && settings.margin == 0 &&
-                 settings.slab_channels == 0,
+                 settings.strategy == Strategy::kAuto &&
+                 settings.sm_margin == 0 && settings.slab_channels == 0,
              "defaults");
   BNAR_CHECK(read("l2", "12", &settings, "32").empty() &&
-                 settings.strategy == Strategy::kL2 && settings.margin == 12 &&
-                 settings.slab_channels == 32,
+                 settings.strategy == Strategy::kL2 &&
+                 settings.sm_margin == 12 && settings.slab_channels == 32,
              "values");
   BNAR_CHECK(read("fast", "", &settings).find("'fast'") != std::string::npos,
              "unknown strategy");
-  for (const char* margin : {"-1", "two", "1.5", "99999999999999999999"}) {
-    BNAR_CHECK(read("", margin, &settings).find(margin) != std::string::npos,
-               margin);
+  for (const char* sm_margin : {"-1", "two", "1.5", "99999999999999999999"}) {
+    BNAR_CHECK(
+        read("", sm_margin, &settings).find(sm_margin) != std::string::npos,
+        sm_margin);
   }
+  setenv("JAX_BNAR_CUDA_MARGIN", "2", 1);
+  BNAR_CHECK(
+      read("", "", &settings).find("JAX_BNAR_CUDA_MARGIN is not known") == 0,
+      "a name that nobody reads");
+  unsetenv("JAX_BNAR_CUDA_MARGIN");
   for (const char* channels : {"0", "-8", "4", "24", "128", "many", "8.0"}) {
     const std::string wrong = read("", "", &settings, channels);
     BNAR_CHECK(wrong.find("SLAB_CHANNELS must be 8, 16, 32 or 64, got '" +

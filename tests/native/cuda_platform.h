@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "cuda/host/workspace.h"
 #include "cuda/operations.h"
 #include "tests/native/array.h"
 #include "tests/native/check.h"
@@ -20,63 +21,63 @@ namespace testing {
 // Workspace as XLA gives it: not zeroed, and no byte more than asked for.
 class CudaPlatform : public Platform {
  public:
-  explicit CudaPlatform(const gpu::Settings& settings) : settings_(settings) {}
+  explicit CudaPlatform(const cuda::Settings& settings) : settings_(settings) {}
 
   void Statistics(const Problem& problem, const void* x, void* mean,
                   void* var) override {
-    Check(problem, [&](gpu::Launch& launch) {
-      return gpu::Statistics(launch, problem, x, mean, var);
+    Check(problem, [&](cuda::Launch& launch) {
+      return cuda::Statistics(launch, problem, x, mean, var);
     });
   }
   void Normalise(const Problem& problem, const NormaliseBuffers& buffers,
                  const AffineOperands& affine, const VectorOperand& mean,
                  const VectorOperand& var) override {
-    Check(problem, [&](gpu::Launch& launch) {
-      return gpu::Normalise(launch, problem, buffers, affine, mean, var);
+    Check(problem, [&](cuda::Launch& launch) {
+      return cuda::Normalise(launch, problem, buffers, affine, mean, var);
     });
   }
   void Forward(const Problem& problem, const NormaliseBuffers& buffers,
                const AffineOperands& affine, void* mean, void* var) override {
-    Check(problem, [&](gpu::Launch& launch) {
-      return gpu::Forward(launch, problem, buffers, affine, mean, var);
+    Check(problem, [&](cuda::Launch& launch) {
+      return cuda::Forward(launch, problem, buffers, affine, mean, var);
     });
   }
   void BackwardReduce(const Problem& problem, const GradientBuffers& buffers,
                       const ReduceOperands& operands, void* sum_e,
                       void* sum_e_centred, void* dz) override {
-    Check(problem, [&](gpu::Launch& launch) {
-      return gpu::BackwardReduce(launch, problem, buffers, operands, sum_e,
-                                 sum_e_centred, dz);
+    Check(problem, [&](cuda::Launch& launch) {
+      return cuda::BackwardReduce(launch, problem, buffers, operands, sum_e,
+                                  sum_e_centred, dz);
     });
   }
   void BackwardApply(const Problem& problem, const GradientBuffers& buffers,
                      const ApplyOperands& operands, void* dx) override {
-    Check(problem, [&](gpu::Launch& launch) {
-      return gpu::BackwardApply(launch, problem, buffers, operands, dx);
+    Check(problem, [&](cuda::Launch& launch) {
+      return cuda::BackwardApply(launch, problem, buffers, operands, dx);
     });
   }
   void Backward(const Problem& problem, const GradientBuffers& buffers,
                 const BackwardOperands& operands, void* dx, void* dscale,
                 void* dbias, void* dz) override {
-    Check(problem, [&](gpu::Launch& launch) {
-      return gpu::Backward(launch, problem, buffers, operands, dx, dscale,
-                           dbias, dz);
+    Check(problem, [&](cuda::Launch& launch) {
+      return cuda::Backward(launch, problem, buffers, operands, dx, dscale,
+                            dbias, dz);
     });
   }
 
  private:
   template <typename F>
   void Check(const Problem& problem, F f) {
-    const int64_t bytes = gpu::WorkspaceBytes(problem.shape);
+    const int64_t bytes = cuda::WorkspaceBytes(problem.shape);
     ExactMemory workspace(bytes, 0);
-    gpu::Launch launch{nullptr, workspace.data(), settings_, {}};
+    cuda::Launch launch{nullptr, workspace.data(), settings_, {}};
     const cudaError_t error = f(launch);
     BNAR_CHECK(error == cudaSuccess, std::string(cudaGetErrorName(error)) +
                                          ": " + launch.failure + ": " +
                                          cuda_emulation::LastMessage());
   }
 
-  gpu::Settings settings_;
+  cuda::Settings settings_;
 };
 
 }  // namespace testing

@@ -1,0 +1,108 @@
+// dx = a * e + b * (x - mean) + k with e = dy where the ReLU was open: sums and
+// gradient in one launch (BackwardKernel), the sums alone (ReduceKernel), the
+// gradient alone (ApplyKernel).
+
+#ifndef JAX_BNAR_CUDA_DEVICE_BACKWARD_CUH_
+#define JAX_BNAR_CUDA_DEVICE_BACKWARD_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/device/gradient_apply.cuh"
+#include "cuda/device/gradient_sums.cuh"
+#include "cuda/device/shared_memory.cuh"
+#include "cuda/device/slab.cuh"
+#include "cuda/device/team_sums.cuh"
+#include "cuda/device/tiles.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/host/parameters.h"
+#include "cuda/host/plan.h"
+
+namespace jax_bnar {
+namespace cuda {
+
+template <typename T, int kElements>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    BackwardKernel(const __grid_constant__ BackwardParameters p) {
+  using A = Accumulator<T>;
+  const SharedMemory shared;
+  const BlockPosition position(p.tiling, /*last_first=*/false);
+  for (int64_t index = position.team; index < p.tiling.num_slabs;
+       index += p.tiling.num_teams) {
+    const Slab<kElements> slab(p.tiling, index, position.rank);
+    SetReduceConstants<A>(p, shared, slab, /*whole=*/true);
+    SumGradients<T>(p, shared, slab);
+    AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
+            position.rank);
+    SetApplyConstants<A>(p, shared, slab, /*store=*/position.rank == 0);
+    ApplyTiles<T>(p, shared, slab);
+  }
+}
+
+// `whole`: for an ApplyKernel that follows, else for the caller.
+template <typename T, int kElements>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    ReduceKernel(const __grid_constant__ BackwardParameters p, bool whole) {
+  using A = Accumulator<T>;
+  const SharedMemory shared;
+  const BlockPosition position(p.tiling, /*last_first=*/false);
+  for (int64_t index = position.team; index < p.tiling.num_slabs;
+       index += p.tiling.num_teams) {
+    const Slab<kElements> slab(p.tiling, index, position.rank);
+    SetReduceConstants<A>(p, shared, slab, whole);
+    SumGradients<T>(p, shared, slab);
+    const bool is_last = AddTeamInLast(p.tiling, shared, p.workspace,
+                                       p.block_reduction, index, position.rank);
+    const int column = static_cast<int>(threadIdx.x);
+    if (is_last && column < p.tiling.columns) {
+      const Sums sums = shared.total[column];
+      if (whole) {
+        p.workspace.totals[index * p.tiling.columns + column] = sums;
+      } else if (slab.HasColumn(column)) {
+        const int64_t i =
+            slab.group() * p.tiling.shape.channels + slab.channel(column);
+        static_cast<A*>(p.first)[i] = static_cast<A>(sums.first);
+        static_cast<A*>(p.second)[i] = static_cast<A>(sums.second);
+      }
+    }
+  }
+}
+
+// `whole`: after a ReduceKernel, else with the caller's a, b and k.
+template <typename T, int kElements>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    ApplyKernel(const __grid_constant__ BackwardParameters p, bool whole) {
+  using A = Accumulator<T>;
+  const SharedMemory shared;
+  const BlockPosition position(p.tiling, /*last_first=*/true);
+  const int column = static_cast<int>(threadIdx.x);
+  for (int64_t index = position.team; index < p.tiling.num_slabs;
+       index += p.tiling.num_teams) {
+    const Slab<kElements> slab(p.tiling, index, position.rank);
+    SetReduceConstants<A>(p, shared, slab, whole);
+    if (whole) {
+      if (column < p.tiling.columns) {
+        shared.total[column] =
+            LoadSums(p.workspace.totals + index * p.tiling.columns + column);
+      }
+      __syncthreads();
+      SetApplyConstants<A>(p, shared, slab, /*store=*/position.rank == 0);
+    } else {
+      if (slab.HasConstant(column)) {
+        const int64_t channels = p.tiling.shape.channels;
+        shared.Constant<A>(kCentredMultiplier)[column] = ElementOr<A>(
+            p.b, channels, slab.group(), slab.channel(column), A{0});
+        shared.Constant<A>(kConstantTerm)[column] = ElementOr<A>(
+            p.k, channels, slab.group(), slab.channel(column), A{0});
+      }
+      __syncthreads();
+    }
+    ApplyTiles<T>(p, shared, slab);
+  }
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_DEVICE_BACKWARD_CUH_

@@ -1,0 +1,106 @@
+// What CUDA C++ has no word for, each with a twin for the host emulation of the
+// tests, and arithmetic that the compiler may not contract.
+
+#ifndef JAX_BNAR_CUDA_DEVICE_INTRINSICS_CUH_
+#define JAX_BNAR_CUDA_DEVICE_INTRINSICS_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/host/parameters.h"
+
+namespace jax_bnar {
+namespace cuda {
+
+__device__ __forceinline__ unsigned char* DynamicShared() {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  return cuda_emulation::DynamicShared();
+#else
+  extern __shared__ __align__(128) unsigned char bytes[];
+  return bytes;
+#endif
+}
+
+// Of two that are not negative. A 64-bit division takes far longer.
+__device__ __forceinline__ int64_t Quotient(int64_t a, int64_t b) {
+  if (((a | b) >> 32) != 0) return a / b;
+  return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+}
+
+// Sees what another block wrote before it added to the counter.
+__device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* address) {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  return cuda_emulation::LoadAcquire(address);
+#else
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+               : "=r"(value)
+               : "l"(address)
+               : "memory");
+  return value;
+#endif
+}
+
+// All threads of all blocks of the cluster; orders their memory accesses.
+__device__ __forceinline__ void ClusterBarrier() {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  cuda_emulation::ClusterBarrier();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+#endif
+}
+
+// The value at the same place in the shared memory of another block of the
+// cluster.
+__device__ __forceinline__ Sums LoadFromBlock(const Sums* address,
+                                              uint32_t rank) {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  return *static_cast<const Sums*>(
+      cuda_emulation::MapShared(const_cast<Sums*>(address), rank));
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const uint32_t mine =
+      static_cast<uint32_t>(__cvta_generic_to_shared(address));
+  uint32_t theirs;
+  Sums value;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(theirs)
+               : "r"(mine), "r"(rank));
+  asm volatile("ld.shared::cluster.v2.f64 {%0, %1}, [%2];"
+               : "=d"(value.first), "=d"(value.second)
+               : "r"(theirs)
+               : "memory");
+  return value;
+#else
+  return *address;  // never launched with clusters
+#endif
+}
+
+// Written out, so that forward and backward round alike whatever the compiler
+// contracts elsewhere: the gate of a ReLU is computed twice.
+__device__ __forceinline__ float Subtract(float a, float b) {
+  return __fadd_rn(a, -b);
+}
+__device__ __forceinline__ double Subtract(double a, double b) {
+  return __dadd_rn(a, -b);
+}
+__device__ __forceinline__ float Add(float a, float b) {
+  return __fadd_rn(a, b);
+}
+__device__ __forceinline__ double Add(double a, double b) {
+  return __dadd_rn(a, b);
+}
+__device__ __forceinline__ float MultiplyAdd(float a, float b, float c) {
+  return __fmaf_rn(a, b, c);
+}
+__device__ __forceinline__ double MultiplyAdd(double a, double b, double c) {
+  return __fma_rn(a, b, c);
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_DEVICE_INTRINSICS_CUH_

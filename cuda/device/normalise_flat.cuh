@@ -1,0 +1,160 @@
+// The elementwise pass of forward along memory, where planes have a size that
+// no vector divides: inference and synchronised training in NCHW, 14x14 and
+// 7x7. A vector may begin in one plane and end in the next, another channel's.
+
+#ifndef JAX_BNAR_CUDA_DEVICE_NORMALISE_FLAT_CUH_
+#define JAX_BNAR_CUDA_DEVICE_NORMALISE_FLAT_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/device/intrinsics.cuh"
+#include "cuda/device/normalise.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/host/parameters.h"
+#include "cuda/host/plan.h"
+#include "native/numerics.h"
+
+namespace jax_bnar {
+namespace cuda {
+
+// A block's share of a group: from the middle of one plane to that of another.
+struct FlatRange {
+  __device__ __forceinline__ explicit FlatRange(const FlatTiling& tiling) {
+    const Shape& shape = tiling.shape;
+    group = Quotient(blockIdx.x, tiling.blocks_per_group);
+    const int64_t begin = (blockIdx.x - group * tiling.blocks_per_group) *
+                          tiling.elements_per_block;
+    const int64_t left = shape.group_size() - begin;
+    elements = static_cast<int>(
+        left < tiling.elements_per_block ? left : tiling.elements_per_block);
+    base = group * shape.group_size() + begin;
+    first_plane = Quotient(begin, shape.inner);
+    before = static_cast<int>(begin - first_plane * shape.inner);
+    planes = (before + elements - 1) / static_cast<int>(shape.inner) + 1;
+  }
+
+  int64_t group;
+  int64_t base;         // first element, of the array
+  int64_t first_plane;  // of the group
+  int before;           // elements of that plane that other blocks have
+  int elements;
+  int planes;
+};
+
+template <typename T>
+__device__ __forceinline__ void LoadSingly(const T* address, int count,
+                                           Vector<T, kWidth>* vector) {
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    if (i < count) {
+      vector->Set(i, LoadVector<Reuse::kNever, 1>(address + i).Get(0));
+    }
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void StoreSingly(T* address, int count,
+                                            const Vector<T, kWidth>& vector) {
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    if (i < count) {
+      Vector<T, 1> single;
+      single.Set(0, vector.Get(i));
+      StoreVector<Reuse::kNever>(address + i, single);
+    }
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    NormaliseFlatKernel(const __grid_constant__ ForwardParameters p,
+                        const __grid_constant__ FlatTiling tiling) {
+  using A = Accumulator<T>;
+  constexpr int kBatch =
+      kFlatBytes / (kThreads * kWidth * static_cast<int>(sizeof(T)));
+  const FlatRange range(tiling);
+  const T* x = static_cast<const T*>(p.buffers.x) + range.base;
+  const T* z = static_cast<const T*>(p.buffers.z);
+  const bool residual = z != nullptr;
+  if (residual) z += range.base;
+  T* y = static_cast<T*>(p.buffers.y) + range.base;
+
+  // On their way while the constants are made. Results take the place of xs.
+  Vector<T, kWidth> xs[kBatch]{}, zs[kBatch]{};
+#pragma unroll
+  for (int k = 0; k < kBatch; ++k) {
+    const int at = (k * kThreads + static_cast<int>(threadIdx.x)) * kWidth;
+    if (at + kWidth <= range.elements) {
+      xs[k] = LoadVector<Reuse::kNever, kWidth>(x + at);
+      if (residual) zs[k] = LoadVector<Reuse::kNever, kWidth>(z + at);
+    }
+  }
+
+  A* means = reinterpret_cast<A*>(DynamicShared());
+  A* multipliers = means + range.planes;
+  A* biases = multipliers + range.planes;
+  const int64_t channels = tiling.shape.channels;
+  for (int i = static_cast<int>(threadIdx.x); i < range.planes; i += kThreads) {
+    const int64_t plane = range.first_plane + i;
+    const int64_t channel = plane - Quotient(plane, channels) * channels;
+    const ForwardConstants<A> constants = ForwardConstantsOf(
+        p.affine, channels, range.group, channel,
+        ElementOr<A>(p.given_mean, channels, range.group, channel, A{0}),
+        ElementOr<A>(p.given_var, channels, range.group, channel, A{0}));
+    means[i] = constants.mean;
+    multipliers[i] = constants.multiplier;
+    biases[i] = constants.bias;
+  }
+  __syncthreads();
+
+  const int inner = static_cast<int>(tiling.shape.inner);
+  uint8_t* mask = p.buffers.mask;
+  if (mask != nullptr) {
+    mask += range.group * tiling.shape.mask_bytes_per_group() +
+            (range.base - range.group * tiling.shape.group_size()) / 8;
+  }
+#pragma unroll
+  for (int k = 0; k < kBatch; ++k) {
+    const int at = (k * kThreads + static_cast<int>(threadIdx.x)) * kWidth;
+    const int left = range.elements - at;
+    if (left <= 0) continue;
+    if (left < kWidth) {  // the end of a group, alone and not to be vectorised
+      LoadSingly(x + at, left, &xs[k]);
+      if (residual) LoadSingly(z + at, left, &zs[k]);
+    }
+    const int plane = (range.before + at) / inner;
+    const int in_plane = range.before + at - plane * inner;
+    // There is no plane after the block's last one.
+    const int next = plane + 1 < range.planes ? plane + 1 : plane;
+    const ForwardConstants<A> here{means[plane], multipliers[plane],
+                                   biases[plane]};
+    const ForwardConstants<A> there{means[next], multipliers[next],
+                                    biases[next]};
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const bool is_here = in_plane + i < inner;
+      const ForwardConstants<A> constants{
+          is_here ? here.mean : there.mean,
+          is_here ? here.multiplier : there.multiplier,
+          is_here ? here.bias : there.bias};
+      xs[k].Set(i, constants.Apply(xs[k].Get(i), residual, zs[k].Get(i),
+                                   p.buffers.relu));
+      bits |= (xs[k].Get(i) > 0 ? 1u : 0u) << i;
+    }
+    if (left < kWidth) {
+      StoreSingly(y + at, left, xs[k]);
+      bits &= (1u << left) - 1u;
+    } else {
+      StoreVector<Reuse::kNever>(y + at, xs[k]);
+    }
+    if (mask != nullptr) mask[at / 8] = static_cast<uint8_t>(bits);
+  }
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_DEVICE_NORMALISE_FLAT_CUH_

@@ -1,0 +1,128 @@
+// What the host tells the kernels: plain C++ types, shared by the planner, the
+// launchers and the kernels.
+
+#ifndef JAX_BNAR_CUDA_HOST_PARAMETERS_H_
+#define JAX_BNAR_CUDA_HOST_PARAMETERS_H_
+
+#include <cstdint>
+
+#include "native/problem.h"
+
+namespace jax_bnar {
+namespace cuda {
+
+constexpr int kThreads = 256;  // of every block
+constexpr int kWarps = kThreads / 32;
+// Elements that a thread reads at once on the aligned path; one elsewhere.
+constexpr int kWidth = 8;
+// Bytes of x that a block takes along planes which no vector divides: what its
+// threads have in flight at once.
+constexpr int kFlatBytes = 16 * 1024;
+// A slab has at most so many columns.
+constexpr int kMaxColumns = 64;
+
+// First and second sum of a column: (sum, squares) of x around an origin, or
+// (sum of e, sum of e * (x - mean)).
+struct Sums {
+  double first;
+  double second;
+};
+
+// Sizes in shared memory, which the kernels lay out (device/shared_memory.cuh)
+// and the planner counts: one value for each warp and column, or for each part
+// and column.
+constexpr int kScratch = kWarps * kMaxColumns;
+// Vectors of constants of the elementwise pass: mean, a, b or bias, k, bias.
+constexpr int kConstants = 5;
+
+constexpr int64_t kFixedSharedBytes =
+    static_cast<int64_t>(sizeof(Sums)) * (kScratch + 2 * kMaxColumns) +
+    static_cast<int64_t>(sizeof(double)) * kConstants * kMaxColumns;
+
+inline int64_t SharedBytes(int shared_tiles, int64_t tile_bytes) {
+  return kFixedSharedBytes + shared_tiles * tile_bytes;
+}
+
+// How the canonical array is cut. A slab is what one mean is taken over, for a
+// few channels: a matrix whose rows are `row_vectors` vectors long.
+//   rows layout (S == 1): row n holds `columns` neighbouring channels of row n.
+//   planes layout: the vectors of one channel, `row_vectors` of them to a row;
+//   all columns belong to that channel.
+// A team of blocks shares a slab; block `rank` has `rows_per_block` of its
+// rows. Teams take slabs in turn.
+struct Tiling {
+  Shape shape;
+  bool planes;
+  int32_t row_vectors;        // a power of 2, at most 32
+  int32_t columns;            // channels of a slab
+  int64_t rows;               // of a slab
+  int64_t tile_stride;        // rows layout: elements from tile to tile
+  int64_t vectors;            // of a row of the array, or of a channel
+  int64_t vectors_per_plane;  // planes layout
+  int64_t slabs_per_group;
+  int64_t num_slabs;
+  int64_t rows_per_block;
+  int32_t team;
+  int32_t num_teams;
+  int32_t shared_tiles;  // tiles that a block keeps in shared memory
+};
+
+// The planes of a group as one run of memory, whatever their borders: each
+// block has so many elements of it.
+struct FlatTiling {
+  Shape shape;
+  int64_t elements_per_block;  // a multiple of kThreads * kWidth
+  int64_t blocks_per_group;
+};
+
+// How the blocks of a team add their sums.
+enum class BlockReduction : int32_t {
+  kSingleBlock,  // a team of one
+  kCluster,      // through distributed shared memory
+  kBarrier,      // through global memory, all blocks resident
+  kLastBlock,    // the last block adds; the others leave
+};
+
+// Zeroed counters, one for each slab; sums of each block; sums of each slab.
+struct Workspace {
+  uint32_t* counters;
+  Sums* partials;  // [slab][rank][column]
+  Sums* totals;    // [slab][column]
+};
+
+struct ForwardParameters {
+  Tiling tiling;
+  Workspace workspace;
+  BlockReduction block_reduction;
+  NormaliseBuffers buffers;
+  AffineOperands affine;
+  // (G, C): results of the whole pass and of the statistics.
+  void* mean;
+  void* var;
+  // Operands of normalise alone.
+  VectorOperand given_mean;
+  VectorOperand given_var;
+};
+
+struct BackwardParameters {
+  Tiling tiling;
+  Workspace workspace;
+  BlockReduction block_reduction;
+  GradientBuffers buffers;
+  BackwardOperands operands;  // of the whole pass
+  // Of the halves. The whole pass computes them.
+  VectorOperand a;
+  VectorOperand b;
+  VectorOperand k;
+  void* dz;
+  void* dx;
+  // (G, C): dbias and dscale of the whole pass, sum_e and sum_e_centred of the
+  // reduction.
+  void* first;
+  void* second;
+};
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_HOST_PARAMETERS_H_

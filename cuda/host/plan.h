@@ -1,0 +1,94 @@
+// Which strategy for which shape on which device: plain host code, no CUDA.
+//
+// A slab is read twice, for the sums and for the elementwise pass. The
+// strategies differ in where it waits in between:
+//   kCluster     in shared memory (and registers, in forward) of one thread
+//                block cluster, whose blocks add their sums through distributed
+//                shared memory (compute capability 9.0);
+//   kOnChip      in the same places of a team of blocks, which meet at a
+//                barrier in global memory; what does not fit is read
+//                again, last rows first, from L2 as far as they are there. The
+//                kernel of apex's groupbn does so for float16;
+//   kL2          in L2: no block keeps anything, more blocks are resident, and
+//                few slabs are under way at once;
+//   kTwoKernels  in memory: one kernel for the sums, whose last block adds them
+//                up, one for the elementwise pass. Always possible.
+
+#ifndef JAX_BNAR_CUDA_HOST_PLAN_H_
+#define JAX_BNAR_CUDA_HOST_PLAN_H_
+
+#include <cstdint>
+
+#include "cuda/host/parameters.h"
+#include "cuda/host/tiling.h"
+#include "native/problem.h"
+
+namespace jax_bnar {
+namespace cuda {
+
+// What the device says of itself; no chip is known by name.
+struct Device {
+  int multiprocessors;
+  int64_t shared_bytes_per_multiprocessor;
+  int64_t shared_bytes_per_block;  // with opt-in
+  int64_t reserved_shared_bytes_per_block;
+  int64_t l2_bytes;
+  bool cooperative;
+  bool clusters;
+};
+
+enum class Strategy { kAuto, kOnChip, kCluster, kL2, kTwoKernels };
+constexpr int kStrategies = 5;
+
+struct Settings {
+  Strategy strategy = Strategy::kAuto;
+  int sm_margin = 0;      // multiprocessors left to others
+  int slab_channels = 0;  // a power of 2 in [8, kMaxColumns]; 0: what fits
+};
+
+// Blocks of each kernel that fit a multiprocessor: its launch bounds.
+constexpr int kBlocksPerMultiprocessor = 2;
+
+// Tiles that the registers of the forward kernel hold, as many as it does
+// without spilling on any architecture: a vector of float32 takes twice the
+// registers, and single elements are not worth it. Backward has none to spare.
+constexpr int ForwardHeld(int64_t item_size, int width) {
+  return width == 1 ? 0 : item_size == 2 ? 2 : 1;
+}
+
+// What distinguishes a forward from a backward pass here.
+struct Pass {
+  int arrays_kept;  // that wait on chip: x, or e and x
+  int held;         // tiles in registers
+};
+
+inline Pass ForwardPass(int64_t item_size, int width) {
+  return {1, ForwardHeld(item_size, width)};
+}
+inline Pass BackwardPass() { return {2, 0}; }
+
+struct Plan {
+  Strategy strategy;  // never kAuto
+  Tiling tiling;
+  BlockReduction block_reduction;
+  int held;  // tiles in registers, of the pass
+  int64_t grid;
+  int cluster;  // blocks, or 0
+  int64_t shared_bytes;
+};
+
+Plan MakePlan(const Problem& problem, int width, const Pass& pass,
+              const Device& device, const Settings& settings);
+
+// One kernel's plan: the sums, or the elementwise pass, alone.
+Plan PlanReduction(const Problem& problem, int width, const Device& device,
+                   const Settings& settings);
+Plan PlanElementwise(const Problem& problem, int width, const Device& device,
+                     const Settings& settings);
+
+Plan PlanFlat(const FlatTiling& tiling);
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_HOST_PLAN_H_

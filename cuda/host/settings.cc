@@ -1,0 +1,87 @@
+#include "cuda/host/settings.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string_view>
+
+namespace jax_bnar {
+namespace cuda {
+namespace {
+
+constexpr const char* kNames[kStrategies] = {"auto", "on_chip", "cluster", "l2",
+                                             "two_kernels"};
+constexpr std::string_view kPrefix = "JAX_BNAR_CUDA_";
+
+// Whether the text is a number in [least, most], and which.
+bool ReadNumber(const char* text, long least, long most, int* number) {
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  *number = static_cast<int>(value);
+  return *end == '\0' && least <= value && value <= most;
+}
+
+bool ReadStrategy(const char* text, Strategy* strategy) {
+  for (int i = 0; i < kStrategies; ++i) {
+    if (std::string_view(kNames[i]) == text) {
+      *strategy = static_cast<Strategy>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+// What a value of the variable JAX_BNAR_CUDA_<name> should be, or an empty
+// string where it is right.
+std::string ReadSetting(std::string_view name, const char* value,
+                        Settings* settings) {
+  if (name == "STRATEGY") {
+    if (ReadStrategy(value, &settings->strategy)) return "";
+    return "must be 'auto', 'on_chip', 'cluster', 'l2' or 'two_kernels'";
+  }
+  if (name == "SM_MARGIN") {
+    if (ReadNumber(value, 0, 100000, &settings->sm_margin)) return "";
+    return "must be a number of multiprocessors >= 0";
+  }
+  if (name == "SLAB_CHANNELS") {
+    int& number = settings->slab_channels;
+    if (ReadNumber(value, kWidth, kMaxColumns, &number) &&
+        (number & (number - 1)) == 0) {
+      return "";
+    }
+    return "must be 8, 16, 32 or 64";
+  }
+  return "is not known: there are JAX_BNAR_CUDA_STRATEGY, "
+         "JAX_BNAR_CUDA_SM_MARGIN and JAX_BNAR_CUDA_SLAB_CHANNELS";
+}
+
+}  // namespace
+
+const char* NameOf(Strategy strategy) {
+  return kNames[static_cast<int>(strategy)];
+}
+
+std::string ReadSettings(Settings* settings) {
+  *settings = Settings{};
+  // One walk for all variables. It also finds the one that is misspelt, which
+  // getenv would not.
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view variable = *entry;
+    if (variable.compare(0, kPrefix.size(), kPrefix) != 0) continue;
+    const size_t equals = variable.find('=');
+    if (equals == std::string_view::npos) continue;
+    const std::string_view name =
+        variable.substr(kPrefix.size(), equals - kPrefix.size());
+    const char* value = *entry + equals + 1;
+    if (*value == '\0') continue;  // as if it were not set
+    const std::string wrong = ReadSetting(name, value, settings);
+    if (!wrong.empty()) {
+      return std::string(variable.substr(0, equals)) + " " + wrong + ", got '" +
+             value + "'";
+    }
+  }
+  return "";
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar

@@ -1,0 +1,99 @@
+#include "cuda/host/tiling.h"
+
+#include <algorithm>
+
+namespace jax_bnar {
+namespace cuda {
+namespace {
+
+// Memory is fetched in pieces of so many bytes.
+constexpr int kFetchedBytes = 64;
+
+int64_t TileRows(const Tiling& t) { return kThreads / t.row_vectors; }
+
+}  // namespace
+
+int32_t PowerOfTwoAtLeast(int64_t n, int32_t at_most) {
+  int32_t power = 1;
+  while (power < n && power < at_most) power *= 2;
+  return power;
+}
+
+int WidthOf(const Problem& problem, bool aligned) {
+  const Shape& shape = problem.shape;
+  const int64_t run = shape.inner > 1 ? shape.inner : shape.channels;
+  const bool wide =
+      aligned && run % kWidth == 0 && problem.dtype != DType::kFloat64;
+  return wide ? kWidth : 1;
+}
+
+Tiling CutSlabs(const Shape& shape, int width, int columns) {
+  Tiling t{};
+  t.shape = shape;
+  t.planes = shape.inner > 1;
+  if (t.planes) {
+    t.row_vectors = 32;
+    t.columns = 1;
+    t.vectors_per_plane = shape.inner / width;
+    t.vectors = shape.rows * t.vectors_per_plane;
+    t.rows = CeilDivide(t.vectors, t.row_vectors);
+    t.slabs_per_group = shape.channels;
+  } else {
+    // At most 128 bytes of a row (16-bit), a line of the cache; 256 of float32.
+    // Single elements: what a warp reads at once.
+    const int32_t widest = std::min(std::max(columns / width, 1), 32);
+    t.vectors = shape.channels / width;
+    t.row_vectors = PowerOfTwoAtLeast(t.vectors, widest);
+    t.columns = t.row_vectors * width;
+    t.rows = shape.rows;
+    t.slabs_per_group = CeilDivide(t.vectors, t.row_vectors);
+    t.tile_stride = kThreads / t.row_vectors * shape.channels;
+  }
+  t.num_slabs = shape.groups * t.slabs_per_group;
+  return t;
+}
+
+bool CanCutNarrower(const Problem& problem, int width, const Tiling& t) {
+  const int64_t narrowest =
+      std::max<int64_t>(width, kFetchedBytes / ItemSize(problem.dtype));
+  return !t.planes && t.columns / 2 >= narrowest;
+}
+
+int64_t TilesOfSlab(const Tiling& t) { return CeilDivide(t.rows, TileRows(t)); }
+
+int64_t LargestTeam(const Tiling& t) {
+  return std::max<int64_t>(1, kPartialColumns / (t.num_slabs * t.columns));
+}
+
+void SetTeam(int64_t team, Tiling* t) {
+  const int64_t tiles = TilesOfSlab(*t);
+  team = std::max<int64_t>(1, std::min({team, tiles, LargestTeam(*t)}));
+  const int64_t tiles_per_block = CeilDivide(tiles, team);
+  t->rows_per_block = tiles_per_block * TileRows(*t);
+  t->team = static_cast<int32_t>(CeilDivide(tiles, tiles_per_block));
+}
+
+int64_t TilesPerBlock(const Tiling& t) {
+  return t.rows_per_block / TileRows(t);
+}
+
+bool IsFlat(const Problem& problem, bool aligned) {
+  const Shape& shape = problem.shape;
+  // A vector meets two planes at most, counted in 32 bits; those of a group
+  // begin where a vector does.
+  return aligned && problem.dtype != DType::kFloat64 && shape.inner > kWidth &&
+         shape.inner % kWidth != 0 && shape.inner < (int64_t{1} << 30) &&
+         (shape.groups == 1 || shape.group_size() % kWidth == 0);
+}
+
+FlatTiling CutFlat(const Problem& problem) {
+  FlatTiling t{};
+  t.shape = problem.shape;
+  t.elements_per_block = kFlatBytes / ItemSize(problem.dtype);
+  t.blocks_per_group =
+      CeilDivide(problem.shape.group_size(), t.elements_per_block);
+  return t;
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar

@@ -1,0 +1,46 @@
+// The memory that XLA lends a call, and where in it the blocks find each other:
+// plain host code, no CUDA.
+
+#ifndef JAX_BNAR_CUDA_HOST_WORKSPACE_H_
+#define JAX_BNAR_CUDA_HOST_WORKSPACE_H_
+
+#include <cstdint>
+
+#include "cuda/host/parameters.h"
+#include "native/problem.h"
+
+namespace jax_bnar {
+namespace cuda {
+
+// Bytes of workspace that suffice for any plan on any device.
+int64_t WorkspaceBytes(const Shape& shape);
+
+// A linear function of the shape that is never below WorkspaceBytes. It serves
+// sizes that are symbols while a program is exported.
+struct WorkspaceBound {
+  int64_t bytes;
+  int64_t bytes_per_group;
+  int64_t bytes_per_channel;  // of each group
+
+  int64_t Of(const Shape& shape) const {
+    return bytes + shape.groups *
+                       (bytes_per_group + shape.channels * bytes_per_channel);
+  }
+};
+
+WorkspaceBound BoundOfWorkspace();
+
+struct WorkspaceLayout {
+  int64_t counters;  // offsets in bytes
+  int64_t totals;
+  int64_t partials;
+  int64_t bytes;
+  int64_t counter_bytes;  // to be zeroed before a launch
+};
+
+WorkspaceLayout LayWorkspace(const Tiling& tiling);
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_HOST_WORKSPACE_H_

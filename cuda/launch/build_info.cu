@@ -1,0 +1,20 @@
+#include <cuda_runtime_api.h>
+
+#include "cuda/launch/build_info.h"
+
+namespace jax_bnar {
+namespace cuda {
+
+int ToolkitVersion() { return CUDART_VERSION; }
+
+std::vector<int> Architectures() {
+  // nvcc alone knows what "native" came to. Its list holds 800 for sm_80.
+  std::vector<int> architectures;
+  for (const int architecture : {__CUDA_ARCH_LIST__}) {
+    architectures.push_back(architecture / 10);
+  }
+  return architectures;
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar

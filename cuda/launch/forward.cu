@@ -1,0 +1,153 @@
+#include <type_traits>
+
+#include "cuda/device/forward.cuh"
+#include "cuda/device/normalise_flat.cuh"
+#include "cuda/device/pack_mask.cuh"
+#include "cuda/launch/kernels.cuh"
+#include "cuda/launch/launch.cuh"
+
+namespace jax_bnar {
+namespace cuda {
+namespace {
+
+template <typename T, int kElements>
+ForwardKernels KernelsOfElement() {
+  ForwardKernels kernels{};
+  kernels.statistics = StatisticsKernel<T, kElements>;
+  kernels.normalise = NormaliseKernel<T, kElements>;
+  kernels.pack_mask = PackMaskKernel<T>;
+  if constexpr (!std::is_same_v<T, double>) {
+    if constexpr (kElements == 1) kernels.flat = NormaliseFlatKernel<T>;
+    kernels.streaming = ForwardKernel<T, kElements, 0>;
+    kernels.holding =
+        ForwardKernel<T, kElements, ForwardHeld(sizeof(T), kElements)>;
+  }
+  return kernels;
+}
+
+ForwardKernels KernelsOf(DType dtype, int width) {
+  return WithElementAndWidth(dtype, width, [](auto zero, auto elements) {
+    return KernelsOfElement<decltype(zero), decltype(elements)::value>();
+  });
+}
+
+// The bits that single elements cannot write.
+cudaError_t PackMask(Launch& launch, const Problem& problem,
+                     const NormaliseBuffers& buffers, int width,
+                     const ForwardKernels& kernels) {
+  if (buffers.mask == nullptr || width == kWidth) return cudaSuccess;
+  const Shape& shape = problem.shape;
+  const int64_t bytes_per_group = shape.mask_bytes_per_group();
+  const int64_t blocks =
+      (shape.groups * bytes_per_group + kThreads - 1) / kThreads;
+  Plan plan{};
+  plan.strategy = Strategy::kTwoKernels;
+  plan.grid = blocks < (1 << 20) ? blocks : 1 << 20;
+  return LaunchPlanned(launch, Kernel::kPackMask, kernels.pack_mask, plan,
+                       static_cast<const void*>(buffers.y), buffers.mask,
+                       shape.groups, shape.group_size(), bytes_per_group);
+}
+
+cudaError_t NormaliseAlone(Launch& launch, const Problem& problem, int width,
+                           const Device& device, const ForwardKernels& kernels,
+                           const ForwardParameters& given) {
+  const NormaliseBuffers& buffers = given.buffers;
+  if (IsFlat(problem, Aligned({buffers.x, buffers.z, buffers.y}))) {
+    const FlatTiling tiling = CutFlat(problem);
+    return LaunchPlanned(launch, Kernel::kNormaliseFlat, kernels.flat,
+                         PlanFlat(tiling), given, tiling);
+  }
+  ForwardParameters parameters = given;
+  const Plan plan = PlanElementwise(problem, width, device, launch.settings);
+  parameters.tiling = plan.tiling;
+  const cudaError_t error = LaunchPlanned(launch, Kernel::kNormalise,
+                                          kernels.normalise, plan, parameters);
+  if (error != cudaSuccess) return error;
+  return PackMask(launch, problem, buffers, width, kernels);
+}
+
+cudaError_t StatisticsAlone(Launch& launch, const Problem& problem, int width,
+                            const Device& device, const ForwardKernels& kernels,
+                            const ForwardParameters& parameters) {
+  const Plan plan = PlanReduction(problem, width, device, launch.settings);
+  return LaunchSums(launch, Kernel::kStatistics, kernels.statistics, plan,
+                    parameters);
+}
+
+}  // namespace
+
+cudaError_t PrepareForwardKernels() {
+  return ForEachKernelSet([](DType dtype, int width) {
+    const ForwardKernels kernels = KernelsOf(dtype, width);
+    return PrepareEach(kernels.holding, kernels.streaming, kernels.statistics,
+                       kernels.normalise, kernels.flat, kernels.pack_mask);
+  });
+}
+
+cudaError_t Statistics(Launch& launch, const Problem& problem, const void* x,
+                       void* mean, void* var) {
+  Device device;
+  const cudaError_t error = QueryDevice(&device);
+  if (error != cudaSuccess) return error;
+  const int width = WidthOf(problem, Aligned({x}));
+  ForwardParameters parameters{};
+  parameters.buffers.x = x;
+  parameters.mean = mean;
+  parameters.var = var;
+  return StatisticsAlone(launch, problem, width, device,
+                         KernelsOf(problem.dtype, width), parameters);
+}
+
+cudaError_t Normalise(Launch& launch, const Problem& problem,
+                      const NormaliseBuffers& buffers,
+                      const AffineOperands& affine, const VectorOperand& mean,
+                      const VectorOperand& var) {
+  Device device;
+  const cudaError_t error = QueryDevice(&device);
+  if (error != cudaSuccess) return error;
+  const int width =
+      WidthOf(problem, Aligned({buffers.x, buffers.z, buffers.y}));
+  ForwardParameters parameters{};
+  parameters.buffers = buffers;
+  parameters.affine = affine;
+  parameters.given_mean = mean;
+  parameters.given_var = var;
+  return NormaliseAlone(launch, problem, width, device,
+                        KernelsOf(problem.dtype, width), parameters);
+}
+
+cudaError_t Forward(Launch& launch, const Problem& problem,
+                    const NormaliseBuffers& buffers,
+                    const AffineOperands& affine, void* mean, void* var) {
+  Device device;
+  cudaError_t error = QueryDevice(&device);
+  if (error != cudaSuccess) return error;
+  const int width =
+      WidthOf(problem, Aligned({buffers.x, buffers.z, buffers.y}));
+  const ForwardKernels kernels = KernelsOf(problem.dtype, width);
+  ForwardParameters parameters{};
+  parameters.buffers = buffers;
+  parameters.affine = affine;
+  parameters.mean = mean;
+  parameters.var = var;
+
+  const Plan plan =
+      MakePlan(problem, width, ForwardPass(ItemSize(problem.dtype), width),
+               device, launch.settings);
+  bool launched = false;
+  error = LaunchWhole(
+      launch, Kernel::kForward,
+      plan.strategy == Strategy::kL2 ? kernels.streaming : kernels.holding,
+      plan, device, parameters, &launched);
+  if (error != cudaSuccess) return error;
+  if (launched) return PackMask(launch, problem, buffers, width, kernels);
+  error = StatisticsAlone(launch, problem, width, device, kernels, parameters);
+  if (error != cudaSuccess) return error;
+  const int64_t groups = problem.shape.groups;
+  parameters.given_mean = {mean, groups};
+  parameters.given_var = {var, groups};
+  return NormaliseAlone(launch, problem, width, device, kernels, parameters);
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar

@@ -1,0 +1,133 @@
+#include <string>
+
+#include "cuda/host/workspace.h"
+#include "cuda/launch/launch.cuh"
+
+namespace jax_bnar {
+namespace cuda {
+
+cudaError_t QueryDevice(Device* device) {
+  int id = 0;
+  cudaError_t error = cudaGetDevice(&id);
+  const auto get = [&](cudaDeviceAttr attribute) {
+    int value = 0;
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&value, attribute, id);
+    }
+    return value;
+  };
+  device->multiprocessors = get(cudaDevAttrMultiProcessorCount);
+  device->shared_bytes_per_multiprocessor =
+      get(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  device->shared_bytes_per_block = get(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  device->reserved_shared_bytes_per_block =
+      get(cudaDevAttrReservedSharedMemoryPerBlock);
+  device->l2_bytes = get(cudaDevAttrL2CacheSize);
+  device->cooperative = get(cudaDevAttrCooperativeLaunch) != 0;
+  // The kernels' code for clusters is compiled for 9.0 and newer only.
+  device->clusters = get(cudaDevAttrClusterLaunch) != 0 &&
+                     get(cudaDevAttrComputeCapabilityMajor) >= 9;
+  return error;
+}
+
+bool Aligned(std::initializer_list<const void*> buffers) {
+  for (const void* buffer : buffers) {
+    if (reinterpret_cast<uintptr_t>(buffer) % sizeof(uint4) != 0) return false;
+  }
+  return true;
+}
+
+Workspace PlaceWorkspace(const Launch& launch, const Tiling& tiling) {
+  const WorkspaceLayout layout = LayWorkspace(tiling);
+  char* base = static_cast<char*>(launch.workspace);
+  return {reinterpret_cast<uint32_t*>(base + layout.counters),
+          reinterpret_cast<Sums*>(base + layout.partials),
+          reinterpret_cast<Sums*>(base + layout.totals)};
+}
+
+cudaError_t ResetCounters(Launch& launch, const Plan& plan) {
+  if (plan.block_reduction != BlockReduction::kBarrier &&
+      plan.block_reduction != BlockReduction::kLastBlock) {
+    return cudaSuccess;
+  }
+  const cudaError_t error = cudaMemsetAsync(
+      launch.workspace, 0,
+      static_cast<size_t>(LayWorkspace(plan.tiling).counter_bytes),
+      launch.stream);
+  if (error != cudaSuccess) launch.failure = "zeroing the counters";
+  return error;
+}
+
+cudaError_t Explain(Launch& launch, Kernel name, const Plan& plan,
+                    cudaError_t error) {
+  // Not sticky: the next launch of anybody must not see it.
+  cudaGetLastError();
+  launch.failure = std::string(NameOf(name)) + " with a grid of " +
+                   std::to_string(plan.grid) + " blocks of " +
+                   std::to_string(kThreads) + " threads, " +
+                   std::to_string(plan.shared_bytes) +
+                   " bytes of shared memory";
+  if (plan.cluster > 1) {
+    launch.failure += ", clusters of " + std::to_string(plan.cluster);
+  }
+  if (plan.block_reduction == BlockReduction::kBarrier)
+    launch.failure += ", cooperative";
+  return error;
+}
+
+cudaError_t PrepareKernel(const void* kernel) {
+  int id = 0, limit = 0;
+  cudaError_t error = cudaGetDevice(&id);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&limit,
+                                   cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+  }
+  if (error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit);
+}
+
+cudaError_t FitsDevice(const void* kernel, const Plan& plan,
+                       const Device& device, const Settings& settings,
+                       bool* fits) {
+  *fits = true;
+  if (plan.block_reduction == BlockReduction::kCluster) {
+    Launch launch{};
+    const LaunchConfig config(launch, plan);
+    int clusters = 0;
+    const cudaError_t error =
+        cudaOccupancyMaxActiveClusters(&clusters, kernel, config.get());
+    *fits = clusters > 0;
+    return error;
+  }
+  if (plan.block_reduction != BlockReduction::kBarrier) return cudaSuccess;
+  int blocks = 0;
+  const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+      &blocks, kernel, kThreads, static_cast<size_t>(plan.shared_bytes));
+  const int64_t multiprocessors = device.multiprocessors - settings.sm_margin;
+  *fits = plan.grid <= blocks * (multiprocessors < 1 ? 1 : multiprocessors);
+  return error;
+}
+
+LaunchConfig::LaunchConfig(const Launch& launch, const Plan& plan) {
+  config_.gridDim = dim3(static_cast<unsigned>(plan.grid), 1, 1);
+  config_.blockDim = dim3(kThreads, 1, 1);
+  config_.dynamicSmemBytes = static_cast<size_t>(plan.shared_bytes);
+  config_.stream = launch.stream;
+  config_.attrs = attributes_;
+  config_.numAttrs = 0;
+  if (plan.block_reduction == BlockReduction::kBarrier) {
+    attributes_[0].id = cudaLaunchAttributeCooperative;
+    attributes_[0].val.cooperative = 1;
+    config_.numAttrs = 1;
+  } else if (plan.cluster > 1) {
+    attributes_[0].id = cudaLaunchAttributeClusterDimension;
+    attributes_[0].val.clusterDim.x = static_cast<unsigned>(plan.cluster);
+    attributes_[0].val.clusterDim.y = 1;
+    attributes_[0].val.clusterDim.z = 1;
+    config_.numAttrs = 1;
+  }
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar

@@ -1,0 +1,121 @@
+// From a plan to a launch.
+
+#ifndef JAX_BNAR_CUDA_LAUNCH_LAUNCH_CUH_
+#define JAX_BNAR_CUDA_LAUNCH_LAUNCH_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "cuda/host/parameters.h"
+#include "cuda/host/plan.h"
+#include "cuda/launch/launch_counts.h"
+#include "cuda/operations.h"
+
+namespace jax_bnar {
+namespace cuda {
+
+// The parts of PrepareKernels in forward.cu and in backward.cu.
+cudaError_t PrepareForwardKernels();
+cudaError_t PrepareBackwardKernels();
+
+// The current device. Asked each time: the driver answers from memory.
+cudaError_t QueryDevice(Device* device);
+
+// Whether threads may read eight elements at once there.
+bool Aligned(std::initializer_list<const void*> buffers);
+
+Workspace PlaceWorkspace(const Launch& launch, const Tiling& tiling);
+
+// Zeroes the counters of a plan whose blocks meet in global memory.
+cudaError_t ResetCounters(Launch& launch, const Plan& plan);
+
+// Keeps what a failed launch looked like.
+cudaError_t Explain(Launch& launch, Kernel name, const Plan& plan,
+                    cudaError_t error);
+
+// Lets a kernel use all the shared memory of a block, and loads it.
+cudaError_t PrepareKernel(const void* kernel);
+
+// The same for all that are not null.
+template <typename... Kernels>
+cudaError_t PrepareEach(Kernels... kernels) {
+  cudaError_t error = cudaSuccess;
+  for (const void* kernel : {reinterpret_cast<const void*>(kernels)...}) {
+    if (error == cudaSuccess && kernel != nullptr) {
+      error = PrepareKernel(kernel);
+    }
+  }
+  return error;
+}
+
+// Whether all blocks that wait for each other can be resident at once. The
+// SM margin counts: what runs there may take its time.
+cudaError_t FitsDevice(const void* kernel, const Plan& plan,
+                       const Device& device, const Settings& settings,
+                       bool* fits);
+
+class LaunchConfig {
+ public:
+  LaunchConfig(const Launch& launch, const Plan& plan);
+  LaunchConfig(const LaunchConfig&) = delete;
+  const cudaLaunchConfig_t* get() const { return &config_; }
+
+ private:
+  cudaLaunchConfig_t config_{};
+  cudaLaunchAttribute attributes_[1];
+};
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t LaunchPlanned(Launch& launch, Kernel name,
+                          void (*kernel)(Parameters...), const Plan& plan,
+                          const Arguments&... arguments) {
+  const LaunchConfig config(launch, plan);
+  const cudaError_t error =
+      cudaLaunchKernelEx(config.get(), kernel, arguments...);
+  if (error != cudaSuccess) return Explain(launch, name, plan, error);
+  CountLaunch(name, plan.strategy);
+  return cudaSuccess;
+}
+
+// Launches a kernel whose blocks add sums.
+template <typename Parameters, typename... Parameter, typename... Arguments>
+cudaError_t LaunchSums(Launch& launch, Kernel name,
+                       void (*kernel)(Parameters, Parameter...),
+                       const Plan& plan, Parameters parameters,
+                       const Arguments&... arguments) {
+  parameters.tiling = plan.tiling;
+  parameters.block_reduction = plan.block_reduction;
+  parameters.workspace = PlaceWorkspace(launch, plan.tiling);
+  const cudaError_t error = ResetCounters(launch, plan);
+  if (error != cudaSuccess) return error;
+  return LaunchPlanned(launch, name, kernel, plan, parameters, arguments...);
+}
+
+// Launches a kernel that does both passes, if the plan has one and its blocks
+// fit the device; `launched` says whether.
+template <typename Parameters>
+cudaError_t LaunchWhole(Launch& launch, Kernel name, void (*kernel)(Parameters),
+                        const Plan& plan, const Device& device,
+                        const Parameters& parameters, bool* launched) {
+  *launched = false;
+  if (plan.strategy == Strategy::kTwoKernels) return cudaSuccess;
+  const cudaError_t error = FitsDevice(reinterpret_cast<const void*>(kernel),
+                                       plan, device, launch.settings, launched);
+  if (error != cudaSuccess) return Explain(launch, name, plan, error);
+  if (!*launched) return cudaSuccess;
+  const cudaError_t failed = LaunchSums(launch, name, kernel, plan, parameters);
+  if (failed == cudaErrorCooperativeLaunchTooLarge) {
+    // Others share the device, or a tool gave the kernel more registers.
+    launch.failure.clear();
+    *launched = false;
+    return cudaSuccess;
+  }
+  return failed;
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_LAUNCH_LAUNCH_CUH_
