@@ -12,6 +12,12 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+# What tests share lies in support/. The checkout comes last, for tests import its benchmarks, while
+# an installed jax_bnar must win over its sources, which may lack the native module.
+_TESTS = pathlib.Path(__file__).parent
+sys.path.insert(0, str(_TESTS / "support"))
+sys.path.append(str(_TESTS.parent))
+
 # Before any test touches a device: the number of devices is fixed when the backend starts.
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
@@ -21,8 +27,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tests name the implementation they mean; the caller's environment must not choose for them.
 os.environ.pop("JAX_BNAR_IMPLEMENTATION", None)
 
-# Another native module in the place of the package's: tests/test_emulated_cuda.py runs tests of the
-# operators on the CUDA kernels in this way.
+# Another native module may take the place of the package's. In this way
+# tests/kernels/test_emulated_cuda.py runs the tests of the operators on the CUDA kernels.
 if replacement := os.environ.get("JAX_BNAR_TEST_NATIVE_MODULE"):
     spec = importlib.util.spec_from_file_location("jax_bnar._native", replacement)
     assert spec is not None, replacement
@@ -35,11 +41,6 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, print_blob=True, derandomize=True, database=None
 )
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
-
-
-def example_count(count: int) -> int:
-    """So many random examples, times JAX_BNAR_TEST_EXAMPLES: CI looks further than `make test`."""
-    return count * int(os.environ.get("JAX_BNAR_TEST_EXAMPLES", "1"))
 
 
 class _Memory:

@@ -19,7 +19,7 @@ from benchmarks.gpu.steps import Command, Step
 Platform = Literal["cuda", "cpu"]
 
 ROOT: Final = Path(__file__).parents[2]
-# Options of each, and of tests/gpu_sanitize.py: those that watch each access take longest.
+# Options of each, and of tests/gpu/gpu_sanitize.py: those that watch each access take longest.
 SANITIZERS: Final = {
     # XLA asks the runtime what may fail, and memcheck would report it.
     "memcheck": (("--report-api-errors", "no"), ()),
@@ -28,8 +28,13 @@ SANITIZERS: Final = {
     "synccheck": ((), ()),
 }
 ORACLE_TESTS: Final = (
-    "exact_fill", "special_values", "forward", "backward", "inference", "vmap",
-)  # fmt: skip
+    "operators/test_exact_fill.py",
+    "operators/test_special_values.py",
+    "operators/test_forward.py",
+    "operators/test_backward.py",
+    "operators/test_inference.py",
+    "transforms/test_vmap.py",
+)
 # A replayed graph holds the launches of the strategy that it was captured under.
 NO_GRAPHS: Final = "--xla_gpu_enable_command_buffer="
 # What is run where --only names nothing, in this order; `oracle` repeats in a longer way what
@@ -111,28 +116,27 @@ class Plan:
         )
 
     def _tests(self) -> Step:
-        command = self._pytest("gpu", "test_gpu.py", XLA_FLAGS=self._flags())
+        command = self._pytest("gpu", "gpu/test_gpu.py", XLA_FLAGS=self._flags())
         return Step("tests", (command,), limit_s=200, needs=("build",))
 
     def _programs(self) -> Step:
         # Two at a time: each starts a process of JAX, and some fill what they may of the memory.
         workers = min(self.workers, 2)
-        command = self._pytest("gpu", "test_gpu_programs.py", workers=workers)
+        command = self._pytest("gpu", "gpu/test_gpu_programs.py", workers=workers)
         return Step("programs", (command,), limit_s=150, needs=("build",))
 
     def _large(self) -> Step:
         # On the CPU it takes 20 GB.
         skip = None if self.platform == "cuda" else "needs 20 GB on the CPU; pytest -m large"
-        command = self._pytest("large", "test_large.py", workers=0)
+        command = self._pytest("large", "operators/test_large.py", workers=0)
         return Step("large", (command,), limit_s=90, needs=("build",), skip=skip)
 
     def _oracle(self) -> Step:
-        files = tuple(f"test_{name}.py" for name in ORACLE_TESTS)
-        command = self._pytest("not gpu and not large", *files, "-k", "not xla")
+        command = self._pytest("not gpu and not large", *ORACLE_TESTS, "-k", "not xla")
         return Step("oracle", (command,), limit_s=500, needs=("build",))
 
     def _sanitize(self) -> Step:
-        program = (sys.executable, str(ROOT / "tests" / "gpu_sanitize.py"))
+        program = (sys.executable, str(ROOT / "tests" / "gpu" / "gpu_sanitize.py"))
         environment = self.environment(
             # Each buffer an allocation of its own, or nothing inside the pool is out of bounds.
             XLA_PYTHON_CLIENT_ALLOCATOR="platform",

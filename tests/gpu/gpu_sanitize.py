@@ -1,0 +1,39 @@
+"""What compute-sanitizer watches: every strategy on a few shapes, "few" for one of each layout.
+
+    XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_FLAGS=--xla_gpu_enable_command_buffer= \
+        compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/gpu_sanitize.py
+
+Each buffer is an allocation of its own then, and not a piece of JAX's pool, within which no access
+is out of bounds. Values are checked too, and a wrong one ends the program with status 1. `make gpu`
+starts it.
+"""
+
+import sys
+
+import conftest  # noqa: F401  JAX as the tests have it
+from cases import Case
+from gpu_cases import DRY_RUN, STRATEGIES, check, launched, strategy
+
+CASES = [
+    Case((8, 14, 14, 136), -1, "bfloat16", save="mask"),
+    Case((1031, 72), -1, "float32"),
+    Case((5, 3, 7, 65), -1, "float16", save="mask"),
+    Case((4, 24, 16, 16), 1, "bfloat16", save="mask", num_groups=2),
+    Case((3, 17, 5, 7), 1, "float32"),
+    Case((3, 5, 7, 9), -1, "float64"),
+]
+
+
+def main() -> int:
+    cases = [CASES[0], CASES[3]] if sys.argv[1:] == ["few"] else CASES
+    for case in CASES[-1:] if DRY_RUN else cases:
+        for name in STRATEGIES:
+            # Sanitized, a kernel takes more registers, and a strategy may give way to another.
+            with strategy(name), launched() as kernels:
+                check(case)
+            print(name, case, *sorted(kernels), sep="; ", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

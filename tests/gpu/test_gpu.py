@@ -1,0 +1,159 @@
+"""Every strategy of the CUDA kernels on a GPU: the oracle, exact fill, repeatability.
+
+`make gpu` runs these; by hand: XLA_FLAGS=--xla_gpu_enable_command_buffer= pytest -m gpu. Without
+that flag XLA would replay the launches that it captured under the strategy before.
+"""
+
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import Case, cotangents, operands, operator, with_gradients
+from exact_fill import arrange, exact_fill
+from gpu_cases import (
+    CUDA_KERNELS,
+    DRY_RUN,
+    LARGEST,
+    PLATFORM,
+    SHAPES,
+    STRATEGIES,
+    check,
+    check_strategy,
+    environment,
+    flag_cases,
+    launched,
+    only_on_gpu,
+    shape_cases,
+    size,
+    strategy,
+)
+
+import jax_bnar
+
+pytestmark = pytest.mark.gpu
+NO_GRAPHS = "--xla_gpu_enable_command_buffer="
+RUNS = 3 if DRY_RUN else 100
+
+all_strategies = pytest.mark.parametrize("name", STRATEGIES)
+
+
+def each(cases: Any) -> pytest.MarkDecorator:
+    """One worker to a case, whose strategies share what was compiled and what was expected."""
+    return pytest.mark.parametrize(
+        "case",
+        [pytest.param(case, id=key, marks=pytest.mark.xdist_group(key)) for key, case in cases],
+    )
+
+
+def test_device_and_flags() -> None:
+    assert jax.default_backend() == PLATFORM
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    assert NO_GRAPHS in flags, f"set XLA_FLAGS={NO_GRAPHS}, or one strategy is tested five times"
+
+
+@all_strategies
+@each(shape_cases())
+def test_shapes(case: Case, name: str) -> None:
+    with strategy(name), launched() as kernels:
+        check(case)
+    if CUDA_KERNELS:
+        check_strategy(kernels, case, name)
+
+
+@all_strategies
+@each(flag_cases())
+def test_flags(case: Case, name: str) -> None:
+    with strategy(name):
+        check(case)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("shape_name", SHAPES)
+def test_statistics_are_exact(dtype: str, shape_name: str) -> None:
+    shape, axis = SHAPES[shape_name]
+    channels = shape[axis]
+    axis %= len(shape)
+    fill = exact_fill(size(shape) // channels, channels, dtype)
+    x, axis = arrange(fill.x, shape[:axis], shape[axis + 1 :])
+    x = jnp.asarray(x)
+    function = jax.jit(
+        lambda x: jax_bnar.batch_norm(x, None, None, axis=axis, implementation="ffi")
+    )
+    for name in STRATEGIES:
+        with strategy(name):
+            result = function(x)
+            mean, var = np.asarray(result.mean), np.asarray(result.var)
+        np.testing.assert_array_equal(mean, fill.mean, err_msg=f"mean, {name}")
+        np.testing.assert_array_equal(var, fill.var, err_msg=f"var, {name}")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_inference(dtype: str, axis: int) -> None:
+    case = Case((6, 40, 7, 40), axis, dtype)
+    x, z, scale, bias = operands(case)
+    mean, var = np.abs(np.stack(cotangents(case)[1:]))
+    y = jax_bnar.bn_add_relu_inference(
+        *map(jnp.asarray, (x, z, scale, bias, mean, var)),
+        epsilon=case.epsilon,
+        axis=axis,
+        implementation="ffi",
+    )
+    expected, allowance = oracle.inference(
+        x, z, scale, bias, mean, var, epsilon=case.epsilon, axis=axis
+    )
+    oracle.assert_within("y", y, expected, allowance)
+
+
+@only_on_gpu
+def test_kernels_are_those_of_cuda() -> None:
+    """An error that only the CUDA side knows."""
+    x = jnp.ones((4, 8), jnp.float32)
+    with (
+        environment(JAX_BNAR_CUDA_STRATEGY="fastest"),
+        pytest.raises(Exception, match="JAX_BNAR_CUDA_STRATEGY must be"),
+    ):
+        jax_bnar.batch_norm(x, None, None, implementation="ffi").y.block_until_ready()
+
+
+@all_strategies
+def test_margin(name: str) -> None:
+    shape, axis = SHAPES[LARGEST]
+    with strategy(name), environment(JAX_BNAR_CUDA_SM_MARGIN="32"):
+        check(Case(shape, axis, "bfloat16", save="mask"))
+
+
+@all_strategies
+@pytest.mark.parametrize("channels", ["8", "32"])
+def test_slab_channels(name: str, channels: str) -> None:
+    shape, axis = SHAPES[LARGEST]
+    with strategy(name), environment(JAX_BNAR_CUDA_SLAB_CHANNELS=channels):
+        check(Case(shape, axis, "bfloat16", save="mask"))
+
+
+def bits(array: jax.Array) -> jax.Array:
+    unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
+    return jax.lax.bitcast_convert_type(array, unsigned[array.dtype.itemsize])
+
+
+@jax.jit
+def differ(left: Any, right: Any) -> jax.Array:
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return jnp.stack([(bits(a) != bits(b)).any() for a, b in pairs]).any()
+
+
+@all_strategies
+@pytest.mark.parametrize("shape_name", [LARGEST, "nhwc-odd"])
+def test_repeats_bit_for_bit(name: str, shape_name: str) -> None:
+    shape, axis = SHAPES[shape_name]
+    case = Case(shape, axis, "bfloat16", save="mask")
+    given = jax.tree.map(jnp.asarray, (operands(case), cotangents(case)))
+    function = with_gradients(operator(case.form, implementation="ffi", **case.keywords))
+    with strategy(name):
+        first = function(*given)
+        different = [differ(first, function(*given)) for _ in range(RUNS - 1)]
+        assert not np.asarray(jnp.stack(different)).any()

@@ -1,0 +1,165 @@
+"""Deliberately broken CUDA kernels: the tests of the kernels must fail on each.
+
+The kernels run in the host emulation (tests/cuda_emulation), as tests/native/cuda_kernels_test.cc
+runs them; here one line of a copy of their sources is wrong.
+"""
+
+import concurrent.futures
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+from checkout import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.one_python]
+
+FLAGS = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-w")
+INCLUDE = ("-I", str(ROOT), "-I", str(ROOT / "tests/cuda_emulation/include"))
+KERNELS = ("cuda/launch/forward.cu", "cuda/launch/backward.cu")
+OTHERS = (
+    "cuda/launch/launch.cu",
+    "cuda/launch/launch_counts.cc",
+    "cuda/host/plan.cc",
+    "cuda/host/settings.cc",
+    "cuda/host/tiling.cc",
+    "cuda/host/workspace.cc",
+    "tests/native/cuda_kernels_test.cc",
+    "tests/native/expectations.cc",
+    "tests/native/operation_checks.cc",
+)
+SEEDS = ("0", "1")  # a pair: what one order hides the other shows
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    header: str
+    right: str
+    wrong: str
+    kernels: str  # the source that is compiled with it
+    strategy: str
+    shapes: str = "few"
+
+
+MUTATIONS = {
+    "no barrier of the team": Mutation(
+        "team_sums.cuh", "  TeamBarrier(counter, team);\n", "", "forward", "on_chip"
+    ),
+    "no barrier of the block": Mutation(
+        "team_sums.cuh",
+        "    }\n  }\n  __syncthreads();\n  if (thread < tiling.columns) {\n",
+        "    }\n  }\n  if (thread < tiling.columns) {\n",
+        "forward",
+        "two_kernels",
+    ),
+    "no barrier of the cluster": Mutation(
+        "team_sums.cuh",
+        "  if (block_reduction == BlockReduction::kCluster) {\n    ClusterBarrier();\n",
+        "  if (block_reduction == BlockReduction::kCluster) {\n",
+        "forward",
+        "cluster",
+    ),
+    "blocks leave a cluster that still reads": Mutation(
+        "team_sums.cuh",
+        "others read it.\n    ClusterBarrier();\n",
+        "others read it.\n",
+        "backward",
+        "cluster",
+    ),
+    "totals used before they are there": Mutation(
+        "backward.cuh",
+        "+ column);\n      }\n      __syncthreads();\n",
+        "+ column);\n      }\n",
+        "backward",
+        "two_kernels", "all",
+    ),
+    "one row too many": Mutation(
+        "slab.cuh",
+        "static_cast<int>((end - row + tile_rows - 1) / tile_rows)",
+        "static_cast<int>((end - row + tile_rows) / tile_rows)",
+        "forward",
+        "two_kernels",
+    ),
+    "one row too few": Mutation(
+        "slab.cuh",
+        "static_cast<int>((end - row + tile_rows - 1) / tile_rows)",
+        "static_cast<int>((end - row + tile_rows - 2) / tile_rows)",
+        "backward",
+        "on_chip",
+    ),
+    "one element too many of a plane": Mutation(
+        "normalise_flat.cuh",
+        "in_plane + i < inner",
+        "in_plane + i <= inner",
+        "forward",
+        "two_kernels", "all",
+    ),
+}  # fmt: skip
+
+
+def compile_source(source: pathlib.Path, target: pathlib.Path, first: pathlib.Path | None) -> None:
+    include = INCLUDE if first is None else ("-I", str(first), *INCLUDE)
+    compiler = os.environ.get("CXX", "g++")
+    command = [compiler, "-x", "c++", *FLAGS, *include, "-c", str(source), "-o", str(target)]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+def link(objects: list[pathlib.Path], program: pathlib.Path) -> None:
+    compiler = os.environ.get("CXX", "g++")
+    command = [compiler, *map(str, objects), "-o", str(program), "-lpthread"]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+def passes(program: pathlib.Path, strategy: str, shapes: str) -> list[bool]:
+    return [
+        subprocess.run(
+            [program, strategy, shapes],
+            env=os.environ | {"JAX_BNAR_EMULATION_SEED": seed},
+            capture_output=True,
+            timeout=300,
+        ).returncode
+        == 0
+        for seed in SEEDS
+    ]
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
+    """Object files of the unbroken program, by source."""
+    directory = tmp_path_factory.mktemp("objects")
+    emulation = sorted((ROOT / "tests/cuda_emulation").glob("*.cc"))
+    sources = [ROOT / name for name in (*KERNELS, *OTHERS)] + emulation
+    targets = {str(s.relative_to(ROOT)): directory / f"{i}.o" for i, s in enumerate(sources)}
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda name: compile_source(ROOT / name, targets[name], None), targets))
+    return targets
+
+
+def test_unbroken_kernels_pass(objects: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "unbroken"
+    link(list(objects.values()), program)
+    for strategy in ("auto", "on_chip", "cluster", "l2", "two_kernels"):
+        assert passes(program, strategy, "few") == [True, True]
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_broken_kernels_are_caught(
+    name: str, objects: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    mutation = MUTATIONS[name]
+    shutil.copytree(ROOT / "cuda", tmp_path / "cuda")
+    header = tmp_path / "cuda/device" / mutation.header
+    text = header.read_text()
+    assert text.count(mutation.right) == 1, "the sources have changed: adapt the mutation"
+    header.write_text(text.replace(mutation.right, mutation.wrong))
+
+    source = f"cuda/launch/{mutation.kernels}.cu"
+    broken = tmp_path / "broken.o"
+    compile_source(tmp_path / source, broken, tmp_path)
+    program = tmp_path / "broken"
+    link([broken if key == source else path for key, path in objects.items()], program)
+    assert not all(passes(program, mutation.strategy, mutation.shapes))

@@ -1,0 +1,101 @@
+"""The oracle tests of the operators, as they stand, on the CUDA kernels in the host emulation.
+
+A native module whose kernels for "cpu" are the emulated ones (tests/emulated_module) takes the
+place of the package's in a second pytest. The strategies under sanitizers are in
+tests/native/cuda_kernels_test.cc; here it is the numerics: hypothesis' grid, exact fill, special
+values, gradients.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from checkout import ROOT, TESTS
+from native_build import ENVIRONMENT, run, tool
+
+from benchmarks.gpu.plan import ORACLE_TESTS
+
+pytestmark = pytest.mark.one_python
+
+
+@pytest.fixture(scope="module")
+def native_module() -> pathlib.Path:
+    directory = ROOT / "build" / "emulated-module"
+    (directory / "CMakeCache.txt").unlink(missing_ok=True)
+    run(
+        tool("cmake"), "-S", ROOT, "-B", directory, "-G", "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", f"-DPython_EXECUTABLE={sys.executable}",
+        "-DJAX_BNAR_CUDA=OFF", "-DJAX_BNAR_EMULATED_MODULE=ON",
+        "-DJAX_BNAR_WARNINGS_AS_ERRORS=ON",
+    )  # fmt: skip
+    run(tool("cmake"), "--build", directory, "--target", "bnar_emulated_native")
+    (module,) = (directory / "tests/emulated_module").glob("_native*.so")
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_oracle_tests_pass_on_emulated_kernels(native_module: pathlib.Path) -> None:
+    finished = subprocess.run(
+        [
+            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0",
+            # The pure-JAX side has nothing to do with the kernels.
+            "-k", "not xla",
+            *(str(TESTS / name) for name in ORACLE_TESTS),
+        ],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"JAX_BNAR_TEST_NATIVE_MODULE": str(native_module)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout[-8000:] + finished.stderr[-2000:]
+    assert int(finished.stdout.rsplit(" passed", 1)[0].split()[-1]) > 300
+
+
+def test_emulated_kernels_are_what_runs(native_module: pathlib.Path) -> None:
+    """An error that only the CUDA side knows."""
+    program = (
+        "import conftest, jax.numpy as jnp, jax_bnar\n"
+        "x = jnp.ones((4, 8), jnp.float32)\n"
+        "jax_bnar.batch_norm(x, None, None, implementation='ffi').y.block_until_ready()\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=TESTS,
+        env=ENVIRONMENT
+        | {
+            "JAX_BNAR_TEST_NATIVE_MODULE": str(native_module),
+            "JAX_BNAR_CUDA_STRATEGY": "fastest",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode != 0
+    assert "JAX_BNAR_CUDA_STRATEGY must be" in finished.stderr
+
+
+@pytest.mark.timeout(600)
+def test_tests_for_a_gpu_pass_on_emulated_kernels(native_module: pathlib.Path) -> None:
+    """What `make gpu` asks of every strategy, with its tiny shapes."""
+    finished = subprocess.run(
+        [
+            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "gpu",
+            str(TESTS / "gpu" / "test_gpu.py"),
+        ],
+        cwd=ROOT,
+        env=ENVIRONMENT
+        | {
+            "JAX_BNAR_TEST_NATIVE_MODULE": str(native_module),
+            "JAX_BNAR_GPU_PLATFORM": "cpu",
+            "XLA_FLAGS": "--xla_gpu_enable_command_buffer=",
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout[-8000:] + finished.stderr[-2000:]
+    assert int(finished.stdout.rsplit(" passed", 1)[0].split()[-1]) > 100

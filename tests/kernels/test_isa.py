@@ -1,0 +1,174 @@
+"""Every instruction set that this processor runs gives what pure JAX gives; others are refused."""
+
+import itertools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkout import TESTS
+from subprocesses import run_python
+
+import jax_bnar
+from jax_bnar._kernels import targets
+from jax_bnar.doctor import _environment, _run
+
+pytestmark = pytest.mark.one_python
+
+TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
+# Both layouts, and widths that do not fill a vector.
+SHAPES = (((5, 6, 7, 19), -1), ((8, 4, 4, 64), -1), ((3, 5, 9, 7), 1))
+CASES = tuple(itertools.product(TOLERANCES, SHAPES))
+
+
+def results(implementation: str, dtype: str, shape: tuple[int, ...], axis: int) -> list[Any]:
+    """Of forward and backward, with each kind of residual."""
+    random = np.random.default_rng(0)
+    channels = (shape[axis],)
+    operands = [
+        random.standard_normal(s).astype(jnp.dtype(d))
+        for s, d in ((shape, dtype), (shape, dtype), (channels, "float32"), (channels, "float32"))
+    ]
+
+    def loss(save: str, *operands: jax.Array) -> Any:
+        result = jax_bnar.bn_add_relu(
+            *operands, axis=axis, save=save, implementation=implementation
+        )
+        return jnp.square(result.y.astype("float32")).sum() + result.var.sum(), result
+
+    @jax.jit
+    def both(*operands: jax.Array) -> Any:
+        gradient = jax.grad(loss, (1, 2, 3, 4), has_aux=True)
+        return [gradient(save, *operands) for save in ("y", "mask")]
+
+    return [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(both(*operands))]
+
+
+PRELUDE = """
+import os
+os.environ["JAX_BNAR_CPU_ISA"] = {isa!r}
+import sys
+sys.path[:0] = {folders!r}
+"""
+
+PROGRAM = """
+import numpy as np
+import test_isa
+from jax_bnar._kernels import targets
+try:
+    targets.cpu_isa()
+except ValueError as error:
+    assert "of which this processor runs" in str(error), error
+    print("refused")
+    raise SystemExit
+for i, (dtype, shape) in enumerate(test_isa.CASES):
+    expected = np.load({expected!r} + f"/{{i}}.npz").values()
+    for ours, theirs in zip(test_isa.results("ffi", dtype, *shape), expected, strict=True):
+        # Relative to the array: a sum's small elements cancel.
+        tolerance = test_isa.TOLERANCES[dtype] * np.abs(theirs).max()
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+print(targets.cpu_isa())
+"""
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("expected")
+    for i, (dtype, shape) in enumerate(CASES):
+        np.savez(folder / f"{i}.npz", *results("xla", dtype, *shape))
+    return folder
+
+
+@pytest.mark.parametrize("isa", ["avx512bf16", "avx512", "avx2", "baseline"])
+def test_agrees_with_pure_jax(isa: str, expected: pathlib.Path) -> None:
+    used = run_python(
+        PROGRAM.format(expected=str(expected)),
+        timeout=300,
+        prelude=PRELUDE.format(isa=isa, folders=[str(TESTS / "kernels"), str(TESTS / "support")]),
+    ).split()[-1]
+    if used == "refused":
+        assert isa != "baseline"
+        pytest.skip(f"this processor does not run {isa}")
+    assert used == isa
+
+
+REFUSED = """
+import jax.numpy as jnp
+import jax_bnar
+
+x = jnp.ones((4, 16))
+for implementation in ("ffi", None):
+    try:
+        jax_bnar.bn_relu(x, None, None, implementation=implementation)
+    except ValueError as error:
+        print(error)
+jax_bnar.bn_relu(x, None, None, implementation="xla")
+"""
+
+
+@pytest.mark.parametrize("isa", ["avx3", "AVX2", "avx2 ", "best"])
+def test_unknown_value_is_refused(isa: str) -> None:
+    printed = run_python(
+        REFUSED,
+        timeout=300,
+        prelude=f"import os\nos.environ['JAX_BNAR_CPU_ISA'] = {isa!r}\n",
+    ).splitlines()
+    assert len(printed) == 2
+    for line in printed:
+        assert "JAX_BNAR_CPU_ISA must be unset or one of" in line
+        assert f"got '{isa}'" in line
+        assert "of which this processor runs" in line
+        assert "'baseline'" in line
+
+
+def test_empty_value_is_as_good_as_none() -> None:
+    program = "from jax_bnar._kernels import targets\nprint(targets.cpu_isa())"
+    prelude = "import os\nos.environ['JAX_BNAR_CPU_ISA'] = ''\n"
+    used = run_python(program, timeout=300, prelude=prelude).split()[-1]
+    assert used == targets.cpu_isa()
+
+
+EXPORTED = """
+import pathlib
+import jax
+import jax.numpy as jnp
+import jax_bnar
+
+exported = jax.export.deserialize(bytearray(pathlib.Path({path!r}).read_bytes()))
+try:
+    jax.block_until_ready(exported.call(jnp.ones((4, 16))))
+except Exception as error:
+    print(error)
+"""
+
+
+def test_exported_program_is_refused_when_it_runs(tmp_path: pathlib.Path) -> None:
+    """Nothing is lowered there: the kernel itself refuses, with the same sentence."""
+    function = jax.jit(lambda x: jax_bnar.bn_relu(x, None, None, implementation="ffi").y)
+    exported = jax.export.export(function, disabled_checks=jax_bnar.DISABLED_EXPORT_CHECKS)(
+        jnp.ones((4, 16), jnp.float32)
+    )
+    path = tmp_path / "exported"
+    path.write_bytes(exported.serialize())
+    printed = run_python(
+        EXPORTED.format(path=str(path)),
+        timeout=300,
+        prelude="import os\nos.environ['JAX_BNAR_CPU_ISA'] = 'avx3'\n",
+    )
+    assert "INVALID_ARGUMENT" in printed
+    assert "JAX_BNAR_CPU_ISA must be unset or one of" in printed
+    assert "got 'avx3'" in printed
+
+
+def test_doctor_names_a_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cpu_isa() -> str:
+        raise ValueError("JAX_BNAR_CPU_ISA must be unset")
+
+    monkeypatch.setattr(targets, "cpu_isa", cpu_isa)
+    _, machine = _environment.versions_and_machine()
+    assert machine.cpu_isa is None
+    problems = _run._environment_problems()
+    assert [problem.way_out for problem in problems] == ["unset JAX_BNAR_CPU_ISA"]
+    assert "must be unset" in problems[0].reason

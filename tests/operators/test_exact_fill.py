@@ -1,0 +1,110 @@
+"""Mean and variance of exact data with tolerance 0: no digit may depend on how sums are split.
+
+XLA turns a division by a constant n into a product with 1/n, so the pure-JAX side misses the exact
+quotient by a unit or two in the last place; the kernels have no such excuse.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import both_implementations
+from exact_fill import arrange, exact_fill
+
+import jax_bnar
+
+pytestmark = pytest.mark.quick
+
+# (before the channels, channels, after them): odd and even counts, short and long, both layouts.
+SHAPES = [
+    ((1,), 17, ()),
+    ((2,), 3, ()),
+    ((37,), 65, ()),
+    ((4099,), 9, ()),
+    ((16, 56, 56), 8, ()),
+    ((100_003,), 16, ()),
+    ((3,), 65, (5, 7)),
+    ((5,), 24, (7, 7)),
+    ((16,), 8, (56, 56)),
+    ((1,), 5, (100_003,)),
+]
+
+
+XLA_ULP = 4
+
+
+def assert_exact(implementation: str, got: Any, expected: oracle.Array) -> None:
+    if implementation == "ffi":
+        np.testing.assert_array_equal(got, expected)
+    else:
+        np.testing.assert_array_max_ulp(np.asarray(got), expected, maxulp=XLA_ULP)
+
+
+@both_implementations
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("before", "channels", "after"), SHAPES)
+def test_statistics_are_exact(
+    implementation: str,
+    dtype: str,
+    before: tuple[int, ...],
+    channels: int,
+    after: tuple[int, ...],
+) -> None:
+    fill = exact_fill(int(np.prod(before + after)), channels, dtype)
+    x, axis = arrange(fill.x, before, after)
+    result = jax_bnar.batch_norm(x, None, None, axis=axis, implementation=implementation)
+    assert_exact(implementation, result.mean, fill.mean)
+    assert_exact(implementation, result.var, fill.var)
+
+
+@both_implementations
+@pytest.mark.parametrize(("before", "channels", "after"), SHAPES)
+def test_statistics_of_float64(
+    implementation: str, before: tuple[int, ...], channels: int, after: tuple[int, ...]
+) -> None:
+    """Nothing is wider than float64 here, so the last division may cost a unit or two."""
+    fill = exact_fill(int(np.prod(before + after)), channels, "float64")
+    x, axis = arrange(fill.x, before, after)
+    result = jax_bnar.batch_norm(x, None, None, axis=axis, implementation=implementation)
+    assert_exact(implementation, result.mean, fill.mean)
+    maxulp = 2 if implementation == "ffi" else XLA_ULP
+    np.testing.assert_array_max_ulp(np.asarray(result.var), fill.var, maxulp=maxulp)
+
+
+@both_implementations
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_statistics_of_groups_are_exact(implementation: str, dtype: str, axis: int) -> None:
+    groups = [exact_fill(3 * 49, 33, dtype, seed) for seed in range(4)]
+    x: Any = np.stack([fill.x for fill in groups]).reshape(12, 7, 7, 33)
+    x = jnp.asarray(np.moveaxis(x, -1, axis))
+    result = jax_bnar.bn_relu(x, None, None, axis=axis, num_groups=4, implementation=implementation)
+    assert_exact(implementation, result.mean, np.stack([fill.mean for fill in groups]))
+    assert_exact(implementation, result.var, np.stack([fill.var for fill in groups]))
+
+
+@both_implementations
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_benchdnn_forward_threshold(implementation: str, axis: int) -> None:
+    """oneDNN's own bound on y for its own kind of scale, shift and epsilon: 6e-7 in float32."""
+    channels = 40
+    fill = exact_fill(8 * 14 * 14, channels, "float32")
+    x, axis = arrange(fill.x, (8,) if axis == 1 else (8, 14, 14), (14, 14) if axis == 1 else ())
+    power = 2.0 ** (np.arange(channels) % 7)
+    scale = (power / 8).astype(np.float32)
+    bias = ((np.arange(channels) % 3 - 1) * power / 512).astype(np.float32)
+    # z has the sign of x - mean, so that nothing cancels.
+    z = np.sign(np.moveaxis(x, axis, -1) - fill.mean).astype(np.float32)
+    z = np.moveaxis(z, -1, axis)
+    exact = oracle.forward(x, z, scale, bias, epsilon=1 / 16, axis=axis, relu=True).y
+    y = jax_bnar.bn_add_relu(
+        *map(jnp.asarray, (x, z, scale, bias)),
+        epsilon=1 / 16,
+        axis=axis,
+        implementation=implementation,
+    ).y
+    error = np.abs(np.asarray(y) - exact)
+    relative = np.where(np.abs(exact) > 1e-5, error / np.maximum(np.abs(exact), 1e-5), error)
+    assert relative.max() <= 6e-7

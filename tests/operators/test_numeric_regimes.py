@@ -1,0 +1,384 @@
+"""Statistics and gradients within their error bounds, on data on which sums lose digits.
+
+The oracle is long double (80 bits), and the bounds follow from what an implementation does. With u
+the unit roundoff of the accumulation dtype, c = x-mean, and `chain` the additions that a rounding
+error goes through (a block of the kernels, whose sums are finished in double; all elements in pure
+JAX, where XLA adds one by one):
+
+    |mean error| <= u*|mean| + chain*u*std      |var error| <= (chain+8)*u*var
+
+whatever the order of the elements, and what follows from these for y and the gradients. Whatever is
+below the smallest normal number may be flushed to zero.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import oracle
+import pytest
+import regimes
+from cases import (
+    Case,
+    Cotangents,
+    Operands,
+    Outcome,
+    all_dtypes,
+    both_implementations,
+    cases,
+    cotangents,
+    operands,
+    operator,
+    run,
+)
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from oracle import Array
+from property_tests import example_count
+
+import jax_bnar
+
+# Examples of the property test, each a compiled program that runs on every regime; CI sets ten.
+EXAMPLES = example_count(4)
+
+# What is added up in the accumulation dtype before it goes to double: 32 rows of two streams. The
+# errors of sums of both signs, around an element near the mean, are smaller.
+KERNEL_SQUARES = 64
+KERNEL_CHAIN = 40
+# Shapes in which the first elements, the first rows and the tails lie in tiles of their own.
+LAYOUTS = (
+    ((129, 9, 33), 1, 1),
+    ((5, 64, 257), 0, 1),
+    ((8, 7, 1, 17), 2, 1),
+    ((1000, 7, 2), 1, 4),
+    ((4, 1000), 0, 1),
+    ((40, 128, 15), 0, 1),
+    ((64, 48), -1, 1),
+    ((700, 3), -1, 2),
+    ((6, 5, 4, 3, 16), -2, 1),
+)
+
+
+class Limits(NamedTuple):
+    """Exact results, and how far off each may be."""
+
+    exact: dict[str, Array]
+    allowed: dict[str, Array]
+
+
+def unit(dtype: Any) -> np.longdouble:
+    return np.longdouble(oracle.unit_roundoff(dtype))
+
+
+def smallest(dtype: Any) -> np.longdouble:
+    return np.longdouble(float(ml_dtypes.finfo(jnp.dtype(dtype)).smallest_normal))
+
+
+def rounded(exact: Array, dtype: Any) -> Array:
+    return unit(dtype) * np.abs(exact) + smallest(dtype)
+
+
+def total(array: Array) -> Array:
+    return array.sum(axis=(1, 3), keepdims=True)
+
+
+class Statistics(NamedTuple):
+    """Of canonical long doubles: the exact values, and bounds of the errors."""
+
+    centred: Array
+    mean: Array
+    var: Array
+    mean_error: Array
+    var_error: Array
+
+
+def statistics(x: Array, case: Case, implementation: str) -> Statistics:
+    wide = oracle.canonical(x, case.axis, case.num_groups).astype(np.longdouble)
+    count = wide.shape[1] * wide.shape[3]
+    u, tiny = unit(case.statistics_dtype), smallest(case.statistics_dtype)
+    # Around an element, or |mean| >> std would cost the 11 digits that float64 leaves.
+    origin = wide[:, :1, :, :1]
+    offset = total(wide - origin) / count
+    mean, centred = origin + offset, (wide - origin) - offset
+    var = total(np.square(centred)) / count
+    # XLA adds one by one; the errors of so many additions rarely have one sign.
+    chain = KERNEL_CHAIN if implementation == "ffi" else KERNEL_CHAIN + count / 8
+    var_chain = KERNEL_SQUARES if implementation == "ffi" else KERNEL_CHAIN + count / 2
+    return Statistics(
+        centred,
+        mean,
+        var,
+        mean_error=u * (np.abs(mean) + chain * np.sqrt(var)) + 2 * tiny,
+        var_error=(var_chain + 8) * u * var + 2 * tiny,
+    )
+
+
+def limits(case: Case, implementation: str, given: Operands, dout: Cotangents, y: Array) -> Limits:
+    """Of forward, and of backward with the gate of the ReLU taken from `y`."""
+    s = statistics(given.x, case, implementation)
+    wide = s.centred
+    count = wide.shape[1] * wide.shape[3]
+    u, tiny = unit(case.statistics_dtype), smallest(case.statistics_dtype)
+
+    def tensor(array: Array) -> Array:
+        return oracle.canonical(array, case.axis, case.num_groups).astype(np.longdouble)
+
+    def vector(array: Array | None, default: float) -> Array:
+        if array is None:
+            return np.full((1, 1, case.channels, 1), default, np.longdouble)
+        return np.asarray(array).astype(np.longdouble).reshape(-1, 1, case.channels, 1)
+
+    scale, bias = vector(given.scale, 1), vector(given.bias, 0)
+    z = tensor(given.z) if given.z is not None else np.zeros_like(wide)
+    rstd = 1 / np.sqrt(s.var + np.longdouble(case.epsilon))
+    a = scale * rstd
+    # Relative errors of rstd, and absolute ones of x - mean.
+    of_rstd = s.var_error * np.square(rstd) / 2 + 6 * u
+    of_centred = s.mean_error + u * np.abs(wide) + tiny
+
+    pre = wide * a + bias + z
+    exact_y = np.maximum(pre, 0) if case.relu else pre
+    y_error = np.abs(a) * (of_centred + np.abs(wide) * (of_rstd + u)) + 4 * tiny
+    y_error = y_error + 4 * u * (np.abs(wide * a) + np.abs(bias) + np.abs(z))
+
+    dz = np.where(y > 0, dout.y, np.zeros_like(dout.y)) if case.relu else dout.y
+    e, dmean, dvar = tensor(dz), vector(dout.mean, 0), vector(dout.var, 0)
+    sum_e, sum_ec = total(e), total(e * wide)
+    dx = a * (e - sum_e / count - wide * np.square(rstd) * sum_ec / count)
+    dx = dx + dmean / count + 2 * dvar * wide / count
+    chain = (KERNEL_CHAIN if implementation == "ffi" else count) + 8
+    abs_e, abs_ec = total(np.abs(e)), total(np.abs(e * wide))
+    of_sum_e = chain * u * abs_e + tiny
+    of_sum_ec = chain * u * abs_ec + total(np.abs(e) * of_centred) + count * tiny
+    # The rounding of a mean that is far from 0 may be as large as x - mean itself.
+    reach = np.abs(wide) + of_centred
+    terms = np.abs(e) + abs_e / count + reach * np.square(rstd) * abs_ec / count
+    dx_error = np.abs(a) * (
+        (3 * of_rstd + 8 * u) * terms
+        + of_sum_e / count
+        + np.square(rstd) * (of_centred * abs_ec + reach * of_sum_ec) / count
+    )
+    dx_error = dx_error + 2 * np.abs(dvar) * (of_centred + 4 * u * np.abs(wide)) / count
+    # The coefficients of x - mean and 1 are vectors of the accumulation dtype.
+    dx_error = dx_error + 4 * u * np.abs(dmean) / count + tiny * (np.abs(wide) + 4)
+
+    exact: dict[str, Array] = {
+        "mean": s.mean,
+        "var": s.var,
+        "y": exact_y,
+        "dx": dx,
+        "dscale": (sum_ec * rstd).sum(axis=0).ravel(),
+        "dbias": sum_e.sum(axis=0).ravel(),
+    }
+    allowed: dict[str, Array] = {
+        "mean": s.mean_error,
+        "var": s.var_error,
+        "y": y_error + rounded(exact_y, case.dtype),
+        "dx": dx_error + rounded(dx, case.dtype),
+        "dscale": (rstd * (of_sum_ec + of_rstd * abs_ec)).sum(axis=0).ravel(),
+        "dbias": of_sum_e.sum(axis=0).ravel(),
+    }
+    for name, dtype in (("dscale", case.scale_dtype), ("dbias", case.bias_dtype)):
+        if dtype is not None:
+            # Rounded once to the accumulation dtype, and once to that of the parameter.
+            extra = rounded(exact[name], dtype) + 2 * u * np.abs(exact[name])
+            allowed[name] = allowed[name] + extra
+    # The bounds are of first order: products of two errors count where |mean| >> std.
+    allowed = {name: bound * (1 + 2.0**-6) for name, bound in allowed.items()}
+    return Limits(*({n: _as_given(n, v, case) for n, v in d.items()} for d in (exact, allowed)))
+
+
+def _as_given(name: str, array: Array, case: Case) -> Array:
+    if name in ("y", "dx"):
+        return array.reshape(case.shape)
+    return array.reshape(case.statistics_shape) if name in ("mean", "var") else array
+
+
+def balanced_cotangents(case: Case, x: Array) -> Cotangents:
+    """Those of mean and var as large as lets every term of dx count, whatever the variance."""
+    dout = cotangents(case)
+    var = statistics(x, case, "ffi").var.reshape(case.statistics_shape)
+    rstd = (1 / np.sqrt(var + np.longdouble(case.epsilon))).astype(case.statistics_dtype)
+    return Cotangents(dout.y, dout.mean * rstd, dout.var * rstd * rstd)
+
+
+def check(case: Case, implementation: str, given: Operands, label: str) -> Outcome:
+    dout = balanced_cotangents(case, given.x)
+    actual = run(case, implementation, given, dout)
+    expected = limits(case, implementation, given, dout, actual.y)
+    for name, exact in expected.exact.items():
+        if (got := getattr(actual, name)) is not None:
+            title = f"{implementation}, {label}: {name}"
+            oracle.assert_within(title, got, exact, expected.allowed[name])
+    return actual
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Case:
+    """Half of them of any shape, half in layouts that take several tiles."""
+    case = draw(cases())
+    if draw(st.booleans()):
+        return case
+    shape, axis, num_groups = draw(st.sampled_from(LAYOUTS))
+    return Case(
+        shape,
+        axis,
+        case.dtype,
+        form=case.form,
+        scale_dtype=case.scale_dtype,
+        bias_dtype=case.bias_dtype,
+        num_groups=num_groups,
+        save=case.save,
+        epsilon=case.epsilon,
+        seed=case.seed,
+    )
+
+
+@both_implementations
+@settings(max_examples=EXAMPLES)
+@given(case=programs())
+# The rounding of a mean far from 0 is as large as the standard deviation: of two elements, and
+# where XLA forms the centre of pure JAX twice, once with a product and a sum contracted.
+@example(case=Case((2, 2), axis=0))
+@example(case=Case((17, 2), axis=0, dtype="float64"))
+@example(case=Case((64, 48), seed=2380))
+@example(case=Case((4, 1000), axis=0, seed=574))
+def test_within_bounds_in_every_regime(implementation: str, case: Case) -> None:
+    given_operands = operands(case)
+    for i, regime in enumerate(regimes.NAMES):
+        x = regimes.fill(case, regime, case.seed + i)
+        check(case, implementation, given_operands._replace(x=x), regime)
+
+
+@both_implementations
+@pytest.mark.parametrize(
+    ("shape", "axis", "dtype", "num_groups"),
+    [
+        ((129, 9, 33), 1, "float64", 1),
+        ((5, 64, 257), 0, "float64", 1),
+        ((8, 7, 1, 17), 2, "float16", 1),
+        ((1000, 7, 2), 1, "bfloat16", 4),
+        ((4, 1000), 0, "float32", 1),
+        ((100, 128, 15), 0, "bfloat16", 1),
+    ],
+)
+def test_statistics_do_not_depend_on_where_outliers_are(
+    implementation: str, shape: tuple[int, ...], axis: int, dtype: str, num_groups: int
+) -> None:
+    case = Case(shape, axis, dtype, "batch_norm", None, None, num_groups)
+    function = operator(case.form, implementation=implementation, **case.keywords)
+    names = [name for name in regimes.NAMES if "outlier" in name or "row" in name]
+    for seed, regime in enumerate([*names, *names, "padded", "padded", "padded"]):
+        x = regimes.fill(case, regime, seed)
+        expected = statistics(x, case, implementation)
+        result = function(x, None, None, None)
+        for name in ("mean", "var"):
+            exact, allowed = (
+                getattr(expected, n).reshape(case.statistics_shape) for n in (name, f"{name}_error")
+            )
+            oracle.assert_within(f"{regime}: {name}", getattr(result, name), exact, allowed)
+
+
+@both_implementations
+@all_dtypes
+@pytest.mark.parametrize(("shape", "axis", "num_groups"), LAYOUTS[:5])
+def test_constant_channels_have_no_variance(
+    implementation: str, dtype: str, shape: tuple[int, ...], axis: int, num_groups: int
+) -> None:
+    case = Case(shape, axis, dtype, "batch_norm", None, None, num_groups)
+    along_channels = [1] * len(shape)
+    along_channels[axis] = case.channels
+    x: Any = np.broadcast_to(0.1 * (1 + np.arange(case.channels)).reshape(along_channels), shape)
+    x = x.astype(jnp.dtype(dtype))
+    result = operator(case.form, implementation=implementation, **case.keywords)(
+        x, None, None, None
+    )
+    np.testing.assert_array_equal(result.var, np.zeros(case.statistics_shape))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("shape", "axis", "num_groups"), LAYOUTS)
+def test_variance_of_padded_channels_is_no_worse_than_that_of_jnp(
+    dtype: str, shape: tuple[int, ...], axis: int, num_groups: int
+) -> None:
+    case = Case(shape, axis, dtype, "batch_norm", None, None, num_groups)
+    function = operator(case.form, implementation="ffi", **case.keywords)
+    ours, theirs = [], []
+    for seed in range(8):
+        x = regimes.fill(case, "padded", seed)
+        exact = statistics(x, case, "ffi").var.reshape(case.statistics_shape)
+        wide: Any = oracle.canonical(x, case.axis, num_groups).astype(np.float32)
+        plain = np.asarray(jnp.var(jnp.asarray(wide), axis=(1, 3))).reshape(exact.shape)
+        var = np.asarray(function(x, None, None, None).var)
+        ours.append(np.max(np.abs(var - exact) / exact))
+        theirs.append(np.max(np.abs(plain - exact) / exact))
+    # Both may be exact but for the last rounding, and then which is luckier is chance.
+    assert max(ours) <= max(*theirs, 4 * oracle.unit_roundoff(np.float32))
+
+
+# --- large values: rstd^3 is far below the smallest number ---------------------------------------
+
+LARGE = [("float32", 1e13), ("float32", 1e15), ("bfloat16", 1e15), ("float64", 1e120)]
+
+
+def large(dtype: str, size: float, form: Any = "bn_add_relu") -> tuple[Case, Operands]:
+    case = Case((17, 2049), 1, dtype, form)
+    # No scale near 0: its product with rstd^2 may be below the smallest number.
+    given_operands = operands(case)
+    scale = np.where(given_operands.scale < 0, -1, 1) + given_operands.scale
+    x = np.random.default_rng(1).standard_normal(case.shape) * size
+    return case, given_operands._replace(x=x.astype(jnp.dtype(dtype)), scale=scale)
+
+
+@both_implementations
+@pytest.mark.parametrize(("dtype", "size"), [*LARGE, ("float32", 1e17), ("bfloat16", 1e17)])
+@pytest.mark.parametrize("form", ["bn_add_relu", "batch_norm"])
+def test_gradients_of_large_values(implementation: str, dtype: str, size: float, form: str) -> None:
+    case, given_operands = large(dtype, size, form)
+    check(case, implementation, given_operands, f"|x| = {size}")
+
+
+@both_implementations
+@pytest.mark.parametrize(("dtype", "size"), LARGE)
+def test_tangents_of_large_values(implementation: str, dtype: str, size: float) -> None:
+    case, given_operands = large(dtype, size, "batch_norm")
+    x, _, scale, _ = given_operands
+    function = operator(case.form, implementation=implementation, **case.keywords)
+    x_dot = np.random.default_rng(2).standard_normal(case.shape).astype(x.dtype)
+    y_dot = jax.jvp(lambda x: function(x, None, scale, None).y, (x,), (x_dot,))[1]
+    wide, t = x.astype(np.longdouble), x_dot.astype(np.longdouble)
+    centred = wide - wide.mean(axis=0)
+    rstd = 1 / np.sqrt(np.square(centred).mean(axis=0) + case.epsilon)
+    products = np.square(rstd) * (centred * t).mean(axis=0)
+    expected = scale * rstd * (t - t.mean(axis=0) - centred * products)
+    largest = np.abs(expected).max(axis=0)
+    tolerance = 64 * unit(case.statistics_dtype) + 2 * unit(dtype)
+    allowed = np.broadcast_to(tolerance * largest, case.shape)
+    oracle.assert_within("y_dot", y_dot, expected, allowed)
+
+
+@both_implementations
+@pytest.mark.parametrize(("dtype", "size"), LARGE)
+def test_inference_gradients_of_large_values(implementation: str, dtype: str, size: float) -> None:
+    case, (x, _, *parameters) = large(dtype, size, "batch_norm")
+    scale, bias = (p.astype(case.statistics_dtype) for p in parameters)
+    mean = np.zeros(case.channels, case.statistics_dtype)
+    var = np.full(case.channels, size**2, case.statistics_dtype)
+    dy = cotangents(case).y
+
+    @jax.jit
+    def gradients(*arrays: Any) -> Any:
+        def function(*arrays: Any) -> Any:
+            return jax_bnar.batch_norm_inference(*arrays, axis=1, implementation=implementation)
+
+        return jax.vjp(function, *arrays)[1](dy)
+
+    actual = gradients(x, scale, bias, mean, var)
+    expected = oracle.inference_backward(
+        dy, x, None, scale, mean, var, epsilon=1e-5, axis=1, parameter_dtype=case.statistics_dtype
+    )
+    rows = zip(("x", "scale", "bias", "mean", "var"), actual, (0, 2, 3, 4, 5), strict=True)
+    for name, got, i in rows:
+        oracle.assert_within(name, got, expected.gradients[i], expected.allowances[i])

@@ -1,0 +1,6 @@
+"""Where the checkout lies that these tests belong to; the package may be installed elsewhere."""
+
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[2]
+TESTS = ROOT / "tests"

@@ -1,0 +1,190 @@
+"""What the tests on a GPU call, and how: shapes for every strategy, flags, one check of a case.
+
+JAX_BNAR_GPU_PLATFORM=cpu is the dry run: the same code on the CPU, with tiny shapes.
+"""
+
+import contextlib
+import functools
+import itertools
+import os
+from collections.abc import Iterator
+
+import jax
+import oracle
+import pytest
+from cases import Case, Cotangents, Operands, cotangents, operands, run
+from gradients import check_gradients
+
+from benchmarks.gpu.launches import launched as launched
+from jax_bnar._kernels import targets
+
+DRY_RUN = os.environ.get("JAX_BNAR_GPU_PLATFORM") == "cpu"
+PLATFORM = "cpu" if DRY_RUN else "gpu"
+# The dry run may have the CUDA kernels too, in the emulation.
+CUDA_KERNELS = not DRY_RUN or targets.cpu_isa() == "emulation of CUDA"
+STRATEGIES = ("auto", "on_chip", "cluster", "l2", "two_kernels")
+only_on_gpu = pytest.mark.skipif(DRY_RUN, reason="there is nothing of it on the CPU")
+
+Shapes = dict[str, tuple[tuple[int, ...], int]]
+
+# One slab for all blocks of the device, many slabs of few rows, slabs of which the last is not
+# full, channels and planes that no vector divides.
+_SHAPES: Shapes = {
+    "nhwc-56": ((32, 56, 56, 64), -1),
+    "nhwc-28": ((8, 28, 28, 128), -1),
+    "nhwc-7": ((16, 7, 7, 2048), -1),
+    "nhwc-partial-slab": ((9, 13, 13, 200), -1),
+    "nhwc-odd": ((3, 5, 7, 65), -1),
+    "rows-8": ((4099, 8), -1),
+    "rows-3": ((50_003, 3), -1),
+    "nchw-56": ((32, 64, 56, 56), 1),
+    "nchw-28": ((8, 128, 28, 28), 1),
+    "nchw-7": ((16, 512, 7, 7), 1),
+    "nchw-odd": ((3, 65, 5, 7), 1),
+}
+_TINY_SHAPES: Shapes = {
+    "nhwc-72": ((4, 5, 5, 72), -1),
+    "nhwc-odd": ((3, 5, 7, 17), -1),
+    "nchw-8": ((3, 5, 8, 8), 1),
+}
+SHAPES = _TINY_SHAPES if DRY_RUN else _SHAPES
+LARGEST = next(iter(SHAPES))
+
+# Long double on the host is slow, and float64 has one path whatever the shape.
+_MOST_ELEMENTS_OF_FLOAT64 = 200_000
+
+
+def size(shape: tuple[int, ...]) -> int:
+    product = 1
+    for n in shape:
+        product *= n
+    return product
+
+
+def shape_cases() -> Iterator[tuple[str, Case]]:
+    """Every shape in every dtype, with both kinds of evidence in turn."""
+    dtypes = ("bfloat16", "float32", "float16", "float64")
+    for (index, dtype), (name, (shape, axis)) in itertools.product(
+        enumerate(dtypes), SHAPES.items()
+    ):
+        if dtype != "float64" or size(shape) <= _MOST_ELEMENTS_OF_FLOAT64:
+            save = ("y", "mask")[(index + len(name)) % 2]
+            yield f"{name}-{dtype}-{save}", Case(shape, axis, dtype, save=save)
+
+
+def flag_cases() -> Iterator[tuple[str, Case]]:
+    """Every combination of form, evidence, parameters and groups, in both layouts."""
+    combinations = itertools.product(
+        ("bn_add_relu", "bn_relu", "batch_norm"),
+        ("y", "mask"),
+        (("float32", "float32"), (None, None), ("bfloat16", None), (None, "float64")),
+        (1, 3),
+        (-1, 1),
+        ("bfloat16", "float32"),
+    )
+    for index, (form, save, parameters, num_groups, axis, dtype) in enumerate(combinations):
+        if (form == "batch_norm" and save == "mask") or (DRY_RUN and index % 29):
+            continue
+        shape = (6, 5, 8, 72) if axis == -1 else (6, 72, 5, 8)
+        names = "+".join(name or "none" for name in parameters)
+        layout = "nhwc" if axis == -1 else "nchw"
+        yield (
+            f"{form}-{save}-{names}-groups{num_groups}-{layout}-{dtype}",
+            Case(
+                shape,
+                axis,
+                dtype,
+                form,
+                scale_dtype=parameters[0],
+                bias_dtype=parameters[1],
+                num_groups=num_groups,
+                save=save,
+            ),
+        )
+
+
+@contextlib.contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Variables that the kernels read at each call; results must be waited for inside."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def strategy(name: str) -> contextlib.AbstractContextManager[None]:
+    assert name in STRATEGIES, name
+    return environment(JAX_BNAR_CUDA_STRATEGY=name)
+
+
+@functools.lru_cache(maxsize=1)
+def _prepare(case: Case) -> tuple[Operands, Cotangents, oracle.Forward]:
+    """Kept for the next strategy: the oracle takes longer than the kernels."""
+    given = operands(case)
+    expected = oracle.forward(
+        *given,
+        epsilon=case.epsilon,
+        axis=case.axis,
+        num_groups=case.num_groups,
+        relu=case.relu,
+    )
+    return given, cotangents(case), expected
+
+
+def check(case: Case) -> None:
+    """Results and gradients of one call of the kernels against the oracle."""
+    assert jax.default_backend() == PLATFORM, "this is not the device to be tested"
+    given, dout, expected = _prepare(case)
+    got = run(case, "ffi", given, dout)
+    assert got.y.dtype == given.x.dtype
+    oracle.assert_within("mean", got.mean, expected.mean, expected.mean_allowance)
+    oracle.assert_within("var", got.var, expected.var, expected.var_allowance)
+    oracle.assert_within("y", got.y, expected.y, expected.y_allowance)
+    check_gradients(case, given, dout, got)
+
+
+def check_strategy(kernels: set[str], case: Case, name: str) -> None:
+    """That what was launched is the strategy asked for.
+
+    Of one that a device has no room for another takes the place, and the numbers are right.
+    """
+    # float64 has one path, and the bits that single elements cannot write are packed afterwards.
+    simple = name == "two_kernels" or case.dtype == "float64"
+    kernels = kernels - {"PackMask two_kernels"}
+    # Of planes that no vector divides.
+    kernels = {name.replace("NormaliseFlat", "Normalise") for name in kernels}
+    if simple:
+        halves = ("Statistics", "Normalise", "BackwardReduce", "BackwardApply")
+        assert kernels == {f"{kernel} two_kernels" for kernel in halves}
+    elif name == "auto":
+        assert {kernel.split()[0] for kernel in kernels} >= {"Forward", "Backward"}
+    elif name != "cluster" or has_clusters():
+        assert kernels == {f"Forward {name}", f"Backward {name}"}
+
+
+def has_clusters() -> bool:
+    """They came with compute capability 9.0; the emulated device has them."""
+    return float(getattr(jax.devices()[0], "compute_capability", 9)) >= 9
+
+
+def calls_outside_graphs(thunks: str) -> list[str]:
+    """Custom calls beside, not inside, the command buffers of XLA's dump of what it executes.
+
+    One line to a thunk; those of a command buffer follow it, further indented.
+    """
+    outside, buffer_indent = [], None
+    for line in thunks.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if buffer_indent is not None and indent <= buffer_indent:
+            buffer_indent = None
+        if buffer_indent is None and "kCustomCall" in line:
+            outside.append(line)
+        if buffer_indent is None and "kCommandBuffer" in line:
+            buffer_indent = indent
+    return outside

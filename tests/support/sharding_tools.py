@@ -1,0 +1,44 @@
+"""Meshes of the eight CPU devices, operands laid out on them, and what crosses between them."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from benchmarks.hlo_collectives import Collective as Collective
+from benchmarks.hlo_collectives import collectives as collectives
+from benchmarks.hlo_collectives import compiled_collectives as compiled_collectives
+from benchmarks.hlo_collectives import total_bytes as total_bytes
+
+MeshKind = Literal["auto", "explicit"]
+
+
+def make_mesh(kind: MeshKind, **sizes: int) -> Mesh:
+    types = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}[kind]
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(types,) * len(sizes))
+
+
+def put(array: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
+    return None if array is None else jax.device_put(array, NamedSharding(mesh, spec))
+
+
+@contextlib.contextmanager
+def use_mesh(mesh: Mesh) -> Iterator[None]:
+    """Explicit meshes have to be set around a program, Auto ones come with the operands."""
+    if AxisType.Explicit in mesh.axis_types:
+        with jax.set_mesh(mesh):
+            yield
+    else:
+        yield
+
+
+def relative_difference(left: Any, right: Any) -> float:
+    """Largest difference between two trees, relative to the largest value of each leaf."""
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return max(
+        float(np.abs(np.asarray(a) - np.asarray(b)).max() / (1 + np.abs(np.asarray(b)).max()))
+        for a, b in pairs
+    )

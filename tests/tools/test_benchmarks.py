@@ -1,0 +1,181 @@
+"""Smoke tests of benchmarks/: the sites are ResNet-50's, and the harness runs without PyTorch."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+for _package in ("flax", "matplotlib", "rich", "tyro"):
+    pytest.importorskip(_package)
+
+from benchmarks import (  # noqa: E402
+    collective_bytes,
+    folded_inference,
+    launch,
+    plot,
+    resnet50_sites,
+)
+from benchmarks.problem import DType, check_results, expected, make_problem  # noqa: E402
+from benchmarks.sites import (  # noqa: E402
+    RESNET50_SITES,
+    Form,
+    Site,
+    two_read_bytes,
+    two_read_bytes_without_y,
+)
+from benchmarks.timing import interleave  # noqa: E402
+
+pytestmark = pytest.mark.one_python
+
+
+@pytest.fixture
+def default_promotion():
+    """The benchmark runs as its users run JAX; Flax does not work under strict promotion."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def _count(form: str) -> int:
+    return sum(site.count for site in RESNET50_SITES if site.form == form)
+
+
+def test_sites_are_those_of_resnet50():
+    assert sum(site.count for site in RESNET50_SITES) == 53
+    assert _count("bn_relu") + _count("bn_add_relu") == 49
+    assert _count("bn_add_relu") == 16
+    assert _count("batch_norm") == 4
+    assert len({site.label for site in RESNET50_SITES}) == len(RESNET50_SITES) == 16
+
+
+def test_sites_have_the_parameters_of_resnet50():
+    # scale and bias of all BatchNorms, as in torchvision's resnet50
+    assert sum(2 * site.count * site.channels for site in RESNET50_SITES) == 53_120
+
+
+def test_stride_sits_in_the_3x3_convolution():
+    assert Site(56, 56, 128, "bn_relu", 1) in RESNET50_SITES
+    assert Site(28, 28, 128, "bn_relu", 7) in RESNET50_SITES
+    assert RESNET50_SITES[0] == Site(112, 112, 64, "bn_relu", 1)
+
+
+def test_bytes_of_the_two_read_scheme():
+    elements = 2 * 7 * 7 * 8
+    expected_passes: dict[Form, tuple[int, int]] = {
+        "bn_relu": (10, 8),
+        "bn_add_relu": (11, 10),
+        "batch_norm": (8, 8),
+    }
+    for form, (passes, passes_without_y) in expected_passes.items():
+        site = Site(7, 7, 8, form)
+        assert two_read_bytes(site, 2, 4) == passes * elements * 4
+        assert two_read_bytes_without_y(site, 2, 2) == passes_without_y * elements * 2
+    step = sum(site.count * two_read_bytes_without_y(site, 16, 4) for site in RESNET50_SITES)
+    assert step / 45e9 == pytest.approx(0.143, rel=0.01)
+
+
+@pytest.mark.usefixtures("default_promotion")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_quick_run_measures_every_form_and_plots(dtype: DType, tmp_path: Path):
+    output = tmp_path / "quick.json"
+    resnet50_sites.main(["--quick", "--dtype", dtype, "--output", str(output)])
+
+    document = json.loads(output.read_text())
+    (run,) = document["runs"]
+    assert run["dtype"] == dtype
+    assert {site["form"] for site in run["sites"]} == {"bn_relu", "bn_add_relu", "batch_norm"}
+    for site in run["sites"]:
+        assert set(site["peers"]) == {"ours", "flax"}
+        assert all(min(peer["samples_ms"]) > 0 for peer in site["peers"].values())
+    ours = [site["count"] * site["peers"]["ours"]["median_ms"] for site in run["sites"]]
+    assert run["step"]["peers"]["ours"]["median_ms"] == pytest.approx(sum(ours))
+    assert run["step"]["copy_bytes_per_s"] > 0
+    assert document["environment"]["allocator"]["name"] in ("default", "jemalloc")
+
+    picture = tmp_path / "quick.png"
+    plot.plot(document, picture)
+    assert picture.stat().st_size > 0
+
+
+@pytest.mark.parametrize("field", ["y", "running_var", "dx", "dz", "dscale", "dbias"])
+def test_a_peer_that_computes_something_else_is_refused(field: str):
+    problem = make_problem(Site(3, 3, 5, "bn_add_relu"), 4, "float32")
+    reference = expected(problem)
+    check_results("right", problem, reference, reference)
+    for wrong in (getattr(reference, field) + np.float32(0.1), getattr(reference, field) * np.nan):
+        with pytest.raises(ValueError, match=f"wrong at 3x3x5 bn_add_relu float32: {field}"):
+            check_results("wrong", problem, reference._replace(**{field: wrong}), reference)
+
+
+def test_unknown_site_is_refused():
+    with pytest.raises(ValueError, match="fits none of: 112x112x64"):
+        resnet50_sites.main(["--quick", "--sites", "1x1x1"])
+
+
+def test_steps_take_turns(monkeypatch):
+    monkeypatch.setattr("benchmarks.timing._SETTLE_SECONDS", 0)
+    calls = []
+    timings = interleave(
+        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")},
+        rounds=3,
+        min_sample_ms=0,
+        each_round=lambda: calls.append("|"),
+    )
+    # a round: an untimed call and one timed call of each, the order rotating
+    assert "".join(calls).split("|")[1:] == ["aabb", "bbaa", "aabb"]
+    assert [len(timing.samples_ms) for timing in timings.values()] == [3, 3]
+
+
+def test_launcher_names_outputs_after_the_allocator():
+    assert launch.options_for("jemalloc", ["--output", "r/a.json", "--quick"]) == [
+        "--output",
+        "r/a-jemalloc.json",
+        "--quick",
+    ]
+    assert launch.options_for("default", ["--output=r/a.json"]) == ["--output=r/a-default.json"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="LD_PRELOAD")
+def test_launcher_preloads_jemalloc():
+    environment = launch.environment_for("jemalloc", {"LD_PRELOAD": "a.so"}, "libjemalloc.so.2")
+    assert environment["LD_PRELOAD"] == "libjemalloc.so.2:a.so"
+    assert "dirty_decay_ms:-1" in environment["MALLOC_CONF"]
+    with pytest.raises(SystemExit, match="apt install libjemalloc2"):
+        launch.environment_for("jemalloc", {}, None)
+
+
+@pytest.mark.usefixtures("default_promotion")
+def test_folded_inference(tmp_path: Path):
+    output = tmp_path / "folded.json"
+    short = ["--rounds", "1", "--min-sample-ms", "1", "--output", str(output)]
+    small = ["--dtype", "bfloat16", "--batch", "2", "--size", "32", "--stage-sizes", "1"]
+    folded_inference.main([*small, *short])
+    (run,) = json.loads(output.read_text())["runs"]
+    assert list(run["networks"]) == ["flax", "ours", "folded", "folded, xla"]
+    for row in run["networks"].values():
+        assert row["median_ms"] > 0
+        assert row["argument_bytes"] > row["temporary_bytes"] / 100 > 0
+        assert 0 < row["distance"] < 0.05
+
+
+def test_table_of_collective_bytes() -> None:
+    """What we are compared with, so that the comparison stays true.
+
+    Flax with its fast variance, E[x^2]-E[x]^2, has five sums in two all-reduces, once XLA combines
+    them; with the variance that does not cancel, six in four that wait for each other: our bytes in
+    twice the steps.
+    """
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        found = {
+            name: collective_bytes.of_site(make(), 24)
+            for name, make in collective_bytes.PEERS.items()
+        }
+    assert found == {
+        "jax_bnar": (2, 24 * 24),
+        "Flax": (2, 20 * 24),
+        "Flax, use_fast_variance=False": (4, 24 * 24),
+    }
+    # So a training step of ResNet-50 sends 24 bytes for each of its 26560 BatchNorm channels.
+    assert sum(site.count * site.channels for site in RESNET50_SITES) == 26560

@@ -1,0 +1,178 @@
+"""Facts of the project that stand in two of its files agree, and files that are named exist."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from checkout import ROOT
+
+from jax_bnar._base import startup
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FOLDERS = ("jax_bnar", "cpu", "cuda", "native", "tests", "benchmarks", "examples", "cmake", ".ci")
+NATIVE = {".cc", ".h", ".cu", ".cuh"}
+SOURCES = sorted(
+    path
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in NATIVE | {".py", ".pyi", ".cmake"}
+)
+
+
+def specifiers(requirements: list[str]) -> dict[str, str]:
+    found = {}
+    for requirement in requirements:
+        match = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?(.*)", requirement)
+        assert match is not None, requirement
+        found[match[1]] = match[2]
+    return found
+
+
+def test_oldest_jax() -> None:
+    oldest = ">=" + ".".join(map(str, startup.OLDEST_JAX))
+    required = specifiers(PROJECT["project"]["dependencies"])
+    assert required["jax"] == required["jaxlib"] == oldest
+    # The headers are the oldest ones, too: newer ones are refused by older runtimes.
+    built_with = specifiers(PROJECT["build-system"]["requires"])["jaxlib"]
+    assert built_with.replace("==", ">=") == oldest
+
+
+@pytest.mark.parametrize("extra", PROJECT["project"]["optional-dependencies"])
+def test_extras_ask_for_what_the_build_needs(extra: str) -> None:
+    """An older nanobind in the environment would be the one that its builds find."""
+    build = specifiers(PROJECT["build-system"]["requires"])
+    found = specifiers(PROJECT["project"]["optional-dependencies"][extra])
+    for name in build.keys() & found.keys():
+        assert found[name] == build[name], name
+
+
+def test_tools_that_judge_are_pinned() -> None:
+    """Else a new release of one turns the lint of an old commit red."""
+    tools = specifiers(PROJECT["project"]["optional-dependencies"]["lint"])
+    for name in ("ruff", "clang-format", "vulture"):
+        assert tools[name].startswith("=="), f"{name}{tools[name]}"
+    # Each of its releases counts up the third number, and may find more than the one before.
+    assert re.fullmatch(r"==1\.1\.\d+", tools["pyright"])
+
+
+def test_the_hook_formats_what_lint_checks() -> None:
+    text = (ROOT / ".pre-commit-config.yaml").read_text()
+    pattern = re.search(r"id: clang-format\n(?:.*\n)*?\s+files: (.*)\n", text)
+    assert pattern is not None
+    sources = [path.relative_to(ROOT).as_posix() for path in SOURCES if path.suffix in NATIVE]
+    assert {name.split("/")[0] for name in sources} == {"cpu", "cuda", "native", "tests"}
+    assert [name for name in sources if not re.search(pattern[1], name)] == []
+
+
+def test_files_that_sources_name_exist() -> None:
+    """Documents anywhere, and paths from the root of the checkout."""
+    folders = "|".join(map(re.escape, FOLDERS))
+    named = re.compile(rf"\b[\w./-]+\.md\b|(?<![\w/.])(?:{folders})/[\w./-]+\.(?:py|cc|cuh?|h)\b")
+    documents = {path.name for path in ROOT.glob("*.md")} | {
+        path.name for folder in (*FOLDERS, "docs") for path in (ROOT / folder).rglob("*.md")
+    }
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in SOURCES
+        for name in named.findall(path.read_text())
+        if not (
+            pathlib.Path(name).name in documents if name.endswith(".md") else (ROOT / name).exists()
+        )
+    ]
+    assert missing == []
+
+
+def make(*arguments: str, directory: pathlib.Path) -> str:
+    finished = subprocess.run(
+        ["make", "-f", str(ROOT / "Makefile"), *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_make_clean_leaves_what_users_made(tmp_path: pathlib.Path) -> None:
+    """`runs` is where the ResNet-50 example writes: days of training."""
+    users = ("runs/resnet50", "dist", "data")
+    for folder in (*users, ".venv", "build/develop", "demo_output", ".pytest_cache"):
+        (tmp_path / folder).mkdir(parents=True)
+    make("clean", directory=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "dist", "data"}
+    assert (tmp_path / "runs/resnet50").is_dir()
+
+
+def test_make_help_lists_the_targets(tmp_path: pathlib.Path) -> None:
+    shown = make("help", directory=tmp_path)
+    assert make(directory=tmp_path) == shown
+    for target in ("demo", "quick", "test", "check", "lint", "benchmark", "gpu", "clean"):
+        assert re.search(rf"^ +make {target} +\w", shown, re.MULTILINE), target
+
+
+@pytest.mark.parametrize(
+    ("touched", "remade"),
+    [("cpu/operations.cc", ["module"]), ("pyproject.toml", ["build-requirements", "module"])],
+)
+def test_make_installs_what_depends_on_a_file(
+    tmp_path: pathlib.Path, touched: str, remade: list[str]
+) -> None:
+    """One order of the stamps of .venv: `make test` after `make demo` compiles nothing."""
+    for name in ("pyproject.toml", "CMakeLists.txt", "cpu/operations.cc", ".ci/requirements.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    stamps = ("created", "build-requirements", "module", "installed-demo", "installed-test")
+    (tmp_path / ".venv").mkdir()
+    for seconds, name in enumerate(stamps, 1):
+        (tmp_path / ".venv" / name).touch()
+        os.utime(tmp_path / ".venv" / name, (seconds, seconds))
+    # Packages that were installed later leave the module as it is.
+    for target in ("demo", "test"):
+        assert "pip install" not in make("-n", target, directory=tmp_path)
+    (tmp_path / touched).touch()
+    commands = make("-n", "test", directory=tmp_path)
+    assert ("--editable ." in commands) == ("module" in remade)
+    assert ("build-headers" in commands) == ("build-requirements" in remade)
+    assert ("requirements.py 'demo,resnet50,test'" in commands) == (touched == "pyproject.toml")
+
+
+def requirements(what: str) -> list[str]:
+    finished = subprocess.run(
+        [sys.executable, ROOT / ".ci/requirements.py", what],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return finished.stdout.splitlines()
+
+
+def test_requirements_of_the_build_and_of_extras() -> None:
+    build = PROJECT["build-system"]["requires"]
+    assert set(build) <= {*requirements("build-tools"), *requirements("build-headers")}
+    (headers,) = requirements("build-headers")
+    assert headers.startswith("jaxlib==")
+    extras = PROJECT["project"]["optional-dependencies"]
+    both = requirements("demo,test")
+    assert {*PROJECT["project"]["dependencies"], *extras["demo"], *extras["test"]} == set(both)
+    assert len(both) == len(set(both))
+
+
+def test_every_mark_is_one_that_a_target_runs() -> None:
+    """A tier that no target selects would be a test that nobody runs."""
+    marks = {text.split(":")[0] for text in PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
+    assert marks == {"quick", "slow", "one_python", "large", "gpu"}
+    makefile = (ROOT / "Makefile").read_text()
+    selected = re.findall(r'\$\(PYTEST\) -m (?:"(.*)"|(\w+))', makefile)
+    assert [a or b for a, b in selected] == [
+        "quick and not slow",
+        "not (slow or large or gpu)",
+        "slow",
+    ]
+    assert re.search(r"^check: lint test slow pythons$", makefile, re.MULTILINE)
+    assert "make check" in (ROOT / ".ci/run").read_text()

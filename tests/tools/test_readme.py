@@ -1,0 +1,17 @@
+"""The README's Python runs as it stands there."""
+
+import re
+
+from checkout import ROOT
+from subprocesses import run_python
+
+README = ROOT / "README.md"
+
+
+def test_snippets_run() -> None:
+    snippets = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(snippets) == 3
+    ends = "print(y.shape, dx.shape)"
+    report, shapes = run_python("\n".join([*snippets, ends]), timeout=300).splitlines()
+    assert "bn_add_relu [float64[16,56,56,256]]" in report  # as conftest has it
+    assert shapes == "(2, 56, 56, 256) (16, 56, 56, 256)"

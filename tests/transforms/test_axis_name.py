@@ -1,0 +1,426 @@
+"""Statistics over named axes: shard_map, pmap and vmap give what one call on the whole array gives.
+
+Every way of mapping is compared with the same operator on the whole array, which test_forward and
+test_backward compare with the oracle.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import Case, operands
+from jax.sharding import PartitionSpec as P
+from programs import hlo_calls, ours
+from sharding_tools import Collective, collectives, make_mesh, put, relative_difference
+
+import jax_bnar
+
+pytestmark = pytest.mark.quick
+
+FORMS = ["bn_add_relu", "bn_relu", "batch_norm"]
+CASE = Case((16, 3, 6))
+PARTS = 8
+X, Z, SCALE, BIAS = operands(CASE)
+_RANDOM = np.random.default_rng(7)
+WEIGHT = _RANDOM.standard_normal(CASE.shape).astype(np.float32)
+WEIGHT_OF_MEAN = _RANDOM.standard_normal(6).astype(np.float32)
+ALL = (0, 1, 2, 3)
+
+
+def call(form: str, x: Any, z: Any, *vectors: Any, **keywords: Any) -> Any:
+    tensors = (x, z) if form == "bn_add_relu" else (x,)
+    return tuple(getattr(jax_bnar, form)(*tensors, *vectors, **keywords))
+
+
+def total(y: Any, mean: Any, var: Any, weight: Any = WEIGHT) -> Any:
+    """A loss that depends on y and, not linearly, on the statistics."""
+    return (y * weight).sum() + of_statistics(mean, var)
+
+
+def of_statistics(mean: Any, var: Any) -> Any:
+    return (mean * WEIGHT_OF_MEAN + var * var).sum()
+
+
+@functools.cache
+def expected(form: str, **keywords: Any) -> Any:
+    def loss(*given: Any) -> Any:
+        return total(*call(form, *given, **keywords))
+
+    return jax.tree.map(np.asarray, jax.jit(jax.value_and_grad(loss, ALL))(X, Z, SCALE, BIAS))
+
+
+def assert_as_expected(actual: Any, form: str, **keywords: Any) -> None:
+    assert relative_difference(actual, expected(form, **keywords)) < 2e-6
+
+
+def split(array: Any, *parts: int) -> Any:
+    return array.reshape(*parts, -1, *array.shape[1:])
+
+
+def grad_around_shard_map(form: str, mesh: Any, *, check_vma: bool, **keywords: Any) -> Any:
+    names = mesh.axis_names
+    mapped = jax.shard_map(
+        functools.partial(call, form, axis_name=names, **keywords),
+        mesh=mesh,
+        in_specs=(P(names), P(names), P(), P()),
+        out_specs=(P(names), P(), P()),
+        check_vma=check_vma,
+    )
+    return jax.jit(jax.value_and_grad(lambda *given: total(*mapped(*given)), ALL))
+
+
+def grad_inside_shard_map(form: str, mesh: Any, *, check_vma: bool, **keywords: Any) -> Any:
+    """With the check JAX sums the gradients of what devices share; without it the user does."""
+    names = mesh.axis_names
+
+    def step(x: Any, z: Any, scale: Any, bias: Any, weight: Any) -> Any:
+        def loss(*given: Any) -> Any:
+            y, mean, var = call(form, *given, axis_name=names, **keywords)
+            own = (y * weight).sum()
+            if check_vma:
+                return jax.lax.psum(own, names) + of_statistics(mean, var)
+            return own + of_statistics(mean, var) / mesh.size
+
+        value, (dx, dz, *shared) = jax.value_and_grad(loss, ALL)(x, z, scale, bias)
+        if not check_vma:
+            value, shared = jax.lax.psum((value, shared), names)
+        return value, (dx, dz, *shared)
+
+    tensor = P(names)
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(tensor, tensor, P(), P(), tensor),
+        out_specs=(P(), (tensor, tensor, P(), P())),
+        check_vma=check_vma,
+    )
+    return jax.jit(lambda x, z, scale, bias: mapped(x, z, scale, bias, WEIGHT))
+
+
+shard_map_programs = pytest.mark.parametrize(
+    "program", [grad_around_shard_map, grad_inside_shard_map], ids=["around", "inside"]
+)
+checks = pytest.mark.parametrize("check_vma", [True, False])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("save", ["y", "mask"])
+@checks
+@shard_map_programs
+def test_shard_map(program: Callable[..., Any], check_vma: bool, save: str, form: str) -> None:
+    mesh = make_mesh("auto", d=PARTS)
+    run = program(form, mesh, check_vma=check_vma, save=save)
+    assert_as_expected(run(X, Z, SCALE, BIAS), form)
+
+
+@checks
+@shard_map_programs
+def test_shard_map_over_two_axes(program: Callable[..., Any], check_vma: bool) -> None:
+    mesh = make_mesh("auto", i=4, j=2)
+    run = program("bn_add_relu", mesh, check_vma=check_vma, save="mask", implementation="xla")
+    assert_as_expected(run(X, Z, SCALE, BIAS), "bn_add_relu")
+
+
+def test_shard_map_on_an_explicit_mesh() -> None:
+    mesh = make_mesh("explicit", d=PARTS)
+    run = grad_around_shard_map("bn_relu", mesh, check_vma=True)
+    placed = [put(a, mesh, P("d") if a.ndim > 1 else P()) for a in (X, Z, SCALE, BIAS)]
+    with jax.set_mesh(mesh):
+        assert_as_expected(run(*placed), "bn_relu")
+
+
+def test_groups_of_the_batch_too() -> None:
+    """Ghost batch within a device, synchronised: group g of every device is one group."""
+    mesh = make_mesh("auto", d=2)
+    mapped = jax.shard_map(
+        functools.partial(call, "bn_relu", axis_name="d", num_groups=4),
+        mesh=mesh,
+        in_specs=(P("d"), P(), P(), P()),
+        out_specs=(P("d"), P(), P()),
+    )
+    y, mean, var = mapped(X, Z, SCALE, BIAS)
+    # Rows of one group: 2 of each device.
+    parts = X.reshape(2, 4, 2, 3, 6).swapaxes(0, 1)
+    alone = jax_bnar.bn_relu(parts.reshape(16, 3, 6), SCALE, BIAS, num_groups=4)
+    np.testing.assert_allclose(mean, alone.mean, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(var, alone.var, rtol=1e-5)
+    back = np.asarray(alone.y).reshape(4, 2, 2, 3, 6).swapaxes(0, 1).reshape(X.shape)
+    np.testing.assert_allclose(y, back, rtol=1e-5, atol=1e-5)
+
+
+def through(mapped: Callable[..., Any]) -> Callable[..., Any]:
+    """Value and gradients of the whole array's loss, where each part returns the statistics."""
+
+    def loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        y, mean, var = mapped(split(x, PARTS), split(z, PARTS), scale, bias)
+        # From different parts, so that no one of them has the whole cotangent.
+        return (y.reshape(x.shape) * WEIGHT).sum() + of_statistics(mean[0], var[-1])
+
+    return jax.value_and_grad(loss, ALL)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_grad_of_vmap(save: str, form: str) -> None:
+    mapped = jax.vmap(
+        functools.partial(call, form, axis_name="d", save=save), (0, 0, None, None), axis_name="d"
+    )
+    assert_as_expected(jax.jit(through(mapped))(X, Z, SCALE, BIAS), form)
+
+
+@pytest.mark.parametrize("implementation", ["ffi", "xla"])
+def test_grad_of_pmap(implementation: str) -> None:
+    mapped = jax.pmap(
+        functools.partial(call, "bn_relu", axis_name="d", implementation=implementation),
+        axis_name="d",
+        in_axes=(0, 0, None, None),
+    )
+    assert_as_expected(through(mapped)(X, Z, SCALE, BIAS), "bn_relu")
+
+
+def test_vmap_of_grad() -> None:
+    """Each example differentiates its own part of the loss, through everybody's statistics."""
+
+    def part(x: Any, z: Any, weight: Any) -> Any:
+        def loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+            y, mean, var = call("bn_add_relu", x, z, scale, bias, axis_name="d")
+            return (y * weight).sum() + of_statistics(mean, var) / PARTS
+
+        return jax.value_and_grad(loss, ALL)(x, z, SCALE, BIAS)
+
+    value, (dx, dz, dscale, dbias) = jax.jit(jax.vmap(part, axis_name="d"))(
+        *(split(a, PARTS) for a in (X, Z, WEIGHT))
+    )
+    gradients = dx.reshape(X.shape), dz.reshape(X.shape), dscale.sum(0), dbias.sum(0)
+    assert_as_expected((value.sum(), gradients), "bn_add_relu")
+
+
+def test_nested_axes_in_a_nested_tuple() -> None:
+    mapped: Callable[..., Any]
+    mapped = functools.partial(call, "bn_add_relu", axis_name=("i", ("j",)), save="mask")
+    for name in ("j", "i"):
+        mapped = jax.vmap(mapped, (0, 0, None, None), axis_name=name)
+
+    def loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        y, mean, var = mapped(split(x, 4, 2), split(z, 4, 2), scale, bias)
+        return (y.reshape(x.shape) * WEIGHT).sum() + of_statistics(mean[0, 1], var[3, 0])
+
+    actual = jax.jit(jax.value_and_grad(loss, ALL))(X, Z, SCALE, BIAS)
+    assert_as_expected(actual, "bn_add_relu")
+
+
+def test_one_of_two_mapped_axes() -> None:
+    """The other axis keeps its own statistics."""
+
+    def synchronised(x: Any) -> Any:
+        return jax.vmap(
+            lambda x: call("bn_relu", x, None, SCALE, BIAS, axis_name="j"), axis_name="j"
+        )(x)
+
+    y, mean, var = jax.jit(jax.vmap(synchronised, axis_name="i"))(split(X, 2, 4))
+    for i, half in enumerate((X[:8], X[8:])):
+        alone = jax_bnar.bn_relu(half, SCALE, BIAS)
+        np.testing.assert_allclose(y[i].reshape(half.shape), alone.y, rtol=1e-5, atol=1e-5)
+        for j in range(4):
+            np.testing.assert_allclose(mean[i, j], alone.mean, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(var[i, j], alone.var, rtol=1e-5)
+
+
+def test_operand_that_is_not_mapped() -> None:
+    """One x for all examples, several residuals: the gradient of x is that of all its uses."""
+    residuals = np.stack([Z, 2 * Z, -Z])
+    weights = np.stack([WEIGHT, -WEIGHT, 2 * WEIGHT])
+
+    def loss(x: Any, residuals: Any, scale: Any, bias: Any) -> Any:
+        y, mean, var = jax.vmap(
+            lambda z: call("bn_add_relu", x, z, scale, bias, axis_name="d"), axis_name="d"
+        )(residuals)
+        return (y * weights).sum() + of_statistics(mean[0], var[2])
+
+    def loop(x: Any, residuals: Any, scale: Any, bias: Any) -> Any:
+        each = [call("bn_add_relu", x, z, scale, bias) for z in residuals]
+        terms = ((y * weight).sum() for (y, _, _), weight in zip(each, weights, strict=True))
+        return sum(terms) + of_statistics(each[0][1], each[0][2])
+
+    given = X, residuals, SCALE, BIAS
+    actual, want = (jax.jit(jax.value_and_grad(f, ALL))(*given) for f in (loss, loop))
+    assert relative_difference(actual, want) < 2e-6
+
+
+def test_operand_that_does_not_vary() -> None:
+    """The same of shard_map: x is replicated, and JAX knows it."""
+    mesh = make_mesh("auto", d=PARTS)
+    mapped = jax.shard_map(
+        functools.partial(call, "bn_relu", axis_name="d"), mesh=mesh, in_specs=P(), out_specs=P()
+    )
+    actual = jax.jit(jax.value_and_grad(lambda *given: total(*mapped(*given)), ALL))(
+        X, Z, SCALE, BIAS
+    )
+    assert_as_expected(actual, "bn_relu")
+
+
+@pytest.mark.parametrize("groups", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[1, 4, 6], [0, 2, 3, 5], [7]]])
+def test_groups_of_indices(groups: list[list[int]]) -> None:
+    """Also of different sizes, each weighed by its own count, in value and gradient."""
+    mesh = make_mesh("auto", d=PARTS)
+
+    def body(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        y, mean, var = call(
+            "bn_add_relu", x, z, scale, bias, axis_name="d", axis_index_groups=groups
+        )
+        return y, mean[None], var[None]
+
+    mapped = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(P("d"), P("d"), P(), P()),
+        out_specs=P("d"),
+        check_vma=False,
+    )
+
+    def loss(*given: Any) -> Any:
+        y, mean, var = mapped(*given)
+        return (y * WEIGHT).sum() + sum(of_statistics(mean[g[0]], var[g[-1]]) for g in groups)
+
+    def by_hand(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        value = jnp.zeros((), np.float32)
+        for group in groups:
+            rows = np.concatenate([np.arange(2 * i, 2 * i + 2) for i in group])
+            value += total(*call("bn_add_relu", x[rows], z[rows], scale, bias), weight=WEIGHT[rows])
+        return value
+
+    given = X, Z, SCALE, BIAS
+    actual, want = (jax.jit(jax.value_and_grad(f, ALL))(*given) for f in (loss, by_hand))
+    assert relative_difference(actual, want) < 2e-6
+
+
+@checks
+def test_without_axis_name_statistics_are_local(check_vma: bool) -> None:
+    mesh = make_mesh("auto", d=PARTS)
+    mapped = jax.shard_map(
+        lambda x: jax_bnar.bn_relu(x, SCALE, BIAS).mean[None],
+        mesh=mesh,
+        in_specs=P("d"),
+        out_specs=P("d"),
+        check_vma=check_vma,
+    )
+    np.testing.assert_allclose(mapped(X), split(X, PARTS).mean((1, 2)), rtol=1e-5, atol=1e-6)
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(mapped(X)[0], X.mean((0, 1)), rtol=1e-3)
+
+
+def test_far_away_mean() -> None:
+    x = operands(Case((64, 8, 6), ratio=1e4)).x
+    _, _, var = jax.jit(
+        jax.vmap(lambda x: call("bn_relu", x, None, None, None, axis_name="d"), axis_name="d")
+    )(split(x, PARTS))
+    exact = x.astype(np.float64).var((0, 1))
+    assert np.abs(np.asarray(var) / exact - 1).max() < 1e-3
+
+
+@checks
+def test_collectives_and_calls(check_vma: bool) -> None:
+    """One all-reduce forward and one backward, and the kernels' halves."""
+    mesh = make_mesh("auto", d=PARTS)
+    mapped = jax.shard_map(
+        functools.partial(call, "bn_add_relu", axis_name="d", implementation="ffi"),
+        mesh=mesh,
+        in_specs=(P("d"), P("d"), P(), P()),
+        out_specs=(P("d"), P(), P()),
+        check_vma=check_vma,
+    )
+
+    def step(x: Any, z: Any, dy: Any, dstatistic: Any) -> Any:
+        (y, *_), vjp = jax.vjp(lambda x, z: mapped(x, z, SCALE, BIAS), x, z)
+        return y, vjp((dy, dstatistic, dstatistic))
+
+    given = X, Z, X, BIAS
+    # Without the check each device has cotangents of the statistics, which go along.
+    backward = 2 * 6 if check_vma else 4 * 6
+    assert collectives(step, *given) == [
+        [Collective("all-reduce", "f64", (1, 2 * 6))],
+        [Collective("all-reduce", "f32", (1, backward))],
+    ]
+    assert hlo_calls(step, *given) == {
+        "jax_bnar_statistics_v1": 1,
+        "jax_bnar_normalise_v1": 1,
+        "jax_bnar_backward_reduce_v1": 1,
+        "jax_bnar_backward_apply_v1": 1,
+    }
+
+
+def test_vmap_folds_into_one_call_of_each_half() -> None:
+    mapped = jax.vmap(
+        functools.partial(call, "bn_add_relu", axis_name="d"), (0, 0, None, None), axis_name="d"
+    )
+    assert ours(through(mapped), X, Z, SCALE, BIAS) == {
+        "statistics": 1,
+        "normalise": 1,
+        "backward_reduce": 1,
+        "backward_apply": 1,
+    }
+
+
+def test_wrong_out_specs_are_refused() -> None:
+    mesh = make_mesh("auto", d=PARTS)
+
+    def mapped(out_specs: Any, **keywords: Any) -> Any:
+        return jax.shard_map(
+            lambda x: tuple(jax_bnar.bn_relu(x, SCALE, BIAS, **keywords)),
+            mesh=mesh,
+            in_specs=P("d"),
+            out_specs=out_specs,
+        )(X)
+
+    for out_specs, keywords in (((P("d"), P(), P("d")), {}), (P(), {"axis_name": "d"})):
+        with pytest.raises(ValueError, match="can't be statically inferred"):
+            mapped(out_specs, **keywords)
+    mapped((P("d"), P(), P()), axis_name="d")
+
+
+def test_refused() -> None:
+    with pytest.raises(NameError, match="nowhere"):
+        jax_bnar.bn_relu(X, SCALE, BIAS, axis_name="nowhere")
+
+    def mapped(groups: Any) -> Any:
+        return jax.vmap(
+            lambda x: jax_bnar.bn_relu(x, None, None, axis_name="d", axis_index_groups=groups).y,
+            axis_name="d",
+        )(split(X, PARTS))
+
+    with pytest.raises(ValueError, match="the axis has 8 indices"):
+        mapped([[0, 1], [2, 3]])
+    # JAX's own limit, for any collective over groups.
+    with pytest.raises(NotImplementedError, match="axis_index_groups not supported in vmap"):
+        mapped([[0, 1, 2, 3], [4, 5, 6, 7]])
+
+
+@pytest.mark.parametrize("names", [{"d"}, {"d", "c"}], ids=["left", "none left"])
+def test_shard_map_over_some_axes_of_the_mesh(names: set[str]) -> None:
+    """XLA cannot partition a kernel in there: pure JAX, or an error where "ffi" is asked for."""
+    mesh = make_mesh("auto", d=4, c=2)
+
+    def mapped(implementation: str | None) -> Any:
+        return jax.jit(
+            jax.shard_map(
+                lambda x: (
+                    jax_bnar.bn_relu(x, SCALE, BIAS, axis_name="d", implementation=implementation).y
+                ),
+                mesh=mesh,
+                in_specs=P("d"),
+                out_specs=P("d"),
+                axis_names=names,
+            )
+        )
+
+    alone = jax_bnar.bn_relu(X, SCALE, BIAS).y
+    np.testing.assert_allclose(mapped(None)(X), alone, rtol=1e-5, atol=1e-5)
+    if names == {"d"}:
+        with pytest.raises(NotImplementedError, match=r"mesh axes \(c\) automatic"):
+            mapped("ffi")(X)
+    else:
+        mapped("ffi")(X)

@@ -1,0 +1,241 @@
+"""jax.checkpoint: what is saved in bytes, and which kernels run again in the backward pass."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import Case, operands, unfused
+from flax_tools import init, normal
+from programs import hlo_calls, ours
+from trees import assert_trees_close
+
+import jax_bnar
+from jax_bnar.flax_layers import BatchNorm, FusedBottleneck
+
+pytestmark = pytest.mark.quick
+
+CASE = Case((6, 5, 16))
+SIZE, CHANNELS = 6 * 5 * 16, 16
+NAMES = ("bnar_statistics", "bnar_mask")
+NAMED = jax.checkpoint_policies.save_only_these_names(*NAMES)
+ONCE = {"forward": 1, "backward": 1}
+NORMALISED = {"forward": 1, "normalise": 1, "backward": 1}
+
+
+def block(x: Any, scale: Any, bias: Any, **keywords: Any) -> Any:
+    """A residual block: relu(batch_norm(w) + x), which backward reads w, x and y of."""
+    w = jnp.sin(x)
+    return jnp.cos(jax_bnar.bn_add_relu(w, x, scale, bias, **keywords).y) * x
+
+
+def plain_block(x: Any, scale: Any, bias: Any) -> Any:
+    return jnp.cos(unfused(jnp.sin(x), x, scale, bias).y) * x
+
+
+def saved_bytes(function: Any, *given: Any) -> list[int]:
+    """Sizes of the arrays that backward keeps alive, the operands themselves left out."""
+    pointers = {array.unsafe_buffer_pointer() for array in jax.tree.leaves(given)}
+    _, vjp = jax.vjp(function, *given)
+    return sorted(
+        leaf.nbytes for leaf in jax.tree.leaves(vjp) if leaf.unsafe_buffer_pointer() not in pointers
+    )
+
+
+@pytest.mark.parametrize(
+    ("save", "names", "expected"),
+    [
+        ("mask", NAMES, [CHANNELS * 4] * 2 + [SIZE // 8]),
+        ("mask", NAMES[:1], [CHANNELS * 4] * 2),
+        ("y", NAMES, [CHANNELS * 4] * 2),
+        ("mask", (), []),
+    ],
+    ids=["statistics-and-mask", "statistics", "statistics-y", "nothing"],
+)
+def test_residual_bytes(save: str, names: tuple[str, ...], expected: list[int]) -> None:
+    x, _, scale, bias = map(jnp.asarray, operands(CASE))
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    function = jax.checkpoint(lambda *given: block(*given, save=save), policy=policy)
+    sizes = saved_bytes(function, x, scale, bias)
+    assert sorted(sizes) == sorted(expected)
+
+
+@pytest.mark.parametrize("implementation", ["ffi", "xla"])
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_gradients(implementation: str, save: str) -> None:
+    x, _, scale, bias = operands(CASE)
+
+    def loss(function: Any) -> Any:
+        return jax.jit(jax.grad(lambda *given: function(*given).sum(), (0, 1, 2)))
+
+    def ours_block(*given: Any) -> Any:
+        return block(*given, save=save, implementation=implementation)
+
+    actual = loss(jax.checkpoint(ours_block, policy=NAMED))(x, scale, bias)
+    assert_trees_close(actual, loss(plain_block)(x, scale, bias), tolerance=1e-4)
+
+
+def test_statistics_run_once_in_the_compiled_program() -> None:
+    """The whole forward once, then y alone, from the statistics that were saved."""
+    x, _, scale, bias = operands(CASE)
+    function = jax.checkpoint(lambda *given: block(*given, save="mask"), policy=NAMED)
+    gradient = jax.grad(lambda *given: function(*given).sum(), (0, 1, 2))
+    assert hlo_calls(gradient, x, scale, bias) == {
+        f"jax_bnar_{name}_v1": count for name, count in NORMALISED.items()
+    }
+
+
+def test_mask_saved_is_not_computed_again() -> None:
+    x, _, scale, bias = operands(CASE)
+    function = jax.checkpoint(lambda *given: block(*given, save="mask"), policy=NAMED)
+    jaxpr = str(jax.make_jaxpr(jax.grad(lambda x: function(x, scale, bias).sum()))(x))
+    _, again = jaxpr.split("bnar_normalise")
+    assert "save_mask=False" in again.split("]")[0]
+
+
+@pytest.mark.parametrize("save", ["y", "mask"])
+@pytest.mark.parametrize("saved", ["all but elementwise", "forward"])
+def test_policy_that_saves_y(saved: str, save: str) -> None:
+    """y is there then, and nothing runs again."""
+
+    def policy(primitive: Any, *_: Any, **__: Any) -> bool:
+        if saved == "forward":
+            return primitive.name == "custom_jvp_call"
+        return primitive.name not in ("sin", "cos", "mul")
+
+    x, _, scale, bias = operands(CASE)
+    function = jax.checkpoint(lambda *given: block(*given, save=save), policy=policy)
+    assert ours(jax.grad(lambda x: function(x, scale, bias).sum()), x) == ONCE
+
+
+def test_policy_that_offloads_other_names() -> None:
+    """A policy may answer with more than True and False."""
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=list(NAMES),
+        names_which_can_be_offloaded=["other"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+    x, _, scale, bias = operands(CASE)
+    function = jax.checkpoint(lambda *given: block(*given, save="mask"), policy=policy)
+    assert ours(jax.grad(lambda x: function(x, scale, bias).sum()), x) == NORMALISED
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_scan_over_layers(where: str) -> None:
+    """Residuals of each layer: statistics, mask, and x where checkpoint is around the layer."""
+    x, _, scale, bias = map(jnp.asarray, operands(CASE))
+    layers = 3
+    scales, biases = jnp.stack([scale, scale / 2, -scale]), jnp.stack([bias, bias + 1, bias])
+
+    def layer(function: Any) -> Any:
+        return lambda x, parameters: (function(x, *parameters), None)
+
+    def stack(function: Any, checkpoint: Any) -> Any:
+        one = layer(function)
+        if where == "inside":
+            one = checkpoint(one)
+
+        def whole(x: Any, scales: Any, biases: Any) -> Any:
+            return jax.lax.scan(one, x, (scales, biases))[0]
+
+        return checkpoint(whole) if where == "outside" else whole
+
+    fused = stack(
+        lambda *given: block(*given, save="mask"), lambda f: jax.checkpoint(f, policy=NAMED)
+    )
+    plain = stack(plain_block, lambda f: f)
+    given = (x, scales, biases)
+
+    def gradient(function: Any) -> Any:
+        return jax.grad(lambda *given: function(*given).sum(), (0, 1, 2))
+
+    actual, expected = jax.jit(gradient(fused))(*given), jax.jit(gradient(plain))(*given)
+    assert_trees_close(actual, expected, tolerance=1e-3)
+    sizes = saved_bytes(fused, *given)
+    each = [layers * CHANNELS * 4] * 2 + [layers * SIZE // 8]
+    if where == "inside":
+        assert sizes == sorted([*each, layers * SIZE * 4])
+        assert ours(gradient(fused), *given) == NORMALISED
+    else:
+        # The layers' inputs are rematerialised too, by one more scan of normalise.
+        assert sizes == sorted(each)
+        assert ours(gradient(fused), *given)["forward"] == 1
+
+
+def test_vmap_of_checkpoint_and_checkpoint_of_vmap() -> None:
+    x, _, scale, bias = operands(CASE)
+    xs = np.stack([x, x + 1])
+
+    def one(x: Any, scale: Any, bias: Any) -> Any:
+        return block(x, scale, bias, save="mask")
+
+    axes = (0, None, None)
+    outside = jax.vmap(jax.checkpoint(one, policy=NAMED), axes)
+    inside = jax.checkpoint(jax.vmap(one, axes), policy=NAMED)
+    plain = jax.vmap(plain_block, axes)
+    expected = jax.grad(lambda *given: plain(*given).sum(), (0, 1, 2))(xs, scale, bias)
+    for function in (outside, inside):
+        gradient = jax.grad(lambda *given, f=function: f(*given).sum(), (0, 1, 2))
+        assert_trees_close(gradient(xs, scale, bias), expected, tolerance=1e-4)
+        assert ours(gradient, xs, scale, bias) == NORMALISED
+
+
+def test_forward_mode_and_second_order_of_checkpoint() -> None:
+    case = Case((4, 3, 2), dtype="float64", scale_dtype="float64", bias_dtype="float64", seed=3)
+    x, _, scale, bias = operands(case)
+
+    def product(function: Any) -> Any:
+        gradient = jax.grad(lambda x: function(x, scale, bias).sum())
+        return jax.jit(lambda: jax.jvp(gradient, (x,), (x,)))()
+
+    fused = jax.checkpoint(lambda *given: block(*given, save="mask"), policy=NAMED)
+    assert_trees_close(product(fused), product(plain_block), tolerance=1e-9)
+    assert_trees_close(
+        jax.jvp(lambda x: fused(x, scale, bias), (x,), (x,)),
+        jax.jvp(lambda x: plain_block(x, scale, bias), (x,), (x,)),
+        tolerance=1e-10,
+    )
+
+
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_bottleneck(save: str) -> None:
+    """Around a whole block, with the convolutions saved: statistics, masks and convolutions stay.
+
+    Less than half of what the block keeps without checkpoint.
+    """
+    filters, shape = 4, (2, 6, 6, 16)
+    norm = functools.partial(BatchNorm, save=save, use_running_average=False)
+    layer = FusedBottleneck(filters, norm=norm)
+    x = normal(0, shape)
+    variables = init(layer, x)
+    policy = jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_saveable, NAMED
+    )
+
+    def train(parameters: Any, x: Any) -> Any:
+        given = {**variables, "params": parameters}
+        y, _ = layer.apply(given, x, mutable=["batch_stats"])
+        return y
+
+    def gradient(function: Any) -> Any:
+        return jax.jit(jax.grad(lambda p, x: jnp.sin(function(p, x)).sum(), (0, 1)))
+
+    parameters = variables["params"]
+    remat = jax.checkpoint(train, policy=policy)
+    assert_trees_close(gradient(remat)(parameters, x), gradient(train)(parameters, x))
+    pixels = 2 * 6 * 6
+    convolutions = [pixels * filters * 4] * 2 + [pixels * 4 * filters * 4]
+    statistics = [filters * 4] * 4 + [4 * filters * 4] * 2
+    masks = [pixels * filters // 8] * 2 + [pixels * 4 * filters // 8]
+    expected = convolutions + statistics + (masks if save == "mask" else [])
+    sizes = saved_bytes(remat, parameters, x)
+    assert sizes == sorted(expected)
+    assert sum(sizes) < 0.5 * sum(saved_bytes(train, parameters, x))
+    # The two inner outputs are inputs of convolutions: computed again, from the statistics. So is
+    # the last one, where it is the evidence of the ReLU.
+    again = 2 if save == "mask" else 3
+    counted = ours(gradient(remat), parameters, x)
+    assert counted == {"forward": 3, "normalise": again, "backward": 3}

@@ -1,0 +1,111 @@
+"""Random calls under JAX's transformations: what these make of the operator, and of its formula.
+
+In float64, so that equal means equal to eight digits, derivatives of third order included.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from property_tests import example_count
+from transformation_cases import Call, calls, formula, ours, values
+from transformations import (
+    COMPILED,
+    ENCLOSED,
+    NAMED_AXIS,
+    OUTSIDE_JIT,
+    POLICIES,
+    WRAPPERS,
+    Transformation,
+    checkpoint,
+    composition,
+    named_axis,
+)
+
+TOLERANCE: Final = 1e-8
+
+
+def assert_equal_trees(actual: Any, expected: Any) -> None:
+    """Leaf by leaf, relative to the largest value of the leaf (or 1)."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert (a.shape, a.dtype) == (e.shape, e.dtype)
+        magnitude = float(np.max(np.abs(e), initial=1.0))
+        np.testing.assert_allclose(a, e, rtol=0, atol=TOLERANCE * magnitude)
+
+
+def examples(count: int) -> hypothesis.settings:
+    """So many, and more in CI. None is made smaller: it is small, and each attempt compiles."""
+    return hypothesis.settings(
+        max_examples=example_count(count),
+        phases=[hypothesis.Phase.explicit, hypothesis.Phase.reuse, hypothesis.Phase.generate],
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+
+
+def numbered(names: Iterable[str]) -> Callable[[Any], Any]:
+    """Parametrizes with a name and its number."""
+    return pytest.mark.parametrize(("number", "name"), list(enumerate(names)))
+
+
+def check_compiled(transformation: Transformation, call: Call, **keywords: Any) -> None:
+    actual, expected = (
+        jax.jit(lambda at, f=f: transformation(f, call, at))(values(call))
+        for f in (ours(call, **keywords), formula(call, **keywords))
+    )
+    assert_equal_trees(actual, expected)
+
+
+@numbered(OUTSIDE_JIT)
+@examples(1)
+@hypothesis.given(data=st.data())
+def test_outside_jit(data: st.DataObject, number: int, name: str) -> None:
+    call = data.draw(calls(number))
+    transformation, at = OUTSIDE_JIT[name], values(call)
+    expected = transformation(jax.jit(formula(call)), call, at)
+    assert_equal_trees(transformation(ours(call), call, at), expected)
+
+
+@numbered(COMPILED)
+@examples(1)
+@hypothesis.given(data=st.data())
+def test_compiled(data: st.DataObject, number: int, name: str) -> None:
+    check_compiled(COMPILED[name], data.draw(calls(number)))
+
+
+@numbered(POLICIES)
+@examples(1)
+@hypothesis.given(data=st.data())
+def test_checkpoint(data: st.DataObject, number: int, name: str) -> None:
+    call = data.draw(calls(number, training_only=True))
+    check_compiled(checkpoint(POLICIES[name]), call)
+
+
+@numbered(NAMED_AXIS)
+@examples(1)
+@hypothesis.given(data=st.data())
+def test_named_axis(data: st.DataObject, number: int, name: str) -> None:
+    """Statistics of all examples, which each has and none has alone."""
+    call = data.draw(calls(number, training_only=True))
+    check_compiled(NAMED_AXIS[name], call, axis_name="i")
+
+
+@numbered(ENCLOSED)
+@examples(1)
+@hypothesis.given(data=st.data())
+def test_named_axis_within(data: st.DataObject, number: int, name: str) -> None:
+    """The mapped function is traced first; a derivative comes after, from outside."""
+    call = data.draw(calls(number, training_only=True))
+    check_compiled(named_axis(name, own_parameters=False), call, axis_name="i")
+
+
+@examples(3)
+@hypothesis.given(
+    call=calls(), around=st.lists(st.sampled_from(sorted(WRAPPERS)), min_size=2, max_size=3)
+)
+def test_transformations_of_transformations(call: Call, around: list[str]) -> None:
+    check_compiled(composition(around), call)
