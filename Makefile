@@ -80,7 +80,7 @@ lint: .venv/installed-lint
 
 ##   make benchmark   the 53 BatchNorm sites of ResNet-50 against Flax (and PyTorch, if installed)
 benchmark: .venv/installed-bench .venv/module
-	$(BIN)/python -m benchmarks.launch -- $(BENCHMARK_ARGS)
+	$(BIN)/python -m benchmarks.sites.launch -- $(BENCHMARK_ARGS)
 
 ##   make gpu         on a machine with an NVIDIA GPU: build, test and measure the CUDA kernels
 # On what is installed, for the machine may be offline: CUDA 13 with nvcc, jax with its CUDA plugin,

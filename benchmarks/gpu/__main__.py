@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.common.json_file import write_json
 from benchmarks.gpu import plan, table
 from benchmarks.gpu.steps import StepRecord, run_steps
-from benchmarks.json_file import write_json
 
 SCHEMA: Final = 1
 

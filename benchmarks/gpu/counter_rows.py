@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from benchmarks.common.sites import Site
 from benchmarks.gpu.ncu import COUNTERS, STALLS
 from benchmarks.gpu.ncu_csv import Kernel
-from benchmarks.sites import Site
 
 # Name in _native.cuda_launches(): (function, pass), in the order in which a step launches them.
 KERNELS: Final = {

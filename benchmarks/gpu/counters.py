@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.common.json_file import write_json
 from benchmarks.gpu import ncu, ncu_csv
 from benchmarks.gpu.counter_rows import make_rows, rows_without_kernels, summarise
 from benchmarks.gpu.program import make_document, make_parser
-from benchmarks.json_file import write_json
 
 _PROGRAM: Final = "benchmarks.gpu.counters_program"
 # Share of a run's time after which no further site is begun, so that ncu has the rest to write.

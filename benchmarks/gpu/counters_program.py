@@ -23,15 +23,15 @@ from typing import Any, Final, get_args
 
 import jax
 
+from benchmarks.common.json_file import write_json
+from benchmarks.common.sites import RESNET50_SITES, Site, one_read_bytes, two_read_bytes_without_y
 from benchmarks.gpu.chain import make_operands
 from benchmarks.gpu.counter_rows import minimum_bytes
 from benchmarks.gpu.jax_benchmark import STRATEGIES, shapes_of
 from benchmarks.gpu.program import make_parser
 from benchmarks.gpu.work import Wave
-from benchmarks.json_file import write_json
-from benchmarks.peers import ours
-from benchmarks.problem import DType, itemsize
-from benchmarks.sites import RESNET50_SITES, Site, one_read_bytes, two_read_bytes_without_y
+from benchmarks.sites.peers import ours
+from benchmarks.sites.problem import DType, itemsize
 from jax_bnar import _native
 
 _HEAVIEST: Final = 5

@@ -17,8 +17,8 @@ from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_size_t,
 from importlib import metadata
 from typing import Any, Final, Self
 
-from benchmarks.problem import DType
-from benchmarks.sites import Form, Site
+from benchmarks.common.sites import Form, Site
+from benchmarks.sites.problem import DType
 
 _FILE: Final = "libcudnn.so.9"
 _WHEELS: Final = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 
+from benchmarks.common.sites import Site
 from benchmarks.gpu.cudnn import BatchNormAddRelu, Library
-from benchmarks.problem import EPSILON, MOMENTUM
-from benchmarks.sites import Site
+from benchmarks.sites.problem import EPSILON, MOMENTUM
 
 
 def make_pass(

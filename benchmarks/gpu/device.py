@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import jax
 
-from benchmarks.environment import describe_environment
+from benchmarks.common.environment import describe_environment
 from jax_bnar._kernels import targets
 
 _PACKAGES: Final = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "triton", "pytest")

@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 
 import jax_bnar
+from benchmarks.common.hlo_text import entry, instructions
+from benchmarks.common.json_file import write_json
 from benchmarks.gpu.chain import chain, make_operands, measure, relative_error
 from benchmarks.gpu.device import describe_device
 from benchmarks.gpu.launches import launched
 from benchmarks.gpu.program import make_document, make_parser
-from benchmarks.hlo_text import entry, instructions
-from benchmarks.json_file import write_json
 
 # (C, H, W) of the joins, and how many each stage has.
 JOINS: Final = {

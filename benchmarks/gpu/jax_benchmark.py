@@ -15,14 +15,14 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
+from benchmarks.common.hlo_text import layout_changes
+from benchmarks.common.sites import Site
 from benchmarks.gpu import work as work_module
 from benchmarks.gpu.chain import chain, make_operands, measure, relative_error
 from benchmarks.gpu.device import describe_device
 from benchmarks.gpu.launches import launched
 from benchmarks.gpu.work import ERROR_ALLOWED, Results, Wave, Work
-from benchmarks.hlo_text import layout_changes
-from benchmarks.peers import flax_linen, ours
-from benchmarks.sites import Site
+from benchmarks.sites.peers import flax_linen, ours
 
 Step = Callable[..., tuple[Any, ...]]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import plot
+from benchmarks.common.sites import RESNET50_SITES
 from benchmarks.gpu import table
-from benchmarks.sites import RESNET50_SITES
+from benchmarks.sites import plot
 
 # Strategies by themselves are for who tunes them.
 PEERS: Final = ("ours", "ours_mask", "flax", "torch", "torch_compile", "cudnn")
@@ -26,7 +26,7 @@ def results_of(summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def runs_of(summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The sites of each batch size and dtype, in the form that benchmarks.plot draws."""
+    """The sites of each batch size and dtype, in the form that benchmarks.sites.plot draws."""
     rows = list(table.rows_of_results(results_of(summary)))
     for step in summary["table"]:
         of_step = [row for row in rows if (row["batch"], row["dtype"]) == _key(step)]

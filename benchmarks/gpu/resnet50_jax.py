@@ -17,12 +17,12 @@ from typing import Any, Final, get_args
 
 import jax
 
+from benchmarks.common.hlo_text import layout_changes
+from benchmarks.common.json_file import write_json
 from benchmarks.gpu.device import describe_device
 from benchmarks.gpu.launches import launched
 from benchmarks.gpu.program import make_document, make_parser
-from benchmarks.hlo_text import layout_changes
-from benchmarks.json_file import write_json
-from benchmarks.training_step import NORMS, DType, TrainingStep, check_losses
+from benchmarks.network.training_step import NORMS, DType, TrainingStep, check_losses
 
 # The last stage's 7x7x512, as a share of the picture's pixels.
 _SMALLEST_ACTIVATION: Final = 512 / 32**2

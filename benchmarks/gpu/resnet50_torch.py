@@ -18,9 +18,9 @@ import torch  # pyright: ignore[reportMissingImports]
 import torchvision  # pyright: ignore[reportMissingImports]
 from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
+from benchmarks.common.json_file import write_json
 from benchmarks.gpu.program import make_document, make_parser
 from benchmarks.gpu.torch_benchmark import describe
-from benchmarks.json_file import write_json
 
 CLASSES: Final = 1000
 # The slowest to compile comes last.

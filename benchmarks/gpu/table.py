@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
+from benchmarks.common.sites import RESNET50_SITES
 from benchmarks.gpu.steps import StepRecord
-from benchmarks.sites import RESNET50_SITES
 
 
 def rows_of_results(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -18,13 +18,13 @@ from typing import Any, Final
 import torch  # pyright: ignore[reportMissingImports]
 from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
-from benchmarks.environment import describe_environment
+from benchmarks.common.environment import describe_environment
+from benchmarks.common.sites import Site
 from benchmarks.gpu import cudnn_peer
 from benchmarks.gpu import work as work_module
 from benchmarks.gpu.cudnn import CudnnError
 from benchmarks.gpu.work import ERROR_ALLOWED, Results, Wave, Work
-from benchmarks.problem import EPSILON, MOMENTUM
-from benchmarks.sites import Site
+from benchmarks.sites.problem import EPSILON, MOMENTUM
 
 MAIN_PEERS: Final = ("copy", "torch", "cudnn")
 MORE_PEERS: Final = ("torch_compile",)

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, get_args
 
+from benchmarks.common.json_file import write_json
+from benchmarks.common.sites import RESNET50_SITES, Site, one_read_bytes, two_read_bytes_without_y
 from benchmarks.gpu.program import make_document, make_parser
-from benchmarks.json_file import write_json
-from benchmarks.problem import DType, itemsize
-from benchmarks.sites import RESNET50_SITES, Site, one_read_bytes, two_read_bytes_without_y
+from benchmarks.sites.problem import DType, itemsize
 
 _TENSORS_OF_A_SET: Final = 6  # x, z, dy, y, dx, dz at most
 _MOST_SETS: Final = 48

@@ -20,9 +20,10 @@ from typing import Final
 # package is installed, the installed one (with kernels) must win.
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
 
-from benchmarks import launch, peers, timing
-from benchmarks.problem import make_problem
-from benchmarks.sites import Site
+from benchmarks.common import timing
+from benchmarks.common.sites import Site
+from benchmarks.sites import launch, peers
+from benchmarks.sites.problem import make_problem
 
 SITES: Final = (
     Site(56, 56, 64, "bn_relu"),

@@ -17,10 +17,10 @@ from checkout import ROOT
 from native_build import run, tool
 
 torch = pytest.importorskip("torch", reason="the peer runs on PyTorch's tensors")
+from benchmarks.common.sites import Form, Site  # noqa: E402
 from benchmarks.gpu import cudnn, torch_benchmark  # noqa: E402
 from benchmarks.gpu.cudnn_peer import make_pass  # noqa: E402
 from benchmarks.gpu.work import Wave  # noqa: E402
-from benchmarks.sites import Form, Site  # noqa: E402
 
 BATCH = 3
 SETS = 2

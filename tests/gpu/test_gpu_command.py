@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from gpu_cases import calls_outside_graphs
 
+from benchmarks.common.sites import RESNET50_SITES, one_read_bytes
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import plan, work
 from benchmarks.gpu.steps import Command, Step, StepRecord, run_steps
-from benchmarks.sites import RESNET50_SITES, one_read_bytes
 
 
 def step(name: str, code: str, *, limit_s: float = 30, **more: Any) -> Step:

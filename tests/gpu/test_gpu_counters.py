@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from checkout import ROOT
 
+from benchmarks.common.sites import RESNET50_SITES, one_read_bytes
 from benchmarks.gpu import counter_rows, counters, counters_program, ncu, ncu_csv, plan
 from benchmarks.gpu.work import Wave
-from benchmarks.sites import RESNET50_SITES, one_read_bytes
 
 # As ncu 2024.2 writes it, where the last line is cut off, and one number has separators.
 TABLE = """\

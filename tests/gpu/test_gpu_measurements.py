@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.common.hlo_text import layout_changes
 from benchmarks.gpu import inference_joins
 from benchmarks.gpu.chain import chain, make_operands
-from benchmarks.hlo_text import layout_changes
 
 
 @pytest.fixture

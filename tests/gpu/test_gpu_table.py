@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.sites import RESNET50_SITES
 from benchmarks.gpu import table
 from benchmarks.gpu.steps import CommandRecord, StepRecord
-from benchmarks.sites import RESNET50_SITES
 
 
 def row(peer: str, site: str, count: int, ms: float, **more: Any) -> dict[str, Any]:

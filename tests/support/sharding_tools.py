@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.hlo_collectives import Collective as Collective
-from benchmarks.hlo_collectives import collectives as collectives
-from benchmarks.hlo_collectives import compiled_collectives as compiled_collectives
-from benchmarks.hlo_collectives import total_bytes as total_bytes
+from benchmarks.sharding.hlo_collectives import Collective as Collective
+from benchmarks.sharding.hlo_collectives import collectives as collectives
+from benchmarks.sharding.hlo_collectives import compiled_collectives as compiled_collectives
+from benchmarks.sharding.hlo_collectives import total_bytes as total_bytes
 
 MeshKind = Literal["auto", "explicit"]
 

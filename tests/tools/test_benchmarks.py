@@ -11,22 +11,19 @@ import pytest
 for _package in ("flax", "matplotlib", "rich", "tyro"):
     pytest.importorskip(_package)
 
-from benchmarks import (  # noqa: E402
-    collective_bytes,
-    folded_inference,
-    launch,
-    plot,
-    resnet50_sites,
-)
-from benchmarks.problem import DType, check_results, expected, make_problem  # noqa: E402
-from benchmarks.sites import (  # noqa: E402
+from benchmarks.common.sites import (  # noqa: E402
     RESNET50_SITES,
     Form,
     Site,
     two_read_bytes,
     two_read_bytes_without_y,
 )
-from benchmarks.timing import interleave  # noqa: E402
+from benchmarks.common.timing import interleave  # noqa: E402
+from benchmarks.network import folded_inference  # noqa: E402
+from benchmarks.sharding import collective_bytes  # noqa: E402
+from benchmarks.sites import launch, plot  # noqa: E402
+from benchmarks.sites import run as sites_run  # noqa: E402
+from benchmarks.sites.problem import DType, check_results, expected, make_problem  # noqa: E402
 
 pytestmark = pytest.mark.one_python
 
@@ -80,7 +77,7 @@ def test_bytes_of_the_two_read_scheme():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_quick_run_measures_every_form_and_plots(dtype: DType, tmp_path: Path):
     output = tmp_path / "quick.json"
-    resnet50_sites.main(["--quick", "--dtype", dtype, "--output", str(output)])
+    sites_run.main(["--quick", "--dtype", dtype, "--output", str(output)])
 
     document = json.loads(output.read_text())
     (run,) = document["runs"]
@@ -111,11 +108,11 @@ def test_a_peer_that_computes_something_else_is_refused(field: str):
 
 def test_unknown_site_is_refused():
     with pytest.raises(ValueError, match="fits none of: 112x112x64"):
-        resnet50_sites.main(["--quick", "--sites", "1x1x1"])
+        sites_run.main(["--quick", "--sites", "1x1x1"])
 
 
 def test_steps_take_turns(monkeypatch):
-    monkeypatch.setattr("benchmarks.timing._SETTLE_SECONDS", 0)
+    monkeypatch.setattr("benchmarks.common.timing._SETTLE_SECONDS", 0)
     calls = []
     timings = interleave(
         {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")},

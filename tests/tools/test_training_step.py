@@ -1,4 +1,4 @@
-"""What benchmarks/training_step.py counts; the times of its users are for a person to read."""
+"""What benchmarks/network/training_step.py counts; its users' times are for a person to read."""
 
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("optax")
 
-from benchmarks.training_step import residual_bytes
+from benchmarks.network.training_step import residual_bytes
 from jax_bnar.flax_layers import BatchNorm, FusedBottleneck
 
 pytestmark = pytest.mark.quick

@@ -1,6 +1,6 @@
 """Times jax_bnar and its peers at the 53 BatchNorm sites of ResNet-50, forward + backward.
 
-python -m benchmarks.resnet50_sites --dtype float32 bfloat16 --output benchmarks/results/NAME.json
+python -m benchmarks.sites.run --dtype float32 bfloat16 --output benchmarks/results/NAME.json
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.copy_bandwidth import CopyRoof
-from benchmarks.environment import core_count, describe_environment
-from benchmarks.json_file import write_json
-from benchmarks.measure import Settings, measure_sites
-from benchmarks.peers import PeerName
-from benchmarks.problem import DType
-from benchmarks.report import print_run
-from benchmarks.sites import RESNET50_SITES, Site
+from benchmarks.common.copy_bandwidth import CopyRoof
+from benchmarks.common.environment import core_count, describe_environment
+from benchmarks.common.json_file import write_json
+from benchmarks.common.sites import RESNET50_SITES, Site
+from benchmarks.sites.measure import Settings, measure_sites
+from benchmarks.sites.peers import PeerName
+from benchmarks.sites.problem import DType
+from benchmarks.sites.report import print_run
 
 SCHEMA: Final = 1
 

@@ -1,6 +1,6 @@
 """ResNet-50 inference, folded and not: time, XLA's memory analysis, and distance in the logits.
 
-python -m benchmarks.folded_inference --size 224 --batch 8
+python -m benchmarks.network.folded_inference --size 224 --batch 8
 """
 
 import dataclasses
@@ -17,10 +17,10 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contention import Contention
-from benchmarks.environment import describe_environment
-from benchmarks.json_file import write_json
-from benchmarks.timing import interleave
+from benchmarks.common.contention import Contention
+from benchmarks.common.environment import describe_environment
+from benchmarks.common.json_file import write_json
+from benchmarks.common.timing import interleave
 from jax_bnar.flax_layers import ResNet, fold_batch_norms
 
 SCHEMA: Final = 1

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.peers import Step
-from benchmarks.problem import Problem, Results
+from benchmarks.sites.peers import Step
+from benchmarks.sites.problem import Problem, Results
 
 
 def activation(values: np.ndarray | None, problem: Problem) -> jax.Array | None:

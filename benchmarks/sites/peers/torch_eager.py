@@ -9,8 +9,8 @@ All cores of the process are used.
 import torch
 from torch.nn import functional
 
-from benchmarks.peers import Step, _torch
-from benchmarks.problem import EPSILON, MOMENTUM, Problem
+from benchmarks.sites.peers import Step, _torch
+from benchmarks.sites.problem import EPSILON, MOMENTUM, Problem
 
 
 def build(problem: Problem) -> Step:

@@ -2,6 +2,6 @@
 
 import functools
 
-from benchmarks.peers import ours
+from benchmarks.sites.peers import ours
 
 build = functools.partial(ours.build, save="mask")

@@ -1,6 +1,6 @@
 """Runs the benchmark on recycled memory (jemalloc preloaded), then on the default allocator.
 
-python -m benchmarks.launch [--allocators jemalloc default] -- OPTIONS OF benchmarks.resnet50_sites
+python -m benchmarks.sites.launch [--allocators jemalloc default] -- OPTIONS OF benchmarks.sites.run
 
 Where `--output results/NAME.json` is among the options, the results go to
 results/NAME-jemalloc.json and results/NAME-default.json.
@@ -72,13 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=ALLOCATORS)
-    parser.add_argument("options", nargs="*", help="options of benchmarks.resnet50_sites, after --")
+    parser.add_argument("options", nargs="*", help="options of benchmarks.sites.run, after --")
     parsed = parser.parse_args(arguments)
     jemalloc = find_jemalloc()
     environments = {name: environment_for(name, os.environ, jemalloc) for name in parsed.allocators}
     for allocator, environment in environments.items():
         options = options_for(allocator, parsed.options)
-        command = [sys.executable, "-m", "benchmarks.resnet50_sites", *options]
+        command = [sys.executable, "-m", "benchmarks.sites.run", *options]
         code = subprocess.run(command, env=environment, check=False).returncode
         if code:
             return code

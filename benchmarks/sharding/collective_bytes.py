@@ -1,6 +1,6 @@
 """What the BatchNorms of ResNet-50 send between devices in a training step, against plain Flax.
 
-    python -m benchmarks.collective_bytes
+    python -m benchmarks.sharding.collective_bytes
 
 Each number of channels is compiled on eight CPU devices, and its collectives are counted in the
 HLO. Their payload does not depend on the number of devices; what a device then sends and receives
@@ -19,8 +19,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.hlo_collectives import collectives, total_bytes
-from benchmarks.sites import RESNET50_SITES
+from benchmarks.common.sites import RESNET50_SITES
+from benchmarks.sharding.hlo_collectives import collectives, total_bytes
 from jax_bnar.flax_layers import BatchNorm
 
 DEVICES: Final = 8

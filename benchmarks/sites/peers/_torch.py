@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.environment import core_count
-from benchmarks.peers import Step
-from benchmarks.problem import MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
+from benchmarks.common.environment import core_count
+from benchmarks.sites.peers import Step
+from benchmarks.sites.problem import MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
 
 Forward = Callable[..., torch.Tensor]
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 import jax_bnar
-from benchmarks.peers import Step, _jax
-from benchmarks.problem import EPSILON, MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
-from benchmarks.sites import Site
+from benchmarks.common.sites import Site
+from benchmarks.sites.peers import Step, _jax
+from benchmarks.sites.problem import EPSILON, MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
 
 Operator = Callable[..., tuple[jax.Array, Any]]
 

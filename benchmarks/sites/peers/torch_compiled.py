@@ -6,8 +6,8 @@ Not among the default peers: compiling takes a while at each site.
 import torch
 from torch.nn import functional
 
-from benchmarks.peers import Step, _torch
-from benchmarks.problem import EPSILON, MOMENTUM, Problem
+from benchmarks.sites.peers import Step, _torch
+from benchmarks.sites.problem import EPSILON, MOMENTUM, Problem
 
 
 def build(problem: Problem) -> Step:

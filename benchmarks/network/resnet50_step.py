@@ -1,6 +1,6 @@
 """A whole training step of ResNet-50, fused against plain Flax: time, memory, saved residuals.
 
-python -m benchmarks.resnet50_step --output benchmarks/results/NAME.json
+python -m benchmarks.network.resnet50_step --output benchmarks/results/NAME.json
 """
 
 import dataclasses
@@ -13,11 +13,11 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contention import Contention
-from benchmarks.environment import describe_environment
-from benchmarks.json_file import write_json
-from benchmarks.timing import interleave
-from benchmarks.training_step import DType, TrainingStep, check_losses
+from benchmarks.common.contention import Contention
+from benchmarks.common.environment import describe_environment
+from benchmarks.common.json_file import write_json
+from benchmarks.common.timing import interleave
+from benchmarks.network.training_step import DType, TrainingStep, check_losses
 
 SCHEMA: Final = 1
 MIB: Final = 2**20

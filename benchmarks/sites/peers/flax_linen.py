@@ -13,9 +13,17 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.peers import Step, _jax
-from benchmarks.problem import EPSILON, MOMENTUM, RUNNING_MEAN, RUNNING_VAR, DType, Problem, Results
-from benchmarks.sites import Site
+from benchmarks.common.sites import Site
+from benchmarks.sites.peers import Step, _jax
+from benchmarks.sites.problem import (
+    EPSILON,
+    MOMENTUM,
+    RUNNING_MEAN,
+    RUNNING_VAR,
+    DType,
+    Problem,
+    Results,
+)
 
 
 def forward(site: Site, dtype: DType) -> Callable[..., tuple[jax.Array, Any]]:

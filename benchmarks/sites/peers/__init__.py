@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, cast
 
-from benchmarks.problem import Problem, Results
+from benchmarks.sites.problem import Problem, Results
 
 PeerName = Literal["ours", "ours_mask", "flax", "torch", "torch_compile"]
 
@@ -33,11 +33,11 @@ class PeerModule(Protocol):
 
 # Imported on use, so that a peer that is not installed hinders none but itself.
 _MODULES: Final[dict[PeerName, str]] = {
-    "ours": "benchmarks.peers.ours",
-    "ours_mask": "benchmarks.peers.ours_mask",
-    "flax": "benchmarks.peers.flax_linen",
-    "torch": "benchmarks.peers.torch_eager",
-    "torch_compile": "benchmarks.peers.torch_compiled",
+    "ours": "benchmarks.sites.peers.ours",
+    "ours_mask": "benchmarks.sites.peers.ours_mask",
+    "flax": "benchmarks.sites.peers.flax_linen",
+    "torch": "benchmarks.sites.peers.torch_eager",
+    "torch_compile": "benchmarks.sites.peers.torch_compiled",
 }
 
 

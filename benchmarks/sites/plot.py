@@ -1,6 +1,6 @@
-"""Draws the results of benchmarks.resnet50_sites: time per site of each peer, and the floor.
+"""Draws the results of benchmarks.sites.run: time per site of each peer, and the floor.
 
-python -m benchmarks.plot benchmarks/results/NAME.json benchmarks/results/NAME.svg
+python -m benchmarks.sites.plot benchmarks/results/NAME.json benchmarks/results/NAME.svg
 """
 
 import json

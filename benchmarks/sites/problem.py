@@ -6,7 +6,7 @@ from typing import Final, Literal, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from benchmarks.sites import Site
+from benchmarks.common.sites import Site
 
 DType = Literal["float32", "bfloat16", "float16"]
 

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks import peers
-from benchmarks.contention import Contention
-from benchmarks.copy_bandwidth import CopyRoof
-from benchmarks.problem import DType, check_results, expected, itemsize, make_problem
-from benchmarks.sites import Site, two_read_bytes, two_read_bytes_without_y
-from benchmarks.timing import interleave
+from benchmarks.common.contention import Contention
+from benchmarks.common.copy_bandwidth import CopyRoof
+from benchmarks.common.sites import Site, two_read_bytes, two_read_bytes_without_y
+from benchmarks.common.timing import interleave
+from benchmarks.sites import peers
+from benchmarks.sites.problem import DType, check_results, expected, itemsize, make_problem
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What every benchmark needs: the list of sites, timing, the machine, JSON."""

@@ -1,0 +1,1 @@
+"""Whole networks: training steps and folded inference."""

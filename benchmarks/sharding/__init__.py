@@ -1,0 +1,1 @@
+"""What crosses devices, as counted in compiled HLO."""

@@ -1,0 +1,1 @@
+"""Each BatchNorm site of ResNet-50 against peers in one process."""
