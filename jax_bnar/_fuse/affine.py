@@ -20,6 +20,8 @@ from jax_bnar._fuse.nodes import (
     Operand,
     Value,
     accumulation_dtype,
+    array_and_vector,
+    is_broadcast,
     is_real,
     source,
     values_of,
@@ -174,7 +176,10 @@ def _origin(end: Value) -> tuple[Value, Operand | None]:
         vector = None
         if node.name == "convert_element_type":
             before = node.inputs[0]
-        elif mean is None and node.name in _STEPS and (pair := _array_and_vector(node)):
+        elif (
+            node.name in (_STEPS if mean is None else ("add",))
+            and (pair := array_and_vector(node)) is not None
+        ):
             before, vector = pair
         else:
             break
@@ -187,23 +192,6 @@ def _origin(end: Value) -> tuple[Value, Operand | None]:
         if value.dtype == end.dtype:
             deepest = (value, mean)
     return deepest
-
-
-def _array_and_vector(node: Node) -> tuple[Operand, Operand] | None:
-    """The operand that is a whole array, and the one that is a vector, in this order."""
-    left, right = (_is_broadcast(operand, node.outputs[0]) for operand in node.inputs)
-    if right and not left:
-        return node.inputs[0], node.inputs[1]
-    if left and not right and node.name != "div":
-        return node.inputs[1], node.inputs[0]
-    return None
-
-
-def _is_broadcast(operand: Operand, result: Value) -> bool:
-    if operand.shape != result.shape:
-        return True
-    _, axes = source(operand)
-    return any(a is None and n > 1 for a, n in zip(axes, operand.shape, strict=True))
 
 
 def _affine(
@@ -274,7 +262,7 @@ def _require_alone(graph: Graph, end: Value, x: Value) -> None:
         before = next(
             operand
             for operand in node.inputs
-            if isinstance(operand, Value) and not _is_broadcast(operand, value)
+            if isinstance(operand, Value) and not is_broadcast(operand, value)
         )
         if before is not x and graph.sole_reader(before) is not node:
             raise RefusalError("an array between x and the ReLU is used elsewhere")

@@ -9,7 +9,15 @@ import numpy as np
 
 from jax_bnar._fuse import axes as axes_of
 from jax_bnar._fuse.graph import Graph
-from jax_bnar._fuse.nodes import Node, Operand, Value, holds, is_real
+from jax_bnar._fuse.nodes import (
+    Node,
+    Operand,
+    Value,
+    array_and_vector,
+    holds,
+    is_real,
+    source,
+)
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.tail import Tail, tail_of
 from jax_bnar._fuse.training import Normalisation, RefusalError, normalisation, statistic
@@ -89,10 +97,34 @@ def normalised_arrays(graph: Graph) -> Iterator[Value]:
 def training_candidates(
     graph: Graph, x: Value, taken: Collection[Value], axis_sizes: Mapping[Any, int]
 ) -> Iterator[TrainingMatch | RefusedMatch]:
-    """What may be made of the normalisation of x, the longest first; then why there is no more."""
+    """What may be made of the normalisation of x, the best first; then why there is no more."""
     region = Region(graph, x, axis_sizes)
     if not _divides_by_a_root(region):
         return
+    unshifted = without_shift(x)
+    if unshifted is not x:
+        matches = _candidates(Region(graph, unshifted, axis_sizes, x), taken)
+        yield from (match for match in matches if isinstance(match, TrainingMatch))
+    yield from _candidates(region, taken)
+
+
+def without_shift(x: Value) -> Value:
+    """x without the vectors that the program adds to it, such as the bias of a convolution.
+
+    They cancel in the normalisation, so that the sum of array and vector need not be computed.
+    """
+    while x.producer is not None and x.producer.name == "add":
+        pair = array_and_vector(x.producer)
+        if pair is None or not isinstance(pair[0], Value) or pair[0].dtype != x.dtype:
+            break
+        if not isinstance(source(pair[1])[0], Value):
+            break  # a literal
+        x = pair[0]
+    return x
+
+
+def _candidates(region: Region, taken: Collection[Value]) -> Iterator[TrainingMatch | RefusedMatch]:
+    graph, x = region.graph, region.x
     refused: RefusedMatch | None = None
     for value in reversed(region.terms):
         if region.degree(value) != 1 or value is x or value in taken:

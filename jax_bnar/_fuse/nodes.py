@@ -119,6 +119,23 @@ def is_reshape_of_ones(before: Sequence[int], after: Sequence[int]) -> bool:
     return [n for n in before if n > 1] == [n for n in after if n > 1]
 
 
+def array_and_vector(node: Node) -> tuple[Operand, Operand] | None:
+    """The operand that is a whole array, and the one that is a vector, in this order."""
+    left, right = (is_broadcast(operand, node.outputs[0]) for operand in node.inputs)
+    if right and not left:
+        return node.inputs[0], node.inputs[1]
+    if left and not right and node.name != "div":
+        return node.inputs[1], node.inputs[0]
+    return None
+
+
+def is_broadcast(operand: Operand, result: Value) -> bool:
+    if operand.shape != result.shape:
+        return True
+    _, axes = source(operand)
+    return any(a is None and n > 1 for a, n in zip(axes, operand.shape, strict=True))
+
+
 def evaluate(
     nodes: Iterable[Node], inputs: Sequence[Value], outputs: Sequence[Operand], args: Sequence[Any]
 ) -> list[Any]:

@@ -69,6 +69,7 @@ def _vectors(match: TrainingMatch) -> list[Vector]:
     return [
         Vector.of(match.form.scale, unknowns, neutral=1),
         Vector.of(match.form.bias, unknowns, neutral=0),
+        Vector.of(match.form.shift, unknowns, neutral=0),
     ]
 
 
@@ -84,7 +85,8 @@ class _Training:
     def __call__(self, x: jax.Array, *rest: Any) -> list[jax.Array]:
         form, tail = self.match.form, self.match.tail
         residuals, arrays = rest[: len(tail.residuals)], rest[len(tail.residuals) :]
-        scale, bias = arrays_of(_vectors(self.match), arrays, x.shape[form.axis], x.dtype)
+        scale, bias, shift = arrays_of(_vectors(self.match), arrays, x.shape[form.axis], x.dtype)
+        bias = _with_nans_of(shift, bias)
         shape, options = _options(form, self.match.result.shape)
         x = _arranged(x, form).reshape(shape)
         if not tail.has_relu:
@@ -94,7 +96,7 @@ class _Training:
         else:
             z = _sum(residuals).reshape(shape)
             y, mean, var = bn_add_relu(x, z, scale, bias, **options)
-        statistics = (_restored(s, mean, var) for s in self.statistics)
+        statistics = (_restored(s, mean, var, shift) for s in self.statistics)
         return [y.reshape(self.match.result.shape), *statistics]
 
 
@@ -107,20 +109,22 @@ class _Dual:
         first, second = self.match.first, self.match.second
         shape, options = _options(first.form, self.match.result.shape)
         vectors = [*_vectors(first), *_vectors(second)]
-        scale1, bias1, scale2, bias2 = arrays_of(
+        scale1, bias1, shift1, scale2, bias2, shift2 = arrays_of(
             vectors, arrays, x1.shape[first.form.axis], x1.dtype
         )
         y, mean1, var1, mean2, var2 = dual_bn_add_relu(
             _arranged(x1, first.form).reshape(shape),
             _arranged(x2, second.form).reshape(shape),
             scale1,
-            bias1,
+            _with_nans_of(shift1, bias1),
             scale2,
-            bias2,
+            _with_nans_of(shift2, bias2),
             **options,
         )
         statistics = (
-            _restored(s, mean1, var1) if s in first.statistics else _restored(s, mean2, var2)
+            _restored(s, mean1, var1, shift1)
+            if s in first.statistics
+            else _restored(s, mean2, var2, shift2)
             for s in self.statistics
         )
         return [y.reshape(self.match.result.shape), *statistics]
@@ -148,14 +152,25 @@ def _options(form: Normalisation, shape: tuple[int, ...]) -> tuple[tuple[int, ..
     return shape, options
 
 
-def _restored(statistic: Statistic, mean: jax.Array, var: jax.Array) -> jax.Array:
+def _with_nans_of(shift: jax.Array | None, vector: jax.Array | None) -> jax.Array | None:
+    """The vector, NaN where the shift is not finite: it cancels only where it is."""
+    if shift is None:
+        return vector
+    return 0 * shift if vector is None else vector + (0 * shift).astype(vector.dtype)
+
+
+def _restored(
+    statistic: Statistic, mean: jax.Array, var: jax.Array, shift: jax.Array | None
+) -> jax.Array:
     """What the program computed itself, from what the kernel gives."""
-    if statistic.name == "mean":
-        array = mean
-    elif statistic.name == "var":
-        array = var
+    if shift is not None:
+        shift = jnp.broadcast_to(shift.astype(mean.dtype).reshape(mean.shape[-1:]), mean.shape)
+    if statistic.name == "var":
+        array = var if shift is None else var + 0 * shift
     else:
-        array = var + mean * mean
+        array = mean if shift is None else mean + shift
+        if statistic.name == "mean of squares":
+            array = var + array * array
     if statistic.factor != 1:
         array = array * jnp.asarray(float(statistic.factor), array.dtype)
     return array.astype(statistic.value.dtype).reshape(statistic.value.shape)

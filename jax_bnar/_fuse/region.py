@@ -52,9 +52,17 @@ class Region:
         x: where it begins.
         terms: what is understood, in the order of the program.
         unknowns: of the polynomials.
+        shift: what the program adds to x before it takes the statistics, such as the bias of a
+            convolution; 0 where it adds nothing.
     """
 
-    def __init__(self, graph: Graph, x: Value, axis_sizes: Mapping[Any, int]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        x: Value,
+        axis_sizes: Mapping[Any, int],
+        shifted: Value | None = None,
+    ) -> None:
         self.x = x
         self.graph = graph
         self.axis_sizes = axis_sizes
@@ -65,6 +73,9 @@ class Region:
         self.terms: dict[Value, Term] = {x: Term((Polynomial.unknown(self.x_number),), labels)}
         self.tolerance = 2.0 * float(np.finfo(accumulation_dtype(x.dtype)).eps)
         self._walk()
+        self.shift = Polynomial.constant(0)
+        if shifted is not None and (term := self.terms.get(shifted)) and term.polynomial:
+            self.shift = term.polynomial - Polynomial.unknown(self.x_number)
 
     def degree(self, value: Value) -> int | None:
         """The highest power of x in a value, None where it is not of the region."""

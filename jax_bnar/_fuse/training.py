@@ -23,6 +23,7 @@ class Normalisation:
     Attributes:
         scale: a polynomial in vectors of the program.
         bias: the same.
+        shift: the same: what the program adds to x first. It cancels but in the mean.
         epsilon: what the program adds to the variance.
         axis: the channel axis of x.
         order: the axes of x that are longer than 1, as the normalised array has them.
@@ -35,6 +36,7 @@ class Normalisation:
 
     scale: Polynomial
     bias: Polynomial
+    shift: Polynomial
     epsilon: float
     axis: int
     order: tuple[int, ...]
@@ -61,11 +63,12 @@ def normalisation(region: Region, value: Value) -> Normalisation:
     inverse = unknowns.polynomial(root, -1)
     scale = slope * inverse
     bias = rest + slope * unknowns.polynomial(Moment(1, over))
-    for name, vector in (("scale", scale), ("bias", bias)):
+    vectors = {"scale": scale, "bias": bias, "shift": region.shift}
+    for name, vector in vectors.items():
         if not unknowns.are_foreign(vector):
             raise RefusalError(_not_foreign(name, vector, unknowns))
     axis, num_groups = _channels(region, over)
-    for name, vector in (("scale", scale), ("bias", bias)):
+    for name, vector in vectors.items():
         if unknowns.polynomial_varies(vector) - {axis}:
             raise RefusalError(f"the {name} is not one number a channel")
     order, result_axis = _arrangement(term.labels, region.x.shape, value.shape, axis, num_groups)
@@ -78,6 +81,7 @@ def normalisation(region: Region, value: Value) -> Normalisation:
     return Normalisation(
         scale=scale,
         bias=bias,
+        shift=region.shift,
         epsilon=epsilon,
         axis=axis,
         order=order,
@@ -96,9 +100,10 @@ def statistic(region: Region, value: Value, over: frozenset[Any]) -> tuple[str, 
         return None
     polynomial, unknowns = term.polynomial, region.unknowns
     variance = _population_variance(over, unknowns)
+    mean = unknowns.polynomial(Moment(1, over)) + region.shift
     known = {
-        "mean": unknowns.polynomial(Moment(1, over)),
-        "mean of squares": unknowns.polynomial(Moment(2, over)),
+        "mean": mean,
+        "mean of squares": variance + mean * mean,
         "var": variance,
         "clamped var": unknowns.polynomial(Clamped(variance)),
     }

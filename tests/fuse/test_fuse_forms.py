@@ -10,6 +10,7 @@ import pytest
 from fuse_tools import array, assert_fused, assert_untouched, operators
 from jax import lax
 
+import jax_bnar
 from jax_bnar._fuse import affine
 
 X = array((6, 5, 4, 3))
@@ -443,3 +444,67 @@ def test_transposed_before_it_is_normalised() -> None:
         return jax.nn.relu(xhat * scale.reshape(1, -1, 1, 1) + bias.reshape(1, -1, 1, 1))
 
     assert_fused(channels_moved, X, SCALE, BIAS, bn_relu=1)
+
+
+def _with_bias(x: Any, kernel: Any, shift: Any, scale: Any, bias: Any, old: Any) -> Any:
+    """As a convolution of Keras or stax, whose bias BatchNorm takes away again."""
+    x = jnp.einsum("nhwc,cd->nhwd", x, kernel) + _vector(shift)
+    mean, var = x.mean(AXES), x.var(AXES)
+    y = jax.nn.relu(plain(x, mean, var, scale, bias))
+    return y, 0.9 * old + 0.1 * mean, 0.9 * old + 0.1 * var, (x * x).mean(AXES)
+
+
+def test_bias_before_the_norm() -> None:
+    """It cancels, so that the array with it is not computed; only the mean has it."""
+    arguments = (X, jnp.outer(SCALE, BIAS), 3 * BIAS, SCALE, BIAS, SCALE)
+    assert_fused(_with_bias, *arguments, bn_relu=1)
+    equations = jax.make_jaxpr(jax_bnar.fuse(_with_bias))(*arguments).jaxpr.eqns
+    whole = [e.primitive.name for e in equations if e.outvars[0].aval.shape == X.shape]
+    assert whole == ["dot_general", "custom_jvp_call"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_bias_before_the_norm_that_is_not_finite(value: float) -> None:
+    arguments = (X, jnp.outer(SCALE, BIAS), BIAS.at[1].set(value), SCALE, BIAS, SCALE)
+    expected = jax.jit(_with_bias)(*arguments)
+    given = jax.jit(jax_bnar.fuse(_with_bias))(*arguments)
+    for a, b in zip(given, expected, strict=True):
+        np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_bias_before_the_norm_that_is_read_elsewhere() -> None:
+    """The array with the bias is there anyway: it is normalised as it is."""
+
+    def layer(x: Any, shift: Any, scale: Any, bias: Any) -> Any:
+        x = x + _vector(shift)
+        return jax.nn.relu(_batch_norm(x, scale, bias)), jnp.sin(x)
+
+    assert_fused(layer, X, BIAS, SCALE, BIAS, bn_relu=1)
+
+    def example(x: Any, shift: Any, scale: Any, bias: Any) -> Any:
+        """No vector of the channels, and so it does not cancel."""
+        return jax.nn.relu(_batch_norm(x + shift, scale, bias))
+
+    assert_fused(example, X, X[:, :1, :1], SCALE, BIAS, bn_relu=1)
+
+
+def test_bias_before_both_norms_of_a_join() -> None:
+    def join(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        first, second = x + _vector(bias), z + _vector(scale)
+        means = first.mean(AXES), second.mean(AXES)
+        return jax.nn.relu(
+            _batch_norm(first, scale, bias) + _batch_norm(second, bias, scale)
+        ), means
+
+    assert_fused(join, X, Z, SCALE, BIAS, dual_bn_add_relu=1)
+
+
+def test_bias_before_the_norm_of_evaluation() -> None:
+    def given(x: Any, shift: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
+        return jax.nn.relu(plain(x + _vector(shift), mean, var, scale, bias))
+
+    arguments = (X, SCALE, SCALE, BIAS, BIAS, jnp.abs(SCALE))
+    assert_fused(given, *arguments, bn_relu_inference=1)
+    equations = jax.make_jaxpr(jax_bnar.fuse(given))(*arguments).jaxpr.eqns
+    assert sum(e.outvars[0].aval.shape == X.shape for e in equations) == 1

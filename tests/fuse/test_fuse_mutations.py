@@ -48,7 +48,15 @@ def evaluation(x: Any, z: Any, scale: Any, bias: Any) -> Any:
     return jax.nn.relu(y + z), inv
 
 
-BASES = (two_pass, fast_and_folded, evaluation)
+def with_bias_before(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+    x = x + bias.reshape(1, 1, 1, 3)
+    mean = x.sum(AXES, keepdims=True) / 24.0
+    var = (x * x).sum(AXES, keepdims=True) / 24.0 - mean * mean
+    y = (x - mean) / lax.sqrt(var + 1e-3) * scale.reshape(1, 1, 1, 3)
+    return jax.nn.relu(y + z), 0.9 * scale + 0.1 * mean.reshape(3), var.reshape(3)
+
+
+BASES = (two_pass, fast_and_folded, evaluation, with_bias_before)
 
 
 def _flip(value: Any) -> Any:
@@ -119,6 +127,7 @@ def _with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
 def test_the_bases_are_taken() -> None:
     assert operators(two_pass, *ARGUMENTS) == {"bn_add_relu": 1}
     assert operators(fast_and_folded, *ARGUMENTS) == {"bn_add_relu": 1}
+    assert operators(with_bias_before, *ARGUMENTS) == {"bn_add_relu": 1}
     assert operators(evaluation, *ARGUMENTS) == {"bn_add_relu_inference": 1}
 
 
