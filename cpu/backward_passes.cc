@@ -1,7 +1,7 @@
 #include "cpu/pass_tasks.h"
 #include "cpu/passes.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 namespace {
 
 // What was saved for the gate, at a position; a mask is addressed by bytes.
@@ -104,7 +104,7 @@ Phase ReducePass(const Context& context, const GradientBuffers& buffers,
           });
       return;
     }
-    if (plan.layout == Plan::Layout::kRows) {
+    if (plan.layout == Plan::Layout::kChannelsLast) {
       kernels.rows_reduce(
           RowsTile{task.rows.size(), task.columns.size(), plan.columns},
           args_at(RowStart(plan, task.rows.begin) + task.columns.begin,
@@ -172,7 +172,7 @@ Phase ApplyPass(const Context& context, const GradientBuffers& buffers,
       return;
     }
     const Range range = plan.Block(block);
-    if (plan.layout == Plan::Layout::kRows) {
+    if (plan.layout == Plan::Layout::kChannelsLast) {
       kernels.rows_apply(RowsTile{range.size(), plan.columns, plan.columns},
                          args_at(RowStart(plan, range.begin), 0));
       return;
@@ -186,4 +186,4 @@ Phase ApplyPass(const Context& context, const GradientBuffers& buffers,
   return {num_tasks, run, /*last_first=*/true};
 }
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu

@@ -9,7 +9,7 @@
 #include <new>
 #include <type_traits>
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
 template <typename T>
 class Buffer {
@@ -33,6 +33,6 @@ class Buffer {
   std::unique_ptr<T[], Delete> data_;
 };
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_BUFFER_H_

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
 // Outputs are written past the caches where the arrays of a training step
 // exceed this: three quarters of the L3 cache that a core sees on Zen 4. A
@@ -25,6 +25,6 @@ constexpr int64_t ArraysOfStep(bool residual) { return residual ? 6 : 4; }
 // Bytes of x for each further thread: below, it costs more than it brings.
 constexpr int64_t kBytesPerThread = 64 * 1024;
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_CACHE_H_

@@ -1,5 +1,6 @@
-// Between channels and the columns of a plan: a channel owns `fold * S` columns
-// in rows layout and one in planes layout.
+// Between channels and the columns of a plan: a channel owns
+// `rows_joined * S` columns where channels are last, and one where they are
+// first.
 
 #ifndef JAX_BNAR_CPU_COLUMNS_H_
 #define JAX_BNAR_CPU_COLUMNS_H_
@@ -14,21 +15,21 @@
 #include "cpu/plan.h"
 #include "native/numerics.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
 // Channels of a task that works on vectors only.
 constexpr int64_t kChannelBlock = 256;
 
-// Columns of one channel: `fold` runs of `length`, `stride` apart.
+// Columns of one channel: `count` runs of `length`, `stride` apart.
 struct ColumnRuns {
-  int64_t fold;
+  int64_t count;
   int64_t length;
   int64_t stride;
 
   explicit ColumnRuns(const Plan& plan)
-      : fold(plan.fold),
-        length(plan.columns / plan.fold / plan.shape.channels),
-        stride(plan.columns / plan.fold) {}
+      : count(plan.rows_joined),
+        length(plan.columns / plan.rows_joined / plan.shape.channels),
+        stride(plan.columns / plan.rows_joined) {}
 };
 
 // One value for each group and column.
@@ -43,8 +44,8 @@ class ColumnVector {
   void Set(int64_t group, int64_t channel, A value) {
     // The payload of a NaN could be rounded away (see Round in simd.h).
     if (std::isnan(value)) value = std::numeric_limits<A>::quiet_NaN();
-    for (int64_t f = 0; f < runs_.fold; ++f) {
-      A* run = values_.data() + group * columns_ + f * runs_.stride +
+    for (int64_t r = 0; r < runs_.count; ++r) {
+      A* run = values_.data() + group * columns_ + r * runs_.stride +
                channel * runs_.length;
       std::fill(run, run + runs_.length, value);
     }
@@ -78,6 +79,6 @@ Phase ForEachChannelBlock(const Shape& shape, F f) {
           /*last_first=*/false};
 }
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_COLUMNS_H_

@@ -3,7 +3,7 @@
 #include "cpu/half.h"
 #include "cpu/passes.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
 double ElementAsDouble(DType dtype, const void* array, int64_t index) {
   switch (dtype) {
@@ -29,4 +29,4 @@ Context::Context(const Problem& problem, bool residual)
       array_bytes(plan.shape.groups * plan.shape.group_size() * item_size),
       fits_cache(ArraysOfStep(residual) * array_bytes <= kCacheBytes) {}
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
-// One of these for each time that CMake compiles tile_kernels.cc.
+// One of these for each time that CMake compiles cpu/isa/.
 namespace baseline {
 const TileKernels& Kernels(DType dtype);
 }
@@ -107,4 +107,4 @@ const char* IsaName() { return Chosen().isa->name; }
 
 const std::string& WrongIsa() { return Chosen().wrong; }
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu

@@ -7,7 +7,7 @@
 
 #include "cpu/tile_kernels.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
 // The best table of kernels that this processor runs. The environment variable
 // JAX_BNAR_CPU_ISA ("avx512bf16", "avx512", "avx2", "baseline") asks for a
@@ -22,6 +22,6 @@ const char* IsaName();
 // What is wrong with JAX_BNAR_CPU_ISA, a sentence, or an empty string.
 const std::string& WrongIsa();
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_DISPATCH_H_

@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 namespace {
 
 constexpr int kSpinsBeforeYield = 256;
@@ -87,4 +87,4 @@ void Run(ThreadPool& pool, int64_t max_threads, std::vector<Phase> phases) {
   control->Work(0);
 }
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu

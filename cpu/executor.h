@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
 // Independent tasks; each phase starts when the one before it is complete.
 //
@@ -35,6 +35,6 @@ class ThreadPool {
 // would deadlock (PyAutoLabs/PyAutoFit#1530 met that in XLA itself).
 void Run(ThreadPool& pool, int64_t max_threads, std::vector<Phase> phases);
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_EXECUTOR_H_

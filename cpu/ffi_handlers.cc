@@ -11,7 +11,7 @@
 #include "cpu/operations.h"
 #include "native/ffi_operations.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 namespace {
 
 namespace ffi = xla::ffi;
@@ -38,10 +38,10 @@ class CpuBackend {
   // The passes allocate the little that they need.
   void ReadWorkspace(FfiCall&) {}
 
-#define BNAR_RUN_ON_POOL(name, ...)                         \
-  template <typename... Args>                               \
-  ffi::Error name(const Args&... args) {                    \
-    return Caught([&] { jax_bnar::name(pool_, args...); }); \
+#define BNAR_RUN_ON_POOL(name, ...)                    \
+  template <typename... Args>                          \
+  ffi::Error name(const Args&... args) {               \
+    return Caught([&] { cpu::name(pool_, args...); }); \
   }
   BNAR_FOR_EACH_OPERATION(BNAR_RUN_ON_POOL)
 #undef BNAR_RUN_ON_POOL
@@ -68,6 +68,7 @@ class CpuBackend {
 
 }  // namespace
 
-BNAR_DEFINE_HANDLERS(Cpu, CpuBackend, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
+BNAR_DEFINE_HANDLERS(Handler, CpuBackend,
+                     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu

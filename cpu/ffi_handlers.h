@@ -1,15 +1,15 @@
-// The FFI handlers of the CPU, one for each operation of
-// native/operations.h.
+// The FFI handlers of the CPU: ForwardHandler and so on, one for each operation
+// of native/operations.h.
 
 #ifndef JAX_BNAR_CPU_FFI_HANDLERS_H_
 #define JAX_BNAR_CPU_FFI_HANDLERS_H_
 
 #include "native/ffi_handlers.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
-BNAR_DECLARE_HANDLERS(Cpu)
+BNAR_DECLARE_HANDLERS(Handler)
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_FFI_HANDLERS_H_

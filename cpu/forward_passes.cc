@@ -4,7 +4,7 @@
 #include "cpu/passes.h"
 #include "native/numerics.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 namespace {
 
 NormaliseArgs NormaliseArgsAt(const Context& context,
@@ -52,22 +52,22 @@ Phase StatisticsPass(const Context& context, const void* x, const char* origin,
       RunTail(
           plan,
           [&](const RowsTile& tile) {
-            kernels.rows_statistics(tile, x_at(start), origin_at(0), sum, m2);
+            kernels.rows_statistics(tile, {x_at(start), origin_at(0), sum, m2});
           },
           [&](int64_t count, int64_t column) {
             Padded padded(context.item_size, count);
-            kernels.rows_statistics(kOneVector, padded.In(x_at(start + column)),
-                                    origin_at(column), sum + column,
-                                    m2 + column);
+            kernels.rows_statistics(
+                kOneVector, {padded.In(x_at(start + column)), origin_at(column),
+                             sum + column, m2 + column});
           });
       return;
     }
-    if (plan.layout == Plan::Layout::kRows) {
+    if (plan.layout == Plan::Layout::kChannelsLast) {
       kernels.rows_statistics(
           RowsTile{task.rows.size(), task.columns.size(), plan.columns},
-          x_at(RowStart(plan, task.rows.begin) + task.columns.begin),
-          origin_at(task.columns.begin), sum + task.columns.begin,
-          m2 + task.columns.begin);
+          {x_at(RowStart(plan, task.rows.begin) + task.columns.begin),
+           origin_at(task.columns.begin), sum + task.columns.begin,
+           m2 + task.columns.begin});
       return;
     }
     const double size = static_cast<double>(plan.shape.inner);
@@ -77,8 +77,8 @@ Phase StatisticsPass(const Context& context, const void* x, const char* origin,
         double plane_sum, plane_m2;
         kernels.plane_statistics(
             Plane{plan.shape.inner, 0},
-            x_at((n * plan.shape.channels + c) * plan.shape.inner),
-            origin_at(c), &plane_sum, &plane_m2);
+            {x_at((n * plan.shape.channels + c) * plan.shape.inner),
+             origin_at(c), &plane_sum, &plane_m2});
         MergeStatistics(before, size, plane_sum, plane_m2, &sum[c], &m2[c]);
       }
     }
@@ -134,7 +134,7 @@ Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
       return;
     }
     const Range range = plan.Block(block);
-    if (plan.layout == Plan::Layout::kRows) {
+    if (plan.layout == Plan::Layout::kChannelsLast) {
       kernels.rows_normalise(RowsTile{range.size(), plan.columns, plan.columns},
                              args_at(RowStart(plan, range.begin), 0));
       return;
@@ -148,4 +148,4 @@ Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
   return {num_tasks, run, /*last_first=*/true};
 }
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu

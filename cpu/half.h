@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
 // Storage types: only bits, converted at load and store.
 struct Float16 {
@@ -60,6 +60,6 @@ inline uint16_t FloatToHalf(float value) {
   return static_cast<uint16_t>(sign | (FloatToBits(shifted) - 0x3f000000u));
 }
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_HALF_H_

@@ -9,9 +9,9 @@
 #include "cpu/plan.h"
 #include "native/numerics.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
-// Columns [begin, end) of one partial, in one of the runs of a fold.
+// Columns [begin, end) of one partial, in one of the runs of ColumnRuns.
 struct PartialColumns {
   int64_t partial;
   int64_t begin;
@@ -23,9 +23,9 @@ struct PartialColumns {
 template <typename F>
 void ForEachFurtherPartial(const Plan& plan, const ColumnRuns& runs,
                            const Range& channels, F merge) {
-  for (int64_t fold = 0; fold < runs.fold; ++fold) {
-    const int64_t begin = fold * runs.stride + channels.begin * runs.length;
-    const int64_t end = fold * runs.stride + channels.end * runs.length;
+  for (int64_t r = 0; r < runs.count; ++r) {
+    const int64_t begin = r * runs.stride + channels.begin * runs.length;
+    const int64_t end = r * runs.stride + channels.end * runs.length;
     for (int64_t partial = 1; partial < plan.num_partials(); ++partial) {
       const bool is_tail = partial == plan.num_chunks;
       merge(PartialColumns{partial, begin,
@@ -38,8 +38,8 @@ void ForEachFurtherPartial(const Plan& plan, const ColumnRuns& runs,
 template <typename F>
 void ForEachColumn(const Plan& plan, const ColumnRuns& runs, int64_t channel,
                    F add) {
-  for (int64_t fold = 0; fold < runs.fold; ++fold) {
-    const int64_t begin = fold * runs.stride + channel * runs.length;
+  for (int64_t r = 0; r < runs.count; ++r) {
+    const int64_t begin = r * runs.stride + channel * runs.length;
     // Without a whole row there is nothing but the tail.
     const int64_t end = plan.num_chunks > 0
                             ? begin + runs.length
@@ -57,7 +57,7 @@ void MergeStatisticsOfChannels(const Plan& plan, Partials* partials,
   double* sum = partials->first(group, 0);
   double* m2 = partials->second(group, 0);
   // Elements of one column in one row of the plan's matrix.
-  const double per_row = plan.layout == Plan::Layout::kPlanes
+  const double per_row = plan.layout == Plan::Layout::kChannelsFirst
                              ? static_cast<double>(plan.shape.inner)
                              : 1.0;
   ForEachFurtherPartial(plan, runs, channels, [&](const PartialColumns& at) {
@@ -115,6 +115,6 @@ void MergeSumsOfChannels(const Plan& plan, Partials* partials, int64_t group,
   }
 }
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_MERGE_H_

@@ -12,7 +12,7 @@
 #include "cpu/samples.h"
 #include "native/numerics.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 namespace {
 
 // f(A()) with the accumulation type of x.
@@ -301,4 +301,4 @@ void Backward(ThreadPool& pool, const Problem& problem,
   });
 }
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu

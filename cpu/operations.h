@@ -6,10 +6,10 @@
 #include "cpu/executor.h"
 #include "native/operations.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
 BNAR_DECLARE_OPERATIONS(void, ThreadPool&);
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_OPERATIONS_H_

@@ -11,9 +11,7 @@
 #include "cpu/cache.h"
 #include "cpu/passes.h"
 
-namespace jax_bnar {
-
-constexpr int64_t kLanes = 16;
+namespace jax_bnar::cpu {
 
 inline const char* Offset(const void* p, int64_t bytes) {
   return p == nullptr ? nullptr : static_cast<const char*>(p) + bytes;
@@ -109,7 +107,8 @@ inline bool MayStream(const Context& context, const void* output) {
   const bool aligned =
       reinterpret_cast<uintptr_t>(output) % vector_bytes == 0 &&
       (shape.groups == 1 || shape.group_size() % kLanes == 0) &&
-      (context.plan.layout == Plan::Layout::kRows || shape.inner % kLanes == 0);
+      (context.plan.layout == Plan::Layout::kChannelsLast ||
+       shape.inner % kLanes == 0);
   return aligned && !context.fits_cache;
 }
 
@@ -121,6 +120,6 @@ void ForEachPlane(const Plan& plan, const Range& planes, OnPlane on_plane) {
   }
 }
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_PASS_TASKS_H_

@@ -13,7 +13,7 @@
 #include "cpu/plan.h"
 #include "cpu/tile_kernels.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
 // What every pass of one operation shares.
 struct Context {
@@ -95,6 +95,6 @@ Phase ReducePass(const Context& context, const GradientBuffers& buffers,
 Phase ApplyPass(const Context& context, const GradientBuffers& buffers,
                 const ApplyColumns& columns, void* dx);
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_PASSES_H_

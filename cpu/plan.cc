@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <numeric>
 
-namespace jax_bnar {
+#include "cpu/tile_kernels.h"
+
+namespace jax_bnar::cpu {
 namespace {
 
-constexpr int64_t kLanes = 16;
 // Planes shorter than a vector are cheaper as columns.
 constexpr int64_t kMinPlane = 16;
-// Columns that a folded row has at least, to fill a strip of registers.
+// Columns that a joined row has at least, to fill a strip of registers.
 constexpr int64_t kMinColumns = 64;
 // At most this many chunks of rows, each at least this long, and only half as
 // many while they would be shorter than kFewChunkRows: partial sums stay a few
@@ -37,15 +38,15 @@ Range Cut(int64_t index, int64_t step, int64_t end) {
 void CutRows(Plan* plan, int64_t item_size) {
   const Shape& shape = plan->shape;
   const int64_t width = shape.channels * shape.inner;
-  plan->fold = kLanes / std::gcd(width, kLanes);
+  plan->rows_joined = kLanes / std::gcd(width, kLanes);
   // Wider where there are rows enough.
-  while (plan->fold * width < kMinColumns &&
-         plan->fold * 2 * kMinChunkRows <= shape.rows) {
-    plan->fold *= 2;
+  while (plan->rows_joined * width < kMinColumns &&
+         plan->rows_joined * 2 * kMinChunkRows <= shape.rows) {
+    plan->rows_joined *= 2;
   }
-  plan->columns = plan->fold * width;
-  plan->rows = shape.rows / plan->fold;
-  plan->tail = (shape.rows % plan->fold) * width;
+  plan->columns = plan->rows_joined * width;
+  plan->rows = shape.rows / plan->rows_joined;
+  plan->tail = (shape.rows % plan->rows_joined) * width;
   plan->chunk_rows = RoundUp(
       std::max({kMinChunkRows, CeilDiv(plan->rows, kMaxChunks),
                 std::min(CeilDiv(plan->rows, kFewChunks), kFewChunkRows)}),
@@ -57,7 +58,7 @@ void CutRows(Plan* plan, int64_t item_size) {
 
 void CutPlanes(Plan* plan, int64_t item_size) {
   const Shape& shape = plan->shape;
-  plan->fold = 1;
+  plan->rows_joined = 1;
   plan->columns = shape.channels;
   plan->rows = shape.rows;
   plan->tail = 0;
@@ -82,7 +83,7 @@ Range Plan::SlabColumns(int64_t slab) const {
 
 Range Plan::Block(int64_t block_index) const {
   return Cut(block_index, block,
-             layout == Layout::kRows ? rows : planes_per_group());
+             layout == Layout::kChannelsLast ? rows : planes_per_group());
 }
 
 Plan MakePlan(const Shape& shape, int64_t item_size) {
@@ -94,16 +95,17 @@ Plan MakePlan(const Shape& shape, int64_t item_size) {
     plan.shape.inner = 1;
   }
   if (plan.shape.inner < kMinPlane) {
-    plan.layout = Plan::Layout::kRows;
+    plan.layout = Plan::Layout::kChannelsLast;
     CutRows(&plan, item_size);
   } else {
-    plan.layout = Plan::Layout::kPlanes;
+    plan.layout = Plan::Layout::kChannelsFirst;
     CutPlanes(&plan, item_size);
   }
   const bool cut_columns =
       plan.num_chunks < kEnoughChunks && plan.columns > kSlabColumns;
   plan.slab_columns = cut_columns ? kSlabColumns : plan.columns;
-  if (plan.layout == Plan::Layout::kPlanes && plan.num_chunks < kEnoughChunks) {
+  if (plan.layout == Plan::Layout::kChannelsFirst &&
+      plan.num_chunks < kEnoughChunks) {
     // A column is a whole plane here: tasks of about a block's bytes.
     plan.slab_columns = std::clamp<int64_t>(
         kBlockBytes / (plan.shape.inner * item_size), 1, plan.columns);
@@ -112,4 +114,4 @@ Plan MakePlan(const Shape& shape, int64_t item_size) {
   return plan;
 }
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu

@@ -9,7 +9,7 @@
 
 #include "native/problem.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
 // Inclusive-exclusive range.
 struct Range {
@@ -20,17 +20,18 @@ struct Range {
 };
 
 struct Plan {
-  // Columns run along memory (NHWC, and small S), or whole planes of one
-  // channel do (NCHW).
-  enum class Layout { kRows, kPlanes };
+  // Whether neighbours in memory are columns, which belong to different
+  // channels (NHWC, and any S that is shorter than a vector), or elements of
+  // one plane, which belong to one channel (NCHW).
+  enum class Layout { kChannelsLast, kChannelsFirst };
   Layout layout;
   Shape shape;
 
-  // One group as a matrix. In rows layout `fold` rows of the array are laid
-  // side by side, so that the width is a multiple of 16 for any C: column j
-  // belongs to channel (j / S) % C. What does not fill a last row is the tail.
-  // In planes layout a column is a channel and a row is an n.
-  int64_t fold;
+  // One group as a matrix. With kChannelsLast, `rows_joined` rows of the array
+  // are laid side by side, so that the width is a multiple of 16 for any C:
+  // column j belongs to channel (j / S) % C. What does not fill a last row is
+  // the tail. With kChannelsFirst a column is a channel and a row is an n.
+  int64_t rows_joined;
   int64_t columns;
   int64_t rows;
   int64_t tail;
@@ -41,9 +42,8 @@ struct Plan {
   int64_t slab_columns;
   int64_t num_slabs;
 
-  // Elementwise tasks: blocks of rows (rows layout) or of planes, then the
-  // tail. Planes come in multiples of 8, so that no two tasks write bits of one
-  // mask byte.
+  // Elementwise tasks: blocks of rows or of planes, then the tail. Planes come
+  // in multiples of 8, so that no two tasks write bits of one mask byte.
   int64_t block;
   int64_t num_blocks;
 
@@ -65,6 +65,6 @@ struct Plan {
 
 Plan MakePlan(const Shape& shape, int64_t item_size);
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_PLAN_H_

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
 
 // An odd number, so that the middle one is one of them: sums around an element
 // are exact where those of the elements are, and 0 where all are equal.
@@ -42,6 +42,6 @@ __attribute__((always_inline)) inline A FiniteMedian(const A* s) {
   return middle - middle == 0 ? middle : 0;
 }
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_SAMPLES_H_

@@ -12,7 +12,10 @@
 
 #include "native/problem.h"
 
-namespace jax_bnar {
+namespace jax_bnar::cpu {
+
+// Elements that a kernel works on at once, with any instruction set and dtype.
+constexpr int kLanes = 16;
 
 struct RowsTile {
   int64_t rows;
@@ -23,6 +26,13 @@ struct RowsTile {
 // Below, x, z, y, dy, dz, dx, saved point at the tile's first element (a bit
 // mask: at the byte of its bit); vectors are in the accumulation dtype and
 // point at the tile's first column.
+
+struct StatisticsArgs {
+  const void* x;
+  const void* origin;
+  double* sum;  // of (x - origin); overwritten
+  double* m2;   // sum((x - mean)^2); overwritten
+};
 
 struct NormaliseArgs {
   const void* x;
@@ -72,21 +82,17 @@ struct Plane {
 };
 
 struct TileKernels {
-  // sum of (x - origin), and m2 = sum((x - mean)^2), of each column; origin has
-  // the accumulation dtype.
-  void (*rows_statistics)(const RowsTile&, const void* x, const void* origin,
-                          double* sum, double* m2);
+  void (*rows_statistics)(const RowsTile&, const StatisticsArgs&);
   void (*rows_normalise)(const RowsTile&, const NormaliseArgs&);
   void (*rows_reduce)(const RowsTile&, const ReduceArgs&);
   void (*rows_apply)(const RowsTile&, const ApplyArgs&);
 
-  void (*plane_statistics)(const Plane&, const void* x, const void* origin,
-                           double* sum, double* m2);
+  void (*plane_statistics)(const Plane&, const StatisticsArgs&);
   void (*plane_normalise)(const Plane&, const NormaliseArgs&);
   void (*plane_reduce)(const Plane&, const ReduceArgs&);
   void (*plane_apply)(const Plane&, const ApplyArgs&);
 };
 
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu
 
 #endif  // JAX_BNAR_CPU_TILE_KERNELS_H_

@@ -55,7 +55,7 @@ nb::dict Registrations() {
   nb::dict platforms;
   nb::dict cpu;
 #define BNAR_REGISTER(name, python, ...) \
-  cpu[python] = Encapsulate(jax_bnar::name##Cpu);
+  cpu[python] = Encapsulate(jax_bnar::cpu::name##Handler);
   BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
 #undef BNAR_REGISTER
   platforms["cpu"] = cpu;
@@ -126,10 +126,10 @@ const char* WhyNoCuda() {
 }
 
 const char* CpuIsa() {
-  if (!jax_bnar::WrongIsa().empty()) {
-    throw nb::value_error(jax_bnar::WrongIsa().c_str());
+  if (!jax_bnar::cpu::WrongIsa().empty()) {
+    throw nb::value_error(jax_bnar::cpu::WrongIsa().c_str());
   }
-  return jax_bnar::IsaName();
+  return jax_bnar::cpu::IsaName();
 }
 
 std::map<std::string, int64_t> CudaLaunches() {

@@ -52,8 +52,8 @@ inline int Finish() {
 // it would test the same kernels twice.
 inline void SkipUnlessWantedIsa() {
   const char* wanted = std::getenv("JAX_BNAR_CPU_ISA");
-  std::printf("kernels: %s\n", IsaName());
-  if (wanted != nullptr && std::strcmp(wanted, IsaName()) != 0) {
+  std::printf("kernels: %s\n", cpu::IsaName());
+  if (wanted != nullptr && std::strcmp(wanted, cpu::IsaName()) != 0) {
     std::printf("skipped: this processor does not run %s\n", wanted);
     std::exit(kSkipped);
   }

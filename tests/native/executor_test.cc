@@ -23,6 +23,10 @@
 
 namespace jax_bnar {
 namespace testing {
+
+using cpu::Phase;
+using cpu::Run;
+using cpu::ThreadPool;
 namespace {
 
 // A deadlock ends the program after this long.

@@ -18,6 +18,11 @@
 
 namespace jax_bnar {
 namespace testing {
+
+using cpu::BitsToFloat;
+using cpu::FloatToHalf;
+using cpu::HalfToFloat;
+using cpu::IsaName;
 namespace {
 
 constexpr int kPatterns = 1 << 16;
@@ -102,10 +107,10 @@ void Normalise(DType dtype, const Array& x, const Array& mean,
   Array var(DType::kFloat32, channels, 0);
   for (int64_t i = 0; i < channels; ++i) var.Set(i, 1);
   CallerOnly pool;
-  jax_bnar::Normalise(pool, {{1, 1, channels, 1}, dtype},
-                      {x.data(), nullptr, y->data(), nullptr, false},
-                      {{}, {bias.data(), 1}, 1e-30}, {mean.data(), 1},
-                      {var.data(), 1});
+  cpu::Normalise(pool, {{1, 1, channels, 1}, dtype},
+                 {x.data(), nullptr, y->data(), nullptr, false},
+                 {{}, {bias.data(), 1}, 1e-30}, {mean.data(), 1},
+                 {var.data(), 1});
 }
 
 // The kernels' own loads: x passes through.

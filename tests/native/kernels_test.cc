@@ -35,7 +35,7 @@ void TestShape(const Shape& shape) {
 }
 
 void TestRowsLayout() {
-  // Odd widths are folded; every remainder of rows by the fold.
+  // Rows of odd widths are joined; every remainder of the rows is there.
   for (const int64_t channels : {1, 3, 7, 65, 251}) {
     for (const int64_t rows : {1, 2, 15, 16, 17, 33}) {
       TestShape({1, rows, channels, 1});
@@ -48,7 +48,7 @@ void TestRowsLayout() {
   for (const int64_t rows : {31, 32, 33, 127, 128, 129, 300}) {
     TestShape({1, rows, 16, 1});
   }
-  TestShape({1, 2100, 3, 1});  // a fold of more than 16
+  TestShape({1, 2100, 3, 1});  // more than 16 rows joined
   // Slabs of 512 columns, and sums of 1024 at a time.
   for (const int64_t channels : {528, 1024, 1040, 2064}) {
     TestShape({1, 35, channels, 1});
@@ -105,7 +105,8 @@ void TestStreamingCase(const Case& c) {
 // Results too large for the cache bypass it, if their vectors are aligned.
 void TestStreaming() {
   for (const DType dtype : kDTypes) {
-    const int64_t elements = kCacheBytes / ArraysOfStep(/*residual=*/false) /
+    const int64_t elements = cpu::kCacheBytes /
+                             cpu::ArraysOfStep(/*residual=*/false) /
                              FormatOf(dtype).item_size;
     const Shape aligned[] = {
         {1, elements / 64 + 3, 64, 1},

@@ -11,6 +11,10 @@
 
 namespace jax_bnar {
 namespace testing {
+
+using cpu::MakePlan;
+using cpu::Plan;
+using cpu::Range;
 namespace {
 
 constexpr int64_t kLanes = 16;
@@ -52,7 +56,7 @@ class Coverage {
 void AddTile(const Plan& plan, const Range& rows, const Range& columns,
              int64_t task, Coverage* coverage) {
   const int64_t inner =
-      plan.layout == Plan::Layout::kPlanes ? plan.shape.inner : 1;
+      plan.layout == Plan::Layout::kChannelsFirst ? plan.shape.inner : 1;
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     coverage->Add((r * plan.columns + columns.begin) * inner,
                   (r * plan.columns + columns.end) * inner, task);
@@ -68,7 +72,7 @@ void CheckReductionTasks(const Plan& plan) {
     for (int64_t slab = 0; slab < plan.num_slabs; ++slab) {
       const Range columns = plan.SlabColumns(slab);
       BNAR_CHECK(columns.size() > 0, "a slab is empty");
-      if (plan.layout == Plan::Layout::kRows) {
+      if (plan.layout == Plan::Layout::kChannelsLast) {
         BNAR_CHECK(columns.begin % kLanes == 0 && columns.size() % kLanes == 0,
                    "kernels take whole vectors");
       }
@@ -89,7 +93,7 @@ void CheckElementwiseTasks(const Plan& plan) {
   for (; task < plan.num_blocks; ++task) {
     const Range block = plan.Block(task);
     BNAR_CHECK(block.size() > 0, "a block is empty");
-    if (plan.layout == Plan::Layout::kRows) {
+    if (plan.layout == Plan::Layout::kChannelsLast) {
       AddTile(plan, block, {0, plan.columns}, task, &coverage);
     } else {
       coverage.Add(block.begin * plan.shape.inner, block.end * plan.shape.inner,
@@ -111,15 +115,16 @@ void CheckColumns(const Shape& shape, const Plan& plan) {
                  plan.shape.channels == shape.channels &&
                  plan.shape.count() == shape.count(),
              "the plan's shape is the problem's, or a reshape of it");
-  if (plan.layout == Plan::Layout::kPlanes) {
+  if (plan.layout == Plan::Layout::kChannelsFirst) {
     BNAR_CHECK(plan.columns == shape.channels && plan.rows == shape.rows &&
-                   plan.tail == 0 && plan.fold == 1,
+                   plan.tail == 0 && plan.rows_joined == 1,
                "a column is a channel, a row is an n");
     return;
   }
   const int64_t width = plan.shape.channels * plan.shape.inner;
   BNAR_CHECK(plan.columns % kLanes == 0, "kernels take whole vectors");
-  BNAR_CHECK(plan.columns == plan.fold * width, "a row is `fold` rows");
+  BNAR_CHECK(plan.columns == plan.rows_joined * width,
+             "a row is `rows_joined` rows");
   BNAR_CHECK(0 <= plan.tail && plan.tail < plan.columns, "tail");
   BNAR_CHECK(plan.tail % width == 0, "the tail is whole rows");
   BNAR_CHECK(plan.rows * plan.columns + plan.tail == shape.group_size(),
@@ -148,8 +153,9 @@ void CheckHuge(const Shape& shape) {
   BNAR_CHECK(plan.ChunkRows(plan.num_chunks - 1).end == plan.rows, "chunks");
   BNAR_CHECK(plan.ChunkRows(plan.num_chunks - 1).size() > 0, "last chunk");
   BNAR_CHECK(plan.SlabColumns(plan.num_slabs - 1).end == plan.columns, "slabs");
-  const int64_t end =
-      plan.layout == Plan::Layout::kRows ? plan.rows : plan.planes_per_group();
+  const int64_t end = plan.layout == Plan::Layout::kChannelsLast
+                          ? plan.rows
+                          : plan.planes_per_group();
   BNAR_CHECK(plan.Block(plan.num_blocks - 1).end == end, "blocks");
   BNAR_CHECK(plan.Block(plan.num_blocks - 1).size() > 0, "last block");
   BNAR_CHECK(plan.num_partials() * plan.columns < shape.group_size() / 20,

@@ -36,40 +36,39 @@ class Platform {
 
 class CpuPlatform : public Platform {
  public:
-  explicit CpuPlatform(ThreadPool& pool) : pool_(pool) {}
+  explicit CpuPlatform(cpu::ThreadPool& pool) : pool_(pool) {}
 
   void Statistics(const Problem& problem, const void* x, void* mean,
                   void* var) override {
-    jax_bnar::Statistics(pool_, problem, x, mean, var);
+    cpu::Statistics(pool_, problem, x, mean, var);
   }
   void Normalise(const Problem& problem, const NormaliseBuffers& buffers,
                  const AffineOperands& affine, const VectorOperand& mean,
                  const VectorOperand& var) override {
-    jax_bnar::Normalise(pool_, problem, buffers, affine, mean, var);
+    cpu::Normalise(pool_, problem, buffers, affine, mean, var);
   }
   void Forward(const Problem& problem, const NormaliseBuffers& buffers,
                const AffineOperands& affine, void* mean, void* var) override {
-    jax_bnar::Forward(pool_, problem, buffers, affine, mean, var);
+    cpu::Forward(pool_, problem, buffers, affine, mean, var);
   }
   void BackwardReduce(const Problem& problem, const GradientBuffers& buffers,
                       const ReduceOperands& operands, void* sum_e,
                       void* sum_e_centred, void* dz) override {
-    jax_bnar::BackwardReduce(pool_, problem, buffers, operands, sum_e,
-                             sum_e_centred, dz);
+    cpu::BackwardReduce(pool_, problem, buffers, operands, sum_e, sum_e_centred,
+                        dz);
   }
   void BackwardApply(const Problem& problem, const GradientBuffers& buffers,
                      const ApplyOperands& operands, void* dx) override {
-    jax_bnar::BackwardApply(pool_, problem, buffers, operands, dx);
+    cpu::BackwardApply(pool_, problem, buffers, operands, dx);
   }
   void Backward(const Problem& problem, const GradientBuffers& buffers,
                 const BackwardOperands& operands, void* dx, void* dscale,
                 void* dbias, void* dz) override {
-    jax_bnar::Backward(pool_, problem, buffers, operands, dx, dscale, dbias,
-                       dz);
+    cpu::Backward(pool_, problem, buffers, operands, dx, dscale, dbias, dz);
   }
 
  private:
-  ThreadPool& pool_;
+  cpu::ThreadPool& pool_;
 };
 
 }  // namespace testing

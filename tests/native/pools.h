@@ -18,7 +18,7 @@ namespace jax_bnar {
 namespace testing {
 
 // One thread, the caller's.
-class CallerOnly : public ThreadPool {
+class CallerOnly : public cpu::ThreadPool {
  public:
   int64_t num_threads() const override { return 1; }
   void Schedule(std::function<void()> closure) override { closure(); }
@@ -26,7 +26,7 @@ class CallerOnly : public ThreadPool {
 
 // `workers` threads and a queue, as XLA has. Claims `num_threads`, as XLA does
 // when several devices share one pool.
-class QueuePool : public ThreadPool {
+class QueuePool : public cpu::ThreadPool {
  public:
   explicit QueuePool(int64_t workers) : QueuePool(workers, workers) {}
   QueuePool(int64_t workers, int64_t num_threads) : num_threads_(num_threads) {

@@ -5,14 +5,15 @@
 // extensions carry the arithmetic; intrinsics stand only where the extensions
 // have no word: half conversion, non-temporal stores, bits of a comparison.
 
-#ifndef JAX_BNAR_CPU_SIMD_H_
-#define JAX_BNAR_CPU_SIMD_H_
+#ifndef JAX_BNAR_CPU_ISA_SIMD_H_
+#define JAX_BNAR_CPU_ISA_SIMD_H_
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "cpu/half.h"
+#include "cpu/tile_kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -25,8 +26,7 @@
 #define BNAR_INLINE inline __attribute__((always_inline))
 #define BNAR_UNROLL _Pragma("GCC unroll 16")
 
-namespace jax_bnar {
-namespace BNAR_ISA {
+namespace jax_bnar::cpu::BNAR_ISA {
 
 #if defined(__AVX512F__)
 constexpr int kNativeBytes = 64;
@@ -35,8 +35,6 @@ constexpr int kNativeBytes = 32;
 #else
 constexpr int kNativeBytes = 16;
 #endif
-
-constexpr int kLanes = 16;
 
 template <typename T>
 using Accumulator =
@@ -255,7 +253,6 @@ BNAR_INLINE Vec<A> WhereFinite(const Vec<A>& v) {
   return r;
 }
 
-}  // namespace BNAR_ISA
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu::BNAR_ISA
 
-#endif  // JAX_BNAR_CPU_SIMD_H_
+#endif  // JAX_BNAR_CPU_ISA_SIMD_H_

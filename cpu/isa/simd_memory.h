@@ -1,13 +1,12 @@
 // Loads and stores of sixteen elements, with conversion to and from the
 // accumulation type. Compiled once for each instruction set (see simd.h).
 
-#ifndef JAX_BNAR_CPU_SIMD_MEMORY_H_
-#define JAX_BNAR_CPU_SIMD_MEMORY_H_
+#ifndef JAX_BNAR_CPU_ISA_SIMD_MEMORY_H_
+#define JAX_BNAR_CPU_ISA_SIMD_MEMORY_H_
 
-#include "cpu/simd.h"
+#include "cpu/isa/simd.h"
 
-namespace jax_bnar {
-namespace BNAR_ISA {
+namespace jax_bnar::cpu::BNAR_ISA {
 
 template <typename A>
 BNAR_INLINE Vec<A> Load(const A* p) {
@@ -253,7 +252,6 @@ BNAR_INLINE void StorePartial(T* p, const Stored<T>& stored, int n) {
   std::memcpy(static_cast<void*>(p), &stored, n * sizeof(T));
 }
 
-}  // namespace BNAR_ISA
-}  // namespace jax_bnar
+}  // namespace jax_bnar::cpu::BNAR_ISA
 
-#endif  // JAX_BNAR_CPU_SIMD_MEMORY_H_
+#endif  // JAX_BNAR_CPU_ISA_SIMD_MEMORY_H_

@@ -1,0 +1,102 @@
+// What becomes of sixteen elements, whether they are columns of a row or a
+// piece of a plane.
+
+#ifndef JAX_BNAR_CPU_ISA_ELEMENTS_H_
+#define JAX_BNAR_CPU_ISA_ELEMENTS_H_
+
+#include <cstring>
+
+#include "cpu/isa/simd_memory.h"
+#include "cpu/tile_kernels.h"
+
+namespace jax_bnar::cpu::BNAR_ISA {
+
+template <typename T, bool kStream>
+BNAR_INLINE void StoreResult(T* p, const Stored<T>& stored) {
+  if constexpr (kStream) {
+    StoreStreaming(p, stored);
+  } else {
+    Store(p, stored);
+  }
+}
+
+// y before it is rounded.
+template <bool kRelu, bool kResidual, typename T, typename A = Accumulator<T>>
+BNAR_INLINE Vec<A> NormalisedElements(const Vec<A>& x, const T* z,
+                                      const Vec<A>& mean, const Vec<A>& a,
+                                      const Vec<A>& b) {
+  Vec<A> y = (x - mean) * a + b;
+  if constexpr (kResidual) y = y + Load(z);
+  if constexpr (kRelu) y = Relu(y);
+  return y;
+}
+
+// Constants of sixteen columns, or of one plane.
+template <typename A>
+struct GateVectors {
+  Vec<A> mean;
+  Vec<A> a;     // with Gate::kX
+  Vec<A> bias;  // with Gate::kX
+
+  template <Gate kGate>
+  static BNAR_INLINE GateVectors Columns(const A* mean, const A* a,
+                                         const A* bias, int64_t c) {
+    GateVectors r{};
+    r.mean = Load(mean + c);
+    if constexpr (kGate == Gate::kX) {
+      r.a = Load(a + c);
+      r.bias = Load(bias + c);
+    }
+    return r;
+  }
+
+  // The sum that Normalise forms, by the same operations: the same sign.
+  BNAR_INLINE Vec<A> Normalised(const Vec<A>& centred) const {
+    return centred * a + bias;
+  }
+};
+
+// e, and how it is stored as dz (which loses nothing).
+template <typename T>
+struct GatedValue {
+  Vec<Accumulator<T>> e;
+  Stored<T> stored;
+};
+
+// dy where the gate is open, else 0, for sixteen elements.
+template <Gate kGate, typename T, typename A = Accumulator<T>>
+BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* saved, int64_t i,
+                                const Vec<A>& centred,
+                                const GateVectors<A>& vectors) {
+  GatedValue<T> r;
+  if constexpr (kGate == Gate::kY) {
+    const T* y = static_cast<const T*>(saved);
+    r.stored = WhereStoredPositive<T>(LoadStored(y + i), LoadStored(dy + i));
+    r.e = Widen<T>(r.stored);
+    return r;
+  }
+  r.e = Load(dy + i);
+  if constexpr (kGate == Gate::kMask) {
+    uint16_t bits;
+    std::memcpy(&bits,
+                static_cast<const uint8_t*>(saved) +
+                    static_cast<uint64_t>(i) / 8,  // a shift; i >= 0
+                sizeof(bits));
+    r.e = WhereBits(bits, r.e);
+  } else if constexpr (kGate == Gate::kX) {
+    r.e = WhereRoundsPositive<T>(vectors.Normalised(centred), r.e);
+  }
+  r.stored = Narrow<T>(r.e);
+  return r;
+}
+
+template <typename T, typename A = Accumulator<T>>
+BNAR_INLINE Stored<T> GradientElements(const Vec<A>& e, const Vec<A>& centred,
+                                       const Vec<A>& a, const Vec<A>& b,
+                                       const Vec<A>& k) {
+  return Round<T>(a * e + (b * centred + k));
+}
+
+}  // namespace jax_bnar::cpu::BNAR_ISA
+
+#endif  // JAX_BNAR_CPU_ISA_ELEMENTS_H_

@@ -1,0 +1,62 @@
+// y of a plane.
+
+#include <cstring>
+
+#include "cpu/isa/elements.h"
+#include "cpu/isa/flags.h"
+#include "cpu/isa/kernels.h"
+#include "cpu/isa/planes.h"
+
+namespace jax_bnar::cpu::BNAR_ISA {
+namespace {
+
+template <typename T, bool kRelu, bool kResidual, bool kMask, bool kStream>
+void Normalise(const Plane& plane, const NormaliseArgs& args) {
+  using A = Accumulator<T>;
+  const T* x = static_cast<const T*>(args.x);
+  const T* z = static_cast<const T*>(args.z);
+  T* y = static_cast<T*>(args.y);
+  const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean));
+  const Vec<A> a = Broadcast(*static_cast<const A*>(args.a));
+  const Vec<A> b = Broadcast(*static_cast<const A*>(args.b));
+  ForEachVector(
+      plane.size,
+      [&](int64_t i) {
+        const Vec<A> value = NormalisedElements<kRelu, kResidual>(
+            Load(x + i), kResidual ? z + i : z, mean, a, b);
+        StoreResult<T, kStream>(y + i, Round<T>(value));
+        if constexpr (kMask) {
+          WriteBits(args.mask, plane.mask_bit + i, kLanes,
+                    PositiveBits<T>(value));
+        }
+      },
+      [&](int64_t i, int n) {
+        T residual[kLanes] = {};
+        if constexpr (kResidual) {
+          std::memcpy(static_cast<void*>(residual), z + i, n * sizeof(T));
+        }
+        const Vec<A> value = NormalisedElements<kRelu, kResidual>(
+            LoadPartial(x + i, n), residual, mean, a, b);
+        StorePartial(y + i, Round<T>(value), n);
+        if constexpr (kMask) {
+          const uint32_t bits = PositiveBits<T>(value);
+          WriteBits(args.mask, plane.mask_bit + i, n, bits & ((1u << n) - 1u));
+        }
+      });
+  if constexpr (kStream) StreamingFence();
+}
+
+}  // namespace
+
+template <typename T>
+void PlaneNormalise(const Plane& plane, const NormaliseArgs& args) {
+  WithNormaliseFlags(
+      args, [&](auto relu, auto residual, auto mask, auto stream) {
+        Normalise<T, relu.value, residual.value, mask.value, stream.value>(
+            plane, args);
+      });
+}
+
+BNAR_INSTANTIATE(PlaneNormalise, Plane, NormaliseArgs);
+
+}  // namespace jax_bnar::cpu::BNAR_ISA

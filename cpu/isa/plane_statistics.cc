@@ -1,0 +1,67 @@
+// Sums of a plane.
+
+#include <algorithm>
+
+#include "cpu/isa/kernels.h"
+#include "cpu/isa/planes.h"
+#include "cpu/samples.h"
+#include "native/numerics.h"
+
+namespace jax_bnar::cpu::BNAR_ISA {
+namespace {
+
+// An element near the mean: see ShiftOfColumns. The middle one of five such,
+// each from five places, for the few cache lines that are waited for.
+template <typename T>
+BNAR_INLINE Accumulator<T> ShiftOfPlane(const T* x, int64_t size) {
+  const auto sample = [&](int i) {
+    return Load(x + SampleAt(i, size - kLanes + 1));
+  };
+  Accumulator<T> lanes[kLanes], spread[kSamples];
+  StoreLanes(lanes,
+             Median(sample(0), sample(1), sample(2), sample(3), sample(4)));
+  for (int i = 0; i < kSamples; ++i) spread[i] = lanes[3 * i];
+  return FiniteMedian(spread);
+}
+
+}  // namespace
+
+template <typename T>
+void PlaneStatistics(const Plane& plane, const StatisticsArgs& args) {
+  using A = Accumulator<T>;
+  const A shift_scalar =
+      ShiftOfPlane(static_cast<const T*>(args.x), plane.size);
+  const Vec<A> shift = Broadcast<A>(shift_scalar);
+  double total = 0, total_squares = 0;
+  for (int64_t begin = 0; begin < plane.size; begin += kSegment) {
+    const T* x = static_cast<const T*>(args.x) + begin;
+    const int64_t size = std::min(kSegment, plane.size - begin);
+    // Two pairs of sums hide the latency of an addition.
+    Vec<A> s1[2] = {Zero<A>(), Zero<A>()};
+    Vec<A> s2[2] = {Zero<A>(), Zero<A>()};
+    ForEachVector(
+        size,
+        [&](int64_t i) {
+          const Vec<A> d = Load(x + i) - shift;
+          const int p = (i / kLanes) & 1;
+          s1[p] = s1[p] + d;
+          s2[p] = s2[p] + d * d;
+        },
+        [&](int64_t i, int n) {
+          const Vec<A> d = FirstLanes(LoadPartial(x + i, n) - shift, n);
+          s1[0] = s1[0] + d;
+          s2[0] = s2[0] + d * d;
+        });
+    total += LaneSum(s1[0]) + LaneSum(s1[1]);
+    total_squares += LaneSum(s2[0]) + LaneSum(s2[1]);
+  }
+  const double n = static_cast<double>(plane.size);
+  *args.sum = n * (static_cast<double>(shift_scalar) -
+                   *static_cast<const A*>(args.origin)) +
+              total;
+  *args.m2 = SquaredDeviations(total, total_squares, n);
+}
+
+BNAR_INSTANTIATE(PlaneStatistics, Plane, StatisticsArgs);
+
+}  // namespace jax_bnar::cpu::BNAR_ISA

@@ -1,0 +1,112 @@
+// What the kernels of planes share: contiguous runs of one channel, of any
+// length from sixteen on.
+
+#ifndef JAX_BNAR_CPU_ISA_PLANES_H_
+#define JAX_BNAR_CPU_ISA_PLANES_H_
+
+#include <cstring>
+
+#include "cpu/isa/elements.h"
+#include "cpu/isa/simd_memory.h"
+#include "cpu/tile_kernels.h"
+
+namespace jax_bnar::cpu::BNAR_ISA {
+
+// Elements between two hand-overs from float to double sums.
+constexpr int64_t kSegment = 2048;
+
+template <typename A>
+BNAR_INLINE double LaneSum(const Vec<A>& v) {
+  A lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof(lanes));
+  double sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
+  return sum;
+}
+
+// Keeps the first n lanes, the others become 0.
+template <typename A>
+BNAR_INLINE Vec<A> FirstLanes(const Vec<A>& v, int n) {
+  return WhereBits((1u << n) - 1u, v);
+}
+
+// Calls full(i) for each whole vector and partial(i, n) for what remains.
+template <typename Full, typename Partial>
+BNAR_INLINE void ForEachVector(int64_t size, Full full, Partial partial) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) full(i);
+  if (i < size) partial(i, static_cast<int>(size - i));
+}
+
+// --- bits that start anywhere in a byte --------------------------------------
+
+BNAR_INLINE uint32_t ReadBits(const uint8_t* mask, int64_t bit, int n) {
+  const uint8_t* p = mask + bit / 8;
+  const int offset = static_cast<int>(bit % 8);
+  uint32_t value = 0;
+  for (int byte = 0; byte * 8 < offset + n; ++byte) {
+    value |= static_cast<uint32_t>(p[byte]) << (8 * byte);
+  }
+  return value >> offset;
+}
+
+// Planes are written in order: a byte's low bits are there before its high
+// ones.
+BNAR_INLINE void WriteBits(uint8_t* mask, int64_t bit, int n, uint32_t bits) {
+  uint8_t* p = mask + bit / 8;
+  const int offset = static_cast<int>(bit % 8);
+  const uint32_t kept = offset ? p[0] & ((1u << offset) - 1u) : 0u;
+  const uint32_t value = kept | (bits << offset);
+  for (int byte = 0; byte * 8 < offset + n; ++byte) {
+    p[byte] = static_cast<uint8_t>(value >> (8 * byte));
+  }
+}
+
+// --- the gate of backward ----------------------------------------------------
+
+template <Gate kGate, typename A>
+BNAR_INLINE GateVectors<A> PlaneVectors(const void* mean, const void* a,
+                                        const void* bias) {
+  GateVectors<A> r{};
+  r.mean = Broadcast(*static_cast<const A*>(mean));
+  if constexpr (kGate == Gate::kX) {
+    r.a = Broadcast(*static_cast<const A*>(a));
+    r.bias = Broadcast(*static_cast<const A*>(bias));
+  }
+  return r;
+}
+
+template <Gate kGate, typename T, typename A = Accumulator<T>>
+BNAR_INLINE Vec<A> PlaneGated(const T* dy, const void* saved, int64_t i,
+                              int64_t mask_bit, const Vec<A>& centred,
+                              const GateVectors<A>& vectors) {
+  if constexpr (kGate == Gate::kMask) {
+    const uint8_t* mask = static_cast<const uint8_t*>(saved);
+    return WhereBits(ReadBits(mask, mask_bit + i, kLanes), Load(dy + i));
+  } else {
+    return Gated<kGate>(dy, saved, i, centred, vectors).e;
+  }
+}
+
+// The lanes from n on are 0, so that they add nothing to a sum.
+template <Gate kGate, typename T, typename A = Accumulator<T>>
+BNAR_INLINE Vec<A> PlaneGatedPartial(const T* dy, const void* saved, int64_t i,
+                                     int64_t mask_bit, const Vec<A>& centred,
+                                     const GateVectors<A>& vectors, int n) {
+  const Vec<A> e = LoadPartial(dy + i, n);
+  if constexpr (kGate == Gate::kY) {
+    const T* y = static_cast<const T*>(saved);
+    return WherePositive(LoadPartial(y + i, n), e);
+  } else if constexpr (kGate == Gate::kMask) {
+    const uint8_t* mask = static_cast<const uint8_t*>(saved);
+    return WhereBits(ReadBits(mask, mask_bit + i, n), e);
+  } else if constexpr (kGate == Gate::kX) {
+    return WhereRoundsPositive<T>(vectors.Normalised(centred), e);
+  } else {
+    return e;
+  }
+}
+
+}  // namespace jax_bnar::cpu::BNAR_ISA
+
+#endif  // JAX_BNAR_CPU_ISA_PLANES_H_
