@@ -1,4 +1,8 @@
-"""One call of a BatchNorm layer, between the library's variables and the operators."""
+"""One call of a BatchNorm layer, between the library's variables and the operators.
+
+The operators know one channel axis and one dtype. The layers of Flax know several feature axes,
+masks, named axes, and a result dtype of their own.
+"""
 
 import dataclasses
 from typing import Any
@@ -8,9 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base.arrays import OptionalArray
-from jax_bnar._layers import rules
-from jax_bnar._layers.activation import LayerActivation
-from jax_bnar._operators.validation import check_shape_like
+from jax_bnar._base.implementation import resolve_implementation
+from jax_bnar._layers import masked
+from jax_bnar._layers.activation import LayerActivation, layer_activation
+from jax_bnar._layers.channel_view import ChannelView, channel_view
+from jax_bnar._layers.promotion import compute_dtype
+from jax_bnar._layers.statistics import BatchStatistics
+from jax_bnar._operators import api
+from jax_bnar._operators.validation import check_named_axes, check_operands, check_shape_like
+from jax_bnar._sharding.collectives import parts_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +36,23 @@ class LayerCall:
     axis_name: Any
     axis_index_groups: Any
 
+    @classmethod
+    def of(cls, layer: Any) -> "LayerCall":
+        """The options that a layer, of Linen or NNX, has as attributes of the same names.
+
+        Raises:
+            ValueError, TypeError: the activation is none.
+        """
+        options: dict[str, Any] = {
+            field.name: getattr(layer, field.name) for field in dataclasses.fields(cls)
+        }
+        options["activation"] = layer_activation("BatchNorm", "activation", layer.activation)
+        return cls(**options)
+
+    def without_groups(self) -> "LayerCall":
+        """The same call without ghost batches and named axes."""
+        return dataclasses.replace(self, num_groups=1, axis_name=None, axis_index_groups=None)
+
     def with_batch_statistics(
         self,
         x: jax.Array,
@@ -35,22 +62,34 @@ class LayerCall:
         *,
         mask: OptionalArray,
         result: Any,
-    ) -> tuple[jax.Array, rules.BatchStatistics]:
+    ) -> tuple[jax.Array, BatchStatistics]:
         """(y, statistics of x); y has the dtype `result` unless a callable changes it."""
-        view = rules.channel_view(self.axis, x.shape)
-        y, statistics = rules.normalise_with_batch_statistics(
-            *_operands(view, x, residual, scale, bias, result),
-            axis=view.axis,
-            epsilon=self.epsilon,
-            activation=self.activation.fused,
-            num_groups=self.num_groups,
-            save=self.save,
-            implementation=self.implementation,
-            mask=None if mask is None else view.view(mask),
-            axis_name=self.axis_name,
-            axis_index_groups=self.axis_index_groups,
-        )
-        return self.activation.finish(view.restore(y).astype(result)), statistics
+        view = channel_view(self.axis, x.shape)
+        x, residual, scale, bias = _operands(view, x, residual, scale, bias, result)
+        if mask is not None:
+            y, statistics = self._masked(view, x, residual, scale, bias, mask)
+            return self._finish(view, y, result), statistics
+        options: dict[str, Any] = {
+            "epsilon": self.epsilon,
+            "axis": view.axis,
+            "axis_name": self.axis_name,
+            "axis_index_groups": self.axis_index_groups,
+            "num_groups": self.num_groups,
+            "save": self.save,
+            "implementation": self.implementation,
+        }
+        if self.activation.fused == "none":
+            y, mean, var = api.batch_norm(x, scale, bias, **options)
+            y = y if residual is None else y + residual
+        elif residual is None:
+            y, mean, var = api.bn_relu(x, scale, bias, **options)
+        else:
+            y, mean, var = api.bn_add_relu(x, residual, scale, bias, **options)
+        elements: jax.Array | int = x.size // (x.shape[view.axis] * self.num_groups)
+        if self.axis_name is not None:
+            named = check_named_axes("BatchNorm", self.axis_name, self.axis_index_groups)
+            elements *= parts_of(*named)
+        return self._finish(view, y, result), BatchStatistics(mean, var, elements)
 
     def with_given_statistics(
         self,
@@ -64,16 +103,49 @@ class LayerCall:
         result: Any,
     ) -> jax.Array:
         """y; its dtype is `result` unless a callable changes it."""
-        view = rules.channel_view(self.axis, x.shape)
-        y = rules.normalise_with_given_statistics(
-            *_operands(view, x, residual, scale, bias, result),
-            mean.reshape(-1),
-            var.reshape(-1),
-            axis=view.axis,
+        view = channel_view(self.axis, x.shape)
+        x, residual, scale, bias = _operands(view, x, residual, scale, bias, result)
+        vectors = scale, bias, mean.reshape(-1), var.reshape(-1)
+        options: dict[str, Any] = {
+            "epsilon": self.epsilon,
+            "axis": view.axis,
+            "implementation": self.implementation,
+        }
+        if self.activation.fused == "none":
+            y = api.batch_norm_inference(x, *vectors, **options)
+            y = y if residual is None else y + residual
+        elif residual is None:
+            y = api.bn_relu_inference(x, *vectors, **options)
+        else:
+            y = api.bn_add_relu_inference(x, residual, *vectors, **options)
+        return self._finish(view, y, result)
+
+    def _masked(
+        self,
+        view: ChannelView,
+        x: jax.Array,
+        residual: OptionalArray,
+        scale: OptionalArray,
+        bias: OptionalArray,
+        mask: jax.Array,
+    ) -> tuple[jax.Array, BatchStatistics]:
+        if resolve_implementation("BatchNorm", self.implementation) == "ffi":
+            raise NotImplementedError(
+                "BatchNorm: mask has no kernel yet, but implementation='ffi' asks for one;"
+                " implementation=None computes it in plain JAX."
+            )
+        return masked.normalise(
+            check_operands(
+                "BatchNorm", x, residual, scale, bias, axis=view.axis, num_groups=self.num_groups
+            ),
+            view.view(mask),
             epsilon=self.epsilon,
             activation=self.activation.fused,
-            implementation=self.implementation,
+            axis_name=self.axis_name,
+            axis_index_groups=self.axis_index_groups,
         )
+
+    def _finish(self, view: ChannelView, y: jax.Array, result: Any) -> jax.Array:
         return self.activation.finish(view.restore(y).astype(result))
 
 
@@ -99,7 +171,7 @@ def require_real(x: jax.Array, result: Any, instead: str) -> None:
 
 
 def _operands(
-    view: rules.ChannelView,
+    view: ChannelView,
     x: jax.Array,
     residual: OptionalArray,
     scale: OptionalArray,
@@ -108,7 +180,7 @@ def _operands(
 ) -> tuple[jax.Array, OptionalArray, OptionalArray, OptionalArray]:
     """In the view with one channel axis, and in the dtype that the operator runs in."""
     arrays = [x] if residual is None else [x, residual]
-    compute = rules.compute_dtype(result, *(a.dtype for a in arrays))
+    compute = compute_dtype(result, *(a.dtype for a in arrays))
     x_view, *residual_view = (view.view(a.astype(compute)) for a in arrays)
     scale, bias = (None if v is None else v.reshape(-1) for v in (scale, bias))
     return x_view, residual_view[0] if residual_view else None, scale, bias

@@ -9,9 +9,11 @@ import numpy as np
 from flax import linen as nn
 from flax.linen import dtypes
 
-from jax_bnar._layers import rules
-from jax_bnar._layers.activation import ActivationLike, layer_activation
+from jax_bnar._layers.activation import ActivationLike
 from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
+from jax_bnar._layers.channel_view import channel_view
+from jax_bnar._layers.promotion import promoted
+from jax_bnar._layers.statistics import running_average, unbiased
 
 # What `nn.BatchNorm` of the Flax that this was written for has; a newer one may have more.
 _KNOWN_FIELDS: Final = frozenset(
@@ -150,20 +152,13 @@ class BatchNorm(nn.BatchNorm):
         )
         # The input of `init` need not be a real batch, nor the named axis exist there (as in Flax).
         initializing = self.is_initializing()
-        call = LayerCall(
-            axis=self.axis,
-            epsilon=self.epsilon,
-            activation=layer_activation("BatchNorm", "activation", self.activation),
-            num_groups=1 if initializing else self.num_groups,
-            save=self.save,
-            implementation=self.implementation,
-            axis_name=None if initializing else self.axis_name,
-            axis_index_groups=None if initializing else self.axis_index_groups,
-        )
+        call = LayerCall.of(self)
+        if initializing:
+            call = call.without_groups()
         x = jnp.asarray(x)
         residual = checked_residual(residual, x)
         mask = checked_mask(mask, x)
-        features = rules.channel_view(self.axis, x.shape).features
+        features = channel_view(self.axis, x.shape).features
 
         stored = jnp.float32 if self.force_float32_reductions else self.param_dtype
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, stored)
@@ -184,10 +179,10 @@ class BatchNorm(nn.BatchNorm):
             )
         y, statistics = call.with_batch_statistics(*arrays, mask=mask, result=result)
         if self.is_mutable_collection("batch_stats") and not initializing:
-            var = rules.unbiased(statistics) if self.unbiased_running_var else statistics.var
+            var = unbiased(statistics) if self.unbiased_running_var else statistics.var
             statistic_dtype = self._statistic_dtype(x)
             for running, batch in ((running_mean, statistics.mean), (running_var, var)):
-                running.value = rules.running_average(
+                running.value = running_average(
                     running.value, batch, self.momentum, dtype=statistic_dtype
                 )
         return y
@@ -196,7 +191,7 @@ class BatchNorm(nn.BatchNorm):
         """The dtype of batch statistics in Flax, which decides that of the running ones."""
         dtype = x.dtype if self.dtype is None else self.dtype
         if self.force_float32_reductions or not jnp.issubdtype(dtype, jnp.inexact):
-            return rules.promoted(dtype, np.float32)
+            return promoted(dtype, np.float32)
         return np.dtype(dtype)
 
 

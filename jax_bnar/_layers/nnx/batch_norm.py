@@ -9,9 +9,10 @@ import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jax_bnar._layers import rules
 from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
+from jax_bnar._layers.channel_view import channel_view
+from jax_bnar._layers.statistics import BatchStatistics, running_average, unbiased
 
 _OPTIONS: dict[str, Any] = {
     "activation": "none",
@@ -122,16 +123,7 @@ class BatchNorm(nnx.BatchNorm):
                 "BatchNorm: use_running_average is None; pass it to the constructor or to the call,"
                 " or use model.train(), model.eval() or nnx.view(model, use_running_average=...)."
             )
-        call = LayerCall(
-            axis=self.axis,
-            epsilon=self.epsilon,
-            activation=layer_activation("BatchNorm", "activation", self.activation),
-            num_groups=self.num_groups,
-            save=self.save,
-            implementation=self.implementation,
-            axis_name=self.axis_name,
-            axis_index_groups=self.axis_index_groups,
-        )
+        call = LayerCall.of(self)
         x = jnp.asarray(x)
         residual = checked_residual(residual, x)
         mask = checked_mask(mask, x)
@@ -169,15 +161,15 @@ class BatchNorm(nnx.BatchNorm):
         if update_batch_stats is not None:
             self.update_batch_stats = update_batch_stats
 
-    def _update(self, statistics: rules.BatchStatistics) -> None:
-        var = rules.unbiased(statistics) if self.unbiased_running_var else statistics.var
+    def _update(self, statistics: BatchStatistics) -> None:
+        var = unbiased(statistics) if self.unbiased_running_var else statistics.var
         for running, batch in ((self.mean, statistics.mean), (self.var, var)):
             old = running[...]
-            new = rules.running_average(old, batch, self.momentum, dtype=np.dtype(np.float32))
+            new = running_average(old, batch, self.momentum, dtype=np.dtype(np.float32))
             running[...] = jax.lax.stop_gradient(new.astype(old.dtype))
 
     def _check_features(self, x: jax.Array) -> None:
-        features = rules.channel_view(self.axis, x.shape).features
+        features = channel_view(self.axis, x.shape).features
         if math.prod(features) != self.num_features:
             raise ValueError(
                 f"BatchNorm: x of shape {x.shape} has {math.prod(features)} features along axis"

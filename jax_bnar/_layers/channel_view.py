@@ -1,0 +1,74 @@
+"""How the feature axes of a layer become the one channel axis that the operators know."""
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+
+class ChannelView(NamedTuple):
+    """How an array with any number of feature axes is seen as one with a single channel axis.
+
+    Adjacent feature axes merge in place, which moves no data; others are transposed to the end.
+    Without an axis to reduce over, the view gets one of length 1.
+    """
+
+    features: tuple[int, ...]
+    permutation: tuple[int, ...]
+    permuted_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    axis: int
+
+    def view(self, array: jax.Array) -> jax.Array:
+        return array.transpose(self.permutation).reshape(self.shape)
+
+    def restore(self, array: jax.Array) -> jax.Array:
+        inverse = tuple(int(i) for i in np.argsort(self.permutation))
+        return array.reshape(self.permuted_shape).transpose(inverse)
+
+
+def feature_axes(axis: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Non-negative, sorted feature axes without duplicates.
+
+    Raises:
+        TypeError: an axis is not an integer.
+        ValueError: an axis is out of range.
+    """
+    ndim = len(shape)
+    axes = tuple(axis) if isinstance(axis, Iterable) else (axis,)
+    try:
+        axes = tuple(operator.index(a) for a in axes)
+    except TypeError:
+        raise TypeError(
+            f"BatchNorm: axis must be an integer or a sequence of integers, got {axis!r}."
+        ) from None
+    if not all(-ndim <= a < ndim for a in axes):
+        raise ValueError(
+            f"BatchNorm: axis must lie in [{-ndim}, {ndim}) for x of shape {shape}, got {axis!r}."
+        )
+    return tuple(sorted({a % ndim for a in axes}))
+
+
+def channel_view(axis: Any, shape: tuple[int, ...]) -> ChannelView:
+    """The view of an array of this shape whose feature axes are `axis`."""
+    features = feature_axes(axis, shape)
+    reduced = tuple(a for a in range(len(shape)) if a not in features)
+    channels = math.prod(shape[a] for a in features)
+    if features and features == tuple(range(features[0], features[-1] + 1)):
+        permutation = tuple(range(len(shape)))
+        before, after = shape[: features[0]], shape[features[-1] + 1 :]
+    else:
+        permutation = reduced + features
+        before, after = tuple(shape[a] for a in reduced), ()
+    if not reduced:
+        before = (1,)
+    return ChannelView(
+        features=tuple(shape[a] for a in features),
+        permutation=permutation,
+        permuted_shape=tuple(shape[a] for a in permutation),
+        shape=(*before, channels, *after),
+        axis=len(before),
+    )

@@ -1,0 +1,98 @@
+"""Statistics over the elements that a mask selects, and y by them: plain JAX.
+
+The operators know no mask, so this path has no kernel.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jax_bnar import reference
+from jax_bnar._base.config import Activation
+from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._layers.statistics import BatchStatistics
+from jax_bnar._operators.validation import Operands, check_epsilon
+from jax_bnar._sharding.alignment import with_automatic_axes
+
+
+def normalise(
+    operands: Operands,
+    mask: jax.Array,
+    *,
+    epsilon: float,
+    activation: Activation,
+    axis_name: Any,
+    axis_index_groups: Any,
+) -> tuple[jax.Array, BatchStatistics]:
+    """(y, statistics) by the elements of x where the mask, of the shape of x, is True.
+
+    The statistics are those of the named axes' whole batch, by count.
+    """
+    x, z, scale, bias, layout = operands
+
+    def canonical_normalise(
+        x: jax.Array, z: Any, scale: Any, bias: Any, mask: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        shape = layout.canonical(x.shape)
+        statistics = _statistics(
+            x.reshape(shape), mask.reshape(shape), axis_name, axis_index_groups
+        )
+        (y,) = reference.normalise(
+            x.reshape(shape),
+            None if z is None else z.reshape(shape),
+            scale,
+            bias,
+            statistics.mean,
+            statistics.var,
+            epsilon=check_epsilon("BatchNorm", epsilon),
+            activation=activation,
+            save_mask=False,
+        )
+        return y.reshape(x.shape), *(jnp.asarray(s) for s in statistics)
+
+    spec = jax.typeof(x).sharding.spec
+    vector = PartitionSpec(None, spec[layout.axis])
+    y, *statistics = with_automatic_axes(
+        canonical_normalise, (spec, vector, vector, vector), x, z, scale, bias, mask
+    )
+    if layout.num_groups == 1:
+        statistics = [s[0] for s in statistics]
+    return y, BatchStatistics(*statistics)
+
+
+def _statistics(
+    x: jax.Array, mask: jax.Array, axis_name: Any, axis_index_groups: Any
+) -> BatchStatistics:
+    """Statistics of canonical x, (G, C) each, over its unmasked elements on all devices.
+
+    Sums and counts are added up, so devices (or groups) with different counts weigh as they should.
+    In two passes around a first estimate of the mean: E[x^2]-E[x]^2 would lose the variance where
+    |mean| >> std.
+    """
+    wide = x.astype(accumulation_dtype(x.dtype))
+    # Selected before any arithmetic: a masked NaN or Inf must not reach the gradient as 0*Inf.
+    wide = jnp.where(mask, wide, jnp.zeros_like(wide))
+
+    def across_devices(local: jax.Array) -> jax.Array:
+        if axis_name is None:
+            return local
+        return jax.lax.psum(local, axis_name, axis_index_groups=axis_index_groups)
+
+    def total(array: jax.Array) -> jax.Array:
+        return across_devices(jnp.where(mask, array, jnp.zeros_like(array)).sum(axis=(1, 3)))
+
+    def around(array: jax.Array, centre: jax.Array) -> jax.Array:
+        return array - jnp.broadcast_to(centre[:, None, :, None], x.shape)
+
+    # Counted in integers: a float32 sum of ones stops growing at 2^24.
+    elements = across_devices(mask.sum(axis=(1, 3), dtype=jnp.int32)).astype(wide.dtype)
+    estimate = jax.lax.stop_gradient(total(wide) / elements)
+    # An Inf as centre would turn Inf-Inf into a NaN mean.
+    estimate = jnp.where(jnp.isfinite(estimate), estimate, jnp.zeros_like(estimate))
+    centred = around(wide, estimate)
+    offset = total(centred) / elements
+    # Not around the mean, whose rounding alone would show in a variance far below it.
+    var = total(jnp.square(around(centred, offset))) / elements
+    return BatchStatistics(estimate + offset, var, elements)

@@ -1,0 +1,27 @@
+"""Which dtype the operator of a layer runs in."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_bnar._base.dtypes import SUPPORTED
+
+
+def promoted(*dtypes: Any) -> np.dtype:
+    """JAX's promotion of dtypes, even where the user has made implicit promotion an error."""
+    with jax.numpy_dtype_promotion("standard"):
+        result = np.dtype(dtypes[0])
+        for dtype in dtypes[1:]:
+            result = jnp.promote_types(result, dtype)
+    return np.dtype(result)
+
+
+def compute_dtype(*dtypes: Any) -> np.dtype:
+    """The dtype in which an operator runs so that no operand loses a digit.
+
+    The widest of the given dtypes; what the operators do not know (integers, float8) counts as
+    float32, as in Flax.
+    """
+    return promoted(*(d if np.dtype(d) in SUPPORTED else np.float32 for d in dtypes))
