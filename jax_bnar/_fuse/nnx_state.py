@@ -6,7 +6,7 @@ works on would take the new ones with them.
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,21 +47,34 @@ class Modules:
             return ()
         return _nnx().merge(self._definition, jax.tree.unflatten(self._tree, arrays))
 
-    def state_of(self, copies: Sequence[Any]) -> list[Any]:
+    def changes(self, copies: Sequence[Any], given: Sequence[Any]) -> dict[int, Any]:
+        """The arrays that are others than those given to `copies`, by their place in `state`."""
         if not self._modules:
-            return []
+            return {}
         arrays, tree = jax.tree.flatten(_nnx().split(copies)[1])
         if tree != self._tree:
             raise ValueError(
                 "fuse: the function gives an NNX module variables that it did not have, or takes"
                 " some away. Create them before: run the model once, or build it with all of them."
             )
-        return arrays
+        pairs = enumerate(zip(arrays, given, strict=True))
+        return {place: array for place, (array, before) in pairs if array is not before}
 
-    def update(self, arrays: Sequence[Any]) -> None:
-        """Writes the new state into the modules themselves."""
-        if self._modules:
-            _nnx().update(self._modules, jax.tree.unflatten(self._tree, arrays))
+    def update(self, changes: Mapping[int, Any]) -> None:
+        """Writes new arrays into the modules themselves.
+
+        Variables that did not change are not touched: NNX lets nobody write to those of an outer
+        trace, as the parameters of a loss are inside of `jax.grad`.
+        """
+        if not changes:
+            return
+        places = jax.tree.unflatten(self._tree, range(len(self.state)))
+        changed = [
+            (path, jax.tree.map(lambda place: changes.get(place, self.state[place]), variable))
+            for path, variable in _nnx().to_flat_state(places)
+            if not changes.keys().isdisjoint(jax.tree.leaves(variable))
+        ]
+        _nnx().update(self._modules, _nnx().from_flat_state(changed))
 
 
 @contextlib.contextmanager

@@ -56,7 +56,9 @@ def trace(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         results, fixed["tree"] = jax.tree.flatten(result)
         fixed["leaves"] = [None if is_array(leaf) else leaf for leaf in results]
         fixed["is_array"] = [is_array(leaf) for leaf in results]
-        return modules.state_of(copies), [leaf for leaf in results if is_array(leaf)]
+        changes = modules.changes(copies, state)
+        fixed["changed"] = tuple(changes)
+        return list(changes.values()), [leaf for leaf in results if is_array(leaf)]
 
     arrays = [leaves[position] for position in positions]
     state = modules.state
@@ -65,8 +67,9 @@ def trace(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     plan = Planner().plan(jax_compat.open_jaxpr(closed), jax_compat.mapped_axes())
 
     def finish(results: list[Any]) -> Any:
-        modules.update(results[: len(state)])
-        waiting = iter(results[len(state) :])
+        changed = fixed["changed"]
+        modules.update(dict(zip(changed, results, strict=False)))
+        waiting = iter(results[len(changed) :])
         found = zip(fixed["is_array"], fixed["leaves"], strict=True)
         return jax.tree.unflatten(
             fixed["tree"], [next(waiting) if array else leaf for array, leaf in found]

@@ -274,6 +274,25 @@ def test_nnx_trains_the_same(is_jitted: bool) -> None:
     _agree(_nnx_statistics(copy), _nnx_statistics(model))
 
 
+@pytest.mark.parametrize("is_jitted", [True, False])
+def test_nnx_state_as_argument(is_jitted: bool) -> None:
+    """The functional interface: inside of `grad` nobody may write to variables of outside."""
+    definition, parameters, state = nnx.split(plain_models.nnx_model((1,), 4), nnx.Param, ...)
+
+    def loss(parameters: Any, state: Any, x: Any) -> Any:
+        model = nnx.merge(definition, parameters, state, copy=True)
+        return jnp.mean(jnp.square(model(x))), nnx.split(model, nnx.Param, ...)[2]
+
+    def step(loss: Any) -> Any:
+        step = jax.value_and_grad(loss, has_aux=True)
+        return jax.jit(step) if is_jitted else step
+
+    expected = step(loss)(parameters, state, SMALL)
+    fused = jax_bnar.fuse(loss)
+    assert kernels(fused, parameters, state, SMALL) >= 1
+    _agree(step(fused)(parameters, state, SMALL), expected)
+
+
 def test_nnx_in_a_closure_is_refused() -> None:
     model = plain_models.nnx_model((1,), 4)
     with pytest.raises(ValueError, match=r"fuse\(lambda model, x: model\(x\)\)\(model, x\)"):
