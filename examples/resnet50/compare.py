@@ -15,13 +15,10 @@ import sys
 import tempfile
 from typing import Any, Final, get_args
 
-import config
-import errors
 import flax
 import jax
-import metrics
-import training
 import tyro
+from resnet50 import config, errors, loop, metrics
 from rich.console import Console
 from rich.table import Table
 
@@ -105,7 +102,7 @@ def _train(norm: config.Norm, seed: int, epochs: float, on: list[Any] | None) ->
                 checkpoint_every=10**9,
             ),
         )
-        result = training.train(options, Console(quiet=True), on)["network"]
+        result = loop.train(options, Console(quiet=True), on)["network"]
         lines = metrics.read(output / "metrics.jsonl")
     losses = [round(line["loss"], 7) for line in lines if line["kind"] == "train"]
     return {"top1": result.top1, "top5": result.top5, "val_loss": result.loss, "losses": losses}

@@ -8,13 +8,10 @@ import json
 import pathlib
 import sys
 
-import devices
-import errors
-import evaluation
-import networks
 import tyro
-from config import Norm, Platform
-from data import pipeline, sources
+from resnet50 import accuracy, devices, errors, runs
+from resnet50.config import Norm, Platform
+from resnet50.data import pipeline, sources
 from rich.console import Console
 
 
@@ -48,7 +45,7 @@ def main(arguments: Arguments) -> None:
     console = Console()
     mesh = devices.data_mesh(devices.start(arguments.platform))
     devices.check_batch(arguments.batch_size, 1, mesh)
-    trained = networks.load(arguments.run, arguments.step, arguments.norm, arguments.average)
+    trained = runs.load(arguments.run, arguments.step, arguments.norm, arguments.average)
     if arguments.fold:
         trained = trained.folded()
     options = trained.data
@@ -67,8 +64,8 @@ def main(arguments: Arguments) -> None:
             console.print(f"[bold red]the picture {name} cannot be read; it is left out")
 
     workers = arguments.workers
-    results = evaluation.evaluate(
-        evaluation.compiled(trained.logits_function(), mesh),
+    results = accuracy.evaluate(
+        accuracy.compiled(trained.logits_function(), mesh),
         {"network": trained.variables},
         pipeline.evaluation_batches(
             dataset,

@@ -14,14 +14,12 @@ import json
 import pathlib
 import sys
 
-import devices
-import errors
 import jax
-import networks
 import numpy as np
 import tyro
-from config import Norm, Platform
 from jax import export
+from resnet50 import devices, errors, runs
+from resnet50.config import Norm, Platform
 from rich.console import Console
 
 import jax_bnar
@@ -49,7 +47,7 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     devices.start(arguments.platform)
-    trained = networks.load(arguments.run, arguments.step, arguments.norm)
+    trained = runs.load(arguments.run, arguments.step, arguments.norm)
     exported = trained.folded() if arguments.fold else trained
     logits_function = exported.logits_function()
 
@@ -90,7 +88,7 @@ def main(arguments: Arguments) -> None:
     Console().print(text, soft_wrap=True, highlight=False)
 
 
-def _write(path: pathlib.Path, program: bytes, trained: networks.Trained) -> None:
+def _write(path: pathlib.Path, program: bytes, trained: runs.Trained) -> None:
     """Whole or not at all: a file cut off by a full disk would replace a good one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
@@ -103,7 +101,7 @@ def _write(path: pathlib.Path, program: bytes, trained: networks.Trained) -> Non
     path.with_name(path.name + ".json").write_text(json.dumps(about, indent=1) + "\n")
 
 
-def _difference(path: pathlib.Path, trained: networks.Trained) -> tuple[float, float]:
+def _difference(path: pathlib.Path, trained: runs.Trained) -> tuple[float, float]:
     """Between the file's logits and the network's on noise, and the largest of these."""
     images = np.random.default_rng(0).integers(0, 256, (3, *trained.image_shape), np.uint8)
     program = export.deserialize(bytearray(path.read_bytes()))

@@ -7,15 +7,13 @@ import dataclasses
 import pathlib
 import sys
 
-import devices
-import errors
 import jax
-import networks
 import numpy as np
 import tyro
-from config import Platform
-from data import decode
-from data.pictures import UnreadablePictureError
+from resnet50 import devices, errors, runs
+from resnet50.config import Platform
+from resnet50.data import decode
+from resnet50.data.pictures import UnreadablePictureError
 from rich.console import Console
 from rich.table import Table
 
@@ -40,7 +38,7 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     devices.start(arguments.platform)
-    trained = networks.load(arguments.run, arguments.step)
+    trained = runs.load(arguments.run, arguments.step)
     if arguments.fold:
         trained = trained.folded()
     size, _, channels = trained.image_shape

@@ -11,8 +11,6 @@ import sys
 
 if __name__ == "__main__":
     # Only here: the processes that decode pictures import this file too, and need none of these.
-    import config
-    import errors
-    import training
+    from resnet50 import config, errors, loop
 
-    sys.exit(errors.run(lambda: training.train(config.from_command_line())))
+    sys.exit(errors.run(lambda: loop.train(config.from_command_line())))

@@ -16,14 +16,11 @@ import pytest
 import resnet50_example as example
 
 # isort: split
-import checkpoints
-import config
-import optimizer
-import train_state
-from checkpoints import Checkpoints
-from errors import UserError
 from orbax import checkpoint as ocp
-from train_state import TrainState
+from resnet50 import checkpoints, config, optimizer, train_state
+from resnet50.checkpoints import Checkpoints
+from resnet50.errors import UserError
+from resnet50.train_state import TrainState
 
 
 def state(fill: float = 1.0, filters: int = 2, step: int = 0) -> TrainState:

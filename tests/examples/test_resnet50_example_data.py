@@ -10,11 +10,11 @@ import pytest
 import resnet50_example as example
 
 # isort: split
-from config import Data
-from data import decode, digits, folder, pipeline, sources, synthetic
-from data.pictures import Dataset, UnreadablePictureError
-from errors import UserError
 from PIL import Image
+from resnet50.config import Data
+from resnet50.data import decode, digits, folder, pipeline, sources, synthetic
+from resnet50.data.pictures import Dataset, UnreadablePictureError
+from resnet50.errors import UserError
 
 
 @pytest.fixture(scope="module")

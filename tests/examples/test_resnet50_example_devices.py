@@ -13,9 +13,7 @@ import pytest
 import resnet50_example as example
 
 # isort: split
-import config
-import devices
-import training
+from resnet50 import config, devices, loop
 from sharding_tools import compiled_collectives
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -45,7 +43,7 @@ def assert_only_sums_travel(options: config.Config, output: pathlib.Path) -> Non
     run = dataclasses.replace(options.run, output=output)
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("data",))
     with example.as_users_run_jax():
-        trainer = training.Trainer(
+        trainer = loop.Trainer(
             dataclasses.replace(options, run=run), mesh, example.silent_console()
         )
         everywhere, split = devices.replicated(mesh), devices.split_batch(mesh)

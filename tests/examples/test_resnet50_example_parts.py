@@ -15,17 +15,10 @@ import pytest
 import resnet50_example as example
 
 # isort: split
-import config
-import devices as train_devices
-import evaluation
-import metrics
-import model
-import optimizer
-import train_state
-import train_step
-import weights
-from errors import UserError
 from flax import linen as nn
+from resnet50 import accuracy, config, metrics, model, optimizer, train_state, train_step, weights
+from resnet50 import devices as train_devices
+from resnet50.errors import UserError
 from safetensors import numpy as safetensors
 from tensorboardX.proto import event_pb2
 
@@ -87,13 +80,13 @@ def test_evaluation_counts_as_a_sort_would() -> None:
 
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
     with example.as_users_run_jax():
-        sums = evaluation.compiled(lambda _, images: images, mesh)
+        sums = accuracy.compiled(lambda _, images: images, mesh)
         batches = [
             {"image": scores[part], "label": labels[part], "weight": weight[part]}
             for part in (slice(0, 100), slice(100, 200))
         ]
         seen: list[Any] = []
-        result = evaluation.evaluate(sums, {"a": {}, "b": {}}, batches, mesh, seen.append)
+        result = accuracy.evaluate(sums, {"a": {}, "b": {}}, batches, mesh, seen.append)
     assert result["a"].images == counted.sum()
     assert result["a"].top1 == (counted & (rank < 1)).sum() / counted.sum()
     assert result["a"].top5 == (counted & (rank < 5)).sum() / counted.sum()
@@ -103,7 +96,7 @@ def test_evaluation_counts_as_a_sort_would() -> None:
 
     batches[0] = {name: values[10:] for name, values in batches[0].items()}
     with example.as_users_run_jax():
-        loss = evaluation.evaluate(sums, {"a": {}}, batches, mesh, seen.append)["a"].loss
+        loss = accuracy.evaluate(sums, {"a": {}}, batches, mesh, seen.append)["a"].loss
     rows, own = scores[10:].astype(np.float64), labels[10:]
     losses = np.log(np.exp(rows).sum(1)) - rows[np.arange(190), own]
     assert loss == pytest.approx(losses[counted[10:]].mean(), rel=1e-5)

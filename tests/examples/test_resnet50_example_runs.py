@@ -22,15 +22,12 @@ import resnet50_example as example
 
 # isort: split
 import compare
-import config
 import eval as eval_program
 import export
-import metrics
-import networks
 import predict
-import training
-from errors import UserError
 from orbax import checkpoint as ocp
+from resnet50 import config, loop, metrics, runs
+from resnet50.errors import UserError
 from rich.console import Console
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -210,7 +207,7 @@ def test_folded_equals_unfolded(finished: pathlib.Path, norm: config.Norm, dtype
     """Both against the unfolded network in float32; of one checkpoint, with either BatchNorm."""
     images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
     with example.as_users_run_jax():
-        trained = networks.load(finished, norm=norm)
+        trained = runs.load(finished, norm=norm)
         trained = dataclasses.replace(trained, net=trained.net.clone(dtype=dtype))
         exactly = dataclasses.replace(trained, net=trained.net.clone(dtype="float32"))
         folded = trained.folded()
@@ -259,7 +256,7 @@ def test_first_variables_from_a_run(
     options = config.from_command_line(given)
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
     with example.as_users_run_jax():
-        trainer = training.Trainer(options, mesh, console)
+        trainer = loop.Trainer(options, mesh, console)
         state, step = trainer.first_state()
         trainer.close()
     assert step == 0

@@ -32,10 +32,8 @@ pytest.importorskip("tyro", reason="the example needs what jax-bnar[resnet50] in
 EXAMPLE = ROOT / "examples" / "resnet50"
 sys.path.append(str(EXAMPLE))
 
-import config  # noqa: E402
-import metrics  # noqa: E402
-import training  # noqa: E402
 from PIL import Image  # noqa: E402
+from resnet50 import config, loop, metrics  # noqa: E402
 from rich.console import Console  # noqa: E402
 from sklearn.datasets import load_sample_images  # noqa: E402
 
@@ -144,7 +142,7 @@ def losses(output: pathlib.Path) -> list[float]:
 
 def train(options: config.Config, on: int = 1, console: Console | None = None) -> dict[str, Any]:
     with as_users_run_jax():
-        return training.train(options, console or silent_console(), jax.devices()[:on])
+        return loop.train(options, console or silent_console(), jax.devices()[:on])
 
 
 def digits_losses(output: pathlib.Path) -> list[float]:

@@ -7,7 +7,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from data.pictures import Dataset
+from resnet50.data.pictures import Dataset
 
 # Fixed, whatever the seed of the training: every run is judged on the same held-out images.
 SPLIT_SEED: Final = 0

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from data.pictures import Dataset
+from resnet50.data.pictures import Dataset
 
 _DISTINCT: Final = 64
 _VALIDATION: Final = 1024

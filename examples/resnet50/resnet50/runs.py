@@ -4,15 +4,12 @@ import dataclasses
 import pathlib
 from typing import Any
 
-import checkpoints
-import config
-import inference
 import jax
 import jax.numpy as jnp
-import model
-from errors import UserError
 
 from jax_bnar.flax_layers import ResNet, fold_batch_norms
+from resnet50 import checkpoints, config, inference, model
+from resnet50.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

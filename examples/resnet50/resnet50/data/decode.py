@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from PIL import Image
 
-from data.pictures import UnreadablePictureError
+from resnet50.data.pictures import UnreadablePictureError
 
 Box = tuple[float, float, float, float]
 

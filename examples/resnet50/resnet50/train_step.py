@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-import devices
 import jax
 import jax.numpy as jnp
 import optax
-from config import Training
 from flax import linen as nn
-from inference import normalise
 from jax.sharding import Mesh
-from train_state import TrainState, Window
+
+from resnet50 import devices
+from resnet50.config import Training
+from resnet50.inference import normalise
+from resnet50.train_state import TrainState, Window
 
 Step = Callable[[TrainState, Any], TrainState]
 

@@ -3,9 +3,10 @@
 import contextlib
 from collections.abc import Iterator
 
-from evaluation import Result
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from resnet50.accuracy import Result
 
 
 class Display:

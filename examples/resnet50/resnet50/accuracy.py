@@ -4,13 +4,14 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import devices
 import jax
 import jax.numpy as jnp
 import optax
-from data.pipeline import Batch
-from inference import Logits
 from jax.sharding import Mesh
+
+from resnet50 import devices
+from resnet50.data.pipeline import Batch
+from resnet50.inference import Logits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,31 +5,34 @@ import math
 import pathlib
 from typing import Any
 
-import devices
-import evaluation
-import inference
 import jax
-import model
 import numpy as np
-import optimizer
-import train_state
-import train_step
-import weights
-from checkpoints import Checkpoints
-from config import Config, to_json
-from data import pipeline, sources
-from data.pictures import Pictures
-from display import Display
-from errors import UserError
-from instruments import Profile, Stop, Watch
-from metrics import Recorder
 from rich.console import Console
-from train_state import TrainState, Window
+
+from resnet50 import (
+    accuracy,
+    devices,
+    inference,
+    model,
+    optimizer,
+    train_state,
+    train_step,
+    weights,
+)
+from resnet50.checkpoints import Checkpoints
+from resnet50.config import Config, to_json
+from resnet50.data import pipeline, sources
+from resnet50.data.pictures import Pictures
+from resnet50.display import Display
+from resnet50.errors import UserError
+from resnet50.instruments import Profile, Stop, Watch
+from resnet50.metrics import Recorder
+from resnet50.train_state import TrainState, Window
 
 
 def train(
     config: Config, console: Console | None = None, on: list[Any] | None = None
-) -> dict[str, evaluation.Result]:
+) -> dict[str, accuracy.Result]:
     """Trains as configured, and evaluates: by name ("network", and "average" with an EMA).
 
     Args:
@@ -85,7 +88,7 @@ class Trainer:
         )
         self._shard = shard
         self._seen_unreadable: set[str] = set()
-        self._results: dict[str, evaluation.Result] = {}
+        self._results: dict[str, accuracy.Result] = {}
         self.recorder: Recorder | None = None
         self._open_output()
 
@@ -97,7 +100,7 @@ class Trainer:
             self.net, sgd, recipe, dataset.mean, dataset.std, self.mesh
         )
         logits = inference.logits_function(self.net, dataset.mean, dataset.std)
-        self._sums = evaluation.compiled(logits, self.mesh)
+        self._sums = accuracy.compiled(logits, self.mesh)
         everywhere = devices.replicated(self.mesh)
 
         def initial(key: jax.Array) -> TrainState:
@@ -132,7 +135,7 @@ class Trainer:
         if self.recorder is not None:
             self.recorder.close()
 
-    def run(self) -> dict[str, evaluation.Result]:
+    def run(self) -> dict[str, accuracy.Result]:
         state, step = self.first_state()
         if jax.process_index() == 0:
             output = self.config.run.output
@@ -235,11 +238,11 @@ class Trainer:
         if problem is not None:
             self.display.warn(f"{problem}; the training goes on")
 
-    def _evaluate(self, state: TrainState, step: int) -> dict[str, evaluation.Result]:
+    def _evaluate(self, state: TrainState, step: int) -> dict[str, accuracy.Result]:
         networks = {"network": state.variables}
         if state.ema:
             networks["average"] = state.ema
-        results = evaluation.evaluate(
+        results = accuracy.evaluate(
             self._sums,
             networks,
             pipeline.evaluation_batches(self.dataset, self.local_batch, self.workers, self._shard),

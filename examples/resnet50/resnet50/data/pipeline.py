@@ -16,9 +16,9 @@ from typing import Any, Final
 import grain
 import numpy as np
 from absl import flags
-from errors import UserError
 
-from data.pictures import Dataset, Pictures, UnreadablePictureError
+from resnet50.data.pictures import Dataset, Pictures, UnreadablePictureError
+from resnet50.errors import UserError
 
 # "image" uint8 (N, H, W, C), "label" int32 (N,), "unreadable" int64 (N,): index, or -1; evaluation
 # adds "weight" float32 (N,).

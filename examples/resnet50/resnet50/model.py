@@ -4,10 +4,10 @@ from typing import Any, Final
 
 import flax.linen as nn
 import jax.numpy as jnp
-from config import Model, Norm
-from errors import UserError
 
 from jax_bnar.flax_layers import BatchNorm, ResNet
+from resnet50.config import Model, Norm
+from resnet50.errors import UserError
 
 # With flax.linen.BatchNorm the blocks add and apply ReLU by themselves, as everybody does today.
 NORMS: Final[dict[Norm, Any]] = {"fused": BatchNorm, "flax": nn.BatchNorm}

@@ -11,10 +11,11 @@ from typing import Any, Final, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
-from config import model_from_json
-from errors import UserError, first_line
 from rich.console import Console
-from train_state import TrainState
+
+from resnet50.config import model_from_json
+from resnet50.errors import UserError, first_line
+from resnet50.train_state import TrainState
 
 FORMAT: Final = 1
 # The fields of the network without which its variables do not fit, or mean something else.

@@ -1,7 +1,7 @@
 """Pictures to logits with running statistics: what evaluation, prediction and export run.
 
 The network may be the one that was trained, or the same with BatchNorm folded into the convolutions
-(`networks.Trained.folded`).
+(`runs.Trained.folded`).
 """
 
 from collections.abc import Callable

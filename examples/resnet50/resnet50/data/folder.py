@@ -7,10 +7,10 @@ import pathlib
 from typing import Final
 
 import numpy as np
-from errors import UserError
 
-from data import decode
-from data.pictures import Dataset
+from resnet50.data import decode
+from resnet50.data.pictures import Dataset
+from resnet50.errors import UserError
 
 # Of ImageNet's training pictures; customary for other photographs too.
 MEAN: Final = (0.485, 0.456, 0.406)

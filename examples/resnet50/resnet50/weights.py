@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import jax
-import networks
 import numpy as np
-from errors import UserError, first_line
 
 from jax_bnar import torch_weights
 from jax_bnar.flax_layers import ResNet
+from resnet50 import runs
+from resnet50.errors import UserError, first_line
 
 Reader = Callable[[pathlib.Path, ResNet], dict[str, Any]]
 HEAD: Final = "Dense_0"
@@ -53,7 +53,7 @@ def begin_with(
 
 
 def _of_a_run(path: pathlib.Path, net: ResNet) -> dict[str, Any]:
-    trained = networks.load(path)
+    trained = runs.load(path)
     if trained.model.padding != net.padding:
         raise UserError(
             f"--init-from {path} was trained with --padding {trained.model.padding}; give that"

@@ -2,11 +2,10 @@
 
 import pathlib
 
-from config import Config, Data, Source
-from errors import UserError
-
-from data import folder, synthetic
-from data.pictures import Dataset
+from resnet50.config import Config, Data, Source
+from resnet50.data import folder, synthetic
+from resnet50.data.pictures import Dataset
+from resnet50.errors import UserError
 
 
 def open_dataset(config: Config) -> Dataset:
@@ -21,7 +20,7 @@ def open_source(source: Source, options: Data) -> Dataset:
             raise UserError("the source folder needs --images FOLDER.")
         return folder.load(pathlib.Path(options.images), options.image_size)
     if source == "digits":
-        from data import digits  # scikit-learn takes long to import
+        from resnet50.data import digits  # scikit-learn takes long to import
 
         return digits.load()
     return synthetic.make(options.synthetic_images, options.image_size, options.synthetic_classes)

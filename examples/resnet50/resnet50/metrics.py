@@ -7,11 +7,12 @@ import pathlib
 import time
 from typing import Any, Final
 
-from errors import first_line
 from rich.console import Console
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 from tensorboardX.summary import scalar
+
+from resnet50.errors import first_line
 
 # Made at import time, where type checkers do not see it.
 _PROTO: Final[Any] = event_pb2

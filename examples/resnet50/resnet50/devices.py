@@ -4,9 +4,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from config import Platform, Run
-from errors import UserError, first_line
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from resnet50.config import Platform, Run
+from resnet50.errors import UserError, first_line
 
 DATA_AXIS = "data"
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import jax
 import optax
-from config import Training
-from errors import UserError
+
+from resnet50.config import Training
+from resnet50.errors import UserError
 
 
 def schedule(options: Training, steps_per_epoch: float, total_steps: int) -> optax.Schedule:
