@@ -4,6 +4,7 @@ from jax_bnar._base import startup as _startup
 
 _startup.require_jax()  # before the imports that an older JAX does not have
 
+from jax_bnar import ops as ops
 from jax_bnar._fuse import FusionReport as FusionReport
 from jax_bnar._fuse import explain as explain
 from jax_bnar._fuse import fuse as fuse

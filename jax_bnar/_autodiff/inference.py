@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from jax_bnar import primitive, reference
 from jax_bnar._autodiff.linear_call import linear_call
@@ -16,9 +16,10 @@ from jax_bnar._base.config import Config, Gate
 
 # x, saved (what `save=` kept), scale, bias, mean, var
 _Residuals = tuple[jax.Array, jax.Array | None, OptionalArray, OptionalArray, jax.Array, jax.Array]
+_Results = tuple[jax.Array, jax.Array | None]  # y, mask
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(6,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(6, 7))
 def inference(
     x: jax.Array,
     z: jax.Array | None,
@@ -27,39 +28,30 @@ def inference(
     mean: jax.Array,
     var: jax.Array,
     config: Config,
-) -> jax.Array:
-    """y of x; scale, bias, mean and var of shape (1, C).
+    save_mask: bool = False,
+) -> _Results:
+    """(y, mask) of x; scale, bias, mean and var of shape (1, C), mask None unless asked for.
 
     Operands vary over the same mesh axes (`jax_bnar._sharding.alignment`).
     """
-    (y,) = primitive.normalise(
-        x,
-        z,
-        scale,
-        bias,
-        mean,
-        var,
-        layout=config.layout,
-        implementation=config.implementation,
-        epsilon=config.epsilon,
-        activation=config.activation,
-        save_mask=False,
+    y, *mask = primitive.normalise(
+        x, z, scale, bias, mean, var, **config.forward_statics(save_mask=save_mask)
     )
-    return y
+    return y, mask[0] if mask else None
 
 
 @functools.partial(inference.defjvp, symbolic_zeros=True)
 def _inference_jvp(
-    config: Config, primals: tuple[Any, ...], tangents: tuple[Any, ...]
-) -> tuple[jax.Array, jax.Array]:
+    config: Config, save_mask: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[_Results, tuple[Any, ...]]:
     """As the rule of the training form: see `jax_bnar._autodiff.training`."""
-    y = inference(*primals, config)
+    y, mask = inference(*primals, config, save_mask)
     x, _, scale, bias, mean, var = primals
     saved = None if config.activation == "none" else y
     moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
     residuals = (x, saved, scale, bias, mean, var)
     (y_dot,) = linear_call(_InferenceTangent(config), residuals, moving, (y,))
-    return y, y_dot
+    return (y, mask), (y_dot, zero_from_primal(mask, symbolic_zeros=True))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -358,4 +358,5 @@ def _infer(
     with jax.named_scope(function):
         arrays = align_operands(operands.layout, *operands[:4], *statistics)
         x, z, scale, bias, mean, var = arrays
-        return inference(x, z, scale, bias, mean, var, config)
+        y, _ = inference(x, z, scale, bias, mean, var, config)
+    return y

@@ -97,7 +97,7 @@ def _flat_names(axis_name: Any) -> Iterator[Any]:
 def check_operands(
     function: str, x: Any, z: Any, scale: Any, bias: Any, *, axis: Any, num_groups: Any = 1
 ) -> Operands:
-    x = _check_x(function, x)
+    x = check_x(function, x)
     axis = _check_axis(function, axis, x.shape)
     num_groups = _check_num_groups(function, num_groups, axis, x.shape)
     return Operands(
@@ -109,7 +109,28 @@ def check_operands(
     )
 
 
-def check_vector(function: str, name: str, vector: Any, x: Any, axis: int) -> jax.Array | None:
+def check_x(function: str, x: Any, name: str = "x") -> jax.Array:
+    """An array to normalise: of a supported dtype, with a batch and a channel axis, not empty."""
+    x = _as_array(function, name, x)
+    if x.dtype not in SUPPORTED:
+        names = ", ".join(d.name for d in SUPPORTED)
+        raise TypeError(f"{function}: {name} must have one of the dtypes {names}, got {x.dtype}.")
+    if x.ndim < 2:
+        raise ValueError(
+            f"{function}: {name} must have at least 2 dimensions (a batch and a channel axis), got"
+            f" shape {x.shape}."
+        )
+    if x.size == 0:
+        raise ValueError(
+            f"{function}: {name} must not be empty, got shape {x.shape}: the statistics of no"
+            " element are not defined."
+        )
+    return x
+
+
+def check_vector(
+    function: str, name: str, vector: Any, x: Any, axis: int, name_of_x: str = "x"
+) -> jax.Array | None:
     """A per-channel operand as a (1, C) array in the accumulation dtype; None stays None."""
     if vector is None:
         return None
@@ -118,7 +139,7 @@ def check_vector(function: str, name: str, vector: Any, x: Any, axis: int) -> ja
     if vector.shape != (channels,):
         raise ValueError(
             f"{function}: {name} must have shape ({channels},), one value for each channel (axis"
-            f" {axis} of x, whose shape is {x.shape}), got shape {vector.shape}."
+            f" {axis} of {name_of_x}, whose shape is {x.shape}), got shape {vector.shape}."
         )
     if not jnp.issubdtype(vector.dtype, jnp.floating):
         raise TypeError(f"{function}: {name} must have a float dtype, got {vector.dtype}.")
@@ -147,9 +168,11 @@ def check_shape_like(
         )
 
 
-def check_statistic(function: str, name: str, vector: Any, x: Any, axis: int) -> jax.Array:
+def check_statistic(
+    function: str, name: str, vector: Any, x: Any, axis: int, name_of_x: str = "x"
+) -> jax.Array:
     """mean or var of an inference form: like `check_vector`, but it may not be left out."""
-    checked = check_vector(function, name, vector, x, axis)
+    checked = check_vector(function, name, vector, x, axis, name_of_x)
     if checked is None:
         raise TypeError(f"{function}: {name} must be an array, got None.")
     return checked
@@ -159,24 +182,6 @@ def _as_array(function: str, name: str, value: Any) -> jax.Array:
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise TypeError(f"{function}: {name} must be an array, got {type(value).__name__}.")
     return jnp.asarray(value)
-
-
-def _check_x(function: str, x: Any) -> jax.Array:
-    x = _as_array(function, "x", x)
-    if x.dtype not in SUPPORTED:
-        names = ", ".join(d.name for d in SUPPORTED)
-        raise TypeError(f"{function}: x must have one of the dtypes {names}, got {x.dtype}.")
-    if x.ndim < 2:
-        raise ValueError(
-            f"{function}: x must have at least 2 dimensions (a batch and a channel axis), got shape"
-            f" {x.shape}."
-        )
-    if x.size == 0:
-        raise ValueError(
-            f"{function}: x must not be empty, got shape {x.shape}: the statistics of no element"
-            " are not defined."
-        )
-    return x
 
 
 def _check_axis(function: str, axis: Any, shape: tuple[int, ...]) -> int:

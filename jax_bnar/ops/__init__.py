@@ -1,0 +1,13 @@
+"""Batch normalisation with the names, operands, results and attributes of other systems.
+
+`fused_bn_add_activation` is Paddle's operator. It runs the
+kernels of `jax_bnar.bn_add_relu`, and have none of the limits of their models: every dtype, layout
+and number of channels that the kernels take, on every platform. Where the systems differ from each
+other (momentum, the running variance, the second saved statistic), each operator does as its own
+system does; `docs/guide/other_systems.md` has the table.
+"""
+
+from jax_bnar.ops.paddle import FusedBnAddActivation as FusedBnAddActivation
+from jax_bnar.ops.paddle import FusedBnAddActivationGrad as FusedBnAddActivationGrad
+from jax_bnar.ops.paddle import fused_bn_add_activation as fused_bn_add_activation
+from jax_bnar.ops.paddle import fused_bn_add_activation_grad as fused_bn_add_activation_grad

@@ -1,0 +1,73 @@
+"""What the operators of other systems share: checks of their attributes, running statistics."""
+
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from jax_bnar._base.layout import ChannelLayout
+
+
+def check_data_format(
+    function: str, data_format: Any, axes: Mapping[str, int], shape: tuple[int, ...]
+) -> ChannelLayout:
+    """Where an array of this shape has its channels; `axes` has the axis for each format."""
+    if not isinstance(data_format, str) or data_format not in axes:
+        names = " or ".join(map(repr, axes))
+        raise ValueError(f"{function}: data_format must be {names}, got {data_format!r}.")
+    return ChannelLayout(axes[data_format] % len(shape))
+
+
+def check_momentum(function: str, momentum: Any) -> float:
+    if isinstance(momentum, jax.core.Tracer):
+        raise TypeError(
+            f"{function}: momentum must be a static Python number, got a traced value; mark it as"
+            " static (jax.jit static_argnames) or close over it."
+        )
+    if isinstance(momentum, bool) or not isinstance(momentum, numbers.Real):
+        raise TypeError(
+            f"{function}: momentum must be a number from 0 to 1, got {type(momentum).__name__}."
+        )
+    value = float(momentum)
+    if not 0 <= value <= 1:
+        raise ValueError(
+            f"{function}: momentum is the weight of the old running value, from 0 to 1, got"
+            f" {value}."
+        )
+    return value
+
+
+def check_mask(
+    function: str, name: str, mask: Any, layout: ChannelLayout, shape: tuple[int, ...]
+) -> jax.Array:
+    """The bit mask that a forward operator gave for an array of this shape."""
+    if not (hasattr(mask, "shape") and hasattr(mask, "dtype")):
+        raise TypeError(f"{function}: {name} must be an array, got {type(mask).__name__}.")
+    expected = layout.mask_shape(shape)
+    if mask.dtype != np.uint8:
+        raise TypeError(f"{function}: {name} must have dtype uint8, got {mask.dtype}.")
+    if mask.shape != expected:
+        raise ValueError(
+            f"{function}: {name} must have shape {expected}, as the forward operator gives it for"
+            f" an array of shape {shape}, got {mask.shape}."
+        )
+    return jnp.asarray(mask)
+
+
+def moved(
+    running: jax.Array, batch: jax.Array, momentum: float, dtype: Any, factor: float = 1.0
+) -> jax.Array:
+    """momentum*running + (1-momentum)*factor*batch as `dtype`; both operands of shape (1, C)."""
+    old, new = (jnp.asarray(w, batch.dtype) for w in (momentum, (1 - momentum) * factor))
+    return (old * running + new * batch)[0].astype(dtype)
+
+
+def unbiased_factor(layout: ChannelLayout, shape: tuple[int, ...]) -> float:
+    """n/(n-1) for n elements to a channel, and 1 for one, whose variance is 0 in any case."""
+    count = math.prod(shape) // shape[layout.axis]
+    return count / max(count - 1, 1)
