@@ -1,12 +1,18 @@
 """Batch normalisation with the names, operands, results and attributes of other systems.
 
-`fused_bn_add_activation` is Paddle's operator. It runs the
+`fused_bn_add_activation` is Paddle's operator, `batch_norm_forward_training`,
+`batch_norm_inference` and `batch_norm_training_backward` are those of oneDNN Graph. They run the
 kernels of `jax_bnar.bn_add_relu`, and have none of the limits of their models: every dtype, layout
 and number of channels that the kernels take, on every platform. Where the systems differ from each
 other (momentum, the running variance, the second saved statistic), each operator does as its own
 system does; `docs/guide/other_systems.md` has the table.
 """
 
+from jax_bnar.ops.onednn import ForwardTraining as ForwardTraining
+from jax_bnar.ops.onednn import TrainingBackward as TrainingBackward
+from jax_bnar.ops.onednn import batch_norm_forward_training as batch_norm_forward_training
+from jax_bnar.ops.onednn import batch_norm_inference as batch_norm_inference
+from jax_bnar.ops.onednn import batch_norm_training_backward as batch_norm_training_backward
 from jax_bnar.ops.paddle import FusedBnAddActivation as FusedBnAddActivation
 from jax_bnar.ops.paddle import FusedBnAddActivationGrad as FusedBnAddActivationGrad
 from jax_bnar.ops.paddle import fused_bn_add_activation as fused_bn_add_activation

@@ -1,0 +1,412 @@
+"""The BatchNorm operators of oneDNN Graph, with the flags of oneDNN's primitive on each.
+
+Operands, results and attributes are those of BatchNormForwardTraining, BatchNormInference and
+BatchNormTrainingBackward in oneDNN Graph; `use_global_stats`, `fuse_norm_relu` and
+`fuse_norm_add_relu` are flags of its batch normalisation primitive. gamma and beta may be left out
+one by one, which is what its flags `use_scale` and `use_shift` say. `fuse_norm_add_relu` is
+implemented in oneDNN neither for CPUs nor for NVIDIA GPUs.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_bnar import primitive, reference
+from jax_bnar._autodiff.inference import inference
+from jax_bnar._autodiff.training import training
+from jax_bnar._base.config import Config, Gate
+from jax_bnar._base.implementation import resolve_implementation
+from jax_bnar._base.layout import ChannelLayout
+from jax_bnar._operators.validation import (
+    check_epsilon,
+    check_like,
+    check_statistic,
+    check_vector,
+    check_x,
+)
+from jax_bnar._sharding.alignment import align_operands
+from jax_bnar.ops._arguments import check_data_format, check_mask, check_momentum, moved
+
+_TRAINING = "batch_norm_forward_training"
+_INFERENCE = "batch_norm_inference"
+_BACKWARD = "batch_norm_training_backward"
+_AXES = {"NXC": -1, "NCX": 1}
+
+
+class ForwardTraining(NamedTuple):
+    """Result of `batch_norm_forward_training`.
+
+    Attributes:
+        dst: the normalised array, with the shape and dtype of src.
+        running_mean: the new running mean, with the dtype of the old one (mean).
+        running_variance: the new running variance, with the dtype of the old one (variance).
+        batch_mean: mean of the batch, with the dtype of mean.
+        batch_variance: population variance of the batch, with the dtype of variance.
+        workspace: with one of the ReLU flags the mask dst > 0, uint8, one bit an element of src in
+            row-major order, lowest bit first; else None.
+    """
+
+    dst: jax.Array
+    running_mean: jax.Array
+    running_variance: jax.Array
+    batch_mean: jax.Array
+    batch_variance: jax.Array
+    workspace: jax.Array | None
+
+
+class TrainingBackward(NamedTuple):
+    """Result of `batch_norm_training_backward`.
+
+    Attributes:
+        diff_src: with the shape and dtype of src.
+        diff_gamma: shape (C,), with the dtype of gamma (of mean where there is no gamma), or None.
+        diff_beta: shape and dtype of diff_gamma, or None: both are there or neither.
+        diff_src_1: with fuse_norm_add_relu diff_dst where dst > 0, else 0; without None.
+    """
+
+    diff_src: jax.Array
+    diff_gamma: jax.Array | None
+    diff_beta: jax.Array | None
+    diff_src_1: jax.Array | None
+
+
+def batch_norm_forward_training(
+    src: ArrayLike,
+    mean: ArrayLike,
+    variance: ArrayLike,
+    gamma: ArrayLike | None = None,
+    beta: ArrayLike | None = None,
+    src_1: ArrayLike | None = None,
+    *,
+    epsilon: float,
+    momentum: float = 0.5,
+    data_format: str = "NXC",
+    use_global_stats: bool = False,
+    fuse_norm_relu: bool = False,
+    fuse_norm_add_relu: bool = False,
+    implementation: str | None = None,
+) -> ForwardTraining:
+    """oneDNN Graph's BatchNormForwardTraining, in one kernel call.
+
+        dst = gamma * (src - batch_mean) / sqrt(batch_variance + epsilon) + beta
+        running_mean = momentum * mean + (1 - momentum) * batch_mean
+        running_variance = momentum * variance + (1 - momentum) * batch_variance
+
+    per channel, with the mean and the population variance of the batch. Differentiable in every
+    array and through every floating result.
+
+    Args:
+        src: float16, bfloat16, float32 or float64; rank >= 2, any number of channels, not empty.
+        mean: running mean, shape (C,), any float dtype.
+        variance: running variance, shape (C,), any float dtype.
+        gamma: shape (C,), any float dtype, or None for 1.
+        beta: shape (C,), any float dtype, or None for 0.
+        src_1: with fuse_norm_add_relu the array to add, with the shape and dtype of src.
+        epsilon: static, > 0.
+        momentum: static, weight of the old running statistics, from 0 to 1. The default is that of
+            oneDNN's own backend.
+        data_format: "NXC" for channels along the last axis, "NCX" for the second one.
+        use_global_stats: normalise with the given mean and variance, which then are also the
+            running and the batch statistics of the result.
+        fuse_norm_relu: dst = relu(the dst above); also gives workspace.
+        fuse_norm_add_relu: dst = relu(the dst above + src_1); also gives workspace.
+        implementation: as in `jax_bnar.bn_add_relu`.
+
+    Returns:
+        ForwardTraining(dst, running_mean, running_variance, batch_mean, batch_variance, workspace).
+
+    Raises:
+        ValueError: a shape, or the value of an argument, does not fit.
+        TypeError: a dtype, or the type of an argument, does not fit.
+    """
+    weight = check_momentum(_TRAINING, momentum)
+    operands, config = _forward_operands(
+        *(_TRAINING, src, mean, variance, gamma, beta, src_1),
+        *(epsilon, data_format, fuse_norm_relu, fuse_norm_add_relu, implementation),
+    )
+    mean_dtype, variance_dtype = jnp.asarray(mean).dtype, jnp.asarray(variance).dtype
+    with jax.named_scope(_TRAINING):
+        *tensors, old_mean, old_variance = operands
+        if use_global_stats:
+            dst, workspace = inference(*operands, config, config.save_mask)
+            given = old_mean[0].astype(mean_dtype), old_variance[0].astype(variance_dtype)
+            return ForwardTraining(dst, given[0], given[1], given[0], given[1], workspace)
+        dst, batch_mean, batch_variance, workspace = training(*tensors, config, config.save_mask)
+        return ForwardTraining(
+            dst=dst,
+            running_mean=moved(old_mean, batch_mean, weight, mean_dtype),
+            running_variance=moved(old_variance, batch_variance, weight, variance_dtype),
+            batch_mean=batch_mean[0].astype(mean_dtype),
+            batch_variance=batch_variance[0].astype(variance_dtype),
+            workspace=workspace,
+        )
+
+
+def batch_norm_inference(
+    src: ArrayLike,
+    gamma: ArrayLike | None,
+    beta: ArrayLike | None,
+    mean: ArrayLike,
+    variance: ArrayLike,
+    src_1: ArrayLike | None = None,
+    *,
+    epsilon: float,
+    data_format: str = "NXC",
+    fuse_norm_relu: bool = False,
+    fuse_norm_add_relu: bool = False,
+    implementation: str | None = None,
+) -> jax.Array:
+    """oneDNN Graph's BatchNormInference: normalisation with given statistics, in one pass.
+
+        dst = gamma * (src - mean) / sqrt(variance + epsilon) + beta
+
+    Differentiable in every array.
+
+    Args:
+        src: as in `batch_norm_forward_training`.
+        gamma: shape (C,), any float dtype, or None for 1.
+        beta: shape (C,), any float dtype, or None for 0.
+        mean: shape (C,), any float dtype.
+        variance: shape (C,), any float dtype.
+        src_1: with fuse_norm_add_relu the array to add, with the shape and dtype of src.
+        epsilon: static, > 0.
+        data_format: "NXC" for channels along the last axis, "NCX" for the second one.
+        fuse_norm_relu: dst = relu(the dst above).
+        fuse_norm_add_relu: dst = relu(the dst above + src_1).
+        implementation: as in `jax_bnar.bn_add_relu`.
+
+    Returns:
+        dst, with the shape and dtype of src.
+
+    Raises:
+        ValueError: a shape, or the value of an argument, does not fit.
+        TypeError: a dtype, or the type of an argument, does not fit.
+    """
+    operands, config = _forward_operands(
+        *(_INFERENCE, src, mean, variance, gamma, beta, src_1),
+        *(epsilon, data_format, fuse_norm_relu, fuse_norm_add_relu, implementation),
+    )
+    with jax.named_scope(_INFERENCE):
+        dst, _ = inference(*operands, config)
+    return dst
+
+
+def batch_norm_training_backward(
+    src: ArrayLike,
+    diff_dst: ArrayLike,
+    mean: ArrayLike,
+    variance: ArrayLike,
+    gamma: ArrayLike | None = None,
+    *,
+    epsilon: float,
+    data_format: str = "NXC",
+    diff_gamma_and_beta: bool | None = None,
+    use_global_stats: bool = False,
+    fuse_norm_relu: bool = False,
+    fuse_norm_add_relu: bool = False,
+    workspace: ArrayLike | None = None,
+    dst: ArrayLike | None = None,
+    implementation: str | None = None,
+) -> TrainingBackward:
+    """oneDNN Graph's BatchNormTrainingBackward, in one kernel call.
+
+    With n elements to a channel, rstd = 1 / sqrt(variance + epsilon), xhat = (src - mean) * rstd,
+    and e = diff_dst (with one of the ReLU flags diff_dst where dst > 0, else 0):
+
+        diff_gamma = sum(e * xhat)    diff_beta = sum(e)    diff_src_1 = e
+        diff_src = gamma * rstd * (e - (diff_beta + xhat * diff_gamma) / n)
+
+    With use_global_stats mean and variance are constants, diff_src = gamma * rstd * e, and there
+    are two kernel calls, or one where diff_src is the only result.
+
+    Args:
+        src: as in `batch_norm_forward_training`.
+        diff_dst: with the shape and dtype of src.
+        mean: batch_mean of the forward operator, shape (C,), any float dtype.
+        variance: its batch_variance, that is not the inverse standard deviation.
+        gamma: shape (C,), any float dtype, or None for 1.
+        epsilon: static, > 0.
+        data_format: "NXC" for channels along the last axis, "NCX" for the second one.
+        diff_gamma_and_beta: whether diff_gamma and diff_beta are asked for. None: with a gamma.
+        use_global_stats: as given to the forward operator.
+        fuse_norm_relu: as given to the forward operator; wants workspace or dst.
+        fuse_norm_add_relu: as given to the forward operator; wants workspace or dst.
+        workspace: that of the forward operator.
+        dst: that of the forward operator; read where there is no workspace.
+        implementation: as in `jax_bnar.bn_add_relu`.
+
+    Returns:
+        TrainingBackward(diff_src, diff_gamma, diff_beta, diff_src_1).
+
+    Raises:
+        ValueError: a shape, or the value of an argument, does not fit. Also a gamma with
+            diff_gamma_and_beta=False: oneDNN ignores that gamma, which nobody can want.
+        TypeError: a dtype, or the type of an argument, does not fit.
+    """
+    src = check_x(_BACKWARD, src, "src")
+    layout = check_data_format(_BACKWARD, data_format, _AXES, src.shape)
+    dy = check_like(_BACKWARD, "diff_dst", diff_dst, src, "src")
+    statistics = [
+        check_statistic(_BACKWARD, name, vector, src, layout.axis, "src")
+        for name, vector in (("mean", mean), ("variance", variance))
+    ]
+    scale = check_vector(_BACKWARD, "gamma", gamma, src, layout.axis, "src")
+    value = check_epsilon(_BACKWARD, epsilon)
+    _check_flags(_BACKWARD, fuse_norm_relu, fuse_norm_add_relu)
+    wanted = _wants_diff_gamma_and_beta(gamma, diff_gamma_and_beta)
+    gate, saved = _gate(workspace, dst, fuse_norm_relu or fuse_norm_add_relu, layout, src)
+    common: dict[str, Any] = {
+        "layout": layout,
+        "implementation": resolve_implementation(_BACKWARD, implementation),
+        "gate": gate,
+    }
+    with jax.named_scope(_BACKWARD):
+        x, dy, mean_, var, scale = align_operands(layout, src, dy, *statistics, scale)
+        if gate == "y":
+            _, saved = align_operands(layout, x, saved)
+        differentiate = _with_global_statistics if use_global_stats else _with_batch_statistics
+        diff_src, sums, dz = differentiate(
+            *(dy, x, saved, mean_, var, scale, value, wanted, fuse_norm_add_relu), **common
+        )
+    if not wanted:
+        return TrainingBackward(diff_src, None, None, dz)
+    dtype = jnp.asarray(mean if gamma is None else gamma).dtype
+    return TrainingBackward(diff_src, sums[0][0].astype(dtype), sums[1][0].astype(dtype), dz)
+
+
+_Differentiated = tuple[jax.Array, tuple[jax.Array, ...], jax.Array | None]
+
+
+def _with_batch_statistics(
+    dy: jax.Array,
+    x: jax.Array,
+    saved: jax.Array | None,
+    mean: jax.Array,
+    var: jax.Array,
+    scale: jax.Array | None,
+    epsilon: float,
+    wanted: bool,
+    has_z: bool,
+    **common: Any,
+) -> _Differentiated:
+    """(diff_src, (diff_gamma, diff_beta), diff_src_1); the sums come with the rest for nothing."""
+    del wanted
+    zero = jnp.zeros_like(mean)
+    dx, dscale, dbias, *dz = primitive.backward(
+        *(dy, x, saved, mean, var, scale, None, zero, zero), epsilon=epsilon, has_z=has_z, **common
+    )
+    return dx, (dscale, dbias), dz[0] if dz else None
+
+
+def _with_global_statistics(
+    dy: jax.Array,
+    x: jax.Array,
+    saved: jax.Array | None,
+    mean: jax.Array,
+    var: jax.Array,
+    scale: jax.Array | None,
+    epsilon: float,
+    wanted: bool,
+    has_z: bool,
+    **common: Any,
+) -> _Differentiated:
+    """The same for statistics that are constants: nothing to sum up for diff_src."""
+    rstd = reference.reciprocal_std(var, epsilon)
+    a = reference.scaled_rstd(rstd, scale)
+    sums: tuple[jax.Array, ...] = ()
+    dz: list[jax.Array] = []
+    if wanted or has_z:
+        dbias, sum_e_centred, *dz = primitive.backward_reduce(
+            *(dy, x, saved, mean, None, None), has_z=has_z, **common
+        )
+        sums = rstd * sum_e_centred, dbias
+    zero = jnp.zeros_like(a)
+    (dx,) = primitive.backward_apply(dy, x, saved, mean, a, zero, zero, None, **common)
+    return dx, sums, dz[0] if dz else None
+
+
+def _forward_operands(
+    function: str,
+    src: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any,
+    beta: Any,
+    src_1: Any,
+    epsilon: Any,
+    data_format: Any,
+    relu: bool,
+    add_relu: bool,
+    implementation: str | None,
+) -> tuple[list[Any], Config]:
+    """(src, src_1, gamma, beta, mean, variance), checked and aligned, and what is static."""
+    src = check_x(function, src, "src")
+    layout = check_data_format(function, data_format, _AXES, src.shape)
+    _check_flags(function, relu, add_relu)
+    if add_relu and src_1 is None:
+        raise TypeError(f"{function}: fuse_norm_add_relu adds src_1, which must be an array.")
+    if src_1 is not None and not add_relu:
+        raise ValueError(
+            f"{function}: src_1 is added with fuse_norm_add_relu=True alone; set that flag, or"
+            " leave src_1 out."
+        )
+    z = None if src_1 is None else check_like(function, "src_1", src_1, src, "src")
+    vectors = [
+        check_vector(function, name, vector, src, layout.axis, "src")
+        for name, vector in (("gamma", gamma), ("beta", beta))
+    ]
+    statistics = [
+        check_statistic(function, name, vector, src, layout.axis, "src")
+        for name, vector in (("mean", mean), ("variance", variance))
+    ]
+    config = Config(
+        epsilon=check_epsilon(function, epsilon),
+        activation="relu" if relu or add_relu else "none",
+        save="mask",
+        implementation=resolve_implementation(function, implementation),
+        has_z=add_relu,
+        layout=layout,
+    )
+    return align_operands(layout, src, z, *vectors, *statistics), config
+
+
+def _check_flags(function: str, relu: bool, add_relu: bool) -> None:
+    if relu and add_relu:
+        raise ValueError(
+            f"{function}: fuse_norm_relu and fuse_norm_add_relu exclude each other; the second is"
+            " the first after an addition."
+        )
+
+
+def _wants_diff_gamma_and_beta(gamma: Any, asked_for: bool | None) -> bool:
+    if asked_for is None:
+        return gamma is not None
+    if gamma is not None and not asked_for:
+        raise ValueError(
+            f"{_BACKWARD}: with diff_gamma_and_beta=False oneDNN ignores gamma, and diff_src lacks"
+            " its factor; pass gamma=None for that, or leave diff_gamma_and_beta out."
+        )
+    return asked_for
+
+
+def _gate(
+    workspace: Any, dst: Any, relu: bool, layout: ChannelLayout, src: jax.Array
+) -> tuple[Gate, jax.Array | None]:
+    """Where the sign of the ReLU is read, and the array that has it."""
+    if not relu:
+        if workspace is not None or dst is not None:
+            raise ValueError(
+                f"{_BACKWARD}: workspace and dst are read with fuse_norm_relu or"
+                " fuse_norm_add_relu alone; set the flag that forward had, or leave them out."
+            )
+        return "none", None
+    if workspace is not None:
+        return "mask", check_mask(_BACKWARD, "workspace", workspace, layout, src.shape)
+    if dst is None:
+        raise TypeError(
+            f"{_BACKWARD}: with fuse_norm_relu or fuse_norm_add_relu one of workspace and dst must"
+            " be an array."
+        )
+    return "y", check_like(_BACKWARD, "dst", dst, src, "src")
