@@ -2,7 +2,7 @@
 
 from jax_bnar._base import startup as _startup
 
-_startup.require_jax()  # before the imports that an older JAX does not have
+_startup.require_jax()  # Must precede the imports below, which fail on an older JAX.
 
 from jax_bnar import ops as ops
 from jax_bnar._fuse import FusionReport as FusionReport

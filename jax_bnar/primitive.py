@@ -1,23 +1,23 @@
 """The primitives that JAX transforms, on arrays in the user's layout.
 
-How a call of `jax_bnar.bn_add_relu` goes down, and how its derivative comes back:
+How a call of `jax_bnar.bn_add_relu` is lowered, and how it is differentiated:
 
 1. `_operators` checks the operands and makes their shardings agree.
 2. `_autodiff.training` is the function that JAX differentiates. It binds `forward`, below.
-3. `forward` is lowered for one device to the custom call of `_kernels.kernel_call`, with reshapes
-   that move no data; for several devices to a call that XLA partitions (`_sharding.partitioning`);
-   where there is no kernel to `reference`. `vmap` adds a leading axis to the same call.
+3. On one device, `forward` lowers to the custom call of `_kernels.kernel_call`, with reshapes that
+   move no data; on several devices, to a call that XLA partitions (`_sharding.partitioning`); and
+   on a platform without a kernel, to `reference`. `vmap` adds a leading axis to the same call.
 4. The derivative is a `jax.custom_jvp` rule whose tangent is one linear primitive
-   (`_autodiff.linear_call`). Evaluated, it is forward mode in pure JAX. Transposed, it binds
+   (`_autodiff.linear_call`). Evaluating it gives forward mode in pure JAX. Its transpose binds
    `backward`, below, on the residuals x, y (or a mask), mean, var, scale and bias.
 
-A `jax.custom_vjp` would have the same residuals and the same two kernels, and no forward mode. y
-lives on anyway, as the input of the next layer, so backward reads the sign of the ReLU in it, and
-the tensor from before the ReLU is never kept.
+A `jax.custom_vjp` would need the same residuals and the same two kernels, but would not support
+forward mode. The next layer keeps y as its input anyway, so backward reads the sign of the ReLU
+from y, and the pre-ReLU tensor is never kept.
 
 There is one primitive for each operation of `_kernels.kernel_call`, with the same operands and
-results, in the shapes of `_base.layout`. They own what the custom calls on canonical arrays cannot:
-sharding, for which an array must have its own axes, and with it batching.
+results, in the shapes of `_base.layout`. These primitives handle what custom calls on canonical
+arrays cannot: sharding, which needs the array's own axes, and therefore batching too.
 """
 
 import abc
@@ -45,7 +45,7 @@ from jax_bnar._sharding.shards import Shards
 
 
 class ArrayPrimitive(abc.ABC):
-    """What all primitives on arrays in the user's layout share: their signature, and vmap."""
+    """The base of all primitives on arrays in the user's layout: signature and batching rule."""
 
     @property
     @abc.abstractmethod
@@ -74,7 +74,7 @@ class ArrayPrimitive(abc.ABC):
         )
 
     def named(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
-        """The operands that are there, by name."""
+        """The operands that are present, by name."""
         return {n: v for n, v in self.signature.unbind(given, present).items() if v is not None}
 
     def batch(
@@ -86,7 +86,7 @@ class ArrayPrimitive(abc.ABC):
         layout: ChannelLayout,
         **params: Any,
     ) -> tuple[list[jax.Array], list[int | None]]:
-        """Another leading axis: each example keeps statistics of its own."""
+        """Batches over a new leading axis: each example keeps its own statistics."""
         size = next(a.shape[d] for a, d in zip(batched, dims, strict=True) if d is not None)
         kinds = self.signature.operand_kinds(params)
         arrays, axes = (self.signature.unbind(each, present) for each in (batched, dims))
@@ -97,8 +97,8 @@ class ArrayPrimitive(abc.ABC):
         }
         layout = dataclasses.replace(layout, leading=layout.leading + 1)
         results = self.bind_batched(leading, present=present, layout=layout, **params)
-        # What depends on operands that are not mapped is one value, and users may say so
-        # (`out_axes=None`).
+        # A result that depends only on unmapped operands must come back unmapped, because users
+        # may request it with `out_axes=None`.
         mapped = {name for name, axis in axes.items() if axis is not None}
         differs = [
             not mapped.isdisjoint(self.signature.dependencies(result, params))
@@ -141,7 +141,7 @@ class ArrayOperation(ArrayPrimitive):
         implementation: Implementation,
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
-        """Binds the primitive, or computes the reference where implementation is 'xla'."""
+        """Binds the primitive, or computes the reference if the implementation is 'xla'."""
         statics |= {"layout": layout, "implementation": implementation}
         if implementation != "xla":
             return self.bind(*operands, **statics)
@@ -167,20 +167,21 @@ class ArrayOperation(ArrayPrimitive):
             names = ", ".join(map(str, automatic))
             where = f"inside a shard_map that leaves mesh axes ({names}) automatic"
         elif automatic is None and jax_compat.is_for_export(ctx):
-            # A partitioned call needs Python when XLA partitions, which is after export.
+            # Partitioning calls back into Python, which is not possible after export.
             where = "in a program exported for several devices"
         if where is not None:
             if params["implementation"] == "ffi":
                 raise NotImplementedError(
-                    f"jax_bnar: implementation='ffi' asks for the {self.canonical.name} kernel, but"
-                    f" XLA cannot partition it {where}; implementation=None falls back to pure JAX."
+                    f"jax_bnar: implementation='ffi' requires the {self.canonical.name} kernel,"
+                    f" but XLA cannot partition it {where}; implementation=None falls back to pure"
+                    " JAX."
                 )
             function = self._reference
         elif automatic is None:
             function = functools.partial(self._partitioned, ctx.avals_in, ctx.avals_out)
         else:
             function = self._on_one_device
-        # Types of Explicit meshes name shardings; inside, arrays are those of one device.
+        # With an Explicit mesh the types name shardings; here, arrays are those of one device.
         ctx = ctx.replace(avals_in=jax_compat.without_shardings(ctx.avals_in))
         return jax_compat.lower_fun(function, multiple_results=True)(ctx, *operands, **params)
 
@@ -216,7 +217,7 @@ class ArrayOperation(ArrayPrimitive):
         )
 
     def _reference(self, *given: jax.Array, **params: Any) -> tuple[jax.Array, ...]:
-        """In pure JAX, whatever the sharding: XLA partitions it by itself."""
+        """The operation in pure JAX, which XLA can partition for any sharding."""
         params |= {"implementation": "xla"}
         avals = self._abstract(*map(jax.typeof, given), **params)
         function = functools.partial(self._on_one_device, **params)
@@ -225,7 +226,7 @@ class ArrayOperation(ArrayPrimitive):
     def _jvp(
         self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Derivatives of a derivative have no kernel: they run through the reference."""
+        """Derivatives of derivatives have no kernel; they differentiate the reference."""
         tangents = [jax_compat.instantiate_zeros(t) for t in tangents]
         results = self.primitive.bind(*primals, **params)
         _, out_tangents = jax.jvp(
@@ -235,7 +236,7 @@ class ArrayOperation(ArrayPrimitive):
 
 
 def _leading(array: jax.Array, axis: int | None, size: int, kind: OperandKind) -> jax.Array:
-    """An operand with the mapped axis (of length `size`) in front."""
+    """An operand with the mapped axis, of length `size`, moved to the front."""
     if axis is not None:
         return jnp.moveaxis(array, axis, 0)
     return jnp.broadcast_to(array, (1 if kind == "vector" else size, *array.shape))
@@ -267,7 +268,7 @@ backward_apply = ArrayOperation(kernel_call.backward_apply)
 
 
 def _drop_unused_mask(used: Sequence[bool], equation: Any) -> tuple[list[bool], Any]:
-    """A kernel whose mask nobody reads writes none (dead code in what is rematerialised)."""
+    """Drops a mask that nobody reads, such as one in a rematerialised forward pass."""
     if not any(used):
         return [False] * len(equation.invars), None
     if equation.params["save_mask"] and not used[-1]:

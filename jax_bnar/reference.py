@@ -1,18 +1,18 @@
 """The mathematics in plain `jax.numpy`, on canonical (G, N, C, S) arrays.
 
-One function for each operation of `jax_bnar._kernels.kernel_call`, with the same operands and
-results. They are the rule for platforms without a kernel, `implementation="xla"`, and the
-derivative rules of the primitives. Vectors (scale, bias, mean, ...) have shape (G, C) or (1, C) and
-the accumulation dtype.
+There is one function for each operation of `jax_bnar._kernels.kernel_call`, with the same operands
+and results. These functions are used on platforms without a kernel, for `implementation="xla"`, and
+for the derivatives of the primitives. Vectors (scale, bias, mean, ...) have shape (G, C) or (1, C)
+and the accumulation dtype.
 
-Formulas, with n = N*S elements to a statistics group:
+Formulas, with n = N*S elements in a statistics group:
 
     mean = sum(x)/n    var = sum((x-mean)^2)/n    rstd = 1/sqrt(var+epsilon)
     y = act(scale*(x-mean)*rstd + bias + z)
     e = dy where y > 0 else 0    dz = e    dbias = sum(e)    dscale = rstd*sum(e*(x-mean))
     dx = a*e + b*(x-mean) + k
 
-(x-mean) is kept: b*x + k' would lose digits where |mean| >> std.
+The term (x-mean) must be kept: b*x + k' would lose digits if |mean| >> std.
 """
 
 from typing import NamedTuple
@@ -40,7 +40,7 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def _per_element(vector: jax.Array, x: jax.Array) -> jax.Array:
-    """A (G, C) or (1, C) vector broadcast over x, explicitly (strict rank promotion)."""
+    """A (G, C) or (1, C) vector, broadcast to x explicitly (for strict rank promotion)."""
     return jnp.broadcast_to(vector[:, None, :, None], x.shape)
 
 
@@ -49,23 +49,24 @@ def reciprocal_std(var: jax.Array, epsilon: float) -> jax.Array:
 
 
 def scaled_rstd(rstd: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """a = scale*rstd; either may have one group for all."""
+    """a = scale*rstd; either operand may have a single group that applies to all."""
     return rstd if scale is None else rstd * scale
 
 
 def pack_mask(positive: jax.Array) -> jax.Array:
-    """Booleans (G, N, C, S) to one bit an element, (G, ceil(N*C*S/8)) bytes, lowest bit first."""
+    """Packs (G, N, C, S) booleans into (G, ceil(N*C*S/8)) bytes, lowest bit first."""
     groups, *rest = positive.shape
     count = mask_bytes(*rest)
     flat = positive.reshape(groups, -1)
-    # packbits pads by 8 where it cannot see that 8 divides a symbolic size (jax.export).
+    # packbits adds 8 bits of padding if it cannot prove that 8 divides a symbolic size
+    # (jax.export).
     whole = jax.lax.pad(flat, False, ((0, 0, 0), (0, 8 * count - flat.shape[1], 0)))
     return jnp.packbits(whole.reshape(groups, count, 8), axis=2, bitorder="little")[:, :, 0]
 
 
 def unpack_mask(mask: jax.Array, like: jax.Array) -> jax.Array:
     count = like.size // like.shape[0]
-    # Sliced, because `count=` of unpackbits takes no symbolic size (jax.export).
+    # A slice, because the argument `count` of unpackbits cannot be symbolic (jax.export).
     bits = jnp.unpackbits(mask, axis=1, bitorder="little")[:, :count]
     return bits.astype(bool).reshape(like.shape)
 
@@ -73,31 +74,34 @@ def unpack_mask(mask: jax.Array, like: jax.Array) -> jax.Array:
 def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean and population variance, (G, C) each.
 
-    In two passes: E[x^2]-E[x]^2 is off by 26 % where mean/std is 1000. The first gives a mean that
-    is rounded, and off by more where the element that it is taken around is an outlier; the second
-    takes both sums around that mean and corrects it, whatever the order of the elements (the
-    corrected two-pass algorithm of Chan, Golub and LeVeque 1983).
+    This takes two passes, because E[x^2]-E[x]^2 is off by 26 % at mean/std = 1000. The first pass
+    sums differences from one element of the channel. Its mean is rounded, and less accurate still
+    if that element is an outlier. The second pass sums differences from that mean, and their
+    squares, and corrects the mean, whatever the order of the elements. (This is the corrected
+    two-pass algorithm of Chan, Golub and LeVeque, 1983.)
     """
     wide = _wide(x)
     first = _finite_or(wide[:, :1, :, :1], 0)
-    # Around an element, so that a constant channel has exactly its value as mean.
+    # Relative to an element, so that the mean of a constant channel is exactly its value.
     offset = (wide - jnp.broadcast_to(first, x.shape)).mean(axis=_REDUCED, keepdims=True)
     centre = first + _coarse(offset)
-    # Derivatives flow through the correction alone: the mean does not depend on the centre. An Inf
-    # as centre would turn Inf-Inf into a NaN mean.
+    # Derivatives flow through the correction only, because the mean does not depend on the centre.
+    # An infinite centre is replaced, because Inf-Inf would turn the mean into a NaN.
     centre = jax.lax.stop_gradient(jnp.where(jnp.isfinite(centre), centre, first))
     centred = wide - jnp.broadcast_to(centre, x.shape)
     correction = centred.mean(axis=_REDUCED)
     var = jnp.square(centred).mean(axis=_REDUCED) - jnp.square(correction)
-    # The difference may come out below 0 by a rounding; a NaN stays one.
+    # Rounding may make the difference negative; `where` keeps a NaN.
     return centre[:, 0, :, 0] + correction, jnp.where(var < 0, jnp.zeros_like(var), var)
 
 
 def _coarse(values: jax.Array) -> jax.Array:
-    """Without the last 12 bits.
+    """The values with their last 12 bits cleared.
 
-    The product that ends a mean cannot contract with the sum that takes this, as it does in some of
-    the places where XLA forms the centre again: the correction holds for one centre only.
+    XLA may compute the centre in several places, and in some of them it would contract the mean's
+    final multiplication with the addition that follows into a fused multiply-add. The centres would
+    then differ, and the correction is valid for one of them only. Clearing bits in between prevents
+    the contraction.
     """
     values = jax.lax.stop_gradient(values)
     integer = jnp.uint64 if values.dtype.itemsize == 8 else jnp.uint32
@@ -124,7 +128,7 @@ def normalise(
     activation: Activation,
     save_mask: bool,
 ) -> tuple[jax.Array, ...]:
-    """(y,) or (y, mask): the affine form in the accumulation dtype, rounded once, at the end."""
+    """(y,) or (y, mask), computed in the accumulation dtype and rounded once, at the end."""
     rstd = reciprocal_std(var, epsilon)
     y = (_wide(x) - _per_element(mean, x)) * _per_element(scaled_rstd(rstd, scale), x)
     if bias is not None:
@@ -171,7 +175,7 @@ def gated(
     bias: jax.Array | None,
     gate: Gate,
 ) -> jax.Array:
-    """e: dy where y > 0, else 0, in the dtype of dy."""
+    """e = dy where y > 0, else 0, in the dtype of dy."""
     if gate == "none":
         return dy
     if gate == "x":
@@ -197,9 +201,9 @@ def backward_reduce(
     gate: Gate,
     has_z: bool,
 ) -> tuple[jax.Array, ...]:
-    """(sum(e), sum(e*(x-mean))) of shape (G, C), and dz = e where there is a residual.
+    """(sum(e), sum(e*(x-mean))) of shape (G, C), and dz = e if there is a residual.
 
-    `saved` is y or the mask, as `gate` says. `a` and `bias` serve gate "x":
+    `saved` is y or the mask, depending on `gate`. `a` and `bias` are used by gate "x", for which
     y > 0 where (x-mean)*a + bias > 0.
     """
     centred = _wide(x) - _per_element(mean, x)
@@ -219,14 +223,14 @@ def backward_coefficients(
     *,
     count: jax.Array | int,
 ) -> Coefficients:
-    """The three vectors of dx; the cotangents of mean and var cost nothing more.
+    """The coefficients of dx. They include the cotangents of mean and var at no further cost.
 
-    `sum_ae` is sum(a*e) and `sum_ae_normalised` is sum(a*e*(x-mean)*rstd), over all the elements
-    that share mean and var. The factor a = scale*rstd belongs inside of the sums: where devices
-    share statistics and not the scale, each adds up with its own.
+    `sum_ae` is sum(a*e) and `sum_ae_normalised` is sum(a*e*(x-mean)*rstd), over all elements that
+    share mean and var. The factor a = scale*rstd belongs inside the sums, because devices that
+    share statistics may have different scales.
     """
     n = jnp.asarray(count, rstd.dtype)
-    # One rstd at a time: from |x| = 1e13 on rstd^3 underflows, and none of these products does.
+    # One rstd is multiplied at a time: rstd^3 underflows from |x| = 1e13 on, these products do not.
     b = (2 * dvar - rstd * sum_ae_normalised) / n
     k = (dmean - sum_ae) / n
     return Coefficients(a, b, k)
@@ -244,7 +248,7 @@ def backward_apply(
     *,
     gate: Gate,
 ) -> tuple[jax.Array]:
-    """(dx,) = a*e + b*(x-mean) + k; e as in `backward_reduce`."""
+    """(dx,) with dx = a*e + b*(x-mean) + k, and e as in `backward_reduce`."""
     centred = _wide(x) - _per_element(mean, x)
     e = _wide(gated(dy, centred, saved, a, bias, gate))
     dx = _per_element(a, x) * e + (_per_element(b, x) * centred + _per_element(k, x))
@@ -266,7 +270,7 @@ def backward(
     gate: Gate,
     has_z: bool,
 ) -> tuple[jax.Array, ...]:
-    """(dx, dscale, dbias) with dscale and dbias of shape (G, C), and dz where there is one."""
+    """(dx, dscale, dbias) or (dx, dscale, dbias, dz); dscale and dbias have shape (G, C)."""
     rstd = reciprocal_std(var, epsilon)
     a = scaled_rstd(rstd, scale)
     dbias, sum_e_centred, *dz = backward_reduce(dy, x, saved, mean, a, bias, gate=gate, has_z=has_z)

@@ -1,1 +1,1 @@
-"""Derivatives of the operators, forward and reverse, and rematerialisation."""
+"""Derivatives of the operators, in forward and reverse mode, and rematerialisation."""

@@ -1,4 +1,4 @@
-"""Inference form, in the user's layout: given mean and var, with its derivatives (fine-tuning)."""
+"""The inference form (given mean and var) in the user's layout, with its derivatives."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from jax_bnar._autodiff.tangents import normalise_tangent
 from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config, Gate
 
-# x, saved (what `save=` kept), scale, bias, mean, var
+# x, saved (as selected by `save=`), scale, bias, mean, var
 _Residuals = tuple[jax.Array, jax.Array | None, OptionalArray, OptionalArray, jax.Array, jax.Array]
 _Results = tuple[jax.Array, jax.Array | None]  # y, mask
 
@@ -30,9 +30,10 @@ def inference(
     config: Config,
     save_mask: bool = False,
 ) -> _Results:
-    """(y, mask) of x; scale, bias, mean and var of shape (1, C), mask None unless asked for.
+    """Returns (y, mask); scale, bias, mean and var have shape (1, C).
 
-    Operands vary over the same mesh axes (`jax_bnar._sharding.alignment`).
+    mask is None unless `save_mask` is set. All operands must vary over the same mesh axes
+    (`jax_bnar._sharding.alignment`).
     """
     y, *mask = primitive.normalise(
         x, z, scale, bias, mean, var, **config.forward_statics(save_mask=save_mask)
@@ -44,7 +45,7 @@ def inference(
 def _inference_jvp(
     config: Config, save_mask: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[_Results, tuple[Any, ...]]:
-    """As the rule of the training form: see `jax_bnar._autodiff.training`."""
+    """Like the rule of the training form, see `jax_bnar._autodiff.training`."""
     y, mask = inference(*primals, config, save_mask)
     x, _, scale, bias, mean, var = primals
     saved = None if config.activation == "none" else y
@@ -56,13 +57,14 @@ def _inference_jvp(
 
 @dataclasses.dataclass(frozen=True)
 class _InferenceTangent:
-    """Tangents of (x, z, scale, bias, mean, var) to that of y."""
+    """The linear map from the tangents of (x, z, scale, bias, mean, var) to the tangent of y."""
 
     config: Config
 
     @property
     def gate(self) -> Gate:
-        # Not "x": the `a` below and the kernel's may differ in the last bit, and so might a sign.
+        # Gate "x" would be wrong: `a` below and in the kernel may differ in the last bit, and so
+        # might the sign.
         return "none" if self.config.activation == "none" else "y"
 
     def sees(self, axis_name: Any) -> bool:
@@ -88,9 +90,10 @@ class _InferenceTangent:
     def transpose(
         self, residuals: _Residuals, cotangents: tuple[jax.Array]
     ) -> tuple[jax.Array | None, ...]:
-        """mean and var are constants of the normalisation, so dx = scale*rstd*e, and
+        """Cotangents of (x, z, scale, bias, mean, var), where mean and var do not depend on x:
 
-        dmean = -scale*rstd*sum(e)    dvar = -scale*rstd^3/2 * sum(e*(x-mean)).
+        dx = scale*rstd*e    dmean = -scale*rstd*sum(e)
+        dvar = -scale*rstd^3/2 * sum(e*(x-mean))
         """
         x, saved, scale, bias, mean, var = residuals
         (dy,) = cotangents
@@ -129,5 +132,5 @@ class _InferenceTangent:
             None if scale is None else rstd * sum_e_centred,
             None if bias is None else sum_e,
             -a * sum_e,
-            -a * (rstd * (rstd * (sum_e_centred / 2))),  # rstd^3 may underflow
+            -a * (rstd * (rstd * (sum_e_centred / 2))),  # rstd^3 itself may underflow.
         )

@@ -1,12 +1,13 @@
-"""A linear map whose transpose is ours: what lets one operator serve forward and reverse mode.
+"""A linear map with a custom transpose, which lets one operator support forward and reverse mode.
 
-`jax.custom_vjp` has no forward mode: `jax.jvp`, `jax.linearize` and `jax.jacfwd` of such a function
-are refused. `jax.custom_jvp` has both, but derives the transpose of its tangent on its own, and
-so would never call a backward kernel. The operators are therefore custom_jvp functions whose
-tangent is one call of the primitive below. Its evaluation is the tangent in pure JAX, its transpose
-rule calls the backward kernels, and its nonlinear operands are exactly the residuals of reverse
-mode. `jax.custom_derivatives.linear_call` is the same idea without vmap and without derivatives in
-its residuals, that is without per-example gradients and Hessians.
+`jax.custom_vjp` does not support forward mode: `jax.jvp`, `jax.linearize` and `jax.jacfwd` of such
+a function are errors. `jax.custom_jvp` supports both modes, but JAX derives the transpose of its
+tangent, and so would never call a backward kernel. The operators are therefore custom_jvp functions
+whose tangent is one call of the primitive below. Evaluating it computes the tangent in pure JAX,
+its transpose rule calls the backward kernels, and its nonlinear operands are exactly the residuals
+of reverse mode. `jax.custom_derivatives.linear_call` implements the same idea, but supports neither
+vmap nor differentiation with respect to the residuals, and so rules out per-example gradients and
+Hessians.
 """
 
 import dataclasses
@@ -24,14 +25,14 @@ _Arrays = tuple[jax.Array | None, ...]
 
 
 class LinearMap(Protocol):
-    """Hashable, for it is a static parameter: two equal maps share one compiled program."""
+    """Must be hashable, because it is a static parameter: equal maps share one compiled program."""
 
     def tangent(self, residuals: Any, tangents: Any) -> _Arrays:
-        """The map, linear in `tangents` (None for zero), differentiable in the float residuals."""
+        """The map: linear in `tangents` (None means zero), differentiable in float residuals."""
         ...
 
     def transpose(self, residuals: Any, cotangents: Any) -> _Arrays:
-        """Cotangents of all the inputs, those included that were None; None where there is none."""
+        """One cotangent per input, including inputs whose tangent was None; may contain None."""
         ...
 
     def sees(self, axis_name: Any) -> bool:
@@ -39,11 +40,11 @@ class LinearMap(Protocol):
         ...
 
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
-        """Which results differ along an axis of this name, mapped by `jax.vmap`.
+        """Which results vary along an axis of this name that `jax.vmap` maps.
 
-        The arguments have, in the place of each array, whether it is mapped over that axis. A
-        result that is one value for all the examples must be known as such: users give it
-        `out_axes=None`.
+        In the arguments, each array is replaced by whether it is mapped over that axis. A result
+        that is the same for all examples must be reported as such, because users may request it
+        with `out_axes=None`.
         """
         ...
 
@@ -51,7 +52,7 @@ class LinearMap(Protocol):
 def linear_call(
     linear_map: LinearMap, residuals: Any, tangents: _Arrays, like: Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:
-    """`linear_map.tangent(residuals, tangents)`: tangents of the arrays `like`."""
+    """`linear_map.tangent(residuals, tangents)`: the tangents of the arrays `like`."""
     out_avals = tuple(jax.typeof(array).to_tangent_aval() for array in like)
     return _bind(linear_map, residuals, tangents, out_avals)
 
@@ -63,7 +64,7 @@ def _bind(linear_map: LinearMap, residuals: Any, tangents: _Arrays, out_avals: A
             *leaves,
             linear_map=linear_map,
             tree=tree,
-            # None leaves no leaf, so the residuals are the first leaves.
+            # A None has no leaf, so the residuals are exactly the first leaves.
             num_residuals=len(jax.tree.leaves(residuals)),
             out_avals=out_avals,
         )
@@ -78,9 +79,9 @@ def _evaluate(
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-    """d(L(r) t) = L(r) dt + (dL(r) dr) t: the same map again, and the rule's own derivative.
+    """d(L(r) t) = L(r) dt + (dL(r) dr) t: the same map again, plus its derivative in r.
 
-    The first term keeps the transpose, so that derivatives of derivatives run the kernels too.
+    The first term keeps the custom transpose, so derivatives of derivatives run the kernels too.
     """
     linear_map, tree, count = params["linear_map"], params["tree"], params["num_residuals"]
     results = linear_p.bind(*primals, **params)
@@ -117,7 +118,7 @@ def _transpose(cotangents: Sequence[Any], *leaves: Any, **params: Any) -> list[A
     )
     results: list[Any] = [None] * len(leaves)
     for position, cotangent in zip(positions, everything, strict=True):
-        # A known tangent is a constant, and has no cotangent.
+        # A tangent that is known is a constant here, so it has no cotangent.
         if position is not None and jax_compat.is_undefined_primal(leaves[position]):
             results[position] = cotangent
     assert not any(map(jax_compat.is_undefined_primal, leaves[:count]))
@@ -146,7 +147,7 @@ class _Mapped:
         residual_axes, tangent_axes = self.axis.in_axes
         absent = object()
         _, markers = jax.tree.unflatten(self.axis.tree, [absent] * len(self.axis.dims))
-        # A result that is one value for all the examples is that of the first one.
+        # A result shared by all examples counts as the result of the first one.
         cotangents = tuple(
             _of_the_first(cotangent, self.axis.data.size) if axis is None else cotangent
             for cotangent, axis in zip(cotangents, self.axis.out_dims, strict=True)
@@ -165,7 +166,7 @@ class _Mapped:
 
 
 def _of_the_first(cotangent: jax.Array, size: int) -> jax.Array:
-    """Cotangents of all the examples: this one, and zeros."""
+    """The cotangents of all examples: the given one for the first, zero for the others."""
     return jnp.zeros((size, *cotangent.shape), cotangent.dtype).at[0].set(cotangent)
 
 

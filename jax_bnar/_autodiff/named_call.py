@@ -1,13 +1,14 @@
-"""A function with collectives and a derivative rule of its own.
+"""A function that contains collectives and has a custom derivative rule.
 
-`jax.custom_jvp` runs its rule when the function is differentiated. Where a `jax.vmap` binds the
-name that the rule communicates over, and `jit`, `scan`, `cond` or `jax.checkpoint` stands between
-the vmap and the derivative, the name is gone by then:
+`jax.custom_jvp` runs its rule when the function is differentiated. If a `jax.vmap` binds the axis
+name that the rule communicates over, and a `jit`, `scan`, `cond` or `jax.checkpoint` lies between
+the vmap and the derivative, that name is no longer bound. For example, this is a NameError for any
+custom_jvp `f` with a collective:
 
     jax.grad(lambda x: jax.jit(jax.vmap(f, axis_name="batch"))(x).sum())
 
-is a NameError for any custom_jvp with a collective. Here the function is a parameter of a
-primitive, and its batching rule binds the name inside of that parameter.
+Here the function is a parameter of a primitive, whose batching rule binds the name inside that
+parameter.
 """
 
 import dataclasses
@@ -24,14 +25,14 @@ _Arrays = tuple[jax.Array, ...]
 
 
 class NamedFunction(Protocol):
-    """Hashable, for it is a static parameter: two equal functions share one compiled program."""
+    """Must be hashable, because it is a static parameter: equal functions share one program."""
 
     def value(self, operands: Any) -> _Arrays:
         """The results."""
         ...
 
     def derivative(self, operands: Any, tangents: Any) -> tuple[_Arrays, _Arrays]:
-        """The results and their tangents; a tangent that is None is zero."""
+        """The results and their tangents; an input tangent of None means zero."""
         ...
 
     def sees(self, axis_name: Any) -> bool:
@@ -39,9 +40,9 @@ class NamedFunction(Protocol):
         ...
 
     def mapped_results(self, axis_name: Any, operands: Any) -> tuple[bool, ...]:
-        """Which results differ along an axis of this name, mapped by `jax.vmap`.
+        """Which results vary along an axis of this name that `jax.vmap` maps.
 
-        `operands` has, in the place of each array, whether it is mapped over that axis.
+        In `operands`, each array is replaced by whether it is mapped over that axis.
         """
         ...
 
@@ -129,7 +130,7 @@ named_p.multiple_results = True
 named_p.def_impl(lambda *leaves, **params: jax_compat.apply_primitive(named_p, *leaves, **params))
 named_p.def_abstract_eval(lambda *_, out_avals, **__: list(out_avals))
 jax_compat.register_lowering(named_p, jax_compat.lower_fun(_evaluate, multiple_results=True))
-# The operations inside are partitioned where arrays are sharded over a mesh.
+# The operations inside are partitioned if arrays are sharded over a mesh.
 jax_compat.needs_devices_at_lowering(named_p)
 jax_compat.primitive_jvps[named_p] = _jvp
 jax_compat.fancy_primitive_batchers[named_p] = _batch

@@ -1,10 +1,10 @@
-"""Rematerialisation: y again from the statistics that a `jax.checkpoint` policy saved.
+"""Rematerialisation of y from the statistics that a `jax.checkpoint` policy saved.
 
-Under a policy that saves the statistics and not y, JAX computes y again where backward needs it.
-Left to itself it would run the whole forward kernel, statistics included, for it cannot look inside
-a primitive. `recomputable` stands between forward and the users of y. It is the identity, unless
-its results are rematerialised and the statistics are not: then it is the `normalise` primitive,
-which reads x once. Where the statistics are rematerialised as well, one whole forward is cheapest.
+Under a policy that saves the statistics but not y, JAX recomputes y for backward. By default it
+would run the whole forward kernel, statistics included, because it cannot look inside a primitive.
+`recomputable` is applied to y before anything else uses it. It is the identity unless its results
+are rematerialised while the statistics are saved; then it becomes the `normalise` primitive, which
+reads x once. If the statistics are rematerialised as well, one whole forward pass is cheapest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import Operand, Signature
 
-# Names for jax.checkpoint policies such as save_only_these_names.
+# Names that jax.checkpoint policies such as save_only_these_names can refer to.
 STATISTICS_NAME = "bnar_statistics"
 MASK_NAME = "bnar_mask"
 
@@ -33,7 +33,7 @@ _SIGNATURE = Signature(
 
 
 class _Recomputable(primitive.ArrayPrimitive):
-    """The identity of y and mask, which knows how to make them again from the rest."""
+    """The identity on y and mask, which can also recompute them from its other operands."""
 
     @property
     def signature(self) -> Signature:
@@ -61,7 +61,7 @@ class _Recomputable(primitive.ArrayPrimitive):
         """(y,) or (y, mask)."""
         statics |= {"layout": layout, "implementation": implementation}
         if implementation == "xla":
-            # JAX can look into this one, and XLA merges it with y as it was.
+            # JAX can look inside this one, and XLA merges it with the computation of y.
             return primitive.normalise(*operands[2:], **statics)
         return self.bind(*operands, **statics)
 
@@ -76,8 +76,8 @@ class _Recomputable(primitive.ArrayPrimitive):
         return self.primitive.bind(*primals, **params), self._results(*moved, **params)
 
     def bind_batched(self, leading: Mapping[str, jax.Array], **params: Any) -> list[jax.Array]:
-        # Under vmap these are new arrays, which would be rematerialised and look as if the
-        # statistics were.
+        # vmap makes new arrays of these. Unnamed, they would be rematerialised, and it would look
+        # as if the statistics were.
         named = {
             name: checkpoint_name(array, STATISTICS_NAME) if name in ("mean", "var") else array
             for name, array in leading.items()
@@ -91,9 +91,10 @@ class _Recomputable(primitive.ArrayPrimitive):
         available: Sequence[bool],
         equation: Any,
     ) -> tuple[Any, Any, list[bool], list[bool], list[Var]]:
-        """What to compute now and what in the backward pass, and what to carry between them.
+        """What to compute now, what to compute in the backward pass, and what to save for it.
 
-        `available` says of each operand whether the backward pass has it without saving it here.
+        `available` says for each operand whether the backward pass already has it, so that it need
+        not be saved here.
         """
         count = len(equation.outvars)
 
@@ -110,7 +111,8 @@ class _Recomputable(primitive.ArrayPrimitive):
             return equation, None, [False] * count, [False] * count, []
         position = self.named(range(len(equation.invars)), equation.params["present"])
         has = {name: available[at] for name, at in position.items()}
-        # What is not available was saved: y needs no work then, or statistics make the difference.
+        # An operand that is not available is one that the policy saves. A saved y needs no
+        # recomputation; saved statistics make `normalise` enough.
         if has["y"] and "mean" in has and not (has["mean"] or has["var"]):
             again, names = primitive.normalise, {o.name for o in signatures.NORMALISE.operands}
         else:

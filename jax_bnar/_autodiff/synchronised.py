@@ -1,14 +1,13 @@
-"""Training form with statistics over named axes: `shard_map`, `pmap`, `vmap(axis_name=...)`.
+"""The training form with statistics over named axes: `shard_map`, `pmap`, `vmap(axis_name=...)`.
 
-The halves of the kernels with one all-reduce between them, forward and backward
-(`_sharding.collectives`). Derivatives are those of one device (`_sharding.halves.backward`) with
-
-    n = elements of a group on all devices,    S[.] = sum over the devices
+Each pass runs the two halves of the kernels with one all-reduce in between
+(`_sharding.collectives`). The derivatives are those of `_sharding.halves.backward`. With n the
+number of elements of a group on all devices, and S[.] the sum over the devices:
 
     dx = a*e - S[a*sum(e)]/n - rstd*(x-mean)*S[a*sum(e*xhat)]/n + dmean/n + 2*dvar*(x-mean)/n
 
-where a = scale*rstd may be another one on each device. dscale and dbias are the device's own part:
-what adds them up is JAX, as for any operand that devices share.
+The factor a = scale*rstd may differ between devices. dscale and dbias are each device's
+contribution; JAX sums them, as it does for any operand that devices share.
 """
 
 import dataclasses
@@ -48,7 +47,7 @@ def _forward(
     parts = parts_of(names, groups)
     mean, var = primitive.statistics(x, **config.common_statics)
     mean, var = merge_statistics(mean, var, NamedSpan(names, groups, parts))
-    # Named before use, so that a policy which saves them cuts the recomputation here.
+    # Named before their first use, so that a policy that saves them ends the recomputation here.
     mean = checkpoint_name(mean, STATISTICS_NAME)
     var = checkpoint_name(var, STATISTICS_NAME)
     y, *mask = primitive.normalise(
@@ -72,9 +71,9 @@ def synchronised(
     names: _Names,
     groups: _Groups,
 ) -> _Results:
-    """(y, mean, var) of x; mean and var, of shape (num_groups, C), over the axes `names`.
+    """Returns (y, mean, var) with statistics, of shape (num_groups, C), over the axes `names`.
 
-    Operands vary over the same mesh axes (`jax_bnar._sharding.alignment`).
+    All operands must vary over the same mesh axes (`jax_bnar._sharding.alignment`).
     """
     y, mean, var = named_call(_Synchronised(config, names, groups), (x, z, scale, bias))
     return y, mean, var
@@ -82,7 +81,7 @@ def synchronised(
 
 @dataclasses.dataclass(frozen=True)
 class _Synchronised:
-    """(y, mean, var) of (x, z, scale, bias)."""
+    """The function from (x, z, scale, bias) to (y, mean, var)."""
 
     config: Config
     names: _Names
@@ -95,7 +94,7 @@ class _Synchronised:
         return results
 
     def derivative(self, operands: Any, tangents: Any) -> tuple[_Results, _Results]:
-        """As the rule of the training form: see `jax_bnar._autodiff.training`."""
+        """Like the rule of the training form, see `jax_bnar._autodiff.training`."""
         x, z, scale, bias = operands
         config, where = self.config, (self.config, self.names, self.groups)
         results, mask, parts = _forward(x, z, scale, bias, *where, save=True)
@@ -106,7 +105,8 @@ class _Synchronised:
         elif config.gate == "mask":
             assert mask is not None
             saved = checkpoint_name(mask, MASK_NAME)
-        # The count is saved: psum(1, names) in backward is a NameError under grad(vmap(axis_name)).
+        # `parts` is saved, because psum(1, names) in backward would be a NameError under
+        # grad(vmap(axis_name)).
         residuals = (x, saved, mean, var, scale, bias, parts)
         linear_map = _SynchronisedTangent(config, self.names, self.groups)
         y_dot, mean_dot, var_dot = linear_call(linear_map, residuals, tangents, results)
@@ -123,7 +123,7 @@ class _Synchronised:
 
 @dataclasses.dataclass(frozen=True)
 class _SynchronisedTangent:
-    """Tangents of (x, z, scale, bias) to those of (y, mean, var)."""
+    """The linear map from the tangents of (x, z, scale, bias) to those of (y, mean, var)."""
 
     config: Config
     names: _Names
@@ -135,7 +135,7 @@ class _SynchronisedTangent:
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
         *local, _ = residuals
         y, mean, var = mapped_tangents(tuple(local), tangents)
-        # The statistics over that axis are one value for all its examples.
+        # Statistics over that axis are the same for all its examples.
         return (y, False, False) if axis_name in self.names else (y, mean, var)
 
     def tangent(self, residuals: Any, tangents: tuple[jax.Array | None, ...]) -> _Results:

@@ -1,13 +1,13 @@
-"""Tangents of the operators in pure JAX, in the user's layout: forward mode, and second orders.
+"""Tangents of the operators in pure JAX, in the user's layout, for forward mode and second orders.
 
-With tx, tz, ... the tangents, n elements to a statistics group and a = scale*rstd:
+With tx, tz, ... the tangents, n the number of elements of a statistics group, and a = scale*rstd:
 
     tmean = sum(tx)/n    tvar = 2*sum((x-mean)*tx)/n
     ty = a*tx + b*(x-mean) + k + tz where y > 0, else 0
     b = rstd*tscale - a*rstd^2*tvar/2    k = tbias - a*tmean
 
-The gate y > 0 comes from what backward reads (`saved`), so that ty is the transpose of backward
-at the last bit too. A tangent that is None is zero.
+The gate y > 0 is taken from `saved`, which backward reads too, so that the two agree on it for
+every element. A tangent of None means zero.
 """
 
 import functools
@@ -36,7 +36,7 @@ def training_tangents(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(ty, tmean, tvar) of the training form.
 
-    `residuals` are (x, saved, mean, var, scale, bias), `tangents` of (x, z, scale, bias).
+    `residuals` are (x, saved, mean, var, scale, bias); `tangents` are those of (x, z, scale, bias).
     """
     x, saved, mean, var, scale, bias = residuals
     x_dot, z_dot, scale_dot, bias_dot = tangents
@@ -59,9 +59,10 @@ def training_tangents(
 def mapped_tangents(
     residuals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[bool, bool, bool]:
-    """Which of (ty, tmean, tvar) differ along an axis over which these arguments are mapped.
+    """Which of (ty, tmean, tvar) vary along a mapped axis.
 
-    The arguments are those of `training_tangents`, each replaced by whether it is mapped.
+    The arguments are those of `training_tangents`, with each array replaced by whether it is
+    mapped over that axis.
     """
     x, _, mean, *_ = residuals
     x_dot, *_ = tangents
@@ -77,7 +78,7 @@ def statistics_tangents(
     layout: ChannelLayout,
     span: Span | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(tmean, tvar) of shape (num_groups, C), over the parts of `span` where there is one."""
+    """(tmean, tvar) of shape (num_groups, C), summed over the parts of `span` if there is one."""
     if x_dot is None:
         return jnp.zeros_like(mean), jnp.zeros_like(mean)
 
@@ -123,7 +124,7 @@ def normalise_tangent(
     epsilon: float,
     gate: Gate,
 ) -> jax.Array:
-    """ty, in the dtype of x and rounded once; `tangents` are of (x, z, scale, bias, mean, var)."""
+    """ty in the dtype of x, rounded once; `tangents` are of (x, z, scale, bias, mean, var)."""
     function = functools.partial(_normalise_tangent, layout=layout, epsilon=epsilon, gate=gate)
     specs = (jax.typeof(x).sharding.spec,)
     arrays = (x, saved, scale, bias, mean, var, *tangents)
@@ -159,7 +160,7 @@ def _normalise_tangent(
     if scale_dot is not None:
         b = b + rstd * scale_dot
     if var_dot is not None:
-        b = b - a * (rstd * (rstd * (var_dot / 2)))  # rstd^3 may underflow
+        b = b - a * (rstd * (rstd * (var_dot / 2)))  # rstd^3 itself may underflow.
     if bias_dot is not None:
         k = k + bias_dot
     if mean_dot is not None:

@@ -1,8 +1,9 @@
-"""Training form on arrays in the user's layout, with its derivatives.
+"""The training form in the user's layout, with its derivatives.
 
-Not a `jax.custom_vjp`: that has no forward mode. A `jax.custom_jvp` whose tangent is one linear
-primitive with our backward as its transpose has all that custom_vjp has (the same residuals, the
-same two kernels), and `jax.jvp`, `jax.linearize` and `jax.jacfwd` besides; see `linear_call`.
+It is not a `jax.custom_vjp`, which would not support forward mode. It is a `jax.custom_jvp` whose
+tangent is one linear primitive with our backward as its transpose. This has the same residuals and
+the same two kernels as a custom_vjp, and supports `jax.jvp`, `jax.linearize` and `jax.jacfwd` as
+well; see `linear_call`.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from jax_bnar._autodiff.tangents import mapped_tangents, training_tangents
 from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config
 
-# x, saved (what `save=` kept), mean, var, scale, bias
+# x, saved (as selected by `save=`), mean, var, scale, bias
 _Residuals = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array, OptionalArray, OptionalArray]
 # y, mean, var, mask
 _Results = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
@@ -36,9 +37,10 @@ def training(
     config: Config,
     save_mask: bool = False,
 ) -> _Results:
-    """(y, mean, var, mask) of x; mean and var of shape (num_groups, C), mask None unless asked for.
+    """Returns (y, mean, var, mask); mean and var have shape (num_groups, C).
 
-    Operands vary over the same mesh axes (`jax_bnar._sharding.alignment`).
+    mask is None unless `save_mask` is set. All operands must vary over the same mesh axes
+    (`jax_bnar._sharding.alignment`).
     """
     y, mean, var, *mask = primitive.forward(
         x, z, scale, bias, **config.forward_statics(save_mask=save_mask)
@@ -50,13 +52,13 @@ def training(
 def _training_jvp(
     config: Config, save_mask: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[_Results, tuple[Any, ...]]:
-    """Residuals are whatever `linear_call` gets: x, saved, mean, var, scale, bias."""
+    """The residuals are those passed to `linear_call`: x, saved, mean, var, scale, bias."""
     x, z, scale, bias = primals
     results, residuals = _forward(x, z, scale, bias, config, save_mask or config.save_mask)
     y, mean, var, mask = results
     moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
     dots = linear_call(_TrainingTangent(config), residuals, moving, (y, mean, var))
-    # The caller's own mask: it differentiates a derivative.
+    # The mask is returned only if the caller asked for it, which happens in second derivatives.
     mask = mask if save_mask else None
     return (y, mean, var, mask), (*dots, zero_from_primal(mask, symbolic_zeros=True))
 
@@ -69,9 +71,9 @@ def _forward(
     config: Config,
     save_mask: bool,
 ) -> tuple[_Results, _Residuals]:
-    # Itself and not the primitive, so that derivatives of derivatives come back to the rule above.
+    # Calls `training` rather than the primitive, so that second derivatives use the rule above.
     y, mean, var, mask = training(x, z, scale, bias, config, save_mask)
-    # Named before use, so that a policy which saves them cuts the recomputation here.
+    # Named before their first use, so that a policy that saves them ends the recomputation here.
     mean = checkpoint_name(mean, STATISTICS_NAME)
     var = checkpoint_name(var, STATISTICS_NAME)
     operands = (x, z, scale, bias, mean, var)
@@ -81,7 +83,7 @@ def _forward(
     if masks:
         mask = checkpoint_name(masks[0], MASK_NAME)
     if config.gate == "y":
-        # Not the pre-ReLU tensor: y is the output and lives on anyway (Hou's post on this fusion).
+        # y instead of the pre-ReLU tensor: y is the output and is kept anyway (K. Hou's post).
         saved = y
     elif config.gate == "mask":
         saved = mask
@@ -90,7 +92,7 @@ def _forward(
 
 @dataclasses.dataclass(frozen=True)
 class _TrainingTangent:
-    """Tangents of (x, z, scale, bias) to those of (y, mean, var)."""
+    """The linear map from the tangents of (x, z, scale, bias) to those of (y, mean, var)."""
 
     config: Config
 
@@ -120,7 +122,7 @@ def transposed(
     config: Config,
     **options: Any,
 ) -> tuple[jax.Array, jax.Array | None, OptionalArray, OptionalArray]:
-    """Cotangents of (x, z, scale, bias), by `backward`; None for an operand that is None."""
+    """Cotangents of (x, z, scale, bias) by `backward`; None for an operand that is None."""
     *_, scale, bias = residuals
     dy, dmean, dvar = cotangents
     dx, dscale, dbias, *dz = backward(

@@ -1,1 +1,1 @@
-"""What every other room stands on, and what knows none of them."""
+"""The lowest layer: every other part of the package may import it, and it imports none of them."""

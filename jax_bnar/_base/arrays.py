@@ -1,6 +1,6 @@
-"""Types of arrays that several rooms name."""
+"""Array types used across the package."""
 
 import jax
 
-# An operand that a call may lack: scale, bias, a residual, a mask.
+# An operand that a call may omit: scale, bias, a residual or a mask.
 OptionalArray = jax.Array | None

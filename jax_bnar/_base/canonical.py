@@ -1,8 +1,9 @@
-"""The one shape that kernels and rules know: (G, N, C, S).
+"""The canonical shape (G, N, C, S), which all kernels work on.
 
-G statistics groups, N elements before the channel axis, C channels, S elements after it. Any rank
-and axis reach it by a row-major reshape, which moves no data: NHWC is (1, N*H*W, C, 1), NCHW is
-(1, N, C, H*W), `num_groups` and `vmap` multiply G.
+G is the number of statistics groups, N the number of elements before the channel axis, C the number
+of channels, and S the number of elements after it. An array of any rank and channel axis can be
+reshaped to it in row-major order, without moving data: NHWC is (1, N*H*W, C, 1) and NCHW is
+(1, N, C, H*W). `num_groups` and `vmap` multiply G.
 """
 
 from typing import NamedTuple
@@ -16,5 +17,5 @@ class CanonicalShape(NamedTuple):
 
 
 def mask_bytes(rows: int, channels: int, inner: int) -> int:
-    """Bytes of one group's bit mask: one bit an element, padded to a whole byte."""
+    """Bytes of one group's bit mask: one bit per element, padded to a whole byte."""
     return -(-rows * channels * inner // 8)

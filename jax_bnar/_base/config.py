@@ -1,4 +1,4 @@
-"""Static configuration of one operator call, hashable so that it can key a trace."""
+"""The static configuration of one operator call, hashable because it is part of trace keys."""
 
 import dataclasses
 from typing import Any, Literal
@@ -8,14 +8,14 @@ from jax_bnar._base.layout import ChannelLayout
 
 Activation = Literal["none", "relu"]
 Save = Literal["y", "mask"]
-# Where backward finds the sign of the ReLU: nowhere (no activation), in y, in a bit mask, or in x,
-# from which the normalised value is computed again (all it takes where no residual was added).
+# Where backward finds the sign of the ReLU: nowhere ("none": no activation), in y, in a bit mask,
+# or in x. From x it recomputes the normalised value, which is enough if no residual was added.
 Gate = Literal["none", "x", "y", "mask"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is known at trace time about one call."""
+    """Everything about one call that is known at trace time."""
 
     epsilon: float
     activation: Activation
@@ -38,11 +38,11 @@ class Config:
 
     @property
     def common_statics(self) -> dict[str, Any]:
-        """Keywords of every primitive."""
+        """Static parameters of every primitive."""
         return {"layout": self.layout, "implementation": self.implementation}
 
     def forward_statics(self, *, save_mask: bool) -> dict[str, Any]:
-        """Keywords of the primitives `forward` and `normalise`."""
+        """Static parameters of the primitives `forward` and `normalise`."""
         return {
             **self.common_statics,
             "epsilon": self.epsilon,
@@ -52,7 +52,7 @@ class Config:
 
     @property
     def backward_statics(self) -> dict[str, Any]:
-        """Keywords of the primitive `backward`."""
+        """Static parameters of the primitive `backward`."""
         return {
             **self.common_statics,
             "epsilon": self.epsilon,

@@ -1,4 +1,4 @@
-"""Dtype rules: what x may be, and in what precision the arithmetic runs."""
+"""Dtype rules: the dtypes that x may have, and the precision of the arithmetic."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +7,7 @@ SUPPORTED = tuple(np.dtype(d) for d in (jnp.float16, jnp.bfloat16, jnp.float32, 
 
 
 def accumulation_dtype(dtype: np.dtype) -> np.dtype:
-    """float64 for float64 data, float32 for the rest."""
+    """float64 for float64 data, float32 for all other dtypes."""
     return np.dtype(np.float64) if np.dtype(dtype) == np.float64 else np.dtype(np.float32)
 
 

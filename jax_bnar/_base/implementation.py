@@ -1,4 +1,4 @@
-"""Choice between the kernels and pure JAX."""
+"""The choice between the kernels and pure JAX."""
 
 import os
 import pathlib
@@ -18,11 +18,11 @@ _warned = False
 
 
 def resolve_implementation(function: str, implementation: str | None) -> Implementation:
-    """The implementation asked for, else the one that the environment sets, else None.
+    """The implementation that the call asks for, or else the environment, or else None.
 
-    None takes the kernel where there is one and pure JAX elsewhere. Where there is none because the
-    native module did not load, that is worth one warning: the installation is not whole. Whoever
-    chose 'xla' gets none.
+    None uses the kernel where there is one and pure JAX elsewhere. If there is no kernel because
+    the native module did not load, the installation is broken, so the user is warned once. Choosing
+    'xla' silences the warning.
     """
     if implementation is not None:
         if implementation not in _NAMES:
@@ -38,7 +38,7 @@ def resolve_implementation(function: str, implementation: str | None) -> Impleme
 
 
 def from_environment(function: str) -> Implementation:
-    """What JAX_BNAR_IMPLEMENTATION says, None where it is not set."""
+    """The value of JAX_BNAR_IMPLEMENTATION, or None if it is not set."""
     value = os.environ.get(ENVIRONMENT_VARIABLE, "")
     if not value:
         return None
@@ -56,17 +56,17 @@ def _warn_once(load_error: ImportError) -> None:
         return
     _warned = True
     warnings.warn(
-        f"jax_bnar computes in pure JAX, without its kernels: its native module did not load"
-        f" ({load_error}). Install the package with `pip install .` in its sources;"
-        f" `python -m jax_bnar.doctor` says what is missing. If pure JAX is what you want,"
-        f" {ENVIRONMENT_VARIABLE}=xla says so and silences this warning.",
+        f"jax_bnar falls back to pure JAX, without its kernels, because its native module did not"
+        f" load ({load_error}). Install the package by running `pip install .` in its source tree;"
+        f" `python -m jax_bnar.doctor` says what is missing. If you want pure JAX, set"
+        f" {ENVIRONMENT_VARIABLE}=xla to silence this warning.",
         RuntimeWarning,
         stacklevel=_callers_level(),
     )
 
 
 def _callers_level() -> int:
-    """The stack level, counted from `_warn_once`, of the first frame outside of this package."""
+    """The stack level, counted from `_warn_once`, of the first frame outside this package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE + os.sep):
         level, frame = level + 1, frame.f_back

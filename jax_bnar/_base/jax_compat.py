@@ -1,6 +1,6 @@
-"""Every use of JAX that is not public API lives here.
+"""All uses of JAX outside its public API.
 
-Checked on jax 0.10.2 and 0.12.0.1.
+They have been checked on jax 0.10.2 and 0.12.0.1.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval, xla
 from jax.sharding import ManualAxisType, NamedSharding, PartitionSpec
 
-# Not documented, but exported by jax.interpreters and used so by the FFI tutorial of jax itself.
+# These are undocumented, but jax.interpreters exports them, and JAX's FFI tutorial uses them.
 primitive_batchers = batching.primitive_batchers
 fancy_primitive_batchers = batching.fancy_primitive_batchers
 primitive_jvps = ad.primitive_jvps
@@ -38,15 +38,15 @@ apply_primitive = xla.apply_primitive
 register_lowering = mlir.register_lowering
 lower_fun = mlir.lower_fun
 partial_eval_jaxpr_custom_rules = partial_eval.partial_eval_jaxpr_custom_rules
-# What `axis_data.name` of a batching rule is under a vmap without axis_name.
+# The value of `axis_data.name` in a batching rule when vmap was given no axis_name.
 no_axis_name = core.no_axis_name
 
 
 def register_dce_rule(primitive: Any, rule: Callable[[Sequence[bool], Any], Any]) -> None:
-    """`rule` takes which results are used, and the equation; it returns (used inputs, equation)."""
+    """Registers `rule`, which maps (used results, equation) to (used inputs, equation)."""
 
     def adapted(used: Sequence[bool], *rest: Any) -> Any:
-        # Later than 0.10.2 there is a list of live inputs between the two.
+        # After 0.10.2, JAX passes a list of live inputs between the two.
         return rule(used, rest[-1])
 
     partial_eval.dce_rules[primitive] = adapted
@@ -55,9 +55,10 @@ def register_dce_rule(primitive: Any, rule: Callable[[Sequence[bool], Any], Any]
 def out_avals(
     like: Any, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]
 ) -> list[jax.core.ShapedArray]:
-    """Abstract results that vary over the manual mesh axes over which `like` varies.
+    """Abstract results that vary over the same manual mesh axes as `like`.
 
-    Without them `shard_map` accepts a wrong `out_specs=P()` and returns one device's result.
+    If they did not, `shard_map` would accept a wrong `out_specs=P()` and return the result of one
+    device.
     """
     if like.manual_axis_type.varying:
         return sharded_avals(like, shapes, dtypes, [PartitionSpec()] * len(shapes))
@@ -91,10 +92,10 @@ _Array = TypeVar("_Array", jax.Array, jax.Array | None)
 
 
 def reconcile_vma(arrays: Sequence[_Array]) -> list[_Array]:
-    """The arrays, cast to vary over all the manual mesh axes over which any of them does.
+    """The arrays, cast to vary over every manual mesh axis that any of them varies over.
 
-    `jnp` casts its operands itself, a primitive must be given operands that agree. The transpose of
-    the cast is the psum that makes a replicated operand's gradient whole.
+    `jnp` functions cast their operands themselves; a primitive must be given operands that agree.
+    The transpose of the cast is the psum that sums the gradient of a replicated operand.
     """
     axes = frozenset().union(*(varying_axes(a) for a in arrays if a is not None))
 
@@ -107,15 +108,16 @@ def reconcile_vma(arrays: Sequence[_Array]) -> list[_Array]:
 
 
 def needs_devices_at_lowering(primitive: Primitive) -> None:
-    """Has JAX tell the lowering rule which devices it lowers for (custom_partitioning asks)."""
+    """Makes JAX tell the lowering rule its devices, which custom_partitioning asks for."""
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def automatic_axes(ctx: Any) -> tuple[Any, ...] | None:
-    """What is left for XLA to partition where a lowering rule is called.
+    """The mesh axes that XLA still has to partition when a lowering rule is called.
 
-    None outside of `shard_map` with several devices; else the mesh axes that the `shard_map` around
-    left automatic: none of them means that arrays are those of one device.
+    None stands for the whole mesh: several devices and no enclosing `shard_map`. Inside a
+    `shard_map` these are the axes that it leaves automatic. An empty tuple means that the arrays
+    are those of a single device.
     """
     context = ctx.module_context.axis_context
     if isinstance(context, sharding_impls.SPMDAxisContext):
@@ -127,10 +129,10 @@ def automatic_axes(ctx: Any) -> tuple[Any, ...] | None:
 
 
 def partition_spec(sharding: Any, mesh: Any) -> PartitionSpec:
-    """The spec of a sharding that XLA hands to a partition callback.
+    """The spec of a sharding that XLA passes to a partition callback.
 
-    What no spec over this mesh can say (part of a mesh axis on one array axis) counts as
-    replicated: XLA then gathers the array.
+    A sharding that no spec over this mesh can express (part of a mesh axis on one array axis) is
+    treated as replicated, so XLA gathers the array.
     """
     if mesh.empty:
         return PartitionSpec()
@@ -141,7 +143,7 @@ def partition_spec(sharding: Any, mesh: Any) -> PartitionSpec:
 
 
 def sharding_of(spec: PartitionSpec, mesh: Any, like: Any) -> Any:
-    """The sharding by `spec`; where JAX does not know the mesh, a replicated one."""
+    """The sharding given by `spec`, or a replicated one if JAX does not know the mesh."""
     if mesh.empty:
         return sharding_impls.GSPMDSharding.get_replicated(like._device_assignment)
     return NamedSharding(mesh, spec)
@@ -156,12 +158,12 @@ def without_shardings(avals: Sequence[Any]) -> list[jax.core.ShapedArray]:
 
 
 def bind_params(equation: Any) -> dict[str, Any]:
-    """The keywords with which a primitive is bound anew, given those of its equation."""
+    """The keyword arguments that bind an equation's primitive again with the same parameters."""
     return equation.primitive.get_bind_params(equation.params)
 
 
 def binder(equation: Any) -> Callable[..., Sequence[Any]]:
-    """A function of arrays that does what the equation does; returns a sequence of results."""
+    """A function of arrays that computes the equation and returns a sequence of results."""
     primitive = equation.primitive
 
     def bind(*args: Any) -> Sequence[Any]:
@@ -173,7 +175,7 @@ def binder(equation: Any) -> Callable[..., Sequence[Any]]:
 
 @contextlib.contextmanager
 def context_of(equation: Any, name_stack: Any) -> Iterator[None]:
-    """Names, source line and compute context of an equation, for what stands in its place."""
+    """Applies the name stack, source line and compute context of an equation to its replacement."""
     stack = source_info_util.current_name_stack() + name_stack
     traceback = equation.source_info.traceback
     with (
@@ -184,7 +186,7 @@ def context_of(equation: Any, name_stack: Any) -> Iterator[None]:
 
 
 def source_line(equation: Any) -> str:
-    """The line of the user's program from which an equation comes: no library's, where possible."""
+    """The source line that an equation comes from: the user's own rather than a library's."""
     frames = list(source_info_util.user_frames(equation.source_info.traceback))
     own = [frame for frame in frames if "site-packages" not in frame.file_name]
     frame = next(iter(own or frames), None)
@@ -192,7 +194,7 @@ def source_line(equation: Any) -> str:
 
 
 def is_plain_jit(params: Mapping[str, Any]) -> bool:
-    """Whether a jit asks for nothing but its body: no sharding, layout, donation or option."""
+    """Whether a jit adds nothing to its body: no sharding, layout, donation or option."""
     shardings = (*params["in_shardings"], *params["out_shardings"])
     layouts = (*params["in_layouts"], *params["out_layouts"])
     return (
@@ -205,7 +207,7 @@ def is_plain_jit(params: Mapping[str, Any]) -> bool:
 
 
 def open_jaxpr(jaxpr: Any) -> Any:
-    """The jaxpr in a closed one; an open one itself."""
+    """The jaxpr inside a closed jaxpr; an open jaxpr is returned unchanged."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
@@ -215,9 +217,9 @@ def manual_axes(params: Mapping[str, Any]) -> frozenset[Any]:
 
 
 def derivative_rule_of(equation: Any) -> Any:
-    """The function that a custom_jvp_call was given as its rule; None where it is not to be found.
+    """The function that a custom_jvp_call was given as its rule, or None if it cannot be found.
 
-    JAX keeps it in the closure of what traces it.
+    JAX keeps the rule in the closure of the function that traces it.
     """
     try:
         memoized = equation.params["jvp_jaxpr_fun"].f
@@ -230,10 +232,10 @@ def derivative_rule_of(equation: Any) -> Any:
 
 
 def mapped_axes() -> dict[Any, int]:
-    """Names and sizes of the mapped axes around: of vmap, pmap and shard_map."""
+    """Names and sizes of the mapped axes in scope (vmap, pmap and shard_map)."""
     return dict(core.get_axis_env().axis_sizes)
 
 
 def has_effects(effects: Any) -> bool:
-    """Whether any of them is more than the use of a mapped axis's name."""
+    """Whether there is any effect other than the use of a mapped axis's name."""
     return any(not isinstance(effect, core.NamedAxisEffect) for effect in effects)

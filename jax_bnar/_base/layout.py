@@ -1,14 +1,15 @@
-"""How the user's array is seen as (G, N, C, S), without losing its own axes.
+"""How an array in the user's layout maps to (G, N, C, S) while keeping its own axes.
 
-The kernels know the canonical shape only. Sharding lives on the axes of the user's array, and a
-reshape would lose it (rows N*H*W with H sharded), so the operations of `jax_bnar.primitive` keep
-the user's axes, with a `ChannelLayout` beside them, and each device reshapes its own shard.
+The kernels support only the canonical shape. Sharding belongs to the axes of the user's array, and
+a reshape would lose it (for example rows N*H*W with H sharded). So the operations of
+`jax_bnar.primitive` keep the user's axes and carry a `ChannelLayout`, and each device reshapes its
+own shard.
 
-Shapes of operands, with `lead` for the axes that vmap added:
+Operand shapes, where `lead` stands for the axes that vmap added:
 
-    tensor (x, z, y, dy, ...)   (*lead, D0, ..., Dk), channels along the axis `axis` after lead
-    vector (scale, mean, ...)   (*lead, num_groups, C); every axis before C may be 1 instead
-    mask                        one bit an element of x, see `ChannelLayout.mask_shape`
+    tensor (x, z, y, dy, ...)   (*lead, D0, ..., Dk), with the channels on axis len(lead) + axis
+    vector (scale, mean, ...)   (*lead, num_groups, C); every axis before C may also have size 1
+    mask                        one bit per element of x, see `ChannelLayout.mask_shape`
 """
 
 import dataclasses
@@ -25,12 +26,13 @@ from jax_bnar._base.signatures import OperandKind
 
 @dataclasses.dataclass(frozen=True)
 class ChannelLayout:
-    """Where an array has its channels and its statistics groups.
+    """Which axes of an array hold its channels and its statistics groups.
 
     Attributes:
-        axis: channel axis, counted after the leading ones.
-        num_groups: the first axis after the leading ones splits into this many groups.
-        leading: number of leading axes (of vmap), each index of which has statistics of its own.
+        axis: the channel axis, counted from the first axis after the leading ones.
+        num_groups: the number of groups into which the first axis after the leading ones splits.
+        leading: the number of leading axes (added by vmap). Each of their indices has separate
+            statistics.
     """
 
     axis: int
@@ -53,10 +55,10 @@ class ChannelLayout:
         return (*shape[: self.leading], self.num_groups, shape[self.channel_axis()])
 
     def mask_split(self, shape: tuple[int, ...]) -> int | None:
-        """The axis of x from which on the bits of the mask are packed, None where none fits.
+        """The axis of x from which on the mask's bits are packed, or None if no axis fits.
 
-        The kernel packs the bits of a statistics group in row-major order. Axes before the split
-        stay axes of the mask, so that the mask is sharded as x is, and its bits mean the same on
+        The kernel packs the bits of a statistics group in row-major order. The axes before the
+        split remain axes of the mask, so the mask is sharded like x, and its bits mean the same on
         any number of devices.
         """
         _, *group = self.canonical(shape)
@@ -79,7 +81,7 @@ class ChannelLayout:
     def shapes_of(
         self, kinds: Iterable[OperandKind], shape: tuple[int, ...]
     ) -> list[tuple[int, ...]]:
-        """Shapes of arrays of these kinds beside an x of this shape."""
+        """The shapes of arrays of these kinds for an x of the given shape."""
         of_kind = {
             "tensor": lambda: shape,
             "vector": lambda: self.vector_shape(shape),
@@ -93,7 +95,7 @@ class ChannelLayout:
         kinds: Iterable[OperandKind],
         shape: tuple[int, ...],
     ) -> list[Any]:
-        """Operands as the kernels take them; `shape` is that of x, and None stays None."""
+        """Operands in canonical shape. `shape` is that of x, and None stays None."""
         return [
             None if array is None else self._to_canonical(array, kind, shape)
             for array, kind in zip(arrays, kinds, strict=True)
@@ -102,7 +104,7 @@ class ChannelLayout:
     def from_canonical(
         self, arrays: Iterable[jax.Array], kinds: Iterable[OperandKind], shape: tuple[int, ...]
     ) -> tuple[jax.Array, ...]:
-        """Results of the kernels in the shapes that users see."""
+        """Results of the kernels, reshaped to the user's layout."""
         return tuple(
             self._from_canonical(array, kind, shape)
             for array, kind in zip(arrays, kinds, strict=True)
@@ -132,5 +134,6 @@ class ChannelLayout:
         return array.reshape(own)
 
     def _has_canonical_mask(self, shape: tuple[int, ...]) -> bool:
-        # Not left to reshape: XLA evaluates the byte count of a symbolic shape in two ways.
+        # The general reshape would fail for a symbolic shape: XLA evaluates the byte count in two
+        # different ways.
         return self.leading == 0 and self.mask_split(shape) is None

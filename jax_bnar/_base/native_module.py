@@ -1,4 +1,4 @@
-"""The native module, where it loads."""
+"""The native module, or the error that kept it from loading."""
 
 from jax_bnar._base import startup
 

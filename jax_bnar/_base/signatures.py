@@ -1,15 +1,15 @@
-"""What each operation takes and gives: the one place where its operands and results are listed.
+"""The operands and results of each operation, listed here and nowhere else.
 
-The abstract evaluation of both layers of primitives, the shapes of operands on devices, the
-attributes of the custom calls and the rules of vmap are derived from these tables.
+These tables determine the abstract evaluation of both layers of primitives, the shapes of operands
+on each device, the attributes of the custom calls, and the batching rules.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-# The form of an array: one element for each of x, one for each channel of each group, or one bit
-# for each element of x. Shapes are those of `jax_bnar._base.layout`.
+# A tensor has one element per element of x, a vector one per channel of each group, and a mask one
+# bit per element of x. `jax_bnar._base.layout` defines their shapes.
 OperandKind = Literal["tensor", "vector", "mask"]
 
 
@@ -18,10 +18,10 @@ class Operand:
     """One operand.
 
     Attributes:
-        name: as in `jax_bnar.reference`.
-        kind: its form; "saved" is a mask where the gate is "mask", and a tensor elsewhere.
-        optional: whether it may be None whatever the static parameters are. The kernel is told by
-            an attribute has_<name>.
+        name: the name, as in `jax_bnar.reference`.
+        kind: the kind of array; "saved" is a mask if the gate is "mask", and a tensor otherwise.
+        optional: whether it may be None regardless of the static parameters. The attribute
+            has_<name> tells the kernel.
     """
 
     name: str
@@ -34,10 +34,10 @@ class Result:
     """One result.
 
     Attributes:
-        name: as in `jax_bnar.reference`.
-        kind: its form.
-        present_if: the static parameter that asks for it; None where it is always there.
-        depends_on: the operands that it depends on, where these are not all: "x", or what the gated
+        name: the name, as in `jax_bnar.reference`.
+        kind: the kind of array.
+        present_if: the static parameter that requests it, or None if it is always present.
+        depends_on: the operands that it depends on: all of them, only x, or those that the gated
             cotangent e depends on.
     """
 
@@ -52,10 +52,10 @@ class Signature:
     """Operands and results of one operation, in order.
 
     Attributes:
-        name: of the operation, in the name of its custom call too.
-        operands: its operands.
-        results: its results.
-        sums: whether it adds over whole channels, for which a kernel may need a workspace.
+        name: the name of the operation, which is also part of the name of its custom call.
+        operands: the operands.
+        results: the results.
+        sums: whether it sums over whole channels, for which a kernel may need a workspace.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Signature:
         return given, tuple(operand is not None for operand in operands)
 
     def unbind(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
-        """All operands by name, None for those that are absent."""
+        """All operands by name, with None for those that are absent."""
         rest = iter(given)
         pairs = zip(self.operands, present, strict=True)
         return {operand.name: next(rest) if there else None for operand, there in pairs}
@@ -83,14 +83,14 @@ class Signature:
         }
 
     def results_with(self, statics: Mapping[str, Any]) -> list[Result]:
-        """The results that are there with these static parameters."""
+        """The results that are present with these static parameters."""
         return [r for r in self.results if r.present_if is None or statics[r.present_if]]
 
     def result_kinds(self, statics: Mapping[str, Any]) -> list[OperandKind]:
         return [result.kind for result in self.results_with(statics)]
 
     def dependencies(self, result: Result, statics: Mapping[str, Any]) -> frozenset[str]:
-        """The operands on which the value of a result depends."""
+        """The operands that the value of a result depends on."""
         if result.depends_on == "x":
             return frozenset({"x"})
         everything = frozenset(operand.name for operand in self.operands)

@@ -1,7 +1,8 @@
-"""What must hold before the rest of the package can be imported.
+"""Checks that run before the rest of the package is imported.
 
-`python -m jax_bnar.doctor` imports `jax_bnar` first, as every `python -m` does. Whatever would end
-that import, or the whole process, is found here, so that the doctor can still report it.
+Like every `python -m`, `python -m jax_bnar.doctor` imports the package `jax_bnar` first. Anything
+that would make that import fail, or kill the process, is detected here, so that the doctor can
+still report it.
 """
 
 import importlib.util
@@ -15,7 +16,7 @@ import jax
 
 OLDEST_JAX: Final = (0, 10, 2)
 
-# Loads one extension module, without the package around it.
+# Loads one extension module without importing the package that contains it.
 _LOAD: Final = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("_native", sys.argv[1])
@@ -25,21 +26,22 @@ _SECONDS_TO_LOAD: Final = 60
 
 
 def is_doctor() -> bool:
-    """Whether this process is the doctor, or one that it started."""
+    """Whether this process is the doctor or one of its subprocesses."""
     module = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
     return bool(module) and module[0].split(".")[:2] == ["jax_bnar", "doctor"]
 
 
 def require_jax() -> None:
-    """Ends the import with one sentence where JAX is older than what the package is written for.
+    """Stops the import with one sentence if JAX is older than the package supports.
 
     Raises:
-        ImportError: `jax` is older than `OLDEST_JAX`. The doctor prints the sentence and exits.
+        ImportError: `jax` is older than `OLDEST_JAX`. (In the doctor, the sentence is printed and
+            the process exits.)
     """
     if jax.__version_info__ >= OLDEST_JAX:
         return
     oldest = ".".join(map(str, OLDEST_JAX))
-    reason = f"jax {jax.__version__} is older than {oldest}, the oldest that jax_bnar works with"
+    reason = f"jax {jax.__version__} is older than {oldest}, the oldest version jax_bnar supports"
     way_out = f"pip install --upgrade 'jax>={oldest}'"
     if is_doctor():
         problem = {"reason": reason, "way_out": way_out}
@@ -52,10 +54,10 @@ def require_jax() -> None:
 
 
 def trouble_of_native_module() -> ImportError | None:
-    """How a process of its own ended that loaded the native module, None if nothing killed it.
+    """Loads the native module in a subprocess; the error if that process died, otherwise None.
 
-    A file that was cut short, or an instruction that the processor does not have, ends the process
-    that loads it. What merely raises does so again in this process, with its own words.
+    A truncated file, or an instruction that the processor lacks, kills the process that loads the
+    module. An import that merely raises an exception will raise it again in this process.
     """
     spec = importlib.util.find_spec("jax_bnar._native")
     if spec is None or spec.origin is None:
@@ -69,11 +71,11 @@ def trouble_of_native_module() -> ImportError | None:
             timeout=_SECONDS_TO_LOAD,
         ).returncode
     except subprocess.TimeoutExpired:
-        trouble = f"gave no answer within {_SECONDS_TO_LOAD} s"
+        trouble = f"did not finish within {_SECONDS_TO_LOAD} s"
     else:
         if status >= 0:
             return None
-        trouble = f"was ended by {signal_name(-status)}"
+        trouble = f"was killed by {signal_name(-status)}"
     return ImportError(
         f"{spec.origin} is damaged, or was built for another machine: a process that loaded it"
         f" {trouble}",

@@ -1,1 +1,1 @@
-"""One XLA custom call each: the calls, the registered targets, what export must know."""
+"""The XLA custom calls, the registration of their targets, and their export checks."""

@@ -1,15 +1,16 @@
-"""The six custom calls, each behind a primitive of its own, on canonical (G, N, C, S) arrays.
+"""The six custom calls on canonical (G, N, C, S) arrays, each with its own primitive.
 
 forward and backward are whole passes for one device. statistics, normalise, backward_reduce and
-backward_apply are their halves: a collective fits between them, and inference is normalise alone.
+backward_apply are their halves: a collective goes between two halves, and inference is normalise
+alone.
 
-Each takes the operands of its namesake in `jax_bnar.reference`; operands that are None are left out
-of the call and recorded in the static parameter `present`. On a platform without a kernel the
-lowering is the reference itself, so one trace lowers for cpu, cuda and tpu.
+Each operation takes the same operands as its namesake in `jax_bnar.reference`. Operands that are
+None are left out of the call and recorded in the static parameter `present`. On a platform without
+a kernel, the lowering is the reference itself, so one trace lowers for cpu, cuda and tpu.
 
-They are bound while a primitive of `jax_bnar.primitive` is lowered. Those are what JAX transforms:
-these have no rules for derivatives or batching. TransformerEngine makes the same distinction, and
-calls them outer and inner primitives.
+These inner primitives are bound only while an outer primitive of `jax_bnar.primitive` is lowered.
+JAX transforms the outer ones, so the inner ones need no rules for derivatives or batching.
+TransformerEngine makes the same distinction between outer and inner primitives.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ from jax_bnar._kernels import targets
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One custom call: its signature, and what it computes."""
+    """One custom call: its signature, and the reference that defines its results."""
 
     signature: Signature
     reference: Callable[..., tuple[jax.Array, ...]]
@@ -59,7 +60,7 @@ class Operation:
     def __call__(
         self, *operands: jax.Array | None, implementation: Implementation, **statics: Any
     ) -> tuple[jax.Array, ...]:
-        """Binds the primitive, or computes the reference where implementation is 'xla'."""
+        """Binds the primitive, or computes the reference if the implementation is 'xla'."""
         if implementation == "xla":
             return self.reference(*operands, **statics)
         given, present = self.signature.bind(operands)
@@ -100,7 +101,7 @@ class Operation:
         if params["implementation"] == "ffi":
             platforms = ", ".join(ctx.module_context.platforms)
             raise NotImplementedError(
-                f"jax_bnar: implementation='ffi' asks for the {self.name} kernel on {platforms},"
+                f"jax_bnar: implementation='ffi' requires the {self.name} kernel on {platforms},"
                 f" but {targets.why_no_kernel(self.name)}. implementation=None falls back"
                 " to pure JAX."
             )
@@ -109,7 +110,7 @@ class Operation:
 
     def _lower_kernel(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
         if platform == "cpu":
-            targets.cpu_isa()  # a wrong JAX_BNAR_CPU_ISA is refused before anything runs
+            targets.cpu_isa()  # Refuses an invalid JAX_BNAR_CPU_ISA before anything runs.
         call = functools.partial(self._call_kernel, platform, ctx.avals_out)
         return jax_compat.lower_fun(call, multiple_results=True)(ctx, *operands, **params)
 
@@ -122,10 +123,10 @@ class Operation:
         implementation: Implementation,
         **statics: Any,
     ) -> list[jax.Array]:
-        """The custom call, on arrays without their dimensions of size 1.
+        """Binds the custom call on arrays without the dimensions G and S if they have size 1.
 
-        XLA:CPU lays those out in its own way when it reshapes bfloat16, and would copy whole arrays
-        into the layout that the call asks for.
+        When XLA:CPU reshapes bfloat16 arrays with dimensions of size 1, it picks its own layout and
+        then copies whole arrays into the layout that the call requires.
         """
         del implementation
         named = self.signature.unbind(operands, present)
@@ -141,7 +142,7 @@ class Operation:
         }
         declared = [jax.ShapeDtypeStruct(squeezed(aval.shape), aval.dtype) for aval in results]
         if not _is_zero(workspace):
-            # A result rather than an allocation of the kernel, which no CUDA graph could capture.
+            # The workspace is a result, because CUDA graphs cannot capture a kernel's allocation.
             declared.append(jax.ShapeDtypeStruct((workspace,), jnp.uint8))
         call = jax.ffi.ffi_call(targets.target_name(self.name), declared)
         outputs = call(
@@ -156,7 +157,7 @@ class Operation:
 
 
 def _is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1  # a symbolic size (jax.export) is not
+    return isinstance(size, int) and size == 1  # A symbolic size (jax.export) is not an int.
 
 
 def _is_zero(size: Any) -> bool:
@@ -164,14 +165,14 @@ def _is_zero(size: Any) -> bool:
 
 
 def _squeezed(shape: tuple[Any, ...], *, groups: Any, inner: Any) -> tuple[Any, ...]:
-    """An operand's shape without a G, and an S, that x has but once; vectors keep (1, C)."""
+    """A tensor's shape without G and S if their size is 1; other shapes stay as they are."""
     if len(shape) == 4:
         return shape[_is_one(groups) : 3 if _is_one(inner) else 4]
     return shape
 
 
 def _attribute(value: Any) -> Any:
-    # The decoder wants exactly f64: an int or a np.float32 would be refused at run time.
+    # The FFI decoder accepts only f64 here; it would refuse an int or a np.float32 at run time.
     return np.float64(value) if isinstance(value, float) else value
 
 

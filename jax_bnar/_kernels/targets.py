@@ -1,4 +1,4 @@
-"""Registers the FFI targets of the native module, once, at import."""
+"""Registers the FFI targets of the native module once, at import."""
 
 from typing import Any, Final
 
@@ -10,13 +10,13 @@ from jax_bnar._base.native_module import native as _native
 
 VERSION: Final = "v1"
 
-# XLA's platform name (as in register_ffi_target) -> MLIR's (as in register_lowering).
+# Maps XLA's platform names (used by register_ffi_target) to MLIR's (used by register_lowering).
 _MLIR_PLATFORM: Final = {"cpu": "cpu", "CUDA": "cuda"}
 _XLA_PLATFORM: Final = {mlir: xla for xla, mlir in _MLIR_PLATFORM.items()}
 
 
 def target_name(operation: str) -> str:
-    """The custom call's name; the version changes with operands or attributes (jax.export)."""
+    """The custom call's name; its version changes with the operands or attributes (jax.export)."""
     return f"jax_bnar_{operation}_{VERSION}"
 
 
@@ -29,23 +29,24 @@ def _register() -> frozenset[tuple[str, str]]:
     return frozenset(registered)
 
 
-# (operation, MLIR platform) pairs that have a kernel in this build.
+# The (operation, MLIR platform) pairs that have a kernel in this build.
 registered: Final = _register()
 
 
 def cpu_isa() -> str | None:
-    """The instruction set that the CPU kernels run with here, None without a native module.
+    """The instruction set that the CPU kernels use here, or None without a native module.
 
-    Raises ValueError where the environment variable JAX_BNAR_CPU_ISA asks for one that is not
-    known, or that this processor does not run.
+    Raises:
+        ValueError: the environment variable JAX_BNAR_CPU_ISA names an instruction set that is
+            unknown, or that this processor does not support.
     """
     return _native.cpu_isa() if _native else None
 
 
 def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner: Any) -> Any:
-    """Bytes of the hidden result that a kernel which adds over channels works in; 0 for none.
+    """Bytes of workspace, a hidden result, that a summing kernel needs for this canonical shape.
 
-    Of the canonical shape; a size may be symbolic (jax.export), and the answer is then a bound.
+    It may be 0. If a size is symbolic (jax.export), the result is an upper bound.
     """
     assert _native is not None
     xla_platform = _XLA_PLATFORM[platform]
@@ -54,16 +55,16 @@ def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner:
         return _native.workspace_bytes(xla_platform, *map(int, sizes))
     bound, per_group, per_channel = _native.workspace_bound(xla_platform)
     if bound == 0:
-        return 0  # and not zero times a symbol, which would be a symbol too
+        return 0  # Zero times a symbol would be a symbolic size rather than 0.
     return bound + groups * (per_group + channels * per_channel)
 
 
 def why_no_kernel(operation: str) -> str:
-    """One sentence for the error of implementation='ffi' on a platform without a kernel."""
+    """Why there is no kernel: a clause for the error message of implementation='ffi'."""
     if load_error is not None:
         return (
-            f"the native module of jax_bnar did not load ({load_error}); install the package with"
-            " `pip install .`"
+            f"the native module of jax_bnar did not load ({load_error}); install the package by"
+            " running `pip install .`"
         )
     assert _native is not None
     platforms = sorted(platform for name, platform in registered if name == operation)

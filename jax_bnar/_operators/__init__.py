@@ -1,1 +1,1 @@
-"""What users call: operators on arrays, their validation and their documentation."""
+"""The public operators on arrays, and the validation of their arguments."""

@@ -1,4 +1,4 @@
-"""The public operators: validation, canonical shape, and back."""
+"""The public operators: they validate their arguments and call the differentiable forms."""
 
 from typing import Any, NamedTuple
 
@@ -25,9 +25,9 @@ class BatchNormResult(NamedTuple):
 
     Attributes:
         y: the output, with the shape and dtype of x.
-        mean: batch mean, float32 (float64 for float64 x), shape (C,), or (num_groups, C) where
+        mean: batch mean, float32 (float64 for float64 x), of shape (C,), or (num_groups, C) if
             num_groups > 1.
-        var: population variance of the batch, same shape and dtype as mean.
+        var: population variance of the batch, with the shape and dtype of mean.
     """
 
     y: jax.Array
@@ -55,41 +55,43 @@ def bn_add_relu(
 
     per channel, with the mean and the population variance over all other axes. The arithmetic runs
     in float32 (float64 for float64 x) and is rounded once, at the end. Forward and backward are one
-    kernel call each; backward reads y (or a bit mask of y > 0) and never the pre-ReLU tensor.
-    Differentiable in x, z, scale, bias, and through mean and var.
+    kernel call each; backward reads y (or a bit mask of y > 0) and never the pre-ReLU tensor. The
+    operator is differentiable with respect to x, z, scale and bias, and through mean and var.
 
     Args:
-        x: float16, bfloat16, float32 or float64; any rank >= 2, C channels along `axis`, not empty.
+        x: float16, bfloat16, float32 or float64, of any rank >= 2, with C channels along `axis`. It
+            must not be empty.
         z: residual, with the shape and dtype of x.
         scale: shape (C,), any float dtype, or None for 1.
         bias: shape (C,), any float dtype, or None for 0.
-        epsilon: static, > 0; raised to the smallest normal number of the accumulation dtype.
+        epsilon: static, > 0; raised to the smallest normal number of the accumulation dtype if it
+            is smaller.
         axis: the channel axis.
-        axis_name: name of the mapped axis (`shard_map`, `pmap`, `vmap`), or a tuple of names, over
-            whose devices statistics are taken. None: there they are those of the device's own part.
-            Under `jit` alone leave it None: statistics are those of the whole array, however it is
-            sharded.
-        axis_index_groups: lists of indices of that axis, groups with statistics of their own, of
-            any sizes (where JAX has collectives over groups: not in `vmap`, nor in `shard_map` with
-            check_vma=True).
-        num_groups: ghost batch: the leading axis splits into this many equal groups, with
-            statistics of their own.
-        save: where backward finds the sign of the ReLU: "y" (costs nothing where y lives on anyway)
-            or "mask" (one bit an element, y may be freed). Without a residual "y" keeps nothing:
-            backward finds the sign in x, which it reads in any case.
-        implementation: None (the kernel where there is one, pure JAX elsewhere), "ffi" (the kernel,
-            or NotImplementedError at lowering) or "xla" (pure JAX). The environment variable
+        axis_name: name of a mapped axis (`shard_map`, `pmap`, `vmap`), or a tuple of names, over
+            which statistics are computed. With None, a mapped function computes the statistics of
+            each device's (or example's) own part. Under `jit` alone, leave it None: the statistics
+            are those of the whole array, however it is sharded.
+        axis_index_groups: lists of indices of that axis, one list per group, of any sizes. Each
+            group has separate statistics. JAX does not support such groups in `vmap`, nor in
+            `shard_map` with check_vma=True.
+        num_groups: number of ghost batches. The leading axis is split into this many equal groups,
+            each with separate statistics.
+        save: where backward finds the sign of the ReLU: "y" (which costs nothing if y is kept
+            anyway) or "mask" (one bit per element, and y may be freed). Without a residual, "y"
+            keeps nothing, because backward computes the sign from x, which it reads anyway.
+        implementation: None (the kernel if there is one, otherwise pure JAX), "ffi" (the kernel, or
+            NotImplementedError at lowering) or "xla" (pure JAX). The environment variable
             JAX_BNAR_IMPLEMENTATION sets the default.
 
     Returns:
         BatchNormResult(y, mean, var).
 
     Raises:
-        ValueError: a shape, or the value of an argument, does not fit.
-        TypeError: a dtype, or the type of an argument, does not fit.
-        NameError: axis_name is not the name of a mapped axis here.
+        ValueError: a shape or the value of an argument is invalid.
+        TypeError: a dtype or the type of an argument is invalid.
+        NameError: axis_name does not name a mapped axis in scope.
 
-    The backward formula and the use of y are those of K. Hou's post on fusing BatchNorm-Add-ReLU.
+    The backward formula and the use of y follow K. Hou's post on fusing BatchNorm-Add-ReLU.
     """
     return _train(
         "bn_add_relu",
@@ -157,8 +159,8 @@ def batch_norm(
 ) -> BatchNormResult:
     """`batch_norm(x)` with batch statistics: `bn_relu` without the activation.
 
-    Arguments, results and errors are those of `bn_add_relu`; `save` has no effect, for there is no
-    ReLU whose sign backward would have to know.
+    Arguments, results and errors are those of `bn_add_relu`. `save` has no effect, because backward
+    has no ReLU whose sign it would need.
     """
     return _train(
         "batch_norm",
@@ -193,7 +195,7 @@ def bn_add_relu_inference(
 
         y = relu(scale * (x - mean) / sqrt(var + epsilon) + bias + z)
 
-    Differentiable in every array (mean and var are ordinary operands here).
+    Differentiable with respect to every array; mean and var are ordinary operands here.
 
     Args:
         x: as in `bn_add_relu`.
@@ -285,7 +287,7 @@ def batch_norm_inference(
 def _require_residual(function: str, z: Any) -> Any:
     if z is None:
         raise TypeError(
-            f"{function}: z must be an array, got None; without a residual call"
+            f"{function}: z must be an array, got None; without a residual, call"
             f" {function.replace('_add', '')}."
         )
     return z

@@ -1,4 +1,4 @@
-"""Checks of the arguments, at trace time: each error says what was given and what was expected."""
+"""Checks of the arguments at trace time. Each error says what was given and what was expected."""
 
 import math
 import numbers
@@ -17,7 +17,7 @@ from jax_bnar._base.layout import ChannelLayout
 
 
 class Operands(NamedTuple):
-    """Validated operands; vectors have shape (1, C) and accumulation dtype."""
+    """Validated operands; vectors have shape (1, C) and the accumulation dtype."""
 
     x: jax.Array
     z: jax.Array | None
@@ -66,7 +66,7 @@ def check_named_axes(
     if not names:
         raise ValueError(
             f"{function}: axis_index_groups={axis_index_groups!r} groups the indices of a named"
-            " axis, but axis_name is None."
+            " axis, but axis_name is None; pass the name of that axis."
         )
     try:
         groups = tuple(tuple(operator.index(i) for i in group) for group in axis_index_groups)
@@ -110,7 +110,7 @@ def check_operands(
 
 
 def check_x(function: str, x: Any, name: str = "x") -> jax.Array:
-    """An array to normalise: of a supported dtype, with a batch and a channel axis, not empty."""
+    """x as an array: non-empty, of a supported dtype, with a batch axis and a channel axis."""
     x = _as_array(function, name, x)
     if x.dtype not in SUPPORTED:
         names = ", ".join(d.name for d in SUPPORTED)
@@ -122,8 +122,8 @@ def check_x(function: str, x: Any, name: str = "x") -> jax.Array:
         )
     if x.size == 0:
         raise ValueError(
-            f"{function}: {name} must not be empty, got shape {x.shape}: the statistics of no"
-            " element are not defined."
+            f"{function}: {name} must not be empty, got shape {x.shape}; statistics of zero"
+            " elements are undefined."
         )
     return x
 
@@ -164,14 +164,14 @@ def check_shape_like(
     if array.shape != x.shape:
         raise ValueError(
             f"{function}: {name} must have the shape of {name_of_x}, {x.shape}, got {array.shape};"
-            f" {name} is not broadcast (use jnp.broadcast_to where that is meant)."
+            f" {name} is not broadcast (use jnp.broadcast_to if you want that)."
         )
 
 
 def check_statistic(
     function: str, name: str, vector: Any, x: Any, axis: int, name_of_x: str = "x"
 ) -> jax.Array:
-    """mean or var of an inference form: like `check_vector`, but it may not be left out."""
+    """mean or var of an inference form: like `check_vector`, but it must not be None."""
     checked = check_vector(function, name, vector, x, axis, name_of_x)
     if checked is None:
         raise TypeError(f"{function}: {name} must be an array, got None.")
@@ -190,7 +190,8 @@ def _check_axis(function: str, axis: Any, shape: tuple[int, ...]) -> int:
         index = operator.index(axis)
     except TypeError:
         raise TypeError(
-            f"{function}: axis must be one integer, got {axis!r} of type {type(axis).__name__}."
+            f"{function}: axis must be a single integer, got {axis!r} of type"
+            f" {type(axis).__name__}."
         ) from None
     if not -ndim <= index < ndim:
         raise ValueError(
@@ -212,7 +213,7 @@ def _check_num_groups(function: str, num_groups: Any, axis: int, shape: tuple[in
     if groups > 1 and axis == 0:
         raise ValueError(
             f"{function}: num_groups={groups} splits the leading axis of x, but axis=0 makes that"
-            f" the channel axis (x has shape {shape}); move the channels behind the batch."
+            f" the channel axis (x has shape {shape}); move the channels after the batch axis."
         )
     if shape[0] % groups:
         raise ValueError(

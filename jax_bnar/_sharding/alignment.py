@@ -1,8 +1,9 @@
-"""Operands of one call made to agree, before the derivative rule sees them.
+"""Makes the operands of a call agree in sharding before they reach the derivative rule.
 
-`jnp` reshards and casts its operands by itself, and so adds up the gradient of an operand that
-devices share. A derivative rule must return gradients of the types that its operands have: the
-casts stand before it, and their transposes do the adding up.
+`jnp` functions reshard and cast their operands themselves, and the transposes of these casts sum
+the gradient of an operand that devices share. A derivative rule, however, must return gradients of
+the same types as its operands. So the casts are applied before the rule, and their transposes do
+the summing.
 """
 
 from collections.abc import Callable
@@ -20,9 +21,10 @@ _Array = TypeVar("_Array", jax.Array, jax.Array | None)
 def align_operands(
     layout: ChannelLayout, x: jax.Array, z: jax.Array | None, *vectors: jax.Array | None
 ) -> list[Any]:
-    """x, z and vectors of shape (1, C), varying over the same manual mesh axes (`shard_map`)
+    """Makes x, z and the vectors of shape (1, C) agree about mesh axes.
 
-    and sharded alike over Explicit ones: as x, or as z where x is not sharded.
+    They then vary over the same manual mesh axes (`shard_map`), and are sharded alike over Explicit
+    axes: like x, or like z if x is not sharded.
     """
     if sharded := _explicit_shardings(x, z):
         mesh, spec = sharded[0].mesh, sharded[0].spec
@@ -35,9 +37,9 @@ def align_operands(
 def with_automatic_axes(
     function: Callable[..., Any], out_specs: tuple[PartitionSpec, ...], *arrays: jax.Array | None
 ) -> Any:
-    """function(*arrays), in which XLA shards what the types of Explicit meshes would have to name.
+    """function(*arrays), with the mesh axes automatic inside, so that XLA chooses the shardings.
 
-    The mathematics in `jnp` merges axes, which those types do not allow where one is sharded.
+    The `jnp` code merges array axes, which the types of Explicit meshes forbid if one is sharded.
     """
     sharded = _explicit_shardings(*arrays)
     if not sharded:

@@ -1,7 +1,7 @@
 """The six operations on the arrays of one device, in the user's layout.
 
-Where every statistics group is whole on the device they are one kernel call each. Where groups span
-devices (`span`), the whole passes are made of their halves, with a collective in between.
+If every statistics group lies on one device, each operation is one kernel call. If groups span
+devices (`span`), the whole passes are composed of their halves, with a collective in between.
 """
 
 import functools
@@ -29,7 +29,7 @@ def call(
     implementation: Implementation,
     **statics: Any,
 ) -> Results:
-    """One of the canonical operations, on arrays of this layout."""
+    """Applies a canonical operation to arrays of this layout."""
     signature = operation.signature
     kinds = signature.operand_kinds(statics)
     named = dict(zip(kinds, operands, strict=True))
@@ -41,15 +41,15 @@ def call(
 
 
 def element_count(layout: ChannelLayout, shape: tuple[int, ...]) -> int:
-    """Elements of one statistics group of an array of this shape."""
+    """The number of elements in one statistics group of an array of this shape."""
     _, rows, _, inner = layout.canonical(shape)
     return rows * inner
 
 
 class Halves(NamedTuple):
-    """The operations that backward is made of where a collective stands in its middle.
+    """The operations that backward is composed of if it has a collective in the middle.
 
-    Each takes operands, `layout`, `implementation` and its static parameters, as `call` does.
+    Like `call`, each takes operands, `layout`, `implementation` and its static parameters.
     """
 
     normalise: Callable[..., Results]
@@ -138,13 +138,13 @@ def backward(
     has_z: bool,
     halves: Halves = ON_ONE_DEVICE,
 ) -> Results:
-    """(dx, dscale, dbias, *dz) with one all-reduce. With S the sum over devices, a = scale*rstd:
+    """(dx, dscale, dbias, *dz) with one all-reduce. With S the sum over devices and a = scale*rstd:
 
         dx = a*e - S[a*sum(e)]/n - rstd*(x-mean)*S[a*sum(e*xhat)]/n + dmean/n + 2*dvar*(x-mean)/n
 
-    Where the devices share a scale, a is a factor of what the all-reduce returns, which thereby
-    holds dscale and dbias of all devices too. Where each may have a scale of its own, a is a factor
-    of what it contributes, and dscale and dbias are those of this device alone.
+    If the devices share a scale, the result of the all-reduce is multiplied by a, and it also gives
+    dscale and dbias over all devices. If each device may have a different scale, each multiplies
+    its contribution by its own a, and dscale and dbias are those of this device alone.
     """
     options: dict[str, Any] = {"layout": layout, "implementation": implementation}
     multiplier = gate_multiplier(
@@ -181,7 +181,7 @@ def backward(
     )
     if multiplier is not None:
         coefficients = coefficients._replace(a=multiplier)
-    # dz is e, already gated.
+    # dz is e, so the gate has already been applied.
     gate = "none" if dz else gate
     (dx,) = halves.backward_apply(
         dz[0] if dz else dy,
@@ -203,17 +203,17 @@ def gate_multiplier(
     implementation: Implementation,
     epsilon: float,
 ) -> jax.Array | None:
-    """scale*rstd for gate "x", bit for bit as forward had it; None for the other gates.
+    """a = scale*rstd for gate "x", bit for bit as in forward; None for the other gates.
 
-    Gate "x" asks whether (x-mean)*a + bias rounds above 0, as it did in forward; with another
-    rounding of `a` the answer may differ. The kernels compute `a` in double and round once, so the
-    kernel itself is asked: it normalises a 1, with mean 0 and no bias. A call on C elements, for
-    otherwise y would have to be kept.
+    Gate "x" asks whether (x-mean)*a + bias rounds to a positive number, as it did in forward. With
+    `a` rounded differently, the answer may differ. The kernels compute `a` in double and round
+    once, so we obtain it from the kernel itself, by normalising the value 1 with mean 0 and no
+    bias. That costs a call on C elements; the alternative would be to keep y.
     """
     if gate != "x":
         return None
     groups = var.shape if scale is None else jnp.broadcast_shapes(var.shape, scale.shape)
-    # Each value of a is a statistics group of its own, with one element.
+    # Each value of a is a statistics group with a single element.
     vector = (*groups[:-1], 1, groups[-1])
     (a,) = normalise(
         jnp.ones(vector, var.dtype),
@@ -232,14 +232,14 @@ def gate_multiplier(
 
 
 def _selected(span: Span, *vectors: jax.Array | None) -> tuple[jax.Array | None, ...]:
-    """The vectors of this device's parts."""
+    """The values of group vectors for this device's parts."""
     return tuple(None if vector is None else span.select(vector) for vector in vectors)
 
 
 def _with_selected(
     operation: kernel_call.Operation, operands: Operands, span: Span
 ) -> tuple[jax.Array | None, ...]:
-    """The operands with the vectors of this device's parts."""
+    """The operands, with each vector reduced to the values for this device's parts."""
     return tuple(
         span.select(array) if array is not None and operand.kind == "vector" else array
         for operand, array in zip(operation.signature.operands, operands, strict=True)

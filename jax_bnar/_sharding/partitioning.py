@@ -1,12 +1,12 @@
 """The operations under jit with sharded arrays: each device works on its own shard.
 
-XLA knows nothing about a custom call and would gather whole activations on every device. Here each
-operation tells it, through `custom_partitioning`, how shards go in and out, and what crosses
-devices: the statistics (`jax_bnar._sharding.collectives`), never an activation. Statistics are
-those of the whole logical array, as for `jnp` code.
+XLA cannot see inside a custom call and would gather whole activations on every device. Here each
+operation tells XLA, through `custom_partitioning`, how its operands and results are sharded, and
+adds the communication: of statistics (`jax_bnar._sharding.collectives`), never of activations. The
+statistics are those of the whole logical array, as for `jnp` code.
 
-x decides: y, z, dy and dx are sharded as x is, whatever they came as (a cotangent may come
-replicated, as the broadcast of a sum), vectors as its channels are.
+x determines all shardings. y, z, dy and dx are sharded like x, whatever sharding they arrive with
+(a cotangent that is the broadcast of a sum arrives replicated), and vectors like the channels of x.
 """
 
 import dataclasses
@@ -34,14 +34,14 @@ _Operand = tuple[str, OperandKind, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Partitioned:
-    """One operation on operands of known shapes; operands that are None are not among them.
+    """One operation on operands of known shapes. Operands that are None are left out.
 
     Attributes:
-        operation: which.
-        operands: name, kind and shape of each operand that is there.
+        operation: the operation.
+        operands: name, kind and shape of each operand that is present.
         results: kind and shape of each result.
-        layout: that of x.
-        implementation: of the part of one device.
+        layout: the layout of x.
+        implementation: the implementation that each device uses.
         statics: static parameters of the operation.
     """
 
@@ -53,12 +53,12 @@ class Partitioned:
     statics: dict[str, Any]
 
     def __call__(self, *given: jax.Array) -> list[jax.Array]:
-        """The operation, partitioned by XLA when the program is."""
+        """The operation, which XLA partitions when it partitions the program."""
         function = custom_partitioning(lambda *given: self._on_one_device(self.layout, given))
         function.def_partition(
             self._partition,
             infer_sharding_from_operands=self._infer,
-            decode_shardings=False,  # a mask may have one that no PartitionSpec can name
+            decode_shardings=False,  # A mask's sharding may not be expressible as a PartitionSpec.
             sharding_rule=self._rule,
         )
         return function(*given)
@@ -101,8 +101,8 @@ class Partitioned:
         span, layout = shards.span(), shards.local_layout()
 
         def lower(*given: jax.Array) -> tuple[jax.Array, ...]:
-            # Shards, not arrays of a mesh: with an Explicit one in the context, jax 0.12 would
-            # name shardings in here, which nobody is left to resolve.
+            # The arguments are shards, not arrays on a mesh. With an Explicit mesh in the context,
+            # jax 0.12 would attach shardings here, which nothing would resolve any more.
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 if span is None:
                     return self._on_one_device(layout, given)
@@ -121,7 +121,7 @@ class Partitioned:
         return mesh, lower, self._result_shardings(mesh, arguments, shards), operand_shardings
 
     def _infer(self, mesh: Any, arguments: Sequence[Any], results: Any) -> Any:
-        """For GSPMD only; Shardy goes by the rule."""
+        """Used by GSPMD only; Shardy uses the sharding rule."""
         del results
         return self._result_shardings(mesh, arguments, self._shards(mesh, arguments))
 

@@ -1,7 +1,7 @@
-"""The Shardy rule of an operation: which axes of its operands and results belong together.
+"""The Shardy rule of an operation: which axes of its operands and results correspond.
 
-Axes of equal factor are sharded alike. The rule only steers propagation; what the operation then
-does with the sharding it gets is decided in `jax_bnar._sharding.partitioning`.
+Axes that share a factor are sharded alike. The rule only guides sharding propagation;
+`jax_bnar._sharding.partitioning` decides what the operation does with the resulting sharding.
 """
 
 import itertools
@@ -14,19 +14,20 @@ from jax_bnar._base.jax_compat import ArrayMapping, CompoundFactor, SdyShardingR
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
 
-# One array axis as (name, size) of its factors, major first.
+# One array axis as the (name, size) pairs of its factors, major factor first.
 _Factors = list[tuple[str, int]]
 
 
 def _product(*factors: tuple[str, int]) -> _Factors:
-    """An axis made of factors; Shardy refuses those of size 1 among others."""
+    """An axis composed of factors. Shardy rejects compound axes with a factor of size 1."""
     return [f for f in factors if f[1] > 1] or [factors[0]]
 
 
 def _splits_evenly(size: int, mesh_sizes: Sequence[int]) -> bool:
-    """Whether mesh axes, in their order, lie on an axis of this size as a whole or not at all.
+    """Whether any mesh axes, in their order, fit an axis of this size wholly or not at all.
 
-    Otherwise Shardy would put a part of a mesh axis there, where the operation can only replicate.
+    Otherwise Shardy would shard it over part of a mesh axis, and the operation could then only
+    replicate.
     """
     for number in range(1, len(mesh_sizes) + 1):
         for chosen in itertools.combinations(mesh_sizes, number):
@@ -66,7 +67,7 @@ class _Rule:
             self._packed = _product(("bytes", major), ("tail", minor * tail // 8))
 
     def _single(self, size: int) -> _Factors:
-        """A factor of its own: linked to nothing."""
+        """A fresh factor, which no other axis shares."""
         self._singles += 1
         return [(f"own{self._singles}", size)]
 

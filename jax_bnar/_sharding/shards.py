@@ -1,4 +1,4 @@
-"""How an array in the user's layout lies on the devices of a mesh, seen from its sharding."""
+"""How an array in the user's layout is divided over a mesh, derived from its sharding."""
 
 import dataclasses
 import functools
@@ -15,12 +15,12 @@ from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
 from jax_bnar._sharding.collectives import Pair, sum_packed
 
-# The mesh axes of one array axis, major first.
+# The mesh axes that shard one array axis, major axis first.
 Axes = tuple[str, ...]
 
 
 def axes_of(spec: Sequence[Any], ndim: int) -> list[Axes]:
-    """A partition spec with a tuple of mesh axes for each of `ndim` array axes."""
+    """A partition spec as one tuple of mesh axes per array axis."""
     entries = [*spec, *[None] * (ndim - len(spec))]
     return [() if e is None else tuple(e) if isinstance(e, tuple) else (e,) for e in entries]
 
@@ -31,13 +31,13 @@ def spec_of(axes: Sequence[Axes]) -> PartitionSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """Sharding of x, and what follows from it for the operations.
+    """The sharding of x, and the shardings and shapes that follow from it.
 
     Attributes:
-        layout: of the whole array.
-        shape: of the whole x.
-        sizes: of the mesh axes.
-        axes: the mesh axes of each axis of x.
+        layout: the layout of the whole array.
+        shape: the shape of the whole x.
+        sizes: the sizes of the mesh axes.
+        axes: the mesh axes that shard each axis of x.
     """
 
     layout: ChannelLayout
@@ -55,10 +55,10 @@ class Shards:
         *,
         has_mask: bool,
     ) -> "Shards":
-        """The sharding that the operation works with: the given one, if it can.
+        """The sharding that the operation uses: the given one as far as possible.
 
-        An axis that is not evenly divided is taken whole (XLA would pad it, and the padding would
-        count), and so is one whose shards would break up the bytes of the mask.
+        An axis is left unsharded if it would not divide evenly, because XLA would pad it and the
+        padding would count in the statistics, or if a shard would not hold whole bytes of the mask.
         """
         axes = axes_of(spec, len(shape))
         number = functools.partial(_number, sizes)
@@ -74,7 +74,7 @@ class Shards:
 
     @property
     def row_axes(self) -> Axes:
-        """Mesh axes of the axis that ghost batch splits."""
+        """The mesh axes of the axis that ghost batches split."""
         return self.axes[self.layout.leading]
 
     @property
@@ -83,7 +83,7 @@ class Shards:
 
     @property
     def spanning(self) -> Axes:
-        """The mesh axes over which statistics are merged; none where groups are whole."""
+        """The mesh axes over which statistics are merged; empty if no group spans devices."""
         body = range(self.layout.leading, len(self.shape))
         reduced = [i for i in body if i != self.layout.channel_axis()]
         if self.layout.num_groups > 1 and self.groups_are_whole:
@@ -91,7 +91,7 @@ class Shards:
         return tuple(a for i in reduced for a in self.axes[i])
 
     def spec(self, kind: OperandKind, shape: tuple[int, ...]) -> PartitionSpec:
-        """The sharding of an operand of that kind and (whole) shape."""
+        """The sharding of an operand of this kind and (whole) shape."""
         if kind == "tensor":
             return spec_of(self.axes)
         leading, channel = self.layout.leading, self.layout.channel_axis()
@@ -110,18 +110,18 @@ class Shards:
         )
 
     def local_layout(self) -> ChannelLayout:
-        """Layout of one device's shard: its groups are the parts of groups that it holds."""
+        """The layout of one device's shard, whose groups are the parts of groups that it holds."""
         rows, part = self.local_shape()[self.layout.leading], self.part_rows()
         groups = rows // part if self.layout.num_groups > 1 else 1
         return dataclasses.replace(self.layout, num_groups=groups)
 
     def part_rows(self) -> int:
-        """Rows of the axis that ghost batch splits in the largest pieces that cut no group."""
+        """Rows of one part: the largest equal pieces of a shard that each lie within one group."""
         rows = self.local_shape()[self.layout.leading]
         return math.gcd(rows, self.shape[self.layout.leading] // self.layout.num_groups)
 
     def span(self) -> "MeshSpan | None":
-        """What merges statistics, None where each device has whole groups."""
+        """The span that merges statistics, or None if no group spans devices."""
         if not self.spanning:
             return None
         return MeshSpan(self)
@@ -130,11 +130,11 @@ class Shards:
 class MeshSpan:
     """Groups spread over the axes of a mesh, inside the partitioned program of one device.
 
-    Where ghost batch has groups that span devices, a device holds parts of some of the groups, and
-    adds up into the slots of those; every group then has its slot in the one all-reduce.
+    If ghost batches span devices, a device holds parts of only some groups. It adds each part into
+    the slot of its group, and the single all-reduce has a slot for every group.
     """
 
-    shares_scale = True  # vectors are sharded over channels, whose devices share no statistics
+    shares_scale = True  # Vectors are sharded over channels only, and no group spans channels.
 
     def __init__(self, shards: Shards) -> None:
         local = shards.local_layout()
@@ -144,7 +144,7 @@ class MeshSpan:
         self._slots = shards.layout.num_groups > 1 and not shards.groups_are_whole
 
     def _group_of_part(self) -> jax.Array:
-        """The group of each part on this device."""
+        """The index of the group that each part on this device belongs to."""
         shards = self._shards
         rows = shards.local_shape()[shards.layout.leading]
         group_rows = shards.shape[shards.layout.leading] // shards.layout.num_groups

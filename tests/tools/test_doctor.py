@@ -140,7 +140,7 @@ def test_truncated_native_module(installed: pathlib.Path) -> None:
     assert finished.returncode == 1, finished.stdout + finished.stderr
     assert "the default platform (cpu) does NOT work" in finished.stdout
     assert f"{module} is damaged, or was built for another machine" in finished.stdout
-    assert "a process that loaded it was ended by SIGBUS" in finished.stdout
+    assert "a process that loaded it was killed by SIGBUS" in finished.stdout
     assert "the native module of jax_bnar did not load (" in finished.stdout
     assert "pip install ." in finished.stdout
     assert finished.stderr == ""
@@ -155,7 +155,7 @@ def test_old_jax(tmp_path: pathlib.Path, arguments: tuple[str, ...]) -> None:
     finished = run_doctor(*arguments, PYTHONPATH=path)
     assert finished.returncode == 1, finished.stdout + finished.stderr
     assert finished.stderr == ""
-    reason = "jax 0.8.1 is older than 0.10.2, the oldest that jax_bnar works with"
+    reason = "jax 0.8.1 is older than 0.10.2, the oldest version jax_bnar supports"
     if arguments:
         found = json.loads(finished.stdout)
         assert not found["works"]

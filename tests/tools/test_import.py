@@ -105,7 +105,7 @@ def test_an_old_jax_is_named() -> None:
         prelude=OLD_JAX,
     )
     assert output == (
-        "jax 0.8.1 is older than 0.10.2, the oldest that jax_bnar works with:"
+        "jax 0.8.1 is older than 0.10.2, the oldest version jax_bnar supports:"
         " pip install --upgrade 'jax>=0.10.2'\n"
     )
 
