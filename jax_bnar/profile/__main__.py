@@ -1,0 +1,162 @@
+"""The command: `python -m jax_bnar.profile [FILE ...] [--emit FILE]`."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jax_bnar.profile._analysis import Summary, summarise
+from jax_bnar.profile._file import ProfileError, read
+
+_EXTRA = "pip install 'jax-bnar[profile]'"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    if not options.files and options.emit is None:
+        print(f"{_NAME}: name a file, or one to write with --emit.", file=sys.stderr)
+        return 2
+    try:
+        files = list(options.files)
+        if options.emit is not None:
+            _emit(options)
+            files.append(options.emit)
+        bandwidth = None if options.bandwidth is None else options.bandwidth * 1e9
+        summaries = [summarise(read(f), top=options.top, bytes_per_s=bandwidth) for f in files]
+        _show(summaries, as_json=options.json)
+        if options.picture is not None:
+            _draw(summaries, options.picture)
+    except ProfileError as error:
+        return _failed(str(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("jax_bnar"):
+            raise
+        return _failed(f"the package {error.name} is missing: {_EXTRA}")
+    return 0
+
+
+_NAME = "python -m jax_bnar.profile"
+
+
+def _failed(sentence: str) -> int:
+    print(f"{_NAME}: {sentence}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_NAME,
+        description="Prints where the time and the bytes of a network go, from profiles in the JSON"
+        " of MegEngine's GraphProfiler; several files side by side. With --emit it runs ResNet-50"
+        " with this package's kernels and writes such a file first.",
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--top", type=_count, default=10, metavar="N", help="longest operators (%(default)s)"
+    )
+    parser.add_argument(
+        "--bandwidth",
+        type=_positive,
+        metavar="GB/S",
+        help="roof of the device; without it that of the file, or the best operator's",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON array of summaries")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it too: svg, png, pdf")
+    emit = parser.add_argument_group("to write a profile")
+    emit.add_argument("--emit", type=Path, metavar="FILE", help="run ResNet-50, write its profile")
+    emit.add_argument("--batch", type=_count, default=10, help="pictures (%(default)s)")
+    emit.add_argument("--size", type=_count, default=224, help="height and width (%(default)s)")
+    emit.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    emit.add_argument("--train", action="store_true", help="a training step, not inference")
+    emit.add_argument(
+        "--norm",
+        choices=("fused", "flax"),
+        default="fused",
+        help="this package's layers (folded for inference), or flax.linen.BatchNorm",
+    )
+    emit.add_argument(
+        "--steps", type=_count, default=5, help="runs, of which the median counts (%(default)s)"
+    )
+    emit.add_argument(
+        "--stage-sizes",
+        type=_count,
+        nargs="+",
+        default=[3, 4, 6, 3],
+        metavar="N",
+        help="blocks of each stage (3 4 6 3)",
+    )
+    return parser
+
+
+def _emit(options: argparse.Namespace) -> None:
+    # Else the profiling would be lost at its end.
+    folder = options.emit.absolute().parent
+    if not folder.is_dir():
+        raise ProfileError(f"{options.emit}: the folder {folder} does not exist.")
+    from jax_bnar.profile._emit import emit
+    from jax_bnar.profile._resnet50 import Settings
+
+    settings = Settings(
+        batch=options.batch,
+        size=options.size,
+        dtype=options.dtype,
+        train=options.train,
+        norm=options.norm,
+        steps=options.steps,
+        stage_sizes=tuple(options.stage_sizes),
+    )
+    emit(settings, options.emit)
+
+
+def _show(summaries: Sequence[Summary], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([_plain(summary) for summary in summaries], indent=1, allow_nan=False))
+        return
+    from rich.console import Console
+
+    from jax_bnar.profile._tables import show
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(200, console.width))
+    show(summaries, console)
+
+
+def _plain(summary: Summary) -> dict[str, Any]:
+    """Without what the file has of single operators."""
+    plain = dataclasses.asdict(dataclasses.replace(summary, reached=()))
+    del plain["reached"]
+    plain["pairs"] = [[pair.first.identifier, pair.second.identifier] for pair in summary.pairs]
+    plain["longest"] = [operator.identifier for operator, _, _ in summary.longest]
+    return plain
+
+
+def _draw(summaries: Sequence[Summary], path: Path) -> None:
+    from jax_bnar.profile._picture import draw
+
+    try:
+        draw(summaries, path)
+    except (OSError, ValueError) as error:  # no such folder; no such format
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise ProfileError(f"{path}: the picture cannot be written ({reason}).") from None
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 1000000, got {value}")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
