@@ -1,15 +1,15 @@
-# Everything runs in .venv; PYTHON says which Python makes it. `make help` lists the targets,
-# CONTRIBUTING.md says when to use which, and how long each takes.
+# Everything runs in .venv, which PYTHON creates. `make help` lists the targets; CONTRIBUTING.md says
+# when to use each and how long it takes.
 
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
 DEMO_ARGS ?=
-# The tests of a file share fixtures that take long to make, so they stay in one process.
+# The tests in a file share expensive fixtures, so they stay in one process.
 TEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile
 BENCHMARK_ARGS ?= --output benchmarks/results/latest.json
 GPU_ARGS ?=
-# Both of install and check, which .ci/run calls one by one.
+# The empty default does both install and check; .ci/run does them separately.
 VERSION_MATRIX_ARGS ?=
 
 BIN := .venv/bin
@@ -17,18 +17,18 @@ NATIVE_SOURCES = $(shell find cpu cuda native tests -name '*.cc' -o -name '*.h' 
 
 # --- What is installed in .venv ---
 
-# pyright wants to see whatever is imported anywhere.
+# pyright needs every package that is imported anywhere.
 EXTRAS_demo := demo
 EXTRAS_bench := bench
 EXTRAS_test := demo,resnet50,test
 EXTRAS_lint := demo,resnet50,test,bench,lint
-# What is installed with it.
+# The extras that each of these includes.
 PARTS_test := demo
 PARTS_lint := demo test bench
 
-# What the native module is built from. The install is editable: Python sources are not among it.
+# What the native module is built from. The install is editable, so Python sources do not count.
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cmake cpu cuda native -type f)
-# One architecture, the GPU's own or else Hopper's: the others are for wheels.
+# Compile for one architecture: the GPU's if there is one, otherwise Hopper. The rest are for wheels.
 ifndef CUDAARCHS
   export CUDAARCHS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo native || echo 90-real)
 endif
@@ -39,11 +39,11 @@ endif
 
 # --- Tests ---
 
-# A test carries the mark of its tier; without one it belongs to `make test`.
+# Each test has the mark of its tier; tests without one belong to `make test`.
 PYTEST := $(BIN)/python .ci/run_tests.py $(TEST_ARGS)
 
 .PHONY: help demo quick test slow check pythons venv lint benchmark gpu clean
-# The targets write into the same folders.
+# The targets write to the same folders.
 .NOTPARALLEL:
 
 ##   make demo        train a network of fused blocks on handwritten digits, next to plain Flax
@@ -54,7 +54,7 @@ demo: .venv/installed-demo .venv/module
 quick: .venv/installed-test .venv/module
 	$(PYTEST) -m "quick and not slow"
 
-##   make test        all that a change can break, but for what takes long
+##   make test        everything that a change can break, except the slow tests
 test: .venv/installed-test .venv/module
 	$(PYTEST) -m "not (slow or large or gpu)"
 
@@ -62,14 +62,14 @@ slow: .venv/installed-test .venv/module
 	$(PYTEST) -m slow
 
 ##   make check       everything: lint, make test, sanitizers, emulated grids, other Pythons, examples
-# Property tests look at so many times the examples.
+# Multiplies the number of examples in property tests.
 check: export JAX_BNAR_TEST_EXAMPLES ?= 10
 check: lint test slow pythons
 
 pythons:
 	.ci/version_matrix $(VERSION_MATRIX_ARGS)
 
-##   make lint        formatting, lint, types, code without a caller
+##   make lint        formatting, lint, types, imports between rooms, unused code
 lint: .venv/installed-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -83,16 +83,16 @@ benchmark: .venv/installed-bench .venv/module
 	$(BIN)/python -m benchmarks.sites.launch -- $(BENCHMARK_ARGS)
 
 ##   make gpu         on a machine with an NVIDIA GPU: build, test and measure the CUDA kernels
-# On what is installed, for the machine may be offline: CUDA 13 with nvcc, jax with its CUDA plugin,
-# flax, optax, nanobind, scikit-build-core, cmake, ninja, pytest, pytest-timeout, pytest-xdist,
-# hypothesis; torch and torchvision for the peers.
+# The machine may be offline, so this uses what is installed: CUDA 13 with nvcc, jax with its CUDA
+# plugin, flax, optax, nanobind, scikit-build-core, cmake, ninja, pytest, pytest-timeout,
+# pytest-xdist and hypothesis, plus torch and torchvision for the peers.
 gpu:
 	$(PYTHON) -m benchmarks.gpu $(GPU_ARGS)
 
-##   make venv        an empty .venv
+##   make venv        create an empty .venv
 venv: .venv/created
 
-##   make clean       remove .venv, build and demo_output, and the caches of the tools
+##   make clean       remove .venv, build, demo_output and the caches of the tools
 clean:
 	rm -rf .venv build demo_output .pytest_cache .ruff_cache .hypothesis
 
@@ -104,7 +104,8 @@ help:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	touch $@
 
-# The headers of the oldest jaxlib lie apart, for the tests may run with a newer one.
+# The headers of the oldest jaxlib have a folder to themselves, because the tests may run with a
+# newer jaxlib.
 .venv/build-requirements: pyproject.toml .ci/requirements.py | .venv/created
 	rm -rf .venv/jaxlib-headers
 	$(BIN)/python .ci/requirements.py build-tools >$@.txt
@@ -113,15 +114,15 @@ help:
 	$(BIN)/python -m pip install --quiet --no-deps --target .venv/jaxlib-headers --requirement $@.txt
 	touch $@
 
-# Without build isolation the compiler sees the same folders each time, so that it compiles what
-# depends on a touched source and no more. `pip install .` has another folder for its objects.
+# Without build isolation the include paths stay the same from build to build, so only what depends
+# on a touched source is recompiled. `pip install .` uses a different build folder.
 .venv/module: .venv/build-requirements $(BUILD_INPUTS)
 	PYTHONPATH="$(CURDIR)/.venv/jaxlib-headers" PATH="$(CURDIR)/$(BIN):$$PATH" \
 	  $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps \
 	  --config-settings=build-dir=build/develop --editable .
 	touch $@
 
-# Packages alone: the module is the same with any of them.
+# Installs packages only: the native module does not depend on them.
 .venv/installed-%: pyproject.toml .ci/requirements.py | .venv/created
 	$(BIN)/python .ci/requirements.py '$(or $(EXTRAS_$*),$*)' >$@.txt
 	$(BIN)/python -m pip install --quiet --requirement $@.txt

@@ -1,4 +1,4 @@
-"""Fails if a wheel holds a file that it should not, or lacks one: check_wheel.py WHEEL."""
+"""Checks that a wheel contains exactly the files it should: check_wheel.py WHEEL."""
 
 import pathlib
 import re
@@ -17,14 +17,14 @@ def main(wheel: str) -> int:
         for path in PACKAGE.rglob("*")
         if path.suffix in {".py", ".pyi"} or path.name == "py.typed"
     }
-    problems = [f"{name} does not belong there" for name in names - metadata - native - sources]
+    problems = [f"{name} should not be in it" for name in names - metadata - native - sources]
     problems += [f"{name} is missing" for name in sources - names]
     if len(native) != 1:
-        problems.append(f"{len(native)} native modules")
+        problems.append(f"it contains {len(native)} native modules, not one")
     if not any(name.endswith("/licenses/LICENSE") for name in metadata):
         problems.append("the license is missing")
     if "jax_bnar/py.typed" not in names:
-        problems.append("jax_bnar/py.typed is missing: types would be ignored")
+        problems.append("jax_bnar/py.typed is missing: type checkers would ignore the annotations")
     print(f"{pathlib.Path(wheel).name}: {len(names)} files", *sorted(problems), sep="\n  ")
     return 1 if problems else 0
 

@@ -1,7 +1,7 @@
-"""Prints what each CUDA kernel takes of a multiprocessor: cuda_resources.py LOG-OF-A-BUILD.
+"""Prints the registers and shared memory that each CUDA kernel uses: cuda_resources.py BUILD-LOG.
 
-The build prints it (-Xptxas=-v in cmake/CudaKernels.cmake), and refuses a kernel that spills
-registers; this shows how far the others are from it.
+The build logs them (-Xptxas=-v in cmake/CudaKernels.cmake) and rejects any kernel that spills
+registers; this table shows how close the others come to spilling.
 """
 
 import pathlib
@@ -37,7 +37,7 @@ def main(log: str) -> int:
     for label, registers, spilled, shared in sorted(found):
         print(f"{label:36} {registers:9}  {spilled:13}  {shared:19}")
     if not found:
-        print(f"no CUDA kernel was compiled: {log}")
+        print(f"{log} does not mention any compiled CUDA kernel")
         return 1
     if any(spilled for _, _, spilled, _ in found):
         print("a kernel spills registers to memory")

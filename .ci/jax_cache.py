@@ -1,7 +1,7 @@
-"""Makes and prints the folder in FOLDER where JAX keeps what it compiled: jax_cache.py FOLDER.
+"""Creates and prints JAX's compilation cache directory inside FOLDER: jax_cache.py FOLDER.
 
-It is this processor's, for another may lack instructions that the programs use. What was written
-more than two weeks ago is removed.
+Each processor gets its own directory, because another may lack instructions that the compiled
+programs use. Entries written more than two weeks ago are deleted.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ def jax_cache(folder: pathlib.Path) -> pathlib.Path:
     cache.mkdir(parents=True, exist_ok=True)
     oldest = time.time() - DAYS * 24 * 60 * 60
     for file in cache.iterdir():
-        # Another run may be doing the same.
+        # Another run may be deleting the same files.
         try:
             if file.stat().st_mtime < oldest:
                 file.unlink()

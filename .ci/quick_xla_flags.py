@@ -1,7 +1,8 @@
-"""Prints the XLA_FLAGS with which this JAX compiles for the CPU in the least time.
+"""Prints the XLA_FLAGS with which the installed JAX compiles fastest for the CPU.
 
-Half of the tests' time is XLA compiling programs that then run once. An unknown flag ends the
-process, and each JAX knows others: those that it refuses are left out.
+The tests spend half of their time in XLA, compiling programs that then run once. An unknown flag
+aborts the process, and the set of flags differs between JAX versions, so flags that this version
+rejects are left out.
 """
 
 import os
@@ -9,11 +10,12 @@ import subprocess
 import sys
 
 FLAGS = (
-    # A third of compiling is LLVM's optimisation.
+    # LLVM's optimisation takes a third of the compile time.
     "--xla_backend_optimization_level=0",
-    # jaxlib 0.10 has its older emitters still: 35 ms where the newer ones take 80.
+    # jaxlib 0.10 still has the old emitters, which take 35 ms where the new ones take 80.
     "--xla_cpu_use_fusion_emitters=false",
-    # MLIR checks itself after each pass: a tenth of compiling on jaxlib 0.12.
+    # MLIR verifies the module after each pass, which takes a tenth of the compile time on jaxlib
+    # 0.12.
     "--xla_cpu_emitter_verification_level=0",
 )
 

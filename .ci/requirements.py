@@ -1,8 +1,8 @@
-"""Prints requirements that pyproject.toml states, one a line: requirements.py WHAT.
+"""Prints requirements from pyproject.toml, one per line: requirements.py WHAT.
 
-WHAT is "build-tools" (what builds the native module, without jaxlib), "build-headers" (the jaxlib
-whose FFI headers it is compiled with), or extras ("demo,test": what they install, and the package's
-own dependencies).
+WHAT is "build-tools" (what is needed to build the native module, except jaxlib), "build-headers"
+(the jaxlib whose FFI headers the module is compiled against), or a list of extras such as
+"demo,test" (their requirements and the package's own dependencies).
 """
 
 import pathlib
@@ -18,7 +18,7 @@ def requirements(what: str) -> list[str]:
     if what == "build-headers":
         return [requirement for requirement in build if name(requirement) == "jaxlib"]
     if what == "build-tools":
-        # An isolated build brings cmake and ninja where the machine has none.
+        # An isolated build would install cmake and ninja where the machine has none.
         return [r for r in build if name(r) != "jaxlib"] + ["cmake>=3.18", "ninja"]
     extras = PROJECT["project"]["optional-dependencies"]
     found = list(PROJECT["project"]["dependencies"])

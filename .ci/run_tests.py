@@ -1,7 +1,7 @@
-"""Runs pytest in the environment in which the tests take the least time: run_tests.py ARGUMENT...
+"""Runs pytest in the environment in which the tests run fastest: run_tests.py ARGUMENT...
 
-XLA compiles quickly rather than well, and JAX keeps what it compiled, in build/ unless
-JAX_COMPILATION_CACHE_DIR says where. XLA_FLAGS that are set stay as they are.
+XLA_FLAGS make XLA spend little time on optimisation, unless the caller has set them. JAX caches
+what it compiles in JAX_COMPILATION_CACHE_DIR, by default a directory in build/.
 """
 
 import os
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
         environment["XLA_FLAGS"] = quick_flags()
     if "JAX_COMPILATION_CACHE_DIR" not in environment:
         environment["JAX_COMPILATION_CACHE_DIR"] = str(jax_cache(ROOT / "build" / "jax_cache"))
-    # Programs of any size and time: most of the tests' are small.
+    # Cache programs of any size and compile time, because most of the tests' programs are small.
     environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     environment.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     os.execve(sys.executable, [sys.executable, "-m", "pytest", *arguments], environment)

@@ -1,4 +1,4 @@
-"""Forward and backward with the installed package: .ci/run runs this outside of the checkout."""
+"""Runs the installed package forward and backward; .ci/run calls this outside the checkout."""
 
 import pathlib
 

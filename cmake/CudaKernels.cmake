@@ -1,5 +1,5 @@
-# The CUDA kernels, where there is a compiler for them. Sets JAX_BNAR_HAS_CUDA,
-# and JAX_BNAR_WHY_NO_CUDA where not.
+# Builds the CUDA kernels if there is a compiler for them. Sets JAX_BNAR_HAS_CUDA
+# and, if that is OFF, JAX_BNAR_WHY_NO_CUDA.
 
 set(JAX_BNAR_CUDA AUTO CACHE STRING
     "CUDA kernels: AUTO (if nvcc works), ON (or fail), OFF")
@@ -14,8 +14,8 @@ if(JAX_BNAR_CUDA STREQUAL "OFF")
   return()
 endif()
 
-# A toolkit's nvcc, or that of the wheels nvidia-cuda-nvcc etc. of CUDA 13, which
-# install into nvidia/cu13 next to each other.
+# nvcc comes from a toolkit, or from the CUDA 13 wheels (nvidia-cuda-nvcc and
+# others), which all install into nvidia/cu13.
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(bnar_nvcc nvcc PATHS ENV CUDA_PATH ENV CUDA_HOME /usr/local/cuda
     PATH_SUFFIXES bin)
@@ -34,14 +34,14 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
 endif()
 
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-  # Real code for Ampere, Hopper and both Blackwells, PTX for what comes.
+  # Machine code for Ampere, Hopper and both Blackwells, and PTX for later GPUs.
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
 endif()
 if(JAX_BNAR_CUDA STREQUAL "ON")
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
-    message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA=ON, but nvcc was not found: not "
-      "on PATH, not in CUDA_PATH, CUDA_HOME or /usr/local/cuda, not among the "
-      "Python packages of ${Python_EXECUTABLE}. Install the CUDA toolkit (12.8 or "
+    message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA=ON, but nvcc was not found on "
+      "PATH, in CUDA_PATH, CUDA_HOME or /usr/local/cuda, or among the Python "
+      "packages of ${Python_EXECUTABLE}. Install the CUDA toolkit (12.8 or "
       "newer), or `pip install nvidia-cuda-nvcc nvidia-cuda-runtime "
       "nvidia-cuda-cccl` and build with --no-build-isolation, or set CUDACXX.")
   endif()
@@ -56,7 +56,8 @@ else()
   endif()
   enable_language(CUDA)
 endif()
-# Looked for by hand: FindCUDAToolkit does not know how the wheels are laid out.
+# FindCUDAToolkit does not support the layout of the wheels, so the runtime is
+# searched for by hand.
 get_filename_component(bnar_nvcc_path "${CMAKE_CUDA_COMPILER}" REALPATH)
 get_filename_component(bnar_cuda_root "${bnar_nvcc_path}/../.." REALPATH)
 find_library(bnar_cudart_static cudart_static
@@ -66,7 +67,7 @@ if(NOT bnar_cudart_static)
   set(JAX_BNAR_WHY_NO_CUDA
     "nvcc was found when it was built, but not the static CUDA runtime")
   if(JAX_BNAR_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA=ON, and ${CMAKE_CUDA_COMPILER} "
+    message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA=ON and ${CMAKE_CUDA_COMPILER} "
       "works, but libcudart_static.a was not found in ${bnar_cuda_root}. Install "
       "cuda-cudart-dev, or `pip install nvidia-cuda-runtime`.")
   endif()
@@ -86,13 +87,13 @@ add_library(bnar_cuda STATIC
 target_include_directories(bnar_cuda PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 target_include_directories(bnar_cuda SYSTEM PUBLIC
   ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-# Static, so that the module loads where there is no CUDA. CMake must not add the
-# runtime of its own choice.
+# The runtime is linked statically, so that the module also loads on machines
+# without CUDA. CMake must not add another runtime to it.
 set_target_properties(bnar_cuda PROPERTIES CUDA_RUNTIME_LIBRARY None)
 target_link_libraries(bnar_cuda PUBLIC
   "${bnar_cudart_static}" Threads::Threads ${CMAKE_DL_LIBS} rt)
 target_compile_options(bnar_cuda PRIVATE
-  # A kernel that spills reads and writes memory that its bandwidth is for.
+  # A kernel that spills registers spends memory bandwidth on its own temporaries.
   "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-Xcompiler=-Wall,-Wextra;-Xptxas=-v,-warn-spills>"
   "$<$<COMPILE_LANGUAGE:CXX>:-O2;-Wall;-Wextra>")
 if(JAX_BNAR_WARNINGS_AS_ERRORS)

@@ -1,9 +1,10 @@
-# The sources of the CUDA kernels, listed once: for nvcc (CudaKernels.cmake), and for
-# the tests, which compile them as C++ and run them on an emulated device.
+# The only list of the CUDA kernels' sources. CudaKernels.cmake compiles them with
+# nvcc; the tests compile them as C++ and run them on an emulated device.
 
-# With device code. build_info.cu is about nvcc's own build.
+# Sources with device code. build_info.cu is not among them, because it describes
+# nvcc's own build.
 set(BNAR_CUDA_KERNELS launch/backward.cu launch/forward.cu launch/launch.cu)
-# Plain C++.
+# Sources in plain C++.
 set(BNAR_CUDA_HOST
   host/plan.cc host/settings.cc host/tiling.cc host/workspace.cc
   launch/launch_counts.cc)

@@ -1,4 +1,4 @@
-"""JAX as every test expects it: strict promotion, float64, eight CPU devices."""
+"""Sets up JAX as every test expects it: strict promotion, float64, eight CPU devices."""
 
 import ctypes
 import importlib.util
@@ -12,23 +12,24 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-# What tests share lies in support/. The checkout comes last, for tests import its benchmarks, while
-# an installed jax_bnar must win over its sources, which may lack the native module.
+# Code shared by the tests is in support/. The checkout is on the path because tests import its
+# benchmarks, but it comes last: an installed jax_bnar must win over the sources, which may lack the
+# native module.
 _TESTS = pathlib.Path(__file__).parent
 sys.path.insert(0, str(_TESTS / "support"))
 sys.path.append(str(_TESTS.parent))
 
-# Before any test touches a device: the number of devices is fixed when the backend starts.
+# The number of devices is fixed once the backend starts, so set it before any test uses a device.
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Tests name the implementation they mean; the caller's environment must not choose for them.
+# Tests name the implementation they mean; the caller's environment must not override it.
 os.environ.pop("JAX_BNAR_IMPLEMENTATION", None)
 
-# Another native module may take the place of the package's. In this way
-# tests/kernels/test_emulated_cuda.py runs the tests of the operators on the CUDA kernels.
+# Another native module may replace the package's. This is how tests/kernels/test_emulated_cuda.py
+# runs the operators' tests on the CUDA kernels.
 if replacement := os.environ.get("JAX_BNAR_TEST_NATIVE_MODULE"):
     spec = importlib.util.spec_from_file_location("jax_bnar._native", replacement)
     assert spec is not None, replacement
@@ -44,13 +45,13 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 class _Memory:
-    """Keeps a process of tests small.
+    """Limits the memory of a test process.
 
-    JAX keeps what it compiles until the process ends, about 1.4 MB of memory for each program: 5 GB
-    for all tests.
+    JAX keeps every compiled program until the process ends, at about 1.4 MB each; for all tests
+    that would be 5 GB.
     """
 
-    allowance = 2**29  # bytes that may have come since the last clearing
+    allowance = 2**29  # bytes by which the process may grow before the caches are cleared
 
     def __init__(self) -> None:
         self._after_clearing = self._resident()
@@ -66,7 +67,7 @@ class _Memory:
         if self._resident() - self._after_clearing <= self.allowance:
             return
         jax.clear_caches()
-        # Else it stays with the allocator, in pieces.
+        # Without this the allocator keeps the freed memory.
         allocator = ctypes.CDLL(None)
         if hasattr(allocator, "malloc_trim"):
             allocator.malloc_trim(0)
@@ -83,7 +84,7 @@ def pytest_runtest_teardown() -> None:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
-    """A folder in which JAX keeps what it compiles: tests that run the same programs again."""
+    """JAX's compilation cache in a new folder, for tests that run the same programs repeatedly."""
     folder = tmp_path_factory.mktemp("compiled")
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = [getattr(jax.config, name) for name in names]
