@@ -1,1 +1,1 @@
-"""Speed of jax_bnar against its peers; see README.md."""
+"""Benchmarks of jax_bnar against its peers; see README.md."""

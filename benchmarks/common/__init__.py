@@ -1,1 +1,1 @@
-"""What every benchmark needs: the list of sites, timing, the machine, JSON."""
+"""Shared by all benchmarks: the list of sites, timing, a description of the machine, JSON."""

@@ -1,4 +1,4 @@
-"""How much of the machine other processes took while we measured (Linux; None elsewhere)."""
+"""How much of the machine other processes used during a measurement (Linux; None elsewhere)."""
 
 import os
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ _STAT = Path("/proc/stat")
 
 @dataclass(frozen=True)
 class Contention:
-    """Started at construction; `share` says what others used since."""
+    """Measures from its construction on; `share` returns what other processes have used since."""
 
     _busy: float | None = field(default_factory=lambda: _busy_seconds())
     _own: float = field(default_factory=lambda: _own_seconds())
     _start: float = field(default_factory=perf_counter)
 
     def share(self) -> float | None:
-        """CPU time of others (and stolen by the hypervisor), over wall time times all cores."""
+        """CPU time used by others or stolen by the hypervisor, over wall time times all cores."""
         busy = _busy_seconds()
         if busy is None or self._busy is None:
             return None

@@ -1,10 +1,10 @@
-"""The roof: bytes per second of a plain copy by all cores.
+"""The upper bound on bandwidth: bytes per second of a plain copy by all cores.
 
-Every core copies a buffer of its own with NumPy, that is with the C library's memcpy. Buffers are
-large, so that memcpy stores past the cache as the best kernels do (glibc does from 3/4 of the
-shared cache on; below that each store first reads its line, which costs a third), page-aligned, on
-huge pages where the system has them, touched before, and reused. A copied byte counts twice: read
-and written.
+Every core copies its own buffer with NumPy, which calls the C library's memcpy. The buffers are so
+large that memcpy bypasses the cache when it stores, as the best kernels do. (glibc does so from 3/4
+of the shared cache on; below that, each store first reads its cache line, which costs a third of
+the bandwidth.) They are page-aligned, use huge pages where the system has them, and are touched
+before the first copy and then reused. A copied byte counts twice, as read and as written.
 """
 
 import mmap
@@ -15,7 +15,7 @@ import numpy as np
 
 
 class CopyRoof:
-    """Copies `bytes_per_core` on each of `cores` threads at once; a context manager."""
+    """A context manager that copies `bytes_per_core` on each of `cores` threads at once."""
 
     def __init__(self, cores: int, bytes_per_core: int):
         self.bytes_moved = 2 * cores * bytes_per_core

@@ -1,4 +1,4 @@
-"""What a result depends on beside the code: processor, versions, allocator, commit."""
+"""What a result depends on besides the code: processor, versions, allocator, commit."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ _PACKAGES: Final = ("jax", "jaxlib", "flax", "torch", "numpy")
 
 
 def core_count() -> int:
-    """Cores that this process may run on."""
+    """The number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -40,7 +40,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def describe_allocator() -> dict[str, str | None]:
-    """The malloc that the process really runs on, and how jemalloc was configured."""
+    """The malloc that the process actually uses, and how jemalloc was configured."""
     process = ctypes.CDLL(None)
     is_jemalloc = hasattr(process, "mallctl")
     return {
@@ -67,13 +67,13 @@ def _cpu_model() -> str:
         fields.setdefault(key.strip(), value.strip())
     if "model name" not in fields:
         return platform.processor() or "unknown"
-    # a hypervisor may hide the model's name, but not these
+    # A hypervisor may hide the model's name, but not these numbers.
     numbers = [f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields]
     return ", ".join([fields["model name"], *numbers])
 
 
 def _commit() -> str | None:
-    """The commit of the checkout, with "+" where files differ from it."""
+    """The commit of the checkout, followed by "+" if files differ from it."""
     try:
         commit = _git("rev-parse", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no")

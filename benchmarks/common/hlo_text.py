@@ -1,4 +1,4 @@
-"""Instructions of compiled HLO: what each does, and how many elements it writes."""
+"""Parses the instructions of compiled HLO: the opcode of each, and how many elements it writes."""
 
 import math
 import re
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 _INSTRUCTION: Final = re.compile(r"= \(?\w+\[([\d,]*)\].*? ([\w-]+)\(")
-# XLA:GPU may move a part of the entry computation into one that it replays as a CUDA graph.
+# XLA:GPU may move part of the entry computation into a command buffer, to replay as a CUDA graph.
 _ENTRY: Final = re.compile(r"^(?:ENTRY |%command_buffer).*?^}", re.DOTALL | re.MULTILINE)
-# Another order of the same elements. What costs nothing is a `bitcast` by then.
+# Instructions that reorder elements in memory. Compiled HLO has a `bitcast` where nothing moves.
 _CHANGES_OF_LAYOUT: Final = ("copy", "copy-start", "transpose")
 
 
 class Instruction(NamedTuple):
-    """A line of HLO; of a tuple `elements` are those of its first array."""
+    """A line of HLO. If the result is a tuple, `elements` counts its first array."""
 
     text: str
     opcode: str
@@ -21,7 +21,7 @@ class Instruction(NamedTuple):
 
 
 def instructions(program: str) -> Iterator[Instruction]:
-    """Those of all computations, so inside of fusions too."""
+    """The instructions of all computations, including those inside fusions."""
     for line in program.splitlines():
         if match := _INSTRUCTION.search(line):
             elements = math.prod(int(n) for n in match[1].split(",") if n)
@@ -34,10 +34,11 @@ def entry(program: str) -> str:
 
 
 def layout_changes(program: str, least_elements: int) -> list[str]:
-    """The lines with a copy or a transpose of at least so many elements.
+    """The lines that copy or transpose at least `least_elements` elements.
 
-    The kernels take row-major arrays. Where XLA has chosen another layout for a neighbour, or does
-    not see that a reshape is free, it moves the whole array, which costs as much as a pass of ours.
+    The kernels take row-major arrays. If XLA has chosen another layout for a neighbouring
+    operation, or misses that a reshape is free, it moves the whole array, which costs as much as
+    one of our passes.
     """
     return [
         instruction.text

@@ -1,4 +1,4 @@
-"""Results as a file that is whole at any time: its writer may be killed."""
+"""Writes results atomically, so that the file is complete even if the writer is killed."""
 
 import json
 from pathlib import Path

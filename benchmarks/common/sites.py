@@ -1,12 +1,13 @@
 """The BatchNorm sites of ResNet-50 v1.5 and the bytes that each has to move.
 
-ResNet-50 (He et al., arXiv:1512.03385, table 1) on 224x224 images, in the v1.5 variant, where the
-stride of a stage's first block sits in its 3x3 convolution and not in its first 1x1 convolution.
-So the first BatchNorm of stages 2 to 4 still sees the spatial size of the stage before.
+This is ResNet-50 (He et al., arXiv:1512.03385, table 1) on 224x224 images, in the v1.5 variant,
+where a stage's first block has its stride in the 3x3 convolution and not in the first 1x1
+convolution. The first BatchNorm of stages 2 to 4 therefore still has the spatial size of the
+previous stage.
 
-53 BatchNorms: the stem; in each of the 16 bottlenecks (3, 4, 6, 3) two followed by a ReLU and one
-that joins the residual before its ReLU; and one without activation on the shortcut of each of the 4
-stages. That makes 49 ReLUs, 16 of which join a residual.
+There are 53 BatchNorms: the stem's; in each of the 16 bottlenecks (3, 4, 6, 3) two followed by a
+ReLU and one followed by the addition of the residual and a ReLU; and one without activation on the
+shortcut of each of the 4 stages. That makes 49 ReLUs, 16 of which follow a residual addition.
 """
 
 from collections import Counter
@@ -65,16 +66,16 @@ def _distinct(sites: Iterator[Site]) -> tuple[Site, ...]:
 
 RESNET50_SITES: Final = _distinct(_walk(image_size=224))
 
-# Times that a tensor of x's size crosses memory in one step, forward + backward.
-# The scheme of save="y": forward reads x for the statistics, reads x and [z] and writes y; backward
-# reduces over dy, x and y and writes [dz], then applies from dz (or dy and y), x and writes dx.
+# How many tensors of x's size are read from or written to memory in one step, forward + backward.
+# With save="y", forward reads x for the statistics, then reads x and [z] and writes y; backward
+# reads dy, x and y for the sums and writes [dz], then reads dz (or dy and y) and x and writes dx.
 _PASSES_SAVING_Y: Final[dict[Form, int]] = {
     "bn_relu": 3 + 3 + 4,
     "bn_add_relu": 4 + 4 + 3,
     "batch_norm": 3 + 2 + 3,
 }
-# The same where backward does not read y: without a residual the gate can be recomputed from x,
-# with one a bit mask takes its place (not counted here: 1/16 or 1/32 of a tensor, twice).
+# The same where backward does not read y: without a residual it recomputes the gate from x; with
+# one it reads a bit mask (not counted here: 1/16 or 1/32 of a tensor, twice).
 _PASSES_WITHOUT_Y: Final[dict[Form, int]] = {
     "bn_relu": 3 + 2 + 3,
     "bn_add_relu": 4 + 3 + 3,
@@ -83,16 +84,17 @@ _PASSES_WITHOUT_Y: Final[dict[Form, int]] = {
 
 
 def two_read_bytes(site: Site, batch: int, itemsize: int) -> int:
-    """Bytes of the two-read scheme at one occurrence, with the sign of the ReLU read from y."""
+    """Bytes that the two-read scheme moves at one occurrence, with the ReLU's gate read from y."""
     return _PASSES_SAVING_Y[site.form] * site.elements(batch) * itemsize
 
 
 def two_read_bytes_without_y(site: Site, batch: int, itemsize: int) -> int:
-    """Bytes of the two-read scheme at one occurrence, where backward does not read y."""
+    """Bytes that the two-read scheme moves at one occurrence if backward does not read y."""
     return _PASSES_WITHOUT_Y[site.form] * site.elements(batch) * itemsize
 
 
-# The least: x is read once forward, x and dy once backward, and the statistics wait on chip.
+# The minimum: forward reads x once, backward reads x and dy once, and both keep them on chip until
+# the sums are known.
 _PASSES_READING_ONCE: Final[dict[Form, int]] = {
     "bn_relu": 2 + 3,
     "bn_add_relu": 3 + 4,
@@ -101,7 +103,7 @@ _PASSES_READING_ONCE: Final[dict[Form, int]] = {
 
 
 def one_read_bytes(site: Site, batch: int, itemsize: int) -> int:
-    """Bytes that any scheme moves at one occurrence; a join keeps a bit mask."""
+    """Bytes that any scheme must move at one occurrence; with a residual this includes the mask."""
     elements = site.elements(batch)
     mask = 2 * (elements // 8) if site.form == "bn_add_relu" else 0
     return _PASSES_READING_ONCE[site.form] * elements * itemsize + mask

@@ -14,7 +14,7 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples of one step: each the mean of `repetitions` calls, in milliseconds a call."""
+    """Samples of one step, each the mean over `repetitions` calls in milliseconds per call."""
 
     repetitions: int
     samples_ms: list[float]
@@ -31,11 +31,11 @@ class Timing:
 def interleave(
     runs: Mapping[str, Run], *, rounds: int, min_sample_ms: float, each_round: Run
 ) -> dict[str, Timing]:
-    """Times every step once a round, the order rotating from round to round.
+    """Times every step once per round, in an order that rotates from round to round.
 
-    Results of a call are dropped before the next begins, so that a call finds the memory that the
-    last one gave back. Untimed calls lead each sample, until the machine is as a loop of this step
-    leaves it: its threads, the caches, the allocator.
+    The results of a call are freed before the next call begins, so that it can reuse their memory.
+    Each sample is preceded by untimed calls, which bring threads, caches and the allocator into the
+    state that a loop of this step leaves them in.
     """
     names = list(runs)
     repetitions = {name: _repetitions(runs[name], min_sample_ms) for name in names}
@@ -49,10 +49,10 @@ def interleave(
     return {name: Timing(repetitions[name], samples[name]) for name in names}
 
 
-# PyTorch's idle threads (libgomp) spin for about 6 ms before they sleep, on the cores that the next
-# peer wants. A pause would put that peer's own threads to sleep as well, and in a virtual machine
-# Linux then often wakes two of them on one core, for all of the sample: a step of 0.28 ms took 0.46
-# in a third of the samples that followed a pause, and in hardly any that followed calls.
+# PyTorch's idle threads (libgomp) spin for about 6 ms before they sleep, on cores that the next
+# peer needs. A pause would also put that peer's own threads to sleep. In a virtual machine Linux
+# then often wakes two of them on the same core and leaves them there for the whole sample: a step
+# of 0.28 ms took 0.46 in a third of the samples after a pause, but in hardly any after calls.
 _SETTLE_SECONDS = 0.03
 
 
@@ -63,7 +63,7 @@ def _sample_ms(run: Run, repetitions: int) -> float:
         run()
     start = perf_counter()
     for _ in range(repetitions):
-        run()  # not bound to a name: freed at once
+        run()  # the result is not bound to a name, so it is freed immediately
     return (perf_counter() - start) * 1e3 / repetitions
 
 

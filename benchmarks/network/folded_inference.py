@@ -1,4 +1,4 @@
-"""ResNet-50 inference, folded and not: time, XLA's memory analysis, and distance in the logits.
+"""ResNet-50 inference, folded and unfolded: time, XLA's memory analysis, and error of the logits.
 
 python -m benchmarks.network.folded_inference --size 224 --batch 8
 """
@@ -29,7 +29,7 @@ _DTYPES: Final = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 @dataclass(frozen=True)
 class Options:
-    """ResNet-50 inference, folded and not."""
+    """ResNet-50 inference, folded and unfolded."""
 
     dtype: tuple[str, ...] = ("float32", "bfloat16")
     batch: int = 8
@@ -39,7 +39,7 @@ class Options:
     rounds: int = 9
     min_sample_ms: float = 20.0
     output: Path | None = None
-    """JSON file for the results; without one they are only printed."""
+    """JSON file for the results; if omitted, they are only printed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _compiled(net: ResNet, variables: Any, images: jax.Array) -> Any:
 
 
 def _variables(net: ResNet, images: jax.Array) -> Any:
-    """Random, with statistics that are not those of a fresh network."""
+    """Random variables, with running statistics unlike those of a newly initialised network."""
     tree = jax.eval_shape(net.init, jax.random.key(0), images)
     generator = np.random.default_rng(1)
 
@@ -146,7 +146,7 @@ def _print(
         )
     console.print(table)
     if run["contention"] is not None and run["contention"] > 0.05:
-        console.print(f"[bold red]other processes took {run['contention']:.0%} of the machine")
+        console.print(f"[bold red]other processes used {run['contention']:.0%} of the machine")
 
 
 if __name__ == "__main__":

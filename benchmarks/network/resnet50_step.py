@@ -1,4 +1,4 @@
-"""A whole training step of ResNet-50, fused against plain Flax: time, memory, saved residuals.
+"""Measures a training step of ResNet-50, fused and in plain Flax: time, memory, saved residuals.
 
 python -m benchmarks.network.resnet50_step --output benchmarks/results/NAME.json
 """
@@ -25,19 +25,19 @@ MIB: Final = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """A training step of ResNet-50 with fused and with plain BatchNorm, interleaved."""
+    """Times a training step of ResNet-50 with fused and with plain BatchNorm, interleaved."""
 
     dtype: tuple[DType, ...] = ("float32", "bfloat16")
     sizes: tuple[tuple[int, int], ...] = ((64, 16), (224, 8))
-    """Height and width of the pictures, and how many: pairs."""
+    """Pairs of the images' height and width, and the batch size."""
     norms: tuple[str, ...] = ("fused", "flax")
     """"fused", "fused, save=mask", "flax, fuse" (plain Flax under `jax_bnar.fuse`), "flax"."""
     rounds: int = 7
     """Samples of each network."""
     stage_sizes: tuple[int, ...] = (3, 4, 6, 3)
-    """Another network, for a smoke run."""
+    """Blocks in each stage; a smoke run can use a smaller network."""
     output: Path | None = None
-    """JSON file; it is written after each size and dtype."""
+    """JSON file for the results, updated after each size and dtype."""
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def measure(size: int, batch: int, dtype: DType, options: Options) -> dict[str, Any]:
-    """Every network's step, its memory and its residuals."""
+    """Time, memory and residuals of each network's step."""
     steps = {
         name: TrainingStep(name, size, batch, dtype, options.stage_sizes) for name in options.norms
     }
@@ -94,7 +94,7 @@ def measure(size: int, batch: int, dtype: DType, options: Options) -> dict[str, 
 
 def table(run: dict[str, Any]) -> Table:
     title = f"{run['batch']} x {run['size']}x{run['size']}, {run['dtype']}"
-    result = Table("BatchNorm", "ms a step", "peak MiB", "temporary MiB", "residuals MiB")
+    result = Table("BatchNorm", "ms per step", "peak MiB", "temporary MiB", "residuals MiB")
     result.title = title
     for name, network in run["networks"].items():
         sizes = (network[f"{kind}_bytes"] for kind in ("peak", "temporary", "saved_residual"))
@@ -104,7 +104,7 @@ def table(run: dict[str, Any]) -> Table:
             *(f"{size / MIB:.0f}" for size in sizes),
         )
     if run["contention"] is not None and run["contention"] > 0.05:
-        result.caption = f"other processes took {run['contention']:.0%} of the machine"
+        result.caption = f"other processes used {run['contention']:.0%} of the machine"
     return result
 
 

@@ -1,4 +1,4 @@
-"""A training step of ResNet-50 with a chosen BatchNorm, compiled: to be timed, and its memory."""
+"""A compiled training step of ResNet-50 with a given BatchNorm, and the memory that it needs."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -22,20 +22,21 @@ NORMS: Final[dict[str, Any]] = {
     "flax, fuse": nn.BatchNorm,
     "flax": nn.BatchNorm,
 }
-# Of the first loss, to the plain network's: the same network, up to rounding.
+# How far the first loss may be from the plain network's, relative to it: the networks are the same
+# up to rounding.
 _TOLERANCE: Final = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
 def check_losses(losses: Mapping[str, float], dtype: DType) -> None:
-    """Raises ValueError where the first losses are not those of one network, the last one's."""
+    """Raises ValueError if a network's first loss is not that of the last network in `losses`."""
     *_, expected = losses.values()
     for name, loss in losses.items():
         if not abs(loss - expected) <= _TOLERANCE[dtype] * abs(expected):
-            raise ValueError(f"{name}: first loss {loss}, expected {expected}.")
+            raise ValueError(f"{name}: the first loss is {loss}, expected about {expected}.")
 
 
 class TrainingStep:
-    """A compiled training step with its state: forward, backward, SGD with Nesterov."""
+    """A compiled training step and its state: forward, backward, SGD with Nesterov momentum."""
 
     def __init__(
         self, norm: str, size: int, batch: int, dtype: DType, stage_sizes: Sequence[int]
@@ -81,12 +82,12 @@ class TrainingStep:
         self._compiled = jax.jit(step, donate_argnums=0).lower(self._state, self._data).compile()
 
     def start(self) -> jax.Array:
-        """A step, which may still run on the device; its loss."""
+        """Starts a step, which may still run on the device when this returns its loss."""
         self._state, loss = self._compiled(self._state, self._data)
         return loss
 
     def run(self) -> float:
-        """A step; its loss, which waits for all of it."""
+        """Runs a step, waits for all of it and returns its loss."""
         loss = self.start()
         jax.block_until_ready(self._state)
         return float(loss)
@@ -96,7 +97,10 @@ class TrainingStep:
         return self._compiled.as_text() or ""
 
     def memory(self) -> dict[str, int]:
-        """What XLA has planned; its own `peak_memory_in_bytes` lacks the temporaries here."""
+        """The memory that XLA has planned.
+
+        XLA's own `peak_memory_in_bytes` leaves out the temporaries on this backend.
+        """
         analysis: Any = self._compiled.memory_analysis()
         outside = analysis.argument_size_in_bytes + analysis.output_size_in_bytes
         outside -= analysis.alias_size_in_bytes
@@ -108,9 +112,9 @@ class TrainingStep:
 
 
 def residual_bytes(function: Callable[[Any], Any], argument: Any) -> int:
-    """What forward keeps for backward, beside its arguments, each array once.
+    """Bytes that forward keeps for backward besides its arguments, counting each array once.
 
-    Before XLA, which may recompute some of it in the plain network.
+    This is counted in the jaxpr; in the plain network XLA may recompute some of it instead.
     """
     jaxpr = jax.make_jaxpr(
         lambda given: jax.tree.leaves(jax.vjp(function, given, has_aux=True)[1])

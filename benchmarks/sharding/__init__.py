@@ -1,1 +1,1 @@
-"""What crosses devices, as counted in compiled HLO."""
+"""Communication between devices, as counted in compiled HLO."""

@@ -1,10 +1,10 @@
-"""What the BatchNorms of ResNet-50 send between devices in a training step, against plain Flax.
+"""Bytes that ResNet-50's BatchNorms send between devices in a training step, ours and Flax's.
 
     python -m benchmarks.sharding.collective_bytes
 
-Each number of channels is compiled on eight CPU devices, and its collectives are counted in the
-HLO. Their payload does not depend on the number of devices; what a device then sends and receives
-in a ring all-reduce of n devices is 2*(n-1)/n of it.
+A layer is compiled on eight CPU devices for each number of channels, and its collectives are
+counted in the HLO. Their payload does not depend on the number of devices; in a ring all-reduce
+over n devices, each device sends and receives 2*(n-1)/n times the payload.
 """
 
 import functools
@@ -33,7 +33,7 @@ PEERS: Final[dict[str, Callable[..., nn.Module]]] = {
 
 
 def step(layer: nn.Module) -> Callable[..., Any]:
-    """Result, running statistics and gradients from a given cotangent."""
+    """A function that computes the result, running statistics and gradients for a cotangent."""
 
     def function(variables: Any, x: jax.Array, dy: jax.Array) -> Any:
         def forward(params: Any, x: jax.Array) -> Any:
@@ -52,7 +52,7 @@ def step(layer: nn.Module) -> Callable[..., Any]:
 
 
 def of_site(layer: nn.Module, channels: int) -> tuple[int, int]:
-    """All-reduces and their bytes, of one site with this many channels."""
+    """The number of all-reduces of one site with this many channels, and their bytes."""
     mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
     by_batch = NamedSharding(mesh, PartitionSpec("data"))
     x = jax.device_put(jnp.ones((DEVICES, 2, channels), jnp.float32), by_batch)
@@ -69,7 +69,7 @@ def of_site(layer: nn.Module, channels: int) -> tuple[int, int]:
 
 
 def of_step(make: Callable[..., nn.Module]) -> tuple[int, int]:
-    """The same, summed over the 53 sites of ResNet-50."""
+    """The number of all-reduces and their bytes, summed over the 53 sites of ResNet-50."""
     sites: Counter[int] = Counter()
     for site in RESNET50_SITES:
         sites[site.channels] += site.count
@@ -87,7 +87,7 @@ def main() -> None:
     steps = {name: of_step(make) for name, make in PEERS.items()}
     for name in steps:
         table.add_column(f"{name}\nall-reduces", justify="right")
-        table.add_column("kB a device", justify="right")
+        table.add_column("kB per device", justify="right")
     for devices in TABLE:
         cells = []
         for operations, payload in steps.values():
@@ -97,7 +97,7 @@ def main() -> None:
     console = Console(width=120)
     console.print(table)
     for name, (operations, payload) in steps.items():
-        console.print(f"{name}: {operations} all-reduces of {payload} bytes together")
+        console.print(f"{name}: {operations} all-reduces, {payload} bytes in total")
 
 
 if __name__ == "__main__":

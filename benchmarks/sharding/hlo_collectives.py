@@ -1,4 +1,4 @@
-"""The collective operations of a compiled program: what crosses devices, and how many bytes."""
+"""The collective operations of a compiled program: which arrays they send, and how many bytes."""
 
 import math
 import re
@@ -16,7 +16,7 @@ _ARRAY: Final = re.compile(r"([a-z]+\d+)\[([\d,]*)\]")
 
 
 class Collective(NamedTuple):
-    """One array in one collective operation of compiled HLO."""
+    """One array of a collective operation in compiled HLO."""
 
     opcode: str
     dtype: str
@@ -29,12 +29,12 @@ class Collective(NamedTuple):
 
 
 def collectives(function: Any, *arguments: Any) -> list[list[Collective]]:
-    """The collective operations of the compiled program, each with its arrays."""
+    """Compiles the function and returns its collective operations, each as a list of arrays."""
     return compiled_collectives(jax.jit(function).lower(*arguments).compile())
 
 
 def compiled_collectives(program: jax.stages.Compiled) -> list[list[Collective]]:
-    """Those of a program that is compiled already."""
+    """The collective operations of a compiled program, each as a list of arrays."""
     text = program.as_text()
     assert text is not None
     return [

@@ -1,1 +1,1 @@
-"""Each BatchNorm site of ResNet-50 against peers in one process."""
+"""Benchmarks each BatchNorm site of ResNet-50 against its peers in one process."""

@@ -2,7 +2,7 @@
 
 python -m benchmarks.sites.launch [--allocators jemalloc default] -- OPTIONS OF benchmarks.sites.run
 
-Where `--output results/NAME.json` is among the options, the results go to
+With `--output results/NAME.json` among the options, the results are written to
 results/NAME-jemalloc.json and results/NAME-default.json.
 """
 
@@ -15,19 +15,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-# Freed pages are never given back, so outputs land on pages that were touched before.
+# Never return freed pages to the system, so that outputs land on pages that were touched before.
 MALLOC_CONF: Final = "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always,oversize_threshold:0,narenas:1"
 ALLOCATORS: Final = ("jemalloc", "default")
 
 _MISSING: Final = (
-    "libjemalloc not found. Install it (Debian, Ubuntu: apt install libjemalloc2; Fedora: dnf"
+    "libjemalloc was not found. Install it (Debian, Ubuntu: apt install libjemalloc2; Fedora: dnf"
     " install jemalloc; Arch: pacman -S jemalloc; conda: conda install -c conda-forge jemalloc), or"
-    " measure the default allocator alone with --allocators default."
+    " measure only the default allocator with --allocators default."
 )
 
 
 def find_jemalloc() -> str | None:
-    """A name of libjemalloc that LD_PRELOAD understands."""
+    """A name or path of libjemalloc that LD_PRELOAD accepts, or None if it is not installed."""
     in_environment = sorted(Path(sys.prefix, "lib").glob("libjemalloc.so.*"))
     if in_environment:
         return str(in_environment[0])
@@ -37,13 +37,13 @@ def find_jemalloc() -> str | None:
 def environment_for(
     allocator: str, environment: Mapping[str, str], jemalloc: str | None
 ) -> dict[str, str]:
-    """The environment to run under; raises SystemExit where jemalloc is missing or unusable."""
+    """The environment to run in; raises SystemExit if jemalloc is missing or unusable."""
     changed = dict(environment)
     if allocator != "jemalloc":
         changed.pop("MALLOC_CONF", None)
         return changed
     if not sys.platform.startswith("linux"):
-        raise SystemExit("Preloading jemalloc works on Linux only: add --allocators default.")
+        raise SystemExit("jemalloc can be preloaded only on Linux: add --allocators default.")
     if jemalloc is None:
         raise SystemExit(_MISSING)
     preloaded = environment.get("LD_PRELOAD")
@@ -53,7 +53,7 @@ def environment_for(
 
 
 def options_for(allocator: str, options: Sequence[str]) -> list[str]:
-    """The benchmark's options, with the allocator in the name of the output file."""
+    """The benchmark's options, with the allocator added to the name of the output file."""
     changed = list(options)
     for index, option in enumerate(options):
         if option == "--output" and index + 1 < len(options):

@@ -1,4 +1,4 @@
-"""Measures all peers at one site, or at all of them, and sums them up."""
+"""Measures all peers at one site or at several, and sums up the sites."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -29,7 +29,7 @@ def measure_site(
     roof: CopyRoof,
     settings: Settings,
 ) -> dict[str, Any]:
-    """Checks every peer's results, then times the peers in turn, beside the copy bandwidth."""
+    """Checks every peer's results, then times the peers and a copy in turn."""
     problem = make_problem(site, batch, dtype)
     reference = expected(problem)
     runs = {}
@@ -74,7 +74,7 @@ def measure_sites(
     settings: Settings,
     on_site: Callable[[Site], None],
 ) -> dict[str, Any]:
-    """All sites in one dtype, and their sum over a training step."""
+    """Measures the sites in one dtype, and their sum over a training step."""
     rows = []
     for site in sites:
         rows.append(measure_site(site, batch, dtype, names, roof, settings))
@@ -83,7 +83,7 @@ def measure_sites(
 
 
 def sum_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The sites weighted with their counts; the floors take the median copy bandwidth."""
+    """Sums the sites, weighted by their counts; the floors use the median copy bandwidth."""
     bandwidth = median(row["copy_bytes_per_s"] for row in rows)
 
     def total(value: Callable[[dict[str, Any]], float]) -> float:

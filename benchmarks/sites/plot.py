@@ -1,4 +1,4 @@
-"""Draws the results of benchmarks.sites.run: time per site of each peer, and the floor.
+"""Plots the results of benchmarks.sites.run: the time of each peer at each site, and the floor.
 
 python -m benchmarks.sites.plot benchmarks/results/NAME.json benchmarks/results/NAME.svg
 """
@@ -14,7 +14,7 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, safe for colour-blind readers
+# Okabe and Ito's palette, which is safe for colour-blind readers.
 _COLOURS: Final = {
     "ours": "#0072B2",
     "ours_mask": "#56B4E9",
@@ -35,7 +35,7 @@ _FORMS: Final = {"bn_relu": "BN ReLU", "bn_add_relu": "BN Add ReLU", "batch_norm
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
-    """One panel a dtype; the file's suffix chooses the format."""
+    """Draws one panel per dtype; the file's suffix determines the format."""
     environment = document["environment"]
     machine = (
         f"{environment['cpu']}, {environment['cores']} cores,"
@@ -45,7 +45,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
 
 
 def draw(runs: Sequence[dict[str, Any]], machine: str, path: Path) -> None:
-    """One panel a run."""
+    """Draws one panel per run."""
     mpl.rcParams["svg.hashsalt"] = "jax_bnar"  # the same results make the same file
     figure = Figure(figsize=(11, 1 + 4.2 * len(runs)), layout="constrained")
     panels = figure.subplots(len(runs), squeeze=False)[:, 0]
@@ -64,9 +64,9 @@ def _draw_run(axes: Axes, run: dict[str, Any]) -> None:
         left = [site - 0.4 + width * (index + 0.5) for site in range(len(rows))]
         times = [row["peers"].get(name, {"median_ms": math.nan})["median_ms"] for row in rows]
         total = step["peers"][name]["median_ms"]
-        label = f"{_LABELS[name]}: {total:.3g} ms a step"
+        label = f"{_LABELS[name]}: {total:.3g} ms per step"
         axes.bar(left, times, width, color=_COLOURS[name], label=label)
-    # That of the scheme which the kernels are held against: the GPU's keep x on chip.
+    # The floor of the scheme that the kernels use: the GPU kernels keep x on chip and read it once.
     floor = "one_read" if "one_read_floor_ms" in step else "two_read"
     floors = [row[f"{floor}_bytes"] / step["copy_bytes_per_s"] * 1e3 for row in rows]
     axes.hlines(
@@ -75,7 +75,7 @@ def _draw_run(axes: Axes, run: dict[str, Any]) -> None:
         [site + 0.45 for site in range(len(rows))],
         color="black",
         linewidth=1.5,
-        label=f"bytes / copy bandwidth: {step[f'{floor}_floor_ms']:.3g} ms a step",
+        label=f"bytes / copy bandwidth: {step[f'{floor}_floor_ms']:.3g} ms per step",
     )
     labels = [
         f"{row['height']}x{row['width']}x{row['channels']}\n{_FORMS[row['form']]}, {row['count']}x"
@@ -83,7 +83,7 @@ def _draw_run(axes: Axes, run: dict[str, Any]) -> None:
     ]
     axes.set_xticks(range(len(rows)), labels, rotation=60, ha="right", fontsize=8)
     axes.set_yscale("log")
-    axes.set_ylabel("ms a call (log scale)")
+    axes.set_ylabel("ms per call (log scale)")
     axes.set_title(f"{run['dtype']}, batch {run['batch']}", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)

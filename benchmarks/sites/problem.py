@@ -1,4 +1,4 @@
-"""Operands of a site, and what every peer has to make of them."""
+"""The operands of a site, and the results that every peer must compute from them."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -11,7 +11,7 @@ from benchmarks.common.sites import Site
 DType = Literal["float32", "bfloat16", "float16"]
 
 EPSILON: Final = 1e-5
-MOMENTUM: Final = 0.9  # Flax's sense: new = MOMENTUM * old + (1 - MOMENTUM) * batch
+MOMENTUM: Final = 0.9  # as in Flax: new = MOMENTUM * old + (1 - MOMENTUM) * batch
 RUNNING_MEAN: Final = 0.0
 RUNNING_VAR: Final = 1.0
 
@@ -20,11 +20,11 @@ _NUMPY_DTYPES: Final = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
 }
-# dy is 0 where the pre-activation is nearer to 0 than this: there rounding may close the gate of
-# one peer and open that of another, and a comparison would measure that alone.
+# dy is 0 where the pre-activation is closer to 0 than this. There, rounding may close the gate of
+# one peer and open that of another, and this difference would dominate the comparison.
 _GATE_MARGIN: Final = 0.05
-# Largest error of a peer, over the root mean square of the result: (in L2 norm, at any element).
-# This tells a peer that computes something else, not how well it rounds (tests/ do).
+# Largest error of a peer over the root mean square of the result: (in L2 norm, at any element).
+# This detects a peer that computes something else; how accurately it rounds is tested in tests/.
 _TOLERANCES: Final = {"float32": (1e-4, 1e-2), "bfloat16": (2e-2, 0.5), "float16": (3e-3, 0.1)}
 
 
@@ -42,7 +42,7 @@ class Results(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Operands of one site: x, z and dy hold numbers that `dtype` can represent."""
+    """The operands of one site; x, z and dy hold numbers that `dtype` can represent exactly."""
 
     site: Site
     batch: int
@@ -55,7 +55,7 @@ class Problem:
 
     @property
     def count(self) -> int:
-        """Elements of a channel, over which the statistics run."""
+        """The number of elements in a channel, over which the statistics are taken."""
         return self.x.size // self.site.channels
 
 
@@ -83,7 +83,7 @@ def make_problem(site: Site, batch: int, dtype: DType, seed: int = 0) -> Problem
 def _normalize(
     x: np.ndarray, z: np.ndarray | None, scale: np.ndarray, bias: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Pre-activation, xhat, mean and var; sums in float64."""
+    """Pre-activation, xhat, mean and var, with sums in float64."""
     axes = tuple(range(x.ndim - 1))
     mean = x.mean(axes, dtype=np.float64).astype(np.float32)
     xhat = x - mean
@@ -96,7 +96,7 @@ def _normalize(
 
 
 def expected(problem: Problem) -> Results:
-    """The mathematics of a step in NumPy, elementwise in float32 with sums in float64."""
+    """Computes a step in NumPy: elementwise operations in float32, sums in float64."""
     axes = tuple(range(problem.x.ndim - 1))
     y, xhat, mean, var = _normalize(problem.x, problem.z, problem.scale, problem.bias)
     e = problem.dy
@@ -120,11 +120,14 @@ def expected(problem: Problem) -> Results:
 
 
 def check_results(peer: str, problem: Problem, results: Results, reference: Results) -> None:
-    """Raises ValueError where a peer's results are not those of the problem."""
+    """Raises ValueError if a peer's results are not those of the problem."""
     norm_tolerance, element_tolerance = _TOLERANCES[problem.dtype]
     for name, result, wanted in zip(Results._fields, results, reference, strict=True):
         if (result is None) != (wanted is None):
-            raise ValueError(f"{peer} at {problem.site.label}: {name} is missing or superfluous.")
+            raise ValueError(
+                f"{peer} at {problem.site.label}: {name} is missing, or returned although the site"
+                " does not have it."
+            )
         if result is None or wanted is None:
             continue
         if result.shape != wanted.shape:
@@ -136,12 +139,12 @@ def check_results(peer: str, problem: Problem, results: Results, reference: Resu
         error = result - wanted
         norm_error = _root_mean_square(error) / size
         element_error = float(np.abs(error).max()) / size
-        # `not <=` so that NaN fails too
+        # `not <=` rather than `>`, so that NaN fails too.
         if not (norm_error <= norm_tolerance and element_error <= element_tolerance):
             raise ValueError(
                 f"{peer} at {problem.site.label} {problem.dtype}: {name} is wrong by"
-                f" {norm_error:.2g} in norm and {element_error:.2g} at an element, of which"
-                f" {norm_tolerance:.2g} and {element_tolerance:.2g} are granted."
+                f" {norm_error:.2g} in norm and {element_error:.2g} at the worst element; the"
+                f" tolerances are {norm_tolerance:.2g} and {element_tolerance:.2g}."
             )
 
 

@@ -1,4 +1,4 @@
-"""The table on the terminal."""
+"""Prints the results as a table on the terminal."""
 
 from typing import Any, Final
 
@@ -9,14 +9,14 @@ _TOLERATED_CONTENTION: Final = 0.05
 
 
 def print_run(run: dict[str, Any], environment: dict[str, Any], console: Console) -> None:
-    """One dtype: each site, then the step."""
+    """Prints the results for one dtype: each site, then the step."""
     names = list(run["step"]["peers"])
     others = [name for name in names if name != "ours"] if "ours" in names else []
     allocator = environment["allocator"]["name"]
     isa = environment["jax_bnar_isa"] or "pure JAX, no kernels"
     table = Table(
         title=f"ResNet-50 BatchNorm sites, {run['dtype']}, batch {run['batch']},"
-        " forward + backward: median ms a call\n"
+        " forward + backward: median ms per call\n"
         f"{environment['cpu']}, {environment['cores']} cores; {allocator} allocator; ours: {isa}"
     )
     table.add_column("site", no_wrap=True)
@@ -62,6 +62,6 @@ def _warn_of_contention(run: dict[str, Any], console: Console) -> None:
     shares = [row["contention"] for row in run["sites"] if row["contention"] is not None]
     if shares and max(shares) > _TOLERATED_CONTENTION:
         console.print(
-            f"[bold red]other processes took up to {max(shares):.0%} of the machine at a site:"
+            f"[bold red]other processes used up to {max(shares):.0%} of the machine during a site:"
             " measure again when it is quiet"
         )

@@ -34,17 +34,17 @@ class Options:
     batch: int = 16
     peers: tuple[PeerName, ...] = ("ours", "flax", "torch")
     output: Path | None = None
-    """JSON file for the results; without one they are only printed."""
+    """JSON file for the results; if omitted, they are only printed."""
     sites: tuple[str, ...] = ()
     """Only sites whose label ("14x14x1024 bn_add_relu") starts with one of these."""
     rounds: int = 9
     min_sample_ms: float = 20.0
-    """Steps shorter than this are repeated within a sample."""
+    """Minimum length of a sample; shorter steps are repeated within it."""
     copy_mib_per_core: int = 512
     allow_fallback: bool = False
     """Measure even where jax_bnar has no kernels and falls back to pure JAX."""
     quick: bool = False
-    """Smoke run: one small site of each form, batch 2, two short rounds, no torch."""
+    """Smoke run: one small site of each form, batch 2, two short rounds, no PyTorch."""
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -114,17 +114,17 @@ def _select(prefixes: Sequence[str]) -> list[Site]:
     sites = [site for site in RESNET50_SITES if site.label.startswith(tuple(prefixes) or "")]
     if not sites:
         labels = ", ".join(site.label for site in RESNET50_SITES)
-        raise ValueError(f"--sites {' '.join(prefixes)} fits none of: {labels}.")
+        raise ValueError(f"--sites {' '.join(prefixes)} matches none of: {labels}.")
     return sites
 
 
 def _refuse_or_warn_of_fallback(options: Options, console: Console) -> None:
     reason = (
-        "jax_bnar has no kernels here and falls back to pure JAX: build it with `pip install .`"
+        "jax_bnar has no kernels here and falls back to pure JAX. Build them with `pip install .`"
     )
     if not options.allow_fallback:
         raise SystemExit(f"{reason}, or measure the fallback with --allow-fallback.")
-    console.print(f"[bold red]{reason}. What follows is the fallback's time.")
+    console.print(f"[bold red]{reason}. The times below are those of the fallback.")
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_a_peer_that_computes_something_else_is_refused(field: str):
 
 
 def test_unknown_site_is_refused():
-    with pytest.raises(ValueError, match="fits none of: 112x112x64"):
+    with pytest.raises(ValueError, match="matches none of: 112x112x64"):
         sites_run.main(["--quick", "--sites", "1x1x1"])
 
 

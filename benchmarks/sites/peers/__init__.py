@@ -1,7 +1,7 @@
-"""The peers: the same training step, each as its users would write it.
+"""The peers: each computes the same training step the way its users would write it.
 
-One step takes given x, [z], scale, bias, running statistics and dy to y, the new running
-statistics, dx, [dz], dscale and dbias.
+One step computes y, the new running statistics, dx, [dz], dscale and dbias from x, [z], scale,
+bias, running statistics and dy.
 """
 
 import importlib
@@ -20,7 +20,7 @@ class Step:
 
     Attributes:
         run: computes all results, waits for them and returns them.
-        to_results: what the first `run` returned, for comparison.
+        to_results: converts what the first `run` returned, for comparison.
     """
 
     run: Callable[[], Any]
@@ -31,7 +31,7 @@ class PeerModule(Protocol):
     def build(self, problem: Problem) -> Step: ...
 
 
-# Imported on use, so that a peer that is not installed hinders none but itself.
+# Peers are imported when they are used, so that a missing package affects only the peer it is for.
 _MODULES: Final[dict[PeerName, str]] = {
     "ours": "benchmarks.sites.peers.ours",
     "ours_mask": "benchmarks.sites.peers.ours_mask",

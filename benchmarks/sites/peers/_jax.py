@@ -1,4 +1,4 @@
-"""What the JAX peers share: operands on the device, results back on the host."""
+"""Shared by the JAX peers: operands on the device, results back on the host."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def parameter(values: np.ndarray) -> jax.Array:
 def make_step(
     function: Callable[..., Any], operands: tuple[Any, ...], to_results: Callable[[Any], Results]
 ) -> Step:
-    """Compiles the step; operands are arguments, so that XLA can fold none of them."""
+    """Compiles the step. The operands are arguments, so that XLA cannot constant-fold them."""
     compiled = jax.jit(function).lower(*operands).compile()
     return Step(lambda: jax.block_until_ready(compiled(*operands)), to_results)
 

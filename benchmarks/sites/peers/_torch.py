@@ -1,4 +1,4 @@
-"""What the PyTorch peers share: channels_last operands, backward, results back as NHWC."""
+"""Shared by the PyTorch peers: channels_last operands, backward, results back as NHWC."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ Forward = Callable[..., torch.Tensor]
 
 
 def _activation(values: np.ndarray, problem: Problem) -> torch.Tensor:
-    """A logical NCHW tensor in channels_last memory, in memory that torch owns."""
+    """A logical NCHW tensor in channels_last format, in memory that torch owns."""
     nhwc = torch.tensor(values, dtype=getattr(torch, problem.dtype))
     return nhwc.permute(0, 3, 1, 2)
 
@@ -25,7 +25,7 @@ def _to_numpy(values: torch.Tensor) -> np.ndarray:
 
 
 def make_step(problem: Problem, forward: Forward) -> Step:
-    """`forward(x, z, scale, bias, running_mean, running_var)` and autograd's backward."""
+    """A step of `forward(x, z, scale, bias, running_mean, running_var)` and autograd's backward."""
     torch.set_num_threads(core_count())
     x = _activation(problem.x, problem).requires_grad_()
     z = None if problem.z is None else _activation(problem.z, problem).requires_grad_()
@@ -43,7 +43,7 @@ def make_step(problem: Problem, forward: Forward) -> Step:
     def to_results(outputs: Any) -> Results:
         y, gradients = outputs
         dx, *dz, dscale, dbias = gradients
-        # torch keeps the unbiased variance in its running statistic
+        # torch updates its running variance with the unbiased batch variance.
         kept = MOMENTUM * RUNNING_VAR
         biased_var = kept + (_to_numpy(running_var) - kept) * (problem.count - 1) / problem.count
         return Results(

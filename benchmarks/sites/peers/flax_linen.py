@@ -1,8 +1,8 @@
 """flax.linen.BatchNorm + add + nn.relu under XLA.
 
-The layer's defaults, with the dtype of x as that of the result and float32 parameters, as the Flax
-ResNet example has them. Forward and backward stand in one jit, which lets XLA fuse across them:
-more than it gets in a network, where the whole of the loss lies between.
+The layer has its defaults except for the dtypes: the result has that of x and the parameters are
+float32, as in the Flax ResNet example. Forward and backward are in one jit, which lets XLA fuse
+across them. In a network it could not, because the rest of the network lies between them.
 """
 
 import functools
@@ -27,7 +27,7 @@ from benchmarks.sites.problem import (
 
 
 def forward(site: Site, dtype: DType) -> Callable[..., tuple[jax.Array, Any]]:
-    """(x, z, params, batch_stats) to y, and the new batch_stats as auxiliary results."""
+    """A function from (x, z, params, batch_stats) to y and, as auxiliary, the new batch_stats."""
     layer = nn.BatchNorm(
         use_running_average=False,
         momentum=MOMENTUM,
@@ -49,7 +49,10 @@ def forward(site: Site, dtype: DType) -> Callable[..., tuple[jax.Array, Any]]:
 
 
 def gradient_step(site: Site, dtype: DType) -> Callable[..., tuple[Any, ...]]:
-    """(x, z, scale, bias, dy) to (y, dx, dz, dscale, dbias), without running statistics."""
+    """A function from (x, z, scale, bias, dy) to (y, dx, dz, dscale, dbias).
+
+    Running statistics are left out.
+    """
 
     def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any) -> tuple[Any, ...]:
         stats = {"mean": jnp.zeros_like(scale), "var": jnp.ones_like(scale)}

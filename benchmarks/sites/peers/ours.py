@@ -1,6 +1,6 @@
 """jax_bnar: the operator under jax.jit and jax.vjp, with the running statistics in plain JAX.
 
-One activation operand is kept for the backward beside x: y (save="y"), as a network does whose next
+Besides x, one activation is kept for backward: y (save="y"), which suits networks in which the next
 layer keeps y anyway. `ours_mask` is the same with save="mask".
 """
 
@@ -19,7 +19,7 @@ Operator = Callable[..., tuple[jax.Array, Any]]
 
 
 def operator(site: Site, save: str = "y") -> Operator:
-    """(x, z, scale, bias) to y, and (mean, var) as auxiliary results."""
+    """A function from (x, z, scale, bias) to y and, as auxiliary results, (mean, var)."""
 
     def apply(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
         if site.form == "bn_add_relu":
@@ -34,7 +34,10 @@ def operator(site: Site, save: str = "y") -> Operator:
 
 
 def gradient_step(site: Site, save: str) -> Callable[..., tuple[Any, ...]]:
-    """(x, z, scale, bias, dy) to (y, dx, dz, dscale, dbias), without running statistics."""
+    """A function from (x, z, scale, bias, dy) to (y, dx, dz, dscale, dbias).
+
+    Running statistics are left out.
+    """
 
     def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any) -> tuple[Any, ...]:
         y, vjp, _ = jax.vjp(operator(site, save), x, z, scale, bias, has_aux=True)

@@ -1,4 +1,4 @@
-"""jax_bnar with save="mask": backward reads one bit an element where it would read y."""
+"""jax_bnar with save="mask": backward reads one bit per element instead of y."""
 
 import functools
 

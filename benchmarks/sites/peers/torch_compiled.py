@@ -1,6 +1,6 @@
-"""PyTorch under torch.compile (Inductor), channels_last; needs a C++ compiler at run time.
+"""PyTorch under torch.compile (Inductor), channels_last; it needs a C++ compiler at run time.
 
-Not among the default peers: compiling takes a while at each site.
+It is not a default peer, because compiling takes a while at each site.
 """
 
 import torch
@@ -11,7 +11,7 @@ from benchmarks.sites.problem import EPSILON, MOMENTUM, Problem
 
 
 def build(problem: Problem) -> Step:
-    torch.compiler.reset()  # the compiler gives up on a function after a few shapes
+    torch.compiler.reset()  # otherwise it stops compiling a function after a few shapes
 
     @torch.compile(dynamic=False, fullgraph=True)
     def forward(

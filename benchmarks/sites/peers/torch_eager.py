@@ -1,8 +1,8 @@
-"""PyTorch eager, channels_last, with the add and the ReLU in place, as torchvision's ResNet does.
+"""Eager PyTorch, channels_last, with the add and the ReLU in place, as in torchvision's ResNet.
 
-In place is legal, for the backward of batch_norm needs its input and that of the ReLU its output,
-and it saves two fresh tensors. Parameters and statistics stay float32 with bf16 activations, as
-under autocast; channels_last is the layout in which CPU batch_norm and convolutions are fastest.
+Working in place is legal, because the backward of batch_norm needs its input and that of the ReLU
+its output; it saves two new tensors. Parameters and statistics stay float32 with bf16 activations,
+as under autocast; channels_last is the layout in which CPU batch_norm and convolutions are fastest.
 All cores of the process are used.
 """
 
