@@ -1,4 +1,4 @@
-"""A small ResNet on handwritten digits, from the data to the accuracy, in one file.
+"""Trains a small ResNet on handwritten digits, from the data to the accuracy, in one file.
 
     pip install '.[flax]' optax scikit-learn
     python examples/train_step.py
@@ -36,7 +36,7 @@ class Block(nn.Module):
         y = conv(kernel_size=(3, 3))(y)
         if x.shape != y.shape:
             x = norm()(conv(kernel_size=(1, 1), strides=self.stride)(x))
-        # Scale starts at 0, so that a new block is relu(shortcut(x)).
+        # The scale starts at 0, so that a new block is relu(shortcut(x)).
         return norm(activation="relu", scale_init=nn.initializers.zeros)(y, residual=x)
 
 
@@ -64,7 +64,7 @@ optimizer = optax.adamw(3e-3, weight_decay=1e-4)
 def train_step(state: State, images: jax.Array, labels: jax.Array) -> tuple[State, jax.Array]:
     def loss_of(params: Any) -> tuple[jax.Array, Any]:
         variables = {"params": params, "batch_stats": state.batch_stats}
-        # Statistics of the batch normalise; the running ones are updated on the side.
+        # Training normalises with the batch's statistics and updates the running ones.
         logits, updated = network.apply(variables, images, train=True, mutable=["batch_stats"])
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return losses.mean(), updated["batch_stats"]
@@ -77,7 +77,7 @@ def train_step(state: State, images: jax.Array, labels: jax.Array) -> tuple[Stat
 @jax.jit
 def accuracy(state: State, images: jax.Array, labels: jax.Array) -> jax.Array:
     variables = {"params": state.params, "batch_stats": state.batch_stats}
-    # Evaluation normalises with the running statistics, and does not change them.
+    # Evaluation normalises with the running statistics and does not change them.
     logits: Any = network.apply(variables, images, train=False)
     return jnp.mean(jnp.argmax(logits, axis=-1) == labels)
 

@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1797 real 8x8 images of handwritten digits, shipped inside the package."""
+"""scikit-learn's digits: 1797 real 8x8 images of handwritten digits, bundled with the package."""
 
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -8,10 +8,10 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 CLASSES: Final = 10
-# Fixed, whatever the seed of the training: every run is judged on the same held-out images.
+# Independent of the training's seed, so that every run is evaluated on the same held-out images.
 SPLIT_SEED: Final = 0
 HELD_OUT: Final = 360
-_WHITE: Final = 16  # images hold counts from 0 to 16
+_WHITE: Final = 16  # pixels are integers from 0 to 16
 
 
 class Digits(NamedTuple):
@@ -22,7 +22,7 @@ class Digits(NamedTuple):
 
 
 def load() -> tuple[Digits, Digits]:
-    """Training and held-out digits, each class in the same proportion."""
+    """Training and held-out digits, with the same class proportions in both."""
     digits: Any = load_digits()
     split: Any = train_test_split(
         digits.images[..., None].astype(np.float32) / _WHITE,
@@ -40,7 +40,7 @@ def load() -> tuple[Digits, Digits]:
 
 
 def batches(digits: Digits, size: int, generator: np.random.Generator) -> Iterator[Digits]:
-    """One epoch in random order; a last incomplete batch is left out."""
+    """One epoch in random order; an incomplete last batch is dropped."""
     order = generator.permutation(len(digits.labels))
     for start in range(0, len(order) - size + 1, size):
         chosen = order[start : start + size]

@@ -1,4 +1,4 @@
-"""The picture of a run."""
+"""Plots the results of a run."""
 
 import pathlib
 
@@ -11,7 +11,7 @@ _LABELS = {"plain": "flax.linen.BatchNorm", "fused": "jax_bnar.flax_layers.Batch
 
 
 def save(path: pathlib.Path, outcomes: dict[str, Outcome], speeds: list[SiteSpeed]) -> None:
-    """Two panels: the loss of both networks, and the speed of each site against XLA."""
+    """Draws two panels: the loss of both networks, and the speedup over XLA at each site."""
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
 

@@ -1,10 +1,10 @@
 """Speed of single BatchNorm sites of ResNet-50, forward and backward, ours against XLA.
 
-A handful of the sites that `benchmarks/` measures in full, with its operands and its clock. They
-run in a process of their own, on recycled memory where libjemalloc is installed: fresh pages for
-large results cost more than the arithmetic, on either side.
+These are a handful of the sites that `benchmarks/` measures in full, with the same operands and
+timing code. They run in a separate process, on recycled memory if libjemalloc is installed,
+because fresh pages for large results cost both sides more than the arithmetic.
 
-    python examples/digits/speed.py [--quick]      prints one JSON object a site
+    python examples/digits/speed.py [--quick]      prints one JSON object per site
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-# Behind everything else on the path: the root also holds the sources of jax_bnar, and where the
-# package is installed, the installed one (with kernels) must win.
+# Last on the path: the root also contains the sources of jax_bnar, and an installed package (with
+# kernels) must take precedence over them.
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
 
 from benchmarks.common import timing
@@ -41,7 +41,7 @@ QUICK_ROUNDS: Final = 3
 
 @dataclasses.dataclass
 class SiteSpeed:
-    """Milliseconds of one forward and backward pass at a site, medians of interleaved rounds."""
+    """Milliseconds per forward and backward pass at a site: medians over interleaved rounds."""
 
     site: str
     batch: int
@@ -54,7 +54,7 @@ class SiteSpeed:
 
 
 def allocator() -> str:
-    """The allocator that `measure` takes: "jemalloc" or "default"."""
+    """The allocator that `measure` uses: "jemalloc" or "default"."""
     usable = sys.platform.startswith("linux") and launch.find_jemalloc() is not None
     return "jemalloc" if usable else "default"
 
@@ -64,7 +64,7 @@ def site_count(quick: bool) -> int:
 
 
 def measure(quick: bool) -> Iterator[SiteSpeed]:
-    """The speed of one site after the other, from a process of its own."""
+    """Yields the speed of one site after another, measured in a separate process."""
     command = [sys.executable, __file__, *(["--quick"] if quick else [])]
     environment = launch.environment_for(allocator(), os.environ, launch.find_jemalloc())
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

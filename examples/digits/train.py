@@ -1,9 +1,9 @@
-"""Trains a ResNet of fused blocks on real handwritten digits, next to the same network unfused.
+"""Trains a ResNet of fused blocks on real handwritten digits, alongside the same network unfused.
 
     python examples/digits/train.py [--help]
 
 Both networks start from the same variables and see the same images in the same order, so their
-losses may differ by rounding alone. Writes `digits.png` and `digits.json`.
+losses may differ only by rounding. It writes `digits.png` and `digits.json`.
 """
 
 import dataclasses
@@ -25,38 +25,39 @@ from rich.table import Table
 
 EPOCHS: Final = 20
 QUICK_EPOCHS: Final = 4
-# Held-out accuracy in percent over the seeds 0 to 4, standard deviation 0.6 to 0.9; one image of
-# the 360 is 0.28. The gates lie about 2 standard deviations or more below the lowest of them.
+# Held-out accuracy in percent for seeds 0 to 4, with a standard deviation of 0.6 to 0.9; one of the
+# 360 images is 0.28. The gates are about 2 standard deviations or more below the lowest value.
 #   20 epochs   fused 98.61 98.61 99.17 97.50 97.50 (mean 98.28)
 #               plain 98.61 99.17 99.17 97.78 97.22 (mean 98.39)
 #    4 epochs   fused 94.72 95.56 94.17 94.17 94.17 (mean 94.56)
 #               plain 94.72 95.56 95.56 93.89 94.17 (mean 94.78)
 GATE: Final = 0.955
 QUICK_GATE: Final = 0.91
-# Steps before small differences of rounding have grown through training.
+# Steps during which training has not yet amplified the differences in rounding.
 EARLY_STEPS: Final = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Trains a ResNet on handwritten digits with fused and with plain BatchNorm."""
+    """Train a ResNet on handwritten digits with fused and with plain BatchNorm."""
 
     epochs: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: 20; quick: 4)")] = (
         None
     )
     """Passes over the training images."""
     seed: int = 0
-    """Of the initial variables and of the order of the images, not of the split."""
+    """Seed of the initial variables and of the order of the images, but not of the split."""
     batch_size: int = 64
-    """Images a step."""
+    """Images per step."""
     learning_rate: float = 0.1
-    """Peak of the warmup-cosine schedule."""
+    """Peak learning rate of the warmup-cosine schedule."""
     output: pathlib.Path = pathlib.Path("demo_output")
     """Folder for digits.png and digits.json."""
     quick: bool = False
-    """A few epochs and two small sites: does everything work?"""
+    """Check that everything works: a few epochs and two small sites."""
     check: bool = False
-    """Exit with 1 where a network's held-out accuracy is below the gate (of the default epochs)."""
+    """Exit with status 1 if a network's held-out accuracy is below the gate for the default number
+    of epochs."""
 
 
 def main(arguments: Arguments) -> int:
@@ -71,7 +72,7 @@ def main(arguments: Arguments) -> int:
     console.print(
         f"{len(train_digits.labels)} digits to train on, {len(held_out.labels)} held out;"
         f" jax {jax.__version__} on {jax.default_backend()}, "
-        + ("our kernels" if in_use else "[bold]no kernels here: pure JAX in their place")
+        + ("with our kernels" if in_use else "[bold]without kernels: pure JAX is used instead")
     )
 
     runs = {}
@@ -141,7 +142,7 @@ def report(console: Console, results: dict[str, Any]) -> None:
         )
     console.print(table)
     console.print(
-        f"largest difference of the losses over the first {results['early_steps']} steps:"
+        f"largest difference between the losses in the first {results['early_steps']} steps:"
         f" {results['max_early_loss_difference']:.1e}"
     )
     table = Table("BatchNorm site", "fused", "XLA", "times as fast")
@@ -155,7 +156,7 @@ def report(console: Console, results: dict[str, Any]) -> None:
         )
     console.print(table)
     verdict = "[green]passed" if results["passed"] else "[red]not reached"
-    console.print(f"gate on the held-out accuracy, {results['gate']:.1%}: {verdict}")
+    console.print(f"required held-out accuracy, {results['gate']:.1%}: {verdict}")
 
 
 if __name__ == "__main__":

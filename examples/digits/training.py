@@ -1,4 +1,4 @@
-"""Trains the fused and the plain network in turn: same start, same data, same order."""
+"""Trains the fused and the plain network in turn, from the same variables on the same batches."""
 
 import dataclasses
 import time
@@ -31,7 +31,7 @@ class State(NamedTuple):
 
 @dataclasses.dataclass
 class Run:
-    """A network under training: its compiled step and where it has come to."""
+    """A network in training: its compiled step and its current state."""
 
     net: ResNet
     step: Callable[[State, data.Digits], tuple[State, jax.Array]]
@@ -48,7 +48,7 @@ class Settings:
 
 @dataclasses.dataclass
 class Outcome:
-    """What training one network came to."""
+    """The result of training one network."""
 
     held_out_accuracy: float
     steps_per_second: float
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def network(norm: Any) -> ResNet:
-    """A bottleneck ResNet for 8x8 images: 3x3 stem at full size, then 8x8, 4x4 and 2x2."""
+    """A bottleneck ResNet for 8x8 images: a 3x3 stem at full size, then 8x8, 4x4 and 2x2."""
     return ResNet(
         stage_sizes=STAGE_SIZES,
         num_classes=data.CLASSES,
@@ -71,7 +71,7 @@ def steps_per_epoch(digits: data.Digits, settings: Settings) -> int:
 
 
 def start(norm: Any, training: data.Digits, settings: Settings) -> Run:
-    """A network with its first variables, which depend on the seed alone, and its compiled step."""
+    """A network, its initial variables (which depend only on the seed), and its compiled step."""
     net = network(norm)
     optimizer = _optimizer(settings.epochs * steps_per_epoch(training, settings), settings)
     batch = next(data.batches(training, settings.batch_size, np.random.default_rng(0)))
@@ -90,10 +90,10 @@ def train(
     settings: Settings,
     on_step: Callable[[], None],
 ) -> dict[str, Outcome]:
-    """The outcome of every run.
+    """Trains all runs and returns their outcomes.
 
-    The networks take each step one after the other, so that whatever else the machine does falls on
-    both; `steps_per_second` is that of the median step, compilation left out.
+    The networks alternate at every step, so that other load on the machine affects both;
+    `steps_per_second` is that of the median step, without compilation.
     """
     losses: dict[str, list[float]] = {name: [] for name in runs}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -119,7 +119,7 @@ def train(
 
 
 def kernels_in_use() -> bool:
-    """Whether a step of the fused network really calls our kernels here, read off its program."""
+    """Whether the fused network calls our kernels on this machine, according to its program."""
     net = network(BatchNorm)
     images = jnp.zeros((2, 8, 8, 1), jnp.float32)
     variables = jax.eval_shape(net.init, jax.random.key(0), images)
@@ -137,7 +137,7 @@ def _optimizer(total_steps: int, settings: Settings) -> optax.GradientTransforma
         decay_steps=total_steps,
     )
     return optax.chain(
-        # Convolutions and the dense layer only: BatchNorm makes decay of its own scale pointless.
+        # Convolutions and the dense layer only: decay of BatchNorm's scale has no useful effect.
         optax.add_decayed_weights(
             WEIGHT_DECAY, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
         ),

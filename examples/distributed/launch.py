@@ -2,8 +2,9 @@
 
     python examples/distributed/launch.py [--processes 2 4]
 
-The processes are real ones, which talk through gloo over the loopback. On a cluster there is no
-need for this script: start `worker.py` once for each process (with Slurm: `srun python worker.py`).
+These are real processes, which communicate through gloo over the loopback interface. On a cluster
+you do not need this script: start `worker.py` once per process (with Slurm: `srun python
+worker.py`).
 """
 
 import contextlib
@@ -21,17 +22,18 @@ import tyro
 
 WORKER: Final = pathlib.Path(__file__).with_name("worker.py")
 TIMEOUT: Final = 600
-# Sums in another order differ by roundings, which training then amplifies: largest difference of a
-# loss relative to the loss, over 20 steps (measured: 2e-7 with two processes and with four).
+# The largest difference of a loss, relative to the loss, over 20 steps. Several processes add in
+# another order, and training amplifies the differences in rounding (measured: 2e-7 with two
+# processes and with four).
 BOUND: Final = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Trains in one process and in several, and compares."""
+    """Train in one process and in several, and compare the losses."""
 
     processes: tuple[int, ...] = (2, 4)
-    """Numbers of processes to compare with one."""
+    """Numbers of processes to compare with a single one."""
     steps: int = 20
     """Training steps."""
 
@@ -44,7 +46,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def ended(workers: list[subprocess.Popen[str]]) -> Iterator[None]:
-    """Leaves no worker behind: where one fails the others would wait for it."""
+    """Kills the workers that are left at the end: if one fails, the others would wait for it."""
     try:
         yield
     finally:
@@ -55,7 +57,7 @@ def ended(workers: list[subprocess.Popen[str]]) -> Iterator[None]:
 
 
 def losses_of(processes: int, steps: int) -> list[float]:
-    """The losses of a run in this many processes, one CPU device each."""
+    """The losses of a run in this many processes, each with one CPU device."""
     coordinator = f"localhost:{free_port()}"
     with tempfile.TemporaryDirectory() as folder:
         output = pathlib.Path(folder) / "losses.json"
@@ -77,7 +79,7 @@ def losses_of(processes: int, steps: int) -> list[float]:
         with ended(workers):
             for worker in workers:
                 if worker.wait(TIMEOUT):
-                    raise RuntimeError(f"a worker ended with status {worker.returncode}")
+                    raise RuntimeError(f"a worker exited with status {worker.returncode}")
         return json.loads(output.read_text())["losses"]
 
 
@@ -88,7 +90,7 @@ def main(arguments: Arguments) -> int:
         together = losses_of(processes, arguments.steps)
         worst = max(abs(a - b) / abs(a) for a, b in zip(alone, together, strict=True))
         failed = failed or not worst <= BOUND
-        print(f"{processes} processes against one: losses differ by {worst:.1e} at most")
+        print(f"{processes} processes against one: the losses differ by at most {worst:.1e}")
     return int(failed)
 
 

@@ -1,10 +1,10 @@
-"""One process of a training run on many: trains a small ResNet on its part of each batch.
+"""One process of a distributed training run: trains a small ResNet on its part of each batch.
 
     python examples/distributed/worker.py --help
 
-JAX is the distributed engine: `jax.distributed.initialize` makes the devices of all processes one
-mesh, arrays are sharded over it by batch, and the step is the one that a single process compiles.
-Nothing in the network knows of it; the layers' statistics are those of the whole batch.
+JAX does the distribution: after `jax.distributed.initialize` the devices of all processes form one
+mesh, arrays are sharded over it by batch, and the step is the same that a single process compiles.
+The network needs no changes; the layers' statistics are those of the whole batch.
 """
 
 import dataclasses
@@ -28,18 +28,18 @@ CLASSES: Final = 10
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """One process of a distributed training run."""
+    """Run one process of a distributed training run."""
 
     num_processes: int | None = None
-    """Processes in the run. Left out, JAX asks the cluster (Slurm, Open MPI, Kubernetes, TPU)."""
+    """Processes in the run. If omitted, JAX asks the cluster (Slurm, Open MPI, Kubernetes, TPU)."""
     process_id: int | None = None
-    """Which of them this is."""
+    """Index of this process."""
     coordinator: str | None = None
     """Address and port of process 0, such as 10.0.0.1:1234."""
     steps: int = 20
     """Training steps."""
     batch_size: int = 64
-    """Images a step, over all processes."""
+    """Images per step, over all processes."""
     output: Annotated[pathlib.Path | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = (
         None
     )
@@ -47,7 +47,7 @@ class Arguments:
 
 
 def join(arguments: Arguments) -> None:
-    """Makes this process part of the run; before anything asks for a device."""
+    """Makes this process part of the run; call it before anything asks for a device."""
     if arguments.num_processes == 1:
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -66,7 +66,7 @@ def batches(steps: int, batch_size: int) -> Any:
 
 
 def training_step(net: ResNet, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
-    """What one process would run too."""
+    """The training step, which is the same in a single process."""
 
     @jax.jit
     def step(variables: Any, state: Any, images: jax.Array, labels: jax.Array) -> Any:
@@ -86,19 +86,19 @@ def training_step(net: ResNet, optimizer: optax.GradientTransformation) -> Calla
 
 
 def train(steps: int, batch_size: int) -> list[float]:
-    """The loss of each step."""
+    """Trains the network and returns the loss of each step."""
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     by_batch = NamedSharding(mesh, PartitionSpec("data"))
     net = ResNet(stage_sizes=(1,), num_classes=CLASSES, num_filters=8, stem="small")
     optimizer = optax.sgd(0.1, momentum=0.9)
-    # The same seed gives every process the same variables.
+    # With the same seed, every process has the same variables.
     variables = jax.jit(net.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 1)))
     state = optimizer.init(variables["params"])
     variables, state = jax.device_put((variables, state), NamedSharding(mesh, PartitionSpec()))
     step = training_step(net, optimizer)
     losses = []
     for images, labels in batches(steps, batch_size):
-        # Each process would read its own rows only; here all of them have the whole batch.
+        # In practice each process would read only its own rows; here each has the whole batch.
         batch = (
             jax.make_array_from_callback(array.shape, by_batch, array.__getitem__)
             for array in (images, labels)

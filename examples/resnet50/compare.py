@@ -1,10 +1,10 @@
-"""Fused against plain BatchNorm on the digits: the same curve, the same accuracy?
+"""Compares training curves and accuracy of fused and plain BatchNorm on the digits.
 
     python examples/resnet50/compare.py --output examples/resnet50/results/digits.json
 
-Trains both networks from each seed, on the same pictures in the same order. Rounding alone sets
-them apart, but training lets it grow (once it turns a ReLU on or off, fast). So the curves are
-compared over the first epoch, and the accuracy at the end, over the seeds.
+Trains both networks from each seed, on the same pictures in the same order. They differ only by
+rounding, but training amplifies the difference, rapidly once it turns a ReLU on or off. The curves
+are therefore compared over the first epoch, and the final accuracy is averaged over the seeds.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 NORMS: Final = get_args(config.Norm)
-# Largest difference of the loss over the first steps, and of the mean accuracy over the seeds (one
-# of the 360 held-out digits is 0.0028).
+# Bounds on the difference between the losses in the first steps, and between the mean accuracies
+# over the seeds (one of the 360 held-out digits is 0.0028).
 EARLY_STEPS: Final = 22  # an epoch
 LOSS_BOUND: Final = 1e-4
 ACCURACY_BOUND: Final = 0.01
@@ -32,18 +32,18 @@ ACCURACY_BOUND: Final = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Trains on the digits with fused and with plain BatchNorm, from several seeds."""
+    """Train on the digits with fused and with plain BatchNorm, from several seeds."""
 
     output: pathlib.Path
     """JSON file for the results."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """Of variables and order; the held-out digits are the same."""
+    """Seeds of the variables and of the order; the held-out digits are always the same."""
     epochs: float = 20.0
-    """Of each training."""
+    """Epochs of each training run."""
 
 
 def compare(seeds: tuple[int, ...], epochs: float, on: list[Any] | None = None) -> dict[str, Any]:
-    """Curves, accuracies, and whether they keep the bounds."""
+    """Curves, accuracies, and whether they are within the bounds."""
     runs = [
         {"seed": seed, **{norm: _train(norm, seed, epochs, on) for norm in NORMS}} for seed in seeds
     ]
@@ -58,7 +58,7 @@ def compare(seeds: tuple[int, ...], epochs: float, on: list[Any] | None = None) 
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The differences, beside their bounds."""
+    """The differences and their bounds."""
     early = [max(differences(run)[:EARLY_STEPS]) for run in runs]
     accuracies = {norm: [run[norm]["top1"] for run in runs] for norm in NORMS}
     means = {norm: statistics.mean(values) for norm, values in accuracies.items()}
@@ -76,7 +76,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def differences(run: dict[str, Any]) -> list[float]:
-    """Of the losses, step by step."""
+    """The differences between the losses, step by step."""
     curves = (run[norm]["losses"] for norm in NORMS)
     return [abs(a - b) for a, b in zip(*curves, strict=True)]
 

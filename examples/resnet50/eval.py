@@ -1,4 +1,4 @@
-"""Accuracy of a trained network on the held-out pictures.
+"""Evaluates a trained network on the held-out pictures.
 
 python examples/resnet50/eval.py runs/resnet50
 """
@@ -17,28 +17,28 @@ from rich.console import Console
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Accuracy of a trained network on the held-out pictures."""
+    """Evaluate a trained network on the held-out pictures."""
 
     run: tyro.conf.Positional[pathlib.Path]
     """Output folder of train.py."""
     step: int | None = None
-    """Checkpoint; by default the last."""
+    """Step of the checkpoint; the last one by default."""
     average: bool | None = None
-    """The moving average of the variables; by default where there is one."""
+    """Evaluate the moving average of the variables; by default if there is one."""
     norm: Norm | None = None
-    """Other BatchNorm than in training."""
+    """Use another BatchNorm than in training."""
     fold: bool = False
     """Fold BatchNorm into the convolutions, as export.py does."""
     images: pathlib.Path | None = None
-    """Other pictures than in training, with train/<class> and val/<class> of the same classes."""
+    """Folder with other pictures, in train/<class> and val/<class>, of the same classes."""
     batch_size: int = 256
-    """Pictures at a time."""
+    """Pictures per batch."""
     workers: int | None = None
-    """Processes that decode; by default as train.py chooses."""
+    """Processes that decode pictures; by default as many as train.py uses."""
     platform: Platform = "auto"
-    """Device to run on."""
+    """Platform to run on."""
     json: pathlib.Path | None = None
-    """File for the result."""
+    """JSON file for the result."""
 
 
 def main(arguments: Arguments) -> None:
@@ -55,7 +55,8 @@ def main(arguments: Arguments) -> None:
     if dataset.classes != trained.classes:
         raise errors.UserError(
             f"{dataset.description}: {len(dataset.classes)} classes that are not the"
-            f" {len(trained.classes)} of the network; classes are the names of the folders."
+            f" {len(trained.classes)} of the network; classes are the names of the folders, and"
+            " must be those of the training."
         )
 
     def report(batch: pipeline.Batch) -> None:

@@ -1,9 +1,9 @@
-"""Writes a trained network as one file that runs without this program, Flax or the checkpoint.
+"""Exports a trained network to one file that runs without this program, Flax or the checkpoint.
 
     python examples/resnet50/export.py runs/resnet50 resnet50.jax
 
-BatchNorm is folded into the convolutions (--no-fold leaves it). To run the file (after
-`import jax_bnar`, which brings the kernels, but for --norm flax):
+BatchNorm is folded into the convolutions, unless --no-fold is given. To run the file, first import
+jax_bnar, which registers the kernels (this is not needed with --norm flax):
 
     program = jax.export.deserialize(pathlib.Path("resnet50.jax").read_bytes())
     logits = program.call(images)  # uint8, (any number, height, width, channels)
@@ -27,22 +27,22 @@ import jax_bnar
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Writes a trained network, its variables included, as one file for jax.export.deserialize."""
+    """Export a trained network with its variables to one file for jax.export.deserialize."""
 
     run: tyro.conf.Positional[pathlib.Path]
     """Output folder of train.py."""
     output: tyro.conf.Positional[pathlib.Path]
-    """File to write; OUTPUT.json beside it says what classes and pictures it is for."""
+    """File to write; OUTPUT.json next to it describes its classes and the shape of its images."""
     platforms: tuple[str, ...] = ("cpu",)
-    """Where it shall run: cpu, cuda, rocm, tpu."""
+    """Platforms that the file can run on: cpu, cuda, rocm, tpu."""
     norm: Norm | None = None
-    """Other BatchNorm than in training; a file with "flax" runs without jax_bnar, folded or not."""
+    """Use another BatchNorm than in training; with "flax" the file runs without jax_bnar."""
     fold: bool = True
-    """Fold BatchNorm into the convolutions: equal but for rounding."""
+    """Fold BatchNorm into the convolutions: equal up to rounding."""
     step: int | None = None
-    """Checkpoint; by default the last."""
+    """Step of the checkpoint; the last one by default."""
     platform: Platform = "auto"
-    """Device to check the file on, if it is one of --platforms."""
+    """Platform to check the file on, if it is one of --platforms."""
 
 
 def main(arguments: Arguments) -> None:
@@ -89,7 +89,7 @@ def main(arguments: Arguments) -> None:
 
 
 def _write(path: pathlib.Path, program: bytes, trained: runs.Trained) -> None:
-    """Whole or not at all: a file cut off by a full disk would replace a good one."""
+    """Writes atomically: a file truncated by a full disk would otherwise replace a good one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -102,7 +102,10 @@ def _write(path: pathlib.Path, program: bytes, trained: runs.Trained) -> None:
 
 
 def _difference(path: pathlib.Path, trained: runs.Trained) -> tuple[float, float]:
-    """Between the file's logits and the network's on noise, and the largest of these."""
+    """The largest difference between the file's logits and the network's, and the largest logit.
+
+    Both are for noise as input.
+    """
     images = np.random.default_rng(0).integers(0, 256, (3, *trained.image_shape), np.uint8)
     program = export.deserialize(bytearray(path.read_bytes()))
     logits = jax.jit(trained.logits_function())(trained.variables, images)

@@ -1,4 +1,4 @@
-"""What a trained network sees in one picture.
+"""Classifies one picture with a trained network.
 
 python examples/resnet50/predict.py runs/resnet50 picture.jpg
 """
@@ -20,20 +20,20 @@ from rich.table import Table
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The likeliest classes of one picture."""
+    """Print the most likely classes of one picture."""
 
     run: tyro.conf.Positional[pathlib.Path]
     """Output folder of train.py."""
     picture: tyro.conf.Positional[pathlib.Path]
-    """The picture; its middle is looked at, as in evaluation."""
+    """The picture; its centre is used, as in evaluation."""
     top: int = 5
-    """How many classes."""
+    """Number of classes to print."""
     step: int | None = None
-    """Checkpoint; by default the last."""
+    """Step of the checkpoint; the last one by default."""
     fold: bool = False
     """Fold BatchNorm into the convolutions, as export.py does."""
     platform: Platform = "auto"
-    """Device to run on."""
+    """Platform to run on."""
 
 
 def main(arguments: Arguments) -> None:

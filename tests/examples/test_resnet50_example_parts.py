@@ -179,7 +179,7 @@ def test_first_weights(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
     with pytest.raises(UserError, match="weights can come from"):
         weights.begin_with(example.variables(), tmp_path / "weights.unknown", NET)
     (tmp_path / "v1.5").mkdir()
-    with pytest.raises(UserError, match=r"v1.5 is no output folder of train.py"):
+    with pytest.raises(UserError, match=r"v1.5 is not an output folder of train.py"):
         weights.begin_with(example.variables(), tmp_path / "v1.5", NET)
 
 

@@ -181,7 +181,7 @@ def test_evaluation_refuses_other_classes(
         evaluate(finished, tmp_path / "r.json", images=tmp_path, batch_size=8)
     with pytest.raises(UserError, match=r"has no step 5; it has \["):
         evaluate(finished, tmp_path / "r.json", step=5)
-    with pytest.raises(UserError, match="is no output folder of train"):
+    with pytest.raises(UserError, match="is not an output folder of train"):
         evaluate(pictures, tmp_path / "r.json")
 
 
@@ -260,7 +260,7 @@ def test_first_variables_from_a_run(
         state, step = trainer.first_state()
         trainer.close()
     assert step == 0
-    assert f"beginning with {finished}" in example.printed(console)
+    assert f"starting from {finished}" in example.printed(console)
     averages = {n: v for n, v in stored(finished, STEPS).items() if n.startswith("['ema']")}
     begun = jax.tree_util.tree_leaves_with_path({"ema": state.variables})
     assert len(averages) == len(begun)
@@ -315,9 +315,9 @@ def test_sigterm_saves_and_the_run_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(metrics.Recorder, "write", terminate_at_5)
         assert example.train(options, console=console) == {}
-    assert "stopped after step 6; --resume goes on from there" in example.printed(console)
+    assert "stopped after step 6; --resume continues from there" in example.printed(console)
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
-    with pytest.raises(UserError, match="holds a run that came to step 6: go on with --resume"):
+    with pytest.raises(UserError, match="a run that reached step 6: continue it with --resume"):
         example.train(options)
     resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
     console = Console(file=console.file, force_terminal=True, width=200)

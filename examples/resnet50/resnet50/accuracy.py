@@ -23,7 +23,7 @@ class Result:
 
 
 def compiled(logits: Logits, mesh: Mesh) -> Callable[[Any, Any], dict[str, jax.Array]]:
-    """(variables, batch) to sums over the pictures whose weight is not 0."""
+    """A function from (variables, batch) to sums over the pictures whose weight is not 0."""
 
     def sums(variables: Any, batch: Any) -> dict[str, jax.Array]:
         scores = logits(variables, batch["image"])
@@ -31,7 +31,7 @@ def compiled(logits: Logits, mesh: Mesh) -> Callable[[Any, Any], dict[str, jax.A
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
         ahead = _ahead(scores, labels)
         return {
-            # Not weight * loss: that of a picture without weight need not be finite.
+            # Not weight * loss, because the loss of a picture with weight 0 need not be finite.
             "loss": jnp.where(counted, losses, 0).sum(),
             "top1": (counted & (ahead < 1)).sum(),
             "top5": (counted & (ahead < 5)).sum(),
@@ -42,9 +42,10 @@ def compiled(logits: Logits, mesh: Mesh) -> Callable[[Any, Any], dict[str, jax.A
 
 
 def _ahead(scores: jax.Array, labels: jax.Array) -> jax.Array:
-    """How many classes come before the label; of equal scores the lower index, as in argmax.
+    """How many classes rank before the label. Among equal scores the lower index is first, as in
+    argmax.
 
-    NaN is never right: all classes come before a label whose score is NaN.
+    A NaN is never correct: all classes rank before a label whose score is NaN.
     """
     own = jnp.take_along_axis(scores, labels[:, None], axis=1)
     behind = jnp.arange(scores.shape[1])[None, :] >= labels[:, None]
@@ -58,7 +59,7 @@ def evaluate(
     mesh: Mesh,
     on_batch: Callable[[Batch], None],
 ) -> dict[str, Result]:
-    """The result of each of several sets of variables over all batches of this process."""
+    """Evaluates each of several sets of variables over all batches of this process."""
     totals = {name: {"loss": 0.0, "top1": 0, "top5": 0, "images": 0} for name in networks}
     pending: dict[str, dict[str, jax.Array]] = {}
     for batch in batches:
@@ -66,7 +67,7 @@ def evaluate(
         given = {name: batch[name] for name in ("image", "label", "weight")}
         given = devices.put_batch(given, mesh)
         current = {name: sums(variables, given) for name, variables in networks.items()}
-        # One batch in flight: the next is decoded meanwhile, and pictures do not pile up.
+        # Keep one batch in flight: the next is decoded meanwhile, but batches do not pile up.
         _add(totals, pending)
         pending = current
     _add(totals, pending)

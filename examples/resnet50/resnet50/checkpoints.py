@@ -1,7 +1,7 @@
-"""Checkpoints through orbax: written whole or not at all, and read back from the last good one.
+"""Orbax checkpoints that are written completely or not at all; the last good one is read back.
 
-Saving waits until all is on disk: about a second of the minutes between checkpoints, and an error
-appears where it happens.
+Saving is synchronous: it costs about a second of the minutes between checkpoints, and errors are
+raised where they happen.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ from resnet50.errors import UserError, first_line
 from resnet50.train_state import TrainState
 
 FORMAT: Final = 1
-# The fields of the network without which its variables do not fit, or mean something else.
+# The network's fields that determine whether its variables fit and what they mean.
 _ARCHITECTURE: Final = ("stage_sizes", "num_filters", "stem", "padding")
 
 
@@ -26,16 +26,16 @@ class Restored(NamedTuple):
     step: int
     state: TrainState
     data: dict[str, Any]
-    """State of the pipeline."""
+    """The state of the pipeline."""
 
 
 class Checkpoints:
     """The checkpoints of a run, in `folder`/checkpoints.
 
     Args:
-        folder: of the run.
-        keep: how many to keep; None opens them for reading alone.
-        about: what eval.py and others need to know about the run (plain values).
+        folder: the output folder of the run.
+        keep: how many checkpoints to keep; None opens them read-only.
+        about: what eval.py and others need to know about the run, as plain values.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Checkpoints:
         self._root = folder.absolute() / "checkpoints"
         self._damaged = folder.absolute() / "damaged"
         self._about = {"format": FORMAT, **(about or {})}
-        # orbax warns of the very options that it was given.
+        # orbax logs warnings about options that are set here on purpose.
         logging.set_verbosity(logging.ERROR)
         self._manager: Any = ocp.CheckpointManager(
             self._root,
@@ -61,7 +61,10 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: TrainState, data: dict[str, Any]) -> str | None:
-        """Saves, or says in a sentence why that was not possible; the others stay as they are."""
+        """Saves a checkpoint and returns None, or a sentence that says why it could not be saved.
+
+        Earlier checkpoints are not affected by a failure.
+        """
         args = ocp.args.Composite(
             state=ocp.args.PyTreeSave(state),
             data=ocp.args.JsonSave(data),
@@ -69,7 +72,7 @@ class Checkpoints:
         )
         try:
             self._manager.save(step, args=args, force=True)
-        # Whatever went wrong, hours of training are worth more than one of their checkpoints.
+        # Whatever went wrong, hours of training must not be lost because of one checkpoint.
         except Exception as error:
             self._remove_unfinished(step)
             return (
@@ -79,14 +82,14 @@ class Checkpoints:
         return None
 
     def restore(self, target: TrainState, console: Console) -> Restored | None:
-        """The last checkpoint that can be read, or None where there is none.
+        """The last checkpoint that can be read, or None if there are no checkpoints.
 
         Args:
-            target: shapes, dtypes and shardings.
-            console: told about checkpoints that cannot be read; they are put aside.
+            target: shapes, dtypes and shardings of the state.
+            console: prints messages about unreadable checkpoints, which are moved aside.
 
         Raises:
-            UserError: a checkpoint of another network, or none of several can be read.
+            UserError: a checkpoint belongs to another network, or none of them can be read.
         """
         steps = self.steps()
         for step in reversed(steps):
@@ -101,25 +104,25 @@ class Checkpoints:
                         ),
                     )
                     return Restored(step, TrainState(*restored.state), restored.data)
-                # orbax and tensorstore raise many kinds for a damaged file.
+                # orbax and tensorstore raise many kinds of exceptions for a damaged file.
                 except Exception as error:
                     reason = first_line(error)
             else:
                 reason = "its description is missing"
             console.print(
-                f"[bold red]the checkpoint of step {step} cannot be read ({reason}); it is put"
-                f" aside in {self._damaged}, and the one before it taken"
+                f"[bold red]the checkpoint of step {step} cannot be read ({reason}); it is moved"
+                f" to {self._damaged}, and the previous one is used"
             )
             self._put_aside(step)
         if steps:
             raise UserError(
-                f"none of the {len(steps)} checkpoints in {self._root} can be read; they are in"
-                f" {self._damaged} now, and a new run may begin."
+                f"none of the {len(steps)} checkpoints in {self._root} can be read; they were moved"
+                f" to {self._damaged}, so that a new run can begin."
             )
         return None
 
     def variables(self, step: int, target: dict[str, Any]) -> dict[str, Any]:
-        """A part of the state, such as {"params": ..., "batch_stats": ...}, without the rest."""
+        """Reads only a part of the state, such as {"params": ..., "batch_stats": ...}."""
         try:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(state=_restore_args(target, partial=True))
@@ -127,12 +130,12 @@ class Checkpoints:
         except Exception as error:
             raise UserError(
                 f"the checkpoint of step {step} in {self._root} cannot be read"
-                f" ({first_line(error)}); --step names another, of {self.steps()}."
+                f" ({first_line(error)}); choose another with --step, from {self.steps()}."
             ) from error
         return restored.state
 
     def about(self, step: int) -> dict[str, Any] | None:
-        """The description of the run, or None where that cannot be read."""
+        """The description of the run, or None if it cannot be read."""
         try:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
@@ -142,8 +145,8 @@ class Checkpoints:
         about = restored.about
         if about.get("format") != FORMAT:
             raise UserError(
-                f"the checkpoint of step {step} in {self._root} has the format"
-                f" {about.get('format')}, and this program reads format {FORMAT}."
+                f"the checkpoint of step {step} in {self._root} has format {about.get('format')},"
+                f" but this program reads format {FORMAT}."
             )
         return about
 
@@ -158,7 +161,7 @@ class Checkpoints:
                 "image channels": a["dataset"]["image_shape"][-1],
                 "moving average": a["config"]["training"]["ema_decay"] > 0,
             }
-            # Through the configuration, which knows the fields that old checkpoints lack.
+            # `model_from_json` fills in the defaults of fields that old checkpoints lack.
             for a in (self._about, about)
             for network in (model_from_json(a["config"]["model"]),)
         )
@@ -166,7 +169,7 @@ class Checkpoints:
             if there[name] != value:
                 raise UserError(
                     f"the checkpoint of step {step} in {self._root} is of another network: its"
-                    f" {name} is {there[name]}, and {value} was asked for; ask for the same, or"
+                    f" {name} is {there[name]}, and {value} was asked for; use the same value, or"
                     " choose another --output."
                 )
 
@@ -175,7 +178,7 @@ class Checkpoints:
         return f"the last good one is of step {steps[-1]}" if steps else "there is no other"
 
     def _remove_unfinished(self, step: int) -> None:
-        """Gives the disk back what a failed save has written."""
+        """Deletes what a failed save has written, to free the disk."""
         if jax.process_index() == 0:
             for path in self._root.glob(f"{step}.*tmp*"):
                 shutil.rmtree(path, ignore_errors=True)
@@ -191,10 +194,10 @@ class Checkpoints:
 
 
 def open_for_reading(path: pathlib.Path, step: int | None) -> tuple[Checkpoints, int]:
-    """The checkpoints of the run in `path`, and the step that is meant (None: the last)."""
+    """The checkpoints of the run in `path`, and the step to read (the last if `step` is None)."""
     folder = path.parent if path.name == "checkpoints" else path
     if not (folder / "checkpoints").is_dir():
-        raise UserError(f"{path} is no output folder of train.py: it has no checkpoints.")
+        raise UserError(f"{path} is not an output folder of train.py: it has no checkpoints.")
     checkpoints = Checkpoints(folder)
     steps = checkpoints.steps()
     if not steps:
@@ -213,7 +216,7 @@ def _restore_args(target: Any, partial: bool = False) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """The words that matter: tensorstore's errors fill a page, and say ENOSPC in the midst."""
+    """A short reason: tensorstore's errors fill a page and mention ENOSPC in the middle of it."""
     if "No space left on device" in str(error):
         return "no space left on the disk"
     return first_line(error)

@@ -1,4 +1,4 @@
-"""Every option of the training, with its default for each source of pictures."""
+"""All training options, with their defaults for each source of pictures."""
 
 import dataclasses
 import pathlib
@@ -18,16 +18,16 @@ class Data:
     """Where pictures come from."""
 
     images: pathlib.Path | None = None
-    """Folder with train/<class>/*.jpg and val/<class>/*.jpg (source "folder" only)."""
+    """Folder with train/<class>/*.jpg and val/<class>/*.jpg (only for the source "folder")."""
     image_size: int = 224
-    """Height and width that the network sees (the digits are 8x8, whatever this says)."""
+    """Height and width of the network's input (ignored for the digits, which are 8x8)."""
     workers: int | None = None
-    """Processes that decode pictures; 0 decodes in the training process. Default: all cores but
-    one, at most 16; 0 for digits and synthetic pictures."""
+    """Processes that decode pictures; 0 decodes in the training process. The default is all cores
+    but one, at most 16, and 0 for digits and synthetic pictures."""
     synthetic_images: int = 1_281_167
-    """Length of an epoch of synthetic pictures."""
+    """Number of synthetic pictures in an epoch."""
     synthetic_classes: int = 1000
-    """Classes of the synthetic pictures."""
+    """Number of classes of the synthetic pictures."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Model:
     num_filters: int = 64
     """Channels of the first stage."""
     stem: Literal["imagenet", "small"] = "imagenet"
-    """7x7 convolution and max pool, or a 3x3 convolution for pictures of a few pixels."""
+    """"imagenet" is a 7x7 convolution and max pool, "small" a 3x3 convolution for tiny pictures."""
     padding: Padding = "SAME"
-    """Where strides are 2: "SAME" pads at the end, as Flax's ResNet; "torch" on every side, as
-    weights from PyTorch need."""
+    """Padding where the stride is 2: "SAME" pads at the end, as in Flax's ResNet; "torch" pads on
+    every side, which weights from PyTorch need."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of the computation; parameters, statistics, loss and optimizer are float32."""
+    """Dtype of the computation; parameters, statistics, loss and optimizer are float32."""
     bn_momentum: float = 0.9
     """Weight of the old value in the running statistics."""
 
@@ -59,63 +59,65 @@ class Training:
     epochs: float = 90.0
     """Passes over the training pictures."""
     batch_size: int = 256
-    """Pictures in an optimizer step, over all devices and micro-batches."""
+    """Pictures per optimizer step, over all devices and micro-batches."""
     accumulate: int = 1
-    """Micro-batches that a step is divided into, to save memory. BatchNorm sees one at a time."""
+    """Micro-batches per step, to save memory. BatchNorm normalises each one separately."""
     learning_rate: float = 0.256
     """Peak learning rate for a batch of 256; it is scaled with batch_size."""
     warmup_epochs: float = 8.0
-    """Linear warmup; a cosine to 0 follows."""
+    """Epochs of linear warmup, which is followed by cosine decay to 0."""
     momentum: float = 0.875
-    """Of SGD, with Nesterov's correction."""
+    """Momentum of SGD, with Nesterov's correction."""
     weight_decay: float = 2.0**-15
-    """Of convolutions and the dense kernel; BatchNorm and biases have none."""
+    """Weight decay of convolutions and the dense kernel; BatchNorm and biases have none."""
     label_smoothing: float = 0.1
     """Probability that the target distributes over all classes."""
     ema_decay: float = 0.0
-    """Moving average of the variables, evaluated beside them (0: none; 0.9999 is common)."""
+    """Decay of a moving average of the variables, which is evaluated too (0: no average; 0.9999 is
+    common)."""
     seed: int = 0
-    """Of the initial variables, the order of the pictures and their augmentation."""
+    """Seed of the initial variables, the order of the pictures and their augmentation."""
     init_from: pathlib.Path | None = None
-    """Begin with the variables of this run's folder, or with torchvision's in a .safetensors, .pth
-    or .pt file (with --padding torch); a head of another size stays new."""
+    """Start from the variables in this run's folder, or from torchvision's in a .safetensors, .pth
+    or .pt file (with --padding torch); a head of another size is newly initialised."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Where and how it runs, and what it writes."""
+    """Where and how the program runs, and what it writes."""
 
     output: pathlib.Path = pathlib.Path("runs/resnet50")
     """Folder for checkpoints, metrics.jsonl, TensorBoard events and profiles."""
     resume: bool = False
-    """Go on from the last good checkpoint in the output folder, if there is one."""
+    """Continue from the last good checkpoint in the output folder, if there is one."""
     checkpoint_every: int = 1000
-    """Steps between checkpoints (there is also one at the end, and at SIGTERM or Ctrl-C)."""
+    """Steps between checkpoints (there is also one at the end, and on SIGTERM or Ctrl-C)."""
     keep_checkpoints: int = 3
-    """The latest ones; older ones are deleted."""
+    """Number of checkpoints to keep; older ones are deleted."""
     evaluate_every: float = 1.0
     """Epochs between evaluations (there is also one at the end)."""
     log_every: int = 50
     """Steps that a line of metrics averages over."""
     profile_at: int | None = None
-    """Step at which a profile for TensorBoard or Perfetto begins."""
+    """Step at which to start a profile for TensorBoard or Perfetto."""
     profile_steps: int = 5
-    """Steps in the profile."""
+    """Number of steps in the profile."""
     platform: Platform = "auto"
-    """Devices to run on; "auto" takes what JAX finds first."""
+    """Platform to run on; "auto" uses JAX's default."""
     distributed: bool = False
     """Join the other processes of the job through jax.distributed."""
     coordinator: str | None = None
-    """Address HOST:PORT of process 0. Clusters that JAX knows need none of these three."""
+    """Address HOST:PORT of process 0. On clusters that JAX detects, this option and the next two
+    are not needed."""
     num_processes: int | None = None
-    """Processes in the job."""
+    """Number of processes in the job."""
     process_id: int | None = None
-    """Number of this process."""
+    """Index of this process."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Trains ResNet-50."""
+    """Train ResNet-50."""
 
     source: tyro.conf.Fixed[Source] = "folder"
     data: Data = dataclasses.field(default_factory=Data)
@@ -126,7 +128,7 @@ class Config:
 
 PRESETS: Final[dict[str, tuple[str, Config]]] = {
     "folder": (
-        "Pictures in a folder: train/<class>/*.jpg and val/<class>/*.jpg, as ImageNet's.",
+        "Pictures in a folder: train/<class>/*.jpg and val/<class>/*.jpg, as in ImageNet.",
         Config(data=Data(images=tyro.MISSING)),
     ),
     "digits": (
@@ -148,21 +150,21 @@ PRESETS: Final[dict[str, tuple[str, Config]]] = {
         ),
     ),
     "synthetic": (
-        "Noise with random labels: measures throughput, and teaches nothing.",
+        "Noise with random labels, to measure throughput; there is nothing to learn.",
         Config(source="synthetic", run=Run(output=pathlib.Path("runs/synthetic"))),
     ),
 }
 
 
 def from_command_line(arguments: Sequence[str] | None = None) -> Config:
-    """The configuration that the arguments describe; exits where they make no sense."""
+    """The configuration that the arguments describe; exits if they are invalid."""
     return tyro.extras.overridable_config_cli(
         PRESETS, args=arguments, config=(tyro.conf.OmitArgPrefixes,), prog="train.py"
     )
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """Plain values, for the checkpoint."""
+    """The configuration as plain values, for the checkpoint."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Devices and how arrays lie on them: the batch is split over all, the variables are on each."""
+"""Devices and shardings: the batch is split over all devices, the variables are replicated."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ DATA_AXIS = "data"
 
 
 def start(platform: Platform, job: Run | None = None) -> list[Any]:
-    """The devices of the platform, after joining the other processes of the job.
+    """Joins the other processes of the job and returns the devices of the platform.
 
-    Call it before anything else touches JAX. Raises UserError where there are none.
+    Call it before anything else uses JAX. Raises UserError if there are no such devices.
     """
     if platform != "auto":
-        # Without this JAX falls back to the CPU, and a training takes years.
+        # Otherwise JAX would fall back to the CPU, on which training takes years.
         jax.config.update("jax_platforms", platform)
     if job is not None and job.distributed:
         _join(job)
@@ -26,11 +26,11 @@ def start(platform: Platform, job: Run | None = None) -> list[Any]:
         return jax.devices()
     except RuntimeError as error:
         without_support = "list of known backends" in str(error)
-        reason = "it is not built for it" if without_support else first_line(error)
+        reason = "the installed JAX does not support it" if without_support else first_line(error)
         raise UserError(
             f"JAX finds no {'device' if platform == 'auto' else platform} on this machine"
-            f" ({reason}): install JAX for it (for NVIDIA GPUs: pip install 'jax[cuda13]'), or"
-            " choose --platform cpu."
+            f" ({reason}): install JAX with support for it (for NVIDIA GPUs: pip install"
+            " 'jax[cuda13]'), or choose --platform cpu."
         ) from error
 
 
@@ -39,8 +39,8 @@ def _join(job: Run) -> None:
         jax.distributed.initialize(job.coordinator, job.num_processes, job.process_id)
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"the processes could not be joined ({first_line(error)}); outside of a cluster that"
-            " JAX knows, each process needs --coordinator HOST:PORT, --num-processes and"
+            f"this process could not join the others ({first_line(error)}); outside a cluster that"
+            " JAX detects, each process needs --coordinator HOST:PORT, --num-processes and"
             " --process-id."
         ) from error
 
@@ -54,12 +54,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def split_batch(mesh: Mesh) -> NamedSharding:
-    """The leading axis over all devices."""
+    """Splits the leading axis over all devices."""
     return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
-    """The global batch of which this process holds its part."""
+    """The global batch, made from the part that this process has."""
     sharding = split_batch(mesh)
     return {
         name: jax.make_array_from_process_local_data(sharding, values)

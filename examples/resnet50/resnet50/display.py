@@ -1,4 +1,4 @@
-"""Progress on the console: a bar in a terminal, a line each time elsewhere."""
+"""Shows progress: as a bar on a terminal, as lines of text elsewhere."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from resnet50.accuracy import Result
 
 
 class Display:
-    """What the person in front of the run sees."""
+    """What a run prints on the console."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

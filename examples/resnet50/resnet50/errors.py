@@ -1,15 +1,15 @@
-"""What the user can put right is told in one sentence, without a traceback."""
+"""Errors that the user can fix are reported in one sentence, without a traceback."""
 
 import sys
 from collections.abc import Callable
 
 
 class UserError(Exception):
-    """Its text is the sentence: what is wrong, and the way out."""
+    """An error whose text says in one sentence what is wrong and how to fix it."""
 
 
 def run(main: Callable[[], object]) -> int:
-    """Exit status of `main`: 0, or 2 after a `UserError`."""
+    """Runs `main` and returns the exit status: 0, or 2 after a `UserError`."""
     try:
         main()
     except UserError as error:
@@ -19,6 +19,6 @@ def run(main: Callable[[], object]) -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """The error's kind and the first line of its text, to quote inside a sentence."""
+    """The error's type and the first line of its text, to quote inside a sentence."""
     text = str(error).strip().partition("\n")[0].strip().rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Pictures to logits with running statistics: what evaluation, prediction and export run.
+"""Computes logits with running statistics, for evaluation, prediction and export.
 
 The network may be the one that was trained, or the same with BatchNorm folded into the convolutions
 (`runs.Trained.folded`).
@@ -15,9 +15,9 @@ Logits = Callable[[Any, jax.Array], jax.Array]
 
 
 def normalise(images: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]) -> jax.Array:
-    """uint8 pictures to float32 of mean 0 and standard deviation 1, on the device.
+    """Normalises uint8 pictures to float32 with mean 0 and standard deviation 1, on the device.
 
-    There, because a byte a value is a quarter of what would travel otherwise.
+    Doing it there transfers one byte per value instead of four.
     """
     white, channels = 255, (1,) * (images.ndim - 1) + (-1,)
     shift = jnp.asarray(mean, jnp.float32).reshape(channels) * white
@@ -26,7 +26,7 @@ def normalise(images: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]
 
 
 def logits_function(net: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> Logits:
-    """(variables, uint8 pictures (N, H, W, C)) to float32 logits (N, classes)."""
+    """A function from (variables, uint8 pictures (N, H, W, C)) to float32 logits (N, classes)."""
 
     def logits(variables: Any, images: jax.Array) -> jax.Array:
         result = net.apply(variables, normalise(images, mean, std), train=False)

@@ -1,4 +1,4 @@
-"""What the training loop carries: a stopwatch, a profiler window, and the wish to stop."""
+"""Helpers of the training loop: a stopwatch, a profiler window, and a request to stop."""
 
 import contextlib
 import pathlib
@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 
 class Watch:
-    """Time of the loop since the last reading, and how much of it went into waiting for data."""
+    """Measures the loop's time since the last reading, and the part spent waiting for data."""
 
     def __init__(self) -> None:
         self.restart()
@@ -34,13 +34,13 @@ class Watch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Evaluation and checkpoints are no part of the training's speed."""
+        """Excludes evaluation and checkpoints from the speed of training."""
         begin = time.perf_counter()
         yield
         self._begin += time.perf_counter() - begin
 
     def read(self, batch_size: int) -> dict[str, float]:
-        """Speed and share of waiting; nothing before the first full step."""
+        """The speed and the share of time spent waiting; empty before the first full step."""
         seconds = time.perf_counter() - self._begin
         if not self._steps:
             return {}
@@ -51,14 +51,14 @@ class Watch:
 
 
 class Profile:
-    """A trace of `steps` steps from step `at` on (None: none)."""
+    """Traces `steps` steps from step `at` on, or none if `at` is None."""
 
     def __init__(self, folder: pathlib.Path, at: int | None, steps: int) -> None:
         self._folder, self._at, self._steps = folder, at, steps
         self._end: int | None = None
 
     def before(self, step: int) -> None:
-        """Call it with the number of steps done."""
+        """Starts the trace if it is time; `step` is the number of completed steps."""
         if step == self._at:
             jax.profiler.start_trace(str(self._folder))
             self._end = step + self._steps
@@ -75,16 +75,17 @@ class Profile:
 
 
 class Stop:
-    """Set by SIGTERM (what clusters send before they take a machine away) and by Ctrl-C.
+    """A request to stop, made by SIGTERM (which clusters send before they reclaim a machine) or
+    Ctrl-C.
 
-    A second Ctrl-C interrupts at once.
+    A second Ctrl-C interrupts immediately.
     """
 
     def __init__(self) -> None:
         self._asked = False
 
     def requested(self, step: int, agree_every: int) -> bool:
-        """Whether all processes stop after `step`; several agree every `agree_every` steps."""
+        """Whether to stop after `step`. Several processes agree on it every `agree_every` steps."""
         if jax.process_count() == 1:
             return self._asked
         if step % agree_every:

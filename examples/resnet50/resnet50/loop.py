@@ -33,15 +33,15 @@ from resnet50.train_state import TrainState, Window
 def train(
     config: Config, console: Console | None = None, on: list[Any] | None = None
 ) -> dict[str, accuracy.Result]:
-    """Trains as configured, and evaluates: by name ("network", and "average" with an EMA).
+    """Trains as configured; returns the last evaluation of "network" and, with an EMA, "average".
 
     Args:
         config: all options.
         console: for progress and messages.
-        on: devices, instead of those that the configuration names.
+        on: the devices to use instead of those that the configuration names.
 
     Raises:
-        UserError: whatever the user can put right.
+        UserError: something that the user can fix.
     """
     on = on or devices.start(config.run.platform, config.run)
     trainer = Trainer(config, devices.data_mesh(on), console or _console())
@@ -61,7 +61,7 @@ def _console() -> Console:
 
 
 class Trainer:
-    """A run: what it is made of, and the loop over it."""
+    """A training run: its parts, and the loop."""
 
     def __init__(self, config: Config, mesh: Any, console: Console) -> None:
         self.config, self.mesh, self.display = config, mesh, Display(console)
@@ -125,8 +125,8 @@ class Trainer:
         steps = self.checkpoints.steps()
         if steps and not options.resume:
             raise UserError(
-                f"{options.output} holds a run that came to step {steps[-1]}: go on with --resume,"
-                " or choose another --output."
+                f"{options.output} holds a run that reached step {steps[-1]}: continue it with"
+                " --resume, or choose another --output."
             )
 
     def close(self) -> None:
@@ -146,11 +146,11 @@ class Trainer:
         with Stop.on_signals() as stop, self.display.training(step, self.total_steps):
             state, step = self._loop(state, step, stop)
         if step < self.total_steps:
-            self.display.say(f"stopped after step {step}; --resume goes on from there")
+            self.display.say(f"stopped after step {step}; --resume continues from there")
         return self._results
 
     def first_state(self) -> tuple[TrainState, int]:
-        """Where to begin: a checkpoint's state and step, or new variables and 0."""
+        """Where to start: a checkpoint's state and step, or new variables and step 0."""
         key = jax.random.key(self.config.training.seed)
         everywhere = devices.replicated(self.mesh)
         target = jax.tree.map(
@@ -172,7 +172,7 @@ class Trainer:
             begun = train_state.begin(variables, self._sgd, self.config.training.ema_decay > 0)
             state = jax.device_put(begun, everywhere)
             self.display.say(
-                f"beginning with {source}" + ("" if with_head else "; the head is new")
+                f"starting from {source}" + ("" if with_head else "; the head is newly initialised")
             )
         return state, 0
 
@@ -185,10 +185,10 @@ class Trainer:
         if last:
             self._results = self._evaluate(state, step)
         while not last:
-            # The device still computes the step before this one.
+            # Meanwhile the device still computes the previous step.
             with watch.waiting():
                 batch = next(self.batches)
-            self._report_unreadable(batch, self.dataset.train, "the next one takes its place")
+            self._report_unreadable(batch, self.dataset.train, "the next one replaces it")
             given = {name: batch[name] for name in ("image", "label")}
             profile.before(step)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
@@ -196,7 +196,7 @@ class Trainer:
             step += 1
             profile.after(step, state)
             if step == first + 1:
-                # It was compiled: no part of the speed.
+                # The first step includes compilation, which is not part of the speed.
                 jax.block_until_ready(state.step)
                 watch.restart()
 
@@ -229,14 +229,14 @@ class Trainer:
         return state._replace(window=self._empty_window())
 
     def _save(self, state: TrainState, step: int, last: bool) -> None:
-        # A checkpoint of NaN is none.
+        # A checkpoint with NaN in it is useless.
         if not self._all_finite(state):
             self._fail_not_finite(step)
         problem = self.checkpoints.save(step, state, self.batches.state)
         if problem is not None and last:
             raise UserError(problem)
         if problem is not None:
-            self.display.warn(f"{problem}; the training goes on")
+            self.display.warn(f"{problem}; training continues")
 
     def _evaluate(self, state: TrainState, step: int) -> dict[str, accuracy.Result]:
         networks = {"network": state.variables}
@@ -269,6 +269,6 @@ class Trainer:
         steps = self.checkpoints.steps()
         good = f"the checkpoint of step {steps[-1]} is good" if steps else "no checkpoint was saved"
         raise UserError(
-            f"the loss is not finite at step {step}; {good}. A lower --learning-rate, or a longer"
-            " --warmup-epochs, helps most often."
+            f"the loss is not finite at step {step}; {good}. A lower --learning-rate or a longer"
+            " --warmup-epochs usually helps."
         )

@@ -1,4 +1,4 @@
-"""Metrics as lines of JSON and as TensorBoard events. A full disk loses lines, never the run."""
+"""Metrics as JSON lines and TensorBoard events. A full disk loses lines, but not the run."""
 
 import contextlib
 import json
@@ -14,14 +14,15 @@ from tensorboardX.summary import scalar
 
 from resnet50.errors import first_line
 
-# Made at import time, where type checkers do not see it.
+# Its members are created at import time, so type checkers do not know them.
 _PROTO: Final[Any] = event_pb2
 
 
 class Recorder:
-    """Writes `metrics.jsonl` and TensorBoard events; `step` is that which a run resumes from.
+    """Writes `metrics.jsonl` and TensorBoard events; `step` is where the run starts or resumes.
 
-    Lines of later steps, which a killed run may have left, are dropped: each step stands once.
+    Lines of later steps, which a killed run may have left, are deleted, so that each step appears
+    only once.
     """
 
     def __init__(self, folder: pathlib.Path, step: int, console: Console) -> None:
@@ -32,11 +33,11 @@ class Recorder:
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         temporary.replace(self._path)
-        # Not SummaryWriter: its thread ends at a full disk, and then the training waits for ever.
+        # Not SummaryWriter: its thread dies on a full disk, and training then waits for it forever.
         events = folder / "tensorboard"
         events.mkdir(exist_ok=True)
         self._events = EventsWriter(str(events / "events"), f".{step}.{os.getpid()}")
-        # TensorBoard then drops what an earlier process has written of later steps.
+        # This makes TensorBoard drop later steps that an earlier process has written.
         start = _PROTO.SessionLog(status=_PROTO.SessionLog.START)
         self._event(step=step, session_log=start)
 
@@ -52,8 +53,8 @@ class Recorder:
         except OSError as error:
             if not self._failed:
                 self._console.print(
-                    f"[bold red]metrics cannot be written ({first_line(error)}); the training goes"
-                    " on without them"
+                    f"[bold red]metrics cannot be written ({first_line(error)}); training continues"
+                    " without them"
                 )
             self._failed = True
 
@@ -66,7 +67,7 @@ class Recorder:
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file, but for a last one that was cut off."""
+    """The lines of a metrics file, without a truncated last line."""
     lines = []
     if path.exists():
         for line in path.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The network, with either BatchNorm: the variables are the same, so checkpoints fit both."""
+"""Builds the network with either BatchNorm; checkpoints fit both, as the variables are the same."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ from jax_bnar.flax_layers import BatchNorm, ResNet
 from resnet50.config import Model, Norm
 from resnet50.errors import UserError
 
-# With flax.linen.BatchNorm the blocks add and apply ReLU by themselves, as everybody does today.
+# With flax.linen.BatchNorm the blocks do the addition and the ReLU separately, as is usual today.
 NORMS: Final[dict[Norm, Any]] = {"fused": BatchNorm, "flax": nn.BatchNorm}
 DTYPES: Final = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
@@ -17,7 +17,7 @@ DTYPES: Final = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 def build(model: Model, classes: int) -> ResNet:
     if not model.stage_sizes or min(model.stage_sizes) < 1 or model.num_filters < 1:
         raise UserError(
-            "--stage-sizes and --num-filters want positive numbers, got"
+            "--stage-sizes and --num-filters must be positive, got"
             f" {' '.join(map(str, model.stage_sizes)) or 'none'} and {model.num_filters}."
         )
     return ResNet(

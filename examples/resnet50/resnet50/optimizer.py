@@ -1,4 +1,4 @@
-"""SGD with Nesterov's momentum; linear warmup, then a cosine to 0."""
+"""SGD with Nesterov momentum; linear warmup, then cosine decay to 0."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from resnet50.errors import UserError
 
 
 def schedule(options: Training, steps_per_epoch: float, total_steps: int) -> optax.Schedule:
-    """Learning rate of each step; the peak is scaled with the batch (Goyal et al. 2017)."""
+    """The learning rate of each step; the peak scales with the batch size (Goyal et al. 2017)."""
     peak = options.learning_rate * options.batch_size / 256
     warmup = round(options.warmup_epochs * steps_per_epoch)
     if warmup >= total_steps:
         raise UserError(
             f"--warmup-epochs {options.warmup_epochs:g} is not shorter than the training, --epochs"
-            f" {options.epochs:g}."
+            f" {options.epochs:g}: shorten the warmup or train for longer."
         )
     cosine = optax.cosine_decay_schedule(peak, total_steps - warmup)
     if not warmup:
@@ -32,7 +32,7 @@ def make(options: Training, learning_rate: optax.Schedule) -> optax.GradientTran
 
 
 def decayed(params: Any) -> Any:
-    """Kernels only. Biases and BatchNorm's scale and bias are vectors, and have no decay: that of
-    a scale would but change the learning rate of the convolution before it.
+    """True for kernels only. Biases and BatchNorm's scale and bias are vectors and have no decay:
+    decay of a scale would only change the learning rate of the convolution before it.
     """
     return jax.tree.map(lambda p: p.ndim > 1, params)

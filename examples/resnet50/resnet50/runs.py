@@ -1,4 +1,4 @@
-"""A trained network out of a run's output folder, for eval.py, predict.py and export.py."""
+"""Loads a trained network from a run's output folder, for eval.py, predict.py and export.py."""
 
 import dataclasses
 import pathlib
@@ -14,7 +14,7 @@ from resnet50.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The network, its variables, and how pictures must look."""
+    """The network, its variables, and the pictures that it expects."""
 
     net: ResNet
     variables: dict[str, Any]
@@ -31,9 +31,9 @@ class Trained:
         return inference.logits_function(self.net, self.mean, self.std)
 
     def folded(self) -> "Trained":
-        """The same with every BatchNorm folded into its convolution: a bias is left of it.
+        """The same network with every BatchNorm folded into its convolution, which leaves a bias.
 
-        What is left runs in our kernel, or in plain XLA where the BatchNorm is Flax's.
+        Our kernel adds the bias, or plain XLA does if the BatchNorm is Flax's.
         """
         implementation = "xla" if self.model.norm == "flax" else None
         net, variables = fold_batch_norms(self.net, self.variables, implementation=implementation)
@@ -50,9 +50,9 @@ def load(
 
     Args:
         path: output folder of train.py.
-        step: of the checkpoint; None takes the last.
-        norm: other than in training.
-        average: the moving average (None: where there is one) or the variables themselves.
+        step: the checkpoint's step; None is the last one.
+        norm: another BatchNorm than in training.
+        average: load the moving average instead of the variables; None does so if there is one.
 
     Raises:
         UserError: there is no such checkpoint, or it cannot be read.
@@ -62,8 +62,8 @@ def load(
         about = reader.about(step)
         if about is None:
             raise UserError(
-                f"the checkpoint of step {step} in {path} cannot be read; --step names another, of"
-                f" {reader.steps()}."
+                f"the checkpoint of step {step} in {path} cannot be read; choose another with"
+                f" --step, from {reader.steps()}."
             )
         described, dataset = about["config"], about["dataset"]
         fields = config.model_from_json(described["model"])
@@ -75,7 +75,7 @@ def load(
         target = dict(jax.eval_shape(net.init, jax.random.key(0), images))
         has_average = described["training"]["ema_decay"] > 0
         if average and not has_average:
-            raise UserError(f"{path} was trained without a moving average.")
+            raise UserError(f"{path} was trained without a moving average: leave out --average.")
         if has_average if average is None else average:
             variables = reader.variables(step, {"ema": target})["ema"]
         else:

@@ -1,4 +1,4 @@
-"""All that training changes: what a checkpoint must hold."""
+"""Everything that training changes and a checkpoint must contain."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from flax import linen as nn
 class Window(NamedTuple):
     """Sums since the last line of metrics.
 
-    In the state and not in the loop, so that a resumed run writes the same lines.
+    They are part of the state rather than of the loop, so that a resumed run writes the same lines.
     """
 
     loss: jax.Array
@@ -25,7 +25,7 @@ class Window(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """Variables, optimizer, average and counters."""
+    """Variables, optimizer state, moving average and counters."""
 
     step: jax.Array
     params: Any
@@ -47,7 +47,7 @@ def initial(
     with_ema: bool,
     key: jax.Array,
 ) -> TrainState:
-    """New variables, which depend on the key alone."""
+    """A state with new variables, which depend only on the key."""
     variables = net.init(key, jnp.zeros((2, *image_shape), jnp.float32))
     return begin(dict(variables), optimizer, with_ema)
 
@@ -61,7 +61,7 @@ def begin(
         params=variables["params"],
         batch_stats=variables["batch_stats"],
         optimizer=optimizer.init(variables["params"]),
-        # A copy: the two are donated side by side.
+        # A copy, because both are donated to the same call.
         ema=jax.tree.map(jnp.copy, variables) if with_ema else {},
         window=Window.empty(),
     )

@@ -25,10 +25,10 @@ def compiled(
     std: tuple[float, ...],
     mesh: Mesh,
 ) -> Step:
-    """The step under jit. Devices share the batch; XLA adds the sums over them.
+    """The step under jit. The devices share the batch, and XLA adds the sums over them.
 
-    BatchNorm takes its statistics over the micro-batch of all devices: under jit a sharded array
-    is one array.
+    BatchNorm's statistics are those of the micro-batch on all devices, because under jit a sharded
+    array is one array.
     """
 
     def gradient(params: Any, batch_stats: Any, images: jax.Array, labels: jax.Array) -> Any:
@@ -88,13 +88,15 @@ def compiled(
 
 
 def _divided(array: jax.Array, parts: int, mesh: Mesh) -> jax.Array:
-    """(N, ...) to (parts, N/parts, ...), each part over all devices without moving a picture."""
+    """Reshapes (N, ...) to (parts, N/parts, ...); each part is spread over all devices, and no
+    picture moves to another device.
+    """
     divided = array.reshape(-1, parts, *array.shape[1:]).swapaxes(0, 1)
     spec = jax.sharding.PartitionSpec(None, devices.DATA_AXIS)
     return jax.lax.with_sharding_constraint(divided, jax.sharding.NamedSharding(mesh, spec))
 
 
 def _decay(decay: float, step: jax.Array) -> jax.Array:
-    """Smaller in the first steps, so that the average forgets the initial variables."""
+    """The decay, which is smaller in the first steps so that the initial variables fade out."""
     step = step.astype(jnp.float32)
     return jnp.minimum(jnp.float32(decay), (1 + step) / (10 + step))

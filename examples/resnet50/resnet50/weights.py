@@ -1,8 +1,8 @@
-"""Where the first variables may come from, other than chance.
+"""Initial variables from another run or from a file of weights.
 
-One function for each kind of file: from a path, and the network that the variables are for, to
-{"params", "batch_stats"} with the names of `jax_bnar.flax_layers.ResNet`. Another kind is a line in
-`READERS`.
+There is one function for each kind of file. It takes a path and the network that the variables are
+for, and returns {"params", "batch_stats"} with the names of `jax_bnar.flax_layers.ResNet`. To
+support another kind, add it to `READERS`.
 """
 
 import pathlib
@@ -24,13 +24,13 @@ HEAD: Final = "Dense_0"
 def begin_with(
     variables: dict[str, Any], path: pathlib.Path, net: ResNet
 ) -> tuple[dict[str, Any], bool]:
-    """`variables` of `net` with the values in `path`, and whether the head is of there, too.
+    """The `variables` of `net` with the values in `path`, and whether these include the head.
 
-    The head stays as it is in `variables` where `path` has one of other classes.
+    If the head in `path` is missing or has another size, the one in `variables` is kept.
 
-    Raises UserError where the file cannot be read, or is of another network.
+    Raises UserError if the file cannot be read or belongs to another network.
     """
-    # A folder is one of a run, even where its name has a dot.
+    # A folder is a run's output, even if its name has a dot.
     kind = "" if path.is_dir() else path.suffix
     if kind not in READERS:
         known = ", ".join(suffix or "an output folder of train.py" for suffix in READERS)
@@ -56,14 +56,14 @@ def _of_a_run(path: pathlib.Path, net: ResNet) -> dict[str, Any]:
     trained = runs.load(path)
     if trained.model.padding != net.padding:
         raise UserError(
-            f"--init-from {path} was trained with --padding {trained.model.padding}; give that"
-            " here, too."
+            f"--init-from {path} was trained with --padding {trained.model.padding}; use the same"
+            " here."
         )
     return trained.variables
 
 
 def _of_torch(path: pathlib.Path, net: ResNet) -> dict[str, Any]:
-    """torchvision's names, as the weights of most ResNets have them."""
+    """Reads weights under torchvision's names, which most ResNets use."""
     if net.padding != "torch":
         raise UserError(
             f"--init-from {path}: weights from PyTorch were trained with padding on every side;"
@@ -72,7 +72,7 @@ def _of_torch(path: pathlib.Path, net: ResNet) -> dict[str, Any]:
     try:
         read = torch_weights.read(path)
         head = read.get("fc.bias")
-        # The head may be of other classes; to_linen wants all shapes to fit.
+        # to_linen checks all shapes, but the head may have another number of classes.
         if head is not None:
             net = net.clone(num_classes=np.size(head))
         return torch_weights.to_linen(read, net)
@@ -83,7 +83,7 @@ def _of_torch(path: pathlib.Path, net: ResNet) -> dict[str, Any]:
         raise UserError(f"--init-from {path}: {sentence}.") from error
 
 
-# By suffix; a folder has none.
+# The keys are suffixes of files; a folder has none.
 READERS: Final[dict[str, Reader]] = {
     "": _of_a_run,
     ".safetensors": _of_torch,

@@ -1,1 +1,1 @@
-"""Pictures: where they come from (folder, digits, synthetic), and the pipeline to the devices."""
+"""The sources of pictures (folder, digits, synthetic), and the pipeline to the devices."""

@@ -1,4 +1,4 @@
-"""From a picture file to the square that the network sees, with Pillow."""
+"""Decodes a picture file to the square crop that the network sees, with Pillow."""
 
 import io
 import math
@@ -13,12 +13,12 @@ from resnet50.data.pictures import UnreadablePictureError
 
 Box = tuple[float, float, float, float]
 
-# Of the shorter side, as in all published numbers at 224: resize to 256, crop 224.
+# Fraction of the shorter side. Published accuracies at 224 resize to 256 and crop 224.
 CENTRE_CROP: Final = 224 / 256
 _AREA: Final = (0.08, 1.0)
 _LOG_RATIO: Final = (math.log(3 / 4), math.log(4 / 3))
 _ATTEMPTS: Final = 10
-# What Pillow raises for files that are cut off, damaged, no pictures at all, or absurdly large.
+# What Pillow raises for files that are truncated, damaged, not pictures at all, or absurdly large.
 _DAMAGE: Final = (
     OSError,
     SyntaxError,
@@ -34,10 +34,10 @@ _DAMAGE: Final = (
 def random_resized_crop(
     path: pathlib.Path, size: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """A random part of the picture, at random flipped: Inception's augmentation.
+    """A random crop of the picture, flipped with probability 1/2: Inception's augmentation.
 
-    The part has 8 % to 100 % of the area and a ratio of 3:4 to 4:3 (Szegedy et al. 2015; drawn as
-    in torchvision).
+    The crop has 8 % to 100 % of the area and an aspect ratio of 3:4 to 4:3 (Szegedy et al. 2015;
+    sampled as in torchvision).
 
     Returns:
         uint8, (size, size, 3).
@@ -47,7 +47,7 @@ def random_resized_crop(
 
 
 def centre_crop(path: pathlib.Path, size: int) -> np.ndarray:
-    """The middle of the picture, uint8, (size, size, 3)."""
+    """The centre of the picture, uint8, (size, size, 3)."""
     return _read(path, size, centre_box)
 
 
@@ -59,7 +59,7 @@ def random_box(width: int, height: int, generator: np.random.Generator) -> Box:
         if 0 < w <= width and 0 < h <= height:
             left, top = generator.integers(width - w + 1), generator.integers(height - h + 1)
             return float(left), float(top), float(left + w), float(top + h)
-    # A very long picture: its middle, with the ratio nearest to its own.
+    # No crop fits into an extremely long picture: take its middle, with the nearest allowed ratio.
     ratio = min(max(width / height, 3 / 4), 4 / 3)
     return _middle(width, height, min(width, height * ratio), min(height, width / ratio))
 
@@ -76,11 +76,11 @@ def _middle(width: int, height: int, w: float, h: float) -> Box:
 
 def _read(path: pathlib.Path, size: int, choose_box) -> np.ndarray:
     try:
-        # At once, so that a slow file system is asked once.
+        # Read the file in one go, so that there is one request to a slow file system.
         with Image.open(io.BytesIO(path.read_bytes())) as image:
             width, height = image.size
             box = choose_box(width, height)
-            # JPEG decodes at 1/2, 1/4 or 1/8 for less; never below what the box needs.
+            # Decoding a JPEG at 1/2, 1/4 or 1/8 is cheaper; Pillow never goes below this size.
             scale = max(size / (box[2] - box[0]), size / (box[3] - box[1]))
             image.draft("RGB", (math.ceil(width * scale), math.ceil(height * scale)))
             shrunk = (image.width / width, image.height / height) * 2

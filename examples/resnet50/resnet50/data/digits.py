@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1797 real 8x8 images of handwritten digits, shipped inside the package."""
+"""scikit-learn's digits: 1797 real 8x8 images of handwritten digits, bundled with the package."""
 
 import dataclasses
 from typing import Any, Final
@@ -9,15 +9,15 @@ from sklearn.model_selection import train_test_split
 
 from resnet50.data.pictures import Dataset
 
-# Fixed, whatever the seed of the training: every run is judged on the same held-out images.
+# Independent of the training's seed, so that every run is evaluated on the same held-out images.
 SPLIT_SEED: Final = 0
 HELD_OUT: Final = 360
-_STEP: Final = 15  # images hold counts from 0 to 16; 16 * 15 = 240
+_STEP: Final = 15  # pixels are integers from 0 to 16; 16 * 15 = 240
 
 
 @dataclasses.dataclass(frozen=True)
 class Digits:
-    """One split, not augmented."""
+    """One split, without augmentation."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -40,7 +40,7 @@ class Digits:
 
 
 def load() -> Dataset:
-    """Training and held-out digits, each class in the same proportion."""
+    """Training and held-out digits, with the same class proportions in both."""
     digits: Any = load_digits()
     split: Any = train_test_split(
         (digits.images[..., None] * _STEP).astype(np.uint8),

@@ -12,7 +12,7 @@ from resnet50.data import decode
 from resnet50.data.pictures import Dataset
 from resnet50.errors import UserError
 
-# Of ImageNet's training pictures; customary for other photographs too.
+# Mean and standard deviation of ImageNet's training pictures, customary for other photographs too.
 MEAN: Final = (0.485, 0.456, 0.406)
 STD: Final = (0.229, 0.224, 0.225)
 EXTENSIONS: Final = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
@@ -20,13 +20,13 @@ EXTENSIONS: Final = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
 @dataclasses.dataclass(frozen=True)
 class FolderPictures:
-    """One split. Arrays, not lists of paths: each worker process gets a copy."""
+    """One split. Names are an array, not a list of paths, because each worker gets a copy."""
 
     root: pathlib.Path
     size: int
     classes: tuple[str, ...]
     labels: np.ndarray
-    names: np.ndarray  # bytes: what the file system stores, whatever its encoding
+    names: np.ndarray  # bytes, as the file system stores them, whatever their encoding
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -48,13 +48,13 @@ class FolderPictures:
 
 
 def load(root: pathlib.Path, size: int) -> Dataset:
-    """Lists the pictures; raises UserError where a folder is missing or empty."""
+    """Lists the pictures; raises UserError if a folder is missing or empty."""
     classes = _class_names(root / "train")
     unknown = sorted(set(_class_names(root / "val")) - set(classes))
     if unknown:
         raise UserError(
-            f"{root / 'val'} has the class {unknown[0]!r}, which {root / 'train'} lacks; classes"
-            " are the names of the folders in train."
+            f"{root / 'val'} has the class {unknown[0]!r}, which {root / 'train'} lacks; the"
+            " classes are the names of the folders in train."
         )
     train = _split(root / "train", size, classes, required=True)
     val = _split(root / "val", size, classes, required=False)
@@ -75,7 +75,7 @@ def _class_names(split: pathlib.Path) -> tuple[str, ...]:
         names = sorted(entry.name for entry in os.scandir(split) if entry.is_dir())
     except OSError as error:
         raise UserError(
-            f"{split} cannot be listed ({error.strerror}); --images wants a folder with"
+            f"{split} cannot be listed ({error.strerror}); --images must be a folder with"
             " train/<class>/*.jpg and val/<class>/*.jpg."
         ) from error
     if not names:
@@ -86,7 +86,7 @@ def _class_names(split: pathlib.Path) -> tuple[str, ...]:
 def _split(
     root: pathlib.Path, size: int, classes: tuple[str, ...], required: bool
 ) -> FolderPictures:
-    """The pictures of all classes; `required`: every class must have a folder."""
+    """The pictures of all classes; with `required`, every class must have a folder."""
     labels: list[int] = []
     names: list[bytes] = []
     for label, name in enumerate(classes):

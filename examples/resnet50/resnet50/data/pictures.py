@@ -1,4 +1,4 @@
-"""What every source of pictures offers."""
+"""The interface of every source of pictures."""
 
 import dataclasses
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class UnreadablePictureError(Exception):
-    """A picture that cannot be decoded; the text names it and says why."""
+    """A picture cannot be decoded; the text names it and says why."""
 
 
 class Pictures(Protocol):
@@ -18,33 +18,33 @@ class Pictures(Protocol):
     def label(self, index: int) -> int: ...
 
     def name(self, index: int) -> str:
-        """For messages: the path, where there is one."""
+        """The picture's name for messages: its path, if it has one."""
         ...
 
     def for_training(self, index: int, generator: np.random.Generator) -> np.ndarray:
-        """Augmented, uint8 (size, size, channels); raises UnreadablePictureError."""
+        """The augmented picture, uint8 (size, size, channels); raises UnreadablePictureError."""
         ...
 
     def for_evaluation(self, index: int) -> np.ndarray:
-        """Always the same, uint8 (size, size, channels); raises UnreadablePictureError."""
+        """Deterministic, uint8 (size, size, channels); raises UnreadablePictureError."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Training and held-out pictures, and what the network must know about them."""
+    """Training and held-out pictures, and what the network needs to know about them."""
 
     description: str
-    """Stands in every log, so that nobody takes a number on digits or noise for ImageNet's."""
+    """Printed in every log, so that nobody takes results on digits or noise for ImageNet's."""
     train: Pictures
     val: Pictures
     classes: tuple[str, ...]
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Of each channel, where white is 1."""
+    """Mean and standard deviation of each channel, on a scale where white is 1."""
     fingerprint: str
-    """Changes where other pictures, or the same in another order, stand behind the indices."""
+    """Differs if the indices refer to other pictures, or to the same ones in another order."""
 
     def to_json(self) -> dict[str, Any]:
         """What evaluation, prediction and export need without the training pictures."""

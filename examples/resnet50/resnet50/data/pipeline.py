@@ -1,8 +1,8 @@
-"""From a dataset to batches of this process, through grain: shuffled, decoded by several workers.
+"""Turns a dataset into this process's batches with grain: shuffled, and decoded by workers.
 
-The pipeline is a function of the batch's number alone: batch k is the same whatever the number of
-workers, and, as a set of pictures, whatever the number of processes. So the state of the iterator
-is that number, and a run may resume on another machine.
+A batch depends only on its number: batch k is the same for any number of workers and, as a set of
+pictures, for any number of processes. The iterator's state is therefore just that number, and a run
+can be resumed on another machine.
 """
 
 import multiprocessing
@@ -20,15 +20,15 @@ from absl import flags
 from resnet50.data.pictures import Dataset, Pictures, UnreadablePictureError
 from resnet50.errors import UserError
 
-# "image" uint8 (N, H, W, C), "label" int32 (N,), "unreadable" int64 (N,): index, or -1; evaluation
-# adds "weight" float32 (N,).
+# "image": uint8 (N, H, W, C); "label": int32 (N,); "unreadable": int64 (N,), the index of an
+# unreadable picture, or -1. Evaluation adds "weight": float32 (N,).
 Batch = dict[str, np.ndarray]
 
-# So many unreadable pictures in a row are no accident: the disk is gone.
+# This many unreadable pictures in a row are no coincidence: the disk is gone.
 _MAX_UNREADABLE: Final = 16
 _MAX_WORKERS: Final = 16
 _READ_AHEAD: Final = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
-# For pictures; labels go through the pipe.
+# Shared memory is for pictures; arrays as small as the labels go through the pipe.
 _SHARED_MEMORY: Final = grain.experimental.DatasetOptions(min_shm_size=1 << 16)
 
 
@@ -53,11 +53,13 @@ class _TrainingView(grain.transforms.RandomMap):
                 "label": np.int32(self._pictures.label(index)),
                 "unreadable": np.int64(unreadable),
             }
-        raise UnreadablePictureError(f"{_MAX_UNREADABLE} pictures in a row: at last, {problem}")
+        raise UnreadablePictureError(
+            f"{_MAX_UNREADABLE} pictures in a row cannot be read; the last error: {problem}"
+        )
 
 
 class _EvaluationView(grain.transforms.Map):
-    """Decodes; an unreadable picture gets the weight 0."""
+    """Decodes; an unreadable picture gets weight 0."""
 
     def __init__(self, pictures: Pictures, shape: tuple[int, int, int]) -> None:
         self._pictures = pictures
@@ -78,14 +80,16 @@ class _EvaluationView(grain.transforms.Map):
 
 
 class TrainingBatches:
-    """Endless batches of this process; `state` after a batch continues behind it.
+    """An endless iterator over this process's batches.
+
+    Restoring the `state` that was read after a batch continues with the next batch.
 
     Args:
         dataset: the pictures.
-        batch_size: pictures in a batch of this process.
-        seed: of order and augmentation.
-        workers: processes that decode.
-        shard: number of this process and of all processes, which share each batch out.
+        batch_size: pictures per batch in this process.
+        seed: the seed of order and augmentation.
+        workers: the number of processes that decode.
+        shard: the index of this process and the number of processes that share each batch.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class TrainingBatches:
         return {"next_batch": self._next, "pictures": self._fingerprint}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was taken; raises UserError where the pictures are others."""
+        """Continues where `state` was taken; raises UserError if the pictures are not the same."""
         if state["pictures"] != self._fingerprint:
             raise UserError(
                 f"the checkpoint was trained on other pictures, or in another order"
@@ -128,12 +132,12 @@ class TrainingBatches:
         except UnreadablePictureError as error:
             raise UserError(f"{error}; is the disk still there?") from error
         except RuntimeError as error:
-            # So grain says that a worker is gone.
+            # This is how grain reports that a worker is gone.
             if "terminated unexpectedly" not in str(error):
                 raise
             raise UserError(
-                "a process that decodes pictures was killed, most often because memory (or shared"
-                " memory, /dev/shm) ran out; go on with --resume and fewer --workers."
+                "a process that decodes pictures was killed, most likely because memory (or shared"
+                " memory, /dev/shm) ran out; continue with --resume and fewer --workers."
             ) from error
         self._next += 1
         return batch
@@ -149,8 +153,8 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Every held-out picture of this process once, in batches of one size.
 
-    The last batch is filled up with weight 0, and so are further ones where another process has
-    more pictures: all processes must take part in each step.
+    The last batch is padded with weight 0. If another process has more pictures, this one adds
+    batches of padding, because all processes must take part in each step.
     """
     process, processes = shard
     count = -(-len(dataset.val) // (batch_size * processes))
@@ -175,7 +179,7 @@ def default_workers(source: str) -> int:
 
 
 def _own(batch: Batch) -> Batch:
-    """A copy: JAX may go on reading an array long after the workers' shared memory is gone."""
+    """A copy, because JAX may still read an array after the workers' shared memory is freed."""
     return {name: np.array(values) for name, values in batch.items()}
 
 
@@ -202,7 +206,7 @@ def _padded(batch: Batch, size: int) -> Batch:
 
 def _iterator(batches: Any, workers: int) -> Any:
     if not flags.FLAGS.is_parsed():
-        # grain reads absl flags, which raise in programs that never parsed any.
+        # grain reads absl flags, which raise in programs that have not parsed their flags.
         flags.FLAGS.mark_as_parsed()
     elements = grain.experimental.WithOptionsIterDataset(
         batches.to_iter_dataset(_READ_AHEAD), _SHARED_MEMORY
@@ -219,7 +223,7 @@ def _close(iterator: Any) -> None:
 
 
 def _start_worker(index: int, count: int) -> None:
-    """Leaves Ctrl-C and SIGTERM to the parent, and ends with it, even where it was killed."""
+    """Leaves Ctrl-C and SIGTERM to the parent, and exits with it, even if the parent is killed."""
     del index, count
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

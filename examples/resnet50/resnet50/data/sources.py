@@ -1,4 +1,4 @@
-"""The dataset that the configuration names."""
+"""Opens the dataset that the configuration names."""
 
 import pathlib
 
@@ -17,7 +17,7 @@ def open_source(source: Source, options: Data) -> Dataset:
         raise UserError(f"--image-size must be positive, got {options.image_size}.")
     if source == "folder":
         if options.images is None:
-            raise UserError("the source folder needs --images FOLDER.")
+            raise UserError('the source "folder" needs --images FOLDER.')
         return folder.load(pathlib.Path(options.images), options.image_size)
     if source == "digits":
         from resnet50.data import digits  # scikit-learn takes long to import

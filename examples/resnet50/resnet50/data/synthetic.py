@@ -1,4 +1,4 @@
-"""Noise with random labels: the speed of training, without the cost of pictures."""
+"""Noise with random labels, to measure the speed of training without the cost of pictures."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ _VALIDATION: Final = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """`length` pictures, few of them distinct, so that making them costs nothing."""
+    """`length` pictures, only a few of them distinct, so that they cost nothing to generate."""
 
     length: int
     size: int
