@@ -1,8 +1,8 @@
-// The part of cuDNN that benchmarks/gpu/cudnn.py calls, on the host: plain
-// loops, and a refusal of whatever cuDNN would not take or would misread.
+// The part of cuDNN that benchmarks/gpu/cudnn.py calls, implemented on the host
+// with plain loops. It rejects arguments that cuDNN would reject or misread.
 //
-// The types are declared here, for cuDNN need not be installed; where cudnn.h
-// is included first, the compiler compares the prototypes with it.
+// The types are declared here because cuDNN need not be installed. If cudnn.h
+// is included first, the compiler checks the prototypes against it.
 
 #include <cmath>
 #include <cstddef>
@@ -66,8 +66,8 @@ namespace {
 
 constexpr uint64_t kFilled = 0x626e61722066756c;
 
-// What forward leaves for backward; for each element a byte follows that says
-// whether the ReLU let it through.
+// What forward leaves for backward. It is followed by one byte per element,
+// which says whether the ReLU passed it.
 struct ReserveSpace {
   uint64_t filled;
   double epsilon;
@@ -108,7 +108,7 @@ bool Same(const cudnnTensorStruct& a, const cudnnTensorStruct& b) {
          a.n == b.n && a.c == b.c && a.h == b.h && a.w == b.w;
 }
 
-// `others` are the tensors beside x that the operation always has.
+// `others` are the tensors besides x that the operation always has.
 cudnnStatus_t CheckDescriptors(
     cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t ops,
     cudnnTensorDescriptor_t x, cudnnActivationDescriptor_t activation,
@@ -132,7 +132,7 @@ cudnnStatus_t CheckDescriptors(
   }
   if (x->dtype != CUDNN_DATA_FLOAT && x->dtype != CUDNN_DATA_HALF) {
     return Refuse(CUDNN_STATUS_NOT_SUPPORTED,
-                  "the stub knows float and half alone");
+                  "the stub supports only float and half");
   }
   return CUDNN_STATUS_SUCCESS;
 }
@@ -147,12 +147,12 @@ cudnnStatus_t CheckVector(cudnnTensorDescriptor_t vector,
   return CUDNN_STATUS_SUCCESS;
 }
 
-// z and dz are there if and only if they are added.
+// z and dz must be present if and only if the operation adds z.
 cudnnStatus_t CheckAddend(cudnnBatchNormOps_t ops, cudnnTensorDescriptor_t x,
                           cudnnTensorDescriptor_t addend) {
   const bool adds = ops == CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION;
   if (adds != (addend != nullptr) || (adds && !Same(*addend, *x))) {
-    return BadParam("z or dz is missing, superfluous, or not as x");
+    return BadParam("z or dz is missing, superfluous, or unlike x");
   }
   return CUDNN_STATUS_SUCCESS;
 }
@@ -182,8 +182,8 @@ size_t ReserveSpaceBytes(const cudnnTensorStruct& x) {
 
 cudnnStatus_t CheckSpaces(size_t workspace, size_t workspace_needed,
                           size_t reserve, size_t reserve_needed) {
-  if (workspace < workspace_needed) return BadParam("the workspace is small");
-  if (reserve < reserve_needed) return BadParam("the reserve space is small");
+  if (workspace < workspace_needed) return BadParam("workspace is too small");
+  if (reserve < reserve_needed) return BadParam("reserve space is too small");
   return CUDNN_STATUS_SUCCESS;
 }
 
@@ -285,7 +285,7 @@ bool IsResultOf(const ReserveSpace& reserve, const void* y, int64_t elements) {
 
 extern "C" {
 
-// For tests alone: what was created and not destroyed.
+// For tests only: the number of objects that were created and not destroyed.
 int cudnnStubLiveObjects(void) { return live_objects; }
 
 size_t cudnnGetVersion(void) { return 90000; }
@@ -299,7 +299,7 @@ const char* cudnnGetErrorString(cudnnStatus_t status) {
     case CUDNN_STATUS_NOT_SUPPORTED:
       return "CUDNN_STATUS_NOT_SUPPORTED";
     default:
-      return "a status that the stub does not give";
+      return "a status that the stub does not return";
   }
 }
 
@@ -497,8 +497,8 @@ cudnnStatus_t cudnnBatchNormalizationBackwardEx(
   if (reserve->filled != kFilled || reserve->epsilon != epsilon) {
     return BadParam("the reserve space is not that of a forward");
   }
-  // So that it does not look like that of a forward where it is freed and
-  // allocated again.
+  // Clear the marker, so that memory that is freed and allocated again does not
+  // look as if a forward call had filled it.
   reserve->filled = 0;
   const auto backward = [&](auto zero) {
     using T = decltype(zero);
@@ -506,7 +506,8 @@ cudnnStatus_t cudnnBatchNormalizationBackwardEx(
         !IsResultOf<T>(*reserve, yData, xDesc->elements())) {
       return BadParam("y is not the result of the forward");
     }
-    // The bias has no part in the gradients, and forward wrote the statistics.
+    // The gradients do not depend on the bias. Backward only reads the
+    // statistics, although Vectors has non-const pointers to them.
     Backward(
         *xDesc, static_cast<const T*>(xData), static_cast<const T*>(dyData),
         static_cast<T*>(dzData), static_cast<T*>(dxData),

@@ -1,5 +1,5 @@
 // A native module whose kernels for "cpu" are the CUDA kernels in the host
-// emulation, so that the tests of the operators run on them unchanged (see
+// emulation, so that the operators' tests run on them unchanged (see
 // tests/conftest.py).
 
 #include <nanobind/nanobind.h>
@@ -62,7 +62,7 @@ std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(const std::string&) {
 
 NB_MODULE(_native, m) {
   if (jax_bnar::cuda::PrepareKernels() != cudaSuccess) {
-    throw nb::import_error("the emulated device refused the kernels");
+    throw nb::import_error("the emulated device rejected the kernels");
   }
   m.def("registrations", &jax_bnar::Registrations);
   m.def("cpu_isa", [] { return "emulation of CUDA"; });

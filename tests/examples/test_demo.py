@@ -1,4 +1,4 @@
-"""The demo from the outside: its short form learns, and reports what it did."""
+"""Runs the short form of the demo as a user would: it learns, and reports its results."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def test_the_networks_agree_until_rounding_has_grown(
     early = results["early_steps"]
     differences = [abs(a - b) for a, b in zip(fused[:early], plain[:early], strict=True)]
     assert results["max_early_loss_difference"] == max(differences) < 1e-3
-    assert fused != plain  # two networks, not one reported twice
+    assert fused != plain  # these are two networks, not one reported twice
 
 
 def test_it_runs_the_kernels_that_are_there(

@@ -1,4 +1,4 @@
-"""Checkpoints of the example: written, read back, damaged, on a full disk."""
+"""The example's checkpoints: writing, reading back, damage, a full disk."""
 
 import errno
 import gc
@@ -44,17 +44,17 @@ def about(**model: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def saved(tmp_path: pathlib.Path) -> Iterator[Checkpoints]:
-    """Checkpoints of steps 1 and 2, filled with their number."""
+    """Checkpoints of steps 1 and 2, each filled with its number."""
     opened = Checkpoints(tmp_path, keep=3, about=about())
     for step in (1, 2):
         assert opened.save(step, state(step, step=step), {"next_batch": step}) is None
     yield opened
     opened.close()
-    # What a failed read leaves behind complains here, and not in whichever test comes next.
+    # Warnings about what a failed read leaves behind appear here, not in a later test.
     gc.collect()
 
 
-# A read that fails leaves tasks of an event loop that orbax has closed to the garbage collector.
+# After a failed read, the garbage collector finds tasks of an event loop that orbax has closed.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
 )
@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_is_put_aside(
     assert_state_of(1, saved.restore(targets(state()), console))
     assert "the checkpoint of step 2 cannot be read" in example.printed(console)
     assert (tmp_path / "damaged" / "2").is_dir()
-    # The run goes on, and comes to that step again.
+    # The run continues and reaches that step again.
     assert saved.save(2, state(2.0, step=2), {"next_batch": 2}) is None
     assert_state_of(2, saved.restore(targets(state()), example.silent_console()))
 
@@ -121,7 +121,7 @@ def test_another_network_is_refused(
     with pytest.raises(UserError, match=f"step 2 in .* is of another network: its {field} is"):
         other.restore(targets(state()), example.silent_console())
     other.close()
-    assert saved.steps() == [1, 2]  # nothing was put aside
+    assert saved.steps() == [1, 2]  # no checkpoint was moved aside
 
 
 def test_a_full_disk_costs_one_checkpoint(saved: Checkpoints, monkeypatch: Any) -> None:

@@ -1,4 +1,4 @@
-"""The pictures of examples/resnet50: folders, decoding, order, damage."""
+"""The data pipeline of examples/resnet50: folders, decoding, order, damaged pictures."""
 
 import itertools
 import multiprocessing
@@ -26,7 +26,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def damaged(tmp_path: pathlib.Path) -> Dataset:
-    """Of 12 + 10 pictures one each is junk, cut off or empty."""
+    """22 pictures, of which one is junk, one is truncated and one is empty."""
     example.save_pictures(tmp_path, train=6, val=5)
     (tmp_path / "train" / "china" / "002.jpg").write_bytes(b"no picture")
     cut = tmp_path / "train" / "flower" / "001.jpg"
@@ -53,7 +53,7 @@ def assert_same(left: list[pipeline.Batch], right: list[pipeline.Batch]) -> None
 
 
 class Numbered:
-    """Pictures that show their own index, and a random number beside it."""
+    """Pictures whose only pixel is a random number in training, and their index in evaluation."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -130,13 +130,13 @@ def test_random_boxes_are_inside_and_of_inceptions_size() -> None:
     assert 0.9 < max(areas) <= 1
     assert 0.73 < min(ratios) < 0.77
     assert 1.3 < max(ratios) < 1.37
-    # A picture in which no such part fits: its middle, as far as the ratio allows.
+    # No such box fits in this picture, so its middle is used, with the nearest allowed ratio.
     assert decode.random_box(1000, 30, generator) == (480, 0, 520, 30)
 
 
 @pytest.mark.parametrize("extension", ["jpg", "png"])
 def test_decoding_takes_the_box(tmp_path: pathlib.Path, extension: str) -> None:
-    """Also where JPEG decodes at a fraction of its size: the same up to its smoothing."""
+    """A JPEG that is decoded at a fraction of its size gives the same up to smoothing."""
     rows, columns = np.mgrid[0:240, 0:320]
     shades = np.stack([columns * 255 / 319, rows * 255 / 239, 0 * rows], -1).astype(np.uint8)
     path = tmp_path / f"picture.{extension}"
@@ -206,7 +206,7 @@ def test_state_continues_behind_the_batch(pictures: pathlib.Path) -> None:
     for _ in range(4):
         next(first)
     state = first.state
-    next(first)  # read ahead of the checkpoint, then killed
+    next(first)  # read after the checkpoint; then the run was killed
     again = pipeline.TrainingBatches(dataset, 4, seed=0, workers=0)
     again.restore(state)
     assert_same([next(again) for _ in range(3)], expected[4:])
@@ -270,7 +270,7 @@ def test_a_worker_that_was_killed(pictures: pathlib.Path) -> None:
     for worker in multiprocessing.active_children():
         worker.kill()
     with pytest.raises(UserError, match=r"decodes pictures was killed.*--resume"):
-        list(itertools.islice(iter(iterator.__next__, None), 10))  # some were decoded before
+        list(itertools.islice(iter(iterator.__next__, None), 10))  # some were decoded already
     iterator.close()
 
 

@@ -1,4 +1,4 @@
-"""examples/resnet50 on several devices and in several processes: the losses of one device."""
+"""examples/resnet50 on several devices and in several processes gives one device's losses."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 def test_eight_devices_train_as_one(
     on_one_device: list[float], tmp_path: pathlib.Path, norm: str
 ) -> None:
-    """With either BatchNorm, whose statistics are those of the batch over all devices."""
+    """With either BatchNorm, the statistics are those of the batch on all devices."""
     console = example.silent_console()
     options = example.tiny("digits", tmp_path, **{**example.DIGITS, "norm": norm})
     example.train(options, on=8, console=console)
@@ -39,7 +39,7 @@ def test_eight_devices_train_as_one(
 
 
 def assert_only_sums_travel(options: config.Config, output: pathlib.Path) -> None:
-    """Between the devices, in a step: gradients and sums of channels, and no picture's values."""
+    """In a step, devices exchange only gradients and sums per channel, never activations."""
     run = dataclasses.replace(options.run, output=output)
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("data",))
     with example.as_users_run_jax():

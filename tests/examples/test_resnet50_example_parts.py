@@ -1,4 +1,4 @@
-"""Optimizer, metrics, first weights, evaluation and step of examples/resnet50, each by itself."""
+"""Unit tests of examples/resnet50: optimizer, metrics, initial weights, evaluation and step."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def test_schedule() -> None:
 
 
 def test_nesterov_step_decays_kernels_only() -> None:
-    """Two steps against the formula; BatchNorm's scale and bias, and biases, without decay."""
+    """Two steps equal the formula; biases and BatchNorm's scale and bias have no decay."""
     sgd = optimizer.make(RECIPE, optax.constant_schedule(0.1))
     params = example.variables()["params"]
     gradient = jax.tree.map(lambda p: jnp.full_like(p, 0.25), params)
@@ -64,7 +64,7 @@ def test_nesterov_step_decays_kernels_only() -> None:
 
 
 def test_evaluation_counts_as_a_sort_would() -> None:
-    """Equal scores in the order of the classes; NaN is never right; without weight, not at all."""
+    """Ties rank in the order of the classes, NaN is never correct, and weight 0 does not count."""
     generator = np.random.default_rng(0)
     scores = generator.integers(0, 6, (200, 12)).astype(np.float32)  # many ties
     labels = generator.integers(0, 12, 200).astype(np.int32)
@@ -72,7 +72,7 @@ def test_evaluation_counts_as_a_sort_would() -> None:
     scores[4] = np.nan
     weight = (generator.random(200) < 0.7).astype(np.float32)
     weight[3:6] = 1, 1, 0
-    scores[5] = np.inf  # its loss is NaN, and does not count
+    scores[5] = np.inf  # its loss is NaN, but does not count
     order = np.argsort(-scores, axis=1, kind="stable")
     rank = (order == labels[:, None]).argmax(axis=1)
     rank[3:5] = 99
@@ -103,7 +103,10 @@ def test_evaluation_counts_as_a_sort_would() -> None:
 
 
 def events(folder: pathlib.Path) -> list[Any]:
-    """The events of TensorBoard's files, oldest file first: length, checksum, record, checksum."""
+    """The events in TensorBoard's files, oldest file first.
+
+    The files are sequences of length, checksum, record, checksum.
+    """
     proto: Any = event_pb2
     found = []
     for path in sorted((folder / "tensorboard").iterdir()):
@@ -138,7 +141,7 @@ def test_metrics_stand_once_after_a_resumption(tmp_path: pathlib.Path) -> None:
     ]
     assert scalars[-2:] == [(30, "train/loss", 33.0), (30, "train/top1", 0.5)]
     starts = [e.step for e in events(tmp_path) if e.HasField("session_log")]
-    assert starts == [0, 20]  # there TensorBoard purges
+    assert starts == [0, 20]  # TensorBoard drops earlier events from these steps on
     assert metrics.Recorder(tmp_path, 0, console).close() is None  # a new run in an old folder
     assert metrics.read(tmp_path / "metrics.jsonl") == []
 
@@ -184,7 +187,7 @@ def test_first_weights(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
 
 
 def of_shape(net: Any) -> Any:
-    """Variables of the network, all different."""
+    """Random variables of the network."""
     image = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
     shapes = jax.eval_shape(net.init, jax.random.key(0), image)
     numbers = np.random.default_rng(0)
@@ -223,7 +226,7 @@ def test_first_weights_of_torchvision(tmp_path: pathlib.Path) -> None:
 
 
 class Linear(nn.Module):
-    """A network without BatchNorm, whose gradient is easy to write down."""
+    """A network without BatchNorm, whose gradient is easy to compute by hand."""
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = True) -> jax.Array:
@@ -236,7 +239,7 @@ class Linear(nn.Module):
 
 @pytest.mark.parametrize(("accumulate", "devices"), [(1, 1), (4, 1), (2, 2)])
 def test_training_step(accumulate: int, devices: int) -> None:
-    """Against NumPy: smoothed labels, mean gradient over micro-batches, moving average, sums."""
+    """Compares smoothed labels, mean gradient, moving average and sums with NumPy."""
     options = dataclasses.replace(
         RECIPE, accumulate=accumulate, ema_decay=0.5, label_smoothing=0.3, weight_decay=0.0
     )
@@ -271,5 +274,5 @@ def test_training_step(accumulate: int, devices: int) -> None:
     np.testing.assert_allclose(state.window.loss, sum(losses), rtol=1e-5)
     counters = (state.window.correct, state.window.images, state.window.steps, state.step)
     assert tuple(map(int, counters)) == (correct, 16, 2, 2)
-    # Each micro-batch is one for BatchNorm's running statistics.
+    # Each micro-batch updates BatchNorm's running statistics once.
     assert float(state.batch_stats["batches"]) == 2 * accumulate

@@ -1,4 +1,4 @@
-"""Trainings of examples/resnet50 from the outside: killed, resumed, on a full disk, compared."""
+"""Runs examples/resnet50 as a user would: killed, resumed, on a full disk, compared with Flax."""
 
 import dataclasses
 import errno
@@ -33,7 +33,7 @@ from rich.console import Console
 pytestmark = pytest.mark.usefixtures("cache")
 
 STEPS = 24
-# A folder of pictures, micro-batches, a moving average, bfloat16.
+# This recipe has a folder of pictures, micro-batches, a moving average, and bfloat16.
 RECIPE = {
     "image-size": 32,
     "num-filters": 4,
@@ -67,7 +67,7 @@ def command(pictures: pathlib.Path, output: pathlib.Path, *more: Any) -> list[st
 def finished(
     pictures: pathlib.Path, cache: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
 ) -> pathlib.Path:
-    """The output folder of a run that nobody disturbed."""
+    """The output folder of an uninterrupted run."""
     output = tmp_path_factory.mktemp("finished")
     arguments = command(pictures, output, "--workers=1")
     code, out, err = example.run("train.py", *arguments, cache=cache)
@@ -78,7 +78,7 @@ def finished(
 
 
 def stored(output: pathlib.Path, step: int) -> dict[str, np.ndarray]:
-    """All arrays of a checkpoint."""
+    """All arrays in a checkpoint."""
     path = output / "checkpoints" / str(step) / "state"
     checkpointer = ocp.PyTreeCheckpointer()
     written: Any = checkpointer.metadata(path).item_metadata
@@ -89,7 +89,7 @@ def stored(output: pathlib.Path, step: int) -> dict[str, np.ndarray]:
 
 
 def children(process: int) -> list[int]:
-    """Of a process, where the system tells."""
+    """The children of a process, if the system reports them."""
     found = pathlib.Path(f"/proc/{process}/task/{process}/children")
     return [int(child) for child in found.read_text().split()] if found.exists() else []
 
@@ -120,7 +120,7 @@ def test_killed_and_resumed_is_bit_identical(
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "checkpoints" / str(STEPS)).exists()
-    # Whoever decoded its pictures ends with it.
+    # The processes that decode pictures exit too.
     while any(is_alive(worker) for worker in workers):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -159,7 +159,7 @@ def evaluate(run: pathlib.Path, output: pathlib.Path, **options: Any) -> dict[st
 def test_evaluation_repeats_that_of_the_training(
     finished: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """From the checkpoint, in batches of another size, with either BatchNorm, and folded."""
+    """From the checkpoint, with another batch size, either BatchNorm, and folded."""
     trained = {line["kind"]: line for line in example.lines(finished)}
     for norm, fold in (("fused", True), ("flax", False)):
         result = evaluate(finished, tmp_path / "r.json", norm=norm, fold=fold, batch_size=16)
@@ -204,7 +204,7 @@ def test_prediction(
 
 @pytest.mark.parametrize(("norm", "dtype"), [("fused", "bfloat16"), ("flax", "float32")])
 def test_folded_equals_unfolded(finished: pathlib.Path, norm: config.Norm, dtype: str) -> None:
-    """Both against the unfolded network in float32; of one checkpoint, with either BatchNorm."""
+    """Compares both with the unfolded network in float32, from one checkpoint."""
     images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
     with example.as_users_run_jax():
         trained = runs.load(finished, norm=norm)
@@ -220,7 +220,7 @@ def test_folded_equals_unfolded(finished: pathlib.Path, norm: config.Norm, dtype
     bound = {"float32": 1e-5, "bfloat16": 2**-6}[dtype]
     assert abs(unfolded - exact).max() <= bound * scale
     assert abs(actual - exact).max() <= bound * scale
-    assert (actual != unfolded).any()  # two networks, not one twice
+    assert (actual != unfolded).any()  # these are two networks, not the same one twice
 
 
 @pytest.mark.parametrize(("norm", "fold"), [("fused", True), ("fused", False), ("flax", True)])
@@ -251,7 +251,7 @@ def test_first_variables_from_a_run(
     finished: pathlib.Path, pictures: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     console = example.silent_console()
-    # As the run that is there already, for what is compiled.
+    # The same options as for the finished run, so that its compiled programs are reused.
     given = command(pictures, tmp_path, "--workers=0", f"--init-from={finished}")
     options = config.from_command_line(given)
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
@@ -271,14 +271,14 @@ def test_first_variables_from_a_run(
 
 
 def test_both_batch_norms_give_the_same_curve(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
-    """The small form of examples/resnet50/results/digits.json."""
+    """A small version of examples/resnet50/results/digits.json."""
     small = example.tiny("digits", tmp_path, num_filters=8, batch_size=64, learning_rate=1.0)
     monkeypatch.setitem(config.PRESETS, "digits", ("small", small))
     with example.as_users_run_jax():
         results = compare.compare((0,), 4.0, jax.devices()[:1])
     (run,) = results["runs"]
     assert len(run["fused"]["losses"]) == len(run["flax"]["losses"]) == 90
-    assert run["fused"]["losses"] != run["flax"]["losses"]  # two networks, not one twice
+    assert run["fused"]["losses"] != run["flax"]["losses"]  # these are two networks
     assert max(compare.differences(run)[: compare.EARLY_STEPS]) <= compare.LOSS_BOUND
     assert min(run["fused"]["top1"], run["flax"]["top1"]) > 0.4
     assert abs(run["fused"]["top1"] - run["flax"]["top1"]) < 0.03
@@ -296,7 +296,7 @@ def test_the_stored_comparison_keeps_its_bounds() -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of `example.DIGITS`."""
+    """The losses of an uninterrupted run of `example.DIGITS`."""
     return example.digits_losses(tmp_path_factory.mktemp("undisturbed"))
 
 
@@ -325,7 +325,7 @@ def test_sigterm_saves_and_the_run_goes_on(
     assert example.losses(tmp_path) == undisturbed
     assert "images/s  waiting for data" in example.printed(console)
 
-    # Once more there is nothing to do but to evaluate; another network is refused.
+    # Resuming once more only evaluates; another network is rejected.
     assert example.train(resume)["network"].images == 360
     model = dataclasses.replace(options.model, num_filters=8)
     with pytest.raises(UserError, match="another network: its num_filters is 4, and 8 was asked"):
@@ -387,7 +387,7 @@ def test_an_output_folder_that_cannot_be(tmp_path: pathlib.Path) -> None:
 
 def test_a_gpu_that_is_not_there(tmp_path: pathlib.Path) -> None:
     if any(device.platform == "gpu" for device in jax.devices()):
-        pytest.skip("there is one")
+        pytest.skip("this machine has a GPU")
     arguments = ("digits", "--platform=gpu", f"--output={tmp_path}")
     code, _, err = example.run("train.py", *arguments)
     assert code == 2

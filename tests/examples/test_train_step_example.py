@@ -1,4 +1,4 @@
-"""examples/train_step.py: it learns, it runs the kernels, and evaluation changes nothing."""
+"""examples/train_step.py learns and runs the kernels, and its evaluation changes nothing."""
 
 import importlib.util
 import os
@@ -19,12 +19,12 @@ for module in ("optax", "sklearn"):
     pytest.importorskip(module, reason="the example needs optax and scikit-learn")
 
 PROGRAM = ROOT / "examples" / "train_step.py"
-NORMS = 1 + 2 * 3 + 2  # the stem's, two in each block, one on each shortcut that changes shape
+NORMS = 1 + 2 * 3 + 2  # one in the stem, two per block, one on each shortcut that changes shape
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    # Under a name of its own: examples/resnet50 has a train_step.py, too.
+    # Loaded under a different name, because examples/resnet50 has a train_step.py too.
     spec = importlib.util.spec_from_file_location("train_step_example", PROGRAM)
     assert spec is not None
     assert spec.loader is not None
@@ -34,7 +34,7 @@ def example() -> ModuleType:
 
 
 def test_it_learns() -> None:
-    """Held-out accuracy after two epochs; ten epochs are the default."""
+    """Checks the held-out accuracy after two epochs; the default is ten."""
     environment = {k: v for k, v in os.environ.items() if k != "JAX_BNAR_IMPLEMENTATION"}
     finished = subprocess.run(
         [sys.executable, PROGRAM, "--epochs", "2"],
@@ -51,7 +51,7 @@ def test_it_learns() -> None:
     assert accuracies[1] > 80
 
 
-@jax.numpy_dtype_promotion("standard")  # optax needs it
+@jax.numpy_dtype_promotion("standard")  # needed by optax
 def test_a_step_runs_each_norm_as_one_call(example: ModuleType) -> None:
     images, labels = jnp.zeros((4, 8, 8, 1), jnp.float32), jnp.zeros(4, jnp.int32)
     variables = example.network.init(jax.random.key(0), images, train=False)

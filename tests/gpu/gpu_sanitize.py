@@ -1,11 +1,11 @@
-"""What compute-sanitizer watches: every strategy on a few shapes, "few" for one of each layout.
+"""The program that compute-sanitizer watches: every strategy on a few shapes.
 
     XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_FLAGS=--xla_gpu_enable_command_buffer= \
         compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/gpu_sanitize.py
 
-Each buffer is an allocation of its own then, and not a piece of JAX's pool, within which no access
-is out of bounds. Values are checked too, and a wrong one ends the program with status 1. `make gpu`
-starts it.
+With the argument "few" it runs only one shape of each layout. With these variables each buffer is a
+separate allocation; in JAX's memory pool, the sanitizer would miss accesses out of bounds. Values
+are checked too, and a wrong one ends the program with status 1. `make gpu` starts it.
 """
 
 import sys
@@ -28,7 +28,7 @@ def main() -> int:
     cases = [CASES[0], CASES[3]] if sys.argv[1:] == ["few"] else CASES
     for case in CASES[-1:] if DRY_RUN else cases:
         for name in STRATEGIES:
-            # Sanitized, a kernel takes more registers, and a strategy may give way to another.
+            # Kernels need more registers under the sanitizer, so another strategy may be chosen.
             with strategy(name), launched() as kernels:
                 check(case)
             print(name, case, *sorted(kernels), sep="; ", flush=True)

@@ -1,7 +1,7 @@
-"""The cuDNN peer of the GPU benchmark, on a stand-in for cuDNN that runs on the host.
+"""Tests the cuDNN peer of the GPU benchmark on a stand-in for cuDNN that runs on the host.
 
-tests/cudnn_stub does in plain loops what cuDNN does, and refuses what cuDNN would not take or would
-misread: what arrives wrong through the binding shows here and not on the GPU alone.
+tests/cudnn_stub does in plain loops what cuDNN does, and rejects what cuDNN would reject or
+misread. Mistakes in the binding therefore show here and not only on a GPU.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from benchmarks.gpu.work import Wave  # noqa: E402
 BATCH = 3
 SETS = 2
 CHANNELS = 6
-# Each result is rounded once, from double.
+# Relative and absolute tolerance. Each result is rounded once, from double.
 TOLERANCES = {"float16": (1e-3, 1e-5), "float32": (1e-5, 1e-5)}
 
 
@@ -34,7 +34,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cudnn") / "libcudnn_stub.so.9"
     compiler = os.environ.get("CXX") or tool("g++")
     source = ROOT / "tests" / "cudnn_stub" / "cudnn_stub.cc"
-    # The name under which the dynamic linker knows the library once it is loaded.
+    # The dynamic linker knows a loaded library by this name.
     name = [f"-Wl,-soname,{path.name}"] if sys.platform == "linux" else []
     options = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *name]
     run(compiler, *options, source, "-o", path)
@@ -43,7 +43,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def library(stub: Path) -> Iterator[cudnn.Library]:
-    """Whatever a test makes must be gone when it ends."""
+    """Checks that everything a test creates is destroyed when it ends."""
     yield cudnn.Library(stub)
     assert ctypes.CDLL(str(stub)).cudnnStubLiveObjects() == 0
 
@@ -53,7 +53,7 @@ def site_of(form: Form) -> Site:
 
 
 def operands_of(form: Form, dtype: Any) -> tuple[list[Any], list[Any]]:
-    """As the benchmark makes them, with vectors that tell one from the other."""
+    """Operands as in the benchmark, but with vectors whose elements differ."""
     wave = Wave(BATCH, dtype, ("cudnn",))
     activations, _ = torch_benchmark.make_sets(site_of(form), wave, SETS, "cpu")
     random = torch.Generator().manual_seed(1)
@@ -74,7 +74,7 @@ def leaves(results: Any) -> list[Any]:
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("form", get_args(Form))
 def test_equals_torch(library: cudnn.Library, form: Form, dtype: str) -> None:
-    """PyTorch's operators and their gradients, in float64."""
+    """Compares with PyTorch's operators and their gradients in float64."""
     activations, vectors = operands_of(form, dtype)
     wide_activations = [tuple(map(in_double, operands)) for operands in activations]
     wide_vectors = list(map(in_double, vectors))
@@ -91,7 +91,7 @@ def test_equals_torch(library: cudnn.Library, form: Form, dtype: str) -> None:
     for got, wanted in zip(vectors[2:], wide_vectors[2:], strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
-    # A step of its own memory, so that what is held of the one before stays as it is.
+    # Each step allocates new memory, so results of the previous step stay intact.
     again = step()
     addresses = [tensor.data_ptr() for tensor in leaves(results) + leaves(again)]
     assert len(set(addresses)) == len(addresses)
@@ -102,7 +102,7 @@ def test_refusal_names_call_status_and_configuration(library: cudnn.Library) -> 
     expected = (
         r"^cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize gave"
         r" CUDNN_STATUS_NOT_SUPPORTED \(3000\) for 2x5x6 bn_add_relu, batch 3, bfloat16:"
-        r" the stub knows float and half alone$"
+        r" the stub supports only float and half$"
     )
     with pytest.raises(RuntimeError, match=expected) as refused:
         make_pass(site_of("bn_add_relu"), activations, vectors, library=library)
@@ -127,7 +127,7 @@ def forward_and_backward(
     wrong_y: bool = False,
     **changed: Any,
 ) -> None:
-    """Both calls on addresses; some of those of forward are changed."""
+    """Makes both calls on addresses, some of which are changed for forward."""
     activations, (scale, bias, running_mean, running_var) = operands_of(form, "float32")
     x, z, dy = activations[0]
     y, dx, dz = (torch.empty_like(x) for _ in range(3))
@@ -233,7 +233,7 @@ def test_library_without_the_legacy_api() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the stub has no soname")
 def test_loaded_library_is_found(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other place has a library of this name."""
+    """A loaded library is found although no search path has one of this name."""
     ctypes.CDLL(str(stub))
     monkeypatch.setattr(cudnn, "_FILE", stub.name)
     assert cudnn.Library().version == cudnn.Library(stub).version

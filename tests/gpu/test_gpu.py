@@ -1,7 +1,7 @@
-"""Every strategy of the CUDA kernels on a GPU: the oracle, exact fill, repeatability.
+"""Every strategy of the CUDA kernels on a GPU: oracle, exact fill, repeatability.
 
-`make gpu` runs these; by hand: XLA_FLAGS=--xla_gpu_enable_command_buffer= pytest -m gpu. Without
-that flag XLA would replay the launches that it captured under the strategy before.
+`make gpu` runs these. By hand: XLA_FLAGS=--xla_gpu_enable_command_buffer= pytest -m gpu. Without
+that flag XLA would replay launches that it captured with the previous strategy.
 """
 
 import os
@@ -42,7 +42,7 @@ all_strategies = pytest.mark.parametrize("name", STRATEGIES)
 
 
 def each(cases: Any) -> pytest.MarkDecorator:
-    """One worker to a case, whose strategies share what was compiled and what was expected."""
+    """Runs all strategies of a case in one worker, to share compiled programs and expectations."""
     return pytest.mark.parametrize(
         "case",
         [pytest.param(case, id=key, marks=pytest.mark.xdist_group(key)) for key, case in cases],
@@ -111,7 +111,7 @@ def test_inference(dtype: str, axis: int) -> None:
 
 @only_on_gpu
 def test_kernels_are_those_of_cuda() -> None:
-    """An error that only the CUDA side knows."""
+    """Triggers an error that only the CUDA code raises."""
     x = jnp.ones((4, 8), jnp.float32)
     with (
         environment(JAX_BNAR_CUDA_STRATEGY="fastest"),

@@ -1,4 +1,4 @@
-"""`make gpu` without a GPU: the runner, the plan, and a dry run on the CPU."""
+"""Tests `make gpu` without a GPU: the runner, the plan, and a dry run on the CPU."""
 
 import importlib.util
 import json
@@ -171,7 +171,7 @@ def test_calls_beside_a_command_buffer_are_found() -> None:
 
 
 def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The steps on the CPU: the package is the one that these tests run on."""
+    """Runs the steps on the CPU, with the package that is being tested."""
     code = command.main(
         [
             "--platform", "cpu", "--workers", "0",

@@ -1,4 +1,4 @@
-"""Hardware counters by ncu, without a GPU: its table, the sites, and runs of a stand-in for it."""
+"""Tests the hardware counters without a GPU: ncu's table, the sites, and runs of a fake ncu."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from benchmarks.common.sites import RESNET50_SITES, one_read_bytes
 from benchmarks.gpu import counter_rows, counters, counters_program, ncu, ncu_csv, plan
 from benchmarks.gpu.work import Wave
 
-# As ncu 2024.2 writes it, where the last line is cut off, and one number has separators.
+# A table as ncu 2024.2 writes it; the last line is truncated, and some numbers have separators.
 TABLE = """\
 ==PROF== Connected to process 41645 (/usr/bin/python3.12)
 ==PROF== Profiling "ForwardKernel" - 0: 0%....50%....100% - 6 passes
@@ -48,7 +48,7 @@ FORWARD = {
 
 
 def launched(function: str, **values: str) -> tuple[str, dict[str, str]]:
-    """A kernel of ours as ncu names it, with values for some of the metrics."""
+    """One of our kernels as ncu names it, with values for some of the metrics."""
     return f"void jax_bnar::cuda::{function}<__nv_bfloat16, (int)8>(...)", values
 
 
@@ -149,7 +149,7 @@ def test_kernels_go_to_their_sites() -> None:
     assert first["bytes_per_s"] == pytest.approx(5e12)
     assert (first["grid"], first["block"]) == ([264, 1, 1], [256, 1, 1])
     assert first["registers_per_thread"] == 7
-    # Those that the table leaves at 7 come between.
+    # Metrics that the table leaves at 7 come between these.
     assert next(iter(first["stalls"].items())) == ("long_scoreboard", 12.25)
     assert list(first["stalls"].items())[-2:] == [("barrier", 3.1), ("wait", 1.5)]
     text = list(counter_rows.summarise(rows))
@@ -244,7 +244,7 @@ done
 
 
 class StandIn:
-    """A program `ncu` on PATH, and the command that starts it."""
+    """A fake `ncu` on PATH, and the command that starts it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -263,7 +263,7 @@ class StandIn:
         return status, json.loads(output.read_text())
 
     def asked(self) -> list[str]:
-        """The options of each start."""
+        """The options of each invocation."""
         return (self.folder / "asked").read_text().splitlines()
 
 
@@ -335,7 +335,7 @@ def test_an_ncu_that_may_not_count(stand_in: StandIn) -> None:
     assert words in document["errors"]
     assert any(e.startswith("exit 9") and "a traceback" in e for e in document["errors"])
     assert "a: ncu has no counters of ForwardKernel, but nothing follows" in document["errors"]
-    # What was launched is known all the same.
+    # The launches are known all the same.
     assert [(row["site"], row["kernel"]) for row in document["rows"]] == [
         ("a", "ForwardKernel"), ("a", "BackwardKernel"), ("b", "ForwardKernel"),
     ]  # fmt: skip
@@ -350,7 +350,7 @@ def test_a_metric_that_no_kernel_has(stand_in: StandIn) -> None:
 
 
 def ends(process: str, seconds: float = 10) -> bool:
-    """Whether a process that was sent a signal ends: on a busy machine it takes its time."""
+    """Whether a process that was sent a signal exits, which may take a while on a busy machine."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         state = subprocess.run(["ps", "-o", "stat=", "-p", process], capture_output=True, text=True)
@@ -450,4 +450,4 @@ def test_a_profiler_that_does_not_start() -> None:
         pytest.raises(RuntimeError, match="cudaError_t 35"),
         counters_program.profiled(runtime),
     ):
-        pytest.fail("went on without a profiler")
+        pytest.fail("continued without a profiler")

@@ -1,4 +1,4 @@
-"""What `make gpu` measures beside the sites, and how results are shown: checked without a GPU."""
+"""Tests, without a GPU, what `make gpu` measures besides the sites, and how it shows results."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ from benchmarks.gpu.chain import chain, make_operands
 
 @pytest.fixture
 def default_promotion():
-    """Benchmarks run as their users run JAX."""
+    """Benchmarks run with JAX's default promotion."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -67,7 +67,7 @@ def test_chain_gives_what_each_step_gives() -> None:
         np.testing.assert_allclose(result, step(x, z, scale), rtol=1e-6)
 
 
-# As XLA:GPU writes them, shortened: two kernels, and one.
+# Shortened output of XLA:GPU, for two kernels and for one.
 TWO_KERNELS = """
 %fused_computation (p: f32[2,8,4,4]) -> f32[2,8,4,4] {
   ROOT %a = f32[2,8,4,4]{3,2,1,0} add(%p, %p)
@@ -140,13 +140,13 @@ def test_the_joins_are_those_of_the_profile() -> None:
         )
         for name, words_moved in words.items()
     }
-    # What the profile counts, but for the biases.
+    # These are the profile's numbers, without the biases.
     assert moved["two"] == pytest.approx(1_103_932_416, rel=1e-3)
     assert moved["one"] == pytest.approx(662_383_616, rel=1e-3)
 
 
 def test_resnet50_under_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of torchvision, which is large, a stand-in: a shallower network with its modules."""
+    """Uses a small stand-in for torchvision: a shallower network with the same modules."""
     pytest.importorskip("torch")
     import torch_resnet
 

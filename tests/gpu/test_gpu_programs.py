@@ -1,7 +1,7 @@
-"""On a GPU, in processes of their own: CUDA graphs, several streams and threads, a full card.
+"""Separate processes on a GPU: CUDA graphs, several streams and threads, a full card.
 
-`make gpu` runs these. What depends on XLA's flags or on how much memory JAX takes is fixed when the
-process starts.
+`make gpu` runs these. They need separate processes because XLA's flags and JAX's share of the
+memory are fixed when a process starts.
 """
 
 import os
@@ -47,8 +47,8 @@ def check(got, expected):
         np.testing.assert_array_equal(left, right)
 """
 
-# Elementwise work before, between and after, as in a network; then the same call on other buffers.
-# The expected values come from calls by themselves, whose only launches are ours.
+# Elementwise operations before, between and after ours, as in a network, and then the same program
+# on other buffers. The expected values come from separate calls, which launch only our kernels.
 GRAPH = """
 jitted = jax.jit(step)
 
@@ -77,11 +77,11 @@ def work(seed):
 in_threads(work, range(4))
 """
 
-# XLA runs what is annotated so on streams of their own.
+# XLA runs operations with this annotation on separate streams.
 TWO_STREAMS = """
 from jax.experimental import compute_on
 
-# The newest JAX has the second one under the name of the first.
+# The newest JAX has renamed compute_on2 to compute_on.
 annotate = getattr(compute_on, "compute_on2", compute_on.compute_on)
 
 def on_stream(number):
@@ -99,7 +99,7 @@ for _ in range(replays):
         check(got, wanted)
 """
 
-# Somebody else's blocks take multiprocessors away while a barrier waits.
+# Another library's blocks occupy multiprocessors while our blocks wait at a barrier.
 BESIDE_TORCH = """
 import torch
 
@@ -123,7 +123,7 @@ finally:
     thread.join()
 """
 
-# On a card of which this process may take 2 to 3 GB: there is room for x, then none for y.
+# This process may use 2 to 3 GB of the card: there is room for x, but then none for y.
 FULL_CARD = """
 x = jnp.ones((1 << 20, 100), jnp.bfloat16).block_until_ready()
 held = []
@@ -138,7 +138,7 @@ try:
 except jax.errors.JaxRuntimeError as error:
     assert "RESOURCE_EXHAUSTED" in str(error), error
 else:
-    raise AssertionError("there was memory left")
+    raise AssertionError("the allocation succeeded on a full card")
 held.clear()
 result = jax_bnar.bn_relu(x, None, None, implementation="ffi")
 assert not np.asarray(result.y).any()
@@ -146,7 +146,7 @@ assert not np.asarray(result.y).any()
 
 
 def start(program: str, **variables: str) -> None:
-    # What other versions of JAX and PyTorch warn of is no subject of these tests.
+    # Warnings from other versions of JAX and PyTorch are not the subject of these tests.
     prelude = "import os, warnings\nwarnings.simplefilter('default')\n"
     prelude += "".join(f"os.environ[{k!r}] = {v!r}\n" for k, v in variables.items())
     prelude += IN_THREADS + SETUP
@@ -155,7 +155,7 @@ def start(program: str, **variables: str) -> None:
 
 
 def with_flags(flags: str) -> str:
-    """XLA_FLAGS of the caller, but for command buffers, and `flags`."""
+    """The caller's XLA_FLAGS, except those about command buffers, and `flags`."""
     kept = [
         flag
         for flag in os.environ.get("XLA_FLAGS", "").split()
@@ -176,7 +176,7 @@ def test_cuda_graph(strategy: str, tmp_path: pathlib.Path) -> None:
     )
     if DRY_RUN:
         return
-    # What XLA executes: our calls must be among the commands, not beside them.
+    # Our calls must be inside the command buffers that XLA executes, not next to them.
     sequences = [
         path.read_text()
         for path in tmp_path.glob("*jit_network*thunk_sequence_after_thunk_passes*.txt")

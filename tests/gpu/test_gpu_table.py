@@ -1,4 +1,4 @@
-"""How the results of `make gpu` are summed, compared and drawn."""
+"""Tests how the results of `make gpu` are summed, compared and plotted."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What XLA is asked to run on a GPU, lowered on a machine without one."""
+"""Lowers programs for a GPU, on a machine without one, and checks what XLA is asked to run."""
 
 import functools
 import os
@@ -25,7 +25,7 @@ C = 64
 
 
 def calls(function: Callable[..., Any], *operands: Any) -> dict[str, str]:
-    """Our custom calls in the module lowered for cuda: target -> the line."""
+    """Our custom calls in the module lowered for cuda: from the target to the line of text."""
     lowered = jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",))
     found = re.findall(r"custom_call @(jax_bnar_\w+)(\(.*)", lowered.as_text())
     assert len(found) == len(dict(found)), "a target is called twice"
@@ -102,7 +102,7 @@ def test_forward_and_backward(shape: tuple[int, ...], axis: int, canonical: str,
         "has_scale": "true",
     }
     for call in found.values():
-        # Row-major, every operand and result: the last dimension is the fastest.
+        # Every operand and result is row-major: the last dimension varies fastest.
         stated = re.findall(r"dense<(\[[\d, ]*\]|\d+)> : tensor<(\d+)xindex>", call)
         ranks = [len(t.split("x")) - 1 for t in operand_types(call) + result_types(call)]
         assert len(stated) == len(ranks)
@@ -132,7 +132,7 @@ def test_vmap_is_one_call_with_groups() -> None:
 def test_cpu_and_cuda_from_one_trace() -> None:
     lowered = jax.jit(loss).trace(*operands(NHWC, jnp.float32))
     text = lowered.lower(lowering_platforms=("cpu", "cuda")).as_text()
-    # Two branches; only that of the GPU has a workspace.
+    # There is a branch for each platform; only the GPU's has a workspace.
     found = re.findall(r"custom_call @jax_bnar_forward_v1(\(.*)", text)
     assert sorted(len(result_types(call)) for call in found) == [3, 4]
 

@@ -1,7 +1,7 @@
-"""Deliberately broken CUDA kernels: the tests of the kernels must fail on each.
+"""Mutation tests: the kernels' tests must fail on each deliberately broken CUDA kernel.
 
-The kernels run in the host emulation (tests/cuda_emulation), as tests/native/cuda_kernels_test.cc
-runs them; here one line of a copy of their sources is wrong.
+The kernels run in the host emulation (tests/cuda_emulation) and are tested by
+tests/native/cuda_kernels_test.cc, but here a copy of their sources has one mistake.
 """
 
 import concurrent.futures
@@ -30,7 +30,7 @@ OTHERS = (
     "tests/native/expectations.cc",
     "tests/native/operation_checks.cc",
 )
-SEEDS = ("0", "1")  # a pair: what one order hides the other shows
+SEEDS = ("0", "1")  # the two run in opposite orders: one may show what the other hides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Mutation:
     header: str
     right: str
     wrong: str
-    kernels: str  # the source that is compiled with it
+    kernels: str  # the source that is compiled with the broken header
     strategy: str
     shapes: str = "few"
 
@@ -129,7 +129,7 @@ def passes(program: pathlib.Path, strategy: str, shapes: str) -> list[bool]:
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
-    """Object files of the unbroken program, by source."""
+    """Object files of the correct program, by source."""
     directory = tmp_path_factory.mktemp("objects")
     emulation = sorted((ROOT / "tests/cuda_emulation").glob("*.cc"))
     sources = [ROOT / name for name in (*KERNELS, *OTHERS)] + emulation

@@ -1,9 +1,8 @@
-"""The oracle tests of the operators, as they stand, on the CUDA kernels in the host emulation.
+"""Runs the operators' oracle tests, unchanged, on the CUDA kernels in the host emulation.
 
-A native module whose kernels for "cpu" are the emulated ones (tests/emulated_module) takes the
-place of the package's in a second pytest. The strategies under sanitizers are in
-tests/native/cuda_kernels_test.cc; here it is the numerics: hypothesis' grid, exact fill, special
-values, gradients.
+A second pytest replaces the package's native module by one whose kernels for "cpu" are the emulated
+ones (tests/emulated_module). These tests cover the numerics: hypothesis's grid, exact fill, special
+values, gradients. tests/native/cuda_kernels_test.cc covers the strategies, under sanitizers.
 """
 
 import os
@@ -41,7 +40,7 @@ def test_oracle_tests_pass_on_emulated_kernels(native_module: pathlib.Path) -> N
     finished = subprocess.run(
         [
             sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0",
-            # The pure-JAX side has nothing to do with the kernels.
+            # Pure JAX does not use the kernels.
             "-k", "not xla",
             *(str(TESTS / name) for name in ORACLE_TESTS),
         ],
@@ -56,7 +55,7 @@ def test_oracle_tests_pass_on_emulated_kernels(native_module: pathlib.Path) -> N
 
 
 def test_emulated_kernels_are_what_runs(native_module: pathlib.Path) -> None:
-    """An error that only the CUDA side knows."""
+    """Triggers an error that only the CUDA code raises."""
     program = (
         "import conftest, jax.numpy as jnp, jax_bnar\n"
         "x = jnp.ones((4, 8), jnp.float32)\n"
@@ -80,7 +79,7 @@ def test_emulated_kernels_are_what_runs(native_module: pathlib.Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_tests_for_a_gpu_pass_on_emulated_kernels(native_module: pathlib.Path) -> None:
-    """What `make gpu` asks of every strategy, with its tiny shapes."""
+    """Runs `make gpu`'s tests of every strategy, with the tiny shapes of its dry run."""
     finished = subprocess.run(
         [
             sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "gpu",

@@ -1,6 +1,6 @@
-"""Wrong buffers and attributes handed straight to the FFI targets: an error, never a crash.
+"""Wrong buffers and attributes passed directly to the FFI targets give an error, never a crash.
 
-`jax.export` and hand-written `ffi_call`s reach the targets without our Python checks.
+Exported programs and hand-written `ffi_call`s reach the targets without our Python checks.
 """
 
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ STATICS: dict[str, dict[str, Any]] = {
 
 
 class Call(NamedTuple):
-    """Everything that a custom call is made of."""
+    """A custom call: its operation, operands, results and attributes."""
 
     operation: str
     operands: dict[str, Any]
@@ -92,7 +92,7 @@ def refusal(call: Call) -> str | None:
 def assert_refused(call: Call, what: str) -> None:
     message = refusal(call)
     assert message is not None, f"{call.operation} accepted {what}"
-    # Not NOT_FOUND: a missing target would prove nothing.
+    # NOT_FOUND does not count, because a missing target would prove nothing.
     assert message.startswith(("INVALID_ARGUMENT", "UNIMPLEMENTED")), message
 
 
@@ -109,7 +109,7 @@ def test_spoiled_operand(operation: kernel_call.Operation, spoiler: str) -> None
     call = good_call(operation)
     for name, operand in call.operands.items():
         if operation.name == "statistics" and spoiler in ("last axis", "bfloat16"):
-            continue  # other data, but nothing else in the call speaks against it
+            continue  # this is just another valid call: nothing else in it contradicts the operand
         shape, dtype = SPOILERS[spoiler](operand.shape, operand.dtype)
         spoiled = call.operands | {name: jnp.ones(shape, dtype)}
         assert_refused(call._replace(operands=spoiled), f"{name} of {dtype}{shape}")
@@ -121,7 +121,7 @@ def test_spoiled_result(operation: kernel_call.Operation, spoiler: str) -> None:
     call = good_call(operation)
     for i, result in enumerate(call.results):
         if spoiler == "empty" and len(call.results) == 1:
-            continue  # XLA drops a call whose only result has no element
+            continue  # XLA drops a call whose only result has no elements
         shape, dtype = SPOILERS[spoiler](result.shape, result.dtype)
         spoiled = list(call.results)
         spoiled[i] = jax.ShapeDtypeStruct(shape, dtype)
@@ -146,7 +146,7 @@ def test_missing_and_surplus_buffers(operation: kernel_call.Operation) -> None:
 @every_operation
 def test_wrong_attributes(operation: kernel_call.Operation) -> None:
     call = good_call(operation)
-    # 2 and not 1: to JAX's cache of traces 1 is True, and the good call would answer.
+    # 2 rather than 1: in JAX's trace cache 1 equals True, so the good call would be used.
     spoiled: list[tuple[str, Any]] = [
         (name, value)
         for name, values in {
@@ -159,7 +159,7 @@ def test_wrong_attributes(operation: kernel_call.Operation) -> None:
         if name in STATICS[operation.name]
         for value in values
     ]
-    # The flags must agree with the buffers that are there.
+    # The flags must agree with the buffers that are present.
     spoiled += [(name, False) for name in call.attributes if name.startswith("has_")]
     spoiled.append(("surplus", 1.0))
     for name, value in spoiled:
@@ -171,7 +171,7 @@ def test_wrong_attributes(operation: kernel_call.Operation) -> None:
 
 
 def test_short_buffers_do_not_crash() -> None:
-    """Read or written past their end, these would fault: 64 MiB next to one element."""
+    """Reading or writing past their end would fault: the sizes differ by a factor of 2^18."""
     output = run_python(
         """
         import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Every instruction set that this processor runs gives what pure JAX gives; others are refused."""
+"""Every instruction set of this processor agrees with pure JAX; others are rejected."""
 
 import itertools
 import pathlib
@@ -18,13 +18,13 @@ from jax_bnar.doctor import _environment, _run
 pytestmark = pytest.mark.one_python
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
-# Both layouts, and widths that do not fill a vector.
+# These cover both layouts, and widths that do not fill a vector.
 SHAPES = (((5, 6, 7, 19), -1), ((8, 4, 4, 64), -1), ((3, 5, 9, 7), 1))
 CASES = tuple(itertools.product(TOLERANCES, SHAPES))
 
 
 def results(implementation: str, dtype: str, shape: tuple[int, ...], axis: int) -> list[Any]:
-    """Of forward and backward, with each kind of residual."""
+    """Results of forward and backward, with each value of `save`."""
     random = np.random.default_rng(0)
     channels = (shape[axis],)
     operands = [
@@ -66,7 +66,7 @@ except ValueError as error:
 for i, (dtype, shape) in enumerate(test_isa.CASES):
     expected = np.load({expected!r} + f"/{{i}}.npz").values()
     for ours, theirs in zip(test_isa.results("ffi", dtype, *shape), expected, strict=True):
-        # Relative to the array: a sum's small elements cancel.
+        # Relative to the array, because small elements of a sum result from cancellation.
         tolerance = test_isa.TOLERANCES[dtype] * np.abs(theirs).max()
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
 print(targets.cpu_isa())
@@ -145,7 +145,7 @@ except Exception as error:
 
 
 def test_exported_program_is_refused_when_it_runs(tmp_path: pathlib.Path) -> None:
-    """Nothing is lowered there: the kernel itself refuses, with the same sentence."""
+    """An exported program is not lowered again, so the kernel itself raises the same error."""
     function = jax.jit(lambda x: jax_bnar.bn_relu(x, None, None, implementation="ffi").y)
     exported = jax.export.export(function, disabled_checks=jax_bnar.DISABLED_EXPORT_CHECKS)(
         jnp.ones((4, 16), jnp.float32)

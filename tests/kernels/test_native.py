@@ -1,4 +1,4 @@
-"""The kernels without Python (tests/native): under sanitizers, and compiled for aarch64."""
+"""Runs the kernels' C++ tests (tests/native) under sanitizers, and compiles them for aarch64."""
 
 import os
 import pathlib
@@ -17,9 +17,9 @@ REQUIRE_AARCH64 = "JAX_BNAR_REQUIRE_AARCH64"
 
 
 def build(name: str, options: Sequence[str], targets: Sequence[str] = ()) -> pathlib.Path:
-    """Configures and builds in build/native-NAME, where objects are kept between runs."""
+    """Configures and builds in build/native-NAME, which keeps objects between runs."""
     directory = ROOT / "build" / f"native-{name}"
-    # What an older CMake, ninja or compiler found must not count.
+    # Discard what an older CMake, ninja or compiler has cached.
     (directory / "CMakeCache.txt").unlink(missing_ok=True)
     run(
         tool("cmake"), "-S", ROOT, "-B", directory, "-G", "Ninja",
@@ -51,14 +51,14 @@ def run_tests(directory: pathlib.Path, pattern: str, prefix: Sequence[str] = ())
     )  # fmt: skip
 
 
-# Minutes on a slow machine, most of them compiling.
+# This takes minutes on a slow machine, most of them for compiling.
 @pytest.mark.timeout(1800)
 def test_address_and_undefined_behaviour_sanitizer() -> None:
     run_tests(sanitize("address,undefined"), ".")
 
 
 def without_address_randomisation() -> Sequence[str]:
-    """ThreadSanitizer does not start where the kernel randomises more bits than it expects."""
+    """A prefix for ThreadSanitizer, which fails if the kernel randomises too many bits."""
     prefix = ("setarch", "--addr-no-randomize")
     if shutil.which("setarch") is None:
         return ()
@@ -83,7 +83,7 @@ def aarch64_compiler() -> str:
 
 
 def test_kernels_compile_for_aarch64(aarch64_compiler: str) -> None:
-    """The native tests too, so that everything links."""
+    """Builds the native tests too, so that everything is linked."""
     build(
         "aarch64",
         [

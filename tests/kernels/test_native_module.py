@@ -1,4 +1,4 @@
-"""The native module has what its stub declares, and what the package asks of it."""
+"""The native module has the functions that its stub declares and that the package uses."""
 
 import ast
 import inspect
@@ -23,7 +23,7 @@ def declared() -> set[str]:
 
 
 def used(source: pathlib.Path) -> set[str]:
-    """Attributes that a file takes from the module, under the names that it has there."""
+    """Attributes of the native module that a file uses, under any of the module's names there."""
     found = set()
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Attribute):
@@ -41,7 +41,7 @@ def sources() -> list[pathlib.Path]:
 def test_the_stub_declares_what_there_is() -> None:
     there = {name for name, _ in inspect.getmembers(native, callable) if not name.startswith("_")}
     if native.cpu_isa() == "emulation of CUDA":
-        pytest.skip("the stand-in has a part of it")
+        pytest.skip("the emulated module has only some of the functions")
     assert there == declared()
 
 
@@ -64,7 +64,10 @@ def test_cuda_of_the_build() -> None:
 
 @pytest.mark.parametrize("platform", ["cpu", "CUDA"])
 def test_bound_on_the_workspace(platform: str) -> None:
-    """Linear in groups and channels, whatever rows and inner are; 0 where there is none."""
+    """The bound is linear in groups and channels and independent of rows and inner.
+
+    It is 0 on platforms that need no workspace.
+    """
     bound, per_group, per_channel = native.workspace_bound(platform)
     for groups, rows, channels, inner in [
         (1, 1, 1, 1),
@@ -79,7 +82,7 @@ def test_bound_on_the_workspace(platform: str) -> None:
 
 
 def test_every_operation_has_a_kernel() -> None:
-    """The lists of native/operations.h and of jax_bnar/_base/signatures.py hold the same names."""
+    """native/operations.h and jax_bnar/_base/signatures.py list the same names."""
     names = [operation.name for operation in kernel_call.OPERATIONS]
     for platform, handlers in native.registrations().items():
         assert list(handlers) == names, platform

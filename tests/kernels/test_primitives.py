@@ -1,4 +1,4 @@
-"""The six primitives themselves: kernel against reference and oracle, and halves against wholes."""
+"""The six primitives: kernels against reference and oracle, and halves against the whole."""
 
 import functools
 from typing import Any, Literal, NamedTuple
@@ -47,7 +47,7 @@ def canonical_operands(
 
 
 def assert_close(actual: Any, expected: Any, *, vectors: bool) -> None:
-    """Vectors to a few units of float32, tensors to a rounding of their own dtype."""
+    """Vectors agree to a few units of float32, tensors to a few roundings of their dtype."""
     got, want = np.asarray(actual), np.asarray(expected)
     assert got.dtype == want.dtype
     assert got.shape == want.shape
@@ -131,7 +131,7 @@ def test_forward_kernels_against_reference(
 
 
 def assert_packs(mask: Any, y: Any) -> None:
-    """One bit an element, lowest bit first, padded with 0 to a byte for each group."""
+    """The mask has one bit per element, lowest bit first; each group is padded to a byte with 0."""
     positive = np.asarray(y > 0).reshape(y.shape[0], -1)
     assert mask.dtype == np.uint8
     assert mask.shape == (y.shape[0], -(-positive.shape[1] // 8))
@@ -177,7 +177,7 @@ def test_backward_kernels_against_reference(
 ) -> None:
     given = canonical_operands(shape, dtype, grouped_scale=grouped)
     mean, var = reference.statistics(given.x)
-    # Any saved will do, negative and -0.0 included: the kernels only look at y > 0.
+    # Any values will do, negative ones and -0.0 included: the kernels only check y > 0.
     y = given.z.at[:, 0].set(-0.0)
     saved = {"y": y, "mask": reference.pack_mask(y > 0)}.get(gate)
     scale, bias = given.scale if has_scale else None, given.bias if has_z else None
@@ -203,7 +203,7 @@ def test_backward_kernels_against_reference(
 
 
 def check_backward(actual: Any, expected: Any, *, first_tensors: int) -> None:
-    """(dx,)? two vectors, (dz,)?: dz is a copy and so exact."""
+    """Compares (dx,) if any, two vectors, and (dz,) if any; dz is a copy and must be exact."""
     assert len(actual) == len(expected)
     for i, (got, want) in enumerate(zip(actual, expected, strict=True)):
         if i == first_tensors + 2:
@@ -257,7 +257,7 @@ def test_halves_compose_to_the_whole(
 @both_implementations
 @canonical_shapes
 def test_groups_are_independent(implementation: Implementation, shape: tuple[int, ...]) -> None:
-    """Group g of a call equals a call on group g alone, to a few roundings."""
+    """Group g of a call equals a call on group g alone, up to a few roundings."""
     given = canonical_operands(shape, "float32", grouped_scale=True)
     statics: dict[str, Any] = {"epsilon": EPSILON, "activation": "relu", "save_mask": False}
 

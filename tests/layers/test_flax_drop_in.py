@@ -1,4 +1,4 @@
-"""The Linen BatchNorm where other people's code expects `flax.linen.BatchNorm`."""
+"""The Linen BatchNorm in code that expects `flax.linen.BatchNorm`."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ PLAIN = functools.partial(nn.BatchNorm, use_fast_variance=False)
 
 
 def test_is_a_batch_norm_of_flax() -> None:
-    """With its fields in the same places, so that positional arguments mean the same."""
+    """A subclass with its fields in the same order, so that positional arguments work."""
     assert issubclass(BatchNorm, nn.BatchNorm)
     assert isinstance(functools.partial(BatchNorm, axis=1)(), nn.BatchNorm)
     assert BatchNorm.__name__ == "BatchNorm"
@@ -62,7 +62,7 @@ def test_copies(copied: str) -> None:
 
 
 class Stacked(nn.Module):
-    """A norm under each lifted transformation; the names are those that Linen gives."""
+    """A norm under a lifted transformation, with the names that Linen gives it."""
 
     norm: Any
     lift: str
@@ -90,7 +90,7 @@ class Stacked(nn.Module):
 
 @pytest.mark.parametrize("lift", ["remat", "jit", "vmap", "scan"])
 def test_lifted_transformations_equal_flax(lift: str) -> None:
-    """Values, gradients, running statistics and names, all those of Flax's layer."""
+    """Values, gradients, running statistics and names are those of Flax's layer."""
     x = normal(0)
 
     def outcome(net: nn.Module) -> Any:
@@ -130,7 +130,7 @@ def test_under_setup_and_as_a_field() -> None:
 
 
 def test_a_field_that_flax_adds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless it has its default; inheriting it must not mean ignoring it."""
+    """A field that we inherit but do not know must raise, unless it has its default."""
     assert linen_batch_norm._UNKNOWN_FIELDS == ()
     new = [f for f in dataclasses.fields(nn.BatchNorm) if f.name == "use_fast_variance"]
     monkeypatch.setattr(linen_batch_norm, "_UNKNOWN_FIELDS", tuple(new))
@@ -142,7 +142,7 @@ def test_a_field_that_flax_adds_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_in_the_place_of_flaxs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code that cannot be changed takes ours where the name is replaced."""
+    """Replacing the name in `flax.linen` gives our layer to code that cannot be changed."""
     monkeypatch.setattr(nn, "BatchNorm", BatchNorm)
     x = normal(0)
     layer = nn.BatchNorm(use_running_average=False, momentum=0.5)
@@ -151,7 +151,7 @@ def test_in_the_place_of_flaxs_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Unmerged(nn.Module):
-    """A block of public code: the shortcut's norm comes last, and Linen numbers them in order."""
+    """A typical block: the shortcut's norm comes last, and Linen numbers the norms in order."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -163,7 +163,7 @@ class Unmerged(nn.Module):
 
 
 class Merged(nn.Module):
-    """The same by hand, ReLU and addition taken in, in one of three ways."""
+    """The same block with ReLU and addition merged into the norms by hand, in one of three ways."""
 
     way: str
 
@@ -185,21 +185,21 @@ class Merged(nn.Module):
 
 
 def merged_and_plain(way: str) -> tuple[Any, Any]:
-    """Outputs and running statistics of the merged block and of plain Flax, same checkpoint."""
+    """Outputs and running statistics of the merged block and of plain Flax, from one checkpoint."""
     x = normal(0, (2, 6, 6, 4)) - 3
     with as_flax_needs_it():
         tree = jax.eval_shape(functools.partial(init, Unmerged()), x)
         checkpoint = trained_looking(tree)
         expected = apply(Unmerged(), checkpoint, x, mutable=["batch_stats"])
     loaded = jax.eval_shape(functools.partial(init, Merged(way)), x)
-    # Nothing tells the two apart, the shapes included.
+    # The two cannot be told apart, not even by the shapes.
     assert jax.tree.structure(loaded) == jax.tree.structure(tree)
     assert jax.tree.map(jnp.shape, loaded) == jax.tree.map(jnp.shape, tree)
     return apply(Merged(way), checkpoint, x, mutable=["batch_stats"]), expected
 
 
 def test_merging_by_hand_swaps_the_names_of_norms() -> None:
-    """What the docstring warns of: the old checkpoint loads, and the output is another."""
+    """The docstring warns of this: the old checkpoint loads, but the output differs."""
     (y, _), (expected, _) = merged_and_plain("the trap")
     assert float(np.max(np.abs(y - expected))) > 0.1
 

@@ -57,7 +57,7 @@ NOT_IN_FLOAT32 |= {"force_float32_reductions": False}
 
 
 def name(value: Any) -> str:
-    """A test's id: the same in every process, which `str` of a function is not."""
+    """A test's id, which must be the same in every process, unlike `str` of a function."""
     if isinstance(value, dict):
         return " ".join(f"{k}={name(v)}" for k, v in value.items())
     return getattr(value, "__name__", str(value))
@@ -76,13 +76,13 @@ grid = pytest.mark.parametrize(
 
 def coarsest(fields: dict[str, Any], dtype: Any) -> float:
     if not fields.get("force_float32_reductions", True):
-        # Flax then computes in the dtype of x and the parameters, we in float32 all the same.
+        # Flax then computes in the dtype of x and the parameters; we still use float32.
         return 16 * tolerance(dtype, fields["param_dtype"])
     return tolerance(dtype, fields.get("dtype", dtype), fields.get("param_dtype", dtype))
 
 
 def test_fields_and_call_begin_as_those_of_flax() -> None:
-    """Names, order and defaults, so that every call of Flax's layer means the same to ours."""
+    """Names, order and defaults agree, so every call of Flax's layer means the same with ours."""
 
     def fields(layer: Any) -> list[Any]:
         given = [f for f in dataclasses.fields(layer) if f.name not in ("parent", "name")]
@@ -156,7 +156,7 @@ def test_any_rank_equals_flax(shape: tuple[int, ...]) -> None:
 )
 @pytest.mark.parametrize("train", [True, False])
 def test_gradients_equal_flax(fields: dict[str, Any], dtype: Any, train: bool) -> None:
-    """Through y and through the updated running statistics."""
+    """Gradients flow through y and through the updated running statistics."""
     x, weight = normal(0, dtype=dtype), normal(1, dtype=jnp.float64)
 
     def gradient(layer: nn.Module, variables: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The blocks and networks against the same ones built from `flax.linen.BatchNorm`."""
+"""The blocks and networks against the same ones made with `flax.linen.BatchNorm`."""
 
 import functools
 from typing import Any
@@ -123,7 +123,7 @@ def test_bottleneck_starts_as_its_shortcut() -> None:
 
 
 def test_bottleneck_takes_the_place_of_the_flax_examples() -> None:
-    """As `block_cls`, with the fields that the example passes and the name that it expects."""
+    """It works as `block_cls`, with the fields that the example passes and its class name."""
 
     class BottleneckResNetBlock(FusedBottleneck):
         pass

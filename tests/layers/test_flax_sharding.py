@@ -19,12 +19,12 @@ pytestmark = pytest.mark.quick
 SHAPE = (16, 4, 8)
 _RANDOM = np.random.default_rng(3)
 X, WEIGHT = (jnp.asarray(_RANDOM.standard_normal(SHAPE), np.float32) for _ in range(2))
-# A padded last batch: the last device has no valid row, the one before it half of its own.
+# A padded last batch: the last device has no valid row, and the one before it has one of two.
 VALID = (np.arange(16) < 13)[:, None, None]
 
 
 def step(layer: nn.Module, *, residual: bool = False) -> Any:
-    """Loss, gradients and new running statistics."""
+    """A function that returns the loss, the new running statistics, and the gradients."""
 
     def function(variables: Any, x: Any, weight: Any, mask: Any = None) -> Any:
         def loss(params: Any, x: Any) -> Any:
@@ -56,7 +56,7 @@ def test_under_jit(kind: Any) -> None:
         assert relative_difference(function(*given), want) < 2e-6
         found = collectives(function, *given)
     assert {each.opcode for operation in found for each in operation} == {"all-reduce"}
-    # Ours forward, and ours backward together with the loss.
+    # One is ours forward; the other is ours backward, combined with that of the loss.
     assert len(found) == 2
 
 
@@ -89,7 +89,7 @@ def test_axis_name_runs_the_kernels(check_vma: bool) -> None:
 
 @pytest.mark.parametrize("how", ["jit", "jit explicit", "shard_map", "vmap"])
 def test_padded_last_batch(how: str) -> None:
-    """Exact: as if the padding were not there, though devices have 2, 1 or 0 valid rows."""
+    """Padding has no effect at all, although devices have 2, 1 or 0 valid rows."""
     layer = BatchNorm(
         axis_name="d" if how in ("shard_map", "vmap") else None, unbiased_running_var=True
     )

@@ -1,4 +1,4 @@
-"""What the statistics of the Linen BatchNorm are taken over: groups, masks, mapped axes."""
+"""The statistics of the Linen BatchNorm over groups, masks and mapped axes."""
 
 import functools
 from collections.abc import Callable
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.quick
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_ghost_batch(masked: bool) -> None:
-    """Each group is normalised alone; the running statistics take the mean over the groups."""
+    """Each group is normalised separately; running statistics use the mean over the groups."""
     x = normal(0)
     mask = normal(1, (6, 1, 1, 1)) > 2 if masked else None
     layer = BatchNorm(num_groups=3, momentum=0.5, unbiased_running_var=True, activation="relu")
-    variables = some_variables(layer, x[:1])  # a batch of 1 does for init
+    variables = some_variables(layer, x[:1])  # a batch of 1 is enough for init
     y, updated = trained(layer, variables, x, mask=mask)
     parts = [
         trained(
@@ -95,10 +95,10 @@ def test_mask_keeps_the_variance_of_a_far_away_mean() -> None:
 
 
 def test_axis_name_under_vmap() -> None:
-    """Statistics over the mapped axis: those of the whole batch, and so are the gradients."""
+    """Statistics over the mapped axis, and their gradients, are those of the whole batch."""
     x, weight = normal(0), normal(1)
     whole, part = BatchNorm(activation="relu"), BatchNorm(activation="relu", axis_name="parts")
-    variables = some_variables(part, x)  # init knows no axis of that name
+    variables = some_variables(part, x)  # there is no axis of that name during init
 
     def loss_of_whole(x: jax.Array) -> tuple[jax.Array, Any]:
         y, updated = trained(whole, variables, x)
@@ -131,7 +131,7 @@ def test_axis_name_under_shard_map(groups: Any) -> None:
         mesh=mesh,
         in_specs=(PartitionSpec(), data),
         out_specs=data,
-        check_vma=groups is None,  # JAX has no psum over groups with the check
+        check_vma=groups is None,  # JAX does not support psum over groups with the check
     )
     def run(variables: Any, x: jax.Array) -> jax.Array:
         return apply(layer, variables, x, use_running_average=False)

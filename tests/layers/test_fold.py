@@ -1,4 +1,4 @@
-"""Folded inference: equal to the unfolded network within the bound of its dtype."""
+"""Folded inference equals the unfolded network within the bound of its dtype."""
 
 import functools
 from typing import Any
@@ -35,7 +35,7 @@ def logits(net: Any, variables: Any, images: Any) -> jax.Array:
 
 
 def largest_error(actual: Any, expected: Any) -> float:
-    """Of the largest logit."""
+    """The largest error, relative to the largest logit."""
     actual, expected = (np.asarray(a, np.float64) for a in (actual, expected))
     return float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected)))
 
@@ -44,7 +44,7 @@ def largest_error(actual: Any, expected: Any) -> float:
 @all_dtypes
 @pytest.mark.parametrize("residual", [False, True])
 def test_one_pass_adds_exactly(implementation: str, dtype: str, residual: bool) -> None:
-    """Identity statistics are one to the last bit: only the store rounds."""
+    """The identity statistics scale by exactly one, so only the store rounds."""
     x = normal(0, (5, 7, 33), dtype) - jnp.asarray(3, dtype)
     z = normal(1, (5, 7, 33), dtype) - jnp.asarray(3, dtype) if residual else None
     bias = normal(2, (33,)) - 3
@@ -69,7 +69,7 @@ def test_one_pass_adds_exactly(implementation: str, dtype: str, residual: bool) 
 def test_linen_equals_unfolded(fields: dict[str, Any], bound: float) -> None:
     with as_flax_needs_it():
         net, variables, images = folded_inputs(**fields)
-        # In float32 of the same weights: what both sides approximate.
+        # Both sides approximate the network in float32 with the same weights.
         exact = logits(net.clone(dtype=jnp.float32), variables, images)
         unfolded = logits(net, variables, images)
         folded_net, folded = flax_layers.fold_batch_norms(net, variables)
@@ -77,9 +77,9 @@ def test_linen_equals_unfolded(fields: dict[str, Any], bound: float) -> None:
     assert folded.keys() == {"params"}
     assert y.dtype == unfolded.dtype
     assert largest_error(y, exact) <= bound
-    # Scaled kernels round where unscaled ones did: no worse than that.
+    # Scaled kernels are rounded like unscaled ones, so folding must not be less accurate.
     assert largest_error(y, exact) <= 1e-6 + 2 * largest_error(unfolded, exact)
-    # What init makes has the tree of what folding makes.
+    # Initialising the folded network gives the same tree as folding.
     expected = jax.eval_shape(
         functools.partial(folded_net.init, train=False), jax.random.key(0), images
     )
@@ -100,7 +100,7 @@ def test_nnx_equals_unfolded() -> None:
     assert not jax.tree.leaves(nnx.state(folded, nnx.BatchStat))
     jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(model)), before)
 
-    # The same as Linen's, by way of the weights.
+    # With the same weights, Linen's folded network gives the same logits.
     linen = flax_layers.ResNet((2, 1), 5, num_filters=4, padding="torch")
     variables = torch_weights.to_linen(torch_weights.from_nnx(model), linen)
     np.testing.assert_allclose(
@@ -112,7 +112,7 @@ def test_nnx_equals_unfolded() -> None:
 
 
 def test_nnx_with_another_activation_and_plain_norms() -> None:
-    """A block whose activation is not ReLU runs it outside, and plain norms fold as well."""
+    """A block applies an activation other than ReLU outside the norm; plain norms fold too."""
     images = normal(0, IMAGES) - 3
     with as_flax_needs_it():
         model = trained_model(functools.partial(SmallNNX, norm=nnx.BatchNorm))
@@ -124,7 +124,7 @@ def test_nnx_with_another_activation_and_plain_norms() -> None:
 
 
 def test_each_convolution_has_one_pass_after_it() -> None:
-    """Three blocks of three and the stem; shortcuts have none."""
+    """There are three blocks of three convolutions and the stem; shortcuts need no pass."""
     net, variables, images = folded_inputs()
     folded_net, folded = flax_layers.fold_batch_norms(net, variables, implementation="ffi")
 

@@ -1,4 +1,4 @@
-"""Checkpoints that orbax writes of plain Flax load into ours, and back, and training goes on."""
+"""Orbax checkpoints of plain Flax load into our networks and back, and training continues."""
 
 import functools
 from pathlib import Path
@@ -21,7 +21,7 @@ OPTIMIZER = optax.sgd(0.05, momentum=0.9)
 
 
 def saved_and_restored(tree: Any, abstract: Any, path: Path) -> Any:
-    """What the file of `tree` gives a reader that expects `abstract`."""
+    """Saves `tree` and returns what a reader that expects `abstract` gets."""
     with checkpoint.StandardCheckpointer() as checkpointer:
         checkpointer.save(path, tree)
         checkpointer.wait_until_finished()
@@ -30,7 +30,7 @@ def saved_and_restored(tree: Any, abstract: Any, path: Path) -> Any:
 
 @functools.partial(jax.jit, static_argnums=0)
 def two_steps(net: Any, state: Any) -> Any:
-    """Logits of each step, and the state after them."""
+    """The state after two steps, and the logits of each."""
 
     def step(state: Any, images: jax.Array) -> Any:
         def loss(params: Any) -> Any:
@@ -47,7 +47,7 @@ def two_steps(net: Any, state: Any) -> Any:
 
 
 def test_linen_and_back(tmp_path: Path) -> None:
-    """A training state of plain Flax, two steps on each side, and the same from ours to Flax."""
+    """A training state goes from plain Flax to ours and back, with two steps on each side."""
     plain = PlainResNet((1, 1), 5, num_filters=4)
     ours = flax_layers.ResNet((1, 1), 5, num_filters=4)
 
@@ -65,7 +65,7 @@ def test_linen_and_back(tmp_path: Path) -> None:
         trained, logits = two_steps(ours, read)
         _, plain_logits = two_steps(plain, written)
         assert_close((trained, logits), (expected, plain_logits), 512 * tolerance(jnp.float32))
-        # And back, after those steps.
+        # The way back, after those steps.
         back = saved_and_restored(trained, abstract[plain], tmp_path / "ours")
         assert_close(back, trained, 0)
         from_ours, from_plain = two_steps(ours, trained), two_steps(plain, back)

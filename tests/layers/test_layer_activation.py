@@ -1,4 +1,4 @@
-"""`activation` of the layers and `act` of the blocks: what is taken in, what runs outside."""
+"""`activation` of the layers and `act` of the blocks: which are fused, and which run outside."""
 
 import functools
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from programs import ours
 from jax_bnar import flax_layers, nnx_layers
 from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
 
-# Each spelling with what it is the same as.
+# Each spelling with the name that it is equivalent to.
 SPELLINGS = {
     "jax.nn.relu": (jax.nn.relu, "relu"),
     "nn.relu": (nn.relu, "relu"),
@@ -46,14 +46,14 @@ residuals = pytest.mark.parametrize("with_residual", [True, False])
 
 
 def linen(x: jax.Array, train: bool, residual: Any, **fields: Any) -> Callable[[jax.Array], Any]:
-    """A Linen layer with some variables, as a function of x."""
+    """A Linen layer with given variables, as a function of x."""
     layer = flax_layers.BatchNorm(use_running_average=not train, **fields)
     variables = some_variables(flax_layers.BatchNorm(), x)
     return lambda x: apply(layer, variables, x, residual=residual)
 
 
 def of_nnx(x: jax.Array, train: bool, residual: Any, **fields: Any) -> Callable[[jax.Array], Any]:
-    """An NNX layer with some state, as a function of x."""
+    """An NNX layer with a given state, as a function of x."""
     make = functools.partial(nnx_layers.BatchNorm, x.shape[-1], update_batch_stats=False, **fields)
     layer = trained_model(make)
     layer.use_running_average = not train
@@ -68,7 +68,7 @@ libraries = pytest.mark.parametrize("library", [linen, of_nnx])
 @residuals
 @spellings
 def test_spellings(library: Any, train: bool, with_residual: bool, given: Any, name: str) -> None:
-    """The same program as with the string, so the same calls of the kernels."""
+    """Each spelling gives the same program as the string, and so the same kernel calls."""
     x = normal(0)
     residual = -normal(1) if with_residual else None
     programs = [
@@ -80,7 +80,7 @@ def test_spellings(library: Any, train: bool, with_residual: bool, given: Any, n
 
 
 def power(y: jax.Array) -> jax.Array:
-    """Tells where it stands: neither odd nor homogeneous, and not ReLU's equal anywhere."""
+    """A function for which the order of operations shows: neither odd nor homogeneous."""
     return jnp.square(y) + jnp.tanh(y)
 
 
@@ -91,7 +91,7 @@ def power(y: jax.Array) -> jax.Array:
 def test_another_function_comes_after_norm_and_residual(
     library: Any, train: bool, with_residual: bool, dtype: str
 ) -> None:
-    """Values and gradients are those of the function after the layer without an activation."""
+    """Values and gradients are those of applying the function after a layer without activation."""
     x = normal(0)
     residual = -normal(1) if with_residual else None
 
@@ -120,7 +120,7 @@ def test_another_function_with_a_mask_and_other_results() -> None:
 
 
 def test_a_module_is_part_of_the_layer() -> None:
-    """PReLU has a parameter of its own, under the field's name."""
+    """PReLU has a parameter, which is stored under the field's name."""
     x = normal(0) - 3
     layer = flax_layers.BatchNorm(use_running_average=False, activation=nn.PReLU())
     variables = init(layer, x)
@@ -137,7 +137,7 @@ def test_a_module_is_part_of_the_layer() -> None:
 
 
 def test_nnx_stores_a_name_where_there_is_one() -> None:
-    """So graph definitions compare equal, and old and new spellings share a compiled program."""
+    """Graph definitions then compare equal, and all spellings share one compiled program."""
     x = normal(0)
     layers = [nnx_layers.BatchNorm(3, activation=a, rngs=nnx.Rngs(0)) for a in ("relu", nnx.relu)]
     graphs = [nnx.graphdef(layer) for layer in layers]
@@ -191,7 +191,7 @@ def test_convert_batch_norms_takes_the_same() -> None:
     "act", [nn.relu, "relu", None, "none", nn.silu], ids=["nn.relu", "relu", "None", "none", "silu"]
 )
 def test_blocks_take_the_same(act: Any) -> None:
-    """Equal to the same block on Flax's norms; ReLU, however written, leaves no ReLU outside."""
+    """Equal to the same block with Flax's norms; ReLU in any spelling is fused into the norm."""
     x = normal(0, (3, 6, 6, 4)) - 3
     with as_flax_needs_it():
         outputs, counts = [], []
@@ -215,7 +215,7 @@ def test_blocks_take_the_same(act: Any) -> None:
 
 
 def test_blocks_choose_the_activation_of_their_norms() -> None:
-    """A norm that brings one would apply it to the shortcut, too."""
+    """A norm with an activation would also apply it to the shortcut."""
     x = normal(0, (2, 16, 16, 3))
     words = r"norm must leave the activation to the block, got a partial with activation='relu'"
     norm: Any = functools.partial(flax_layers.BatchNorm, activation="relu")
@@ -231,7 +231,7 @@ def test_blocks_choose_the_activation_of_their_norms() -> None:
 
 
 class Scaled(nnx.BatchNorm):
-    """Someone else's norm, whose attribute has nothing to do with ours."""
+    """A third-party norm whose attribute `activation` has nothing to do with ours."""
 
     activation = "swish"
 
@@ -249,7 +249,7 @@ def test_another_norm_may_have_an_activation_of_its_own() -> None:
 
 
 def test_folding_loses_no_activation() -> None:
-    """A norm of a converted network may have another one than its block."""
+    """In a converted network, a norm may have another activation than its block."""
     make = functools.partial(nnx_layers.ResNet, (1,), 2, num_filters=4, norm=nnx.BatchNorm)
     x = normal(0, (2, 16, 16, 3))
     model = trained_model(make)

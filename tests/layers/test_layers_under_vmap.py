@@ -1,8 +1,9 @@
-"""One example a call, statistics over the mapped axis, variables unmapped: as Flax documents it.
+"""Layers under vmap as Flax documents it: one example per call, statistics over the mapped axis.
 
     y, updated = jax.vmap(apply, in_axes=(None, 0), out_axes=(0, None), axis_name="batch")(...)
 
-The results that are equal along the axis must come back unmapped, or JAX refuses `out_axes=None`.
+Variables are not mapped. Results that are equal along the axis must come back unmapped, or JAX
+rejects `out_axes=None`.
 """
 
 import functools
@@ -28,7 +29,7 @@ from flax_tools import (
 from jax_bnar import flax_layers, nnx_layers
 
 BATCH = 6
-# Of one example: an image, a picture channels first, and a vector of features only.
+# Shape and channel axis of one example.
 EXAMPLES = {"image": ((4, 5, 3), -1), "channels first": ((3, 4, 5), 0), "vector": ((3,), -1)}
 examples = pytest.mark.parametrize(("shape", "axis"), EXAMPLES.values(), ids=EXAMPLES.keys())
 
@@ -40,12 +41,12 @@ def linen(kind: Any, **fields: Any) -> Any:
 
 
 def variables_for(layer: Any, example: jax.Array) -> Any:
-    """Some variables; the mode is given to the call that makes them."""
+    """Some variables of the layer; `some_variables` passes the mode in its call."""
     return some_variables(layer.clone(use_running_average=None), example)
 
 
 def applied(layer: Any) -> Callable[..., Any]:
-    """(variables, x) to (y, updated) over a batch of examples; the update comes back unmapped."""
+    """A function from (variables, x) to (y, updated) over a batch, with the update unmapped."""
 
     def one(variables: Any, x: jax.Array) -> Any:
         return layer.apply(variables, x, mutable=["batch_stats"])
@@ -56,7 +57,7 @@ def applied(layer: Any) -> Callable[..., Any]:
 @both_implementations
 @examples
 def test_linen_equals_flax(implementation: str, shape: tuple[int, ...], axis: int) -> None:
-    """Outputs and running statistics, and gradients of parameters and x through both."""
+    """Compares outputs, running statistics, and gradients of parameters and x through both."""
     x, weight = normal(0, (BATCH, *shape)), normal(1, (BATCH, *shape))
     ours = linen(flax_layers.BatchNorm, axis=axis, implementation=implementation)
     plain = linen(nn.BatchNorm, axis=axis)
@@ -79,7 +80,7 @@ def test_linen_equals_flax(implementation: str, shape: tuple[int, ...], axis: in
 
 @both_implementations
 def test_linen_gradients_inside(implementation: str) -> None:
-    """vmap of grad, the gradients averaged over the axis, as a training step on devices has it."""
+    """vmap of grad with gradients averaged over the axis, as in a training step on devices."""
     x, weight = normal(0, (BATCH, 4, 5, 3)), normal(1, (BATCH, 4, 5, 3))
     ours = linen(flax_layers.BatchNorm, implementation=implementation)
     variables = variables_for(ours, x[0])
@@ -117,9 +118,9 @@ def test_linen_gradients_inside(implementation: str) -> None:
 )
 @both_implementations
 def test_linen_equals_the_whole_batch(implementation: str, fields: dict[str, Any]) -> None:
-    """What Flax has no layer for, against our own layer on all examples at once, in one group.
+    """Options that Flax lacks, compared with our layer on all examples at once.
 
-    With groups: an example is two halves, and the halves of all examples share statistics.
+    With groups, an example consists of two halves, and the halves of all examples share statistics.
     """
     x = normal(0, (BATCH, 4, 5, 3))
     residual = -normal(1, x.shape)
@@ -132,7 +133,7 @@ def test_linen_equals_the_whole_batch(implementation: str, fields: dict[str, Any
     actual = jax.vmap(one, out_axes=(0, None), axis_name="batch")(x, residual)
     whole = parts.clone(axis_name=None)
     if "num_groups" in fields:
-        # The group leads in (2, 6, 2, 5, 3), where the example leads in x.
+        # The group comes first in (2, 6, 2, 5, 3), whereas the example comes first in x.
         x, residual = (jnp.moveaxis(a.reshape(BATCH, 2, 2, 5, 3), 1, 0) for a in (x, residual))
     y, updated = whole.apply(variables, x, residual=residual, mutable=["batch_stats"])
     if "num_groups" in fields:
@@ -141,7 +142,7 @@ def test_linen_equals_the_whole_batch(implementation: str, fields: dict[str, Any
 
 
 def test_linen_mask() -> None:
-    """Counted over the axis: examples with different numbers of elements."""
+    """Examples with different numbers of valid elements are counted over the axis."""
     x = normal(0, (BATCH, 4, 5, 3))
     mask = normal(1, (BATCH, 4, 1, 1)) > 2
     layer = linen(flax_layers.BatchNorm, unbiased_running_var=True)
@@ -159,7 +160,7 @@ def test_linen_mask() -> None:
     ("axis_name", "over", "apart"), [(("a", "b"), (0, 1), None), ("a", (0,), 1), ("b", (1,), 0)]
 )
 def test_linen_two_axes(axis_name: Any, over: tuple[int, ...], apart: int | None) -> None:
-    """Unmapped along the named axes, and along them only."""
+    """Statistics come back unmapped along the named axes, and only along them."""
     x = normal(0, (3, 2, 4, 5, 3))
     layer = linen(flax_layers.BatchNorm).clone(axis_name=axis_name)
     variables = variables_for(layer, x[0, 0])
@@ -180,7 +181,7 @@ def test_linen_two_axes(axis_name: Any, over: tuple[int, ...], apart: int | None
 
 
 def test_linen_evaluation_and_init() -> None:
-    """Neither takes statistics of the batch; the variables of `init` are those of one example."""
+    """Neither uses the batch's statistics; `init` returns the variables for one example."""
     x = normal(0, (BATCH, 4, 5, 3))
     layer = linen(flax_layers.BatchNorm)
     initial = jax.vmap(
@@ -201,7 +202,7 @@ def test_linen_evaluation_and_init() -> None:
 
 
 class Net(nn.Module):
-    """A network of two norms, written for one example."""
+    """A network with two norms, written for one example."""
 
     norm: Any
 
@@ -214,7 +215,7 @@ class Net(nn.Module):
 
 
 def test_linen_network() -> None:
-    """A loss for each example, as public code for reinforcement learning writes it."""
+    """A loss per example, as in published code for reinforcement learning."""
     x = normal(0, (16, 5)) - 3
     tree = jax.eval_shape(Net(flax_layers.BatchNorm).init, jax.random.key(0), x[0])
     variables = trained_looking(tree)
@@ -242,14 +243,14 @@ def of_nnx(kind: Any, axis: int, **fields: Any) -> Any:
     return layer
 
 
-# The state is one for all examples; what is neither parameter nor statistic as well.
+# All examples share the state, including what is neither a parameter nor a statistic.
 STATE_AXES = {nnx.Param: None, nnx.BatchStat: None, ...: None}
 
 
 @both_implementations
 @examples
 def test_nnx_equals_nnx(implementation: str, shape: tuple[int, ...], axis: int) -> None:
-    """`nnx.vmap` with `StateAxes`: outputs, gradients and the state that the call leaves."""
+    """`nnx.vmap` with `StateAxes`: outputs, gradients, and the state after the call."""
     x, weight = normal(0, (BATCH, *shape)), normal(1, (BATCH, *shape))
 
     @nnx.jit
@@ -273,7 +274,7 @@ def test_nnx_equals_nnx(implementation: str, shape: tuple[int, ...], axis: int) 
 
 @both_implementations
 def test_nnx_gradients_inside(implementation: str) -> None:
-    """`nnx.grad` of one example's loss, within the mapped function."""
+    """`nnx.grad` of one example's loss inside the mapped function."""
     x, weight = normal(0, (BATCH, 4, 5, 3)), normal(1, (BATCH, 4, 5, 3))
 
     @nnx.jit

@@ -73,20 +73,22 @@ def test_equals_nnx(name: str, train: bool, dtype: str) -> None:
     with as_flax_needs_it():
         plain = make(nnx.BatchNorm, use_running_average=not train, **fields)
         if dtype == "float64" and train:
-            # NNX scatters float64 into its float32 statistics, which JAX warns of.
+            # NNX scatters float64 into its float32 statistics, and JAX warns about that.
             with pytest.warns(FutureWarning, match="scatter"):
                 expected = outcome(plain, x)
         else:
             expected = outcome(plain, x)
     ours = outcome(make(BatchNorm, use_running_average=not train, **fields), x)
-    # float32 statistics even of float64 values: those decide.
+    # The statistics are float32 even for float64 values, and limit the accuracy.
     parameters = fields.get("param_dtype", jnp.float32)
     assert_close(ours, expected, tolerance(jnp.float32, parameters))
 
 
 @pytest.mark.parametrize("train", [True, False])
 def test_rounds_once_where_nnx_rounds_before_it_computes(train: bool) -> None:
-    """Mean 3, standard deviation 0.1, dtype=bfloat16: a rounding, not a third of a deviation."""
+    """With mean 3, standard deviation 0.1 and dtype=bfloat16, rounding first costs a third of the
+    deviation.
+    """
     generator = np.random.default_rng(0)
     x = jnp.asarray(3 + 0.1 * generator.normal(size=(512, 3)), jnp.float32)
     errors = []
@@ -110,7 +112,7 @@ def test_rounds_once_where_nnx_rounds_before_it_computes(train: bool) -> None:
 
 
 def test_promote_dtype_of_ones_own_is_used() -> None:
-    """With NNX's own function under another name, rounding is NNX's."""
+    """If NNX's own function is passed under another name, rounding is as in NNX."""
     x = normal(0)
 
     def promote(arrays: Any, *, dtype: Any) -> Any:
@@ -128,7 +130,7 @@ def test_promote_dtype_of_ones_own_is_used() -> None:
 
 @pytest.mark.parametrize("train", [True, False])
 def test_gradients_equal_nnx(train: bool) -> None:
-    """Of parameters and x; none flows through the running statistics."""
+    """Gradients of parameters and x; none flow through the running statistics."""
     x, weight = normal(0), normal(1)
 
     @nnx.jit
@@ -196,7 +198,7 @@ def test_residual_and_relu(train: bool) -> None:
 
 
 def test_what_is_new_equals_linen() -> None:
-    """Ghost batch, unbiased variance and mask; the Linen layer has tests of its own for them."""
+    """Compares ghost batch, unbiased variance and mask with Linen, where they are tested."""
     x = normal(0)
     mask = normal(1, (6, 1, 1, 1)) > 2
     fields: dict[str, Any] = {"num_groups": 3, "unbiased_running_var": True, "momentum": 0.5}
@@ -287,7 +289,7 @@ def test_state_of_nnx_loads_and_back() -> None:
 
 
 class Model(nnx.Module):
-    """BatchNorms where the walk may miss one: shared, in containers, subclassed."""
+    """BatchNorms in places where a traversal may miss them: shared, in containers, subclassed."""
 
     class Special(nnx.BatchNorm):
         pass
@@ -332,7 +334,7 @@ def test_convert_batch_norms() -> None:
         assert model.first.bias.note == "kept"
         assert model.shared is model.first
         assert model.nested[0][0].epsilon == 1e-3
-        # NNX's fast variance, which the model had, is the less accurate one here.
+        # The model used NNX's fast variance, which is the less accurate side here.
         assert_close(outcome(model, x), expected, 64 * tolerance(x.dtype))
         model.eval()
         assert model.first.use_running_average

@@ -27,7 +27,7 @@ PLAIN = functools.partial(nnx.BatchNorm, use_fast_variance=False)
 
 @nnx.jit
 def step(model: Any, x: jax.Array) -> Any:
-    """(y, gradients); the running statistics move."""
+    """(y, gradients); this updates the running statistics."""
 
     def loss(model: Any) -> Any:
         y = model(x)
@@ -95,7 +95,7 @@ def test_resnet50_has_the_state_of_bonsai() -> None:
 
 
 def test_resnet_equals_linen() -> None:
-    """The same weights: logits in both modes, and the running statistics, in bfloat16 too."""
+    """With the same weights, logits in both modes and running statistics agree."""
     x = normal(0, (4, 36, 36, 3)) - 3
     linen = flax_layers.ResNet((1, 1), 5, num_filters=4, padding="torch")
     variables = trained_looking(jax.eval_shape(linen.init, jax.random.key(0), x))

@@ -1,4 +1,4 @@
-"""Weights under torchvision's names: the networks agree with PyTorch's own, in both modes."""
+"""With weights under torchvision's names, the networks agree with PyTorch's in both modes."""
 
 import functools
 import sys
@@ -48,7 +48,7 @@ def assert_like_torch(actual: Any, expected: Any, rtol: float) -> None:
 
 
 def test_resnet50_equals_torch() -> None:
-    """Logits in evaluation and training mode, and the running statistics that training leaves."""
+    """Compares logits in evaluation and training, and the running statistics after training."""
     images = normal(0, (4, 96, 96, 3)) - 3
     oracle = torch_resnet.randomised(torch_resnet.ResNet((3, 4, 6, 3), 1000)).double()
     assert sum(p.numel() for p in oracle.parameters()) == 25_557_032
@@ -85,7 +85,7 @@ def test_nnx_equals_torch(size: tuple[int, int]) -> None:
     model.train()
     assert_like_torch(run(model, images), torch_resnet.logits(oracle.train(), images), 1e-4)
     exported = torch_weights.from_nnx(model)
-    # And back: PyTorch's network takes what ours exports.
+    # PyTorch's network loads what ours exports.
     oracle.load_state_dict({name: torch.from_numpy(value) for name, value in exported.items()})
     model.eval()
     assert_like_torch(run(model, images), torch_resnet.logits(oracle.eval(), images), 1e-4)
@@ -136,7 +136,7 @@ def test_bfloat16_files(tmp_path: Path) -> None:
 
 
 def altered(**changes: Any) -> torch_weights.Weights:
-    """The small network's weights with some replaced, or left out where None."""
+    """The small network's weights with some replaced, or left out if they are None."""
     weights = {**small()[1], **{name.replace("__", "."): v for name, v in changes.items()}}
     return {name: value for name, value in weights.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""Gradients of x, z, scale, bias, through y and through mean and var, against the oracle."""
+"""Gradients of x, z, scale and bias, through y, mean and var, against the oracle."""
 
 import dataclasses
 import functools
@@ -60,13 +60,13 @@ def test_shapes(
 @pytest.mark.parametrize("save", ["y", "mask"])
 @pytest.mark.parametrize("ratio", [1e3, 1e6])
 def test_gradient_survives_large_means(implementation: str, save: str, ratio: float) -> None:
-    """`b*x + k` instead of `b*(x-mean) + k` is off by more than the whole gradient here."""
+    """Here, `b*x + k` instead of `b*(x-mean) + k` would be wrong by more than the gradient."""
     case = Case((2049, 16), ratio=ratio, save=save)
     given_operands, dout = operands(case), cotangents(case)
     actual = run(case, implementation, given_operands, dout)
     expected = expected_gradients(case, given_operands, dout, actual.y)
     wide = given_operands.x.astype(np.float64)
-    # One ulp of the mean in units of std: the input error that no float32 mean can avoid.
+    # One ulp of the mean in units of std is the input error that no float32 mean can avoid.
     ulp_of_mean = np.max(np.abs(wide.mean(0)) / wide.std(0)) * 2.0**-23
     size = np.abs(expected.dx).max()
     assert np.abs(actual.dx - expected.dx).max() <= (1e-5 + ulp_of_mean) * size
@@ -76,7 +76,7 @@ def test_gradient_survives_large_means(implementation: str, save: str, ratio: fl
 @pytest.mark.parametrize("form", ["bn_add_relu", "bn_relu", "batch_norm"])
 @pytest.mark.parametrize("num_groups", [1, 3])
 def test_cotangents_of_statistics_alone(implementation: str, form: Any, num_groups: int) -> None:
-    """A loss may use mean and var and never y."""
+    """A loss may use mean and var without y."""
     case = Case((6, 5, 17), form=form, dtype="float64", num_groups=num_groups)
     given_operands, dout = operands(case), cotangents(case)
     dout = dout._replace(y=np.zeros_like(dout.y))
@@ -100,10 +100,10 @@ def test_both_kinds_of_evidence_give_the_same_gradient(implementation: str) -> N
 @all_dtypes
 @pytest.mark.parametrize("axis", [0, 1])
 def test_sign_found_in_x_is_the_sign_of_y(implementation: str, dtype: str, axis: int) -> None:
-    """Without a residual backward finds the sign in x: it must round as forward did.
+    """Without a residual, backward recovers the sign from x and must round as forward did.
 
-    Every second pre-activation is 0 or a unit or two of float32 off, where a product contracted
-    into an addition, a factor formed in another order, or float16's underflow changes the sign.
+    Every second pre-activation is within a unit or two of float32 of 0. There the sign changes with
+    a product contracted into an addition, a factor computed in another order, or float16 underflow.
     """
     case = Case((256, 65) if axis else (65, 256), axis, dtype, form="bn_relu")
     given_operands, dout = operands(case), cotangents(case)
@@ -132,7 +132,7 @@ def test_no_worse_than_unfused(
     dout = Cotangents(cotangents(case).y, zeros, zeros)
 
     def mean_errors(actual: Outcome) -> dict[str, float]:
-        """Each against the oracle with its own gate: a flipped gate is the forward's error."""
+        """Errors against an oracle with the same gate: a flipped gate is an error of forward."""
         expected = expected_gradients(case, given_operands, dout, actual.y)
         return {
             name: float(np.abs(getattr(actual, name) - getattr(expected, name)).mean())
@@ -141,9 +141,9 @@ def test_no_worse_than_unfused(
 
     ours = mean_errors(run(case, implementation, given_operands, dout))
     theirs = mean_errors(outcome(functools.partial(unfused, axis=axis), given_operands, dout))
-    # A few units of float32 on the vectors are chance; the rounding of bfloat16 is not.
+    # Which side is off by fewer float32 units on the vectors is chance; bfloat16's rounding is not.
     floor = 1e-5 * np.sqrt(np.prod(shape) / case.channels)
-    # The two close a few gates differently, which moves the mean error of dx by a few per mille; a
+    # The two disagree about a few gates, which changes the mean error of dx by a few per mille; a
     # second rounding would add 40 %.
     limits = {"dx": 1.01 * theirs["dx"]} | {
         name: max(theirs[name], floor) for name in ("dscale", "dbias")
@@ -154,9 +154,9 @@ def test_no_worse_than_unfused(
 
 @both_implementations
 def test_check_grads(implementation: str) -> None:
-    """JAX's own finite differences: a check that shares no formula with the oracle."""
+    """Compares with JAX's finite differences, which share no formula with the oracle."""
     case = Case((6, 3, 4), dtype="float64", scale_dtype="float64", bias_dtype="float64")
-    # Pre-activations away from 0, where the difference quotient does not see the kink.
+    # Keep pre-activations away from 0, where difference quotients would cross the kink.
     given_operands = operands(case)
     x, z, scale, bias = given_operands
     expected = oracle.forward(x, z, scale, bias, epsilon=case.epsilon, relu=False)

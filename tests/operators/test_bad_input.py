@@ -1,4 +1,4 @@
-"""Bad input raises at trace time; messages name the operand, what was given, what is expected."""
+"""Bad input raises at trace time; messages name the operand, what was given and expected."""
 
 import functools
 import math
@@ -33,7 +33,7 @@ ones = functools.partial(np.ones, dtype=np.float32)
 
 
 def call(function: str, **changes: Any) -> Callable[[], Any]:
-    """A good call of the operator with some arguments replaced, not yet made."""
+    """A function that makes a valid call of the operator with some arguments replaced."""
     arguments: dict[str, Any] = {
         "x": ones((4, 5, 6)),
         "z": ones((4, 5, 6)),
@@ -65,7 +65,7 @@ def test_the_good_call_is_good(function: str) -> None:
     call(function)()
 
 
-# What is changed, the error, and what the message must name: operand, given, expected.
+# The changed arguments, the error, and fragments of its message: operand, given, expected.
 EVERYWHERE: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ({"x": np.ones((4, 5, 6), np.int32)}, TypeError, ("x", "int32", "float32", "bfloat16")),
     ({"x": np.ones((4, 5, 6), bool)}, TypeError, ("x", "bool", "float32")),
@@ -195,7 +195,7 @@ def test_statistics_of_inference(
 
 @both_implementations
 def test_raised_while_tracing(implementation: str) -> None:
-    """Before anything runs: eval_shape only traces."""
+    """The error is raised before anything runs: eval_shape only traces."""
     with pytest.raises(ValueError, match=re.escape("(4, 5, 1)")):
         jax.eval_shape(call("bn_add_relu", z=ones((4, 5, 1)), implementation=implementation))
 

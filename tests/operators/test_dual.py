@@ -1,4 +1,4 @@
-"""`dual_bn_add_relu`, where two BatchNorms meet, against a float64 oracle."""
+"""`dual_bn_add_relu`, which adds two BatchNorms, against a float64 oracle."""
 
 import functools
 from typing import Any
@@ -26,7 +26,7 @@ def given(dtype: str = "float32", axis: int = -1) -> tuple[Any, ...]:
 
 @functools.cache
 def compiled(**keywords: Any) -> Any:
-    """Results, and gradients for the cotangents of all five of them."""
+    """A function that returns the results, and the gradients for cotangents of all five."""
 
     def both(given: Any, dout: Any) -> Any:
         result, vjp = jax.vjp(lambda *g: jax_bnar.dual_bn_add_relu(*g, **keywords), *given)

@@ -1,7 +1,7 @@
 """Mean and variance of exact data with tolerance 0: no digit may depend on how sums are split.
 
-XLA turns a division by a constant n into a product with 1/n, so the pure-JAX side misses the exact
-quotient by a unit or two in the last place; the kernels have no such excuse.
+Pure JAX has a tolerance, because XLA replaces division by a constant n with multiplication by 1/n,
+which misses the exact quotient by a unit or two in the last place. The kernels have none.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ import jax_bnar
 
 pytestmark = pytest.mark.quick
 
-# (before the channels, channels, after them): odd and even counts, short and long, both layouts.
+# (axes before the channels, channels, axes after them): odd, even, small and large counts.
 SHAPES = [
     ((1,), 17, ()),
     ((2,), 3, ()),
@@ -64,7 +64,7 @@ def test_statistics_are_exact(
 def test_statistics_of_float64(
     implementation: str, before: tuple[int, ...], channels: int, after: tuple[int, ...]
 ) -> None:
-    """Nothing is wider than float64 here, so the last division may cost a unit or two."""
+    """There is no wider dtype than float64, so the last division may cost a unit or two."""
     fill = exact_fill(int(np.prod(before + after)), channels, "float64")
     x, axis = arrange(fill.x, before, after)
     result = jax_bnar.batch_norm(x, None, None, axis=axis, implementation=implementation)
@@ -88,7 +88,7 @@ def test_statistics_of_groups_are_exact(implementation: str, dtype: str, axis: i
 @both_implementations
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_benchdnn_forward_threshold(implementation: str, axis: int) -> None:
-    """oneDNN's own bound on y for its own kind of scale, shift and epsilon: 6e-7 in float32."""
+    """With oneDNN's kind of scale, shift and epsilon, y is within oneDNN's float32 bound, 6e-7."""
     channels = 40
     fill = exact_fill(8 * 14 * 14, channels, "float32")
     x, axis = arrange(fill.x, (8,) if axis == 1 else (8, 14, 14), (14, 14) if axis == 1 else ())

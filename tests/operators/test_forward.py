@@ -1,4 +1,4 @@
-"""Forward: never further from the oracle than one rounding of the result, nor than unfused code."""
+"""Forward is within one rounding of the oracle, and no less accurate than unfused code."""
 
 import jax
 import numpy as np
@@ -81,12 +81,12 @@ def test_constant_channels(implementation: str, dtype: str, axis: int) -> None:
     case = Case((6, 37, 5, 37), axis, dtype)
     _, z, scale, bias = operands(case)
     along_channels = [1, 37, 1, 1] if axis == 1 else [1, 1, 1, 37]
-    # Not exactly summable: a running sum of 0.1 drifts away from a multiple of 0.1.
+    # The values cannot be summed exactly: a running sum of 0.1 drifts from multiples of 0.1.
     values = (0.1 * np.arange(-18, 19)).reshape(along_channels)
     x = np.broadcast_to(values, case.shape).astype(z.dtype)
     y, mean, var = forward(case, implementation, x, z, scale, bias)
     constants = (x[0, :, 0, 0] if axis == 1 else x[0, 0, 0]).astype(mean.dtype)
-    # A sum finished in float64 may be off in its last digits, which only float64 results can show.
+    # A sum finished in float64 may be wrong in its last digits, which only float64 results show.
     np.testing.assert_array_max_ulp(mean, constants, maxulp=2 if dtype == "float64" else 0)
     assert (var <= np.square(2.0**-50 * constants)).all()
     wide = z.astype(np.longdouble) + bias.reshape(along_channels)
@@ -109,7 +109,7 @@ def test_variance_survives_large_means(
     y, mean, var = forward(case, implementation, x, None, None, None)
     np.testing.assert_allclose(var, expected.var, rtol=1e-5)
     np.testing.assert_allclose(mean, expected.mean, rtol=2e-7)
-    # An error of the mean of one ulp moves y by this much and no algorithm can hide it.
+    # If the mean is off by one ulp, y changes by this much, whatever the algorithm.
     ulp_of_mean = np.max(np.abs(expected.mean) / np.sqrt(expected.var)) * 2.0**-23
     assert np.abs(y - expected.y).max() <= 2 * ulp_of_mean + 1e-4
 
@@ -127,7 +127,7 @@ def outlier_first(
 @pytest.mark.parametrize(
     ("mean", "first", "rows"),
     [
-        (1e6, 0.0, 1),  # padding, then data: a shift taken from the first element is useless
+        (1e6, 0.0, 1),  # padding, then data: shifting by the first element does not help
         (1e6, 0.0, 33),
         (0.0, 1e6, 1),
         (0.0, 1e3, 1),
@@ -171,7 +171,7 @@ def test_no_worse_than_unfused(
         error = np.abs(y.astype(np.float64) - exact)
         return float(error.max()), float(error.mean())
 
-    # In float32 both are a few units in the last place off, and which is luckier is chance.
+    # In float32 both are off by a few units in the last place, and which is better is chance.
     slack = 2.0 if dtype == "float32" else 1.0
     for name, our, their in zip(
         ("worst", "mean"), worst_and_mean(ours), worst_and_mean(theirs), strict=True

@@ -101,7 +101,7 @@ def test_equals_training_with_its_own_statistics(implementation: str, save: str)
 
 @both_implementations
 def test_default_epsilon_matters(implementation: str) -> None:
-    """var = 0 leaves epsilon alone under the root."""
+    """With var = 0, only epsilon is left under the square root."""
     x, zeros = jnp.full((2, 3), 2.0, jnp.float32), jnp.zeros(3, jnp.float32)
     y = jax_bnar.batch_norm_inference(x, None, None, zeros, zeros, implementation=implementation)
     np.testing.assert_allclose(y, np.full((2, 3), 2 / np.sqrt(1e-5)), rtol=1e-6)
@@ -121,7 +121,7 @@ def test_nan_statistics_stay_in_their_channel(implementation: str) -> None:
 
 @both_implementations
 def test_vmap_over_statistics(implementation: str) -> None:
-    """An ensemble: one input, many sets of statistics."""
+    """An ensemble has one input and several sets of statistics."""
     case = Case((3, 5, 9))
     x, z, scale, bias, mean, var = six_operands(case)
     means = np.stack([mean, mean + 1, mean * 2])

@@ -1,4 +1,4 @@
-"""More than 2^31 elements: every 32-bit index overflows here. Run with `-m large`, 20 GB free."""
+"""More than 2^31 elements, so that 32-bit indices overflow. Run with `-m large`; needs 20 GB."""
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +8,13 @@ import pytest
 import jax_bnar
 
 CHANNELS = 64
-ROWS = 2**25 + 3  # times 64 channels: 192 elements more than 2^31
+ROWS = 2**25 + 3  # times 64 channels, this is 192 elements more than 2^31
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_more_than_int32_elements(layout: str) -> None:
-    """Values 0 and 2 in turn along the rows, so that mean, var, y and dx are known everywhere."""
+    """Rows alternate between 0 and 2, so that mean, var, y and dx are known everywhere."""
     shape, axis = ((ROWS, CHANNELS), -1) if layout == "nhwc" else ((1, CHANNELS, ROWS), 1)
     row_axis = 0 if layout == "nhwc" else 2
     assert np.prod(shape) > 2**31
@@ -55,7 +55,7 @@ def test_more_than_int32_elements(layout: str) -> None:
 
 
 def assert_alternates(array: jax.Array, row_axis: int, even: float, odd: float) -> None:
-    """Slices at both ends and around 2^31, and the extremes over everything."""
+    """Checks slices at both ends and in the middle, and the extremes over everything."""
     for start in (0, ROWS // 2 - 1, ROWS - 40):
         rows = np.arange(start, start + 40)
         part = jax.lax.slice_in_dim(array, start, start + 40, axis=row_axis)

@@ -1,14 +1,14 @@
-"""Statistics and gradients within their error bounds, on data on which sums lose digits.
+"""Statistics and gradients are within their error bounds on data for which sums lose digits.
 
-The oracle is long double (80 bits), and the bounds follow from what an implementation does. With u
-the unit roundoff of the accumulation dtype, c = x-mean, and `chain` the additions that a rounding
-error goes through (a block of the kernels, whose sums are finished in double; all elements in pure
-JAX, where XLA adds one by one):
+The oracle uses long double (80 bits), and the bounds follow from what an implementation does. Let u
+be the unit roundoff of the accumulation dtype, c = x-mean, and `chain` the number of additions that
+a rounding error goes through. (In the kernels this is a block, whose sums are then added in double;
+in pure JAX, where XLA adds one by one, it is all elements.) In any order of the elements
 
     |mean error| <= u*|mean| + chain*u*std      |var error| <= (chain+8)*u*var
 
-whatever the order of the elements, and what follows from these for y and the gradients. Whatever is
-below the smallest normal number may be flushed to zero.
+The bounds for y and the gradients follow from these. Anything below the smallest normal number may
+be flushed to zero.
 """
 
 from typing import Any, NamedTuple
@@ -40,14 +40,15 @@ from property_tests import example_count
 
 import jax_bnar
 
-# Examples of the property test, each a compiled program that runs on every regime; CI sets ten.
+# Examples of the property test. Each is a compiled program that runs on every regime; `make check`
+# tries ten times as many.
 EXAMPLES = example_count(4)
 
-# What is added up in the accumulation dtype before it goes to double: 32 rows of two streams. The
-# errors of sums of both signs, around an element near the mean, are smaller.
+# The number of squares that are added in the accumulation dtype before conversion to double: 32
+# rows of two streams. Errors are smaller for sums of both signs around an element near the mean.
 KERNEL_SQUARES = 64
 KERNEL_CHAIN = 40
-# Shapes in which the first elements, the first rows and the tails lie in tiles of their own.
+# Shapes in which the first elements, the first rows and the tails are in separate tiles.
 LAYOUTS = (
     ((129, 9, 33), 1, 1),
     ((5, 64, 257), 0, 1),
@@ -62,7 +63,7 @@ LAYOUTS = (
 
 
 class Limits(NamedTuple):
-    """Exact results, and how far off each may be."""
+    """Exact results, and the allowed error of each."""
 
     exact: dict[str, Array]
     allowed: dict[str, Array]
@@ -85,7 +86,7 @@ def total(array: Array) -> Array:
 
 
 class Statistics(NamedTuple):
-    """Of canonical long doubles: the exact values, and bounds of the errors."""
+    """Exact statistics of canonical long doubles, and bounds on the errors."""
 
     centred: Array
     mean: Array
@@ -98,12 +99,12 @@ def statistics(x: Array, case: Case, implementation: str) -> Statistics:
     wide = oracle.canonical(x, case.axis, case.num_groups).astype(np.longdouble)
     count = wide.shape[1] * wide.shape[3]
     u, tiny = unit(case.statistics_dtype), smallest(case.statistics_dtype)
-    # Around an element, or |mean| >> std would cost the 11 digits that float64 leaves.
+    # Sum differences from an element: with |mean| >> std, the extra 11 bits would not be enough.
     origin = wide[:, :1, :, :1]
     offset = total(wide - origin) / count
     mean, centred = origin + offset, (wide - origin) - offset
     var = total(np.square(centred)) / count
-    # XLA adds one by one; the errors of so many additions rarely have one sign.
+    # XLA adds one by one; the errors of so many additions rarely have the same sign.
     chain = KERNEL_CHAIN if implementation == "ffi" else KERNEL_CHAIN + count / 8
     var_chain = KERNEL_SQUARES if implementation == "ffi" else KERNEL_CHAIN + count / 2
     return Statistics(
@@ -116,7 +117,7 @@ def statistics(x: Array, case: Case, implementation: str) -> Statistics:
 
 
 def limits(case: Case, implementation: str, given: Operands, dout: Cotangents, y: Array) -> Limits:
-    """Of forward, and of backward with the gate of the ReLU taken from `y`."""
+    """Limits for forward, and for backward with the ReLU's gate taken from `y`."""
     s = statistics(given.x, case, implementation)
     wide = s.centred
     count = wide.shape[1] * wide.shape[3]
@@ -134,7 +135,7 @@ def limits(case: Case, implementation: str, given: Operands, dout: Cotangents, y
     z = tensor(given.z) if given.z is not None else np.zeros_like(wide)
     rstd = 1 / np.sqrt(s.var + np.longdouble(case.epsilon))
     a = scale * rstd
-    # Relative errors of rstd, and absolute ones of x - mean.
+    # The relative error of rstd, and the absolute error of x - mean.
     of_rstd = s.var_error * np.square(rstd) / 2 + 6 * u
     of_centred = s.mean_error + u * np.abs(wide) + tiny
 
@@ -152,7 +153,7 @@ def limits(case: Case, implementation: str, given: Operands, dout: Cotangents, y
     abs_e, abs_ec = total(np.abs(e)), total(np.abs(e * wide))
     of_sum_e = chain * u * abs_e + tiny
     of_sum_ec = chain * u * abs_ec + total(np.abs(e) * of_centred) + count * tiny
-    # The rounding of a mean that is far from 0 may be as large as x - mean itself.
+    # The rounding error of a mean far from 0 may be as large as x - mean itself.
     reach = np.abs(wide) + of_centred
     terms = np.abs(e) + abs_e / count + reach * np.square(rstd) * abs_ec / count
     dx_error = np.abs(a) * (
@@ -185,7 +186,7 @@ def limits(case: Case, implementation: str, given: Operands, dout: Cotangents, y
             # Rounded once to the accumulation dtype, and once to that of the parameter.
             extra = rounded(exact[name], dtype) + 2 * u * np.abs(exact[name])
             allowed[name] = allowed[name] + extra
-    # The bounds are of first order: products of two errors count where |mean| >> std.
+    # The bounds are first-order, but with |mean| >> std products of two errors matter.
     allowed = {name: bound * (1 + 2.0**-6) for name, bound in allowed.items()}
     return Limits(*({n: _as_given(n, v, case) for n, v in d.items()} for d in (exact, allowed)))
 
@@ -197,7 +198,7 @@ def _as_given(name: str, array: Array, case: Case) -> Array:
 
 
 def balanced_cotangents(case: Case, x: Array) -> Cotangents:
-    """Those of mean and var as large as lets every term of dx count, whatever the variance."""
+    """Cotangents of mean and var that make all terms of dx matter, whatever the variance."""
     dout = cotangents(case)
     var = statistics(x, case, "ffi").var.reshape(case.statistics_shape)
     rstd = (1 / np.sqrt(var + np.longdouble(case.epsilon))).astype(case.statistics_dtype)
@@ -217,7 +218,7 @@ def check(case: Case, implementation: str, given: Operands, label: str) -> Outco
 
 @st.composite
 def programs(draw: st.DrawFn) -> Case:
-    """Half of them of any shape, half in layouts that take several tiles."""
+    """Half of the cases have any shape, the other half layouts that span several tiles."""
     case = draw(cases())
     if draw(st.booleans()):
         return case
@@ -239,8 +240,8 @@ def programs(draw: st.DrawFn) -> Case:
 @both_implementations
 @settings(max_examples=EXAMPLES)
 @given(case=programs())
-# The rounding of a mean far from 0 is as large as the standard deviation: of two elements, and
-# where XLA forms the centre of pure JAX twice, once with a product and a sum contracted.
+# In these the rounding error of a mean far from 0 is as large as the standard deviation. Some have
+# two elements; in others XLA computes x - mean twice in pure JAX, once with a contracted product.
 @example(case=Case((2, 2), axis=0))
 @example(case=Case((17, 2), axis=0, dtype="float64"))
 @example(case=Case((64, 48), seed=2380))
@@ -314,7 +315,7 @@ def test_variance_of_padded_channels_is_no_worse_than_that_of_jnp(
         var = np.asarray(function(x, None, None, None).var)
         ours.append(np.max(np.abs(var - exact) / exact))
         theirs.append(np.max(np.abs(plain - exact) / exact))
-    # Both may be exact but for the last rounding, and then which is luckier is chance.
+    # If both are exact up to the last rounding, which one is better is chance.
     assert max(ours) <= max(*theirs, 4 * oracle.unit_roundoff(np.float32))
 
 
@@ -325,7 +326,7 @@ LARGE = [("float32", 1e13), ("float32", 1e15), ("bfloat16", 1e15), ("float64", 1
 
 def large(dtype: str, size: float, form: Any = "bn_add_relu") -> tuple[Case, Operands]:
     case = Case((17, 2049), 1, dtype, form)
-    # No scale near 0: its product with rstd^2 may be below the smallest number.
+    # Avoid scales near 0, whose product with rstd^2 may be below the smallest number.
     given_operands = operands(case)
     scale = np.where(given_operands.scale < 0, -1, 1) + given_operands.scale
     x = np.random.default_rng(1).standard_normal(case.shape) * size

@@ -46,7 +46,7 @@ def test_nan_stays_in_its_channel_and_group(
     function = operator(case.form, implementation=implementation, **case.keywords)
     before = function(*clean)
     x = clean.x.copy()
-    # Group 1, channel 4; the first element of a group is what a kernel may shift by.
+    # In group 1, channel 4. A kernel may shift by the first element of a group.
     np.moveaxis(x, axis, -1)[3 if position >= 0 else -1, position, 0, 4] = np.nan
     after = function(x, *clean[1:])
     touched = np.zeros((2, 19), bool)
@@ -69,7 +69,7 @@ def test_nan_stays_in_its_channel_and_group(
 def test_infinite_x(
     implementation: str, dtype: str, axis: int, position: int, infinity: float
 ) -> None:
-    """Mean and variance as `jnp.mean` and `jnp.var` have them: infinite and NaN."""
+    """The mean is infinite and the variance NaN, as with `jnp.mean` and `jnp.var`."""
     case = Case(SHAPE, axis, dtype)
     clean = operands(case)
     function = operator(case.form, implementation=implementation, **case.keywords)
@@ -99,7 +99,7 @@ def test_special_values_of_z_touch_one_element(implementation: str, axis: int) -
     assert np.isnan(after.y[0, 0, 0, 0])
     assert after.y[1, 2, 3, 4] == np.inf
     assert after.y[5, 18, 4, 18] == 0
-    # NaN is not > 0, so its gate is closed; nothing of the NaN reaches a gradient.
+    # NaN is not > 0, so its gate is closed, and the NaN does not reach any gradient.
     assert after.dz[0, 0, 0, 0] == 0
     assert after.dz[1, 2, 3, 4] == dout.y[1, 2, 3, 4]
     assert all(np.isfinite(gradient).all() for gradient in after[3:] if gradient is not None)
@@ -128,7 +128,7 @@ def test_gradient_is_zero_at_zero(implementation: str, dtype: str, save: str, ze
 def test_closed_gate_stops_every_cotangent(
     implementation: str, dtype: str, save: str, axis: int
 ) -> None:
-    """Even a NaN or Inf cotangent: a gate that multiplies by 0 lets it through."""
+    """Even NaN and Inf cotangents are stopped; a gate that multiplies by 0 would pass them."""
     case = Case(SHAPE, axis, dtype, save=save)
     given, dout = operands(case), cotangents(case)
     y = run(case, implementation, given, dout).y
@@ -145,7 +145,7 @@ def test_closed_gate_stops_every_cotangent(
 @both_implementations
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_tiny_epsilon(implementation: str, dtype: str) -> None:
-    """1e-300 is 0 in float32, and 0/0 would turn a constant channel into NaN."""
+    """1e-300 rounds to 0 in float32, and 0/0 would turn a constant channel into NaN."""
     case = Case((8, 16), dtype=dtype, epsilon=1e-300)
     given, dout = operands(case), cotangents(case)
     x = np.full_like(given.x, 0.1)
@@ -158,7 +158,7 @@ def test_tiny_epsilon(implementation: str, dtype: str) -> None:
 
 @both_implementations
 def test_large_values_do_not_overflow(implementation: str) -> None:
-    """float16 reaches 65504 and its squares do not; the arithmetic is float32."""
+    """The squares of large float16 values overflow float16, but the arithmetic is float32."""
     case = Case((64, 8), dtype="float16", scale_dtype=None, bias_dtype=None, form="batch_norm")
     x = np.where(np.arange(512).reshape(64, 8) % 16 < 8, 65504, -65504).astype(np.float16)
     y, mean, var = operator(case.form, implementation=implementation)(x, None, None, None)
@@ -170,7 +170,7 @@ def test_large_values_do_not_overflow(implementation: str) -> None:
 @both_implementations
 @pytest.mark.parametrize("save", ["y", "mask"])
 def test_z_is_x(implementation: str, save: str) -> None:
-    """The same array as both operands: gradients add up, and nothing is overwritten."""
+    """With the same array as both operands, gradients add up and nothing is overwritten."""
     case = Case((5, 7, 33), save=save)
     given, dout = operands(case), cotangents(case)
     apart = run(case, implementation, given._replace(z=given.x), dout)
@@ -190,7 +190,7 @@ def test_z_is_x(implementation: str, save: str) -> None:
 
 @both_implementations
 def test_numpy_operands_of_any_strides(implementation: str) -> None:
-    """Eager, on arrays that are reversed, transposed or sliced out of larger ones."""
+    """Eager calls on arrays that are reversed, transposed or slices of larger arrays."""
     case = Case((6, 8, 10))
     given = operands(case)
     x, z, scale, bias = given
@@ -212,7 +212,7 @@ def test_numpy_operands_of_any_strides(implementation: str) -> None:
 def test_two_runs_are_bitwise_equal(
     implementation: str, dtype: str, shape: tuple[int, ...], axis: int
 ) -> None:
-    """Large enough that several threads share the work."""
+    """The arrays are large enough for several threads to share the work."""
     case = Case(shape, axis, dtype, save="mask", ratio=10)
     given, dout = operands(case), cotangents(case)
     function = operator(case.form, implementation=implementation, **case.keywords)

@@ -1,13 +1,13 @@
-"""No deadlock and no cross-talk: many devices, many Python threads, each under a hard timeout.
+"""No deadlock and no cross-talk with many devices and many Python threads, each with a timeout.
 
-A CPU handler that schedules work on XLA's pool and waits for it hangs as soon as the handlers of
-several devices hold every thread of the pool.
+A CPU handler that schedules work on XLA's pool and waits for it would hang as soon as the handlers
+of several devices occupy every thread of the pool.
 """
 
 import pytest
 from subprocesses import IN_THREADS, run_python
 
-# One large enough for several threads, in either layout; a step is forward and backward.
+# A step is forward and backward on arrays that are large enough for several threads.
 SETUP = """
 import sys
 import jax.numpy as jnp
@@ -69,7 +69,7 @@ for _ in range(5):
 
 THREADS = """
 def work(i):
-    # Half of the threads compile a function of their own, half share one.
+    # Half of the threads compile their own function, the others share one.
     function = jax.jit(lambda *given: step(*given)) if i % 2 else jitted
     for _ in range(10):
         check(function(*operands))

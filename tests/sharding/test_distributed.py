@@ -1,4 +1,4 @@
-"""Several real processes on this machine train as one does: jax.distributed, gloo, loopback."""
+"""Several real processes (jax.distributed, gloo, loopback) train as a single one does."""
 
 import os
 import re
@@ -17,7 +17,7 @@ LAUNCH = ROOT / "examples" / "distributed" / "launch.py"
 
 
 def test_two_and_four_processes_train_as_one() -> None:
-    # Seven processes compile the same network: most of the time would go into making it fast.
+    # Seven processes compile the same network, and optimising it would take most of the time.
     environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     finished = subprocess.run(
         [sys.executable, LAUNCH, "--processes", "2", "4", "--steps", "6"],
@@ -29,7 +29,7 @@ def test_two_and_four_processes_train_as_one() -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
     runs = re.findall(r"(\d) processes, (\d) devices", finished.stdout)
     assert runs == [("1", "1"), ("2", "2"), ("4", "4")]
-    # Statistics of a process's own images would already differ in the first digit.
-    worst = re.findall(r"differ by (\S+) at most", finished.stdout)
+    # If statistics were those of a process's own images, losses would differ in the first digit.
+    worst = re.findall(r"differ by at most (\S+)", finished.stdout)
     assert len(worst) == 2
     assert max(map(float, worst)) < 1e-5

@@ -1,9 +1,10 @@
-"""What crosses devices, in compiled HLO: one small all-reduce each way, never an activation.
+"""Communication in compiled HLO: one small all-reduce each way, and never an activation.
 
     forward     2 * groups * C float64      mean and var + mean^2 of each device
     backward    2 * groups * C float32      sum(e) and sum(e*(x-mean))
 
-with C the channels that a device has, and groups the statistics groups that span devices.
+C is the number of channels on a device, and groups the number of statistics groups that span
+devices.
 """
 
 from typing import Any
@@ -30,7 +31,7 @@ WHOLE = {"jax_bnar_forward_v1": 1, "jax_bnar_backward_v1": 1}
 
 
 def step(form: str = "bn_add_relu", **keywords: Any) -> Any:
-    """Results and gradients from given cotangents: nothing else in it that reduces."""
+    """A function from given cotangents to results and gradients; it reduces nothing else."""
 
     def function(x: Any, z: Any, scale: Any, bias: Any, dy: Any, dstatistic: Any) -> Any:
         def forward(x: Any, z: Any, scale: Any, bias: Any) -> Any:
@@ -44,7 +45,7 @@ def step(form: str = "bn_add_relu", **keywords: Any) -> Any:
 
 
 def placed(case: Case, mesh: Any, spec: P, *, statistic: P | None = None) -> list[Any]:
-    """Operands and cotangents; vectors lie as the channels do."""
+    """Operands and cotangents on the mesh; vectors are sharded like the channels."""
     given, dout = operands(case), cotangents(case)
     along = [*spec, *[None] * (len(case.shape) - len(spec))]
     channels = P(along[case.axis])
@@ -110,7 +111,7 @@ def test_one_all_reduce_of_forward_alone() -> None:
 
 @pytest.mark.parametrize("form", ["bn_relu", "batch_norm"])
 def test_other_forms(form: str) -> None:
-    """The sign of the ReLU from x: one tiny kernel call more, and no collective."""
+    """Recovering the ReLU's sign from x takes one tiny kernel call and no collective."""
     mesh = make_mesh("auto", d=8)
     given = placed(Case((16, 3, 24)), mesh, P("d"))
     assert collectives(step(form), *given) == summed(1, 24)
@@ -147,7 +148,7 @@ def test_groups_that_fit_a_device_stay_on_it(save: str, kind: MeshKind) -> None:
     with use_mesh(mesh):
         found = collectives(function, *given)
         assert hlo_calls(function, *given) == WHOLE
-    # The gradients of scale and bias, which the groups share, are summed outside of the kernels.
+    # The groups share scale and bias, whose gradients are summed outside the kernels.
     assert [[each.shape for each in operation] for operation in found] == [[(24,), (24,)]]
 
 
@@ -169,7 +170,7 @@ def test_vmapped_over_the_sharded_axis_nothing_crosses() -> None:
 
 
 def test_cotangent_that_comes_replicated() -> None:
-    """The gradient of a sum is a broadcast: it must not drag x to every device."""
+    """The gradient of a sum is a broadcast; it must not cause x to be gathered."""
     mesh = make_mesh("auto", d=8)
     x, z, scale, bias, *_ = placed(Case((16, 3, 24)), mesh, P("d"))
 
@@ -189,7 +190,9 @@ def test_replicated_residual_is_cut_where_it_lies() -> None:
 
 
 def test_mask_whose_bytes_the_shards_would_break_gathers_and_says_so() -> None:
-    """45 bits to a shard: the documented exception, right but not free; save="y" has none."""
+    """A shard has 45 bits. This documented case is correct but costs an all-gather; save="y" does
+    not.
+    """
     mesh = make_mesh("auto", d=8)
     given = placed(Case((8, 9, 5)), mesh, P("d"))
     assert "all-gather" in {c.opcode for o in collectives(step(save="mask"), *given) for c in o}

@@ -1,6 +1,6 @@
-"""What custom_partitioning cannot do in this JAX, each with its way out: pure JAX.
+"""What custom_partitioning cannot do in this JAX. In each case pure JAX works instead.
 
-Where one of these starts to pass, the limit is gone and the README has to say so.
+If one of these calls no longer raises, the limit is gone and the README has to be updated.
 """
 
 import functools
@@ -71,7 +71,7 @@ def test_export_for_several_devices_is_pure_jax() -> None:
 
 
 def test_gspmd_partitions_too() -> None:
-    """The partitioner before Shardy, for as long as JAX has it."""
+    """Tests the partitioner before Shardy, for as long as JAX has it."""
     mesh = make_mesh("auto", d=8)
     jax.config.update("jax_use_shardy_partitioner", False)
     try:

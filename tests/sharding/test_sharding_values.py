@@ -1,4 +1,4 @@
-"""jit with sharded arrays: statistics, outputs and gradients of the whole array, by the oracle."""
+"""jit with sharded arrays: statistics, outputs and gradients against the oracle's."""
 
 import functools
 from typing import Any
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.quick
 
 kinds = pytest.mark.parametrize("kind", ["auto", "explicit"])
 
-# Shape, channel axis, mesh, and what of it shards each axis of x.
+# Shape, channel axis, mesh, and the sharding of x.
 LAYOUTS: dict[str, tuple[tuple[int, ...], int, dict[str, int], P]] = {
     "batch": ((16, 3, 2, 24), -1, {"d": 8}, P("d")),
     "batch-nchw": ((8, 24, 3, 2), 1, {"d": 8}, P("d")),
@@ -57,8 +57,8 @@ def outcome_on(
 ) -> Outcome:
     mesh = make_mesh(kind, **sizes)
     along = [*spec, *[None] * (given.x.ndim - len(spec))]
-    # Types of Explicit meshes: a cotangent is sharded as its result, mean and var as the channels,
-    # and as the batch where each device has groups of its own.
+    # On Explicit meshes a cotangent must be sharded like its result: mean and var like the
+    # channels, and also like the batch if each device has whole groups.
     groups = [along[0] if case.num_groups % mesh.size == 0 else None]
     statistic = P(*(groups if case.num_groups > 1 else []), along[case.axis])
     place = functools.partial(put, mesh=mesh)
@@ -78,7 +78,7 @@ def outcome_on(
                 place(dout.var, spec=statistic),
             ),
         )
-    # A result that had been gathered would be no less right, so ask where it lies.
+    # A gathered result would have the right values too, so check its sharding.
     if implementation == "ffi":
         for array in (results[0], gradients.x):
             assert array.sharding.is_equivalent_to(placed.x.sharding, array.ndim)
@@ -128,16 +128,16 @@ def test_dtypes(dtype: str, name: str) -> None:
 @pytest.mark.parametrize("save", ["y", "mask"])
 @pytest.mark.parametrize("form", ["bn_relu", "batch_norm"])
 def test_forms(form: Any, save: str) -> None:
-    """bn_relu with save="y" finds the sign of the ReLU in x: there y and dy meet at 0 exactly."""
+    """With bn_relu, backward recovers the sign of the ReLU from x."""
     shape, axis, sizes, spec = LAYOUTS["batch"]
     check(Case(shape, axis, form=form, save=save, bias_dtype=None), "auto", sizes, spec)
 
 
 @pytest.mark.parametrize("how", ["jit", "vmap"])
 def test_sign_found_in_x_is_that_of_forward(how: str) -> None:
-    """Without a residual backward computes y again, and must come to the same side of 0.
+    """Without a residual, backward recomputes y and must get the same sign.
 
-    The bias takes one y of each channel to 0, where the last bit of scale*rstd decides. With dy = 1
+    The bias moves one y of each channel to 0, where the last bit of scale*rstd decides. With dy = 1
     the gradient of the bias counts the open gates.
     """
     x, _, scale, _ = operands(Case((16, 3, 512)))
@@ -168,7 +168,7 @@ def _sum_and_y(forward: Any) -> Any:
     return function
 
 
-# 8 devices: groups of whole devices, of half a device, over two devices, and across boundaries.
+# On 8 devices a group is one device, half a device, two devices, or crosses their boundaries.
 GROUPS = {"whole": (16, 8), "several": (32, 16), "spanning": (16, 4), "straddling": (24, 6)}
 
 
@@ -181,20 +181,20 @@ def test_ghost_batch(kind: MeshKind, name: str, save: str) -> None:
 
 
 def test_ghost_batch_on_a_plane() -> None:
-    """The mesh axis of the rows splits every group, that of the batch none."""
+    """The mesh axis over the rows splits every group, the one over the batch none."""
     case = Case((8, 4, 3, 8), num_groups=4, save="mask")
     check(case, "auto", {"d": 4, "s": 2}, P("d", "s"))
 
 
 @pytest.mark.parametrize("ratio", [1e4, 1e6])
 def test_variance_far_below_the_mean(ratio: float) -> None:
-    """E[x^2]-E[x]^2 in float32 has no digit left beyond a ratio of a few thousand."""
+    """E[x^2]-E[x]^2 in float32 has no correct digits beyond a ratio of a few thousand."""
     case = Case((64, 8, 24), ratio=ratio, form="batch_norm")
     x = operands(case).x
     mesh = make_mesh("auto", d=8)
     result = jax.jit(lambda x: jax_bnar.batch_norm(x, None, None))(put(x, mesh, P("d")))
     exact = x.astype(np.float64).var((0, 1))
-    # The devices' means are float32 each: at 1e6 that is what is left of the variance.
+    # Each device's mean is float32, which limits the accuracy of the variance at 1e6.
     assert np.abs(np.asarray(result.var) / exact - 1).max() < 1e-3 * (ratio / 1e4)
     unit = np.spacing(np.abs(np.asarray(result.mean)))
     assert (np.abs(np.asarray(result.mean) - x.astype(np.float64).mean((0, 1))) <= unit).all()
@@ -253,7 +253,7 @@ def test_eager() -> None:
 
 
 def test_uneven_shards() -> None:
-    """Four rows on eight devices: XLA pads, and the padding must not count."""
+    """With four rows on eight devices XLA pads, and the padding must not count."""
     given, mesh = operands(CASE), make_mesh("auto", d=8)
 
     def function(x: Any, *rest: Any) -> Any:
@@ -279,7 +279,7 @@ def test_inference() -> None:
 
 @pytest.mark.parametrize("spec", [P("d"), P(None, "d"), P("s", "d")], ids=["0", "1", "2"])
 def test_vmap_of_sharded(spec: P) -> None:
-    """Mapped over the sharded axis, over another, and sharded on both."""
+    """vmap over the sharded axis, over another one, and with both sharded."""
     x, z, scale, bias = operands(Case((8, 16, 3, 8)))
     mesh = make_mesh("auto", d=8) if spec != P("s", "d") else make_mesh("auto", d=4, s=2)
     both = jax.jit(jax.vmap(gradients, (0, 0, None, None)))
@@ -349,5 +349,5 @@ assert not jax.config.jax_enable_x64
 
 
 def test_without_x64() -> None:
-    """As users have it: float64 exists in the all-reduce and nowhere else, without a warning."""
+    """By default x64 is off: only the all-reduce uses float64, and there is no warning."""
     run_python(WITHOUT_X64, timeout=300, prelude="")

@@ -1,4 +1,4 @@
-"""What the tests of examples/resnet50 share. Import it before any module of the example."""
+"""Shared by the tests of examples/resnet50. Import it before any module of the example."""
 
 import dataclasses
 import io
@@ -40,7 +40,7 @@ from sklearn.datasets import load_sample_images  # noqa: E402
 
 @contextmanager
 def as_users_run_jax() -> Iterator[None]:
-    """The tests' strict settings are not those of the program, and Flax does not work with them."""
+    """Undoes the tests' strict settings: the program has none, and Flax does not support them."""
     with (
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
@@ -50,7 +50,7 @@ def as_users_run_jax() -> Iterator[None]:
 
 
 def save_pictures(root: pathlib.Path, train: int, val: int) -> None:
-    """Parts of scikit-learn's two photographs, as classes: root/<split>/{china, flower}/*.jpg."""
+    """Saves crops of scikit-learn's two photographs as root/<split>/{china, flower}/*.jpg."""
     generator = np.random.default_rng(0)
     photographs: Any = load_sample_images()
     for name, photograph in zip(("china", "flower"), photographs.images, strict=True):
@@ -64,7 +64,7 @@ def save_pictures(root: pathlib.Path, train: int, val: int) -> None:
 
 
 def tiny(source: str, output: pathlib.Path, **changes: Any) -> config.Config:
-    """The preset of the source with a network of one block; `changes` by the name of the field."""
+    """The source's preset with a network of one block, and `changes` by the name of the field."""
     _, preset = config.PRESETS[source]
     changes = {
         "image_size": 8 if source == "digits" else 32,
@@ -93,7 +93,7 @@ def tiny(source: str, output: pathlib.Path, **changes: Any) -> config.Config:
 
 
 def silent_console() -> Console:
-    """Its text is in `.file.getvalue()`."""
+    """A console whose text is in `.file.getvalue()`."""
     return Console(file=io.StringIO(), width=1000)
 
 
@@ -104,7 +104,7 @@ def printed(console: Console) -> str:
 
 
 def environment(cache: pathlib.Path | None = None) -> dict[str, str]:
-    """For a program of the example; `cache` keeps what is compiled, for the next one."""
+    """The environment for a program of the example; `cache` is for compiled programs."""
     variables = {k: v for k, v in os.environ.items() if k != "JAX_BNAR_IMPLEMENTATION"}
     variables["COLUMNS"] = "100"
     if cache is not None:
@@ -114,7 +114,7 @@ def environment(cache: pathlib.Path | None = None) -> dict[str, str]:
 
 
 def run(program: str, *arguments: Any, cache: pathlib.Path | None = None) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of a program of the example."""
+    """Runs a program of the example; returns exit status, standard output and standard error."""
     finished = subprocess.run(
         [sys.executable, EXAMPLE / program, *map(str, arguments)],
         env=environment(cache),
@@ -125,13 +125,13 @@ def run(program: str, *arguments: Any, cache: pathlib.Path | None = None) -> tup
     return finished.returncode, finished.stdout, finished.stderr
 
 
-# A small run; the folder of pictures is for what needs pictures.
+# Options of a small run, for tests that do not need a folder of pictures.
 DIGITS = {"norm": "fused", "batch_size": 64, "epochs": 0.5}
 TIMING = ("images_per_second", "data_wait")
 
 
 def lines(output: pathlib.Path) -> list[dict[str, Any]]:
-    """The metrics but for what depends on the clock."""
+    """The metrics, except those that depend on the clock."""
     found = metrics.read(output / "metrics.jsonl")
     return [{k: v for k, v in line.items() if k not in TIMING} for line in found]
 
@@ -151,7 +151,7 @@ def digits_losses(output: pathlib.Path) -> list[float]:
 
 
 def variables(filters: int = 2, classes: int = 3, fill: float = 1.0) -> dict[str, Any]:
-    """The few of a network that the parts around it tell apart, all of one value."""
+    """A few variables of a network, enough for what uses it, all filled with one value."""
     return {
         "params": {
             "conv_init": {"kernel": jnp.full((3, 3, 1, filters), fill, jnp.float32)},

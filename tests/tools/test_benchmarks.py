@@ -1,4 +1,4 @@
-"""Smoke tests of benchmarks/: the sites are ResNet-50's, and the harness runs without PyTorch."""
+"""Smoke tests of benchmarks/: the sites are those of ResNet-50, and PyTorch is not required."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.one_python
 
 @pytest.fixture
 def default_promotion():
-    """The benchmark runs as its users run JAX; Flax does not work under strict promotion."""
+    """Benchmarks run with JAX's default promotion; Flax does not work with strict promotion."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -48,7 +48,7 @@ def test_sites_are_those_of_resnet50():
 
 
 def test_sites_have_the_parameters_of_resnet50():
-    # scale and bias of all BatchNorms, as in torchvision's resnet50
+    # The number of scales and biases of all BatchNorms in torchvision's resnet50.
     assert sum(2 * site.count * site.channels for site in RESNET50_SITES) == 53_120
 
 
@@ -120,7 +120,7 @@ def test_steps_take_turns(monkeypatch):
         min_sample_ms=0,
         each_round=lambda: calls.append("|"),
     )
-    # a round: an untimed call and one timed call of each, the order rotating
+    # A round consists of an untimed and a timed call of each, in rotating order.
     assert "".join(calls).split("|")[1:] == ["aabb", "bbaa", "aabb"]
     assert [len(timing.samples_ms) for timing in timings.values()] == [3, 3]
 
@@ -158,11 +158,11 @@ def test_folded_inference(tmp_path: Path):
 
 
 def test_table_of_collective_bytes() -> None:
-    """What we are compared with, so that the comparison stays true.
+    """Pins the communication of Flax, so that the published comparison stays true.
 
-    Flax with its fast variance, E[x^2]-E[x]^2, has five sums in two all-reduces, once XLA combines
-    them; with the variance that does not cancel, six in four that wait for each other: our bytes in
-    twice the steps.
+    With its fast variance, E[x^2]-E[x]^2, Flax has five sums in two all-reduces after XLA combines
+    them. With the variance that does not cancel it has six sums in four dependent all-reduces: as
+    many bytes as ours, in twice as many steps.
     """
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         found = {
@@ -174,5 +174,5 @@ def test_table_of_collective_bytes() -> None:
         "Flax": (2, 20 * 24),
         "Flax, use_fast_variance=False": (4, 24 * 24),
     }
-    # So a training step of ResNet-50 sends 24 bytes for each of its 26560 BatchNorm channels.
+    # A training step of ResNet-50 therefore sends 24 bytes for each of 26560 BatchNorm channels.
     assert sum(site.count * site.channels for site in RESNET50_SITES) == 26560

@@ -1,4 +1,4 @@
-"""The pages in docs/: their Python runs, what they name exists, a strict build has no warning."""
+"""The pages in docs/: their code runs, what they name exists, a strict build has no warnings."""
 
 import pathlib
 import re
@@ -31,7 +31,7 @@ def test_guide_runs(page: pathlib.Path) -> None:
     """Each page is one program, from top to bottom, with eight CPU devices."""
     blocks = snippets(page)
     if page.stem == "gpu":
-        assert blocks == []  # nothing to run without one
+        assert blocks == []  # there is nothing to run without a GPU
         return
     assert blocks
     ends = "print('done')"
@@ -41,14 +41,14 @@ def test_guide_runs(page: pathlib.Path) -> None:
 
 
 def test_snippets_of_other_pages_are_in_the_guide() -> None:
-    """Where nobody runs it, Python would go stale."""
+    """Code on pages that no test runs would go stale."""
     assert [page.name for page in PAGES if page not in GUIDE and snippets(page)] == []
 
 
 def test_paths_exist() -> None:
-    """Files and folders that README and the pages name in backticks.
+    """Files and folders that the README and the pages name in backticks exist.
 
-    From the root of the checkout where they have a folder, anywhere where they have none.
+    A name with a folder is a path from the root of the checkout; one without may be anywhere.
     """
     folders = "|".join(FOLDERS)
     suffixes = "md|toml|yml|py|cc|h|cuh?"
@@ -70,7 +70,10 @@ def test_paths_exist() -> None:
 
 
 def test_tests_in_tables_exist() -> None:
-    """`test_file` or `test_file.py::test_name`, in README's and docs' tables."""
+    """Tests named in the tables of the README and docs/ exist.
+
+    They are written `test_file` or `test_file.py::test_name`.
+    """
     named = re.compile(r"`(?:tests/\w+/)?(test_\w+)(?:\.py)?(?:::(test_\w+))?`")
     found = 0
     missing = []
@@ -87,7 +90,7 @@ def test_tests_in_tables_exist() -> None:
 
 
 def test_every_variable_is_in_the_table() -> None:
-    """Environment variables and options of the build, in the sources and in the table."""
+    """The table lists all environment variables and build options in the sources, and no others."""
     suffixes = {".py", ".cc", ".h", ".cu", ".cuh", ".cmake", ".toml"}
     places = [ROOT / name for name in ("CMakeLists.txt", "Makefile", "pyproject.toml")]
     places += [path for path in (ROOT / ".ci").iterdir() if path.is_file()]
@@ -107,7 +110,7 @@ def test_every_variable_is_in_the_table() -> None:
 
 
 def test_rooms_are_in_the_diagram() -> None:
-    """The layers that import-linter holds are those of the page on architecture, in order."""
+    """The layers that import-linter checks are those on the architecture page, in order."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (rooms,) = project["tool"]["importlinter"]["contracts"]
     layers = [name for layer in rooms["layers"] for name in layer.split(" | ")]
@@ -135,7 +138,7 @@ def test_builds_strictly(tmp_path: pathlib.Path) -> None:
         assert page.relative_to(DOCS).with_suffix(".html").as_posix() in html
     for name in ("jax_bnar.bn_add_relu", "jax_bnar.flax_layers.BatchNorm"):
         assert f'id="{name}"' in html["api.html"]
-    # Nothing from elsewhere: no fonts, no scripts.
+    # The pages load nothing from other sites, neither fonts nor scripts.
     loaded = re.compile(r"""<(?:script|link|img)[^>]+(?:src|href)="?(?:https?:)?//[^">\s]+""")
     for name, text in html.items():
         assert loaded.findall(text) == [], name

@@ -1,4 +1,4 @@
-"""`python -m jax_bnar.doctor`: tells a healthy installation from a broken one, and says why."""
+"""`python -m jax_bnar.doctor` recognises broken installations and says what is wrong."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ def run_doctor(*arguments: str, **environment: str) -> "subprocess.CompletedProc
 
 
 def report(**examined: _run.Examined) -> Report:
-    """The report on `default` and, by the value of JAX_PLATFORMS, on the others."""
+    """The report on `default` and on other platforms, named by the value of JAX_PLATFORMS."""
     return _run.report(lambda jax_platforms: examined[jax_platforms or "default"])
 
 
@@ -81,7 +81,7 @@ def test_healthy() -> None:
         (dtype, layout) for dtype in ("float32", "bfloat16") for layout in ("NHWC", "NCHW")
     }
     assert all(case["agrees"] and 0 <= case["largest_error"] <= 1 for case in cpu["cases"])
-    # The headers that a jaxlib carries are those of its own runtime.
+    # The headers in jaxlib have the version of its runtime.
     header = pathlib.Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text()
     numbers = re.findall(r"define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header)
     assert cpu["runtime_ffi_api_version"] == [int(number) for number in numbers]
@@ -91,7 +91,7 @@ def test_healthy() -> None:
 
 
 def test_native_module_missing(tmp_path: pathlib.Path) -> None:
-    # For the processes that the doctor starts too.
+    # A sitecustomize also affects the processes that the doctor starts.
     blocked = "import sys\nsys.modules['jax_bnar._native'] = None\n"
     (tmp_path / "sitecustomize.py").write_text(blocked)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -107,7 +107,7 @@ def test_native_module_missing(tmp_path: pathlib.Path) -> None:
 
 @pytest.fixture
 def installed(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A copy of the package, native module and all, that shadows the installed one."""
+    """A copy of the package, with its native module, that shadows the installed one."""
     package = tmp_path / "jax_bnar"
     shutil.copytree(
         pathlib.Path(jax_bnar.__file__).parent,
@@ -118,7 +118,7 @@ def installed(tmp_path: pathlib.Path) -> pathlib.Path:
     module = targets._native.__file__
     assert module is not None
     shutil.copy(module, package)
-    # An editable install would find the sources first.
+    # The finder of an editable install would come first and find the sources.
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__name__.startswith('Scikit')]"
@@ -132,7 +132,7 @@ def test_truncated_native_module(installed: pathlib.Path) -> None:
     with module.open("r+b") as file:
         file.truncate(module.stat().st_size // 4)
     path = os.pathsep.join([str(installed.parent), os.environ.get("PYTHONPATH", "")])
-    # Not the folder that the tests run in: it may be the checkout.
+    # Keep the current directory off the path, because it may be the checkout.
     found_first = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     loaded = subprocess.run([sys.executable, "-c", "import jax_bnar"], env=os.environ | found_first)
     assert loaded.returncode == -signal.SIGBUS
@@ -174,7 +174,7 @@ def test_cuda_of_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_plugin_that_does_not_start(tmp_path: pathlib.Path) -> None:
-    """JAX logs why, and raises nothing that would tell."""
+    """JAX only logs the reason; the exception that it raises does not tell."""
     plugin = tmp_path / "jax_plugins" / "xla_cuda13"
     plugin.mkdir(parents=True)
     (plugin / "__init__.py").write_text("def initialize(): raise OSError('no cuDNN here')")
@@ -193,7 +193,7 @@ def test_plugin_that_does_not_start(tmp_path: pathlib.Path) -> None:
     reasons = [problem["reason"] for problem in cuda["problems"]]
     assert any(reason.startswith("JAX made no device: ") for reason in reasons)
     assert "JAX has no CUDA plugin" not in reasons
-    # The report is whole all the same.
+    # The report is complete all the same.
     assert found["platforms"]["cpu"]["status"] == "works"
     assert "jaxlib: " in found["jax_environment"]
 
@@ -287,7 +287,7 @@ def test_cuda_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_variables")
 def test_gpu_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX falls back to the CPU, and the report says why."""
+    """JAX falls back to the CPU, and the report gives the reason."""
     monkeypatch.setattr(_environment, "has_cuda_plugin", lambda versions: True)
     broken = Examination(step="start of the backend", error="RuntimeError: CUDA_ERROR_NO_DEVICE")
     found = report(default=_run.Examined(ALL_WELL, None), cuda=_run.Examined(broken, None))
@@ -316,7 +316,7 @@ def test_gpu_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_crash(step: str, status: str, works: bool) -> None:
-    """Whatever the process was at; without JAX's text the verdict is still whole."""
+    """A process may crash at any step; without JAX's text the verdict is still complete."""
     found_so_far = dataclasses.replace(ALL_WELL, step=step, jax_environment=None)
     if status == "unavailable":
         found_so_far = Examination(step=step)
@@ -365,10 +365,10 @@ def test_a_process_that_hangs_is_killed_with_its_children(tmp_path: pathlib.Path
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     begin = time.monotonic()
-    # The child holds the output open too.
+    # The child process keeps the output open too.
     hung = _processes.run(["sh", "-c", f"echo begun; sleep 60 3>{fifo} & sleep 60"], timeout=0.5)
     assert hung == ("no answer within 0.5 s", "begun\n", "")
-    # Readable, with nothing to read, once no process can write.
+    # The fifo is readable, at end of file, once no process can write to it.
     assert select.select([reader], [], [], 30)[0]
     assert os.read(reader, 1) == b""
     assert time.monotonic() - begin < 30
@@ -396,7 +396,7 @@ def test_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> 
     file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\n")
     monkeypatch.setattr(_environment, "_DRIVER_FILE", file)
     assert _environment._nvidia() == ("580.65.06", ())
-    # What the open kernel module says of itself.
+    # The open kernel module describes itself differently.
     file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08  Release\n")
     assert _environment._nvidia() == ("575.57.08", ())
     file.unlink()

@@ -1,4 +1,4 @@
-"""`import jax_bnar` needs jax and numpy only, starts no backend, and reads its environment late."""
+"""`import jax_bnar` needs only jax and numpy, starts no backend, and reads variables when used."""
 
 import jax
 import numpy as np
@@ -19,13 +19,13 @@ def test_import_without_flax() -> None:
         jax_bnar.bn_add_relu(np.ones((2, 3), np.float32), np.ones((2, 3), np.float32), None, None)
         """,
         timeout=120,
-        # JAX itself uses SciPy, and a None would block it: load it first.
+        # JAX itself uses SciPy, which the None would block, so it is loaded first.
         prelude="import jax, jax.numpy, scipy",
     )
 
 
 def test_import_does_not_start_a_backend() -> None:
-    """Else `jax.config.update("jax_num_cpu_devices", ...)` after the import would come too late."""
+    """Otherwise setting `jax_num_cpu_devices` after the import would come too late."""
     output = run_python(
         """
         import jax, jax_bnar
@@ -38,7 +38,7 @@ def test_import_does_not_start_a_backend() -> None:
     assert output.split() == ["3"]
 
 
-# As in a source tree that was never built.
+# The state of a source tree that was never built.
 WITHOUT_NATIVE_MODULE = """
 import os, sys, warnings
 os.environ.pop("JAX_BNAR_IMPLEMENTATION", None)
@@ -81,14 +81,14 @@ def test_one_warning_where_the_native_module_did_not_load() -> None:
     ids=["argument", "environment", "import alone"],
 )
 def test_no_warning_where_pure_jax_was_chosen(choice: str) -> None:
-    """A warning would be an error in that process."""
+    """Warnings are errors in that process."""
     run_python(choice, timeout=120, prelude=WITHOUT_NATIVE_MODULE)
 
 
 OLD_JAX = """
 import jax
 jax.__version__, jax.__version_info__ = "0.8.1", (0, 8, 1)
-# A name that the old one does not have.
+# A name that the old version does not have.
 del jax.typeof
 """
 
@@ -130,7 +130,7 @@ def test_public_names() -> None:
 def test_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("JAX_BNAR_IMPLEMENTATION", value)
 
-    # A function of its own for each value: a cached trace would hide the environment.
+    # A new function for each value, because a cached trace would hide the environment.
     def function(x: jax.Array) -> jax.Array:
         return jax_bnar.bn_relu(x, None, None).y
 

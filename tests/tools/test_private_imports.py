@@ -1,4 +1,4 @@
-"""Modules of JAX that are not public API are imported in one file."""
+"""Only one file imports modules of JAX that are not public API."""
 
 import ast
 import pathlib
@@ -9,7 +9,7 @@ PACKAGE = pathlib.Path(jax_bnar.__file__).parent
 
 
 def imported(path: pathlib.Path) -> set[str]:
-    """Every module that a file imports, and every name that it imports from one."""
+    """Every module that a file imports, and every name that it imports from a module."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

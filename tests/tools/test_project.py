@@ -1,4 +1,4 @@
-"""Facts of the project that stand in two of its files agree, and files that are named exist."""
+"""Facts stated in two files of the project agree, and files that are named exist."""
 
 import os
 import pathlib
@@ -36,14 +36,14 @@ def test_oldest_jax() -> None:
     oldest = ">=" + ".".join(map(str, startup.OLDEST_JAX))
     required = specifiers(PROJECT["project"]["dependencies"])
     assert required["jax"] == required["jaxlib"] == oldest
-    # The headers are the oldest ones, too: newer ones are refused by older runtimes.
+    # The headers must be the oldest ones too, because older runtimes reject newer headers.
     built_with = specifiers(PROJECT["build-system"]["requires"])["jaxlib"]
     assert built_with.replace("==", ">=") == oldest
 
 
 @pytest.mark.parametrize("extra", PROJECT["project"]["optional-dependencies"])
 def test_extras_ask_for_what_the_build_needs(extra: str) -> None:
-    """An older nanobind in the environment would be the one that its builds find."""
+    """Without isolation, a build would use an older nanobind that an extra has installed."""
     build = specifiers(PROJECT["build-system"]["requires"])
     found = specifiers(PROJECT["project"]["optional-dependencies"][extra])
     for name in build.keys() & found.keys():
@@ -51,11 +51,11 @@ def test_extras_ask_for_what_the_build_needs(extra: str) -> None:
 
 
 def test_tools_that_judge_are_pinned() -> None:
-    """Else a new release of one turns the lint of an old commit red."""
+    """Otherwise a new release of a tool could make lint fail on an old commit."""
     tools = specifiers(PROJECT["project"]["optional-dependencies"]["lint"])
     for name in ("ruff", "clang-format", "vulture"):
         assert tools[name].startswith("=="), f"{name}{tools[name]}"
-    # Each of its releases counts up the third number, and may find more than the one before.
+    # Every release of pyright increments the third number and may report new errors.
     assert re.fullmatch(r"==1\.1\.\d+", tools["pyright"])
 
 
@@ -69,7 +69,7 @@ def test_the_hook_formats_what_lint_checks() -> None:
 
 
 def test_files_that_sources_name_exist() -> None:
-    """Documents anywhere, and paths from the root of the checkout."""
+    """Checks names of documents anywhere, and paths from the root of the checkout."""
     folders = "|".join(map(re.escape, FOLDERS))
     named = re.compile(rf"\b[\w./-]+\.md\b|(?<![\w/.])(?:{folders})/[\w./-]+\.(?:py|cc|cuh?|h)\b")
     documents = {path.name for path in ROOT.glob("*.md")} | {
@@ -99,7 +99,7 @@ def make(*arguments: str, directory: pathlib.Path) -> str:
 
 
 def test_make_clean_leaves_what_users_made(tmp_path: pathlib.Path) -> None:
-    """`runs` is where the ResNet-50 example writes: days of training."""
+    """The ResNet-50 example writes to `runs`, which may hold days of training."""
     users = ("runs/resnet50", "dist", "data")
     for folder in (*users, ".venv", "build/develop", "demo_output", ".pytest_cache"):
         (tmp_path / folder).mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_make_help_lists_the_targets(tmp_path: pathlib.Path) -> None:
 def test_make_installs_what_depends_on_a_file(
     tmp_path: pathlib.Path, touched: str, remade: list[str]
 ) -> None:
-    """One order of the stamps of .venv: `make test` after `make demo` compiles nothing."""
+    """The stamps have a fixed order, so `make test` after `make demo` compiles nothing."""
     for name in ("pyproject.toml", "CMakeLists.txt", "cpu/operations.cc", ".ci/requirements.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -132,7 +132,7 @@ def test_make_installs_what_depends_on_a_file(
     for seconds, name in enumerate(stamps, 1):
         (tmp_path / ".venv" / name).touch()
         os.utime(tmp_path / ".venv" / name, (seconds, seconds))
-    # Packages that were installed later leave the module as it is.
+    # Installing more packages later does not rebuild the module.
     for target in ("demo", "test"):
         assert "pip install" not in make("-n", target, directory=tmp_path)
     (tmp_path / touched).touch()
@@ -164,7 +164,7 @@ def test_requirements_of_the_build_and_of_extras() -> None:
 
 
 def test_every_mark_is_one_that_a_target_runs() -> None:
-    """A tier that no target selects would be a test that nobody runs."""
+    """Tests in a tier that no target selects would never run."""
     marks = {text.split(":")[0] for text in PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
     assert marks == {"quick", "slow", "one_python", "large", "gpu"}
     makefile = (ROOT / "Makefile").read_text()

@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands there."""
+"""The Python code in the README runs unchanged."""
 
 import re
 
@@ -13,5 +13,5 @@ def test_snippets_run() -> None:
     assert len(snippets) == 3
     ends = "print(y.shape, dx.shape)"
     report, shapes = run_python("\n".join([*snippets, ends]), timeout=300).splitlines()
-    assert "bn_add_relu [float64[16,56,56,256]]" in report  # as conftest has it
+    assert "bn_add_relu [float64[16,56,56,256]]" in report  # float64, as conftest enables x64
     assert shapes == "(2, 56, 56, 256) (16, 56, 56, 256)"

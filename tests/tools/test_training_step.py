@@ -1,4 +1,4 @@
-"""What benchmarks/network/training_step.py counts; its users' times are for a person to read."""
+"""Tests what benchmarks/network/training_step.py counts; its timings are not tested."""
 
 import functools
 from typing import Any
@@ -21,15 +21,15 @@ def test_residuals_are_counted_once_and_without_the_arguments() -> None:
     x = jnp.ones((5, 7), jnp.float32)
 
     def sines(x: jax.Array) -> tuple[jax.Array, None]:
-        return (jnp.sin(x) * x).sum(), None  # keeps sin(x) and cos(x); x is the argument
+        return (jnp.sin(x) * x).sum(), None  # keeps sin(x) and cos(x); x is an argument
 
     assert residual_bytes(sines, x) == 2 * x.nbytes
     assert residual_bytes(lambda x: ((x * x).sum(), None), x) == 0
 
 
 def test_the_fused_block_keeps_less() -> None:
-    """At the rate of what the kernels save: x of each BatchNorm, and y, which the next layer keeps
-    anyway; or a bit for each element in place of the last y.
+    """It keeps what the kernels save: x of each BatchNorm, and y, which the next layer keeps
+    anyway; with masks, one bit per element instead of the last y.
     """
     images = np.ones((8, 4, 4, 16), np.float32)
 
@@ -52,7 +52,7 @@ def test_the_fused_block_keeps_less() -> None:
             kept, (BatchNorm, functools.partial(BatchNorm, save="mask"), nn.BatchNorm)
         )
     assert masks < fused < 0.75 * plain
-    # relu(bn(conv(.))) twice with 4 channels, once with 16: x and y of each, and the statistics.
+    # relu(bn(conv(.))) twice with 4 channels and once with 16: x and y of each, plus statistics.
     elements = 8 * 4 * 4
     arrays = 4 * elements * (4 + 4 + 4 + 4 + 16 + 16)
     assert arrays <= fused < arrays + 2048
