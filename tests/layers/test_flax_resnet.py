@@ -18,9 +18,9 @@ from flax_tools import (
     tolerance,
     trained_looking,
 )
-from plain_resnet import PlainResNet
 
 import jax_bnar
+from benchmarks.models.linen import PlainResNet
 from jax_bnar.flax_layers import BatchNorm, FusedBottleneck, ResNet, ResNet50
 
 PLAIN = functools.partial(nn.BatchNorm, use_fast_variance=False)

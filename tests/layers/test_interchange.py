@@ -10,8 +10,8 @@ import optax
 import pytest
 from flax import nnx
 from flax_tools import apply, as_flax_needs_it, assert_close, normal, tolerance, trained_looking
-from plain_resnet import PlainResNet
 
+from benchmarks.models.linen import PlainResNet
 from jax_bnar import flax_layers, nnx_layers
 
 checkpoint = pytest.importorskip("orbax.checkpoint", reason="these tests are about its files")

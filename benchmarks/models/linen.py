@@ -11,6 +11,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from benchmarks.models.network import Network
+
 # Flax's fast variance is not accurate enough to compare with.
 NORM = functools.partial(nn.BatchNorm, use_fast_variance=False)
 
@@ -63,3 +65,15 @@ class PlainResNet(nn.Module):
                 filters = self.num_filters * 2**stage
                 x = BottleneckResNetBlock(filters, strides, conv, norm, shortcut)(x)
         return nn.Dense(self.num_classes, dtype=self.dtype)(x.mean(axis=(1, 2)))
+
+
+def network(stages: Sequence[int], width: int, shape: Sequence[int]) -> Network:
+    net = PlainResNet(stages, 10, width)
+    variables = net.init(jax.random.key(0), jnp.zeros(shape, jnp.float32))
+
+    def apply(parameters: Any, state: Any, images: jax.Array) -> tuple[jax.Array, Any]:
+        variables = {"params": parameters, "batch_stats": state}
+        outputs, updated = net.apply(variables, images, True, mutable=["batch_stats"])
+        return jnp.asarray(outputs), updated["batch_stats"]
+
+    return Network(apply, variables["params"], variables["batch_stats"])
