@@ -1,8 +1,8 @@
 """Flax Linen layers on the fused operators: `BatchNorm`, `FusedBottleneck`, `ResNet`, `ResNet50`.
 
 Their variables have the names, shapes and dtypes of `flax.linen.BatchNorm` and of Flax's ImageNet
-example, so that checkpoints fit both ways. (Linen names variables after the class: hence the name
-`BatchNorm`.) `fold_batch_norms` makes a trained `ResNet` one for inference.
+example, so checkpoints are interchangeable. (Linen names variables after the class, hence the name
+`BatchNorm`.) `fold_batch_norms` converts a trained `ResNet` for inference.
 """
 
 try:

@@ -1,7 +1,7 @@
 """Flax NNX layers on the fused operators: `BatchNorm`, `FusedBottleneck`, `ResNet`, `ResNet50`.
 
-`convert_batch_norms` puts our BatchNorm into an existing model, in place; `fold_batch_norms` makes
-a trained `ResNet` one for inference.
+`convert_batch_norms` replaces the BatchNorms of an existing model by ours, in place;
+`fold_batch_norms` converts a trained `ResNet` for inference.
 """
 
 try:

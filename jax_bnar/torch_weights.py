@@ -5,12 +5,12 @@
     variables = torch_weights.to_linen(weights, net)
     model = torch_weights.to_nnx(weights, nnx_layers.ResNet50(1000, rngs=nnx.Rngs(0)))
 
-Convolution kernels turn from (out, in, H, W) into (H, W, in, out), the matrix of `fc` is
-transposed; `num_batches_tracked` is dropped. `from_linen` and `from_nnx` lead back. For training to
-go on as in PyTorch, whose running variance is the unbiased one and whose momentum 0.1 is our 0.9:
-`norm=functools.partial(BatchNorm, unbiased_running_var=True)`.
+Convolution kernels are transposed from (out, in, H, W) to (H, W, in, out), and so is the matrix of
+`fc`; `num_batches_tracked` is dropped. `from_linen` and `from_nnx` convert back. To continue
+training as in PyTorch, which stores the unbiased running variance, construct the network with
+`norm=functools.partial(BatchNorm, unbiased_running_var=True)`. PyTorch's momentum 0.1 is our 0.9.
 
-Reading `.safetensors` needs the package safetensors, reading `.pth` needs PyTorch.
+Reading `.safetensors` requires the package safetensors, and reading `.pth` requires PyTorch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ _STATISTICS: Final = ("mean", "var")
 
 
 class _Module(NamedTuple):
-    """One layer: torchvision's name, where it is in ours, and what it is."""
+    """One layer: torchvision's name, the paths in the Linen and NNX networks, and the kind."""
 
     torch: str
     linen: tuple[str, ...]
@@ -43,20 +43,20 @@ class _Module(NamedTuple):
 
 
 def read(path: str | Path) -> Weights:
-    """The state dict in a file, as NumPy arrays.
+    """Reads the state dict in a file as NumPy arrays.
 
     Args:
-        path: `.safetensors`, or `.pth` or `.pt` as `torch.save` writes it: a state dict, or a
-            checkpoint with one under "state_dict" or "model".
+        path: a `.safetensors` file, or a `.pth` or `.pt` file written by `torch.save` that holds a
+            state dict or a checkpoint with one under "state_dict" or "model".
 
     Returns:
-        Arrays by torchvision's names ("module." of DistributedDataParallel removed); bfloat16 as
-        float32.
+        Arrays by torchvision's names, without DistributedDataParallel's prefix "module.". bfloat16
+        is converted to float32.
 
     Raises:
         FileNotFoundError: there is no such file.
         ImportError: the package that reads this format is not installed.
-        ValueError: the file is of another format, damaged, or holds no state dict.
+        ValueError: the file has another format, is damaged, or does not hold a state dict.
     """
     path = Path(path)
     readers = {".safetensors": _read_safetensors, ".pth": _read_torch, ".pt": _read_torch}
@@ -71,19 +71,20 @@ def read(path: str | Path) -> Weights:
 
 
 def to_linen(weights: Mapping[str, Any], net: Any) -> dict[str, Any]:
-    """Variables of a Linen `ResNet` from weights under torchvision's names.
+    """Converts weights under torchvision's names to the variables of a Linen `ResNet`.
 
     Args:
-        weights: arrays by name, as `read` gives them (or a `state_dict()` of NumPy arrays).
+        weights: arrays by name, as returned by `read` (or a `state_dict()` of NumPy arrays).
         net: the `jax_bnar.flax_layers.ResNet` that they are for.
 
     Returns:
         `{"params": ..., "batch_stats": ...}` in the dtypes of the network.
 
     Raises:
-        TypeError: net is no ResNet.
-        ValueError: a weight is missing, unexpected or of another shape (all of them are named), or
-            the network pads as PyTorch does not, or lacks a parameter that torchvision's has.
+        TypeError: net is not a ResNet.
+        ValueError: weights are missing, unexpected or have another shape (the message lists them),
+            or the network pads differently from PyTorch, or it lacks a parameter that torchvision's
+            network has.
     """
     _require_resnet(net, "padding")
     _require_padding(net.padding)
@@ -110,17 +111,17 @@ def to_linen(weights: Mapping[str, Any], net: Any) -> dict[str, Any]:
 
 
 def to_nnx(weights: Mapping[str, Any], model: Any) -> Any:
-    """Puts weights under torchvision's names into an NNX `ResNet`, in place.
+    """Loads weights under torchvision's names into an NNX `ResNet`, in place.
 
     Args:
         weights: as in `to_linen`.
-        model: a `jax_bnar.nnx_layers.ResNet`, or one that `nnx.eval_shape` made.
+        model: a `jax_bnar.nnx_layers.ResNet`, or one created by `nnx.eval_shape`.
 
     Returns:
         The model.
 
     Raises:
-        TypeError, ValueError: as `to_linen`; the model is unchanged then.
+        TypeError, ValueError: as for `to_linen`; the model is then unchanged.
     """
     _require_resnet(model, "stem")
     _require_padding(model.stem.padding)
@@ -132,10 +133,10 @@ def to_nnx(weights: Mapping[str, Any], model: Any) -> Any:
 
 
 def from_linen(net: Any, variables: Mapping[str, Any]) -> Weights:
-    """Weights under torchvision's names of a Linen `ResNet`; `to_linen` undoes it.
+    """The weights of a Linen `ResNet` under torchvision's names: the inverse of `to_linen`.
 
-    PyTorch's `load_state_dict` takes them after `torch.from_numpy`; `safetensors.numpy.save_file`
-    writes them.
+    Apply `torch.from_numpy` to each for PyTorch's `load_state_dict`, or write them to a file with
+    `safetensors.numpy.save_file`.
     """
     return {
         _torch_name(module, leaf): _to_torch(value, module.kind)
@@ -145,7 +146,7 @@ def from_linen(net: Any, variables: Mapping[str, Any]) -> Weights:
 
 
 def from_nnx(model: Any) -> Weights:
-    """Weights under torchvision's names of an NNX `ResNet`; `to_nnx` undoes it."""
+    """The weights of an NNX `ResNet` under torchvision's names: the inverse of `to_nnx`."""
     return {name: _to_torch(v.get_value(), kind) for name, (kind, v) in _nnx_leaves(model)}
 
 
@@ -174,7 +175,7 @@ def _torch_name(module: _Module, leaf: str) -> str:
 
 
 def _linen_leaves(variables: Any, module: _Module) -> Iterator[tuple[str, str, Any]]:
-    """(leaf, collection, value) of one module."""
+    """Yields (leaf, collection, value) for each leaf of a module."""
     for leaf in _TORCH_NAMES[module.kind]:
         collection = "batch_stats" if leaf in _STATISTICS else "params"
         path = (collection, *module.linen, leaf)
@@ -187,7 +188,7 @@ def _linen_leaves(variables: Any, module: _Module) -> Iterator[tuple[str, str, A
 
 
 def _nnx_leaves(model: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """(torch name, (kind, variable)) of a model."""
+    """Yields (torch name, (kind, variable)) for each leaf of a model."""
     for module in _modules(model.stage_sizes):
         node = model
         for key in module.nnx:
@@ -203,7 +204,7 @@ def _to_jax(value: Any, kind: str, dtype: Any) -> jax.Array:
     array = np.asarray(value)
     if array.ndim > 1:
         array = array.transpose(_TRANSPOSED[kind])
-    # A copy: PyTorch may go on to write to the memory of an array that shares it.
+    # jnp.array copies, because the array may share its memory with PyTorch, which may write to it.
     return jnp.array(array, dtype)
 
 
@@ -211,14 +212,14 @@ def _to_torch(value: Any, kind: str) -> Array:
     array = np.asarray(value)
     if array.ndim > 1:
         array = array.transpose(np.argsort(_TRANSPOSED[kind]))
-    # A copy, for PyTorch takes no array that it may not write to.
+    # np.array copies, because PyTorch does not accept read-only arrays.
     return np.array(array, order="C")
 
 
 def _lacks(path: Sequence[str | int]) -> ValueError:
     return ValueError(
-        f"torch_weights: the network has no {'.'.join(map(str, path))}, as torchvision's has; make"
-        " it with BatchNorms that have scale and bias, and neither folded nor without statistics."
+        f"torch_weights: the network has no {'.'.join(map(str, path))}, but torchvision's network"
+        " has one; its BatchNorms need scale, bias and running statistics, and must not be folded."
     )
 
 
@@ -235,12 +236,12 @@ def _require_padding(padding: str) -> None:
     if padding != "torch":
         raise ValueError(
             "torch_weights: these weights were trained with one pixel of padding on every side, but"
-            f" the network has padding={padding!r}; make it with padding='torch'."
+            f" the network has padding={padding!r}; construct it with padding='torch'."
         )
 
 
 def _check(weights: Mapping[str, Any], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Names every weight that does not fit, in PyTorch's shapes."""
+    """Raises an error that names the weights that do not fit, with shapes as in PyTorch."""
     given = {n: v for n, v in weights.items() if not n.endswith(".num_batches_tracked")}
     problems = []
     if missing := [name for name in expected if name not in given]:
@@ -252,7 +253,7 @@ def _check(weights: Mapping[str, Any], expected: Mapping[str, tuple[str, tuple[i
         if len(shape) > 1:
             shape = tuple(shape[i] for i in np.argsort(_TRANSPOSED[kind]))
         if name in given and np.shape(given[name]) != shape:
-            misshapen.append(f"{name} has shape {np.shape(given[name])} for {shape}")
+            misshapen.append(f"{name} has shape {np.shape(given[name])}, expected {shape}")
     if misshapen:
         problems.append(_some(misshapen))
     if problems:
@@ -272,12 +273,12 @@ def _read_safetensors(path: Path) -> Weights:
         import safetensors.numpy  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"torch_weights: reading {path} needs safetensors: pip install jax-bnar[weights]"
+            f"torch_weights: reading {path} requires safetensors: pip install jax-bnar[weights]"
         ) from error
     try:
         return safetensors.numpy.load_file(path)
     except safetensors.SafetensorError as error:
-        raise ValueError(f"torch_weights: {path} is no safetensors file: {error}") from error
+        raise ValueError(f"torch_weights: {path} is not a safetensors file: {error}") from error
 
 
 def _read_torch(path: Path) -> Weights:
@@ -285,10 +286,10 @@ def _read_torch(path: Path) -> Weights:
         import torch  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"torch_weights: reading {path} needs PyTorch; without it, use a .safetensors file"
+            f"torch_weights: reading {path} requires PyTorch; without it, use a .safetensors file"
         ) from error
     try:
-        # weights_only: an arbitrary pickle would run code.
+        # weights_only, because unpickling an arbitrary file could run code.
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(f"torch_weights: PyTorch cannot read {path}: {error}") from error
@@ -298,6 +299,6 @@ def _read_torch(path: Path) -> Weights:
     if not isinstance(loaded, dict) or not all(
         isinstance(v, torch.Tensor) for v in loaded.values()
     ):
-        raise ValueError(f"torch_weights: {path} holds no state dict of tensors.")
+        raise ValueError(f"torch_weights: {path} does not hold a state dict of tensors.")
     tensors = {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in loaded.items()}
     return {name: tensor.detach().numpy() for name, tensor in tensors.items()}

@@ -1,1 +1,1 @@
-"""Flax layers around the operators: what Linen and NNX share."""
+"""Flax layers built on the operators; this level holds what Linen and NNX share."""

@@ -1,4 +1,4 @@
-"""What the activation of a layer may be, and which part of it the operators take in."""
+"""The activation argument of a layer, and the part of it that the operators can fuse."""
 
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
@@ -7,23 +7,23 @@ import jax
 
 from jax_bnar._base.config import Activation
 
-# As a user writes it; `nn.relu` of Linen and `nnx.relu` are the same object as `jax.nn.relu`.
+# What a user may pass. Linen's `nn.relu` and `nnx.relu` are the same object as `jax.nn.relu`.
 ActivationLike = Literal["relu", "none"] | Callable[..., Any] | None
 
 
 class LayerActivation(NamedTuple):
-    """An activation, divided.
+    """An activation, split into a fused and an unfused part.
 
     Attributes:
-        fused: what the operator applies.
-        after: what plain JAX applies to the operator's result, or None.
+        fused: the part that the operator applies.
+        after: the function that plain JAX applies to the operator's result, or None.
     """
 
     fused: Activation
     after: Callable[..., Any] | None = None
 
     def finish(self, y: jax.Array) -> jax.Array:
-        """The activation of a y to which the operator has applied `fused`."""
+        """Applies the rest of the activation to a y to which the operator has applied `fused`."""
         if self.after is None:
             return y
         result = self.after(y)
@@ -35,7 +35,7 @@ class LayerActivation(NamedTuple):
         return result
 
     def unfused(self, y: jax.Array) -> jax.Array:
-        """The activation of a y to which nothing has been applied."""
+        """Applies the whole activation to a y to which nothing has been applied."""
         return self.finish(jax.nn.relu(y) if self.fused == "relu" else y)
 
 
@@ -44,11 +44,11 @@ NONE: Final = LayerActivation("none")
 
 
 def layer_activation(layer: str, field: str, given: Any) -> LayerActivation:
-    """Divides what the field of a layer was given.
+    """Validates and splits the value that a layer's field was given.
 
     Raises:
-        ValueError: a string that names no activation.
-        TypeError: neither a string nor None nor a callable, or a class.
+        ValueError: the value is a string that does not name an activation.
+        TypeError: the value is a class, or it is not a string, None or a callable.
     """
     if isinstance(given, str):
         if given not in ("relu", "none"):

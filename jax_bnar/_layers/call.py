@@ -1,7 +1,7 @@
-"""One call of a BatchNorm layer, between the library's variables and the operators.
+"""One call of a BatchNorm layer: the arithmetic between Flax's variables and the operators.
 
-The operators know one channel axis and one dtype. The layers of Flax know several feature axes,
-masks, named axes, and a result dtype of their own.
+The operators support one channel axis and one dtype. Flax's layers also support several feature
+axes, masks, named axes, and a separate result dtype.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from jax_bnar._sharding.collectives import parts_of
 
 @dataclasses.dataclass(frozen=True)
 class LayerCall:
-    """The options of a layer that its arithmetic depends on; fields as those of the layers."""
+    """The options of a layer that affect its arithmetic, named like the layer's fields."""
 
     axis: Any
     epsilon: float
@@ -38,10 +38,10 @@ class LayerCall:
 
     @classmethod
     def of(cls, layer: Any) -> "LayerCall":
-        """The options that a layer, of Linen or NNX, has as attributes of the same names.
+        """Reads the options from the attributes of a Linen or NNX layer.
 
         Raises:
-            ValueError, TypeError: the activation is none.
+            ValueError, TypeError: the activation is invalid.
         """
         options: dict[str, Any] = {
             field.name: getattr(layer, field.name) for field in dataclasses.fields(cls)
@@ -63,7 +63,7 @@ class LayerCall:
         mask: OptionalArray,
         result: Any,
     ) -> tuple[jax.Array, BatchStatistics]:
-        """(y, statistics of x); y has the dtype `result` unless a callable changes it."""
+        """(y, statistics of x); y has dtype `result` unless the activation function changes it."""
         view = channel_view(self.axis, x.shape)
         x, residual, scale, bias = _operands(view, x, residual, scale, bias, result)
         if mask is not None:
@@ -102,7 +102,7 @@ class LayerCall:
         *,
         result: Any,
     ) -> jax.Array:
-        """y; its dtype is `result` unless a callable changes it."""
+        """y, with dtype `result` unless the activation function changes it."""
         view = channel_view(self.axis, x.shape)
         x, residual, scale, bias = _operands(view, x, residual, scale, bias, result)
         vectors = scale, bias, mean.reshape(-1), var.reshape(-1)
@@ -131,8 +131,8 @@ class LayerCall:
     ) -> tuple[jax.Array, BatchStatistics]:
         if resolve_implementation("BatchNorm", self.implementation) == "ffi":
             raise NotImplementedError(
-                "BatchNorm: mask has no kernel yet, but implementation='ffi' asks for one;"
-                " implementation=None computes it in plain JAX."
+                "BatchNorm: there is no kernel for mask yet, but implementation='ffi' requires one;"
+                " implementation=None computes the result in plain JAX."
             )
         return masked.normalise(
             check_operands(
@@ -166,7 +166,7 @@ def require_real(x: jax.Array, result: Any, instead: str) -> None:
         if jnp.issubdtype(dtype, jnp.complexfloating):
             raise NotImplementedError(
                 f"BatchNorm: {name} has the complex dtype {np.dtype(dtype)}, which the fused"
-                f" operators do not know; use {instead}."
+                f" operators do not support; use {instead}."
             )
 
 
@@ -178,7 +178,7 @@ def _operands(
     bias: OptionalArray,
     result: Any,
 ) -> tuple[jax.Array, OptionalArray, OptionalArray, OptionalArray]:
-    """In the view with one channel axis, and in the dtype that the operator runs in."""
+    """The operands in the view with one channel axis, in the dtype that the operator runs in."""
     arrays = [x] if residual is None else [x, residual]
     compute = compute_dtype(result, *(a.dtype for a in arrays))
     x_view, *residual_view = (view.view(a.astype(compute)) for a in arrays)

@@ -1,4 +1,4 @@
-"""How the feature axes of a layer become the one channel axis that the operators know."""
+"""Maps the feature axes of a layer to the single channel axis that the operators support."""
 
 import math
 import operator
@@ -10,10 +10,10 @@ import numpy as np
 
 
 class ChannelView(NamedTuple):
-    """How an array with any number of feature axes is seen as one with a single channel axis.
+    """A view of an array with any number of feature axes as one with a single channel axis.
 
-    Adjacent feature axes merge in place, which moves no data; others are transposed to the end.
-    Without an axis to reduce over, the view gets one of length 1.
+    Adjacent feature axes are merged in place, which moves no data; others are transposed to the
+    end. If there is no axis to reduce over, the view gets one of length 1.
     """
 
     features: tuple[int, ...]
@@ -31,7 +31,7 @@ class ChannelView(NamedTuple):
 
 
 def feature_axes(axis: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Non-negative, sorted feature axes without duplicates.
+    """The feature axes as sorted non-negative integers without duplicates.
 
     Raises:
         TypeError: an axis is not an integer.
@@ -53,7 +53,7 @@ def feature_axes(axis: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def channel_view(axis: Any, shape: tuple[int, ...]) -> ChannelView:
-    """The view of an array of this shape whose feature axes are `axis`."""
+    """The view of an array of this shape with the feature axes `axis`."""
     features = feature_axes(axis, shape)
     reduced = tuple(a for a in range(len(shape)) if a not in features)
     channels = math.prod(shape[a] for a in features)

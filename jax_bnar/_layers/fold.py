@@ -9,13 +9,14 @@ import numpy as np
 from jax_bnar._base.config import Activation
 from jax_bnar._operators import api
 
-# Statistics that change nothing: 1/sqrt(var + epsilon) is exactly 1 in every accumulation dtype.
+# With these, 1/sqrt(var + epsilon) is exactly 1 in every accumulation dtype, so that normalising
+# with mean 0 changes nothing.
 _EPSILON = 2.0**-17
 _VAR = 1 - _EPSILON
 
 
 class Folded(NamedTuple):
-    """A convolution with a bias, in place of a convolution and a BatchNorm."""
+    """The kernel and bias of a convolution that replaces a convolution and a BatchNorm."""
 
     kernel: jax.Array
     bias: jax.Array
@@ -24,20 +25,21 @@ class Folded(NamedTuple):
 def fold(
     kernel: Any, scale: Any, bias: Any, mean: Any, var: Any, epsilon: float, more_bias: Any = None
 ) -> Folded:
-    """The convolution whose result is that of `kernel`, normalised.
+    """The convolution that is equivalent to that with `kernel`, followed by the BatchNorm.
 
         kernel * a, bias - mean * a    with a = scale / sqrt(var + epsilon)
 
-    Computed in float64, for it happens once; results have the dtype of the kernel and of mean.
+    The arithmetic runs in float64, because it happens only once. The folded kernel has the dtype of
+    `kernel`, and the bias has the dtype of `mean`.
 
     Args:
-        kernel: output channels last.
+        kernel: convolution kernel with the output channels last.
         scale: shape (C,), or None for 1.
         bias: shape (C,), or None for 0.
         mean: shape (C,).
         var: shape (C,).
-        epsilon: of the normalisation.
-        more_bias: another one to add, or None.
+        epsilon: epsilon of the BatchNorm.
+        more_bias: another bias to add, or None.
     """
     wide = {n: np.asarray(v, np.float64) for n, v in (("mean", mean), ("var", var))}
     a = 1 / np.sqrt(wide["var"] + epsilon)
@@ -63,7 +65,7 @@ def bias_act(
 ) -> jax.Array:
     """act(x + bias + residual), channels last, in one pass of the inference kernel.
 
-    The kernel adds the bias, not the convolution, which would do it in a pass of its own.
+    The kernel adds the bias, because the convolution would need another pass over memory for it.
     """
     mean, var = jnp.zeros_like(bias), jnp.full_like(bias, _VAR)
     vectors = (None, bias, mean, var)

@@ -1,6 +1,6 @@
-"""Statistics over the elements that a mask selects, and y by them: plain JAX.
+"""Batch normalisation with statistics over the elements that a mask selects, in plain JAX.
 
-The operators know no mask, so this path has no kernel.
+The operators do not support masks, so this path has no kernel.
 """
 
 from typing import Any
@@ -26,9 +26,9 @@ def normalise(
     axis_name: Any,
     axis_index_groups: Any,
 ) -> tuple[jax.Array, BatchStatistics]:
-    """(y, statistics) by the elements of x where the mask, of the shape of x, is True.
+    """(y, statistics) where only elements of x with a True mask, of the shape of x, count.
 
-    The statistics are those of the named axes' whole batch, by count.
+    Statistics cover the whole batch over the named axes, weighted by the number of such elements.
     """
     x, z, scale, bias, layout = operands
 
@@ -65,14 +65,15 @@ def normalise(
 def _statistics(
     x: jax.Array, mask: jax.Array, axis_name: Any, axis_index_groups: Any
 ) -> BatchStatistics:
-    """Statistics of canonical x, (G, C) each, over its unmasked elements on all devices.
+    """Statistics of canonical x, (G, C) each, over its selected elements on all devices.
 
-    Sums and counts are added up, so devices (or groups) with different counts weigh as they should.
-    In two passes around a first estimate of the mean: E[x^2]-E[x]^2 would lose the variance where
-    |mean| >> std.
+    Sums and counts are reduced separately, so devices with different counts are weighted correctly.
+    This takes two passes, the second relative to an estimate of the mean, because E[x^2]-E[x]^2
+    would lose the variance if |mean| >> std.
     """
     wide = x.astype(accumulation_dtype(x.dtype))
-    # Selected before any arithmetic: a masked NaN or Inf must not reach the gradient as 0*Inf.
+    # Other elements are zeroed before any arithmetic, so that a NaN or Inf among them cannot reach
+    # the gradient as 0*Inf.
     wide = jnp.where(mask, wide, jnp.zeros_like(wide))
 
     def across_devices(local: jax.Array) -> jax.Array:
@@ -86,13 +87,14 @@ def _statistics(
     def around(array: jax.Array, centre: jax.Array) -> jax.Array:
         return array - jnp.broadcast_to(centre[:, None, :, None], x.shape)
 
-    # Counted in integers: a float32 sum of ones stops growing at 2^24.
+    # The count is an integer, because a float32 sum of ones stops growing at 2^24.
     elements = across_devices(mask.sum(axis=(1, 3), dtype=jnp.int32)).astype(wide.dtype)
     estimate = jax.lax.stop_gradient(total(wide) / elements)
-    # An Inf as centre would turn Inf-Inf into a NaN mean.
+    # An infinite estimate is replaced, because Inf-Inf would turn the mean into a NaN.
     estimate = jnp.where(jnp.isfinite(estimate), estimate, jnp.zeros_like(estimate))
     centred = around(wide, estimate)
     offset = total(centred) / elements
-    # Not around the mean, whose rounding alone would show in a variance far below it.
+    # Relative to estimate + offset unrounded: the rounding error of the mean alone would show in a
+    # variance far below it.
     var = total(jnp.square(around(centred, offset))) / elements
     return BatchStatistics(estimate + offset, var, elements)

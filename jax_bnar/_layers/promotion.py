@@ -1,4 +1,4 @@
-"""Which dtype the operator of a layer runs in."""
+"""The dtype in which a layer runs its operator."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from jax_bnar._base.dtypes import SUPPORTED
 
 
 def promoted(*dtypes: Any) -> np.dtype:
-    """JAX's promotion of dtypes, even where the user has made implicit promotion an error."""
+    """JAX's dtype promotion, even if the user has made implicit promotion an error."""
     with jax.numpy_dtype_promotion("standard"):
         result = np.dtype(dtypes[0])
         for dtype in dtypes[1:]:
@@ -19,9 +19,9 @@ def promoted(*dtypes: Any) -> np.dtype:
 
 
 def compute_dtype(*dtypes: Any) -> np.dtype:
-    """The dtype in which an operator runs so that no operand loses a digit.
+    """The dtype in which an operator runs so that no operand loses precision.
 
-    The widest of the given dtypes; what the operators do not know (integers, float8) counts as
-    float32, as in Flax.
+    It is the promotion of the given dtypes. Dtypes that the operators do not support (integers,
+    float8) count as float32, as in Flax.
     """
     return promoted(*(d if np.dtype(d) in SUPPORTED else np.float32 for d in dtypes))

@@ -1,4 +1,4 @@
-"""Options of a ResNet that do not depend on the neural-network library."""
+"""Options of a ResNet that Linen and NNX share."""
 
 import functools
 from collections.abc import Mapping
@@ -6,12 +6,12 @@ from typing import Any, Final, Literal
 
 Padding = Literal["SAME", "torch"]
 
-# Of 3x3 windows. With strides 2 and an even size "SAME" pads at the end only.
+# The padding of 3x3 windows. With strides 2 and an even size, "SAME" pads at the end only.
 PADDINGS: Final[Mapping[str, Any]] = {"SAME": "SAME", "torch": ((1, 1), (1, 1))}
 
 
 def choice(field: str, value: Any, choices: Mapping[str, Any]) -> Any:
-    """What the value of a field stands for; ValueError for an unknown one."""
+    """Looks up the value of a field, with a ValueError for an unknown one."""
     if value not in choices:
         allowed = " or ".join(repr(choice) for choice in choices)
         raise ValueError(f"ResNet: {field} must be {allowed}, got {value!r}.")
@@ -19,14 +19,14 @@ def choice(field: str, value: Any, choices: Mapping[str, Any]) -> Any:
 
 
 def norm_class(norm: Any) -> Any:
-    """The class that a partial makes, or the class itself."""
+    """The class underlying a `functools.partial`, or the class itself."""
     while isinstance(norm, functools.partial):
         norm = norm.func
     return norm
 
 
 def require_no_activation(norm: Any) -> None:
-    """The block decides what each norm applies: the one of a shortcut must apply nothing."""
+    """Refuses a norm with an activation: the block sets it, and a shortcut's norm has none."""
     while isinstance(norm, functools.partial):
         if "activation" in norm.keywords:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The statistics of a batch, and what the running ones become by them."""
+"""The statistics of a batch, and the update of the running statistics."""
 
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ class BatchStatistics(NamedTuple):
     """Statistics of one batch, in the accumulation dtype.
 
     Attributes:
-        mean: shape (C,), or (num_groups, C) where num_groups > 1.
+        mean: shape (C,), or (num_groups, C) if num_groups > 1.
         var: population variance, with the shape of mean.
-        elements: number of elements behind each value: an integer, or an array that broadcasts.
+        elements: the number of elements behind each value, an integer or a broadcastable array.
     """
 
     mean: jax.Array
@@ -30,13 +30,14 @@ def running_average(
     *,
     dtype: np.dtype,
 ) -> jax.Array:
-    """`momentum*old + (1-momentum)*batch`, where a leading group axis of `batch` is averaged.
+    """`momentum*old + (1-momentum)*batch`; a leading group axis of `batch` is averaged first.
 
     Args:
         old: the running statistic, any shape with C elements.
         batch: shape (C,) or (num_groups, C).
         momentum: weight of the old value.
-        dtype: that of the batch statistic in Flax; the result has its promotion with old's dtype.
+        dtype: the dtype that Flax gives the batch statistic. The result's dtype is its promotion
+            with the dtype of `old`.
     """
     if batch.ndim == 2:
         batch = batch.mean(axis=0)
@@ -47,7 +48,7 @@ def running_average(
 
 
 def unbiased(statistics: BatchStatistics) -> jax.Array:
-    """The variance times n/max(n-1, 1), as PyTorch and cuDNN put it into running statistics."""
+    """The variance times n/max(n-1, 1), as in the running statistics of PyTorch and cuDNN."""
     var, elements = statistics.var, statistics.elements
     if isinstance(elements, int):
         return var * (elements / max(elements - 1, 1))

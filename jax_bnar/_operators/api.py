@@ -53,10 +53,11 @@ def bn_add_relu(
 
         y = relu(scale * (x - mean) / sqrt(var + epsilon) + bias + z)
 
-    per channel, with the mean and the population variance over all other axes. The arithmetic runs
-    in float32 (float64 for float64 x) and is rounded once, at the end. Forward and backward are one
-    kernel call each; backward reads y (or a bit mask of y > 0) and never the pre-ReLU tensor. The
-    operator is differentiable with respect to x, z, scale and bias, and through mean and var.
+    mean and var are the mean and the population variance of each channel, over all other axes. The
+    arithmetic runs in float32 (float64 for float64 x) and is rounded once, at the end. Forward and
+    backward are one kernel call each; backward reads y (or a bit mask of y > 0) and never the
+    pre-ReLU tensor. The operator is differentiable with respect to x, z, scale and bias, and
+    through mean and var.
 
     Args:
         x: float16, bfloat16, float32 or float64, of any rank >= 2, with C channels along `axis`. It

@@ -13,8 +13,8 @@ from jax_bnar.doctor._text import render
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jax_bnar.doctor",
-        description="Says whether the kernels of jax_bnar work here, and if not, why and what to"
-        " do. Exit code 0 if they work on JAX's default platform, else 1.",
+        description="Checks whether the kernels of jax_bnar work here; if not, says why and what to"
+        " do. The exit code is 0 if they work on JAX's default platform, and 1 otherwise.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(

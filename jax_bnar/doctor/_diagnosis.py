@@ -1,4 +1,4 @@
-"""From what was found to a verdict: what is wrong on each platform, and the way out."""
+"""Turns findings into a diagnosis: what is wrong on each platform, and how to fix it."""
 
 from jax_bnar._kernels import targets
 from jax_bnar.doctor import _environment
@@ -12,13 +12,13 @@ from jax_bnar.doctor._report import (
     Versions,
 )
 
-# Long enough for the traceback of a plugin.
+# Long enough for a plugin's traceback.
 _LOG_CHARACTERS = 4000
-_OUR_KERNELS_OFF = "until then, JAX_BNAR_IMPLEMENTATION=xla computes in pure JAX"
+_OUR_KERNELS_OFF = "until it is fixed, JAX_BNAR_IMPLEMENTATION=xla computes in pure JAX"
 _ASK = f"please open an issue with this report; {_OUR_KERNELS_OFF}"
 _JAX_ALONE = (
-    "this is JAX's own start of the device: make `python -c 'import jax; print(jax.devices())'`"
-    " work first"
+    "JAX itself cannot start the device: make `python -c 'import jax; print(jax.devices())'` work"
+    " first"
 )
 
 
@@ -38,16 +38,15 @@ def diagnose(
 ) -> PlatformReport:
     """The report of one platform.
 
-    `examination` is None where the platform was not examined. `trouble` is what became of the
-    process that examined it, or why there was none; None if all went well. `log` is what the
-    process said on standard error.
+    `examination` is None if the platform was not examined. `trouble` says how the examining process
+    failed, or why there was none; None means success. `log` is the process's standard error.
     """
     found = examination or Examination()
     problems: list[Problem] = []
     status: Status
     if examination is None and trouble is not None:
         status = "excluded"
-        problems.append(Problem(trouble, "unset JAX_PLATFORMS to have it examined"))
+        problems.append(Problem(trouble, "unset JAX_PLATFORMS to examine it"))
     elif found.device_kind is None:
         status = "unavailable"
         problems += _no_device(platform, found, trouble, versions, machine)
@@ -85,8 +84,8 @@ def _no_device(
             problems.append(
                 Problem(
                     "no NVIDIA driver was found (nvidia-smi, /proc/driver/nvidia/version)",
-                    "if the machine has an NVIDIA GPU: install its driver, or start the container"
-                    " with the GPU (docker run --gpus all)",
+                    "if the machine has an NVIDIA GPU, install its driver, or start the container"
+                    " with access to the GPU (docker run --gpus all)",
                 )
             )
         if not _environment.has_cuda_plugin(versions):
@@ -97,9 +96,9 @@ def _no_device(
                 )
             )
     if found.error is not None:
-        problems.append(Problem(f"JAX made no device: {found.error}", _JAX_ALONE))
+        problems.append(Problem(f"JAX found no device: {found.error}", _JAX_ALONE))
     elif trouble is not None:
-        problems.append(Problem(f"JAX made no device: {trouble}, at the {found.step}", _JAX_ALONE))
+        problems.append(Problem(f"JAX found no device: {trouble} (step: {found.step})", _JAX_ALONE))
     return problems
 
 
@@ -107,17 +106,17 @@ def _no_kernels(platform: str, build: Build, machine: Machine) -> Problem:
     if build.load_error is not None:
         return Problem(
             f"the native module of jax_bnar did not load ({build.load_error})",
-            "install the package with `pip install .` in its sources; it needs a C++17 compiler"
-            " (GCC >= 9 or Clang >= 12)",
+            "install the package by running `pip install .` in its source tree; it needs a C++17"
+            " compiler (GCC >= 9 or Clang >= 12)",
         )
     reason = targets.why_no_kernel("forward")
     if platform != "cuda":
-        return Problem(reason, "without kernels the operators run in pure JAX; nothing to do")
+        return Problem(reason, "nothing to do: without kernels, the operators run in pure JAX")
     nvcc = "" if machine.nvcc else "install nvcc of CUDA 13 (none is on PATH), then "
     return Problem(
         reason,
-        f"{nvcc}reinstall with `pip install . -C cmake.define.JAX_BNAR_CUDA=ON`, which names what"
-        " it lacks",
+        f"{nvcc}reinstall with `pip install . -C cmake.define.JAX_BNAR_CUDA=ON`, which reports"
+        " anything that is missing",
     )
 
 
@@ -129,21 +128,21 @@ def _executed(
     if build.ffi_api_version and runtime and build.ffi_api_version > runtime:
         problems.append(
             Problem(
-                f"the kernels are built for FFI API {_dotted(build.ffi_api_version)}, and the"
-                f" runtime, which has {_dotted(runtime)}, refuses newer ones",
-                "reinstall jax_bnar with `pip install .`, which builds against the oldest jaxlib"
-                " supported, or upgrade jaxlib and its plugin",
+                f"the kernels are built for FFI API {_dotted(build.ffi_api_version)}, but the"
+                f" runtime has {_dotted(runtime)} and refuses newer versions",
+                "reinstall jax_bnar with `pip install .`, which builds against the oldest supported"
+                " jaxlib, or upgrade jaxlib and its plugin",
             )
         )
     raised = [case for case in found.cases if case.error is not None]
     for error in dict.fromkeys(case.error for case in raised):
         where = ", ".join(f"{c.dtype} {c.layout}" for c in raised if c.error == error)
         problems.append(Problem(f"{where}: {error}", _ASK))
-    # Trouble after the last case concerns JAX's environment text only.
+    # A failure after the last case affects only the text of jax.print_environment_info.
     if trouble is not None and found.step.startswith("operator"):
-        problems.append(Problem(f"{trouble}, at the {found.step}", _ASK))
+        problems.append(Problem(f"{trouble} (step: {found.step})", _ASK))
     elif not found.cases:
-        problems.append(Problem(f"{trouble or 'nothing was executed'}, at the {found.step}", _ASK))
+        problems.append(Problem(f"{trouble or 'nothing was executed'} (step: {found.step})", _ASK))
     if problems:
         return "failed", problems
     wrong = [case for case in found.cases if not case.agrees]
@@ -159,7 +158,7 @@ def _executed(
 
 
 def _times(error: float | None) -> str:
-    return "no finite multiple of" if error is None else f"{error:.3g} times"
+    return "an infinite or NaN multiple of" if error is None else f"{error:.3g} times"
 
 
 def _dotted(version: tuple[int, int]) -> str:

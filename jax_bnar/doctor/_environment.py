@@ -1,4 +1,4 @@
-"""Versions and the machine, without starting a backend of JAX."""
+"""Collects versions and facts about the machine without starting a JAX backend."""
 
 import importlib.metadata
 import os
@@ -87,17 +87,17 @@ def _installed(names: tuple[str, ...]) -> dict[str, str]:
 def _cpu_isa() -> str | None:
     try:
         return targets.cpu_isa()
-    except ValueError:  # which the report names as a problem
+    except ValueError:  # The report lists this error as a problem.
         return None
 
 
 def _usable_cpus() -> int | None:
-    # macOS has no affinity.
+    # macOS has no os.sched_getaffinity.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _nvidia() -> tuple[str | None, tuple[str, ...]]:
-    """The driver's version and the GPUs; where nvidia-smi fails, what the kernel says."""
+    """The driver's version and the GPUs; if nvidia-smi fails, the version from /proc only."""
     command = (
         "nvidia-smi",
         "--query-gpu=driver_version,name,memory.total",

@@ -1,8 +1,8 @@
-"""Examines one platform: `python -m jax_bnar.doctor._examination FILE`, in a process of its own.
+"""Examines one platform in a separate process: `python -m jax_bnar.doctor._examination FILE`.
 
-A backend that does not start may take its process with it, and so may a kernel. After each step
-FILE holds the `Examination` so far, as JSON. The platform is JAX's default one: the caller sets
-JAX_PLATFORMS.
+A separate process is needed because a backend that fails to start, or a kernel, may crash it. After
+each step, FILE holds the `Examination` so far, as JSON. The platform is JAX's default, which the
+caller selects with JAX_PLATFORMS.
 """
 
 import dataclasses
@@ -21,21 +21,21 @@ import jax_bnar
 from jax_bnar._kernels import targets
 from jax_bnar.doctor._report import Case, Examination
 
-# By MLIR's names, of which "gpu" is none.
+# MLIR's names, which do not include "gpu".
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _XLA_PLATFORMS = {"cuda": "CUDA"}
 _LAYOUTS = {"NHWC": -1, "NCHW": 1}
-# A width and a number of rows that fill no vector, more than one of each.
+# The channels and the number of rows do not fill whole vectors, and need more than one vector.
 _BATCH, _HEIGHT, _WIDTH, _CHANNELS = 3, 5, 7, 19
 _EPSILON = 1e-3
 _RESULTS = ("y", "mean", "var", "dx", "dz", "dscale", "dbias")
-# Roundings of float32 between two ways to compute one result, relative to the largest of the array.
+# Tolerated float32 roundings between two ways to compute a result, relative to its largest value.
 _ROUNDINGS = 16
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 
 
 class Examiner:
-    """Runs the steps and keeps what is known on disk."""
+    """Runs the steps and writes the findings so far to disk after each."""
 
     def __init__(self, file: pathlib.Path) -> None:
         self._file = file
@@ -45,11 +45,11 @@ class Examiner:
         self.found = dataclasses.replace(self.found, **changes)
         temporary = self._file.with_suffix(".tmp")
         temporary.write_text(json.dumps(dataclasses.asdict(self.found)))
-        temporary.replace(self._file)  # never half a file
+        temporary.replace(self._file)  # Atomic, so the file is never incomplete.
 
     def run(self) -> None:
         self.update(step="start of the backend")
-        # Beside a job that already fills the GPU.
+        # Without preallocation, this works on a GPU whose memory another job has filled.
         added = _PREALLOCATE not in os.environ
         os.environ.setdefault(_PREALLOCATE, "false")
         try:
@@ -60,7 +60,7 @@ class Examiner:
             return
         finally:
             if added:
-                del os.environ[_PREALLOCATE]  # jax.print_environment_info would show it
+                del os.environ[_PREALLOCATE]  # Otherwise jax.print_environment_info would show it.
         self.update(
             platform=platform, device_kind=devices[0].device_kind, device_count=len(devices)
         )
@@ -70,14 +70,14 @@ class Examiner:
                 for layout in _LAYOUTS:
                     self.update(step=f"operator in {dtype}, {layout}")
                     self.update(cases=(*self.found.cases, examine_case(dtype, layout)))
-        # Last, because it runs nvidia-smi and waits for it.
+        # This comes last, because it runs nvidia-smi and waits for it.
         self.update(step="jax.print_environment_info")
         self.update(jax_environment=jax.print_environment_info(return_string=True))
         self.update(step="end")
 
 
 def describe(error: BaseException) -> str:
-    """Type and message; where it was raised, for an assertion without a message."""
+    """The type and message of an error, or where it was raised if it has no message."""
     message = str(error).strip()
     if not message and error.__traceback__ is not None:
         trace = error.__traceback__
@@ -88,18 +88,18 @@ def describe(error: BaseException) -> str:
 
 
 def device_platform(device: Any) -> str:
-    """MLIR's name of the device's platform; `device.platform` says gpu for CUDA and for ROCm."""
+    """MLIR's name of the device's platform; `device.platform` is "gpu" for both CUDA and ROCm."""
     for name in _PLATFORMS:
         try:
             if device in jax.local_devices(backend=name):
                 return name
-        except RuntimeError:  # no such backend
+        except RuntimeError:  # There is no such backend.
             continue
     return device.platform
 
 
 def runtime_ffi_api_version(platform: str) -> tuple[int, int] | None:
-    """What a runtime tells a handler that it registers; its backend must have started."""
+    """The version that the runtime tells our probe handler; its backend must have started."""
     native = targets._native
     if native is None:
         return None
@@ -120,7 +120,7 @@ def examine_case(dtype: str, layout: str) -> Case:
     errors = {
         name: relative_error(g, e) for name, g, e in zip(_RESULTS, got, expected, strict=True)
     }
-    # A NaN is the worst of all.
+    # A NaN counts as the largest error.
     worst = max(errors, key=lambda name: np.inf if np.isnan(errors[name]) else errors[name])
     largest = errors[worst]
     return Case(
@@ -136,7 +136,7 @@ def examine_case(dtype: str, layout: str) -> Case:
 def operands(dtype: str, layout: str) -> tuple[jax.Array, ...]:
     """x, z, scale, bias, and the cotangents of y, mean and var.
 
-    Fixed, so that no pre-activation is so near to 0 that a rounding opens or shuts its gate.
+    The seed is fixed, so that no pre-activation is close enough to 0 for rounding to flip its sign.
     """
     random = np.random.default_rng(0)
     shape = (_BATCH, _HEIGHT, _WIDTH, _CHANNELS)
@@ -156,7 +156,7 @@ def operands(dtype: str, layout: str) -> tuple[jax.Array, ...]:
 
 
 def execute(implementation: str, dtype: str, layout: str) -> list[np.ndarray]:
-    """The results named in `_RESULTS`, of forward and backward in one jitted program."""
+    """The results named in `_RESULTS`, computed by forward and backward in one jitted program."""
 
     @jax.jit
     def results(x: jax.Array, z: jax.Array, scale: jax.Array, bias: jax.Array, *cotangents: Any):
@@ -173,7 +173,7 @@ def execute(implementation: str, dtype: str, layout: str) -> list[np.ndarray]:
 
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
-    """The largest error over its bound: one unit of the stored dtype, and float32's roundings."""
+    """The largest error, relative to a bound of one unit of the dtype plus float32 roundings."""
     unit = float(jnp.finfo(expected.dtype).eps)
     got, expected = got.astype(np.float64), expected.astype(np.float64)
     largest = np.abs(expected).max()

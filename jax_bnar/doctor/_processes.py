@@ -1,4 +1,4 @@
-"""Other programs, with an end to the wait: a broken driver hangs whoever asks it."""
+"""Runs other programs with a timeout, because a broken driver can hang any program that uses it."""
 
 import contextlib
 import os
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from jax_bnar._base.startup import signal_name
 
-# A process that waits in the kernel (for a driver) does not even die: it is left behind.
+# A process that is blocked in the kernel (by a driver) survives even SIGKILL, and is left behind.
 _SECONDS_TO_DIE = 5
 
 
 class Finished(NamedTuple):
-    """`problem` is None for exit status 0, else what happened, in words."""
+    """The outcome of a program; `problem` describes a failure, and is None for exit status 0."""
 
     problem: str | None
     stdout: str
@@ -28,7 +28,7 @@ def run(
 ) -> Finished:
     """Runs a program for at most `timeout` seconds; raises nothing."""
     with tempfile.TemporaryDirectory(prefix="jax_bnar_doctor_") as directory:
-        # Files, because a pipe stays open, and is waited for, as long as any grandchild lives.
+        # Files rather than pipes: reading a pipe would block until every grandchild has closed it.
         out, err = (pathlib.Path(directory) / name for name in ("stdout", "stderr"))
         with out.open("wb") as stdout, err.open("wb") as stderr:
             try:
@@ -50,12 +50,12 @@ def _wait(process: subprocess.Popen[bytes], timeout: float) -> str | None:
     try:
         status = process.wait(timeout)
     except subprocess.TimeoutExpired:
-        # The whole session, for nvidia-smi may be what hangs.
+        # Kills the whole session, because a grandchild such as nvidia-smi may be what hangs.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_SECONDS_TO_DIE)
-        return f"no answer within {timeout:g} s"
+        return f"timed out after {timeout:g} s"
     if status < 0:
         return f"killed by {signal_name(-status)}"
     return f"exit status {status}" if status else None

@@ -1,17 +1,17 @@
-"""What the doctor reports; the fields are the keys of `--json`."""
+"""The doctor's report. Its fields are the keys of the `--json` output."""
 
 import dataclasses
 from typing import Literal
 
-# works: executed, and equal to pure JAX within the bound. wrong: executed, and not equal.
-# failed: the device is there, but a kernel raised, crashed or hung. no_kernels: this build has none
-# for the platform. unavailable: JAX has no such device. excluded: JAX_PLATFORMS leaves it out.
+# works: the kernels ran, and agree with pure JAX within the bound. wrong: they ran, but disagree.
+# failed: there is a device, but a kernel raised an error, crashed or hung. no_kernels: this build
+# has none for the platform. unavailable: JAX has no such device. excluded: JAX_PLATFORMS omits it.
 Status = Literal["works", "wrong", "failed", "no_kernels", "unavailable", "excluded"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Why something does not work, and the way out."""
+    """Why something does not work, and how to fix it."""
 
     reason: str
     way_out: str
@@ -19,15 +19,15 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One operator executed, forward and backward, next to pure JAX.
+    """One run of the operator, forward and backward, compared with pure JAX.
 
     Attributes:
-        dtype: of x and z.
+        dtype: dtype of x and z.
         layout: "NHWC" or "NCHW".
-        agrees: every result lies within the bound of its dtype.
-        largest_error: the largest error, as a fraction of the bound; None where it is no number.
-        worst_result: the result that has it: y, mean, var, dx, dz, dscale or dbias.
-        error: what was raised instead.
+        agrees: whether every result is within the bound of its dtype.
+        largest_error: the largest error as a fraction of the bound; None if it is not finite.
+        worst_result: the result with that error: y, mean, var, dx, dz, dscale or dbias.
+        error: the exception, if one was raised instead.
     """
 
     dtype: str
@@ -40,7 +40,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Examination:
-    """What was found on one platform, in a process of its own, up to and including `step`."""
+    """The findings on one platform, made by a separate process up to and including `step`."""
 
     step: str = "import"
     platform: str | None = None
@@ -58,15 +58,15 @@ class PlatformReport:
 
     Attributes:
         status: see `Status`.
-        device_kind: the first device's name, None where JAX has no device.
-        device_count: local devices.
-        registered: operations that have a kernel for the platform in this build.
-        runtime_ffi_api_version: (major, minor) that the platform's runtime speaks; it takes
-            handlers built for this version or an older one. None where it was not asked.
-        cases: what was executed.
-        problems: empty where status is "works".
-        log: the end of what JAX said on standard error, None where status is "works". Why a plugin
-            did not start stands only there.
+        device_kind: the first device's name, or None if JAX has no device.
+        device_count: number of local devices.
+        registered: the operations that have a kernel for the platform in this build.
+        runtime_ffi_api_version: (major, minor) of the platform's runtime, which accepts handlers
+            built for this version or an older one. None if it could not be asked.
+        cases: the runs of the operator.
+        problems: empty if status is "works".
+        log: the end of JAX's standard error, or None if status is "works". The reason why a plugin
+            did not start appears only there.
     """
 
     status: Status
@@ -81,7 +81,7 @@ class PlatformReport:
 
 @dataclasses.dataclass(frozen=True)
 class Versions:
-    """Versions of packages and of the driver; None for what is not there."""
+    """Versions of packages and of the driver; None if there is no driver."""
 
     jax_bnar: str
     jax: str
@@ -97,11 +97,11 @@ class Build:
     """The native module of jax_bnar.
 
     Attributes:
-        native_module: its file, None where it did not load.
+        native_module: its file, or None if it did not load.
         load_error: why it did not load.
-        ffi_api_version: (major, minor) of the headers that it was compiled with.
-        cuda_version: CUDA that it was compiled with, None for a build without CUDA kernels.
-        cuda_architectures: what its CUDA kernels are compiled for, "sm_80" and so on.
+        ffi_api_version: (major, minor) of the FFI headers that it was compiled with.
+        cuda_version: the CUDA version that it was compiled with; None without CUDA kernels.
+        cuda_architectures: the targets of its CUDA kernels, such as "sm_80".
     """
 
     native_module: str | None
@@ -113,16 +113,16 @@ class Build:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Where this runs.
+    """The machine and its environment.
 
     Attributes:
         system: operating system and its version.
-        architecture: as `uname -m` says.
-        cpu_count: processors that this process may use.
-        cpu_isa: instruction set that the CPU kernels run with.
+        architecture: as printed by `uname -m`.
+        cpu_count: number of processors that this process may use.
+        cpu_isa: instruction set that the CPU kernels use.
         gpus: one line for each GPU that nvidia-smi lists.
-        nvcc: where nvcc was found.
-        environment_variables: those of JAX, XLA, CUDA and the dynamic linker that are set.
+        nvcc: path of nvcc.
+        environment_variables: variables of JAX, XLA, CUDA and the dynamic linker that are set.
     """
 
     system: str
@@ -136,16 +136,16 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Everything.
+    """The complete report.
 
     Attributes:
-        works: the default platform works with the kernels; the exit code is 0 exactly then.
-        default_platform: what JAX computes on by default, None where it did not say.
-        versions, build, machine: see there.
-        platforms: by name; "cpu", "cuda", and the default platform where that is another one.
-        problems: those that concern no single platform.
-        jax_environment: what `jax.print_environment_info` says, None where it says nothing.
-        jax_environment_platform: the platform on which it was asked.
+        works: whether the default platform works with the kernels; if so, the exit code is 0.
+        default_platform: JAX's default platform, or None if it could not be determined.
+        versions, build, machine: see these classes.
+        platforms: reports by name, for "cpu", "cuda", and the default platform if it is another.
+        problems: problems that do not concern a single platform.
+        jax_environment: the output of `jax.print_environment_info`, or None if there is none.
+        jax_environment_platform: the platform on which that was called.
     """
 
     works: bool

@@ -1,4 +1,4 @@
-"""Examines the platforms one after the other and puts the report together."""
+"""Examines the platforms one after another and assembles the report."""
 
 import json
 import os
@@ -19,14 +19,14 @@ _ALIASES = {"gpu": "cuda"}
 
 
 class Examined(NamedTuple):
-    """What one process found, what became of it (None if it ended well), and what it said."""
+    """One process's findings, how it failed (None if it succeeded), and its standard error."""
 
     found: Examination
     trouble: str | None
     log: str = ""
 
 
-# Takes the value of JAX_PLATFORMS to examine under, None for the one that is set.
+# Takes the value of JAX_PLATFORMS for the examination; None keeps the current value.
 Examine = Callable[[str | None], Examined]
 
 
@@ -62,7 +62,7 @@ def report(examine: Examine) -> Report:
     asked = [_ALIASES.get(name, name) for name in asked]
 
     default = examine(None)
-    # A backend that does not start has no name but the one that was asked for.
+    # If the backend did not start, the requested name is the only one known.
     default_name = default.found.platform or next(iter(asked), _UNKNOWN)
     examined: dict[str, Examined] = {default_name: default}
     not_examined: dict[str, str | None] = {}
@@ -72,7 +72,7 @@ def report(examine: Examine) -> Report:
         if name == "cuda" and not _environment.has_cuda_plugin(versions):
             not_examined[name] = None
         elif name == "cuda" and asked and name not in asked:
-            not_examined[name] = f"JAX_PLATFORMS={os.environ['JAX_PLATFORMS']} leaves it out"
+            not_examined[name] = f"JAX_PLATFORMS={os.environ['JAX_PLATFORMS']} excludes it"
         else:
             examined[name] = examine(name)
 
@@ -109,13 +109,13 @@ def report(examine: Examine) -> Report:
 
 
 def _environment_problems() -> tuple[Problem, ...]:
-    """The environment may keep the operators from the kernels, however well these work."""
+    """Environment variables that keep the operators from using kernels that do work."""
     problems = []
     way_out = "unset JAX_BNAR_IMPLEMENTATION"
     try:
         if from_environment("jax_bnar") == "xla":
             reason = "JAX_BNAR_IMPLEMENTATION=xla turns the kernels off"
-            problems.append(Problem(reason, f"{way_out} to have them used"))
+            problems.append(Problem(reason, f"{way_out} to use them"))
     except ValueError as error:
         problems.append(Problem(str(error), way_out))
     try:

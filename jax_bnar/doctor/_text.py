@@ -1,4 +1,4 @@
-"""The report as plain text."""
+"""Renders the report as plain text."""
 
 import textwrap
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _STATUS = {
     "failed": "does not work",
     "no_kernels": "has no kernels in this build",
     "unavailable": "not available",
-    "excluded": "left out",
+    "excluded": "excluded",
 }
 
 
@@ -34,7 +34,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _platform(found)
     yield ""
     if report.jax_environment is None:
-        yield "jax.print_environment_info() gave no answer"
+        yield "jax.print_environment_info() returned nothing"
         return
     yield f"jax.print_environment_info(), on {report.jax_environment_platform}"
     yield textwrap.indent(report.jax_environment, "  ")

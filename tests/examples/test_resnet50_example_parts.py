@@ -220,7 +220,7 @@ def test_first_weights_of_torchvision(tmp_path: pathlib.Path) -> None:
                 weights.begin_with(given, path, net)
         path.write_bytes(path.read_bytes()[:100])
         with pytest.raises(
-            UserError, match=r"resnet.safetensors is no safetensors file: .*[^.]\.$"
+            UserError, match=r"resnet.safetensors is not a safetensors file: .*[^.]\.$"
         ):
             weights.begin_with(given, path, NET)
 

@@ -150,5 +150,5 @@ def test_errors() -> None:
     with pytest.raises(TypeError, match=r"must be a jax_bnar\.nnx_layers\.ResNet, got Linear"):
         nnx_layers.fold_batch_norms(linear)
     model = trained_model(SmallNNX)
-    with pytest.raises(TypeError, match="folded already"):
+    with pytest.raises(TypeError, match="already folded"):
         nnx_layers.fold_batch_norms(nnx_layers.fold_batch_norms(model))

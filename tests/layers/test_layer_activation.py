@@ -260,7 +260,7 @@ def test_folding_loses_no_activation() -> None:
     folded = nnx_layers.fold_batch_norms(model)
     np.testing.assert_allclose(folded(x), expected, rtol=1e-5, atol=1e-5)
     nnx_layers.convert_batch_norms(model, activation=nnx.relu)
-    with pytest.raises(ValueError, match="a norm may take in the ReLU of its block and nothing"):
+    with pytest.raises(ValueError, match="a norm may include the ReLU of its block but no other"):
         nnx_layers.fold_batch_norms(model)
 
 

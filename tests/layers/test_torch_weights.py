@@ -149,11 +149,11 @@ def altered(**changes: Any) -> torch_weights.Weights:
         ({"layer3__0__conv1__weight": np.zeros(3)}, r"unexpected: layer3\.0\.conv1\.weight\.$"),
         (
             {"fc__weight": np.zeros((7, 32))},
-            r"fc\.weight has shape \(7, 32\) for \(5, 32\)\.$",
+            r"fc\.weight has shape \(7, 32\), expected \(5, 32\)\.$",
         ),
         (
             {"conv1__weight": np.zeros((4, 3, 3, 3))},
-            r"conv1\.weight has shape \(4, 3, 3, 3\) for \(4, 3, 7, 7\)\.$",
+            r"conv1\.weight has shape \(4, 3, 3, 3\), expected \(4, 3, 7, 7\)\.$",
         ),
         ({"conv1__weight": None}, r"missing: conv1\.weight\.$"),
     ],
@@ -177,7 +177,7 @@ def test_many_problems_are_summed_up() -> None:
 
 
 def test_padding_of_flax_is_refused() -> None:
-    with pytest.raises(ValueError, match="padding='SAME'; make it with padding='torch'"):
+    with pytest.raises(ValueError, match="padding='SAME'; construct it with padding='torch'"):
         torch_weights.to_linen(small()[1], small_linen(padding="SAME"))
     with pytest.raises(ValueError, match="padding='torch'"):
         torch_weights.to_nnx(small()[1], small_nnx(padding="SAME"))
@@ -202,17 +202,17 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         torch_weights.read(tmp_path / "nowhere.pth")
     with pytest.raises(ValueError, match=r"must end in one of \.safetensors, \.pth, \.pt"):
         torch_weights.read(tmp_path / "weights.npz")
-    for suffix, words in ((".safetensors", "is no safetensors file"), (".pth", "cannot read")):
+    for suffix, words in ((".safetensors", "is not a safetensors file"), (".pth", "cannot read")):
         damaged = tmp_path / f"damaged{suffix}"
         damaged.write_bytes(b"\xff" * 100)
         with pytest.raises(ValueError, match=words):
             torch_weights.read(damaged)
     torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(ValueError, match="holds no state dict"):
+    with pytest.raises(ValueError, match="does not hold a state dict"):
         torch_weights.read(tmp_path / "list.pth")
     for module, suffix, words in (
         ("safetensors", ".safetensors", r"pip install jax-bnar\[weights\]"),
-        ("torch", ".pth", r"needs PyTorch"),
+        ("torch", ".pth", r"requires PyTorch"),
     ):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ImportError, match=words):

@@ -15,7 +15,7 @@ from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.promotion import promoted
 from jax_bnar._layers.statistics import running_average, unbiased
 
-# What `nn.BatchNorm` of the Flax that this was written for has; a newer one may have more.
+# The fields of `nn.BatchNorm` in the Flax that this was written for. A newer Flax may add some.
 _KNOWN_FIELDS: Final = frozenset(
     {
         "use_running_average",
@@ -36,42 +36,44 @@ _KNOWN_FIELDS: Final = frozenset(
         "name",
     }
 )
-# Looked up once: someone may put our layer in the place of `nn.BatchNorm`.
+# Looked up at import, because users may replace `nn.BatchNorm` by our layer.
 _UNKNOWN_FIELDS: Final = tuple(
     field for field in dataclasses.fields(nn.BatchNorm) if field.name not in _KNOWN_FIELDS
 )
 
 
 class BatchNorm(nn.BatchNorm):
-    """`flax.linen.BatchNorm` on the fused operators, with ReLU and residual taken in.
+    """`flax.linen.BatchNorm` on the fused operators, with an optional fused ReLU and residual.
 
         y = act(scale * (x - mean) / sqrt(var + epsilon) + bias + residual)
 
-    per channel. A subclass of `flax.linen.BatchNorm`, with its fields, call, errors, dtype rules
-    and variables (`params/{scale, bias}`, `batch_stats/{mean, var}`), so checkpoints fit both ways;
-    what is new has a default that changes nothing. There are three modes:
+    This is a subclass of `flax.linen.BatchNorm` with the same fields, call, errors, dtype rules and
+    variables (`params/{scale, bias}`, `batch_stats/{mean, var}`), so checkpoints are
+    interchangeable. Additional fields default to Flax's behaviour. There are three modes:
 
-    - training: statistics of the batch. With `batch_stats` mutable the running statistics become
-      `momentum*old + (1-momentum)*batch` (not during `init`).
-    - statistics of the batch without an update: the same call with `batch_stats` immutable, where
-      Flax raises an error.
+    - training: batch statistics. If `batch_stats` is mutable, the running statistics become
+      `momentum*old + (1-momentum)*batch` (but not during `init`).
+    - batch statistics without an update: the same call with `batch_stats` immutable, for which Flax
+      raises an error.
     - evaluation: `use_running_average=True` normalises with the running statistics.
 
-    The result has dtype `dtype`, or, where that is None, the promotion of x, scale, bias and
-    residual: bfloat16 x with float32 parameters gives float32, as in Flax. The operator runs in the
-    widest of these dtypes and rounds once, so
+    The result has dtype `dtype` or, if that is None, the promotion of x, scale, bias and residual:
+    bfloat16 x with float32 parameters gives float32, as in Flax. The operator runs in the widest of
+    these dtypes and rounds once. This has two consequences:
 
-    - a result wider than x costs a widened copy of x (exact); set `dtype=x.dtype` to avoid it;
-    - a result narrower than x is computed in the dtype of x, then rounded. Its gradient then keeps
-      y in the wide dtype, which `save="mask"` avoids.
+    - A result wider than x costs a widened copy of x (which is exact). Set `dtype=x.dtype` to avoid
+      it.
+    - A result narrower than x is computed in the dtype of x and then rounded. For the gradient, y
+      is kept in the wide dtype; `save="mask"` avoids that.
 
     Complex x is not supported. Integers are computed in float32.
 
-    Beware of names where a norm, an addition and a ReLU become one call. Linen numbers modules in
-    the order of their construction, and a residual has to exist before the call that adds it: where
-    the norm of the shortcut used to come after the last one of the block, the two swap their names.
-    With equal shapes an old checkpoint then loads without an error, and is wrong. Pass the old
-    names, to these two and to the norms that the module constructs after them:
+    Beware of automatic names when you merge a norm, an addition and a ReLU into one call. Linen
+    numbers modules in the order of their construction, and a residual must exist before the call
+    that adds it. If the shortcut's norm used to be constructed after the last norm of the block,
+    the two swap names. If their shapes are equal, an old checkpoint then loads without an error but
+    gives wrong results. Pass the old names to these two norms, and to the norms that the module
+    constructs after them:
 
         shortcut = BatchNorm(name="BatchNorm_3")(shortcut)
         y = BatchNorm(name="BatchNorm_2", activation="relu")(y, residual=shortcut)
@@ -80,36 +82,38 @@ class BatchNorm(nn.BatchNorm):
         use_running_average: evaluation (True) or training (False), here or at the call.
         axis: the feature axis or axes. Feature axes that are not adjacent cost a transposition.
         momentum: weight of the old value in the running statistics.
-        epsilon: added to the variance, static, > 0.
-        dtype: of the result; None infers it.
-        param_dtype: of scale and bias.
+        epsilon: added to the variance; static, > 0.
+        dtype: dtype of the result; None infers it.
+        param_dtype: dtype of scale and bias.
         use_bias: whether there is a bias.
         use_scale: whether there is a scale.
         bias_init: initializer of the bias.
         scale_init: initializer of the scale.
-        axis_name: named axis (`vmap`, `pmap`, `shard_map`), or a tuple of them, over whose devices
-            statistics are taken, as in `jax_bnar.bn_add_relu`. Leave it None under `jit`, where
-            they are those of the whole array in any case. Ignored during `init`.
+        axis_name: name of a mapped axis (`vmap`, `pmap`, `shard_map`), or a tuple of names, over
+            which statistics are computed, as in `jax_bnar.bn_add_relu`. Leave it None under `jit`
+            alone, where statistics are always those of the whole array. Ignored during `init`.
         axis_index_groups: groups of indices within that axis.
-        use_fast_variance: no effect: the variance is always that of the deviations, as accurate as
-            Flax with False.
-        force_float32_reductions: False stores the running statistics in `param_dtype`, as Flax
-            does; the arithmetic is in float32 (float64 for float64) all the same.
-        activation: "none" (or None), "relu" (or `nn.relu`, `jax.nn.relu`), or another function of
-            an array, which plain JAX applies to the result, residual included: that is not fused.
-        unbiased_running_var: the running variance takes `var * n/max(n-1, 1)`, as in PyTorch and
-            cuDNN, for checkpoints that go back there. The output does not change.
-        num_groups: ghost batch: the leading axis splits into this many equal groups, normalised
-            with statistics of their own. The running statistics take the mean over the groups, of
-            the means and of the variances. Ignored during `init`.
+        use_fast_variance: no effect. The variance is always computed from deviations, as accurately
+            as Flax does with False.
+        force_float32_reductions: False stores the running statistics in `param_dtype`, as in Flax.
+            The arithmetic still runs in float32 (float64 for float64 x).
+        activation: "none" (or None), "relu" (or `nn.relu`, `jax.nn.relu`), or any other function of
+            an array. Such a function is not fused: plain JAX applies it after the residual has been
+            added.
+        unbiased_running_var: whether the running variance is updated with `var * n/max(n-1, 1)`, as
+            in PyTorch and cuDNN, for checkpoints that will be used there. The output does not
+            change.
+        num_groups: number of ghost batches. The leading axis is split into this many equal groups,
+            each normalised with its own statistics. The running statistics are updated with the
+            averages over the groups of their means and variances. Ignored during `init`.
         save: where backward finds the sign of the ReLU, "y" or "mask": see `jax_bnar.bn_add_relu`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
     """
 
-    # Inherited, in the same places; only the types are wider than in Flax.
+    # Inherited fields, in the same positions; only their types are wider than in Flax.
     axis: Any = -1
     axis_name: Any = None
-    # New, after all that are inherited.
+    # New fields, which must follow all inherited ones.
     activation: ActivationLike = "none"
     unbiased_running_var: bool = False
     num_groups: int = 1
@@ -129,28 +133,28 @@ class BatchNorm(nn.BatchNorm):
 
         Args:
             x: any shape that has the feature axes.
-            use_running_average: as the field; exactly one of the two is given.
-            mask: broadcasts to x; only elements where it is True count in the statistics, those of
-                all devices by their number. This path is plain JAX, sharded by XLA, where the
-                others run the kernels. A channel without any element becomes NaN.
-            residual: added before the activation, with the shape of x. Unless that is ReLU, it is
-                added after the rounding, by plain JAX.
+            use_running_average: like the field; exactly one of the two must be given.
+            mask: broadcasts to x. Only elements where it is True count in the statistics; devices
+                are weighted by their numbers of such elements. This path runs in plain JAX, sharded
+                by XLA, instead of in the kernels. A channel without any such element becomes NaN.
+            residual: added before the activation; has the shape of x. If the activation is not
+                ReLU, plain JAX adds it after the rounding.
 
         Returns:
             y, with the shape of x.
 
         Raises:
             ValueError: use_running_average is given twice or not at all, or a shape or the value of
-                a field does not fit.
-            TypeError: the type of a field does not fit.
-            NotImplementedError: complex x, `implementation="ffi"` with a mask, or a field of a
-                newer `flax.linen.BatchNorm` with another value than its default.
+                a field is invalid.
+            TypeError: the type of a field is invalid.
+            NotImplementedError: x is complex, or `implementation="ffi"` is combined with a mask, or
+                a field that a newer `flax.linen.BatchNorm` added is not at its default.
         """
         _require_known_fields(self)
         use_running_average = nn.merge_param(
             "use_running_average", self.use_running_average, use_running_average
         )
-        # The input of `init` need not be a real batch, nor the named axis exist there (as in Flax).
+        # As in Flax, `init` needs neither a real batch as input nor the named axis.
         initializing = self.is_initializing()
         call = LayerCall.of(self)
         if initializing:
@@ -188,7 +192,7 @@ class BatchNorm(nn.BatchNorm):
         return y
 
     def _statistic_dtype(self, x: jax.Array) -> np.dtype:
-        """The dtype of batch statistics in Flax, which decides that of the running ones."""
+        """The dtype that Flax gives batch statistics, on which that of the running ones depends."""
         dtype = x.dtype if self.dtype is None else self.dtype
         if self.force_float32_reductions or not jnp.issubdtype(dtype, jnp.inexact):
             return promoted(dtype, np.float32)
@@ -196,10 +200,11 @@ class BatchNorm(nn.BatchNorm):
 
 
 def _require_known_fields(layer: nn.BatchNorm) -> None:
-    """A field that Flax adds some day must not be without effect in silence."""
+    """Refuses to silently ignore a field that a newer Flax has added."""
     for field in _UNKNOWN_FIELDS:
         if getattr(layer, field.name) != field.default:
             raise NotImplementedError(
                 f"BatchNorm: {field.name} is a field of flax.linen.BatchNorm that jax_bnar does not"
-                f" know; leave it at its default, {field.default!r}, or use flax.linen.BatchNorm."
+                f" support; leave it at its default, {field.default!r}, or use"
+                " flax.linen.BatchNorm."
             )

@@ -20,18 +20,19 @@ def fold_batch_norms(
         folded, variables = fold_batch_norms(net, variables)
         logits = folded.apply(variables, images, train=False)
 
-    Each kernel takes the factor scale/sqrt(var + epsilon) of its channels; the rest is a bias,
-    which one pass of the inference kernel adds along with residual and ReLU. On a shortcut with a
-    BatchNorm nothing is left: its bias joins that of the last convolution. Equal to the unfolded
-    network within the rounding of `dtype`: kernels are rounded after they are scaled.
+    Each kernel is multiplied by scale/sqrt(var + epsilon) of its channels. The rest is a bias,
+    which one pass of the inference kernel adds together with the residual and the ReLU. A shortcut
+    with a BatchNorm needs no pass, because its bias is added to that of the last convolution. The
+    result equals that of the unfolded network up to rounding in `dtype`, because kernels are
+    rounded after they are scaled.
 
     Args:
         net: `ResNet` or `ResNet50` with our BatchNorm or `flax.linen.BatchNorm`.
-        variables: `params` and `batch_stats`, trained.
-        implementation: of the pass, as in `jax_bnar.bn_add_relu`.
+        variables: the trained `params` and `batch_stats`.
+        implementation: implementation of the pass, as in `jax_bnar.bn_add_relu`.
 
     Returns:
-        The network and its variables: `params` only, float32 as before.
+        The network and its variables, which are `params` only and still float32.
 
     Raises:
         TypeError: net is not a `ResNet`, or its norm is not one of these two.
@@ -53,7 +54,7 @@ def fold_batch_norms(
         module, state = params, statistics
         for key in path:
             module, state = module[key], state[key]
-        affine = module.get(norm, {})  # empty where the norm has neither scale nor bias
+        affine = module.get(norm, {})  # Absent if the norm has neither scale nor bias.
         return fold(
             module[conv]["kernel"],
             affine.get("scale"),

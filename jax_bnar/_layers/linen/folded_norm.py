@@ -1,4 +1,4 @@
-"""What the BatchNorms of a folded Linen ResNet become."""
+"""The module that replaces BatchNorm in a folded Linen ResNet."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ from jax_bnar._layers.fold import bias_act
 
 
 class FoldedBatchNorm(nn.Module):
-    """What is left of a BatchNorm after `fold_batch_norms`: act(x + bias + residual), one pass.
+    """What remains of a BatchNorm after `fold_batch_norms`: act(x + bias + residual) in one pass.
 
-    The only variable is `params/bias`. Fields that a ResNet passes to its norm and that have no
-    meaning any more (momentum, epsilon, scale_init) are accepted and have no effect.
+    The only variable is `params/bias`. Fields that a ResNet passes to its norm but that no longer
+    have a meaning (momentum, epsilon, scale_init) are accepted and have no effect.
 
     Attributes:
-        use_running_average: must not be False, for there are no statistics of a batch any more.
+        use_running_average: must not be False, because a folded norm cannot use batch statistics.
         momentum: no effect.
         epsilon: no effect.
-        dtype: of the result; None keeps that of x.
+        dtype: dtype of the result; None keeps that of x.
         scale_init: no effect.
         activation: as in `BatchNorm`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
@@ -42,7 +42,7 @@ class FoldedBatchNorm(nn.Module):
         *,
         residual: jax.Array | None = None,
     ) -> jax.Array:
-        """Shape (..., C) in, the same out; `residual` has the shape and dtype of x."""
+        """Maps x of shape (..., C) to y of that shape; `residual` has the shape and dtype of x."""
         if False in (self.use_running_average, use_running_average):
             raise ValueError(
                 "FoldedBatchNorm: a folded network is for inference only; call it with train=False"

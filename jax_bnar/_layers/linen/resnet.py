@@ -26,7 +26,7 @@ Naming = Literal["flax", "algoperf"]
 
 
 class _Names(NamedTuple):
-    """Names of the modules that Linen does not number."""
+    """The names of modules that are not numbered automatically."""
 
     stem_conv: str
     stem_norm: str
@@ -45,27 +45,28 @@ class FusedBottleneck(nn.Module):
 
         y = relu(bn(conv3(relu(bn(conv2(relu(bn(conv1(x)))))))) + shortcut(x))
 
-    Each ReLU, and the addition of the shortcut, is part of the BatchNorm before it: three operator
-    calls instead of three BatchNorms, three ReLUs and an addition. The last scale starts at 0, so a
-    new block is relu(shortcut(x)). Where the block changes shape, the shortcut is a convolution
-    with a BatchNorm of its own, and the last call joins the two BatchNorms, add and ReLU.
+    Each ReLU and the addition of the shortcut are fused into the preceding BatchNorm, so there are
+    three operator calls instead of three BatchNorms, three ReLUs and an addition. The last scale
+    starts at 0, so a new block computes relu(shortcut(x)). If the block changes shape, the shortcut
+    is a convolution with a BatchNorm, and the block ends like `jax_bnar.dual_bn_add_relu`.
 
     Fields and variables are those of `BottleneckResNetBlock` in Flax's ImageNet example (`Conv_0`
-    to `Conv_2`, `BatchNorm_0` to `BatchNorm_2`, `conv_proj`, `norm_proj`), so it serves there as
-    `block_cls`, with our BatchNorm as `norm`. Linen names blocks after their class: where old
-    checkpoints are to fit, pass a subclass called `BottleneckResNetBlock`. With another `norm` than
-    ours, or another `act` than ReLU, the same block runs unfused: the network to compare with.
+    to `Conv_2`, `BatchNorm_0` to `BatchNorm_2`, `conv_proj`, `norm_proj`), so it can be used there
+    as `block_cls`, with our BatchNorm as `norm`. Linen names blocks after their class, so to load
+    old checkpoints, pass a subclass called `BottleneckResNetBlock`. With a `norm` other than ours,
+    or an `act` other than ReLU, the same block runs unfused, which is useful for comparison.
 
     Attributes:
         filters: channels of the first two convolutions; the block has 4*filters.
         conv: convolution class, or partial of one.
-        norm: normalisation class, or partial of one; ours fuses, and takes its activation from
+        norm: normalisation class, or partial of one. Ours is fused and takes its activation from
             `act`.
-        act: activation, as in `BatchNorm`; `nn.relu` fuses.
-        strides: of the 3x3 convolution and of the shortcut.
-        padding: of the 3x3 convolution. "SAME" is Flax's: with strides 2 and an even size it pads
-            at the end only. "torch" pads one pixel on every side, for weights that come from there.
-        naming: of the shortcut's modules: "flax", or "algoperf" (`Conv_proj`, `BatchNorm_proj`).
+        act: activation, as in `BatchNorm`; `nn.relu` is fused.
+        strides: strides of the 3x3 convolution and of the shortcut.
+        padding: padding of the 3x3 convolution. "SAME" is Flax's, which with strides 2 and an even
+            size pads at the end only. "torch" pads one pixel on every side, for PyTorch's weights.
+        naming: names of the shortcut's modules, "flax" or "algoperf" (`Conv_proj`,
+            `BatchNorm_proj`).
     """
 
     filters: int
@@ -82,7 +83,7 @@ class FusedBottleneck(nn.Module):
 
         Args:
             x: shape (N, H, W, C).
-            use_running_average: passed on to every `norm` where it is not None.
+            use_running_average: passed on to every `norm` unless it is None.
 
         Returns:
             y, shape (N, ceil(H/stride), ceil(W/stride), 4*filters).
@@ -92,7 +93,7 @@ class FusedBottleneck(nn.Module):
         """
         names = choice("naming", self.naming, NAMES)
         padding = choice("padding", self.padding, PADDINGS)
-        # "SAME" is the default of nn.Conv; not passed, for `conv` may know other arguments.
+        # "SAME" is the default of nn.Conv. It is not passed, because `conv` may not accept it.
         padded = {} if padding == "SAME" else {"padding": padding}
         norm_act = _NormAct(self.norm, self.act, use_running_average)
         y = self.conv(self.filters, (1, 1))(x)
@@ -112,21 +113,21 @@ class ResNet(nn.Module):
 
     Attributes:
         stage_sizes: blocks in each stage; every stage but the first halves height and width.
-        num_classes: size of the result.
+        num_classes: number of classes.
         num_filters: channels of the stem and of the first stage's inner convolutions.
-        dtype: of the computation and the result; parameters are float32.
+        dtype: dtype of the computation and the result; parameters are float32.
         stem: "imagenet" (7x7 convolution and max pool, 4x smaller) or "small" (3x3 convolution at
             full size, for images of a few pixels).
-        norm: `jax_bnar.flax_layers.BatchNorm`, or another class for comparison (then unfused), or a
-            partial of one.
-        momentum: of the running statistics.
-        epsilon: of the normalisation.
-        padding: "SAME", as in Flax's example, or "torch": one pixel on every side of the 3x3
-            convolutions and of the pool, as PyTorch does it, for weights that come from there. The
-            two differ where strides are 2.
-        naming: of the modules: "flax", the ImageNet example, or "algoperf", the workload of the
-            AlgoPerf benchmark (`Conv_init`, `BatchNorm_init`, `Conv_proj`, `BatchNorm_proj`), which
-            also pads the pool on every side, whatever `padding` says.
+        norm: `jax_bnar.flax_layers.BatchNorm`, or another class for comparison (which is not
+            fused), or a partial of either.
+        momentum: momentum of the running statistics.
+        epsilon: epsilon of the normalisation.
+        padding: "SAME", as in Flax's example, or "torch", which pads one pixel on every side of the
+            3x3 convolutions and of the pool, for PyTorch's weights. The two differ if strides are
+            2.
+        naming: names of the modules: "flax" for those of the ImageNet example, or "algoperf" for
+            those of the AlgoPerf benchmark (`Conv_init`, `BatchNorm_init`, `Conv_proj`,
+            `BatchNorm_proj`). "algoperf" also pads the pool on every side, whatever `padding` says.
     """
 
     stage_sizes: Sequence[int]
@@ -142,11 +143,11 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = True) -> jax.Array:
-        """Class logits.
+        """Computes class logits.
 
         Args:
             x: images, shape (N, H, W, channels).
-            train: statistics of the batch (True) or running statistics (False).
+            train: whether to use batch statistics (True) or running statistics (False).
 
         Returns:
             Logits, shape (N, num_classes), dtype `dtype`.
@@ -183,7 +184,7 @@ class ResNet(nn.Module):
                     strides=(2, 2) if stage > 0 and position == 0 else (1, 1),
                     padding=self.padding,
                     naming=self.naming,
-                    # The name that checkpoints of the Flax example have.
+                    # The block's name in checkpoints of the Flax example.
                     name=f"BottleneckResNetBlock_{block}",
                 )(x)
                 block += 1
@@ -193,11 +194,11 @@ class ResNet(nn.Module):
 
 
 ResNet50: Final = functools.partial(ResNet, stage_sizes=(3, 4, 6, 3))
-"""`ResNet` with the stages (3, 4, 6, 3); give `num_classes`."""
+"""`ResNet` with the stages (3, 4, 6, 3); pass `num_classes`."""
 
 
 class _NormAct:
-    """Normalisation and activation of one block, in one call where `norm` can do that."""
+    """Normalisation and activation, in a single call if `norm` supports that."""
 
     def __init__(
         self,
@@ -223,7 +224,7 @@ class _NormAct:
     ) -> jax.Array:
         """act(norm(x) + norm(shortcut)), as `jax_bnar.dual_bn_add_relu` computes it."""
         if _is_a(self._norm, FoldedBatchNorm):
-            # Folded, the shortcut's norm is a bias, and that is in the bias of the other one.
+            # Folding turned the shortcut's norm into a bias and added it to the other norm's bias.
             return self(x, residual=shortcut, **fields)
         return self(x, residual=self.normalise(shortcut, **shortcut_fields), **fields)
 

@@ -25,43 +25,44 @@ _OPTIONS: dict[str, Any] = {
 
 
 class BatchNorm(nnx.BatchNorm):
-    """`flax.nnx.BatchNorm` on the fused operators, with ReLU and residual taken in.
+    """`flax.nnx.BatchNorm` on the fused operators, with an optional fused ReLU and residual.
 
         y = act(scale * (x - mean) / sqrt(var + epsilon) + bias + residual)
 
-    per channel. A subclass: arguments, attributes, state (`scale` and `bias` are `nnx.Param`,
-    `mean` and `var` are `nnx.BatchStat`), metadata, `train()`, `eval()`, `nnx.view` and filters by
-    type are those of `nnx.BatchNorm`; what is new has a default that changes nothing. There are
-    three modes:
+    This is a subclass of `nnx.BatchNorm` with the same arguments, attributes, state (`scale` and
+    `bias` are `nnx.Param`, `mean` and `var` are `nnx.BatchStat`) and metadata; `train()`, `eval()`,
+    `nnx.view` and filters by type work as before. Additional arguments default to NNX's behaviour.
+    There are three modes:
 
-    - training, `train()`: statistics of the batch; the running ones become
+    - training, `train()`: batch statistics; the running statistics become
       `momentum*old + (1-momentum)*batch`.
-    - statistics of the batch without an update: training with `update_batch_stats=False`, an
-      attribute that `set_attributes` and `nnx.view` know.
+    - batch statistics without an update: training with `update_batch_stats=False`, an attribute
+      that `set_attributes` and `nnx.view` can set.
     - evaluation, `eval()`: normalises with the running statistics.
 
-    As in NNX, no gradient flows through the running statistics; the result has dtype `dtype`, or,
-    where that is None, the promotion of x, parameters and running statistics (so at least float32),
-    and residual.
+    As in NNX, no gradient flows through the running statistics. The result has dtype `dtype` or, if
+    that is None, the promotion of x, the parameters, the running statistics (so at least float32)
+    and the residual.
 
-    Better than NNX's own: where `dtype` is narrow, NNX rounds x, the running statistics, scale and
-    bias to it before it computes (in bfloat16, values with mean 3 and standard deviation 0.1 come
-    out of evaluation with errors of 0.13). Here statistics stay in float32 and the result is
-    rounded once, as in Linen. A `promote_dtype` of one's own is called, and its results are used as
-    they are; with a function that does what NNX's does, rounding is NNX's too.
+    There is one deliberate difference. If `dtype` is narrow, NNX rounds x, the running statistics,
+    scale and bias to it before it computes; in bfloat16, for values with mean 3 and standard
+    deviation 0.1, this causes errors of 0.13 in evaluation. Here the statistics stay in float32 and
+    the result is rounded once, as in Linen. If you pass your own `promote_dtype`, it is called and
+    its results are used unchanged, so a function that does the same as NNX's also rounds like it.
 
-    Complex x is not supported. `use_fast_variance` has no effect: the variance is always that of
-    the deviations.
+    Complex x is not supported. `use_fast_variance` has no effect: the variance is always computed
+    from deviations.
 
     Args:
         num_features: number of channels.
-        activation: "none" (or None), "relu" (or `nnx.relu`, `jax.nn.relu`), or another function of
-            an array, which plain JAX applies to the result, residual included: that is not fused. A
-            module, such as `nnx.PReLU`, becomes part of the layer's state.
-        unbiased_running_var: the running variance takes `var * n/max(n-1, 1)`, as in PyTorch and
-            cuDNN. The output does not change.
-        num_groups: ghost batch: the leading axis splits into this many equal groups, normalised
-            with statistics of their own. The running statistics take the mean over the groups.
+        activation: "none" (or None), "relu" (or `nnx.relu`, `jax.nn.relu`), or any other function
+            of an array. Such a function is not fused: plain JAX applies it after the residual has
+            been added. A module, such as `nnx.PReLU`, becomes part of the layer's state.
+        unbiased_running_var: whether the running variance is updated with `var * n/max(n-1, 1)`, as
+            in PyTorch and cuDNN. The output does not change.
+        num_groups: number of ghost batches. The leading axis is split into this many equal groups,
+            each normalised with its own statistics. The running statistics are updated with the
+            averages over the groups.
         save: where backward finds the sign of the ReLU, "y" or "mask": see `jax_bnar.bn_add_relu`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
         update_batch_stats: whether training updates the running statistics.
@@ -103,18 +104,18 @@ class BatchNorm(nnx.BatchNorm):
         Args:
             x: any shape that has the feature axes.
             use_running_average: takes precedence over the attribute.
-            mask: broadcasts to x; only elements where it is True count in the statistics. Plain JAX
-                for now. A channel without any becomes NaN.
-            residual: added before the activation, with the shape of x. Unless that is ReLU, it is
-                added after the rounding, by plain JAX.
+            mask: broadcasts to x. Only elements where it is True count in the statistics. This path
+                runs in plain JAX for now. A channel without any such element becomes NaN.
+            residual: added before the activation; has the shape of x. If the activation is not
+                ReLU, plain JAX adds it after the rounding.
 
         Returns:
             y, with the shape of x.
 
         Raises:
-            ValueError: the mode is not given, or a shape or the value of an argument does not fit.
-            TypeError: the type of an argument does not fit.
-            NotImplementedError: complex x, or `implementation="ffi"` with a mask or axis_name.
+            ValueError: the mode is not set, or a shape or the value of an argument is invalid.
+            TypeError: the type of an argument is invalid.
+            NotImplementedError: x is complex, or `implementation="ffi"` is combined with a mask.
         """
         if use_running_average is None:
             use_running_average = self.use_running_average
@@ -151,7 +152,7 @@ class BatchNorm(nnx.BatchNorm):
     def set_view(
         self, use_running_average: bool | None = None, update_batch_stats: bool | None = None
     ) -> None:
-        """What `nnx.view` sets; `nnx.view_info` reads this text, and wants two spaces.
+        """Sets what `nnx.view` sets. `nnx.view_info` parses this docstring and needs two spaces.
 
         Args:
           use_running_average: evaluation (True) or training (False).
@@ -178,7 +179,7 @@ class BatchNorm(nnx.BatchNorm):
 
 
 def _stored(activation: Any) -> ActivationLike:
-    """The activation, checked; by its name where it has one."""
+    """The validated activation, as a string if it has a name."""
     fused, after = layer_activation("BatchNorm", "activation", activation)
     return fused if after is None else after
 
@@ -192,34 +193,35 @@ def convert_batch_norms(
 ) -> Any:
     """Turns every `flax.nnx.BatchNorm` in a model into ours, in place.
 
-    Parameters, statistics, metadata and flags stay as they are: each layer remains the same object,
-    with the same variables, so optimizers, shared layers and references from elsewhere stay valid.
-    Layers of a subclass of `nnx.BatchNorm` (ours too) are left alone, for its `__call__` may be
-    another. The activation stays outside, as the code that calls the layer expects it to.
+    Parameters, statistics, metadata and flags do not change. Each layer remains the same object
+    with the same variables, so optimizers, shared layers and other references stay valid. Layers of
+    a subclass of `nnx.BatchNorm` (including ours) are left alone, because they may override
+    `__call__`. The activation is not fused, because the code that calls the layer applies it.
 
     Args:
-        model: an NNX module, or any tree of them that NNX walks.
-        only: a filter of NNX, such as a path or a predicate of (path, layer): which to convert.
-        raise_if_not_found: whether a model without any such layer is an error.
-        **options: what is new in our BatchNorm: `num_groups`, `save`, `unbiased_running_var`,
-            `implementation`, `update_batch_stats`; and `activation`, where the calls are known to
-            need it.
+        model: an NNX module, or any tree of modules that NNX can traverse.
+        only: an NNX filter that selects the layers to convert, such as a path or a predicate of
+            (path, layer).
+        raise_if_not_found: whether it is an error if the model has no such layer.
+        **options: the options that our BatchNorm adds: `num_groups`, `save`,
+            `unbiased_running_var`, `implementation`, `update_batch_stats`; and `activation`, if
+            the code that calls the layers does not apply it.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: an option is unknown, or the activation is no function.
+        TypeError: an option is unknown, or the activation is not a function.
         ValueError: there is nothing to convert, or the activation has an unknown name.
     """
     if unknown := sorted(options.keys() - _OPTIONS.keys()):
         raise TypeError(
-            f"convert_batch_norms: unknown options {unknown}; there are {sorted(_OPTIONS)}."
+            f"convert_batch_norms: unknown options {unknown}; the options are {sorted(_OPTIONS)}."
         )
     if "activation" in options:
         options["activation"] = _stored(options["activation"])
     chosen = nnx.filterlib.to_predicate(only)
-    # A list: layers change while the walk would still go on.
+    # Collected into a list first, because layers must not change during the traversal.
     found = [
         layer
         for path, layer in nnx.iter_modules(model)
@@ -227,11 +229,11 @@ def convert_batch_norms(
     ]
     if not found and raise_if_not_found:
         raise ValueError(
-            "convert_batch_norms: the model has no flax.nnx.BatchNorm to convert; where that is"
-            " meant, pass raise_if_not_found=False."
+            "convert_batch_norms: the model has no flax.nnx.BatchNorm to convert; if that is"
+            " intended, pass raise_if_not_found=False."
         )
     for layer in found:
-        # The object stays, and with it every reference to it; ours only adds attributes.
+        # Changing the class in place keeps references valid; ours only adds attributes.
         object.__setattr__(layer, "__class__", BatchNorm)
         for name, value in {**_OPTIONS, **options}.items():
             setattr(cast(BatchNorm, layer), name, value)

@@ -18,11 +18,11 @@ from jax_bnar._layers.nnx.resnet import Downsample, FusedBottleneck, ResNet, Ste
 
 
 class FoldedBatchNorm(nnx.Module):
-    """What is left of a BatchNorm after `fold_batch_norms`: act(x + bias + residual), one pass.
+    """What remains of a BatchNorm after `fold_batch_norms`: act(x + bias + residual) in one pass.
 
     Args:
         bias: shape (C,).
-        dtype: of the result; None keeps that of x.
+        dtype: dtype of the result; None keeps that of x.
         activation: as in `BatchNorm`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
     """
@@ -34,11 +34,11 @@ class FoldedBatchNorm(nnx.Module):
         self.dtype = dtype
         self.activation: ActivationLike = activation
         self.implementation = implementation
-        # train() sets it to False, which the call refuses.
+        # train() sets this to False, and then __call__ raises an error.
         self.use_running_average = True
 
     def __call__(self, x: jax.Array, *, residual: jax.Array | None = None) -> jax.Array:
-        """Shape (..., C) in, the same out; `residual` has the shape and dtype of x."""
+        """Maps x of shape (..., C) to y of that shape; `residual` has the shape and dtype of x."""
         if not self.use_running_average:
             raise ValueError(
                 "FoldedBatchNorm: a folded network is for inference only; call model.eval()."
@@ -57,21 +57,22 @@ class FoldedBatchNorm(nnx.Module):
 def fold_batch_norms(model: ResNet, *, implementation: str | None = None) -> ResNet:
     """A copy of a ResNet, for inference, whose BatchNorms are folded into the convolutions.
 
-    Each kernel takes the factor scale/sqrt(var + epsilon) of its channels; the rest is a bias,
-    which one pass of the inference kernel adds along with residual and ReLU. On a shortcut with a
-    BatchNorm nothing is left: its bias joins that of the last convolution. Equal to the unfolded
-    network within the rounding of `dtype`: kernels are rounded after they are scaled.
+    Each kernel is multiplied by scale/sqrt(var + epsilon) of its channels. The rest is a bias,
+    which one pass of the inference kernel adds together with the residual and the ReLU. A shortcut
+    with a BatchNorm needs no pass, because its bias is added to that of the last convolution. The
+    result equals that of the unfolded network up to rounding in `dtype`, because kernels are
+    rounded after they are scaled.
 
     Args:
-        model: `ResNet` or `ResNet50` with our BatchNorm or `flax.nnx.BatchNorm`; not changed.
-        implementation: of the pass, as in `jax_bnar.bn_add_relu`.
+        model: `ResNet` or `ResNet50` with our BatchNorm or `flax.nnx.BatchNorm`; not modified.
+        implementation: implementation of the pass, as in `jax_bnar.bn_add_relu`.
 
     Returns:
         The folded copy.
 
     Raises:
         TypeError: model is not a `ResNet`, or one of its norms is not a BatchNorm.
-        ValueError: a norm has an activation that is not the one of its block.
+        ValueError: a norm has an activation other than that of its block.
     """
     if not isinstance(model, ResNet):
         raise TypeError(
@@ -79,7 +80,7 @@ def fold_batch_norms(model: ResNet, *, implementation: str | None = None) -> Res
             f" {type(model).__name__}."
         )
     if any(isinstance(module, FoldedBatchNorm) for _, module in nnx.iter_modules(model)):
-        raise TypeError("fold_batch_norms: the BatchNorms of the model are folded already.")
+        raise TypeError("fold_batch_norms: the BatchNorms of the model are already folded.")
     model = nnx.clone(model)
 
     def replaced(conv: Any, norm: Any, act: Any, more_bias: Any = None) -> FoldedBatchNorm:
@@ -120,8 +121,8 @@ def _folded(conv: Any, norm: Any, activation: LayerActivation, more_bias: Any = 
     taken_in = layer_activation("BatchNorm", "activation", given)
     if taken_in != NONE and not (taken_in == RELU == activation):
         raise ValueError(
-            "fold_batch_norms: a norm may take in the ReLU of its block and nothing else, got one"
-            f" with activation={given!r}."
+            "fold_batch_norms: a norm may include the ReLU of its block but no other activation,"
+            f" got a norm with activation={given!r}."
         )
     return fold(
         conv.kernel[...],

@@ -41,7 +41,7 @@ class Downsample(nnx.Module):
         self.bn = norm(out_features, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Shape (N, H, W, in_features) to (N, ceil(H/strides), ceil(W/strides), out_features)."""
+        """Maps (N, H, W, in_features) to (N, ceil(H/strides), ceil(W/strides), out_features)."""
         x = self.conv(x)
         return x if self.bn is None else self.bn(x)
 
@@ -51,23 +51,24 @@ class FusedBottleneck(nnx.Module):
 
         y = relu(bn2(conv2(relu(bn1(conv1(relu(bn0(conv0(x)))))))) + shortcut(x))
 
-    Each ReLU, and the addition of the shortcut, is part of the BatchNorm before it. The last scale
-    starts at 0, so a new block is relu(shortcut(x)). Where the block changes shape, the shortcut is
-    `downsample.conv` and `downsample.bn`, and the last call joins the two BatchNorms, add and ReLU.
+    Each ReLU and the addition of the shortcut are fused into the preceding BatchNorm. The last
+    scale starts at 0, so a new block computes relu(shortcut(x)). If the block changes shape, the
+    shortcut is `downsample.conv` and `downsample.bn`, and the block ends like
+    `jax_bnar.dual_bn_add_relu`.
 
-    With another `norm` than ours, or another `act` than ReLU, the same block runs unfused.
+    With a `norm` other than ours, or an `act` other than ReLU, the same block runs unfused.
 
     Args:
         in_features: channels of x.
         filters: channels of the first two convolutions; the block has 4*filters.
-        strides: of the 3x3 convolution and of the shortcut.
-        padding: of the 3x3 convolution: "torch" (one pixel on every side) or "SAME" (with strides 2
-            and an even size, at the end only).
+        strides: strides of the 3x3 convolution and of the shortcut.
+        padding: padding of the 3x3 convolution: "torch" (one pixel on every side) or "SAME" (with
+            strides 2 and an even size, at the end only).
         conv: convolution class, or partial of one.
-        norm: normalisation class, or partial of one; ours fuses, and takes its activation from
+        norm: normalisation class, or partial of one. Ours is fused and takes its activation from
             `act`.
-        act: activation, as in `BatchNorm`; `nnx.relu` fuses.
-        rngs: for the parameters.
+        act: activation, as in `BatchNorm`; `nnx.relu` is fused.
+        rngs: random number generators for the parameters.
 
     Raises:
         ValueError: `norm` is a partial with an activation, or an option has an unknown value.
@@ -118,7 +119,7 @@ class FusedBottleneck(nnx.Module):
 
 
 class Stem(nnx.Module):
-    """Convolution, BatchNorm and ReLU, and for ImageNet the pool."""
+    """Convolution, BatchNorm and ReLU, followed by a max pool for ImageNet."""
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class Stem(nnx.Module):
         self.padding = padding
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Shape (N, H, W, in_features) to (N, H/4, W/4, filters), or (N, H, W, filters)."""
+        """Maps (N, H, W, in_features) to (N, H/4, W/4, filters), or to (N, H, W, filters)."""
         x = _norm_act(self.bn, nnx.relu, self.conv(x))
         if self.kind == "small":
             return x
@@ -152,7 +153,7 @@ class Stem(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """Blocks of one size; the first one takes the strides."""
+    """Blocks of equal size; the first one applies the strides."""
 
     def __init__(
         self,
@@ -185,27 +186,27 @@ class Stage(nnx.Module):
 class ResNet(nnx.Module):
     """ResNet v1.5 of `FusedBottleneck` blocks, with the state of Bonsai's NNX ResNet.
 
-    `stem.{conv, bn}`, `layer0` to `layer3` with `blocks[i].{conv0, bn0, conv1, bn1, conv2, bn2}`
-    and `blocks[0].downsample.{conv, bn}`, and `fc`. Modes are NNX's: `model.train()`,
-    `model.eval()`, or `nnx.view`.
+    Its modules are `stem.{conv, bn}`, `layer0` to `layer3` with
+    `blocks[i].{conv0, bn0, conv1, bn1, conv2, bn2}` and `blocks[0].downsample.{conv, bn}`, and
+    `fc`. Switch modes as in any NNX model: `model.train()`, `model.eval()`, or `nnx.view`.
 
     Args:
         stage_sizes: blocks in each stage; every stage but the first halves height and width.
-        num_classes: size of the result.
+        num_classes: number of classes.
         num_filters: channels of the stem and of the first stage's inner convolutions.
         in_features: channels of the images.
-        dtype: of the computation and the result; parameters are float32.
+        dtype: dtype of the computation and the result; parameters are float32.
         stem: "imagenet" (7x7 convolution and max pool, 4x smaller) or "small" (3x3 convolution at
             full size, for images of a few pixels).
-        norm: `jax_bnar.nnx_layers.BatchNorm`, or another class for comparison (then unfused), or a
-            partial of one, such as one with `scale_metadata`.
+        norm: `jax_bnar.nnx_layers.BatchNorm`, or another class for comparison (which is not fused),
+            or a partial of either, such as one with `scale_metadata`.
         conv: convolution class, or partial of one, such as one with `kernel_metadata`.
-        momentum: of the running statistics.
-        epsilon: of the normalisation.
-        padding: "torch", one pixel on every side of the 3x3 convolutions and of the pool, as in
-            Bonsai and PyTorch, or "SAME", as in Flax's ImageNet example. The two differ where
-            strides are 2.
-        rngs: for the parameters.
+        momentum: momentum of the running statistics.
+        epsilon: epsilon of the normalisation.
+        padding: "torch", which pads one pixel on every side of the 3x3 convolutions and of the
+            pool, as in Bonsai and PyTorch, or "SAME", as in Flax's ImageNet example. The two differ
+            if strides are 2.
+        rngs: random number generators for the parameters.
     """
 
     def __init__(
@@ -240,7 +241,7 @@ class ResNet(nnx.Module):
         self.fc = nnx.Linear(features, num_classes, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Class logits.
+        """Computes class logits.
 
         Args:
             x: images, shape (N, H, W, in_features).
@@ -255,11 +256,11 @@ class ResNet(nnx.Module):
 
 
 ResNet50: Final = functools.partial(ResNet, (3, 4, 6, 3))
-"""`ResNet` with the stages (3, 4, 6, 3); give `num_classes` and `rngs`."""
+"""`ResNet` with the stages (3, 4, 6, 3); pass `num_classes` and `rngs`."""
 
 
 def _with_activation(norm: ModuleFactory, act: ActivationLike) -> ModuleFactory:
-    """The norm with the activation taken in, where it can do that."""
+    """The norm with the activation fused into it, if it supports that."""
     fuses = layer_activation("FusedBottleneck", "act", act) == RELU
     kind = norm_class(norm)
     ours = isinstance(kind, type) and issubclass(kind, BatchNorm)
@@ -269,7 +270,7 @@ def _with_activation(norm: ModuleFactory, act: ActivationLike) -> ModuleFactory:
 
 
 def _norm_act(norm: Any, act: Any, x: jax.Array, residual: jax.Array | None = None) -> jax.Array:
-    """act(norm(x) + residual); asked of the layer itself, which may have been converted since."""
+    """act(norm(x) + residual). Checks the layer itself, which may have been converted since."""
     if _takes_in_relu(norm):
         return norm(x, residual=residual)
     y = norm(x)
@@ -278,7 +279,7 @@ def _norm_act(norm: Any, act: Any, x: jax.Array, residual: jax.Array | None = No
 
 
 def _takes_in_relu(norm: Any) -> bool:
-    """What `activation` means in another norm than ours, or in what is left of it, is not known."""
+    """Whether the norm itself applies ReLU. In a norm of another class, only "relu" means that."""
     given = getattr(norm, "activation", "none")
     if isinstance(norm, BatchNorm):
         return layer_activation("BatchNorm", "activation", given) == RELU
