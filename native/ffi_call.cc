@@ -95,7 +95,7 @@ VectorOperand FfiCall::VectorIf(bool present, const char* name) {
 }
 
 void* FfiCall::ArrayResult(const char* name) {
-  return Check(name, NextResult(name), dtype_, ArrayDimensions());
+  return Check(name, NextResult(name), dtype_, {problem_.shape.size()});
 }
 
 void* FfiCall::ArrayResultIf(bool present, const char* name) {

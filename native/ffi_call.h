@@ -31,6 +31,8 @@ class FfiCall {
   VectorOperand Vector(const char* name);
   VectorOperand VectorIf(bool present, const char* name);
 
+  // An array of as many elements as x, flat: see _call_kernel in
+  // jax_bnar/_kernels/kernel_call.py.
   void* ArrayResult(const char* name);
   void* ArrayResultIf(bool present, const char* name);
   uint8_t* MaskResultIf(bool present, const char* name);

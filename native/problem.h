@@ -30,6 +30,7 @@ struct Shape {
   BNAR_HOST_DEVICE int64_t group_size() const {
     return rows * channels * inner;
   }
+  BNAR_HOST_DEVICE int64_t size() const { return groups * group_size(); }
   // Elements to one mean.
   BNAR_HOST_DEVICE int64_t count() const { return rows * inner; }
   BNAR_HOST_DEVICE int64_t mask_bytes_per_group() const {

@@ -15,6 +15,7 @@ TransformerEngine makes the same distinction between outer and inner primitives.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,7 +127,9 @@ class Operation:
         """Binds the custom call on arrays without the dimensions G and S if they have size 1.
 
         When XLA:CPU reshapes bfloat16 arrays with dimensions of size 1, it picks its own layout and
-        then copies whole arrays into the layout that the call requires.
+        then copies whole arrays into the layout that the call requires. It does the same, in every
+        dtype, when it reshapes a result of shape (N, C) to one such as (N, 1, 1, C). A reshape from
+        one dimension leaves no choice of layout, so arrays come back flat.
         """
         del implementation
         named = self.signature.unbind(operands, present)
@@ -140,7 +143,15 @@ class Operation:
             for operand in self.signature.operands
             if operand.optional
         }
-        declared = [jax.ShapeDtypeStruct(squeezed(aval.shape), aval.dtype) for aval in results]
+        kinds = self.signature.result_kinds(statics)
+        shapes = [
+            (math.prod(aval.shape),) if kind == "tensor" else aval.shape
+            for kind, aval in zip(kinds, results, strict=True)
+        ]
+        declared = [
+            jax.ShapeDtypeStruct(shape, aval.dtype)
+            for shape, aval in zip(shapes, results, strict=True)
+        ]
         if not _is_zero(workspace):
             # The workspace is a result, because CUDA graphs cannot capture a kernel's allocation.
             declared.append(jax.ShapeDtypeStruct((workspace,), jnp.uint8))

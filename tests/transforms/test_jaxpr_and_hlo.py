@@ -196,6 +196,12 @@ def test_forward_without_gradient_makes_no_mask(save: str) -> None:
         ((1, 6, 5, 3), {}),
         ((4, 6, 5, 32), {"num_groups": 2}),
         ((4, 32, 6, 5), {"axis": 1, "num_groups": 2}),
+        # Dimensions of size 1: after global pooling, and of sequences.
+        ((40, 1, 1, 32), {}),
+        ((40, 32, 1, 1), {"axis": 1}),
+        ((4, 1, 6, 32), {}),
+        ((1, 32, 1, 30), {"axis": 1}),
+        ((40, 1, 1, 32), {"num_groups": 2}),
     ],
 )
 @pytest.mark.parametrize("save", SAVES)
