@@ -1,6 +1,6 @@
-"""ResNet v1.5 on `flax.linen.BatchNorm`, module for module as in Flax's ImageNet example.
+"""ResNet v1.5 with `flax.linen.BatchNorm`, module for module as in Flax's ImageNet example.
 
-The network to compare with: nothing of it comes from `jax_bnar`, and Linen numbers its modules.
+This is the network to compare with. It does not use `jax_bnar`, and Linen numbers its modules.
 """
 
 import functools
@@ -38,7 +38,7 @@ class BottleneckResNetBlock(nn.Module):
 
 
 class PlainResNet(nn.Module):
-    """With `algoperf`, the names and the pool of that workload."""
+    """With `algoperf` it has the names and the pooling of that workload."""
 
     stage_sizes: Sequence[int]
     num_classes: int

@@ -1,5 +1,5 @@
-// Operands that end exactly where their memory ends: AddressSanitizer sees a
-// read or a write one byte too far, canaries see a write without it.
+// Operands that end exactly where their memory ends. AddressSanitizer detects
+// reads and writes one byte too far; without it, canaries detect the writes.
 
 #ifndef JAX_BNAR_TESTS_NATIVE_ARRAY_H_
 #define JAX_BNAR_TESTS_NATIVE_ARRAY_H_
@@ -18,14 +18,14 @@ namespace testing {
 
 class ExactMemory {
  public:
-  // `lead` bytes after a multiple of 128.
+  // The data begins `lead` bytes after a multiple of 128.
   ExactMemory(int64_t size, int64_t lead) : size_(size), lead_(lead) {
     void* base = nullptr;
     if (posix_memalign(&base, 128, static_cast<size_t>(total())) != 0) {
       std::abort();
     }
     base_.reset(static_cast<uint8_t*>(base));
-    // Also what no kernel has written yet.
+    // This also fills the data itself, which no kernel has written yet.
     std::memset(base, kCanary, static_cast<size_t>(total()));
   }
 
@@ -38,7 +38,7 @@ class ExactMemory {
     for (int64_t i = lead_ + size_; i < total(); ++i) {
       intact &= base_[i] == kCanary;
     }
-    BNAR_CHECK(intact, "a kernel wrote outside of an array");
+    BNAR_CHECK(intact, "a kernel wrote outside an array");
   }
 
   uint8_t* data() { return base_.get() + lead_; }
@@ -68,7 +68,7 @@ class ExactMemory {
 
 class Array {
  public:
-  // `lead` counts elements.
+  // `lead` is a number of elements.
   Array(DType dtype, int64_t size, int64_t lead)
       : dtype_(dtype),
         item_size_(FormatOf(dtype).item_size),
@@ -83,7 +83,7 @@ class Array {
   double operator[](int64_t i) const {
     return Decode(dtype_, memory_.data() + i * item_size_);
   }
-  // Rounds to the dtype.
+  // Rounds the value to the dtype.
   void Set(int64_t i, double value) {
     Encode(dtype_, RoundTo(FormatOf(dtype_), value),
            memory_.data() + i * item_size_);

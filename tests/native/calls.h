@@ -1,5 +1,5 @@
-// Calls of the six operations on the inputs of a case, with results of their
-// own.
+// Calls of the six operations on the inputs of a case. Each allocates its
+// results.
 
 #ifndef JAX_BNAR_TESTS_NATIVE_CALLS_H_
 #define JAX_BNAR_TESTS_NATIVE_CALLS_H_
@@ -45,7 +45,7 @@ struct NormaliseOptions {
   bool relu;
   bool residual;
   bool mask;
-  bool affine;  // scale and bias are there
+  bool affine;  // with scale and bias
 };
 
 inline AffineOperands Affine(const Inputs& in, bool present) {
@@ -109,7 +109,7 @@ inline Results CallReduce(Platform& platform, const Inputs& in, Gate gate,
   r.first = NewVector(in.c);
   r.second = NewVector(in.c);
   if (residual) r.dz = NewArray(in.c);
-  // Without kX these are absent: nothing may depend on them.
+  // Without kX these are absent, because nothing may depend on them.
   const bool from_x = gate == Gate::kX;
   platform.BackwardReduce(
       {in.c.shape, in.c.dtype}, Gradient(in, gate),

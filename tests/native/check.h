@@ -1,4 +1,4 @@
-// A check that reports where and in which case it failed, and goes on.
+// A check that reports where and in which case it failed, and continues.
 
 #ifndef JAX_BNAR_TESTS_NATIVE_CHECK_H_
 #define JAX_BNAR_TESTS_NATIVE_CHECK_H_
@@ -13,13 +13,13 @@
 namespace jax_bnar {
 namespace testing {
 
-// What CTest counts as skipped (SKIP_RETURN_CODE).
+// The exit status that CTest counts as skipped (SKIP_RETURN_CODE).
 constexpr int kSkipped = 77;
-// One wrong kernel fails in every case: the first ones say enough.
+// A wrong kernel fails in every case, so the first reports are enough.
 constexpr int kMaxReports = 20;
 
 inline int failures = 0;
-// What is under test, for the report.
+// Describes what is being tested, for the report.
 inline std::string context;
 
 inline void ReportFailure(const char* file, int line, const char* condition,
@@ -33,7 +33,7 @@ inline void ReportFailure(const char* file, int line, const char* condition,
   }
 }
 
-// `detail` is evaluated on failure only.
+// `detail` is evaluated only on failure.
 #define BNAR_CHECK(condition, detail)                                    \
   do {                                                                   \
     if (!(condition)) {                                                  \
@@ -42,14 +42,14 @@ inline void ReportFailure(const char* file, int line, const char* condition,
     }                                                                    \
   } while (false)
 
-// The exit status of the program.
+// Prints the outcome and returns the exit status of the program.
 inline int Finish() {
   std::printf("%s\n", failures == 0 ? "passed" : "FAILED");
   return failures == 0 ? 0 : 1;
 }
 
-// Skips the program where the processor lacks what JAX_BNAR_CPU_ISA asks for:
-// it would test the same kernels twice.
+// Skips the program if the processor lacks the instruction set requested by
+// JAX_BNAR_CPU_ISA: it would test other kernels a second time.
 inline void SkipUnlessWantedIsa() {
   const char* wanted = std::getenv("JAX_BNAR_CPU_ISA");
   std::printf("kernels: %s\n", cpu::IsaName());

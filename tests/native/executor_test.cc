@@ -1,6 +1,6 @@
-// Run() on pools that run closures late, never, at once or from many threads.
-// Written for ThreadSanitizer too: what one phase writes the next one reads,
-// without any synchronisation but Run's own.
+// Tests Run() on pools that run closures late, never, at once, or from many
+// threads. It is also meant for ThreadSanitizer: each phase reads what the
+// previous one wrote, and only Run synchronises them.
 
 #include "cpu/executor.h"
 
@@ -29,7 +29,7 @@ using cpu::Run;
 using cpu::ThreadPool;
 namespace {
 
-// A deadlock ends the program after this long.
+// The program is killed after this time, in case of a deadlock.
 constexpr unsigned kMaxSeconds = 150;
 
 void Require(bool condition, const char* what) {
@@ -38,7 +38,7 @@ void Require(bool condition, const char* what) {
   std::exit(1);
 }
 
-// Keeps closures until somebody asks for them.
+// Keeps closures until RunKept is called.
 class LatePool : public ThreadPool {
  public:
   explicit LatePool(int64_t num_threads) : num_threads_(num_threads) {}
@@ -59,14 +59,14 @@ class LatePool : public ThreadPool {
   std::vector<std::function<void()>> kept_;
 };
 
-// Runs a closure within Schedule.
+// Runs closures inside Schedule.
 class InlinePool : public ThreadPool {
  public:
   int64_t num_threads() const override { return 4; }
   void Schedule(std::function<void()> closure) override { closure(); }
 };
 
-// A new thread for every closure.
+// Starts a new thread for every closure.
 class ThreadEach : public ThreadPool {
  public:
   explicit ThreadEach(int64_t num_threads) : num_threads_(num_threads) {}
@@ -84,8 +84,8 @@ class ThreadEach : public ThreadPool {
   std::vector<std::thread> threads_;
 };
 
-// Phases of tasks that depend on the whole phase before: every task adds up all
-// values of that phase, by plain reads, and writes its own by a plain write.
+// Phases of tasks that depend on the whole previous phase: every task adds up
+// all values of that phase and stores its own, with plain reads and writes.
 class Chain {
  public:
   explicit Chain(std::vector<int64_t> sizes) : sizes_(std::move(sizes)) {
@@ -103,7 +103,7 @@ class Chain {
                           if (p > 0) {
                             for (const int64_t v : values_[p - 1]) sum += v;
                           }
-                          // += : a task that ran twice shows.
+                          // += so that a task that ran twice is detected.
                           values_[p][static_cast<size_t>(task)] += sum % kPrime;
                         },
                         /*last_first=*/p % 2 == 1});
@@ -117,7 +117,7 @@ class Chain {
       int64_t sum = 0;
       for (const int64_t value : values) {
         Require(value == (1 + before) % kPrime,
-                "every task ran once, after the phase before it");
+                "every task ran once, after the previous phase");
         sum += value;
       }
       before = sum;
@@ -166,7 +166,7 @@ void TestClosuresThatNeverRun() {
   LatePool pool(8);
   RunChains(pool, 8);
   Require(pool.size() > 0, "something was scheduled");
-  // The closures hold the last references: LeakSanitizer sees them released.
+  // The closures hold the last references; LeakSanitizer checks their release.
 }
 
 void TestClosuresThatRunAfterTheCall() {
@@ -176,7 +176,7 @@ void TestClosuresThatRunAfterTheCall() {
     Run(pool, 8, chain.Phases());
     chain.Check();
   }
-  // The chain is gone: a closure must not run a task now.
+  // The chain is destroyed, so closures must not run any task now.
   pool.RunKept();
   Run(pool, 8, Chain({}).Phases());
   {
@@ -200,8 +200,9 @@ void TestOneThreadSchedulesNothing() {
   Require(pool.size() == 2, "no more threads than the widest phase has tasks");
 }
 
-// A share belongs to a thread, but one that never comes must not be waited for:
-// here the only helper is stuck until the whole run is over.
+// Each thread has a share of the tasks, but Run must not wait for threads that
+// never come. Here the only helper is stuck until the first phase reaches a
+// certain task.
 void TestHelperThatArrivesInTheMiddle() {
   for (int i = 0; i < 50; ++i) {
     QueuePool pool(1, 4);
@@ -228,7 +229,7 @@ void TestHelperThatArrivesInTheMiddle() {
   }
 }
 
-// Several devices on one small pool: every worker is inside of Run and none is
+// Several devices share one small pool: all workers are inside Run, and none is
 // left for the closures.
 void TestManyRunsOnOneSmallPool() {
   for (const int64_t workers : {1, 2, 3}) {
@@ -257,7 +258,7 @@ void TestManyRunsOnOneSmallPool() {
   }
 }
 
-// The same from threads that are not the pool's.
+// The same, called from threads that do not belong to the pool.
 void TestManyCallers() {
   QueuePool pool(2, 6);
   std::vector<std::thread> callers;
@@ -292,7 +293,7 @@ void TestOrderWithinAShare() {
   const auto record = [&order](int64_t task) { order.push_back(task); };
   Run(pool, 1, {{3, record, false}, {3, record, true}});
   Require(order == std::vector<int64_t>{0, 1, 2, 2, 1, 0},
-          "last_first works backwards");
+          "last_first reverses the order");
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace jax_bnar {
 namespace testing {
 namespace {
 
-// Roundings of one element in the accumulation dtype, at most.
+// The maximum number of roundings of an element in the accumulation dtype.
 constexpr double kRoundings = 4;
 
 std::string Describe(const char* what, int64_t i, double got, double expected,
@@ -24,12 +24,13 @@ std::string Describe(const char* what, int64_t i, double got, double expected,
 
 void CheckNear(const char* what, int64_t i, double got, double expected,
                double tolerance) {
-  // Not with !(difference > tolerance): a NaN must fail.
+  // Not !(difference > tolerance), because a NaN must fail.
   BNAR_CHECK(std::fabs(got - expected) <= tolerance,
              Describe(what, i, got, expected, tolerance));
 }
 
-// Of a sum in the accumulation dtype of terms with these magnitudes, stored.
+// The tolerance of a stored sum, computed in the accumulation dtype from terms
+// with the given total magnitude.
 class StoredTolerance {
  public:
   explicit StoredTolerance(const Inputs& in)
@@ -47,7 +48,7 @@ class StoredTolerance {
   double least_;
 };
 
-// 1 / standard deviation of each of (G, C).
+// 1 / standard deviation for each of (G, C).
 std::vector<double> RstdOf(const std::vector<double>& var) {
   std::vector<double> rstd(var);
   for (double& value : rstd) value = 1 / std::sqrt(value + Inputs::kEpsilon);
@@ -67,7 +68,7 @@ struct Sums {
   std::vector<double> e, e_centred;
 };
 
-// Exact, as the inputs are made for it.
+// These sums are exact, because the inputs are chosen so.
 Sums SumsOf(const Inputs& in, const std::vector<double>& e) {
   const size_t channels =
       static_cast<size_t>(in.c.shape.groups * in.c.shape.channels);
@@ -101,7 +102,7 @@ void CheckMask(const Inputs& in, const Results& results) {
   if (group_size % 8 == 0) return;
   for (int64_t g = 0; g < in.c.shape.groups; ++g) {
     BNAR_CHECK(mask[(g + 1) * bytes - 1] >> (group_size % 8) == 0,
-               "bits that belong to no element are 0");
+               "padding bits are 0");
   }
 }
 
@@ -112,7 +113,7 @@ std::vector<double> GatedGradient(Platform& platform, const Inputs& in,
   std::vector<double> e(static_cast<size_t>(in.c.size()));
   Results forward;
   if (gate == Gate::kX) {
-    // What forward stores is judged by CheckNormalised.
+    // CheckNormalised checks what forward stores.
     forward = CallNormalise(platform, in, {true, false, false, true});
   }
   for (int64_t i = 0; i < in.c.size(); ++i) {
@@ -128,7 +129,7 @@ std::vector<double> GatedGradient(Platform& platform, const Inputs& in,
 void CheckStatistics(const Inputs& in, const Results& results) {
   const size_t channels =
       static_cast<size_t>(in.c.shape.groups * in.c.shape.channels);
-  // In integers: multiples of 1/4, and of 1/16 for squares.
+  // Add integers: values are multiples of 1/4, and their squares of 1/16.
   std::vector<int64_t> sum(channels), squares(channels);
   for (int64_t i = 0; i < in.c.size(); ++i) {
     const size_t c = in.ChannelOf(i);
@@ -144,7 +145,7 @@ void CheckStatistics(const Inputs& in, const Results& results) {
     var[c] = static_cast<double>(count * squares[c] - sum[c] * sum[c]) /
              (16 * n * n);
   }
-  // Sums are exact; what remains is the last rounding, and in double those of
+  // Sums are exact. What remains is the last rounding and, in double, those of
   // origin + sum / count and of the merges.
   const double roundings = in.c.dtype == DType::kFloat64 ? 50 : 2;
   for (size_t c = 0; c < channels; ++c) {

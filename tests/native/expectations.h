@@ -1,4 +1,4 @@
-// What each operation must return, from plain loops in double.
+// Checks the results of each operation against plain loops in double.
 
 #ifndef JAX_BNAR_TESTS_NATIVE_EXPECTATIONS_H_
 #define JAX_BNAR_TESTS_NATIVE_EXPECTATIONS_H_
@@ -11,13 +11,13 @@
 namespace jax_bnar {
 namespace testing {
 
-// dy where the gate is open, else 0.
+// dy where the gate is open, and 0 elsewhere.
 std::vector<double> GatedGradient(Platform& platform, const Inputs& in,
                                   Gate gate);
 
 void CheckStatistics(const Inputs& in, const Results& results);
 
-// Also of Forward, whose own mean and var are taken as given.
+// Also checks y of Forward, given the mean and var that it returned.
 void CheckNormalised(const Inputs& in, const NormaliseOptions& options,
                      const Results& results);
 

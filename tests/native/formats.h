@@ -1,5 +1,5 @@
-// Floating-point formats in double arithmetic: slow, plain, and independent of
-// cpu/half.h, which they judge.
+// Floating-point formats in double arithmetic: slow, simple, and independent of
+// cpu/half.h, which they are used to test.
 
 #ifndef JAX_BNAR_TESTS_NATIVE_FORMATS_H_
 #define JAX_BNAR_TESTS_NATIVE_FORMATS_H_
@@ -23,7 +23,8 @@ T LoadAs(const void* source) {
   return value;
 }
 
-// libm's take longer than the kernels under test. Of normal numbers only.
+// libm's functions would take longer than the kernels under test. These work
+// only for normal numbers.
 inline double PowerOfTwo(int exponent) {
   const uint64_t bits = static_cast<uint64_t>(exponent + 1023) << 52;
   return LoadAs<double>(&bits);
@@ -35,11 +36,11 @@ inline int ExponentOf(double value) {
 struct Format {
   const char* name;
   int item_size;
-  int digits;        // of the significand, the hidden one included
+  int digits;        // of the significand, including the hidden one
   int min_exponent;  // of the smallest normal number
   double max;
 
-  // Largest relative error of a rounding.
+  // The largest relative error of a rounding.
   double roundoff() const { return std::ldexp(1.0, -digits); }
   double smallest_subnormal() const {
     return std::ldexp(1.0, min_exponent - digits + 1);
@@ -63,7 +64,7 @@ inline DType AccumulatorOf(DType dtype) {
   return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
 }
 
-// To nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline double RoundTo(const Format& format, double value) {
   if (format.digits == 53 || !std::isfinite(value) || value == 0) return value;
   const int exponent = std::max(ExponentOf(value), format.min_exponent);
@@ -114,7 +115,7 @@ inline double DecodeBFloat16(uint16_t half) {
   return LoadAs<float>(&bits);
 }
 
-// One stored element; `value` must be representable.
+// Stores one element; `value` must be representable.
 inline void Encode(DType dtype, double value, void* target) {
   if (dtype == DType::kFloat64) {
     std::memcpy(target, &value, sizeof(value));
@@ -128,7 +129,7 @@ inline void Encode(DType dtype, double value, void* target) {
   }
 }
 
-// Of a 16-bit dtype.
+// Decodes an element of a 16-bit dtype.
 inline double DecodeBits(DType dtype, uint16_t bits) {
   if (dtype == DType::kBFloat16) return DecodeBFloat16(bits);
   static const std::vector<double> table = [] {

@@ -1,5 +1,5 @@
-// Conversions of 16-bit floats: the scalar ones of cpu/half.h, and those of the
-// kernels, against arithmetic in double.
+// Tests conversions of 16-bit floats, the scalar ones of cpu/half.h and those
+// in the kernels, against arithmetic in double.
 
 #include "cpu/half.h"
 
@@ -27,7 +27,7 @@ namespace {
 
 constexpr int kPatterns = 1 << 16;
 
-// -0.0 is not 0.0 here, and any NaN is any other.
+// -0.0 differs from 0.0 here, and all NaNs are equal.
 bool Same(double a, double b) {
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
   return a == b && std::signbit(a) == std::signbit(b);
@@ -39,7 +39,7 @@ std::string Values(double from, double got, double expected) {
   return text;
 }
 
-// Every stored value, the ties between neighbours and the floats beside those.
+// All stored values, the ties between neighbours, and the floats next to them.
 std::vector<float> Probes(DType dtype) {
   std::vector<float> probes;
   const auto add = [&](double value) {
@@ -59,7 +59,7 @@ std::vector<float> Probes(DType dtype) {
     if (std::isfinite(next)) add((value + next) / 2);
   }
   const Format format = FormatOf(dtype);
-  // Where rounding reaches Inf.
+  // Values around the limit at which rounding gives Inf.
   add(format.max * (1 + format.roundoff() / 2));
   add(std::ldexp(1.0, std::ilogb(format.max)) *
       (2 - std::ldexp(1.0, -format.digits)));
@@ -80,7 +80,7 @@ void TestScalarHalf() {
     const float wide = HalfToFloat(bits);
     BNAR_CHECK(Same(wide, expected), Values(i, wide, expected));
     BNAR_CHECK(std::isnan(wide) || FloatToHalf(wide) == bits,
-               "no round trip of " + std::to_string(i));
+               "the round trip changes " + std::to_string(i));
     BNAR_CHECK(!std::isnan(wide) || std::isnan(HalfToFloat(FloatToHalf(wide))),
                "a NaN became a number: " + std::to_string(i));
   }
@@ -91,8 +91,8 @@ void TestScalarHalf() {
   }
 }
 
-// What the kernels store for a float. The instruction of AVX512-BF16 takes a
-// subnormal one for 0, in bfloat16 alone.
+// What the kernels store for a float. For bfloat16, the instruction of
+// AVX512-BF16 treats subnormals as 0.
 double Stored(DType dtype, double value) {
   const bool flushes =
       dtype == DType::kBFloat16 && std::strcmp(IsaName(), "avx512bf16") == 0;
@@ -100,7 +100,7 @@ double Stored(DType dtype, double value) {
   return RoundTo(FormatOf(dtype), value);
 }
 
-// y = (x - mean) * a + bias of one row, with a = 1.
+// y = (x - mean) * a + bias for one row, with a = 1.
 void Normalise(DType dtype, const Array& x, const Array& mean,
                const Array& bias, Array* y) {
   const int64_t channels = x.size();
@@ -113,7 +113,7 @@ void Normalise(DType dtype, const Array& x, const Array& mean,
                  {var.data(), 1});
 }
 
-// The kernels' own loads: x passes through.
+// Tests the kernels' loads: x passes through unchanged.
 void TestLoads(DType dtype) {
   context = std::string("loads of ") + FormatOf(dtype).name;
   Array x(dtype, kPatterns, 0);
@@ -132,7 +132,7 @@ void TestLoads(DType dtype) {
   }
 }
 
-// The kernels' own stores: y is the bias, rounded.
+// Tests the kernels' stores: y is the rounded bias.
 void TestStores(DType dtype) {
   context = std::string("stores of ") + FormatOf(dtype).name;
   const std::vector<float> probes = Probes(dtype);

@@ -1,5 +1,5 @@
 // The operands of one case. Activations are small multiples of 1/4, so that
-// every sum of them, and of their products, is exact in any order.
+// sums of them, and of their products, are exact in any order.
 
 #ifndef JAX_BNAR_TESTS_NATIVE_INPUTS_H_
 #define JAX_BNAR_TESTS_NATIVE_INPUTS_H_
@@ -21,7 +21,7 @@ class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
 
-  // In [0, end).
+  // An integer in [0, end).
   int64_t Below(int64_t end) {
     state_ = state_ * 6364136223846793005u + 1442695040888963407u;
     return static_cast<int64_t>((state_ >> 33) % static_cast<uint64_t>(end));
@@ -38,10 +38,11 @@ class Random {
 struct Case {
   Shape shape;
   DType dtype;
-  // Elements by which operands and results are off a multiple of 128 bytes.
+  // By how many elements operands and results are offset from a multiple of 128
+  // bytes.
   int64_t operand_lead = 0;
   int64_t result_lead = 0;
-  // Vectors have a row for each group, or one for all.
+  // Whether vectors have a row for each group, or one for all groups.
   bool vectors_by_group = false;
 
   int64_t size() const { return shape.groups * shape.group_size(); }
@@ -104,7 +105,7 @@ struct Inputs {
   VectorOperand Operand(const Array& vector) const {
     return {vector.data(), c.vector_groups()};
   }
-  // Position of element i in the vectors of a result (G, C).
+  // The position of element i in vectors of shape (G, C).
   size_t ChannelOf(int64_t i) const {
     return channels_[static_cast<size_t>(i)];
   }
@@ -121,10 +122,10 @@ struct Inputs {
   Case c;
   Format format;
   Format accumulator;
-  // y is saved for the gate; it has nothing to do with x.
+  // y is what is saved for the gate; it is independent of x.
   Array x, z, dy, y;
   ExactMemory mask;
-  // a is the factor that forward forms from scale, var and epsilon.
+  // a is the factor that forward computes from scale, var and epsilon.
   Array mean, var, scale, bias, dmean, dvar, a, b, k;
 
  private:
@@ -151,7 +152,8 @@ struct Inputs {
   }
 
   void FillVectors(Random* random) {
-    // Around what a half rounds to zero: where y = bias, its sign is the gate.
+    // Values around the largest that round to zero in 16-bit dtypes: where
+    // y = bias, its sign is the gate.
     const double tiny[] = {0.0, 0x1p-25, 0x1.000002p-25, 0x1p-134, 0x1.1p-134};
     for (int64_t i = 0; i < mean.size(); ++i) {
       mean.Set(i, random->Quarters(20));
@@ -176,7 +178,7 @@ struct Inputs {
                              3.0,
                              format.smallest_subnormal(),
                              -format.smallest_subnormal()};
-    // Bits that belong to no element are set: they must not matter.
+    // Padding bits are set, because they must not matter.
     for (int64_t i = 0; i < mask.size(); ++i) mask.data()[i] = 0xff;
     const int64_t group_size = c.shape.group_size();
     for (int64_t i = 0; i < c.size(); ++i) {

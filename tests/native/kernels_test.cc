@@ -1,6 +1,6 @@
-// The six operations on many shapes, dtypes and flags against plain loops, with
-// operands that end where their memory ends; and the same bytes from any number
-// of threads.
+// Tests the six operations with many shapes, dtypes and flags against plain
+// loops, on operands that end where their memory ends, and checks that results
+// have the same bytes for any number of threads.
 
 #include <cstdint>
 #include <functional>
@@ -35,7 +35,7 @@ void TestShape(const Shape& shape) {
 }
 
 void TestRowsLayout() {
-  // Rows of odd widths are joined; every remainder of the rows is there.
+  // Rows of odd widths are joined; these cover every remainder of the rows.
   for (const int64_t channels : {1, 3, 7, 65, 251}) {
     for (const int64_t rows : {1, 2, 15, 16, 17, 33}) {
       TestShape({1, rows, channels, 1});
@@ -80,7 +80,7 @@ void TestPlanesLayout() {
   for (const int64_t inner : {2047, 2048, 2049, 4113}) {
     TestShape({1, 2, 3, inner});
   }
-  // One channel: one run.
+  // With one channel, planes form one run.
   TestShape({1, 3, 1, 300});
   TestShape({3, 2, 1, 77});
 }
@@ -102,7 +102,7 @@ void TestStreamingCase(const Case& c) {
   }
 }
 
-// Results too large for the cache bypass it, if their vectors are aligned.
+// Results that are too large for the cache bypass it if they are aligned.
 void TestStreaming() {
   for (const DType dtype : kDTypes) {
     const int64_t elements = cpu::kCacheBytes /
@@ -119,9 +119,9 @@ void TestStreaming() {
     }
     TestStreamingCase({aligned[0], dtype, 0, /*result_lead=*/1, true});
     if (dtype != DType::kFloat32) continue;
-    // Too large for backward to read dy and y again in the place of dz.
+    // Too large for backward to read dy and y again instead of dz.
     TestStreamingCase({{1, elements * 3 / 2 / 64, 64, 1}, dtype, 0, 0, true});
-    // The second group, or the second plane, is off.
+    // The second group, or the second plane, is not aligned.
     TestStreamingCase({{2, elements / 2 / 33 + 2, 33, 1}, dtype, 0, 0, true});
     TestStreamingCase(
         {{1, elements / (5 * 196) + 1, 5, 196}, dtype, 0, 0, true});

@@ -1,4 +1,4 @@
-// All calls of one case, each against its expectation.
+// Makes all calls of one case and checks each against its expectation.
 
 #ifndef JAX_BNAR_TESTS_NATIVE_OPERATION_CHECKS_H_
 #define JAX_BNAR_TESTS_NATIVE_OPERATION_CHECKS_H_
@@ -21,7 +21,7 @@ constexpr NormaliseOptions kNormaliseOptions[] = {
     {false, true, false, false}, {false, false, false, true},
 };
 
-// Every operation, or the whole passes alone.
+// All operations, or only the whole passes (Forward and Backward).
 enum class Calls { kAll, kWholePasses };
 
 void CheckForwardCalls(Platform& platform, const Inputs& in,
@@ -30,7 +30,7 @@ void CheckForwardCalls(Platform& platform, const Inputs& in,
 void CheckBackwardCalls(Platform& platform, const Inputs& in,
                         const std::string& name, Calls calls = Calls::kAll);
 
-// `same` are the inputs of the same case, made anew.
+// `same` are newly made inputs of the same case.
 void CheckInputsAreUntouched(const Inputs& in, const Inputs& same,
                              const std::string& name);
 

@@ -1,5 +1,5 @@
-// A plan cuts every shape so that each element belongs to one task, and no two
-// tasks write to one byte of a mask.
+// Tests that a plan divides every shape so that each element belongs to one
+// task, and no two tasks write to the same byte of a mask.
 
 #include "cpu/plan.h"
 
@@ -19,7 +19,8 @@ namespace {
 
 constexpr int64_t kLanes = 16;
 
-// How often each element of a group is covered, and who writes its mask byte.
+// How often each element of a group is covered, and which task writes its byte
+// of the mask.
 class Coverage {
  public:
   explicit Coverage(int64_t group_size)
@@ -52,7 +53,7 @@ class Coverage {
   bool shared_ = false;
 };
 
-// Elements of the group in rows and columns of the plan's matrix.
+// Adds the elements in these rows and columns of the plan's matrix.
 void AddTile(const Plan& plan, const Range& rows, const Range& columns,
              int64_t task, Coverage* coverage) {
   const int64_t inner =
@@ -114,7 +115,7 @@ void CheckColumns(const Shape& shape, const Plan& plan) {
                  plan.shape.groups == shape.groups &&
                  plan.shape.channels == shape.channels &&
                  plan.shape.count() == shape.count(),
-             "the plan's shape is the problem's, or a reshape of it");
+             "the plan's shape is the problem's or a reshape of it");
   if (plan.layout == Plan::Layout::kChannelsFirst) {
     BNAR_CHECK(plan.columns == shape.channels && plan.rows == shape.rows &&
                    plan.tail == 0 && plan.rows_joined == 1,
@@ -145,7 +146,7 @@ void Check(const Shape& shape) {
   }
 }
 
-// Plans of arrays that no test could hold: only what needs no loop over them.
+// Checks plans of arrays that do not fit in memory, without loops over them.
 void CheckHuge(const Shape& shape) {
   context = "a huge shape";
   const Plan plan = MakePlan(shape, 2);

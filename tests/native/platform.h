@@ -1,4 +1,4 @@
-// Where the operations under test run.
+// The platforms on which the operations are tested.
 
 #ifndef JAX_BNAR_TESTS_NATIVE_PLATFORM_H_
 #define JAX_BNAR_TESTS_NATIVE_PLATFORM_H_

@@ -1,4 +1,4 @@
-// Thread pools with good and with bad manners.
+// Thread pools for tests.
 
 #ifndef JAX_BNAR_TESTS_NATIVE_POOLS_H_
 #define JAX_BNAR_TESTS_NATIVE_POOLS_H_
@@ -17,15 +17,15 @@
 namespace jax_bnar {
 namespace testing {
 
-// One thread, the caller's.
+// A pool whose only thread is the caller's.
 class CallerOnly : public cpu::ThreadPool {
  public:
   int64_t num_threads() const override { return 1; }
   void Schedule(std::function<void()> closure) override { closure(); }
 };
 
-// `workers` threads and a queue, as XLA has. Claims `num_threads`, as XLA does
-// when several devices share one pool.
+// A pool with `workers` threads and a queue, like XLA's. It may report another
+// `num_threads`, as XLA's does when several devices share one pool.
 class QueuePool : public cpu::ThreadPool {
  public:
   explicit QueuePool(int64_t workers) : QueuePool(workers, workers) {}
@@ -35,7 +35,7 @@ class QueuePool : public cpu::ThreadPool {
     }
   }
 
-  // Runs what is still in the queue.
+  // Runs the closures that are still in the queue.
   ~QueuePool() override {
     {
       const std::lock_guard<std::mutex> lock(mutex_);

@@ -1,4 +1,4 @@
-"""What tests call the operators with: random operands, and one signature for all operators."""
+"""Random operands for the tests, and one signature for all operators."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from oracle import Array
 
 import jax_bnar
 
-# "ffi" fails where the kernels were not built: a suite that skips its subject proves nothing.
+# "ffi" fails if the kernels were not built, because tests that skip their subject prove nothing.
 both_implementations = pytest.mark.parametrize("implementation", ["ffi", "xla"])
 all_dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 
@@ -24,7 +24,7 @@ Operator = Callable[..., jax_bnar.BatchNormResult]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One call: everything but the values, which follow from `seed` and `ratio` = |mean|/std."""
+    """One call, except for the values, which follow from `seed` and `ratio` = |mean|/std."""
 
     shape: tuple[int, ...]
     axis: int = -1
@@ -65,7 +65,7 @@ class Case:
 
 
 class Operands(NamedTuple):
-    """NumPy arrays, or None where the operator takes none."""
+    """NumPy arrays, or None where the operator has no such operand."""
 
     x: Any
     z: Any
@@ -80,7 +80,7 @@ class Cotangents(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Results and gradients as NumPy arrays; None where there is no such operand."""
+    """Results and gradients as NumPy arrays, or None where there is no such operand."""
 
     y: Any
     mean: Any
@@ -124,7 +124,7 @@ def cotangents(case: Case) -> Cotangents:
 
 @functools.cache
 def operator(form: Form, **keywords: Any) -> Operator:
-    """The operator, compiled, as a function of (x, z, scale, bias); z is None where it has none."""
+    """The compiled operator as a function of (x, z, scale, bias); z is ignored if it has none."""
     if form == "bn_add_relu":
         return jax.jit(lambda *operands: jax_bnar.bn_add_relu(*operands, **keywords))
     function = {"bn_relu": jax_bnar.bn_relu, "batch_norm": jax_bnar.batch_norm}[form]
@@ -134,9 +134,9 @@ def operator(form: Form, **keywords: Any) -> Operator:
 def unfused(
     x: Any, z: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5, axis: int = -1
 ) -> jax_bnar.BatchNormResult:
-    """What users write without us: statistics in float32, then one rounding per operation.
+    """What users write without jax_bnar: float32 statistics, then one rounding per operation.
 
-    This is `flax.linen.BatchNorm(dtype=x.dtype, use_fast_variance=False)` followed by add and relu.
+    It is `flax.linen.BatchNorm(dtype=x.dtype, use_fast_variance=False)` followed by add and relu.
     """
     axis %= x.ndim
     reduced = tuple(a for a in range(x.ndim) if a != axis)
@@ -180,7 +180,7 @@ def outcome(function: Operator, given: Operands, dout: Cotangents) -> Outcome:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Any rank, axis, dtype and flags; at most a few thousand elements."""
+    """Cases with any rank, axis, dtype and flags, and at most a few thousand elements."""
     channels = draw(st.sampled_from([1, 2, 3, 5, 8, 16, 17, 33, 65, 251]))
     others = draw(st.lists(st.sampled_from([1, 2, 3, 4, 7]), min_size=1, max_size=4))
     while np.prod(others) * channels > 6000:
@@ -206,8 +206,8 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-# Shapes where kernels go wrong: few or odd channels, odd row counts, no spatial axis, one element
-# to a statistic, every remainder of S to a vector width, and the sites of ResNet-50.
+# Shapes that are hard for kernels: few or odd channels, odd row counts, no spatial axes, one
+# element per statistic, and every remainder of S modulo the vector width.
 CORNER_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     **{f"nhwc-c{c}": ((3, 5, 7, c), -1) for c in (1, 3, 65, 251)},
     **{f"nchw-c{c}": ((3, c, 5, 7), 1) for c in (1, 3, 65, 251)},

@@ -1,4 +1,4 @@
-"""Where the checkout lies that these tests belong to; the package may be installed elsewhere."""
+"""The path of the checkout that these tests belong to; the package may be installed elsewhere."""
 
 import pathlib
 

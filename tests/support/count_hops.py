@@ -1,7 +1,9 @@
-"""How many files a reader crosses to follow a call: python tests/support/count_hops.py
+"""Counts how often a reader has to change files to follow a call.
 
-Traces bn_add_relu and its gradient under jit, counts calls of the package's own functions, and says
-how often the next call lies in another file.
+    python tests/support/count_hops.py
+
+Traces bn_add_relu and its gradient under jit, counts calls of the package's own functions, and
+prints how often the next call is in another file.
 """
 
 import itertools

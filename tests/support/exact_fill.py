@@ -1,9 +1,9 @@
-"""Data whose mean and variance are exact in any order of summation (oneDNN's benchdnn).
+"""Data whose mean and variance are exact in any order of summation, as in oneDNN's benchdnn.
 
-Values come in pairs mean - d, mean + d (an odd one out is the mean itself), with d a small multiple
-of a grain, so that every partial sum of values, and of squares around any element, is an integer
-number of grains that the accumulation dtype holds. Where a channel is too long for that, the mean
-is 0 and most values are.
+Values come in pairs mean - d, mean + d (with an odd count, one value is the mean itself). Each d is
+a small multiple of a grain, so that every partial sum of values, and of squares around any element,
+is a whole number of grains that the accumulation dtype can represent. If a channel is too long for
+that, the mean is 0 and so are most values.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ def exact_fill(count: int, channels: int, dtype: str, seed: int = 0) -> ExactFil
     random = np.random.default_rng(seed)
     accumulation = np.float64 if dtype == "float64" else np.float32
     digits = np.finfo(accumulation).nmant + 1
-    # Around any element, values lie up to 2*spread grains away, and squares sum below 2^digits.
+    # Values are up to 2*spread grains away from any element, and their squares sum below 2^digits.
     spread = int(np.sqrt(2.0**digits / count) / 2)
     stored_digits = ml_dtypes.finfo(np.dtype(dtype)).nmant + 1
     spread = min(spread, 2 ** (stored_digits - 3) - 1, 1023)
@@ -41,13 +41,13 @@ def exact_fill(count: int, channels: int, dtype: str, seed: int = 0) -> ExactFil
     x = mean + grain * signed
     stored = as_dtype(x, dtype)
     assert (stored.astype(np.float64) == x).all(), "the fill does not fit the dtype"
-    # Python integers and one division: the exact quotient, rounded once.
+    # Integers and one division give the exact quotient, rounded once.
     squares = (signed**2).sum(axis=0)
     var = grain.astype(np.longdouble) ** 2 * squares.astype(np.longdouble) / count
     return ExactFill(stored, mean.astype(accumulation), var.astype(accumulation))
 
 
 def arrange(columns: Array, before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Any, int]:
-    """(count, C) as (*before, C, *after), and the channel axis."""
+    """Rearranges (count, C) to (*before, C, *after), and returns it with the channel axis."""
     channels = columns.shape[1]
     return np.moveaxis(columns.reshape(*before, *after, channels), -1, len(before)), len(before)

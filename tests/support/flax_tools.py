@@ -1,4 +1,4 @@
-"""What the tests of the Flax layers share."""
+"""Shared by the tests of the Flax layers."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ SHAPE = (6, 4, 5, 3)
 
 @contextlib.contextmanager
 def as_flax_needs_it() -> Iterator[None]:
-    """Flax's own layer counts on implicit promotion, which the tests make an error for ours."""
+    """Allows implicit promotion, which Flax's layer needs and which is an error in our tests."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -26,7 +26,7 @@ def normal(seed: int, shape: tuple[int, ...] = SHAPE, dtype: Any = jnp.float32) 
 
 
 def tolerance(*dtypes: Any) -> float:
-    """Some roundings of the coarsest dtype that took part."""
+    """A few roundings of the coarsest dtype involved."""
     floats = [d for d in dtypes if jnp.issubdtype(d, jnp.floating)]
     return max(
         16 * float(jnp.finfo(jnp.float32).eps), *(2 * float(jnp.finfo(d).eps) for d in floats), 0.0
@@ -34,7 +34,7 @@ def tolerance(*dtypes: Any) -> float:
 
 
 def assert_close(actual: Any, expected: Any, rtol: float) -> None:
-    """Trees of equal structure, dtypes and shapes, whose leaves differ by rtol of their size."""
+    """Asserts equal structure, dtypes and shapes, and leaves that differ by at most rtol."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert a.dtype == e.dtype
@@ -67,7 +67,7 @@ def evaluated(layer: Any, variables: Any, x: jax.Array, **call: Any) -> jax.Arra
 
 
 def some_variables(layer: Any, x: jax.Array, seed: int = 7) -> Any:
-    """Variables with the layer's tree and values that differ from the initial ones."""
+    """Variables with the layer's tree, and values that differ from the initial ones."""
     tree = jax.eval_shape(
         functools.partial(layer.init, use_running_average=False), jax.random.key(0), x
     )
@@ -78,9 +78,9 @@ def some_variables(layer: Any, x: jax.Array, seed: int = 7) -> Any:
 
 
 def trained_looking(tree: Any, seed: int = 5) -> Any:
-    """Values for a tree of shapes and dtypes, as a network in training might have them.
+    """Values for a tree of shapes and dtypes, like those of a network in training.
 
-    Much cheaper than `init` of a network, whose random numbers take seconds to compile.
+    This is much cheaper than a network's `init`, whose random numbers take seconds to compile.
     """
     generator = np.random.default_rng(seed)
 
@@ -97,7 +97,7 @@ def trained_looking(tree: Any, seed: int = 5) -> Any:
 
 
 def trained_model(make: Any) -> Any:
-    """The NNX model `make(rngs=...)` with such values, not its initial ones."""
+    """The NNX model `make(rngs=...)` with values like those of a network in training."""
     model = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
     nnx.update(model, trained_looking(nnx.to_pure_dict(nnx.state(model))))
     return model

@@ -1,4 +1,4 @@
-"""How a fused function is judged: what is in it, its results, its gradients."""
+"""Checks of fused functions: the operators in them, their results and their gradients."""
 
 import collections
 import re
@@ -13,7 +13,7 @@ import jax_bnar
 
 
 def operators(function: Callable[..., Any], *args: Any) -> dict[str, int]:
-    """How often each operator is called in what `fuse` makes of a function."""
+    """How often `fuse` calls each operator in a function."""
     report = jax_bnar.explain(function)(*args)
     counts = collections.Counter[str]()
     for candidate in report.matched:
@@ -23,13 +23,13 @@ def operators(function: Callable[..., Any], *args: Any) -> dict[str, int]:
 
 
 def kernels(function: Callable[..., Any], *args: Any) -> int:
-    """How many of our operators are in the jaxpr of a function."""
+    """The number of our operators in the jaxpr of a function."""
     text = str(jax.make_jaxpr(function)(*args))
     return len(re.findall(r" (bnar_forward|bnar_normalise|jax_bnar_named)\[", text))
 
 
 def assert_fused(function: Callable[..., Any], *args: Any, **counts: int) -> None:
-    """The function becomes these operators; its results and gradients are at least as good."""
+    """Asserts that `fuse` uses these operators and does not make results or gradients worse."""
     assert operators(function, *args) == counts
     assert kernels(function, *args) == 0
     assert kernels(jax_bnar.fuse(function), *args) >= 1
@@ -37,7 +37,7 @@ def assert_fused(function: Callable[..., Any], *args: Any, **counts: int) -> Non
 
 
 def assert_untouched(function: Callable[..., Any], *args: Any, reason: str = "") -> None:
-    """Nothing is taken, for this reason; the jaxpr and the results stay bit for bit."""
+    """Asserts that nothing is fused, for this reason, and that jaxpr and results do not change."""
     report = jax_bnar.explain(function)(*args)
     assert not report.matched, report
     if reason:
@@ -48,10 +48,10 @@ def assert_untouched(function: Callable[..., Any], *args: Any, reason: str = "")
 
 
 def assert_no_worse(function: Callable[..., Any], *args: Any) -> None:
-    """Against the function in float64, values and gradients err no more than unfused ones.
+    """Asserts that fused values and gradients are as close to float64 as unfused ones.
 
-    Values one by one. Gradients of short dtypes together: gates of the ReLU flip with the rounding,
-    and what is left of a sum that cancels is a matter of luck.
+    Values are compared one by one. Gradients in 16-bit dtypes are compared together, because
+    rounding flips gates of the ReLU, and the error of a sum that cancels is a matter of luck.
     """
     for form in (_values, _gradients):
         oracle = jax.tree.leaves(jax.jit(form(function))(*in_float64(args)))
@@ -84,7 +84,7 @@ def _magnitude(array: Any) -> float:
 
 
 def error(given: Any, expected: Any) -> float:
-    """The largest error; where both are NaN, or the same infinity, there is none."""
+    """The largest error; elements that are both NaN or the same infinity count as equal."""
     a, b = np.asarray(given, np.float64), np.asarray(expected, np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     return float(np.max(np.abs(np.where(same, 0, a) - np.where(same, 0, b)), initial=0.0))
@@ -102,7 +102,7 @@ def _values(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Gradients of a weighted sum of all results, by all floating-point arguments."""
+    """Gradients of a weighted sum of all results with respect to all floating-point arguments."""
 
     def loss(*args: Any) -> jax.Array:
         total: Any = 0.0

@@ -1,6 +1,6 @@
-"""What the tests on a GPU call, and how: shapes for every strategy, flags, one check of a case.
+"""Shared by the tests on a GPU: shapes for every strategy, flags, and the check of a case.
 
-JAX_BNAR_GPU_PLATFORM=cpu is the dry run: the same code on the CPU, with tiny shapes.
+With JAX_BNAR_GPU_PLATFORM=cpu this is a dry run: the same code on the CPU, with tiny shapes.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from jax_bnar._kernels import targets
 
 DRY_RUN = os.environ.get("JAX_BNAR_GPU_PLATFORM") == "cpu"
 PLATFORM = "cpu" if DRY_RUN else "gpu"
-# The dry run may have the CUDA kernels too, in the emulation.
+# A dry run may also have the CUDA kernels, in the emulation.
 CUDA_KERNELS = not DRY_RUN or targets.cpu_isa() == "emulation of CUDA"
 STRATEGIES = ("auto", "on_chip", "cluster", "l2", "two_kernels")
-only_on_gpu = pytest.mark.skipif(DRY_RUN, reason="there is nothing of it on the CPU")
+only_on_gpu = pytest.mark.skipif(DRY_RUN, reason="the dry run on the CPU cannot test this")
 
 Shapes = dict[str, tuple[tuple[int, ...], int]]
 
-# One slab for all blocks of the device, many slabs of few rows, slabs of which the last is not
-# full, channels and planes that no vector divides.
+# These have one slab for all blocks of the device, many slabs of few rows, slabs of which the last
+# is not full, and channels and planes that are not multiples of a vector.
 _SHAPES: Shapes = {
     "nhwc-56": ((32, 56, 56, 64), -1),
     "nhwc-28": ((8, 28, 28, 128), -1),
@@ -50,7 +50,7 @@ _TINY_SHAPES: Shapes = {
 SHAPES = _TINY_SHAPES if DRY_RUN else _SHAPES
 LARGEST = next(iter(SHAPES))
 
-# Long double on the host is slow, and float64 has one path whatever the shape.
+# Long double is slow on the host, and float64 uses the same path for all shapes.
 _MOST_ELEMENTS_OF_FLOAT64 = 200_000
 
 
@@ -62,7 +62,7 @@ def size(shape: tuple[int, ...]) -> int:
 
 
 def shape_cases() -> Iterator[tuple[str, Case]]:
-    """Every shape in every dtype, with both kinds of evidence in turn."""
+    """Every shape in every dtype, alternating between both values of `save`."""
     dtypes = ("bfloat16", "float32", "float16", "float64")
     for (index, dtype), (name, (shape, axis)) in itertools.product(
         enumerate(dtypes), SHAPES.items()
@@ -73,7 +73,7 @@ def shape_cases() -> Iterator[tuple[str, Case]]:
 
 
 def flag_cases() -> Iterator[tuple[str, Case]]:
-    """Every combination of form, evidence, parameters and groups, in both layouts."""
+    """Every combination of form, `save`, parameters and groups, in both layouts."""
     combinations = itertools.product(
         ("bn_add_relu", "bn_relu", "batch_norm"),
         ("y", "mask"),
@@ -105,7 +105,7 @@ def flag_cases() -> Iterator[tuple[str, Case]]:
 
 @contextlib.contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """Variables that the kernels read at each call; results must be waited for inside."""
+    """Sets variables that the kernels read at each call; wait for results inside the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -125,7 +125,7 @@ def strategy(name: str) -> contextlib.AbstractContextManager[None]:
 
 @functools.lru_cache(maxsize=1)
 def _prepare(case: Case) -> tuple[Operands, Cotangents, oracle.Forward]:
-    """Kept for the next strategy: the oracle takes longer than the kernels."""
+    """Operands and expectations, cached because the oracle takes longer than the kernels."""
     given = operands(case)
     expected = oracle.forward(
         *given,
@@ -138,8 +138,8 @@ def _prepare(case: Case) -> tuple[Operands, Cotangents, oracle.Forward]:
 
 
 def check(case: Case) -> None:
-    """Results and gradients of one call of the kernels against the oracle."""
-    assert jax.default_backend() == PLATFORM, "this is not the device to be tested"
+    """Compares results and gradients of one call of the kernels with the oracle."""
+    assert jax.default_backend() == PLATFORM, "JAX does not run on the platform to be tested"
     given, dout, expected = _prepare(case)
     got = run(case, "ffi", given, dout)
     assert got.y.dtype == given.x.dtype
@@ -150,14 +150,16 @@ def check(case: Case) -> None:
 
 
 def check_strategy(kernels: set[str], case: Case, name: str) -> None:
-    """That what was launched is the strategy asked for.
+    """Asserts that the launched kernels are those of the requested strategy.
 
-    Of one that a device has no room for another takes the place, and the numbers are right.
+    If the device has no room for a strategy, another one replaces it and the results are still
+    right; this would go unnoticed otherwise.
     """
-    # float64 has one path, and the bits that single elements cannot write are packed afterwards.
+    # float64 has only one path.
     simple = name == "two_kernels" or case.dtype == "float64"
+    # If threads handle single elements, another kernel packs the mask's bits afterwards.
     kernels = kernels - {"PackMask two_kernels"}
-    # Of planes that no vector divides.
+    # NormaliseFlat is for planes that are not multiples of a vector.
     kernels = {name.replace("NormaliseFlat", "Normalise") for name in kernels}
     if simple:
         halves = ("Statistics", "Normalise", "BackwardReduce", "BackwardApply")
@@ -169,14 +171,14 @@ def check_strategy(kernels: set[str], case: Case, name: str) -> None:
 
 
 def has_clusters() -> bool:
-    """They came with compute capability 9.0; the emulated device has them."""
+    """Thread block clusters need compute capability 9.0; the emulated device has them."""
     return float(getattr(jax.devices()[0], "compute_capability", 9)) >= 9
 
 
 def calls_outside_graphs(thunks: str) -> list[str]:
-    """Custom calls beside, not inside, the command buffers of XLA's dump of what it executes.
+    """Custom calls outside the command buffers, according to XLA's dump of what it executes.
 
-    One line to a thunk; those of a command buffer follow it, further indented.
+    The dump has one line per thunk; those in a command buffer follow it with more indentation.
     """
     outside, buffer_indent = [], None
     for line in thunks.splitlines():

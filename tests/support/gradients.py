@@ -1,4 +1,4 @@
-"""The oracle's verdict on the gradients of an operator."""
+"""Checks the gradients of an operator against the oracle."""
 
 import numpy as np
 import oracle
@@ -8,7 +8,7 @@ from cases import Case, Cotangents, Operands, Outcome
 def expected_gradients(
     case: Case, given_operands: Operands, dout: Cotangents, y: oracle.Array
 ) -> oracle.Backward:
-    """The gate is that of the given y: near 0 the sign of a rounded y is not ours to judge."""
+    """The oracle's gradients with the gate of the given y, whose sign near 0 may be rounded."""
     return oracle.backward(
         dout.y,
         given_operands.x,

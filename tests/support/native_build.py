@@ -1,4 +1,4 @@
-"""Runs CMake and its like, and shows what they printed where they fail."""
+"""Runs build tools such as CMake, and shows their output if they fail."""
 
 import os
 import pathlib
@@ -9,9 +9,9 @@ import sysconfig
 import pytest
 from checkout import ROOT
 
-# CMake and ninja as wheels install them, or the system's.
+# CMake and ninja may be installed by wheels or by the system.
 PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-# A preloaded allocator keeps AddressSanitizer from coming first.
+# AddressSanitizer must be loaded first, so nothing may be preloaded before it.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {
     "PATH": PATH,
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -39,5 +39,5 @@ def run(*command: str | pathlib.Path, directory: pathlib.Path = ROOT) -> None:
 def tool(name: str) -> str:
     found = shutil.which(name, path=PATH)
     if found is None:
-        pytest.fail(f"{name} is missing: `pip install {name}`", pytrace=False)
+        pytest.fail(f"{name} was not found: `pip install {name}`", pytrace=False)
     return found

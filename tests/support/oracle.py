@@ -1,11 +1,11 @@
-"""Forward and backward of every operator in wide NumPy arithmetic, and how far off one may be.
+"""Forward and backward of every operator in wide NumPy arithmetic, with bounds on the error.
 
-The formulas of batch normalization and of its gradient, written down independently of
+The formulas of batch normalization and of its gradient are written down independently of
 `jax_bnar.reference`. Everything is computed in float64, or in long double for float64 data.
 
 An allowance is an elementwise bound on the error: one rounding at the store, plus `ROUNDINGS` units
-of the accumulation dtype times the sum of magnitudes that enter the result. A second rounding, or
-cancellation in the variance, does not fit in it.
+of the accumulation dtype times the sum of the magnitudes that enter the result. A second rounding,
+or cancellation in the variance, exceeds it.
 """
 
 from typing import Any, NamedTuple
@@ -15,8 +15,8 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Roundings of the accumulation dtype granted to one result; the sums of the tests are short enough
-# for a plain chain of float32 additions to stay below it.
+# The number of roundings in the accumulation dtype that a result may have. The sums in the tests
+# are short enough for a plain chain of float32 additions to stay below it.
 ROUNDINGS = 24
 
 
@@ -40,7 +40,7 @@ class Backward(NamedTuple):
 
 
 class InferenceBackward(NamedTuple):
-    """Gradients in the order of the operands x, z, scale, bias, mean, var, and allowances."""
+    """Gradients and allowances in the order of the operands x, z, scale, bias, mean, var."""
 
     gradients: tuple[Array, ...]
     allowances: tuple[Array, ...]
@@ -59,14 +59,14 @@ def unit_roundoff(dtype: Any) -> float:
 
 
 def canonical(array: Array, axis: int, num_groups: int = 1) -> Array:
-    """(G, N, C, S) of an array with its channels at `axis`, in the wide dtype."""
+    """An array with its channels at `axis`, as (G, N, C, S) in the wide dtype."""
     axis %= array.ndim
     shape = (num_groups, -1, array.shape[axis], int(np.prod(array.shape[axis + 1 :])))
     return array.reshape(shape).astype(wide_dtype(array.dtype))
 
 
 def _rounding(exact: Array, dtype: Any) -> Array:
-    """Half a unit in the last place of `exact` stored as `dtype`."""
+    """Half a unit in the last place of `exact` when stored as `dtype`."""
     subnormal = float(ml_dtypes.finfo(np.dtype(dtype)).smallest_subnormal)
     return unit_roundoff(dtype) * np.abs(exact) + subnormal / 2
 
@@ -98,9 +98,9 @@ def _normalised(
     unit: float,
     mean_error: Array | float = 0.0,
 ) -> tuple[Array, Array]:
-    """y of canonical wide operands, and the allowance of the arithmetic before the store.
+    """y of canonical wide operands, and the allowance for the arithmetic before the store.
 
-    `mean_error` is what a computed mean may be off by, in units of roundoff.
+    `mean_error` is the possible error of a computed mean, in units of roundoff.
     """
     multiplier = _vector(scale, 1, x) / np.sqrt(var + epsilon)
     shift = _vector(bias, 0, x)
@@ -162,7 +162,7 @@ def backward(
     num_groups: int = 1,
     parameter_dtype: Any = np.float64,
 ) -> Backward:
-    """Gradients with the gate of the ReLU fixed from the given y (None: no ReLU)."""
+    """Gradients with the gate of the ReLU taken from the given y; None means no ReLU."""
     wide = canonical(x, axis, num_groups)
     n = wide.shape[1] * wide.shape[3]
     mean = _sum(wide) / n
@@ -175,7 +175,7 @@ def backward(
     dbias, dscale = _sum(e), _sum(e * centred) * rstd
     dx = a * (e - dbias / n - centred * rstd * dscale / n) + dm / n + 2 * dv * centred / n
 
-    # The mean is itself a rounded sum, so |mean| and std count towards the magnitude of (x-mean).
+    # The mean is a rounded sum, so |mean| and std count towards the magnitude of (x-mean).
     distance = (
         np.abs(centred) + np.abs(mean) + np.sqrt(np.square(centred).mean((1, 3), keepdims=True))
     )
@@ -183,7 +183,7 @@ def backward(
     magnitude = np.abs(a) * (np.abs(e) + sum_e / n + distance * rstd * rstd * sum_ec / n)
     magnitude = magnitude + np.abs(dm) / n + 2 * np.abs(dv) * distance / n
     unit = ROUNDINGS * unit_roundoff(accumulation_dtype(x.dtype))
-    # A vector's gradient is summed over the groups, for they share scale and bias.
+    # The gradients of scale and bias are summed over the groups, which share them.
     dscale, dbias = dscale.sum(axis=0).ravel(), dbias.sum(axis=0).ravel()
     return Backward(
         dx=dx.reshape(x.shape),

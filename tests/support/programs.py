@@ -1,4 +1,4 @@
-"""Counts what a program holds: primitives in a jaxpr, custom calls in StableHLO and in HLO."""
+"""Counts primitives in jaxprs, and custom calls in StableHLO and in compiled HLO."""
 
 import math
 import re
@@ -14,7 +14,7 @@ _HLO = re.compile(r'custom_call_target="(jax_bnar_\w+)"')
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
-    """Every equation, those of inner jaxprs included."""
+    """Every equation, including those of inner jaxprs."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield equation
         for inner in jaxprs_in_params(equation.params):
@@ -27,7 +27,7 @@ def primitives(function: Any, *arguments: Any) -> Counter[str]:
 
 
 def ours(function: Any, *arguments: Any) -> dict[str, int]:
-    """How many of our primitives the jaxpr of `function` holds, by name without the prefix."""
+    """The number of our primitives in the jaxpr of `function`, by name without the prefix."""
     return {
         name.removeprefix("bnar_"): count
         for name, count in primitives(function, *arguments).items()
@@ -40,14 +40,14 @@ def stablehlo_calls(function: Any, *arguments: Any) -> Counter[str]:
 
 
 def hlo_calls(function: Any, *arguments: Any) -> Counter[str]:
-    """Calls that survive XLA's own passes: what really runs."""
+    """Our calls after XLA's passes, which are those that actually run."""
     compiled = jax.jit(function).lower(*arguments).compile().as_text()
     assert compiled is not None
     return Counter(_HLO.findall(compiled))
 
 
 def opcodes_of_size(size: int, function: Any, *given: Any) -> set[str]:
-    """The opcodes in the compiled program whose result holds an array of at least `size`."""
+    """The opcodes in the compiled program with a result of at least `size` elements."""
     text = jax.jit(function).lower(*given).compile().as_text()
     assert text is not None
     entry = text[text.index("\nENTRY") :]

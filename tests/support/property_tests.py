@@ -1,8 +1,8 @@
-"""How far property tests look."""
+"""The number of examples in property tests."""
 
 import os
 
 
 def example_count(count: int) -> int:
-    """So many random examples, times JAX_BNAR_TEST_EXAMPLES: CI looks further than `make test`."""
+    """`count` times JAX_BNAR_TEST_EXAMPLES, which `make check` sets to try more examples."""
     return count * int(os.environ.get("JAX_BNAR_TEST_EXAMPLES", "1"))

@@ -1,7 +1,7 @@
-"""Data on which statistics lose digits: outliers, borders, clusters, orders and magnitudes.
+"""Data for which statistics lose digits: outliers, borders, clusters, orders and magnitudes.
 
-Each regime makes one channel of a case in float64, (groups, count), which `fill` lays out and
-rounds to the dtype of the case. Outliers and clusters are `far` standard deviations away.
+Each regime makes one channel of a case in float64, with shape (groups, count), which `fill`
+arranges and rounds to the case's dtype. Outliers and clusters are `far` standard deviations away.
 """
 
 import dataclasses
@@ -13,21 +13,21 @@ import numpy as np
 from cases import Case, as_dtype
 from oracle import Array
 
-# Outliers lie this many standard deviations away, at least and at most.
+# Outliers are at least and at most this many standard deviations away.
 FAR = {
     "float16": (3e2, 3e4),
     "bfloat16": (3e2, 1e9),
     "float32": (3e2, 1e9),
     "float64": (3e2, 1e9),
 }
-# Squares of the huge values fit the accumulation dtype, and those of the tiny ones do not.
+# Squares of the huge values fit into the accumulation dtype, but those of the tiny ones do not.
 HUGE = {"float16": 1e4, "bfloat16": 1e15, "float32": 1e15, "float64": 1e140}
 TINY = {"float16": 1e-6, "bfloat16": 1e-30, "float32": 1e-30, "float64": 1e-200}
 
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """What a regime draws from: normal data, a generator, and sizes by dtype."""
+    """What a regime uses: normal data, a generator, and the distance of outliers."""
 
     normal: Array
     random: np.random.Generator
@@ -57,14 +57,14 @@ def _padded(draw: Draw) -> Array:
 
 
 def _zero_borders(draw: Draw) -> Array:
-    """Images side by side, each with a border of zeros, around data far from zero."""
+    """Rows of images, each with a border of zeros around data far from zero."""
     period = int(draw.random.integers(3, 60))
     border = np.isin(np.arange(draw.count) % period, (0, period - 1))
     return np.where(border, 0.0, draw.far / 2 + draw.normal)
 
 
 def _near_constant(draw: Draw) -> Array:
-    """A few units in the last place apart."""
+    """Values that differ by a few units in the last place."""
     unit = float(ml_dtypes.finfo(jnp.dtype(draw.dtype)).eps)
     return 1.0 + unit * draw.random.integers(0, 3, draw.normal.shape)
 
@@ -95,7 +95,7 @@ NAMES = (*REGIMES, MIXED)
 
 
 def fill(case: Case, regime: str, seed: int) -> Array:
-    """X of the case."""
+    """The operand x of the case."""
     random = np.random.default_rng(seed)
     axis = case.axis % len(case.shape)
     inner = int(np.prod(case.shape[axis + 1 :]))

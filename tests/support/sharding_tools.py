@@ -1,4 +1,4 @@
-"""Meshes of the eight CPU devices, operands laid out on them, and what crosses between them."""
+"""Meshes of the eight CPU devices, operands placed on them, and their communication."""
 
 import contextlib
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def put(array: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh) -> Iterator[None]:
-    """Explicit meshes have to be set around a program, Auto ones come with the operands."""
+    """Sets an Explicit mesh, which a program needs; Auto meshes come with the operands."""
     if AxisType.Explicit in mesh.axis_types:
         with jax.set_mesh(mesh):
             yield
@@ -36,7 +36,7 @@ def use_mesh(mesh: Mesh) -> Iterator[None]:
 
 
 def relative_difference(left: Any, right: Any) -> float:
-    """Largest difference between two trees, relative to the largest value of each leaf."""
+    """The largest difference between two trees, relative to the largest value of each leaf."""
     pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
     return max(
         float(np.abs(np.asarray(a) - np.asarray(b)).max() / (1 + np.abs(np.asarray(b)).max()))

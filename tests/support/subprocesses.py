@@ -1,4 +1,4 @@
-"""Runs Python in a process of its own: what may hang or crash must not take the suite with it."""
+"""Runs Python in a separate process, so that a hang or a crash does not end the test run."""
 
 import os
 import subprocess
@@ -11,10 +11,10 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 """
 
-# Where JAX keeps what it has compiled, another process may just be writing the entry: it compiles.
+# JAX warns with this text if another process is writing the cache entry, and compiles the program.
 OF_THE_CACHE = "Error reading persistent compilation cache entry"
 
-# For programs: work(argument) in a thread for each argument, all at once.
+# Code for programs: runs work(argument) for all arguments at once, each in a thread.
 IN_THREADS = """
 import threading
 
@@ -35,7 +35,7 @@ def in_threads(work, arguments):
 
 
 def run_python(code: str, *, timeout: float, prelude: str = _PRELUDE) -> str:
-    """Standard output of `code`; fails on a non-zero exit, on a crash, and after `timeout`."""
+    """Runs `code` and returns its output; fails on non-zero exit status, crash or timeout."""
     environment = {k: v for k, v in os.environ.items() if k != "JAX_BNAR_IMPLEMENTATION"}
     finished = subprocess.run(
         [

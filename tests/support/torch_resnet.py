@@ -1,4 +1,4 @@
-"""ResNet v1.5 from `torch.nn`, with the module names of torchvision, which the tests do not need.
+"""ResNet v1.5 from `torch.nn` with torchvision's module names, so that torchvision is not needed.
 
 Import it after `pytest.importorskip("torch")`.
 """
@@ -57,7 +57,7 @@ class ResNet(nn.Module):
 
 
 def randomised(net: Any, seed: int = 0) -> Any:
-    """The network with statistics and parameters as after some training, in every element."""
+    """The network with random statistics and parameters, like those after some training."""
     generator = np.random.default_rng(seed)
     with torch.no_grad():
         for name, value in net.state_dict().items():
@@ -78,6 +78,6 @@ def weights_of(net: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def logits(net: Any, images: Any) -> np.ndarray[Any, Any]:
-    """In NHWC and float64, whatever the mode; a training network updates its statistics."""
+    """Logits of NHWC images in float64, in either mode; training updates the statistics."""
     with torch.no_grad():
         return net(torch.from_numpy(np.asarray(images, np.float64)).permute(0, 3, 1, 2)).numpy()

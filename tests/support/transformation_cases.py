@@ -1,8 +1,8 @@
 """Small random calls of the operators in float64, each with its formula in plain `jax.numpy`.
 
-For tests of transformations: both are functions of the same arrays, so whatever JAX makes of the
-one it must make of the other. ReLU's gates are not at 0, where the two might differ by a rounding:
-random numbers are not.
+These are for tests of transformations. Both are functions of the same arrays, so a transformation
+must give the same for both. With random numbers no pre-activation is 0, where rounding could open
+different gates of the ReLU.
 """
 
 import dataclasses
@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 import jax_bnar
 
 Arrays = tuple[Any, ...]
-# Of arrays; returns (y, mean, var), or (y,) with given statistics.
+# A function of arrays that returns (y, mean, var), or (y,) with given statistics.
 Function = Callable[..., Arrays]
 
-# Few, for each costs a compilation. With the channel axis, and groups that divide the first axis.
+# Shape, channel axis, and groups that divide the first axis. There are few because each one has to
+# be compiled.
 LAYOUTS = [
     ((4, 3, 2), 1, 2),
     ((2, 2, 3), -1, 1),
@@ -35,7 +36,7 @@ LAYOUTS = [
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call: everything but the values, which follow from `seed`."""
+    """One call, except for the values, which follow from `seed`."""
 
     form: str
     given_statistics: bool
@@ -51,7 +52,7 @@ class Call:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the arrays that the functions take."""
+        """The names of the arrays that the functions take."""
         present = {
             "x": True,
             "z": self.form == "bn_add_relu",
@@ -69,13 +70,13 @@ class Call:
 
 @st.composite
 def calls(draw: st.DrawFn, first: int = 0, *, training_only: bool = False) -> Call:
-    """Any form, layout and flags.
+    """Calls of any form, layout and flags.
 
     Args:
-        draw: Hypothesis's.
-        first: with which of the values of each flag Hypothesis begins. It always tries the first
-            ones, and where that is all there is time for, each test has others.
-        training_only: no inference forms.
+        draw: passed by Hypothesis.
+        first: rotates the values of each flag. Hypothesis always tries the first ones; tests that
+            have time for one example get different ones this way.
+        training_only: leaves out the inference forms.
     """
 
     def one_of(*options: Any) -> Any:
@@ -100,7 +101,7 @@ def calls(draw: st.DrawFn, first: int = 0, *, training_only: bool = False) -> Ca
 
 
 def arrays(call: Call, more_seed: int = 0) -> Arrays:
-    """Operands; another seed gives directions."""
+    """Operands; other seeds give directions for derivatives."""
     random = np.random.default_rng([call.seed, more_seed])
     results = []
     for name in call.names:
@@ -123,12 +124,12 @@ def values(call: Call) -> Values:
 
 
 def operands(call: Call, given: Arrays) -> dict[str, Any]:
-    """By name; None for what the call leaves out."""
+    """The operands by name; scale and bias are None if the call leaves them out."""
     return {"scale": None, "bias": None, **dict(zip(call.names, given, strict=True))}
 
 
 def ours(call: Call, **keywords: Any) -> Function:
-    """The operator."""
+    """The operator as a function of arrays."""
     name = f"{call.form}_inference" if call.given_statistics else call.form
     options = {"epsilon": call.epsilon, "axis": call.axis, "implementation": call.implementation}
     if not call.given_statistics:
@@ -142,7 +143,7 @@ def ours(call: Call, **keywords: Any) -> Function:
 
 
 def formula(call: Call, axis_name: str | None = None) -> Function:
-    """What the operator computes, as one would write it without it."""
+    """What the operator computes, written in plain JAX."""
 
     def averaged(array: jax.Array, reduced: tuple[int, ...]) -> jax.Array:
         mean = array.mean(reduced, keepdims=True)
@@ -187,12 +188,12 @@ def formula(call: Call, axis_name: str | None = None) -> Function:
 
 
 def weights(like: Any) -> jax.Array:
-    """Fixed numbers of its shape, none of them special."""
+    """Fixed numbers with the shape of `like`, none of them special."""
     return jnp.cos(jnp.arange(1, like.size + 1, dtype=like.dtype)).reshape(like.shape)
 
 
 def scalar(function: Function) -> Callable[..., jax.Array]:
-    """A loss, linear in no result."""
+    """A loss that is not linear in any result."""
 
     def loss(*given: Any) -> jax.Array:
         results = function(*given)

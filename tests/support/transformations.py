@@ -1,7 +1,7 @@
-"""What JAX makes of a function: transformations, each a function of (f, call, values).
+"""Transformations, each a function of (f, call, values).
 
-`f` is an operator or its formula (`transformation_cases`). Those of COMPILED are traced as a whole;
-those of OUTSIDE_JIT say something about a call that is not.
+`f` is an operator or its formula (see `transformation_cases`). Those in COMPILED are run under jit;
+those in OUTSIDE_JIT test calls that are not.
 """
 
 import functools
@@ -47,7 +47,7 @@ def disabled_jit(f: Function, call: Call, at: Values) -> Any:
 
 @outside_jit
 def donation(f: Function, call: Call, at: Values) -> Any:
-    """A step that updates all operands: any buffer may be written over by a result."""
+    """A step that updates all operands, so that a result may overwrite any buffer."""
 
     @functools.partial(jax.jit, donate_argnums=call.arguments)
     def step(*given: Any) -> Any:
@@ -62,7 +62,7 @@ def donation(f: Function, call: Call, at: Values) -> Any:
 
 @outside_jit
 def exported(f: Function, call: Call, at: Values) -> Any:
-    """Through bytes and back, with the derivative."""
+    """Serialises and deserialises the function with its derivative."""
     export = jax.export.export(jax.jit(f), disabled_checks=jax_bnar.DISABLED_EXPORT_CHECKS)
     data = export(*at.given).serialize(vjp_order=1)
     again: Any = jax.export.deserialize(data).call
@@ -71,7 +71,7 @@ def exported(f: Function, call: Call, at: Values) -> Any:
 
 @outside_jit
 def callbacks(f: Function, call: Call, at: Values) -> Any:
-    """Python before the call and after it, under jit, vmap and grad."""
+    """Python callbacks before and after the call, under jit, vmap and grad."""
     seen = []
 
     def doubled(x: Any) -> Any:
@@ -98,7 +98,7 @@ def gradients(f: Function, call: Call, at: Values) -> Any:
 
 @compiled
 def gradient_of_one(f: Function, call: Call, at: Values) -> Any:
-    """The others are constants then, and their tangents symbolic zeros."""
+    """The other operands are then constants, and their tangents symbolic zeros."""
     return [jax.grad(scalar(f), argument)(*at.given) for argument in call.arguments]
 
 
@@ -111,7 +111,7 @@ def pushed_forward(f: Function, call: Call, at: Values) -> Any:
 
 @compiled
 def pulled_back(f: Function, call: Call, at: Values) -> Any:
-    """Of a cotangent of all results, and of one of each result alone."""
+    """Pulls back cotangents of all results at once, and of each result separately."""
     results, vjp = jax.vjp(f, *at.given)
     everything = tuple(jnp.cos(r) for r in results)
     alone = [
@@ -123,12 +123,12 @@ def pulled_back(f: Function, call: Call, at: Values) -> Any:
 
 @compiled
 def jacobians(f: Function, call: Call, at: Values) -> Any:
-    """Of all results, not of a scalar."""
+    """Jacobians of all results, not of a scalar."""
     return [jac(f, call.arguments)(*at.given) for jac in (jax.jacfwd, jax.jacrev)]
 
 
 def curved(f: Function) -> Function:
-    """f of operands that are not linear in the arrays: tangents, too, then depend on them."""
+    """f of nonlinear functions of the arrays, so that tangents depend on the arrays too."""
     return lambda *given: f(*(a + jnp.sin(a) / 4 for a in given))
 
 
@@ -149,7 +149,7 @@ COMPILED.update(
 
 
 def forward_along(f: Callable[..., Any], direction: Arrays) -> Callable[..., Any]:
-    """Its derivative along a direction, by forward mode."""
+    """The derivative of a function along a direction, by forward mode."""
     return lambda *given: jax.jvp(f, given, direction)[1]
 
 
@@ -190,14 +190,14 @@ def forward_over_forward_over_reverse(f: Function, call: Call, at: Values) -> An
 
 @compiled
 def whole_third_derivative(f: Function, call: Call, at: Values) -> Any:
-    """In one operand, for it has the cube of its size."""
+    """The third derivative in one operand only, because it has the cube of its size."""
     argument = call.names.index("scale") if call.has_scale else 0
     return jax.jacfwd(jax.hessian(scalar(f), argument), argument)(*at.given)
 
 
 @compiled
 def vmap_of_grad_of_vmap(f: Function, call: Call, at: Values) -> Any:
-    """Two mapped axes, over some of the operands each, and not in the same place."""
+    """Two mapped axes, each over some of the operands and in different positions."""
     inner = [i % 2 - 1 if i % 3 != 2 else None for i in call.arguments]
     outer = [None if i % 2 else 0 for i in call.arguments]
     stacked = []
@@ -234,7 +234,7 @@ def jvp_of_transpose_of_linearize(f: Function, call: Call, at: Values) -> Any:
 
 @compiled
 def scan(f: Function, call: Call, at: Values) -> Any:
-    """A stack of blocks with parameters of their own; the results of each are kept."""
+    """A stack of blocks with different parameters; the results of each block are kept."""
     x, *rest = at.given
     stacked = tuple(jnp.stack([a, a * 0.7 + 0.1]) for a in rest)
 
@@ -253,7 +253,7 @@ def scan(f: Function, call: Call, at: Values) -> Any:
 
 @compiled
 def cond_and_switch(f: Function, call: Call, at: Values) -> Any:
-    """On a traced predicate, and on a mapped one; the other branch has no residuals."""
+    """Branches on a traced and on a mapped predicate; the other branch has no residuals."""
 
     def other(*given: Any) -> Arrays:
         return jax.tree.map(jnp.zeros_like, jax.eval_shape(f, *given))
@@ -272,7 +272,7 @@ def cond_and_switch(f: Function, call: Call, at: Values) -> Any:
 
 @compiled
 def while_loop(f: Function, call: Call, at: Values) -> Any:
-    """As often as the data says; forward mode goes through. Mapped, each example stops alone."""
+    """Trip counts depend on the data, in forward mode, and separately for mapped examples."""
 
     def loop(x: Any, *rest: Any) -> Any:
         def body(state: Any) -> Any:
@@ -303,7 +303,7 @@ def custom_jvp_around(f: Function) -> Function:
 
 @compiled
 def custom_rules_around(f: Function, call: Call, at: Values) -> Any:
-    """Rules of the user that call the operator."""
+    """User-defined derivative rules that call the operator."""
     custom_gradient = jax.custom_gradient(lambda *given: jax.vjp(f, *given))
     around = (custom_vjp_around(f), custom_jvp_around(f), custom_gradient)
     first = [jax.value_and_grad(scalar(g), call.arguments)(*at.given) for g in around]
@@ -312,7 +312,7 @@ def custom_rules_around(f: Function, call: Call, at: Values) -> Any:
 
 @compiled
 def aliasing(f: Function, call: Call, at: Values) -> Any:
-    """z is x and bias is scale: one array, whose gradient is the sum of the two."""
+    """z is x and bias is scale: the gradient of a shared array is the sum of both."""
     same_as = {"z": "x", "bias": "scale", "var": "mean"}
 
     def shared(*given: Any) -> Arrays:
@@ -350,7 +350,7 @@ POLICIES: Final[dict[str, Any]] = {
 
 
 def checkpoint(policy: Any) -> Transformation:
-    """A gradient, and a product with the Hessian, of a block between two sines."""
+    """A gradient and a Hessian-vector product of a block between two sines."""
 
     def transformation(f: Function, call: Call, at: Values) -> Any:
         def block(x: Any, *rest: Any) -> Arrays:
@@ -409,7 +409,7 @@ def if_positive(f: Function) -> Function:
     return function
 
 
-# Each makes a function of another one with the same arrays, so they go around each other.
+# Each maps a function to another one of the same arrays, so they can be nested.
 WRAPPERS: Final[dict[str, Callable[[Function], Function]]] = {
     "after itself": after_itself,
     "jit": jax.jit,
@@ -425,14 +425,14 @@ WRAPPERS: Final[dict[str, Callable[[Function], Function]]] = {
 
 
 def composition(around: list[str]) -> Transformation:
-    """Wrappers around each other, with a gradient and a Hessian-vector product outside."""
+    """Nested wrappers, with a gradient and a Hessian-vector product outside."""
 
     def transformation(f: Function, call: Call, at: Values) -> Any:
         for name in around:
             f = WRAPPERS[name](f)
         loss = scalar(f)
         value = jax.value_and_grad(loss, call.arguments)(*at.given)
-        if "custom_vjp" in around:  # which has no forward mode
+        if "custom_vjp" in around:  # custom_vjp has no forward mode
             return value, jax.grad(reverse_along(loss, at.one), call.arguments)(*at.given)
         return value, forward_along(jax.grad(loss, call.arguments), at.one)(*at.given)
 
@@ -440,7 +440,7 @@ def composition(around: list[str]) -> Transformation:
 
 
 def in_scan(f: Function) -> Function:
-    """Called by the only step of a scan."""
+    """Calls f in the only step of a scan."""
 
     def function(*given: Any) -> Arrays:
         _, results = jax.lax.scan(lambda _, x: (None, f(x, *given[1:])), None, given[0][None])
@@ -449,7 +449,7 @@ def in_scan(f: Function) -> Function:
     return function
 
 
-# What traces the mapped function before a derivative is taken of it.
+# These trace the mapped function before a derivative of it is taken.
 ENCLOSED: Final[dict[str, Callable[[Function], Function]]] = {
     "jit": jax.jit,
     "checkpoint": jax.checkpoint,
@@ -459,9 +459,9 @@ ENCLOSED: Final[dict[str, Callable[[Function], Function]]] = {
 
 
 def named_axis(way: str, *, own_parameters: bool) -> Transformation:
-    """Of an f whose statistics are taken over the axis "i", of three examples; they come unmapped.
+    """For an f whose statistics are taken over the axis "i" of three examples, and are unmapped.
 
-    With `own_parameters` each example has a scale and a bias of its own beside its x and z.
+    With `own_parameters` each example has not only its own x and z, but also scale and bias.
     """
 
     def transformation(f: Function, call: Call, at: Values) -> Any:
@@ -491,7 +491,7 @@ def named_axis(way: str, *, own_parameters: bool) -> Transformation:
         if way in ENCLOSED:
             enclosed = scalar(ENCLOSED[way](together))
             return jax.value_and_grad(enclosed, call.arguments)(*given)
-        # Losses of two ensembles: a second axis, without a name.
+        # The losses of two ensembles, with a second axis that has no name.
         ensemble = jax.vmap(lambda x: together(x, *given[1:]))
         return jax.value_and_grad(scalar(ensemble))(jnp.stack([given[0], -given[0]]))
 

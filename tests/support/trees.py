@@ -1,4 +1,4 @@
-"""Comparing pytrees of arrays."""
+"""Compares pytrees of arrays."""
 
 from typing import Any
 

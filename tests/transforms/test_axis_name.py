@@ -1,4 +1,4 @@
-"""Statistics over named axes: shard_map, pmap and vmap give what one call on the whole array gives.
+"""Statistics over named axes with shard_map, pmap and vmap equal those of one call.
 
 Every way of mapping is compared with the same operator on the whole array, which test_forward and
 test_backward compare with the oracle.
@@ -37,7 +37,7 @@ def call(form: str, x: Any, z: Any, *vectors: Any, **keywords: Any) -> Any:
 
 
 def total(y: Any, mean: Any, var: Any, weight: Any = WEIGHT) -> Any:
-    """A loss that depends on y and, not linearly, on the statistics."""
+    """A loss that depends on y and, nonlinearly, on the statistics."""
     return (y * weight).sum() + of_statistics(mean, var)
 
 
@@ -74,7 +74,7 @@ def grad_around_shard_map(form: str, mesh: Any, *, check_vma: bool, **keywords: 
 
 
 def grad_inside_shard_map(form: str, mesh: Any, *, check_vma: bool, **keywords: Any) -> Any:
-    """With the check JAX sums the gradients of what devices share; without it the user does."""
+    """With check_vma, JAX sums the gradients of what devices share; otherwise the user does."""
     names = mesh.axis_names
 
     def step(x: Any, z: Any, scale: Any, bias: Any, weight: Any) -> Any:
@@ -134,7 +134,7 @@ def test_shard_map_on_an_explicit_mesh() -> None:
 
 
 def test_groups_of_the_batch_too() -> None:
-    """Ghost batch within a device, synchronised: group g of every device is one group."""
+    """Synchronised ghost batch: group g of every device forms one group."""
     mesh = make_mesh("auto", d=2)
     mapped = jax.shard_map(
         functools.partial(call, "bn_relu", axis_name="d", num_groups=4),
@@ -143,7 +143,7 @@ def test_groups_of_the_batch_too() -> None:
         out_specs=(P("d"), P(), P()),
     )
     y, mean, var = mapped(X, Z, SCALE, BIAS)
-    # Rows of one group: 2 of each device.
+    # A group has 2 rows from each device.
     parts = X.reshape(2, 4, 2, 3, 6).swapaxes(0, 1)
     alone = jax_bnar.bn_relu(parts.reshape(16, 3, 6), SCALE, BIAS, num_groups=4)
     np.testing.assert_allclose(mean, alone.mean, rtol=1e-6, atol=1e-6)
@@ -153,11 +153,11 @@ def test_groups_of_the_batch_too() -> None:
 
 
 def through(mapped: Callable[..., Any]) -> Callable[..., Any]:
-    """Value and gradients of the whole array's loss, where each part returns the statistics."""
+    """Value and gradients of the whole array's loss; each part returns the statistics."""
 
     def loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
         y, mean, var = mapped(split(x, PARTS), split(z, PARTS), scale, bias)
-        # From different parts, so that no one of them has the whole cotangent.
+        # Take them from different parts, so that no single part gets the whole cotangent.
         return (y.reshape(x.shape) * WEIGHT).sum() + of_statistics(mean[0], var[-1])
 
     return jax.value_and_grad(loss, ALL)
@@ -183,7 +183,7 @@ def test_grad_of_pmap(implementation: str) -> None:
 
 
 def test_vmap_of_grad() -> None:
-    """Each example differentiates its own part of the loss, through everybody's statistics."""
+    """Each example differentiates its part of the loss, through the shared statistics."""
 
     def part(x: Any, z: Any, weight: Any) -> Any:
         def loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
@@ -214,7 +214,7 @@ def test_nested_axes_in_a_nested_tuple() -> None:
 
 
 def test_one_of_two_mapped_axes() -> None:
-    """The other axis keeps its own statistics."""
+    """Statistics are separate along the other axis."""
 
     def synchronised(x: Any) -> Any:
         return jax.vmap(
@@ -231,7 +231,7 @@ def test_one_of_two_mapped_axes() -> None:
 
 
 def test_operand_that_is_not_mapped() -> None:
-    """One x for all examples, several residuals: the gradient of x is that of all its uses."""
+    """With one x and several residuals, the gradient of x is the sum over all its uses."""
     residuals = np.stack([Z, 2 * Z, -Z])
     weights = np.stack([WEIGHT, -WEIGHT, 2 * WEIGHT])
 
@@ -252,7 +252,7 @@ def test_operand_that_is_not_mapped() -> None:
 
 
 def test_operand_that_does_not_vary() -> None:
-    """The same of shard_map: x is replicated, and JAX knows it."""
+    """The same with shard_map: x is replicated, and JAX knows that."""
     mesh = make_mesh("auto", d=PARTS)
     mapped = jax.shard_map(
         functools.partial(call, "bn_relu", axis_name="d"), mesh=mesh, in_specs=P(), out_specs=P()
@@ -265,7 +265,7 @@ def test_operand_that_does_not_vary() -> None:
 
 @pytest.mark.parametrize("groups", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[1, 4, 6], [0, 2, 3, 5], [7]]])
 def test_groups_of_indices(groups: list[list[int]]) -> None:
-    """Also of different sizes, each weighed by its own count, in value and gradient."""
+    """Groups may differ in size; values and gradients are weighted by their counts."""
     mesh = make_mesh("auto", d=PARTS)
 
     def body(x: Any, z: Any, scale: Any, bias: Any) -> Any:
@@ -324,7 +324,7 @@ def test_far_away_mean() -> None:
 
 @checks
 def test_collectives_and_calls(check_vma: bool) -> None:
-    """One all-reduce forward and one backward, and the kernels' halves."""
+    """There is one all-reduce forward and one backward, and the halves of the kernels."""
     mesh = make_mesh("auto", d=PARTS)
     mapped = jax.shard_map(
         functools.partial(call, "bn_add_relu", axis_name="d", implementation="ffi"),
@@ -339,7 +339,7 @@ def test_collectives_and_calls(check_vma: bool) -> None:
         return y, vjp((dy, dstatistic, dstatistic))
 
     given = X, Z, X, BIAS
-    # Without the check each device has cotangents of the statistics, which go along.
+    # Without check_vma each device has cotangents of the statistics, which are reduced too.
     backward = 2 * 6 if check_vma else 4 * 6
     assert collectives(step, *given) == [
         [Collective("all-reduce", "f64", (1, 2 * 6))],
@@ -394,14 +394,14 @@ def test_refused() -> None:
 
     with pytest.raises(ValueError, match="the axis has 8 indices"):
         mapped([[0, 1], [2, 3]])
-    # JAX's own limit, for any collective over groups.
+    # JAX has this limit for any collective over groups.
     with pytest.raises(NotImplementedError, match="axis_index_groups not supported in vmap"):
         mapped([[0, 1, 2, 3], [4, 5, 6, 7]])
 
 
 @pytest.mark.parametrize("names", [{"d"}, {"d", "c"}], ids=["left", "none left"])
 def test_shard_map_over_some_axes_of_the_mesh(names: set[str]) -> None:
-    """XLA cannot partition a kernel in there: pure JAX, or an error where "ffi" is asked for."""
+    """XLA cannot partition a kernel there, so it is pure JAX, or an error if "ffi" is requested."""
     mesh = make_mesh("auto", d=4, c=2)
 
     def mapped(implementation: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""Forward mode and second orders with statistics over named axes: those of the global batch."""
+"""Forward mode and second derivatives with statistics over named axes."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ EVERYTHING = (0, 1, 2, 3)
 
 def local(x: Any, z: Any, scale: Any, bias: Any, weight: Any) -> Any:
     y, mean, var = jax_bnar.bn_add_relu(x, z, scale, bias, axis_name="data", save="mask")
-    # The statistics are one value to all devices: their term counts once.
+    # All devices have the same statistics, so their term counts only once.
     return jax.lax.psum((y**2 * weight).sum(), "data") + (mean * var).sum()
 
 
@@ -44,7 +44,7 @@ def mapped(check_vma: bool) -> Any:
 
 
 def examples(*given: Any) -> Any:
-    """vmap(axis_name=...) over pieces of the batch, in place of devices."""
+    """vmap(axis_name=...) over pieces of the batch, instead of devices."""
 
     def split(array: Any) -> Any:
         return array.reshape(4, 2, *array.shape[1:])
@@ -73,7 +73,7 @@ def test_jvp(program: str) -> None:
 
 @programs
 def test_hessian_vector_product(program: str) -> None:
-    """Forward over reverse."""
+    """Forward mode over reverse mode."""
     given, moved = given_and_tangents()
 
     def product(function: Any) -> Any:

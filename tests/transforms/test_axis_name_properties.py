@@ -1,7 +1,7 @@
 """Statistics over named axes against the formula with `lax.pmean`, mapped in the same way.
 
-Devices that share statistics need not share x, z, scale or bias: any of them may be mapped over the
-axis or not. The formula leaves all derivatives to JAX.
+Devices that share statistics need not share x, z, scale or bias: each of these may or may not be
+mapped over the axis. All derivatives of the formula are JAX's.
 """
 
 import functools
@@ -44,7 +44,7 @@ def formula(
     axis_name: Any,
     axis_index_groups: Any = None,
 ) -> Any:
-    """As a user writes it; every group of `axis_index_groups` has a size of its own."""
+    """What a user would write; the groups in `axis_index_groups` may differ in size."""
     if axis_index_groups is None:
         size = jax.lax.axis_size(axis_name)
     else:
@@ -102,7 +102,7 @@ def random_operands(is_mapped: Sequence[bool], size: int, seed: int) -> list[Any
 
 
 def loss_of(results: Any, seed: int) -> Any:
-    """Depends on all of y, mean and var, and on each device in another way."""
+    """A loss that depends on all of y, mean and var, and differently on each device."""
     random = np.random.default_rng(seed)
     total = jnp.zeros(())
     for result in results:
@@ -113,7 +113,7 @@ def loss_of(results: Any, seed: int) -> Any:
 def differentiated_around(
     operator: Operator, how: How, is_mapped: Sequence[bool], size: int, argnums: Any
 ) -> Callable[..., Any]:
-    """Results and gradients of a loss of what all the devices return."""
+    """Results, and gradients of a loss that depends on the results of all devices."""
     mapped = of_every_device(how, operator, is_mapped, size)
 
     def loss(*given: Any) -> Any:
@@ -126,13 +126,13 @@ def differentiated_around(
 def differentiated_inside(
     operator: Operator, how: How, is_mapped: Sequence[bool], size: int, argnums: Any
 ) -> Callable[..., Any]:
-    """Each device differentiates a loss of its own."""
+    """Each device differentiates its own loss."""
 
     def on_one_device(*given: Any) -> Any:
         def loss(*given: Any) -> Any:
             results = operator(*given)
             own = loss_of(results, 1)
-            # JAX has no gradient of a loss that differs between devices which share an operand.
+            # JAX cannot differentiate a loss that varies between devices which share an operand.
             return (jax.lax.psum(own, AXIS) if how == "check_vma" else own), results
 
         return jax.value_and_grad(loss, argnums, has_aux=True)(*given)
@@ -143,7 +143,7 @@ def differentiated_inside(
 def product_with_hessian(
     operator: Operator, how: How, is_mapped: Sequence[bool], size: int, argnums: Any
 ) -> Callable[..., Any]:
-    """Forward over reverse, around the map."""
+    """A Hessian-vector product, forward mode over reverse mode, around the map."""
     mapped = of_every_device(how, operator, is_mapped, size)
 
     def loss(*given: Any) -> Any:
@@ -191,7 +191,7 @@ def check(
     derivative=st.sampled_from(sorted(DERIVATIVES)),
     how=st.sampled_from(HOW),
     form=st.sampled_from(["bn_add_relu", "bn_relu", "batch_norm"]),
-    # x or z differs between devices; what is the same everywhere needs no statistics over them.
+    # x is always mapped: statistics over devices that have the same x are not interesting.
     is_mapped=st.tuples(st.just(True), *[st.booleans()] * 3),
     size=st.sampled_from([2, 3, 4]),
     seed=st.integers(0, 1000),
@@ -218,7 +218,7 @@ def test_groups_of_devices(derivative: str, how: How, groups: list[list[int]]) -
 @pytest.mark.parametrize("is_mapped", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("implementation", ["ffi", "xla"])
 def test_nested_names(is_mapped: tuple[bool, bool], implementation: str) -> None:
-    """The scale differs along one of the two axes that statistics span, or along both."""
+    """The scale is mapped over one or both of the axes that the statistics span."""
     random = np.random.default_rng(3)
     x = jnp.asarray(random.standard_normal((2, 3, 5, 3)))
     scale = jnp.asarray(random.standard_normal((*np.array([2, 3])[list(is_mapped)].tolist(), 3)))
@@ -247,7 +247,7 @@ def test_nested_names(is_mapped: tuple[bool, bool], implementation: str) -> None
 
 @pytest.mark.parametrize("mesh_kind", ["auto", "explicit"])
 def test_under_jit_over_a_mesh(mesh_kind: Any) -> None:
-    """Examples with scales of their own, and the batch of each example on several devices."""
+    """Each example has its own scale, and its batch is sharded over several devices."""
     mesh = make_mesh(mesh_kind, d=4)
     random = np.random.default_rng(4)
     x = jnp.asarray(random.standard_normal((2, 8, 3)))
@@ -271,7 +271,7 @@ def test_under_jit_over_a_mesh(mesh_kind: Any) -> None:
         try:
             gradients(functools.partial(formula, "bn_relu")).lower(placed, scale, bias)
         except ValueError as error:
-            # jax 0.12.0.1 keeps the axis that psum has summed in the sharding of its result.
+            # jax 0.12.0.1 keeps the axis that psum has reduced in the sharding of the result.
             pytest.skip(f"JAX cannot map the formula on this mesh: {error}")
         actual = gradients(functools.partial(ours, "bn_relu"))(placed, scale, bias)
     assert relative_difference(actual, expected) < 1e-9
@@ -279,7 +279,7 @@ def test_under_jit_over_a_mesh(mesh_kind: Any) -> None:
 
 @pytest.mark.parametrize("implementation", ["ffi", "xla"])
 def test_statistics_are_one_value_for_all_examples(implementation: str) -> None:
-    """`out_axes=None`, as Flax's documentation maps a BatchNorm over the examples of a batch."""
+    """`out_axes=None` works, as in Flax's documentation on mapping a BatchNorm over examples."""
     x, _, scale, bias = random_operands((True, False, False, False), 4, 0)
 
     def one(x: Any) -> Any:

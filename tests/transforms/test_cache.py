@@ -1,7 +1,7 @@
-"""The persistent compilation cache: a second process compiles nothing of ours again.
+"""With the persistent compilation cache, a second process does not compile our programs again.
 
-Programs that JAX partitions through `custom_partitioning` are the exception: the key of the cache
-holds the address of a Python object, so they miss in every new process (jax issue 21159) unless
+Programs that JAX partitions through `custom_partitioning` are an exception. Their cache key
+contains the address of a Python object, so they miss in every new process (jax issue 21159), unless
 `jax_remove_custom_partitioning_ptr_from_cache_key` is set, as it is below.
 """
 

@@ -1,4 +1,4 @@
-"""Forward mode and derivatives of derivatives, which cost reverse mode of first order nothing."""
+"""Forward mode and higher derivatives, which cost first-order reverse mode nothing."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_jvp_and_linearize(implementation: str, save: str) -> None:
 
 @pytest.mark.parametrize("form", ["bn_relu", "batch_norm"])
 def test_jvp_without_residual(form: str) -> None:
-    """Where the gate is found in x, or there is none."""
+    """The gate is recovered from x, or there is none."""
     x, _, scale, bias = operands(CASE)
 
     def expected(x: Any, scale: Any, bias: Any) -> Any:
@@ -96,7 +96,7 @@ def test_jacobians(implementation: str) -> None:
 @pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
 @pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
 def test_hessians(implementation: str, outer: Any, inner: Any) -> None:
-    """Jacobians map the identity over a derivative, whose other operands are not mapped."""
+    """Jacobians map a derivative over the identity; its other operands are not mapped."""
     given = tuple(a[..., :1] for a in operands(CASE))
 
     def hessian(function: Any, outer: Any, inner: Any) -> Any:
@@ -112,7 +112,7 @@ def test_hessians(implementation: str, outer: Any, inner: Any) -> None:
 
 
 def test_jvp_of_vmap_and_vmap_of_jvp() -> None:
-    """Mapped over z and bias alone: the residuals are mapped, and x's tangent is not."""
+    """Only z and bias are mapped: then residuals are mapped, but the tangent of x is not."""
     x, z, scale, bias = operands(CASE)
     given = (x, np.stack([z, -z, 2 * z], axis=1), scale, np.stack([bias, bias + 1, -bias]))
     axes = (None, 1, None, 0)
@@ -208,7 +208,7 @@ def test_inference_forward_mode() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_tangent_is_rounded_once(dtype: str) -> None:
-    """As y is: not worse than the unfused tangent, against float64."""
+    """Like y, the tangent is as close to float64 as the unfused one."""
     case = Case((64, 3, 5), dtype=dtype)
     given = tuple(operands(case))
     moved = tangents(given)
@@ -226,7 +226,7 @@ def test_tangent_is_rounded_once(dtype: str) -> None:
 
 @saves
 def test_first_order_is_two_kernels(save: str) -> None:
-    """Forward mode costs reverse mode nothing: no tangent is left in the program."""
+    """Support for forward mode costs reverse mode nothing: no tangents are left in the program."""
     given = operands(Case((8, 6, 5)))
 
     def loss(*given: Any) -> Any:
@@ -246,7 +246,7 @@ def test_forward_alone_holds_no_tangent() -> None:
 
 
 def test_linearized_function_reads_the_residuals_of_backward() -> None:
-    """One mask, and x: forward is not run again for each tangent."""
+    """It keeps one mask and x, and does not run forward again for each tangent."""
     given = tuple(operands(Case((8, 6, 5))))
     _, linear = jax.linearize(fused(save="mask"), *given)
     size = given[0].size
@@ -256,7 +256,7 @@ def test_linearized_function_reads_the_residuals_of_backward() -> None:
 
 
 def test_derivative_of_a_derivative_keeps_the_kernels() -> None:
-    """Second order: forward and backward once each; what has no kernel is pure JAX."""
+    """At second order, forward and backward run once each; the rest is pure JAX."""
     given = operands(CASE)
 
     def loss(x: Any, *rest: Any) -> Any:

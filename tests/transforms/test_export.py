@@ -1,4 +1,4 @@
-"""jax.export on one device: serialised, differentiated, symbolic, for platforms not present."""
+"""jax.export on one device: serialisation, gradients, symbolic shapes, platforms not present."""
 
 import functools
 from pathlib import Path
@@ -27,7 +27,7 @@ def y_and_statistics(implementation: str | None, save: str = "mask") -> Any:
 
 
 def exported(function: Any, *arguments: Any, platforms: tuple[str, ...] = ("cpu",)) -> Any:
-    """Through bytes and back, as a user stores it."""
+    """Exports, serialises and deserialises the function, as a user would store it."""
     program = export.export(
         jax.jit(function), platforms=platforms, disabled_checks=jax_bnar.DISABLED_EXPORT_CHECKS
     )(*arguments)
@@ -93,7 +93,7 @@ def test_exported_training_step(implementation: str) -> None:
 @both_implementations
 @pytest.mark.parametrize("save", ["y", "mask"])
 def test_symbolic_batch(implementation: str, save: str) -> None:
-    """One stored program for every batch size, gradients included."""
+    """One stored program works for every batch size, including its gradients."""
     batch = export.symbolic_shape("batch, 5, 6, 17")
     tensor = jax.ShapeDtypeStruct(batch, np.float64)
     vector = jax.ShapeDtypeStruct((17,), np.float32)
@@ -108,7 +108,7 @@ def test_symbolic_batch(implementation: str, save: str) -> None:
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
 def test_every_platform_lowers_from_this_build(platform: str) -> None:
-    """The kernel where this build has one, pure JAX where it has none."""
+    """A program has the kernels if this build has them for the platform, otherwise pure JAX."""
     step = jax.value_and_grad(loss(None, "mask"), (0, 1, 2, 3))
     program = exported(step, *shapes(*operands(CASE)), platforms=(platform,))
     called = [name for name in TRAINING if name in program.mlir_module()]
@@ -125,7 +125,7 @@ def test_one_program_for_three_platforms() -> None:
     step = jax.value_and_grad(loss(None, "mask"), (0, 1, 2, 3))
     program = exported(step, *shapes(*given), platforms=("cpu", "cuda", "tpu"))
     assert set(program.platforms) == {"cpu", "cuda", "tpu"}
-    # Branches for the platforms in one module: the CPU's calls are there.
+    # The module has a branch for each platform; the CPU's calls must be there.
     assert all(name in program.mlir_module() for name in TRAINING)
     actual, expected = jax.tree.leaves(program.call(*given)), jax.tree.leaves(step(*given))
     for left, right in zip(actual, expected, strict=True):
@@ -137,7 +137,7 @@ def test_one_program_for_three_platforms() -> None:
 def test_gradient_of_an_exported_program_with_symbolic_batch(
     implementation: str, save: str
 ) -> None:
-    """The stored VJP is symbolic too: its residuals are, and the bytes of the mask."""
+    """The stored VJP is symbolic too, with its residuals and the number of bytes of the mask."""
     tensor = jax.ShapeDtypeStruct(export.symbolic_shape("batch, 5, 6, 17"), np.float64)
     vector = jax.ShapeDtypeStruct((17,), np.float32)
     function = loss(implementation, save)
@@ -168,7 +168,7 @@ np.savez({results!r}, value, *gradients)
 
 
 def test_reload_in_a_fresh_process(tmp_path: Path) -> None:
-    """One file for cpu and cuda and for every batch size, differentiable."""
+    """One differentiable file works for cpu and cuda, and for every batch size."""
     tensor = jax.ShapeDtypeStruct(export.symbolic_shape("batch, 5, 6, 17"), np.float32)
     vector = jax.ShapeDtypeStruct((17,), np.float32)
     function = loss(None, "mask")
@@ -201,7 +201,7 @@ def test_asking_for_a_kernel_that_is_not_there_names_it() -> None:
 
 
 def test_refused_without_the_constant() -> None:
-    """And only for our calls: the constant must be needed, and must be enough (above)."""
+    """Without it, export fails because of our calls; the tests above show that it is sufficient."""
     given = shapes(*operands(CASE))
     with pytest.raises(ValueError, match="jax_bnar_forward_v1"):
         export.export(jax.jit(y_and_statistics("ffi")), platforms=("cpu",))(*given)

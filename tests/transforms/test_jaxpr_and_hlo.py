@@ -1,6 +1,6 @@
-"""One custom call forward and one backward, nothing saved that backward does not need.
+"""There is one custom call forward and one backward, and backward keeps only what it needs.
 
-Also that the sides of a comparison are what they are called: the fused one fused, the others not.
+This also tests that our comparisons are valid: the fused side is fused, and the others are not.
 """
 
 from typing import Any
@@ -66,7 +66,7 @@ def test_default_binds_one_primitive_each(form: str, save: str) -> None:
 
 
 def test_default_is_the_kernel() -> None:
-    """With kernels for this platform in the build, nobody has to ask for them."""
+    """If the build has kernels for this platform, they are the default."""
     assert hlo_calls(loss("bn_add_relu", "y", None), *operands(CASE)) == {"jax_bnar_forward_v1": 1}
 
 
@@ -98,7 +98,7 @@ def test_comparison_sides_hold_none_of_our_calls(function: Any) -> None:
 
 
 def test_unfused_side_rounds_three_times() -> None:
-    """What we compare with rounds the normalised tensor before it adds z, as users' code does."""
+    """The unfused side rounds the normalised tensor before it adds z, as users' code does."""
     given = operands(Case(CASE.shape, dtype="bfloat16"))
     jaxpr = jax.make_jaxpr(unfused)(*given)
     full = [
@@ -107,7 +107,7 @@ def test_unfused_side_rounds_three_times() -> None:
         if equation.outvars[0].aval.shape == CASE.shape
         and equation.outvars[0].aval.dtype == jax.numpy.bfloat16
     ]
-    # Round, add, and then the ReLU: each a bfloat16 tensor of full size.
+    # The conversion, the addition and the ReLU each make a bfloat16 tensor of full size.
     assert full[0] == "convert_element_type"
     assert "add" in full
     assert primitives(unfused, *given)["max"] == 1
@@ -141,7 +141,7 @@ def test_residuals_hold_no_pre_relu_tensor(implementation: str, form: str, save:
     for array in expected:
         assert any(np.array_equal(array, other) for other in full)
 
-    # Small ones: mean, var, scale, bias, and the mask with its one bit an element.
+    # The small ones are mean, var, scale, bias, and the mask with one bit per element.
     small = sorted(array.nbytes for array in saved if array.size < x.size)
     vectors = [x.shape[-1] * 4] * 4
     masked = form != "batch_norm" and save == "mask"
@@ -164,7 +164,7 @@ def test_residuals_hold_no_pre_relu_tensor(implementation: str, form: str, save:
 
 @both_implementations
 def test_residuals_in_the_jaxpr(implementation: str) -> None:
-    """The same, of the traced program: nothing of full size leaves forward but y and x."""
+    """The traced program agrees: only y and x leave forward as arrays of full size."""
     given = operands(CASE)
 
     def program(*given: Any) -> Any:

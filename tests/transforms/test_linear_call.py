@@ -1,4 +1,4 @@
-"""The linear primitive alone: a map that communicates, as synchronised statistics do."""
+"""The linear primitive with a map that communicates, as synchronised statistics do."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.quick
 
 @dataclasses.dataclass(frozen=True)
 class _Centre:
-    """(r, t) -> r*(t - mean of t over everything, other devices included)."""
+    """(r, t) -> r*(t - mean of t over everything, including other devices)."""
 
     axis_name: str | None
 
@@ -76,7 +76,7 @@ def test_collectives_under_vmap() -> None:
 
 
 def test_nested_vmap() -> None:
-    """A map of a map, the axes named and not, over the first and the last dimension."""
+    """Nested maps, with and without an axis name, over the first and the last dimension."""
     x = jnp.asarray(np.random.default_rng(1).standard_normal((3, 4, 2)))
 
     def outer(function: Any) -> Any:
@@ -89,7 +89,7 @@ def test_nested_vmap() -> None:
 
 
 def test_shared_residual_and_shared_tangent() -> None:
-    """Cotangents of what the examples share are summed."""
+    """The cotangent of an operand that the examples share is a sum over them."""
     rs = jnp.arange(1.0, 7.0).reshape(3, 2)
     t = jnp.array([0.5, -1.0])
 

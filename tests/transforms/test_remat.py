@@ -1,4 +1,4 @@
-"""jax.checkpoint: what is saved in bytes, and which kernels run again in the backward pass."""
+"""jax.checkpoint: how many bytes are saved, and which kernels run again in the backward pass."""
 
 import functools
 from typing import Any
@@ -26,7 +26,7 @@ NORMALISED = {"forward": 1, "normalise": 1, "backward": 1}
 
 
 def block(x: Any, scale: Any, bias: Any, **keywords: Any) -> Any:
-    """A residual block: relu(batch_norm(w) + x), which backward reads w, x and y of."""
+    """A residual block with relu(batch_norm(w) + x), of which backward reads w, x and y."""
     w = jnp.sin(x)
     return jnp.cos(jax_bnar.bn_add_relu(w, x, scale, bias, **keywords).y) * x
 
@@ -36,7 +36,7 @@ def plain_block(x: Any, scale: Any, bias: Any) -> Any:
 
 
 def saved_bytes(function: Any, *given: Any) -> list[int]:
-    """Sizes of the arrays that backward keeps alive, the operands themselves left out."""
+    """Sizes of the arrays that backward keeps alive, without the operands."""
     pointers = {array.unsafe_buffer_pointer() for array in jax.tree.leaves(given)}
     _, vjp = jax.vjp(function, *given)
     return sorted(
@@ -78,7 +78,7 @@ def test_gradients(implementation: str, save: str) -> None:
 
 
 def test_statistics_run_once_in_the_compiled_program() -> None:
-    """The whole forward once, then y alone, from the statistics that were saved."""
+    """Forward runs once; backward recomputes only y, from the saved statistics."""
     x, _, scale, bias = operands(CASE)
     function = jax.checkpoint(lambda *given: block(*given, save="mask"), policy=NAMED)
     gradient = jax.grad(lambda *given: function(*given).sum(), (0, 1, 2))
@@ -98,7 +98,7 @@ def test_mask_saved_is_not_computed_again() -> None:
 @pytest.mark.parametrize("save", ["y", "mask"])
 @pytest.mark.parametrize("saved", ["all but elementwise", "forward"])
 def test_policy_that_saves_y(saved: str, save: str) -> None:
-    """y is there then, and nothing runs again."""
+    """If y is saved, nothing runs again."""
 
     def policy(primitive: Any, *_: Any, **__: Any) -> bool:
         if saved == "forward":
@@ -111,7 +111,7 @@ def test_policy_that_saves_y(saved: str, save: str) -> None:
 
 
 def test_policy_that_offloads_other_names() -> None:
-    """A policy may answer with more than True and False."""
+    """A policy may return other values than True and False."""
     policy = jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=list(NAMES),
         names_which_can_be_offloaded=["other"],
@@ -125,7 +125,7 @@ def test_policy_that_offloads_other_names() -> None:
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_scan_over_layers(where: str) -> None:
-    """Residuals of each layer: statistics, mask, and x where checkpoint is around the layer."""
+    """Each layer keeps statistics and mask, and x if the checkpoint is around the layer."""
     x, _, scale, bias = map(jnp.asarray, operands(CASE))
     layers = 3
     scales, biases = jnp.stack([scale, scale / 2, -scale]), jnp.stack([bias, bias + 1, bias])
@@ -160,7 +160,7 @@ def test_scan_over_layers(where: str) -> None:
         assert sizes == sorted([*each, layers * SIZE * 4])
         assert ours(gradient(fused), *given) == NORMALISED
     else:
-        # The layers' inputs are rematerialised too, by one more scan of normalise.
+        # The layers' inputs are recomputed too, by one more scan of normalise.
         assert sizes == sorted(each)
         assert ours(gradient(fused), *given)["forward"] == 1
 
@@ -202,9 +202,9 @@ def test_forward_mode_and_second_order_of_checkpoint() -> None:
 
 @pytest.mark.parametrize("save", ["y", "mask"])
 def test_bottleneck(save: str) -> None:
-    """Around a whole block, with the convolutions saved: statistics, masks and convolutions stay.
+    """A checkpoint around a block that saves convolutions keeps them, statistics and masks.
 
-    Less than half of what the block keeps without checkpoint.
+    This is less than half of what the block keeps without checkpoint.
     """
     filters, shape = 4, (2, 6, 6, 16)
     norm = functools.partial(BatchNorm, save=save, use_running_average=False)
@@ -234,8 +234,8 @@ def test_bottleneck(save: str) -> None:
     sizes = saved_bytes(remat, parameters, x)
     assert sizes == sorted(expected)
     assert sum(sizes) < 0.5 * sum(saved_bytes(train, parameters, x))
-    # The two inner outputs are inputs of convolutions: computed again, from the statistics. So is
-    # the last one, where it is the evidence of the ReLU.
+    # The two inner outputs are inputs of convolutions, so they are recomputed from the statistics.
+    # So is the last one if backward reads the ReLU's sign from it.
     again = 2 if save == "mask" else 3
     counted = ours(gradient(remat), parameters, x)
     assert counted == {"forward": 3, "normalise": again, "backward": 3}

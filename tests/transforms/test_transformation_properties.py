@@ -1,6 +1,6 @@
-"""Random calls under JAX's transformations: what these make of the operator, and of its formula.
+"""Random calls under JAX's transformations give the same for the operator and for its formula.
 
-In float64, so that equal means equal to eight digits, derivatives of third order included.
+In float64 the results agree to eight digits, including third derivatives.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,7 +39,7 @@ def assert_equal_trees(actual: Any, expected: Any) -> None:
 
 
 def examples(count: int) -> hypothesis.settings:
-    """So many, and more in CI. None is made smaller: it is small, and each attempt compiles."""
+    """Settings for this many examples, without shrinking: they are small, and attempts compile."""
     return hypothesis.settings(
         max_examples=example_count(count),
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.reuse, hypothesis.Phase.generate],
@@ -48,7 +48,7 @@ def examples(count: int) -> hypothesis.settings:
 
 
 def numbered(names: Iterable[str]) -> Callable[[Any], Any]:
-    """Parametrizes with a name and its number."""
+    """Parametrizes with each name and its number."""
     return pytest.mark.parametrize(("number", "name"), list(enumerate(names)))
 
 
@@ -89,7 +89,7 @@ def test_checkpoint(data: st.DataObject, number: int, name: str) -> None:
 @examples(1)
 @hypothesis.given(data=st.data())
 def test_named_axis(data: st.DataObject, number: int, name: str) -> None:
-    """Statistics of all examples, which each has and none has alone."""
+    """All examples share the statistics, which none could compute alone."""
     call = data.draw(calls(number, training_only=True))
     check_compiled(NAMED_AXIS[name], call, axis_name="i")
 
@@ -98,7 +98,7 @@ def test_named_axis(data: st.DataObject, number: int, name: str) -> None:
 @examples(1)
 @hypothesis.given(data=st.data())
 def test_named_axis_within(data: st.DataObject, number: int, name: str) -> None:
-    """The mapped function is traced first; a derivative comes after, from outside."""
+    """The mapped function is traced first, and then differentiated from outside."""
     call = data.draw(calls(number, training_only=True))
     check_compiled(named_axis(name, own_parameters=False), call, axis_name="i")
 

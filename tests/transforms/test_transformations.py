@@ -1,4 +1,4 @@
-"""jit, eager, scan, remat, donation and derivatives of derivatives: as any other JAX operation."""
+"""jit, eager, scan, remat, donation and higher derivatives work as for any JAX operation."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ saves = pytest.mark.parametrize("save", ["y", "mask"])
 
 
 def make_loss(implementation: str | None, **keywords: Any) -> Any:
-    """Linear in y, so that backward keeps y only where the operator itself asks for it."""
+    """A loss that is linear in y, so that backward keeps y only if the operator needs it."""
 
     def loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
         result = jax_bnar.bn_add_relu(x, z, scale, bias, implementation=implementation, **keywords)
@@ -45,7 +45,7 @@ def test_eager_jit_grad_and_value_and_grad_agree(implementation: str, save: str)
 @both_implementations
 @pytest.mark.parametrize("argument", range(4))
 def test_gradient_of_one_operand(implementation: str, argument: int) -> None:
-    """The others are constants then, and their cotangents are dropped."""
+    """The other operands are then constants, and their cotangents are dropped."""
     given, loss = operands(CASE), make_loss(implementation)
     all_gradients = jax.grad(loss, tuple(range(4)))(*given)
     assert_trees_close(jax.grad(loss, argument)(*given), all_gradients[argument])
@@ -54,7 +54,7 @@ def test_gradient_of_one_operand(implementation: str, argument: int) -> None:
 @both_implementations
 @saves
 def test_scan(implementation: str, save: str) -> None:
-    """A stack of equal blocks, as a residual network rolled up."""
+    """A stack of equal blocks, like a residual network in a loop."""
     x, _, scale, bias = operands(CASE)
     scales, biases = np.stack([scale, scale / 2, -scale]), np.stack([bias, bias + 1, bias])
 
@@ -82,7 +82,7 @@ def test_scan(implementation: str, save: str) -> None:
     assert_trees_close(*gradients, tolerance=1e-4)
 
 
-# What the gradient runs: forward a second time, or y alone from the statistics that were saved.
+# The kernels in the gradient: forward may run twice, or only y is recomputed from the statistics.
 ONCE = {"forward": 1, "backward": 1}
 AGAIN = {"forward": 2, "backward": 1}
 NORMALISED = {"forward": 1, "normalise": 1, "backward": 1}
@@ -123,7 +123,7 @@ def test_remat_of_either_implementation(implementation: str) -> None:
 @saves
 @all_dtypes
 def test_donation(implementation: str, save: str, dtype: str) -> None:
-    """A donated buffer may be written over by any result: kernels must not read it afterwards."""
+    """Any result may overwrite a donated buffer, so kernels must not read it afterwards."""
     case = Case((16, 28, 33), dtype=dtype)
     given = operands(case)
 
@@ -178,7 +178,7 @@ def test_forward_over_reverse_and_linearize(implementation: str, save: str) -> N
 
 @both_implementations
 def test_reverse_over_reverse(implementation: str) -> None:
-    """Gradient penalty: the gradient of a norm of a gradient."""
+    """A gradient penalty: the gradient of the norm of a gradient."""
     given = tuple(operands(SMALL))
 
     def penalty(loss: Any) -> Any:
@@ -197,6 +197,6 @@ def test_second_order_of_inference(implementation: str) -> None:
     def function(*given: Any) -> Any:
         return jax_bnar.bn_add_relu_inference(*given, implementation=implementation)
 
-    # Away from the kink: z pushes every pre-activation well above or below 0.
+    # z moves every pre-activation well above or below 0, away from the kink.
     z = z + 9 * np.sign(z)
     check_grads(function, (x, z, scale, bias, mean, var), order=2, modes=["rev"], rtol=1e-5)

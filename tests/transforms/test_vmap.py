@@ -1,4 +1,4 @@
-"""vmap over every subset of operands: each example has statistics of its own, as in a loop."""
+"""vmap over every subset of operands: each example has its own statistics, as in a loop."""
 
 import functools
 import itertools
@@ -23,7 +23,7 @@ SIZE = 3
 
 
 def examples(mapped: tuple[str, ...], axes: dict[str, int]) -> tuple[list[Any], list[int | None]]:
-    """Operands with a mapped axis where asked for, and `in_axes`."""
+    """Operands, stacked along an axis if they are in `mapped`, and the `in_axes`."""
     stacked = [operands(Case(CASE.shape, seed=seed)) for seed in range(SIZE)]
     arrays, in_axes = [], []
     for name in NAMES:
@@ -69,7 +69,7 @@ OTHER_AXES = {"x": 1, "z": 3, "scale": 1, "bias": 0}
 def test_every_subset(
     implementation: str, save: str, axes: dict[str, int], mapped: tuple[str, ...]
 ) -> None:
-    """Values and gradients of everything, against a loop."""
+    """Values and gradients with respect to all operands equal those of a loop."""
     function = value_and_gradients(implementation, save=save)
     arrays, in_axes = examples(mapped, axes)
     actual = jax.vmap(function, in_axes)(*arrays)
@@ -94,10 +94,10 @@ def test_negative_axes_and_out_axes(implementation: str, out_axis: int) -> None:
 @pytest.mark.parametrize("inner", [("x",), ("z", "bias")], ids="-".join)
 @pytest.mark.parametrize("outer", [("scale",), ("x", "z", "bias")], ids="-".join)
 def test_nested(implementation: str, inner: tuple[str, ...], outer: tuple[str, ...]) -> None:
-    """Ensembles of ensembles: two mapped axes, over different operands."""
+    """Two mapped axes, over different operands."""
     function = value_and_gradients(implementation, save="mask")
     arrays, inner_axes = examples(inner, {"x": 1})
-    # The outer axis leads and scales, which changes every example.
+    # The outer axis comes first and multiplies the operands, which changes every example.
     factors = np.array([1.0, -0.5], np.float32)
     outer_axes = [0 if name in outer else None for name in NAMES]
     arrays = [
@@ -130,7 +130,7 @@ def test_vmap_of_groups(implementation: str) -> None:
 
 @pytest.mark.parametrize("mapped", SUBSETS, ids="-".join)
 def test_vmap_stays_one_call(mapped: tuple[str, ...]) -> None:
-    """A batching rule that loops would still be right, and slow."""
+    """A batching rule that loops would be correct, but slow."""
     arrays, in_axes = examples(mapped, {})
     function = jax.vmap(value_and_gradients(None), in_axes)
     assert ours(function, *arrays) == {"forward": 1, "backward": 1}
@@ -139,7 +139,7 @@ def test_vmap_stays_one_call(mapped: tuple[str, ...]) -> None:
 @both_implementations
 @pytest.mark.parametrize("mapped", SUBSETS, ids="-".join)
 def test_what_examples_share_is_not_mapped(implementation: str, mapped: tuple[str, ...]) -> None:
-    """`out_axes=None` is for results that are one value: they must be known to be one."""
+    """With `out_axes=None`, JAX must know that the results are the same for all examples."""
     arrays, in_axes = examples(mapped, {})
 
     def function(*given: Any) -> Any:
@@ -155,7 +155,7 @@ def test_what_examples_share_is_not_mapped(implementation: str, mapped: tuple[st
 
 @both_implementations
 def test_gradients_that_examples_share_are_not_mapped(implementation: str) -> None:
-    """Without a ReLU the gradient of the bias is the sum of the cotangents, whatever x is."""
+    """Without a ReLU, the gradient of the bias is the sum of the cotangents, for any x."""
     (xs, dy, scale, bias), _ = examples(("x",), {})
 
     def dbias(x: Any) -> Any:
@@ -171,7 +171,7 @@ def test_gradients_that_examples_share_are_not_mapped(implementation: str) -> No
 
 @both_implementations
 def test_vmap_of_hessian(implementation: str) -> None:
-    """jacobian = vmap of a vjp: the operands of backward are mapped one without the others."""
+    """A Jacobian maps a vjp over its cotangent; the other operands of backward are not mapped."""
     x, z, scale, bias = (jnp.asarray(a)[..., :2] for a in operands(CASE))
 
     def function(x: Any, scale: Any) -> Any:
@@ -180,7 +180,7 @@ def test_vmap_of_hessian(implementation: str) -> None:
     backward = jax.jacrev(function, (0, 1))(x, scale)
     forward = jax.jacrev(lambda *given: function(*given), (0, 1))
     assert_trees_close(jax.jit(forward)(x, scale), backward, tolerance=1e-4)
-    # d y / d bias-like direction: dy/dscale is xhat where y > 0.
+    # Check one block: dy/dscale is xhat where y > 0.
     result = jax.tree.map(np.asarray, function(x, scale))
     xhat = (np.asarray(x) - result.mean) / np.sqrt(result.var + 1e-5)
     diagonal = np.einsum("ijkk->ijk", np.asarray(backward.y[1]))
@@ -193,7 +193,7 @@ def linear_loss(*given: Any) -> Any:
 
 
 def test_per_example_gradients() -> None:
-    """Of parameters that the examples share: vmap of grad, folded into one call each way."""
+    """vmap of grad with respect to shared parameters takes one call each way."""
     arrays, in_axes = examples(("x", "z"), {})
     function = jax.vmap(jax.grad(linear_loss, (2, 3)), in_axes)
     assert ours(function, *arrays) == {"forward": 1, "backward": 1}
@@ -203,7 +203,7 @@ def test_per_example_gradients() -> None:
 
 @pytest.mark.parametrize("argument", range(4))
 def test_jacobian_is_one_call(argument: int) -> None:
-    """All rows from one call of backward, whose sum is the gradient of the sum."""
+    """One call of backward gives all rows, whose sum is the gradient of the sum."""
     given = [jnp.asarray(a)[..., :2] for a in operands(CASE)]
 
     def function(*given: Any) -> Any:
