@@ -2,16 +2,32 @@
 # and, if that is OFF, JAX_BNAR_WHY_NO_CUDA.
 
 set(JAX_BNAR_CUDA AUTO CACHE STRING
-    "CUDA kernels: AUTO (if nvcc works), ON (or fail), OFF")
-set_property(CACHE JAX_BNAR_CUDA PROPERTY STRINGS AUTO ON OFF)
-if(NOT JAX_BNAR_CUDA MATCHES "^(AUTO|ON|OFF)$")
-  message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA must be AUTO, ON or OFF, got "
-    "'${JAX_BNAR_CUDA}'.")
+    "CUDA kernels: AUTO (for a GPU or architectures, if nvcc works), ON (or fail), OFF, ONLY")
+set_property(CACHE JAX_BNAR_CUDA PROPERTY STRINGS AUTO ON OFF ONLY)
+if(NOT JAX_BNAR_CUDA MATCHES "^(AUTO|ON|OFF|ONLY)$")
+  message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA must be AUTO, ON, OFF or ONLY (the "
+    "module of the CUDA kernels alone), got '${JAX_BNAR_CUDA}'.")
 endif()
 set(JAX_BNAR_HAS_CUDA OFF)
+set(JAX_BNAR_WHY_NO_CUDA "")
 if(JAX_BNAR_CUDA STREQUAL "OFF")
   set(JAX_BNAR_WHY_NO_CUDA "it was built with JAX_BNAR_CUDA=OFF")
   return()
+endif()
+set(bnar_cuda_required OFF)
+if(JAX_BNAR_CUDA MATCHES "^(ON|ONLY)$")
+  set(bnar_cuda_required ON)
+elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+  # Compiling takes minutes, so AUTO builds them only on a machine with a GPU or if
+  # architectures are named.
+  execute_process(COMMAND nvidia-smi -L RESULT_VARIABLE failed
+    OUTPUT_QUIET ERROR_QUIET)
+  if(failed AND NOT EXISTS /proc/driver/nvidia/version)
+    set(JAX_BNAR_WHY_NO_CUDA "no NVIDIA GPU was found when it was built")
+    message(STATUS "jax_bnar: no CUDA kernels, ${JAX_BNAR_WHY_NO_CUDA}; "
+      "JAX_BNAR_CUDA=ON builds them anyway")
+    return()
+  endif()
 endif()
 
 # nvcc comes from a toolkit, or from the CUDA 13 wheels (nvidia-cuda-nvcc and
@@ -37,10 +53,10 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   # Machine code for Ampere, Hopper and both Blackwells, and PTX for later GPUs.
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
 endif()
-if(JAX_BNAR_CUDA STREQUAL "ON")
+if(bnar_cuda_required)
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
-    message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA=ON, but nvcc was not found on "
-      "PATH, in CUDA_PATH, CUDA_HOME or /usr/local/cuda, or among the Python "
+    message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA=${JAX_BNAR_CUDA}, but nvcc was not "
+      "found on PATH, in CUDA_PATH, CUDA_HOME or /usr/local/cuda, or among the Python "
       "packages of ${Python_EXECUTABLE}. Install the CUDA toolkit (12.8 or "
       "newer), or `pip install nvidia-cuda-nvcc nvidia-cuda-runtime "
       "nvidia-cuda-cccl` and build with --no-build-isolation, or set CUDACXX.")
@@ -66,9 +82,10 @@ find_library(bnar_cudart_static cudart_static
 if(NOT bnar_cudart_static)
   set(JAX_BNAR_WHY_NO_CUDA
     "nvcc was found when it was built, but not the static CUDA runtime")
-  if(JAX_BNAR_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA=ON and ${CMAKE_CUDA_COMPILER} "
-      "works, but libcudart_static.a was not found in ${bnar_cuda_root}. Install "
+  if(bnar_cuda_required)
+    message(FATAL_ERROR "jax_bnar: JAX_BNAR_CUDA=${JAX_BNAR_CUDA} and "
+      "${CMAKE_CUDA_COMPILER} works, but libcudart_static.a was not found in "
+      "${bnar_cuda_root}. Install "
       "cuda-cudart-dev, or `pip install nvidia-cuda-runtime`.")
   endif()
   message(STATUS "jax_bnar: no CUDA kernels, ${JAX_BNAR_WHY_NO_CUDA}")
@@ -76,7 +93,8 @@ if(NOT bnar_cudart_static)
 endif()
 set(JAX_BNAR_HAS_CUDA ON)
 message(STATUS "jax_bnar: CUDA kernels with ${CMAKE_CUDA_COMPILER} "
-  "${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
+  "${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}, about a minute of one "
+  "core for each; JAX_BNAR_CUDA=OFF leaves them out")
 
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)

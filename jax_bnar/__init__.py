@@ -1,5 +1,7 @@
 """Fused BatchNorm-Add-ReLU for JAX: `y = relu(batch_norm(x) + z)`, forward and backward."""
 
+__version__ = "0.1.0"  # first, for the native modules are compared with it
+
 from jax_bnar._base import startup as _startup
 
 _startup.require_jax()  # Must precede the imports below, which fail on an older JAX.
@@ -18,5 +20,3 @@ from jax_bnar._operators.api import bn_relu as bn_relu
 from jax_bnar._operators.api import bn_relu_inference as bn_relu_inference
 from jax_bnar._operators.dual import DualBatchNormResult as DualBatchNormResult
 from jax_bnar._operators.dual import dual_bn_add_relu as dual_bn_add_relu
-
-__version__ = "0.1.0"

@@ -36,6 +36,8 @@ if replacement := os.environ.get("JAX_BNAR_TEST_NATIVE_MODULE"):
     assert spec.loader is not None
     sys.modules["jax_bnar._native"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["jax_bnar._native"])
+    for cuda in ("jax_bnar._cuda", "jax_bnar_cuda13"):
+        sys.modules[cuda] = None  # type: ignore[assignment]
 
 hypothesis.settings.register_profile("local", deadline=None, print_blob=True)
 hypothesis.settings.register_profile(

@@ -18,7 +18,7 @@ from benchmarks.common.sites import Site
 from benchmarks.gpu.ncu import COUNTERS, STALLS
 from benchmarks.gpu.ncu_csv import Kernel
 
-# Name in _native.cuda_launches(): (function, pass), in the order in which a step launches them.
+# Name in targets.cuda_launches(): (function, pass), in the order in which a step launches them.
 KERNELS: Final = {
     "Forward": ("ForwardKernel", "forward"),
     "Statistics": ("StatisticsKernel", "forward"),

@@ -32,7 +32,7 @@ from benchmarks.gpu.program import make_parser
 from benchmarks.gpu.work import Wave
 from benchmarks.sites.peers import ours
 from benchmarks.sites.problem import DType, itemsize
-from jax_bnar import _native
+from jax_bnar._kernels import targets
 
 _HEAVIEST: Final = 5
 
@@ -107,12 +107,12 @@ def run_site(
     operands = (x, z, scale, bias, dy)
     step = jax.jit(ours.gradient_step(site, save)).lower(*operands).compile()
     jax.block_until_ready(step(*operands))
-    before = _native.cuda_launches()
+    before = targets.cuda_launches()
     try:
         with profiled(runtime):
             jax.block_until_ready(step(*operands))
     finally:
-        for name, count in _native.cuda_launches().items():
+        for name, count in targets.cuda_launches().items():
             if count > before.get(name, 0):
                 entry["launches"][name] = count - before.get(name, 0)
 

@@ -32,7 +32,7 @@ def describe_device() -> dict[str, Any]:
         "why_no_kernels": None
         if ("forward", "cuda") in targets.registered
         else targets.why_no_kernel("forward"),
-        "native_module": getattr(targets._native, "__file__", None),
+        "native_module": getattr(targets._cuda or targets._native, "__file__", None),
         "environment": environment
         | {"versions": environment["versions"] | {name: _version(name) for name in _PACKAGES}},
     }

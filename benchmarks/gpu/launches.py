@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from jax_bnar import _native
+from jax_bnar._kernels import targets
 
 
 @contextlib.contextmanager
@@ -13,7 +13,7 @@ def launched() -> Iterator[set[str]]:
     A kernel in a CUDA graph is launched when the graph is captured, not when it is replayed.
     """
     names: set[str] = set()
-    before = _native.cuda_launches()
+    before = targets.cuda_launches()
     yield names
-    now = _native.cuda_launches()
+    now = targets.cuda_launches()
     names |= {name for name, count in now.items() if count > before.get(name, 0)}

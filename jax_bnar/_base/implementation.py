@@ -6,7 +6,7 @@ import sys
 import warnings
 from typing import Literal, cast
 
-from jax_bnar._base import native_module
+from jax_bnar._base import installation, native_module
 
 Implementation = Literal["ffi", "xla"] | None
 
@@ -33,7 +33,11 @@ def resolve_implementation(function: str, implementation: str | None) -> Impleme
         return cast(Implementation, implementation)
     chosen = from_environment(function)
     if chosen is None and native_module.load_error is not None:
-        _warn_once(native_module.load_error)
+        _warn_once("its kernels", *installation.why_no_native_module(native_module.load_error))
+    elif chosen is None and native_module.cuda_load_error is not None:
+        _warn_once(
+            "its CUDA kernels", *installation.why_no_cuda_module(native_module.cuda_load_error)
+        )
     return chosen
 
 
@@ -50,15 +54,14 @@ def from_environment(function: str) -> Implementation:
     return cast(Implementation, value)
 
 
-def _warn_once(load_error: ImportError) -> None:
+def _warn_once(missing: str, reason: str, way_out: str) -> None:
     global _warned
     if _warned:
         return
     _warned = True
     warnings.warn(
-        f"jax_bnar falls back to pure JAX, without its kernels, because its native module did not"
-        f" load ({load_error}). Install the package by running `pip install .` in its source tree;"
-        f" `python -m jax_bnar.doctor` says what is missing. If you want pure JAX, set"
+        f"jax_bnar falls back to pure JAX, without {missing}, because {reason}. Way out: {way_out}."
+        " `python -m jax_bnar.doctor` says what is missing. If you want pure JAX, set"
         f" {ENVIRONMENT_VARIABLE}=xla to silence this warning.",
         RuntimeWarning,
         stacklevel=_callers_level(),

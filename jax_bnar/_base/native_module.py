@@ -1,13 +1,51 @@
-"""The native module, or the error that kept it from loading."""
+"""The native modules, `native` for the CPU and `cuda`, or the errors that kept them from loading."""
 
+import importlib
+import importlib.util
+from typing import Any
+
+import jax_bnar
 from jax_bnar._base import startup
 
-load_error = startup.trouble_of_native_module() if startup.is_doctor() else None
-native = None
-if load_error is None:
+CUDA_DISTRIBUTION = "jax-bnar-cuda13"
+_CUDA_PACKAGE = "jax_bnar_cuda13"
+
+
+def _load(name: str) -> tuple[Any, ImportError | None]:
+    """The module, or why there is none; the doctor outlives what would end the process."""
+    trouble = startup.trouble_of_native_module(name) if startup.is_doctor() else None
+    if trouble is not None:
+        return None, trouble
     try:
-        from jax_bnar import _native
+        return importlib.import_module(name), None
     except ImportError as error:  # a source tree that was never built
-        load_error = error
-    else:
-        native = _native
+        return None, error
+
+
+def _load_cuda() -> tuple[Any, ImportError | None]:
+    """The module of a build from the sources, else that of the other distribution, else None.
+
+    Raises:
+        ImportError: The other distribution is of another version. The doctor reports it.
+    """
+    if importlib.util.find_spec("jax_bnar._cuda") is not None:
+        return _load("jax_bnar._cuda")
+    if importlib.util.find_spec(_CUDA_PACKAGE) is None:
+        return None, None
+    ours, theirs = jax_bnar.__version__, importlib.import_module(_CUDA_PACKAGE).__version__
+    if ours == theirs:
+        return _load(f"{_CUDA_PACKAGE}._cuda")
+    # Operands and attributes of the custom calls may differ between versions.
+    mismatch = ImportError(
+        f"jax_bnar {ours} works with {CUDA_DISTRIBUTION} {ours} alone, which holds its CUDA"
+        f" kernels, and found {theirs}: install both in one version, or"
+        f" `pip uninstall {CUDA_DISTRIBUTION}`",
+        name="jax_bnar",
+    )
+    if not startup.is_doctor():
+        raise mismatch
+    return None, mismatch
+
+
+native, load_error = _load("jax_bnar._native")
+cuda, cuda_load_error = _load_cuda()

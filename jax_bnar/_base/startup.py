@@ -19,7 +19,7 @@ OLDEST_JAX: Final = (0, 10, 2)
 # Loads one extension module without importing the package that contains it.
 _LOAD: Final = """
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location("_native", sys.argv[1])
+spec = importlib.util.spec_from_file_location(*sys.argv[1:])
 importlib.util.module_from_spec(spec)
 """
 _SECONDS_TO_LOAD: Final = 60
@@ -53,18 +53,18 @@ def require_jax() -> None:
     raise ImportError(f"{reason}: {way_out}", name="jax_bnar")
 
 
-def trouble_of_native_module() -> ImportError | None:
-    """Loads the native module in a subprocess; the error if that process died, otherwise None.
+def trouble_of_native_module(name: str) -> ImportError | None:
+    """Loads a native module in a subprocess; the error if that process died, otherwise None.
 
     A truncated file, or an instruction that the processor lacks, kills the process that loads the
     module. An import that merely raises an exception will raise it again in this process.
     """
-    spec = importlib.util.find_spec("jax_bnar._native")
+    spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return None
     try:
         status = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _LOAD, spec.origin],
+            [sys.executable, "-I", "-S", "-c", _LOAD, name, spec.origin],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ def trouble_of_native_module() -> ImportError | None:
     return ImportError(
         f"{spec.origin} is damaged, or was built for another machine: a process that loaded it"
         f" {trouble}",
-        name="jax_bnar._native",
+        name=name,
         path=spec.origin,
     )
 

@@ -1,5 +1,7 @@
 """Turns findings into a diagnosis: what is wrong on each platform, and how to fix it."""
 
+from jax_bnar._base import installation
+from jax_bnar._base.native_module import CUDA_DISTRIBUTION
 from jax_bnar._kernels import targets
 from jax_bnar.doctor import _environment
 from jax_bnar.doctor._report import (
@@ -55,7 +57,7 @@ def diagnose(
     operations = registered(platform)
     if not {"forward", "backward"} <= set(operations):
         status = "no_kernels" if status == "works" else status
-        problems.append(_no_kernels(platform, build, machine))
+        problems.append(_no_kernels(platform, versions, machine))
     elif status == "works":
         status, more = _executed(found, trouble, build)
         problems += more
@@ -102,21 +104,20 @@ def _no_device(
     return problems
 
 
-def _no_kernels(platform: str, build: Build, machine: Machine) -> Problem:
-    if build.load_error is not None:
-        return Problem(
-            f"the native module of jax_bnar did not load ({build.load_error})",
-            "install the package by running `pip install .` in its source tree; it needs a C++17"
-            " compiler (GCC >= 9 or Clang >= 12)",
-        )
+def _no_kernels(platform: str, versions: Versions, machine: Machine) -> Problem:
+    if targets.load_error is not None and platform != "cuda":
+        return Problem(*installation.why_no_native_module(targets.load_error))
+    if targets.cuda_load_error is not None and platform == "cuda":
+        return Problem(*installation.why_no_cuda_module(targets.cuda_load_error))
     reason = targets.why_no_kernel("forward")
     if platform != "cuda":
         return Problem(reason, "nothing to do: without kernels, the operators run in pure JAX")
     nvcc = "" if machine.nvcc else "install nvcc of CUDA 13 (none is on PATH), then "
     return Problem(
         reason,
-        f"{nvcc}reinstall with `pip install . -C cmake.define.JAX_BNAR_CUDA=ON`, which reports"
-        " anything that is missing",
+        f"install {CUDA_DISTRIBUTION} {versions.jax_bnar}, or {nvcc}reinstall from the source tree"
+        " with `pip install . -C cmake.define.JAX_BNAR_CUDA=ON`, which reports anything that is"
+        " missing",
     )
 
 

@@ -94,12 +94,15 @@ class Versions:
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """The native module of jax_bnar.
+    """The native modules of jax_bnar.
 
     Attributes:
-        native_module: its file, or None if it did not load.
+        native_module: the file of the module with the CPU kernels, or None if it did not load.
         load_error: why it did not load.
         ffi_api_version: (major, minor) of the FFI headers that it was compiled with.
+        cuda_module: the file of the module with the CUDA kernels, which comes with a build from
+            the sources or with the distribution jax-bnar-cuda13; None if there is none.
+        cuda_load_error: why it did not load.
         cuda_version: the CUDA version that it was compiled with; None without CUDA kernels.
         cuda_architectures: the targets of its CUDA kernels, such as "sm_80".
     """
@@ -107,6 +110,8 @@ class Build:
     native_module: str | None
     load_error: str | None
     ffi_api_version: tuple[int, int] | None
+    cuda_module: str | None
+    cuda_load_error: str | None
     cuda_version: str | None
     cuda_architectures: tuple[str, ...]
 

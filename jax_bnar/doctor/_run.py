@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from typing import NamedTuple
 
+from jax_bnar._base import installation
 from jax_bnar._base.implementation import from_environment
 from jax_bnar._kernels import targets
 from jax_bnar.doctor import _environment, _processes
@@ -109,8 +110,10 @@ def report(examine: Examine) -> Report:
 
 
 def _environment_problems() -> tuple[Problem, ...]:
-    """Environment variables that keep the operators from using kernels that do work."""
+    """Whatever keeps the operators from using kernels that do work, on all platforms alike."""
     problems = []
+    if targets.cuda_load_error is not None:
+        problems.append(Problem(*installation.why_no_cuda_module(targets.cuda_load_error)))
     way_out = "unset JAX_BNAR_IMPLEMENTATION"
     try:
         if from_environment("jax_bnar") == "xla":

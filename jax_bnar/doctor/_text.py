@@ -69,8 +69,8 @@ def _environment(report: Report) -> Iterator[str]:
 
 def _cuda_kernels(build: Build) -> str:
     if build.cuda_version is None:
-        return "none"
-    return f"CUDA {build.cuda_version}, {', '.join(build.cuda_architectures)}"
+        return f"none ({build.cuda_load_error})" if build.cuda_load_error else "none"
+    return f"CUDA {build.cuda_version}, {', '.join(build.cuda_architectures)}, {build.cuda_module}"
 
 
 def _platform(found: PlatformReport) -> Iterator[str]:

@@ -434,7 +434,7 @@ def test_launches_of_the_profiled_call_alone(monkeypatch: pytest.MonkeyPatch) ->
         calls.append("count")
         return {"Forward l2": len(calls), "Statistics two_kernels": 5}
 
-    monkeypatch.setattr(counters_program, "_native", SimpleNamespace(cuda_launches=counted))
+    monkeypatch.setattr(counters_program.targets, "cuda_launches", counted)
     of = next(of for of in RESNET50_SITES if of.label == "7x7x512 bn_relu")
     wave = Wave(1, "float32", ("ours",))
     entry = counters_program.describe(of, wave)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from typing import Any
 
 import jax
@@ -146,6 +147,29 @@ def test_truncated_native_module(installed: pathlib.Path) -> None:
     assert finished.stderr == ""
 
 
+def test_sources_that_hide_the_installed_package(
+    tmp_path: pathlib.Path, installed: pathlib.Path
+) -> None:
+    """As in a checkout, after `pip install .`: what is imported has no native module."""
+    sources = tmp_path / "checkout" / "jax_bnar"
+    shutil.copytree(installed, sources, ignore=shutil.ignore_patterns("_native.*.so"))
+    metadata = tmp_path / "jax_bnar-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: jax-bnar\nVersion: 0.1.0\n")
+    path = [str(sources.parent), str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    finished = run_doctor(PYTHONPATH=os.pathsep.join(path), PYTHONSAFEPATH="1")
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    assert (
+        f"the sources in {sources}, which have no native module, were imported in the place of the"
+        f" installed package in {installed}"
+    ) in finished.stdout
+    assert "python -P" in finished.stdout
+    assert "install the package" not in finished.stdout
+    # Without the checkout's folder it works.
+    finished = run_doctor(PYTHONPATH=os.pathsep.join(path[1:]), PYTHONSAFEPATH="1")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
 @pytest.mark.parametrize("arguments", [(), ("--json",)], ids=["text", "json"])
 def test_old_jax(tmp_path: pathlib.Path, arguments: tuple[str, ...]) -> None:
     (tmp_path / "sitecustomize.py").write_text(
@@ -166,11 +190,12 @@ def test_old_jax(tmp_path: pathlib.Path, arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.usefixtures("no_variables")
 def test_cuda_of_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    native = targets._native
-    monkeypatch.setattr(native, "cuda_version", lambda: (13, 0))
-    monkeypatch.setattr(native, "cuda_architectures", lambda: [80, 90])
+    cuda = types.SimpleNamespace(
+        cuda_version=lambda: (13, 0), cuda_architectures=lambda: [80, 90], __file__="/lib/_cuda.so"
+    )
+    monkeypatch.setattr(targets, "_cuda", cuda)
     text = _text.render(report(default=_run.Examined(ALL_WELL, None)))
-    assert re.search(r"CUDA kernels +CUDA 13\.0, sm_80, sm_90\n", text)
+    assert re.search(r"CUDA kernels +CUDA 13\.0, sm_80, sm_90, /lib/_cuda\.so\n", text)
 
 
 def test_plugin_that_does_not_start(tmp_path: pathlib.Path) -> None:
@@ -269,7 +294,7 @@ def test_default_platform_without_kernels() -> None:
     assert not found.works
     assert found.default_platform == "tpu"
     assert found.platforms["tpu"].status == "no_kernels"
-    assert "this build has kernels for cpu" in problem_text(found, "tpu")
+    assert "this installation has kernels for cpu" in problem_text(found, "tpu")
     assert found.platforms["cpu"].status == "works"
 
 

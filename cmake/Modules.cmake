@@ -1,0 +1,37 @@
+# The Python modules: _native with the CPU kernels, _cuda with the CUDA kernels.
+# Each is one binary for Python 3.12 and all that follow; 3.11 has one of its own.
+
+add_library(bnar_ffi STATIC native/ffi_api_version.cc native/ffi_call.cc)
+target_include_directories(bnar_ffi SYSTEM PUBLIC "${jaxlib_include}")
+target_link_libraries(bnar_ffi PUBLIC bnar_options)
+# Handlers are targets of their own, because nanobind compiles its modules with -Os.
+target_compile_options(bnar_ffi PRIVATE -O2)
+
+if(NOT JAX_BNAR_CUDA STREQUAL "ONLY")
+  add_library(bnar_cpu_ffi STATIC cpu/ffi_handlers.cc)
+  target_link_libraries(bnar_cpu_ffi PUBLIC bnar_ffi bnar_cpu)
+  target_compile_options(bnar_cpu_ffi PRIVATE -O2)
+
+  nanobind_add_module(_native NB_STATIC STABLE_ABI native/module.cc)
+  target_link_libraries(_native PRIVATE bnar_cpu_ffi)
+  target_compile_definitions(_native PRIVATE
+    "JAX_BNAR_WHY_NO_CUDA=\"${JAX_BNAR_WHY_NO_CUDA}\"")
+  install(TARGETS _native LIBRARY DESTINATION jax_bnar)
+endif()
+
+if(JAX_BNAR_HAS_CUDA)
+  add_library(bnar_cuda_ffi STATIC cuda/ffi_handlers.cc)
+  target_link_libraries(bnar_cuda_ffi PUBLIC bnar_ffi bnar_cuda)
+  target_compile_options(bnar_cuda_ffi PRIVATE -O2)
+
+  nanobind_add_module(_cuda NB_STATIC STABLE_ABI native/cuda_module.cc)
+  target_link_libraries(_cuda PRIVATE bnar_cuda_ffi)
+  # Nothing of it is compiled or linked by nvcc.
+  set_target_properties(_cuda PROPERTIES
+    LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None)
+  if(JAX_BNAR_CUDA STREQUAL "ONLY")
+    install(TARGETS _cuda LIBRARY DESTINATION jax_bnar_cuda13)
+  else()
+    install(TARGETS _cuda LIBRARY DESTINATION jax_bnar)
+  endif()
+endif()

@@ -1,0 +1,89 @@
+// The Python module _cuda: the handlers of the CUDA kernels. A build from the
+// sources puts it next to jax_bnar._native, the distribution jax-bnar-cuda13
+// into a package of its own.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "cuda/ffi_handlers.h"
+#include "cuda/host/workspace.h"
+#include "cuda/launch/build_info.h"
+#include "cuda/launch/launch_counts.h"
+#include "native/encapsulate.h"
+#include "native/ffi_api_version.h"
+#include "native/operations.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+// The stages of one custom call.
+template <typename T>
+nb::dict Stages(T* execute) {
+  nb::dict stages;
+  stages["initialize"] = jax_bnar::Encapsulate(jax_bnar::InitializeCuda);
+  stages["execute"] = jax_bnar::Encapsulate(execute);
+  return stages;
+}
+
+nb::dict Registrations() {
+  nb::dict cuda;
+#define BNAR_REGISTER(name, python, ...) \
+  cuda[python] = Stages(jax_bnar::name##Cuda);
+  BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
+#undef BNAR_REGISTER
+  nb::dict platforms;
+  platforms["CUDA"] = cuda;
+  return platforms;
+}
+
+int64_t WorkspaceBytes(const std::string&, int64_t groups, int64_t rows,
+                       int64_t channels, int64_t inner) {
+  return jax_bnar::cuda::WorkspaceBytes({groups, rows, channels, inner});
+}
+
+std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(const std::string&) {
+  const jax_bnar::cuda::WorkspaceBound bound =
+      jax_bnar::cuda::BoundOfWorkspace();
+  return {bound.bytes, bound.bytes_per_group, bound.bytes_per_channel};
+}
+
+std::pair<int, int> CudaVersion() {
+  const int version = jax_bnar::cuda::ToolkitVersion();
+  return {version / 1000, version % 1000 / 10};
+}
+
+}  // namespace
+
+NB_MODULE(_cuda, m) {
+  m.doc() = "FFI handlers of jax_bnar on NVIDIA GPUs.";
+  m.def("registrations", &Registrations,
+        "Capsules of the handlers, by platform, operation and stage.");
+  m.def("workspace_bytes", &WorkspaceBytes, nb::arg("platform"),
+        nb::arg("groups"), nb::arg("rows"), nb::arg("channels"),
+        nb::arg("inner"),
+        "Bytes that an operation which sums needs as one more result.");
+  m.def(
+      "workspace_bound", &WorkspaceBound, nb::arg("platform"),
+      "(bytes, bytes a group, bytes a channel of a group), whose sum is never "
+      "below workspace_bytes.");
+  m.def("cuda_version", &CudaVersion,
+        "(major, minor) of the CUDA that the kernels were compiled with.");
+  m.def("cuda_architectures", &jax_bnar::cuda::Architectures,
+        "Compute capabilities, times 10, that the kernels are compiled for.");
+  m.def("cuda_launches", &jax_bnar::cuda::LaunchCounts,
+        "Launches of each kernel by each strategy, since the process began.");
+  m.def(
+      "ffi_api_version", [] { return jax_bnar::kBuildFfiApiVersion; },
+      "(major, minor) of XLA's FFI API that the handlers are built for.");
+}

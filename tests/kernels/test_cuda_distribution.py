@@ -1,0 +1,172 @@
+"""jax-bnar-cuda13, whose CUDA kernels `import jax_bnar` finds: there, missing, broken, not fitting.
+
+A stand-in takes its place, whose handlers are not called: lowering for cuda needs no GPU.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import jax_bnar
+from jax_bnar._kernels import targets
+
+STAND_IN = """
+from jax_bnar import _native
+
+def registrations():
+    stages = lambda: {"initialize": _native.ffi_api_probe(), "execute": _native.ffi_api_probe()}
+    return {"CUDA": {name: stages() for name in _native.registrations()["cpu"]}}
+
+def workspace_bytes(platform, groups, rows, channels, inner):
+    return 12345
+
+def workspace_bound(platform):
+    return 12345, 0, 0
+
+def cuda_version():
+    return 13, 0
+
+def cuda_architectures():
+    return [80, 90]
+
+def cuda_launches():
+    return {"Forward on_chip": 7}
+"""
+LOWER = """
+import warnings
+import numpy as np
+import jax
+import jax_bnar
+from jax_bnar._kernels import targets
+
+x = np.ones((8, 3), np.float32)
+
+def lowered(platform):
+    operator = jax.jit(lambda x: jax_bnar.bn_relu(x, None, None).y)
+    return operator.trace(x).lower(lowering_platforms=(platform,)).as_text()
+"""
+
+
+def run(
+    folder: pathlib.Path, code: str, *options: str, own_cuda: bool = False
+) -> "subprocess.CompletedProcess[str]":
+    """Python that finds what lies in `folder`, and no CUDA kernels of the build from sources."""
+    block = "" if own_cuda else "import sys\nsys.modules['jax_bnar._cuda'] = None\n"
+    (folder / "sitecustomize.py").write_text(block)
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    inherited = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith("JAX_BNAR") and k not in ("PYTHONWARNINGS", "JAX_PLATFORMS")
+    }
+    return subprocess.run(
+        [sys.executable, *options, *(["-c", code] if code else [])],
+        env=inherited | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def install(folder: pathlib.Path, version: str, module: str) -> None:
+    package = folder / "jax_bnar_cuda13"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    (package / "_cuda.py").write_text(module)
+
+
+def test_its_kernels_are_found(tmp_path: pathlib.Path) -> None:
+    install(tmp_path, jax_bnar.__version__, STAND_IN)
+    code = """
+assert "custom_call @jax_bnar_forward_v1" in lowered("cuda")
+assert "12345xui8" in lowered("cuda")
+assert "xui8" not in lowered("cpu")
+assert "custom_call @jax_bnar_forward_v1" in lowered("cpu")
+assert targets.why_no_cuda() == ""
+assert targets.cuda_launches() == {"Forward on_chip": 7}
+"""
+    finished = run(tmp_path, LOWER + code, "-W", "error")
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_the_doctor_names_its_module(tmp_path: pathlib.Path) -> None:
+    install(tmp_path, jax_bnar.__version__, STAND_IN)
+    finished = run(tmp_path, "", "-m", "jax_bnar.doctor", "--json")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    found = json.loads(finished.stdout)
+    assert found["build"]["cuda_module"] == str(tmp_path / "jax_bnar_cuda13" / "_cuda.py")
+    assert found["build"]["cuda_version"] == "13.0"
+    assert found["build"]["cuda_architectures"] == ["sm_80", "sm_90"]
+    assert "forward" in found["platforms"]["cuda"]["registered"]
+
+
+def test_without_it_there_are_cpu_kernels_alone(tmp_path: pathlib.Path) -> None:
+    code = """
+assert targets.why_no_cuda().endswith("jax-bnar-cuda13 is not installed"), targets.why_no_cuda()
+assert "custom_call @jax_bnar" not in lowered("cuda")
+assert "custom_call @jax_bnar_forward_v1" in lowered("cpu")
+try:
+    jax.jit(lambda x: jax_bnar.bn_relu(x, None, None, implementation="ffi").y).trace(x).lower(
+        lowering_platforms=("cuda",)
+    )
+except NotImplementedError as error:
+    assert "has kernels for cpu only" in str(error), error
+    assert "jax-bnar-cuda13 is not installed" in str(error), error
+else:
+    raise AssertionError("lowered")
+"""
+    block = "import sys\nsys.modules['jax_bnar_cuda13'] = None\n"
+    finished = run(tmp_path, block + LOWER + code, "-W", "error")
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_another_version_is_refused(tmp_path: pathlib.Path) -> None:
+    """Custom calls of two versions may differ in operands."""
+    install(tmp_path, "0.0.9", STAND_IN)
+    finished = run(tmp_path, "import jax_bnar")
+    assert finished.returncode == 1
+    last = finished.stderr.splitlines()[-1]
+    ours = jax_bnar.__version__
+    assert last.startswith(f"ImportError: jax_bnar {ours} works with jax-bnar-cuda13 {ours} alone")
+    assert "found 0.0.9" in last
+    assert "pip uninstall jax-bnar-cuda13" in last
+
+    finished = run(tmp_path, "", "-m", "jax_bnar.doctor")
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    assert "does NOT work" in finished.stdout
+    assert "found 0.0.9" in finished.stdout
+    assert "executed    float32" in finished.stdout  # the CPU kernels were examined all the same
+
+
+def test_a_module_that_does_not_load_is_worth_a_warning(tmp_path: pathlib.Path) -> None:
+    install(tmp_path, jax_bnar.__version__, "raise ImportError('GLIBC_2.99 not found')")
+    code = """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert "custom_call @jax_bnar_forward_v1" in lowered("cpu")
+    assert "custom_call @jax_bnar" not in lowered("cuda")
+(warning,) = caught
+assert "without its CUDA kernels" in str(warning.message), warning
+assert "GLIBC_2.99 not found" in str(warning.message), warning
+"""
+    finished = run(tmp_path, LOWER + code)
+    assert finished.returncode == 0, finished.stderr
+    finished = run(tmp_path, "", "-m", "jax_bnar.doctor")
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    assert "GLIBC_2.99 not found" in finished.stdout
+
+
+def test_a_build_from_the_sources_comes_first(tmp_path: pathlib.Path) -> None:
+    """Its modules belong together; the other distribution may be of any version."""
+    if targets._cuda is None:
+        pytest.skip("this build has no CUDA kernels")
+    if targets._cuda.__name__ != "jax_bnar._cuda":
+        pytest.skip("they come from the other distribution")
+    install(tmp_path, "0.0.9", "raise SystemExit('imported')")
+    code = "assert targets._cuda.__name__ == 'jax_bnar._cuda'"
+    finished = run(tmp_path, LOWER + code, "-W", "error", own_cuda=True)
+    assert finished.returncode == 0, finished.stderr
