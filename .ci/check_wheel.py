@@ -11,7 +11,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "jax_bnar"
 def main(wheel: str) -> int:
     names = set(zipfile.ZipFile(wheel).namelist())
     metadata = {name for name in names if re.match(r"jax_bnar-[^/]+\.dist-info/", name)}
-    native = {name for name in names if re.match(r"jax_bnar/_native\.[^/]*(so|pyd)$", name)}
+    native = {name for name in names if re.match(r"jax_bnar/_(native|cuda)\.[^/]*(so|pyd)$", name)}
     sources = {
         f"jax_bnar/{path.relative_to(PACKAGE).as_posix()}"
         for path in PACKAGE.rglob("*")
@@ -19,8 +19,8 @@ def main(wheel: str) -> int:
     }
     problems = [f"{name} should not be in it" for name in names - metadata - native - sources]
     problems += [f"{name} is missing" for name in sources - names]
-    if len(native) != 1:
-        problems.append(f"it contains {len(native)} native modules, not one")
+    if sum("/_native." in name for name in native) != 1:
+        problems.append(f"it contains these native modules: {sorted(native)}")
     if not any(name.endswith("/licenses/LICENSE") for name in metadata):
         problems.append("the license is missing")
     if "jax_bnar/py.typed" not in names:

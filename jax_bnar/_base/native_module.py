@@ -1,4 +1,4 @@
-"""The native modules, `native` for the CPU and `cuda`, or the errors that kept them from loading."""
+"""The native modules `native` (CPU) and `cuda`, or the errors that kept them from loading."""
 
 import importlib
 import importlib.util
