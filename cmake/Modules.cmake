@@ -1,10 +1,10 @@
-# The Python modules: _native with the CPU kernels, _cuda with the CUDA kernels.
-# Each is one binary for Python 3.12 and all that follow; 3.11 has one of its own.
+# The Python modules: _native has the CPU kernels, _cuda the CUDA kernels. One
+# stable-ABI binary of each serves Python 3.12 and later; 3.11 needs separate ones.
 
 add_library(bnar_ffi STATIC native/ffi_api_version.cc native/ffi_call.cc)
 target_include_directories(bnar_ffi SYSTEM PUBLIC "${jaxlib_include}")
 target_link_libraries(bnar_ffi PUBLIC bnar_options)
-# Handlers are targets of their own, because nanobind compiles its modules with -Os.
+# Handlers are separate targets because nanobind compiles its modules with -Os.
 target_compile_options(bnar_ffi PRIVATE -O2)
 
 if(NOT JAX_BNAR_CUDA STREQUAL "ONLY")
@@ -26,7 +26,7 @@ if(JAX_BNAR_HAS_CUDA)
 
   nanobind_add_module(_cuda NB_STATIC STABLE_ABI native/cuda_module.cc)
   target_link_libraries(_cuda PRIVATE bnar_cuda_ffi)
-  # Nothing of it is compiled or linked by nvcc.
+  # The module itself is neither compiled nor linked by nvcc.
   set_target_properties(_cuda PROPERTIES
     LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None)
   if(JAX_BNAR_CUDA STREQUAL "ONLY")

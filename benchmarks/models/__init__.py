@@ -1,4 +1,4 @@
-"""ResNets as users write them in seven libraries, with nothing of `jax_bnar` in them.
+"""ResNets as users write them with seven libraries, without `jax_bnar`.
 
-What `jax_bnar.fuse` is measured on, and in part tested on: `network.build` names them.
+`jax_bnar.fuse` is benchmarked and tested on these networks; `network.build` creates them.
 """

@@ -1,4 +1,4 @@
-"""ResNet in plain jax.numpy: functions of dictionaries."""
+"""A ResNet in plain jax.numpy: functions of dictionaries."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""ResNet of Equinox: one image at a time, channels first."""
+"""A ResNet written with Equinox: one image at a time, channels first."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from benchmarks.models.network import STAGES, Network
 
 
 def model(mode: str, stages: Sequence[int] = STAGES, width: int = 64) -> Any:
-    """`(model, state)`; the model takes one image in NCHW, under a `vmap` named "batch"."""
+    """Returns `(model, state)`; map the model over NCHW images with a `vmap` named "batch"."""
     keys = iter(jax.random.split(jax.random.key(0), 200))
 
     def conv(inputs: int, outputs: int, size: int, strides: int = 1) -> Any:

@@ -1,4 +1,4 @@
-"""ResNet of Haiku, its own."""
+"""Haiku's own ResNet."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from benchmarks.models.network import Network
 
-# Its ResNet has always four; they may be empty.
+# Haiku's ResNet always has four groups, which may be empty.
 _GROUPS = 4
 
 
 def transformed(stages: Sequence[int], width: int, classes: int = 10) -> Any:
-    """`init` and `apply` of images and `is_training`."""
+    """`init` and `apply` of a network that takes images and `is_training`."""
 
     def forward(images: jax.Array, is_training: bool) -> jax.Array:
         net = haiku.nets.ResNet(

@@ -1,4 +1,4 @@
-"""ResNet of Keras on its JAX backend."""
+"""A ResNet written with Keras, on its JAX backend."""
 
 import os
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ import jax
 
 from benchmarks.models.network import STAGES, Network
 
-os.environ.setdefault("KERAS_BACKEND", "jax")  # read when Keras is imported
+os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads this when it is imported
 import keras
 
-# That of keras.applications.
+# The epsilon of keras.applications.
 _EPSILON = 1.001e-5
 
 
 def resnet(stages: Sequence[int], width: int, shape: Sequence[int], classes: int = 10) -> Any:
-    """`keras.applications.ResNet50`, or another one in the same order of layers."""
+    """`keras.applications.ResNet50`, or another network with the same order of layers."""
     layers = keras.layers
     if tuple(stages) == STAGES and width == 64:
         return keras.applications.ResNet50(
@@ -50,7 +50,7 @@ def resnet(stages: Sequence[int], width: int, shape: Sequence[int], classes: int
 
 def network(stages: Sequence[int], width: int, shape: Sequence[int]) -> Network:
     if keras.backend.backend() != "jax":
-        raise ValueError("Keras was imported with another backend: set KERAS_BACKEND=jax.")
+        raise ValueError("Keras must run on JAX, but has another backend: set KERAS_BACKEND=jax.")
     keras.utils.set_random_seed(0)
     model = resnet(stages, width, shape)
 

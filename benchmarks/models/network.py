@@ -1,4 +1,4 @@
-"""One interface for the ResNets of all libraries."""
+"""A common interface to the ResNets of all libraries."""
 
 import dataclasses
 import importlib
@@ -14,11 +14,11 @@ LIBRARIES: Final = ("linen", "nnx", "haiku", "equinox", "keras", "stax", "by_han
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A network, its parameters, and what it changes as it trains.
+    """A network, its parameters, and the state that changes in training.
 
     Attributes:
-        apply: of parameters, state and images of NHWC; returns outputs and new state.
-        parameters: what is trained.
+        apply: takes parameters, state and NHWC images, and returns outputs and new state.
+        parameters: the trainable parameters.
         state: running statistics, and whatever else the library keeps.
     """
 
@@ -27,19 +27,19 @@ class Network:
     state: Any
 
     def loss(self, parameters: Any, state: Any, images: jax.Array) -> tuple[jax.Array, Any]:
-        """Mean square of the outputs: enough to have every gradient computed."""
+        """The mean square of the outputs, which is enough to require every gradient."""
         outputs, state = self.apply(parameters, state, images)
         return jnp.mean(jnp.square(outputs)), state
 
 
 def build(library: str, stages: Sequence[int], width: int, shape: Sequence[int]) -> Network:
-    """A ResNet of bottlenecks in training, in float32.
+    """Creates a float32 ResNet with bottleneck blocks, in training mode.
 
     Args:
-        library: one of `LIBRARIES`; the package has to be there.
-        stages: blocks of each stage.
-        width: channels of the stem.
-        shape: of the images, NHWC.
+        library: one of `LIBRARIES`; its package must be installed.
+        stages: the number of blocks in each stage.
+        width: the number of channels of the stem.
+        shape: the NHWC shape of the images.
     """
     module = importlib.import_module(f"benchmarks.models.{library}")
     return module.network(tuple(stages), width, tuple(shape))

@@ -1,4 +1,4 @@
-"""ResNet of Flax NNX."""
+"""A ResNet written with Flax NNX."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from benchmarks.models.network import STAGES, Network
 
 
 def model(stages: Sequence[int] = STAGES, width: int = 64, dtype: Any = jnp.float32) -> Any:
-    """A module of Flax NNX: `model(x)`, after `model.train()` or `model.eval()`."""
+    """A Flax NNX module: call `model(x)` after `model.train()` or `model.eval()`."""
     rngs = nnx.Rngs(0)
 
     def conv(inputs: int, outputs: int, size: int, strides: int = 1) -> Any:

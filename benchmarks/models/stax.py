@@ -1,4 +1,4 @@
-"""ResNet of `jax.example_libraries.stax`."""
+"""A ResNet written with `jax.example_libraries.stax`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from benchmarks.models.network import STAGES, Network
 
 
 def model(stages: Sequence[int] = STAGES, width: int = 64) -> tuple[Any, Any]:
-    """`(init, apply)` of `jax.example_libraries.stax`; it has no running statistics."""
+    """Returns stax's `(init, apply)`; stax has no running statistics."""
 
     def block(inner: int, strides: int, has_projection: bool) -> Any:
         main = stax.serial(

@@ -1,4 +1,4 @@
-"""A training step of ResNets of seven libraries, with and without `jax_bnar.fuse`: time and memory.
+"""Measures a training step of seven libraries' ResNets, with and without `jax_bnar.fuse`.
 
 python -m benchmarks.network.fused_models --output benchmarks/results/NAME.json
 """
@@ -24,13 +24,13 @@ from benchmarks.models.network import LIBRARIES, STAGES, build
 
 SCHEMA: Final = 1
 MIB: Final = 2**20
-# Of the first losses to each other: the same network, up to rounding.
+# The largest relative difference of the losses: both are the same network, up to rounding.
 _TOLERANCE: Final = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """A training step of one model after another, with and without `fuse`."""
+    """Time a training step of one model after another, with and without `fuse`."""
 
     libraries: tuple[str, ...] = LIBRARIES
     stages: tuple[int, ...] = STAGES
@@ -40,9 +40,9 @@ class Options:
     """Height and width of the pictures."""
     batch: int = 8
     rounds: int = 15
-    """Samples of each program: the two take turns."""
+    """Samples of each program; the two take turns."""
     output: Path | None = None
-    """JSON file; it is written after each library."""
+    """JSON file for the results, updated after each library."""
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def measure(library: str, options: Options) -> dict[str, Any]:
-    """Both programs of one library, in turns."""
+    """Measures both programs of one library, taking turns."""
     shape = (options.batch, options.size, options.size, 3)
     network = build(library, options.stages, options.width, shape)
     images = jnp.asarray(np.random.default_rng(0).standard_normal(shape, np.float32))
@@ -77,7 +77,7 @@ def measure(library: str, options: Options) -> dict[str, Any]:
     }
     losses = {name: float(program(*arguments)[0]) for name, program in programs.items()}
     if not abs(losses["fused"] - losses["plain"]) <= _TOLERANCE * abs(losses["plain"]):
-        raise ValueError(f"{library}: fuse changes the loss: {losses}.")
+        raise ValueError(f"{library}: the loss must not depend on fuse, but it does: {losses}.")
     contention = Contention()
     samples = _in_turns(programs, arguments, options.rounds)
     return {
@@ -97,7 +97,7 @@ def measure(library: str, options: Options) -> dict[str, Any]:
 
 
 def _compiled(loss: Any, arguments: Sequence[Any]) -> Any:
-    """Loss, state and parameters after one step of gradient descent."""
+    """A compiled step of gradient descent that returns loss, state and new parameters."""
 
     def step(parameters: Any, state: Any, images: jax.Array) -> Any:
         (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(parameters, state, images)
@@ -107,7 +107,7 @@ def _compiled(loss: Any, arguments: Sequence[Any]) -> Any:
 
 
 def _in_turns(programs: dict[str, Any], arguments: Any, rounds: int) -> dict[str, Any]:
-    """Milliseconds by the clock and of processors; the program that begins changes each round."""
+    """Wall-clock and processor milliseconds; the programs swap their order in each round."""
     samples: dict[str, Any] = {name: {"wall_ms": [], "processor_ms": []} for name in programs}
     names = list(programs)
     for index in range(rounds):

@@ -1,6 +1,6 @@
-"""jax-bnar-cuda13, whose CUDA kernels `import jax_bnar` finds: there, missing, broken, not fitting.
+"""How `import jax_bnar` finds jax-bnar-cuda13: present, missing, broken, mismatched.
 
-A stand-in takes its place, whose handlers are not called: lowering for cuda needs no GPU.
+A stand-in replaces jax-bnar-cuda13. Its handlers are not called, as lowering needs no GPU.
 """
 
 import json
@@ -54,7 +54,7 @@ def lowered(platform):
 def run(
     folder: pathlib.Path, code: str, *options: str, own_cuda: bool = False
 ) -> "subprocess.CompletedProcess[str]":
-    """Python that finds what lies in `folder`, and no CUDA kernels of the build from sources."""
+    """Runs Python with `folder` on its path, and without CUDA kernels built from the sources."""
     block = "" if own_cuda else "import sys\nsys.modules['jax_bnar._cuda'] = None\n"
     (folder / "sitecustomize.py").write_text(block)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
@@ -125,7 +125,7 @@ else:
 
 
 def test_another_version_is_refused(tmp_path: pathlib.Path) -> None:
-    """Custom calls of two versions may differ in operands."""
+    """The operands of custom calls may differ between versions."""
     install(tmp_path, "0.0.9", STAND_IN)
     finished = run(tmp_path, "import jax_bnar")
     assert finished.returncode == 1

@@ -1,4 +1,4 @@
-"""oneDNN Graph's BatchNorm operators, as oneDNN's benchdnn would check them."""
+"""oneDNN Graph's BatchNorm operators, checked as oneDNN's benchdnn would check them."""
 
 import functools
 from typing import Any
@@ -16,7 +16,7 @@ from benchmarks.common.sites import RESNET50_SITES
 from jax_bnar import ops
 
 MOMENTUM = 0.25
-# (N, C, ...): ranks 2 to 5, one element to a channel, odd counts, few and many channels.
+# (N, C, ...) with ranks 2 to 5, one element per channel, odd counts, few and many channels.
 SHAPES = [
     (1, 1),
     (1, 17),
@@ -25,7 +25,7 @@ SHAPES = [
     (2, 1, 9),
     (3, 7, 5),
     (1, 33, 6),
-    (3, 3, 2, 2),  # oneDNN's own unit test
+    (3, 3, 2, 2),  # from oneDNN's unit test
     (1, 33, 1, 1),
     (2, 17, 8, 8),
     (3, 251, 7, 5),
@@ -33,7 +33,7 @@ SHAPES = [
     (2, 7, 3, 4, 5),
     (1, 251, 2, 3, 2),
 ]
-EXAMPLE = (3, 3, 227, 227)  # oneDNN's own, too long for a mean other than 0
+EXAMPLE = (3, 3, 227, 227)  # oneDNN's example; channels this long must have mean 0
 RESNET50 = sorted({(2, s.channels, s.height, s.width) for s in RESNET50_SITES})
 FORM_FLAGS = {"bn_relu": "CHR", "bn_add_relu": "CHA", "batch_norm": "CH"}
 
@@ -87,7 +87,7 @@ def run_backward(problem: Problem, data: Data, flags: str, implementation: str, 
         mean,
         variance,
         data.gamma if "C" in flags else None,
-        # benchdnn always looks at the gradients of both, and so do the flags C and H alone.
+        # benchdnn always checks the gradients of both, even if only one of C and H is set.
         diff_gamma_and_beta=True,
         use_global_stats="G" in flags,
         **gate,
@@ -97,7 +97,7 @@ def run_backward(problem: Problem, data: Data, flags: str, implementation: str, 
 
 @functools.cache
 def compiled(problem: Problem, flag_sets: tuple[str, ...], implementation: str) -> Any:
-    """All flag sets in one program, which compiles in the time of one."""
+    """All flag sets in one program, which takes little longer to compile than one of them."""
 
     def everything(data: Data, references: Any) -> Any:
         results = {}
@@ -119,7 +119,7 @@ def compiled(problem: Problem, flag_sets: tuple[str, ...], implementation: str) 
 def check(problem: Problem, flag_sets: list[str], implementation: str = "ffi") -> None:
     data = benchdnn.fill(problem)
     exact = {flags: benchdnn.forward(problem, data, flags) for flags in flag_sets}
-    # The reference's own dst: a gate that is not ours.
+    # The reference's dst is a gate that does not come from our forward.
     references = {
         flags: problem.arranged(forward.dst).astype(data.src.dtype)
         for flags, forward in exact.items()
@@ -147,7 +147,7 @@ def check_forward(
         for got, expected in zip(found[1:5], given * 2, strict=True):
             np.testing.assert_array_equal(got, expected)
     else:
-        # Mean and variance have threshold 0. XLA turns a division by n into a product with 1/n.
+        # Mean and variance have threshold 0. But XLA replaces division by n with a product by 1/n.
         ulp = 0 if implementation == "ffi" else 4
         for got, expected in zip(found[3:5], data[7:9], strict=True):
             if ulp and got.dtype == np.float32:
@@ -209,7 +209,7 @@ def test_long_channels(data_format: str) -> None:
 
 @pytest.mark.parametrize("site", RESNET50_SITES, ids=lambda site: site.label)
 def test_resnet50(site: Any) -> None:
-    """Each BatchNorm of the network with its own flags, in float32."""
+    """Checks each BatchNorm of the network with its flags, in float32."""
     shape = (2, site.channels, site.height, site.width)
     check(Problem(shape, data_format="NCX"), [FORM_FLAGS[site.form]])
 
@@ -221,7 +221,7 @@ def test_resnet50(site: Any) -> None:
 def test_the_whole_grid(
     shape: tuple[int, ...], dtype: str, parameter_dtype: str, data_format: str
 ) -> None:
-    """Every flag set on every shape in every pair of dtypes and both layouts."""
+    """Checks every flag set with every shape, pair of dtypes and layout."""
     check(Problem(shape, dtype, parameter_dtype, data_format), FLAG_SETS)
     compiled.cache_clear()
 
@@ -233,7 +233,7 @@ def test_every_flag_set_in_pure_jax(dtype: str, parameter_dtype: str) -> None:
 
 @formats
 def test_relu_with_a_slope_after_inference(data_format: str) -> None:
-    """benchdnn's post-op relu:-1. XLA applies it to dst, and changes a sign alone."""
+    """benchdnn's post-op relu:-1, which XLA applies to dst; it only changes signs."""
     problem = Problem((3, 17, 5), data_format=data_format)
     data = benchdnn.fill(problem)
 
@@ -249,7 +249,7 @@ def test_relu_with_a_slope_after_inference(data_format: str) -> None:
 
 @pytest.mark.quick
 def test_the_data_tells_flags_apart() -> None:
-    """A flag that did nothing would be seen: each changes dst beyond the threshold."""
+    """Each flag changes dst by more than the threshold, so that a missing effect is noticed."""
     problem = Problem((3, 7, 5))
     data = benchdnn.fill(problem)
     dsts = {flags: benchdnn.forward(problem, data, flags) for flags in FLAG_SETS}
@@ -305,7 +305,7 @@ def test_calls() -> None:
 
 @pytest.mark.quick
 def test_one_result_or_three() -> None:
-    """diff_gamma and diff_beta come together or not at all."""
+    """diff_gamma and diff_beta are returned together or not at all."""
     x, vector = jnp.ones((3, 5, 8), jnp.float32), jnp.ones(8, jnp.bfloat16)
     run = functools.partial(ops.batch_norm_training_backward, epsilon=1e-5)
     assert run(x, x, vector, vector)[1:] == (None, None, None)
@@ -323,7 +323,7 @@ def test_one_result_or_three() -> None:
 @both_implementations
 @pytest.mark.parametrize("flags", ["CH", "CHR", "CHA", "GCH", "GCHR", "GCHA"])
 def test_backward_is_the_gradient_of_forward(flags: str, implementation: str) -> None:
-    """What `jax.grad` of the forward operator gives is what the backward operator gives."""
+    """`jax.grad` of the forward operator gives the same as the backward operator."""
     problem = Problem((3, 17, 5))
     data = benchdnn.fill(problem)
 

@@ -71,7 +71,7 @@ def check(case: Case, implementation: str, unbiased: bool, running_dtype: str = 
     exact = oracle.forward(x, z, scale, bias, epsilon=case.epsilon, axis=case.axis)
     oracle.assert_within("relu_out", result.relu_out, exact.y, exact.y_allowance)
     oracle.assert_within("saved_mean", result.saved_mean, exact.mean, exact.mean_allowance)
-    # It is the inverse standard deviation, whose relative error is half of that of the variance.
+    # saved_variance is the inverse standard deviation: half the relative error of the variance.
     rstd = 1 / np.sqrt(exact.var + case.epsilon)
     unit = oracle.unit_roundoff(wide)
     allowance = rstd * (rstd**2 * exact.var_allowance / 2 + oracle.ROUNDINGS * unit)
@@ -122,7 +122,7 @@ def check(case: Case, implementation: str, unbiased: bool, running_dtype: str = 
 @pytest.mark.parametrize("axis", [-1, 1])
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_agrees_with_the_oracle(implementation: str, dtype: str, axis: int, unbiased: bool) -> None:
-    """Where Paddle's own has float16, NHWC and multiples of four channels alone."""
+    """Paddle's operator supports only float16, NHWC and multiples of four channels."""
     shape = (4, 7, 5, 33) if axis == -1 else (4, 33, 7, 5)
     check(Case(shape, axis, dtype), implementation, unbiased)
 
@@ -133,7 +133,7 @@ def test_agrees_with_the_oracle(implementation: str, dtype: str, axis: int, unbi
     case=cases(), unbiased=st.booleans(), dtype=st.sampled_from(["float32", "float64", "bfloat16"])
 )
 def test_any_case(implementation: str, case: Case, unbiased: bool, dtype: str) -> None:
-    """Any rank, number of channels and dtypes of parameters; one element to a channel, too."""
+    """Any rank, number of channels and dtypes of parameters, even one element per channel."""
     shape, axis = list(case.shape), case.axis % len(case.shape)
     channels = shape.pop(axis)
     axis = -1 if axis != 1 else 1
@@ -143,7 +143,7 @@ def test_any_case(implementation: str, case: Case, unbiased: bool, dtype: str) -
 
 
 def test_one_element_to_a_channel() -> None:
-    """Paddle divides by n-1 = 0 there."""
+    """In this case Paddle divides by n-1 = 0."""
     case = Case((1, 5))
     result = ops.fused_bn_add_activation(
         *operands(case), *running(case), momentum=0.5, unbiased_running_variance=True
@@ -170,7 +170,7 @@ def test_one_call_forward_and_one_backward(shape: tuple[int, ...], axis: int, dt
 
     def training_step(x: Any, z: Any, scale: Any, bias: Any) -> Any:
         result = ops.fused_bn_add_activation(x, z, scale, bias, mean, variance, **statics)
-        # The running statistics of a training step are results beside the loss.
+        # A training step returns the running statistics besides the loss.
         return jnp.square(result.relu_out.astype(jnp.float32)).sum(), result
 
     def gradient(*given: Any) -> Any:
@@ -194,7 +194,7 @@ def test_one_call_forward_and_one_backward(shape: tuple[int, ...], axis: int, dt
 
 
 def test_gradient_through_all_results() -> None:
-    """Of a loss that touches the statistics, against the formula in plain JAX and float64."""
+    """Gradients of a loss that uses the statistics equal those of plain JAX in float64."""
     case = Case((3, 4, 7), dtype="float64", scale_dtype="float64", bias_dtype="float64")
     given = operands(case)
     mean, variance = running(case, "float64")
@@ -244,7 +244,7 @@ def test_under_vmap() -> None:
 
 
 def test_sharded_batch() -> None:
-    """Statistics are those of the whole batch, however it lies over devices."""
+    """Statistics are those of the whole batch, however it is sharded."""
     case = Case((8, 3, 3, 16))
     x, z, scale, bias = operands(case)
     mean, variance = running(case)

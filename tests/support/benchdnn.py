@@ -1,9 +1,9 @@
-"""Batch normalisation as oneDNN's benchdnn checks it: its data, its reference, its thresholds.
+"""Batch normalisation as checked by oneDNN's benchdnn: its data, reference and thresholds.
 
-Inputs are such that mean and variance are exact in any order of summation (`exact_fill`), that
-nothing cancels, and that every flag shows: scales are powers of two that differ between channels,
-the added array has the sign of the normalised one, and cotangents are sparse small integers. The
-given statistics of `use_global_stats` are not those of the batch.
+The inputs are chosen so that mean and variance are exact in any order of summation (`exact_fill`),
+nothing cancels, and every flag changes the result: scales are powers of two that differ between
+channels, the added array has the sign of the normalised one, and cotangents are sparse small
+integers. The statistics given for `use_global_stats` are not those of the batch.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from exact_fill import exact_fill
 from oracle import Array
 
 EPSILON = 1 / 16
-# What benchdnn tries is among them: G, C, H, R and A, in its letters.
+# All combinations of the flags that benchdnn calls G, C, H, R and A.
 FLAG_SETS = [
     "".join(flags) for flags in itertools.product(("", "G"), ("", "C"), ("", "H"), ("", "R", "A"))
 ]
@@ -32,7 +32,7 @@ DTYPES = [
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One array (N, C, ...) of benchdnn, in a layout and in dtypes."""
+    """One of benchdnn's shapes (N, C, ...), with a layout and dtypes."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -48,7 +48,7 @@ class Problem:
         return int(np.prod(self.shape)) // self.channels
 
     def arranged(self, columns: Array) -> Array:
-        """(count, C) in the layout of the problem."""
+        """Rearranges (count, C) to the layout of the problem."""
         last = columns.reshape(self.shape[0], *self.shape[2:], self.channels)
         return last if self.data_format == "NXC" else np.moveaxis(last, -1, 1)
 
@@ -60,7 +60,7 @@ class Problem:
 
 
 class Data(NamedTuple):
-    """Operands in the layout of the problem; statistics of the batch, and those that are given."""
+    """Operands in the layout of the problem, the batch's statistics, and the given ones."""
 
     src: Array
     src_1: Array
@@ -80,7 +80,7 @@ def fill(problem: Problem, seed: int = 0) -> Data:
     exact = exact_fill(problem.count, problem.channels, problem.dtype, seed)
     centred = exact.x.astype(np.float64) - exact.mean
     sign = np.where(centred < 0, -1.0, 1.0)
-    # 5 % of the cotangents, and some of few.
+    # 5 % of the cotangents are not 0, but at least about 8 in each channel.
     dense = random.random(centred.shape) < max(0.05, 8 / problem.count)
     diff_dst = random.integers(-2, 3, centred.shape) * dense
 
@@ -96,17 +96,17 @@ def fill(problem: Problem, seed: int = 0) -> Data:
         diff_dst=tensor(diff_dst.astype(np.float64)),
         gamma=vector(power / 8),
         beta=vector((channel % 3 - 1) * power / 512),
-        # Close enough for both signs of src - mean.
+        # Close enough to the batch's mean for src - mean to have both signs.
         running_mean=vector(exact.mean + power / 64),
         running_variance=vector(2 * exact.var + 0.5),
-        # The float32 that is nearest to the exact value, and from there the parameters' dtype.
+        # The exact value is rounded to float32, and then to the parameters' dtype.
         batch_mean=vector(exact.mean),
         batch_variance=vector(exact.var),
     )
 
 
 class Forward(NamedTuple):
-    """Columns in float64: dst, and what of it beta and src_1 did not add."""
+    """Columns in float64: dst, and dst before beta and src_1 were added."""
 
     dst: Array
     scaled: Array
@@ -144,7 +144,7 @@ def forward(problem: Problem, data: Data, flags: str) -> Forward:
 
 
 def backward(problem: Problem, data: Data, flags: str, dst: Array) -> Backward:
-    """For a diff_dst behind this dst, whose sign is the gate."""
+    """The gradients; the sign of `dst` is the gate."""
     statistics = data[5:7] if "G" in flags else data[7:9]
     normalised = _normalised(problem, data, *statistics)
     factor = 1 / np.sqrt(_wide(statistics[1]) + EPSILON)
@@ -165,7 +165,10 @@ def _digits(dtype: str) -> int:
 
 
 def assert_dst(problem: Problem, got: Any, exact: Forward, name: str) -> None:
-    """Elementwise: relative, absolute below 1e-5, of the scaled part where the sum cancels."""
+    """Asserts benchdnn's bound on each element's error.
+
+    It is relative, but absolute below 1e-5, and relative to the scaled part if the sum cancels.
+    """
     threshold = 6e-7 * 2.0 ** (24 - _digits(problem.dtype))
     error = np.abs(problem.columns(got) - exact.dst)
     size = np.where(np.abs(exact.dst) > 1e-5, np.abs(exact.dst), 1)
@@ -176,7 +179,7 @@ def assert_dst(problem: Problem, got: Any, exact: Forward, name: str) -> None:
 
 
 def assert_norm(got: Array, exact: Array, threshold: float, dtype: str, name: str) -> None:
-    """The L2 norm of the error, over that of the exact result where that is not 0."""
+    """Bounds the L2 norm of the error, relative to that of the exact result if that is not 0."""
     threshold *= 2.0 ** (24 - _digits(dtype))
     error = np.linalg.norm(np.asarray(got).astype(np.float64) - exact)
     size = np.linalg.norm(exact)

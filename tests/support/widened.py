@@ -1,7 +1,7 @@
-"""A function computed in float64, whatever dtypes it names: the oracle of a whole network.
+"""Evaluates a function in float64, whatever dtypes it specifies: the oracle for a whole network.
 
-Libraries that fix float32 inside of their layers cannot be asked for float64. So the program is
-traced as it is, and each equation evaluated with float64 in the place of float32.
+Libraries that fix float32 inside their layers cannot run in float64. The program is therefore
+traced as it is, and each equation is evaluated with float64 instead of float32.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from jax.extend import core
 
 
 def widened(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
-    """Takes the leaves of `args` in float64, one by one; returns those of the result."""
+    """A function that takes the leaves of `args` in float64, and returns those of the result."""
     leaves, tree = jax.tree.flatten(args)
     closed = jax.make_jaxpr(lambda *given: jax.tree.leaves(function(*tree.unflatten(given))))(
         *leaves

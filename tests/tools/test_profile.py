@@ -1,4 +1,4 @@
-"""`python -m jax_bnar.profile`: MegEngine's profile, ours beside it, and broken files."""
+"""`python -m jax_bnar.profile` on MegEngine's profile, on ours, and on broken files."""
 
 import copy
 import io
@@ -19,7 +19,7 @@ from jax_bnar.profile._file import ProfileError, read
 
 pytest.importorskip("rich", reason="the command needs what jax-bnar[profile] installs")
 
-# MegEngine's profile of ResNet-50 (float32, NCHW, batch 10), without what nobody here reads.
+# MegEngine's profile of ResNet-50 (float32, NCHW, batch 10), without the parts that are not read.
 DATA = pathlib.Path(__file__).parents[1] / "data" / "megengine_resnet50_profile.json"
 # relu(add(conv, shortcut) + bias), and a constant.
 SMALL: dict[str, Any] = {
@@ -90,7 +90,7 @@ def test_numbers_of_megengine() -> None:
     assert totals["ConvolutionForward"].computation == pytest.approx(81.74e9, rel=1e-3)
     assert totals["Elemwise ADD"].bytes_per_s == pytest.approx(237.5e9, rel=1e-3)
     assert totals["Elemwise FUSE_ADD_RELU"].share == pytest.approx(0.150, rel=1e-2)
-    # Constants move nothing, so they are no measure of a bandwidth.
+    # Constants move no data, so they have no bandwidth.
     assert totals["ImmutableTensor"].bytes_per_s is None
     assert found.roof_source == "operator"
     assert found.fused_joins == 0
@@ -104,7 +104,7 @@ def test_pairs_are_the_joins_of_the_blocks() -> None:
 
 
 def test_prints_and_draws(tmp_path: pathlib.Path) -> None:
-    """As a user runs it, in a process of its own."""
+    """Runs the command in a separate process, as a user would."""
     pytest.importorskip("matplotlib", reason="a picture needs what jax-bnar[profile] installs")
     picture = tmp_path / "profile.svg"
     finished = subprocess.run(
@@ -130,12 +130,12 @@ def test_prints_and_draws(tmp_path: pathlib.Path) -> None:
 
 
 def test_small_profile(tmp_path: pathlib.Path) -> None:
-    """Each number by hand."""
+    """Compares every number with one computed by hand."""
     found = summary(written(tmp_path, SMALL), bytes_per_s=1e8)
     assert found.seconds == pytest.approx(4e-6)
     assert found.span == pytest.approx(5e-6)
     (pair,) = found.pairs
-    # x, z, bias and y, of 8, 8, 4 and 8 elements of 4 bytes.
+    # x, z, bias and y have 8, 8, 4 and 8 elements of 4 bytes.
     assert (pair.bytes, pair.fused_bytes) == (176, 112)
     assert pair.seconds == pytest.approx(3e-6)
     add = next(total for total in found.kinds if total.kind == "Elemwise ADD")
@@ -192,7 +192,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one sentence of a call that fails."""
+    """Runs a call that fails, and returns the one sentence that it prints."""
     assert command.main(list(arguments)) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -268,7 +268,7 @@ anything = st.recursive(
 
 
 def shows_or_refuses(path: pathlib.Path) -> None:
-    """The only two things that may happen to any file."""
+    """Any file must either be shown or be rejected with a message."""
     from rich.console import Console
 
     from jax_bnar.profile._tables import show
@@ -357,7 +357,7 @@ for word, text in (
 
 
 def test_operators_of_hlo(tmp_path: pathlib.Path) -> None:
-    """An ADD and a FUSE_ADD_RELU that XLA leaves are found by what finds MegEngine's."""
+    """The code that finds MegEngine's ADD and FUSE_ADD_RELU also finds those left by XLA."""
     add, relu, ours, convolution = _hlo.operators(HLO)
     assert (add.kind, add.mode, add.bytes, add.computation) == ("Elemwise", "ADD", 96, 8)
     assert (relu.kind, relu.mode, relu.bytes) == ("Elemwise", "FUSE_ADD_RELU", 80)
@@ -368,7 +368,7 @@ def test_operators_of_hlo(tmp_path: pathlib.Path) -> None:
     assert convolution.bytes == 2 * (150 + 216 + 400)
     times = {"t": (0.0, 1e-6), "y": (1e-6, 2e-6)}
     document = _emit.to_document([add, relu, ours, convolution], times, "cpu:0")
-    # Our pass reads t as well, so nothing but the addition could be left out.
+    # Our operator also reads t, so only the addition could be saved.
     assert summary(written(tmp_path, document)).pairs == ()
     found = summary(written(tmp_path, _emit.to_document([add, relu], times, "cpu:0")))
     assert (found.saving.bytes, found.saving.fused_bytes) == (176, 112)
@@ -376,7 +376,7 @@ def test_operators_of_hlo(tmp_path: pathlib.Path) -> None:
 
 
 def test_our_resnet50() -> None:
-    """16 fused joins, 33 BatchNorm-ReLUs, and no pair of an addition and a ReLU."""
+    """It has 16 fused joins, 33 BatchNorm-ReLUs, and no pair of an addition and a ReLU."""
     pytest.importorskip("flax")
     from jax_bnar.profile._resnet50 import Settings, compiled
 
@@ -390,7 +390,7 @@ def test_our_resnet50() -> None:
 
 
 def test_emit(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is written is read by the same code, and printed beside MegEngine's."""
+    """The same code reads what is written, and prints it beside MegEngine's profile."""
     pytest.importorskip("flax")
     path = tmp_path / "ours.json"
     small = ["--stage-sizes", "1", "1", "--batch", "2", "--size", "32", "--steps", "1"]
@@ -404,13 +404,13 @@ def test_emit(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert found.pairs == ()
     assert found.roof_source == "copy"
     assert found.fused_joins == 2
-    # The profiler of XLA:CPU names operators, so there are times for what takes any.
+    # The profiler of XLA:CPU names operators, so those that take any time have a time.
     assert found.seconds is not None
     totals = {total.kind: total for total in found.kinds}
     assert totals["FusedBatchNorm ADD_RELU"].seconds
     assert totals["ConvolutionForward"].seconds
     join = next(o for o in read(path).operators if o.kind == "FusedBatchNorm ADD_RELU")
-    # Joins of one pass: two arrays are read and one is written, besides vectors.
+    # A join in one pass reads two arrays and writes one, besides vectors.
     elements = join.out_shapes[0][0] * join.out_shapes[0][1]
     assert 12 * elements <= join.bytes <= 12.2 * elements + 4096
 
@@ -450,7 +450,7 @@ class FakeData:
 
 
 def test_times_of_a_device_win() -> None:
-    """Its plane has the kernels; that of the host their launches, and on a CPU their ends."""
+    """A device's plane has the kernels; the host's has only launches and, on a CPU, ends."""
     host = FakeLine(
         "/host:CPU",
         FakeEvent("conv", 1000, 10, hlo_op="conv"),

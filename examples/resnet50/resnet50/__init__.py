@@ -1,1 +1,1 @@
-"""What the programs beside this folder are made of; one role a file."""
+"""The package that the programs next to it share; each file has one role."""
