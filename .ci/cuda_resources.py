@@ -10,7 +10,7 @@ import sys
 
 
 def rows(text: str) -> list[tuple[str, int, int, int]]:
-    """(architecture and kernel, registers, bytes of spill stores and loads, shared memory)."""
+    """Rows of architecture and kernel, registers, bytes of spills, and bytes of shared memory."""
     found = []
     for block in text.split("Compiling entry function")[1:]:
         name = re.search(r"4cuda\d+(\w+?)Kernel(\S*?)EEvN", block) or re.search(

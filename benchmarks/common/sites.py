@@ -1,4 +1,4 @@
-"""The BatchNorm sites of ResNet-50 v1.5 and the bytes that each has to move.
+"""The BatchNorm sites of ResNet-50 v1.5, and the bytes that each has to move.
 
 This is ResNet-50 (He et al., arXiv:1512.03385, table 1) on 224x224 images, in the v1.5 variant,
 where a stage's first block has its stride in the 3x3 convolution and not in the first 1x1
@@ -23,7 +23,7 @@ _EXPANSION: Final = 4
 
 @dataclass(frozen=True)
 class Site:
-    """A BatchNorm with what follows it, and how often it occurs in one training step."""
+    """A BatchNorm and what follows it, with the number of times it occurs in a training step."""
 
     height: int
     width: int

@@ -46,7 +46,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
 
 def draw(runs: Sequence[dict[str, Any]], machine: str, path: Path) -> None:
     """Draws one panel per run."""
-    mpl.rcParams["svg.hashsalt"] = "jax_bnar"  # the same results make the same file
+    mpl.rcParams["svg.hashsalt"] = "jax_bnar"  # so that the same results give the same file
     figure = Figure(figsize=(11, 1 + 4.2 * len(runs)), layout="constrained")
     panels = figure.subplots(len(runs), squeeze=False)[:, 0]
     for axes, run in zip(panels, runs, strict=True):

@@ -3,8 +3,8 @@
     python examples/distributed/launch.py [--processes 2 4]
 
 These are real processes, which communicate through gloo over the loopback interface. On a cluster
-you do not need this script: start `worker.py` once per process (with Slurm: `srun python
-worker.py`).
+you do not need this script: start `worker.py` once per process. With Slurm, this is
+`srun python worker.py`.
 """
 
 import contextlib

@@ -223,7 +223,7 @@ def test_evaluation_counts_every_picture_once(count: int, processes: int) -> Non
         list(pipeline.evaluation_batches(dataset, 4, 0, (process, processes)))
         for process in range(processes)
     ]
-    assert len({len(share) for share in shares}) == 1  # all must take part in each step
+    assert len({len(share) for share in shares}) == 1  # all processes must take part in each step
     seen = []
     for batch in itertools.chain(*shares):
         assert batch["image"].shape == (4, 1, 1, 1)

@@ -27,7 +27,7 @@ PLAIN = functools.partial(nn.BatchNorm, use_fast_variance=False)
 
 
 class PlainBottleneck(nn.Module):
-    """The bottleneck of ResNet v1.5 on `flax.linen.BatchNorm`, with the names of Flax's example."""
+    """ResNet v1.5's bottleneck with `flax.linen.BatchNorm` and the names of Flax's example."""
 
     filters: int
     strides: tuple[int, int]

@@ -1,4 +1,4 @@
-"""The NNX networks against the same ones on `flax.nnx.BatchNorm`, and against Linen's."""
+"""The NNX networks against the same ones with `flax.nnx.BatchNorm`, and against Linen's."""
 
 import functools
 from typing import Any

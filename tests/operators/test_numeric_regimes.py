@@ -183,7 +183,7 @@ def limits(case: Case, implementation: str, given: Operands, dout: Cotangents, y
     }
     for name, dtype in (("dscale", case.scale_dtype), ("dbias", case.bias_dtype)):
         if dtype is not None:
-            # Rounded once to the accumulation dtype, and once to that of the parameter.
+            # It is rounded once to the accumulation dtype, and once to that of the parameter.
             extra = rounded(exact[name], dtype) + 2 * u * np.abs(exact[name])
             allowed[name] = allowed[name] + extra
     # The bounds are first-order, but with |mean| >> std products of two errors matter.

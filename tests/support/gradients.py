@@ -8,7 +8,7 @@ from cases import Case, Cotangents, Operands, Outcome
 def expected_gradients(
     case: Case, given_operands: Operands, dout: Cotangents, y: oracle.Array
 ) -> oracle.Backward:
-    """The oracle's gradients with the gate of the given y, whose sign near 0 may be rounded."""
+    """The oracle's gradients with the gate of `y`, whose sign near 0 depends on rounding."""
     return oracle.backward(
         dout.y,
         given_operands.x,

@@ -213,7 +213,7 @@ def inference(
     axis: int = -1,
     relu: bool = True,
 ) -> tuple[Array, Array]:
-    """Y and its allowance."""
+    """Computes y and its allowance."""
     wide = canonical(x, axis)
     y, allowance = _normalised(
         wide,

@@ -30,7 +30,7 @@ TOLERANCE: Final = 1e-8
 
 
 def assert_equal_trees(actual: Any, expected: Any) -> None:
-    """Leaf by leaf, relative to the largest value of the leaf (or 1)."""
+    """Compares leaf by leaf, relative to the largest value of the leaf (or 1)."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert (a.shape, a.dtype) == (e.shape, e.dtype)

@@ -44,8 +44,8 @@ class Model:
     stem: Literal["imagenet", "small"] = "imagenet"
     """"imagenet" is a 7x7 convolution and max pool, "small" a 3x3 convolution for tiny pictures."""
     padding: Padding = "SAME"
-    """Padding where the stride is 2: "SAME" pads at the end, as in Flax's ResNet; "torch" pads on
-    every side, which weights from PyTorch need."""
+    """Padding where the stride is 2: "SAME" pads more at the end, as in Flax's ResNet; "torch" pads
+    equally on every side, which weights from PyTorch need."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the computation; parameters, statistics, loss and optimizer are float32."""
     bn_momentum: float = 0.9
