@@ -1,9 +1,9 @@
 """Statistics and gradients are within their error bounds on data for which sums lose digits.
 
 The oracle uses long double (80 bits), and the bounds follow from what an implementation does. Let u
-be the unit roundoff of the accumulation dtype, c = x-mean, and `chain` the number of additions that
-a rounding error goes through. (In the kernels this is a block, whose sums are then added in double;
-in pure JAX, where XLA adds one by one, it is all elements.) In any order of the elements
+be the unit roundoff of the accumulation dtype, and `chain` the number of additions that a rounding
+error goes through. (In the kernels this is a block, whose sums are then added in double; in pure
+JAX, where XLA adds one by one, it is all elements.) In any order of the elements
 
     |mean error| <= u*|mean| + chain*u*std      |var error| <= (chain+8)*u*var
 

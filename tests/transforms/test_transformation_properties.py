@@ -39,7 +39,7 @@ def assert_equal_trees(actual: Any, expected: Any) -> None:
 
 
 def examples(count: int) -> hypothesis.settings:
-    """Settings for this many examples, without shrinking: they are small, and attempts compile."""
+    """Settings for `count` examples without shrinking, which would compile every attempt."""
     return hypothesis.settings(
         max_examples=example_count(count),
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.reuse, hypothesis.Phase.generate],
