@@ -42,7 +42,7 @@ endif
 # Each test has the mark of its tier; tests without one belong to `make test`.
 PYTEST := $(BIN)/python .ci/run_tests.py $(TEST_ARGS)
 
-.PHONY: help demo quick test slow check pythons venv lint benchmark gpu clean
+.PHONY: figures help demo quick test slow check pythons venv lint benchmark gpu clean
 # The targets write to the same folders.
 .NOTPARALLEL:
 
@@ -81,6 +81,10 @@ lint: .venv/installed-lint
 ##   make benchmark   the 53 BatchNorm sites of ResNet-50 against Flax (and PyTorch, if installed)
 benchmark: .venv/installed-bench .venv/module
 	$(BIN)/python -m benchmarks.sites.launch -- $(BENCHMARK_ARGS)
+
+##   make figures     the pictures of README and docs, from benchmarks/results
+figures: .venv/installed-bench .venv/module
+	$(BIN)/python -m benchmarks.figures
 
 ##   make gpu         on a machine with an NVIDIA GPU: build, test and measure the CUDA kernels
 # The machine may be offline, so this uses what is installed: CUDA 13 with nvcc, jax with its CUDA

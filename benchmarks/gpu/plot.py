@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = list(runs_of(summary))
     if not runs:
         raise SystemExit(f"{options.results} holds no times of sites beside a copy.")
-    plot.draw(runs, machine_of(summary), options.picture)
+    plot.save(runs, machine_of(summary), options.picture)
     print(f"wrote {options.picture}")
 
 

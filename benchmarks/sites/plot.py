@@ -14,46 +14,31 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which is safe for colour-blind readers.
-_COLOURS: Final = {
-    "ours": "#0072B2",
-    "ours_mask": "#56B4E9",
-    "flax": "#E69F00",
-    "torch": "#CC79A7",
-    "torch_compile": "#999999",
-    "cudnn": "#009E73",
-}
-_LABELS: Final = {
-    "ours": "jax_bnar",
-    "ours_mask": 'jax_bnar, save="mask"',
-    "flax": "Flax under XLA",
-    "torch": "PyTorch",
-    "torch_compile": "PyTorch, torch.compile",
-    "cudnn": "cuDNN",
-}
+from benchmarks.figures import theme
+
 _FORMS: Final = {"bn_relu": "BN ReLU", "bn_add_relu": "BN Add ReLU", "batch_norm": "BN"}
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
     """Draws one panel per dtype; the file's suffix determines the format."""
-    environment = document["environment"]
-    machine = (
-        f"{environment['cpu']}, {environment['cores']} cores,"
-        f" {environment['allocator']['name']} allocator"
-    )
-    draw(document["runs"], machine, path)
+    save(document["runs"], theme.machine_of(document["environment"]), path)
 
 
-def draw(runs: Sequence[dict[str, Any]], machine: str, path: Path) -> None:
+def save(runs: Sequence[dict[str, Any]], machine: str, path: Path) -> None:
+    """Writes one file, on a white background."""
+    with mpl.rc_context({**theme.settings("light"), "savefig.transparent": False}):
+        figure = Figure(figsize=(11, 1 + 4.2 * len(runs)), layout="constrained")
+        draw(figure, runs, machine)
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def draw(figure: Figure, runs: Sequence[dict[str, Any]], machine: str) -> None:
     """Draws one panel per run."""
-    mpl.rcParams["svg.hashsalt"] = "jax_bnar"  # so that the same results give the same file
-    figure = Figure(figsize=(11, 1 + 4.2 * len(runs)), layout="constrained")
     panels = figure.subplots(len(runs), squeeze=False)[:, 0]
     for axes, run in zip(panels, runs, strict=True):
         _draw_run(axes, run)
-    figure.suptitle(f"ResNet-50 BatchNorm sites, forward + backward: {machine}", fontsize=10)
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, dpi=150, metadata=metadata)
+    figure.suptitle(f"ResNet-50 BatchNorm sites, forward + backward: {machine}", fontsize=9)
 
 
 def _draw_run(axes: Axes, run: dict[str, Any]) -> None:
@@ -64,8 +49,8 @@ def _draw_run(axes: Axes, run: dict[str, Any]) -> None:
         left = [site - 0.4 + width * (index + 0.5) for site in range(len(rows))]
         times = [row["peers"].get(name, {"median_ms": math.nan})["median_ms"] for row in rows]
         total = step["peers"][name]["median_ms"]
-        label = f"{_LABELS[name]}: {total:.3g} ms per step"
-        axes.bar(left, times, width, color=_COLOURS[name], label=label)
+        label = f"{theme.PEER_LABELS[name]}: {total:.3g} ms per step"
+        axes.bar(left, times, width, color=theme.PEER_COLOURS[name], label=label)
     # The floor of the scheme that the kernels use: the GPU kernels keep x on chip and read it once.
     floor = "one_read" if "one_read_floor_ms" in step else "two_read"
     floors = [row[f"{floor}_bytes"] / step["copy_bytes_per_s"] * 1e3 for row in rows]
@@ -73,7 +58,7 @@ def _draw_run(axes: Axes, run: dict[str, Any]) -> None:
         floors,
         [site - 0.45 for site in range(len(rows))],
         [site + 0.45 for site in range(len(rows))],
-        color="black",
+        color=mpl.rcParams["text.color"],
         linewidth=1.5,
         label=f"bytes / copy bandwidth: {step[f'{floor}_floor_ms']:.3g} ms per step",
     )
@@ -85,8 +70,7 @@ def _draw_run(axes: Axes, run: dict[str, Any]) -> None:
     axes.set_yscale("log")
     axes.set_ylabel("ms per call (log scale)")
     axes.set_title(f"{run['dtype']}, batch {run['batch']}", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(fontsize=8)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,10 +20,12 @@ class Step:
 
     Attributes:
         run: computes all results, waits for them and returns them.
+        forward: computes y and the new running statistics alone, and waits for them.
         to_results: converts what the first `run` returned, for comparison.
     """
 
     run: Callable[[], Any]
+    forward: Callable[[], Any]
     to_results: Callable[[Any], Results]
 
 

@@ -1,5 +1,6 @@
 """Shared by the JAX peers: operands on the device, results back on the host."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,11 +22,26 @@ def parameter(values: np.ndarray) -> jax.Array:
 
 
 def make_step(
-    function: Callable[..., Any], operands: tuple[Any, ...], to_results: Callable[[Any], Results]
+    step: Callable[..., Any],
+    forward: Callable[..., Any],
+    operands: tuple[Any, ...],
+    to_results: Callable[[Any], Results],
 ) -> Step:
-    """Compiles the step. The operands are arguments, so that XLA cannot constant-fold them."""
-    compiled = jax.jit(function).lower(*operands).compile()
-    return Step(lambda: jax.block_until_ready(compiled(*operands)), to_results)
+    """Compiles both. The operands are arguments, so that XLA cannot constant-fold them.
+
+    `forward` takes the operands of `step` but for the last, dy.
+    """
+    compiled = jax.jit(step).lower(*operands).compile()
+
+    @functools.cache  # most benchmarks never call it
+    def compiled_forward() -> Any:
+        return jax.jit(forward).lower(*operands[:-1]).compile()
+
+    return Step(
+        run=lambda: jax.block_until_ready(compiled(*operands)),
+        forward=lambda: jax.block_until_ready(compiled_forward()(*operands[:-1])),
+        to_results=to_results,
+    )
 
 
 def to_numpy(values: jax.Array) -> np.ndarray:

@@ -40,6 +40,10 @@ def make_step(problem: Problem, forward: Forward) -> Step:
         y = forward(x, z, scale, bias, running_mean, running_var)
         return y, torch.autograd.grad(y, inputs, dy)
 
+    def run_forward() -> Any:
+        with torch.no_grad():
+            return forward(x, z, scale, bias, running_mean, running_var)
+
     def to_results(outputs: Any) -> Results:
         y, gradients = outputs
         dx, *dz, dscale, dbias = gradients
@@ -56,4 +60,4 @@ def make_step(problem: Problem, forward: Forward) -> Step:
             _to_numpy(dbias),
         )
 
-    return Step(run, to_results)
+    return Step(run, run_forward, to_results)

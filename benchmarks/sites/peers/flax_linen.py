@@ -73,6 +73,9 @@ def build(problem: Problem) -> Step:
         y, vjp, new_stats = jax.vjp(apply, x, z, params, has_aux=True)
         return y, new_stats, *vjp(dy)
 
+    def run_forward(x: Any, z: Any, params: Any, batch_stats: Any):
+        return forward(problem.site, problem.dtype)(x, z, params, batch_stats)
+
     def to_results(outputs: Any) -> Results:
         y, stats, dx, dz, dparams = jax.tree.map(_jax.to_numpy, outputs)
         return Results(y, stats["mean"], stats["var"], dx, dz, dparams["scale"], dparams["bias"])
@@ -87,4 +90,4 @@ def build(problem: Problem) -> Step:
         },
         _jax.activation(problem.dy, problem),
     )
-    return _jax.make_step(step, operands, to_results)
+    return _jax.make_step(step, run_forward, operands, to_results)

@@ -48,12 +48,18 @@ def gradient_step(site: Site, save: str) -> Callable[..., tuple[Any, ...]]:
 
 def build(problem: Problem, save: str = "y") -> Step:
     channels = problem.site.channels
+    apply = operator(problem.site, save)
+
+    def running(old: tuple[Any, Any], new: tuple[Any, Any]) -> list[Any]:
+        return [MOMENTUM * a + (1 - MOMENTUM) * b for a, b in zip(old, new, strict=True)]
 
     def step(x: Any, z: Any, scale: Any, bias: Any, old_mean: Any, old_var: Any, dy: Any):
-        y, vjp, (mean, var) = jax.vjp(operator(problem.site, save), x, z, scale, bias, has_aux=True)
-        new_mean = MOMENTUM * old_mean + (1 - MOMENTUM) * mean
-        new_var = MOMENTUM * old_var + (1 - MOMENTUM) * var
-        return y, new_mean, new_var, *vjp(dy)
+        y, vjp, statistics = jax.vjp(apply, x, z, scale, bias, has_aux=True)
+        return y, *running((old_mean, old_var), statistics), *vjp(dy)
+
+    def forward(x: Any, z: Any, scale: Any, bias: Any, old_mean: Any, old_var: Any):
+        y, statistics = apply(x, z, scale, bias)
+        return y, *running((old_mean, old_var), statistics)
 
     def to_results(outputs: Any) -> Results:
         y, mean, var, dx, dz, dscale, dbias = jax.tree.map(_jax.to_numpy, outputs)
@@ -68,4 +74,4 @@ def build(problem: Problem, save: str = "y") -> Step:
         jnp.full(channels, RUNNING_VAR, jnp.float32),
         _jax.activation(problem.dy, problem),
     )
-    return _jax.make_step(step, operands, to_results)
+    return _jax.make_step(step, forward, operands, to_results)

@@ -1,0 +1,44 @@
+"""Speed against size: time of each peer over that of jax_bnar, forward and step."""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.figures import theme
+from benchmarks.sites.sizes import NAMED_SHAPES
+
+
+def draw(figure: Figure, document: dict[str, Any]) -> None:
+    """One row a dtype; microseconds of a forward pass at the left, of a step at the right."""
+    runs = document["runs"]
+    panels = figure.subplots(len(runs), 2, sharex=True, squeeze=False)
+    for row, run in zip(panels, runs, strict=True):
+        for axes, part in zip(row, ("forward", "step"), strict=True):
+            _panel(axes, run, part)
+    for axes in panels[-1]:
+        axes.set_xlabel("elements of x")
+    panels[0][0].legend(fontsize=8)
+    figure.suptitle(f"BatchNorm-Add-ReLU: {theme.machine_of(document['environment'])}", fontsize=9)
+
+
+def _panel(axes: Axes, run: dict[str, Any], part: str) -> None:
+    named = [list(shape) for shape in NAMED_SHAPES]
+    rows = [size for size in run["sizes"] if size["shape"] not in named]
+    others = [size for size in run["sizes"] if size["shape"] in named]
+    for name in run["sizes"][0][part]:
+        colour, label = theme.PEER_COLOURS[name], theme.PEER_LABELS[name]
+        axes.plot(*_points(rows, part, name), "o-", markersize=3, color=colour, label=label)
+        axes.plot(*_points(others, part, name), "x", color=colour)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_ylabel("us a call")
+    title = {"forward": "forward", "step": "forward + backward"}[part]
+    axes.set_title(f"{title}, {run['dtype']}", loc="left")
+    axes.grid(True)
+
+
+def _points(sizes: list[dict[str, Any]], part: str, name: str) -> tuple[list[int], list[float]]:
+    ordered = sorted(sizes, key=lambda size: size["elements"])
+    times = [size[part][name]["median_ms"] * 1e3 for size in ordered]
+    return [size["elements"] for size in ordered], times

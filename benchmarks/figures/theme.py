@@ -1,0 +1,86 @@
+"""One look for all pictures, on light and on dark pages."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+Draw = Callable[[Figure], None]
+
+# The palette of Okabe and Ito, which colour-blind readers can tell apart.
+BLUE: Final = "#0072B2"
+SKY: Final = "#56B4E9"
+ORANGE: Final = "#E69F00"
+PINK: Final = "#CC79A7"
+GREEN: Final = "#009E73"
+GREY: Final = "#999999"
+
+PEER_COLOURS: Final = {
+    "ours": BLUE,
+    "ours_mask": SKY,
+    "flax": ORANGE,
+    "torch": PINK,
+    "torch_compile": GREY,
+    "cudnn": GREEN,
+}
+PEER_LABELS: Final = {
+    "ours": "jax_bnar",
+    "ours_mask": 'jax_bnar, save="mask"',
+    "flax": "Flax under XLA",
+    "torch": "PyTorch",
+    "torch_compile": "PyTorch, torch.compile",
+    "cudnn": "cuDNN",
+}
+
+_INK: Final = {"light": "#1f2328", "dark": "#e6edf3"}
+
+
+def settings(theme: str) -> Any:
+    """Matplotlib's rcParams."""
+    ink = _INK[theme]
+    colours = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    return {
+        **dict.fromkeys(colours, ink),
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 10,
+        "font.size": 9,
+        "grid.alpha": 0.3,
+        "grid.color": ink,
+        "legend.frameon": False,
+        "savefig.transparent": True,
+        "svg.hashsalt": "jax_bnar",  # the same results make the same file
+    }
+
+
+def save(folder: Path, name: str, size: tuple[float, float], draw: Draw) -> list[Path]:
+    """Draws once for each theme, into NAME-light.svg and NAME-dark.svg."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for theme in _INK:
+        path = folder / f"{name}-{theme}.svg"
+        with mpl.rc_context(settings(theme)):
+            figure = Figure(figsize=size, layout="constrained")
+            draw(figure)
+            figure.savefig(path, metadata={"Date": None})
+        paths.append(path)
+    return paths
+
+
+def machine_of(environment: dict[str, Any]) -> str:
+    versions = environment["versions"]
+    libraries = ", ".join(
+        f"{name} {versions[key]}"
+        for key, name in (("jax", "jax"), ("flax", "flax"), ("torch", "PyTorch"))
+        if versions.get(key)
+    )
+    processor = environment["cpu"].partition(",")[0]
+    allocator = environment["allocator"]["name"]
+    return f"{processor}, {environment['cores']} cores, {allocator} allocator; {libraries}"
+
+
+def label_bars(axes: Axes, bars: Any, form: str) -> None:
+    axes.bar_label(bars, fmt=form, fontsize=7, padding=2)

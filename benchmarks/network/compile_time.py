@@ -1,0 +1,100 @@
+"""How long tracing and compiling a training step of ResNet-50 takes, fused and plain.
+
+The least of several rounds counts, for other processes only ever add to it.
+
+python -m benchmarks.network.compile_time --output benchmarks/results/NAME.json
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common.contention import Contention
+from benchmarks.common.environment import describe_environment
+from benchmarks.common.json_file import write_json
+from benchmarks.network.training_step import DType, TrainingStep
+
+SCHEMA: Final = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Time to trace, lower and compile a training step of ResNet-50."""
+
+    dtype: tuple[DType, ...] = ("float32", "bfloat16")
+    norms: tuple[str, ...] = ("fused", "flax, fuse", "flax")
+    size: int = 64
+    batch: int = 8
+    rounds: int = 3
+    """Each compiles every network once, in rotating order."""
+    stage_sizes: tuple[int, ...] = (3, 4, 6, 3)
+    """Another network, for a smoke run."""
+    output: Path | None = None
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = tyro.cli(Options, args=arguments, description=__doc__)
+    # What an earlier run left must not count.
+    jax.config.update("jax_enable_compilation_cache", False)
+    console = Console(width=80)
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "environment": describe_environment(),
+        "device": jax.devices()[0].device_kind,
+        "settings": {
+            name: getattr(options, name) for name in ("size", "batch", "rounds", "stage_sizes")
+        },
+        "runs": [],
+    }
+    for dtype in options.dtype:
+        document["runs"].append(measure(dtype, options, console))
+        console.print(table(document["runs"][-1]))
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        write_json(options.output, document)
+        console.print(f"wrote {options.output}")
+    return document
+
+
+def measure(dtype: DType, options: Options, console: Console) -> dict[str, Any]:
+    seconds: dict[str, list[dict[str, float]]] = {name: [] for name in options.norms}
+    contention = Contention()
+    for index in range(options.rounds):
+        first = index % len(options.norms)
+        for name in options.norms[first:] + options.norms[:first]:
+            jax.clear_caches()
+            step = TrainingStep(name, options.size, options.batch, dtype, options.stage_sizes)
+            seconds[name].append(step.seconds)
+            console.print(
+                f"{dtype}, {name}: {step.seconds['lower_s'] + step.seconds['compile_s']:.1f} s"
+            )
+    return {
+        "dtype": dtype,
+        "contention": contention.share(),
+        "networks": {
+            name: {
+                "samples": samples,
+                **{key: min(sample[key] for sample in samples) for key in samples[0]},
+            }
+            for name, samples in seconds.items()
+        },
+    }
+
+
+def table(run: dict[str, Any]) -> Table:
+    result = Table("BatchNorm", "trace, lower s", "compile s", "processor s", title=run["dtype"])
+    for name, network in run["networks"].items():
+        result.add_row(
+            name, *(f"{network[key]:.1f}" for key in ("lower_s", "compile_s", "processor_s"))
+        )
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Speed against size: BatchNorm-Add-ReLU of 2^10 to 2^28 elements, forward and step.
+
+python -m benchmarks.sites.sizes --output benchmarks/results/NAME.json
+
+Small arrays show what a call costs before any byte moves: the dispatch of JAX, and the FFI call.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common.contention import Contention
+from benchmarks.common.environment import describe_environment
+from benchmarks.common.json_file import write_json
+from benchmarks.common.sites import Site
+from benchmarks.common.timing import Timing, interleave
+from benchmarks.sites import peers
+from benchmarks.sites.peers import PeerName
+from benchmarks.sites.problem import DType, check_results, expected, itemsize, make_problem
+
+SCHEMA: Final = 1
+CHANNELS: Final = 64
+# Small shapes as they occur in tests, in small networks and after global pooling.
+NAMED_SHAPES: Final = ((32, 16), (256, 256), (32, 8, 8, 64), (128, 32, 32, 16))
+
+
+@dataclass(frozen=True)
+class Options:
+    """Times BatchNorm-Add-ReLU from small to large arrays, forward and forward + backward."""
+
+    dtype: tuple[DType, ...] = ("float32", "bfloat16")
+    smallest: int = 10
+    """log2 of the number of elements, in steps of 2."""
+    largest: int = 28
+    largest_mib: int = 512
+    """Arrays above this are left out: a step needs about 20 times as much memory."""
+    peers: tuple[PeerName, ...] = ("ours", "flax", "torch")
+    rounds: int = 7
+    min_sample_ms: float = 20.0
+    """Calls shorter than this are repeated within a sample."""
+    output: Path | None = None
+    """JSON file; it is written after each size."""
+
+
+def shapes(options: Options, dtype: DType) -> Iterator[tuple[int, ...]]:
+    for exponent in range(options.smallest, options.largest + 1, 2):
+        if 2**exponent * itemsize(dtype) <= options.largest_mib << 20:
+            # Pictures of at most 32x32, as many as it takes.
+            side = 2 ** min(5, (exponent - 6) // 2)
+            yield (2**exponent // (CHANNELS * side**2), side, side, CHANNELS)
+    yield from NAMED_SHAPES
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = tyro.cli(Options, args=arguments, description=__doc__)
+    jax.config.update("jax_platforms", "cpu")
+    console = Console(width=80)
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "environment": describe_environment(),
+        "settings": {"rounds": options.rounds, "min_sample_ms": options.min_sample_ms},
+        "runs": [],
+    }
+    for dtype in options.dtype:
+        run: dict[str, Any] = {"dtype": dtype, "form": "bn_add_relu", "sizes": []}
+        document["runs"].append(run)
+        for shape in shapes(options, dtype):
+            run["sizes"].append(measure(shape, dtype, options))
+            console.print(_line(run["sizes"][-1], dtype))
+            if options.output is not None:
+                options.output.parent.mkdir(parents=True, exist_ok=True)
+                write_json(options.output, document)
+        console.print(table(run))
+    if options.output is not None:
+        console.print(f"wrote {options.output}")
+    return document
+
+
+def measure(shape: tuple[int, ...], dtype: DType, options: Options) -> dict[str, Any]:
+    """Every peer's forward pass and step, checked first, in turn."""
+    batch, *middle, channels = shape
+    height, width = middle or (1, 1)
+    problem = make_problem(Site(height, width, channels, "bn_add_relu"), batch, dtype)
+    reference = expected(problem)
+    steps = {name: peers.build(name, problem) for name in options.peers}
+    for name, step in steps.items():
+        check_results(name, problem, step.to_results(step.run()), reference)
+    del problem, reference
+    settings = {"rounds": options.rounds, "min_sample_ms": options.min_sample_ms}
+    contention = Contention()
+
+    def timed(runs: dict[Any, Any]) -> dict[str, Any]:
+        timings = interleave(runs, each_round=lambda: None, **settings)
+        return {name: _as_json(timing) for name, timing in timings.items()}
+
+    return {
+        "shape": list(shape),
+        "elements": batch * height * width * channels,
+        "forward": timed({name: step.forward for name, step in steps.items()}),
+        "step": timed({name: step.run for name, step in steps.items()}),
+        "contention": contention.share(),
+    }
+
+
+def _as_json(timing: Timing) -> dict[str, Any]:
+    return {**asdict(timing), "median_ms": timing.median_ms, "min_ms": timing.min_ms}
+
+
+def _line(size: dict[str, Any], dtype: str) -> str:
+    times = ", ".join(
+        f"{name} {timing['median_ms'] * 1e3:.0f} us" for name, timing in size["step"].items()
+    )
+    return f"{dtype} {'x'.join(map(str, size['shape']))}: {times} a step"
+
+
+def table(run: dict[str, Any]) -> Table:
+    """How many times as long each peer takes as jax_bnar, by medians."""
+    others = [name for name in run["sizes"][0]["step"] if name != "ours"]
+    result = Table("shape", "forward us", "step us", title=f"{run['dtype']}: time over ours")
+    for name in others:
+        result.add_column(f"{name} fwd", justify="right")
+        result.add_column(f"{name} step", justify="right")
+    for size in run["sizes"]:
+        cells = [f"{size[part]['ours']['median_ms'] * 1e3:.0f}" for part in ("forward", "step")]
+        for name in others:
+            for part in ("forward", "step"):
+                ratio = size[part][name]["median_ms"] / size[part]["ours"]["median_ms"]
+                cells.append(f"{ratio:.2f}")
+        result.add_row("x".join(map(str, size["shape"])), *cells)
+    return result
+
+
+if __name__ == "__main__":
+    main()
