@@ -1,1 +1,1 @@
-"""The pictures of README and docs, drawn from committed results by `make figures`."""
+"""The figures of the README and docs, drawn from committed results by `make figures`."""

@@ -1,4 +1,4 @@
-"""Draws every picture of README and docs from the results in benchmarks/results.
+"""Draws all figures of the README and docs from the results in benchmarks/results.
 
 python -m benchmarks.figures
 """
@@ -20,7 +20,7 @@ IMAGES: Final = ROOT / "docs" / "images"
 
 
 def draw_all(folder: Path) -> Iterator[Path]:
-    """The paths of what it has drawn."""
+    """Draws all figures and yields their paths."""
     sites = _read("cpu-zen4-2core-jemalloc.json")
     step = _read("resnet50-step-cpu-zen4-2core-default.json")
     compile_time = _read("compile-time-cpu-xeon-2core-default.json")

@@ -1,4 +1,4 @@
-"""A training step of ResNet-50, fused and plain: memory and time, and how long it compiles."""
+"""Figures of a training step of ResNet-50, fused and plain: memory, time and compile time."""
 
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ _LABELS: Final = {
 
 
 def draw_step(figure: Figure, document: dict[str, Any]) -> None:
-    """Saved residuals, planned peak and milliseconds of each network."""
+    """Draws the saved residuals, planned peak memory and milliseconds of each network."""
     runs = document["runs"]
     labels = [f"{run['batch']} x {run['size']}²\n{run['dtype']}" for run in runs]
     panels = (
@@ -38,7 +38,7 @@ def draw_step(figure: Figure, document: dict[str, Any]) -> None:
 
 
 def draw_compile_time(figure: Figure, document: dict[str, Any]) -> None:
-    """Seconds to trace, lower and compile the step."""
+    """Draws the seconds that it takes to trace, lower and compile the step."""
     runs = document["runs"]
     axes = figure.subplots()
     values = {

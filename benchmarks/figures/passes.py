@@ -1,4 +1,4 @@
-"""What is fused: each square is one tensor that crosses memory, layer by layer and fused."""
+"""A figure of what is fused: each square is a tensor that is read from or written to memory."""
 
 from typing import Final, NamedTuple
 
@@ -10,7 +10,7 @@ from benchmarks.figures.theme import BLUE, ORANGE
 
 
 class Kernel(NamedTuple):
-    """A pass over memory, with the tensors that it reads and writes."""
+    """A pass over memory, and the tensors that it reads and writes."""
 
     name: str
     reads: str

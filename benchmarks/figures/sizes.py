@@ -1,4 +1,4 @@
-"""Speed against size: time of each peer over that of jax_bnar, forward and step."""
+"""A figure of speed against size: the time of each peer's forward pass and step."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from benchmarks.sites.sizes import NAMED_SHAPES
 
 
 def draw(figure: Figure, document: dict[str, Any]) -> None:
-    """One row a dtype; microseconds of a forward pass at the left, of a step at the right."""
+    """Draws a row per dtype: microseconds of a forward pass (left) and of a step (right)."""
     runs = document["runs"]
     panels = figure.subplots(len(runs), 2, sharex=True, squeeze=False)
     for row, run in zip(panels, runs, strict=True):

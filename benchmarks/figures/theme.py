@@ -1,4 +1,4 @@
-"""One look for all pictures, on light and on dark pages."""
+"""A common style for all figures, on light and on dark pages."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 Draw = Callable[[Figure], None]
 
-# The palette of Okabe and Ito, which colour-blind readers can tell apart.
+# The palette of Okabe and Ito, whose colours are safe for colour-blind readers.
 BLUE: Final = "#0072B2"
 SKY: Final = "#56B4E9"
 ORANGE: Final = "#E69F00"
@@ -52,12 +52,12 @@ def settings(theme: str) -> Any:
         "grid.color": ink,
         "legend.frameon": False,
         "savefig.transparent": True,
-        "svg.hashsalt": "jax_bnar",  # the same results make the same file
+        "svg.hashsalt": "jax_bnar",  # so that the same results give the same file
     }
 
 
 def save(folder: Path, name: str, size: tuple[float, float], draw: Draw) -> list[Path]:
-    """Draws once for each theme, into NAME-light.svg and NAME-dark.svg."""
+    """Draws the figure with each theme, into NAME-light.svg and NAME-dark.svg."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for theme in _INK:

@@ -1,6 +1,6 @@
-"""How long tracing and compiling a training step of ResNet-50 takes, fused and plain.
+"""Measures how long a training step of ResNet-50 takes to trace and compile, fused and plain.
 
-The least of several rounds counts, for other processes only ever add to it.
+The minimum over several rounds counts, because other processes can only add to the time.
 
 python -m benchmarks.network.compile_time --output benchmarks/results/NAME.json
 """
@@ -32,15 +32,15 @@ class Options:
     size: int = 64
     batch: int = 8
     rounds: int = 3
-    """Each compiles every network once, in rotating order."""
+    """In each round every network is compiled once, in rotating order."""
     stage_sizes: tuple[int, ...] = (3, 4, 6, 3)
-    """Another network, for a smoke run."""
+    """Blocks in each stage; a smoke run can use a smaller network."""
     output: Path | None = None
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    # What an earlier run left must not count.
+    # Do not load programs that an earlier run has compiled.
     jax.config.update("jax_enable_compilation_cache", False)
     console = Console(width=80)
     document: dict[str, Any] = {

@@ -40,8 +40,8 @@ class TrainingStep:
     """A compiled training step and its state: forward, backward, SGD with Nesterov momentum.
 
     Attributes:
-        seconds: what tracing and lowering took ("lower_s"), what compiling took ("compile_s"), and
-            both in processor time, of all threads ("processor_s").
+        seconds: the time for tracing and lowering ("lower_s") and for compiling ("compile_s"), and
+            the processor time of all threads for both ("processor_s").
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Speed against size: BatchNorm-Add-ReLU of 2^10 to 2^28 elements, forward and step.
+"""Times BatchNorm-Add-ReLU with 2^10 to 2^28 elements, forward and step.
 
 python -m benchmarks.sites.sizes --output benchmarks/results/NAME.json
 
-Small arrays show what a call costs before any byte moves: the dispatch of JAX, and the FFI call.
+Small arrays show the fixed cost of a call: JAX's dispatch, and the FFI call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from benchmarks.sites.problem import DType, check_results, expected, itemsize, m
 
 SCHEMA: Final = 1
 CHANNELS: Final = 64
-# Small shapes as they occur in tests, in small networks and after global pooling.
+# Small shapes that occur in tests, in small networks and after global pooling.
 NAMED_SHAPES: Final = ((32, 16), (256, 256), (32, 8, 8, 64), (128, 32, 32, 16))
 
 
@@ -36,22 +36,22 @@ class Options:
 
     dtype: tuple[DType, ...] = ("float32", "bfloat16")
     smallest: int = 10
-    """log2 of the number of elements, in steps of 2."""
+    """log2 of the smallest number of elements; it increases in steps of 2."""
     largest: int = 28
     largest_mib: int = 512
     """Arrays above this are left out: a step needs about 20 times as much memory."""
     peers: tuple[PeerName, ...] = ("ours", "flax", "torch")
     rounds: int = 7
     min_sample_ms: float = 20.0
-    """Calls shorter than this are repeated within a sample."""
+    """Minimum length of a sample; shorter calls are repeated within it."""
     output: Path | None = None
-    """JSON file; it is written after each size."""
+    """JSON file for the results, updated after each size."""
 
 
 def shapes(options: Options, dtype: DType) -> Iterator[tuple[int, ...]]:
     for exponent in range(options.smallest, options.largest + 1, 2):
         if 2**exponent * itemsize(dtype) <= options.largest_mib << 20:
-            # Pictures of at most 32x32, as many as it takes.
+            # Images of at most 32x32, and as many of them as needed.
             side = 2 ** min(5, (exponent - 6) // 2)
             yield (2**exponent // (CHANNELS * side**2), side, side, CHANNELS)
     yield from NAMED_SHAPES
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def measure(shape: tuple[int, ...], dtype: DType, options: Options) -> dict[str, Any]:
-    """Every peer's forward pass and step, checked first, in turn."""
+    """Checks every peer's results, then times their forward passes and steps in turn."""
     batch, *middle, channels = shape
     height, width = middle or (1, 1)
     problem = make_problem(Site(height, width, channels, "bn_add_relu"), batch, dtype)
@@ -120,7 +120,7 @@ def _line(size: dict[str, Any], dtype: str) -> str:
 
 
 def table(run: dict[str, Any]) -> Table:
-    """How many times as long each peer takes as jax_bnar, by medians."""
+    """The ratios of each peer's median times to those of jax_bnar."""
     others = [name for name in run["sizes"][0]["step"] if name != "ours"]
     result = Table("shape", "forward us", "step us", title=f"{run['dtype']}: time over ours")
     for name in others:

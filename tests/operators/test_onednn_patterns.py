@@ -1,8 +1,7 @@
-"""The fusion patterns of oneDNN Graph that hold a BatchNorm: which of our pieces each one is.
+"""oneDNN Graph's fusion patterns with a BatchNorm, and what jax_bnar has for each of them.
 
-One test for each row of the list in oneDNN's documentation. The graphs are written here in plain
-JAX, with nothing of ours in them; the table on the page `docs/guide/other_systems.md` names what
-takes them.
+There is a test for each row of the list in oneDNN's documentation. The graphs are written in plain
+JAX, without jax_bnar; the table in `docs/guide/other_systems.md` says how each is supported.
 """
 
 from typing import Any
@@ -31,7 +30,7 @@ UNARY = {
     "GELU": lambda a: jax.nn.gelu(a, approximate=False),
     "HardSwish": jax.nn.hard_swish,
     "LeakyReLU": lambda a: jax.nn.leaky_relu(a, 0.1),
-    "Log": lambda a: jnp.log(jnp.abs(a) + 1),  # of what is positive
+    "Log": lambda a: jnp.log(jnp.abs(a) + 1),  # the logarithm of a positive number
     "Sigmoid": jax.nn.sigmoid,
     "SoftPlus": jax.nn.softplus,
     "Pow": lambda a: a**3,
@@ -71,7 +70,7 @@ def batch_norm_inference(x: Any, norm: Any) -> Any:
 
 
 def batch_norm_forward_training(x: Any, norm: Any) -> Any:
-    """(dst, running mean, running variance, batch mean, batch variance)."""
+    """Returns (dst, running mean, running variance, batch mean, batch variance)."""
     mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
     running = [0.9 * norm["mean"] + 0.1 * mean, 0.9 * norm["variance"] + 0.1 * variance]
     return normalise(x, mean, variance, norm["gamma"], norm["beta"]), *running, mean, variance
@@ -104,9 +103,9 @@ TAILS = [
 @pytest.mark.parametrize("tail", TAILS, ids="+".join)
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no-bias"])
 def test_convolution_batch_norm_inference_and_a_tail(tail: tuple[str, ...], has_bias: bool) -> None:
-    """Convolution + BiasAdd? + BatchNormInference + [Unary | Binary]{0-3}: one pass of ours; what
+    """Convolution + BiasAdd? + BatchNormInference + [Unary | Binary]{0-3}.
 
-    follows is one pass of XLA.
+    The BatchNorm is one pass of ours, and what follows is one pass of XLA.
     """
     x, z, kernel, norm = array(SHAPE), array(SHAPE, seed=1), kernel_of(2, 3), norm_of(3)
 
@@ -146,7 +145,7 @@ def test_convolution_batch_norm_inference_and_a_tail(tail: tuple[str, ...], has_
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no-bias"])
 @pytest.mark.parametrize("adds", [True, False], ids=["add", "no-add"])
 def test_convolution_batch_norm_inference_add_relu(has_bias: bool, adds: bool) -> None:
-    """The tails with a ReLU are one pass with it, and `fuse` finds them."""
+    """Tails with a ReLU are one pass together with it, and `fuse` finds them."""
 
     def plain(x: Any, z: Any, kernel: Any, norm: Any) -> Any:
         y = conv(x, kernel)
@@ -179,7 +178,7 @@ def test_batch_norm_inference_relu() -> None:
 
 
 def test_relu_backward_batch_norm_training_backward() -> None:
-    """ReLUBackward + BatchNormTrainingBackward: one call, from dst as ReLUBackward reads it."""
+    """ReLUBackward + BatchNormTrainingBackward is one call, which reads dst like ReLUBackward."""
     case = Case((4, 6, 5, 33), epsilon=EPSILON, form="bn_relu")
     x, _, gamma, beta = operands(case)
     forward = oracle.forward(x, None, gamma, beta, epsilon=EPSILON)
@@ -208,9 +207,9 @@ def test_relu_backward_batch_norm_training_backward() -> None:
 
 
 def identical_bottleneck(x: Any, kernels: Any, norms: Any) -> Any:
-    """conv-BN-relu twice, conv-BN-add-relu; with all the arrays that its pattern gives out, but
+    """conv-BN-relu twice, then conv-BN-add-relu, with the arrays that the pattern returns.
 
-    for the normalised ones, which nobody needs: backward reads src and the statistics.
+    The normalised arrays are left out, because backward reads src and the statistics instead.
     """
     outputs = []
     y = x
@@ -225,7 +224,7 @@ def identical_bottleneck(x: Any, kernels: Any, norms: Any) -> Any:
 
 
 def convolutional_bottleneck(x: Any, kernels: Any, norms: Any) -> Any:
-    """The same, whose shortcut has a convolution and a BatchNorm of its own."""
+    """The same block with a convolution and a BatchNorm on the shortcut."""
     shortcut_src = conv(x, kernels[3])
     shortcut, *of_shortcut = batch_norm_forward_training(shortcut_src, norms[3])
     outputs = [shortcut_src, of_shortcut]
@@ -248,7 +247,7 @@ BLOCK = (
 
 
 def gradients(block: Any) -> Any:
-    """As training takes them: of a loss of the block's result."""
+    """Gradients of a loss of the block's result, as in training."""
 
     def loss(x: Any, kernels: Any, norms: Any) -> Any:
         y, outputs = jax_bnar.fuse(block)(x, kernels, norms)
@@ -267,9 +266,10 @@ def test_convolutional_bottleneck_training_forward() -> None:
 
 
 def test_identical_bottleneck_training_backward() -> None:
-    """ReLUBackward + BatchNormTrainingBackward three times; that ReLUBackward's result is the
+    """ReLUBackward + BatchNormTrainingBackward three times.
 
-    residual's gradient too. `assert_fused` above has compared the gradients.
+    The result of the last ReLUBackward is also the residual's gradient. `assert_fused` above has
+    compared the gradients.
     """
     assert hlo_calls(gradients(identical_bottleneck), *BLOCK) == {
         "jax_bnar_forward_v1": 3,
@@ -278,16 +278,16 @@ def test_identical_bottleneck_training_backward() -> None:
 
 
 def test_convolutional_bottleneck_training_backward() -> None:
-    """One ReLUBackward feeds two BatchNormTrainingBackward: that of the dual join."""
+    """The ReLUBackward of the dual join feeds two BatchNormTrainingBackward."""
     calls = hlo_calls(gradients(convolutional_bottleneck), *BLOCK)
     backward = sum(count for name, count in calls.items() if "backward" in name)
-    # The dual join is two calls each way, or one.
+    # The dual join takes one or two calls each way.
     assert backward in (3, 4)
     assert calls.total() == 2 * backward
 
 
 def test_who_returns_the_normalised_array_gets_no_join() -> None:
-    """The patterns may give it out; a fused join does not compute it, and says so."""
+    """Patterns may return the normalised array; a fused join has none, and `fuse` says so."""
 
     def block(x: Any, z: Any, norm: Any) -> Any:
         dst, *_ = batch_norm_forward_training(x, norm)
@@ -299,7 +299,7 @@ def test_who_returns_the_normalised_array_gets_no_join() -> None:
 
 @pytest.mark.parametrize("blocks", [1, 2], ids=["convolutional", "identical"])
 def test_bottleneck_inference(blocks: int) -> None:
-    """[Convolution + BiasAdd + ReLU]{1-3} + Convolution + BiasAdd + Add + ReLU, by folding."""
+    """Folding gives [Convolution + BiasAdd + ReLU]{1-3} + Convolution + BiasAdd + Add + ReLU."""
     from jax_bnar.flax_layers import ResNet, fold_batch_norms
 
     net = ResNet(stage_sizes=(blocks,), num_classes=3, num_filters=8, stem="small")
@@ -311,7 +311,7 @@ def test_bottleneck_inference(blocks: int) -> None:
         def inference(variables: Any, x: Any) -> Any:
             return folded.apply(variables, x, train=False)
 
-        # The stem, and three convolutions for each block.
+        # One for the stem, and three convolutions for each block.
         assert hlo_calls(inference, folded_variables, x) == {
             "jax_bnar_normalise_v1": 1 + 3 * blocks
         }
@@ -322,7 +322,7 @@ def test_bottleneck_inference(blocks: int) -> None:
 
 
 def test_quantised_patterns_are_not_taken() -> None:
-    """Dequantize + ... + Quantize: integers are no dtype of ours, which an error says."""
+    """Dequantize + ... + Quantize raises an error, because integer dtypes are not supported."""
     x, vector = jnp.ones(SHAPE, jnp.int8), jnp.ones(CHANNELS, jnp.float32)
     with pytest.raises(TypeError, match="src must have one of the dtypes"):
         ops.batch_norm_inference(x, None, None, vector, vector, epsilon=1)

@@ -1,4 +1,4 @@
-"""The pictures in docs/images are what `make figures` draws from the committed results."""
+"""The pictures in docs/images are those that `make figures` draws from the committed results."""
 
 import re
 from pathlib import Path
@@ -18,12 +18,12 @@ IMAGES = ROOT / "docs" / "images"
 
 
 def texts(picture: Path) -> list[str]:
-    """Matplotlib writes each text as a comment beside the glyphs."""
+    """The texts in a picture, which Matplotlib writes as comments next to the glyphs."""
     return re.findall(r"<!-- (.*?) -->", picture.read_text())
 
 
 def test_committed_pictures_are_drawn_from_the_committed_results(tmp_path: Path) -> None:
-    """The numbers and labels agree; the glyphs depend on the version of matplotlib."""
+    """Compares numbers and labels only, because glyphs depend on the version of Matplotlib."""
     drawn = list(draw_all(tmp_path))
     assert {path.name for path in drawn} == {path.name for path in IMAGES.glob("*-*.svg")}
     for path in drawn:

@@ -20,7 +20,7 @@ class Step:
 
     Attributes:
         run: computes all results, waits for them and returns them.
-        forward: computes y and the new running statistics alone, and waits for them.
+        forward: computes only y and the new running statistics, and waits for them.
         to_results: converts what the first `run` returned, for comparison.
     """
 

@@ -27,13 +27,13 @@ def make_step(
     operands: tuple[Any, ...],
     to_results: Callable[[Any], Results],
 ) -> Step:
-    """Compiles both. The operands are arguments, so that XLA cannot constant-fold them.
+    """Compiles both functions. The operands are arguments, so that XLA cannot constant-fold them.
 
-    `forward` takes the operands of `step` but for the last, dy.
+    `forward` takes the operands of `step` without the last one, dy.
     """
     compiled = jax.jit(step).lower(*operands).compile()
 
-    @functools.cache  # most benchmarks never call it
+    @functools.cache  # compiled on first use, because most benchmarks never call it
     def compiled_forward() -> Any:
         return jax.jit(forward).lower(*operands[:-1]).compile()
 
