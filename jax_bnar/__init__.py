@@ -1,6 +1,6 @@
 """Fused BatchNorm-Add-ReLU for JAX: `y = relu(batch_norm(x) + z)`, forward and backward."""
 
-__version__ = "0.1.0"  # first, for the native modules are compared with it
+__version__ = "0.1.0"  # Comes first, because the native modules' version is compared with it.
 
 from jax_bnar._base import startup as _startup
 

@@ -1,6 +1,6 @@
-"""The native module of the CUDA kernels, where they were built together with this package.
+"""The native module of the CUDA kernels, if they were built together with this package.
 
-Otherwise the package `jax_bnar_cuda13` may have it.
+If not, the package `jax_bnar_cuda13` may provide it.
 """
 
 from typing import Any

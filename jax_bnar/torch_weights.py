@@ -219,7 +219,7 @@ def _to_torch(value: Any, kind: str) -> Array:
 def _lacks(path: Sequence[str | int]) -> ValueError:
     return ValueError(
         f"torch_weights: the network has no {'.'.join(map(str, path))}, but torchvision's network"
-        " has one; its BatchNorms need scale, bias and running statistics, and must not be folded."
+        " has one; use BatchNorms with scale, bias and running statistics, and do not fold them."
     )
 
 

@@ -1,6 +1,6 @@
 """The axis that a batching rule is given, recorded so that functions can be mapped over it later.
 
-The primitives of this package take whole functions as parameters, and those functions may
+The primitives of `_autodiff` take whole functions as parameters, and those functions may
 communicate over named axes. Their batching rules wrap the function in another `jax.vmap`, which
 binds the axis name whenever the function runs: at lowering, or when it is differentiated.
 """

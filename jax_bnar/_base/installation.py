@@ -1,13 +1,13 @@
-"""Why an installation has no kernels, and the way out: for warnings, errors and the doctor."""
+"""Why an installation has no kernels and how to fix it, for warnings, errors and the doctor."""
 
 import importlib.metadata
 import pathlib
 
 
 def shadowed_package() -> pathlib.Path | None:
-    """The package that pip installed, where another copy of it was imported: a checkout's sources.
+    """The installed package, if another copy of it (such as a checkout) was imported instead.
 
-    None where the copy that runs is the installed one, or where the installation is editable.
+    None if the imported copy is the installed one, or if the installation is editable.
     """
     try:
         distribution = importlib.metadata.distribution("jax-bnar")
@@ -23,25 +23,25 @@ def imported_package() -> pathlib.Path:
 
 
 def why_no_native_module(load_error: ImportError) -> tuple[str, str]:
-    """The reason and the way out where the CPU kernels did not load."""
+    """The reason and the way out if the CPU kernels did not load."""
     shadowed = shadowed_package()
     if shadowed is None:
         return (
             f"the native module of jax_bnar did not load ({load_error})",
-            "install the package with `pip install .` in its sources; it needs a C++17 compiler"
-            " (GCC >= 9 or Clang >= 12)",
+            "install the package by running `pip install .` in its source tree; it needs a C++17"
+            " compiler (GCC >= 9 or Clang >= 12)",
         )
     return (
-        f"the sources in {imported_package()}, which have no native module, were imported in the"
-        f" place of the installed package in {shadowed}",
-        "start Python in another folder, or with `python -P`, which leaves the current folder out"
-        " of the search for modules",
+        f"the sources in {imported_package()}, which have no native module, were imported instead"
+        f" of the installed package in {shadowed}",
+        "start Python in another folder, or with `python -P`, which does not search the current"
+        " folder for modules",
     )
 
 
 def why_no_cuda_module(load_error: ImportError) -> tuple[str, str]:
-    """The same where the CUDA kernels are there and did not load."""
+    """The reason and the way out if there are CUDA kernels but they did not load."""
     return (
         f"the native module of the CUDA kernels did not load ({load_error})",
-        "install jax-bnar and jax-bnar-cuda13 anew, both in one version",
+        "reinstall jax-bnar and jax-bnar-cuda13 in the same version",
     )

@@ -12,7 +12,7 @@ _CUDA_PACKAGE = "jax_bnar_cuda13"
 
 
 def _load(name: str) -> tuple[Any, ImportError | None]:
-    """The module, or why there is none; the doctor outlives what would end the process."""
+    """The module, or the error. In the doctor, a crash while loading becomes an error too."""
     trouble = startup.trouble_of_native_module(name) if startup.is_doctor() else None
     if trouble is not None:
         return None, trouble
@@ -23,10 +23,10 @@ def _load(name: str) -> tuple[Any, ImportError | None]:
 
 
 def _load_cuda() -> tuple[Any, ImportError | None]:
-    """The module of a build from the sources, else that of the other distribution, else None.
+    """The CUDA module that was built with this package, or that of `jax_bnar_cuda13`, or None.
 
     Raises:
-        ImportError: The other distribution is of another version. The doctor reports it.
+        ImportError: `jax_bnar_cuda13` has another version. (In the doctor, this is returned.)
     """
     if importlib.util.find_spec("jax_bnar._cuda") is not None:
         return _load("jax_bnar._cuda")
@@ -37,8 +37,8 @@ def _load_cuda() -> tuple[Any, ImportError | None]:
         return _load(f"{_CUDA_PACKAGE}._cuda")
     # Operands and attributes of the custom calls may differ between versions.
     mismatch = ImportError(
-        f"jax_bnar {ours} works with {CUDA_DISTRIBUTION} {ours} alone, which holds its CUDA"
-        f" kernels, and found {theirs}: install both in one version, or"
+        f"jax_bnar {ours} works only with {CUDA_DISTRIBUTION} {ours}, which contains its CUDA"
+        f" kernels, but found version {theirs}: install both in the same version, or"
         f" `pip uninstall {CUDA_DISTRIBUTION}`",
         name="jax_bnar",
     )

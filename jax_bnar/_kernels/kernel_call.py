@@ -129,7 +129,7 @@ class Operation:
         When XLA:CPU reshapes bfloat16 arrays with dimensions of size 1, it picks its own layout and
         then copies whole arrays into the layout that the call requires. It does the same, in every
         dtype, when it reshapes a result of shape (N, C) to one such as (N, 1, 1, C). A reshape from
-        one dimension leaves no choice of layout, so arrays come back flat.
+        one dimension leaves no choice of layout, so tensors are returned flat.
         """
         del implementation
         named = self.signature.unbind(operands, present)

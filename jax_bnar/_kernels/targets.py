@@ -22,7 +22,7 @@ def target_name(operation: str) -> str:
     return f"jax_bnar_{operation}_{VERSION}"
 
 
-# XLA platform -> the native module that has its kernels.
+# Maps XLA's platform names to the native modules that have the kernels.
 _modules: Final[dict[str, Any]] = {}
 
 
@@ -68,8 +68,8 @@ def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner:
 
 
 def cuda_launches() -> dict[str, int]:
-    """Launches of each CUDA kernel by each strategy, since the process began."""
-    # In the tests the emulation of the CUDA kernels has the place of the CPU kernels.
+    """The number of launches of each CUDA kernel by each strategy since the process started."""
+    # In tests, the emulated CUDA kernels replace the CPU kernels.
     for module in (_cuda, _native):
         if hasattr(module, "cuda_launches"):
             return module.cuda_launches()
@@ -77,7 +77,7 @@ def cuda_launches() -> dict[str, int]:
 
 
 def why_no_cuda() -> str:
-    """Why there are no CUDA kernels here; an empty string where there are."""
+    """Why there are no CUDA kernels here, or an empty string if there are."""
     if _cuda is not None:
         return ""
     if cuda_load_error is not None:

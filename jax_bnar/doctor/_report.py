@@ -100,8 +100,8 @@ class Build:
         native_module: the file of the module with the CPU kernels, or None if it did not load.
         load_error: why it did not load.
         ffi_api_version: (major, minor) of the FFI headers that it was compiled with.
-        cuda_module: the file of the module with the CUDA kernels, which comes with a build from
-            the sources or with the distribution jax-bnar-cuda13; None if there is none.
+        cuda_module: the file of the module with the CUDA kernels, which is built from the sources
+            or comes with the distribution jax-bnar-cuda13; None if there is none.
         cuda_load_error: why it did not load.
         cuda_version: the CUDA version that it was compiled with; None without CUDA kernels.
         cuda_architectures: the targets of its CUDA kernels, such as "sm_80".

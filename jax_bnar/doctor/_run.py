@@ -110,7 +110,7 @@ def report(examine: Examine) -> Report:
 
 
 def _environment_problems() -> tuple[Problem, ...]:
-    """Whatever keeps the operators from using kernels that do work, on all platforms alike."""
+    """Problems that keep the operators from using working kernels, whatever the platform."""
     problems = []
     if targets.cuda_load_error is not None:
         problems.append(Problem(*installation.why_no_cuda_module(targets.cuda_load_error)))

@@ -160,7 +160,7 @@ def test_sources_that_hide_the_installed_package(
     finished = run_doctor(PYTHONPATH=os.pathsep.join(path), PYTHONSAFEPATH="1")
     assert finished.returncode == 1, finished.stdout + finished.stderr
     assert (
-        f"the sources in {sources}, which have no native module, were imported in the place of the"
+        f"the sources in {sources}, which have no native module, were imported instead of the"
         f" installed package in {installed}"
     ) in finished.stdout
     assert "python -P" in finished.stdout
@@ -392,7 +392,7 @@ def test_a_process_that_hangs_is_killed_with_its_children(tmp_path: pathlib.Path
     begin = time.monotonic()
     # The child process keeps the output open too.
     hung = _processes.run(["sh", "-c", f"echo begun; sleep 60 3>{fifo} & sleep 60"], timeout=0.5)
-    assert hung == ("no answer within 0.5 s", "begun\n", "")
+    assert hung == ("timed out after 0.5 s", "begun\n", "")
     # The fifo is readable, at end of file, once no process can write to it.
     assert select.select([reader], [], [], 30)[0]
     assert os.read(reader, 1) == b""
