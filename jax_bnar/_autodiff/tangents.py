@@ -78,7 +78,7 @@ def statistics_tangents(
     layout: ChannelLayout,
     span: Span | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(tmean, tvar) of shape (num_groups, C), summed over the parts of `span` if there is one."""
+    """(tmean, tvar) of shape (num_groups, C), over all parts of `span` if there is one."""
     if x_dot is None:
         return jnp.zeros_like(mean), jnp.zeros_like(mean)
 

@@ -239,7 +239,7 @@ def _selected(span: Span, *vectors: jax.Array | None) -> tuple[jax.Array | None,
 def _with_selected(
     operation: kernel_call.Operation, operands: Operands, span: Span
 ) -> tuple[jax.Array | None, ...]:
-    """The operands, with each vector reduced to the values for this device's parts."""
+    """The operands, with each vector replaced by its values for this device's parts."""
     return tuple(
         span.select(array) if array is not None and operand.kind == "vector" else array
         for operand, array in zip(operation.signature.operands, operands, strict=True)
