@@ -6,6 +6,8 @@ from pathlib import Path
 from time import perf_counter
 
 _STAT = Path("/proc/stat")
+# Above this share of the machine, tables warn that the times may mean nothing.
+TOLERATED = 0.05
 
 
 @dataclass(frozen=True)

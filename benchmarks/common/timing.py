@@ -29,7 +29,7 @@ class Timing:
 
 
 def interleave(
-    runs: Mapping[str, Run], *, rounds: int, min_sample_ms: float, each_round: Run
+    runs: Mapping[str, Run], *, rounds: int, min_sample_ms: float, each_round: Run | None = None
 ) -> dict[str, Timing]:
     """Times every step once per round, in an order that rotates from round to round.
 
@@ -42,7 +42,8 @@ def interleave(
     samples: dict[str, list[float]] = {name: [] for name in names}
     with _no_garbage_collection():
         for index in range(rounds):
-            each_round()
+            if each_round is not None:
+                each_round()
             first = index % len(names)
             for name in names[first:] + names[:first]:
                 samples[name].append(_sample_ms(runs[name], repetitions[name]))

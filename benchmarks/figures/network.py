@@ -23,7 +23,7 @@ def draw_step(figure: Figure, document: dict[str, Any]) -> None:
     panels = (
         ("saved for backward, MiB", "saved_residual_bytes", 1 / MIB),
         ("peak memory, MiB", "peak_bytes", 1 / MIB),
-        ("ms a step", "median_ms", 1.0),
+        ("ms per step", "median_ms", 1.0),
     )
     for axes, (title, key, factor) in zip(figure.subplots(1, 3), panels, strict=True):
         values = {

@@ -32,7 +32,7 @@ def _panel(axes: Axes, run: dict[str, Any], part: str) -> None:
         axes.plot(*_points(others, part, name), "x", color=colour)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_ylabel("us a call")
+    axes.set_ylabel("us per call")
     title = {"forward": "forward", "step": "forward + backward"}[part]
     axes.set_title(f"{title}, {run['dtype']}", loc="left")
     axes.grid(True)

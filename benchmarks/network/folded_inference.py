@@ -17,7 +17,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.contention import Contention
+from benchmarks.common.contention import TOLERATED, Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
 from benchmarks.common.timing import interleave
@@ -93,7 +93,6 @@ def _measure(options: Options, dtype: str) -> dict[str, Any]:
         },
         rounds=options.rounds,
         min_sample_ms=options.min_sample_ms,
-        each_round=lambda: None,
     )
     for name, timing in timings.items():
         rows[name] |= {
@@ -145,7 +144,7 @@ def _print(
             f"{row['distance']:.1e}",
         )
     console.print(table)
-    if run["contention"] is not None and run["contention"] > 0.05:
+    if run["contention"] is not None and run["contention"] > TOLERATED:
         console.print(f"[bold red]other processes used {run['contention']:.0%} of the machine")
 
 

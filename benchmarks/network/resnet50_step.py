@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.contention import Contention
+from benchmarks.common.contention import TOLERATED, Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
 from benchmarks.common.timing import interleave
@@ -72,7 +72,6 @@ def measure(size: int, batch: int, dtype: DType, options: Options) -> dict[str, 
         {name: step.run for name, step in steps.items()},
         rounds=options.rounds,
         min_sample_ms=0.0,
-        each_round=lambda: None,
     )
     return {
         "size": size,
@@ -103,7 +102,7 @@ def table(run: dict[str, Any]) -> Table:
             f"{network['median_ms']:.0f}",
             *(f"{size / MIB:.0f}" for size in sizes),
         )
-    if run["contention"] is not None and run["contention"] > 0.05:
+    if run["contention"] is not None and run["contention"] > TOLERATED:
         result.caption = f"other processes used {run['contention']:.0%} of the machine"
     return result
 

@@ -1,11 +1,11 @@
 """Prints the results as a table on the terminal."""
 
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-_TOLERATED_CONTENTION: Final = 0.05
+from benchmarks.common.contention import TOLERATED
 
 
 def print_run(run: dict[str, Any], environment: dict[str, Any], console: Console) -> None:
@@ -60,7 +60,7 @@ def _print_floors(step: dict[str, Any], console: Console) -> None:
 
 def _warn_of_contention(run: dict[str, Any], console: Console) -> None:
     shares = [row["contention"] for row in run["sites"] if row["contention"] is not None]
-    if shares and max(shares) > _TOLERATED_CONTENTION:
+    if shares and max(shares) > TOLERATED:
         console.print(
             f"[bold red]other processes used up to {max(shares):.0%} of the machine during a site:"
             " measure again when it is quiet"

@@ -96,7 +96,7 @@ def measure(shape: tuple[int, ...], dtype: DType, options: Options) -> dict[str,
     contention = Contention()
 
     def timed(runs: dict[Any, Any]) -> dict[str, Any]:
-        timings = interleave(runs, each_round=lambda: None, **settings)
+        timings = interleave(runs, **settings)
         return {name: _as_json(timing) for name, timing in timings.items()}
 
     return {

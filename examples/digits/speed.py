@@ -83,7 +83,6 @@ def main(quick: bool) -> None:
             {name: peers.build(name, problem).run for name in ("ours", "flax")},
             rounds=QUICK_ROUNDS if quick else ROUNDS,
             min_sample_ms=5,
-            each_round=lambda: None,
         )
         speed = SiteSpeed(site.label, batch, timings["ours"].median_ms, timings["flax"].median_ms)
         print(json.dumps(dataclasses.asdict(speed)), flush=True)

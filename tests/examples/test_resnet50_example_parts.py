@@ -146,7 +146,7 @@ def test_metrics_stand_once_after_a_resumption(tmp_path: pathlib.Path) -> None:
     assert metrics.read(tmp_path / "metrics.jsonl") == []
 
 
-def test_metrics_survive_a_full_disk(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+def test_metrics_survive_a_full_disk(tmp_path: pathlib.Path) -> None:
     console = example.silent_console()
     recorder = metrics.Recorder(tmp_path, 0, console)
     (tmp_path / "metrics.jsonl").unlink()

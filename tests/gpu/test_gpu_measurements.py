@@ -132,13 +132,13 @@ def test_a_join_that_computes_something_else_is_an_error(
 
 def test_the_joins_are_those_of_the_profile() -> None:
     assert sum(inference_joins.JOINS.values()) == 16
-    words = {"one": 3, "two": 5}
+    tensors = {"one": 3, "two": 5}  # that one pass moves, and two
     moved = {
         name: sum(
-            count * (words_moved * 10 * c * h * w * 4)
+            count * (tensors_moved * 10 * c * h * w * 4)
             for (c, h, w), count in inference_joins.JOINS.items()
         )
-        for name, words_moved in words.items()
+        for name, tensors_moved in tensors.items()
     }
     # These are the profile's numbers, without the biases.
     assert moved["two"] == pytest.approx(1_103_932_416, rel=1e-3)

@@ -86,7 +86,7 @@ def test_cotangents_of_statistics_alone(implementation: str, form: Any, num_grou
 
 
 @both_implementations
-def test_both_kinds_of_evidence_give_the_same_gradient(implementation: str) -> None:
+def test_y_and_mask_give_the_same_gradient(implementation: str) -> None:
     given_operands, dout = operands(Case((5, 7, 9, 33))), cotangents(Case((5, 7, 9, 33)))
     with_y, with_mask = (
         run(Case((5, 7, 9, 33), save=save), implementation, given_operands, dout)

@@ -170,24 +170,24 @@ def test_gradients_that_examples_share_are_not_mapped(implementation: str) -> No
 
 
 @both_implementations
-def test_vmap_of_hessian(implementation: str) -> None:
+def test_jacobian_through_jit(implementation: str) -> None:
     """A Jacobian maps a vjp over its cotangent; the other operands of backward are not mapped."""
     x, z, scale, bias = (jnp.asarray(a)[..., :2] for a in operands(CASE))
 
     def function(x: Any, scale: Any) -> Any:
         return jax_bnar.bn_add_relu(x, z, scale, bias, implementation=implementation)
 
-    backward = jax.jacrev(function, (0, 1))(x, scale)
-    forward = jax.jacrev(lambda *given: function(*given), (0, 1))
-    assert_trees_close(jax.jit(forward)(x, scale), backward, tolerance=1e-4)
+    eager = jax.jacrev(function, (0, 1))(x, scale)
+    jitted = jax.jit(jax.jacrev(lambda *given: function(*given), (0, 1)))(x, scale)
+    assert_trees_close(jitted, eager, tolerance=1e-4)
     # Check one block: dy/dscale is xhat where y > 0.
     result = jax.tree.map(np.asarray, function(x, scale))
     xhat = (np.asarray(x) - result.mean) / np.sqrt(result.var + 1e-5)
-    diagonal = np.einsum("ijkk->ijk", np.asarray(backward.y[1]))
+    diagonal = np.einsum("ijkk->ijk", np.asarray(eager.y[1]))
     np.testing.assert_allclose(diagonal, np.where(result.y > 0, xhat, 0), atol=1e-4)
 
 
-def linear_loss(*given: Any) -> Any:
+def loss_of_all_results(*given: Any) -> Any:
     result = jax_bnar.bn_add_relu(*given, save="mask")
     return (result.y * jnp.cos(result.y)).sum() + (result.mean * result.var).sum()
 
@@ -195,10 +195,10 @@ def linear_loss(*given: Any) -> Any:
 def test_per_example_gradients() -> None:
     """vmap of grad with respect to shared parameters takes one call each way."""
     arrays, in_axes = examples(("x", "z"), {})
-    function = jax.vmap(jax.grad(linear_loss, (2, 3)), in_axes)
+    function = jax.vmap(jax.grad(loss_of_all_results, (2, 3)), in_axes)
     assert ours(function, *arrays) == {"forward": 1, "backward": 1}
     actual = jax.jit(function)(*arrays)
-    assert_trees_close(actual, in_a_loop(jax.grad(linear_loss, (2, 3)), arrays, in_axes))
+    assert_trees_close(actual, in_a_loop(jax.grad(loss_of_all_results, (2, 3)), arrays, in_axes))
 
 
 @pytest.mark.parametrize("argument", range(4))
@@ -222,6 +222,6 @@ def test_nested_is_one_call() -> None:
     doubled = [
         np.stack([a, -a]) if name == "scale" else a for name, a in zip(NAMES, arrays, strict=True)
     ]
-    function = jax.vmap(jax.vmap(jax.grad(linear_loss), in_axes), (None, None, 0, None))
+    function = jax.vmap(jax.vmap(jax.grad(loss_of_all_results), in_axes), (None, None, 0, None))
     assert ours(function, *doubled) == {"forward": 1, "backward": 1}
     assert jax.eval_shape(function, *doubled).shape == (2, SIZE, *CASE.shape)
