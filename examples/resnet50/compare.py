@@ -18,6 +18,7 @@ from typing import Any, Final, get_args
 import flax
 import jax
 import tyro
+from matplotlib.figure import Figure
 from resnet50 import config, errors, loop, metrics
 from rich.console import Console
 from rich.table import Table
@@ -44,9 +45,13 @@ class Arguments:
 
 def compare(seeds: tuple[int, ...], epochs: float, on: list[Any] | None = None) -> dict[str, Any]:
     """Curves, accuracies, and whether they are within the bounds."""
-    runs = [
-        {"seed": seed, **{norm: _train(norm, seed, epochs, on) for norm in NORMS}} for seed in seeds
-    ]
+    runs = []
+    for seed in seeds:
+        trained: dict[str, Any] = {"seed": seed}
+        for norm in NORMS:
+            trained[norm] = _train(norm, seed, epochs, on)
+            print(f"seed {seed}, {norm}: top-1 {trained[norm]['top1']:.2%}", flush=True)
+        runs.append(trained)
     return {
         "settings": {"epochs": epochs, "preset": config.to_json(config.PRESETS["digits"][1])},
         "jax": jax.__version__,
@@ -81,6 +86,22 @@ def differences(run: dict[str, Any]) -> list[float]:
     return [abs(a - b) for a, b in zip(*curves, strict=True)]
 
 
+def draw(runs: list[dict[str, Any]], path: pathlib.Path) -> None:
+    """The losses of the first seed, and how far the two networks are apart, for every seed."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for norm, style in zip(NORMS, ("-", "--"), strict=True):
+        left.plot(runs[0][norm]["losses"], style, label=norm)
+    left.set(xlabel="step", ylabel="loss", title=f"seed {runs[0]['seed']}")
+    left.legend(frameon=False)
+    for run in runs:
+        right.plot(differences(run), label=f"seed {run['seed']}")
+    right.hlines(LOSS_BOUND, 0, EARLY_STEPS, color="black", label="bound")
+    right.set(xlabel="step", ylabel="difference of the losses", yscale="log")
+    right.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
 def _train(norm: config.Norm, seed: int, epochs: float, on: list[Any] | None) -> dict[str, Any]:
     preset = config.PRESETS["digits"][1]
     with tempfile.TemporaryDirectory() as folder:
@@ -112,6 +133,8 @@ def main(arguments: Arguments) -> None:
     results = compare(arguments.seeds, arguments.epochs)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(results) + "\n")
+    picture = arguments.output.with_suffix(".png")
+    draw(results["runs"], picture)
     table = Table("seed", "early loss difference", *(f"top-1 {norm}" for norm in NORMS))
     for run, difference in zip(
         results["runs"], results["largest_early_loss_difference"], strict=True
@@ -121,6 +144,7 @@ def main(arguments: Arguments) -> None:
         )
     table.add_row("mean", "", *(f"{results['mean_top1'][norm]:.2%}" for norm in NORMS))
     Console().print(table)
+    print(f"wrote {arguments.output} and {picture}")
     if not results["passed"]:
         raise errors.UserError(
             f"fused and plain differ by more than {LOSS_BOUND:g} (loss) or {ACCURACY_BOUND:g}"

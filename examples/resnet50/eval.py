@@ -10,7 +10,7 @@ import sys
 
 import tyro
 from resnet50 import accuracy, devices, errors, runs
-from resnet50.config import Norm, Platform
+from resnet50.config import OptionalBool, OptionalInt, OptionalNorm, OptionalPath, Platform
 from resnet50.data import pipeline, sources
 from rich.console import Console
 
@@ -21,23 +21,23 @@ class Arguments:
 
     run: tyro.conf.Positional[pathlib.Path]
     """Output folder of train.py."""
-    step: int | None = None
+    step: OptionalInt = None
     """Step of the checkpoint; the last one by default."""
-    average: bool | None = None
+    average: OptionalBool = None
     """Evaluate the moving average of the variables; by default if there is one."""
-    norm: Norm | None = None
+    norm: OptionalNorm = None
     """Use another BatchNorm than in training."""
     fold: bool = False
     """Fold BatchNorm into the convolutions, as export.py does."""
-    images: pathlib.Path | None = None
+    images: OptionalPath = None
     """Folder with other pictures, in train/<class> and val/<class>, of the same classes."""
     batch_size: int = 256
     """Pictures per batch."""
-    workers: int | None = None
+    workers: OptionalInt = None
     """Processes that decode pictures; by default as many as train.py uses."""
     platform: Platform = "auto"
     """Platform to run on."""
-    json: pathlib.Path | None = None
+    json: OptionalPath = None
     """JSON file for the result."""
 
 
@@ -76,10 +76,10 @@ def main(arguments: Arguments) -> None:
         mesh,
         report,
     )
+    assert results is not None  # nobody stops it
     result = results["network"]
     console.print(
-        f"step {trained.step}: top-1 {result.top1:.2%}, top-5 {result.top5:.2%}, loss"
-        f" {result.loss:.4f} on {result.images} held-out pictures; {dataset.description};"
+        f"step {trained.step}: {result.text(len(trained.classes))}; {dataset.description};"
         f" {trained.model.norm} BatchNorm{', folded' if arguments.fold else ''}",
         soft_wrap=True,
         highlight=False,
@@ -88,6 +88,7 @@ def main(arguments: Arguments) -> None:
         values = {**dataclasses.asdict(result), "step": trained.step, "norm": trained.model.norm}
         values["folded"], values["pictures"] = arguments.fold, dataset.description
         arguments.json.write_text(json.dumps(values, indent=1) + "\n")
+        console.print(f"wrote {arguments.json}", soft_wrap=True, highlight=False)
 
 
 if __name__ == "__main__":

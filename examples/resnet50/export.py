@@ -2,11 +2,8 @@
 
     python examples/resnet50/export.py runs/resnet50 resnet50.jax
 
-BatchNorm is folded into the convolutions, unless --no-fold is given. To run the file, first import
-jax_bnar, which registers the kernels (this is not needed with --norm flax):
-
-    program = jax.export.deserialize(pathlib.Path("resnet50.jax").read_bytes())
-    logits = program.call(images)  # uint8, (any number, height, width, channels)
+BatchNorm is folded into the convolutions, unless --no-fold is given. The program ends by printing the
+lines of Python that run the file.
 """
 
 import dataclasses
@@ -19,8 +16,7 @@ import numpy as np
 import tyro
 from jax import export
 from resnet50 import devices, errors, runs
-from resnet50.config import Norm, Platform
-from rich.console import Console
+from resnet50.config import OptionalInt, OptionalNorm, Platform
 
 import jax_bnar
 
@@ -35,11 +31,11 @@ class Arguments:
     """File to write; OUTPUT.json next to it describes its classes and the shape of its images."""
     platforms: tuple[str, ...] = ("cpu",)
     """Platforms that the file can run on: cpu, cuda, rocm, tpu."""
-    norm: Norm | None = None
+    norm: OptionalNorm = None
     """Use another BatchNorm than in training; with "flax" the file runs without jax_bnar."""
     fold: bool = True
     """Fold BatchNorm into the convolutions: equal up to rounding."""
-    step: int | None = None
+    step: OptionalInt = None
     """Step of the checkpoint; the last one by default."""
     platform: Platform = "auto"
     """Platform to check the file on, if it is one of --platforms."""
@@ -85,7 +81,23 @@ def main(arguments: Arguments) -> None:
             f"; on {here} its logits differ by at most {difference:.2g} (the largest is"
             f" {largest:.2g}) from those of the network as trained"
         )
-    Console().print(text, soft_wrap=True, highlight=False)
+    print(f"{text}\n\n{how_to_run(arguments.output, trained)}")
+
+
+def how_to_run(path: pathlib.Path, trained: runs.Trained) -> str:
+    """A program that loads the file and calls it."""
+    kernels = "" if trained.model.norm == "flax" else "import jax_bnar  # brings the kernels\n"
+    shape = (1, *trained.image_shape)
+    return (
+        "To run it:\n\n"
+        "import pathlib\n"
+        "import numpy as np\n"
+        "from jax import export\n"
+        f"{kernels}"
+        f"program = export.deserialize(bytearray(pathlib.Path({str(path)!r}).read_bytes()))\n"
+        f"images = np.zeros({shape}, np.uint8)  # any number of them\n"
+        "logits = program.call(images)"
+    )
 
 
 def _write(path: pathlib.Path, program: bytes, trained: runs.Trained) -> None:

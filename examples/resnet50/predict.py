@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import tyro
 from resnet50 import devices, errors, runs
-from resnet50.config import Platform
+from resnet50.config import OptionalInt, Platform
 from resnet50.data import decode
 from resnet50.data.pictures import UnreadablePictureError
 from rich.console import Console
@@ -28,7 +28,7 @@ class Arguments:
     """The picture; its centre is used, as in evaluation."""
     top: int = 5
     """Number of classes to print."""
-    step: int | None = None
+    step: OptionalInt = None
     """Step of the checkpoint; the last one by default."""
     fold: bool = False
     """Fold BatchNorm into the convolutions, as export.py does."""

@@ -36,8 +36,16 @@ def test_schedule() -> None:
     np.testing.assert_allclose([float(np.asarray(rate(s))) for s in range(31)], expected, atol=1e-7)
     without = optimizer.schedule(config.Training(warmup_epochs=0.0), 10, 30)
     assert float(np.asarray(without(0))) == pytest.approx(0.256)
-    with pytest.raises(UserError, match="--warmup-epochs 1 is not shorter than the training"):
-        optimizer.schedule(RECIPE, steps_per_epoch=10, total_steps=10)
+
+
+def test_a_warmup_is_shorter_than_the_training() -> None:
+    short = dataclasses.replace(RECIPE, epochs=1.0)
+    assert (optimizer.warmup_epochs(RECIPE), optimizer.warmup_epochs(short)) == (1.0, 0.5)
+    rate = optimizer.schedule(short, steps_per_epoch=10, total_steps=10)
+    assert float(np.asarray(rate(5))) == pytest.approx(0.2)
+    assert float(np.asarray(rate(10))) == pytest.approx(0, abs=1e-8)
+    once = optimizer.schedule(short, steps_per_epoch=0.5, total_steps=1)
+    assert float(np.asarray(once(0))) == pytest.approx(0.2)
 
 
 def test_nesterov_step_decays_kernels_only() -> None:
@@ -87,6 +95,7 @@ def test_evaluation_counts_as_a_sort_would() -> None:
         ]
         seen: list[Any] = []
         result = accuracy.evaluate(sums, {"a": {}, "b": {}}, batches, mesh, seen.append)
+    assert result is not None
     assert result["a"].images == counted.sum()
     assert result["a"].top1 == (counted & (rank < 1)).sum() / counted.sum()
     assert result["a"].top5 == (counted & (rank < 5)).sum() / counted.sum()
@@ -96,7 +105,11 @@ def test_evaluation_counts_as_a_sort_would() -> None:
 
     batches[0] = {name: values[10:] for name, values in batches[0].items()}
     with example.as_users_run_jax():
-        loss = accuracy.evaluate(sums, {"a": {}}, batches, mesh, seen.append)["a"].loss
+        shorter = accuracy.evaluate(sums, {"a": {}}, batches, mesh, seen.append)
+        stopped = accuracy.evaluate(sums, {"a": {}}, batches, mesh, seen.append, lambda: True)
+    assert stopped is None
+    assert shorter is not None
+    loss = shorter["a"].loss
     rows, own = scores[10:].astype(np.float64), labels[10:]
     losses = np.log(np.exp(rows).sum(1)) - rows[np.arange(190), own]
     assert loss == pytest.approx(losses[counted[10:]].mean(), rel=1e-5)
@@ -141,7 +154,8 @@ def test_metrics_stand_once_after_a_resumption(tmp_path: pathlib.Path) -> None:
     ]
     assert scalars[-2:] == [(30, "train/loss", 33.0), (30, "train/top1", 0.5)]
     starts = [e.step for e in events(tmp_path) if e.HasField("session_log")]
-    assert starts == [0, 20]  # TensorBoard drops earlier events from these steps on
+    assert starts == [0, 21]  # TensorBoard drops earlier events from these steps on; 20 stays
+    assert metrics.was_evaluated(tmp_path / metrics.FILE, 20) is False
     assert metrics.Recorder(tmp_path, 0, console).close() is None  # a new run in an old folder
     assert metrics.read(tmp_path / "metrics.jsonl") == []
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import resnet50_example as example
+import subprocesses
 
 # isort: split
 import compare
@@ -26,7 +27,9 @@ import eval as eval_program
 import export
 import predict
 from orbax import checkpoint as ocp
+from PIL import Image
 from resnet50 import config, loop, metrics, runs
+from resnet50.data import pipeline
 from resnet50.errors import UserError
 from rich.console import Console
 
@@ -89,9 +92,9 @@ def stored(output: pathlib.Path, step: int) -> dict[str, np.ndarray]:
 
 
 def children(process: int) -> list[int]:
-    """The children of a process, if the system reports them."""
-    found = pathlib.Path(f"/proc/{process}/task/{process}/children")
-    return [int(child) for child in found.read_text().split()] if found.exists() else []
+    """The children of a process, whichever thread started them, if the system reports them."""
+    found = pathlib.Path(f"/proc/{process}/task").glob("*/children")
+    return [int(child) for path in found for child in path.read_text().split()]
 
 
 def is_alive(process: int) -> bool:
@@ -232,10 +235,14 @@ def test_exported_file_stands_alone(
         arguments = export.Arguments(finished, path, norm=norm)
         assert arguments.fold
         export.main(dataclasses.replace(arguments, fold=fold))
-    printed = re.search(
-        r"differ by at most (\S+) \(the largest is (\S+)\)", capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    printed = re.search(r"differ by at most (\S+) \(the largest is (\S+)\)", out)
     assert printed
+    # The lines that it prints load the file in a process that knows nothing.
+    _, _, to_run = out.partition("To run it:\n")
+    assert ("import jax_bnar" in to_run) == (norm == "fused")
+    shape = subprocesses.run_python(f"{to_run}print(logits.shape)", timeout=120, prelude="")
+    assert shape == "(1, 2)\n"
     difference, largest = map(float, printed.groups())
     assert 0 < difference < 2**-5 * largest if fold else difference == 0
     about = json.loads((tmp_path / "network.jax.json").read_text())
@@ -315,15 +322,15 @@ def test_sigterm_saves_and_the_run_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(metrics.Recorder, "write", terminate_at_5)
         assert example.train(options, console=console) == {}
-    assert "stopped after step 6; --resume continues from there" in example.printed(console)
+    assert "stopped after step 5; --resume continues from there" in example.printed(console)
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
-    with pytest.raises(UserError, match="a run that reached step 6: continue it with --resume"):
+    with pytest.raises(UserError, match="a run that reached step 5: continue it with --resume"):
         example.train(options)
     resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
     console = Console(file=console.file, force_terminal=True, width=200)
     example.train(resume, console=console)
     assert example.losses(tmp_path) == undisturbed
-    assert "images/s  waiting for data" in example.printed(console)
+    assert re.search(r"images/s  top-1 .* waiting for data", example.printed(console))
 
     # Resuming once more only evaluates; another network is rejected.
     assert example.train(resume)["network"].images == 360
@@ -333,6 +340,89 @@ def test_sigterm_saves_and_the_run_goes_on(
     order = dataclasses.replace(options.training, seed=1)
     with pytest.raises(UserError, match="trained on other pictures, or in another order"):
         example.train(dataclasses.replace(resume, training=order))
+
+
+def test_sigterm_does_not_wait_for_an_evaluation(
+    undisturbed: list[float], tmp_path: pathlib.Path, monkeypatch: Any
+) -> None:
+    """It saves, and the evaluation is made up for; evaluations come after their checkpoints."""
+    batches = pipeline.evaluation_batches
+    started = []
+
+    def terminated(*given: Any) -> Any:
+        for index, batch in enumerate(batches(*given)):
+            started.append(index)
+            if index == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    options = example.tiny("digits", tmp_path, **example.DIGITS, evaluate_every=0.4)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "evaluation_batches", terminated)
+        console = example.silent_console()
+        assert example.train(options, console=console) == {}
+    assert started == [0, 1]  # of six
+    assert "stopped after step 9; --resume continues" in example.printed(console)
+    assert {line["kind"] for line in example.lines(tmp_path)} == {"train"}
+
+    resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
+    assert example.train(resume)["network"].images == 360
+    assert example.losses(tmp_path) == undisturbed
+    evaluated = [line["step"] for line in example.lines(tmp_path) if line["kind"] != "train"]
+    assert evaluated == [9, 12]
+    example.train(resume)
+    assert len(example.lines(tmp_path)) == 14  # each result stands once
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_whole_job(pictures: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """To the workers too, while these start and cannot ignore it yet."""
+    process = subprocess.Popen(
+        [sys.executable, example.EXAMPLE / "train.py", *command(pictures, tmp_path, "--workers=2")],
+        env=example.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    deadline = time.monotonic() + 120
+    while not children(process.pid):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    # Others than workers start too; a second later these are there, and still busy with imports.
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGTERM)
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, out
+    assert "--resume continues from there" in out
+    assert "Traceback" not in out
+    assert "leaked" not in out
+
+
+def test_a_finished_run_shows_what_it_came_to(tmp_path: pathlib.Path) -> None:
+    console = example.silent_console()
+    example.train(example.tiny("digits", tmp_path, **example.DIGITS), console=console)
+    out = example.printed(console)
+    for line in ("compiling; 12 steps follow", "step 1/12  compiled and done after"):
+        assert line in out
+    assert re.search(r"mean speed: [\d.]+ images/s", out)
+    assert f"wrote {tmp_path / 'curve.png'}" in out
+    with Image.open(tmp_path / "curve.png") as picture:
+        assert picture.size[0] > 600
+    for program in ("eval.py", "predict.py", "export.py"):
+        assert re.search(rf"python \S*{program} {re.escape(str(tmp_path))}", out)
+
+
+def test_noise_is_not_evaluated(tmp_path: pathlib.Path) -> None:
+    console = example.silent_console()
+    noise = {"synthetic_images": 64, "synthetic_classes": 3, "batch_size": 16}
+    options = example.tiny("synthetic", tmp_path, **noise, dtype="float32")
+    assert example.train(options, console=console) == {}
+    assert {line["kind"] for line in example.lines(tmp_path)} == {"train"}
+    assert "mean speed: " in example.printed(console)
+    assert "eval.py" not in example.printed(console)
 
 
 def test_a_full_disk_does_not_end_the_training(
@@ -377,6 +467,11 @@ def test_batches_must_divide(tmp_path: pathlib.Path) -> None:
     options = example.tiny("digits", tmp_path, batch_size=60)
     with pytest.raises(UserError, match=r"--batch-size 60 does not divide .* on 8 devices"):
         example.train(options, on=8)
+    for name in ("batch_size", "accumulate"):
+        options = example.tiny("digits", tmp_path, **{name: -3})
+        sentence = rf"--{name.replace('_', '-')} must be at least 1, got -3\."
+        with pytest.raises(UserError, match=sentence):
+            example.train(options)
 
 
 def test_an_output_folder_that_cannot_be(tmp_path: pathlib.Path) -> None:
@@ -404,6 +499,7 @@ def test_help_names_every_option(capsys: Any) -> None:
         for field in dataclasses.fields(group):
             assert f"--{field.name.replace('_', '-')}" in printed
     assert "(required)" in printed  # --images
+    assert "None" not in printed
     chosen = config.from_command_line(["digits", "--norm", "flax", "--stage-sizes", "2", "2"])
     assert (chosen.source, chosen.model.norm, chosen.model.stage_sizes) == (
         "digits",

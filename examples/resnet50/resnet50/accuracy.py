@@ -21,6 +21,13 @@ class Result:
     loss: float
     images: int
 
+    def text(self, classes: int) -> str:
+        """In a line. Of five classes or fewer, the right one is always among five."""
+        top5 = f", top-5 {self.top5:.2%}" if classes > 5 else ""
+        return (
+            f"top-1 {self.top1:.2%}{top5}, loss {self.loss:.4f} on {self.images} held-out pictures"
+        )
+
 
 def compiled(logits: Logits, mesh: Mesh) -> Callable[[Any, Any], dict[str, jax.Array]]:
     """A function from (variables, batch) to sums over the pictures whose weight is not 0."""
@@ -58,11 +65,17 @@ def evaluate(
     batches: Iterable[Batch],
     mesh: Mesh,
     on_batch: Callable[[Batch], None],
-) -> dict[str, Result]:
-    """Evaluates each of several sets of variables over all batches of this process."""
+    stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, Result] | None:
+    """Evaluates each of several sets of variables over all batches of this process.
+
+    None where `stopped` said so before the last batch.
+    """
     totals = {name: {"loss": 0.0, "top1": 0, "top5": 0, "images": 0} for name in networks}
     pending: dict[str, dict[str, jax.Array]] = {}
     for batch in batches:
+        if stopped():
+            return None
         on_batch(batch)
         given = {name: batch[name] for name in ("image", "label", "weight")}
         given = devices.put_batch(given, mesh)

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import tyro
 
@@ -12,16 +12,29 @@ Norm = Literal["fused", "flax"]
 Padding = Literal["SAME", "torch"]
 Platform = Literal["auto", "cpu", "gpu", "tpu"]
 
+# What may be left out. The help would else call the value {None}|PATH, and its default None.
+OptionalPath = Annotated[
+    pathlib.Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")
+]
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
+OptionalText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(optional)")]
+OptionalBool = Annotated[
+    bool | None, tyro.conf.arg(metavar="{True,False}", help_behavior_hint="(optional)")
+]
+OptionalNorm = Annotated[
+    Norm | None, tyro.conf.arg(metavar="{fused,flax}", help_behavior_hint="(optional)")
+]
+
 
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Where pictures come from."""
 
-    images: pathlib.Path | None = None
+    images: OptionalPath = None
     """Folder with train/<class>/*.jpg and val/<class>/*.jpg (only for the source "folder")."""
     image_size: int = 224
     """Height and width of the network's input (ignored for the digits, which are 8x8)."""
-    workers: int | None = None
+    workers: OptionalInt = None
     """Processes that decode pictures; 0 decodes in the training process. The default is all cores
     but one, at most 16, and 0 for digits and synthetic pictures."""
     synthetic_images: int = 1_281_167
@@ -77,7 +90,7 @@ class Training:
     common)."""
     seed: int = 0
     """Seed of the initial variables, the order of the pictures and their augmentation."""
-    init_from: pathlib.Path | None = None
+    init_from: OptionalPath = None
     """Start from the variables in this run's folder, or from torchvision's in a .safetensors, .pth
     or .pt file (with --padding torch); a head of another size is newly initialised."""
 
@@ -98,7 +111,7 @@ class Run:
     """Epochs between evaluations (there is also one at the end)."""
     log_every: int = 50
     """Steps that a line of metrics averages over."""
-    profile_at: int | None = None
+    profile_at: OptionalInt = None
     """Step at which to start a profile for TensorBoard or Perfetto."""
     profile_steps: int = 5
     """Number of steps in the profile."""
@@ -106,12 +119,12 @@ class Run:
     """Platform to run on; "auto" uses JAX's default."""
     distributed: bool = False
     """Join the other processes of the job through jax.distributed."""
-    coordinator: str | None = None
+    coordinator: OptionalText = None
     """Address HOST:PORT of process 0. On clusters that JAX detects, this option and the next two
     are not needed."""
-    num_processes: int | None = None
+    num_processes: OptionalInt = None
     """Number of processes in the job."""
-    process_id: int | None = None
+    process_id: OptionalInt = None
     """Index of this process."""
 
 

@@ -68,7 +68,10 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
 
 
 def check_batch(batch_size: int, accumulate: int, mesh: Mesh) -> None:
-    if batch_size < 1 or accumulate < 1 or batch_size % (accumulate * mesh.size):
+    for name, value in (("batch-size", batch_size), ("accumulate", accumulate)):
+        if value < 1:
+            raise UserError(f"--{name} must be at least 1, got {value}.")
+    if batch_size % (accumulate * mesh.size):
         raise UserError(
             f"--batch-size {batch_size} does not divide into {accumulate} micro-batches"
             f" (--accumulate) on {mesh.size} devices; use a multiple of {accumulate * mesh.size}."

@@ -92,6 +92,10 @@ class Stop:
             return False
         return bool(multihost_utils.process_allgather(np.asarray(self._asked)).any())
 
+    def requested_alone(self) -> bool:
+        """Whether the only process stops; several would have to agree."""
+        return self._asked and jax.process_count() == 1
+
     @classmethod
     @contextlib.contextmanager
     def on_signals(cls) -> "Iterator[Stop]":

@@ -7,14 +7,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from rich.console import Console
 
 from resnet50 import (
     accuracy,
     devices,
     inference,
+    metrics,
     model,
     optimizer,
+    summary,
     train_state,
     train_step,
     weights,
@@ -56,6 +59,13 @@ def train(
         trainer.close()
 
 
+def _everywhere(fact: bool) -> bool:
+    """What process 0 says, which alone writes the metrics."""
+    if jax.process_count() == 1:
+        return fact
+    return bool(multihost_utils.broadcast_one_to_all(np.asarray(fact)))
+
+
 def _console() -> Console:
     return Console(quiet=jax.process_index() != 0)
 
@@ -75,6 +85,12 @@ class Trainer:
         self.total_steps = math.ceil(recipe.epochs * self.steps_per_epoch)
         if self.total_steps < 1:
             raise UserError(f"--epochs must be positive, got {recipe.epochs:g}.")
+        warmup = optimizer.warmup_epochs(recipe)
+        if warmup != recipe.warmup_epochs:
+            self.display.say(
+                f"--warmup-epochs {recipe.warmup_epochs:g} is not shorter than the training: the"
+                f" learning rate warms up for {warmup:g} epochs, half of it"
+            )
         self.learning_rate = optimizer.schedule(recipe, self.steps_per_epoch, self.total_steps)
         self.net = model.build(config.model, len(self.dataset.classes))
         self._make_functions()
@@ -89,6 +105,7 @@ class Trainer:
         self._shard = shard
         self._seen_unreadable: set[str] = set()
         self._results: dict[str, accuracy.Result] = {}
+        self._stopped = False
         self.recorder: Recorder | None = None
         self._open_output()
 
@@ -137,6 +154,10 @@ class Trainer:
 
     def run(self) -> dict[str, accuracy.Result]:
         state, step = self.first_state()
+        # A checkpoint comes before the evaluation of its step, which a stopped run has not come to.
+        self._evaluated = _everywhere(
+            metrics.was_evaluated(self.config.run.output / metrics.FILE, step)
+        )
         if jax.process_index() == 0:
             output = self.config.run.output
             try:
@@ -145,8 +166,11 @@ class Trainer:
                 raise UserError(f"metrics cannot be written in {output} ({error}).") from error
         with Stop.on_signals() as stop, self.display.training(step, self.total_steps):
             state, step = self._loop(state, step, stop)
-        if step < self.total_steps:
+        if self._stopped:
             self.display.say(f"stopped after step {step}; --resume continues from there")
+        elif self.recorder is not None:
+            for line in summary.report(self.config, self.config.run.output / metrics.FILE):
+                self.display.say(line)
         return self._results
 
     def first_state(self) -> tuple[TrainState, int]:
@@ -181,10 +205,11 @@ class Trainer:
         evaluate_every = max(1, round(options.evaluate_every * self.steps_per_epoch))
         profile = Profile(options.output / "profile", options.profile_at, options.profile_steps)
         watch = Watch()
-        first, last = step, step == self.total_steps
-        if last:
-            self._results = self._evaluate(state, step)
-        while not last:
+        first = step
+        due = step > 0 and step % evaluate_every == 0 and not self._evaluated
+        if due or step == self.total_steps:
+            self._evaluate(state, step, stop)
+        while step < self.total_steps and not self._stopped:
             # Meanwhile the device still computes the previous step.
             with watch.waiting():
                 batch = next(self.batches)
@@ -194,21 +219,28 @@ class Trainer:
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state = self._step(state, devices.put_batch(given, self.mesh))
             step += 1
+            self._evaluated = False
             profile.after(step, state)
             if step == first + 1:
                 # The first step includes compilation, which is not part of the speed.
                 jax.block_until_ready(state.step)
+                self.display.first_step(step, self.total_steps)
                 watch.restart()
 
             done = step == self.total_steps
-            last = done or stop.requested(step, options.log_every)
             if step % options.log_every == 0 or done:
                 state = self._log(state, step, watch)
+            self.display.step(step, self.total_steps)
+            self._stopped = stop.requested(step, options.log_every)
             with watch.paused():
-                if step % evaluate_every == 0 or done:
-                    self._results = self._evaluate(state, step)
-                if step % options.checkpoint_every == 0 or last:
-                    self._save(state, step, last)
+                # Saved first: who asks a run to stop may not wait for an evaluation.
+                save = step % options.checkpoint_every == 0 or done or self._stopped
+                if save:
+                    self._save(state, step, done or self._stopped)
+                if (step % evaluate_every == 0 or done) and not self._stopped:
+                    self._evaluate(state, step, stop)
+                    if self._stopped and not save:
+                        self._save(state, step, last=True)
         profile.stop(state)
         return state, step
 
@@ -238,21 +270,36 @@ class Trainer:
         if problem is not None:
             self.display.warn(f"{problem}; training continues")
 
-    def _evaluate(self, state: TrainState, step: int) -> dict[str, accuracy.Result]:
+    def _evaluate(self, state: TrainState, step: int, stop: Stop) -> None:
+        """Evaluates, and sets `_stopped` where the run was asked to stop before the end of it."""
+        if self.config.source == "synthetic":
+            return  # the accuracy on noise means nothing
         networks = {"network": state.variables}
         if state.ema:
             networks["average"] = state.ema
+        count = -(-len(self.dataset.val) // (self.local_batch * self._shard[1]))
+        advance = self.display.evaluating(count)
+
+        def on_batch(batch: pipeline.Batch) -> None:
+            self._report_unreadable(batch, self.dataset.val, "it is left out")
+            advance()
+
         results = accuracy.evaluate(
             self._sums,
             networks,
             pipeline.evaluation_batches(self.dataset, self.local_batch, self.workers, self._shard),
             self.mesh,
-            lambda batch: self._report_unreadable(batch, self.dataset.val, "it is left out"),
+            on_batch,
+            stop.requested_alone,
         )
+        if results is None:
+            self._stopped = True
+            return
         for name, result in results.items():
-            self.display.evaluation(step, name, result)
-            self._record(step, f"val_{name}", dataclasses.asdict(result))
-        return results
+            self.display.evaluation(step, name, result, len(self.dataset.classes))
+            if not self._evaluated:
+                self._record(step, f"val_{name}", dataclasses.asdict(result))
+        self._results = results
 
     def _report_unreadable(self, batch: pipeline.Batch, pictures: Pictures, action: str) -> None:
         for index in batch["unreadable"][batch["unreadable"] >= 0]:

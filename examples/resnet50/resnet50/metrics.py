@@ -16,6 +16,7 @@ from resnet50.errors import first_line
 
 # Its members are created at import time, so type checkers do not know them.
 _PROTO: Final[Any] = event_pb2
+FILE: Final = "metrics.jsonl"
 
 
 class Recorder:
@@ -26,7 +27,7 @@ class Recorder:
     """
 
     def __init__(self, folder: pathlib.Path, step: int, console: Console) -> None:
-        self._path = folder / "metrics.jsonl"
+        self._path = folder / FILE
         self._console = console
         self._failed = False
         kept = [line for line in read(self._path) if line["step"] <= step] if step else []
@@ -37,9 +38,10 @@ class Recorder:
         events = folder / "tensorboard"
         events.mkdir(exist_ok=True)
         self._events = EventsWriter(str(events / "events"), f".{step}.{os.getpid()}")
-        # This makes TensorBoard drop later steps that an earlier process has written.
+        # This makes TensorBoard drop later steps that an earlier process has written; the first step of this
+        # process is the next one, so that the points of `step` itself are kept.
         start = _PROTO.SessionLog(status=_PROTO.SessionLog.START)
-        self._event(step=step, session_log=start)
+        self._event(step=step + 1 if step else 0, session_log=start)
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
         line = {"step": step, "kind": kind, **values}
@@ -64,6 +66,11 @@ class Recorder:
 
     def _event(self, **fields: Any) -> None:
         self._events.write_event(_PROTO.Event(wall_time=time.time(), **fields))
+
+
+def was_evaluated(path: pathlib.Path, step: int) -> bool:
+    """Whether the results of an evaluation after this step stand in a metrics file."""
+    return any(line["step"] == step and line["kind"].startswith("val_") for line in read(path))
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:

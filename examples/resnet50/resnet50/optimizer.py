@@ -6,18 +6,20 @@ import jax
 import optax
 
 from resnet50.config import Training
-from resnet50.errors import UserError
+
+
+def warmup_epochs(options: Training) -> float:
+    """As asked for where that is shorter than the training, which may be a trial of one epoch."""
+    if options.warmup_epochs < options.epochs:
+        return options.warmup_epochs
+    return options.epochs / 2
 
 
 def schedule(options: Training, steps_per_epoch: float, total_steps: int) -> optax.Schedule:
     """The learning rate of each step; the peak scales with the batch size (Goyal et al. 2017)."""
     peak = options.learning_rate * options.batch_size / 256
-    warmup = round(options.warmup_epochs * steps_per_epoch)
-    if warmup >= total_steps:
-        raise UserError(
-            f"--warmup-epochs {options.warmup_epochs:g} is not shorter than the training, --epochs"
-            f" {options.epochs:g}: shorten the warmup or train for longer."
-        )
+    # Of a training of a step or two, nothing may be left of either.
+    warmup = min(round(warmup_epochs(options) * steps_per_epoch), total_steps - 1)
     cosine = optax.cosine_decay_schedule(peak, total_steps - warmup)
     if not warmup:
         return cosine

@@ -5,12 +5,14 @@ pictures, for any number of processes. The iterator's state is therefore just th
 can be resumed on another machine.
 """
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from typing import Any, Final
 
 import grain
@@ -27,6 +29,8 @@ Batch = dict[str, np.ndarray]
 # This many unreadable pictures in a row are no coincidence: the disk is gone.
 _MAX_UNREADABLE: Final = 16
 _MAX_WORKERS: Final = 16
+# Ctrl-C, and what clusters send.
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 _READ_AHEAD: Final = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
 # Shared memory is for pictures; arrays as small as the labels go through the pipe.
 _SHARED_MEMORY: Final = grain.experimental.DatasetOptions(min_shm_size=1 << 16)
@@ -125,20 +129,14 @@ class TrainingBatches:
         self._next = state["next_batch"]
 
     def __next__(self) -> Batch:
-        if self._iterator is None:
-            self._iterator = _iterator(self._batches[self._next :], self._workers)
         try:
-            batch = _own(next(self._iterator))
+            if self._iterator is None:
+                self._iterator, first = _started(self._batches[self._next :], self._workers)
+                batch = _own(first)
+            else:
+                batch = _own(_next(self._iterator))
         except UnreadablePictureError as error:
             raise UserError(f"{error}; is the disk still there?") from error
-        except RuntimeError as error:
-            # This is how grain reports that a worker is gone.
-            if "terminated unexpectedly" not in str(error):
-                raise
-            raise UserError(
-                "a process that decodes pictures was killed, most likely because memory (or shared"
-                " memory, /dev/shm) ran out; continue with --resume and fewer --workers."
-            ) from error
         self._next += 1
         return batch
 
@@ -159,14 +157,14 @@ def evaluation_batches(
     process, processes = shard
     count = -(-len(dataset.val) // (batch_size * processes))
     view = _EvaluationView(dataset.val, dataset.image_shape)
-    iterator: Any = iter(())
+    iterator, batch = None, None
     if process < len(dataset.val):
         pictures = grain.MapDataset.range(process, len(dataset.val), processes).map(view)
-        iterator = _iterator(pictures.batch(batch_size), workers)
+        iterator, batch = _started(pictures.batch(batch_size), workers)
     try:
         for _ in range(count):
-            batch = next(iterator, None)
             yield _padded(_own(batch) if batch else _empty(dataset.image_shape), batch_size)
+            batch = None if iterator is None else _next(iterator)
     finally:
         _close(iterator)
 
@@ -217,6 +215,43 @@ def _iterator(batches: Any, workers: int) -> Any:
     return iter(elements)
 
 
+def _started(batches: Any, workers: int) -> tuple[Any, Any]:
+    """The iterator and its first batch, by which its workers have started."""
+    with _signals_held() if workers else contextlib.nullcontext():
+        iterator = _iterator(batches, workers)
+        return iterator, _next(iterator)
+
+
+def _next(iterator: Any) -> Any:
+    """The next batch, or None after the last one."""
+    try:
+        return next(iterator, None)
+    except RuntimeError as error:
+        # So grain says that a worker is gone.
+        if "terminated unexpectedly" not in str(error):
+            raise
+        raise UserError(
+            "a process that decodes pictures was killed, most often because memory (or shared"
+            " memory, /dev/shm) ran out; go on with --resume and fewer --workers."
+        ) from error
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Signals that end a run wait, here and in the processes that are started meanwhile.
+
+    A worker needs seconds until it comes to `_start_worker`, and a signal to the whole job would
+    kill it before: then the training could not save.
+    """
+    # Where it has to start first, it lets signals through again before the workers start.
+    resource_tracker.ensure_running()
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
 def _close(iterator: Any) -> None:
     if hasattr(iterator, "close"):
         iterator.close()
@@ -225,8 +260,9 @@ def _close(iterator: Any) -> None:
 def _start_worker(index: int, count: int) -> None:
     """Leaves Ctrl-C and SIGTERM to the parent, and exits with it, even if the parent is killed."""
     del index, count
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_exit_with, args=(parent.sentinel,), daemon=True).start()
