@@ -7,6 +7,9 @@ from jax_bnar._base import startup as _startup
 _startup.require_jax()  # Must precede the imports below, which fail on an older JAX.
 
 from jax_bnar import ops as ops
+from jax_bnar._benchmark import BenchmarkReport as BenchmarkReport
+from jax_bnar._benchmark import Measurement as Measurement
+from jax_bnar._benchmark import benchmark as benchmark
 from jax_bnar._fuse import FusionReport as FusionReport
 from jax_bnar._fuse import explain as explain
 from jax_bnar._fuse import fuse as fuse

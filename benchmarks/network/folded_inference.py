@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.common.contention import TOLERATED, Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
-from benchmarks.common.timing import interleave
+from jax_bnar._benchmark.timing import interleave
 from jax_bnar.flax_layers import ResNet, fold_batch_norms
 
 SCHEMA: Final = 1

@@ -33,8 +33,8 @@ from benchmarks.common.contention import Contention
 from benchmarks.common.copy_bandwidth import CopyRoof
 from benchmarks.common.environment import core_count, describe_environment
 from benchmarks.common.json_file import write_json
-from benchmarks.common.timing import interleave
 from benchmarks.gpu.inference_joins import JOINS, ours, xla
+from jax_bnar._benchmark.timing import interleave
 from jax_bnar.profile import _hlo
 
 SCHEMA: Final = 1

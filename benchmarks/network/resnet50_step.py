@@ -16,8 +16,8 @@ from rich.table import Table
 from benchmarks.common.contention import TOLERATED, Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
-from benchmarks.common.timing import interleave
 from benchmarks.network.training_step import DType, TrainingStep, check_losses
+from jax_bnar._benchmark.timing import interleave
 
 SCHEMA: Final = 1
 MIB: Final = 2**20

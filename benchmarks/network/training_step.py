@@ -1,7 +1,7 @@
 """A compiled training step of ResNet-50 with a given BatchNorm, and the memory that it needs."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter, process_time
 from typing import Any, Final, Literal
 
@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import Var
 
 import jax_bnar
+from jax_bnar._benchmark.memory import planned_memory, residual_bytes
 from jax_bnar.flax_layers import BatchNorm, ResNet50
 
 DType = Literal["float32", "bfloat16"]
@@ -82,7 +82,7 @@ class TrainingStep:
         variables = jax.jit(net.init)(jax.random.key(0), images)
         params, batch_stats = variables["params"], variables["batch_stats"]
         self._residuals = residual_bytes(
-            lambda params: loss_of(params, batch_stats, self._data), params
+            lambda params: loss_of(params, batch_stats, self._data)[0], params
         )
         self._state = (params, batch_stats, optimizer.init(params))
         start, processor = perf_counter(), process_time()
@@ -111,32 +111,11 @@ class TrainingStep:
         return self._compiled.as_text() or ""
 
     def memory(self) -> dict[str, int]:
-        """The memory that XLA has planned.
-
-        XLA's own `peak_memory_in_bytes` leaves out the temporaries on this backend.
-        """
-        analysis: Any = self._compiled.memory_analysis()
-        outside = analysis.argument_size_in_bytes + analysis.output_size_in_bytes
-        outside -= analysis.alias_size_in_bytes
+        """What XLA has planned for the step, and what forward keeps for backward."""
+        memory = planned_memory(self._compiled)
+        assert memory is not None
         return {
-            "peak_bytes": outside + analysis.temp_size_in_bytes,
-            "temporary_bytes": analysis.temp_size_in_bytes,
+            "peak_bytes": memory.peak,
+            "temporary_bytes": memory.temporary,
             "saved_residual_bytes": self._residuals,
         }
-
-
-def residual_bytes(function: Callable[[Any], Any], argument: Any) -> int:
-    """Bytes that forward keeps for backward besides its arguments, counting each array once.
-
-    This is counted in the jaxpr; in the plain network XLA may recompute some of it instead.
-    """
-    jaxpr = jax.make_jaxpr(
-        lambda given: jax.tree.leaves(jax.vjp(function, given, has_aux=True)[1])
-    )(argument).jaxpr
-    arguments = {id(variable) for variable in (*jaxpr.invars, *jaxpr.constvars)}
-    kept: dict[int, Any] = {
-        id(variable): variable.aval
-        for variable in jaxpr.outvars
-        if isinstance(variable, Var) and id(variable) not in arguments
-    }
-    return sum(aval.size * aval.dtype.itemsize for aval in kept.values())

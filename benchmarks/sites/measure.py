@@ -8,9 +8,9 @@ from typing import Any
 from benchmarks.common.contention import Contention
 from benchmarks.common.copy_bandwidth import CopyRoof
 from benchmarks.common.sites import Site, two_read_bytes, two_read_bytes_without_y
-from benchmarks.common.timing import interleave
 from benchmarks.sites import peers
 from benchmarks.sites.problem import DType, check_results, expected, itemsize, make_problem
+from jax_bnar._benchmark.timing import interleave
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from benchmarks.common.contention import Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
 from benchmarks.common.sites import Site
-from benchmarks.common.timing import Timing, interleave
 from benchmarks.sites import peers
 from benchmarks.sites.peers import PeerName
 from benchmarks.sites.problem import DType, check_results, expected, itemsize, make_problem
+from jax_bnar._benchmark.timing import Timing, interleave
 
 SCHEMA: Final = 1
 CHANNELS: Final = 64

@@ -20,10 +20,10 @@ from typing import Final
 # kernels) must take precedence over them.
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
 
-from benchmarks.common import timing
 from benchmarks.common.sites import Site
 from benchmarks.sites import launch, peers
 from benchmarks.sites.problem import make_problem
+from jax_bnar._benchmark import timing
 
 SITES: Final = (
     Site(56, 56, 64, "bn_relu"),

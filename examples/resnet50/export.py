@@ -2,8 +2,8 @@
 
     python examples/resnet50/export.py runs/resnet50 resnet50.jax
 
-BatchNorm is folded into the convolutions, unless --no-fold is given. The program ends by printing the
-lines of Python that run the file.
+BatchNorm is folded into the convolutions, unless --no-fold is given. The program prints the lines
+of Python that run the file.
 """
 
 import dataclasses

@@ -18,12 +18,12 @@ from benchmarks.common.sites import (  # noqa: E402
     two_read_bytes,
     two_read_bytes_without_y,
 )
-from benchmarks.common.timing import interleave  # noqa: E402
 from benchmarks.network import folded_inference  # noqa: E402
 from benchmarks.sharding import collective_bytes  # noqa: E402
 from benchmarks.sites import launch, plot  # noqa: E402
 from benchmarks.sites import run as sites_run  # noqa: E402
 from benchmarks.sites.problem import DType, check_results, expected, make_problem  # noqa: E402
+from jax_bnar._benchmark.timing import interleave  # noqa: E402
 
 pytestmark = pytest.mark.one_python
 
@@ -112,7 +112,7 @@ def test_unknown_site_is_refused():
 
 
 def test_steps_take_turns(monkeypatch):
-    monkeypatch.setattr("benchmarks.common.timing._SETTLE_SECONDS", 0)
+    monkeypatch.setattr("jax_bnar._benchmark.timing._SETTLE_SECONDS", 0)
     calls = []
     timings = interleave(
         {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")},

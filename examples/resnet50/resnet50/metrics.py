@@ -38,8 +38,8 @@ class Recorder:
         events = folder / "tensorboard"
         events.mkdir(exist_ok=True)
         self._events = EventsWriter(str(events / "events"), f".{step}.{os.getpid()}")
-        # This makes TensorBoard drop later steps that an earlier process has written; the first step of this
-        # process is the next one, so that the points of `step` itself are kept.
+        # This makes TensorBoard drop what an earlier process has written from this step on. The
+        # first step of this process is the next one, so that the points of `step` itself are kept.
         start = _PROTO.SessionLog(status=_PROTO.SessionLog.START)
         self._event(step=step + 1 if step else 0, session_log=start)
 

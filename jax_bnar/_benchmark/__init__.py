@@ -1,0 +1,5 @@
+"""Measures a user's own function, plain against fused: time and memory."""
+
+from jax_bnar._benchmark.api import benchmark as benchmark
+from jax_bnar._benchmark.report import BenchmarkReport as BenchmarkReport
+from jax_bnar._benchmark.report import Measurement as Measurement

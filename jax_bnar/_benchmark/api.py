@@ -1,0 +1,261 @@
+"""`benchmark`."""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_bnar._benchmark.memory import planned_memory, residual_bytes
+from jax_bnar._benchmark.report import BenchmarkReport, Measurement, Pass
+from jax_bnar._benchmark.timing import Timing, interleave
+from jax_bnar._fuse import explain, fuse
+from jax_bnar._kernels import targets
+
+
+def benchmark(
+    fun: Callable[..., Any],
+    *args: Any,
+    fused: Callable[..., Any] | None = None,
+    gradient: bool = True,
+    rounds: int = 9,
+    min_sample_ms: float = 20.0,
+    progress: bool = True,
+) -> BenchmarkReport:
+    """Times `fun` as it is against `fuse(fun)`, forward and forward + backward, with memory.
+
+        report = jax_bnar.benchmark(loss, params, images)
+        print(report)
+        report.plot("loss.png")
+
+    Both are jitted, and take turns in one process, so that what else the machine does falls on
+    both: in each round a sample of every program, the order rotating. Results of a call are freed
+    before the next call. The memory is what XLA has planned; residuals are what forward keeps for
+    backward, each array once, arguments left out.
+
+    Backward is that of `jax.vjp` with respect to every floating-point array in `args`, from
+    cotangents that are 1 for a scalar and random numbers elsewhere.
+
+    Args:
+        fun: a function of arrays, such as a block, a network's loss or an evaluation step. It is
+            jitted and differentiated here, so give it before `jax.grad`; a Flax model goes in as a
+            function of its variables, an NNX module split into graphdef and state.
+        *args: its arguments: arrays, pytrees of them, and other values, which stay constant.
+        fused: what to compare with, a function of the same arguments; None takes `fuse(fun)`.
+        gradient: whether backward is measured too.
+        rounds: samples of each program.
+        min_sample_ms: calls shorter than this are repeated within a sample.
+        progress: whether standard error shows what is under way.
+
+    Returns:
+        A `BenchmarkReport`.
+
+    Raises:
+        TypeError: `fun` is not callable, there is no array among the arguments, one of them is no
+            array but a `jax.ShapeDtypeStruct`, or an NNX module that was not split.
+        ValueError: `rounds` is below 1, there is nothing to differentiate, or `fun` already holds
+            the gradient of what is to be fused.
+    """
+    for name, value in (("fun", fun), ("fused", fused)):
+        if not callable(value) and not (name == "fused" and value is None):
+            raise TypeError(
+                f"benchmark: {name} must be callable, got {type(value).__name__}; pass the"
+                " function itself, benchmark(fun, *args), not its result."
+            )
+    if rounds < 1:
+        raise ValueError(f"benchmark: rounds must be at least 1, got {rounds}.")
+    arrays, rebuild = _split(args)
+    found = None if fused is not None else explain(fun)(*args)
+    functions = {"plain": fun, "fused": fuse(fun) if fused is None else fused}
+    flat = {
+        name: functools.partial(_on_arrays, function, rebuild)
+        for name, function in functions.items()
+    }
+    say = _speaker(progress)
+    passes: list[Pass] = ["forward"]
+    if gradient:
+        passes.append("forward + backward")
+    measurements: list[Measurement] = []
+    difference = 0.0
+    for what in passes:
+        given, programs, residuals = _compiled(flat, arrays, what, say)
+        results = [jax.tree.leaves(program(*given)) for program in programs.values()]
+        difference = max(difference, _difference(*results))
+        del results
+        say(f"timing {what}, {rounds} rounds")
+        timings = interleave(
+            {name: functools.partial(_run, program, given) for name, program in programs.items()},
+            rounds=rounds,
+            min_sample_ms=min_sample_ms,
+            each_round=lambda: None,
+        )
+        measurements += [
+            _measurement(name, what, timings[name], program, residuals.get(name))
+            for name, program in programs.items()
+        ]
+    device = next(iter(arrays[0].devices()))
+    platform = {"gpu": "cuda"}.get(device.platform, device.platform)
+    return BenchmarkReport(
+        function=getattr(fun, "__name__", type(fun).__name__),
+        measurements=tuple(measurements),
+        matched=None if found is None else len(found.matched),
+        refused=None if found is None else len(found.refused),
+        difference=difference,
+        device=device.device_kind,
+        kernels=any(where == platform for _, where in targets.registered),
+    )
+
+
+def _split(args: tuple[Any, ...]) -> tuple[list[jax.Array], Callable[..., Any]]:
+    """The arrays among the arguments, and what makes the arguments of them again."""
+    # A module of NNX is written to, which a jitted function of plain arrays may not do.
+    module = getattr(sys.modules.get("flax.nnx"), "Module", None)
+    if module is not None and any(isinstance(argument, module) for argument in args):
+        raise TypeError(
+            "benchmark: an argument is an NNX module, which changes when it is called; split it,"
+            " graphdef, state = nnx.split(model), and measure a function of state that calls"
+            " nnx.merge(graphdef, state)."
+        )
+    leaves, tree = jax.tree.flatten(args)
+    where = []
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise TypeError(
+                f"benchmark: it runs the function, so it needs arrays; got {leaf}. Without running"
+                " anything, jax_bnar.explain(fun)(*args) says what would be fused."
+            )
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+            where.append(index)
+    if not where:
+        raise TypeError("benchmark: there is no array among the arguments: benchmark(fun, *args).")
+
+    def rebuild(*arrays: Any) -> Any:
+        full = list(leaves)
+        for index, array in zip(where, arrays, strict=True):
+            full[index] = array
+        return jax.tree.unflatten(tree, full)
+
+    return [jax.device_put(leaves[index]) for index in where], rebuild
+
+
+def _on_arrays(
+    function: Callable[..., Any], rebuild: Callable[..., Any], *arrays: Any
+) -> list[jax.Array]:
+    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(function(*rebuild(*arrays)))]
+
+
+def _is_real(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))
+
+
+def _compiled(
+    flat: Mapping[str, Callable[..., list[jax.Array]]],
+    arrays: Sequence[jax.Array],
+    what: Pass,
+    say: Callable[[str], None],
+) -> tuple[tuple[Any, ...], dict[str, jax.stages.Compiled], dict[str, int]]:
+    """The operands, a program for each function, and the bytes of their residuals."""
+    if what == "forward":
+        programs = {}
+        for name, function in flat.items():
+            say(f"compiling {what}, {name}")
+            programs[name] = jax.jit(function).lower(*arrays).compile()
+        return tuple(arrays), programs, {}
+
+    to_differentiate = [index for index, array in enumerate(arrays) if _is_real(array)]
+    results = [
+        index
+        for index, result in enumerate(jax.eval_shape(flat["plain"], *arrays))
+        if _is_real(result)
+    ]
+    if not to_differentiate or not results:
+        missing = "results" if to_differentiate else "arguments"
+        raise ValueError(
+            f"benchmark: none of the {missing} is a floating-point array, so there is nothing to"
+            " differentiate; pass gradient=False."
+        )
+
+    def real_results(
+        function: Callable[..., list[jax.Array]], others: Sequence[jax.Array], *chosen: Any
+    ) -> list[jax.Array]:
+        given = list(others)
+        for index, array in zip(to_differentiate, chosen, strict=True):
+            given.insert(index, array)
+        found = function(*given)
+        return [found[index] for index in results]
+
+    def step(
+        function: Callable[..., list[jax.Array]], chosen: Any, others: Any, cotangents: Any
+    ) -> Any:
+        found, vjp = jax.vjp(functools.partial(real_results, function, others), *chosen)
+        return found, vjp(cotangents)
+
+    chosen = [array for array in arrays if _is_real(array)]
+    others = [array for array in arrays if not _is_real(array)]
+    shapes = jax.eval_shape(functools.partial(real_results, flat["plain"], others), *chosen)
+    operands = (chosen, others, _cotangents(shapes))
+    programs, residuals = {}, {}
+    for name, function in flat.items():
+        say(f"compiling {what}, {name}")
+        forward = functools.partial(real_results, function, others)
+        residuals[name] = residual_bytes(forward, *chosen)
+        programs[name] = jax.jit(functools.partial(step, function)).lower(*operands).compile()
+    return operands, programs, residuals
+
+
+def _cotangents(shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
+    numbers = np.random.default_rng(0)
+    return [
+        jnp.ones((), shape.dtype)
+        if shape.shape == ()
+        else jnp.asarray(numbers.standard_normal(shape.shape, np.float32), shape.dtype)
+        for shape in shapes
+    ]
+
+
+def _run(program: jax.stages.Compiled, given: tuple[Any, ...]) -> Any:
+    return jax.block_until_ready(program(*given))
+
+
+def _difference(plain: Sequence[jax.Array], fused: Sequence[jax.Array]) -> float:
+    """The largest difference of two lists of results, relative to the largest element of each."""
+    if [p.shape for p in plain] != [f.shape for f in fused]:
+        raise ValueError(
+            "benchmark: the two functions do not compute the same: results of the shapes"
+            f" {[p.shape for p in plain]} and {[f.shape for f in fused]}."
+        )
+    worst = 0.0
+    for left, right in zip(plain, fused, strict=True):
+        if left.size and _is_real(left):
+            # Of integers and flags there is no rounding to tell.
+            a, b = (np.asarray(each).astype(np.float64) for each in (left, right))
+            size = np.nanmax(np.abs(a), initial=0.0) or 1.0
+            worst = max(worst, float(np.nanmax(np.abs(a - b), initial=0.0) / size))
+    return worst
+
+
+def _measurement(
+    name: str, what: Pass, timing: Timing, program: jax.stages.Compiled, residuals: int | None
+) -> Measurement:
+    memory = planned_memory(program)
+    return Measurement(
+        name=name,
+        what=what,
+        samples_ms=tuple(timing.samples_ms),
+        median_ms=timing.median_ms,
+        min_ms=timing.min_ms,
+        peak_bytes=None if memory is None else memory.peak,
+        temporary_bytes=None if memory is None else memory.temporary,
+        residual_bytes=residuals,
+    )
+
+
+def _speaker(progress: bool) -> Callable[[str], None]:
+    def say(sentence: str) -> None:
+        if progress:
+            print(f"jax_bnar.benchmark: {sentence}", file=sys.stderr, flush=True)
+
+    return say

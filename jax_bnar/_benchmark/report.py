@@ -1,0 +1,174 @@
+"""`BenchmarkReport`: a table in 80 columns, plain values, a picture."""
+
+import dataclasses
+import pathlib
+from typing import Any, Final, Literal
+
+Pass = Literal["forward", "forward + backward"]
+
+MIB: Final = 2**20
+# Okabe and Ito's palette, safe for colour-blind readers.
+_COLOURS: Final = {"plain": "#E69F00", "fused": "#0072B2"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One program: the plain or the fused function, forward or forward and backward.
+
+    Attributes:
+        name: "plain" or "fused".
+        what: "forward" or "forward + backward".
+        samples_ms: milliseconds a call, a sample from each round.
+        median_ms: their median.
+        min_ms: the least of them.
+        peak_bytes: arguments, results and temporaries, as XLA has planned them; None where the
+            platform does not say.
+        temporary_bytes: the temporaries among them.
+        residual_bytes: what forward keeps for backward beside its arguments, counted in the jaxpr;
+            None for forward alone.
+    """
+
+    name: str
+    what: Pass
+    samples_ms: tuple[float, ...]
+    median_ms: float
+    min_ms: float
+    peak_bytes: int | None
+    temporary_bytes: int | None
+    residual_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkReport:
+    """What `benchmark` has measured. `print` shows it as a table, `plot` draws it.
+
+    Attributes:
+        function: name of the function.
+        measurements: plain and fused, forward and then forward and backward.
+        matched: how many places `fuse` took; None where the fused function was given.
+        refused: how many it refused; `jax_bnar.explain` says why.
+        difference: the largest difference between the results (gradients included) of the plain
+            and of the fused function, relative to the largest element of each result. The fused
+            one is no less exact, so this is the rounding of both.
+        device: kind of the device.
+        kernels: whether this build has kernels for the platform; else both ran pure JAX.
+    """
+
+    function: str
+    measurements: tuple[Measurement, ...]
+    matched: int | None
+    refused: int | None
+    difference: float
+    device: str
+    kernels: bool
+
+    def speedup(self, what: str) -> float:
+        """How many times as fast the fused function is, by medians, "forward" and so on."""
+        plain, fused = (self._of(name, what) for name in ("plain", "fused"))
+        return plain.median_ms / fused.median_ms
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for `json.dump`."""
+        return dataclasses.asdict(self)
+
+    def plot(self, path: str | pathlib.Path) -> pathlib.Path:
+        """Draws times and memory; the suffix chooses the format, such as .png or .svg.
+
+        Returns:
+            The path.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError(
+                "BenchmarkReport.plot draws with matplotlib: pip install matplotlib."
+            ) from error
+        path = pathlib.Path(path)
+        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        panels = (
+            (left, "ms a call", [(m.name, m.what, m.median_ms) for m in self.measurements]),
+            (
+                right,
+                "MiB",
+                [
+                    (m.name, kind, value / MIB)
+                    for m in self.measurements
+                    if m.what == self.measurements[-1].what
+                    for kind, value in (
+                        ("peak", m.peak_bytes),
+                        ("temporary", m.temporary_bytes),
+                        ("residuals", m.residual_bytes),
+                    )
+                    if value is not None
+                ],
+            ),
+        )
+        for axes, unit, values in panels:
+            groups = list(dict.fromkeys(group for _, group, _ in values))
+            for offset, (name, colour) in zip((-0.2, 0.2), _COLOURS.items(), strict=True):
+                heights = {group: value for n, group, value in values if n == name}
+                bars = axes.bar(
+                    [groups.index(group) + offset for group in heights],
+                    list(heights.values()),
+                    0.4,
+                    color=colour,
+                    label=name,
+                )
+                axes.bar_label(bars, [f"{value:.3g}" for value in heights.values()])
+            axes.set_xticks(range(len(groups)), groups)
+            axes.set_ylabel(unit)
+            axes.margins(y=0.12)
+            axes.spines[["top", "right"]].set_visible(False)
+        left.legend(frameon=False)
+        figure.suptitle(f"{self.function} on {self.device}", fontsize=10)
+        figure.savefig(path, dpi=150)
+        return path
+
+    def __str__(self) -> str:
+        lines = [f"{self.function[:50]} on {self.device[:24]}"]
+        lines.append(_row("", "median ms", "min ms", "peak MiB", "temp MiB", "resid. MiB"))
+        for what in dict.fromkeys(m.what for m in self.measurements):
+            lines.append(what)
+            for name in ("plain", "fused"):
+                m = self._of(name, what)
+                sizes = (m.peak_bytes, m.temporary_bytes, m.residual_bytes)
+                lines.append(
+                    _row(
+                        f"  {name}",
+                        _time(m.median_ms),
+                        _time(m.min_ms),
+                        *("" if size is None else f"{size / MIB:.4g}" for size in sizes),
+                    )
+                )
+            lines.append(f"  fused is {self.speedup(what):.2f} times as fast")
+        lines.append(f"results differ by {self.difference:.1e} at most, relative to the largest")
+        if self.matched == 0:
+            lines.append("NOTHING was fused: jax_bnar.explain(fun)(*args) says why")
+        elif self.matched is not None:
+            lines.append(
+                f"fused: {self.matched} places; refused: {self.refused} (explain says why)"
+            )
+        if not self.kernels:
+            lines.append("NO KERNELS for this platform in this build: both are pure JAX")
+        return "\n".join(lines)
+
+    def _of(self, name: str, what: str) -> Measurement:
+        for measurement in self.measurements:
+            if (measurement.name, measurement.what) == (name, what):
+                return measurement
+        raise ValueError(f"{what!r} was not measured; measured were {self._measured()}.")
+
+    def _measured(self) -> str:
+        return ", ".join(repr(what) for what in dict.fromkeys(m.what for m in self.measurements))
+
+
+def _row(head: str, *cells: str) -> str:
+    return f"{head:<14}" + "".join(f"{cell:>12}" for cell in cells)
+
+
+def _time(ms: float) -> str:
+    return f"{ms:.4g}" if ms < 1000 else f"{ms:.0f}"

@@ -1,0 +1,206 @@
+"""`jax_bnar.benchmark`: what it measures, what it prints and draws, and what it refuses."""
+
+import functools
+import json
+import pathlib
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from subprocesses import run_python
+
+import jax_bnar
+from jax_bnar._benchmark import timing
+
+SHORT: Any = {"rounds": 2, "min_sample_ms": 0.0, "progress": False}
+
+
+@pytest.fixture(autouse=True)
+def as_users_run_jax(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(timing, "_SETTLE_SECONDS", 0)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def block(x: jax.Array, z: jax.Array, scale: jax.Array) -> jax.Array:
+    """relu(batch_norm(x) + z) in plain JAX."""
+    mean = x.mean((0, 1, 2))
+    var = x.var((0, 1, 2))
+    return jax.nn.relu((x - mean) * jax.lax.rsqrt(var + 1e-5) * scale + z)
+
+
+def operands() -> tuple[jax.Array, jax.Array, jax.Array]:
+    keys = jax.random.split(jax.random.key(0), 2)
+    x, z = (jax.random.normal(key, (4, 8, 8, 16), jnp.float32) for key in keys)
+    return x, z, jnp.ones(16, jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def report() -> jax_bnar.BenchmarkReport:
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(timing, "_SETTLE_SECONDS", 0)
+        return jax_bnar.benchmark(block, *operands(), **SHORT)
+
+
+def test_plain_and_fused_are_measured(report: jax_bnar.BenchmarkReport) -> None:
+    named = {(m.name, m.what): m for m in report.measurements}
+    forward, both = "forward", "forward + backward"
+    assert set(named) == {(n, w) for n in ("plain", "fused") for w in (forward, both)}
+    assert all(len(m.samples_ms) == 2 and min(m.samples_ms) > 0 for m in report.measurements)
+    assert (report.matched, report.refused) == (1, 0)
+    assert 0 < report.difference < 1e-4  # two programs, and the same function
+    x = operands()[0]
+    fused = named["fused", both]
+    # Backward reads y, which is a result here, and the statistics; x is an argument.
+    assert fused.residual_bytes is not None
+    assert x.nbytes <= fused.residual_bytes < 1.2 * x.nbytes
+    plain = named["plain", both]
+    assert plain.residual_bytes is not None
+    assert plain.residual_bytes > 1.5 * x.nbytes
+    assert named["fused", forward].residual_bytes is None
+    assert fused.peak_bytes is not None
+    assert fused.peak_bytes >= 6 * x.nbytes  # x, z, dy, y, dx, dz
+    assert report.speedup(both) == plain.median_ms / fused.median_ms
+    with pytest.raises(ValueError, match="'backward' was not measured; measured were 'forward', "):
+        report.speedup("backward")
+
+
+def test_the_table_is_whole_at_80_columns(report: jax_bnar.BenchmarkReport) -> None:
+    lines = str(report).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("block on ")
+    assert re.split("  +", lines[1].strip()) == [
+        "median ms",
+        "min ms",
+        "peak MiB",
+        "temp MiB",
+        "resid. MiB",
+    ]
+    assert [line.strip().split()[0] for line in lines[2:]] == (
+        ["forward", "plain", "fused", "fused"] * 2 + ["results", "fused:"]
+    )
+    assert lines[-1] == "fused: 1 places; refused: 0 (explain says why)"
+
+
+def test_values_and_picture(report: jax_bnar.BenchmarkReport, tmp_path: pathlib.Path) -> None:
+    values = json.loads(json.dumps(report.to_json()))
+    assert values["measurements"][0]["name"] == "plain"
+    assert report.plot(tmp_path / "block.png").stat().st_size > 5000
+    assert "<svg" in report.plot(str(tmp_path / "block.svg")).read_text()
+
+
+def test_progress_is_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    given: dict[str, Any] = {**SHORT, "progress": True, "gradient": False}
+    found = jax_bnar.benchmark(block, *operands(), **given)
+    assert {m.what for m in found.measurements} == {"forward"}
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "jax_bnar.benchmark: compiling forward, plain",
+        "jax_bnar.benchmark: compiling forward, fused",
+        "jax_bnar.benchmark: timing forward, 2 rounds",
+    ]
+
+
+class Network(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = nn.Conv(8, (3, 3), use_bias=False)(x)
+        return nn.relu(nn.BatchNorm(use_running_average=not train)(x)).mean()
+
+
+def test_a_network_with_labels_flags_and_state() -> None:
+    """Integers are no operands of backward, flags are constants, further results may be trees."""
+    net = Network()
+    images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3), jnp.float32)
+    variables = net.init(jax.random.key(1), images, False)
+
+    def loss(variables: Any, data: Any, train: bool) -> Any:
+        value, updated = net.apply(variables, data["images"], train, mutable=["batch_stats"])
+        return value * data["labels"].sum(), updated, data["labels"]
+
+    data = {"labels": np.arange(1, 3, dtype=np.int32), "images": images}
+    found = jax_bnar.benchmark(loss, variables, data, True, **SHORT)
+    assert found.matched == 1
+    assert found.difference < 1e-4
+
+
+def test_another_function_to_compare_with() -> None:
+    def fused(x: jax.Array, z: jax.Array, scale: jax.Array) -> jax.Array:
+        return jax_bnar.bn_add_relu(x, z, scale, None).y
+
+    found = jax_bnar.benchmark(block, *operands(), fused=fused, **SHORT)
+    assert found.matched is None
+    assert "places" not in str(found)
+    assert found.difference < 1e-4
+    with pytest.raises(ValueError, match="the two functions do not compute the same"):
+        jax_bnar.benchmark(block, *operands(), fused=lambda x, z, s: x[:1], **SHORT)
+
+
+def test_nothing_to_fuse_is_said() -> None:
+    found = jax_bnar.benchmark(lambda x: jnp.sin(x), jnp.ones(8, jnp.float32), **SHORT)
+    assert found.matched == 0
+    assert found.difference == 0
+    assert "NOTHING was fused: jax_bnar.explain(fun)(*args) says why" in str(found)
+
+
+def refuse(kind: type[Exception], sentence: str, *given: Any, **options: Any) -> None:
+    with pytest.raises(kind, match=sentence):
+        jax_bnar.benchmark(*given, **{**SHORT, **options})
+
+
+def test_refusals() -> None:
+    x = jnp.ones((4, 8), jnp.float32)
+    refuse(TypeError, "fun must be callable, got ", jnp.sin(x), x)
+    refuse(TypeError, "fused must be callable, got int", jnp.sin, x, fused=3)
+    refuse(TypeError, "there is no array among the arguments", jnp.sin)
+    shape = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    refuse(TypeError, r"it needs arrays; got ShapeDtypeStruct.*jax_bnar.explain", jnp.sin, shape)
+    refuse(ValueError, "rounds must be at least 1, got 0", jnp.sin, x, rounds=0)
+    integers = jnp.arange(4)
+    refuse(ValueError, "none of the arguments is a floating-point array", jnp.sin, integers)
+    refuse(ValueError, "none of the results is a floating-point array", jnp.argmax, x)
+    assert jax_bnar.benchmark(jnp.argmax, x, gradient=False, **SHORT).difference == 0
+    gradient = jax.grad(lambda *given: block(*given).sum())
+    refuse(ValueError, r"grad\(fuse\(", gradient, *operands())
+    model = nnx.BatchNorm(8, rngs=nnx.Rngs(0))
+    refuse(TypeError, r"nnx\.split\(model\)", lambda m, x: m(x), model, x)
+
+
+def test_an_nnx_module_that_was_split() -> None:
+    model = nnx.BatchNorm(16, rngs=nnx.Rngs(0))
+    graphdef, state = nnx.split(model)
+
+    def apply(state: Any, x: jax.Array) -> jax.Array:
+        return jax.nn.relu(nnx.merge(graphdef, state)(x))
+
+    assert jax_bnar.benchmark(apply, state, operands()[0], **SHORT).matched == 1
+
+
+def test_a_function_without_a_name() -> None:
+    found = jax_bnar.benchmark(functools.partial(block), *operands(), gradient=False, **SHORT)
+    assert found.function == "partial"
+
+
+def test_without_kernels_it_says_so() -> None:
+    printed = run_python(
+        """
+        import os, sys
+        os.environ["JAX_BNAR_IMPLEMENTATION"] = "xla"
+        sys.modules["jax_bnar._native"] = None
+        import jax, jax.numpy as jnp, jax_bnar
+        print(jax_bnar.benchmark(jnp.sin, jnp.ones(4), rounds=1, min_sample_ms=0, progress=False))
+        """,
+        timeout=120,
+        prelude="",
+    )
+    assert "NO KERNELS for this platform in this build" in printed
