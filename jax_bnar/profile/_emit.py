@@ -9,11 +9,15 @@ import jax
 
 import jax_bnar
 from jax_bnar.profile import _device_times, _hlo
+from jax_bnar.profile._file import ProfileError
 from jax_bnar.profile._resnet50 import Settings, compiled
 
 
 def emit(settings: Settings, path: Path) -> None:
-    """Writes the profile, whole or not at all."""
+    """Writes the profile, whole or not at all.
+
+    Raises ProfileError where it cannot be written.
+    """
     program, arguments = compiled(settings)
     operators = _hlo.operators(program.as_text() or "")
     names = {operator.name for operator in operators}
@@ -26,8 +30,12 @@ def emit(settings: Settings, path: Path) -> None:
         "settings": dataclasses.asdict(settings),
     }
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ProfileError(f"{path}: the profile cannot be written ({reason}).") from None
 
 
 def to_document(

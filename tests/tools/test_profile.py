@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -411,8 +412,16 @@ def test_emit(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert totals["ConvolutionForward"].seconds
     join = next(o for o in read(path).operators if o.kind == "FusedBatchNorm ADD_RELU")
     # A join in one pass reads two arrays and writes one, besides vectors.
-    elements = join.out_shapes[0][0] * join.out_shapes[0][1]
+    elements = math.prod(join.out_shapes[0])
     assert 12 * elements <= join.bytes <= 12.2 * elements + 4096
+
+
+def test_emit_over_a_folder(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("flax")
+    (tmp_path / "ours.json").mkdir()
+    small = ["--stage-sizes", "1", "--batch", "1", "--size", "32", "--steps", "1"]
+    shown = failure(capsys, "--emit", str(tmp_path / "ours.json"), *small)
+    assert "the profile cannot be written (Is a directory)" in shown
 
 
 def test_emit_a_training_step(tmp_path: pathlib.Path) -> None:
