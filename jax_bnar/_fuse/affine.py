@@ -30,7 +30,7 @@ from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.relu import is_relu
 from jax_bnar._fuse.tail import refused_residual
-from jax_bnar._fuse.training import RefusalError
+from jax_bnar._fuse.training import RefusalError, UsedElsewhereError
 from jax_bnar._fuse.unknowns import Foreign
 
 
@@ -103,7 +103,8 @@ def affine_candidates(
         try:
             match = _match(graph, node, activated)
         except RefusalError as refusal:
-            yield RefusedMatch(node, str(refusal))
+            is_used_elsewhere = isinstance(refusal, UsedElsewhereError)
+            yield RefusedMatch(node, str(refusal), is_used_elsewhere=is_used_elsewhere)
         else:
             if match is not None:
                 yield match
@@ -132,7 +133,7 @@ def _match(graph: Graph, relu: Node, activated: Value) -> AffineMatch | None:
         if affine is None:
             continue
         if graph.sole_reader(activated) is not relu:
-            raise RefusalError("the pre-activation is used elsewhere")
+            raise UsedElsewhereError("the pre-activation is used elsewhere")
         _require_alone(graph, addend, x)
         if not pays(x.dtype):
             raise RefusalError(f"on a CPU, evaluation in {x.dtype} is faster as XLA compiles it")
@@ -265,5 +266,5 @@ def _require_alone(graph: Graph, end: Value, x: Value) -> None:
             if isinstance(operand, Value) and not is_broadcast(operand, value)
         )
         if before is not x and graph.sole_reader(before) is not node:
-            raise RefusalError("an array between x and the ReLU is used elsewhere")
+            raise UsedElsewhereError("an array between x and the ReLU is used elsewhere")
         value = before

@@ -31,18 +31,19 @@ def fuse(fun: _Function) -> _Function:
     and counts, over several axes at once or one after another, also over mapped axes by `psum`; any
     algebraic form of the normalisation; running averages of whatever kind, for they only read the
     statistics; ghost batches made by a reshape; one residual or a sum of up to three, on either
-    side of the add; any one channel axis but the first; float16, bfloat16, float32, float64.
+    side of the add; any one channel axis but the first; float16, bfloat16, float32, float64, and
+    results that are wider than x.
 
     Refused, each with its reason in `explain`, are: an array between x and the result that is used
-    elsewhere or returned; a residual that is broadcast or of another dtype; an output of another
-    dtype than x (float32 from bfloat16, say); masks; epsilon that is not a literal; a variance with
-    ddof, another floor or another centre; scales by example; LayerNorm, InstanceNorm, GroupNorm.
+    elsewhere or returned; a residual that is broadcast or of another dtype; masks; epsilon that is
+    not a literal; a variance with ddof, another floor or another centre; scales by example;
+    LayerNorm, InstanceNorm, GroupNorm.
     Only `jax.nn.relu` is taken for ReLU: `jnp.maximum(a, 0)` and other spellings differ in their
     derivative at 0 or in what they make of NaN, so they stay, behind a fused BatchNorm.
 
-    Not recognised yet: statistics taken by a matrix product or `lax.reduce_window`, by
-    `lax.reduce` or in a loop; `axis_index_groups`; a normalisation that crosses the border of a
-    large jitted function, of a loop or of `jax.checkpoint`.
+    Not recognised yet: statistics taken by a matrix product, by `lax.reduce_window` or in a loop;
+    `axis_index_groups`; a normalisation that crosses the border of a large jitted function, of a
+    loop or of `jax.checkpoint`.
 
     Args:
         fun: any function of arrays, pytrees of them, and other values. Arrays are traced; other

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from jax_bnar._fuse.match import RefusedMatch
-from jax_bnar._fuse.nodes import Node
 from jax_bnar._fuse.plan import Plan
 
 HINT = (
@@ -12,14 +11,17 @@ HINT = (
 )
 
 
-def is_differentiated(node: Node, around: str = "") -> bool:
-    """Whether an equation was traced by differentiation: JAX leaves that in its name."""
-    return "jvp(" in f"{around}{node.name_stack}"
+def is_to_be_turned_round(refused: RefusedMatch, around: str = "") -> bool:
+    """Whether only the gradient stands in the way: JAX leaves its trace in the names of equations.
+
+    What is refused for another reason (LayerNorm) would be so without the gradient, too.
+    """
+    return refused.is_used_elsewhere and "jvp(" in f"{around}{refused.node.name_stack}"
 
 
 def require_undifferentiated(plan: Plan) -> None:
     for refused, around in _refused(plan, ""):
-        if is_differentiated(refused.node, around):
+        if is_to_be_turned_round(refused, around):
             raise ValueError(f"fuse: {HINT}.")
 
 

@@ -61,7 +61,10 @@ def duals(matches: Sequence[TrainingMatch]) -> list[DualMatch]:
 def _agree(first: TrainingMatch, second: TrainingMatch) -> bool:
     """Whether one call can take both: same dtype, same keywords."""
     a, b = first.form, second.form
-    return first.x.dtype == second.x.dtype and (
-        (a.epsilon, a.result_axis, a.num_groups, a.axis_name)
-        == (b.epsilon, b.result_axis, b.num_groups, b.axis_name)
+    return (a.dtype, a.epsilon, a.result_axis, a.num_groups, a.axis_name) == (
+        b.dtype,
+        b.epsilon,
+        b.result_axis,
+        b.num_groups,
+        b.axis_name,
     )

@@ -20,7 +20,13 @@ from jax_bnar._fuse.nodes import (
 )
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.tail import Tail, tail_of
-from jax_bnar._fuse.training import Normalisation, RefusalError, normalisation, statistic
+from jax_bnar._fuse.training import (
+    Normalisation,
+    RefusalError,
+    UsedElsewhereError,
+    normalisation,
+    statistic,
+)
 from jax_bnar._fuse.unknowns import ReciprocalRoot
 
 # The primitives whose operand may be an array that is normalised.
@@ -75,10 +81,19 @@ class TrainingMatch:
 
 @dataclasses.dataclass(frozen=True)
 class RefusedMatch:
-    """Something that normalises x and is not taken."""
+    """Something that normalises x and is not taken.
+
+    Attributes:
+        node: where it is normalised.
+        reason: for the report.
+        region: what is understood of it; None where nothing is.
+        is_used_elsewhere: whether it would be taken, but for what else reads it.
+    """
 
     node: Node
     reason: str
+    region: Region | None = None
+    is_used_elsewhere: bool = False
 
 
 def normalised_arrays(graph: Graph) -> Iterator[Value]:
@@ -126,6 +141,7 @@ def without_shift(x: Value) -> Value:
 def _candidates(region: Region, taken: Collection[Value]) -> Iterator[TrainingMatch | RefusedMatch]:
     graph, x = region.graph, region.x
     refused: RefusedMatch | None = None
+    is_used_elsewhere = False
     for value in reversed(region.terms):
         if region.degree(value) != 1 or value is x or value in taken:
             continue
@@ -134,8 +150,9 @@ def _candidates(region: Region, taken: Collection[Value]) -> Iterator[TrainingMa
             statistics = list(_statistics(region, form))
             _require_unused(region, value, statistics)
         except RefusalError as refusal:
-            if refused is None and _is_divided_by_a_root(region, value):
-                refused = RefusedMatch(_producer(value), str(refusal))
+            if _is_divided_by_a_root(region, value):
+                refused = refused or RefusedMatch(_producer(value), str(refusal), region)
+                is_used_elsewhere |= isinstance(refusal, UsedElsewhereError)
             continue
         tail = tail_of(graph, value, taken)
         yield TrainingMatch(region, form, value, tail, statistics)
@@ -143,7 +160,7 @@ def _candidates(region: Region, taken: Collection[Value]) -> Iterator[TrainingMa
             reason = "the residual depends on the statistics: a cycle"
             yield TrainingMatch(region, form, value, Tail(value, reason=reason), statistics)
     if refused is not None:
-        yield refused
+        yield dataclasses.replace(refused, is_used_elsewhere=is_used_elsewhere)
 
 
 def _before_the_sum(operand: Operand) -> Operand:
@@ -210,7 +227,7 @@ def _require_unused(region: Region, end: Value, statistics: list[Statistic]) -> 
             wanted.add(value)
     for value in _between(region, end):
         if value is not end and value in wanted and _depends_on_more_than_x(region, value):
-            raise RefusalError("an array between x and the normalised one is used elsewhere")
+            raise UsedElsewhereError("an array between x and the normalised one is used elsewhere")
 
 
 def _depends_on_more_than_x(region: Region, value: Value) -> bool:

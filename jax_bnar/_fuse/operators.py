@@ -85,6 +85,7 @@ class _Training:
     def __call__(self, x: jax.Array, *rest: Any) -> list[jax.Array]:
         form, tail = self.match.form, self.match.tail
         residuals, arrays = rest[: len(tail.residuals)], rest[len(tail.residuals) :]
+        x = x.astype(form.dtype)
         scale, bias, shift = arrays_of(_vectors(self.match), arrays, x.shape[form.axis], x.dtype)
         bias = _with_nans_of(shift, bias)
         shape, options = _options(form, self.match.result.shape)
@@ -108,6 +109,7 @@ class _Dual:
     def __call__(self, x1: jax.Array, x2: jax.Array, *arrays: Any) -> list[jax.Array]:
         first, second = self.match.first, self.match.second
         shape, options = _options(first.form, self.match.result.shape)
+        x1, x2 = x1.astype(first.form.dtype), x2.astype(second.form.dtype)
         vectors = [*_vectors(first), *_vectors(second)]
         scale1, bias1, shift1, scale2, bias2, shift2 = arrays_of(
             vectors, arrays, x1.shape[first.form.axis], x1.dtype

@@ -19,6 +19,7 @@ from jax_bnar._fuse.match import (
 from jax_bnar._fuse.nodes import Node, Value, evaluate, values_of
 from jax_bnar._fuse.operators import Match, node_of, without_unread
 from jax_bnar._fuse.rewrite import CycleError, Rewrite
+from jax_bnar._fuse.unexplained import unexplained
 
 
 @dataclasses.dataclass
@@ -101,6 +102,9 @@ def _found(graph: Graph, axis_sizes: Mapping[Any, int]) -> tuple[list[Match], li
         elif rewrite.add(node_of(found)):
             matches.append(found)
             taken.update(found.replaced)
+    regions = [r for one in (*training, *refused) if (r := one.region) is not None]
+    known = {value.producer for region in regions for value in region.terms}
+    refused.extend(unexplained(graph, {node for node in known if node is not None}))
     return matches, refused
 
 

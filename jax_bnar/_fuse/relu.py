@@ -8,7 +8,7 @@ ReLU and a derivative of its own.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,9 +47,20 @@ def _rule_of_relu() -> Any:
     return next(rules, None)
 
 
-def looks_like_relu(node: Node) -> bool:
+def looks_like_relu(graph: Graph, node: Node) -> bool:
     """A spelling of the positive part that is not `jax.nn.relu`; for the report."""
-    return node.name == "max" and any(_is_zero(operand) for operand in node.inputs)
+    if node.name != "max" or not any(_is_zero(operand) for operand in node.inputs):
+        return False
+    after = graph.sole_reader(node.outputs[0])
+    return after is None or after.name != "min"  # ReLU6
+
+
+def is_selection_by_sign(readers: Sequence[Node]) -> bool:
+    """`where(a > 0, a, 0)` and what is like it, such as a leaky ReLU; for the report."""
+    names = {node.name for node in readers}
+    return bool(names & {"gt", "ge", "lt", "le"}) and names <= {
+        "gt", "ge", "lt", "le", "mul", "select_n"
+    }  # fmt: skip
 
 
 def _has_body_of_relu(node: Node) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, source
-from jax_bnar._fuse.relu import is_relu, looks_like_relu
+from jax_bnar._fuse.relu import is_relu, is_selection_by_sign, looks_like_relu
 
 _MOST_RESIDUALS = 3
 
@@ -35,11 +35,11 @@ def tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
             return Tail(normalised, reason=_why_not_one_reader(graph, value, normalised))
         result = reader.outputs[0]
         if result in taken:
-            return Tail(normalised)  # the residual of another BatchNorm's join
+            return Tail(normalised, reason="it is the residual of another BatchNorm")
         if is_relu(reader):
             return Tail(result, tuple(residuals), has_relu=True)
         if reader.name not in ("add", "add_any"):
-            return Tail(normalised, reason=_why_not(reader, residuals))
+            return Tail(normalised, reason=_why_not(graph, reader))
         other = reader.inputs[1] if reader.inputs[0] is value else reader.inputs[0]
         reason = refused_residual(other, value)
         if reason or len(residuals) == _MOST_RESIDUALS:
@@ -67,17 +67,26 @@ def refused_residual(other: Operand, value: Value) -> str:
 
 def _why_not_one_reader(graph: Graph, value: Value, normalised: Value) -> str:
     name = "normalised array" if value is normalised else "pre-activation"
+    readers = graph.readers(value)
     if value in graph.returned:
-        return f"the {name} is also returned" if graph.readers(value) else ""
-    return f"the {name} is used more than once" if graph.readers(value) else ""
+        return f"the {name} is also returned" if readers else ""
+    if is_selection_by_sign(readers):
+        return (
+            f"a selection by the sign of the {name} follows: if that is to be ReLU, write"
+            " jax.nn.relu(a) to have it fused"
+        )
+    return f"the {name} is used more than once" if readers else ""
 
 
-def _why_not(reader: Node, residuals: list[Value]) -> str:
-    if looks_like_relu(reader):
+def _why_not(graph: Graph, reader: Node) -> str:
+    if looks_like_relu(graph, reader):
         return (
             "this ReLU is jnp.maximum(a, 0), whose derivative at 0 is 1/2: write jax.nn.relu(a) to"
             " have it fused"
         )
     if reader.name == "custom_jvp_call" or reader.name == "custom_vjp_call":
         return "what follows has a derivative of its own, which is not that of jax.nn.relu"
-    return f"no ReLU follows but {reader.name}" if residuals or reader.name == "name" else ""
+    if reader.name == "name":
+        return "a checkpoint_name follows, not ReLU"
+    name = reader.params["name"] if reader.name in ("jit", "pjit") else reader.name
+    return f"no ReLU follows but {name}"

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from jax_bnar._fuse import axes as axes_of
-from jax_bnar._fuse.nodes import Value
+from jax_bnar._fuse.nodes import Value, holds
 from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.unknowns import Clamped, Foreign, Moment, ReciprocalRoot, Unknowns
@@ -14,6 +14,10 @@ from jax_bnar._fuse.unknowns import Clamped, Foreign, Moment, ReciprocalRoot, Un
 
 class RefusalError(Exception):
     """Why a value is not taken; the text goes into the report."""
+
+
+class UsedElsewhereError(RefusalError):
+    """It would be taken, but that the program reads what the kernel does not compute."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Normalisation:
         groups_are_apart: whether they have an axis of their own in the normalised array.
         axis_name: mapped axes over which the statistics are taken.
         over: all axes over which they are taken.
+        dtype: of the normalised array. x may be narrower, and is then widened first, exactly.
     """
 
     scale: Polynomial
@@ -45,6 +50,7 @@ class Normalisation:
     groups_are_apart: bool
     axis_name: tuple[Any, ...]
     over: frozenset[Any]
+    dtype: Any
 
 
 def normalisation(region: Region, value: Value) -> Normalisation:
@@ -72,11 +78,8 @@ def normalisation(region: Region, value: Value) -> Normalisation:
         if unknowns.polynomial_varies(vector) - {axis}:
             raise RefusalError(f"the {name} is not one number a channel")
     order, result_axis = _arrangement(term.labels, region.x.shape, value.shape, axis, num_groups)
-    if value.dtype != region.x.dtype:
-        raise RefusalError(
-            f"the normalised array is {value.dtype} where x is {region.x.dtype}: the kernel's"
-            " arrays have one dtype"
-        )
+    if not holds(value.dtype, region.x.dtype):
+        raise RefusalError(f"the normalised array is {value.dtype} where x is {region.x.dtype}")
     names = tuple(name for name in region.axis_sizes if name in over)
     return Normalisation(
         scale=scale,
@@ -90,6 +93,7 @@ def normalisation(region: Region, value: Value) -> Normalisation:
         groups_are_apart=term.labels[0] == (0,),
         axis_name=names,
         over=over,
+        dtype=value.dtype,
     )
 
 

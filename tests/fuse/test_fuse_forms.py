@@ -508,3 +508,33 @@ def test_bias_before_the_norm_of_evaluation() -> None:
     assert_fused(given, *arguments, bn_relu_inference=1)
     equations = jax.make_jaxpr(jax_bnar.fuse(given))(*arguments).jaxpr.eqns
     assert sum(e.outvars[0].aval.shape == X.shape for e in equations) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_results_wider_than_x(dtype: str) -> None:
+    """As Flax has it with parameters of float32 and no dtype: x is widened, exactly, and first."""
+
+    def layer(x: Any, z: Any, scale: Any, bias: Any, old: Any) -> Any:
+        wide = x.astype(old.dtype)
+        mean, var = wide.mean(AXES), wide.var(AXES)
+        y = jax.nn.relu(plain(x.astype(old.dtype), mean, var, scale, bias) + z)
+        return y, 0.9 * old + 0.1 * var
+
+    assert_fused(layer, X.astype(dtype), Z, SCALE, BIAS, SCALE, bn_add_relu=1)
+
+    def join(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        x = x.astype(scale.dtype)
+        return jax.nn.relu(_batch_norm(x, scale, bias) + _batch_norm(z, bias, scale))
+
+    assert_fused(join, X.astype(dtype), Z, SCALE, BIAS, dual_bn_add_relu=1)
+
+
+def test_a_residual_of_one_vector_is_part_of_the_bias() -> None:
+    """The kernel's residual is an array; but one vector of the channels adds to the bias."""
+
+    def layer(x: Any, vector: Any, scale: Any, bias: Any) -> Any:
+        return jax.nn.relu(_batch_norm(x, scale, bias) + vector)
+
+    assert_fused(layer, X, array((1, 1, 1, 3), 4), SCALE, BIAS, bn_relu=1)
+    infinite = array((1, 1, 1, 3), 4).at[..., 1].set(np.inf)
+    assert_fused(layer, X, infinite, SCALE, BIAS, bn_relu=1)

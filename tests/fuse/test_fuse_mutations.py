@@ -13,6 +13,7 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from fuse_tools import array, operators
 from jax import lax
 from property_tests import example_count
@@ -139,6 +140,17 @@ def test_the_bases_are_taken() -> None:
 @hypothesis.settings(max_examples=example_count(60))
 def test_mutants_compute_the_same(base: Callable[..., Any], index: int, mutation: str) -> None:
     _require_equal(mutant(base, index, mutation))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", BASES, ids=lambda f: f.__name__)
+def test_every_mutant_computes_the_same(base: Callable[..., Any]) -> None:
+    for index in range(len(jax.make_jaxpr(base)(*ARGUMENTS).jaxpr.eqns)):
+        for mutation in MUTATIONS:
+            try:
+                _require_equal(mutant(base, index, mutation))
+            except Exception as error:
+                raise AssertionError(f"{mutation} at equation {index}") from error
 
 
 def _require_equal(program: Callable[..., Any]) -> None:

@@ -145,11 +145,6 @@ def centred_array_read(x: Any, scale: Any, bias: Any) -> Any:
     return jax.nn.relu(centred * lax.rsqrt(var + 1e-3)) + jnp.sin(centred)
 
 
-def wider_result(x: Any, scale: Any, bias: Any) -> jax.Array:
-    x = x.astype(jnp.bfloat16)
-    return jax.nn.relu(_batch_norm(x.astype(jnp.float32), scale, bias))
-
-
 def narrower_inside(x: Any, scale: Any, bias: Any) -> jax.Array:
     """The program rounds x: that is its wish."""
     mean, var = _moments(x)
@@ -160,6 +155,31 @@ def narrower_inside(x: Any, scale: Any, bias: Any) -> jax.Array:
 def wider_inside(x: Any, scale: Any, bias: Any) -> jax.Array:
     """The kernel would compute in float32 what the program computes in float64."""
     return jax.nn.relu(_norm(x.astype(jnp.float64)).astype(jnp.float32))
+
+
+def by_matrix_product(x: Any, scale: Any, bias: Any) -> jax.Array:
+    rows = x.reshape(-1, 3)
+    weights = jnp.full(len(rows), 1 / len(rows), x.dtype)
+    mean = weights @ rows
+    var = weights @ jnp.square(rows) - mean * mean
+    return jax.nn.relu((rows - mean[None]) * lax.rsqrt(var + 1e-3)[None])
+
+
+def by_windows(x: Any, scale: Any, bias: Any) -> jax.Array:
+    def mean(a: Any) -> Any:
+        return lax.reduce_window(a, 0.0, lax.add, (*a.shape[:3], 1), (1,) * 4, "VALID") / 120
+
+    var = mean(x * x) - mean(x) ** 2
+    return jax.nn.relu((x - mean(x)) * lax.rsqrt(var + 1e-3))
+
+
+def in_a_loop(x: Any, scale: Any, bias: Any) -> jax.Array:
+    """A sum over the examples, one after another."""
+    start = jnp.zeros((2, 3), x.dtype)
+    add = lambda c, a: (c + jnp.stack([a.mean((0, 1)), (a * a).mean((0, 1))]) / 6, None)  # noqa: E731
+    (mean, squares), _ = lax.scan(add, start, x)
+    var = squares - mean * mean
+    return jax.nn.relu((x - mean.reshape(1, 1, 1, 3)) * lax.rsqrt(var + 1e-3).reshape(1, 1, 1, 3))
 
 
 REFUSED: dict[Callable[..., Any], str] = {
@@ -178,21 +198,52 @@ REFUSED: dict[Callable[..., Any], str] = {
     running_mean_subtracted: "mean that is subtracted",
     no_epsilon: "epsilon",
     epsilon_of_the_program: "epsilon is not a literal",
-    epsilon_outside_the_root: "",
-    stopped_statistics: "",
-    masked: "",
-    chosen_statistics: "",
+    epsilon_outside_the_root: "not understood",
+    stopped_statistics: "stop_gradient",
+    masked: "mask",
+    chosen_statistics: "mean that is subtracted",
     centred_array_returned: "used elsewhere",
     centred_array_read: "used elsewhere",
-    wider_result: "one dtype",
-    narrower_inside: "",
-    wider_inside: "",
+    narrower_inside: "rounds on the way",
+    wider_inside: "rounds on the way",
+    by_matrix_product: "matrix product",
+    by_windows: "reduce_window",
+    in_a_loop: "in a loop",
 }
 
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
 def test_refused(function: Callable[..., Any]) -> None:
+    """With one line in the report: the reason, and where the program normalises."""
     assert_untouched(function, X, SCALE, BIAS, reason=REFUSED[function])
+    (candidate,) = jax_bnar.explain(function)(X, SCALE, BIAS).candidates
+    assert "test_fuse_refusals.py:" in candidate.line
+
+
+def test_what_is_no_batch_norm_has_no_line() -> None:
+    """Roots and sums that are none of our business: no noise in the report."""
+
+    def unit_length(x: Any) -> Any:
+        return x / jnp.sqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
+
+    def clipped(x: Any, z: Any) -> Any:
+        """By the norm of all gradients."""
+        norm = jnp.sqrt(sum(jnp.sum(a * a) for a in (x, z)))
+        return x / jnp.maximum(norm, 1), z / jnp.maximum(norm, 1)
+
+    def attention(x: Any) -> Any:
+        rows = x.reshape(-1, 3)
+        return jax.nn.softmax(rows @ rows.T / jnp.sqrt(3.0), -1) @ rows
+
+    def adam(x: Any, z: Any) -> Any:
+        return x / (jnp.sqrt(z * z) + 1e-8)
+
+    def deviation(x: Any) -> Any:
+        return x, x.std(AXES)
+
+    for function, *args in ((attention, X), (adam, X, Z), (deviation, X), (clipped, X, Z)):
+        assert str(jax_bnar.explain(function)(*args)) == "nothing to fuse", function.__name__
+    assert not jax_bnar.explain(unit_length)(X).matched
 
 
 def test_integers() -> None:
@@ -218,6 +269,10 @@ def test_nothing_to_fuse() -> None:
     assert_untouched(network, X, SCALE, BIAS)
 
 
+def _after(a: Any, activation: Callable[[Any], Any]) -> Any:
+    return activation(a)
+
+
 # BatchNorm is taken, and what follows it is not: the program keeps its own tail.
 KEPT_TAILS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "z of one channel vector": (lambda bn, z: jax.nn.relu(bn + z[:1, :1]), "broadcast"),
@@ -225,23 +280,29 @@ KEPT_TAILS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "z of one number a pixel": (lambda bn, z: jax.nn.relu(bn + z[..., :1]), "broadcast"),
     "z of another dtype": (
         lambda bn, z: jax.nn.relu(bn.astype(jnp.float64) + z.astype(jnp.float64)),
-        "",
+        "no ReLU follows but convert_element_type",
     ),
     "normalised array returned": (lambda bn, z: (jax.nn.relu(bn + z), bn), "returned"),
     "normalised array read": (lambda bn, z: jax.nn.relu(bn + z) + jnp.sin(bn), "more than once"),
-    "pre-activation returned": (lambda bn, z: (jax.nn.relu(bn + z), bn + z), ""),
-    "gate": (lambda bn, z: jax.nn.relu(bn * jax.nn.sigmoid(z) + z), ""),
-    "named": (lambda bn, z: jax.nn.relu(checkpoint_name(bn, "bn") + z), "name"),
-    "barrier": (lambda bn, z: jax.nn.relu(lax.optimization_barrier(bn) + z), ""),
+    "pre-activation returned": (lambda bn, z: (jax.nn.relu(bn + z), bn + z), "more than once"),
+    "gate": (lambda bn, z: jax.nn.relu(bn * jax.nn.sigmoid(z) + z), "but mul"),
+    "named": (lambda bn, z: jax.nn.relu(checkpoint_name(bn, "bn") + z), "checkpoint_name"),
+    "barrier": (
+        lambda bn, z: jax.nn.relu(lax.optimization_barrier(bn) + z),
+        "but optimization_barrier",
+    ),
     "maximum": (lambda bn, z: jnp.maximum(bn + z, 0), "jax.nn.relu"),
     "maximum of zeros": (lambda bn, z: jnp.maximum(jnp.zeros_like(bn), bn + z), "jax.nn.relu"),
     "clip": (lambda bn, z: jnp.clip(bn + z, 0), "jax.nn.relu"),
-    "relu6": (lambda bn, z: jax.nn.relu6(bn + z), ""),
-    "where greater": (lambda bn, z: jnp.where(bn + z > 0, bn + z, 0), ""),
-    "where less": (lambda bn, z: jnp.where(bn + z < 0, 0, bn + z), ""),
-    "product": (lambda bn, z: (bn + z) * (bn + z > 0), ""),
-    "leaky": (lambda bn, z: jax.nn.leaky_relu(bn + z), ""),
-    "swish": (lambda bn, z: jax.nn.silu(bn + z), ""),
+    "relu6": (lambda bn, z: jax.nn.relu6(bn + z), "a derivative of its own"),
+    "where greater": (
+        lambda bn, z: _after(bn + z, lambda a: jnp.where(a > 0, a, 0)),
+        "by the sign",
+    ),
+    "where less": (lambda bn, z: _after(bn + z, lambda a: jnp.where(a < 0, 0, a)), "by the sign"),
+    "product": (lambda bn, z: _after(bn + z, lambda a: a * (a > 0)), "by the sign"),
+    "leaky": (lambda bn, z: jax.nn.leaky_relu(bn + z), "by the sign"),
+    "swish": (lambda bn, z: jax.nn.silu(bn + z), "but silu"),
 }
 
 
@@ -435,6 +496,15 @@ def test_gradients_inside() -> None:
     report = jax_bnar.explain(jax.grad(loss))(X, SCALE, BIAS)
     assert not report.matched
     assert "turn it round" in str(report)
+
+
+def test_layer_norm_in_a_gradient_is_left_alone() -> None:
+    """It is not the gradient that stands in its way: no hint, and no error."""
+
+    def loss(x: Any, scale: Any, bias: Any) -> Any:
+        return layer_norm(x, scale, bias).sum()
+
+    assert_untouched(jax.grad(loss), X, SCALE, BIAS, reason="LayerNorm")
 
 
 def test_what_is_not_a_function() -> None:

@@ -1,0 +1,125 @@
+"""Normalisations that no polynomial describes: `explain` says so, and what stands in the way.
+
+A mask, a `stop_gradient` or a loop ends what `Region` understands, so that nothing is matched and
+nothing refused. Here arrays are looked for that are divided by the root of something into which two
+sums of an array go, as a mean and a variance do. Nothing is ever fused because of this.
+"""
+
+from collections.abc import Collection, Iterator
+
+from jax_bnar._fuse.graph import Graph
+from jax_bnar._fuse.match import RefusedMatch
+from jax_bnar._fuse.nodes import Constant, Node, Value, array_and_vector, is_real, source, values_of
+
+_ROOTS = frozenset(["rsqrt", "sqrt", "pow"])
+# By what a vector of roots gets to the array that it scales.
+_VECTOR_STEPS = frozenset(
+    """
+    mul div neg add sub convert_element_type copy pvary broadcast_in_dim reshape squeeze expand_dims
+    select_n stop_gradient transpose
+    """.split()  # noqa: SIM905 (a list would take a line for each)
+)
+# By what an array gets from x to its sum, or to where it is scaled.
+_ARRAY_STEPS = _VECTOR_STEPS | {"square", "integer_pow", "add_any", "max", "min", "name", "jit"}
+_SUMS = frozenset(
+    """
+    reduce_sum dot_general reduce_window_sum reduce_window reduce cumsum scan while
+    """.split()  # noqa: SIM905
+)
+_REASONS = {
+    "stop_gradient": "the statistics, or the array, stand behind stop_gradient",
+    "select_n": "a mask, or a choice at run time, is part of it",
+    "dot_general": "the statistics are taken by a matrix product",
+    "reduce_window_sum": "the statistics are taken by lax.reduce_window",
+    "reduce_window": "the statistics are taken by lax.reduce_window",
+    "reduce": "the statistics are taken by lax.reduce",
+    "cumsum": "the statistics are taken by cumulative sums",
+    "scan": "the statistics are taken in a loop",
+    "while": "the statistics are taken in a loop",
+    "jit": "a part of it is a jitted function with more in it than arithmetic",
+    "name": "a part of it has a checkpoint_name",
+}
+# So many values are looked at behind one root, and so many whole arrays in a row.
+_MOST_VALUES, _LONGEST_CHAIN = 200, 12
+
+
+def unexplained(graph: Graph, known: Collection[Node]) -> Iterator[RefusedMatch]:
+    """What is normalised in a way that is not understood.
+
+    Args:
+        graph: where to look.
+        known: nodes of what was matched, or refused for a reason.
+    """
+    seen: set[Node] = set()
+    for root in graph.nodes:
+        if root.name not in _ROOTS or not is_real(root.outputs[0].dtype):
+            continue
+        scaled = _scaled_by(graph, root)
+        if scaled is None or scaled in known or scaled in seen:
+            continue
+        seen.add(scaled)
+        names, sums = _what_goes_into(scaled)
+        if sums >= 2:
+            yield RefusedMatch(scaled, _reason(names, scaled))
+
+
+def _scaled_by(graph: Graph, root: Node) -> Node | None:
+    """The first whole array that is multiplied by the root, or divided."""
+    waiting = [root.outputs[0]]
+    seen = set(waiting)
+    while waiting and len(seen) < _MOST_VALUES:
+        value = waiting.pop()
+        for node in graph.readers(value):
+            if node.name not in _VECTOR_STEPS:
+                continue
+            if node.name in ("mul", "div"):
+                pair = array_and_vector(node)
+                if pair is not None and source(pair[1])[0] is source(value)[0]:
+                    return node
+            for result in node.outputs:
+                if result not in seen:
+                    seen.add(result)
+                    waiting.append(result)
+    return None
+
+
+def _what_goes_into(scaled: Node) -> tuple[set[str], int]:
+    """The primitives by which it is computed, and how many sums are among them."""
+    size = _size(scaled.outputs[0])
+    names: set[str] = set()
+    sums = 0
+    waiting = [(value, 0) for value in values_of(scaled.inputs)]
+    seen: set[Value] = {value for value, _ in waiting}
+    while waiting and len(seen) < _MOST_VALUES:
+        value, chain = waiting.pop(0)
+        node = value.producer
+        if node is None:
+            continue
+        is_array = _size(value) >= size
+        if is_array and (node.name not in _ARRAY_STEPS or chain > _LONGEST_CHAIN):
+            continue
+        if node.name in _SUMS and not is_array and any(_size(v) >= size for v in node.inputs):
+            sums += 2 if node.name in ("scan", "while") else 1
+        names.add(node.name)
+        for operand in values_of(node.inputs):
+            if operand not in seen:
+                seen.add(operand)
+                waiting.append((operand, chain + 1 if is_array else 0))
+    return names, sums
+
+
+def _size(value: Value | Constant) -> int:
+    size = 1
+    for length in value.shape:
+        size *= length
+    return size
+
+
+def _reason(names: Collection[str], scaled: Node) -> str:
+    reasons = dict.fromkeys(reason for name, reason in _REASONS.items() if name in names)
+    if not reasons:
+        dtypes = {str(v.dtype) for v in (*values_of(scaled.inputs), *scaled.outputs)}
+        return (
+            f"its arithmetic is not understood, or rounds on the way ({', '.join(sorted(dtypes))})"
+        )
+    return "; ".join(reasons)
