@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -33,7 +34,11 @@ def _one(run: Callable[[], Any], names: frozenset[str]) -> Times:
         files = sorted(Path(folder).rglob("*.xplane.pb"))
         if not files:
             return {}
-        return _read(jax.profiler.ProfileData.from_file(str(files[-1])), names)
+        with warnings.catch_warnings():
+            # Python 3.12 deprecates how the reader of jaxlib 0.12 makes its types. Where a warning
+            # is an error, that is one inside of C++, and the process ends.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return _read(jax.profiler.ProfileData.from_file(str(files[-1])), names)
 
 
 def _read(data: Any, names: frozenset[str]) -> Times:
