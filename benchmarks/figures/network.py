@@ -8,9 +8,15 @@ from matplotlib.figure import Figure
 from benchmarks.figures import theme
 
 MIB: Final = 2**20
-_COLOURS: Final = {"fused": theme.BLUE, "flax, fuse": theme.SKY, "flax": theme.ORANGE}
+_COLOURS: Final = {
+    "fused": theme.BLUE,
+    "fused, save=mask": "#009E73",
+    "flax, fuse": theme.SKY,
+    "flax": theme.ORANGE,
+}
 _LABELS: Final = {
     "fused": "jax_bnar's layers",
+    "fused, save=mask": "jax_bnar's layers, mask",
     "flax, fuse": "Flax under jax_bnar.fuse",
     "flax": "Flax",
 }

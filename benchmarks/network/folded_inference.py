@@ -14,12 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.contention import TOLERATED, Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
+from benchmarks.common.progress import say
 from jax_bnar._benchmark.timing import interleave
 from jax_bnar.flax_layers import ResNet, fold_batch_norms
 
@@ -54,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         write_json(options.output, document)
-        console.print(f"wrote {options.output}")
+        picture = options.output.with_suffix(".svg")
+        plot(document, picture)
+        console.print(f"wrote {options.output} and {picture}", soft_wrap=True)
     return document
 
 
@@ -70,10 +74,11 @@ def _measure(options: Options, dtype: str) -> dict[str, Any]:
         "folded": fold_batch_norms(net, variables),
         "folded, xla": fold_batch_norms(net, variables, implementation="xla"),
     }
-    programs = {
-        name: _compiled(candidate, arrays, images)
-        for name, (candidate, arrays) in candidates.items()
-    }
+    programs = {}
+    for name, (candidate, arrays) in candidates.items():
+        say(f"{dtype}: compiling {name}")
+        programs[name] = _compiled(candidate, arrays, images)
+    say(f"{dtype}: timing, {options.rounds} rounds")
     exact = _compiled(net.clone(dtype=jnp.float32), variables, images)(variables, images)
     rows = {}
     for name, program in programs.items():
@@ -123,6 +128,25 @@ def _variables(net: ResNet, images: jax.Array) -> Any:
     return jax.tree_util.tree_map_with_path(value, tree)
 
 
+def plot(document: dict[str, Any], path: Path) -> None:
+    """Draws milliseconds and temporary memory of each network; the suffix chooses the format."""
+    figure = Figure(figsize=(9, 1 + 2.4 * len(document["runs"])), layout="constrained")
+    panels = figure.subplots(len(document["runs"]), 2, squeeze=False)
+    for (left, right), run in zip(panels, document["runs"], strict=True):
+        networks = run["networks"]
+        for axes, key, factor, unit in (
+            (left, "median_ms", 1.0, "ms per batch"),
+            (right, "temporary_bytes", 1e-6, "temporary MB"),
+        ):
+            bars = axes.barh(list(networks), [row[key] * factor for row in networks.values()])
+            axes.bar_label(bars, fmt="%.0f", padding=3)
+            axes.invert_yaxis()
+            axes.margins(x=0.15)
+            axes.set(title=f"{run['dtype']}, {unit}")
+            axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
 def _print(
     run: dict[str, Any], options: Options, environment: dict[str, Any], console: Console
 ) -> None:
@@ -131,7 +155,7 @@ def _print(
         f" {options.size}x{options.size}\n{environment['cpu']}, {environment['cores']} cores;"
         f" {environment['allocator']['name']} allocator"
     )
-    columns = ("network", "median ms", "min ms", "temporary MB", "arguments MB", "distance")
+    columns = ("network", "median ms", "min ms", "temp. MB", "args. MB", "distance")
     for column in columns:
         table.add_column(column, justify="left" if column == "network" else "right")
     for name, row in run["networks"].items():

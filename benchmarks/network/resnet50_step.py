@@ -10,12 +10,15 @@ from typing import Any, Final
 
 import jax
 import tyro
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.contention import TOLERATED, Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
+from benchmarks.common.progress import say
+from benchmarks.figures.network import draw_step
 from benchmarks.network.training_step import DType, TrainingStep, check_losses
 from jax_bnar._benchmark.timing import interleave
 
@@ -57,14 +60,23 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
                 options.output.parent.mkdir(parents=True, exist_ok=True)
                 write_json(options.output, document)
             console.print(table(document["runs"][-1]))
+    if options.output is not None:
+        picture = options.output.with_suffix(".svg")
+        figure = Figure(figsize=(12, 4), layout="constrained")
+        draw_step(figure, document)
+        figure.savefig(picture, metadata={"Date": None})
+        console.print(f"wrote {options.output} and {picture}", soft_wrap=True)
     return document
 
 
 def measure(size: int, batch: int, dtype: DType, options: Options) -> dict[str, Any]:
     """Time, memory and residuals of each network's step."""
-    steps = {
-        name: TrainingStep(name, size, batch, dtype, options.stage_sizes) for name in options.norms
-    }
+    label = f"{batch} x {size}x{size}, {dtype}"
+    steps = {}
+    for name in options.norms:
+        say(f"{label}: compiling {name}")
+        steps[name] = TrainingStep(name, size, batch, dtype, options.stage_sizes)
+    say(f"{label}: timing, {options.rounds} rounds")
     first = {name: step.run() for name, step in steps.items()}
     check_losses(first, dtype)
     contention = Contention()
@@ -93,7 +105,7 @@ def measure(size: int, batch: int, dtype: DType, options: Options) -> dict[str, 
 
 def table(run: dict[str, Any]) -> Table:
     title = f"{run['batch']} x {run['size']}x{run['size']}, {run['dtype']}"
-    result = Table("BatchNorm", "ms per step", "peak MiB", "temporary MiB", "residuals MiB")
+    result = Table("BatchNorm", "ms per step", "peak MiB", "temp. MiB", "resid. MiB")
     result.title = title
     for name, network in run["networks"].items():
         sizes = (network[f"{kind}_bytes"] for kind in ("peak", "temporary", "saved_residual"))

@@ -1,6 +1,6 @@
 """Bytes that ResNet-50's BatchNorms send between devices in a training step, ours and Flax's.
 
-    python -m benchmarks.sharding.collective_bytes
+    python -m benchmarks.sharding.collective_bytes [--json]
 
 A layer is compiled on eight CPU devices for each number of channels, and its collectives are
 counted in the HLO. Their payload does not depend on the number of devices; in a ring all-reduce
@@ -8,6 +8,8 @@ over n devices, each device sends and receives 2*(n-1)/n times the payload.
 """
 
 import functools
+import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,6 +21,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.common.progress import say
 from benchmarks.common.sites import RESNET50_SITES
 from benchmarks.sharding.hlo_collectives import collectives, total_bytes
 from jax_bnar.flax_layers import BatchNorm
@@ -80,25 +83,33 @@ def of_step(make: Callable[..., nn.Module]) -> tuple[int, int]:
     return operations, payload
 
 
-def main() -> None:
+def main(json_wanted: bool = False) -> None:
     jax.config.update("jax_num_cpu_devices", DEVICES)
     table = Table(title="BatchNorm collectives of a ResNet-50 training step")
     table.add_column("devices", justify="right")
-    steps = {name: of_step(make) for name, make in PEERS.items()}
+    steps = {}
+    for name, make in PEERS.items():
+        say(f"compiling {name}")
+        steps[name] = of_step(make)
+    if json_wanted:
+        payload = {name: {"all_reduces": n, "bytes": size} for name, (n, size) in steps.items()}
+        print(json.dumps(payload, indent=1))
+        return
     for name in steps:
-        table.add_column(f"{name}\nall-reduces", justify="right")
-        table.add_column("kB per device", justify="right")
+        head = name.replace(", use_fast_variance=", ",\nuse_fast_\nvariance\n=")
+        table.add_column(f"{head}\nall-\nreduces", justify="right")
+        table.add_column("kB per\ndevice", justify="right")
     for devices in TABLE:
         cells = []
         for operations, payload in steps.values():
             sent = 2 * (devices - 1) / devices * payload
             cells += [str(operations if devices > 1 else 0), f"{sent / 1e3:.0f}"]
         table.add_row(str(devices), *cells)
-    console = Console(width=120)
+    console = Console()
     console.print(table)
     for name, (operations, payload) in steps.items():
         console.print(f"{name}: {operations} all-reduces, {payload} bytes in total")
 
 
 if __name__ == "__main__":
-    main()
+    main("--json" in sys.argv[1:])

@@ -1,11 +1,16 @@
 """Prints the results as a table on the terminal."""
 
-from typing import Any
+from typing import Any, Final
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.contention import TOLERATED
+
+# Short, so that four peers with their ratios fit into the 80 columns of a log or a pipe.
+_HEADS: Final[dict[str, str]] = {"ours_mask": "mask", "torch_compile": "torch c"}
+_FORMS: Final[dict[str, str]] = {"bn_relu": "relu", "bn_add_relu": "add relu", "batch_norm": ""}
 
 
 def print_run(run: dict[str, Any], environment: dict[str, Any], console: Console) -> None:
@@ -17,20 +22,27 @@ def print_run(run: dict[str, Any], environment: dict[str, Any], console: Console
     table = Table(
         title=f"ResNet-50 BatchNorm sites, {run['dtype']}, batch {run['batch']},"
         " forward + backward: median ms per call\n"
-        f"{environment['cpu']}, {environment['cores']} cores; {allocator} allocator; ours: {isa}"
+        f"{environment['cpu']}, {environment['cores']} cores; {allocator} allocator; ours: {isa}",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        pad_edge=False,
     )
     table.add_column("site", no_wrap=True)
-    table.add_column("count", justify="right")
+
+    def add_numbers(head: str) -> None:
+        table.add_column(head, justify="right", no_wrap=True)
+
+    add_numbers("n")
     for name in names:
-        table.add_column(name, justify="right")
+        add_numbers(_HEADS.get(name) or name)
     for name in others:
-        table.add_column(f"{name} / ours", justify="right")
+        add_numbers(f"{_HEADS.get(name, name)}\n/ours")
     if "ours" in names:
-        table.add_column("ours GB/s", justify="right")
-    table.add_column("copy GB/s", justify="right")
+        add_numbers("ours\nGB/s")
+    add_numbers("copy\nGB/s")
 
     for row in run["sites"]:
-        site = f"{row['height']}x{row['width']}x{row['channels']} {row['form']}"
+        site = f"{row['height']}x{row['width']}x{row['channels']} {_FORMS[row['form']]}"
         table.add_row(site, str(row["count"]), *_cells(row, others))
     table.add_section()
     table.add_row("step", str(run["step"]["count"]), *_cells(run["step"], others), style="bold")
@@ -41,7 +53,7 @@ def print_run(run: dict[str, Any], environment: dict[str, Any], console: Console
 
 def _cells(row: dict[str, Any], others: list[str]) -> list[str]:
     times = {name: timing["median_ms"] for name, timing in row["peers"].items()}
-    cells = [f"{time:.3f}" if time < 10 else f"{time:.1f}" for time in times.values()]
+    cells = [f"{time:.{3 if time < 10 else 1 if time < 1000 else 0}f}" for time in times.values()]
     cells += [f"{times[name] / times['ours']:.2f}" for name in others]
     if "ours" in times:
         cells.append(f"{row['two_read_bytes'] / times['ours'] / 1e6:.1f}")

@@ -4,6 +4,7 @@ python -m benchmarks.sites.run --dtype float32 bfloat16 --output benchmarks/resu
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import Any, Final
 import jax
 import tyro
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from benchmarks.common.copy_bandwidth import CopyRoof
 from benchmarks.common.environment import core_count, describe_environment
 from benchmarks.common.json_file import write_json
+from benchmarks.common.progress import say
 from benchmarks.common.sites import RESNET50_SITES, Site
 from benchmarks.sites.measure import Settings, measure_sites
 from benchmarks.sites.peers import PeerName
+from benchmarks.sites.plot import plot
 from benchmarks.sites.problem import DType
 from benchmarks.sites.report import print_run
 
@@ -76,7 +79,7 @@ def benchmark(options: Options) -> dict[str, Any]:
                 options.peers,
                 roof,
                 settings,
-                on_site=lambda site, task=task: progress.advance(task),
+                on_site=functools.partial(_advance, progress, task),
             )
             runs.append(run)
             print_run(run, environment, console)
@@ -93,8 +96,17 @@ def benchmark(options: Options) -> dict[str, Any]:
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         write_json(options.output, document)
-        console.print(f"wrote {options.output}")
+        picture = options.output.with_suffix(".svg")
+        plot(document, picture)
+        console.print(f"wrote {options.output} and {picture}", soft_wrap=True)
     return document
+
+
+def _advance(progress: Progress, task: TaskID, site: Site) -> None:
+    progress.advance(task)
+    if not progress.console.is_terminal:
+        done = progress.tasks[task]
+        say(f"{done.description} {site.label}: {done.completed:.0f} of {done.total:.0f} sites done")
 
 
 def _quick(options: Options) -> Options:

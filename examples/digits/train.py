@@ -77,6 +77,8 @@ def main(arguments: Arguments) -> int:
 
     runs = {}
     for name, norm in training.NORMS.items():
+        if not console.is_terminal:
+            console.print(f"compiling the {name} network")
         with console.status(f"compiling the {name} network"):
             runs[name] = training.start(norm, train_digits, settings)
     with Progress(
@@ -86,11 +88,17 @@ def main(arguments: Arguments) -> int:
         TimeElapsedColumn(),
         console=console,
     ) as progress:
-        steps = epochs * training.steps_per_epoch(train_digits, settings)
+        per_epoch = training.steps_per_epoch(train_digits, settings)
+        steps = epochs * per_epoch
         bar = progress.add_task("training both networks", total=steps)
-        outcomes = training.train(
-            runs, train_digits, held_out, settings, on_step=lambda: progress.advance(bar)
-        )
+
+        def on_step() -> None:
+            progress.advance(bar)
+            done = progress.tasks[bar].completed
+            if not console.is_terminal and done % per_epoch == 0:
+                console.print(f"training both networks: epoch {done / per_epoch:.0f} of {epochs}")
+
+        outcomes = training.train(runs, train_digits, held_out, settings, on_step)
         speeds = list(
             progress.track(
                 speed.measure(arguments.quick),

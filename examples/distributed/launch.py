@@ -59,8 +59,11 @@ def ended(workers: list[subprocess.Popen[str]]) -> Iterator[None]:
 def losses_of(processes: int, steps: int) -> list[float]:
     """The losses of a run in this many processes, each with one CPU device."""
     coordinator = f"localhost:{free_port()}"
-    with tempfile.TemporaryDirectory() as folder:
-        output = pathlib.Path(folder) / "losses.json"
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as files:
+        folder = pathlib.Path(name)
+        output = folder / "losses.json"
+        # Each process has a file of its own: gloo writes lines in all of them, which would mix.
+        logs = [folder / f"{index}.txt" for index in range(processes)]
         workers = [
             subprocess.Popen(
                 [
@@ -72,21 +75,28 @@ def losses_of(processes: int, steps: int) -> list[float]:
                     f"--steps={steps}",
                     f"--output={output}",
                 ],
+                stdout=files.enter_context(log.open("w")),
+                stderr=subprocess.STDOUT,
                 text=True,
             )
-            for index in range(processes)
+            for index, log in enumerate(logs)
         ]
         with ended(workers):
-            for worker in workers:
+            for worker, log in zip(workers, logs, strict=True):
                 if worker.wait(TIMEOUT):
-                    raise RuntimeError(f"a worker exited with status {worker.returncode}")
+                    raise RuntimeError(
+                        f"a worker exited with status {worker.returncode}:\n{log.read_text()}"
+                    )
+        print(logs[0].read_text().splitlines()[-1], flush=True)
         return json.loads(output.read_text())["losses"]
 
 
 def main(arguments: Arguments) -> int:
+    print("training in 1 process", flush=True)
     alone = losses_of(1, arguments.steps)
     failed = alone[-1] >= alone[0]
     for processes in arguments.processes:
+        print(f"training in {processes} processes", flush=True)
         together = losses_of(processes, arguments.steps)
         worst = max(abs(a - b) / abs(a) for a, b in zip(alone, together, strict=True))
         failed = failed or not worst <= BOUND
