@@ -9,6 +9,7 @@
 
 #include "cpu/executor.h"
 #include "cpu/operations.h"
+#include "native/ffi_dual_operations.h"
 #include "native/ffi_operations.h"
 
 namespace jax_bnar::cpu {
@@ -44,6 +45,7 @@ class CpuBackend {
     return Caught([&] { cpu::name(pool_, args...); }); \
   }
   BNAR_FOR_EACH_OPERATION(BNAR_RUN_ON_POOL)
+  BNAR_FOR_EACH_DUAL_OPERATION(BNAR_RUN_ON_POOL)
 #undef BNAR_RUN_ON_POOL
 
  private:
@@ -70,5 +72,7 @@ class CpuBackend {
 
 BNAR_DEFINE_HANDLERS(Handler, CpuBackend,
                      ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
+BNAR_DEFINE_DUAL_HANDLERS(Handler, CpuBackend,
+                          ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
 
 }  // namespace jax_bnar::cpu

@@ -9,6 +9,7 @@
 namespace jax_bnar::cpu {
 
 BNAR_DECLARE_HANDLERS(Handler)
+BNAR_DECLARE_DUAL_HANDLERS(Handler)
 
 }  // namespace jax_bnar::cpu
 

@@ -89,29 +89,26 @@ void MergeStatisticsOfChannels(const Plan& plan, Partials* partials,
   }
 }
 
-// Calls f(channel, first, second) with plain sums. Overwrites the group's first
+// Calls f(channel, sums) with kSums plain sums. Overwrites the group's first
 // partials of these channels.
-template <typename F>
+template <int kSums, typename F>
 void MergeSumsOfChannels(const Plan& plan, Partials* partials, int64_t group,
                          const Range& channels, F f) {
   const ColumnRuns runs(plan);
-  double* first = partials->first(group, 0);
-  double* second = partials->second(group, 0);
   ForEachFurtherPartial(plan, runs, channels, [&](const PartialColumns& at) {
-    const double* partial_first = partials->first(group, at.partial);
-    const double* partial_second = partials->second(group, at.partial);
-    for (int64_t j = at.begin; j < at.end; ++j) {
-      first[j] += partial_first[j];
-      second[j] += partial_second[j];
+    for (int s = 0; s < kSums; ++s) {
+      double* total = partials->sum(s, group, 0);
+      const double* partial = partials->sum(s, group, at.partial);
+      for (int64_t j = at.begin; j < at.end; ++j) total[j] += partial[j];
     }
   });
   for (int64_t c = channels.begin; c < channels.end; ++c) {
-    double first_sum = 0, second_sum = 0;
-    ForEachColumn(plan, runs, c, [&](int64_t j) {
-      first_sum += first[j];
-      second_sum += second[j];
-    });
-    f(c, first_sum, second_sum);
+    double sums[kSums] = {};
+    for (int s = 0; s < kSums; ++s) {
+      const double* total = partials->sum(s, group, 0);
+      ForEachColumn(plan, runs, c, [&](int64_t j) { sums[s] += total[j]; });
+    }
+    f(c, sums);
   }
 }
 

@@ -1,141 +1,16 @@
 #include "cpu/operations.h"
 
-#include <cmath>
-#include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "cpu/cache.h"
+#include "cpu/channel_phases.h"
 #include "cpu/columns.h"
 #include "cpu/merge.h"
 #include "cpu/passes.h"
-#include "cpu/samples.h"
 #include "native/numerics.h"
 
 namespace jax_bnar::cpu {
 namespace {
-
-// f(A()) with the accumulation type of x.
-template <typename F>
-void WithAccumulator(DType dtype, F f) {
-  dtype == DType::kFloat64 ? f(double()) : f(float());
-}
-
-void RunPhases(ThreadPool& pool, const Context& context,
-               std::vector<Phase> phases) {
-  Run(pool, context.array_bytes / kBytesPerThread + 1, std::move(phases));
-}
-
-template <typename A>
-struct NormaliseVectors {
-  explicit NormaliseVectors(const Plan& plan) : mean(plan), a(plan), b(plan) {}
-
-  void Set(const AffineOperands& affine, int64_t channels, int64_t group,
-           int64_t channel, A channel_mean, A channel_var) {
-    const A scale = ElementOr<A>(affine.scale, channels, group, channel, 1);
-    mean.Set(group, channel, channel_mean);
-    a.Set(group, channel, Multiplier(scale, channel_var, affine.epsilon));
-    b.Set(group, channel,
-          ElementOr<A>(affine.bias, channels, group, channel, 0));
-  }
-
-  NormaliseColumns columns() const { return {mean.data(), a.data(), b.data()}; }
-
-  ColumnVector<A> mean;
-  ColumnVector<A> a;
-  ColumnVector<A> b;
-};
-
-// Fills the vectors from given statistics. `vectors` must outlive the
-// phase.
-template <typename A>
-Phase PrepareVectors(const Shape& shape, const AffineOperands& affine,
-                     const VectorOperand& mean, const VectorOperand& var,
-                     NormaliseVectors<A>* vectors) {
-  const int64_t channels = shape.channels;
-  return ForEachChannelBlock(shape, [=](int64_t group, const Range& block) {
-    for (int64_t c = block.begin; c < block.end; ++c) {
-      vectors->Set(affine, channels, group, c,
-                   ElementOr<A>(mean, channels, group, c, 0),
-                   ElementOr<A>(var, channels, group, c, 0));
-    }
-  });
-}
-
-// Copies operands to columns.
-template <typename A>
-Phase SpreadPhase(const Shape& shape,
-                  std::vector<std::pair<VectorOperand, ColumnVector<A>*>> all) {
-  const int64_t channels = shape.channels;
-  return ForEachChannelBlock(shape, [all, channels](int64_t group,
-                                                    const Range& block) {
-    for (const auto& [operand, columns] : all) {
-      for (int64_t c = block.begin; c < block.end; ++c) {
-        columns->Set(group, c, ElementOr<A>(operand, channels, group, c, 0));
-      }
-    }
-  });
-}
-
-// The middle one of a few elements of a channel, or 0.
-double SampledOrigin(const Context& context, const void* x, int64_t group,
-                     int64_t channel) {
-  const Shape& shape = context.plan.shape;
-  double samples[kSamples];
-  for (int i = 0; i < kSamples; ++i) {
-    const int64_t at = SampleAt(i, shape.count());
-    const int64_t row =
-        group * shape.rows + at / shape.inner;  // of (C, S) elements
-    samples[i] = ElementAsDouble(
-        context.dtype, x,
-        (row * shape.channels + channel) * shape.inner + at % shape.inner);
-  }
-  return FiniteMedian(samples);
-}
-
-// An element of each channel, around which its sums are taken. Sums in double
-// of narrower elements have digits to spare, and the first one will do (an Inf
-// would make the mean NaN). Those of doubles have none: where the first one is
-// the outlier they would lose the digits of (first - mean) / std.
-template <typename A>
-Phase FindOrigins(const Context& context, const void* x,
-                  ColumnVector<A>* origins) {
-  const Shape& shape = context.plan.shape;
-  return ForEachChannelBlock(
-      shape, [=, &context, &shape](int64_t group, const Range& block) {
-        for (int64_t c = block.begin; c < block.end; ++c) {
-          double origin;
-          if constexpr (std::is_same_v<A, double>) {
-            origin = SampledOrigin(context, x, group, c);
-          } else {
-            origin = ElementAsDouble(
-                context.dtype, x, group * shape.group_size() + c * shape.inner);
-          }
-          origins->Set(group, c,
-                       static_cast<A>(std::isfinite(origin) ? origin : 0.0));
-        }
-      });
-}
-
-// on_channel(group, channel, mean, var), after mean and var are stored.
-template <typename A, typename F>
-Phase FinishStatistics(const Plan& plan, const ColumnVector<A>* origins,
-                       Partials* partials, void* mean, void* var,
-                       F on_channel) {
-  A* means = static_cast<A*>(mean);
-  A* vars = static_cast<A*>(var);
-  return ForEachChannelBlock(plan.shape, [=, &plan](int64_t group,
-                                                    const Range& block) {
-    const double count = static_cast<double>(plan.shape.count());
-    MergeStatisticsOfChannels(
-        plan, partials, group, block, [&](int64_t c, double sum, double m2) {
-          const int64_t i = group * plan.shape.channels + c;
-          means[i] = MeanOf(origins->Get(group, c), sum, count);
-          vars[i] = VarianceOf<A>(m2, count);
-          on_channel(group, c, means[i], vars[i]);
-        });
-  });
-}
 
 // Where the reduction wrote dz, the last pass can read the gated dy there, or
 // form it again: the same bits. A dz that went past the caches is in memory,
@@ -210,12 +85,12 @@ void BackwardReduce(ThreadPool& pool, const Problem& problem,
     ColumnVector<A> mean(context.plan), a(context.plan), bias(context.plan);
     Phase finish = ForEachChannelBlock(
         problem.shape, [&](int64_t group, const Range& block) {
-          MergeSumsOfChannels(
+          MergeSumsOfChannels<2>(
               context.plan, &partials, group, block,
-              [&](int64_t c, double first, double second) {
+              [&](int64_t c, const double* sums) {
                 const int64_t i = group * problem.shape.channels + c;
-                static_cast<A*>(sum_e)[i] = static_cast<A>(first);
-                static_cast<A*>(sum_e_centred)[i] = static_cast<A>(second);
+                static_cast<A*>(sum_e)[i] = static_cast<A>(sums[0]);
+                static_cast<A*>(sum_e_centred)[i] = static_cast<A>(sums[1]);
               });
         });
     RunPhases(pool, context,
@@ -267,16 +142,16 @@ void Backward(ThreadPool& pool, const Problem& problem,
         operands.mean, operands.var, &vectors);
     Phase coefficients = ForEachChannelBlock(
         problem.shape, [&](int64_t group, const Range& block) {
-          MergeSumsOfChannels(
+          MergeSumsOfChannels<2>(
               plan, &partials, group, block,
-              [&](int64_t c, double sum_e, double sum_e_centred) {
+              [&](int64_t c, const double* sums) {
                 const auto at = [&](const VectorOperand& v, A otherwise) {
                   return ElementOr<A>(v, channels, group, c, otherwise);
                 };
                 const auto channel = BackwardChannelOf<A>(
                     at(operands.var, 0), at(operands.scale, 1),
                     at(operands.dmean, 0), at(operands.dvar, 0),
-                    operands.epsilon, sum_e, sum_e_centred, count);
+                    operands.epsilon, sums[0], sums[1], count);
                 const int64_t i = group * channels + c;
                 static_cast<A*>(dscale)[i] = channel.dscale;
                 static_cast<A*>(dbias)[i] = channel.dbias;

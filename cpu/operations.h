@@ -9,6 +9,7 @@
 namespace jax_bnar::cpu {
 
 BNAR_DECLARE_OPERATIONS(void, ThreadPool&);
+BNAR_DECLARE_DUAL_OPERATIONS(void, ThreadPool&);
 
 }  // namespace jax_bnar::cpu
 

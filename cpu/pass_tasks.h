@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "cpu/cache.h"
+#include "cpu/executor.h"
 #include "cpu/passes.h"
 
 namespace jax_bnar::cpu {
@@ -51,6 +52,15 @@ class Padded {
   }
   void* Out() { return data_; }
   void CopyOut(void* target) const { std::memcpy(target, data_, bytes_); }
+
+  // The same for sixteen bits of a mask; those behind `count` become 0.
+  uint8_t* OutMask() { return reinterpret_cast<uint8_t*>(data_); }
+  void CopyOutBits(void* target, int64_t count) const {
+    uint16_t bits;
+    std::memcpy(&bits, data_, sizeof(bits));
+    bits = static_cast<uint16_t>(bits & ((1u << count) - 1u));
+    std::memcpy(target, &bits, bytes_);
+  }
 
  private:
   size_t bytes_;
@@ -112,12 +122,101 @@ inline bool MayStream(const Context& context, const void* output) {
   return aligned && !context.fits_cache;
 }
 
-// Calls on_plane(channel, element of the group) for each plane of a block.
-template <typename OnPlane>
-void ForEachPlane(const Plan& plan, const Range& planes, OnPlane on_plane) {
-  for (int64_t p = planes.begin; p < planes.end; ++p) {
-    on_plane(p % plan.shape.channels, p * plan.shape.inner);
+// What was saved for the gate, at a position; a mask is addressed by bytes.
+inline const void* SavedAt(const Context& context, Gate gate, const void* saved,
+                           const Position& at) {
+  switch (gate) {
+    case Gate::kNone:
+    case Gate::kX:
+      return nullptr;
+    case Gate::kY:
+      return Offset(saved, at.element * context.item_size);
+    case Gate::kMask:
+      return Offset(saved,
+                    at.group * context.mask_bytes_per_group() + at.bit / 8);
   }
+  return nullptr;
+}
+
+// Scratch for what SavedAt points at.
+inline Padded PaddedSaved(const Context& context, Gate gate, int64_t count) {
+  return gate == Gate::kMask ? Padded(1, (count + 7) / 8)
+                             : Padded(context.item_size, count);
+}
+
+// The phase of an elementwise pass, which calls, with a position in its group,
+//   rows(group, tile, in_group, whole)       whole: every vector is aligned if
+//                                            the array is
+//   padded(group, count, in_group, column)   fewer elements than a vector
+//   plane(group, plane, in_group, channel)
+template <typename OnRows, typename OnPadded, typename OnPlane>
+Phase ElementwisePhase(const Context& context, OnRows rows, OnPadded padded,
+                       OnPlane plane) {
+  const Plan& plan = context.plan;
+  const int64_t per_group = plan.elementwise_tasks_per_group();
+  const auto run = [=, &plan](int64_t index) {
+    const int64_t group = index / per_group;
+    const int64_t block = index % per_group;
+    if (block == plan.num_blocks) {
+      const int64_t start = RowStart(plan, plan.rows);
+      RunTail(
+          plan, [&](const RowsTile& tile) { rows(group, tile, start, false); },
+          [&](int64_t count, int64_t column) {
+            padded(group, count, start + column, column);
+          });
+      return;
+    }
+    const Range range = plan.Block(block);
+    if (plan.layout == Plan::Layout::kChannelsLast) {
+      rows(group, RowsTile{range.size(), plan.columns, plan.columns},
+           RowStart(plan, range.begin), true);
+      return;
+    }
+    for (int64_t p = range.begin; p < range.end; ++p) {
+      const int64_t in_group = p * plan.shape.inner;
+      plane(group, Plane{plan.shape.inner, in_group % 8}, in_group,
+            p % plan.shape.channels);
+    }
+  };
+  // Last blocks first: the reduction before left them in the cache.
+  return {plan.shape.groups * per_group, run, /*last_first=*/true};
+}
+
+// The phase of a reduction, which calls
+//   rows(task, tile, in_group, column)       in_group: of the tile
+//   padded(task, count, in_group, column)    fewer elements than a vector
+//   plane(task, plane, in_group, n, channel)
+template <typename OnRows, typename OnPadded, typename OnPlane>
+Phase ReductionPhase(const Context& context, OnRows rows, OnPadded padded,
+                     OnPlane plane) {
+  const Plan& plan = context.plan;
+  const auto run = [=, &plan](int64_t index) {
+    const ReductionTask task = ReductionTaskAt(plan, index);
+    if (task.is_tail) {
+      const int64_t start = RowStart(plan, plan.rows);
+      RunTail(
+          plan, [&](const RowsTile& tile) { rows(task, tile, start, 0); },
+          [&](int64_t count, int64_t column) {
+            padded(task, count, start + column, column);
+          });
+      return;
+    }
+    if (plan.layout == Plan::Layout::kChannelsLast) {
+      const int64_t column = task.columns.begin;
+      rows(task, RowsTile{task.rows.size(), task.columns.size(), plan.columns},
+           RowStart(plan, task.rows.begin) + column, column);
+      return;
+    }
+    for (int64_t n = task.rows.begin; n < task.rows.end; ++n) {
+      for (int64_t c = task.columns.begin; c < task.columns.end; ++c) {
+        const int64_t in_group =
+            (n * plan.shape.channels + c) * plan.shape.inner;
+        plane(task, Plane{plan.shape.inner, in_group % 8}, in_group, n, c);
+      }
+    }
+  };
+  return {plan.shape.groups * plan.reduction_tasks_per_group(), run,
+          /*last_first=*/false};
 }
 
 }  // namespace jax_bnar::cpu

@@ -1,4 +1,4 @@
-// The four passes over an array, each as a phase of independent tasks. They
+// The passes over arrays, each as a phase of independent tasks. They
 // turn a plan's tasks into calls of tile kernels.
 
 #ifndef JAX_BNAR_CPU_PASSES_H_
@@ -34,27 +34,31 @@ struct Context {
 
 double ElementAsDouble(DType dtype, const void* array, int64_t index);
 
-// Two double sums for each group, chunk (or tail) and column.
+// Two or three double sums for each group, chunk (or tail) and column.
 class Partials {
  public:
-  explicit Partials(const Plan& plan)
+  explicit Partials(const Plan& plan, int64_t sums = 2)
       : columns_(plan.columns),
         per_group_(plan.num_partials() * plan.columns),
-        first_(plan.shape.groups * per_group_),
-        second_(plan.shape.groups * per_group_) {}
+        per_sum_(plan.shape.groups * per_group_),
+        values_(sums * per_sum_) {}
 
+  double* sum(int64_t which, int64_t group, int64_t partial) {
+    return values_.data() + which * per_sum_ + group * per_group_ +
+           partial * columns_;
+  }
   double* first(int64_t group, int64_t partial) {
-    return first_.data() + group * per_group_ + partial * columns_;
+    return sum(0, group, partial);
   }
   double* second(int64_t group, int64_t partial) {
-    return second_.data() + group * per_group_ + partial * columns_;
+    return sum(1, group, partial);
   }
 
  private:
   int64_t columns_;
   int64_t per_group_;
-  Buffer<double> first_;
-  Buffer<double> second_;
+  int64_t per_sum_;
+  Buffer<double> values_;
 };
 
 // Vectors laid out by column, so that a kernel reads them along memory:
@@ -94,6 +98,37 @@ Phase ReducePass(const Context& context, const GradientBuffers& buffers,
 
 Phase ApplyPass(const Context& context, const GradientBuffers& buffers,
                 const ApplyColumns& columns, void* dx);
+
+// --- two inputs --------------------------------------------------------------
+
+struct DualNormaliseColumns {
+  Both<const char*> mean;
+  Both<const char*> a;
+  const char* bias;
+};
+
+// a and bias are read with Gate::kX only.
+using DualReduceColumns = DualNormaliseColumns;
+
+// bias is read with Gate::kX only.
+struct DualApplyColumns {
+  Both<const char*> mean;
+  Both<const char*> a;
+  Both<const char*> b;
+  Both<const char*> k;
+  const char* bias;
+};
+
+Phase DualNormalisePass(const Context& context,
+                        const DualNormaliseBuffers& buffers,
+                        const DualNormaliseColumns& columns);
+
+// The partials have three sums: of e, of e * (x1 - mean1), of e * (x2 - mean2).
+Phase DualReducePass(const Context& context, const DualGradientBuffers& buffers,
+                     const DualReduceColumns& columns, Partials* partials);
+
+Phase DualApplyPass(const Context& context, const DualGradientBuffers& buffers,
+                    const DualApplyColumns& columns, const Both<void*>& dx);
 
 }  // namespace jax_bnar::cpu
 

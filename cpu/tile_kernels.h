@@ -74,6 +74,46 @@ struct ApplyArgs {
   bool stream;  // dx bypasses the caches
 };
 
+// The same for y = relu(batch_norm(x1) + batch_norm(x2)); `bias` is the sum of
+// both.
+
+struct DualNormaliseArgs {
+  Both<const void*> x;
+  void* y;
+  uint8_t* mask;  // null where it is not wanted
+  Both<const void*>
+      mean;  // y = relu((x1 - mean1) * a1 + (x2 - mean2) * a2 + bias)
+  Both<const void*> a;
+  const void* bias;
+  bool stream;
+};
+
+struct DualReduceArgs {
+  const void* dy;
+  Both<const void*> x;
+  const void* saved;
+  Both<const void*> mean;
+  Both<const void*> a;  // with kX
+  const void* bias;     // with kX
+  double* sum_e;
+  Both<double*> sum_e_centred;
+  Gate gate;  // not kNone
+};
+
+struct DualApplyArgs {
+  const void* dy;
+  Both<const void*> x;
+  const void* saved;
+  Both<void*> dx;
+  Both<const void*> mean;
+  Both<const void*> a;
+  Both<const void*> b;
+  Both<const void*> k;
+  const void* bias;  // with kX
+  Gate gate;         // not kNone
+  bool stream;
+};
+
 // A plane's vectors are the one value of its channel, and its bits may start
 // anywhere in a byte.
 struct Plane {
@@ -86,11 +126,17 @@ struct TileKernels {
   void (*rows_normalise)(const RowsTile&, const NormaliseArgs&);
   void (*rows_reduce)(const RowsTile&, const ReduceArgs&);
   void (*rows_apply)(const RowsTile&, const ApplyArgs&);
+  void (*rows_dual_normalise)(const RowsTile&, const DualNormaliseArgs&);
+  void (*rows_dual_reduce)(const RowsTile&, const DualReduceArgs&);
+  void (*rows_dual_apply)(const RowsTile&, const DualApplyArgs&);
 
   void (*plane_statistics)(const Plane&, const StatisticsArgs&);
   void (*plane_normalise)(const Plane&, const NormaliseArgs&);
   void (*plane_reduce)(const Plane&, const ReduceArgs&);
   void (*plane_apply)(const Plane&, const ApplyArgs&);
+  void (*plane_dual_normalise)(const Plane&, const DualNormaliseArgs&);
+  void (*plane_dual_reduce)(const Plane&, const DualReduceArgs&);
+  void (*plane_dual_apply)(const Plane&, const DualApplyArgs&);
 };
 
 }  // namespace jax_bnar::cpu

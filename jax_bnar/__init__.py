@@ -23,3 +23,4 @@ from jax_bnar._operators.api import bn_relu as bn_relu
 from jax_bnar._operators.api import bn_relu_inference as bn_relu_inference
 from jax_bnar._operators.dual import DualBatchNormResult as DualBatchNormResult
 from jax_bnar._operators.dual import dual_bn_add_relu as dual_bn_add_relu
+from jax_bnar._operators.dual import dual_bn_add_relu_inference as dual_bn_add_relu_inference

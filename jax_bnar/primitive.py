@@ -37,7 +37,7 @@ from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind, Signature
-from jax_bnar._kernels import kernel_call
+from jax_bnar._kernels import dual, kernel_call
 from jax_bnar._sharding import halves
 from jax_bnar._sharding.alignment import with_automatic_axes
 from jax_bnar._sharding.partitioning import Partitioned
@@ -158,7 +158,7 @@ class ArrayOperation(ArrayPrimitive):
     ) -> list[jax.core.ShapedArray]:
         del implementation
         kinds = self.signature.result_kinds(statics)
-        return _result_avals(self.named(avals, present)["x"], layout, kinds)
+        return _result_avals(self.named(avals, present)[self.signature.x], layout, kinds)
 
     def _lower(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         automatic = jax_compat.automatic_axes(ctx)
@@ -266,6 +266,12 @@ normalise = ArrayOperation(kernel_call.normalise)
 backward_reduce = ArrayOperation(kernel_call.backward_reduce)
 backward_apply = ArrayOperation(kernel_call.backward_apply)
 
+dual_forward = ArrayOperation(dual.forward)
+dual_backward = ArrayOperation(dual.backward)
+dual_normalise = ArrayOperation(dual.normalise)
+dual_backward_reduce = ArrayOperation(dual.backward_reduce)
+dual_backward_apply = ArrayOperation(dual.backward_apply)
+
 
 def _drop_unused_mask(used: Sequence[bool], equation: Any) -> tuple[list[bool], Any]:
     """Drops a mask that nobody reads, such as one in a rematerialised forward pass."""
@@ -278,5 +284,5 @@ def _drop_unused_mask(used: Sequence[bool], equation: Any) -> tuple[list[bool], 
     return [True] * len(equation.invars), equation
 
 
-for _operation in (forward, normalise):
+for _operation in (forward, normalise, dual_forward, dual_normalise):
     jax_compat.register_dce_rule(_operation.primitive, _drop_unused_mask)

@@ -27,14 +27,14 @@ std::vector<int64_t> DimensionsOf(const ffi::AnyBuffer& buffer) {
 }  // namespace
 
 FfiCall::FfiCall(ffi::RemainingArgs args, ffi::RemainingRets rets, size_t x,
-                 bool has_groups, bool has_inner)
+                 bool has_groups, bool has_inner, const char* name)
     : args_(args), rets_(rets), has_groups_(has_groups), has_inner_(has_inner) {
-  ReadProblem(x);
+  ReadProblem(x, name);
 }
 
-void FfiCall::ReadProblem(size_t x) {
+void FfiCall::ReadProblem(size_t x, const std::string& name) {
   const auto buffer = args_.get<ffi::AnyBuffer>(x);
-  if (!buffer.has_value()) return Fail("operand x is missing");
+  if (!buffer.has_value()) return Fail("operand " + name + " is missing");
   const std::vector<int64_t> d = DimensionsOf(*buffer);
   dtype_ = buffer->element_type();
   switch (dtype_) {
@@ -51,18 +51,18 @@ void FfiCall::ReadProblem(size_t x) {
       problem_.dtype = DType::kFloat64;
       break;
     default:
-      return Fail("x must be F16, BF16, F32 or F64, got " +
+      return Fail(name + " must be F16, BF16, F32 or F64, got " +
                   Describe(dtype_, d));
   }
   const std::string expected = std::string(has_groups_ ? "(G, " : "(") +
                                "N, C" + (has_inner_ ? ", S)" : ")");
   if (d.size() != 2u + has_groups_ + has_inner_) {
-    return Fail("x must have the dimensions " + expected + ", got " +
+    return Fail(name + " must have the dimensions " + expected + ", got " +
                 Describe(dtype_, d));
   }
   for (const int64_t size : d) {
     if (size < 1)
-      return Fail("x must not be empty, got " + Describe(dtype_, d));
+      return Fail(name + " must not be empty, got " + Describe(dtype_, d));
   }
   const size_t n = has_groups_ ? 1 : 0;
   problem_.shape =
@@ -134,6 +134,16 @@ Gate FfiCall::ParseGate(std::string_view gate) {
          std::string(gate) + "'");
   }
   return Gate::kNone;
+}
+
+Gate FfiCall::ParseDualGate(std::string_view gate) {
+  if (gate == "y") return Gate::kY;
+  if (gate == "mask") return Gate::kMask;
+  if (gate != "x") {
+    Fail("attribute gate must be 'x', 'y' or 'mask', got '" +
+         std::string(gate) + "'");
+  }
+  return Gate::kX;
 }
 
 const void* FfiCall::Saved(Gate gate) {

@@ -16,10 +16,11 @@ namespace jax_bnar {
 
 class FfiCall {
  public:
-  // `x` is the position of x among the operands; it fixes shape and dtype.
-  // Without groups (inner) arrays lack the dimension G (S), which is then 1.
+  // `x` is the position of x among the operands, and `name` what it is called;
+  // it fixes shape and dtype. Without groups (inner) arrays lack the dimension
+  // G (S), which is then 1.
   FfiCall(xla::ffi::RemainingArgs args, xla::ffi::RemainingRets rets, size_t x,
-          bool has_groups, bool has_inner);
+          bool has_groups, bool has_inner, const char* name = "x");
 
   const Problem& problem() const { return problem_; }
 
@@ -44,6 +45,7 @@ class FfiCall {
 
   // "none", "x", "y" or "mask", and the operand that it asks for.
   Gate ParseGate(std::string_view gate);
+  Gate ParseDualGate(std::string_view gate);  // without "none"
   const void* Saved(Gate gate);
   bool ParseRelu(std::string_view activation);
   double CheckEpsilon(double epsilon);
@@ -61,7 +63,7 @@ class FfiCall {
     std::vector<int64_t> dimensions;
   };
 
-  void ReadProblem(size_t x);
+  void ReadProblem(size_t x, const std::string& name);
   View NextOperand(const char* name);
   View NextResult(const char* name);
   void* Check(const char* name, const View& view, xla::ffi::DataType dtype,

@@ -10,6 +10,7 @@
 #ifndef JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
 #define JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
 
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -185,7 +186,7 @@ class FfiOperations {
         .template Attr<std::string_view>("gate");
   }
 
- private:
+ protected:
   enum class Workspace { kNone, kSums };
 
   template <typename Binding>
@@ -197,11 +198,13 @@ class FfiOperations {
         .template Attr<bool>("has_inner");
   }
 
+  // `number` stands behind the names of the operands.
   static AffineOperands ReadAffine(FfiCall& call, bool has_scale, bool has_bias,
-                                   double epsilon) {
+                                   double epsilon,
+                                   const std::string& number = "") {
     AffineOperands affine{};
-    affine.scale = call.VectorIf(has_scale, "scale");
-    affine.bias = call.VectorIf(has_bias, "bias");
+    affine.scale = call.VectorIf(has_scale, ("scale" + number).c_str());
+    affine.bias = call.VectorIf(has_bias, ("bias" + number).c_str());
     affine.epsilon = call.CheckEpsilon(epsilon);
     return affine;
   }

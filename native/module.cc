@@ -26,6 +26,7 @@ nb::dict Registrations() {
 #define BNAR_REGISTER(name, python, ...) \
   cpu[python] = jax_bnar::Encapsulate(jax_bnar::cpu::name##Handler);
   BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
+  BNAR_FOR_EACH_DUAL_OPERATION(BNAR_REGISTER)
 #undef BNAR_REGISTER
   nb::dict platforms;
   platforms["cpu"] = cpu;

@@ -16,6 +16,15 @@
   OPERATION(BackwardReduce, "backward_reduce", __VA_ARGS__) \
   OPERATION(BackwardApply, "backward_apply", __VA_ARGS__)
 
+// The operations with two normalised inputs, which a platform may lack: the
+// lowering then composes them of those above (jax_bnar/_kernels/dual.py).
+#define BNAR_FOR_EACH_DUAL_OPERATION(OPERATION, ...)                 \
+  OPERATION(DualForward, "dual_forward", __VA_ARGS__)                \
+  OPERATION(DualBackward, "dual_backward", __VA_ARGS__)              \
+  OPERATION(DualNormalise, "dual_normalise", __VA_ARGS__)            \
+  OPERATION(DualBackwardReduce, "dual_backward_reduce", __VA_ARGS__) \
+  OPERATION(DualBackwardApply, "dual_backward_apply", __VA_ARGS__)
+
 // Declares the functions of a platform, which run where `Context` says, on the
 // buffers of native/problem.h. Arguments are taken as valid.
 #define BNAR_DECLARE_OPERATIONS(Result, Context)                            \
@@ -39,5 +48,28 @@
   Result BackwardApply(Context context, const Problem& problem,             \
                        const GradientBuffers& buffers,                      \
                        const ApplyOperands& operands, void* dx)
+
+#define BNAR_DECLARE_DUAL_OPERATIONS(Result, Context)                          \
+  Result DualForward(Context context, const Problem& problem,                  \
+                     const DualNormaliseBuffers& buffers,                      \
+                     const Both<AffineOperands>& affine,                       \
+                     const Both<void*>& mean, const Both<void*>& var);         \
+  Result DualBackward(Context context, const Problem& problem,                 \
+                      const DualGradientBuffers& buffers,                      \
+                      const Both<BackwardOperands>& operands,                  \
+                      const Both<void*>& dx, const Both<void*>& dscale,        \
+                      void* dbias);                                            \
+  Result DualNormalise(                                                        \
+      Context context, const Problem& problem,                                 \
+      const DualNormaliseBuffers& buffers, const Both<AffineOperands>& affine, \
+      const Both<VectorOperand>& mean, const Both<VectorOperand>& var);        \
+  Result DualBackwardReduce(Context context, const Problem& problem,           \
+                            const DualGradientBuffers& buffers,                \
+                            const Both<ReduceOperands>& operands, void* sum_e, \
+                            const Both<void*>& sum_e_centred);                 \
+  Result DualBackwardApply(Context context, const Problem& problem,            \
+                           const DualGradientBuffers& buffers,                 \
+                           const Both<ApplyOperands>& operands,                \
+                           const Both<void*>& dx)
 
 #endif  // JAX_BNAR_NATIVE_OPERATIONS_H_

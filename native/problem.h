@@ -6,6 +6,7 @@
 #ifndef JAX_BNAR_NATIVE_PROBLEM_H_
 #define JAX_BNAR_NATIVE_PROBLEM_H_
 
+#include <array>
 #include <cstdint>
 
 #include "native/host_device.h"
@@ -101,6 +102,27 @@ struct BackwardOperands {
   VectorOperand dmean;
   VectorOperand dvar;
   double epsilon;
+};
+
+// What belongs to x1, and what belongs to x2, in
+// y = relu(batch_norm(x1) + batch_norm(x2)).
+template <typename T>
+using Both = std::array<T, 2>;
+
+struct DualNormaliseBuffers {
+  Both<const void*> x;
+  void* y;
+  uint8_t* mask;  // may be null
+};
+
+// The gate is never Gate::kNone; with Gate::kX it is
+// (x1 - mean1) * a1 + (x2 - mean2) * a2 + bias > 0, where bias is the sum of
+// both.
+struct DualGradientBuffers {
+  const void* dy;
+  Both<const void*> x;
+  const void* saved;  // y or the mask, by gate; else null
+  Gate gate;
 };
 
 }  // namespace jax_bnar

@@ -63,11 +63,11 @@ struct GatedValue {
   Stored<T> stored;
 };
 
-// dy where the gate is open, else 0, for sixteen elements.
-template <Gate kGate, typename T, typename A = Accumulator<T>>
+// dy where the gate is open, else 0, for sixteen elements. normalised() is what
+// forward rounded to y, for Gate::kX.
+template <Gate kGate, typename T, typename F>
 BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* saved, int64_t i,
-                                const Vec<A>& centred,
-                                const GateVectors<A>& vectors) {
+                                F normalised) {
   GatedValue<T> r;
   if constexpr (kGate == Gate::kY) {
     const T* y = static_cast<const T*>(saved);
@@ -84,7 +84,7 @@ BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* saved, int64_t i,
                 sizeof(bits));
     r.e = WhereBits(bits, r.e);
   } else if constexpr (kGate == Gate::kX) {
-    r.e = WhereRoundsPositive<T>(vectors.Normalised(centred), r.e);
+    r.e = WhereRoundsPositive<T>(normalised(), r.e);
   }
   r.stored = Narrow<T>(r.e);
   return r;

@@ -35,6 +35,19 @@ void WithGate(Gate gate, F f) {
   }
 }
 
+// The same for two inputs, where there is always a ReLU.
+template <typename F>
+void WithDualGate(Gate gate, F f) {
+  switch (gate) {
+    case Gate::kY:
+      return f(GateConstant<Gate::kY>());
+    case Gate::kMask:
+      return f(GateConstant<Gate::kMask>());
+    default:
+      return f(GateConstant<Gate::kX>());
+  }
+}
+
 // f(relu, residual, mask, stream) as integral constants.
 template <typename F>
 void WithNormaliseFlags(const NormaliseArgs& args, F f) {

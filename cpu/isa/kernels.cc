@@ -7,8 +7,11 @@ namespace {
 
 template <typename T>
 constexpr TileKernels kTable = {
-    RowsStatistics<T>,  RowsNormalise<T>,  RowsReduce<T>,  RowsApply<T>,
-    PlaneStatistics<T>, PlaneNormalise<T>, PlaneReduce<T>, PlaneApply<T>};
+    RowsStatistics<T>,  RowsNormalise<T>,     RowsReduce<T>,
+    RowsApply<T>,       RowsDualNormalise<T>, RowsDualReduce<T>,
+    RowsDualApply<T>,   PlaneStatistics<T>,   PlaneNormalise<T>,
+    PlaneReduce<T>,     PlaneApply<T>,        PlaneDualNormalise<T>,
+    PlaneDualReduce<T>, PlaneDualApply<T>};
 
 }  // namespace
 

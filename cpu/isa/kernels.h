@@ -17,6 +17,12 @@ template <typename T>
 void RowsReduce(const RowsTile& tile, const ReduceArgs& args);
 template <typename T>
 void RowsApply(const RowsTile& tile, const ApplyArgs& args);
+template <typename T>
+void RowsDualNormalise(const RowsTile& tile, const DualNormaliseArgs& args);
+template <typename T>
+void RowsDualReduce(const RowsTile& tile, const DualReduceArgs& args);
+template <typename T>
+void RowsDualApply(const RowsTile& tile, const DualApplyArgs& args);
 
 template <typename T>
 void PlaneStatistics(const Plane& plane, const StatisticsArgs& args);
@@ -26,6 +32,12 @@ template <typename T>
 void PlaneReduce(const Plane& plane, const ReduceArgs& args);
 template <typename T>
 void PlaneApply(const Plane& plane, const ApplyArgs& args);
+template <typename T>
+void PlaneDualNormalise(const Plane& plane, const DualNormaliseArgs& args);
+template <typename T>
+void PlaneDualReduce(const Plane& plane, const DualReduceArgs& args);
+template <typename T>
+void PlaneDualApply(const Plane& plane, const DualApplyArgs& args);
 
 #define BNAR_INSTANTIATE(kernel, Tile, Args)                \
   template void kernel<Float16>(const Tile&, const Args&);  \

@@ -22,15 +22,17 @@ void Apply(const Plane& plane, const ApplyArgs& args) {
       plane.size,
       [&](int64_t i) {
         const Vec<A> centred = Load(x + i) - vectors.mean;
-        const Vec<A> e = PlaneGated<kGate>(dy, args.saved, i, plane.mask_bit,
-                                           centred, vectors);
+        const Vec<A> e = PlaneGated<kGate>(
+            dy, args.saved, i, plane.mask_bit,
+            [&]() BNAR_LAMBDA { return vectors.Normalised(centred); });
         StoreResult<T, kStream>(dx + i,
                                 GradientElements<T>(e, centred, a, b, k));
       },
       [&](int64_t i, int n) {
         const Vec<A> centred = LoadPartial(x + i, n) - vectors.mean;
         const Vec<A> e = PlaneGatedPartial<kGate>(
-            dy, args.saved, i, plane.mask_bit, centred, vectors, n);
+            dy, args.saved, i, plane.mask_bit,
+            [&]() BNAR_LAMBDA { return vectors.Normalised(centred); }, n);
         StorePartial(dx + i, GradientElements<T>(e, centred, a, b, k), n);
       });
   if constexpr (kStream) StreamingFence();

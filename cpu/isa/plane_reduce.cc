@@ -29,8 +29,9 @@ void Reduce(const Plane& plane, const ReduceArgs& args) {
           const int64_t i = begin + j;
           const int p = (j / kLanes) & 1;
           const Vec<A> centred = Load(x + i) - vectors.mean;
-          const Vec<A> e = PlaneGated<kGate>(dy, args.saved, i, plane.mask_bit,
-                                             centred, vectors);
+          const Vec<A> e = PlaneGated<kGate>(
+              dy, args.saved, i, plane.mask_bit,
+              [&]() BNAR_LAMBDA { return vectors.Normalised(centred); });
           s0[p] = s0[p] + e;
           s1[p] = s1[p] + e * centred;
           if constexpr (kResidual) {
@@ -42,7 +43,8 @@ void Reduce(const Plane& plane, const ReduceArgs& args) {
           const Vec<A> centred =
               FirstLanes(LoadPartial(x + i, n) - vectors.mean, n);
           const Vec<A> e = PlaneGatedPartial<kGate>(
-              dy, args.saved, i, plane.mask_bit, centred, vectors, n);
+              dy, args.saved, i, plane.mask_bit,
+              [&]() BNAR_LAMBDA { return vectors.Normalised(centred); }, n);
           s0[0] = s0[0] + e;
           s1[0] = s1[0] + e * centred;
           if constexpr (kResidual) StorePartial(dz + i, Narrow<T>(e), n);

@@ -76,23 +76,22 @@ BNAR_INLINE GateVectors<A> PlaneVectors(const void* mean, const void* a,
   return r;
 }
 
-template <Gate kGate, typename T, typename A = Accumulator<T>>
+// As Gated.
+template <Gate kGate, typename T, typename F, typename A = Accumulator<T>>
 BNAR_INLINE Vec<A> PlaneGated(const T* dy, const void* saved, int64_t i,
-                              int64_t mask_bit, const Vec<A>& centred,
-                              const GateVectors<A>& vectors) {
+                              int64_t mask_bit, F normalised) {
   if constexpr (kGate == Gate::kMask) {
     const uint8_t* mask = static_cast<const uint8_t*>(saved);
     return WhereBits(ReadBits(mask, mask_bit + i, kLanes), Load(dy + i));
   } else {
-    return Gated<kGate>(dy, saved, i, centred, vectors).e;
+    return Gated<kGate>(dy, saved, i, normalised).e;
   }
 }
 
 // The lanes from n on are 0, so that they add nothing to a sum.
-template <Gate kGate, typename T, typename A = Accumulator<T>>
+template <Gate kGate, typename T, typename F, typename A = Accumulator<T>>
 BNAR_INLINE Vec<A> PlaneGatedPartial(const T* dy, const void* saved, int64_t i,
-                                     int64_t mask_bit, const Vec<A>& centred,
-                                     const GateVectors<A>& vectors, int n) {
+                                     int64_t mask_bit, F normalised, int n) {
   const Vec<A> e = LoadPartial(dy + i, n);
   if constexpr (kGate == Gate::kY) {
     const T* y = static_cast<const T*>(saved);
@@ -101,7 +100,7 @@ BNAR_INLINE Vec<A> PlaneGatedPartial(const T* dy, const void* saved, int64_t i,
     const uint8_t* mask = static_cast<const uint8_t*>(saved);
     return WhereBits(ReadBits(mask, mask_bit + i, n), e);
   } else if constexpr (kGate == Gate::kX) {
-    return WhereRoundsPositive<T>(vectors.Normalised(centred), e);
+    return WhereRoundsPositive<T>(normalised(), e);
   } else {
     return e;
   }

@@ -31,7 +31,9 @@ void Apply(const RowsTile& tile, const ApplyArgs& args) {
         for (int i = 0; i < decltype(streams)::value; ++i) {
           const int64_t at = index + i * distance;
           const Vec<A> centred = Load(x + at) - vectors.mean;
-          const Vec<A> e = Gated<kGate>(dy, saved, at, centred, vectors).e;
+          const Vec<A> e = Gated<kGate>(dy, saved, at, [&]() BNAR_LAMBDA {
+                             return vectors.Normalised(centred);
+                           }).e;
           StoreResult<T, kStream>(
               dx + at, GradientElements<T>(e, centred, of_e, of_x, constant));
         }

@@ -38,8 +38,9 @@ void Reduce(const RowsTile& tile, const ReduceArgs& args) {
         for (int k = 0; k < kStreams; ++k) {
           const int64_t at = row + k * block.distance * stride + c;
           const Vec<A> centred = Load(x + at) - vectors.mean;
-          const GatedValue<T> gated =
-              Gated<kGate>(dy, saved, at, centred, vectors);
+          const GatedValue<T> gated = Gated<kGate>(
+              dy, saved, at,
+              [&]() BNAR_LAMBDA { return vectors.Normalised(centred); });
           sum = sum + gated.e;
           sum_centred = sum_centred + gated.e * centred;
           // After the load of x: arrays that lie a multiple of 4 KiB

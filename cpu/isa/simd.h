@@ -24,6 +24,8 @@
 #endif
 
 #define BNAR_INLINE inline __attribute__((always_inline))
+// The same for a lambda, behind its parameters.
+#define BNAR_LAMBDA __attribute__((always_inline))
 #define BNAR_UNROLL _Pragma("GCC unroll 16")
 
 namespace jax_bnar::cpu::BNAR_ISA {

@@ -5,8 +5,10 @@ would run the whole forward kernel, statistics included, because it cannot look 
 `recomputable` is applied to y before anything else uses it. It is the identity unless its results
 are rematerialised while the statistics are saved; then it becomes the `normalise` primitive, which
 reads x once. If the statistics are rematerialised as well, one whole forward pass is cheapest.
+`dual_recomputable` does the same for two inputs.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ from jax.ad_checkpoint import Recompute, checkpoint_name
 from jax.extend.core import Primitive, Var
 
 from jax_bnar import primitive
-from jax_bnar._base import jax_compat, signatures
+from jax_bnar._base import jax_compat
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import Operand, Signature
@@ -25,22 +27,28 @@ STATISTICS_NAME = "bnar_statistics"
 MASK_NAME = "bnar_mask"
 
 
-_SIGNATURE = Signature(
-    "recomputable",
-    (Operand("y", "tensor"), Operand("mask", "mask"), *signatures.NORMALISE.operands),
-    signatures.NORMALISE.results,
-)
-
-
+@dataclasses.dataclass(frozen=True)
 class _Recomputable(primitive.ArrayPrimitive):
-    """The identity on y and mask, which can also recompute them from its other operands."""
+    """The identity on y and mask, which can also recompute them from its other operands.
+
+    Attributes:
+        name: of the primitive.
+        normalise: what makes them again.
+        statistics: its operands that are means and variances.
+    """
+
+    name: str
+    normalise: primitive.ArrayOperation
+    statistics: frozenset[str]
 
     @property
     def signature(self) -> Signature:
-        return _SIGNATURE
+        of_normalise = self.normalise.signature
+        operands = (Operand("y", "tensor"), Operand("mask", "mask"), *of_normalise.operands)
+        return Signature(self.name, operands, of_normalise.results, x=of_normalise.x)
 
     def create(self) -> Primitive:
-        new = Primitive("jax_bnar_recomputable")
+        new = Primitive(self.name)
         new.multiple_results = True
         new.def_impl(self._results)
         new.def_abstract_eval(self._results)
@@ -62,7 +70,7 @@ class _Recomputable(primitive.ArrayPrimitive):
         statics |= {"layout": layout, "implementation": implementation}
         if implementation == "xla":
             # JAX can look inside this one, and XLA merges it with the computation of y.
-            return primitive.normalise(*operands[2:], **statics)
+            return self.normalise(*operands[2:], **statics)
         return self.bind(*operands, **statics)
 
     def _results(self, *given: Any, present: tuple[bool, ...], **_: Any) -> list[Any]:
@@ -79,7 +87,7 @@ class _Recomputable(primitive.ArrayPrimitive):
         # vmap makes new arrays of these. Unnamed, they would be rematerialised, and it would look
         # as if the statistics were.
         named = {
-            name: checkpoint_name(array, STATISTICS_NAME) if name in ("mean", "var") else array
+            name: checkpoint_name(array, STATISTICS_NAME) if name in self.statistics else array
             for name, array in leading.items()
         }
         return super().bind_batched(named, **params)
@@ -113,8 +121,10 @@ class _Recomputable(primitive.ArrayPrimitive):
         has = {name: available[at] for name, at in position.items()}
         # An operand that is not available is one that the policy saves. A saved y needs no
         # recomputation; saved statistics make `normalise` enough.
-        if has["y"] and "mean" in has and not (has["mean"] or has["var"]):
-            again, names = primitive.normalise, {o.name for o in signatures.NORMALISE.operands}
+        statistics = self.statistics & has.keys()
+        if has["y"] and statistics and not any(has[name] for name in statistics):
+            again = self.normalise
+            names = {operand.name for operand in again.signature.operands}
         else:
             again, names = self, {"y", "mask"}
         kept = [at for name, at in position.items() if name in names]
@@ -128,4 +138,11 @@ class _Recomputable(primitive.ArrayPrimitive):
         return equation, staged, [False] * count, [True] * count, residuals
 
 
-recomputable = _Recomputable()
+recomputable = _Recomputable(
+    "jax_bnar_recomputable", primitive.normalise, frozenset({"mean", "var"})
+)
+dual_recomputable = _Recomputable(
+    "jax_bnar_dual_recomputable",
+    primitive.dual_normalise,
+    frozenset({"mean1", "var1", "mean2", "var2"}),
+)

@@ -153,6 +153,29 @@ def _normalise_tangent(
     x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot = layout.to_canonical(
         tangents, ("tensor", "tensor", *vectors), shape
     )
+    y_dot, centred, a = affine_tangent(
+        x, scale, mean, var, (x_dot, scale_dot, bias_dot, mean_dot, var_dot), epsilon
+    )
+    if z_dot is not None:
+        y_dot = y_dot + z_dot.astype(y_dot.dtype)
+    y_dot = reference.gated(y_dot.astype(x.dtype), centred, saved, a, bias, gate)
+    (y_dot,) = layout.from_canonical([y_dot], ["tensor"], shape)
+    return (y_dot,)
+
+
+def affine_tangent(
+    x: jax.Array,
+    scale: OptionalArray,
+    mean: jax.Array,
+    var: jax.Array,
+    tangents: tuple[jax.Array | None, ...],
+    epsilon: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The tangent of (x-mean)*a + bias in the accumulation dtype, beside x-mean and a.
+
+    Arrays are canonical; `tangents` are of (x, scale, bias, mean, var).
+    """
+    x_dot, scale_dot, bias_dot, mean_dot, var_dot = tangents
     rstd = reference.reciprocal_std(var, epsilon)
     a = reference.scaled_rstd(rstd, scale)
     centred = x.astype(accumulation_dtype(x.dtype)) - _per_element(mean, x)
@@ -168,11 +191,7 @@ def _normalise_tangent(
     y_dot = _per_element(b, x) * centred + _per_element(k, x)
     if x_dot is not None:
         y_dot = y_dot + _per_element(a, x) * x_dot.astype(y_dot.dtype)
-    if z_dot is not None:
-        y_dot = y_dot + z_dot.astype(y_dot.dtype)
-    y_dot = reference.gated(y_dot.astype(x.dtype), centred, saved, a, bias, gate)
-    (y_dot,) = layout.from_canonical([y_dot], ["tensor"], shape)
-    return (y_dot,)
+    return y_dot, centred, a
 
 
 def _per_element(vector: jax.Array, x: jax.Array) -> jax.Array:

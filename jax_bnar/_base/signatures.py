@@ -37,14 +37,14 @@ class Result:
         name: the name, as in `jax_bnar.reference`.
         kind: the kind of array.
         present_if: the static parameter that requests it, or None if it is always present.
-        depends_on: the operands that it depends on: all of them, only x, or those that the gated
-            cotangent e depends on.
+        depends_on: "all" if it depends on all operands, "e" if it depends on those that the gated
+            cotangent e depends on, else the name of the one operand that it depends on.
     """
 
     name: str
     kind: OperandKind
     present_if: str | None = None
-    depends_on: Literal["all", "x", "e"] = "all"
+    depends_on: str = "all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +56,14 @@ class Signature:
         operands: the operands.
         results: the results.
         sums: whether it sums over whole channels, for which a kernel may need a workspace.
+        x: the operand that decides the shapes, dtypes and shardings of the others.
     """
 
     name: str
     operands: tuple[Operand, ...]
     results: tuple[Result, ...]
     sums: bool = False
+    x: str = "x"
 
     def bind(self, operands: Sequence[Any]) -> tuple[list[Any], tuple[bool, ...]]:
         """The operands that are not None, and the static parameter `present`."""
@@ -91,9 +93,9 @@ class Signature:
 
     def dependencies(self, result: Result, statics: Mapping[str, Any]) -> frozenset[str]:
         """The operands that the value of a result depends on."""
-        if result.depends_on == "x":
-            return frozenset({"x"})
         everything = frozenset(operand.name for operand in self.operands)
+        if result.depends_on in everything:
+            return frozenset({result.depends_on})
         if result.depends_on == "all":
             return everything
         # e = dy where y > 0, else 0.
@@ -153,4 +155,77 @@ BACKWARD_APPLY: Final = Signature(
     "backward_apply",
     (_DY, _X, _SAVED, _MEAN, _A, _B, _K, _BIAS),
     (Result("dx", "tensor"),),
+)
+
+# --- y = relu(batch_norm(x1) + batch_norm(x2)) ---
+
+
+def _vectors(*names: str) -> tuple[Operand, ...]:
+    return tuple(Operand(name, "vector") for name in names)
+
+
+_BOTH_X = (Operand("x1", "tensor"), Operand("x2", "tensor"))
+_BOTH_AFFINE = tuple(
+    Operand(name, "vector", optional=True) for name in ("scale1", "bias1", "scale2", "bias2")
+)
+_BOTH_STATISTICS = ("mean1", "var1", "mean2", "var2")
+
+DUAL_FORWARD: Final = Signature(
+    "dual_forward",
+    (*_BOTH_X, *_BOTH_AFFINE),
+    (
+        Result("y", "tensor"),
+        Result("mean1", "vector", depends_on="x1"),
+        Result("var1", "vector", depends_on="x1"),
+        Result("mean2", "vector", depends_on="x2"),
+        Result("var2", "vector", depends_on="x2"),
+        _MASK,
+    ),
+    sums=True,
+    x="x1",
+)
+# Both biases have the one gradient dbias.
+DUAL_BACKWARD: Final = Signature(
+    "dual_backward",
+    (
+        *(_DY, *_BOTH_X, _SAVED),
+        *(*_vectors(*_BOTH_STATISTICS), *_BOTH_AFFINE),
+        *_vectors("dmean1", "dvar1", "dmean2", "dvar2"),
+    ),
+    (
+        Result("dx1", "tensor"),
+        Result("dx2", "tensor"),
+        Result("dscale1", "vector"),
+        Result("dscale2", "vector"),
+        Result("dbias", "vector", depends_on="e"),
+    ),
+    sums=True,
+    x="x1",
+)
+DUAL_NORMALISE: Final = Signature(
+    "dual_normalise",
+    (*_BOTH_X, *_BOTH_AFFINE, *_vectors(*_BOTH_STATISTICS)),
+    (Result("y", "tensor"), _MASK),
+    x="x1",
+)
+DUAL_BACKWARD_REDUCE: Final = Signature(
+    "dual_backward_reduce",
+    (_DY, *_BOTH_X, _SAVED, *_vectors("mean1", "a1", "mean2", "a2"), _BIAS),
+    (
+        Result("sum_e", "vector", depends_on="e"),
+        Result("sum_e_centred1", "vector"),
+        Result("sum_e_centred2", "vector"),
+    ),
+    sums=True,
+    x="x1",
+)
+DUAL_BACKWARD_APPLY: Final = Signature(
+    "dual_backward_apply",
+    (
+        *(_DY, *_BOTH_X, _SAVED),
+        *_vectors("mean1", "a1", "b1", "k1", "mean2", "a2", "b2", "k2"),
+        _BIAS,
+    ),
+    (Result("dx1", "tensor"), Result("dx2", "tensor")),
+    x="x1",
 )

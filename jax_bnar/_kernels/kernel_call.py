@@ -1,4 +1,4 @@
-"""The six custom calls on canonical (G, N, C, S) arrays, each with its own primitive.
+"""The custom calls on canonical (G, N, C, S) arrays, each with its own primitive.
 
 forward and backward are whole passes for one device. statistics, normalise, backward_reduce and
 backward_apply are their halves: a collective goes between two halves, and inference is normalise
@@ -6,7 +6,8 @@ alone.
 
 Each operation takes the same operands as its namesake in `jax_bnar.reference`. Operands that are
 None are left out of the call and recorded in the static parameter `present`. On a platform without
-a kernel, the lowering is the reference itself, so one trace lowers for cpu, cuda and tpu.
+a kernel, the lowering is the reference itself, so one trace lowers for cpu, cuda and tpu. The
+operations with two normalised inputs are in `dual`.
 
 These inner primitives are bound only while an outer primitive of `jax_bnar.primitive` is lowered.
 JAX transforms the outer ones, so the inner ones need no rules for derivatives or batching.
@@ -36,10 +37,18 @@ from jax_bnar._kernels import targets
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One custom call: its signature, and the reference that defines its results."""
+    """One custom call.
+
+    Attributes:
+        signature: its operands and results.
+        reference: the reference that defines its results, in pure JAX.
+        composed: the same composed of other operations, for a platform that has kernels for those
+            but none for this one. It takes `implementation` too.
+    """
 
     signature: Signature
     reference: Callable[..., tuple[jax.Array, ...]]
+    composed: Callable[..., tuple[jax.Array, ...]] | None = None
 
     @property
     def name(self) -> str:
@@ -52,10 +61,12 @@ class Operation:
         new.def_impl(functools.partial(jax_compat.apply_primitive, new))
         new.def_abstract_eval(self._abstract)
         jax_compat.register_lowering(new, self._lower_reference)
-        for name, platform in targets.registered:
-            if name == self.name:
+        for platform in {platform for _, platform in targets.registered}:
+            if (self.name, platform) in targets.registered:
                 lower = functools.partial(self._lower_kernel, platform)
                 jax_compat.register_lowering(new, lower, platform=platform)
+            elif self.composed is not None:
+                jax_compat.register_lowering(new, self._lower_composed, platform=platform)
         return new
 
     def __call__(
@@ -77,7 +88,7 @@ class Operation:
         **statics: Any,
     ) -> list[jax.core.ShapedArray]:
         del implementation
-        x = self.signature.unbind(avals, present)["x"]
+        x = self.signature.unbind(avals, present)[self.signature.x]
         groups, rows, channels, inner = x.shape
         shape_of = {
             "tensor": x.shape,
@@ -109,6 +120,16 @@ class Operation:
         rule = jax_compat.lower_fun(self._reference, multiple_results=True)
         return rule(ctx, *operands, **params)
 
+    def _composed(
+        self, *given: jax.Array, present: tuple[bool, ...], **params: Any
+    ) -> tuple[jax.Array, ...]:
+        assert self.composed is not None
+        return self.composed(*self.signature.unbind(given, present).values(), **params)
+
+    def _lower_composed(self, ctx: Any, *operands: Any, **params: Any) -> Any:
+        rule = jax_compat.lower_fun(self._composed, multiple_results=True)
+        return rule(ctx, *operands, **params)
+
     def _lower_kernel(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
         if platform == "cpu":
             targets.cpu_isa()  # Refuses an invalid JAX_BNAR_CPU_ISA before anything runs.
@@ -133,7 +154,7 @@ class Operation:
         """
         del implementation
         named = self.signature.unbind(operands, present)
-        groups, rows, channels, inner = named["x"].shape
+        groups, rows, channels, inner = named[self.signature.x].shape
         workspace = 0
         if self.signature.sums:
             workspace = targets.workspace_bytes(platform, groups, rows, channels, inner)

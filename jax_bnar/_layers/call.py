@@ -68,7 +68,7 @@ class LayerCall:
         x, residual, scale, bias = _operands(view, x, residual, scale, bias, result)
         if mask is not None:
             y, statistics = self._masked(view, x, residual, scale, bias, mask)
-            return self._finish(view, y, result), statistics
+            return self.finish(view, y, result), statistics
         options: dict[str, Any] = {
             "epsilon": self.epsilon,
             "axis": view.axis,
@@ -85,11 +85,8 @@ class LayerCall:
             y, mean, var = api.bn_relu(x, scale, bias, **options)
         else:
             y, mean, var = api.bn_add_relu(x, residual, scale, bias, **options)
-        elements: jax.Array | int = x.size // (x.shape[view.axis] * self.num_groups)
-        if self.axis_name is not None:
-            named = check_named_axes("BatchNorm", self.axis_name, self.axis_index_groups)
-            elements *= parts_of(*named)
-        return self._finish(view, y, result), BatchStatistics(mean, var, elements)
+        statistics = BatchStatistics(mean, var, self.elements(view, x))
+        return self.finish(view, y, result), statistics
 
     def with_given_statistics(
         self,
@@ -118,7 +115,15 @@ class LayerCall:
             y = api.bn_relu_inference(x, *vectors, **options)
         else:
             y = api.bn_add_relu_inference(x, residual, *vectors, **options)
-        return self._finish(view, y, result)
+        return self.finish(view, y, result)
+
+    def elements(self, view: ChannelView, x: jax.Array) -> jax.Array | int:
+        """The number of elements behind one mean of x, which is in the view."""
+        elements: jax.Array | int = x.size // (x.shape[view.axis] * self.num_groups)
+        if self.axis_name is not None:
+            named = check_named_axes("BatchNorm", self.axis_name, self.axis_index_groups)
+            elements *= parts_of(*named)
+        return elements
 
     def _masked(
         self,
@@ -145,7 +150,7 @@ class LayerCall:
             axis_index_groups=self.axis_index_groups,
         )
 
-    def _finish(self, view: ChannelView, y: jax.Array, result: Any) -> jax.Array:
+    def finish(self, view: ChannelView, y: jax.Array, result: Any) -> jax.Array:
         return self.activation.finish(view.restore(y).astype(result))
 
 

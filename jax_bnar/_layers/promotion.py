@@ -18,6 +18,11 @@ def promoted(*dtypes: Any) -> np.dtype:
     return np.dtype(result)
 
 
+def scalar_of(dtype: Any) -> np.ndarray[Any, Any] | None:
+    """An array of this dtype, for Flax's promotion, which takes arrays; None for None."""
+    return None if dtype is None else np.zeros((), dtype)
+
+
 def compute_dtype(*dtypes: Any) -> np.dtype:
     """The dtype in which an operator runs so that no operand loses precision.
 

@@ -5,8 +5,21 @@ from typing import Any, NamedTuple
 import jax
 from jax.typing import ArrayLike
 
-from jax_bnar._operators.api import batch_norm, bn_add_relu
-from jax_bnar._operators.validation import check_like, check_operands, check_vector
+from jax_bnar._autodiff.dual import inference, training
+from jax_bnar._autodiff.dual_synchronised import synchronised
+from jax_bnar._base.config import Config
+from jax_bnar._base.implementation import resolve_implementation
+from jax_bnar._base.layout import ChannelLayout
+from jax_bnar._operators.validation import (
+    check_epsilon,
+    check_like,
+    check_named_axes,
+    check_operands,
+    check_save,
+    check_statistic,
+    check_vector,
+)
+from jax_bnar._sharding.alignment import align_operands
 
 _NAME = "dual_bn_add_relu"
 
@@ -50,10 +63,11 @@ def dual_bn_add_relu(
         y = relu(scale1 * (x1 - mean1) / sqrt(var1 + epsilon) + bias1
                  + scale2 * (x2 - mean2) / sqrt(var2 + epsilon) + bias2)
 
-    per channel. It is `batch_norm` of x2, whose result is the residual of `bn_add_relu`: two kernel
-    calls forward and two backward. The normalised x2 is an array of its own for that long, rounded
-    to the dtype of x2; backward keeps x1, x2 and y or the mask, and neither it nor any
-    other array from before the ReLU. Differentiable in every array, and through the statistics.
+    per channel, in the accumulation dtype and rounded once. Forward and backward are one kernel
+    call each: after the statistics, forward reads x1 and x2 and writes y, where two operators would
+    write the normalised x2 and read it again; backward makes both gradients from one sum pass and
+    one last pass. It keeps x1 and x2, or a mask beside them, and no array from before the ReLU.
+    Differentiable in every array, and through the four statistics.
 
     Args:
         x1: as x in `bn_add_relu`.
@@ -67,7 +81,8 @@ def dual_bn_add_relu(
         axis_name: as in `bn_add_relu`.
         axis_index_groups: as in `bn_add_relu`.
         num_groups: ghost batch, as in `bn_add_relu`.
-        save: "y" or "mask", as in `bn_add_relu`.
+        save: where backward finds the sign of the ReLU: "y" keeps nothing, for backward finds it in
+            x1 and x2, which it reads in any case, as in `bn_relu`; "mask" keeps one bit an element.
         implementation: None, "ffi" or "xla", as in `bn_add_relu`.
 
     Returns:
@@ -76,26 +91,106 @@ def dual_bn_add_relu(
     Raises:
         ValueError, TypeError, NotImplementedError: as `bn_add_relu`.
     """
-    _check(x1, x2, scale1, bias1, scale2, bias2, axis)
-    options: dict[str, Any] = {
-        "epsilon": epsilon,
-        "axis": axis,
-        "axis_name": axis_name,
-        "axis_index_groups": axis_index_groups,
-        "num_groups": num_groups,
-        "save": save,
-        "implementation": implementation,
-    }
+    names, groups = check_named_axes(_NAME, axis_name, axis_index_groups)
+    arrays, layout = _checked(
+        _NAME, x1, x2, scale1, bias1, scale2, bias2, axis=axis, num_groups=num_groups
+    )
+    config = Config(
+        epsilon=check_epsilon(_NAME, epsilon),
+        activation="relu",
+        save=check_save(_NAME, save),
+        implementation=resolve_implementation(_NAME, implementation),
+        has_z=False,
+        layout=layout,
+    )
     with jax.named_scope(_NAME):
-        z, mean2, var2 = batch_norm(x2, scale2, bias2, **options)
-        y, mean1, var1 = bn_add_relu(x1, z, scale1, bias1, **options)
-    return DualBatchNormResult(y, mean1, var1, mean2, var2)
+        operands = tuple(align_operands(layout, *arrays))
+        if names:
+            results = synchronised(operands, config, names, groups)
+        else:
+            *results, _ = training(*operands, config)
+    y, *statistics = results
+    if layout.num_groups == 1:
+        statistics = [vector[0] for vector in statistics]
+    return DualBatchNormResult(y, *statistics)
 
 
-def _check(x1: Any, x2: Any, scale1: Any, bias1: Any, scale2: Any, bias2: Any, axis: Any) -> None:
-    """What the two calls would blame on an "x" or a "scale" that the user did not pass."""
-    check_operands(_NAME, x1, None, None, None, axis=axis)
-    check_like(_NAME, "x2", x2, x1, "x1")
-    vectors = {"scale1": scale1, "bias1": bias1, "scale2": scale2, "bias2": bias2}
-    for name, vector in vectors.items():
-        check_vector(_NAME, name, vector, x1, axis)
+def dual_bn_add_relu_inference(
+    x1: ArrayLike,
+    x2: ArrayLike,
+    scale1: ArrayLike | None,
+    bias1: ArrayLike | None,
+    scale2: ArrayLike | None,
+    bias2: ArrayLike | None,
+    mean1: ArrayLike,
+    var1: ArrayLike,
+    mean2: ArrayLike,
+    var2: ArrayLike,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    implementation: str | None = None,
+) -> jax.Array:
+    """`relu(batch_norm(x1) + batch_norm(x2))` with given statistics, in one pass.
+
+        y = relu(scale1 * (x1 - mean1) / sqrt(var1 + epsilon) + bias1
+                 + scale2 * (x2 - mean2) / sqrt(var2 + epsilon) + bias2)
+
+    Differentiable in every array (the statistics are ordinary operands here).
+
+    Args:
+        x1: as x in `bn_add_relu`.
+        x2: with the shape and dtype of x1.
+        scale1: shape (C,), any float dtype, or None for 1.
+        bias1: shape (C,), any float dtype, or None for 0.
+        scale2: as scale1, of x2.
+        bias2: as bias1, of x2.
+        mean1: shape (C,), any float dtype.
+        var1: population variance, shape (C,), any float dtype.
+        mean2: as mean1, of x2.
+        var2: as var1, of x2.
+        epsilon: static, > 0, for both.
+        axis: the channel axis.
+        implementation: as in `bn_add_relu`.
+
+    Returns:
+        y, with the shape and dtype of x1.
+
+    Raises:
+        ValueError, TypeError: as `bn_add_relu`.
+    """
+    function = f"{_NAME}_inference"
+    arrays, layout = _checked(
+        function, x1, x2, scale1, bias1, scale2, bias2, axis=axis, num_groups=1
+    )
+    config = Config(
+        epsilon=check_epsilon(function, epsilon),
+        activation="relu",
+        save="y",
+        implementation=resolve_implementation(function, implementation),
+        has_z=False,
+        layout=layout,
+    )
+    given = {"mean1": mean1, "var1": var1, "mean2": mean2, "var2": var2}
+    statistics = (
+        check_statistic(function, name, vector, arrays[0], layout.axis)
+        for name, vector in given.items()
+    )
+    with jax.named_scope(function):
+        return inference(*align_operands(layout, *arrays, *statistics), config)
+
+
+def _checked(
+    function: str, x1: Any, x2: Any, *vectors: Any, axis: Any, num_groups: Any
+) -> tuple[tuple[Any, ...], ChannelLayout]:
+    """The operands as arrays, vectors of shape (1, C)."""
+    first = check_operands(
+        function, x1, None, None, None, axis=axis, num_groups=num_groups, x_name="x1"
+    )
+    second = check_like(function, "x2", x2, first.x, "x1")
+    names = ("scale1", "bias1", "scale2", "bias2")
+    checked = (
+        check_vector(function, name, vector, first.x, first.layout.axis, "x1")
+        for name, vector in zip(names, vectors, strict=True)
+    )
+    return (first.x, second, *checked), first.layout

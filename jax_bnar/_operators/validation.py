@@ -95,9 +95,17 @@ def _flat_names(axis_name: Any) -> Iterator[Any]:
 
 
 def check_operands(
-    function: str, x: Any, z: Any, scale: Any, bias: Any, *, axis: Any, num_groups: Any = 1
+    function: str,
+    x: Any,
+    z: Any,
+    scale: Any,
+    bias: Any,
+    *,
+    axis: Any,
+    num_groups: Any = 1,
+    x_name: str = "x",
 ) -> Operands:
-    x = check_x(function, x)
+    x = check_x(function, x, x_name)
     axis = _check_axis(function, axis, x.shape)
     num_groups = _check_num_groups(function, num_groups, axis, x.shape)
     return Operands(

@@ -32,7 +32,7 @@ import numpy as np
 
 from jax_bnar._base import jax_compat
 
-Pair = tuple[jax.Array, jax.Array]
+Vectors = tuple[jax.Array, ...]
 
 
 class Span(Protocol):
@@ -55,8 +55,8 @@ class Span(Protocol):
 
     def select(self, vector: jax.Array) -> jax.Array: ...
 
-    def sum_backward(self, sums: Pair, cotangents: Pair) -> tuple[Pair, Pair]:
-        """The sums and the cotangents of mean and var of whole groups, given those of the parts."""
+    def sum_backward(self, sums: Vectors, cotangents: Vectors) -> tuple[Vectors, Vectors]:
+        """The sums and the cotangents of statistics of whole groups, given those of the parts."""
         ...
 
 
@@ -82,20 +82,18 @@ class NamedSpan:
     def select(self, vector: jax.Array) -> jax.Array:
         return vector
 
-    def sum_backward(self, sums: Pair, cotangents: Pair) -> tuple[Pair, Pair]:
+    def sum_backward(self, sums: Vectors, cotangents: Vectors) -> tuple[Vectors, Vectors]:
         # If JAX knows that x varies over an axis (check_vma=True), all devices along it share mean
         # and var as one value, and therefore also their cotangents. Otherwise each device has its
         # own cotangents, which must be summed.
         names, varying = self._axis_name, jax_compat.varying_axes(sums[0])
         apart = tuple(name for name in names if name not in varying)
         if apart == names:
-            all_four = sum_packed(self, *jax_compat.reconcile_vma([*sums, *cotangents]))
-            return (all_four[0], all_four[1]), (all_four[2], all_four[3])
-        total, centred = sum_packed(self, *sums)
+            every = sum_packed(self, *jax_compat.reconcile_vma([*sums, *cotangents]))
+            return tuple(every[: len(sums)]), tuple(every[len(sums) :])
         if apart:
-            dmean, dvar = sum_packed(NamedSpan(apart, None, 1), *cotangents)
-            cotangents = dmean, dvar
-        return (total, centred), cotangents
+            cotangents = tuple(sum_packed(NamedSpan(apart, None, 1), *cotangents))
+        return tuple(sum_packed(self, *sums)), cotangents
 
 
 def parts_of(axis_name: Any, axis_index_groups: Any) -> jax.Array | int:

@@ -33,7 +33,7 @@ def call(
     signature = operation.signature
     kinds = signature.operand_kinds(statics)
     named = dict(zip(kinds, operands, strict=True))
-    x = named["x"]
+    x = named[signature.x]
     assert x is not None
     canonical = layout.to_canonical(named.values(), kinds.values(), x.shape)
     results = operation(*canonical, implementation=implementation, **statics)
@@ -104,19 +104,19 @@ def statistics(
 
 def normalise(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
     return call(
-        kernel_call.normalise, *_with_selected(kernel_call.normalise, operands, span), **statics
+        kernel_call.normalise, *with_selected(kernel_call.normalise, operands, span), **statics
     )
 
 
 def backward_reduce(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
-    selected = _with_selected(kernel_call.backward_reduce, operands, span)
-    sum_e, sum_e_centred, *dz = call(kernel_call.backward_reduce, *selected, **statics)
+    own = with_selected(kernel_call.backward_reduce, operands, span)
+    sum_e, sum_e_centred, *dz = call(kernel_call.backward_reduce, *own, **statics)
     return (*sum_packed(span, sum_e, sum_e_centred), *dz)
 
 
 def backward_apply(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
-    selected = _with_selected(kernel_call.backward_apply, operands, span)
-    return call(kernel_call.backward_apply, *selected, **statics)
+    own = with_selected(kernel_call.backward_apply, operands, span)
+    return call(kernel_call.backward_apply, *own, **statics)
 
 
 def backward(
@@ -160,7 +160,7 @@ def backward(
         dy,
         x,
         saved,
-        *_selected(span, mean, multiplier, gate_bias),
+        *selected(span, mean, multiplier, gate_bias),
         **options,
         gate=gate,
         has_z=has_z,
@@ -172,12 +172,14 @@ def backward(
             (sum_e, sum_e_centred), (dmean, dvar)
         )
         dscale = rstd * sum_e_centred
-        weighted = a * dbias, a * dscale
+        weighted = (a * dbias, a * dscale)
     else:
         dbias, dscale = sum_e, rstd * sum_e_centred
         weighted, cotangents = span.sum_backward((a * dbias, a * dscale), (dmean, dvar))
+    (sum_ae, sum_ae_normalised), (dmean, dvar) = weighted, cotangents
+    count = span.parts * element_count(layout, x.shape)
     coefficients = reference.backward_coefficients(
-        *weighted, a, rstd, *cotangents, count=span.parts * element_count(layout, x.shape)
+        sum_ae, sum_ae_normalised, a, rstd, dmean, dvar, count=count
     )
     if multiplier is not None:
         coefficients = coefficients._replace(a=multiplier)
@@ -187,7 +189,7 @@ def backward(
         dz[0] if dz else dy,
         x,
         None if gate == "none" else saved,
-        *_selected(span, mean, *coefficients, gate_bias if gate == "x" else None),
+        *selected(span, mean, *coefficients, gate_bias if gate == "x" else None),
         **options,
         gate=gate,
     )
@@ -231,12 +233,12 @@ def gate_multiplier(
     return a.reshape(groups)
 
 
-def _selected(span: Span, *vectors: jax.Array | None) -> tuple[jax.Array | None, ...]:
+def selected(span: Span, *vectors: jax.Array | None) -> tuple[jax.Array | None, ...]:
     """The values of group vectors for this device's parts."""
     return tuple(None if vector is None else span.select(vector) for vector in vectors)
 
 
-def _with_selected(
+def with_selected(
     operation: kernel_call.Operation, operands: Operands, span: Span
 ) -> tuple[jax.Array | None, ...]:
     """The operands, with each vector replaced by its values for this device's parts."""

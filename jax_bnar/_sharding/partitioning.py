@@ -11,7 +11,7 @@ x determines all shardings. y, z, dy and dx are sharded like x, whatever shardin
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax
 
@@ -25,11 +25,13 @@ from jax_bnar._base.jax_compat import (
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
 from jax_bnar._kernels import kernel_call
-from jax_bnar._sharding import halves
+from jax_bnar._sharding import dual_halves, halves
 from jax_bnar._sharding.rule import sharding_rule
 from jax_bnar._sharding.shards import Shards
 
 _Operand = tuple[str, OperandKind, tuple[int, ...]]
+
+_ACROSS_DEVICES: Final = halves.ACROSS_DEVICES | dual_halves.ACROSS_DEVICES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Partitioned:
 
     @property
     def _x(self) -> int:
-        return [name for name, _, _ in self.operands].index("x")
+        return [name for name, _, _ in self.operands].index(self.operation.signature.x)
 
     def _on_one_device(
         self, layout: ChannelLayout, given: Sequence[jax.Array]
@@ -106,7 +108,7 @@ class Partitioned:
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 if span is None:
                     return self._on_one_device(layout, given)
-                return halves.ACROSS_DEVICES[self.operation.name](
+                return _ACROSS_DEVICES[self.operation.name](
                     *self._with_nones(given),
                     span=span,
                     layout=layout,

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
-from jax_bnar._sharding.collectives import Pair, sum_packed
+from jax_bnar._sharding.collectives import Vectors, sum_packed
 
 # The mesh axes that shard one array axis, major axis first.
 Axes = tuple[str, ...]
@@ -164,9 +164,8 @@ class MeshSpan:
             return jnp.take(vector, self._group_of_part(), axis=-2)
         return vector
 
-    def sum_backward(self, sums: Pair, cotangents: Pair) -> tuple[Pair, Pair]:
-        total, centred = sum_packed(self, *sums)
-        return (total, centred), cotangents
+    def sum_backward(self, sums: Vectors, cotangents: Vectors) -> tuple[Vectors, Vectors]:
+        return tuple(sum_packed(self, *sums)), cotangents
 
 
 def _groups_are_whole(layout: ChannelLayout, shards: int) -> bool:

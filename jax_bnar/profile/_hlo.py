@@ -205,11 +205,14 @@ def _elementwise_mode(opcodes: list[str]) -> str:
 def _mode_of_ours(target: str, text: str) -> str:
     """The operation where it is not a plain forward one, ADD with a residual, RELU with a ReLU."""
     operation = re.sub(r"^jax_bnar_|_v\d+$", "", target)
+    # A call with two normalised inputs joins them before a ReLU, always.
+    joins_two = operation.startswith("dual_")
+    operation = operation.removeprefix("dual_")
     parts = [] if operation in ("forward", "normalise") else [operation.upper()]
-    if re.search(r"\bhas_z\s*=\s*true", text):
+    if joins_two or re.search(r"\bhas_z\s*=\s*true", text):
         parts.append("ADD")
     activation = re.search(r'\b(?:activation|gate)\s*=\s*"(\w+)"', text)
-    if activation and activation[1] != "none":
+    if joins_two or (activation and activation[1] != "none"):
         parts.append("RELU")
     return "_".join(parts) or "PLAIN"
 

@@ -13,10 +13,10 @@ from subprocesses import run_python
 
 import jax_bnar
 from jax_bnar import reference
-from jax_bnar._kernels import kernel_call
+from jax_bnar._kernels import dual, kernel_call
 
 GROUPS, ROWS, CHANNELS, INNER = SHAPE = (2, 3, 5, 7)
-OPTIONAL = ("z", "scale", "bias")
+OPTIONAL = ("z", "scale", "bias", "scale1", "bias1", "scale2", "bias2")
 STATICS: dict[str, dict[str, Any]] = {
     "forward": {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": True},
     "backward": {"epsilon": np.float64(1e-5), "gate": "mask", "has_z": True},
@@ -24,6 +24,11 @@ STATICS: dict[str, dict[str, Any]] = {
     "normalise": {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": True},
     "backward_reduce": {"gate": "x", "has_z": True},
     "backward_apply": {"gate": "y"},
+    "dual_forward": {"epsilon": np.float64(1e-5), "save_mask": True},
+    "dual_backward": {"epsilon": np.float64(1e-5), "gate": "mask"},
+    "dual_normalise": {"epsilon": np.float64(1e-5), "save_mask": True},
+    "dual_backward_reduce": {"gate": "x"},
+    "dual_backward_apply": {"gate": "y"},
 }
 
 
@@ -48,12 +53,12 @@ def good_call(operation: kernel_call.Operation) -> Call:
     saved = {"mask": reference.pack_mask(tensor > 0), "y": tensor, "x": None}
     operands = {}
     for name in names:
-        if name in ("x", "z", "dy"):
+        if name in ("x", "z", "dy", "x1", "x2"):
             operands[name] = tensor
         elif name == "saved":
             operands[name] = saved[statics["gate"]]
         else:
-            rows = 1 if name in ("scale", "bias") else GROUPS
+            rows = 1 if name in OPTIONAL else GROUPS
             operands[name] = jnp.ones((rows, CHANNELS), jnp.float32)
     results = jax.eval_shape(
         lambda *given: operation(*given, implementation=None, **statics), *operands.values()
@@ -68,9 +73,8 @@ def good_call(operation: kernel_call.Operation) -> Call:
     return Call(operation.name, operands, list(results), present | dimensions | statics)
 
 
-every_operation = pytest.mark.parametrize(
-    "operation", kernel_call.OPERATIONS, ids=[o.name for o in kernel_call.OPERATIONS]
-)
+OPERATIONS = (*kernel_call.OPERATIONS, *dual.OPERATIONS)
+every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=[o.name for o in OPERATIONS])
 SPOILERS = {
     "rank": lambda shape, dtype: ((*shape, 1), dtype),
     "flat": lambda shape, dtype: ((int(np.prod(shape)),), dtype),

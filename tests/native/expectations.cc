@@ -182,6 +182,37 @@ void CheckNormalised(const Inputs& in, const NormaliseOptions& options,
   if (results.mask != nullptr) CheckMask(in, results);
 }
 
+void CheckDualNormalised(const Inputs& in1, const Inputs& in2, bool affine,
+                         const Results& first, const Results& second) {
+  const bool own_statistics = first.mean != nullptr;
+  std::vector<double> mean[2], a[2], bias[2];
+  for (int input = 0; input < 2; ++input) {
+    const Inputs& in = input == 0 ? in1 : in2;
+    const Results& results = input == 0 ? first : second;
+    mean[input] = in.Spread(own_statistics ? *results.mean : in.mean);
+    a[input] = RstdOf(in.Spread(own_statistics ? *results.var : in.var));
+    bias[input] = in.Spread(in.bias);
+    const std::vector<double> scale = in.Spread(in.scale);
+    for (size_t c = 0; c < scale.size(); ++c) {
+      if (affine) a[input][c] *= scale[c];
+      if (!affine) bias[input][c] = 0;
+    }
+  }
+  const StoredTolerance tolerance(in1);
+  for (int64_t i = 0; i < in1.c.size(); ++i) {
+    const size_t c = in1.ChannelOf(i);
+    const double of_x1 = (in1.x[i] - mean[0][c]) * a[0][c];
+    const double of_x2 = (in2.x[i] - mean[1][c]) * a[1][c];
+    const double sum = of_x1 + bias[0][c] + of_x2 + bias[1][c];
+    const double expected = sum < 0 ? 0 : sum;
+    CheckNear(
+        "y", i, (*first.y)[i], expected,
+        tolerance(expected, std::fabs(of_x1) + std::fabs(of_x2) +
+                                std::fabs(bias[0][c]) + std::fabs(bias[1][c])));
+  }
+  if (first.mask != nullptr) CheckMask(in1, first);
+}
+
 void CheckReduced(const Inputs& in, const std::vector<double>& e,
                   const Results& results) {
   const Sums sums = SumsOf(in, e);

@@ -12,8 +12,9 @@ from flax.linen import dtypes
 from jax_bnar._layers.activation import ActivationLike
 from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
 from jax_bnar._layers.channel_view import channel_view
-from jax_bnar._layers.promotion import promoted
-from jax_bnar._layers.statistics import running_average, unbiased
+from jax_bnar._layers.prepared import PreparedCall
+from jax_bnar._layers.promotion import promoted, scalar_of
+from jax_bnar._layers.statistics import BatchStatistics, running_average, unbiased
 
 # The fields of `nn.BatchNorm` in the Flax that this was written for. A newer Flax may add some.
 _KNOWN_FIELDS: Final = frozenset(
@@ -150,53 +151,82 @@ class BatchNorm(nn.BatchNorm):
             NotImplementedError: x is complex, or `implementation="ffi"` is combined with a mask, or
                 a field that a newer `flax.linen.BatchNorm` added is not at its default.
         """
-        _require_known_fields(self)
-        use_running_average = nn.merge_param(
-            "use_running_average", self.use_running_average, use_running_average
-        )
-        # As in Flax, `init` needs neither a real batch as input nor the named axis.
-        initializing = self.is_initializing()
-        call = LayerCall.of(self)
-        if initializing:
-            call = call.without_groups()
         x = jnp.asarray(x)
+        if isinstance(residual, PreparedCall):
+            return _prepared(self, x, use_running_average, residual.result).join(residual)
         residual = checked_residual(residual, x)
         mask = checked_mask(mask, x)
-        features = channel_view(self.axis, x.shape).features
+        dtype = None if residual is None else residual.dtype
+        return _prepared(self, x, use_running_average, dtype).run(residual, mask)
 
-        stored = jnp.float32 if self.force_float32_reductions else self.param_dtype
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, stored)
-        running_var = self.variable("batch_stats", "var", jnp.ones, features, stored)
-        scale = bias = None
-        if self.use_scale:
-            scale = self.param("scale", self.scale_init, features, self.param_dtype)
-        if self.use_bias:
-            bias = self.param("bias", self.bias_init, features, self.param_dtype)
 
-        with jax.numpy_dtype_promotion("standard"):
-            result = dtypes.canonicalize_dtype(x, scale, bias, residual, dtype=self.dtype)
-        require_real(x, result, "flax.linen.BatchNorm")
-        arrays = (x, residual, scale, bias)
-        if use_running_average:
-            return call.with_given_statistics(
-                *arrays, running_mean.value, running_var.value, result=result
+class JoinedBatchNorm(BatchNorm):
+    """A `BatchNorm` that only the join with another one reads: the shortcut's, in a block.
+
+    Linen allows one compact method in a class, and stores what `__call__` returns if intermediates
+    are captured, so the prepared call has a class of its own.
+    """
+
+    def __call__(self, *_: Any, **__: Any) -> jax.Array:
+        raise NotImplementedError("JoinedBatchNorm: call prepare.")
+
+    @nn.compact
+    def prepare(self, x: Any, use_running_average: bool | None = None) -> PreparedCall:
+        """The call, to be passed to another layer as its residual."""
+        return _prepared(self, jnp.asarray(x), use_running_average, None)
+
+
+def _prepared(
+    layer: BatchNorm, x: jax.Array, use_running_average: bool | None, residual_dtype: Any
+) -> PreparedCall:
+    """The call of a layer, in whose compact method this runs."""
+    _require_known_fields(layer)
+    use_running_average = nn.merge_param(
+        "use_running_average", layer.use_running_average, use_running_average
+    )
+    # As in Flax, `init` needs neither a real batch as input nor the named axis.
+    initializing = layer.is_initializing()
+    call = LayerCall.of(layer)
+    if initializing:
+        call = call.without_groups()
+    features = channel_view(layer.axis, x.shape).features
+
+    stored = jnp.float32 if layer.force_float32_reductions else layer.param_dtype
+    running_mean = layer.variable("batch_stats", "mean", jnp.zeros, features, stored)
+    running_var = layer.variable("batch_stats", "var", jnp.ones, features, stored)
+    scale = bias = None
+    if layer.use_scale:
+        scale = layer.param("scale", layer.scale_init, features, layer.param_dtype)
+    if layer.use_bias:
+        bias = layer.param("bias", layer.bias_init, features, layer.param_dtype)
+
+    with jax.numpy_dtype_promotion("standard"):
+        result = dtypes.canonicalize_dtype(
+            x, scale, bias, scalar_of(residual_dtype), dtype=layer.dtype
+        )
+    require_real(x, result, "flax.linen.BatchNorm")
+    updates = layer.is_mutable_collection("batch_stats") and not initializing
+
+    def update(statistics: BatchStatistics) -> None:
+        if not updates:
+            return
+        var = unbiased(statistics) if layer.unbiased_running_var else statistics.var
+        statistic_dtype = _statistic_dtype(layer, x)
+        for running, batch in ((running_mean, statistics.mean), (running_var, var)):
+            running.value = running_average(
+                running.value, batch, layer.momentum, dtype=statistic_dtype
             )
-        y, statistics = call.with_batch_statistics(*arrays, mask=mask, result=result)
-        if self.is_mutable_collection("batch_stats") and not initializing:
-            var = unbiased(statistics) if self.unbiased_running_var else statistics.var
-            statistic_dtype = self._statistic_dtype(x)
-            for running, batch in ((running_mean, statistics.mean), (running_var, var)):
-                running.value = running_average(
-                    running.value, batch, self.momentum, dtype=statistic_dtype
-                )
-        return y
 
-    def _statistic_dtype(self, x: jax.Array) -> np.dtype:
-        """The dtype that Flax gives batch statistics, on which that of the running ones depends."""
-        dtype = x.dtype if self.dtype is None else self.dtype
-        if self.force_float32_reductions or not jnp.issubdtype(dtype, jnp.inexact):
-            return promoted(dtype, np.float32)
-        return np.dtype(dtype)
+    given = (running_mean.value, running_var.value) if use_running_average else None
+    return PreparedCall(call, x, scale, bias, given, result, update)
+
+
+def _statistic_dtype(layer: BatchNorm, x: jax.Array) -> np.dtype:
+    """The dtype that Flax gives batch statistics, on which that of the running ones depends."""
+    dtype = x.dtype if layer.dtype is None else layer.dtype
+    if layer.force_float32_reductions or not jnp.issubdtype(dtype, jnp.inexact):
+        return promoted(dtype, np.float32)
+    return np.dtype(dtype)
 
 
 def _require_known_fields(layer: nn.BatchNorm) -> None:

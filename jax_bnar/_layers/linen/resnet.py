@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jax_bnar._layers.activation import RELU, ActivationLike, layer_activation
-from jax_bnar._layers.linen.batch_norm import BatchNorm
+from jax_bnar._layers.linen.batch_norm import BatchNorm, JoinedBatchNorm
 from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
 from jax_bnar._layers.resnet_options import (
     PADDINGS,
@@ -226,6 +226,9 @@ class _NormAct:
         if _is_a(self._norm, FoldedBatchNorm):
             # Folding turned the shortcut's norm into a bias and added it to the other norm's bias.
             return self(x, residual=shortcut, **fields)
+        if self._fused and _is_ours_as_it_is(self._norm):
+            joined = _with_class(self._norm, JoinedBatchNorm)(**shortcut_fields)
+            return self(x, residual=joined.prepare(shortcut, **self._mode), **fields)
         return self(x, residual=self.normalise(shortcut, **shortcut_fields), **fields)
 
     def __call__(self, x: jax.Array, residual: jax.Array | None = None, **fields: Any) -> jax.Array:
@@ -233,6 +236,18 @@ class _NormAct:
             return self._norm(activation="relu", **fields)(x, residual=residual, **self._mode)
         y = self.normalise(x, **fields)
         return self._act.unfused(y if residual is None else residual + y)
+
+
+def _is_ours_as_it_is(norm: ModuleFactory) -> bool:
+    """Whether a norm is our class itself, and neither a subclass nor a transformation of it."""
+    return norm_class(norm) is BatchNorm
+
+
+def _with_class(norm: ModuleFactory, new: type) -> ModuleFactory:
+    """The norm, which is a class or a partial of one, with another class."""
+    if isinstance(norm, functools.partial):
+        return functools.partial(_with_class(norm.func, new), *norm.args, **norm.keywords)
+    return new
 
 
 def _is_a(norm: ModuleFactory, *classes: type) -> bool:

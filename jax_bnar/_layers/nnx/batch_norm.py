@@ -12,6 +12,8 @@ from flax.nnx.nn import dtypes
 from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
 from jax_bnar._layers.channel_view import channel_view
+from jax_bnar._layers.prepared import PreparedCall
+from jax_bnar._layers.promotion import scalar_of
 from jax_bnar._layers.statistics import BatchStatistics, running_average, unbiased
 
 _OPTIONS: dict[str, Any] = {
@@ -117,6 +119,22 @@ class BatchNorm(nnx.BatchNorm):
             TypeError: the type of an argument is invalid.
             NotImplementedError: x is complex, or `implementation="ffi"` is combined with a mask.
         """
+        x = jnp.asarray(x)
+        if isinstance(residual, PreparedCall):
+            joined = self.prepare(x, use_running_average, residual_dtype=residual.result)
+            return joined.join(residual)
+        residual = checked_residual(residual, x)
+        mask = checked_mask(mask, x)
+        dtype = None if residual is None else residual.dtype
+        return self.prepare(x, use_running_average, residual_dtype=dtype).run(residual, mask)
+
+    def prepare(
+        self, x: Any, use_running_average: bool | None = None, *, residual_dtype: Any = None
+    ) -> PreparedCall:
+        """The call, not yet run, which another layer may be given as its residual.
+
+        `residual_dtype` is the dtype of the residual that this call will get, if it gets one.
+        """
         if use_running_average is None:
             use_running_average = self.use_running_average
         if use_running_average is None:
@@ -126,8 +144,6 @@ class BatchNorm(nnx.BatchNorm):
             )
         call = LayerCall.of(self)
         x = jnp.asarray(x)
-        residual = checked_residual(residual, x)
-        mask = checked_mask(mask, x)
         self._check_features(x)
 
         scale, bias = (None if v is None else v[...] for v in (self.scale, self.bias))
@@ -139,15 +155,12 @@ class BatchNorm(nnx.BatchNorm):
                     (x, mean, var, scale, bias), dtype=self.dtype
                 )
                 inferred = (x, scale, bias)
-            result = dtypes.canonicalize_dtype(*inferred, residual, dtype=self.dtype)
+            result = dtypes.canonicalize_dtype(
+                *inferred, scalar_of(residual_dtype), dtype=self.dtype
+            )
         require_real(x, result, "flax.nnx.BatchNorm")
-        arrays = (x, residual, scale, bias)
-        if use_running_average:
-            return call.with_given_statistics(*arrays, mean, var, result=result)
-        y, statistics = call.with_batch_statistics(*arrays, mask=mask, result=result)
-        if self.update_batch_stats:
-            self._update(statistics)
-        return y
+        given = (mean, var) if use_running_average else None
+        return PreparedCall(call, x, scale, bias, given, result, self._update)
 
     def set_view(
         self, use_running_average: bool | None = None, update_batch_stats: bool | None = None
@@ -163,6 +176,8 @@ class BatchNorm(nnx.BatchNorm):
             self.update_batch_stats = update_batch_stats
 
     def _update(self, statistics: BatchStatistics) -> None:
+        if not self.update_batch_stats:
+            return
         var = unbiased(statistics) if self.unbiased_running_var else statistics.var
         for running, batch in ((self.mean, statistics.mean), (self.var, var)):
             old = running[...]

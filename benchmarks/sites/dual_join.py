@@ -1,0 +1,190 @@
+"""`dual_bn_add_relu` against a BatchNorm and a join, at the four sites where ResNet-50 downsamples.
+
+python -m benchmarks.sites.dual_join --output benchmarks/results/NAME.json
+
+`two` is what `dual_bn_add_relu` was before it had kernels of its own: `batch_norm` of the shortcut,
+whose result is the residual of `bn_add_relu`. Forward moves 7 tensors there (2 reads for the
+statistics, then 5) and 5 here (2 and 3); a training step 19 and 13.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import jax_bnar
+from benchmarks.common.contention import Contention
+from benchmarks.common.environment import describe_environment
+from benchmarks.common.json_file import write_json
+from benchmarks.common.timing import interleave
+
+SCHEMA: Final = 1
+# Height, width and channels of the blocks' results.
+_SITES: Final = ((56, 56, 256), (28, 28, 512), (14, 14, 1024), (7, 7, 2048))
+_Save = Literal["y", "mask"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The dual join against a BatchNorm and a join."""
+
+    dtype: tuple[str, ...] = ("float32", "bfloat16")
+    save: tuple[_Save, ...] = ("y", "mask")
+    batch: int = 32
+    sites: int = len(_SITES)
+    """How many of the sites, the largest ones first."""
+    rounds: int = 15
+    min_sample_ms: float = 20.0
+    output: Path | None = None
+    """JSON file for the results; without one they are only printed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = tyro.cli(Options, args=arguments, description=__doc__)
+    console = Console()
+    runs = [
+        _measure(options, dtype, save, site)
+        for dtype in options.dtype
+        for save in options.save
+        for site in _SITES[: options.sites]
+    ]
+    environment = describe_environment()
+    console.print(_table(runs, options, environment))
+    settings = dataclasses.asdict(dataclasses.replace(options, output=None))
+    document = {"schema": SCHEMA, "environment": environment, "settings": settings, "runs": runs}
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        write_json(options.output, document)
+        console.print(f"wrote {options.output}")
+    return document
+
+
+def _one(x1: Any, x2: Any, scale1: Any, bias1: Any, scale2: Any, bias2: Any, save: _Save) -> Any:
+    return tuple(jax_bnar.dual_bn_add_relu(x1, x2, scale1, bias1, scale2, bias2, save=save))
+
+
+def _two(x1: Any, x2: Any, scale1: Any, bias1: Any, scale2: Any, bias2: Any, save: _Save) -> Any:
+    z, mean2, var2 = jax_bnar.batch_norm(x2, scale2, bias2)
+    y, mean1, var1 = jax_bnar.bn_add_relu(x1, z, scale1, bias1, save=save)
+    return y, mean1, var1, mean2, var2
+
+
+def _step(join: Callable[..., Any], save: _Save) -> Callable[..., Any]:
+    """(x1, x2, scale1, bias1, scale2, bias2, dy) to y, statistics and gradients."""
+
+    def step(*operands: Any) -> Any:
+        *arrays, dy = operands
+
+        def of_arrays(*arrays: Any) -> Any:
+            y, *statistics = join(*arrays, save=save)
+            return y, statistics
+
+        y, vjp, statistics = jax.vjp(of_arrays, *arrays, has_aux=True)
+        return y, *statistics, *vjp(dy)
+
+    return step
+
+
+def _measure(
+    options: Options, dtype: str, save: _Save, site: tuple[int, int, int]
+) -> dict[str, Any]:
+    operands = _operands(options.batch, dtype, site)
+    joins = {"one": _one, "two": _two}
+    programs = {}
+    for name, join in joins.items():
+        forward = jax.jit(lambda *arrays, join=join: join(*arrays, save=save))
+        programs[f"forward, {name}"] = (forward.lower(*operands[:-1]).compile(), operands[:-1])
+        step = jax.jit(_step(join, save))
+        programs[f"step, {name}"] = (step.lower(*operands).compile(), operands)
+    for form in ("forward", "step"):
+        _check_agree(programs[f"{form}, one"], programs[f"{form}, two"], dtype)
+    contention = Contention()
+    timings = interleave(
+        {
+            name: lambda program=program, given=given: jax.block_until_ready(program(*given))
+            for name, (program, given) in programs.items()
+        },
+        rounds=options.rounds,
+        min_sample_ms=options.min_sample_ms,
+        each_round=lambda: None,
+    )
+    rows = {
+        name: {
+            "median_ms": timing.median_ms,
+            "min_ms": timing.min_ms,
+            "samples_ms": timing.samples_ms,
+            "temporary_bytes": programs[name][0].memory_analysis().temp_size_in_bytes,
+        }
+        for name, timing in timings.items()
+    }
+    return {
+        "site": "x".join(map(str, site)),
+        "dtype": dtype,
+        "save": save,
+        "contention": contention.share(),
+        "programs": rows,
+        "speedup": {
+            form: {
+                key: rows[f"{form}, two"][key] / rows[f"{form}, one"][key]
+                for key in ("median_ms", "min_ms")
+            }
+            for form in ("forward", "step")
+        },
+    }
+
+
+def _operands(batch: int, dtype: str, site: tuple[int, int, int]) -> tuple[jax.Array, ...]:
+    generator = np.random.default_rng(0)
+
+    def tensor() -> jax.Array:
+        return jnp.asarray(generator.standard_normal((batch, *site), np.float32), dtype)
+
+    def vector(centre: float) -> jax.Array:
+        return jnp.asarray(generator.normal(centre, 0.1, site[-1]), jnp.float32)
+
+    x1, x2, dy = tensor(), tensor(), tensor()
+    return x1, x2, vector(1), vector(0), vector(1), vector(0), dy
+
+
+def _check_agree(one: Any, two: Any, dtype: str) -> None:
+    """The same results, but for a rounding of the normalised x2, which only `two` stores."""
+    tolerance = 1e-4 if dtype == "float32" else 0.05
+    for a, b in zip(*(program(*given) for program, given in (one, two)), strict=True):
+        wide = (np.asarray(each.astype(jnp.float32)) for each in (a, b))
+        exact, other = wide
+        distance = np.linalg.norm(exact - other) / np.linalg.norm(exact)
+        if not distance < tolerance:
+            raise AssertionError(f"results differ by {distance:.1e} of their norm")
+
+
+def _table(runs: Sequence[dict[str, Any]], options: Options, environment: dict[str, Any]) -> Table:
+    table = Table(
+        title=f"Dual join, batch {options.batch}, NHWC; {environment['cpu']},"
+        f" {environment['cores']} cores; {environment['allocator']['name']} allocator; median ms"
+    )
+    for column in ("site", "dtype", "save"):
+        table.add_column(column)
+    for form in ("forward", "step"):
+        for column in (f"{form}: one", "two", "two/one", "of minima"):
+            table.add_column(column, justify="right")
+    for run in runs:
+        cells = [run["site"], run["dtype"], run["save"]]
+        for form in ("forward", "step"):
+            cells += [
+                f"{run['programs'][f'{form}, {name}']['median_ms']:.2f}" for name in ("one", "two")
+            ]
+            cells += [f"{run['speedup'][form][key]:.2f}" for key in ("median_ms", "min_ms")]
+        table.add_row(*cells)
+    return table
+
+
+if __name__ == "__main__":
+    main()

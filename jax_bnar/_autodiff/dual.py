@@ -1,0 +1,227 @@
+"""relu(batch_norm(x1) + batch_norm(x2)) in the user's layout, with its derivatives.
+
+Training form and inference form are built as those with one input: see `training`, `inference`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
+
+from jax_bnar import primitive, reference
+from jax_bnar._autodiff import dual_tangents
+from jax_bnar._autodiff.dual_tangents import Residuals, Tangents
+from jax_bnar._autodiff.linear_call import linear_call
+from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME, dual_recomputable
+from jax_bnar._base.arrays import OptionalArray
+from jax_bnar._base.config import Config, Gate
+
+# y, mean1, var1, mean2, var2, mask
+_Results = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(6, 7))
+def training(
+    x1: jax.Array,
+    x2: jax.Array,
+    scale1: OptionalArray,
+    bias1: OptionalArray,
+    scale2: OptionalArray,
+    bias2: OptionalArray,
+    config: Config,
+    save_mask: bool = False,
+) -> _Results:
+    """(y, mean1, var1, mean2, var2, mask); statistics of shape (num_groups, C).
+
+    The mask is None unless it is asked for. Operands vary over the same mesh axes
+    (`jax_bnar._sharding.alignment`).
+    """
+    y, mean1, var1, mean2, var2, *mask = primitive.dual_forward(
+        *(x1, x2, scale1, bias1, scale2, bias2),
+        **config.dual_forward_statics(save_mask=save_mask),
+    )
+    return y, mean1, var1, mean2, var2, mask[0] if mask else None
+
+
+@functools.partial(training.defjvp, symbolic_zeros=True)
+def _training_jvp(
+    config: Config, save_mask: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[_Results, tuple[Any, ...]]:
+    """As the rule for one input: see `jax_bnar._autodiff.training`."""
+    results, residuals = _forward(primals, config, save_mask or config.save_mask)
+    *floats, mask = results
+    moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
+    dots = linear_call(_TrainingTangent(config), residuals, moving, tuple(floats))
+    # The caller's own mask: it differentiates a derivative.
+    mask = mask if save_mask else None
+    y, mean1, var1, mean2, var2 = floats
+    return (y, mean1, var1, mean2, var2, mask), (*dots, zero_from_primal(mask, symbolic_zeros=True))
+
+
+def _forward(
+    operands: tuple[Any, ...], config: Config, save_mask: bool
+) -> tuple[_Results, Residuals]:
+    # Itself and not the primitive, so that derivatives of derivatives come back to the rule above.
+    y, *statistics, mask = training(*operands, config, save_mask)
+    # Named before use, so that a policy which saves them cuts the recomputation here.
+    mean1, var1, mean2, var2 = (checkpoint_name(v, STATISTICS_NAME) for v in statistics)
+    statics = config.dual_forward_statics(save_mask=save_mask)
+    y, *masks = dual_recomputable(y, mask, *operands, mean1, var1, mean2, var2, **statics)
+    mask = checkpoint_name(masks[0], MASK_NAME) if masks else None
+    saved = mask if config.gate == "mask" else None
+    x1, x2, *affine = operands
+    results = (y, mean1, var1, mean2, var2, mask)
+    return results, (x1, x2, saved, mean1, var1, mean2, var2, *affine)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainingTangent:
+    """Tangents of (x1, x2, scale1, bias1, scale2, bias2) to those of y and the statistics."""
+
+    config: Config
+
+    def sees(self, axis_name: Any) -> bool:
+        del axis_name
+        return False
+
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
+        del axis_name
+        return dual_tangents.mapped_tangents(residuals, tangents)
+
+    def tangent(self, residuals: Residuals, tangents: Tangents) -> tuple[jax.Array, ...]:
+        return dual_tangents.training_tangents(residuals, tangents, self.config)
+
+    def transpose(
+        self, residuals: Residuals, cotangents: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array | None, ...]:
+        return transposed(primitive.dual_backward, residuals, cotangents, self.config)
+
+
+def transposed(
+    backward: Callable[..., tuple[jax.Array, ...]],
+    residuals: Residuals,
+    cotangents: tuple[jax.Array, ...],
+    config: Config,
+    **options: Any,
+) -> tuple[jax.Array | None, ...]:
+    """Cotangents of (x1, x2, scale1, bias1, scale2, bias2), by `backward`."""
+    *_, scale1, bias1, scale2, bias2 = residuals
+    dy, *of_statistics = cotangents
+    dx1, dx2, dscale1, dscale2, dbias = backward(
+        dy, *residuals, *of_statistics, **config.dual_backward_statics, **options
+    )
+
+    def of_vector(vector: OptionalArray, gradient: jax.Array) -> jax.Array | None:
+        return None if vector is None else gradient.sum(axis=0, keepdims=True)
+
+    return (
+        *(dx1, dx2),
+        *(of_vector(scale1, dscale1), of_vector(bias1, dbias)),
+        *(of_vector(scale2, dscale2), of_vector(bias2, dbias)),
+    )
+
+
+# --- inference ---
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(10,))
+def inference(
+    x1: jax.Array,
+    x2: jax.Array,
+    scale1: OptionalArray,
+    bias1: OptionalArray,
+    scale2: OptionalArray,
+    bias2: OptionalArray,
+    mean1: jax.Array,
+    var1: jax.Array,
+    mean2: jax.Array,
+    var2: jax.Array,
+    config: Config,
+) -> jax.Array:
+    """y with given statistics of shape (1, C).
+
+    Operands vary over the same mesh axes (`jax_bnar._sharding.alignment`).
+    """
+    (y,) = primitive.dual_normalise(
+        *(x1, x2, scale1, bias1, scale2, bias2, mean1, var1, mean2, var2),
+        **config.dual_forward_statics(save_mask=False),
+    )
+    return y
+
+
+@functools.partial(inference.defjvp, symbolic_zeros=True)
+def _inference_jvp(
+    config: Config, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[jax.Array, jax.Array]:
+    y = inference(*primals, config)
+    moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
+    (y_dot,) = linear_call(_InferenceTangent(config), (y, primals), moving, (y,))
+    return y, y_dot
+
+
+@dataclasses.dataclass(frozen=True)
+class _InferenceTangent:
+    """Tangents of the operands of `inference` to that of y; residuals are y and the operands."""
+
+    config: Config
+
+    # Not "x": the `a` below and the kernel's may differ in the last bit, and so might a sign.
+    gate: Gate = "y"
+
+    def sees(self, axis_name: Any) -> bool:
+        del axis_name
+        return False
+
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
+        del axis_name
+        return (any(jax.tree.leaves((residuals, tangents))),)
+
+    def tangent(self, residuals: Any, tangents: Tangents) -> tuple[jax.Array]:
+        y, operands = residuals
+        y_dot = dual_tangents.normalise_tangent(
+            y,
+            operands,
+            tangents,
+            layout=self.config.layout,
+            epsilon=self.config.epsilon,
+            gate=self.gate,
+        )
+        return (y_dot,)
+
+    def transpose(
+        self, residuals: Any, cotangents: tuple[jax.Array]
+    ) -> tuple[jax.Array | None, ...]:
+        """As for one input, with the one e of both."""
+        y, (x1, x2, scale1, bias1, scale2, bias2, mean1, var1, mean2, var2) = residuals
+        (dy,) = cotangents
+        arrays = (dy, x1, x2, y)
+        options: dict[str, Any] = {**self.config.common_statics, "gate": self.gate}
+        sum_e, *centred = primitive.dual_backward_reduce(
+            *(*arrays, mean1, None, mean2, None, None), **options
+        )
+        rstd = [reference.reciprocal_std(var, self.config.epsilon) for var in (var1, var2)]
+        a1, a2 = (
+            r if scale is None else scale * r
+            for r, scale in zip(rstd, (scale1, scale2), strict=True)
+        )
+        zero1, zero2 = jnp.zeros_like(a1), jnp.zeros_like(a2)
+        dx1, dx2 = primitive.dual_backward_apply(
+            *(*arrays, mean1, a1, zero1, zero1, mean2, a2, zero2, zero2, None), **options
+        )
+        dvar1, dvar2 = (
+            -a * (r * (r * (c / 2)))  # rstd^3 may underflow
+            for a, r, c in zip((a1, a2), rstd, centred, strict=True)
+        )
+        return (
+            *(dx1, dx2),
+            None if scale1 is None else rstd[0] * centred[0],
+            None if bias1 is None else sum_e,
+            None if scale2 is None else rstd[1] * centred[1],
+            None if bias2 is None else sum_e,
+            *(-a1 * sum_e, dvar1, -a2 * sum_e, dvar2),
+        )

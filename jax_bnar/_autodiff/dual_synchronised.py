@@ -1,0 +1,120 @@
+"""relu(batch_norm(x1) + batch_norm(x2)) with statistics over named axes: see `synchronised`.
+
+One all-reduce forward, for the statistics of both, and one backward.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_bnar import primitive
+from jax_bnar._autodiff import dual_tangents
+from jax_bnar._autodiff.dual import transposed
+from jax_bnar._autodiff.linear_call import linear_call
+from jax_bnar._autodiff.named_call import named_call
+from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME
+from jax_bnar._base.config import Config
+from jax_bnar._sharding import dual_halves
+from jax_bnar._sharding.collectives import NamedSpan, parts_of
+
+_Names = tuple[Any, ...]
+_Groups = tuple[tuple[int, ...], ...] | None
+_Results = tuple[jax.Array, ...]
+
+_HALVES = dual_halves.DualHalves(
+    primitive.normalise, primitive.dual_backward_reduce, primitive.dual_backward_apply
+)
+
+
+def synchronised(
+    operands: tuple[Any, ...], config: Config, names: _Names, groups: _Groups
+) -> _Results:
+    """(y, mean1, var1, mean2, var2) of (x1, x2, scale1, bias1, scale2, bias2).
+
+    Statistics, of shape (num_groups, C), are those over the axes `names`. Operands vary over the
+    same mesh axes (`jax_bnar._sharding.alignment`).
+    """
+    return named_call(_Synchronised(config, names, groups), operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Synchronised:
+    config: Config
+    names: _Names
+    groups: _Groups
+
+    def value(self, operands: Any) -> _Results:
+        results, _, _ = self._forward(operands, save=False)
+        return results
+
+    def derivative(self, operands: Any, tangents: Any) -> tuple[_Results, _Results]:
+        """As the rule of the training form: see `jax_bnar._autodiff.training`."""
+        results, mask, parts = self._forward(operands, save=True)
+        saved = None
+        if self.config.gate == "mask":
+            assert mask is not None
+            saved = checkpoint_name(mask, MASK_NAME)
+        x1, x2, *affine = operands
+        _, *statistics = results
+        # The count is saved: psum(1, names) in backward is a NameError under grad(vmap(axis_name)).
+        residuals = (x1, x2, saved, *statistics, *affine, parts)
+        linear_map = _SynchronisedTangent(self.config, self.names, self.groups)
+        return results, linear_call(linear_map, residuals, tangents, results)
+
+    def _forward(
+        self, operands: Any, *, save: bool
+    ) -> tuple[_Results, jax.Array | None, jax.Array | int]:
+        x1, x2, *_ = operands
+        parts = parts_of(self.names, self.groups)
+        of_both = dual_halves.statistics_of_both(
+            *(x1, x2, NamedSpan(self.names, self.groups, parts), primitive.statistics),
+            **self.config.common_statics,
+        )
+        # Named before use, so that a policy which saves them cuts the recomputation here.
+        of_both = tuple(checkpoint_name(vector, STATISTICS_NAME) for vector in of_both)
+        y, *mask = primitive.dual_normalise(
+            *operands,
+            *of_both,
+            **self.config.dual_forward_statics(save_mask=save and self.config.save_mask),
+        )
+        return (y, *of_both), mask[0] if mask else None, parts
+
+    def sees(self, axis_name: Any) -> bool:
+        return axis_name in self.names
+
+    def mapped_results(self, axis_name: Any, operands: Any) -> tuple[bool, ...]:
+        x1, x2, *_ = operands
+        # Over an axis of its own the statistics are one value for all the examples. Elsewhere those
+        # of x1 differ where those of x2 do, for both are merged in one array.
+        of_statistics = (x1 or x2) and not self.sees(axis_name)
+        return any(jax.tree.leaves(operands)), *(of_statistics,) * 4
+
+
+@dataclasses.dataclass(frozen=True)
+class _SynchronisedTangent:
+    """Tangents of (x1, x2, scale1, bias1, scale2, bias2) to those of y and the statistics."""
+
+    config: Config
+    names: _Names
+    groups: _Groups
+
+    def sees(self, axis_name: Any) -> bool:
+        return axis_name in self.names
+
+    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
+        *local, _ = residuals
+        y, *statistics = dual_tangents.mapped_tangents(tuple(local), tangents)
+        return y, *(each and axis_name not in self.names for each in statistics)
+
+    def tangent(self, residuals: Any, tangents: dual_tangents.Tangents) -> _Results:
+        *local, parts = residuals
+        span = NamedSpan(self.names, self.groups, parts)
+        return dual_tangents.training_tangents(tuple(local), tangents, self.config, span)
+
+    def transpose(self, residuals: Any, cotangents: Any) -> tuple[jax.Array | None, ...]:
+        *local, parts = residuals
+        span = NamedSpan(self.names, self.groups, parts)
+        options = {"span": span, "halves_": _HALVES}
+        return transposed(dual_halves.backward, tuple(local), cotangents, self.config, **options)

@@ -1,0 +1,102 @@
+"""One call of a BatchNorm layer, prepared but not yet run, so that another one can join it.
+
+`relu(batch_norm(x1) + batch_norm(x2))` is one operator, but in a network it is two layers with
+variables of their own. Each prepares its call; the call of the first then takes that of the second
+as its residual, and runs both in `jax_bnar.dual_bn_add_relu` if one call of it can.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jax_bnar._base.arrays import OptionalArray
+from jax_bnar._layers.activation import NONE, RELU
+from jax_bnar._layers.call import LayerCall
+from jax_bnar._layers.channel_view import channel_view
+from jax_bnar._layers.promotion import compute_dtype
+from jax_bnar._layers.statistics import BatchStatistics
+from jax_bnar._operators import dual
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedCall:
+    """One call of a layer.
+
+    Attributes:
+        call: the layer's options.
+        x: the input.
+        scale: the scale, or None.
+        bias: the bias, or None.
+        given: mean and var if the layer uses its running statistics, otherwise None.
+        result: the dtype of the layer's result.
+        update: what the layer does with the batch statistics.
+    """
+
+    call: LayerCall
+    x: jax.Array
+    scale: OptionalArray
+    bias: OptionalArray
+    given: tuple[jax.Array, jax.Array] | None
+    result: Any
+    update: Callable[[BatchStatistics], None]
+
+    def run(self, residual: OptionalArray = None, mask: OptionalArray = None) -> jax.Array:
+        """act(norm(x) + residual)."""
+        arrays = (self.x, residual, self.scale, self.bias)
+        if self.given is not None:
+            return self.call.with_given_statistics(*arrays, *self.given, result=self.result)
+        y, statistics = self.call.with_batch_statistics(*arrays, mask=mask, result=self.result)
+        self.update(statistics)
+        return y
+
+    def join(self, other: "PreparedCall") -> jax.Array:
+        """act(norm(x) + other norm(other x)); `result` takes the result of `other` into account."""
+        if not self._takes(other):
+            return self.run(other.run())
+        view = channel_view(self.call.axis, self.x.shape)
+        compute = self._compute_dtype(other)
+        arrays = [view.view(each.x.astype(compute)) for each in (self, other)]
+        vectors = [
+            None if vector is None else vector.reshape(-1)
+            for each in (self, other)
+            for vector in (each.scale, each.bias)
+        ]
+        options: dict[str, Any] = {
+            "epsilon": self.call.epsilon,
+            "axis": view.axis,
+            "implementation": self.call.implementation,
+        }
+        if self.given is not None and other.given is not None:
+            statistics = [vector.reshape(-1) for vector in (*self.given, *other.given)]
+            y = dual.dual_bn_add_relu_inference(*arrays, *vectors, *statistics, **options)
+            return self.call.finish(view, y, self.result)
+        y, mean1, var1, mean2, var2 = dual.dual_bn_add_relu(
+            *arrays,
+            *vectors,
+            **options,
+            axis_name=self.call.axis_name,
+            axis_index_groups=self.call.axis_index_groups,
+            num_groups=self.call.num_groups,
+            save=self.call.save,
+        )
+        elements = self.call.elements(view, arrays[0])
+        self.update(BatchStatistics(mean1, var1, elements))
+        other.update(BatchStatistics(mean2, var2, elements))
+        return self.call.finish(view, y, self.result)
+
+    def _compute_dtype(self, other: "PreparedCall") -> Any:
+        return compute_dtype(self.result, self.x.dtype, other.result)
+
+    def _takes(self, other: "PreparedCall") -> bool:
+        """Whether one call of the operator can run both."""
+        same_options = dataclasses.replace(self.call, activation=NONE) == other.call
+        return (
+            same_options
+            and self.call.activation == RELU
+            and self.x.shape == other.x.shape
+            and (self.given is None) == (other.given is None)
+            # Otherwise x2 would be normalised in another dtype than it is on its own.
+            and self._compute_dtype(other) == compute_dtype(other.result, other.x.dtype)
+        )
