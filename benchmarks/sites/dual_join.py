@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import process_time
 from typing import Any, Final, Literal
 
 import jax
@@ -21,10 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 import jax_bnar
-from benchmarks.common.contention import Contention
+from benchmarks.common.contention import TOLERATED, Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
-from benchmarks.common.timing import interleave
+from benchmarks.common.progress import say
+from jax_bnar._benchmark.timing import interleave
 
 SCHEMA: Final = 1
 # Height, width and channels of the blocks' results.
@@ -58,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     ]
     environment = describe_environment()
     console.print(_table(runs, options, environment))
+    shares = [run["contention"] for run in runs if run["contention"] is not None]
+    if shares and max(shares) > TOLERATED:
+        console.print(f"[bold red]other processes took up to {max(shares):.0%} of the machine")
     settings = dataclasses.asdict(dataclasses.replace(options, output=None))
     document = {"schema": SCHEMA, "environment": environment, "settings": settings, "runs": runs}
     if options.output is not None:
@@ -106,20 +111,32 @@ def _measure(
         programs[f"step, {name}"] = (step.lower(*operands).compile(), operands)
     for form in ("forward", "step"):
         _check_agree(programs[f"{form}, one"], programs[f"{form}, two"], dtype)
+    say(f"{'x'.join(map(str, site))} {dtype}, save={save}: timing, {options.rounds} rounds")
+    runs = {
+        name: lambda program=program, given=given: jax.block_until_ready(program(*given))
+        for name, (program, given) in programs.items()
+    }
+    processor_ms: dict[str, list[float]] = {name: [] for name in runs}
+
+    def measure_processor_time() -> None:
+        # Of all threads: on a shared machine it says more than the time by the clock.
+        for name, run in runs.items():
+            start = process_time()
+            run()
+            processor_ms[name].append((process_time() - start) * 1e3)
+
     contention = Contention()
     timings = interleave(
-        {
-            name: lambda program=program, given=given: jax.block_until_ready(program(*given))
-            for name, (program, given) in programs.items()
-        },
+        runs,
         rounds=options.rounds,
         min_sample_ms=options.min_sample_ms,
-        each_round=lambda: None,
+        each_round=measure_processor_time,
     )
     rows = {
         name: {
             "median_ms": timing.median_ms,
             "min_ms": timing.min_ms,
+            "min_processor_ms": min(processor_ms[name]),
             "samples_ms": timing.samples_ms,
             "temporary_bytes": programs[name][0].memory_analysis().temp_size_in_bytes,
         }
@@ -134,7 +151,7 @@ def _measure(
         "speedup": {
             form: {
                 key: rows[f"{form}, two"][key] / rows[f"{form}, one"][key]
-                for key in ("median_ms", "min_ms")
+                for key in ("median_ms", "min_ms", "min_processor_ms")
             }
             for form in ("forward", "step")
         },
@@ -168,21 +185,21 @@ def _check_agree(one: Any, two: Any, dtype: str) -> None:
 def _table(runs: Sequence[dict[str, Any]], options: Options, environment: dict[str, Any]) -> Table:
     table = Table(
         title=f"Dual join, batch {options.batch}, NHWC; {environment['cpu']},"
-        f" {environment['cores']} cores; {environment['allocator']['name']} allocator; median ms"
+        f" {environment['cores']} cores; {environment['allocator']['name']} allocator\n"
+        "ms: medians; ratios two/one: of medians, of minima, of minima of processor time"
     )
-    for column in ("site", "dtype", "save"):
+    for column in ("site", "dtype", "save", "form"):
         table.add_column(column)
-    for form in ("forward", "step"):
-        for column in (f"{form}: one", "two", "two/one", "of minima"):
-            table.add_column(column, justify="right")
+    for column in ("one", "two", "median", "min", "cpu"):
+        table.add_column(column, justify="right")
     for run in runs:
-        cells = [run["site"], run["dtype"], run["save"]]
         for form in ("forward", "step"):
-            cells += [
-                f"{run['programs'][f'{form}, {name}']['median_ms']:.2f}" for name in ("one", "two")
-            ]
-            cells += [f"{run['speedup'][form][key]:.2f}" for key in ("median_ms", "min_ms")]
-        table.add_row(*cells)
+            medians = [run["programs"][f"{form}, {name}"]["median_ms"] for name in ("one", "two")]
+            table.add_row(
+                *(run["site"], run["dtype"], run["save"], form),
+                *(f"{ms:.1f}" for ms in medians),
+                *(f"{ratio:.2f}" for ratio in run["speedup"][form].values()),
+            )
     return table
 
 

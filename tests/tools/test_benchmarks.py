@@ -23,7 +23,7 @@ from benchmarks.common.sites import (  # noqa: E402
 )
 from benchmarks.network import folded_inference, resnet50_step  # noqa: E402
 from benchmarks.sharding import collective_bytes  # noqa: E402
-from benchmarks.sites import launch, plot, report  # noqa: E402
+from benchmarks.sites import dual_join, launch, plot, report  # noqa: E402
 from benchmarks.sites import run as sites_run  # noqa: E402
 from benchmarks.sites.problem import DType, check_results, expected, make_problem  # noqa: E402
 from jax_bnar._benchmark.timing import interleave  # noqa: E402
@@ -158,6 +158,24 @@ def test_folded_inference(tmp_path: Path):
         assert row["median_ms"] > 0
         assert row["argument_bytes"] > row["temporary_bytes"] / 100 > 0
         assert 0 < row["distance"] < 0.05
+
+
+def test_dual_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "dual.json"
+    short = ["--rounds", "1", "--min-sample-ms", "1", "--output", str(output)]
+    dual_join.main(["--dtype", "float32", "--batch", "1", "--sites", "1", *short])
+    runs = json.loads(output.read_text())["runs"]
+    assert [(run["site"], run["save"]) for run in runs] == [
+        ("56x56x256", "y"),
+        ("56x56x256", "mask"),
+    ]
+    for run in runs:
+        assert list(run["programs"]) == ["forward, one", "step, one", "forward, two", "step, two"]
+        assert all(row["min_processor_ms"] > 0 for row in run["programs"].values())
+        # `two` has the normalised x2 as an array of its own.
+        one, two = (run["programs"][f"forward, {name}"] for name in ("one", "two"))
+        assert two["temporary_bytes"] - one["temporary_bytes"] >= 4 * 56 * 56 * 256
+    assert "56x56x256" in capsys.readouterr().out
 
 
 def test_table_of_collective_bytes() -> None:
