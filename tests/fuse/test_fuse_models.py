@@ -27,7 +27,6 @@ IMAGES = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
 SMALL = array((4, 8, 8, 3))
 TRAINING = {"bn_relu": 33, "bn_add_relu": 12, "dual_bn_add_relu": 4}
 EVALUATION = {"bn_relu_inference": 33, "bn_add_relu_inference": 16}
-SMALL_TRAINING = {"bn_relu": 5, "bn_add_relu": 1, "dual_bn_add_relu": 1}
 
 
 def _linen(dtype: Any = jnp.float32, **kwargs: Any) -> tuple[Any, Any]:
