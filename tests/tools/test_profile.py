@@ -376,6 +376,12 @@ def test_operators_of_hlo(tmp_path: pathlib.Path) -> None:
     assert found.saving.seconds == pytest.approx(2e-6)
 
 
+def test_joins_of_two_batch_norms_count(tmp_path: pathlib.Path) -> None:
+    text = HLO.replace("jax_bnar_normalise_v1", "jax_bnar_dual_forward_v1")
+    document = _emit.to_document(_hlo.operators(text), {}, "cpu:0")
+    assert summary(written(tmp_path, document)).fused_joins == 1
+
+
 def test_our_resnet50() -> None:
     """It has 16 fused joins, 33 BatchNorm-ReLUs, and no pair of an addition and a ReLU."""
     pytest.importorskip("flax")
