@@ -27,6 +27,7 @@ def test_trains_as_well(library: str) -> None:
     Loss, new running statistics and gradients, of a stage of two blocks. Most of the error is that
     of the convolutions, which are the same: hence the mean over several batches, and a margin.
     """
+    os.environ.setdefault("KERAS_BACKEND", "jax")  # read when it is imported
     pytest.importorskip(PACKAGES.get(library, library))
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         network = build(library, (2,), 4, SMALL.shape)
