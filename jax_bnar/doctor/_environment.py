@@ -1,5 +1,6 @@
 """Collects versions and facts about the machine without starting a JAX backend."""
 
+import ctypes
 import importlib.metadata
 import os
 import pathlib
@@ -27,7 +28,9 @@ _CUDA_PACKAGES = (
     "nvidia-cuda-nvcc",
     "nvidia-cuda-nvcc-cu12",
 )
-_VARIABLES = re.compile(r"(JAX|XLA)_\w+|CUDA_VISIBLE_DEVICES|LD_(LIBRARY_PATH|PRELOAD)")
+_VARIABLES = re.compile(
+    r"(JAX|XLA)_\w+|CUDA_VISIBLE_DEVICES|LD_(LIBRARY_PATH|PRELOAD)|MALLOC_\w+|GLIBC_TUNABLES"
+)
 
 
 def build() -> Build:
@@ -68,11 +71,35 @@ def versions_and_machine() -> tuple[Versions, Machine]:
         cpu_isa=_cpu_isa(),
         gpus=gpus,
         nvcc=shutil.which("nvcc"),
+        allocator=_allocator(),
         environment_variables={
             name: value for name, value in os.environ.items() if _VARIABLES.fullmatch(name)
         },
     )
     return versions, machine
+
+
+def _allocator() -> str:
+    """The malloc of this process, and whether it keeps what was freed (Linux)."""
+    try:
+        process = ctypes.CDLL(None)
+    except (OSError, TypeError):
+        return "unknown"
+    for name, symbol in (
+        ("jemalloc", "mallctl"),
+        ("tcmalloc", "MallocExtension_GetNumericProperty"),
+    ):
+        if hasattr(process, symbol):
+            return name
+    if not hasattr(process, "gnu_get_libc_version"):
+        return "of the system"
+    keeping = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"} & os.environ.keys()
+    if keeping or "mmap_threshold" in os.environ.get("GLIBC_TUNABLES", ""):
+        return "glibc, which keeps large blocks"
+    return (
+        "glibc, where large results get fresh pages: on the CPU the guide's page"
+        ' "Measuring" has two lines that make them faster'
+    )
 
 
 def has_cuda_plugin(versions: Versions) -> bool:

@@ -127,6 +127,7 @@ class Machine:
         cpu_isa: instruction set that the CPU kernels use.
         gpus: one line for each GPU that nvidia-smi lists.
         nvcc: path of nvcc.
+        allocator: the malloc of the process, which matters if results are large.
         environment_variables: variables of JAX, XLA, CUDA and the dynamic linker that are set.
     """
 
@@ -136,6 +137,7 @@ class Machine:
     cpu_isa: str | None
     gpus: tuple[str, ...]
     nvcc: str | None
+    allocator: str
     environment_variables: dict[str, str]
 
 

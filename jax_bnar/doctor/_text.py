@@ -56,6 +56,7 @@ def _environment(report: Report) -> Iterator[str]:
         "nvcc": machine.nvcc or "none on PATH",
         "Python": versions.python,
         "system": f"{machine.system}, {machine.cpu_count} CPUs",
+        "allocator": machine.allocator,
         "native module": build.native_module or f"none ({build.load_error})",
         "CPU kernels": machine.cpu_isa or "none",
         "CUDA kernels": _cuda_kernels(build),

@@ -354,6 +354,44 @@ def test_convert_batch_norms_chooses() -> None:
         convert_batch_norms(model, epsilon=1.0)
 
 
+def test_convert_batch_norms_takes_the_relus_of_a_sequential() -> None:
+    """And says which layers were only swapped; a shared layer keeps what its calls do."""
+
+    class Net(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            linear = nnx.Linear(3, 3, rngs=rngs)
+            shared = nnx.BatchNorm(3, rngs=rngs)
+            self.body = nnx.Sequential(
+                linear, nnx.BatchNorm(3, rngs=rngs), jax.nn.relu, shared, nnx.relu
+            )
+            self.shared = shared
+            self.last = nnx.BatchNorm(3, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return nnx.gelu(self.last(self.shared(self.body(x))))
+
+    x = normal(0, (8, 3))
+    with as_flax_needs_it():
+        model: Any = Net(nnx.Rngs(0))
+        expected = outcome(nnx.clone(model), x)
+        texts: list[str] = []
+        convert_batch_norms(model, report=texts.append)
+        assert_close(outcome(model, x), expected, 64 * tolerance(x.dtype))
+        layers = model.body.layers
+        assert [layers[1].activation, model.shared.activation] == ["relu", "none"]
+        assert layers[2] is not jax.nn.relu
+        assert layers[4] is nnx.relu
+        (text,) = texts
+        assert "3 BatchNorm layers" in text
+        assert "1 with the ReLU that follows: body.layers.1\n" in text
+        assert "2 only swapped: " in text
+        assert "jax_bnar.fuse" in text
+
+        given: Any = Net(nnx.Rngs(0))
+        convert_batch_norms(given, activation="none")
+        assert given.body.layers[2] is jax.nn.relu
+
+
 @pytest.mark.parametrize(
     ("fields", "call", "error", "words"),
     [
