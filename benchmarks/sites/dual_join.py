@@ -3,8 +3,9 @@
 python -m benchmarks.sites.dual_join --output benchmarks/results/NAME.json
 
 `two` is what `dual_bn_add_relu` was before it had kernels of its own: `batch_norm` of the shortcut,
-whose result is the residual of `bn_add_relu`. Forward moves 7 tensors there (2 reads for the
-statistics, then 5) and 5 here (2 and 3); a training step 19 and 13.
+whose result is the residual of `bn_add_relu`. With given statistics it moves 5 tensors where the
+dual join moves 3; forward 7 and 5, because the statistics read both inputs; a training step 19 and
+13.
 """
 
 import dataclasses
@@ -31,6 +32,7 @@ from jax_bnar._benchmark.timing import interleave
 SCHEMA: Final = 1
 # Height, width and channels of the blocks' results.
 _SITES: Final = ((56, 56, 256), (28, 28, 512), (14, 14, 1024), (7, 7, 2048))
+_FORMS: Final = ("inference", "forward", "step")
 _Save = Literal["y", "mask"]
 
 
@@ -82,6 +84,18 @@ def _two(x1: Any, x2: Any, scale1: Any, bias1: Any, scale2: Any, bias2: Any, sav
     return y, mean1, var1, mean2, var2
 
 
+def _one_inference(x1: Any, x2: Any, scale1: Any, bias1: Any, scale2: Any, bias2: Any) -> Any:
+    # Any vectors serve as statistics, as long as the variances are positive.
+    statistics = (bias1, scale1, bias2, scale2)
+    arrays = (x1, x2, scale1, bias1, scale2, bias2)
+    return (jax_bnar.dual_bn_add_relu_inference(*arrays, *statistics),)
+
+
+def _two_inference(x1: Any, x2: Any, scale1: Any, bias1: Any, scale2: Any, bias2: Any) -> Any:
+    z = jax_bnar.batch_norm_inference(x2, scale2, bias2, bias2, scale2)
+    return (jax_bnar.bn_add_relu_inference(x1, z, scale1, bias1, bias1, scale1),)
+
+
 def _step(join: Callable[..., Any], save: _Save) -> Callable[..., Any]:
     """(x1, x2, scale1, bias1, scale2, bias2, dy) to y, statistics and gradients."""
 
@@ -102,14 +116,16 @@ def _measure(
     options: Options, dtype: str, save: _Save, site: tuple[int, int, int]
 ) -> dict[str, Any]:
     operands = _operands(options.batch, dtype, site)
-    joins = {"one": _one, "two": _two}
+    joins = {"one": (_one, _one_inference), "two": (_two, _two_inference)}
     programs = {}
-    for name, join in joins.items():
+    for name, (join, inference) in joins.items():
+        lowered = jax.jit(inference).lower(*operands[:-1])
+        programs[f"inference, {name}"] = (lowered.compile(), operands[:-1])
         forward = jax.jit(lambda *arrays, join=join: join(*arrays, save=save))
         programs[f"forward, {name}"] = (forward.lower(*operands[:-1]).compile(), operands[:-1])
         step = jax.jit(_step(join, save))
         programs[f"step, {name}"] = (step.lower(*operands).compile(), operands)
-    for form in ("forward", "step"):
+    for form in _FORMS:
         _check_agree(programs[f"{form}, one"], programs[f"{form}, two"], dtype)
     say(f"{'x'.join(map(str, site))} {dtype}, save={save}: timing, {options.rounds} rounds")
     runs = {
@@ -153,7 +169,7 @@ def _measure(
                 key: rows[f"{form}, two"][key] / rows[f"{form}, one"][key]
                 for key in ("median_ms", "min_ms", "min_processor_ms")
             }
-            for form in ("forward", "step")
+            for form in _FORMS
         },
     }
 
@@ -193,7 +209,7 @@ def _table(runs: Sequence[dict[str, Any]], options: Options, environment: dict[s
     for column in ("one", "two", "median", "min", "cpu"):
         table.add_column(column, justify="right")
     for run in runs:
-        for form in ("forward", "step"):
+        for form in _FORMS:
             medians = [run["programs"][f"{form}, {name}"]["median_ms"] for name in ("one", "two")]
             table.add_row(
                 *(run["site"], run["dtype"], run["save"], form),

@@ -170,7 +170,8 @@ def test_dual_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("56x56x256", "mask"),
     ]
     for run in runs:
-        assert list(run["programs"]) == ["forward, one", "step, one", "forward, two", "step, two"]
+        forms = ("inference", "forward", "step")
+        assert list(run["programs"]) == [f"{f}, {name}" for name in ("one", "two") for f in forms]
         assert all(row["min_processor_ms"] > 0 for row in run["programs"].values())
         # `two` has the normalised x2 as an array of its own.
         one, two = (run["programs"][f"forward, {name}"] for name in ("one", "two"))
