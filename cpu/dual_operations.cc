@@ -15,8 +15,8 @@ namespace {
 // The arrays of a step are as many as with a residual: x1, x2, y, dy, dx1, dx2.
 constexpr bool kLikeResidual = true;
 
-// The tasks of both phases, in turn: what they leave in the cache is the end of
-// x1 and the end of x2.
+// The tasks of both phases, which have equally many, in turn: what they leave
+// in the cache is the end of x1 and the end of x2.
 Phase InTurn(Phase first, Phase second) {
   const int64_t tasks = first.num_tasks + second.num_tasks;
   return {tasks,
@@ -26,8 +26,8 @@ Phase InTurn(Phase first, Phase second) {
           /*last_first=*/false};
 }
 
-// What the gate of backward and the normalisation share. The biases are one:
-// their sum.
+// The vectors that the normalisation and the gate of backward share. The two
+// biases are one vector, their sum.
 template <typename A>
 struct DualVectors {
   explicit DualVectors(const Plan& plan)
@@ -35,15 +35,16 @@ struct DualVectors {
         a{ColumnVector<A>(plan), ColumnVector<A>(plan)},
         bias(plan) {}
 
-  // Of one input; that of the first one also sets the bias.
+  // Sets the vectors of one input, and for the first one the bias too.
   void Set(const Both<AffineOperands>& affine, int64_t channels, int input,
            int64_t group, int64_t channel, A channel_mean, A channel_var) {
     const AffineOperands& own = affine[input];
     const A scale = ElementOr<A>(own.scale, channels, group, channel, 1);
     mean[input].Set(group, channel, channel_mean);
     a[input].Set(group, channel, Multiplier(scale, channel_var, own.epsilon));
-    if (input == 0)
+    if (input == 0) {
       SetBias(affine[0].bias, affine[1].bias, channels, group, channel);
+    }
   }
 
   void SetBias(const VectorOperand& first, const VectorOperand& second,

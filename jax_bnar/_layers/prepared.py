@@ -51,10 +51,10 @@ class PreparedCall:
         self.update(statistics)
         return y
 
-    def join(self, other: "PreparedCall") -> jax.Array:
+    def join(self, other: "PreparedCall", mask: OptionalArray = None) -> jax.Array:
         """act(norm(x) + other norm(other x)); `result` takes the result of `other` into account."""
-        if not self._takes(other):
-            return self.run(other.run())
+        if mask is not None or not self._takes(other):
+            return self.run(other.run(), mask)
         view = channel_view(self.call.axis, self.x.shape)
         compute = self._compute_dtype(other)
         arrays = [view.view(each.x.astype(compute)) for each in (self, other)]

@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -159,3 +160,20 @@ def test_exports_for_cuda_with_a_symbolic_batch() -> None:
     text = exported.mlir_module()
     assert "jax_bnar_forward_v1" in text
     assert "jax_bnar_backward_v1" in text
+
+
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_two_inputs_are_composed_of_calls_with_one(save: str) -> None:
+    """There are no CUDA kernels with two inputs: forward and backward are two calls each."""
+
+    def loss_of_both(*arrays: Any) -> jax.Array:
+        result = jax_bnar.dual_bn_add_relu(*arrays, save=save, implementation="ffi")
+        return sum(part.astype(jnp.float32).sum() for part in result)  # type: ignore[return-value]
+
+    x, _, *vectors = operands(NHWC, jnp.bfloat16)
+    gradient = jax.jit(jax.grad(loss_of_both, argnums=tuple(range(6))))
+    lowered = gradient.trace(x, x, *vectors, *vectors).lower(lowering_platforms=("cuda",))
+    found = Counter(re.findall(r"custom_call @(jax_bnar_\w+)", lowered.as_text()))
+    # To find the sign of the ReLU in x1 and x2, y is computed again.
+    again = {"jax_bnar_normalise_v1": 2} if save == "y" else {}
+    assert found == {"jax_bnar_forward_v1": 2, "jax_bnar_backward_v1": 2} | again

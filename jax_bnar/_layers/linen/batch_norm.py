@@ -152,10 +152,10 @@ class BatchNorm(nn.BatchNorm):
                 a field that a newer `flax.linen.BatchNorm` added is not at its default.
         """
         x = jnp.asarray(x)
-        if isinstance(residual, PreparedCall):
-            return _prepared(self, x, use_running_average, residual.result).join(residual)
-        residual = checked_residual(residual, x)
         mask = checked_mask(mask, x)
+        if isinstance(residual, PreparedCall):
+            return _prepared(self, x, use_running_average, residual.result).join(residual, mask)
+        residual = checked_residual(residual, x)
         dtype = None if residual is None else residual.dtype
         return _prepared(self, x, use_running_average, dtype).run(residual, mask)
 

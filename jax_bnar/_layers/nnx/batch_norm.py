@@ -122,11 +122,11 @@ class BatchNorm(nnx.BatchNorm):
             NotImplementedError: x is complex, or `implementation="ffi"` is combined with a mask.
         """
         x = jnp.asarray(x)
+        mask = checked_mask(mask, x)
         if isinstance(residual, PreparedCall):
             joined = self.prepare(x, use_running_average, residual_dtype=residual.result)
-            return joined.join(residual)
+            return joined.join(residual, mask)
         residual = checked_residual(residual, x)
-        mask = checked_mask(mask, x)
         dtype = None if residual is None else residual.dtype
         return self.prepare(x, use_running_average, residual_dtype=dtype).run(residual, mask)
 
