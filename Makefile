@@ -9,8 +9,9 @@ DEMO_ARGS ?=
 TEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile
 BENCHMARK_ARGS ?= --output benchmarks/results/latest.json
 GPU_ARGS ?=
-# The empty default does both install and check; .ci/run does them separately.
+# The empty default does smoke, install and check; .ci/run does them separately.
 VERSION_MATRIX_ARGS ?=
+DIST_ARGS ?=
 
 BIN := .venv/bin
 NATIVE_SOURCES = $(shell find cpu cuda native tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
@@ -20,6 +21,7 @@ NATIVE_SOURCES = $(shell find cpu cuda native tests -name '*.cc' -o -name '*.h' 
 # pyright needs every package that is imported anywhere.
 EXTRAS_demo := demo
 EXTRAS_bench := bench
+EXTRAS_dist := dist
 EXTRAS_test := demo,resnet50,test
 EXTRAS_lint := demo,resnet50,test,bench,lint
 # The extras that each of these includes.
@@ -28,10 +30,11 @@ PARTS_lint := demo test bench
 
 # What the native module is built from. The install is editable, so Python sources do not count.
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cmake cpu cuda native -type f)
-# Compile for one architecture: the GPU's if there is one, otherwise Hopper. The rest are for wheels.
-ifndef CUDAARCHS
-  export CUDAARCHS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo native || echo 90-real)
-endif
+DIST_INPUTS := $(BUILD_INPUTS) README.md LICENSE .ci/make_dist.py .ci/check_wheel.py \
+  $(shell find jax_bnar distributions -name '*.py' -o -name '*.pyi' -o -name '*.toml')
+# The CUDA kernels are compiled for the machine's GPU. Where there is none they are left out, unless
+# CUDAARCHS names architectures (CUDAARCHS=90-real make test): compiling takes a minute for each.
+DEVELOP_CUDAARCHS := $(or $(CUDAARCHS),$(shell nvidia-smi -L >/dev/null 2>&1 && echo native))
 ifneq ($(shell command -v ccache 2>/dev/null),)
   export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
   export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
@@ -42,7 +45,7 @@ endif
 # Each test has the mark of its tier; tests without one belong to `make test`.
 PYTEST := $(BIN)/python .ci/run_tests.py $(TEST_ARGS)
 
-.PHONY: figures help demo quick test slow check pythons venv lint benchmark gpu clean
+.PHONY: figures help demo quick test slow check pythons venv lint benchmark gpu dist clean
 # The targets write to the same folders.
 .NOTPARALLEL:
 
@@ -66,7 +69,7 @@ slow: .venv/installed-test .venv/module
 check: export JAX_BNAR_TEST_EXAMPLES ?= 10
 check: lint test slow pythons
 
-pythons:
+pythons: dist/.built
 	.ci/version_matrix $(VERSION_MATRIX_ARGS)
 
 ##   make lint        formatting, lint, types, imports between rooms, unused code
@@ -75,6 +78,7 @@ lint: .venv/installed-lint
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/vulture
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE_SOURCES)
 
@@ -93,6 +97,10 @@ figures: .venv/installed-bench .venv/module
 gpu:
 	$(PYTHON) -m benchmarks.gpu $(GPU_ARGS)
 
+##   make dist        build sdist and wheels into dist/, and check them
+# The CUDA wheels are for all architectures, unless CUDAARCHS names some. --cuda on installs nvcc.
+dist: dist/.built
+
 ##   make venv        create an empty .venv
 venv: .venv/created
 
@@ -103,7 +111,14 @@ clean:
 help:
 	@sed -n 's/^## //p' $(firstword $(MAKEFILE_LIST))
 
+dist/.built: .venv/installed-dist .venv/build-requirements $(DIST_INPUTS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python .ci/make_dist.py $(DIST_ARGS)
+	touch $@
+
 .venv/created:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \
+	  "jax_bnar needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + \
+	  "; name another, for example: make PYTHON=python3.12 $(or $(firstword $(MAKECMDGOALS)),help)")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	touch $@
@@ -121,7 +136,10 @@ help:
 # Without build isolation the include paths stay the same from build to build, so only what depends
 # on a touched source is recompiled. `pip install .` uses a different build folder.
 .venv/module: .venv/build-requirements $(BUILD_INPUTS)
-	PYTHONPATH="$(CURDIR)/.venv/jaxlib-headers" PATH="$(CURDIR)/$(BIN):$$PATH" \
+	@echo "Compiling the native modules: CPU kernels (about a minute of one core)," \
+	  "$(if $(DEVELOP_CUDAARCHS),CUDA kernels for $(DEVELOP_CUDAARCHS) if nvcc is there (a minute each),no CUDA kernels: no GPU here and CUDAARCHS is not set)"
+	$(if $(DEVELOP_CUDAARCHS),CUDAARCHS='$(DEVELOP_CUDAARCHS)') \
+	  PYTHONPATH="$(CURDIR)/.venv/jaxlib-headers" PATH="$(CURDIR)/$(BIN):$$PATH" \
 	  $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps \
 	  --config-settings=build-dir=build/develop --editable .
 	touch $@

@@ -5,25 +5,33 @@ import re
 import sys
 import zipfile
 
-PACKAGE = pathlib.Path(__file__).parents[1] / "jax_bnar"
+ROOT = pathlib.Path(__file__).parents[1]
+# Distribution -> the folder with its package, and the native modules that its wheel may contain.
+PACKAGES = {
+    "jax_bnar": (ROOT / "jax_bnar", {"_native"}),
+    "jax_bnar_cuda13": (ROOT / "distributions/cuda13/jax_bnar_cuda13", {"_cuda"}),
+}
 
 
 def main(wheel: str) -> int:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    metadata = {name for name in names if re.match(r"jax_bnar-[^/]+\.dist-info/", name)}
-    native = {name for name in names if re.match(r"jax_bnar/_(native|cuda)\.[^/]*(so|pyd)$", name)}
+    # auditwheel adds an entry for each folder.
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
+    package = pathlib.Path(wheel).name.split("-")[0]
+    folder, modules = PACKAGES[package]
+    metadata = {name for name in names if re.match(rf"{package}-[^/]+\.dist-info/", name)}
+    native = {name for name in names if re.match(rf"{package}/_\w+\.[^/]*(so|pyd)$", name)}
     sources = {
-        f"jax_bnar/{path.relative_to(PACKAGE).as_posix()}"
-        for path in PACKAGE.rglob("*")
+        f"{package}/{path.relative_to(folder).as_posix()}"
+        for path in folder.rglob("*")
         if path.suffix in {".py", ".pyi"} or path.name == "py.typed"
     }
     problems = [f"{name} should not be in it" for name in names - metadata - native - sources]
     problems += [f"{name} is missing" for name in sources - names]
-    if sum("/_native." in name for name in native) != 1:
+    if {name.split("/")[1].split(".")[0] for name in native} != modules or len(native) != 1:
         problems.append(f"it contains these native modules: {sorted(native)}")
     if not any(name.endswith("/licenses/LICENSE") for name in metadata):
         problems.append("the license is missing")
-    if "jax_bnar/py.typed" not in names:
+    if package == "jax_bnar" and "jax_bnar/py.typed" not in names:
         problems.append("jax_bnar/py.typed is missing: type checkers would ignore the annotations")
     print(f"{pathlib.Path(wheel).name}: {len(names)} files", *sorted(problems), sep="\n  ")
     return 1 if problems else 0

@@ -13,6 +13,7 @@ if(NOT JAX_BNAR_CUDA STREQUAL "ONLY")
   target_compile_options(bnar_cpu_ffi PRIVATE -O2)
 
   nanobind_add_module(_native NB_STATIC STABLE_ABI native/module.cc)
+  bnar_link_for_manylinux(_native pthread)
   target_link_libraries(_native PRIVATE bnar_cpu_ffi)
   target_compile_definitions(_native PRIVATE
     "JAX_BNAR_WHY_NO_CUDA=\"${JAX_BNAR_WHY_NO_CUDA}\"")
@@ -25,6 +26,7 @@ if(JAX_BNAR_HAS_CUDA)
   target_compile_options(bnar_cuda_ffi PRIVATE -O2)
 
   nanobind_add_module(_cuda NB_STATIC STABLE_ABI native/cuda_module.cc)
+  bnar_link_for_manylinux(_cuda pthread dl rt)
   target_link_libraries(_cuda PRIVATE bnar_cuda_ffi)
   # The module itself is neither compiled nor linked by nvcc.
   set_target_properties(_cuda PROPERTIES

@@ -111,7 +111,18 @@ def test_make_clean_leaves_what_users_made(tmp_path: pathlib.Path) -> None:
 def test_make_help_lists_the_targets(tmp_path: pathlib.Path) -> None:
     shown = make("help", directory=tmp_path)
     assert make(directory=tmp_path) == shown
-    for target in ("demo", "quick", "test", "check", "lint", "benchmark", "gpu", "clean"):
+    for target in (
+        "demo",
+        "quick",
+        "test",
+        "check",
+        "lint",
+        "benchmark",
+        "gpu",
+        "dist",
+        "docs",
+        "clean",
+    ):
         assert re.search(rf"^ +make {target} +\w", shown, re.MULTILINE), target
 
 
@@ -176,3 +187,72 @@ def test_every_mark_is_one_that_a_target_runs() -> None:
     ]
     assert re.search(r"^check: lint test slow pythons$", makefile, re.MULTILINE)
     assert "make check" in (ROOT / ".ci/run").read_text()
+
+
+CUDA_DISTRIBUTION = ROOT / "distributions/cuda13"
+
+
+def test_versions_agree() -> None:
+    """The two distributions name each other in one version, and so do their packages."""
+    version = PROJECT["project"]["version"]
+    cuda = tomllib.loads((CUDA_DISTRIBUTION / "pyproject.toml").read_text())
+    assert cuda["project"]["version"] == version
+    assert cuda["project"]["dependencies"] == [f"jax-bnar=={version}"]
+    assert f"jax-bnar-cuda13=={version}" in PROJECT["project"]["optional-dependencies"]["cuda13"]
+    for package in (ROOT / "jax_bnar", CUDA_DISTRIBUTION / "jax_bnar_cuda13"):
+        text = (package / "__init__.py").read_text()
+        assert re.findall(r'^__version__ = "(.*?)"', text, re.MULTILINE) == [version], package
+
+
+def test_distributions_are_built_alike() -> None:
+    cuda = tomllib.loads((CUDA_DISTRIBUTION / "pyproject.toml").read_text())
+    assert cuda["build-system"] == PROJECT["build-system"]
+    for key in ("requires-python", "license"):
+        assert cuda["project"][key] == PROJECT["project"][key]
+    assert (CUDA_DISTRIBUTION / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_metadata_claims_what_is_tested() -> None:
+    """Platforms and Pythons that CI runs; no addresses, for the project has none yet."""
+    project = PROJECT["project"]
+    systems = {c for c in project["classifiers"] if c.startswith("Operating System")}
+    assert systems == {"Operating System :: POSIX :: Linux"}
+    pythons = [c.rsplit(" ", 1)[1] for c in project["classifiers"] if "Python :: 3." in c]
+    assert pythons == ["3.11", "3.12", "3.13"]
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    assert re.search(r"python: \[(.*)\]", workflow)[1].replace('"', "") == ", ".join(pythons)  # type: ignore[index]
+    assert "urls" not in project
+
+
+def test_workflow_runs_make_targets_alone() -> None:
+    """What CI does can be done, and was tried, on any machine."""
+    makefile = (ROOT / "Makefile").read_text()
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    commands = re.findall(r"^ +- run: (.*)$|^ +run: (.*)$", workflow, re.MULTILINE)
+    lines = [first or second for first, second in commands]
+    assert {"make test", "make lint", "make docs"} <= set(lines)
+    for line in lines:
+        target = re.match(r"make (\w+)(?: |$)", line)
+        assert target is not None, line
+        assert re.search(rf"^{target[1]}:", makefile, re.MULTILINE), line
+
+
+def test_make_names_the_python_that_it_needs(tmp_path: pathlib.Path) -> None:
+    """pip's own words about an old Python fill a screen."""
+    old = tmp_path / "python3.10"
+    old.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -c"
+        " \"import sys; sys.version_info = (3, 10, 1); sys.version = '3.10.1 (main)'; $2\"\n"
+    )
+    old.chmod(0o755)
+    finished = subprocess.run(
+        ["make", "-f", str(ROOT / "Makefile"), "venv", f"PYTHON={old}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert finished.returncode != 0
+    assert f"jax_bnar needs Python 3.11 or newer, and {old} is 3.10.1" in finished.stderr
+    assert "make PYTHON=python3.12 venv" in finished.stderr
+    assert not (tmp_path / ".venv").exists()
