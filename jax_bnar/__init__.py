@@ -24,3 +24,18 @@ from jax_bnar._operators.api import bn_relu_inference as bn_relu_inference
 from jax_bnar._operators.dual import DualBatchNormResult as DualBatchNormResult
 from jax_bnar._operators.dual import dual_bn_add_relu as dual_bn_add_relu
 from jax_bnar._operators.dual import dual_bn_add_relu_inference as dual_bn_add_relu_inference
+
+# Imported when they are first asked for, because they need Flax.
+_LAZY_MODULES = ("flax_layers", "nnx_layers", "torch_weights")
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY_MODULES:
+        import importlib
+
+        return importlib.import_module(f"jax_bnar.{name}")
+    raise AttributeError(f"module 'jax_bnar' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY_MODULES})

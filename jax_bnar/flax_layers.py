@@ -11,7 +11,7 @@ except ModuleNotFoundError as error:
     if error.name != "flax":
         raise
     raise ImportError(
-        "jax_bnar.flax_layers needs Flax, which is not installed: pip install jax-bnar[flax]"
+        "jax_bnar.flax_layers needs Flax, which is not installed: pip install flax"
     ) from error
 
 from jax_bnar._layers.linen.batch_norm import BatchNorm as BatchNorm

@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     if error.name != "flax":
         raise
     raise ImportError(
-        "jax_bnar.nnx_layers needs Flax, which is not installed: pip install jax-bnar[flax]"
+        "jax_bnar.nnx_layers needs Flax, which is not installed: pip install flax"
     ) from error
 
 from jax_bnar._layers.nnx.batch_norm import BatchNorm as BatchNorm

@@ -1,5 +1,7 @@
 """The primitives that JAX transforms, on arrays in the user's layout.
 
+This module is internal and may change without notice; the operators are in `jax_bnar`.
+
 How a call of `jax_bnar.bn_add_relu` is lowered, and how it is differentiated:
 
 1. `_operators` checks the operands and makes their shardings agree.

@@ -1,5 +1,8 @@
 """The mathematics in plain `jax.numpy`, on canonical (G, N, C, S) arrays.
 
+This module is internal and may change without notice: pass `implementation="xla"` to an operator of
+`jax_bnar` to compute with it.
+
 There is one function for each operation of `jax_bnar._kernels.kernel_call`, with the same operands
 and results. These functions are used on platforms without a kernel, for `implementation="xla"`, and
 for the derivatives of the primitives. Vectors (scale, bias, mean, ...) have shape (G, C) or (1, C)

@@ -273,7 +273,7 @@ def _read_safetensors(path: Path) -> Weights:
         import safetensors.numpy  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"torch_weights: reading {path} requires safetensors: pip install jax-bnar[weights]"
+            f"torch_weights: reading {path} requires safetensors: pip install safetensors"
         ) from error
     try:
         return safetensors.numpy.load_file(path)

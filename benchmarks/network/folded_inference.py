@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks.common.contention import TOLERATED, Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
+from benchmarks.common.kernels import require_kernels
 from benchmarks.common.progress import say
 from jax_bnar._benchmark.timing import interleave
 from jax_bnar.flax_layers import ResNet, fold_batch_norms
@@ -46,6 +47,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
+    require_kernels()
     console = Console()
     environment = describe_environment()
     runs = [_measure(options, dtype) for dtype in options.dtype]

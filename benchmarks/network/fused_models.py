@@ -20,6 +20,7 @@ import jax_bnar
 from benchmarks.common.contention import Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
+from benchmarks.common.kernels import require_kernels
 from benchmarks.models.network import LIBRARIES, STAGES, build
 
 SCHEMA: Final = 1
@@ -47,6 +48,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
+    require_kernels()
     console = Console()
     document: dict[str, Any] = {
         "schema": SCHEMA,

@@ -17,6 +17,7 @@ from rich.table import Table
 from benchmarks.common.contention import TOLERATED, Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
+from benchmarks.common.kernels import require_kernels
 from benchmarks.common.progress import say
 from benchmarks.figures.network import draw_step
 from benchmarks.network.training_step import DType, TrainingStep, check_losses
@@ -45,6 +46,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
+    require_kernels()
     console = Console()
     document: dict[str, Any] = {
         "schema": SCHEMA,

@@ -18,6 +18,7 @@ from rich.progress import Progress, TaskID
 from benchmarks.common.copy_bandwidth import CopyRoof
 from benchmarks.common.environment import core_count, describe_environment
 from benchmarks.common.json_file import write_json
+from benchmarks.common.kernels import why_no_kernels
 from benchmarks.common.progress import say
 from benchmarks.common.sites import RESNET50_SITES, Site
 from benchmarks.sites.measure import Settings, measure_sites
@@ -118,7 +119,6 @@ def _quick(options: Options) -> Options:
         rounds=2,
         min_sample_ms=1.0,
         copy_mib_per_core=8,
-        allow_fallback=True,
     )
 
 
@@ -131,11 +131,9 @@ def _select(prefixes: Sequence[str]) -> list[Site]:
 
 
 def _refuse_or_warn_of_fallback(options: Options, console: Console) -> None:
-    reason = (
-        "jax_bnar has no kernels here and falls back to pure JAX. Build them with `pip install .`"
-    )
+    reason = f"jax_bnar would run in pure JAX here: {why_no_kernels()}"
     if not options.allow_fallback:
-        raise SystemExit(f"{reason}, or measure the fallback with --allow-fallback.")
+        raise SystemExit(f"{reason}. Or measure pure JAX with --allow-fallback.")
     console.print(f"[bold red]{reason}. The times below are those of the fallback.")
 
 

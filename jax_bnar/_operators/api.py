@@ -92,6 +92,15 @@ def bn_add_relu(
         TypeError: a dtype or the type of an argument is invalid.
         NameError: axis_name does not name a mapped axis in scope.
 
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> y, mean, var = jax_bnar.bn_add_relu(x, jnp.ones_like(x), jnp.ones(2), jnp.zeros(2))
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [0.0, 1.0, 2.225]
+        >>> mean.tolist()
+        [2.0, 3.0]
+
     The backward formula and the use of y follow K. Hou's post on fusing BatchNorm-Add-ReLU.
     """
     return _train(
@@ -126,7 +135,30 @@ def bn_relu(
 ) -> BatchNormResult:
     """Fused `relu(batch_norm(x))` with batch statistics: `bn_add_relu` without z.
 
-    Arguments, results and errors are those of `bn_add_relu`.
+    Args:
+        x: float dtype, any rank >= 2, with C channels along `axis`.
+        scale: shape (C,), or None for 1.
+        bias: shape (C,), or None for 0.
+        epsilon: added to the variance; as the arguments below, that of `bn_add_relu`.
+        axis: the channel axis.
+        axis_name: name of a mapped axis over which statistics are computed, too.
+        axis_index_groups: groups of indices of that axis.
+        num_groups: number of ghost batches.
+        save: "y" or "mask".
+        implementation: None, "ffi" or "xla".
+
+    Returns:
+        BatchNormResult(y, mean, var).
+
+    Raises:
+        ValueError, TypeError, NameError: as `bn_add_relu`.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> y, mean, var = jax_bnar.bn_relu(x, jnp.ones(2), jnp.zeros(2))
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [0.0, 0.0, 1.225]
     """
     return _train(
         "bn_relu",
@@ -162,6 +194,13 @@ def batch_norm(
 
     Arguments, results and errors are those of `bn_add_relu`. `save` has no effect, because backward
     has no ReLU whose sign it would need.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> y, mean, var = jax_bnar.batch_norm(x, jnp.ones(2), jnp.zeros(2))
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [-1.225, 0.0, 1.225]
     """
     return _train(
         "batch_norm",
@@ -214,6 +253,14 @@ def bn_add_relu_inference(
 
     Raises:
         ValueError, TypeError: as `bn_add_relu`.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> z, mean, var = jnp.zeros_like(x), jnp.array([1.0, 1.0]), jnp.array([4.0, 4.0])
+        >>> y = jax_bnar.bn_add_relu_inference(x, z, None, None, mean, var)
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [0.0, 0.5, 1.5]
     """
     z = _require_residual("bn_add_relu_inference", z)
     return _infer(
@@ -242,7 +289,15 @@ def bn_relu_inference(
     axis: int = -1,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Fused `relu(batch_norm(x))` with given statistics: `bn_add_relu_inference` without z."""
+    """Fused `relu(batch_norm(x))` with given statistics: `bn_add_relu_inference` without z.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> y = jax_bnar.bn_relu_inference(x, None, None, jnp.ones(2), jnp.full(2, 4.0))
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [0.0, 0.5, 1.5]
+    """
     return _infer(
         "bn_relu_inference",
         x,
@@ -269,7 +324,15 @@ def batch_norm_inference(
     axis: int = -1,
     implementation: str | None = None,
 ) -> jax.Array:
-    """`batch_norm(x)` with given statistics: `bn_relu_inference` without the activation."""
+    """`batch_norm(x)` with given statistics: `bn_relu_inference` without the activation.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> y = jax_bnar.batch_norm_inference(x, None, None, jnp.ones(2), jnp.full(2, 4.0))
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [-0.5, 0.5, 1.5]
+    """
     return _infer(
         "batch_norm_inference",
         x,
@@ -323,7 +386,17 @@ def _train(
     with jax.named_scope(function):
         x, z, scale, bias = align_operands(operands.layout, *operands[:4])
         if names:
-            y, mean, var = synchronised(x, z, scale, bias, config, names, groups)
+            try:
+                y, mean, var = synchronised(x, z, scale, bias, config, names, groups)
+            except NameError as error:
+                if "unbound axis name" not in str(error):
+                    raise
+                raise NameError(
+                    f"{function}: axis_name={axis_name!r} does not name a mapped axis here"
+                    f" ({error}). Call it in a function mapped by shard_map, pmap or"
+                    " vmap(axis_name=...), or leave axis_name out: under jit alone, statistics are"
+                    " those of the whole array, however it is sharded."
+                ) from error
         else:
             y, mean, var, _ = training(x, z, scale, bias, config)
     if operands.layout.num_groups == 1:

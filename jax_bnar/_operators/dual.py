@@ -90,6 +90,13 @@ def dual_bn_add_relu(
 
     Raises:
         ValueError, TypeError, NotImplementedError: as `bn_add_relu`.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> y, *statistics = jax_bnar.dual_bn_add_relu(x, 2 * x, None, None, None, None)
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [0.0, 0.0, 2.449]
     """
     names, groups = check_named_axes(_NAME, axis_name, axis_index_groups)
     arrays, layout = _checked(

@@ -211,7 +211,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match="does not hold a state dict"):
         torch_weights.read(tmp_path / "list.pth")
     for module, suffix, words in (
-        ("safetensors", ".safetensors", r"pip install jax-bnar\[weights\]"),
+        ("safetensors", ".safetensors", "pip install safetensors"),
         ("torch", ".pth", r"requires PyTorch"),
     ):
         monkeypatch.setitem(sys.modules, module, None)

@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from checkout import ROOT
 from rich.console import Console
+from subprocesses import run_python
 
 for _package in ("flax", "matplotlib", "rich", "tyro"):
     pytest.importorskip(_package)
@@ -266,3 +268,32 @@ def test_other_tables_are_whole_at_80_columns(
     collective_bytes.main(json_wanted=True)
     values = json.loads(capsys.readouterr().out)
     assert values["jax_bnar"] == {"all_reduces": 212, "bytes": 637_440}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "from benchmarks.sites.run import main; main(['--quick'])",
+        "from benchmarks.network.resnet50_step import main; main([])",
+        "from benchmarks.network.folded_inference import main; main([])",
+        "from benchmarks.network.fused_models import main; main([])",
+    ],
+    ids=["sites", "resnet50_step", "folded_inference", "fused_models"],
+)
+def test_refused_without_kernels(command: str) -> None:
+    """Pure JAX under the name of the kernels would be a measurement of something else."""
+    output = run_python(
+        f"""
+        try:
+            {command}
+        except SystemExit as refused:
+            print(refused)
+        else:
+            raise AssertionError("it ran")
+        """,
+        timeout=120,
+        prelude=f"import sys\nsys.path.append({str(ROOT)!r})\n"
+        "sys.modules['jax_bnar._native'] = None\n",
+    )
+    assert "jax_bnar would run in pure JAX here: " in output
+    assert "pip install" in output

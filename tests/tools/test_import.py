@@ -1,5 +1,9 @@
 """`import jax_bnar` needs only jax and numpy, starts no backend, and reads variables when used."""
 
+import doctest
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -137,3 +141,44 @@ def test_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, value: st
     jaxpr = str(jax.make_jaxpr(function)(np.ones((2, 3), np.float32)))
     assert ("implementation=ffi" in jaxpr) == (value == "ffi")
     assert ("bnar_forward" in jaxpr) == (value == "ffi")
+
+
+def test_layers_are_attributes_of_the_package() -> None:
+    """`jax_bnar.flax_layers` after `import jax_bnar`, which does not import Flax by itself."""
+    pytest.importorskip("flax")
+    run_python(
+        """
+        import sys
+        import jax_bnar
+        assert "flax" not in sys.modules
+        assert {"flax_layers", "nnx_layers", "torch_weights"} <= set(dir(jax_bnar))
+        assert jax_bnar.flax_layers.BatchNorm is not jax_bnar.nnx_layers.BatchNorm
+        jax_bnar.torch_weights.read
+        try:
+            jax_bnar.layers
+        except AttributeError as error:
+            assert str(error) == "module 'jax_bnar' has no attribute 'layers'"
+        else:
+            raise AssertionError
+        """,
+        timeout=120,
+    )
+
+
+OPERATORS = (
+    jax_bnar.bn_add_relu,
+    jax_bnar.bn_relu,
+    jax_bnar.batch_norm,
+    jax_bnar.bn_add_relu_inference,
+    jax_bnar.bn_relu_inference,
+    jax_bnar.batch_norm_inference,
+    jax_bnar.dual_bn_add_relu,
+)
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
+def test_examples_in_docstrings(operator: Callable[..., Any]) -> None:
+    runner = doctest.DocTestRunner()
+    (found,) = doctest.DocTestFinder().find(operator, operator.__name__)
+    assert found.examples
+    assert runner.run(found).failed == 0

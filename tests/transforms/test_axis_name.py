@@ -383,7 +383,7 @@ def test_wrong_out_specs_are_refused() -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(NameError, match="nowhere"):
+    with pytest.raises(NameError, match=r"bn_relu: axis_name='nowhere' .* shard_map, pmap or vmap"):
         jax_bnar.bn_relu(X, SCALE, BIAS, axis_name="nowhere")
 
     def mapped(groups: Any) -> Any:

@@ -1,0 +1,30 @@
+"""Benchmarks of the kernels refuse to run without them: pure JAX would pass for them."""
+
+import jax
+
+from jax_bnar._base import installation
+from jax_bnar._kernels import targets
+
+# JAX's name of a backend -> MLIR's name of its platform.
+_MLIR_PLATFORM = {"gpu": "cuda"}
+
+
+def why_no_kernels() -> str | None:
+    """Why the default platform has no kernels and how to get them; None if it has them."""
+    platform = _MLIR_PLATFORM.get(jax.default_backend(), jax.default_backend())
+    if ("forward", platform) in targets.registered:
+        return None
+    if targets.load_error is not None:
+        reason, way_out = installation.why_no_native_module(targets.load_error)
+        if installation.shadowed_package() is not None:
+            # Benchmarks are imported from the checkout, so they must run in it.
+            way_out = "install the checkout itself with `pip install -e '.[bench]'`"
+        return f"{reason}; {way_out}"
+    return targets.why_no_kernel("forward")
+
+
+def require_kernels() -> None:
+    """Raises SystemExit with the reason and the way out if the default platform has no kernels."""
+    reason = why_no_kernels()
+    if reason is not None:
+        raise SystemExit(f"jax_bnar would run in pure JAX here: {reason}.")
