@@ -3,12 +3,14 @@
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 
 import pytest
 from checkout import ROOT
+from native_build import PATH
 
 from jax_bnar._base import startup
 
@@ -256,3 +258,20 @@ def test_make_names_the_python_that_it_needs(tmp_path: pathlib.Path) -> None:
     assert f"jax_bnar needs Python 3.11 or newer, and {old} is 3.10.1" in finished.stderr
     assert "make PYTHON=python3.12 venv" in finished.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_a_build_without_compiler_says_so(tmp_path: pathlib.Path) -> None:
+    cmake = shutil.which("cmake", path=PATH)
+    if cmake is None or shutil.which("ninja", path=PATH) is None:
+        pytest.skip("cmake or ninja is missing")
+    finished = subprocess.run(
+        [cmake, "-S", ROOT, "-B", tmp_path, "-G", "Ninja"],
+        env=os.environ | {"PATH": PATH, "CXX": str(tmp_path / "no-compiler")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode != 0
+    message = " ".join(finished.stderr.split())
+    assert "building from the sources needs a C++17 compiler, and none was found" in message
+    assert "apt install g++" in message
