@@ -27,7 +27,7 @@ from jax_bnar._base.canonical import mask_bytes
 from jax_bnar._base.config import Activation, Gate
 from jax_bnar._base.dtypes import accumulation_dtype, smallest_epsilon
 
-_REDUCED = (1, 3)  # the axes N and S
+REDUCED = (1, 3)  # the axes N and S
 
 
 class Coefficients(NamedTuple):
@@ -38,11 +38,12 @@ class Coefficients(NamedTuple):
     k: jax.Array
 
 
-def _wide(x: jax.Array) -> jax.Array:
+def widened(x: jax.Array) -> jax.Array:
+    """x in its accumulation dtype."""
     return x.astype(accumulation_dtype(x.dtype))
 
 
-def _per_element(vector: jax.Array, x: jax.Array) -> jax.Array:
+def per_element(vector: jax.Array, x: jax.Array) -> jax.Array:
     """A (G, C) or (1, C) vector, broadcast to x explicitly (for strict rank promotion)."""
     return jnp.broadcast_to(vector[:, None, :, None], x.shape)
 
@@ -83,17 +84,17 @@ def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     squares, and corrects the mean, whatever the order of the elements. (This is the corrected
     two-pass algorithm of Chan, Golub and LeVeque, 1983.)
     """
-    wide = _wide(x)
+    wide = widened(x)
     first = _finite_or(wide[:, :1, :, :1], 0)
     # Relative to an element, so that the mean of a constant channel is exactly its value.
-    offset = (wide - jnp.broadcast_to(first, x.shape)).mean(axis=_REDUCED, keepdims=True)
+    offset = (wide - jnp.broadcast_to(first, x.shape)).mean(axis=REDUCED, keepdims=True)
     centre = first + _coarse(offset)
     # Derivatives flow through the correction only, because the mean does not depend on the centre.
     # An infinite centre is replaced, because Inf-Inf would turn the mean into a NaN.
     centre = jax.lax.stop_gradient(jnp.where(jnp.isfinite(centre), centre, first))
     centred = wide - jnp.broadcast_to(centre, x.shape)
-    correction = centred.mean(axis=_REDUCED)
-    var = jnp.square(centred).mean(axis=_REDUCED) - jnp.square(correction)
+    correction = centred.mean(axis=REDUCED)
+    var = jnp.square(centred).mean(axis=REDUCED) - jnp.square(correction)
     # Rounding may make the difference negative; `where` keeps a NaN.
     return centre[:, 0, :, 0] + correction, jnp.where(var < 0, jnp.zeros_like(var), var)
 
@@ -133,11 +134,11 @@ def normalise(
 ) -> tuple[jax.Array, ...]:
     """(y,) or (y, mask), computed in the accumulation dtype and rounded once, at the end."""
     rstd = reciprocal_std(var, epsilon)
-    y = (_wide(x) - _per_element(mean, x)) * _per_element(scaled_rstd(rstd, scale), x)
+    y = (widened(x) - per_element(mean, x)) * per_element(scaled_rstd(rstd, scale), x)
     if bias is not None:
-        y = y + _per_element(bias, x)
+        y = y + per_element(bias, x)
     if z is not None:
-        y = y + _wide(z)
+        y = y + widened(z)
     if activation == "relu":
         y = jax.nn.relu(y)
     y = y.astype(x.dtype)
@@ -184,19 +185,19 @@ def gated(
     if gate != "x":
         return gated_by_saved(dy, saved, gate)
     assert a is not None
-    y = centred * _per_element(a, dy)
+    y = centred * per_element(a, dy)
     if bias is not None:
-        y = y + _per_element(bias, dy)
-    return _where(y.astype(dy.dtype) > 0, dy)
+        y = y + per_element(bias, dy)
+    return where_positive(y.astype(dy.dtype) > 0, dy)
 
 
 def gated_by_saved(dy: jax.Array, saved: jax.Array | None, gate: Gate) -> jax.Array:
     """The same for the gates "y" and "mask"."""
     assert saved is not None
-    return _where(saved > 0 if gate == "y" else unpack_mask(saved, dy), dy)
+    return where_positive(saved > 0 if gate == "y" else unpack_mask(saved, dy), dy)
 
 
-def _where(positive: jax.Array, dy: jax.Array) -> jax.Array:
+def where_positive(positive: jax.Array, dy: jax.Array) -> jax.Array:
     return jnp.where(positive, dy, jnp.zeros_like(dy))
 
 
@@ -216,10 +217,10 @@ def backward_reduce(
     `saved` is y or the mask, depending on `gate`. `a` and `bias` are used by gate "x", for which
     y > 0 where (x-mean)*a + bias > 0.
     """
-    centred = _wide(x) - _per_element(mean, x)
+    centred = widened(x) - per_element(mean, x)
     e = gated(dy, centred, saved, a, bias, gate)
-    wide = _wide(e)
-    sums = wide.sum(axis=_REDUCED), (wide * centred).sum(axis=_REDUCED)
+    wide = widened(e)
+    sums = wide.sum(axis=REDUCED), (wide * centred).sum(axis=REDUCED)
     return (*sums, e) if has_z else sums
 
 
@@ -259,9 +260,9 @@ def backward_apply(
     gate: Gate,
 ) -> tuple[jax.Array]:
     """(dx,) with dx = a*e + b*(x-mean) + k, and e as in `backward_reduce`."""
-    centred = _wide(x) - _per_element(mean, x)
-    e = _wide(gated(dy, centred, saved, a, bias, gate))
-    dx = _per_element(a, x) * e + (_per_element(b, x) * centred + _per_element(k, x))
+    centred = widened(x) - per_element(mean, x)
+    e = widened(gated(dy, centred, saved, a, bias, gate))
+    dx = per_element(a, x) * e + (per_element(b, x) * centred + per_element(k, x))
     return (dx.astype(x.dtype),)
 
 
@@ -289,182 +290,3 @@ def backward(
     coefficients = backward_coefficients(a * dbias, a * dscale, a, rstd, dmean, dvar, count=count)
     (dx,) = backward_apply(dy, x, saved, mean, *coefficients, bias, gate=gate)
     return (dx, dscale, dbias, *dz)
-
-
-# --- y = relu(batch_norm(x1) + batch_norm(x2)) ---
-
-
-def sum_of_biases(bias1: jax.Array | None, bias2: jax.Array | None) -> jax.Array | None:
-    """The one bias of both: of shape (G, C) or (1, C), as the larger of them."""
-    if bias1 is None or bias2 is None:
-        return bias2 if bias1 is None else bias1
-    shape = jnp.broadcast_shapes(bias1.shape, bias2.shape)
-    return jnp.broadcast_to(bias1, shape) + jnp.broadcast_to(bias2, shape)
-
-
-def _dual_normalised(
-    centred1: jax.Array,
-    a1: jax.Array,
-    centred2: jax.Array,
-    a2: jax.Array,
-    bias: jax.Array | None,
-) -> jax.Array:
-    """(x1-mean1)*a1 + (x2-mean2)*a2 + bias in the accumulation dtype."""
-    y = centred1 * _per_element(a1, centred1)
-    if bias is not None:
-        y = y + _per_element(bias, centred1)
-    return y + centred2 * _per_element(a2, centred2)
-
-
-def dual_normalise(
-    x1: jax.Array,
-    x2: jax.Array,
-    scale1: jax.Array | None,
-    bias1: jax.Array | None,
-    scale2: jax.Array | None,
-    bias2: jax.Array | None,
-    mean1: jax.Array,
-    var1: jax.Array,
-    mean2: jax.Array,
-    var2: jax.Array,
-    *,
-    epsilon: float,
-    save_mask: bool,
-) -> tuple[jax.Array, ...]:
-    """(y,) or (y, mask), rounded once, at the end."""
-    y = _dual_normalised(
-        _wide(x1) - _per_element(mean1, x1),
-        scaled_rstd(reciprocal_std(var1, epsilon), scale1),
-        _wide(x2) - _per_element(mean2, x2),
-        scaled_rstd(reciprocal_std(var2, epsilon), scale2),
-        sum_of_biases(bias1, bias2),
-    )
-    y = jax.nn.relu(y).astype(x1.dtype)
-    return (y, pack_mask(y > 0)) if save_mask else (y,)
-
-
-def dual_forward(
-    x1: jax.Array,
-    x2: jax.Array,
-    scale1: jax.Array | None,
-    bias1: jax.Array | None,
-    scale2: jax.Array | None,
-    bias2: jax.Array | None,
-    *,
-    epsilon: float,
-    save_mask: bool,
-) -> tuple[jax.Array, ...]:
-    """(y, mean1, var1, mean2, var2), and the mask if asked for."""
-    of_both = (*statistics(x1), *statistics(x2))
-    y, *mask = dual_normalise(
-        *(x1, x2, scale1, bias1, scale2, bias2), *of_both, epsilon=epsilon, save_mask=save_mask
-    )
-    return (y, *of_both, *mask)
-
-
-def dual_gated(
-    dy: jax.Array,
-    saved: jax.Array | None,
-    centred1: jax.Array,
-    a1: jax.Array | None,
-    centred2: jax.Array,
-    a2: jax.Array | None,
-    bias: jax.Array | None,
-    gate: Gate,
-) -> jax.Array:
-    """e: dy where y > 0, else 0, in the dtype of dy. a1, a2 and bias serve gate "x"."""
-    if gate != "x":
-        return gated_by_saved(dy, saved, gate)
-    assert a1 is not None
-    assert a2 is not None
-    y = _dual_normalised(centred1, a1, centred2, a2, bias)
-    return _where(y.astype(dy.dtype) > 0, dy)
-
-
-def dual_backward_reduce(
-    dy: jax.Array,
-    x1: jax.Array,
-    x2: jax.Array,
-    saved: jax.Array | None,
-    mean1: jax.Array,
-    a1: jax.Array | None,
-    mean2: jax.Array,
-    a2: jax.Array | None,
-    bias: jax.Array | None,
-    *,
-    gate: Gate,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """sum(e), sum(e*(x1-mean1)) and sum(e*(x2-mean2)), of shape (G, C)."""
-    centred1 = _wide(x1) - _per_element(mean1, x1)
-    centred2 = _wide(x2) - _per_element(mean2, x2)
-    e = _wide(dual_gated(dy, saved, centred1, a1, centred2, a2, bias, gate))
-    return (
-        e.sum(axis=_REDUCED),
-        (e * centred1).sum(axis=_REDUCED),
-        (e * centred2).sum(axis=_REDUCED),
-    )
-
-
-def dual_backward_apply(
-    dy: jax.Array,
-    x1: jax.Array,
-    x2: jax.Array,
-    saved: jax.Array | None,
-    mean1: jax.Array,
-    a1: jax.Array,
-    b1: jax.Array,
-    k1: jax.Array,
-    mean2: jax.Array,
-    a2: jax.Array,
-    b2: jax.Array,
-    k2: jax.Array,
-    bias: jax.Array | None,
-    *,
-    gate: Gate,
-) -> tuple[jax.Array, jax.Array]:
-    """(dx1, dx2), each a*e + b*(x-mean) + k with the coefficients of its own."""
-    centred1 = _wide(x1) - _per_element(mean1, x1)
-    centred2 = _wide(x2) - _per_element(mean2, x2)
-    e = _wide(dual_gated(dy, saved, centred1, a1, centred2, a2, bias, gate))
-
-    def dx(centred: jax.Array, a: jax.Array, b: jax.Array, k: jax.Array) -> jax.Array:
-        wide = _per_element(a, e) * e + (_per_element(b, e) * centred + _per_element(k, e))
-        return wide.astype(dy.dtype)
-
-    return dx(centred1, a1, b1, k1), dx(centred2, a2, b2, k2)
-
-
-def dual_backward(
-    dy: jax.Array,
-    x1: jax.Array,
-    x2: jax.Array,
-    saved: jax.Array | None,
-    mean1: jax.Array,
-    var1: jax.Array,
-    mean2: jax.Array,
-    var2: jax.Array,
-    scale1: jax.Array | None,
-    bias1: jax.Array | None,
-    scale2: jax.Array | None,
-    bias2: jax.Array | None,
-    dmean1: jax.Array,
-    dvar1: jax.Array,
-    dmean2: jax.Array,
-    dvar2: jax.Array,
-    *,
-    epsilon: float,
-    gate: Gate,
-) -> tuple[jax.Array, ...]:
-    """(dx1, dx2, dscale1, dscale2, dbias); both biases have the one gradient."""
-    rstd1, rstd2 = reciprocal_std(var1, epsilon), reciprocal_std(var2, epsilon)
-    a1, a2 = scaled_rstd(rstd1, scale1), scaled_rstd(rstd2, scale2)
-    bias = sum_of_biases(bias1, bias2)
-    dbias, centred1, centred2 = dual_backward_reduce(
-        *(dy, x1, x2, saved, mean1, a1, mean2, a2, bias), gate=gate
-    )
-    dscale1, dscale2 = rstd1 * centred1, rstd2 * centred2
-    count = x1.shape[1] * x1.shape[3]
-    of_x1 = backward_coefficients(a1 * dbias, a1 * dscale1, a1, rstd1, dmean1, dvar1, count=count)
-    of_x2 = backward_coefficients(a2 * dbias, a2 * dscale2, a2, rstd2, dmean2, dvar2, count=count)
-    dx1, dx2 = dual_backward_apply(dy, x1, x2, saved, mean1, *of_x1, mean2, *of_x2, bias, gate=gate)
-    return dx1, dx2, dscale1, dscale2, dbias

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jax_bnar import reference
+from jax_bnar import dual_reference
 from jax_bnar._autodiff.tangents import affine_tangent, statistics_tangents
 from jax_bnar._base.config import Config, Gate
 from jax_bnar._base.layout import ChannelLayout
@@ -97,8 +97,8 @@ def _normalise_tangent(
     second, centred2, a2 = affine_tangent(
         x2, scale2, mean2, var2, (x2_dot, scale2_dot, bias2_dot, *statistics[2:]), epsilon
     )
-    bias = reference.sum_of_biases(bias1, bias2)
-    y_dot = reference.dual_gated(
+    bias = dual_reference.sum_of_biases(bias1, bias2)
+    y_dot = dual_reference.gated(
         (first + second).astype(dtype), saved, centred1, a1, centred2, a2, bias, gate
     )
     return layout.from_canonical([y_dot], ["tensor"], shape)[:1]  # type: ignore[return-value]

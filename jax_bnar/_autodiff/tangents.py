@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax_bnar import reference
 from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config, Gate
-from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
 from jax_bnar._kernels import kernel_call
@@ -178,7 +177,7 @@ def affine_tangent(
     x_dot, scale_dot, bias_dot, mean_dot, var_dot = tangents
     rstd = reference.reciprocal_std(var, epsilon)
     a = reference.scaled_rstd(rstd, scale)
-    centred = x.astype(accumulation_dtype(x.dtype)) - _per_element(mean, x)
+    centred = reference.widened(x) - reference.per_element(mean, x)
     b = k = jnp.zeros_like(a)
     if scale_dot is not None:
         b = b + rstd * scale_dot
@@ -188,11 +187,7 @@ def affine_tangent(
         k = k + bias_dot
     if mean_dot is not None:
         k = k - a * mean_dot
-    y_dot = _per_element(b, x) * centred + _per_element(k, x)
+    y_dot = reference.per_element(b, x) * centred + reference.per_element(k, x)
     if x_dot is not None:
-        y_dot = y_dot + _per_element(a, x) * x_dot.astype(y_dot.dtype)
+        y_dot = y_dot + reference.per_element(a, x) * x_dot.astype(y_dot.dtype)
     return y_dot, centred, a
-
-
-def _per_element(vector: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(vector[:, None, :, None], x.shape)

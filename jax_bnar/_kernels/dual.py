@@ -11,7 +11,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from jax_bnar import reference
+from jax_bnar import dual_reference
 from jax_bnar._base import signatures
 from jax_bnar._base.config import Gate
 from jax_bnar._kernels import kernel_call
@@ -38,7 +38,7 @@ def _composed_forward(
     z, mean2, var2 = kernel_call.forward(
         x2, None, scale2, None, activation="none", save_mask=False, **options
     )
-    bias = reference.sum_of_biases(bias1, bias2)
+    bias = dual_reference.sum_of_biases(bias1, bias2)
     y, mean1, var1, *mask = kernel_call.forward(
         x1, z, scale1, bias, activation="relu", save_mask=save_mask, **options
     )
@@ -63,7 +63,7 @@ def _composed_normalise(
     (z,) = kernel_call.normalise(
         x2, None, scale2, None, mean2, var2, activation="none", save_mask=False, **options
     )
-    bias = reference.sum_of_biases(bias1, bias2)
+    bias = dual_reference.sum_of_biases(bias1, bias2)
     return kernel_call.normalise(
         x1, z, scale1, bias, mean1, var1, activation="relu", save_mask=save_mask, **options
     )
@@ -179,14 +179,14 @@ def _composed_backward_apply(
     return dx1, dx2
 
 
-forward = Operation(signatures.DUAL_FORWARD, reference.dual_forward, _composed_forward)
-backward = Operation(signatures.DUAL_BACKWARD, reference.dual_backward, _composed_backward)
-normalise = Operation(signatures.DUAL_NORMALISE, reference.dual_normalise, _composed_normalise)
+forward = Operation(signatures.DUAL_FORWARD, dual_reference.forward, _composed_forward)
+backward = Operation(signatures.DUAL_BACKWARD, dual_reference.backward, _composed_backward)
+normalise = Operation(signatures.DUAL_NORMALISE, dual_reference.normalise, _composed_normalise)
 backward_reduce = Operation(
-    signatures.DUAL_BACKWARD_REDUCE, reference.dual_backward_reduce, _composed_backward_reduce
+    signatures.DUAL_BACKWARD_REDUCE, dual_reference.backward_reduce, _composed_backward_reduce
 )
 backward_apply = Operation(
-    signatures.DUAL_BACKWARD_APPLY, reference.dual_backward_apply, _composed_backward_apply
+    signatures.DUAL_BACKWARD_APPLY, dual_reference.backward_apply, _composed_backward_apply
 )
 
 OPERATIONS: Final = (forward, backward, normalise, backward_reduce, backward_apply)

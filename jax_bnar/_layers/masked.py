@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec
 
 from jax_bnar import reference
 from jax_bnar._base.config import Activation
-from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators.validation import Operands, check_epsilon
 from jax_bnar._sharding.alignment import with_automatic_axes
@@ -71,7 +70,7 @@ def _statistics(
     This takes two passes, the second relative to an estimate of the mean, because E[x^2]-E[x]^2
     would lose the variance if |mean| >> std.
     """
-    wide = x.astype(accumulation_dtype(x.dtype))
+    wide = reference.widened(x)
     # Other elements are zeroed before any arithmetic, so that a NaN or Inf among them cannot reach
     # the gradient as 0*Inf.
     wide = jnp.where(mask, wide, jnp.zeros_like(wide))
@@ -85,7 +84,7 @@ def _statistics(
         return across_devices(jnp.where(mask, array, jnp.zeros_like(array)).sum(axis=(1, 3)))
 
     def around(array: jax.Array, centre: jax.Array) -> jax.Array:
-        return array - jnp.broadcast_to(centre[:, None, :, None], x.shape)
+        return array - reference.per_element(centre, x)
 
     # The count is an integer, because a float32 sum of ones stops growing at 2^24.
     elements = across_devices(mask.sum(axis=(1, 3), dtype=jnp.int32)).astype(wide.dtype)

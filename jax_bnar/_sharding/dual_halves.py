@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_bnar import reference
+from jax_bnar import dual_reference, reference
 from jax_bnar._base.config import Gate
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.layout import ChannelLayout
@@ -109,7 +109,7 @@ def backward(
         implementation=implementation,
         epsilon=epsilon,
     )
-    bias = reference.sum_of_biases(bias1, bias2) if gate == "x" else None
+    bias = dual_reference.sum_of_biases(bias1, bias2) if gate == "x" else None
     gate_vectors = selected(span, mean1, multipliers[0], mean2, multipliers[1], bias)
     sum_e, *centred = halves_.backward_reduce(
         dy, x1, x2, saved, *gate_vectors, **options, gate=gate

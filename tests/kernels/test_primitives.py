@@ -10,7 +10,7 @@ import oracle
 import pytest
 from cases import all_dtypes, as_dtype, both_implementations
 
-from jax_bnar import reference
+from jax_bnar import dual_reference, reference
 from jax_bnar._kernels import dual, kernel_call
 
 SHAPES = [(1, 6, 5, 1), (2, 35, 19, 1), (3, 4, 65, 9), (1, 3, 2, 49), (2, 1, 17, 1), (1, 200, 3, 1)]
@@ -294,7 +294,7 @@ def test_dual_kernels_against_reference(shape: tuple[int, ...], dtype: str, gate
     ffi: Any = {"implementation": "ffi"}
     forward: Any = {"epsilon": EPSILON, "save_mask": True}
     y, *own, mask = dual.forward(x1, x2, *affine, **forward, **ffi)
-    expected = reference.dual_forward(x1, x2, *affine, **forward)
+    expected = dual_reference.forward(x1, x2, *affine, **forward)
     for got, want in zip((y, *own), expected[:5], strict=True):
         assert_close(got, want, vectors=got.ndim == 2)
     assert_packs(mask, y)
@@ -308,7 +308,7 @@ def test_dual_kernels_against_reference(shape: tuple[int, ...], dtype: str, gate
         *(*tensors, *statistics, *affine, *cotangents), epsilon=EPSILON, gate=gate, **ffi
     )
     # The reference with the sign that the kernels stored: its own may differ where y is about 0.
-    exact = reference.dual_backward(
+    exact = dual_reference.backward(
         *(*tensors[:3], y, *statistics, *affine, *cotangents), epsilon=EPSILON, gate="y"
     )
     for got, want in zip(whole, exact, strict=True):
