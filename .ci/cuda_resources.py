@@ -8,34 +8,47 @@ import pathlib
 import re
 import sys
 
+_ELEMENTS = {"6__half": "f16", "13__nv_bfloat16": "bf16", "f": "f32", "d": "f64"}
+_GATES = ("none", "y", "mask", "x")
+
+
+def form_of(name: str) -> str:
+    """What a mangled name says of its form: "z relu mask", "mask dz" or nothing."""
+    if forward := re.search(r"ForwardFormILb([01])ELb([01])ELb([01])E", name):
+        words = zip(("z", "relu", "mask"), forward.groups(), strict=True)
+        return " ".join(word for word, on in words if on == "1") or "plain"
+    if backward := re.search(r"BackwardFormIL\S*?GateE(\d)ELb([01])E", name):
+        return _GATES[int(backward[1])] + (" dz" if backward[2] == "1" else "")
+    return ""
+
 
 def rows(text: str) -> list[tuple[str, int, int, int]]:
     """Rows of architecture and kernel, registers, bytes of spills, and bytes of shared memory."""
     found = []
     for block in text.split("Compiling entry function")[1:]:
-        name = re.search(r"4cuda\d+(\w+?)Kernel(\S*?)EEvN", block) or re.search(
-            r"4cuda\d+(\w+?)Kernel(\S*?)EEvPK", block
-        )
+        name = re.search(r"4cuda\d+(\w+?)KernelI(6__half|13__nv_bfloat16|f|d)(\S*)", block)
         assert name is not None, block
-        element = {"6__half": "f16", "13__nv_bfloat16": "bf16", "f": "f32", "d": "f64"}
-        kind = re.match(r"I(6__half|13__nv_bfloat16|f|d)((?:Li\d+E)*)", name[2])
-        assert kind is not None, name[2]
-        numbers = re.findall(r"Li(\d+)E", kind[2] + "E")
+        layout = re.search(r"LayoutE(\d)E", name[3])
+        width = re.search(r"Li(\d+)E", name[3])
         spilled = sum(map(int, re.findall(r"(\d+) bytes spill", block)))
         registers = int(re.findall(r"Used (\d+) registers", block)[0])
         shared = sum(map(int, re.findall(r"(\d+) bytes smem", block)))
         (architecture,) = re.findall(r"for '(sm_\w+)'", block)
-        label = f"{architecture} {name[1]} {element[kind[1]]} {' '.join(numbers)}".strip()
-        found.append((label, registers, spilled, shared))
+        words = [
+            architecture, name[1], _ELEMENTS[name[2]],
+            ("last", "first")[int(layout[1])] if layout else "",
+            width[1] if width else "", form_of(name[3]),
+        ]  # fmt: skip
+        found.append((" ".join(filter(None, words)), registers, spilled, shared))
     return found
 
 
 def main(log: str) -> int:
     found = rows(pathlib.Path(log).read_text())
-    print("architecture, kernel, dtype, elements at once, tiles in registers")
-    print(f"{'':36} registers  spilled bytes  static shared bytes")
+    print("architecture, kernel, dtype, where the channels are, elements at once, form")
+    print(f"{'':44} registers  spilled bytes  static shared bytes")
     for label, registers, spilled, shared in sorted(found):
-        print(f"{label:36} {registers:9}  {spilled:13}  {shared:19}")
+        print(f"{label:44} {registers:9}  {spilled:13}  {shared:19}")
     if not found:
         print(f"{log} does not mention any compiled CUDA kernel")
         return 1

@@ -4,6 +4,10 @@
 # Sources with device code. build_info.cu is not among them, because it describes
 # nvcc's own build.
 set(BNAR_CUDA_KERNELS launch/backward.cu launch/forward.cu launch/launch.cu)
+# One file for each element type.
+foreach(element IN ITEMS f16 bf16 f32 f64)
+  list(APPEND BNAR_CUDA_KERNELS launch/backward_${element}.cu launch/forward_${element}.cu)
+endforeach()
 # Sources in plain C++.
 set(BNAR_CUDA_HOST
   host/plan.cc host/settings.cc host/tiling.cc host/workspace.cc

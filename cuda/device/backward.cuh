@@ -17,12 +17,11 @@
 #include "cuda/device/tiles.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/host/parameters.h"
-#include "cuda/host/plan.h"
 
 namespace jax_bnar {
 namespace cuda {
 
-template <typename T, int kElements>
+template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     BackwardKernel(const __grid_constant__ BackwardParameters p) {
   using A = Accumulator<T>;
@@ -30,18 +29,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const BlockPosition position(p.tiling, /*last_first=*/false);
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
-    const Slab<kElements> slab(p.tiling, index, position.rank);
+    const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
     SetReduceConstants<A>(p, shared, slab, /*whole=*/true);
-    SumGradients<T>(p, shared, slab);
+    SumGradients<T, kElements, /*kKeep=*/true, Form>(p, shared, slab);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
             position.rank);
     SetApplyConstants<A>(p, shared, slab, /*store=*/position.rank == 0);
-    ApplyTiles<T>(p, shared, slab);
+    ApplyTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, slab);
   }
 }
 
 // `whole`: for an ApplyKernel that follows, else for the caller.
-template <typename T, int kElements>
+template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ReduceKernel(const __grid_constant__ BackwardParameters p, bool whole) {
   using A = Accumulator<T>;
@@ -49,9 +48,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const BlockPosition position(p.tiling, /*last_first=*/false);
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
-    const Slab<kElements> slab(p.tiling, index, position.rank);
+    const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
     SetReduceConstants<A>(p, shared, slab, whole);
-    SumGradients<T>(p, shared, slab);
+    SumGradients<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);
     const bool is_last = AddTeamInLast(p.tiling, shared, p.workspace,
                                        p.block_reduction, index, position.rank);
     const int column = static_cast<int>(threadIdx.x);
@@ -70,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 }
 
 // `whole`: after a ReduceKernel, else with the caller's a, b and k.
-template <typename T, int kElements>
+template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ApplyKernel(const __grid_constant__ BackwardParameters p, bool whole) {
   using A = Accumulator<T>;
@@ -79,17 +78,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const int column = static_cast<int>(threadIdx.x);
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
-    const Slab<kElements> slab(p.tiling, index, position.rank);
+    const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
     SetReduceConstants<A>(p, shared, slab, whole);
     if (whole) {
       if (column < p.tiling.columns) {
         shared.total[column] =
             LoadSums(p.workspace.totals + index * p.tiling.columns + column);
       }
-      __syncthreads();
       SetApplyConstants<A>(p, shared, slab, /*store=*/position.rank == 0);
     } else {
-      if (slab.HasConstant(column)) {
+      if (slab.HasColumn(column)) {
         const int64_t channels = p.tiling.shape.channels;
         shared.Constant<A>(kCentredMultiplier)[column] = ElementOr<A>(
             p.b, channels, slab.group(), slab.channel(column), A{0});
@@ -98,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       }
       __syncthreads();
     }
-    ApplyTiles<T>(p, shared, slab);
+    ApplyTiles<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);
   }
 }
 

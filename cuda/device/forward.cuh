@@ -16,7 +16,6 @@
 #include "cuda/device/tiles.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/host/parameters.h"
-#include "cuda/host/plan.h"
 #include "native/numerics.h"
 
 namespace jax_bnar {
@@ -24,24 +23,24 @@ namespace cuda {
 
 // Mean and variance from the team's sums: stored by the first block, and made
 // the constants of the elementwise pass. All threads of the block call it.
-template <typename T, int kElements>
+template <typename T, typename SlabOf>
 __device__ __forceinline__ void FinishStatistics(const ForwardParameters& p,
                                                  const SharedMemory& shared,
-                                                 const Slab<kElements>& slab,
-                                                 bool store, bool constants) {
+                                                 const SlabOf& slab, bool store,
+                                                 bool constants) {
   using A = Accumulator<T>;
   const Tiling& tiling = p.tiling;
   const int column = static_cast<int>(threadIdx.x);
-  if (slab.HasConstant(column)) {
+  if (slab.HasColumn(column)) {
     const int64_t channel = slab.channel(column);
     const Shape& shape = tiling.shape;
     const double count = static_cast<double>(shape.count());
-    const A origin = shared.Constant<A>(kOrigin)[tiling.planes ? 0 : column];
-    const Sums sums = shared.total[tiling.planes ? 0 : column];
+    const A origin = shared.Constant<A>(kOrigin)[column];
+    const Sums sums = shared.total[column];
     const A mean = MeanOf(origin, sums.first, count);
     const A var =
         VarianceOf<A>(SquaredDeviations(sums.first, sums.second, count), count);
-    if (store && slab.HasColumn(column)) {
+    if (store) {
       const int64_t i = slab.group() * shape.channels + channel;
       static_cast<A*>(p.mean)[i] = mean;
       static_cast<A*>(p.var)[i] = var;
@@ -53,42 +52,34 @@ __device__ __forceinline__ void FinishStatistics(const ForwardParameters& p,
   __syncthreads();
 }
 
-template <typename T, int kElements, int kHeld>
+template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ForwardKernel(const __grid_constant__ ForwardParameters p) {
-  constexpr int kBatch = kBatchOf<T, kElements, 4>;
   const SharedMemory shared;
   const BlockPosition position(p.tiling, /*last_first=*/false);
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
-    const Slab<kElements> slab(p.tiling, index, position.rank);
-    Held<T, kElements, kHeld> held{};
-    SumStatistics<T, kElements, kHeld>(
-        p.tiling, shared, slab, static_cast<const T*>(p.buffers.x), held);
-    // On their way while the team adds its sums. The first tiles are those in
-    // registers; the batch after them loads its own.
-    Vector<T, kElements> early[kBatch]{};
-    LoadResidual<T, kElements, (kHeld > 0 ? kHeld : kBatch)>(
-        slab, static_cast<const T*>(p.buffers.z), 0, early);
+    const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
+    SumStatistics<T, kElements, /*kKeep=*/true>(
+        p.tiling, shared, slab, static_cast<const T*>(p.buffers.x));
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
             position.rank);
     FinishStatistics<T>(p, shared, slab, /*store=*/position.rank == 0,
                         /*constants=*/true);
-    NormaliseTiles<T, kElements, kHeld, kBatch>(p, shared, slab, held, early);
+    NormaliseTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, slab);
   }
 }
 
-template <typename T, int kElements>
+template <typename T, Layout kLayout, int kElements>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     StatisticsKernel(const __grid_constant__ ForwardParameters p) {
   const SharedMemory shared;
   const BlockPosition position(p.tiling, /*last_first=*/false);
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
-    const Slab<kElements> slab(p.tiling, index, position.rank);
-    Held<T, kElements, 0> held{};
-    SumStatistics<T, kElements, 0>(p.tiling, shared, slab,
-                                   static_cast<const T*>(p.buffers.x), held);
+    const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
+    SumStatistics<T, kElements, /*kKeep=*/false>(
+        p.tiling, shared, slab, static_cast<const T*>(p.buffers.x));
     if (AddTeamInLast(p.tiling, shared, p.workspace, p.block_reduction, index,
                       position.rank)) {
       FinishStatistics<T>(p, shared, slab, /*store=*/true,
@@ -97,22 +88,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
-template <typename T, int kElements>
+template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     NormaliseKernel(const __grid_constant__ ForwardParameters p) {
   using A = Accumulator<T>;
-  constexpr int kBatch = kBatchOf<T, kElements, 4>;
   const SharedMemory shared;
   const BlockPosition position(p.tiling, /*last_first=*/true);
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
-    const Slab<kElements> slab(p.tiling, index, position.rank);
-    Vector<T, kElements> early[kBatch]{};
-    LoadResidual<T, kElements, kBatch>(slab, static_cast<const T*>(p.buffers.z),
-                                       0, early);
+    const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
     const int column = static_cast<int>(threadIdx.x);
     __syncthreads();  // the constants of the slab before are still in use
-    if (slab.HasConstant(column)) {
+    if (slab.HasColumn(column)) {
       const int64_t channel = slab.channel(column);
       const int64_t channels = p.tiling.shape.channels;
       SetForwardConstants(
@@ -121,8 +108,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
           ElementOr<A>(p.given_var, channels, slab.group(), channel, A{0}));
     }
     __syncthreads();
-    const Held<T, kElements, 0> held{};
-    NormaliseTiles<T, kElements, 0, kBatch>(p, shared, slab, held, early);
+    NormaliseTiles<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);
   }
 }
 

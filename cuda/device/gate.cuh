@@ -6,10 +6,11 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
-#include "cuda/device/intrinsics.cuh"
+#include "cuda/device/forms.cuh"
+#include "cuda/device/normalise.cuh"
 #include "cuda/device/shared_memory.cuh"
-#include "cuda/device/slab.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/host/parameters.h"
 #include "native/problem.h"
@@ -26,85 +27,108 @@ enum BackwardConstant {
   kConstantTerm
 };
 
-// y, or bits of the mask; nothing with the other gates.
+// What is loaded for the gate of a vector.
+template <typename T, int kElements, Gate kGate>
+struct Saved {};
 template <typename T, int kElements>
-struct Saved {
+struct Saved<T, kElements, Gate::kY> {
   Vector<T, kElements> y;
+};
+template <typename T, int kElements>
+struct Saved<T, kElements, Gate::kMask> {
   uint32_t bits;
 };
 
-template <typename T, int kElements>
-class Gating {
+// What backward reads of a vector. The gate turns dy into e.
+template <typename T, int kElements, Gate kGate>
+struct GradientItem {
+  Vector<T, kElements> e;
+  Vector<T, kElements> x;
+  Saved<T, kElements, kGate> saved;
+};
+
+// Arrays that are read for each vector; a mask hardly counts.
+template <Gate kGate>
+constexpr int kGradientArrays = kGate == Gate::kY ? 3 : 2;
+
+// The loads of a vector, all of them under way before any is used.
+template <typename T, int kElements, Gate kGate>
+class GradientLoader {
  public:
-  using A = Accumulator<T>;
+  __device__ __forceinline__ GradientLoader(const void* dy,
+                                            const GradientBuffers& buffers)
+      : dy_(static_cast<const T*>(dy)),
+        x_(static_cast<const T*>(buffers.x)),
+        saved_(buffers.saved) {}
 
-  __device__ __forceinline__ Gating(const Tiling& tiling,
-                                    const GradientBuffers& buffers, Gate gate,
-                                    const SharedMemory& shared,
-                                    const Slab<kElements>& slab)
-      : gate_(gate),
-        slab_(slab),
-        constants_(shared.Constant<A>(kGateMean) + slab.FirstConstant()) {
-    if (gate_ == Gate::kMask) {
-      mask_ = static_cast<const uint8_t*>(buffers.saved) +
-              slab.group() * tiling.shape.mask_bytes_per_group();
-    } else {
-      y_ = static_cast<const T*>(buffers.saved);
-    }
-  }
-
-  __device__ __forceinline__ Constants<A, kElements> Mean() const {
-    return LoadConstants<kElements>(constants_);
-  }
-
-  template <Reuse kReuse>
-  __device__ __forceinline__ void Load(int64_t offset,
-                                       Saved<T, kElements>* saved) const {
-    if (gate_ == Gate::kY) {
-      saved->y = LoadVector<kReuse, kElements>(y_ + offset);
-    } else if (gate_ == Gate::kMask) {
-      const int64_t bit = slab_.Bit(offset);
-      // A vector of eight is a byte.
-      saved->bits = static_cast<uint32_t>(mask_[bit / 8]) >> (bit % 8);
-    }
-  }
-
-  // dy becomes e.
-  __device__ __forceinline__ void Apply(const Vector<T, kElements>& x,
-                                        const Saved<T, kElements>& saved,
-                                        Vector<T, kElements>* dy) const {
-    if (gate_ == Gate::kNone) return;
-    if (gate_ == Gate::kX) {
-      const auto mean = Mean();
-      const auto multiplier =
-          LoadConstants<kElements>(NextConstant(constants_, kGateMultiplier));
-      const auto bias =
-          LoadConstants<kElements>(NextConstant(constants_, kGateBias));
-#pragma unroll
-      for (int i = 0; i < kElements; ++i) {
-        // As Normaliser computes y.
-        const A y =
-            MultiplyAdd(Subtract(x.Get(i), mean[i]), multiplier[i], bias[i]);
-        if (!(Rounded<T>(y) > 0)) dy->Set(i, A{0});
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      const bool open =
-          gate_ == Gate::kY ? saved.y.Get(i) > 0 : (saved.bits >> i & 1u) != 0;
-      if (!open) dy->Set(i, A{0});
+  // kReuseX of x, kReuseE of dy and of what was saved.
+  template <Reuse kReuseE, Reuse kReuseX, typename SlabOf>
+  __device__ __forceinline__ void Load(
+      const SlabOf& slab, int64_t offset,
+      GradientItem<T, kElements, kGate>* item) const {
+    item->e = LoadVector<kReuseE, kElements>(dy_ + offset);
+    item->x = LoadVector<kReuseX, kElements>(x_ + offset);
+    if constexpr (kGate == Gate::kY) {
+      item->saved.y = LoadVector<kReuseE, kElements>(
+          static_cast<const T*>(saved_) + offset);
+    } else if constexpr (kGate == Gate::kMask) {
+      item->saved.bits = static_cast<uint32_t>(static_cast<const uint8_t*>(
+                             saved_)[slab.MaskByte(offset)]) >>
+                         slab.MaskBit(offset);
     }
   }
 
  private:
-  Gate gate_;
-  const Slab<kElements>& slab_;
-  union {
-    const T* y_;
-    const uint8_t* mask_;
-  };
-  const A* constants_;
+  const T* dy_;
+  const T* x_;
+  const void* saved_;
+};
+
+// Makes e of dy, with the constants of y in registers where it takes them.
+template <typename T, int kElements, Gate kGate>
+class Gating {
+ public:
+  template <typename SlabOf>
+  __device__ __forceinline__ Gating(const SharedMemory&, const SlabOf&) {}
+
+  __device__ __forceinline__ void Apply(
+      GradientItem<T, kElements, kGate>* item) const {
+    if constexpr (kGate == Gate::kY) item->e.KeepPositive(item->saved.y);
+    if constexpr (kGate == Gate::kMask) item->e.KeepBits(item->saved.bits);
+  }
+};
+
+template <typename T, int kElements>
+class Gating<T, kElements, Gate::kX> {
+ public:
+  using A = Accumulator<T>;
+
+  template <typename SlabOf>
+  __device__ __forceinline__ Gating(const SharedMemory& shared,
+                                    const SlabOf& slab) {
+    mean_ = LoadConstants<A, kElements>(shared, kGateMean, slab);
+    multiplier_ = LoadConstants<A, kElements>(shared, kGateMultiplier, slab);
+    bias_ = LoadConstants<A, kElements>(shared, kGateBias, slab);
+  }
+
+  __device__ __forceinline__ void Apply(
+      GradientItem<T, kElements, Gate::kX>* item) const {
+    // As Normaliser computes y, rounding included.
+    Values<A, kElements> values = item->x.Get();
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      values[i] =
+          NormaliseElement(values[i], mean_[i], multiplier_[i], bias_[i]);
+    }
+    Vector<T, kElements> y;
+    y.Set(values);
+    item->e.KeepPositive(y);
+  }
+
+ private:
+  Values<A, kElements> mean_;
+  Values<A, kElements> multiplier_;
+  Values<A, kElements> bias_;
 };
 
 }  // namespace cuda

@@ -6,12 +6,12 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/gate.cuh"
 #include "cuda/device/gradient_sums.cuh"
 #include "cuda/device/intrinsics.cuh"
 #include "cuda/device/shared_memory.cuh"
-#include "cuda/device/slab.cuh"
 #include "cuda/device/team_sums.cuh"
 #include "cuda/device/tiles.cuh"
 #include "cuda/device/vector.cuh"
@@ -22,20 +22,20 @@ namespace jax_bnar {
 namespace cuda {
 
 // b and k, from the team's sums; `store` the gradients of scale and bias.
-template <typename A, int kElements>
+template <typename A, typename SlabOf>
 __device__ __forceinline__ void SetApplyConstants(const BackwardParameters& p,
                                                   const SharedMemory& shared,
-                                                  const Slab<kElements>& slab,
+                                                  const SlabOf& slab,
                                                   bool store) {
   const int column = static_cast<int>(threadIdx.x);
-  if (slab.HasConstant(column)) {
+  if (slab.HasColumn(column)) {
     const Shape& shape = p.tiling.shape;
     const int64_t channel = slab.channel(column);
     const auto at = [&](const VectorOperand& vector, A otherwise) {
       return ElementOr<A>(vector, shape.channels, slab.group(), channel,
                           otherwise);
     };
-    const Sums sums = shared.total[p.tiling.planes ? 0 : column];
+    const Sums sums = shared.total[column];
     const auto of = BackwardChannelOf<A>(
         at(p.operands.var, A{0}), at(p.operands.scale, A{1}),
         at(p.operands.dmean, A{0}), at(p.operands.dvar, A{0}),
@@ -43,7 +43,7 @@ __device__ __forceinline__ void SetApplyConstants(const BackwardParameters& p,
         static_cast<double>(shape.count()));
     shared.Constant<A>(kCentredMultiplier)[column] = of.b;
     shared.Constant<A>(kConstantTerm)[column] = of.k;
-    if (store && slab.HasColumn(column)) {
+    if (store) {
       const int64_t i = slab.group() * shape.channels + channel;
       static_cast<A*>(p.first)[i] = of.dbias;
       static_cast<A*>(p.second)[i] = of.dscale;
@@ -52,85 +52,101 @@ __device__ __forceinline__ void SetApplyConstants(const BackwardParameters& p,
   __syncthreads();
 }
 
+// dx of a vector, from the constants that the thread has in registers.
 template <typename T, int kElements>
 class Applier {
  public:
   using A = Accumulator<T>;
+  using V = Vector<T, kElements>;
 
-  __device__ __forceinline__ Applier(const BackwardParameters& p,
-                                     const SharedMemory& shared,
-                                     const Slab<kElements>& slab)
-      : slab_(slab),
-        dx_(static_cast<T*>(p.dx)),
-        constants_(shared.Constant<A>(kGateMean) + slab.FirstConstant()) {}
+  template <typename SlabOf>
+  __device__ __forceinline__ Applier(const SharedMemory& shared,
+                                     const SlabOf& slab) {
+    mean_ = LoadConstants<A, kElements>(shared, kGateMean, slab);
+    a_ = LoadConstants<A, kElements>(shared, kGateMultiplier, slab);
+    b_ = LoadConstants<A, kElements>(shared, kCentredMultiplier, slab);
+    k_ = LoadConstants<A, kElements>(shared, kConstantTerm, slab);
+  }
 
-  __device__ __forceinline__ void Store(
-      int tile, const GradientPair<T, kElements>& pair) const {
-    const auto mean = LoadConstants<kElements>(constants_);
-    const auto a =
-        LoadConstants<kElements>(NextConstant(constants_, kGateMultiplier));
-    const auto b =
-        LoadConstants<kElements>(NextConstant(constants_, kCentredMultiplier));
-    const auto k =
-        LoadConstants<kElements>(NextConstant(constants_, kConstantTerm));
-    Vector<T, kElements> dx{};
+  __device__ __forceinline__ V Of(const V& e, const V& x) const {
+    const Values<A, kElements> es = e.Get(), xs = x.Get();
+    Values<A, kElements> values;
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      const A centred = Subtract(pair.x.Get(i), mean[i]);
-      dx.Set(i, MultiplyAdd(a[i], pair.e.Get(i),
-                            MultiplyAdd(b[i], centred, k[i])));
+      const A centred = Subtract(xs[i], mean_[i]);
+      values[i] = MultiplyAdd(a_[i], es[i], MultiplyAdd(b_[i], centred, k_[i]));
     }
-    StoreVector<Reuse::kNever>(dx_ + slab_.Offset(tile), dx);
+    V dx;
+    dx.Set(values);
+    return dx;
   }
 
  private:
-  const Slab<kElements>& slab_;
-  T* dx_;
-  const A* constants_;
+  Values<A, kElements> mean_;
+  Values<A, kElements> a_;
+  Values<A, kElements> b_;
+  Values<A, kElements> k_;
 };
 
-// The elementwise pass, last tile first: those are on chip, then in L2. What
-// was not kept is read again: dz where the sums wrote it, else dy and what
-// was saved for the gate.
-template <typename T, int kElements>
+// The elementwise pass: tiles in registers, then those that L2 may still have,
+// last one first, then those in shared memory. What was not kept is read again:
+// dz where the sums wrote it, else dy and what was saved for the gate.
+template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf>
 __device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
                                            const SharedMemory& shared,
-                                           const Slab<kElements>& slab) {
-  constexpr int kBatch = kBatchOf<T, kElements, 2>;
-  const Applier<T, kElements> applier(p, shared, slab);
-  const TilePlacement placement(slab.tiles(), /*held=*/0,
-                                p.tiling.shared_tiles);
-  const bool gated = p.dz != nullptr;
-  const T* dy = static_cast<const T*>(gated ? p.dz : p.buffers.dy);
-  const T* x = static_cast<const T*>(p.buffers.x);
-  const Gating<T, kElements> gate(
-      p.tiling, p.buffers, gated ? Gate::kNone : p.buffers.gate, shared, slab);
-  for (int done = 0; done < slab.tiles(); done += kBatch) {
-    GradientPair<T, kElements> batch[kBatch];
-    Saved<T, kElements> saved[kBatch];
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int tile = slab.tiles() - 1 - done - k;
-      if (tile < 0 || !slab.Has(tile)) continue;
-      if (tile >= placement.shared_begin) {
-        batch[k] =
-            LoadPair<T, kElements>(shared, tile - placement.shared_begin);
-      } else {
-        const int64_t offset = slab.Offset(tile);
-        batch[k].e = LoadVector<Reuse::kNever, kElements>(dy + offset);
-        batch[k].x = LoadVector<Reuse::kNever, kElements>(x + offset);
-        gate.template Load<Reuse::kNever>(offset, &saved[k]);
-      }
+                                           const SlabOf& slab) {
+  using V = Vector<T, kElements>;
+  const Applier<T, kElements> applier(shared, slab);
+  const int shared_end = kKeep ? min(p.tiling.shared_tiles, slab.tiles()) : 0;
+  T* dx = static_cast<T*>(p.dx);
+  const auto store = [&](auto& out, const V& e, const V& x) {
+    StoreVector<Reuse::kNever>(dx + out.offset(), applier.Of(e, x));
+    out.Advance();
+  };
+  if (shared_end < slab.tiles()) {
+    const int count = slab.Count(shared_end, slab.tiles());
+    const int last = shared_end + count - 1;
+    const auto apply = [&](auto form) {
+      using F = decltype(form);
+      constexpr Gate kGate = F::kStoreDz ? Gate::kNone : F::kGate;
+      using Item = GradientItem<T, kElements, kGate>;
+      const GradientLoader<T, kElements, kGate> loader(
+          F::kStoreDz ? p.dz : p.buffers.dy, p.buffers);
+      const Gating<T, kElements, kGate> gating(shared, slab);
+      auto in = slab.template At<-1>(last), out = slab.template At<-1>(last);
+      ForEachTile<kInFlight<T, kElements, kGradientArrays<kGate>>, Item>(
+          count,
+          [&](Item* item) {
+            loader.template Load<Reuse::kNever, Reuse::kNever>(
+                slab, in.offset(), item);
+            in.Advance();
+          },
+          [&](Item& item) {
+            gating.Apply(&item);
+            store(out, item.e, item.x);
+          });
+    };
+    if constexpr (std::is_same_v<Form, AnyForm>) {
+      WithBackwardForm(p.buffers.gate, p.dz != nullptr, apply);
+    } else {
+      apply(Form{});
     }
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int tile = slab.tiles() - 1 - done - k;
-      if (tile < 0 || !slab.Has(tile)) continue;
-      if (tile < placement.shared_begin) {
-        gate.Apply(batch[k].x, saved[k], &batch[k].e);
-      }
-      applier.Store(tile, batch[k]);
-    }
+  }
+  if constexpr (kKeep) {
+    struct Pair {
+      V e;
+      V x;
+    };
+    auto out = slab.At(0);
+    SharedTiles<T, kElements> tiles(shared, 0);
+    // Few are enough: shared memory answers in a few dozen cycles.
+    ForEachTile<sizeof(T) == 2 ? 2 : 1, Pair>(
+        slab.Count(0, shared_end),
+        [&](Pair* pair) {
+          pair->e = tiles.Load();
+          pair->x = tiles.Load();
+        },
+        [&](const Pair& pair) { store(out, pair.e, pair.x); });
   }
 }
 

@@ -6,11 +6,11 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/gate.cuh"
 #include "cuda/device/intrinsics.cuh"
 #include "cuda/device/shared_memory.cuh"
-#include "cuda/device/slab.cuh"
 #include "cuda/device/team_sums.cuh"
 #include "cuda/device/tiles.cuh"
 #include "cuda/device/vector.cuh"
@@ -20,41 +20,16 @@
 namespace jax_bnar {
 namespace cuda {
 
-// What a block keeps of a tile: e and x.
+// One thread's sums.
 template <typename T, int kElements>
-struct GradientPair {
-  Vector<T, kElements> e;
-  Vector<T, kElements> x;
-};
-
-// Two tiles of shared memory hold one pair.
-template <typename T, int kElements>
-__device__ __forceinline__ void StorePair(
-    const SharedMemory& shared, int tile,
-    const GradientPair<T, kElements>& pair) {
-  StoreTile(shared, 2 * tile, pair.e);
-  StoreTile(shared, 2 * tile + 1, pair.x);
-}
-
-template <typename T, int kElements>
-__device__ __forceinline__ GradientPair<T, kElements> LoadPair(
-    const SharedMemory& shared, int tile) {
-  return {LoadTile<T, kElements>(shared, 2 * tile),
-          LoadTile<T, kElements>(shared, 2 * tile + 1)};
-}
-
-// Reads pairs of e and x; sums them.
-template <typename T, int kElements>
-class Reducer {
+class GradientSums {
  public:
   using A = Accumulator<T>;
 
-  __device__ __forceinline__ Reducer(const BackwardParameters& p,
-                                     const SharedMemory& shared,
-                                     const Slab<kElements>& slab)
-      : slab_(slab),
-        gate_(p.tiling, p.buffers, p.buffers.gate, shared, slab),
-        p_(p) {
+  template <typename SlabOf>
+  __device__ __forceinline__ GradientSums(const SharedMemory& shared,
+                                          const SlabOf& slab)
+      : mean_(LoadConstants<A, kElements>(shared, kGateMean, slab)) {
     Clear();
   }
 
@@ -63,60 +38,36 @@ class Reducer {
     for (int i = 0; i < kElements; ++i) first_[i] = second_[i] = 0;
   }
 
+  __device__ __forceinline__ void Accumulate(const Vector<T, kElements>& e,
+                                             const Vector<T, kElements>& x) {
+    const Values<A, kElements> es = e.Get(), xs = x.Get();
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      first_[i] += es[i];
+      second_[i] = MultiplyAdd(es[i], Subtract(xs[i], mean_[i]), second_[i]);
+    }
+  }
+
   __device__ __forceinline__ Sums Of(int i) const {
     return {first_[i], second_[i]};
   }
 
-  // Loads of one vector, all in flight before any is used.
-  template <Reuse kReuse>
-  __device__ __forceinline__ void Load(int tile,
-                                       GradientPair<T, kElements>* pair,
-                                       Saved<T, kElements>* saved) const {
-    const int64_t offset = slab_.Offset(tile);
-    pair->e = LoadVector<kReuse, kElements>(
-        static_cast<const T*>(p_.buffers.dy) + offset);
-    pair->x = LoadVector<kReuse, kElements>(
-        static_cast<const T*>(p_.buffers.x) + offset);
-    gate_.template Load<kReuse>(offset, saved);
-  }
-
-  // Gates dy in place, writes dz, adds.
-  template <Reuse kReuse>
-  __device__ __forceinline__ void Accumulate(int tile,
-                                             GradientPair<T, kElements>* pair,
-                                             const Saved<T, kElements>& saved) {
-    gate_.Apply(pair->x, saved, &pair->e);
-    if (p_.dz != nullptr) {
-      StoreVector<kReuse>(static_cast<T*>(p_.dz) + slab_.Offset(tile), pair->e);
-    }
-    const auto mean = gate_.Mean();
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      const A e = pair->e.Get(i);
-      first_[i] += e;
-      second_[i] =
-          MultiplyAdd(e, Subtract(pair->x.Get(i), mean[i]), second_[i]);
-    }
-  }
-
  private:
-  const Slab<kElements>& slab_;
-  Gating<T, kElements> gate_;
-  const BackwardParameters& p_;
-  A first_[kElements];
-  A second_[kElements];
+  Values<A, kElements> mean_;
+  Values<A, kElements> first_;
+  Values<A, kElements> second_;
 };
 
 // The constants of the sums: mean, and what gate kX recomputes y from. All
 // threads of the block call it, and may use the constants afterwards.
-template <typename A, int kElements>
+template <typename A, typename SlabOf>
 __device__ __forceinline__ void SetReduceConstants(const BackwardParameters& p,
                                                    const SharedMemory& shared,
-                                                   const Slab<kElements>& slab,
+                                                   const SlabOf& slab,
                                                    bool whole) {
   const int column = static_cast<int>(threadIdx.x);
   __syncthreads();  // the constants of the slab before are still in use
-  if (slab.HasConstant(column)) {
+  if (slab.HasColumn(column)) {
     const int64_t channels = p.tiling.shape.channels;
     const auto at = [&](const VectorOperand& vector, A otherwise) {
       return ElementOr<A>(vector, channels, slab.group(), slab.channel(column),
@@ -132,45 +83,88 @@ __device__ __forceinline__ void SetReduceConstants(const BackwardParameters& p,
   __syncthreads();
 }
 
-// Sums of the block's share; keeps the last tiles in shared memory.
-template <typename T, int kElements>
+// The sums with everything known that could be a question in a loop.
+template <typename T, int kElements, bool kKeep, Gate kGate, bool kStoreDz,
+          typename SlabOf>
+__device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
+                                               const SharedMemory& shared,
+                                               const SlabOf& slab) {
+  using Item = GradientItem<T, kElements, kGate>;
+  constexpr int kDepth = kInFlight<T, kElements, kGradientArrays<kGate>>;
+  const GradientLoader<T, kElements, kGate> loader(p.buffers.dy, p.buffers);
+  const Gating<T, kElements, kGate> gating(shared, slab);
+  GradientSums<T, kElements> sums(shared, slab);
+  T* dz = static_cast<T*>(p.dz);
+  auto in = slab.At(0), out = slab.At(0);
+
+  const auto load_once = [&](Item* item) {
+    loader.template Load<Reuse::kNever, Reuse::kNever>(slab, in.offset(), item);
+    in.Advance();
+  };
+  // `reuse` of dz.
+  const auto accumulate = [&](auto reuse, Item* item) {
+    gating.Apply(item);
+    if constexpr (kStoreDz) {
+      StoreVector<decltype(reuse)::value>(dz + out.offset(), item->e);
+      out.Advance();
+    }
+    sums.Accumulate(item->e, item->x);
+  };
+  const std::integral_constant<Reuse, Reuse::kNever> never;
+  const std::integral_constant<Reuse, Reuse::kSoon> soon;
+
+  // Two of them hold a pair.
+  SharedTiles<T, kElements> kept_tiles(shared, 0);
+  ForEachSegment(
+      kKeep ? p.tiling.shared_tiles : 0, slab.tiles(),
+      [&](int begin, int end) {
+        if constexpr (kKeep) {
+          ForEachTile<kDepth, Item>(slab.Count(begin, end), load_once,
+                                    [&](Item& item) {
+                                      accumulate(never, &item);
+                                      kept_tiles.Store(item.e);
+                                      kept_tiles.Store(item.x);
+                                    });
+        }
+      },
+      [&](int begin, int end) {
+        // Where there is dz, it is read again instead of dy.
+        constexpr Reuse kReuseE = kStoreDz ? Reuse::kNever : Reuse::kSoon;
+        ForEachTile<kDepth, Item>(
+            slab.Count(begin, end),
+            [&](Item* item) {
+              loader.template Load<kReuseE, Reuse::kSoon>(slab, in.offset(),
+                                                          item);
+              in.Advance();
+            },
+            [&](Item& item) { accumulate(soon, &item); });
+      },
+      [&] {
+        AddToBlock<kElements>(p.tiling, shared, slab,
+                              [&](int i) { return sums.Of(i); });
+        sums.Clear();
+      });
+}
+
+// Sums of the block's share. With kKeep e and x of its first tiles stay in
+// shared memory. `Form` is a BackwardForm, or AnyForm. All threads of the block
+// call it.
+template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf>
 __device__ __forceinline__ void SumGradients(const BackwardParameters& p,
                                              const SharedMemory& shared,
-                                             const Slab<kElements>& slab) {
-  constexpr int kBatch = kBatchOf<T, kElements, 2>;
-  const int tiles = slab.tiles();
-  const TilePlacement placement(tiles, /*held=*/0, p.tiling.shared_tiles);
+                                             const SlabOf& slab) {
   if (static_cast<int>(threadIdx.x) < p.tiling.columns) {
     shared.block[threadIdx.x] = {0, 0};
   }
-  Reducer<T, kElements> reducer(p, shared, slab);
-
-  int t = 0;
-  do {
-    const int flush_end = min(t + kFlushTiles, tiles);
-    for (; t < flush_end; t += kBatch) {
-      GradientPair<T, kElements> batch[kBatch];
-      Saved<T, kElements> saved[kBatch];
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        if (t + k < tiles && slab.Has(t + k)) {
-          reducer.template Load<Reuse::kSoon>(t + k, &batch[k], &saved[k]);
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        if (t + k < tiles && slab.Has(t + k)) {
-          reducer.template Accumulate<Reuse::kSoon>(t + k, &batch[k], saved[k]);
-          if (t + k >= placement.shared_begin) {
-            StorePair(shared, t + k - placement.shared_begin, batch[k]);
-          }
-        }
-      }
-    }
-    AddToBlock<kElements>(p.tiling, shared,
-                          [&](int i) { return reducer.Of(i); });
-    reducer.Clear();
-  } while (t < tiles);
+  const auto sum = [&](auto form) {
+    using F = decltype(form);
+    SumGradientsAs<T, kElements, kKeep, F::kGate, F::kStoreDz>(p, shared, slab);
+  };
+  if constexpr (std::is_same_v<Form, AnyForm>) {
+    WithBackwardForm(p.buffers.gate, p.dz != nullptr, sum);
+  } else {
+    sum(Form{});
+  }
 }
 
 }  // namespace cuda

@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "cuda/host/parameters.h"
 
@@ -20,6 +21,54 @@ __device__ __forceinline__ unsigned char* DynamicShared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return bytes;
 #endif
+}
+
+// The same bits as a value of another type.
+template <typename To, typename From>
+__device__ __forceinline__ To BitsAs(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "bits would be lost");
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// Byte i of the result repeats the highest bit of a byte of `value`: the one
+// that digit i of kBytes, 8 to b, names. __byte_perm has no word for it.
+template <uint32_t kBytes>
+__device__ __forceinline__ uint32_t RepeatSigns(uint32_t value) {
+  static_assert((kBytes & 0xcccc) == 0x8888, "digits from 8 to b");
+#ifdef JAX_BNAR_CUDA_EMULATION
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t byte = kBytes >> 4 * i & 3u;
+    if ((value >> 8 * byte & 0x80u) != 0) result |= 0xffu << 8 * i;
+  }
+  return result;
+#else
+  uint32_t result;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(result) : "r"(value), "n"(kBytes));
+  return result;
+#endif
+}
+
+// max(value, 0), but NaN stays.
+__device__ __forceinline__ float MaxKeepingNan(float value) {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  return value <= 0 ? 0.0f : value;
+#else
+  float result;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(result) : "f"(value));
+  return result;
+#endif
+}
+
+// Of a number that is not negative and below 2^52: the product is off by one at
+// most.
+__device__ __forceinline__ int64_t Quotient(int64_t a, const Divisor& divisor) {
+  const auto quotient =
+      static_cast<int64_t>(static_cast<double>(a) * divisor.reciprocal);
+  const int64_t rest = a - quotient * divisor.value;
+  return quotient + (rest >= divisor.value ? 1 : 0) - (rest < 0 ? 1 : 0);
 }
 
 // Of two that are not negative. A 64-bit division takes far longer.

@@ -6,10 +6,11 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
+#include "cuda/device/forms.cuh"
 #include "cuda/device/intrinsics.cuh"
 #include "cuda/device/shared_memory.cuh"
-#include "cuda/device/slab.cuh"
 #include "cuda/device/statistics.cuh"
 #include "cuda/device/tiles.cuh"
 #include "cuda/device/vector.cuh"
@@ -19,30 +20,32 @@
 namespace jax_bnar {
 namespace cuda {
 
-// What turns an element of one channel into y.
+// What turns an element of one channel into y, but for the ReLU.
 template <typename A>
 struct ForwardConstants {
   A mean;
   A multiplier;
   A bias;
-
-  __device__ __forceinline__ A Apply(A x, bool residual, A z, bool relu) const {
-    A value = MultiplyAdd(Subtract(x, mean), multiplier, bias);
-    if (residual) value = Add(value, z);
-    if (relu) value = value <= 0 ? A{0} : value;  // NaN stays
-    return value;
-  }
 };
+
+template <typename A>
+__device__ __forceinline__ A NormaliseElement(A x, A mean, A multiplier,
+                                              A bias) {
+  return MultiplyAdd(Subtract(x, mean), multiplier, bias);
+}
 
 template <typename A>
 __device__ __forceinline__ ForwardConstants<A> ForwardConstantsOf(
     const AffineOperands& affine, int64_t channels, int64_t group,
     int64_t channel, A mean, A var) {
-  const A scale = ElementOr<A>(affine.scale, channels, group, channel, A{1});
-  return {mean, Multiplier(scale, var, affine.epsilon),
-          ElementOr<A>(affine.bias, channels, group, channel, A{0})};
+  const auto at = [&](const VectorOperand& vector, A otherwise) {
+    return ElementOr<A>(vector, channels, group, channel, otherwise);
+  };
+  return {mean, Multiplier(at(affine.scale, A{1}), var, affine.epsilon),
+          at(affine.bias, A{0})};
 }
 
+// The constants of one column, in shared memory.
 template <typename A>
 __device__ __forceinline__ void SetForwardConstants(const ForwardParameters& p,
                                                     const SharedMemory& shared,
@@ -56,117 +59,140 @@ __device__ __forceinline__ void SetForwardConstants(const ForwardParameters& p,
   shared.Constant<A>(kBias)[column] = constants.bias;
 }
 
-// Residual vectors of one batch of tiles, in the order of the elementwise pass:
-// last tile first.
-template <typename T, int kElements, int kBatch>
-__device__ __forceinline__ void LoadResidual(const Slab<kElements>& slab,
-                                             const T* z, int done,
-                                             Vector<T, kElements>* batch) {
-  if (z == nullptr) return;
-#pragma unroll
-  for (int k = 0; k < kBatch; ++k) {
-    const int tile = slab.tiles() - 1 - done - k;
-    if (tile >= 0 && slab.Has(tile)) {
-      batch[k] = LoadVector<Reuse::kNever, kElements>(z + slab.Offset(tile));
-    }
-  }
-}
-
-template <typename T, int kElements>
+// y of a vector, from the constants that the thread has in registers.
+template <typename T, int kElements, bool kResidual, bool kRelu>
 class Normaliser {
  public:
   using A = Accumulator<T>;
+  using V = Vector<T, kElements>;
 
-  __device__ __forceinline__ Normaliser(const ForwardParameters& p,
-                                        const SharedMemory& shared,
-                                        const Slab<kElements>& slab)
-      : slab_(slab),
-        y_(static_cast<T*>(p.buffers.y)),
-        mask_(p.buffers.mask == nullptr
-                  ? nullptr
-                  : p.buffers.mask +
-                        slab.group() * p.tiling.shape.mask_bytes_per_group()),
-        relu_(p.buffers.relu),
-        residual_(p.buffers.z != nullptr),
-        constants_(shared.Constant<A>(0) + slab.FirstConstant()) {}
+  template <typename SlabOf>
+  __device__ __forceinline__ Normaliser(const SharedMemory& shared,
+                                        const SlabOf& slab) {
+    mean_ = LoadConstants<A, kElements>(shared, kMean, slab);
+    multiplier_ = LoadConstants<A, kElements>(shared, kMultiplier, slab);
+    bias_ = LoadConstants<A, kElements>(shared, kBias, slab);
+  }
 
-  __device__ __forceinline__ void Store(int tile, const Vector<T, kElements>& x,
-                                        const Vector<T, kElements>& z) const {
-    const auto mean = LoadConstants<kElements>(constants_);
-    const auto multiplier =
-        LoadConstants<kElements>(NextConstant(constants_, kMultiplier));
-    const auto bias = LoadConstants<kElements>(NextConstant(constants_, kBias));
-    Vector<T, kElements> y{};
-    uint32_t bits = 0;
+  __device__ __forceinline__ V Of(const V& x, const V& z) const {
+    Values<A, kElements> values = x.Get();
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      const ForwardConstants<A> constants{mean[i], multiplier[i], bias[i]};
-      y.Set(i, constants.Apply(x.Get(i), residual_, z.Get(i), relu_));
-      bits |= (y.Get(i) > 0 ? 1u : 0u) << i;
+      values[i] =
+          NormaliseElement(values[i], mean_[i], multiplier_[i], bias_[i]);
     }
-    const int64_t offset = slab_.Offset(tile);
-    StoreVector<Reuse::kNever>(y_ + offset, y);
-    // Single elements share their byte: PackMask writes it then.
-    if (kElements == 8 && mask_ != nullptr) {
-      mask_[slab_.Bit(offset) / 8] = static_cast<uint8_t>(bits);
+    if constexpr (kResidual) {
+      const Values<A, kElements> residual = z.Get();
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) {
+        values[i] = Add(values[i], residual[i]);
+      }
     }
+    V y;
+    y.Set(values);
+    // Rounding keeps order and sign: it does not matter which one comes first.
+    if constexpr (kRelu) y.Relu();
+    return y;
   }
 
  private:
-  const Slab<kElements>& slab_;
-  T* y_;
-  uint8_t* mask_;
-  bool relu_;
-  bool residual_;
-  const A* constants_;
+  Values<A, kElements> mean_;
+  Values<A, kElements> multiplier_;
+  Values<A, kElements> bias_;
 };
 
-// The elementwise pass, last tile first: those are on chip, then in L2. `early`
-// has the residual of the tiles in registers, or else of the first batch.
-template <typename T, int kElements, int kHeld, int kBatch>
-__device__ __forceinline__ void NormaliseTiles(
-    const ForwardParameters& p, const SharedMemory& shared,
-    const Slab<kElements>& slab, const Held<T, kElements, kHeld>& held,
-    Vector<T, kElements>* early) {
-  const Normaliser<T, kElements> normaliser(p, shared, slab);
+template <typename T, int kElements, bool kResidual>
+struct ForwardItem {
+  Vector<T, kElements> x;
+  Vector<T, kElements> z;
+};
+template <typename T, int kElements>
+struct ForwardItem<T, kElements, false> {
+  Vector<T, kElements> x;
+};
+
+// The elementwise pass with everything known that could be a question in a
+// loop.
+template <typename T, int kElements, bool kKeep, bool kResidual, bool kRelu,
+          bool kMask, typename SlabOf>
+__device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
+                                                 const SharedMemory& shared,
+                                                 const SlabOf& slab) {
+  using V = Vector<T, kElements>;
+  using Item = ForwardItem<T, kElements, kResidual>;
+  constexpr int kArrays = kResidual ? 2 : 1;
+  constexpr int kDepth = kInFlight<T, kElements, kArrays>;
+  const Normaliser<T, kElements, kResidual, kRelu> normaliser(shared, slab);
   const T* x = static_cast<const T*>(p.buffers.x);
   const T* z = static_cast<const T*>(p.buffers.z);
-  const TilePlacement placement(slab.tiles(), kHeld, p.tiling.shared_tiles);
-  if constexpr (kHeld > 0) {
-#pragma unroll
-    for (int done = 0; done < kHeld; done += kBatch) {
-      if (done > 0) LoadResidual<T, kElements, kBatch>(slab, z, done, early);
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        const int tile = slab.tiles() - 1 - done - k;
-        const int i = kHeld - 1 - done - k;
-        if (i >= 0 && tile >= 0 && slab.Has(tile)) {
-          normaliser.Store(tile, held.vectors[i < 0 ? 0 : i], early[k]);
-        }
-      }
+  T* y = static_cast<T*>(p.buffers.y);
+  uint8_t* mask = p.buffers.mask;
+  const int shared_end = kKeep ? min(p.tiling.shared_tiles, slab.tiles()) : 0;
+
+  const auto load_residual = [&](auto& in, auto* item) {
+    if constexpr (kResidual) {
+      item->z = LoadVector<Reuse::kNever, kElements>(z + in.offset());
     }
+  };
+  const auto store = [&](auto& out, const V& x, const auto& item) {
+    V y_vector;
+    if constexpr (kResidual) {
+      y_vector = normaliser.Of(x, item.z);
+    } else {
+      y_vector = normaliser.Of(x, V{});
+    }
+    StoreVector<Reuse::kNever>(y + out.offset(), y_vector);
+    if constexpr (kMask) {
+      mask[slab.MaskByte(out.offset())] =
+          static_cast<uint8_t>(y_vector.PositiveBits());
+    }
+    out.Advance();
+  };
+
+  if (shared_end < slab.tiles()) {
+    const int count = slab.Count(shared_end, slab.tiles());
+    const int last = shared_end + count - 1;
+    auto in = slab.template At<-1>(last), out = slab.template At<-1>(last);
+    ForEachTile<kDepth, Item>(
+        count,
+        [&](Item* item) {
+          item->x = LoadVector<Reuse::kNever, kElements>(x + in.offset());
+          load_residual(in, item);
+          in.Advance();
+        },
+        [&](const Item& item) { store(out, item.x, item); });
   }
-  for (int done = kHeld; done < slab.tiles(); done += kBatch) {
-    Vector<T, kElements> batch[kBatch];
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int tile = slab.tiles() - 1 - done - k;
-      if (tile < 0 || !slab.Has(tile)) continue;
-      if (tile >= placement.shared_begin) {
-        batch[k] =
-            LoadTile<T, kElements>(shared, tile - placement.shared_begin);
-      } else {
-        batch[k] = LoadVector<Reuse::kNever, kElements>(x + slab.Offset(tile));
-      }
-    }
-    if (done > 0) LoadResidual<T, kElements, kBatch>(slab, z, done, early);
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int tile = slab.tiles() - 1 - done - k;
-      if (tile >= 0 && slab.Has(tile)) {
-        normaliser.Store(tile, batch[k], early[k]);
-      }
-    }
+  if constexpr (kKeep) {
+    auto in = slab.At(0), out = slab.At(0);
+    SharedTiles<T, kElements> tiles(shared, 0);
+    ForEachTile<kDepth, Item>(
+        slab.Count(0, shared_end),
+        [&](Item* item) {
+          item->x = tiles.Load();
+          load_residual(in, item);
+          in.Advance();
+        },
+        [&](const Item& item) { store(out, item.x, item); });
+  }
+}
+
+// The elementwise pass: tiles that L2 may still have, last one first, then
+// those in shared memory. `Form` is a ForwardForm, or AnyForm.
+template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf>
+__device__ __forceinline__ void NormaliseTiles(const ForwardParameters& p,
+                                               const SharedMemory& shared,
+                                               const SlabOf& slab) {
+  const auto normalise = [&](auto form) {
+    using F = decltype(form);
+    NormaliseTilesAs<T, kElements, kKeep, F::kResidual, F::kRelu, F::kMask>(
+        p, shared, slab);
+  };
+  if constexpr (std::is_same_v<Form, AnyForm>) {
+    // Single elements share their byte of a mask, which PackMask writes.
+    WithForwardForm(p.buffers.z != nullptr, p.buffers.relu, /*mask=*/false,
+                    normalise);
+  } else {
+    normalise(Form{});
   }
 }
 

@@ -13,7 +13,6 @@
 #include "cuda/device/normalise.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/host/parameters.h"
-#include "cuda/host/plan.h"
 #include "native/numerics.h"
 
 namespace jax_bnar {
@@ -43,25 +42,28 @@ struct FlatRange {
   int planes;
 };
 
+// The first `count` elements, one by one.
 template <typename T>
-__device__ __forceinline__ void LoadSingly(const T* address, int count,
-                                           Vector<T, kWidth>* vector) {
+__device__ __forceinline__ Values<Accumulator<T>, kWidth> LoadSingly(
+    const T* address, int count) {
+  Values<Accumulator<T>, kWidth> values{};
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     if (i < count) {
-      vector->Set(i, LoadVector<Reuse::kNever, 1>(address + i).Get(0));
+      values[i] = LoadVector<Reuse::kNever, 1>(address + i).Get()[0];
     }
   }
+  return values;
 }
 
 template <typename T>
-__device__ __forceinline__ void StoreSingly(T* address, int count,
-                                            const Vector<T, kWidth>& vector) {
+__device__ __forceinline__ void StoreSingly(
+    T* address, int count, const Values<Accumulator<T>, kWidth>& values) {
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     if (i < count) {
       Vector<T, 1> single;
-      single.Set(0, vector.Get(i));
+      single.Set({{values[i]}});
       StoreVector<Reuse::kNever>(address + i, single);
     }
   }
@@ -121,8 +123,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     const int left = range.elements - at;
     if (left <= 0) continue;
     if (left < kWidth) {  // the end of a group, alone and not to be vectorised
-      LoadSingly(x + at, left, &xs[k]);
-      if (residual) LoadSingly(z + at, left, &zs[k]);
+      xs[k].Set(LoadSingly(x + at, left));
+      if (residual) zs[k].Set(LoadSingly(z + at, left));
     }
     const int plane = (range.before + at) / inner;
     const int in_plane = range.before + at - plane * inner;
@@ -132,20 +134,21 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                                    biases[plane]};
     const ForwardConstants<A> there{means[next], multipliers[next],
                                     biases[next]};
-    uint32_t bits = 0;
+    Values<A, kWidth> values = xs[k].Get();
+    const Values<A, kWidth> zs_values = zs[k].Get();
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
       const bool is_here = in_plane + i < inner;
-      const ForwardConstants<A> constants{
-          is_here ? here.mean : there.mean,
-          is_here ? here.multiplier : there.multiplier,
-          is_here ? here.bias : there.bias};
-      xs[k].Set(i, constants.Apply(xs[k].Get(i), residual, zs[k].Get(i),
-                                   p.buffers.relu));
-      bits |= (xs[k].Get(i) > 0 ? 1u : 0u) << i;
+      values[i] = NormaliseElement(values[i], is_here ? here.mean : there.mean,
+                                   is_here ? here.multiplier : there.multiplier,
+                                   is_here ? here.bias : there.bias);
+      if (residual) values[i] = Add(values[i], zs_values[i]);
     }
+    xs[k].Set(values);
+    if (p.buffers.relu) xs[k].Relu();
+    uint32_t bits = xs[k].PositiveBits();
     if (left < kWidth) {
-      StoreSingly(y + at, left, xs[k]);
+      StoreSingly(y + at, left, xs[k].Get());
       bits &= (1u << left) - 1u;
     } else {
       StoreVector<Reuse::kNever>(y + at, xs[k]);

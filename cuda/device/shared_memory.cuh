@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "cuda/device/intrinsics.cuh"
+#include "cuda/device/vector.cuh"
 #include "cuda/host/parameters.h"
 
 namespace jax_bnar {
@@ -34,34 +35,17 @@ struct SharedMemory {
   }
 };
 
-// The constants of one vector's columns. Read where they are used rather than
-// kept: registers are for tiles, and a read is one or two cycles for eight
-// elements.
-template <typename A, int kElements>
-struct alignas(kElements == 8 ? 16 : sizeof(A)) Constants {
-  A values[kElements];
-  __device__ __forceinline__ A operator[](int i) const { return values[i]; }
-};
-
-// From a column of the first constant to the same column of another.
-template <typename A>
-__device__ __forceinline__ const A* NextConstant(const A* first, int which) {
-  return reinterpret_cast<const A*>(reinterpret_cast<const double*>(first) +
-                                    which * kMaxColumns);
-}
-
-template <int kElements, typename A>
-__device__ __forceinline__ Constants<A, kElements> LoadConstants(
-    const A* address) {
-  Constants<A, kElements> constants;
-  if constexpr (kElements == 8 && sizeof(A) == 4) {
-    *reinterpret_cast<float4*>(constants.values) =
-        *reinterpret_cast<const float4*>(address);
-    *reinterpret_cast<float4*>(constants.values + 4) =
-        *reinterpret_cast<const float4*>(address + 4);
-  } else {
+// The constants of a thread's elements, which stay in registers for a pass:
+// read for each vector, they would take more of the memory pipes than the
+// vector itself. Where channels are first, all elements have the same one.
+template <typename A, int kElements, typename SlabOf>
+__device__ __forceinline__ Values<A, kElements> LoadConstants(
+    const SharedMemory& shared, int which, const SlabOf& slab) {
+  const A* address = shared.Constant<A>(which) + slab.FirstConstant();
+  Values<A, kElements> constants;
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) constants.values[i] = address[i];
+  for (int i = 0; i < kElements; ++i) {
+    constants[i] = SlabOf::kPlanes && i > 0 ? constants[0] : address[i];
   }
   return constants;
 }

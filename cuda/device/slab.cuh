@@ -13,74 +13,142 @@
 namespace jax_bnar {
 namespace cuda {
 
-// A block's share of a slab, as one thread sees it: tile by tile, a vector of
-// each. Whatever the tiling knows is read from there, to save registers.
-template <int kElements>
+// First elements of a thread's vectors, from one tile to the next or to the one
+// before (`kStep` is 1 or -1). What the tiling knows is read from there, to
+// save registers.
+template <Layout kLayout, int kElements, int kStep>
+class Cursor;
+
+template <int kElements, int kStep>
+class Cursor<Layout::kChannelsLast, kElements, kStep> {
+ public:
+  __device__ __forceinline__ Cursor(const Tiling& tiling, int64_t first,
+                                    int64_t, int tile)
+      : tiling_(tiling), offset_(first + tile * tiling.tile_stride) {}
+
+  __device__ __forceinline__ int64_t offset() const { return offset_; }
+  __device__ __forceinline__ void Advance() {
+    offset_ += kStep * tiling_.tile_stride;
+  }
+
+ private:
+  const Tiling& tiling_;
+  int64_t offset_;
+};
+
+// A division finds the first vector, and additions those after it.
+template <int kElements, int kStep>
+class Cursor<Layout::kChannelsFirst, kElements, kStep> {
+ public:
+  __device__ __forceinline__ Cursor(const Tiling& tiling, int64_t base,
+                                    int64_t first_vector, int tile)
+      : tiling_(tiling) {
+    const int64_t vector = first_vector + static_cast<int64_t>(tile) * kThreads;
+    const int64_t plane = Quotient(vector, tiling.vectors_per_plane);
+    in_plane_ = vector - plane * tiling.vectors_per_plane.value;
+    plane_ = base + plane * tiling.plane_stride;
+  }
+
+  __device__ __forceinline__ int64_t offset() const {
+    return plane_ + in_plane_ * kElements;
+  }
+  __device__ __forceinline__ void Advance() {
+    in_plane_ += kStep * tiling_.tile_vectors;
+    plane_ += kStep * tiling_.tile_stride;
+    const int64_t vectors = tiling_.vectors_per_plane.value;
+    if (kStep > 0 ? in_plane_ >= vectors : in_plane_ < 0) {
+      in_plane_ -= kStep * vectors;
+      plane_ += kStep * tiling_.plane_stride;
+    }
+  }
+
+ private:
+  const Tiling& tiling_;
+  int64_t plane_;     // its first element
+  int64_t in_plane_;  // vectors before this one
+};
+
+// A block's share of a slab, as one thread sees it: a vector of each tile.
+template <Layout kLayout, int kElements>
 class Slab {
  public:
+  static constexpr bool kPlanes = kLayout == Layout::kChannelsFirst;
+  template <int kStep>
+  using CursorOf = Cursor<kLayout, kElements, kStep>;
+
   __device__ __forceinline__ Slab(const Tiling& tiling, int64_t index, int rank)
       : tiling_(tiling) {
     const Shape& shape = tiling.shape;
     const int lane = static_cast<int>(threadIdx.x) & (tiling.row_vectors - 1);
-    const int tile_rows = kThreads / tiling.row_vectors;
-    group_ = static_cast<int>(index / tiling.slabs_per_group);
-    const int64_t in_group = index - group_ * tiling.slabs_per_group;
+    // Both are powers of 2.
+    const int log_tile_rows = __ffs(kThreads / tiling.row_vectors) - 1;
+    const int tile_rows = 1 << log_tile_rows;
+    group_ = static_cast<int>(Quotient(index, tiling.slabs_per_group));
+    const int64_t in_group = index - group_ * tiling.slabs_per_group.value;
     const int64_t begin = rank * tiling.rows_per_block;
     int64_t end = begin + tiling.rows_per_block;
     if (end > tiling.rows) end = tiling.rows;
-    tiles_ = begin < end
-                 ? static_cast<int>((end - begin + tile_rows - 1) / tile_rows)
-                 : 0;
+    tiles_ =
+        begin < end
+            ? static_cast<int>((end - begin + tile_rows - 1) >> log_tile_rows)
+            : 0;
     const int64_t row =
-        begin + static_cast<int>(threadIdx.x) / tiling.row_vectors;
-    if (tiling.planes) {
+        begin + (static_cast<int>(threadIdx.x) >> (8 - log_tile_rows));
+    if constexpr (kPlanes) {
       channel_ = in_group;
-      first_ = row * tiling.row_vectors + lane;
+      first_vector_ = row * tiling.row_vectors + lane;
       base_ = (group_ * shape.rows * shape.channels + channel_) * shape.inner;
       int64_t last = end * tiling.row_vectors;
       if (last > tiling.vectors) last = tiling.vectors;
-      mine_ = first_ < last
-                  ? static_cast<int>((last - first_ + kThreads - 1) / kThreads)
+      mine_ = first_vector_ < last
+                  ? static_cast<int>((last - first_vector_ + kThreads - 1) /
+                                     kThreads)
                   : 0;
     } else {
       channel_ = in_group * tiling.columns;
       const int64_t vector = in_group * tiling.row_vectors + lane;
       base_ = (group_ * shape.rows + row) * shape.channels + vector * kElements;
-      first_ = 0;
-      mine_ = row < end && vector < tiling.vectors
-                  ? static_cast<int>((end - row + tile_rows - 1) / tile_rows)
-                  : 0;
+      first_vector_ = 0;
+      mine_ =
+          row < end && vector < tiling.vectors
+              ? static_cast<int>((end - row + tile_rows - 1) >> log_tile_rows)
+              : 0;
     }
   }
 
   __device__ __forceinline__ int64_t group() const { return group_; }
-  // Columns have sums. In the planes layout there is one, but its constants are
-  // repeated for each element of a vector.
+  // A column has sums and constants. Where channels are first there is one.
   __device__ __forceinline__ int64_t channel(int column) const {
-    return channel_ + (tiling_.planes ? 0 : column);
-  }
-  __device__ __forceinline__ bool HasConstant(int column) const {
-    if (tiling_.planes) return column < kElements;
-    return column < tiling_.columns && channel(column) < tiling_.shape.channels;
+    return channel_ + column;
   }
   __device__ __forceinline__ bool HasColumn(int column) const {
-    return column < tiling_.columns && HasConstant(column);
+    return column < tiling_.columns && channel(column) < tiling_.shape.channels;
   }
   // Column of the constants of this thread's first element; those of the others
   // follow.
   __device__ __forceinline__ int FirstConstant() const {
-    return tiling_.planes
+    return kPlanes
                ? 0
                : (static_cast<int>(threadIdx.x) & (tiling_.row_vectors - 1)) *
                      kElements;
   }
   // Column of the sums of this thread's element i.
   __device__ __forceinline__ int Column(int i) const {
-    return tiling_.planes ? 0 : FirstConstant() + i;
+    return kPlanes ? 0 : FirstConstant() + i;
   }
-  // Of the block; this thread has vectors in the first of them.
+  // Tiles of the block. This thread has a vector in the first ones of them, in
+  // all but the last or in all, or, beyond the channels, in none.
   __device__ __forceinline__ int tiles() const { return tiles_; }
   __device__ __forceinline__ bool Has(int tile) const { return tile < mine_; }
+  // How many of the tiles [begin, end) have a vector of this thread.
+  __device__ __forceinline__ int Count(int begin, int end) const {
+    return max(min(end, mine_) - begin, 0);
+  }
+  // This thread's vector of a tile, and from there on upwards or downwards.
+  template <int kStep = 1>
+  __device__ __forceinline__ CursorOf<kStep> At(int tile) const {
+    return CursorOf<kStep>(tiling_, base_, first_vector_, tile);
+  }
   // Any element of a channel of this slab, of shape.count().
   __device__ __forceinline__ int64_t OffsetInChannel(int column,
                                                      int64_t element) const {
@@ -90,18 +158,17 @@ class Slab {
                shape.inner +
            (element - row * shape.inner);
   }
-  // First element of this thread's vector.
-  __device__ __forceinline__ int64_t Offset(int tile) const {
-    if (!tiling_.planes) return base_ + tile * tiling_.tile_stride;
-    const int64_t vector = first_ + static_cast<int64_t>(tile) * kThreads;
-    const int64_t plane = Quotient(vector, tiling_.vectors_per_plane);
-    const int64_t in_plane = vector - plane * tiling_.vectors_per_plane;
-    return base_ + plane * tiling_.shape.channels * tiling_.shape.inner +
-           in_plane * kElements;
+  // Where the mask has the bits of a vector: the byte, and the lowest bit. A
+  // group of which vectors have eight elements ends with a byte.
+  __device__ __forceinline__ int64_t MaskByte(int64_t offset) const {
+    if constexpr (kElements == 8) return offset >> 3;
+    const Shape& shape = tiling_.shape;
+    return group_ * shape.mask_bytes_per_group() +
+           (offset - group_ * shape.group_size()) / 8;
   }
-  // Bit of the group's mask for an element of the array.
-  __device__ __forceinline__ int64_t Bit(int64_t offset) const {
-    return offset - group_ * tiling_.shape.group_size();
+  __device__ __forceinline__ int MaskBit(int64_t offset) const {
+    if constexpr (kElements == 8) return 0;
+    return static_cast<int>((offset - group_ * tiling_.shape.group_size()) % 8);
   }
 
  private:
@@ -111,7 +178,7 @@ class Slab {
   int mine_;
   int64_t channel_;
   int64_t base_;
-  int64_t first_;  // planes layout: vector of the first tile
+  int64_t first_vector_;  // planes layout
 };
 
 }  // namespace cuda

@@ -11,7 +11,6 @@
 
 #include "cuda/device/intrinsics.cuh"
 #include "cuda/device/shared_memory.cuh"
-#include "cuda/device/slab.cuh"
 #include "cuda/device/team_sums.cuh"
 #include "cuda/device/tiles.cuh"
 #include "cuda/device/vector.cuh"
@@ -27,9 +26,11 @@ __device__ __forceinline__ bool IsFinite(float v) { return v - v == 0; }
 __device__ __forceinline__ bool IsFinite(double v) { return v - v == 0; }
 
 // An element of a channel, or 0 instead of one that would make every sum NaN.
-template <typename T, int kElements>
-__device__ __forceinline__ Accumulator<T> FiniteElement(
-    const T* x, const Slab<kElements>& slab, int column, int64_t element) {
+template <typename T, typename SlabOf>
+__device__ __forceinline__ Accumulator<T> FiniteElement(const T* x,
+                                                        const SlabOf& slab,
+                                                        int column,
+                                                        int64_t element) {
   using Bits = typename Element<T>::Bits;
   const auto value =
       Element<T>::Decode(*(reinterpret_cast<const Bits*>(x) +
@@ -43,9 +44,9 @@ __device__ __forceinline__ Accumulator<T> FiniteElement(
 // of elements where the origin is the outlier. So there it is the one of 16
 // elements that is nearest to the mean of these, without their smallest and
 // their largest. An element, not that mean: a constant channel has variance 0.
-template <typename T, int kElements>
+template <typename T, typename SlabOf>
 __device__ __forceinline__ Accumulator<T> OriginOf(const T* x,
-                                                   const Slab<kElements>& slab,
+                                                   const SlabOf& slab,
                                                    int column, int64_t count) {
   using A = Accumulator<T>;
   A origin = FiniteElement(x, slab, column, 0);
@@ -68,42 +69,32 @@ __device__ __forceinline__ Accumulator<T> OriginOf(const T* x,
   return origin;
 }
 
-// Each the middle one of the first three of a thread, so that one outlier among
-// them is not it: n squares of an outlier added in float are off by n^2 / 2^25
-// of one.
+// What a thread subtracts from its elements before it adds them in float. Each
+// is the middle one of the thread's first three, so that an outlier among them
+// is not taken: n squares of an outlier added in float are off by n^2 / 2^25 of
+// one. One that is not finite would make every sum NaN, and becomes 0.
 template <typename T, int kElements>
-__device__ __forceinline__ Vector<T, kElements> LoadShift(
-    const T* x, const Slab<kElements>& slab) {
+__device__ __forceinline__ Values<Accumulator<T>, kElements> ShiftOf(
+    const Vector<T, kElements>& first, const Vector<T, kElements>& second,
+    const Vector<T, kElements>& third) {
   using A = Accumulator<T>;
-  Vector<T, kElements> first[3];
-#pragma unroll
-  for (int k = 0; k < 3; ++k) {
-    first[k] = LoadVector<Reuse::kSoon, kElements>(
-        x + slab.Offset(slab.Has(2) ? k : 0));
-  }
+  const auto as = first.Get(), bs = second.Get(), cs = third.Get();
+  Values<A, kElements> shift;
 #pragma unroll
   for (int i = 0; i < kElements; ++i) {
-    const A a = first[0].Get(i), b = first[1].Get(i), c = first[2].Get(i);
+    const A a = as[i], b = bs[i], c = cs[i];
     const A low = a < b ? a : b, high = a < b ? b : a;
-    first[0].Set(i, c < low ? low : c > high ? high : c);
+    const A middle = c < low ? low : c > high ? high : c;
+    shift[i] = IsFinite(middle) ? middle : A{0};
   }
-  return first[0];
+  return shift;
 }
 
-// One thread's sums around a shift. In float that is LoadShift's: where |mean|
+// One thread's sums around a shift. In float that is ShiftOf's: where |mean|
 // >> std it is near the mean. In double it is the origin.
 template <typename T, int kElements>
 struct ShiftedSums {
   using A = Accumulator<T>;
-
-  __device__ __forceinline__ void Start(const Vector<T, kElements>& first) {
-    shift = first;
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      if (!IsFinite(first.Get(i))) shift.Set(i, A{0});
-    }
-    Clear();
-  }
 
   __device__ __forceinline__ void Clear() {
     count = 0;
@@ -112,10 +103,10 @@ struct ShiftedSums {
   }
 
   __device__ __forceinline__ void Accumulate(const Vector<T, kElements>& x) {
-    ++count;
+    const Values<A, kElements> values = x.Get();
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      const A d = Subtract(x.Get(i), shift.Get(i));
+      const A d = Subtract(values[i], shift[i]);
       sum[i] += d;
       squares[i] = MultiplyAdd(d, d, squares[i]);
     }
@@ -124,98 +115,107 @@ struct ShiftedSums {
   // Of element i, around `origin` instead. In double nothing of a float is
   // lost: origin is an element too, so (origin - mean)^2 <= n * var.
   __device__ __forceinline__ Sums Around(int i, A origin) const {
-    const double d = static_cast<double>(shift.Get(i)) - origin;
+    const double d = static_cast<double>(shift[i]) - origin;
     const double n = count;
     return {sum[i] + n * d, squares[i] + d * (2 * sum[i] + n * d)};
   }
 
-  Vector<T, kElements> shift;
-  A sum[kElements];
-  A squares[kElements];
-  int count;
+  Values<A, kElements> shift;
+  Values<A, kElements> sum;
+  Values<A, kElements> squares;
+  int count;  // vectors in the sums
 };
 
-// Sums of the block's share; keeps the last tiles in `held` and shared memory.
-template <typename T, int kElements, int kHeld>
+// Sums of the block's share. With kKeep its first tiles stay in shared memory.
+// All threads of the block call it.
+template <typename T, int kElements, bool kKeep, typename SlabOf>
 __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
                                               const SharedMemory& shared,
-                                              const Slab<kElements>& slab,
-                                              const T* x,
-                                              Held<T, kElements, kHeld>& held) {
+                                              const SlabOf& slab, const T* x) {
   using A = Accumulator<T>;
-  constexpr int kBatch = kBatchOf<T, kElements, 4>;
-  const TilePlacement placement(slab.tiles(), kHeld, tiling.shared_tiles);
+  using V = Vector<T, kElements>;
+  // Where channels are first, it takes registers to find a vector.
+  constexpr int kMost = SlabOf::kPlanes && kElements == 8 ? 3 : 8;
+  constexpr int kDepth =
+      kInFlight<T, kElements, 1> < kMost ? kInFlight<T, kElements, 1> : kMost;
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread < tiling.columns) shared.block[thread] = {0, 0};
-  if (slab.HasColumn(thread)) {
-    shared.Constant<A>(kOrigin)[thread] =
-        OriginOf(x, slab, thread, tiling.shape.count());
+  const bool has_column = slab.HasColumn(thread);
+  // On its way while the shift is.
+  A origin = 0;
+  if (has_column) origin = OriginOf(x, slab, thread, tiling.shape.count());
+  V first[3]{};
+  if constexpr (!std::is_same_v<T, double>) {
+    auto ahead = slab.At(0);
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      if (slab.Has(i)) {
+        first[i] = LoadVector<Reuse::kSoon, kElements>(x + ahead.offset());
+      }
+      ahead.Advance();
+    }
   }
+  if (thread < tiling.columns) shared.block[thread] = {0, 0};
+  if (has_column) shared.Constant<A>(kOrigin)[thread] = origin;
   __syncthreads();
+
   ShiftedSums<T, kElements> sums;
-  Vector<T, kElements> shift{};
   if constexpr (std::is_same_v<T, double>) {
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
       const int column = slab.Column(i);
-      if (slab.HasColumn(column)) {
-        shift.Set(i, shared.Constant<A>(kOrigin)[column]);
-      }
+      sums.shift[i] =
+          slab.HasColumn(column) ? shared.Constant<A>(kOrigin)[column] : A{0};
     }
-  } else if (slab.Has(0)) {
-    shift = LoadShift<T, kElements>(x, slab);
+  } else {
+    sums.shift = slab.Has(2) ? ShiftOf(first[0], first[1], first[2])
+                             : ShiftOf(first[0], first[0], first[0]);
+    if constexpr (SlabOf::kPlanes) {
+      // One for all, because all are of the same channel.
+#pragma unroll
+      for (int i = 1; i < kElements; ++i) sums.shift[i] = sums.shift[0];
+    }
   }
-  sums.Start(shift);
-
-  int t = 0;
-  bool more;
-  do {
-    const int flush_end = min(t + kFlushTiles, placement.held_begin);
-    for (; t < flush_end; t += kBatch) {
-      Vector<T, kElements> batch[kBatch];
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        if (t + k < placement.held_begin && slab.Has(t + k)) {
-          batch[k] =
-              LoadVector<Reuse::kSoon, kElements>(x + slab.Offset(t + k));
+  sums.Clear();
+  auto cursor = slab.At(0);
+  SharedTiles<T, kElements> kept_tiles(shared, 0);
+  ForEachSegment(
+      kKeep ? tiling.shared_tiles : 0, slab.tiles(),
+      [&](int begin, int end) {
+        if constexpr (kKeep) {
+          const int count = slab.Count(begin, end);
+          sums.count += count;
+          ForEachTile<kDepth, V>(
+              count,
+              [&](V* v) {
+                *v = LoadVector<Reuse::kNever, kElements>(x + cursor.offset());
+                cursor.Advance();
+              },
+              [&](const V& v) {
+                kept_tiles.Store(v);
+                sums.Accumulate(v);
+              });
         }
-      }
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        if (t + k < placement.held_begin && slab.Has(t + k)) {
-          if (t + k >= placement.shared_begin) {
-            StoreTile(shared, t + k - placement.shared_begin, batch[k]);
-          }
-          sums.Accumulate(batch[k]);
-        }
-      }
-    }
-    more = t < placement.held_begin;
-    if constexpr (kHeld > 0) {
-      if (!more) {
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i) {
-          const int tile = slab.tiles() - kHeld + i;
-          if (tile >= 0 && slab.Has(tile)) {
-            held.vectors[i] =
-                LoadVector<Reuse::kNever, kElements>(x + slab.Offset(tile));
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i) {
-          const int tile = slab.tiles() - kHeld + i;
-          if (tile >= 0 && slab.Has(tile)) sums.Accumulate(held.vectors[i]);
-        }
-      }
-    }
-    AddToBlock<kElements>(tiling, shared, [&](int i) {
-      const int column = slab.Column(i);
-      return slab.HasColumn(column)
-                 ? sums.Around(i, shared.Constant<A>(kOrigin)[column])
-                 : Sums{0, 0};
-    });
-    sums.Clear();
-  } while (more);
+      },
+      [&](int begin, int end) {
+        const int count = slab.Count(begin, end);
+        sums.count += count;
+        ForEachTile<kDepth, V>(
+            count,
+            [&](V* v) {
+              *v = LoadVector<Reuse::kSoon, kElements>(x + cursor.offset());
+              cursor.Advance();
+            },
+            [&](const V& v) { sums.Accumulate(v); });
+      },
+      [&] {
+        AddToBlock<kElements>(tiling, shared, slab, [&](int i) {
+          const int column = slab.Column(i);
+          return slab.HasColumn(column)
+                     ? sums.Around(i, shared.Constant<A>(kOrigin)[column])
+                     : Sums{0, 0};
+        });
+        sums.Clear();
+      });
 }
 
 }  // namespace cuda

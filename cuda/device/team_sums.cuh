@@ -32,34 +32,66 @@ __device__ __forceinline__ Sums ExchangeLanes(const Sums& sums, int distance) {
           __shfl_xor_sync(0xffffffffu, sums.second, distance)};
 }
 
+// Adds the sums of the lanes of a warp that have the same columns, those that
+// are `distance` apart and then half of it until row_vectors, and stores them.
+// Two lanes share the elements that both have: each sends half of its sums and
+// adds the other half, which takes half of the shuffles. element(j) gives the
+// sums of element first + j.
+template <int kCount, typename F>
+__device__ __forceinline__ void AddLanes(int row_vectors, int distance,
+                                         int lane, int first, Sums* scratch,
+                                         F element) {
+  if (distance < row_vectors) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) scratch[first + j] = element(j);
+    return;
+  }
+  if constexpr (kCount > 1) {
+    constexpr int kHalf = kCount / 2;
+    const bool upper = (lane & distance) != 0;
+    Sums halves[kHalf];
+#pragma unroll
+    for (int j = 0; j < kHalf; ++j) {
+      const Sums low = element(j), high = element(j + kHalf);
+      const Sums sent{upper ? low.first : high.first,
+                      upper ? low.second : high.second};
+      halves[j] = {upper ? high.first : low.first,
+                   upper ? high.second : low.second};
+      Add(&halves[j], ExchangeLanes(sent, distance));
+    }
+    AddLanes<kHalf>(row_vectors, distance / 2, lane,
+                    first + (upper ? kHalf : 0), scratch,
+                    [&](int j) { return halves[j]; });
+  } else {
+    Sums sums = element(0);
+    bool stores = true;
+    for (; distance >= row_vectors; distance /= 2) {
+      Add(&sums, ExchangeLanes(sums, distance));
+      stores = stores && (lane & distance) == 0;
+    }
+    if (stores) scratch[first] = sums;
+  }
+}
+
 // Adds what the threads hold to shared.block. element(i) gives the sums of this
 // thread's element i. All threads of the block call it.
-template <int kElements, typename F>
+template <int kElements, typename SlabOf, typename F>
 __device__ __forceinline__ void AddToBlock(const Tiling& tiling,
                                            const SharedMemory& shared,
-                                           F element) {
+                                           const SlabOf& slab, F element) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / 32;
   const int lane = thread % 32;
-  if (tiling.planes) {
-    Sums sums = element(0);
+  Sums* scratch = shared.scratch + thread / 32 * kMaxColumns;
+  if constexpr (SlabOf::kPlanes) {
+    AddLanes<1>(/*row_vectors=*/1, 16, lane, 0, scratch, [&](int) {
+      Sums sums = element(0);
 #pragma unroll
-    for (int i = 1; i < kElements; ++i) Add(&sums, element(i));
-    for (int distance = 16; distance > 0; distance /= 2) {
-      Add(&sums, ExchangeLanes(sums, distance));
-    }
-    if (lane == 0) shared.scratch[warp * kMaxColumns] = sums;
+      for (int i = 1; i < kElements; ++i) Add(&sums, element(i));
+      return sums;
+    });
   } else {
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      Sums sums = element(i);
-      for (int distance = 16; distance >= tiling.row_vectors; distance /= 2) {
-        Add(&sums, ExchangeLanes(sums, distance));
-      }
-      if (lane < tiling.row_vectors) {
-        shared.scratch[warp * kMaxColumns + lane * kElements + i] = sums;
-      }
-    }
+    AddLanes<kElements>(tiling.row_vectors, 16, lane, slab.FirstConstant(),
+                        scratch, element);
   }
   __syncthreads();
   if (thread < tiling.columns) {

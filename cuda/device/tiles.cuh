@@ -1,4 +1,5 @@
-// Which tiles of a block stay on chip between the two passes, and where.
+// How a block goes through its tiles: which of them stay on chip between the
+// two passes and where, and the one loop of all passes.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_TILES_CUH_
 #define JAX_BNAR_CUDA_DEVICE_TILES_CUH_
@@ -14,66 +15,113 @@
 namespace jax_bnar {
 namespace cuda {
 
-// Tiles whose sums a thread takes in the accumulation dtype before they are
+// Tiles whose sums a thread accumulates in its own dtype before they are
 // added in double: bounds the rounding of float sums.
 constexpr int kFlushTiles = 256;
 
-// Vectors in flight: half as many where a vector has 32 bytes instead of 16.
-// Single elements take a register each, as four bytes of a vector do.
-template <typename T, int kElements, int kVectors>
-constexpr int kBatchOf = kElements == 1   ? 4 * kVectors
-                         : sizeof(T) == 4 ? kVectors / 2
-                                          : kVectors;
+// Tiles of which a thread has loads under way, where each has kArrays vectors:
+// 64 bytes, or 32 KB a multiprocessor, are what memory needs to be busy. Single
+// elements take a register each, as four bytes of a vector do.
+template <typename T, int kElements, int kArrays>
+constexpr int kInFlight = kElements == 1   ? 8 / kArrays
+                          : sizeof(T) == 4 ? (kArrays == 1 ? 2 : 1)
+                          : kArrays == 1   ? 4
+                                           : 2;
 
-// Tiles [0, shared_begin) are read twice, [shared_begin, held_begin) stay in
-// shared memory, the last ones in registers.
-struct TilePlacement {
-  __device__ __forceinline__ TilePlacement(int tiles, int held,
-                                           int shared_tiles)
-      : held_begin(tiles > held ? tiles - held : 0),
-        shared_begin(held_begin > shared_tiles ? held_begin - shared_tiles
-                                               : 0) {}
-  int held_begin;
-  int shared_begin;
-};
+// Loads and uses `count` items in order, kDepth loads ahead of the uses:
+// whoever waits for memory waits for the oldest of them. load(&item) and
+// use(item) know by themselves which one they are at.
+template <int kDepth, typename Item, typename Load, typename Use>
+__device__ __forceinline__ void ForEachTile(int count, Load load, Use use) {
+  Item ring[kDepth];
+#pragma unroll
+  for (int k = 0; k < kDepth; ++k) {
+    if (k < count) load(&ring[k]);
+  }
+  // Without a question for each item, as long as there are enough of them.
+#pragma unroll 1
+  for (; count >= 2 * kDepth; count -= kDepth) {
+#pragma unroll
+    for (int k = 0; k < kDepth; ++k) {
+      use(ring[k]);
+      load(&ring[k]);
+    }
+  }
+#pragma unroll 1
+  for (; count > 0; count -= kDepth) {
+#pragma unroll
+    for (int k = 0; k < kDepth; ++k) {
+      if (k < count) use(ring[k]);
+      if (k + kDepth < count) load(&ring[k]);
+    }
+  }
+}
 
-template <typename T, int kElements, int kHeld>
-struct Held {
-  Vector<T, kElements> vectors[kHeld > 0 ? kHeld : 1];
-};
+// Goes through the tiles of a first pass. The first `shared_tiles` of them stay
+// in shared memory: kept(begin, end). The others are read twice:
+// streamed(begin, end); they come last, and the second pass reads them again
+// first, from the last one on, when L2 has had the least time to lose them.
+// flush() comes after kFlushTiles at most and at the end.
+template <typename Kept, typename Streamed, typename Flush>
+__device__ __forceinline__ void ForEachSegment(int shared_tiles, int tiles,
+                                               Kept kept, Streamed streamed,
+                                               Flush flush) {
+  int pending = 0;
+  int begin = 0;
+  do {
+    if (begin < tiles) {
+      const bool is_kept = begin < shared_tiles;
+      const int end = min(is_kept ? min(shared_tiles, tiles) : tiles,
+                          begin + kFlushTiles - pending);
+      if (is_kept) {
+        kept(begin, end);
+      } else {
+        streamed(begin, end);
+      }
+      pending += end - begin;
+      begin = end;
+    }
+    if (pending == kFlushTiles || begin == tiles) {
+      flush();
+      pending = 0;
+    }
+  } while (begin < tiles);
+}
 
-// A tile in shared memory: its first words of all threads, then its second
-// ones, so that a warp's accesses hit all banks alike.
+// Where a thread's vectors of the tiles in shared memory lie: of each tile the
+// first words of all threads, then the second ones, so that a warp's accesses
+// hit all banks alike.
 template <typename T, int kElements>
-__device__ __forceinline__ typename Vector<T, kElements>::Word* TileWord(
-    const SharedMemory& shared, int tile, int word) {
+class SharedTiles {
+ public:
   using V = Vector<T, kElements>;
-  return reinterpret_cast<typename V::Word*>(shared.tiles) +
-         (static_cast<int64_t>(tile) * V::kWords + word) * kThreads +
-         threadIdx.x;
-}
+  using Word = typename V::Word;
 
-template <typename T, int kElements>
-__device__ __forceinline__ void StoreTile(const SharedMemory& shared, int tile,
-                                          const Vector<T, kElements>& vector) {
-#pragma unroll
-  for (int w = 0; w < Vector<T, kElements>::kWords; ++w) {
-    *TileWord<T, kElements>(shared, tile, w) = vector.words[w];
+  __device__ __forceinline__ SharedTiles(const SharedMemory& shared, int tile)
+      : word_(reinterpret_cast<Word*>(shared.tiles) +
+              static_cast<int64_t>(tile) * V::kWords * kThreads + threadIdx.x) {
   }
-}
 
-template <typename T, int kElements>
-__device__ __forceinline__ Vector<T, kElements> LoadTile(
-    const SharedMemory& shared, int tile) {
-  Vector<T, kElements> vector;
+  __device__ __forceinline__ void Store(const V& vector) {
 #pragma unroll
-  for (int w = 0; w < Vector<T, kElements>::kWords; ++w) {
-    vector.words[w] = *TileWord<T, kElements>(shared, tile, w);
+    for (int w = 0; w < V::kWords; ++w) {
+      word_[w * kThreads] = vector.GetWord(w);
+    }
+    word_ += V::kWords * kThreads;
   }
-  return vector;
-}
+  __device__ __forceinline__ V Load() {
+    V vector;
+#pragma unroll
+    for (int w = 0; w < V::kWords; ++w) vector.SetWord(w, word_[w * kThreads]);
+    word_ += V::kWords * kThreads;
+    return vector;
+  }
 
-// The team that a block belongs to, and its place there.
+ private:
+  Word* word_;
+};
+
+// The team that a block belongs to, and its rank there.
 struct BlockPosition {
   __device__ __forceinline__ BlockPosition(const Tiling& tiling,
                                            bool last_first) {

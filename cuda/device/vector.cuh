@@ -10,9 +10,14 @@
 
 #include <cstdint>
 
+#include "cuda/device/intrinsics.cuh"
+
 namespace jax_bnar {
 namespace cuda {
 
+// Conversions between an element as it is stored and the type that it is added
+// in. Those of 16 bits also go by pairs, the first in the lower half of a
+// register: one instruction converts, compares or clamps both.
 template <typename T>
 struct Element;
 
@@ -26,6 +31,21 @@ struct Element<__half> {
   static __device__ __forceinline__ Bits Encode(float value) {
     return __half_as_ushort(__float2half_rn(value));
   }
+  static __device__ __forceinline__ float2 Decode2(uint32_t pair) {
+    return __half22float2(BitsAs<__half2>(pair));
+  }
+  static __device__ __forceinline__ uint32_t Encode2(float low, float high) {
+    return BitsAs<uint32_t>(__floats2half2_rn(low, high));
+  }
+  // The larger one of each and 0; NaN stays.
+  static __device__ __forceinline__ uint32_t Relu2(uint32_t pair) {
+    return BitsAs<uint32_t>(
+        __hmax2_nan(BitsAs<__half2>(pair), BitsAs<__half2>(uint32_t{0})));
+  }
+  // All bits of each that is above 0.
+  static __device__ __forceinline__ uint32_t Positive2(uint32_t pair) {
+    return __hgt2_mask(BitsAs<__half2>(pair), BitsAs<__half2>(uint32_t{0}));
+  }
 };
 
 template <>
@@ -37,6 +57,21 @@ struct Element<__nv_bfloat16> {
   }
   static __device__ __forceinline__ Bits Encode(float value) {
     return __bfloat16_as_ushort(__float2bfloat16_rn(value));
+  }
+  static __device__ __forceinline__ float2 Decode2(uint32_t pair) {
+    return make_float2(__uint_as_float(pair << 16),
+                       __uint_as_float(pair & 0xffff0000u));
+  }
+  static __device__ __forceinline__ uint32_t Encode2(float low, float high) {
+    return BitsAs<uint32_t>(__floats2bfloat162_rn(low, high));
+  }
+  static __device__ __forceinline__ uint32_t Relu2(uint32_t pair) {
+    return BitsAs<uint32_t>(__hmax2_nan(BitsAs<__nv_bfloat162>(pair),
+                                        BitsAs<__nv_bfloat162>(uint32_t{0})));
+  }
+  static __device__ __forceinline__ uint32_t Positive2(uint32_t pair) {
+    return __hgt2_mask(BitsAs<__nv_bfloat162>(pair),
+                       BitsAs<__nv_bfloat162>(uint32_t{0}));
   }
 };
 
@@ -67,110 +102,179 @@ struct Element<double> {
 template <typename T>
 using Accumulator = typename Element<T>::Accumulator;
 
-// Whether a value is wanted again soon.
-enum class Reuse { kSoon, kNever };
-
-template <typename Word, Reuse kReuse>
-__device__ __forceinline__ Word LoadWord(const Word* address) {
-  if constexpr (kReuse == Reuse::kNever) {
-    return __ldcs(address);
-  } else {
-    return *address;
-  }
-}
-
-template <typename Word, Reuse kReuse>
-__device__ __forceinline__ void StoreWord(Word* address, Word word) {
-  if constexpr (kReuse == Reuse::kNever) {
-    __stcs(address, word);
-  } else {
-    *address = word;
-  }
-}
+// The elements of a vector, or a constant of each, as they are computed with.
+template <typename A, int kElements>
+struct Values {
+  A at[kElements];
+  __device__ __forceinline__ A operator[](int i) const { return at[i]; }
+  __device__ __forceinline__ A& operator[](int i) { return at[i]; }
+};
 
 template <typename T, int kElements>
 struct Vector;
 
+// A vector that is a single element.
 template <typename T>
 struct Vector<T, 1> {
+  using A = Accumulator<T>;
   using Word = typename Element<T>::Bits;
   static constexpr int kWords = 1;
-  Word words[1];
+  Word word;
 
-  __device__ __forceinline__ Accumulator<T> Get(int) const {
-    return Element<T>::Decode(words[0]);
+  __device__ __forceinline__ Word GetWord(int) const { return word; }
+  __device__ __forceinline__ void SetWord(int, Word value) { word = value; }
+
+  __device__ __forceinline__ Values<A, 1> Get() const {
+    return {{Element<T>::Decode(word)}};
   }
-  __device__ __forceinline__ void Set(int, Accumulator<T> value) {
-    words[0] = Element<T>::Encode(value);
+  __device__ __forceinline__ void Set(const Values<A, 1>& values) {
+    word = Element<T>::Encode(values[0]);
+  }
+  __device__ __forceinline__ void Relu() {
+    if (Element<T>::Decode(word) <= 0) word = 0;  // NaN stays
+  }
+  __device__ __forceinline__ uint32_t PositiveBits() const {
+    return Element<T>::Decode(word) > 0 ? 1 : 0;
+  }
+  __device__ __forceinline__ void KeepPositive(const Vector& of) {
+    if (!(Element<T>::Decode(of.word) > 0)) word = 0;
+  }
+  __device__ __forceinline__ void KeepBits(uint32_t bits) {
+    if ((bits & 1u) == 0) word = 0;
   }
 };
 
-// Eight elements in 16-byte words.
+// Eight elements in words of 16 bytes, which are registers of four.
 template <typename T>
 struct Vector<T, 8> {
+  using A = Accumulator<T>;
   using Word = uint4;
+  static constexpr bool kPairs = sizeof(T) == 2;
   static constexpr int kWords = static_cast<int>(sizeof(T)) / 2;
-  Word words[kWords];
+  uint32_t parts[4 * kWords];
 
-  __device__ __forceinline__ uint32_t Part(int i) const {
-    const uint4& word = words[i / 4];
-    switch (i % 4) {
-      case 0:
-        return word.x;
-      case 1:
-        return word.y;
-      case 2:
-        return word.z;
-      default:
-        return word.w;
-    }
+  __device__ __forceinline__ Word GetWord(int i) const {
+    return make_uint4(parts[4 * i], parts[4 * i + 1], parts[4 * i + 2],
+                      parts[4 * i + 3]);
   }
-  __device__ __forceinline__ void SetPart(int i, uint32_t value) {
-    uint4& word = words[i / 4];
-    switch (i % 4) {
-      case 0:
-        word.x = value;
-        break;
-      case 1:
-        word.y = value;
-        break;
-      case 2:
-        word.z = value;
-        break;
-      default:
-        word.w = value;
-    }
+  __device__ __forceinline__ void SetWord(int i, const Word& word) {
+    parts[4 * i] = word.x;
+    parts[4 * i + 1] = word.y;
+    parts[4 * i + 2] = word.z;
+    parts[4 * i + 3] = word.w;
   }
 
-  __device__ __forceinline__ Accumulator<T> Get(int i) const {
-    if constexpr (sizeof(T) == 2) {
-      const uint32_t pair = Part(i / 2);
-      return Element<T>::Decode(static_cast<unsigned short>(
-          i % 2 == 0 ? pair & 0xffffu : pair >> 16));
+  __device__ __forceinline__ Values<A, 8> Get() const {
+    Values<A, 8> values;
+    if constexpr (kPairs) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = Element<T>::Decode2(parts[i]);
+        values[2 * i] = pair.x;
+        values[2 * i + 1] = pair.y;
+      }
     } else {
-      return Element<T>::Decode(Part(i));
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] = Element<T>::Decode(parts[i]);
+    }
+    return values;
+  }
+  // Rounds to T.
+  __device__ __forceinline__ void Set(const Values<A, 8>& values) {
+    if constexpr (kPairs) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        parts[i] = Element<T>::Encode2(values[2 * i], values[2 * i + 1]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) parts[i] = Element<T>::Encode(values[i]);
     }
   }
-  __device__ __forceinline__ void Set(int i, Accumulator<T> value) {
-    const uint32_t bits = Element<T>::Encode(value);
-    if constexpr (sizeof(T) == 2) {
-      const uint32_t pair = Part(i / 2);
-      SetPart(i / 2, i % 2 == 0 ? (pair & 0xffff0000u) | bits
-                                : (pair & 0xffffu) | (bits << 16));
+
+  // Elements below 0 become 0, and so does -0; NaN stays.
+  __device__ __forceinline__ void Relu() {
+#pragma unroll
+    for (int i = 0; i < 4 * kWords; ++i) {
+      if constexpr (kPairs) {
+        parts[i] = Element<T>::Relu2(parts[i]);
+      } else {
+        parts[i] = __float_as_uint(MaxKeepingNan(__uint_as_float(parts[i])));
+      }
+    }
+  }
+
+  // Bit i says whether element i is above 0.
+  __device__ __forceinline__ uint32_t PositiveBits() const {
+    if constexpr (kPairs) {
+      // A byte of each element, of which a bit is kept; their sum is in the
+      // highest byte of the product.
+      const uint32_t low =
+          __byte_perm(Element<T>::Positive2(parts[0]),
+                      Element<T>::Positive2(parts[1]), 0x6420) &
+          0x08040201u;
+      const uint32_t high =
+          __byte_perm(Element<T>::Positive2(parts[2]),
+                      Element<T>::Positive2(parts[3]), 0x6420) &
+          0x80402010u;
+      return ((low | high) * 0x01010101u) >> 24;
     } else {
-      SetPart(i, bits);
+      uint32_t bits = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        bits |= (__uint_as_float(parts[i]) > 0 ? 1u : 0u) << i;
+      }
+      return bits;
+    }
+  }
+
+  // Elements become 0 where those of another vector are not above 0.
+  __device__ __forceinline__ void KeepPositive(const Vector& of) {
+#pragma unroll
+    for (int i = 0; i < 4 * kWords; ++i) {
+      if constexpr (kPairs) {
+        parts[i] &= Element<T>::Positive2(of.parts[i]);
+      } else {
+        if (!(__uint_as_float(of.parts[i]) > 0)) parts[i] = 0;
+      }
+    }
+  }
+
+  // Elements become 0 where their bit is.
+  __device__ __forceinline__ void KeepBits(uint32_t bits) {
+    if constexpr (kPairs) {
+      // Bit i of four becomes the highest one of byte i: the four copies are 7
+      // bits apart and do not meet.
+      const uint32_t low = (bits & 15u) * 0x10204080u;
+      const uint32_t high = (bits >> 4 & 15u) * 0x10204080u;
+      parts[0] &= RepeatSigns<0x9988>(low);
+      parts[1] &= RepeatSigns<0xbbaa>(low);
+      parts[2] &= RepeatSigns<0x9988>(high);
+      parts[3] &= RepeatSigns<0xbbaa>(high);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if ((bits >> i & 1u) == 0) parts[i] = 0;
+      }
     }
   }
 };
+
+// Whether a value is wanted again soon.
+enum class Reuse { kSoon, kNever };
 
 template <Reuse kReuse, int kElements, typename T>
 __device__ __forceinline__ Vector<T, kElements> LoadVector(const T* address) {
   using V = Vector<T, kElements>;
+  const auto* words = reinterpret_cast<const typename V::Word*>(address);
   V vector;
 #pragma unroll
   for (int i = 0; i < V::kWords; ++i) {
-    vector.words[i] = LoadWord<typename V::Word, kReuse>(
-        reinterpret_cast<const typename V::Word*>(address) + i);
+    if constexpr (kReuse == Reuse::kNever) {
+      vector.SetWord(i, __ldcs(words + i));
+    } else {
+      vector.SetWord(i, words[i]);
+    }
   }
   return vector;
 }
@@ -179,17 +283,15 @@ template <Reuse kReuse, int kElements, typename T>
 __device__ __forceinline__ void StoreVector(
     T* address, const Vector<T, kElements>& vector) {
   using V = Vector<T, kElements>;
+  auto* words = reinterpret_cast<typename V::Word*>(address);
 #pragma unroll
   for (int i = 0; i < V::kWords; ++i) {
-    StoreWord<typename V::Word, kReuse>(
-        reinterpret_cast<typename V::Word*>(address) + i, vector.words[i]);
+    if constexpr (kReuse == Reuse::kNever) {
+      __stcs(words + i, vector.GetWord(i));
+    } else {
+      words[i] = vector.GetWord(i);
+    }
   }
-}
-
-// What is left of a value once it is stored as T.
-template <typename T>
-__device__ __forceinline__ Accumulator<T> Rounded(Accumulator<T> value) {
-  return Element<T>::Decode(Element<T>::Encode(value));
 }
 
 }  // namespace cuda

@@ -13,6 +13,8 @@ namespace cuda {
 
 constexpr int kThreads = 256;  // of every block
 constexpr int kWarps = kThreads / 32;
+// Blocks of each kernel that fit a multiprocessor: its launch bounds.
+constexpr int kBlocksPerMultiprocessor = 2;
 // Elements that a thread reads at once on the aligned path; one elsewhere.
 constexpr int kWidth = 8;
 // Bytes of x that a block takes along planes which no vector divides: what its
@@ -43,23 +45,38 @@ inline int64_t SharedBytes(int shared_tiles, int64_t tile_bytes) {
   return kFixedSharedBytes + shared_tiles * tile_bytes;
 }
 
+// What a kernel divides by. Its reciprocal spares it a division of 64 bits,
+// which is a call that wants registers.
+struct Divisor {
+  int64_t value;
+  double reciprocal;
+};
+
+// Where the channels of an array lie: last (S == 1), or before other axes.
+enum class Layout { kChannelsLast, kChannelsFirst };
+
 // How the canonical array is cut. A slab is what one mean is taken over, for a
 // few channels: a matrix whose rows are `row_vectors` vectors long.
-//   rows layout (S == 1): row n holds `columns` neighbouring channels of row n.
-//   planes layout: the vectors of one channel, `row_vectors` of them to a row;
+//   channels last: row n holds `columns` neighbouring channels of row n.
+//   channels first: the vectors of one channel, `row_vectors` of them to a row;
 //   all columns belong to that channel.
 // A team of blocks shares a slab; block `rank` has `rows_per_block` of its
 // rows. Teams take slabs in turn.
 struct Tiling {
   Shape shape;
-  bool planes;
-  int32_t row_vectors;        // a power of 2, at most 32
-  int32_t columns;            // channels of a slab
-  int64_t rows;               // of a slab
-  int64_t tile_stride;        // rows layout: elements from tile to tile
-  int64_t vectors;            // of a row of the array, or of a channel
-  int64_t vectors_per_plane;  // planes layout
-  int64_t slabs_per_group;
+  Layout layout;
+  int32_t row_vectors;  // a power of 2, at most 32
+  int32_t columns;      // channels of a slab
+  int64_t rows;         // of a slab
+  int64_t vectors;      // of a row of the array, or of a channel
+  // From a vector of a tile to that of the next one: elements, and, where
+  // channels are first, so many vectors further on in the plane, or in the one
+  // after it.
+  int64_t tile_stride;
+  int64_t tile_vectors;
+  Divisor vectors_per_plane;
+  int64_t plane_stride;  // elements between two planes of a channel
+  Divisor slabs_per_group;
   int64_t num_slabs;
   int64_t rows_per_block;
   int32_t team;

@@ -12,8 +12,8 @@ constexpr int64_t kMaxGrid = int64_t{1} << 30;
 constexpr int64_t kBarrierBytes = 100 * 1024;
 
 // Shared tiles hold every kept array.
-int64_t TileBytes(const Problem& problem, int width, const Pass& pass) {
-  return kThreads * width * ItemSize(problem.dtype) * pass.arrays_kept;
+int64_t TileBytes(const Problem& problem, int width, int arrays_kept) {
+  return kThreads * width * ItemSize(problem.dtype) * arrays_kept;
 }
 
 int SharedTilesPerBlock(const Device& device, int64_t tile_bytes,
@@ -27,9 +27,8 @@ int SharedTilesPerBlock(const Device& device, int64_t tile_bytes,
 }
 
 // Tiles that the largest cluster keeps, a block to a multiprocessor.
-int64_t LargestCluster(const Device& device, int64_t tile_bytes,
-                       const Pass& pass) {
-  return kMaxCluster * (pass.held + SharedTilesPerBlock(device, tile_bytes, 1));
+int64_t LargestCluster(const Device& device, int64_t tile_bytes) {
+  return kMaxCluster * (SharedTilesPerBlock(device, tile_bytes, 1));
 }
 
 // Half of L2, because y, z, dz and dx pass through it as well.
@@ -54,11 +53,8 @@ bool MayCutNarrower(const Problem& problem, int width, const Settings& settings,
 }
 
 // Keeps what fits of each block's tiles; the rest is read twice.
-void KeepTiles(int shared_tiles, int64_t tile_bytes, const Pass& pass,
-               Plan* plan) {
-  const int64_t wanted =
-      std::max<int64_t>(0, TilesPerBlock(plan->tiling) - pass.held);
-  plan->held = pass.held;
+void KeepTiles(int shared_tiles, int64_t tile_bytes, Plan* plan) {
+  const int64_t wanted = std::max<int64_t>(0, TilesPerBlock(plan->tiling));
   plan->tiling.shared_tiles =
       static_cast<int32_t>(std::min<int64_t>(shared_tiles, wanted));
   plan->shared_bytes = SharedBytes(plan->tiling.shared_tiles, tile_bytes);
@@ -89,17 +85,17 @@ Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
   return plan;
 }
 
-Plan PlanCluster(const Problem& problem, int width, const Pass& pass,
+Plan PlanCluster(const Problem& problem, int width, int arrays_kept,
                  const Device& device, const Settings& settings) {
   Plan plan{};
   plan.strategy = Strategy::kCluster;
-  const int64_t tile_bytes = TileBytes(problem, width, pass);
+  const int64_t tile_bytes = TileBytes(problem, width, arrays_kept);
   const int64_t blocks =
       ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
   plan.tiling = CutWidest(problem, width, settings);
   // Narrower where a slab would not fit, or multiprocessors would stand idle.
   while (MayCutNarrower(problem, width, settings, plan.tiling) &&
-         (TilesOfSlab(plan.tiling) > LargestCluster(device, tile_bytes, pass) ||
+         (TilesOfSlab(plan.tiling) > LargestCluster(device, tile_bytes) ||
           2 * kMaxCluster * plan.tiling.num_slabs <= blocks)) {
     plan.tiling = CutSlabs(problem.shape, width, plan.tiling.columns / 2);
   }
@@ -108,10 +104,10 @@ Plan PlanCluster(const Problem& problem, int width, const Pass& pass,
   // that fits only if each has all the shared memory is better read once.
   int shared_tiles =
       SharedTilesPerBlock(device, tile_bytes, kBlocksPerMultiprocessor);
-  if (kMaxCluster * (pass.held + shared_tiles) < tiles) {
+  if (kMaxCluster * (shared_tiles) < tiles) {
     shared_tiles = SharedTilesPerBlock(device, tile_bytes, 1);
   }
-  const int64_t capacity = pass.held + shared_tiles;
+  const int64_t capacity = shared_tiles;
   // The smallest cluster that holds a slab, or a larger one as long as blocks
   // would stand idle.
   int64_t team = 1;
@@ -125,7 +121,7 @@ Plan PlanCluster(const Problem& problem, int width, const Pass& pass,
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kCluster;
   plan.cluster = plan.tiling.team == 1 ? 0 : plan.tiling.team;
-  KeepTiles(shared_tiles, tile_bytes, pass, &plan);
+  KeepTiles(shared_tiles, tile_bytes, &plan);
   SetGrid(plan.tiling.num_slabs, &plan);
   return plan;
 }
@@ -135,8 +131,7 @@ Plan PlanCluster(const Problem& problem, int width, const Pass& pass,
 int64_t WasteOnChip(const Plan& plan, const Device& device,
                     int64_t tile_bytes) {
   const Tiling& t = plan.tiling;
-  const int64_t left =
-      std::max<int64_t>(0, TilesPerBlock(t) - plan.held - t.shared_tiles);
+  const int64_t left = std::max<int64_t>(0, TilesPerBlock(t) - t.shared_tiles);
   const int64_t again =
       std::max<int64_t>(0, left * t.team * tile_bytes - L2ForSlabs(device));
   const int64_t barriers =
@@ -145,14 +140,14 @@ int64_t WasteOnChip(const Plan& plan, const Device& device,
          barriers * kBarrierBytes * device.multiprocessors;
 }
 
-Plan PlanOnChipOf(const Tiling& tiling, const Pass& pass, const Device& device,
+Plan PlanOnChipOf(const Tiling& tiling, const Device& device,
                   const Settings& settings, int64_t tile_bytes) {
   Plan plan{};
   plan.strategy = Strategy::kOnChip;
   plan.tiling = tiling;
   const int shared_tiles =
       SharedTilesPerBlock(device, tile_bytes, kBlocksPerMultiprocessor);
-  const int64_t capacity = pass.held + std::max(1, shared_tiles);
+  const int64_t capacity = std::max(1, shared_tiles);
   const int64_t blocks =
       ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
   const int64_t needed = CeilDivide(TilesOfSlab(tiling), capacity);
@@ -160,7 +155,7 @@ Plan PlanOnChipOf(const Tiling& tiling, const Pass& pass, const Device& device,
   SetTeam(std::min(std::max(needed, fair), blocks), &plan.tiling);
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kBarrier;
-  KeepTiles(shared_tiles, tile_bytes, pass, &plan);
+  KeepTiles(shared_tiles, tile_bytes, &plan);
   // Alone there is nobody to wait for, so the grid may exceed the device.
   SetGrid(
       plan.tiling.team == 1 ? plan.tiling.num_slabs : blocks / plan.tiling.team,
@@ -170,14 +165,14 @@ Plan PlanOnChipOf(const Tiling& tiling, const Pass& pass, const Device& device,
 
 // Of slabs of half the channels twice as large a part stays on chip, for twice
 // as many barriers.
-Plan PlanOnChip(const Problem& problem, int width, const Pass& pass,
+Plan PlanOnChip(const Problem& problem, int width, int arrays_kept,
                 const Device& device, const Settings& settings) {
-  const int64_t tile_bytes = TileBytes(problem, width, pass);
+  const int64_t tile_bytes = TileBytes(problem, width, arrays_kept);
   Tiling tiling = CutWidest(problem, width, settings);
-  Plan best = PlanOnChipOf(tiling, pass, device, settings, tile_bytes);
+  Plan best = PlanOnChipOf(tiling, device, settings, tile_bytes);
   while (MayCutNarrower(problem, width, settings, tiling)) {
     tiling = CutSlabs(problem.shape, width, tiling.columns / 2);
-    const Plan plan = PlanOnChipOf(tiling, pass, device, settings, tile_bytes);
+    const Plan plan = PlanOnChipOf(tiling, device, settings, tile_bytes);
     if (WasteOnChip(plan, device, tile_bytes) <
         WasteOnChip(best, device, tile_bytes)) {
       best = plan;
@@ -186,14 +181,14 @@ Plan PlanOnChip(const Problem& problem, int width, const Pass& pass,
   return best;
 }
 
-Plan PlanL2(const Problem& problem, int width, const Pass& pass,
+Plan PlanL2(const Problem& problem, int width, int arrays_kept,
             const Device& device, const Settings& settings) {
   Plan plan{};
   plan.strategy = Strategy::kL2;
   plan.shared_bytes = SharedBytes(0, 0);
   const int64_t blocks =
       ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
-  const int64_t tile_bytes = TileBytes(problem, width, pass);
+  const int64_t tile_bytes = TileBytes(problem, width, arrays_kept);
   plan.tiling = CutWidest(problem, width, settings);
   while (MayCutNarrower(problem, width, settings, plan.tiling) &&
          TilesOfSlab(plan.tiling) * tile_bytes > L2ForSlabs(device)) {
@@ -210,21 +205,22 @@ Plan PlanL2(const Problem& problem, int width, const Pass& pass,
 }
 
 // The plan of a shape for which no strategy is asked.
-Plan PlanBest(const Problem& problem, int width, const Pass& pass,
+Plan PlanBest(const Problem& problem, int width, int arrays_kept,
               const Device& device, const Settings& settings) {
-  const int64_t tile_bytes = TileBytes(problem, width, pass);
+  const int64_t tile_bytes = TileBytes(problem, width, arrays_kept);
   const int64_t tiles = TilesOfSlab(CutWidest(problem, width, settings));
-  if (device.clusters && tiles <= LargestCluster(device, tile_bytes, pass)) {
-    return PlanCluster(problem, width, pass, device, settings);
+  if (device.clusters && tiles <= LargestCluster(device, tile_bytes)) {
+    return PlanCluster(problem, width, arrays_kept, device, settings);
   }
   if (!device.cooperative) {
     return PlanOneKernel(problem, width, device, settings);
   }
-  const Plan on_chip = PlanOnChip(problem, width, pass, device, settings);
-  const bool fits = TilesPerBlock(on_chip.tiling) <=
-                    on_chip.held + on_chip.tiling.shared_tiles;
+  const Plan on_chip =
+      PlanOnChip(problem, width, arrays_kept, device, settings);
+  const bool fits =
+      TilesPerBlock(on_chip.tiling) <= on_chip.tiling.shared_tiles;
   if (!fits && tiles * tile_bytes <= L2ForSlabs(device)) {
-    return PlanL2(problem, width, pass, device, settings);
+    return PlanL2(problem, width, arrays_kept, device, settings);
   }
   // On chip for a part at least.
   return on_chip;
@@ -232,7 +228,7 @@ Plan PlanBest(const Problem& problem, int width, const Pass& pass,
 
 }  // namespace
 
-Plan MakePlan(const Problem& problem, int width, const Pass& pass,
+Plan MakePlan(const Problem& problem, int width, int arrays_kept,
               const Device& device, const Settings& settings) {
   // float64 has the simple path alone.
   if (settings.strategy == Strategy::kTwoKernels ||
@@ -240,15 +236,15 @@ Plan MakePlan(const Problem& problem, int width, const Pass& pass,
     return PlanOneKernel(problem, width, device, settings);
   }
   if (settings.strategy == Strategy::kCluster && device.clusters) {
-    return PlanCluster(problem, width, pass, device, settings);
+    return PlanCluster(problem, width, arrays_kept, device, settings);
   }
   if (settings.strategy == Strategy::kOnChip && device.cooperative) {
-    return PlanOnChip(problem, width, pass, device, settings);
+    return PlanOnChip(problem, width, arrays_kept, device, settings);
   }
   if (settings.strategy == Strategy::kL2 && device.cooperative) {
-    return PlanL2(problem, width, pass, device, settings);
+    return PlanL2(problem, width, arrays_kept, device, settings);
   }
-  return PlanBest(problem, width, pass, device, settings);
+  return PlanBest(problem, width, arrays_kept, device, settings);
 }
 
 Plan PlanReduction(const Problem& problem, int width, const Device& device,

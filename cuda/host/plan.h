@@ -2,13 +2,13 @@
 //
 // A slab is read twice, for the sums and for the elementwise pass. The
 // strategies differ in where it waits in between:
-//   kCluster     in shared memory (and registers, in forward) of one thread
-//                block cluster, whose blocks add their sums through distributed
-//                shared memory (compute capability 9.0);
-//   kOnChip      in the same places of a team of blocks, which meet at a
-//                barrier in global memory; what does not fit is read
-//                again, last rows first, from L2 as far as they are there. The
-//                kernel of apex's groupbn does so for float16;
+//   kCluster     in shared memory of one thread block cluster, whose blocks add
+//                their sums through distributed shared memory (compute
+//                capability 9.0);
+//   kOnChip      in shared memory of a team of blocks, which meet at a barrier
+//                in global memory; what does not fit is read again, last rows
+//                first, from L2 as far as it is there. The kernel of apex's
+//                groupbn does so for float16;
 //   kL2          in L2: no block keeps anything, more blocks are resident, and
 //                few slabs are under way at once;
 //   kTwoKernels  in memory: one kernel for the sums, whose last block adds them
@@ -46,38 +46,20 @@ struct Settings {
   int slab_channels = 0;  // a power of 2 in [8, kMaxColumns]; 0: what fits
 };
 
-// Blocks of each kernel that fit a multiprocessor: its launch bounds.
-constexpr int kBlocksPerMultiprocessor = 2;
-
-// Tiles that the registers of the forward kernel hold, as many as it does
-// without spilling on any architecture: a vector of float32 takes twice the
-// registers, and single elements are not worth it. Backward has none to spare.
-constexpr int ForwardHeld(int64_t item_size, int width) {
-  return width == 1 ? 0 : item_size == 2 ? 2 : 1;
-}
-
-// What distinguishes a forward from a backward pass here.
-struct Pass {
-  int arrays_kept;  // that wait on chip: x, or e and x
-  int held;         // tiles in registers
-};
-
-inline Pass ForwardPass(int64_t item_size, int width) {
-  return {1, ForwardHeld(item_size, width)};
-}
-inline Pass BackwardPass() { return {2, 0}; }
+// Arrays of which a tile waits on chip between the passes: x, or e and x.
+constexpr int kForwardArrays = 1;
+constexpr int kBackwardArrays = 2;
 
 struct Plan {
   Strategy strategy;  // never kAuto
   Tiling tiling;
   BlockReduction block_reduction;
-  int held;  // tiles in registers, of the pass
   int64_t grid;
   int cluster;  // blocks, or 0
   int64_t shared_bytes;
 };
 
-Plan MakePlan(const Problem& problem, int width, const Pass& pass,
+Plan MakePlan(const Problem& problem, int width, int arrays_kept,
               const Device& device, const Settings& settings);
 
 // One kernel's plan: the sums, or the elementwise pass, alone.

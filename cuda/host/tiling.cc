@@ -9,6 +9,10 @@ namespace {
 // Memory is fetched in pieces of so many bytes.
 constexpr int kFetchedBytes = 64;
 
+Divisor DivisorOf(int64_t value) {
+  return {value, 1.0 / static_cast<double>(value)};
+}
+
 int64_t TileRows(const Tiling& t) { return kThreads / t.row_vectors; }
 
 }  // namespace
@@ -17,6 +21,10 @@ int32_t PowerOfTwoAtLeast(int64_t n, int32_t at_most) {
   int32_t power = 1;
   while (power < n && power < at_most) power *= 2;
   return power;
+}
+
+Layout LayoutOf(const Shape& shape) {
+  return shape.inner > 1 ? Layout::kChannelsFirst : Layout::kChannelsLast;
 }
 
 int WidthOf(const Problem& problem, bool aligned) {
@@ -30,14 +38,17 @@ int WidthOf(const Problem& problem, bool aligned) {
 Tiling CutSlabs(const Shape& shape, int width, int columns) {
   Tiling t{};
   t.shape = shape;
-  t.planes = shape.inner > 1;
-  if (t.planes) {
+  t.layout = LayoutOf(shape);
+  if (t.layout == Layout::kChannelsFirst) {
     t.row_vectors = 32;
     t.columns = 1;
-    t.vectors_per_plane = shape.inner / width;
-    t.vectors = shape.rows * t.vectors_per_plane;
+    t.vectors_per_plane = DivisorOf(shape.inner / width);
+    t.plane_stride = shape.channels * shape.inner;
+    t.tile_stride = kThreads / t.vectors_per_plane.value * t.plane_stride;
+    t.tile_vectors = kThreads % t.vectors_per_plane.value;
+    t.vectors = shape.rows * t.vectors_per_plane.value;
     t.rows = CeilDivide(t.vectors, t.row_vectors);
-    t.slabs_per_group = shape.channels;
+    t.slabs_per_group = DivisorOf(shape.channels);
   } else {
     // At most 128 bytes of a row (16-bit), a line of the cache; 256 of float32.
     // Single elements: what a warp reads at once.
@@ -46,17 +57,17 @@ Tiling CutSlabs(const Shape& shape, int width, int columns) {
     t.row_vectors = PowerOfTwoAtLeast(t.vectors, widest);
     t.columns = t.row_vectors * width;
     t.rows = shape.rows;
-    t.slabs_per_group = CeilDivide(t.vectors, t.row_vectors);
+    t.slabs_per_group = DivisorOf(CeilDivide(t.vectors, t.row_vectors));
     t.tile_stride = kThreads / t.row_vectors * shape.channels;
   }
-  t.num_slabs = shape.groups * t.slabs_per_group;
+  t.num_slabs = shape.groups * t.slabs_per_group.value;
   return t;
 }
 
 bool CanCutNarrower(const Problem& problem, int width, const Tiling& t) {
   const int64_t narrowest =
       std::max<int64_t>(width, kFetchedBytes / ItemSize(problem.dtype));
-  return !t.planes && t.columns / 2 >= narrowest;
+  return t.layout == Layout::kChannelsLast && t.columns / 2 >= narrowest;
 }
 
 int64_t TilesOfSlab(const Tiling& t) { return CeilDivide(t.rows, TileRows(t)); }

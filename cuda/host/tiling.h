@@ -22,6 +22,9 @@ constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int32_t PowerOfTwoAtLeast(int64_t n, int32_t at_most);
 
+// Where the channels of a canonical array lie.
+Layout LayoutOf(const Shape& shape);
+
 // Elements that threads may read at once: kWidth where every vector is aligned,
 // if the buffers are (`aligned`), else 1.
 int WidthOf(const Problem& problem, bool aligned);

@@ -1,6 +1,3 @@
-#include <type_traits>
-
-#include "cuda/device/backward.cuh"
 #include "cuda/launch/kernels.cuh"
 #include "cuda/launch/launch.cuh"
 
@@ -8,21 +5,17 @@ namespace jax_bnar {
 namespace cuda {
 namespace {
 
-template <typename T, int kElements>
-BackwardKernels KernelsOfElement() {
-  BackwardKernels kernels{};
-  kernels.reduce = ReduceKernel<T, kElements>;
-  kernels.apply = ApplyKernel<T, kElements>;
-  if constexpr (!std::is_same_v<T, double>) {
-    kernels.whole = BackwardKernel<T, kElements>;
-  }
-  return kernels;
+BackwardKernels KernelsOf(DType dtype, Layout layout, int width, Gate gate,
+                          bool store_dz) {
+  return WithElement(dtype, [&](auto zero) {
+    return BackwardKernelsOf<decltype(zero)>(layout, width, gate, store_dz);
+  });
 }
 
-BackwardKernels KernelsOf(DType dtype, int width) {
-  return WithElementAndWidth(dtype, width, [](auto zero, auto elements) {
-    return KernelsOfElement<decltype(zero), decltype(elements)::value>();
-  });
+BackwardKernels KernelsOf(const Problem& problem, int width, Gate gate,
+                          const void* dz) {
+  return KernelsOf(problem.dtype, LayoutOf(problem.shape), width, gate,
+                   dz != nullptr);
 }
 
 cudaError_t ReduceAlone(Launch& launch, const Problem& problem, int width,
@@ -44,16 +37,29 @@ cudaError_t ApplyAlone(Launch& launch, const Problem& problem, int width,
                        parameters, whole);
 }
 
-const void* Wide(const GradientBuffers& buffers) {
-  return buffers.gate == Gate::kY ? buffers.saved : nullptr;
+// Gate kX is for calls without z, which have no dz: a kernel for both would be
+// for tests alone, so there is none but that of single elements.
+int WidthOfCall(const Problem& problem, const GradientBuffers& buffers,
+                const void* dz, const void* dx) {
+  const void* y = buffers.gate == Gate::kY ? buffers.saved : nullptr;
+  return WidthOf(problem, (buffers.gate != Gate::kX || dz == nullptr) &&
+                              Aligned({buffers.dy, buffers.x, y, dz, dx}));
 }
 
 }  // namespace
 
 cudaError_t PrepareBackwardKernels() {
-  return ForEachKernelSet([](DType dtype, int width) {
-    const BackwardKernels kernels = KernelsOf(dtype, width);
-    return PrepareEach(kernels.whole, kernels.reduce, kernels.apply);
+  return ForEachKernelSet([](DType dtype, Layout layout, int width) {
+    cudaError_t error = cudaSuccess;
+    for (const Gate gate : {Gate::kNone, Gate::kY, Gate::kMask, Gate::kX}) {
+      for (const bool store_dz : {false, true}) {
+        const BackwardKernels kernels =
+            KernelsOf(dtype, layout, width, gate, store_dz);
+        if (error != cudaSuccess) return error;
+        error = PrepareEach(kernels.whole, kernels.reduce, kernels.apply);
+      }
+    }
+    return error;
   });
 }
 
@@ -69,8 +75,7 @@ cudaError_t BackwardReduce(Launch& launch, const Problem& problem,
   Device device;
   const cudaError_t error = QueryDevice(&device);
   if (error != cudaSuccess) return error;
-  const int width =
-      WidthOf(problem, Aligned({buffers.dy, buffers.x, Wide(buffers), dz}));
+  const int width = WidthOfCall(problem, buffers, dz, nullptr);
   BackwardParameters parameters{};
   parameters.buffers = buffers;
   parameters.operands.mean = operands.mean;
@@ -80,7 +85,7 @@ cudaError_t BackwardReduce(Launch& launch, const Problem& problem,
   parameters.first = sum_e;
   parameters.second = sum_e_centred;
   return ReduceAlone(launch, problem, width, device,
-                     KernelsOf(problem.dtype, width), parameters,
+                     KernelsOf(problem, width, buffers.gate, dz), parameters,
                      /*whole=*/false);
 }
 
@@ -90,8 +95,7 @@ cudaError_t BackwardApply(Launch& launch, const Problem& problem,
   Device device;
   const cudaError_t error = QueryDevice(&device);
   if (error != cudaSuccess) return error;
-  const int width =
-      WidthOf(problem, Aligned({buffers.dy, buffers.x, Wide(buffers), dx}));
+  const int width = WidthOfCall(problem, buffers, nullptr, dx);
   BackwardParameters parameters{};
   parameters.buffers = buffers;
   parameters.operands.mean = operands.mean;
@@ -101,7 +105,8 @@ cudaError_t BackwardApply(Launch& launch, const Problem& problem,
   parameters.k = operands.k;
   parameters.dx = dx;
   return ApplyAlone(launch, problem, width, device,
-                    KernelsOf(problem.dtype, width), parameters,
+                    KernelsOf(problem, width, buffers.gate, nullptr),
+                    parameters,
                     /*whole=*/false);
 }
 
@@ -112,9 +117,8 @@ cudaError_t Backward(Launch& launch, const Problem& problem,
   Device device;
   cudaError_t error = QueryDevice(&device);
   if (error != cudaSuccess) return error;
-  const int width =
-      WidthOf(problem, Aligned({buffers.dy, buffers.x, Wide(buffers), dx, dz}));
-  const BackwardKernels kernels = KernelsOf(problem.dtype, width);
+  const int width = WidthOfCall(problem, buffers, dz, dx);
+  const BackwardKernels kernels = KernelsOf(problem, width, buffers.gate, dz);
   BackwardParameters parameters{};
   parameters.buffers = buffers;
   parameters.operands = operands;
@@ -124,7 +128,7 @@ cudaError_t Backward(Launch& launch, const Problem& problem,
   parameters.second = dscale;
 
   const Plan plan =
-      MakePlan(problem, width, BackwardPass(), device, launch.settings);
+      MakePlan(problem, width, kBackwardArrays, device, launch.settings);
   bool launched = false;
   error = LaunchWhole(launch, Kernel::kBackward, kernels.whole, plan, device,
                       parameters, &launched);

@@ -1,8 +1,3 @@
-#include <type_traits>
-
-#include "cuda/device/forward.cuh"
-#include "cuda/device/normalise_flat.cuh"
-#include "cuda/device/pack_mask.cuh"
 #include "cuda/launch/kernels.cuh"
 #include "cuda/launch/launch.cuh"
 
@@ -10,32 +5,28 @@ namespace jax_bnar {
 namespace cuda {
 namespace {
 
-template <typename T, int kElements>
-ForwardKernels KernelsOfElement() {
-  ForwardKernels kernels{};
-  kernels.statistics = StatisticsKernel<T, kElements>;
-  kernels.normalise = NormaliseKernel<T, kElements>;
-  kernels.pack_mask = PackMaskKernel<T>;
-  if constexpr (!std::is_same_v<T, double>) {
-    if constexpr (kElements == 1) kernels.flat = NormaliseFlatKernel<T>;
-    kernels.streaming = ForwardKernel<T, kElements, 0>;
-    kernels.holding =
-        ForwardKernel<T, kElements, ForwardHeld(sizeof(T), kElements)>;
-  }
-  return kernels;
-}
-
-ForwardKernels KernelsOf(DType dtype, int width) {
-  return WithElementAndWidth(dtype, width, [](auto zero, auto elements) {
-    return KernelsOfElement<decltype(zero), decltype(elements)::value>();
+ForwardKernels KernelsOf(DType dtype, Layout layout, int width, bool residual,
+                         bool relu, bool mask) {
+  return WithElement(dtype, [&](auto zero) {
+    return ForwardKernelsOf<decltype(zero)>(layout, width, residual, relu,
+                                            mask);
   });
 }
 
-// The bits that single elements cannot write.
+ForwardKernels KernelsOf(const Problem& problem, int width,
+                         const NormaliseBuffers& buffers) {
+  return KernelsOf(problem.dtype, LayoutOf(problem.shape), width,
+                   buffers.z != nullptr, buffers.relu, buffers.mask != nullptr);
+}
+
+// The bits that single elements cannot write, and those of y where there is no
+// ReLU, which nobody wants but tests.
 cudaError_t PackMask(Launch& launch, const Problem& problem,
                      const NormaliseBuffers& buffers, int width,
                      const ForwardKernels& kernels) {
-  if (buffers.mask == nullptr || width == kWidth) return cudaSuccess;
+  if (buffers.mask == nullptr || (width == kWidth && buffers.relu)) {
+    return cudaSuccess;
+  }
   const Shape& shape = problem.shape;
   const int64_t bytes_per_group = shape.mask_bytes_per_group();
   const int64_t blocks =
@@ -77,10 +68,21 @@ cudaError_t StatisticsAlone(Launch& launch, const Problem& problem, int width,
 }  // namespace
 
 cudaError_t PrepareForwardKernels() {
-  return ForEachKernelSet([](DType dtype, int width) {
-    const ForwardKernels kernels = KernelsOf(dtype, width);
-    return PrepareEach(kernels.holding, kernels.streaming, kernels.statistics,
-                       kernels.normalise, kernels.flat, kernels.pack_mask);
+  return ForEachKernelSet([](DType dtype, Layout layout, int width) {
+    cudaError_t error = cudaSuccess;
+    for (const bool residual : {false, true}) {
+      for (const bool relu : {false, true}) {
+        for (const bool mask : {false, true}) {
+          const ForwardKernels kernels =
+              KernelsOf(dtype, layout, width, residual, relu, mask);
+          if (error != cudaSuccess) return error;
+          error =
+              PrepareEach(kernels.whole, kernels.statistics, kernels.normalise,
+                          kernels.flat, kernels.pack_mask);
+        }
+      }
+    }
+    return error;
   });
 }
 
@@ -95,7 +97,8 @@ cudaError_t Statistics(Launch& launch, const Problem& problem, const void* x,
   parameters.mean = mean;
   parameters.var = var;
   return StatisticsAlone(launch, problem, width, device,
-                         KernelsOf(problem.dtype, width), parameters);
+                         KernelsOf(problem, width, parameters.buffers),
+                         parameters);
 }
 
 cudaError_t Normalise(Launch& launch, const Problem& problem,
@@ -113,7 +116,8 @@ cudaError_t Normalise(Launch& launch, const Problem& problem,
   parameters.given_mean = mean;
   parameters.given_var = var;
   return NormaliseAlone(launch, problem, width, device,
-                        KernelsOf(problem.dtype, width), parameters);
+                        KernelsOf(problem, width, parameters.buffers),
+                        parameters);
 }
 
 cudaError_t Forward(Launch& launch, const Problem& problem,
@@ -124,7 +128,7 @@ cudaError_t Forward(Launch& launch, const Problem& problem,
   if (error != cudaSuccess) return error;
   const int width =
       WidthOf(problem, Aligned({buffers.x, buffers.z, buffers.y}));
-  const ForwardKernels kernels = KernelsOf(problem.dtype, width);
+  const ForwardKernels kernels = KernelsOf(problem, width, buffers);
   ForwardParameters parameters{};
   parameters.buffers = buffers;
   parameters.affine = affine;
@@ -132,13 +136,10 @@ cudaError_t Forward(Launch& launch, const Problem& problem,
   parameters.var = var;
 
   const Plan plan =
-      MakePlan(problem, width, ForwardPass(ItemSize(problem.dtype), width),
-               device, launch.settings);
+      MakePlan(problem, width, kForwardArrays, device, launch.settings);
   bool launched = false;
-  error = LaunchWhole(
-      launch, Kernel::kForward,
-      plan.strategy == Strategy::kL2 ? kernels.streaming : kernels.holding,
-      plan, device, parameters, &launched);
+  error = LaunchWhole(launch, Kernel::kForward, kernels.whole, plan, device,
+                      parameters, &launched);
   if (error != cudaSuccess) return error;
   if (launched) return PackMask(launch, problem, buffers, width, kernels);
   error = StatisticsAlone(launch, problem, width, device, kernels, parameters);

@@ -1,4 +1,4 @@
-// One table of kernels for each dtype and width.
+// One table of kernels for each dtype, width, layout and form.
 
 #ifndef JAX_BNAR_CUDA_LAUNCH_KERNELS_CUH_
 #define JAX_BNAR_CUDA_LAUNCH_KERNELS_CUH_
@@ -16,12 +16,10 @@
 namespace jax_bnar {
 namespace cuda {
 
-// `holding`, `streaming` and `whole` do both passes. Null for float64, which no
-// plan sends there, are these and `flat`.
+// `whole` does both passes. Null for float64, which no plan sends there, are
+// this and `flat`.
 struct ForwardKernels {
-  // With tiles in registers, and without.
-  void (*holding)(ForwardParameters);
-  void (*streaming)(ForwardParameters);
+  void (*whole)(ForwardParameters);
   void (*statistics)(ForwardParameters);
   void (*normalise)(ForwardParameters);
   void (*flat)(ForwardParameters, FlatTiling);  // null but for single elements
@@ -34,6 +32,15 @@ struct BackwardKernels {
   void (*reduce)(BackwardParameters, bool whole);
   void (*apply)(BackwardParameters, bool whole);
 };
+
+// The kernels for elements of type T. float64 is read by single elements only,
+// which have one kernel for all forms. Each T is compiled in a file of its own.
+template <typename T>
+ForwardKernels ForwardKernelsOf(Layout layout, int width, bool residual,
+                                bool relu, bool mask);
+template <typename T>
+BackwardKernels BackwardKernelsOf(Layout layout, int width, Gate gate,
+                                  bool store_dz);
 
 // f(T()) with the element type of a dtype.
 template <typename F>
@@ -50,29 +57,27 @@ auto WithElement(DType dtype, F f) {
   }
 }
 
-// f(T(), width), both constants: the kernels are templates over them. float64
-// is read by single elements only.
+// f(layout) as a constant.
 template <typename F>
-auto WithElementAndWidth(DType dtype, int width, F f) {
-  return WithElement(dtype, [&](auto zero) {
-    if constexpr (!std::is_same_v<decltype(zero), double>) {
-      if (width == kWidth) {
-        return f(zero, std::integral_constant<int, kWidth>{});
-      }
-    }
-    return f(zero, std::integral_constant<int, 1>{});
-  });
+auto WithLayout(Layout layout, F f) {
+  if (layout == Layout::kChannelsFirst) {
+    return f(std::integral_constant<Layout, Layout::kChannelsFirst>{});
+  }
+  return f(std::integral_constant<Layout, Layout::kChannelsLast>{});
 }
 
-// Calls f(dtype, width) for each that has kernels, until an error.
+// Calls f(dtype, layout, width) for each that has kernels, until an error.
 template <typename F>
 cudaError_t ForEachKernelSet(F f) {
   for (const DType dtype :
        {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
-    for (const int width : {1, kWidth}) {
-      if (dtype == DType::kFloat64 && width > 1) continue;
-      const cudaError_t error = f(dtype, width);
-      if (error != cudaSuccess) return error;
+    for (const Layout layout :
+         {Layout::kChannelsLast, Layout::kChannelsFirst}) {
+      for (const int width : {1, kWidth}) {
+        if (dtype == DType::kFloat64 && width > 1) continue;
+        const cudaError_t error = f(dtype, layout, width);
+        if (error != cudaSuccess) return error;
+      }
     }
   }
   return cudaSuccess;

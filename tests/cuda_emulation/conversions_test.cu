@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "tests/native/check.h"
@@ -102,6 +103,47 @@ void Test() {
              "");
 }
 
+// What compares, clamps and picks two numbers or four bytes at once.
+template <typename Pair>
+Pair PairOf(unsigned bits) {
+  Pair pair;
+  std::memcpy(&pair, &bits, sizeof(pair));
+  return pair;
+}
+
+template <typename Pair>
+unsigned BitsOf(Pair pair) {
+  unsigned bits;
+  std::memcpy(&bits, &pair, sizeof(bits));
+  return bits;
+}
+
+template <typename Pair>
+void TestPairs(unsigned one) {
+  const auto zero = PairOf<Pair>(0);
+  const auto relu = [&](unsigned bits) {
+    return BitsOf(__hmax2_nan(PairOf<Pair>(bits), zero));
+  };
+  const auto above = [&](unsigned bits) {
+    return __hgt2_mask(PairOf<Pair>(bits), zero);
+  };
+  BNAR_CHECK(relu(one << 16 | one) == (one << 16 | one), "both positive");
+  BNAR_CHECK(relu(0x80000000u | one << 16 | one) == one, "upper negative");
+  BNAR_CHECK(relu(0x80008000u) == 0, "negative zeros");
+  BNAR_CHECK(relu(0xffff0001u) == 0x7fff0001u, "NaN, and the least number");
+  BNAR_CHECK(above(one) == 0x0000ffffu, "lower positive");
+  BNAR_CHECK(above(one << 16 | 0x8000u | one) == 0xffff0000u, "upper positive");
+  BNAR_CHECK(above(0x00018000u) == 0xffff0000u, "the least number");
+  BNAR_CHECK(above(0x7fff0000u) == 0, "NaN and 0");
+}
+
+void TestBytes() {
+  BNAR_CHECK(__byte_perm(0x33221100u, 0x77665544u, 0x6420) == 0x66442200u,
+             "even bytes");
+  BNAR_CHECK(__byte_perm(0x33221100u, 0x77665544u, 0x0f73) == 0x00777733u,
+             "the highest bit of a digit does not count");
+}
+
 static_assert(sizeof(__half) == 2 && sizeof(__half2) == 4);
 static_assert(sizeof(__nv_bfloat16) == 2 && sizeof(__nv_bfloat162) == 4);
 
@@ -114,5 +156,9 @@ int main() {
   jax_bnar::testing::Test<jax_bnar::testing::Half>();
   jax_bnar::testing::context = "bfloat16";
   jax_bnar::testing::Test<jax_bnar::testing::Bfloat16>();
+  jax_bnar::testing::context = "pairs";
+  jax_bnar::testing::TestPairs<__half2>(0x3c00);
+  jax_bnar::testing::TestPairs<__nv_bfloat162>(0x3f80);
+  jax_bnar::testing::TestBytes();
   return jax_bnar::testing::Finish();
 }

@@ -18,8 +18,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_python]
 
 FLAGS = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-w")
 INCLUDE = ("-I", str(ROOT), "-I", str(ROOT / "tests/cuda_emulation/include"))
-KERNELS = ("cuda/launch/forward.cu", "cuda/launch/backward.cu")
+KERNELS = tuple(
+    f"cuda/launch/{direction}_{element}.cu"
+    for direction in ("forward", "backward")
+    for element in ("f16", "bf16", "f32", "f64")
+)
 OTHERS = (
+    "cuda/launch/backward.cu",
+    "cuda/launch/forward.cu",
     "cuda/launch/launch.cu",
     "cuda/launch/launch_counts.cc",
     "cuda/host/plan.cc",
@@ -38,7 +44,7 @@ class Mutation:
     header: str
     right: str
     wrong: str
-    kernels: str  # the source that is compiled with the broken header
+    kernels: str  # the source, of bfloat16, that is compiled with the broken header
     strategy: str
     shapes: str = "few"
 
@@ -49,8 +55,8 @@ MUTATIONS = {
     ),
     "no barrier of the block": Mutation(
         "team_sums.cuh",
-        "    }\n  }\n  __syncthreads();\n  if (thread < tiling.columns) {\n",
-        "    }\n  }\n  if (thread < tiling.columns) {\n",
+        "scratch, element);\n  }\n  __syncthreads();\n",
+        "scratch, element);\n  }\n",
         "forward",
         "two_kernels",
     ),
@@ -68,26 +74,48 @@ MUTATIONS = {
         "backward",
         "cluster",
     ),
-    "totals used before they are there": Mutation(
-        "backward.cuh",
-        "+ column);\n      }\n      __syncthreads();\n",
-        "+ column);\n      }\n",
-        "backward",
-        "two_kernels", "all",
+    "constants used before they are there": Mutation(
+        "gradient_apply.cuh", "  }\n  __syncthreads();\n}\n", "  }\n}\n", "backward", "two_kernels"
     ),
     "one row too many": Mutation(
         "slab.cuh",
-        "static_cast<int>((end - row + tile_rows - 1) / tile_rows)",
-        "static_cast<int>((end - row + tile_rows) / tile_rows)",
+        "static_cast<int>((end - row + tile_rows - 1) >> log_tile_rows)",
+        "static_cast<int>((end - row + tile_rows) >> log_tile_rows)",
         "forward",
         "two_kernels",
     ),
     "one row too few": Mutation(
         "slab.cuh",
-        "static_cast<int>((end - row + tile_rows - 1) / tile_rows)",
-        "static_cast<int>((end - row + tile_rows - 2) / tile_rows)",
+        "static_cast<int>((end - row + tile_rows - 1) >> log_tile_rows)",
+        "static_cast<int>((end - row + tile_rows - 2) >> log_tile_rows)",
         "backward",
         "on_chip",
+    ),
+    "the last items of a loop are not used": Mutation(
+        "tiles.cuh", "if (k < count) use(ring[k]);", "if (k + 1 < count) use(ring[k]);",
+        "forward", "two_kernels",
+    ),
+    "a loop uses an item before it is loaded": Mutation(
+        "tiles.cuh", "if (k + kDepth < count) load(&ring[k]);", "", "backward", "two_kernels"
+    ),
+    "tiles that are read again in the wrong place": Mutation(
+        "normalise.cuh", "const int last = shared_end + count - 1;",
+        "const int last = slab.tiles() - 1;", "forward", "on_chip", "all",
+    ),
+    "a plane that a cursor does not leave": Mutation(
+        "slab.cuh", "in_plane_ >= vectors ", "in_plane_ > vectors ",
+        "forward", "two_kernels", "all",
+    ),
+    "two bits of the mask in each other's place": Mutation(
+        "vector.cuh", "0x08040201u", "0x08040102u", "forward", "two_kernels"
+    ),
+    "a bit of the mask that two elements read": Mutation(
+        "vector.cuh", "parts[1] &= RepeatSigns<0xbbaa>(low)",
+        "parts[1] &= RepeatSigns<0xaaaa>(low)", "backward", "two_kernels",
+    ),
+    "half of a warp's sums left out": Mutation(
+        "team_sums.cuh", "      Add(&halves[j], ExchangeLanes(sent, distance));\n", "",
+        "forward", "cluster",
     ),
     "one element too many of a plane": Mutation(
         "normalise_flat.cuh",
@@ -157,7 +185,7 @@ def test_broken_kernels_are_caught(
     assert text.count(mutation.right) == 1, "the sources have changed: adapt the mutation"
     header.write_text(text.replace(mutation.right, mutation.wrong))
 
-    source = f"cuda/launch/{mutation.kernels}.cu"
+    source = f"cuda/launch/{mutation.kernels}_bf16.cu"
     broken = tmp_path / "broken.o"
     compile_source(tmp_path / source, broken, tmp_path)
     program = tmp_path / "broken"

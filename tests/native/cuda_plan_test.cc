@@ -16,6 +16,7 @@ namespace {
 
 using cuda::BlockReduction;
 using cuda::Device;
+using cuda::Layout;
 using cuda::Plan;
 using cuda::Settings;
 using cuda::Strategy;
@@ -44,9 +45,8 @@ constexpr Strategy kStrategies[] = {Strategy::kAuto, Strategy::kOnChip,
                                     Strategy::kCluster, Strategy::kL2,
                                     Strategy::kTwoKernels};
 
-cuda::Pass PassOf(const Problem& problem, int width, bool backward) {
-  return backward ? cuda::BackwardPass()
-                  : cuda::ForwardPass(ItemSize(problem.dtype), width);
+int ArraysKept(bool backward) {
+  return backward ? cuda::kBackwardArrays : cuda::kForwardArrays;
 }
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -61,14 +61,14 @@ void CheckCoverage(const Problem& problem, int width, const Plan& plan) {
              "a block has no rows");
   BNAR_CHECK(t.rows_per_block % (cuda::kThreads / t.row_vectors) == 0,
              "tiles of two blocks overlap");
-  BNAR_CHECK(t.num_slabs == shape.groups * t.slabs_per_group, "slabs");
-  if (t.planes) {
+  BNAR_CHECK(t.num_slabs == shape.groups * t.slabs_per_group.value, "slabs");
+  if (t.layout == Layout::kChannelsFirst) {
     BNAR_CHECK(t.vectors * width == shape.rows * shape.inner, "vectors");
     BNAR_CHECK(t.rows * t.row_vectors >= t.vectors, "vectors are left out");
-    BNAR_CHECK(t.slabs_per_group == shape.channels, "channels");
+    BNAR_CHECK(t.slabs_per_group.value == shape.channels, "channels");
   } else {
     BNAR_CHECK(t.vectors * width == shape.channels, "vectors");
-    BNAR_CHECK(t.slabs_per_group * t.row_vectors >= t.vectors,
+    BNAR_CHECK(t.slabs_per_group.value * t.row_vectors >= t.vectors,
                "channels left out");
     BNAR_CHECK(t.rows == shape.rows, "rows");
   }
@@ -154,9 +154,9 @@ void TestEveryPlan() {
                         std::to_string(static_cast<int>(strategy)) +
                         " slabs of " + std::to_string(slab_channels);
               for (const bool backward : {false, true}) {
-                const Plan plan = cuda::MakePlan(
-                    problem, width, PassOf(problem, width, backward),
-                    named.device, settings);
+                const Plan plan =
+                    cuda::MakePlan(problem, width, ArraysKept(backward),
+                                   named.device, settings);
                 CheckCoverage(problem, width, plan);
                 CheckResources(problem, plan, named.device, settings);
               }
@@ -186,8 +186,8 @@ Plan PlanOf(const Shape& shape, const Device& device,
             DType dtype = DType::kBFloat16, int slab_channels = 0) {
   const Problem problem{shape, dtype};
   const int width = cuda::WidthOf(problem, true);
-  return cuda::MakePlan(problem, width, PassOf(problem, width, backward),
-                        device, {strategy, 0, slab_channels});
+  return cuda::MakePlan(problem, width, ArraysKept(backward), device,
+                        {strategy, 0, slab_channels});
 }
 
 // ResNet-50 at batch 256 in bfloat16, on the device that the design is for.
@@ -213,9 +213,9 @@ void TestChoice() {
       const Plan plan = PlanOf(shape, kHopper, Strategy::kAuto, backward);
       const cuda::Tiling& t = plan.tiling;
       const int64_t tiles = t.rows_per_block / (cuda::kThreads / t.row_vectors);
-      BNAR_CHECK(tiles <= plan.held + t.shared_tiles,
-                 std::to_string(tiles) + " tiles, " +
-                     std::to_string(plan.held + t.shared_tiles) + " kept");
+      BNAR_CHECK(tiles <= t.shared_tiles, std::to_string(tiles) + " tiles, " +
+                                              std::to_string(t.shared_tiles) +
+                                              " kept");
     }
   }
   // All slabs that are under way fit half of L2.

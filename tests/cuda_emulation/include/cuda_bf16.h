@@ -46,4 +46,25 @@ inline float2 __bfloat1622float2(__nv_bfloat162 h) {
   return make_float2(__bfloat162float(h.x), __bfloat162float(h.y));
 }
 
+namespace cuda_emulation {
+
+// NaN if either is one; +0 is larger than -0.
+inline __nv_bfloat16 MaxNan(__nv_bfloat16 a, __nv_bfloat16 b) {
+  const float x = __bfloat162float(a), y = __bfloat162float(b);
+  if (x != x || y != y) return __ushort_as_bfloat16(0x7fff);
+  if (x == y) return std::signbit(x) ? b : a;
+  return x < y ? b : a;
+}
+
+}  // namespace cuda_emulation
+
+inline __nv_bfloat162 __hmax2_nan(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return {cuda_emulation::MaxNan(a.x, b.x), cuda_emulation::MaxNan(a.y, b.y)};
+}
+// All bits of a half where it is larger in a than in b; none for NaN.
+inline unsigned __hgt2_mask(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return (__bfloat162float(a.x) > __bfloat162float(b.x) ? 0xffffu : 0u) |
+         (__bfloat162float(a.y) > __bfloat162float(b.y) ? 0xffff0000u : 0u);
+}
+
 #endif  // CUDA_EMULATION_CUDA_BF16_H_

@@ -46,4 +46,25 @@ inline float2 __half22float2(__half2 h) {
   return make_float2(__half2float(h.x), __half2float(h.y));
 }
 
+namespace cuda_emulation {
+
+// NaN if either is one; +0 is larger than -0.
+inline __half MaxNan(__half a, __half b) {
+  const float x = __half2float(a), y = __half2float(b);
+  if (x != x || y != y) return __ushort_as_half(0x7fff);
+  if (x == y) return std::signbit(x) ? b : a;
+  return x < y ? b : a;
+}
+
+}  // namespace cuda_emulation
+
+inline __half2 __hmax2_nan(__half2 a, __half2 b) {
+  return {cuda_emulation::MaxNan(a.x, b.x), cuda_emulation::MaxNan(a.y, b.y)};
+}
+// All bits of a half where it is larger in a than in b; none for NaN.
+inline unsigned __hgt2_mask(__half2 a, __half2 b) {
+  return (__half2float(a.x) > __half2float(b.x) ? 0xffffu : 0u) |
+         (__half2float(a.y) > __half2float(b.y) ? 0xffff0000u : 0u);
+}
+
 #endif  // CUDA_EMULATION_CUDA_FP16_H_

@@ -65,6 +65,18 @@ inline float rsqrtf(float x) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x)));
 }
 
+// Byte i of the result is the byte of (y, x) that digit i of the selector
+// names.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const unsigned long long bytes = static_cast<unsigned long long>(y) << 32 | x;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned digit = selector >> 4 * i & 7u;
+    result |= static_cast<unsigned>(bytes >> 8 * digit & 0xffu) << 8 * i;
+  }
+  return result;
+}
+
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }

@@ -1,0 +1,203 @@
+"""Counts the instructions of the kernels' inner loops: cuda_instructions.py FILE...
+
+FILE is an object, a module or a wheel with CUDA code, or the output of `nvdisasm -c` (.sass). The
+kernels that read and write eight bfloat16 at once must not take more instructions for them than
+here, hold no memory of a thread's own (registers that spilled), and have no divergent branch where
+channels come last.
+"""
+
+import collections
+import dataclasses
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Iterator
+
+# Instructions for a vector of eight bfloat16, by (kernel, form, where the vector comes from). Those
+# of normalise are 1.15 times what a loop takes that is compiled alone, by hand for one form: 37, 57
+# and 74. The others are a little above what sm_90 takes with CUDA 13.0.
+BOUNDS = {
+    ("Forward", "relu", "sums"): 40,
+    ("Forward", "relu", "shared"): 42,
+    ("Forward", "relu", "memory"): 43,
+    ("Forward", "z relu", "shared"): 65,
+    ("Forward", "z relu", "memory"): 65,
+    ("Forward", "z relu mask", "shared"): 85,
+    ("Forward", "z relu mask", "memory"): 85,
+    ("Backward", "none", "sums"): 54,
+    ("Backward", "mask dz", "sums"): 78,
+    ("Backward", "y dz", "sums"): 70,
+    ("Backward", "x", "sums"): 75,
+    ("Backward", "none", "shared"): 55,
+    ("Backward", "mask dz", "memory"): 64,
+    ("Backward", "x", "memory"): 84,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    kernel: str
+    form: str
+    source: str
+    instructions: int
+    vectors: int
+    spills: int
+    branches: int
+
+    @property
+    def per_vector(self) -> float:
+        return self.instructions / self.vectors
+
+
+def tool(name: str) -> str | None:
+    """On PATH, beside this Python, or in the wheel of that name."""
+    scripts = sysconfig.get_path("scripts")
+    wheels = pathlib.Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin")
+    return shutil.which(name) or shutil.which(name, path=f"{scripts}:{wheels}")
+
+
+def disassembled(path: pathlib.Path) -> Iterator[str]:
+    if path.suffix == ".sass":
+        yield path.read_text()
+        return
+    if path.suffix == ".whl":
+        with tempfile.TemporaryDirectory() as directory, zipfile.ZipFile(path) as wheel:
+            for member in wheel.namelist():
+                if pathlib.Path(member).name.startswith("_cuda"):
+                    yield from disassembled(pathlib.Path(wheel.extract(member, directory)))
+        return
+    cuobjdump, nvdisasm = tool("cuobjdump"), tool("nvdisasm")
+    assert cuobjdump is not None
+    assert nvdisasm is not None
+    with tempfile.TemporaryDirectory() as directory:
+        subprocess.run(
+            [cuobjdump, "--extract-elf", "all", path.resolve()],
+            cwd=directory, check=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        for cubin in sorted(pathlib.Path(directory).glob("*.cubin")):
+            command = [nvdisasm, "-c", cubin]
+            yield subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def functions(text: str) -> Iterator[tuple[str, list[str]]]:
+    """(mangled name, its instructions and labels)."""
+    name, lines = "", []
+    for line in text.splitlines():
+        if begin := re.match(r"\.text\.(\S+):$", line):
+            if name:
+                yield name, lines
+            name, lines = begin[1], []
+        elif label := re.match(r"(\.L_x_\d+):", line):
+            lines.append(label[1] + ":")
+        elif instruction := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            lines.append(instruction[1].strip())
+    if name:
+        yield name, lines
+
+
+def innermost_loops(lines: list[str]) -> list[list[str]]:
+    labels = {line[:-1]: i for i, line in enumerate(lines) if line.endswith(":")}
+    loops = []
+    for i, line in enumerate(lines):
+        jump = re.search(r"\bBRA\b.*?(\.L_x_\d+)", line)
+        if jump and labels.get(jump[1], i) < i:
+            loops.append((labels[jump[1]], i))
+    inner = [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    return [[x for x in lines[a : b + 1] if not x.endswith(":")] for a, b in inner]
+
+
+# bfloat16, channels last, eight at once: (kernel, form).
+_FORWARD = re.compile(
+    r"4cuda\d+ForwardKernelI13__nv_bfloat16\S*?LayoutE0ELi8ENS\S*?ForwardFormI"
+    r"Lb([01])ELb([01])ELb([01])E"
+)
+_BACKWARD = re.compile(
+    r"4cuda\d+BackwardKernelI13__nv_bfloat16\S*?LayoutE0ELi8ENS\S*?BackwardFormI"
+    r"L\S*?GateE(\d)ELb([01])E"
+)
+
+
+def kernel_of(name: str) -> tuple[str, str] | None:
+    if forward := _FORWARD.search(name):
+        words = zip(("z", "relu", "mask"), forward.groups(), strict=True)
+        return "Forward", " ".join(word for word, on in words if on == "1") or "none"
+    if backward := _BACKWARD.search(name):
+        gate = ("none", "y", "mask", "x")[int(backward[1])]
+        return "Backward", gate + (" dz" if backward[2] == "1" else "")
+    return None
+
+
+def loops_of(name: str, lines: list[str]) -> Iterator[Loop]:
+    kernel = kernel_of(name)
+    if kernel is None:
+        return
+    for loop in innermost_loops(lines):
+        names = [re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in loop]
+        count = collections.Counter(name.split(".")[0] for name in names)
+        wide = collections.Counter(name.split(".")[0] for name in names if ".128" in name)
+        if wide["LDG"] + wide["LDS"] + wide["STG"] == 0 or count["DADD"] > 0:
+            continue  # the merge of partial sums
+        if count["F2FP"] == 0 or (kernel[0] == "Backward" and wide["LDG"] and count["FFMA"] == 0):
+            source, vectors = "sums", wide["LDG"]
+        elif wide["LDS"] > 0:
+            source, vectors = "shared", wide["STG"]
+        else:
+            source, vectors = "memory", wide["STG"]
+        if kernel[0] == "Backward":
+            # e and x, and y; the sums of gate x convert, too, but write nothing but dz.
+            arrays = 3 if kernel[1].startswith("y") else 2
+            sums = count["FFMA"] > 0 and wide["STG"] * 2 != wide["LDG"] + wide["LDS"]
+            is_apply = wide["STG"] > 0 and wide["STS"] == 0 and count["F2FP"] >= 4 * wide["STG"]
+            if wide["STS"] > 0 or not is_apply or (sums and not is_apply):
+                source, vectors = "sums", wide["LDG"] // arrays
+        if vectors == 0:
+            continue
+        yield Loop(
+            *kernel, source, len(loop), vectors, count["LDL"] + count["STL"], count["BSSY"]
+        )  # fmt: skip
+
+
+def main(paths: list[str]) -> int:
+    if not all(path.endswith(".sass") for path in paths):
+        missing = [name for name in ("cuobjdump", "nvdisasm") if tool(name) is None]
+        if missing:
+            print(
+                f"instructions were not counted: {' and '.join(missing)} not found on PATH; "
+                "`pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm`"
+            )
+            return 0
+    loops = [
+        loop
+        for path in paths
+        for text in disassembled(pathlib.Path(path))
+        for name, lines in functions(text)
+        for loop in loops_of(name, lines)
+    ]
+    # The loop without a question for each vector; the one that ends it is not counted.
+    best: dict[tuple[str, str, str], Loop] = {}
+    for loop in loops:
+        key = loop.kernel, loop.form, loop.source
+        if loop.branches == 0 and (key not in best or loop.per_vector < best[key].per_vector):
+            best[key] = loop
+    wrong = [f"{loop} spills" for loop in loops if loop.spills]
+    print("instructions for eight bfloat16, channels last, and the most that they may be")
+    for key in sorted({*best, *BOUNDS}):
+        loop, bound = best.get(key), BOUNDS.get(key)
+        counted = f"{loop.per_vector:6.1f}" if loop else "     -"
+        print(f"  {' '.join(key):32} {counted} {bound or ''}")
+        if bound is not None and loop is None:
+            wrong.append(f"no loop without a divergent branch: {' '.join(key)}")
+        elif bound is not None and loop is not None and loop.per_vector > bound:
+            wrong.append(f"{' '.join(key)}: {loop.per_vector:.1f} instructions, above {bound}")
+    for line in wrong:
+        print(line)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,9 @@
+#include "cuda/launch/backward_kernels.cuh"
+
+namespace jax_bnar {
+namespace cuda {
+
+template BackwardKernels BackwardKernelsOf<__half>(Layout, int, Gate, bool);
+
+}  // namespace cuda
+}  // namespace jax_bnar

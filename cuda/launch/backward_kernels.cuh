@@ -1,0 +1,50 @@
+// BackwardKernelsOf, to be compiled for each element type by itself.
+
+#ifndef JAX_BNAR_CUDA_LAUNCH_BACKWARD_KERNELS_CUH_
+#define JAX_BNAR_CUDA_LAUNCH_BACKWARD_KERNELS_CUH_
+
+#include <type_traits>
+
+#include "cuda/device/backward.cuh"
+#include "cuda/device/forms.cuh"
+#include "cuda/launch/kernels.cuh"
+
+namespace jax_bnar {
+namespace cuda {
+
+template <typename T, Layout kLayout, int kElements, typename Form>
+BackwardKernels BackwardKernelsAs() {
+  BackwardKernels kernels{};
+  kernels.reduce = ReduceKernel<T, kLayout, kElements, Form>;
+  kernels.apply = ApplyKernel<T, kLayout, kElements, Form>;
+  if constexpr (!std::is_same_v<T, double>) {
+    kernels.whole = BackwardKernel<T, kLayout, kElements, Form>;
+  }
+  return kernels;
+}
+
+template <typename T>
+BackwardKernels BackwardKernelsOf(Layout layout, int width, Gate gate,
+                                  bool store_dz) {
+  return WithLayout(layout, [&](auto constant) {
+    constexpr Layout kLayout = decltype(constant)::value;
+    if constexpr (!std::is_same_v<T, double>) {
+      if (width == kWidth) {
+        return WithBackwardForm(gate, store_dz, [](auto form) {
+          using Form = decltype(form);
+          if constexpr (Form::kGate == Gate::kX && Form::kStoreDz) {
+            return BackwardKernels{};  // see backward.cu
+          } else {
+            return BackwardKernelsAs<T, kLayout, kWidth, Form>();
+          }
+        });
+      }
+    }
+    return BackwardKernelsAs<T, kLayout, 1, AnyForm>();
+  });
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_LAUNCH_BACKWARD_KERNELS_CUH_

@@ -1,0 +1,9 @@
+#include "cuda/launch/forward_kernels.cuh"
+
+namespace jax_bnar {
+namespace cuda {
+
+template ForwardKernels ForwardKernelsOf<float>(Layout, int, bool, bool, bool);
+
+}  // namespace cuda
+}  // namespace jax_bnar

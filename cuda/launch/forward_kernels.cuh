@@ -1,0 +1,49 @@
+// ForwardKernelsOf, to be compiled for each element type by itself.
+
+#ifndef JAX_BNAR_CUDA_LAUNCH_FORWARD_KERNELS_CUH_
+#define JAX_BNAR_CUDA_LAUNCH_FORWARD_KERNELS_CUH_
+
+#include <type_traits>
+
+#include "cuda/device/forms.cuh"
+#include "cuda/device/forward.cuh"
+#include "cuda/device/normalise_flat.cuh"
+#include "cuda/device/pack_mask.cuh"
+#include "cuda/launch/kernels.cuh"
+
+namespace jax_bnar {
+namespace cuda {
+
+template <typename T, Layout kLayout, int kElements, typename Form>
+ForwardKernels ForwardKernelsAs() {
+  ForwardKernels kernels{};
+  kernels.statistics = StatisticsKernel<T, kLayout, kElements>;
+  kernels.normalise = NormaliseKernel<T, kLayout, kElements, Form>;
+  kernels.pack_mask = PackMaskKernel<T>;
+  if constexpr (!std::is_same_v<T, double>) {
+    if constexpr (kElements == 1) kernels.flat = NormaliseFlatKernel<T>;
+    kernels.whole = ForwardKernel<T, kLayout, kElements, Form>;
+  }
+  return kernels;
+}
+
+template <typename T>
+ForwardKernels ForwardKernelsOf(Layout layout, int width, bool residual,
+                                bool relu, bool mask) {
+  return WithLayout(layout, [&](auto constant) {
+    constexpr Layout kLayout = decltype(constant)::value;
+    if constexpr (!std::is_same_v<T, double>) {
+      if (width == kWidth) {
+        return WithForwardForm(residual, relu, mask, [](auto form) {
+          return ForwardKernelsAs<T, kLayout, kWidth, decltype(form)>();
+        });
+      }
+    }
+    return ForwardKernelsAs<T, kLayout, 1, AnyForm>();
+  });
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_LAUNCH_FORWARD_KERNELS_CUH_

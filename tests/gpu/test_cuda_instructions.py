@@ -1,0 +1,60 @@
+"""The script that counts instructions of the kernels' inner loops, on loops made up for it."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from checkout import ROOT
+
+pytestmark = pytest.mark.one_python
+
+FORWARD = (
+    "_ZN8jax_bnar4cuda13ForwardKernelI13__nv_bfloat16LNS0_6LayoutE0ELi8ENS0_11ForwardForm"
+    "ILb0ELb1ELb0EEEEEvNS0_17ForwardParametersE"
+)
+LOAD = ["LDG.E.128 R4, desc[UR4][R2.64]"]
+KEPT = ["LDS.128 R4, [R2]"]
+STORE = ["F2FP.BF16.F32.PACK_AB R4, R5, R4"] * 4 + ["STG.E.EF.128 desc[UR4][R2.64], R4"]
+
+
+def loop(label: int, *instructions: str) -> list[str]:
+    body = [*instructions, f"@P0 BRA `(.L_x_{label})"]
+    lines = [f"        /*{16 * i:04x}*/                   {text} ;" for i, text in enumerate(body)]
+    return [f".L_x_{label}:", *lines]
+
+
+def run(path: pathlib.Path, *loops: list[str]) -> tuple[int, str]:
+    path.write_text("\n".join([f".text.{FORWARD}:", *(line for lines in loops for line in lines)]))
+    finished = subprocess.run(
+        [sys.executable, ROOT / ".ci/cuda_instructions.py", path], capture_output=True, text=True
+    )
+    assert finished.stderr == ""
+    return finished.returncode, finished.stdout
+
+
+def test_loops_are_told_apart_and_counted(tmp_path: pathlib.Path) -> None:
+    _, printed = run(
+        tmp_path / "a.sass",
+        loop(1, *LOAD, *["FADD R4, R4, R5"] * 30),
+        loop(2, *LOAD, *STORE, *["FFMA R4, R4, R5, R6"] * 33),
+        loop(3, *KEPT, *STORE, *["FFMA R4, R4, R5, R6"] * 32),
+    )
+    assert "Forward relu sums                  32.0 40\n" in printed
+    assert "Forward relu memory                40.0 43\n" in printed
+    assert "Forward relu shared                39.0 42\n" in printed
+    assert "Forward relu memory:" not in printed
+
+
+@pytest.mark.parametrize(
+    ("instructions", "fault"),
+    [
+        (["FFMA R4, R4, R5, R6"] * 43, "Forward relu memory: 50.0 instructions, above 43"),
+        (["LDL R4, [R1]"], "spills"),
+        (["BSSY B0, `(.L_x_9)"], "no loop without a divergent branch: Forward relu memory"),
+    ],
+)
+def test_faults_are_reported(tmp_path: pathlib.Path, instructions: list[str], fault: str) -> None:
+    status, printed = run(tmp_path / "a.sass", loop(1, *LOAD, *STORE, *instructions))
+    assert status == 1
+    assert fault in printed
