@@ -291,7 +291,7 @@ def test_unbiased_running_var(batch: int) -> None:
             {"implementation": "ffi"},
             {"use_running_average": False, "mask": True},
             NotImplementedError,
-            "mask has no kernel",
+            "no kernel for mask",
         ),
         (
             {"axis_index_groups": [[0], [1]]},
