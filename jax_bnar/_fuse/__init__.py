@@ -1,4 +1,4 @@
-"""`fuse`: finds BatchNorm-Add-ReLU in a traced program and replaces it. See README.md here."""
+"""`fuse` finds BatchNorm-Add-ReLU in a traced program and replaces it; see README.md here."""
 
 from jax_bnar._fuse.api import explain as explain
 from jax_bnar._fuse.api import fuse as fuse

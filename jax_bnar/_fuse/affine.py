@@ -1,8 +1,8 @@
-"""Given statistics: `relu(scale * (x - mean) + bias + z)` with vectors of whatever origin.
+"""Given statistics: `relu(scale * (x - mean) + bias + z)` with vectors of any origin.
 
-That is BatchNorm in evaluation, folded or not. x is found by walking back from the ReLU; what is
-done with it is then read from the polynomials of its region, as in training. What the program
-computes of its vectors is its own affair.
+This is BatchNorm in evaluation, folded or not. x is found by walking back from the ReLU; how the
+program transforms it is then read from the polynomials of its region, as in training. How the
+program computes the vectors does not matter.
 """
 
 import dataclasses
@@ -41,10 +41,10 @@ class AffineMatch:
     Attributes:
         region: what is computed from x.
         mean: what is subtracted from x first: a polynomial in vectors of the program.
-        scale: what x is multiplied with then.
-        bias: what is added to that.
+        scale: the factor of the difference.
+        bias: what is added to the product.
         axis: the channel axis.
-        normalised: what this comes to.
+        normalised: the resulting value.
         residuals: what is added before the ReLU.
         relu: the node of the ReLU.
     """
@@ -75,23 +75,23 @@ class AffineMatch:
         return [self.result]
 
 
-# Where x comes from one of these, XLA computes x in the same pass as what follows: an operator of
-# its own would have it written first. An add is left out: it joins the blocks of a network.
+# If one of these computes x, XLA computes x in the same pass as what follows; a separate operator
+# would force x to be written first. "add" is missing because it joins the blocks of a network.
 _FUSED_BY_XLA = frozenset(
     """
     sub mul div neg exp log tanh logistic max min select_n rsqrt integer_pow square
     """.split()  # noqa: SIM905 (a list would take a line for each)
 )
 _STEPS = ("add", "sub", "mul", "div")
-# How far the vectors are followed back in search of statistics; what is computed from more than
-# that is not given.
+# How many values are searched behind a vector for statistics. A vector that is computed from more
+# values than this does not count as given.
 _FARTHEST = 300
 
 
 def affine_candidates(
     graph: Graph, taken: Collection[Value]
 ) -> Iterator[AffineMatch | RefusedMatch]:
-    """The matches, and the ReLUs that are refused."""
+    """The matches, and the refusals of ReLUs that cannot be matched."""
     for node in graph.nodes:
         if node.name != "custom_jvp_call" or node.outputs[0] in taken:
             continue
@@ -113,8 +113,9 @@ def affine_candidates(
 def pays(dtype: Any) -> bool:
     """Whether the operator is at least as fast as what XLA makes of the program.
 
-    XLA's convolutions for CPUs compute in float32. What it compiles itself widens in the same pass;
-    behind an operator that is another one (1.10 of the time in bfloat16, 0.94 to 1.00 in float32).
+    XLA's convolutions for CPUs compute in float32. Code that XLA compiles itself widens its input
+    in the same pass, but after an operator the widening is another pass (1.10 of the time in
+    bfloat16, 0.94 to 1.00 in float32).
     """
     return accumulation_dtype(dtype) == dtype or jax.default_backend() != "cpu"
 
@@ -169,7 +170,8 @@ def _whole_addends(node: Node) -> tuple[Value, Value] | None:
 def _origin(end: Value) -> tuple[Value, Operand | None]:
     """x, and the vector that is subtracted from it.
 
-    The first subtraction behind a factor is that of the mean; x itself has the dtype of the end.
+    Walking back from `end`, the first subtraction after a factor is that of the mean. x itself has
+    the dtype of `end`.
     """
     value, mean, is_scaled = end, None, False
     deepest: tuple[Value, Operand | None] = (end, None)
@@ -198,7 +200,7 @@ def _origin(end: Value) -> tuple[Value, Operand | None]:
 def _affine(
     region: Region, end: Value, mean: Operand | None
 ) -> tuple[Polynomial, Polynomial, Polynomial, int] | None:
-    """Mean, scale, bias and channel axis; None where the value is nothing like a BatchNorm."""
+    """Mean, scale, bias and channel axis, or None if the value does not look like a BatchNorm."""
     unknowns = region.unknowns
     polynomial = region.terms[end].polynomial
     parts = {} if polynomial is None else polynomial.by_power_of(region.x_number)
@@ -241,7 +243,10 @@ def _number_of(region: Region, operand: Operand) -> int | None:
 
 
 def _is_statistic(value: Value, x: Value) -> bool:
-    """Whether a vector is computed from x, or from any array as large: of a training, refused."""
+    """Whether a vector is computed from x or from an array as large, as statistics in training are.
+
+    Such a ReLU is no evaluation form and must not be matched here.
+    """
     waiting, seen = [value], {value}
     while waiting:
         value = waiting.pop()

@@ -16,49 +16,49 @@ def fuse(fun: _Function) -> _Function:
 
         step = jax.jit(jax.value_and_grad(jax_bnar.fuse(loss)))
 
-    The function is traced; what normalises an array by its own statistics is proven to do so from
-    the arithmetic, whatever library or spelling it comes from, and becomes `batch_norm`, `bn_relu`,
-    `bn_add_relu` or `dual_bn_add_relu`; `relu(scale * (x - mean) + bias + z)` with given vectors,
-    as in evaluation, becomes one of the `*_inference` operators. All else runs as it is, and a
-    function with nothing to fuse keeps its jaxpr. Results and gradients are those of `fun`, with an
-    error that is no larger.
+    The function is traced. Code that normalises an array by its own statistics is recognised from
+    the arithmetic alone, whatever library or spelling it comes from, and becomes `batch_norm`,
+    `bn_relu`, `bn_add_relu` or `dual_bn_add_relu`. `relu(scale * (x - mean) + bias + z)` with given
+    vectors, as in evaluation, becomes one of the `*_inference` operators. Everything else runs
+    unchanged, and a function with nothing to fuse keeps its jaxpr. Results and gradients are those
+    of `fun`, with an error that is no larger.
 
-    It goes inside of what differentiates: `jax.grad(fuse(loss))`. With `jit`, `vmap`, `scan`,
-    `shard_map` and `jax.checkpoint` it may stand on either side; it looks into their bodies, and
-    leaves those of `custom_jvp` and `custom_vjp` alone.
+    Apply it inside the transformation that differentiates: `jax.grad(fuse(loss))`. It may stand on
+    either side of `jit`, `vmap`, `scan`, `shard_map` and `jax.checkpoint`; it looks into their
+    bodies, but leaves those of `custom_jvp` and `custom_vjp` alone.
 
-    Taken are: variance by E[x^2] - E[x]^2 or by E[(x - mean)^2], clamped at 0 or not; means by sums
-    and counts, over several axes at once or one after another, also over mapped axes by `psum`; any
-    algebraic form of the normalisation; running averages of whatever kind, for they only read the
-    statistics; ghost batches made by a reshape; one residual or a sum of up to three, on either
-    side of the add; any one channel axis but the first; float16, bfloat16, float32, float64, and
-    results that are wider than x.
+    It accepts: a variance computed as E[x^2] - E[x]^2 or as E[(x - mean)^2], clamped at 0 or not;
+    means computed from sums and counts, over several axes at once or one after another, also over
+    mapped axes by `psum`; any algebraic form of the normalisation; running averages of any kind,
+    because they only read the statistics; ghost batches made by a reshape; one residual or a sum of
+    up to three, on either side of the add; any single channel axis except the first; float16,
+    bfloat16, float32, float64, and results that are wider than x.
 
-    Refused, each with its reason in `explain`, are: an array between x and the result that is used
-    elsewhere or returned; a residual that is broadcast or of another dtype; masks; epsilon that is
-    not a literal; a variance with ddof, another floor or another centre; scales by example;
-    LayerNorm, InstanceNorm, GroupNorm.
-    Only `jax.nn.relu` is taken for ReLU: `jnp.maximum(a, 0)` and other spellings differ in their
-    derivative at 0 or in what they make of NaN, so they stay, behind a fused BatchNorm.
+    It refuses the following, and `explain` gives the reason for each: an array between x and the
+    result that is used elsewhere or returned; a residual that is broadcast or has another dtype;
+    masks; an epsilon that is not a literal; a variance with ddof, another floor or another centre;
+    a different scale for each example; LayerNorm, InstanceNorm, GroupNorm.
+    Only `jax.nn.relu` counts as ReLU: `jnp.maximum(a, 0)` and other spellings differ in their
+    derivative at 0 or in how they treat NaN, so they stay as they are, after a fused BatchNorm.
 
-    Not recognised yet: statistics taken by a matrix product, by `lax.reduce_window` or in a loop;
-    `axis_index_groups`; a normalisation that crosses the border of a large jitted function, of a
-    loop or of `jax.checkpoint`.
+    It does not yet recognise statistics computed by a matrix product, by `lax.reduce_window` or in
+    a loop; `axis_index_groups`; or a normalisation that crosses the boundary of a large jitted
+    function, of a loop or of `jax.checkpoint`.
 
     Args:
-        fun: any function of arrays, pytrees of them, and other values. Arrays are traced; other
-            leaves (flags, functions, Python's numbers) reach `fun` as they are. NNX modules may be
-            arguments: their new state is written back.
+        fun: any function of arrays, pytrees of arrays, and other values. Arrays are traced; other
+            leaves (flags, functions, Python numbers) are passed to `fun` unchanged. NNX modules may
+            be arguments: their new state is written back.
 
     Returns:
         A function with the signature and the results of `fun`.
 
     Raises:
         TypeError: `fun` is not callable.
-        ValueError: at the call: `fun` holds the gradient of what is to be fused (turn it round), or
-            it changes an NNX module that is not an argument.
+        ValueError: when it is called, if `fun` contains the gradient of what is to be fused (swap
+            the two: `jax.grad(fuse(loss))`), or changes an NNX module that is not an argument.
 
-    The idea is that of PaddlePaddle's pass FusedBnAddActPattern.
+    The idea comes from PaddlePaddle's pass FusedBnAddActPattern.
     """
     _require_callable("fuse", fun)
 
@@ -75,12 +75,13 @@ def explain(fun: Callable[..., Any]) -> Callable[..., FusionReport]:
     """What `fuse` makes of `fun`: `print(explain(fun)(*args))`.
 
     Args:
-        fun: as `fuse` takes it; not what `fuse` returns.
+        fun: a function that `fuse` takes, not one that `fuse` has returned.
 
     Returns:
-        A function of the arguments of `fun` (arrays may be `jax.ShapeDtypeStruct`s: nothing is
-        run), which returns a `FusionReport`. Printed, that is one line per place where an array is
-        normalised: module, operator or the reason why not, line of the program, bytes saved.
+        A function of the arguments of `fun` (arrays may be `jax.ShapeDtypeStruct`s, because nothing
+        is run), which returns a `FusionReport`. This prints as one line for each place where an
+        array is normalised: the module, the operator or the reason for the refusal, the line of the
+        program, and the bytes saved.
 
     Raises:
         TypeError: `fun` is not callable.

@@ -1,6 +1,6 @@
-"""Along which axes of x each axis of a value runs: a label is the tuple of those axes.
+"""Labels say which axes of x each axis of a value runs along: a label is the tuple of those axes.
 
-An axis that x does not have, of size 1 or repeated, has the label ().
+An axis of the value that x does not have, of size 1 or repeated, has the label ().
 """
 
 import math
@@ -14,12 +14,12 @@ STACK = -1
 
 
 def own(shape: Sequence[int]) -> Labels:
-    """Those of x itself."""
+    """The labels of x itself."""
     return tuple((axis,) if size > 1 else () for axis, size in enumerate(shape))
 
 
 def merged(shape: Sequence[int], operands: Sequence[tuple[Sequence[int], Labels]]) -> Labels | None:
-    """Those of an elementwise result, of the operands' shapes and labels."""
+    """The labels of an elementwise result, from the operands' shapes and labels."""
     result: list[tuple[Any, ...]] = [()] * len(shape)
     for own_shape, labels in operands:
         if not own_shape:
@@ -36,7 +36,10 @@ def merged(shape: Sequence[int], operands: Sequence[tuple[Sequence[int], Labels]
 def reshaped(
     before: Sequence[int], labels: Labels, after: Sequence[int], sizes: Mapping[Any, int]
 ) -> Labels | None:
-    """Those after a reshape that merges whole axes of x, or undoes it; None where it cuts one."""
+    """The labels after a reshape that merges whole axes of x or splits them again.
+
+    They are None if the reshape cuts an axis of x.
+    """
     pieces: list[tuple[int, tuple[Any, ...]]] = []
     for size, label in zip(before, labels, strict=True):
         if label:
@@ -58,5 +61,5 @@ def reshaped(
 
 
 def in_order(labels: Labels, axes: Sequence[int]) -> bool:
-    """Whether a value has all these axes of x, in order: a reshape makes x's shape of it."""
+    """Whether the labels hold exactly these axes of x in this order, so that a reshape suffices."""
     return [axis for label in labels for axis in label] == list(axes)

@@ -1,4 +1,4 @@
-"""The jaxprs inside equations: which are looked into, and how an equation gets a new body."""
+"""The jaxprs inside equations: which ones are searched, and how an equation gets a new body."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +12,8 @@ from jax_bnar._fuse.nodes import Node
 if TYPE_CHECKING:
     from jax_bnar._fuse.plan import Plan, Planner
 
-# The parameters that hold bodies. Those of custom_jvp and custom_vjp are left alone: their
-# derivatives are rules that know nothing of a new body.
+# The parameters that hold bodies. Those of custom_jvp and custom_vjp are left alone, because their
+# derivative rules would not follow a new body.
 _BODIES = {
     "jit": ("jaxpr",),
     "pjit": ("jaxpr",),
@@ -27,7 +27,7 @@ _BODIES = {
 
 
 def plans(node: Node, planner: "Planner", axis_sizes: Mapping[Any, int]) -> list["Plan"]:
-    """Those of the node's bodies, in the order of its parameters."""
+    """The plans of the node's bodies, in the order of its parameters."""
     if node.name == "shard_map":
         mesh, manual = node.params["mesh"], jax_compat.manual_axes(node.params)
         axis_sizes = {**axis_sizes, **{name: mesh.shape[name] for name in manual}}
@@ -43,7 +43,7 @@ def _bodies(node: Node) -> list[Any]:
 
 
 def rebuilt(node: Node, inner: Sequence["Plan"], planner: "Planner") -> Node:
-    """The node with its bodies replaced by their plans; all else stays as it is."""
+    """The node with its bodies replaced by their plans and everything else unchanged."""
     if node.name in ("remat2", "checkpoint"):
         return dataclasses.replace(node, run=_remat(node, inner[0]))
     if node.name == "shard_map":
@@ -62,12 +62,12 @@ def rebuilt(node: Node, inner: Sequence["Plan"], planner: "Planner") -> Node:
 
 
 def _traced(body: Any, plan: "Plan", planner: "Planner") -> Any:
-    """A body traced anew from its plan, once however many equations have it."""
+    """A body, traced from its plan once, however many equations have it."""
     key = (id(plan), id(body))
     if key not in planner.rebuilt:
         avals = [value.aval for value in plan.graph.inputs][len(body.consts) :]
         run: Callable[..., Any] = lambda *args: plan.run(*body.consts, *args)  # noqa: E731
-        # Plan and body are kept, so that no other one gets its id.
+        # Keeping the plan and the body alive prevents other ones from getting their ids.
         planner.rebuilt[key] = (plan, body, jax.make_jaxpr(run)(*avals))
     return planner.rebuilt[key][-1]
 

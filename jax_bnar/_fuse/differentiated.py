@@ -1,4 +1,4 @@
-"""A program that holds its own gradient: it is fused the other way round."""
+"""Detects programs that contain their own gradient; `fuse` has to go inside `jax.grad` instead."""
 
 from collections.abc import Iterator
 
@@ -12,9 +12,9 @@ HINT = (
 
 
 def is_to_be_turned_round(refused: RefusedMatch, around: str = "") -> bool:
-    """Whether only the gradient stands in the way: JAX leaves its trace in the names of equations.
+    """Whether only the gradient stands in the way, which JAX records in the names of equations.
 
-    What is refused for another reason (LayerNorm) would be so without the gradient, too.
+    What is refused for another reason (LayerNorm) would also be refused without the gradient.
     """
     return refused.is_used_elsewhere and "jvp(" in f"{around}{refused.node.name_stack}"
 

@@ -10,7 +10,7 @@ from jax_bnar._fuse.tail import Tail
 
 @dataclasses.dataclass
 class DualMatch:
-    """Two matches, where the result of the second is the residual of the first."""
+    """Two matches, of which the second gives the residual of the first."""
 
     first: TrainingMatch
     second: TrainingMatch
@@ -59,7 +59,7 @@ def duals(matches: Sequence[TrainingMatch]) -> list[DualMatch]:
 
 
 def _agree(first: TrainingMatch, second: TrainingMatch) -> bool:
-    """Whether one call can take both: same dtype, same keywords."""
+    """Whether one call can compute both, which requires the same dtype and the same keywords."""
     a, b = first.form, second.form
     return (a.dtype, a.epsilon, a.result_axis, a.num_groups, a.axis_name) == (
         b.dtype,

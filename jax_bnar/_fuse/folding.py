@@ -1,4 +1,4 @@
-"""Scalars that depend on nothing are computed while matching: counts, `ddof`, chosen branches."""
+"""Folds constant scalars while matching: counts, `ddof`, branches that constants select."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ _SCALAR: dict[str, Callable[..., Any]] = {
 
 
 def fold(equation: Any, operands: Sequence[Operand]) -> Operand | None:
-    """The operand that stands for the equation's result, or None where it has to be computed."""
+    """The operand that replaces the equation's result, or None if the equation has to run."""
     name = equation.primitive.name
     chosen = operands[0] if name == "select_n" else None
     if isinstance(chosen, Constant) and chosen.shape == ():
@@ -41,7 +41,7 @@ def fold(equation: Any, operands: Sequence[Operand]) -> Operand | None:
         return None
     aval = equation.outvars[0].aval
     if name == "div" and not np.issubdtype(aval.dtype, np.inexact):
-        return None  # lax rounds the quotient of integers towards zero, NumPy does not
+        return None  # lax rounds the quotient of integers towards zero, but NumPy does not
     with np.errstate(all="ignore"):
         value = _SCALAR[name](*(np.asarray(operand.value) for operand in constants))
     return Constant(aval, np.asarray(value).astype(aval.dtype)[()])

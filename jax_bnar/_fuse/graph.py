@@ -11,7 +11,7 @@ from jax_bnar._fuse.nodes import Constant, Node, Operand, Value
 
 
 class Graph:
-    """The nodes of one jaxpr, in its order; who reads which value."""
+    """The nodes of one jaxpr, in its order, and the nodes that read each value."""
 
     def __init__(self, jaxpr: core.Jaxpr) -> None:
         self.nodes: list[Node] = []
@@ -66,13 +66,14 @@ class Graph:
         return self.users.get(value, [])
 
     def sole_reader(self, value: Value) -> Node | None:
-        """The one node that reads the value, where the program does not return it as well."""
+        """The only node that reads the value, or None; also None if the program returns it."""
         readers = self.readers(value)
         return readers[0] if len(readers) == 1 and value not in self.returned else None
 
 
-# What jax.numpy and the libraries wrap in jit, as `_var`, `_where`, `clip`, `standardize` are made
-# of. A function with anything else in it (a convolution, a loop) stays a call.
+# The primitives that occur in functions which jax.numpy and the libraries wrap in jit, such as
+# `_var`, `_where`, `clip` and `standardize`. A function that contains anything else (a convolution,
+# a loop) stays a call.
 _INLINED = frozenset(
     """
     abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy copy_p div eq
@@ -85,7 +86,7 @@ _LARGEST_INLINED = 60
 
 
 def inlinable(equation: Any) -> core.Jaxpr | None:
-    """The body of a small jitted function that loses nothing but the call when it is inlined."""
+    """The body of a small jitted function, if inlining it loses nothing but the call."""
     if equation.primitive.name not in ("jit", "pjit"):
         return None
     closed = equation.params["jaxpr"]

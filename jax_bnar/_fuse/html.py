@@ -1,4 +1,4 @@
-"""The report as a page of HTML that needs no other file: a table, and drawings of the patterns."""
+"""The report as a self-contained HTML page: a table, and drawings of the patterns."""
 
 import html as escaping
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def page(report: "FusionReport") -> str:
 
 
 def _drawing(operators: Sequence[paddle_form.Operator]) -> str:
-    """Boxes in a row, an arrow for each tensor that one gives and another reads."""
+    """A row of boxes, with an arrow from each operator to those that read its tensors."""
     givers = {tensor: i for i, op in enumerate(operators) for tensor in op.outputs}
     height = _HEIGHT + 24 * len(operators) + 40
     width = len(operators) * (_WIDTH + _GAP) - _GAP + 2

@@ -48,10 +48,10 @@ class TrainingMatch:
 
     Attributes:
         region: what is computed from x.
-        form: the proven normalisation.
-        normalised: its value.
-        tail: the add and the ReLU behind it.
-        statistics: what else the program computes that the kernel gives.
+        form: the normalisation that the polynomials prove.
+        normalised: the normalised array.
+        tail: the add and the ReLU that follow it.
+        statistics: the other values of the program that can be taken from the kernel's results.
     """
 
     region: Region
@@ -81,13 +81,13 @@ class TrainingMatch:
 
 @dataclasses.dataclass(frozen=True)
 class RefusedMatch:
-    """Something that normalises x and is not taken.
+    """A normalisation that is not fused.
 
     Attributes:
-        node: where it is normalised.
-        reason: for the report.
-        region: what is understood of it; None where nothing is.
-        is_used_elsewhere: whether it would be taken, but for what else reads it.
+        node: the node that normalises the array.
+        reason: why it is refused, for the report.
+        region: what is understood of it, or None if nothing is.
+        is_used_elsewhere: whether the only obstacle is that something else reads one of its arrays.
     """
 
     node: Node
@@ -97,7 +97,7 @@ class RefusedMatch:
 
 
 def normalised_arrays(graph: Graph) -> Iterator[Value]:
-    """The arrays of which the program takes a sum: each may be normalised by it."""
+    """The arrays that the program sums: each sum may be a statistic that normalises its array."""
     seen = set()
     for node in graph.nodes:
         if node.name not in SUMS:
@@ -112,7 +112,7 @@ def normalised_arrays(graph: Graph) -> Iterator[Value]:
 def training_candidates(
     graph: Graph, x: Value, taken: Collection[Value], axis_sizes: Mapping[Any, int]
 ) -> Iterator[TrainingMatch | RefusedMatch]:
-    """What may be made of the normalisation of x, the best first; then why there is no more."""
+    """The possible matches of the normalisation of x, the best first, then the refusal if any."""
     region = Region(graph, x, axis_sizes)
     if not _divides_by_a_root(region):
         return
@@ -126,7 +126,7 @@ def training_candidates(
 def without_shift(x: Value) -> Value:
     """x without the vectors that the program adds to it, such as the bias of a convolution.
 
-    They cancel in the normalisation, so that the sum of array and vector need not be computed.
+    They cancel in the normalisation, so the sum of array and vector need not be computed.
     """
     while x.producer is not None and x.producer.name == "add":
         pair = array_and_vector(x.producer)
@@ -164,7 +164,7 @@ def _candidates(region: Region, taken: Collection[Value]) -> Iterator[TrainingMa
 
 
 def _before_the_sum(operand: Operand) -> Operand:
-    """The array itself, where its square, a wider copy or a flattened one is summed."""
+    """The array itself, if what is summed is its square, a wider copy or a flattened one."""
     while isinstance(operand, Value) and (node := operand.producer) is not None:
         inner = node.inputs[0] if node.inputs else operand
         if (
@@ -202,7 +202,7 @@ def _is_divided_by_a_root(region: Region, value: Value) -> bool:
 
 
 def _statistics(region: Region, form: Normalisation) -> Iterator[Statistic]:
-    """The values that hold one number a channel (and group), not those that repeat it."""
+    """The statistics with one number for each channel (and group), not broadcasts of them."""
     shape = region.x.shape
     axes = [axis for axis in (0, form.axis) if axis == form.axis or form.num_groups > 1]
     axes = [axis for axis in axes if shape[axis] > 1]
@@ -215,10 +215,10 @@ def _statistics(region: Region, form: Normalisation) -> Iterator[Statistic]:
 
 
 def _require_unused(region: Region, end: Value, statistics: list[Statistic]) -> None:
-    """Nothing between x and the normalised array may be wanted by anyone else."""
+    """Raises UsedElsewhereError if an array between x and the normalised one has another use."""
     replaced = {end, *(statistic.value for statistic in statistics)}
     wanted: set[Value] = set()
-    for value in reversed(region.terms):  # readers before what they read
+    for value in reversed(region.terms):  # a reader comes before the values that it reads
         results = (r for reader in region.graph.readers(value) for r in reader.outputs)
         if value not in replaced and (
             value in region.graph.returned

@@ -12,7 +12,7 @@ _ONE = Fraction(1)
 def expectation(
     polynomial: Polynomial, over: frozenset[Axis], unknowns: Unknowns
 ) -> Polynomial | None:
-    """The mean over some axes, in moments of x; None where it is not a matter of moments."""
+    """The mean over some axes in moments of x, or None if moments cannot express it."""
     total = Polynomial.constant(0)
     for monomial, coefficient in polynomial.terms:
         mean = _mean(monomial, over, unknowns)
@@ -23,7 +23,10 @@ def expectation(
 
 
 def _mean(monomial: Monomial, over: frozenset[Axis], unknowns: Unknowns) -> Polynomial | None:
-    """What does not vary along the axes is a factor; the rest must be x, x^2 or a mean of them."""
+    """The mean of a monomial: unknowns that do not vary along the axes are factors of it.
+
+    What remains must be x, x^2 or a mean of one of them.
+    """
     constant = [(u, p) for u, p in monomial if not _may_vary(u, over, unknowns)]
     varying = [(u, p) for u, p in monomial if _may_vary(u, over, unknowns)]
     factor = Polynomial.of({tuple(constant): _ONE})
@@ -41,7 +44,10 @@ def _mean(monomial: Monomial, over: frozenset[Axis], unknowns: Unknowns) -> Poly
 
 
 def _may_vary(number: int, over: Iterable[Axis], unknowns: Unknowns) -> bool:
-    """Along mapped axes anything but a mean over them may vary, an array of the program too."""
+    """Whether an unknown may vary along the axes.
+
+    Along mapped axes everything may, even a vector of the program, except a mean over them.
+    """
     if unknowns.varies(number) & frozenset(over):
         return True
     mapped = any(not isinstance(axis, int) for axis in over)

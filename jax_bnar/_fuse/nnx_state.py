@@ -1,7 +1,7 @@
 """NNX modules as arguments: a traced function gets copies, whose new state is written back.
 
-A plain trace would leave the running statistics as they were, without an error: the copies that it
-works on would take the new ones with them.
+A plain trace would work on copies and discard them, and so leave the running statistics as they
+were, without an error.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _WAY_OUT = (
 
 
 def _nnx() -> Any:
-    """Flax NNX where the program has imported it: without it there are no modules."""
+    """Flax NNX if the program has imported it; otherwise there can be no modules."""
     return sys.modules.get("flax.nnx")
 
 
@@ -31,7 +31,7 @@ class Modules:
     """The modules among a function's arguments.
 
     Attributes:
-        state: their arrays, in an order of their own.
+        state: their arrays, in the order of the flattened NNX state.
     """
 
     def __init__(self, modules: Sequence[Any]) -> None:
@@ -42,13 +42,13 @@ class Modules:
             self.state, self._tree = jax.tree.flatten(state)
 
     def copies(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The modules again, with these arrays in them."""
+        """Copies of the modules that hold these arrays."""
         if not self._modules:
             return ()
         return _nnx().merge(self._definition, jax.tree.unflatten(self._tree, arrays))
 
     def changes(self, copies: Sequence[Any], given: Sequence[Any]) -> dict[int, Any]:
-        """The arrays that are others than those given to `copies`, by their place in `state`."""
+        """The arrays that differ from those given to `copies`, by their index in `state`."""
         if not self._modules:
             return {}
         arrays, tree = jax.tree.flatten(_nnx().split(copies)[1])
@@ -63,8 +63,8 @@ class Modules:
     def update(self, changes: Mapping[int, Any]) -> None:
         """Writes new arrays into the modules themselves.
 
-        Variables that did not change are not touched: NNX lets nobody write to those of an outer
-        trace, as the parameters of a loss are inside of `jax.grad`.
+        Variables that did not change are not touched, because NNX forbids writing to variables of
+        an outer trace, which the parameters of a loss are inside `jax.grad`.
         """
         if not changes:
             return
@@ -79,7 +79,7 @@ class Modules:
 
 @contextlib.contextmanager
 def explained_errors() -> Iterator[None]:
-    """NNX's refusal to change a module from inside another trace, with the way out."""
+    """Explains NNX's error about changing a module from inside another trace, with the way out."""
     try:
         yield
     except Exception as error:

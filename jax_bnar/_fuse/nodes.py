@@ -1,4 +1,4 @@
-"""Values and nodes: what the graph of a program is made of, and how it runs."""
+"""The values and nodes of a program's graph, and how the graph runs."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ class Value:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Constant:
-    """A literal of the program, or a scalar that folds to one."""
+    """A literal of the program, or a scalar that was folded to one."""
 
     aval: Any
     value: Any
@@ -48,18 +48,18 @@ Operand = Value | Constant
 
 @dataclasses.dataclass(eq=False)
 class Node:
-    """One equation of the program, or what a rewrite put in the place of some.
+    """One equation of the program, or the node with which a rewrite replaced several.
 
     Attributes:
-        name: the primitive's.
-        params: the primitive's.
+        name: the name of the primitive.
+        params: the parameters of the primitive.
         inputs: what it reads.
         outputs: what it defines.
-        equation: where it comes from: context, source line.
-        name_stack: of the equation, with those of the inlined calls around it.
-        run: takes the arrays of `inputs`, returns those of `outputs`.
-        order: its place in the program.
-        has_effects: keeps its place among the others that have.
+        equation: the equation it comes from, which has the context and the source line.
+        name_stack: that of the equation, below those of the inlined calls around it.
+        run: takes the arrays of `inputs` and returns those of `outputs`.
+        order: its position in the program, or -1 if a rewrite made it.
+        has_effects: whether it has effects; nodes with effects keep their order.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Node:
 
 
 def source(operand: Operand) -> tuple[Operand, tuple[int | None, ...]]:
-    """What an operand is a broadcast of, and which of its axes each axis of the operand runs along.
+    """The array of which an operand is a broadcast, and for each axis of the operand the array's.
 
     None stands for an axis of size 1, or one along which the operand repeats.
     """
@@ -99,7 +99,7 @@ def source(operand: Operand) -> tuple[Operand, tuple[int | None, ...]]:
             origin, _ = source(inner)
             if not isinstance(origin, Constant):
                 break
-            # As later than jax 0.10.2 in shard_map: the literal, varying, then of another dtype.
+            # In shard_map, jax later than 0.10.2 first makes the literal varying, then converts it.
             return Constant(operand.aval, np.asarray(origin.value).astype(operand.dtype)), ()
         elif node.name == "pvary":
             back = {i: i for i in range(len(operand.shape))}
@@ -115,12 +115,12 @@ def _real_axes(shape: Sequence[int]) -> list[int]:
 
 
 def is_reshape_of_ones(before: Sequence[int], after: Sequence[int]) -> bool:
-    """Whether a reshape only adds and takes away axes of size 1."""
+    """Whether a reshape only adds and removes axes of size 1."""
     return [n for n in before if n > 1] == [n for n in after if n > 1]
 
 
 def array_and_vector(node: Node) -> tuple[Operand, Operand] | None:
-    """The operand that is a whole array, and the one that is a vector, in this order."""
+    """The operand that is a whole array, then the one that is a vector, if there is one of each."""
     left, right = (is_broadcast(operand, node.outputs[0]) for operand in node.inputs)
     if right and not left:
         return node.inputs[0], node.inputs[1]
@@ -139,7 +139,7 @@ def is_broadcast(operand: Operand, result: Value) -> bool:
 def evaluate(
     nodes: Iterable[Node], inputs: Sequence[Value], outputs: Sequence[Operand], args: Sequence[Any]
 ) -> list[Any]:
-    """Runs the nodes on arrays or tracers; drops each value after the last read of it."""
+    """Runs the nodes on arrays or tracers, and drops each value after its last use."""
     nodes = list(nodes)
     env: dict[Value, Any] = dict(zip(inputs, args, strict=True))
     kept = {value for value in outputs if isinstance(value, Value)}
@@ -174,11 +174,11 @@ def is_real(dtype: Any) -> bool:
 
 @functools.cache
 def holds(wide: Any, narrow: Any) -> bool:
-    """Whether every number of one dtype is one of the other, too."""
+    """Whether every number of the dtype `narrow` is also a number of `wide`."""
     a, b = jnp.finfo(wide), jnp.finfo(narrow)
     return a.nmant >= b.nmant and a.maxexp >= b.maxexp
 
 
 def accumulation_dtype(dtype: Any) -> np.dtype:
-    """That in which the operators compute on arrays of a dtype."""
+    """The dtype in which the operators compute on arrays of a given dtype."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)

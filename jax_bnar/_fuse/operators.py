@@ -1,4 +1,4 @@
-"""Nodes that call the fused operators, by their public names."""
+"""Nodes that call the fused operators through the public functions."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
@@ -27,7 +27,7 @@ Match = TrainingMatch | DualMatch | AffineMatch
 
 
 def node_of(match: Match) -> Node:
-    """The fused operator in the place of a match."""
+    """The node with the fused operator that replaces a match."""
     if isinstance(match, AffineMatch):
         return _node(match, _affine_inputs(match), _Affine(match))
     if isinstance(match, DualMatch):
@@ -43,7 +43,7 @@ def node_of(match: Match) -> Node:
 
 
 def without_unread(node: Node, read: Collection[Value]) -> None:
-    """Leaves out the statistics that nothing reads."""
+    """Removes the statistics that nothing reads from the node's outputs."""
     call = node.run
     if isinstance(call, _Training | _Dual):
         call.statistics = [s for s in call.statistics if s.value in read]
@@ -133,7 +133,7 @@ class _Dual:
 
 
 def _arranged(x: jax.Array, form: Normalisation) -> jax.Array:
-    """x with its axes (but those of size 1) in the order of the normalised array."""
+    """x with its axes (except those of size 1) in the order of the normalised array."""
     if list(form.order) == sorted(form.order):
         return x
     x = x.reshape([size for size in x.shape if size > 1])
@@ -141,10 +141,11 @@ def _arranged(x: jax.Array, form: Normalisation) -> jax.Array:
 
 
 def _options(form: Normalisation, shape: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The shape in which the operator takes its arrays, given that of the result; its keywords."""
+    """The shape that the operator's arrays take, and its keywords, for a result of this shape."""
     axis = form.result_axis
     if form.num_groups > 1 and form.groups_are_apart:
-        shape, axis = (shape[0] * shape[1], *shape[2:]), axis - 1  # the groups are still apart
+        # Here the groups have a separate axis, which the operator expects within the batch.
+        shape, axis = (shape[0] * shape[1], *shape[2:]), axis - 1
     options = {
         "epsilon": form.epsilon,
         "axis": axis,
@@ -155,7 +156,7 @@ def _options(form: Normalisation, shape: tuple[int, ...]) -> tuple[tuple[int, ..
 
 
 def _with_nans_of(shift: jax.Array | None, vector: jax.Array | None) -> jax.Array | None:
-    """The vector, NaN where the shift is not finite: it cancels only where it is."""
+    """The vector with NaN where the shift is not finite, because only a finite shift cancels."""
     if shift is None:
         return vector
     return 0 * shift if vector is None else vector + (0 * shift).astype(vector.dtype)
@@ -164,7 +165,7 @@ def _with_nans_of(shift: jax.Array | None, vector: jax.Array | None) -> jax.Arra
 def _restored(
     statistic: Statistic, mean: jax.Array, var: jax.Array, shift: jax.Array | None
 ) -> jax.Array:
-    """What the program computed itself, from what the kernel gives."""
+    """The value that the program computed itself, restored from the kernel's results."""
     if shift is not None:
         shift = jnp.broadcast_to(shift.astype(mean.dtype).reshape(mean.shape[-1:]), mean.shape)
     if statistic.name == "var":
@@ -178,7 +179,8 @@ def _restored(
     return array.astype(statistic.value.dtype).reshape(statistic.value.shape)
 
 
-# With a variance of 1, an epsilon that leaves it 1: the scale holds the reciprocal root already.
+# The scale already contains the reciprocal root, so the operators get a variance of 1, and an
+# epsilon that leaves it at 1.
 _NO_EPSILON = float(np.finfo(np.float32).tiny)
 
 

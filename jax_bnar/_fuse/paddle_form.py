@@ -1,7 +1,7 @@
-"""Patterns in the form in which PaddlePaddle's pass prints its own (FusedBnAddActPattern).
+"""Patterns in the form in which PaddlePaddle's pass (FusedBnAddActPattern) prints its own.
 
-One operator a line with the tensors it reads and gives; before them the sets of all tensors, of
-those that no operator gives, and of those that no operator reads.
+Each operator has a line with the tensors that it reads and writes. These lines are preceded by the
+sets of all tensors, of those that no operator writes, and of those that no operator reads.
 """
 
 import dataclasses
@@ -138,7 +138,7 @@ _PATTERNS = {
 
 
 def patterns(operators: Iterable[str]) -> list[Pattern]:
-    """Those that become the given public operators."""
+    """The patterns that become the given public operators."""
     return [pattern for operator in operators for pattern in _PATTERNS[operator]]
 
 

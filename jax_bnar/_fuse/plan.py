@@ -1,4 +1,4 @@
-"""The rewritten form of one jaxpr, with those of the jaxprs inside it."""
+"""The rewritten form of one jaxpr and of the jaxprs inside it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,14 @@ from jax_bnar._fuse.unexplained import unexplained
 
 @dataclasses.dataclass
 class Plan:
-    """How to run a jaxpr with what was found in it fused.
+    """How to run a jaxpr with its matches fused.
 
     Attributes:
-        graph: of the jaxpr.
+        graph: the graph of the jaxpr.
         nodes: what to run, in order.
-        matches: what was found here.
-        refused: what was looked at and not taken.
-        inner: for each node with bodies, before they were changed, the plans of them.
+        matches: what is fused in this jaxpr.
+        refused: what was examined and refused.
+        inner: the plans of the bodies of each node that has any, by the node before its rewrite.
     """
 
     graph: Graph
@@ -51,7 +51,7 @@ class Plan:
 
 
 class Planner:
-    """Makes the plan of each jaxpr once, however often a program calls it."""
+    """Makes one plan for each jaxpr, however often a program calls it."""
 
     def __init__(self) -> None:
         self._plans: dict[Any, tuple[core.Jaxpr, Plan]] = {}
@@ -60,7 +60,7 @@ class Planner:
     def plan(self, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int]) -> Plan:
         key = (id(jaxpr), tuple(axis_sizes.items()))
         if key not in self._plans:
-            # The jaxpr is kept, so that no other one gets its id.
+            # Keeping the jaxpr alive prevents another one from getting its id.
             self._plans[key] = (jaxpr, self._make(jaxpr, axis_sizes))
         return self._plans[key][1]
 
@@ -78,7 +78,7 @@ class Planner:
 
 
 def _found(graph: Graph, axis_sizes: Mapping[Any, int]) -> tuple[list[Match], list[RefusedMatch]]:
-    """Matches that can be made one after another, the training form first."""
+    """The matches that can be added one after another, training forms first, and the refusals."""
     training: list[TrainingMatch] = []
     refused: list[RefusedMatch] = []
     taken: set[Value] = set()
@@ -109,7 +109,10 @@ def _found(graph: Graph, axis_sizes: Mapping[Any, int]) -> tuple[list[Match], li
 
 
 def _rewritten(graph: Graph, matches: Sequence[Match]) -> tuple[list[Match], list[Node]]:
-    """The nodes to run; without the last matches where all of them together make a cycle."""
+    """The matches that are kept, and the nodes to run.
+
+    While the matches together make a cycle, the last one is dropped.
+    """
     matches = list(matches)
     while True:
         rewrite = Rewrite(graph)

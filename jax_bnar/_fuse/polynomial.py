@@ -1,19 +1,20 @@
-"""Polynomials with rational coefficients in named unknowns: how two spellings are found equal."""
+"""Polynomials with rational coefficients, by which two spellings are recognised as equal."""
 
 import dataclasses
 from fractions import Fraction
 
-# Unknowns by number, each with its power, which may be negative (a division); sorted by number.
+# The numbers of the unknowns, each with its power, sorted by number. A power may be negative, which
+# is a division.
 Monomial = tuple[tuple[int, int], ...]
 
-# More terms than any spelling of BatchNorm has: whatever grows beyond them is not one.
+# No spelling of BatchNorm has more terms than this.
 _MOST_TERMS = 16
 _SMALLEST, _LARGEST = Fraction(2) ** -149, Fraction(2) ** 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial:
-    """A sum of monomials; terms of coefficient 0 are left out, so that equal means equal."""
+    """A sum of monomials without zero coefficients, so that equal polynomials compare equal."""
 
     terms: tuple[tuple[Monomial, Fraction], ...]
 
@@ -53,19 +54,19 @@ class Polynomial:
         return Polynomial.of({m: c * factor for m, c in self.terms})
 
     def inverse(self) -> "Polynomial | None":
-        """1 over it, where it is a single term."""
+        """The reciprocal, if the polynomial is a single term."""
         if len(self.terms) != 1:
             return None
         monomial, coefficient = self.terms[0]
         return Polynomial.of({tuple((u, -p) for u, p in monomial): 1 / coefficient})
 
     def rounded(self, tolerance: float) -> "Polynomial":
-        """With coefficients that miss 1 or 2 by the rounding of a literal (1/N) set right."""
+        """The polynomial with coefficients set to ±1 or ±2 that miss it by the rounding of 1/N."""
         return Polynomial.of({m: _rounded(c, tolerance) for m, c in self.terms})
 
     @property
     def is_unwieldy(self) -> bool:
-        """Whether it has too many terms, or coefficients beyond the numbers of float32."""
+        """Whether it has too many terms, or coefficients outside the range of float32."""
         return len(self.terms) > _MOST_TERMS or any(
             not _SMALLEST < abs(c) < _LARGEST for _, c in self.terms
         )
@@ -83,7 +84,7 @@ class Polynomial:
         return None
 
     def by_power_of(self, number: int) -> "dict[int, Polynomial]":
-        """Its coefficients as a polynomial in one unknown."""
+        """Its coefficients as a polynomial in one unknown, by the power of that unknown."""
         powers: dict[int, dict[Monomial, Fraction]] = {}
         for monomial, coefficient in self.terms:
             power = dict(monomial).get(number, 0)

@@ -1,9 +1,9 @@
 """What a program computes from one array x, as polynomials in x, its moments and vectors.
 
-`Region` walks forward from x. Every value it understands gets a `Term`: a polynomial, and for each
-axis of the value the axes of x that it runs along. Two spellings of the normalisation are the same
-function exactly where their polynomials are equal, so that no spelling has to be listed. A value it
-does not understand is left to the program: nothing is concluded from it.
+`Region` walks forward from x. Every value that it understands gets a `Term`: a polynomial, and for
+each axis of the value the axes of x that it runs along. Two spellings of the normalisation are the
+same function exactly if their polynomials are equal, so no spelling has to be listed. A value that
+it does not understand stays as it is in the program, and nothing is concluded from it.
 """
 
 import dataclasses
@@ -46,14 +46,14 @@ class Term:
 
 
 class Region:
-    """All that follows from x and is understood.
+    """All values that are computed from x and understood.
 
     Attributes:
-        x: where it begins.
-        terms: what is understood, in the order of the program.
-        unknowns: of the polynomials.
+        x: the array at which it begins.
+        terms: the term of each value that is understood, in the order of the program.
+        unknowns: the unknowns of the polynomials.
         shift: what the program adds to x before it takes the statistics, such as the bias of a
-            convolution; 0 where it adds nothing.
+            convolution; 0 if it adds nothing.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Region:
             self.shift = term.polynomial - Polynomial.unknown(self.x_number)
 
     def degree(self, value: Value) -> int | None:
-        """The highest power of x in a value, None where it is not of the region."""
+        """The highest power of x in a value, or None if it is not in the region."""
         term = self.terms.get(value)
         if term is None:
             return None
@@ -118,7 +118,7 @@ class Region:
     # Operands
 
     def operands(self, node: Node) -> list[Term] | None:
-        """The terms of an elementwise node's operands; those that are not of the region, too."""
+        """The terms of an elementwise node's operands, including those outside the region."""
         shape = node.outputs[0].shape
         labels = axes_of.merged(
             shape,
@@ -170,7 +170,10 @@ class Region:
         return Term(rounded, terms[0].labels)
 
     def _keeps_precision(self, dtype: Any) -> bool:
-        """No narrower than x, where rounding is the program's wish; no wider than we compute in."""
+        """Whether a dtype is no narrower than x and no wider than the accumulation dtype.
+
+        A program that computes in a narrower dtype rounds on purpose.
+        """
         widest = accumulation_dtype(self.x.dtype)
         return is_real(dtype) and holds(dtype, self.x.dtype) and holds(widest, dtype)
 
@@ -180,7 +183,7 @@ class Region:
         return self.unknowns.polynomial(ReciprocalRoot(polynomial), power)
 
     def clamped(self, left: Polynomial, right: Polynomial) -> Polynomial | None:
-        """max(floor, a) as floor + max(0, a - floor)."""
+        """max(floor, a), written as floor + max(0, a - floor)."""
         for floor, other in ((left, right), (right, left)):
             if floor.as_constant is not None and self.x_number not in other.unknowns:
                 return floor + self.unknowns.polynomial(Clamped(other - floor))
@@ -201,14 +204,14 @@ class Region:
         return None if term is None else term.labels
 
     def sizes(self, node: Node) -> dict[Any, int]:
-        """Sizes of the axes that a label can name."""
+        """The sizes of the axes that a label can name."""
         term = self.terms[node.inputs[0]]  # type: ignore[index]
         return {**dict(enumerate(self.x.shape)), STACK: len(term.polynomials)}
 
     def mean_over(
         self, term: Term, shape: Sequence[int], dims: Sequence[int], names: Sequence[Any]
     ) -> Term | None:
-        """The sum over axes of the array and over mapped axes."""
+        """The sum over axes of the array and over mapped axes: the mean times the count."""
         over = frozenset(names).union(*(term.labels[d] for d in dims))
         if STACK in over:
             return None
@@ -309,7 +312,7 @@ def _transpose(region: Region, node: Node) -> Term | None:
 
 
 def _stack(region: Region, node: Node) -> Term | None:
-    """Several statistics in one array, as Flax packs them for one psum."""
+    """Several statistics stacked in one array, as Flax packs them for one psum."""
     axis = int(node.params["axis"] if node.name == "stack" else node.params["dimension"])
     terms = [region.terms.get(operand) for operand in node.inputs]  # type: ignore[arg-type]
     if any(term is None or term.polynomial is None for term in terms):
@@ -347,7 +350,7 @@ def _slice(region: Region, node: Node) -> Term | None:
     )
 
 
-# To teach the matcher another primitive, add its rule here: see README.md.
+# To support another primitive, add its rule here; see README.md.
 _RULES: dict[str, Callable[[Region, Node], Term | None]] = {
     "add": _elementwise(lambda region, node, a, b: a + b),
     "add_any": _elementwise(lambda region, node, a, b: a + b),

@@ -1,10 +1,10 @@
-"""Which nodes are `jax.nn.relu`: its values, and its derivative, at 0 and at NaN too.
+"""Which nodes are `jax.nn.relu`, in value and in derivative, also at 0 and at NaN.
 
-Other spellings agree with it in most values and differ in some: the derivative of `jnp.maximum(a,
-0)` at 0 is 1/2, that of `where(a < 0, 0, a)` is 1, `where(a > 0, a, 0)` turns NaN into 0, `a * (a >
-0)` turns -inf into NaN. A zero-initialised scale makes exact zeros common. So they stay what they
-are, behind a fused BatchNorm. A custom rule is compared whole: a surrogate gradient has the body of
-ReLU and a derivative of its own.
+Other spellings agree with it at most inputs and differ at some: the derivative of `jnp.maximum(a,
+0)` at 0 is 1/2, that of `where(a < 0, 0, a)` is 1, `where(a > 0, a, 0)` turns NaN into 0, and `a *
+(a > 0)` turns -inf into NaN. A zero-initialised scale makes exact zeros common. Such spellings
+therefore stay as they are, after a fused BatchNorm. A custom derivative rule is compared as a
+whole, because a surrogate gradient has the body of ReLU and another derivative.
 """
 
 import functools
@@ -18,7 +18,7 @@ from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Constant, Node, Operand, Value, is_real, source
 
 _CUSTOM_JVP = "custom_jvp_call"
-# More than any spelling of ReLU's derivative has.
+# No spelling of ReLU's derivative has more operations than this.
 _LARGEST_RULE = 20
 
 
@@ -33,11 +33,11 @@ def is_relu(node: Node) -> bool:
     aval = node.inputs[0].aval
     rule = jax_compat.derivative_rule_of(node.equation)
     if rule is not None and rule is _rule_of_relu():
-        return True  # as nearly always: nothing has to be traced
+        return True  # nearly always the case, and nothing has to be traced
     try:
         return _derivative(lambda a: node.run(a)[0], aval) == _derivative(jax.nn.relu, aval)
     except TypeError:
-        return False  # it cannot be traced out of its place in a shard_map
+        return False  # it cannot be traced outside the shard_map in which it stands
 
 
 @functools.cache
@@ -65,7 +65,7 @@ def is_selection_by_sign(readers: Sequence[Node]) -> bool:
 
 def _has_body_of_relu(node: Node) -> bool:
     graph = Graph(node.params["call_jaxpr"].jaxpr)
-    nodes = [n for n in graph.nodes if n.outputs[0].shape]  # without what makes the 0
+    nodes = [n for n in graph.nodes if n.outputs[0].shape]  # leaves out the nodes that make the 0
     if len(nodes) != 1 or nodes[0].name != "max" or graph.outputs != nodes[0].outputs:
         return False
     left, right = nodes[0].inputs
@@ -79,7 +79,7 @@ def _is_zero(operand: Any) -> bool:
 
 
 def _derivative(function: Any, aval: Any) -> str:
-    """Value and tangent as expressions in a and its tangent."""
+    """Value and tangent of a function, as expressions in a and its tangent."""
 
     def tangent(a: jax.Array, a_dot: jax.Array) -> Any:
         return jax.jvp(function, (a,), (a_dot,))
@@ -92,7 +92,7 @@ def _derivative(function: Any, aval: Any) -> str:
 
 
 def _expression(operand: Operand, names: Mapping[Value, str]) -> str:
-    """What a value is computed by; broadcasts of constants do not count, nor do calls."""
+    """The expression that computes a value, without broadcasts of constants and without calls."""
     origin, _ = source(operand)
     if isinstance(origin, Constant):
         return str(origin.value)

@@ -1,4 +1,4 @@
-"""`FusionReport`: what was found in a program, what was not taken, and why."""
+"""`FusionReport`: what was fused in a program, what was refused, and why."""
 
 import collections
 import dataclasses
@@ -20,16 +20,17 @@ class Candidate:
     """One place where a program normalises an array.
 
     Attributes:
-        module: path of the module, from the name stack; "" where the program has no names.
-        operator: the public operator that it becomes, such as "bn_add_relu"; None where refused.
-        reason: why it is refused, or why the operator takes less than it might ("" otherwise).
+        module: path of the module, from the name stack; "" if the program has no names.
+        operator: the public operator that it becomes, such as "bn_add_relu"; None if refused.
+        reason: why it is refused, or why the operator covers less than it might ("" otherwise).
         line: where the user's program computes it.
-        shape: of x.
-        dtype: of x.
+        shape: shape of x.
+        dtype: dtype of x.
         calls: how often the program runs it (a jitted function called again, a scan).
-        bytes_saved: what one training step need not move for it, over all calls: the normalised
-            array and the pre-activation, where the operator computes them, each written once and
-            read once. A count from shapes, not a measurement: XLA may have spared some of it.
+        bytes_saved: the bytes that one training step no longer moves, over all calls: the
+            normalised array and the pre-activation, if the operator computes them, each written
+            once and read once. They are counted from shapes, not measured: XLA may already have
+            avoided some of them.
     """
 
     module: str
@@ -86,7 +87,7 @@ class FusionReport:
         return "\n".join(map(str, self.candidates)) or "nothing to fuse"
 
     def summary(self) -> str:
-        """A table: how often each operator is called, and each reason why not."""
+        """A table of how often each operator is called and how often each refusal occurs."""
         rows = collections.Counter[str]()
         saved = collections.Counter[str]()
         for candidate in self.candidates:
@@ -102,17 +103,17 @@ class FusionReport:
         return "\n".join(lines)
 
     def graphs(self) -> str:
-        """The patterns that matched, source and result, as Paddle's pass prints its own."""
+        """The source and result graphs of the matched patterns, in the format of Paddle's pass."""
         operators = dict.fromkeys(c.operator for c in self.candidates if c.operator is not None)
         return paddle_form.text(list(operators))
 
     def html(self) -> str:
-        """A page of its own: the table of candidates, and the graph of each pattern."""
+        """A self-contained page: the table of candidates, and the graph of each pattern."""
         return html.page(self)
 
 
 def report(plan: Plan) -> FusionReport:
-    """What the plan of a function says about it."""
+    """The report on a function, from its plan."""
     calls: dict[int, int] = collections.Counter()
     found: dict[int, tuple[Match | RefusedMatch, str]] = {}
     for one, times, around in _plans(plan, 1, ""):
@@ -126,7 +127,10 @@ def report(plan: Plan) -> FusionReport:
 
 
 def _plans(plan: Plan, times: int, around: str) -> Iterator[tuple[Plan, int, str]]:
-    """All plans of a program, how often they run (a loop of unknown length: once), the names."""
+    """All plans of a program, each with how often it runs and the names around it.
+
+    A loop of unknown length counts as one run.
+    """
     yield plan, times, around
     for node, inner in plan.inner.items():
         length = node.params["length"] if node.name == "scan" else 1
@@ -166,7 +170,7 @@ def _candidate(place: Match | RefusedMatch, calls: int, around: str) -> Candidat
 
 
 def _node(place: Match | RefusedMatch) -> Node:
-    """Where the array is normalised: its names are those of the module."""
+    """The node that normalises the array; its name stack is the path of the module."""
     if isinstance(place, RefusedMatch):
         return place.node
     producer = place.normalised.producer
@@ -175,7 +179,7 @@ def _node(place: Match | RefusedMatch) -> Node:
 
 
 def _moves_spared(match: Match) -> int:
-    """Whole arrays that are neither written nor read again, in units of the size of x."""
+    """How many reads and writes of whole arrays are avoided, in units of the size of x."""
     arrays = {"batch_norm": 0, "bn_relu": 1, "bn_add_relu": 2, "dual_bn_add_relu": 2}
     operator = match.operator.removesuffix("_inference")
     return 2 * arrays[operator]

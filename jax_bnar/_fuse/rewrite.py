@@ -1,4 +1,4 @@
-"""Puts fused nodes into a graph: who defines what now, in which order, what is left."""
+"""Puts fused nodes into a graph: which node now defines each value, and which run in what order."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from jax_bnar._fuse.nodes import Node, Value, values_of
 
 
 class CycleError(Exception):
-    """A node would need what is computed from its own result."""
+    """A node would need a value that is computed from its own result."""
 
 
 class Rewrite:
@@ -21,7 +21,7 @@ class Rewrite:
         self._effects = effects
 
     def add(self, node: Node) -> bool:
-        """Has the node define its outputs; False, and nothing done, where that makes a cycle."""
+        """Lets the node define its outputs, unless that makes a cycle; returns whether it does."""
         before = {value: self.definitions.get(value) for value in node.outputs}
         self.definitions.update(dict.fromkeys(node.outputs, node))
         if not self._reaches_itself(node):
@@ -34,9 +34,9 @@ class Rewrite:
         return False
 
     def nodes(self) -> list[Node]:
-        """What has to run, each node behind what it needs, effects in the program's order."""
+        """The nodes that have to run, each after those it needs, with effects in program order."""
         order: list[Node] = []
-        state: dict[Node, bool] = {}  # False: begun, True: done
+        state: dict[Node, bool] = {}  # False if a node has been begun, True if it is done
         roots = [*self._effects, *self._defining(values_of(self.graph.outputs))]
         wanted = self._reachable(roots)
         for root in [node for node in self.graph.nodes if node in wanted] + roots:
@@ -81,7 +81,10 @@ class Rewrite:
         return found
 
     def _reaches_itself(self, new: Node) -> bool:
-        """Looks back no further than where the first of the new node's values was computed."""
+        """Whether the new node depends on its own result.
+
+        The search goes back no further than to where the program computed the first of its values.
+        """
         first = min(value.producer.order for value in new.outputs if value.producer is not None)
         waiting = list(self._needs(new))
         seen: set[Node] = set()

@@ -1,4 +1,4 @@
-"""What follows the normalised array: nothing, ReLU, or residuals and ReLU."""
+"""What follows the normalised array: nothing, a ReLU, or residuals and a ReLU."""
 
 import dataclasses
 from collections.abc import Collection
@@ -12,13 +12,13 @@ _MOST_RESIDUALS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Tail:
-    """Residuals and ReLU behind a normalised array.
+    """The residuals and the ReLU that follow a normalised array.
 
     Attributes:
         result: the last value that the kernel computes.
         residuals: what is added before the ReLU.
-        has_relu: whether there is one.
-        reason: why there is no more of it; empty where nothing is left out.
+        has_relu: whether there is a ReLU.
+        reason: why the kernel takes no more of what follows; empty if it takes everything.
     """
 
     result: Value
@@ -50,7 +50,7 @@ def tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
 
 
 def refused_residual(other: Operand, value: Value) -> str:
-    """Why an operand cannot be the residual; empty where it can."""
+    """Why an operand cannot be the residual; empty if it can."""
     if other is value:
         return "the array is added to itself"
     origin, axes = source(other)

@@ -1,4 +1,4 @@
-"""A function and its arguments as a program: jaxpr, arrays, and how results are put together."""
+"""Traces a function and its arguments to a program: a jaxpr, its arrays, and its result tree."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class Program:
     Attributes:
         closed: its jaxpr.
         plan: what is fused in it.
-        arrays: the arguments that are arrays, and the state of NNX modules among them.
-        finish: makes the function's result of those of the jaxpr.
+        arrays: the arguments of the jaxpr: the state of NNX modules, then the other arrays.
+        finish: builds the function's result from the results of the jaxpr.
     """
 
     closed: Any
@@ -38,7 +38,7 @@ class Program:
 
 
 def trace(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
-    """Arrays are traced; every other leaf (a flag, a function, a number of Python) stays itself."""
+    """Traces the arrays; passes every other leaf (flag, function, Python number) on unchanged."""
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=nnx_state.is_module)
     modules = nnx_state.Modules([leaf for leaf in leaves if nnx_state.is_module(leaf)])
     positions = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
@@ -79,11 +79,11 @@ def trace(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def is_array(leaf: Any) -> bool:
-    """What `jax.jit` would trace, but for Python's own numbers, which a program may branch on."""
+    """Whether `jax.jit` would trace a leaf; not a Python number, on which a program may branch."""
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind not in "OSUV" or leaf.dtype.name in _EXTENDED
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
 
 
-# NumPy takes the types of ml_dtypes for kind "V".
+# NumPy reports kind "V" for the dtypes of ml_dtypes.
 _EXTENDED = frozenset(["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"])

@@ -13,30 +13,32 @@ from jax_bnar._fuse.unknowns import Clamped, Foreign, Moment, ReciprocalRoot, Un
 
 
 class RefusalError(Exception):
-    """Why a value is not taken; the text goes into the report."""
+    """A value cannot be taken; the message, which says why, goes into the report."""
 
 
 class UsedElsewhereError(RefusalError):
-    """It would be taken, but that the program reads what the kernel does not compute."""
+    """A value could be taken if nothing else read an array that the kernel does not compute."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Normalisation:
-    """`scale * (x - mean) * rsqrt(var + epsilon) + bias`, with mean and var those of x.
+    """`scale * (x - mean) * rsqrt(var + epsilon) + bias`, with the mean and the variance of x.
 
     Attributes:
         scale: a polynomial in vectors of the program.
-        bias: the same.
-        shift: the same: what the program adds to x first. It cancels but in the mean.
+        bias: a polynomial in vectors of the program.
+        shift: what the program adds to x first, as such a polynomial; it cancels everywhere except
+            in the mean.
         epsilon: what the program adds to the variance.
         axis: the channel axis of x.
-        order: the axes of x that are longer than 1, as the normalised array has them.
+        order: the axes of x that are longer than 1, in the order of the normalised array.
         result_axis: the channel axis of the normalised array.
-        num_groups: of a ghost batch; 1 without.
-        groups_are_apart: whether they have an axis of their own in the normalised array.
-        axis_name: mapped axes over which the statistics are taken.
+        num_groups: the number of groups of a ghost batch, otherwise 1.
+        groups_are_apart: whether the groups have a separate axis in the normalised array.
+        axis_name: the mapped axes over which the statistics are taken.
         over: all axes over which they are taken.
-        dtype: of the normalised array. x may be narrower, and is then widened first, exactly.
+        dtype: the dtype of the normalised array. x may be narrower; it is then first widened, which
+            is exact.
     """
 
     scale: Polynomial
@@ -54,7 +56,7 @@ class Normalisation:
 
 
 def normalisation(region: Region, value: Value) -> Normalisation:
-    """That of a value of the region; RefusalError where it is none."""
+    """The normalisation that a value of the region is; raises RefusalError if it is none."""
     term = region.terms[value]
     polynomial = term.polynomial
     if polynomial is None:
@@ -98,7 +100,11 @@ def normalisation(region: Region, value: Value) -> Normalisation:
 
 
 def statistic(region: Region, value: Value, over: frozenset[Any]) -> tuple[str, Fraction] | None:
-    """Whether a value is a multiple of the mean, the variance or the mean of squares."""
+    """The name of the statistic of which a value is a multiple, and the factor.
+
+    The statistic is the mean, the variance or the mean of squares. The result is None if the value
+    is a multiple of none of them.
+    """
     term = region.terms.get(value)
     if term is None or term.polynomial is None:
         return None
@@ -125,7 +131,7 @@ def _population_variance(over: frozenset[Any], unknowns: Unknowns) -> Polynomial
 
 
 def _root(slope: Polynomial, unknowns: Unknowns) -> ReciprocalRoot:
-    """The one 1/sqrt in what x is multiplied by."""
+    """The one 1/sqrt among the factors of x."""
     found: set[ReciprocalRoot] = set()
     for monomial, _ in slope.terms:
         here = [
@@ -142,7 +148,10 @@ def _root(slope: Polynomial, unknowns: Unknowns) -> ReciprocalRoot:
 
 
 def _variance(root: ReciprocalRoot, unknowns: Unknowns) -> tuple[float, frozenset[Any]]:
-    """Epsilon and the axes of the statistics, where the root is that of var + epsilon."""
+    """Epsilon and the axes of the statistics.
+
+    Raises RefusalError if the root is not that of var + epsilon.
+    """
     parts = dict(root.of.terms)
     epsilon = parts.pop((), Fraction(0))
     variance = Polynomial.of(parts)

@@ -1,8 +1,8 @@
-"""Normalisations that no polynomial describes: `explain` says so, and what stands in the way.
+"""Normalisations that no polynomial describes: `explain` reports them, and what stands in the way.
 
-A mask, a `stop_gradient` or a loop ends what `Region` understands, so that nothing is matched and
-nothing refused. Here arrays are looked for that are divided by the root of something into which two
-sums of an array go, as a mean and a variance do. Nothing is ever fused because of this.
+A mask, a `stop_gradient` or a loop ends what `Region` understands, so nothing is matched and
+nothing is refused. This module looks for arrays that are divided by the root of something computed
+from two sums of an array, as a mean and a variance are. Nothing is ever fused because of it.
 """
 
 from collections.abc import Collection, Iterator
@@ -12,14 +12,14 @@ from jax_bnar._fuse.match import RefusedMatch
 from jax_bnar._fuse.nodes import Constant, Node, Value, array_and_vector, is_real, source, values_of
 
 _ROOTS = frozenset(["rsqrt", "sqrt", "pow"])
-# By what a vector of roots gets to the array that it scales.
+# The primitives between a vector of roots and the array that it scales.
 _VECTOR_STEPS = frozenset(
     """
     mul div neg add sub convert_element_type copy pvary broadcast_in_dim reshape squeeze expand_dims
     select_n stop_gradient transpose
     """.split()  # noqa: SIM905 (a list would take a line for each)
 )
-# By what an array gets from x to its sum, or to where it is scaled.
+# The primitives between x and its sum, or between x and the place where it is scaled.
 _ARRAY_STEPS = _VECTOR_STEPS | {"square", "integer_pow", "add_any", "max", "min", "name", "jit"}
 _SUMS = frozenset(
     """
@@ -39,16 +39,16 @@ _REASONS = {
     "jit": "a part of it is a jitted function with more in it than arithmetic",
     "name": "a part of it has a checkpoint_name",
 }
-# So many values are looked at behind one root, and so many whole arrays in a row.
+# How many values are examined for one root, and how many whole arrays in a chain.
 _MOST_VALUES, _LONGEST_CHAIN = 200, 12
 
 
 def unexplained(graph: Graph, known: Collection[Node]) -> Iterator[RefusedMatch]:
-    """What is normalised in a way that is not understood.
+    """The normalisations that are not understood.
 
     Args:
-        graph: where to look.
-        known: nodes of what was matched, or refused for a reason.
+        graph: the graph to search.
+        known: the nodes of what was matched, or was refused for a known reason.
     """
     seen: set[Node] = set()
     for root in graph.nodes:
@@ -64,7 +64,7 @@ def unexplained(graph: Graph, known: Collection[Node]) -> Iterator[RefusedMatch]
 
 
 def _scaled_by(graph: Graph, root: Node) -> Node | None:
-    """The first whole array that is multiplied by the root, or divided."""
+    """The first node that multiplies a whole array by the root, or divides it."""
     waiting = [root.outputs[0]]
     seen = set(waiting)
     while waiting and len(seen) < _MOST_VALUES:
@@ -84,7 +84,7 @@ def _scaled_by(graph: Graph, root: Node) -> Node | None:
 
 
 def _what_goes_into(scaled: Node) -> tuple[set[str], int]:
-    """The primitives by which it is computed, and how many sums are among them."""
+    """The names of the primitives that compute the array, and the number of sums among them."""
     size = _size(scaled.outputs[0])
     names: set[str] = set()
     sums = 0

@@ -1,4 +1,4 @@
-"""What the polynomials of a region are in: x, its moments, vectors of the program, roots."""
+"""The unknowns of a region's polynomials: x, its moments, vectors of the program, and roots."""
 
 import dataclasses
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from jax_bnar._fuse.nodes import Value
 from jax_bnar._fuse.polynomial import Polynomial
 
-# An axis of x by number, or a mapped axis by name.
+# An axis of x, given by its number, or a mapped axis, given by its name.
 Axis = Any
 
 
 @dataclasses.dataclass(frozen=True)
 class X:
-    """The array whose normalisation is looked for."""
+    """The array whose normalisation is sought."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True)
 class Foreign:
-    """An array that does not come from x: `axes` says along which axes of x its own ones run."""
+    """An array that is not computed from x; `axes` has, for each of its axes, the axis of x."""
 
     value: Value
     axes: tuple[int | None, ...]
@@ -49,7 +49,7 @@ Unknown = X | Moment | Foreign | ReciprocalRoot | Clamped
 
 
 class Unknowns:
-    """Gives each unknown its number; says along which axes it varies."""
+    """Numbers the unknowns, and says along which axes each one varies."""
 
     def __init__(self, axes_of_x: frozenset[Axis]) -> None:
         self._axes_of_x = axes_of_x

@@ -1,4 +1,4 @@
-"""Scale, bias and mean as arrays: polynomials in vectors of the program, evaluated."""
+"""Scale, bias and mean: evaluates polynomials in vectors of the program to arrays."""
 
 import dataclasses
 import functools
@@ -15,13 +15,13 @@ from jax_bnar._fuse.unknowns import Foreign, Unknowns
 
 @dataclasses.dataclass(frozen=True)
 class Vector:
-    """One number a channel.
+    """One number for each channel.
 
     Attributes:
-        polynomial: in vectors (and scalars) of the program.
-        unknowns: of the polynomial.
+        polynomial: a polynomial in vectors (and scalars) of the program.
+        unknowns: the unknowns of the polynomial.
         values: the vectors, in the order in which `array` takes them.
-        is_neutral: whether it changes nothing: a scale of 1, a bias of 0.
+        is_neutral: whether it changes nothing, as a scale of 1 or a bias of 0.
     """
 
     polynomial: Polynomial
@@ -39,7 +39,7 @@ class Vector:
         return Vector(polynomial, unknowns, tuple(values), polynomial.as_constant == neutral)
 
     def array(self, arrays: Sequence[Any], channels: int, dtype: Any) -> jax.Array | None:
-        """Of shape (channels,); None where it changes nothing."""
+        """An array of shape (channels,), or None if the vector changes nothing."""
         if self.is_neutral:
             return None
         given = dict(zip(self.values, arrays, strict=True))
@@ -60,7 +60,7 @@ class Vector:
         return functools.reduce(jax.lax.add, terms) if terms else jnp.zeros(channels, dtype)
 
     def _single(self) -> Value | None:
-        """The one floating-point vector that it is."""
+        """The floating-point vector to which the polynomial is equal, if there is one."""
         if len(self.polynomial.terms) != 1:
             return None
         monomial, coefficient = self.polynomial.terms[0]
@@ -73,7 +73,7 @@ class Vector:
 def arrays_of(
     vectors: Sequence[Vector], arrays: Sequence[Any], channels: int, x_dtype: Any
 ) -> list[jax.Array | None]:
-    """Those of several vectors, from the concatenation of what they take."""
+    """The arrays of several vectors; `arrays` holds the values of each vector in turn."""
     dtype = accumulation_dtype(x_dtype)
     waiting = iter(arrays)
     return [
