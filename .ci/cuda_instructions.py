@@ -3,7 +3,7 @@
 FILE is an object, a module or a wheel with CUDA code, or the output of `nvdisasm -c` (.sass). The
 kernels that read and write eight bfloat16 at once must not take more instructions for them than
 here, hold no memory of a thread's own (registers that spilled), and have no divergent branch where
-channels come last.
+channels come last. Of a file for several architectures, sm_90 counts.
 """
 
 import collections
@@ -79,7 +79,7 @@ def disassembled(path: pathlib.Path) -> Iterator[str]:
             [cuobjdump, "--extract-elf", "all", path.resolve()],
             cwd=directory, check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        for cubin in sorted(pathlib.Path(directory).glob("*.cubin")):
+        for cubin in sorted(pathlib.Path(directory).glob("*sm_90*.cubin")):
             command = [nvdisasm, "-c", cubin]
             yield subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 

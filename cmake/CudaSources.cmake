@@ -10,7 +10,7 @@ foreach(element IN ITEMS f16 bf16 f32 f64)
 endforeach()
 # Sources in plain C++.
 set(BNAR_CUDA_HOST
-  host/plan.cc host/settings.cc host/tiling.cc host/workspace.cc
+  host/cost.cc host/plan.cc host/settings.cc host/tiling.cc host/workspace.cc
   launch/launch_counts.cc)
 list(TRANSFORM BNAR_CUDA_KERNELS PREPEND "${CMAKE_CURRENT_LIST_DIR}/../cuda/")
 list(TRANSFORM BNAR_CUDA_HOST PREPEND "${CMAKE_CURRENT_LIST_DIR}/../cuda/")

@@ -26,7 +26,7 @@ from benchmarks.sites.peers import flax_linen, ours
 
 Step = Callable[..., tuple[Any, ...]]
 
-STRATEGIES: Final = ("on_chip", "cluster", "l2", "two_kernels")
+STRATEGIES: Final = ("on_chip", "cluster", "two_kernels")
 MAIN_PEERS: Final = ("copy", "ours", "ours_mask", "flax")
 # What the kernels are asked for; by themselves they choose by the shape.
 VARIANTS: Final = {

@@ -1,16 +1,15 @@
 #include "cuda/host/plan.h"
 
 #include <algorithm>
+#include <vector>
+
+#include "cuda/host/cost.h"
 
 namespace jax_bnar {
 namespace cuda {
 namespace {
 
 constexpr int64_t kMaxGrid = int64_t{1} << 30;
-// What memory could have moved, for each multiprocessor, while a team that has
-// the device to itself meets at its barrier: 3 us of an H200.
-constexpr int64_t kBarrierBytes = 100 * 1024;
-
 // Shared tiles hold every kept array.
 int64_t TileBytes(const Problem& problem, int width, int arrays_kept) {
   return kThreads * width * ItemSize(problem.dtype) * arrays_kept;
@@ -26,14 +25,6 @@ int SharedTilesPerBlock(const Device& device, int64_t tile_bytes,
       std::max<int64_t>(0, (per_block - kFixedSharedBytes) / tile_bytes));
 }
 
-// Tiles that the largest cluster keeps, a block to a multiprocessor.
-int64_t LargestCluster(const Device& device, int64_t tile_bytes) {
-  return kMaxCluster * (SharedTilesPerBlock(device, tile_bytes, 1));
-}
-
-// Half of L2, because y, z, dz and dx pass through it as well.
-int64_t L2ForSlabs(const Device& device) { return device.l2_bytes / 2; }
-
 int64_t ResidentBlocks(const Device& device, const Settings& settings,
                        int per_multiprocessor) {
   return static_cast<int64_t>(
@@ -41,15 +32,18 @@ int64_t ResidentBlocks(const Device& device, const Settings& settings,
          per_multiprocessor;
 }
 
-Tiling CutWidest(const Problem& problem, int width, const Settings& settings) {
-  return CutSlabs(
+// The ways to cut slabs, the widest ones first: of narrower slabs a larger part
+// stays on chip, for more rounds of barriers.
+std::vector<Tiling> Cuts(const Problem& problem, int width,
+                         const Settings& settings) {
+  std::vector<Tiling> cuts = {CutSlabs(
       problem.shape, width,
-      settings.slab_channels > 0 ? settings.slab_channels : kMaxColumns);
-}
-
-bool MayCutNarrower(const Problem& problem, int width, const Settings& settings,
-                    const Tiling& t) {
-  return settings.slab_channels == 0 && CanCutNarrower(problem, width, t);
+      settings.slab_channels > 0 ? settings.slab_channels : kMaxColumns)};
+  while (settings.slab_channels == 0 &&
+         CanCutNarrower(problem, width, cuts.back())) {
+    cuts.push_back(CutSlabs(problem.shape, width, cuts.back().columns / 2));
+  }
+  return cuts;
 }
 
 // Keeps what fits of each block's tiles; the rest is read twice.
@@ -85,34 +79,24 @@ Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
   return plan;
 }
 
-Plan PlanCluster(const Problem& problem, int width, int arrays_kept,
-                 const Device& device, const Settings& settings) {
+// `blocks_per_multiprocessor`: two read and write at the same time; alone, a
+// block has all the shared memory.
+Plan PlanCluster(const Tiling& tiling, const Device& device,
+                 const Settings& settings, int64_t tile_bytes,
+                 int blocks_per_multiprocessor) {
   Plan plan{};
   plan.strategy = Strategy::kCluster;
-  const int64_t tile_bytes = TileBytes(problem, width, arrays_kept);
+  plan.tiling = tiling;
+  const int shared_tiles =
+      SharedTilesPerBlock(device, tile_bytes, blocks_per_multiprocessor);
   const int64_t blocks =
-      ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
-  plan.tiling = CutWidest(problem, width, settings);
-  // Narrower where a slab would not fit, or multiprocessors would stand idle.
-  while (MayCutNarrower(problem, width, settings, plan.tiling) &&
-         (TilesOfSlab(plan.tiling) > LargestCluster(device, tile_bytes) ||
-          2 * kMaxCluster * plan.tiling.num_slabs <= blocks)) {
-    plan.tiling = CutSlabs(problem.shape, width, plan.tiling.columns / 2);
-  }
-  const int64_t tiles = TilesOfSlab(plan.tiling);
-  // Two blocks to a multiprocessor read and write at the same time, but a slab
-  // that fits only if each has all the shared memory is better read once.
-  int shared_tiles =
-      SharedTilesPerBlock(device, tile_bytes, kBlocksPerMultiprocessor);
-  if (kMaxCluster * (shared_tiles) < tiles) {
-    shared_tiles = SharedTilesPerBlock(device, tile_bytes, 1);
-  }
-  const int64_t capacity = shared_tiles;
+      ResidentBlocks(device, settings, blocks_per_multiprocessor);
+  const int64_t tiles = TilesOfSlab(tiling);
   // The smallest cluster that holds a slab, or a larger one as long as blocks
   // would stand idle.
   int64_t team = 1;
-  while (team < kMaxCluster && (team * capacity < tiles ||
-                                2 * team * plan.tiling.num_slabs <= blocks)) {
+  while (team < kMaxCluster && (team * shared_tiles < tiles ||
+                                2 * team * tiling.num_slabs <= blocks)) {
     team *= 2;
   }
   SetTeam(team, &plan.tiling);
@@ -126,33 +110,21 @@ Plan PlanCluster(const Problem& problem, int width, int arrays_kept,
   return plan;
 }
 
-// Bytes that are read from memory again, and those that it could have moved
-// while teams wait.
-int64_t WasteOnChip(const Plan& plan, const Device& device,
-                    int64_t tile_bytes) {
-  const Tiling& t = plan.tiling;
-  const int64_t left = std::max<int64_t>(0, TilesPerBlock(t) - t.shared_tiles);
-  const int64_t again =
-      std::max<int64_t>(0, left * t.team * tile_bytes - L2ForSlabs(device));
-  const int64_t barriers =
-      t.team == 1 ? 0 : CeilDivide(t.num_slabs, t.num_teams);
-  return t.num_slabs * again +
-         barriers * kBarrierBytes * device.multiprocessors;
-}
-
-Plan PlanOnChipOf(const Tiling& tiling, const Device& device,
-                  const Settings& settings, int64_t tile_bytes) {
+Plan PlanOnChip(const Tiling& tiling, const Device& device,
+                const Settings& settings, int64_t tile_bytes) {
   Plan plan{};
   plan.strategy = Strategy::kOnChip;
   plan.tiling = tiling;
   const int shared_tiles =
       SharedTilesPerBlock(device, tile_bytes, kBlocksPerMultiprocessor);
-  const int64_t capacity = std::max(1, shared_tiles);
   const int64_t blocks =
       ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
-  const int64_t needed = CeilDivide(TilesOfSlab(tiling), capacity);
-  const int64_t fair = blocks / tiling.num_slabs;
-  SetTeam(std::min(std::max(needed, fair), blocks), &plan.tiling);
+  // As many teams as hold their slabs on chip, and all blocks in one of them.
+  const int64_t needed =
+      CeilDivide(TilesOfSlab(tiling), std::max(1, shared_tiles));
+  const int64_t teams =
+      std::clamp<int64_t>(blocks / needed, 1, tiling.num_slabs);
+  SetTeam(std::max<int64_t>(1, blocks / teams), &plan.tiling);
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kBarrier;
   KeepTiles(shared_tiles, tile_bytes, &plan);
@@ -163,88 +135,67 @@ Plan PlanOnChipOf(const Tiling& tiling, const Device& device,
   return plan;
 }
 
-// Of slabs of half the channels twice as large a part stays on chip, for twice
-// as many barriers.
-Plan PlanOnChip(const Problem& problem, int width, int arrays_kept,
-                const Device& device, const Settings& settings) {
+// The plans of a strategy, or of all of them, that the device can run.
+std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
+                             int width, int arrays_kept, const Device& device,
+                             const Settings& settings) {
   const int64_t tile_bytes = TileBytes(problem, width, arrays_kept);
-  Tiling tiling = CutWidest(problem, width, settings);
-  Plan best = PlanOnChipOf(tiling, device, settings, tile_bytes);
-  while (MayCutNarrower(problem, width, settings, tiling)) {
-    tiling = CutSlabs(problem.shape, width, tiling.columns / 2);
-    const Plan plan = PlanOnChipOf(tiling, device, settings, tile_bytes);
-    if (WasteOnChip(plan, device, tile_bytes) <
-        WasteOnChip(best, device, tile_bytes)) {
+  const bool any = strategy == Strategy::kAuto;
+  std::vector<Plan> plans;
+  for (const Tiling& tiling : Cuts(problem, width, settings)) {
+    if (device.clusters && (any || strategy == Strategy::kCluster)) {
+      for (const int blocks : {kBlocksPerMultiprocessor, 1}) {
+        const Plan plan =
+            PlanCluster(tiling, device, settings, tile_bytes, blocks);
+        // Beyond the chip, a cluster is a small team.
+        const bool fits =
+            TilesPerBlock(plan.tiling) <= plan.tiling.shared_tiles;
+        if (fits || !any) plans.push_back(plan);
+      }
+    }
+    if (device.cooperative && (any || strategy == Strategy::kOnChip)) {
+      plans.push_back(PlanOnChip(tiling, device, settings, tile_bytes));
+    }
+  }
+  return plans;
+}
+
+// The plan that should take least; of equals the one with the widest slabs.
+Plan Best(const std::vector<Plan>& plans, const Problem& problem, int width,
+          int arrays_kept, const Device& device) {
+  Plan best = plans.front();
+  double least = CostOf(best, problem, width, arrays_kept, device).total();
+  for (const Plan& plan : plans) {
+    const double cost =
+        CostOf(plan, problem, width, arrays_kept, device).total();
+    if (cost < least) {
+      least = cost;
       best = plan;
     }
   }
   return best;
 }
 
-Plan PlanL2(const Problem& problem, int width, int arrays_kept,
-            const Device& device, const Settings& settings) {
-  Plan plan{};
-  plan.strategy = Strategy::kL2;
-  plan.shared_bytes = SharedBytes(0, 0);
-  const int64_t blocks =
-      ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
-  const int64_t tile_bytes = TileBytes(problem, width, arrays_kept);
-  plan.tiling = CutWidest(problem, width, settings);
-  while (MayCutNarrower(problem, width, settings, plan.tiling) &&
-         TilesOfSlab(plan.tiling) * tile_bytes > L2ForSlabs(device)) {
-    plan.tiling = CutSlabs(problem.shape, width, plan.tiling.columns / 2);
-  }
-  const int64_t slab_bytes = TilesOfSlab(plan.tiling) * tile_bytes;
-  const int64_t at_once = std::max<int64_t>(
-      1, std::min(L2ForSlabs(device) / slab_bytes, plan.tiling.num_slabs));
-  SetTeam(std::max<int64_t>(1, blocks / at_once), &plan.tiling);
-  plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
-                                               : BlockReduction::kBarrier;
-  SetGrid(std::max<int64_t>(1, blocks / plan.tiling.team), &plan);
-  return plan;
-}
-
-// The plan of a shape for which no strategy is asked.
-Plan PlanBest(const Problem& problem, int width, int arrays_kept,
-              const Device& device, const Settings& settings) {
-  const int64_t tile_bytes = TileBytes(problem, width, arrays_kept);
-  const int64_t tiles = TilesOfSlab(CutWidest(problem, width, settings));
-  if (device.clusters && tiles <= LargestCluster(device, tile_bytes)) {
-    return PlanCluster(problem, width, arrays_kept, device, settings);
-  }
-  if (!device.cooperative) {
-    return PlanOneKernel(problem, width, device, settings);
-  }
-  const Plan on_chip =
-      PlanOnChip(problem, width, arrays_kept, device, settings);
-  const bool fits =
-      TilesPerBlock(on_chip.tiling) <= on_chip.tiling.shared_tiles;
-  if (!fits && tiles * tile_bytes <= L2ForSlabs(device)) {
-    return PlanL2(problem, width, arrays_kept, device, settings);
-  }
-  // On chip for a part at least.
-  return on_chip;
-}
-
 }  // namespace
 
 Plan MakePlan(const Problem& problem, int width, int arrays_kept,
               const Device& device, const Settings& settings) {
+  const Plan two_kernels = PlanOneKernel(problem, width, device, settings);
   // float64 has the simple path alone.
   if (settings.strategy == Strategy::kTwoKernels ||
       problem.dtype == DType::kFloat64) {
-    return PlanOneKernel(problem, width, device, settings);
+    return two_kernels;
   }
-  if (settings.strategy == Strategy::kCluster && device.clusters) {
-    return PlanCluster(problem, width, arrays_kept, device, settings);
+  std::vector<Plan> plans = Candidates(settings.strategy, problem, width,
+                                       arrays_kept, device, settings);
+  if (plans.empty()) {  // not on this device
+    plans = Candidates(Strategy::kAuto, problem, width, arrays_kept, device,
+                       settings);
+    plans.push_back(two_kernels);
+  } else if (settings.strategy == Strategy::kAuto) {
+    plans.push_back(two_kernels);
   }
-  if (settings.strategy == Strategy::kOnChip && device.cooperative) {
-    return PlanOnChip(problem, width, arrays_kept, device, settings);
-  }
-  if (settings.strategy == Strategy::kL2 && device.cooperative) {
-    return PlanL2(problem, width, arrays_kept, device, settings);
-  }
-  return PlanBest(problem, width, arrays_kept, device, settings);
+  return Best(plans, problem, width, arrays_kept, device);
 }
 
 Plan PlanReduction(const Problem& problem, int width, const Device& device,

@@ -9,10 +9,11 @@
 //                in global memory; what does not fit is read again, last rows
 //                first, from L2 as far as it is there. The kernel of apex's
 //                groupbn does so for float16;
-//   kL2          in L2: no block keeps anything, more blocks are resident, and
-//                few slabs are under way at once;
 //   kTwoKernels  in memory: one kernel for the sums, whose last block adds them
 //                up, one for the elementwise pass. Always possible.
+
+// Of those that the device can run, the plan is taken that should take least
+// (cost.h).
 
 #ifndef JAX_BNAR_CUDA_HOST_PLAN_H_
 #define JAX_BNAR_CUDA_HOST_PLAN_H_
@@ -37,8 +38,8 @@ struct Device {
   bool clusters;
 };
 
-enum class Strategy { kAuto, kOnChip, kCluster, kL2, kTwoKernels };
-constexpr int kStrategies = 5;
+enum class Strategy { kAuto, kOnChip, kCluster, kTwoKernels };
+constexpr int kStrategies = 4;
 
 struct Settings {
   Strategy strategy = Strategy::kAuto;

@@ -9,7 +9,7 @@ namespace jax_bnar {
 namespace cuda {
 namespace {
 
-constexpr const char* kNames[kStrategies] = {"auto", "on_chip", "cluster", "l2",
+constexpr const char* kNames[kStrategies] = {"auto", "on_chip", "cluster",
                                              "two_kernels"};
 constexpr std::string_view kPrefix = "JAX_BNAR_CUDA_";
 
@@ -37,7 +37,7 @@ std::string ReadSetting(std::string_view name, const char* value,
                         Settings* settings) {
   if (name == "STRATEGY") {
     if (ReadStrategy(value, &settings->strategy)) return "";
-    return "must be 'auto', 'on_chip', 'cluster', 'l2' or 'two_kernels'";
+    return "must be 'auto', 'on_chip', 'cluster' or 'two_kernels'";
   }
   if (name == "SM_MARGIN") {
     if (ReadNumber(value, 0, 100000, &settings->sm_margin)) return "";

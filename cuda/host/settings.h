@@ -14,7 +14,7 @@ namespace cuda {
 // As JAX_BNAR_CUDA_STRATEGY spells it.
 const char* NameOf(Strategy strategy);
 
-// JAX_BNAR_CUDA_STRATEGY: "auto", "on_chip", "cluster", "l2" or "two_kernels";
+// JAX_BNAR_CUDA_STRATEGY: "auto", "on_chip", "cluster" or "two_kernels";
 // where the device cannot do what is asked, the default for the shape.
 // JAX_BNAR_CUDA_SM_MARGIN: multiprocessors to leave to other work.
 // JAX_BNAR_CUDA_SLAB_CHANNELS: 8, 16, 32 or 64 neighbouring channels (NHWC) of

@@ -136,10 +136,10 @@ def test_arguments() -> None:
 
 def test_work_of_the_benchmark(tmp_path: Path) -> None:
     given = ["--output", str(tmp_path / "a.json"), "--batch", "256", "32"]
-    wanted = work.parse(None, given, ("copy", "ours"), ("ours_l2",))
+    wanted = work.parse(None, given, ("copy", "ours"), ("ours_cluster",))
     assert [(w.batch, w.dtype, w.peers) for w in wanted.waves[:3]] == [
         (256, "bfloat16", ("copy", "ours")),
-        (256, "bfloat16", ("ours_l2",)),
+        (256, "bfloat16", ("ours_cluster",)),
         (256, "float16", ("copy", "ours")),
     ]
     assert {(w.batch, w.dtype) for w in wanted.waves} == {
@@ -202,7 +202,7 @@ def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert benchmark["dry_run"]
     assert not benchmark["errors"]
     assert {row["peer"] for row in benchmark["rows"]} == {
-        "copy", "ours", "ours_mask", "flax", "ours_on_chip", "ours_cluster", "ours_l2",
+        "copy", "ours", "ours_mask", "flax", "ours_on_chip", "ours_cluster",
         "ours_two_kernels", "ours_slab_16", "ours_slab_32", "ours_slab_64",
     }  # fmt: skip
     assert {row["copies"] for row in benchmark["rows"]} == {0}

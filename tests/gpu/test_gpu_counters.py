@@ -126,7 +126,7 @@ def test_kernels_go_to_their_sites() -> None:
         )
     )
     sites = [
-        site("a", Backward__l2=1, Forward__on_chip=1),
+        site("a", Backward__cluster=1, Forward__on_chip=1),
         site(
             "b", BackwardApply__two_kernels=1, BackwardReduce__two_kernels=1,
             Normalise__two_kernels=1, Statistics__two_kernels=1,
@@ -136,7 +136,7 @@ def test_kernels_go_to_their_sites() -> None:
     assert problems == []
     assert [(row["site"], row["pass"], row["kernel"], row["strategy"]) for row in rows] == [
         ("a", "forward", "ForwardKernel", "on_chip"),
-        ("a", "backward", "BackwardKernel", "l2"),
+        ("a", "backward", "BackwardKernel", "cluster"),
         ("b", "forward", "StatisticsKernel", "two_kernels"),
         ("b", "forward", "NormaliseKernel", "two_kernels"),
         ("b", "backward", "ReduceKernel", "two_kernels"),
@@ -188,7 +188,7 @@ def test_a_kernel_without_counters_does_not_shift_the_others() -> None:
 def test_a_metric_without_value() -> None:
     values = {**FORWARD, "gpu__time_duration.sum": "n/a", "dram__bytes_write.sum": ""}
     kernels = ncu_csv.parse(table(launched("ForwardKernel", **values)))
-    (row,), problems = counter_rows.make_rows([site("a", Forward__l2=1)], kernels)
+    (row,), problems = counter_rows.make_rows([site("a", Forward__cluster=1)], kernels)
     assert problems == []
     assert (row["milliseconds"], row["dram_bytes"], row["bytes_per_s"]) == (None, None, None)
     assert row["dram_bytes_over_minimum"] is None
@@ -215,7 +215,7 @@ def test_minimum_of_both_passes_is_that_of_the_step() -> None:
 
 SITES = {
     "device": "NVIDIA H200", "strategy": "auto", "save": "mask", "complete": True, "errors": [],
-    "sites": [site("a", Forward__on_chip=1, Backward__on_chip=1), site("b", Forward__l2=1)],
+    "sites": [site("a", Forward__on_chip=1, Backward__on_chip=1), site("b", Forward__cluster=1)],
 }  # fmt: skip
 COUNTED = (
     launched("ForwardKernel", **FORWARD),
@@ -432,7 +432,7 @@ def test_launches_of_the_profiled_call_alone(monkeypatch: pytest.MonkeyPatch) ->
 
     def counted() -> dict[str, int]:
         calls.append("count")
-        return {"Forward l2": len(calls), "Statistics two_kernels": 5}
+        return {"Forward on_chip": len(calls), "Statistics two_kernels": 5}
 
     monkeypatch.setattr(counters_program.targets, "cuda_launches", counted)
     of = next(of for of in RESNET50_SITES if of.label == "7x7x512 bn_relu")
@@ -440,7 +440,7 @@ def test_launches_of_the_profiled_call_alone(monkeypatch: pytest.MonkeyPatch) ->
     entry = counters_program.describe(of, wave)
     counters_program.run_site(of, wave, "mask", runtime, entry)
     assert calls == ["count", "start", "stop", "count"]
-    assert entry["launches"] == {"Forward l2": 3}
+    assert entry["launches"] == {"Forward on_chip": 3}
     assert sum(entry["minimum_bytes"].values()) == entry["one_read_bytes"]
 
 

@@ -45,7 +45,11 @@ def test_table_weights_sites_with_their_counts() -> None:
 
 
 def test_table_names_the_sites_where_a_peer_is_faster() -> None:
-    jax_rows = [row("ours", "a", 3, 1.0), row("ours", "b", 1, 5.0), row("ours_l2", "b", 1, 4.0)]
+    jax_rows = [
+        row("ours", "a", 3, 1.0),
+        row("ours", "b", 1, 5.0),
+        row("ours_cluster", "b", 1, 4.0),
+    ]
     torch_rows = [row("copy", "b", 1, 0.1, bytes=1), row("torch", "b", 1, 4.9)]
     records = [
         record_of("benchmark_jax", {"family": "jax", "rows": jax_rows}),

@@ -1,7 +1,7 @@
 // The CUDA kernels, run by the host emulation: every strategy on devices of
 // different sizes against plain loops.
 //
-// Arguments: the strategy ("auto", "on_chip", "cluster", "l2", "two_kernels"),
+// Arguments: the strategy ("auto", "on_chip", "cluster", "two_kernels"),
 // and "few" for the shapes that a mutation is tried on.
 
 #include <cstdint>

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/host/cost.h"
 #include "cuda/host/plan.h"
 #include "cuda/host/settings.h"
 #include "cuda/host/workspace.h"
@@ -42,8 +43,7 @@ constexpr Named kDevices[] = {{"Hopper", kHopper},
                               {"small", kSmall},
                               {"without cooperation", kLone}};
 constexpr Strategy kStrategies[] = {Strategy::kAuto, Strategy::kOnChip,
-                                    Strategy::kCluster, Strategy::kL2,
-                                    Strategy::kTwoKernels};
+                                    Strategy::kCluster, Strategy::kTwoKernels};
 
 int ArraysKept(bool backward) {
   return backward ? cuda::kBackwardArrays : cuda::kForwardArrays;
@@ -195,9 +195,13 @@ void TestChoice() {
   context = "choice";
   const Shape stem = {1, 256 * 112 * 112, 64, 1};
   const Shape middle = {1, 256 * 14 * 14, 1024, 1};
-  const Shape last = {1, 256 * 7 * 7, 512, 1};
-  BNAR_CHECK(PlanOf(last, kHopper).strategy == Strategy::kCluster,
-             "a slab of 1.6 MB fits a cluster");
+  const Shape last = {1, 256 * 7 * 7, 2048, 1};
+  const Plan cluster = PlanOf(last, kHopper);
+  BNAR_CHECK(cluster.strategy == Strategy::kCluster &&
+                 2 * (cluster.shared_bytes +
+                      kHopper.reserved_shared_bytes_per_block) <=
+                     kHopper.shared_bytes_per_multiprocessor,
+             "clusters, two blocks to a multiprocessor");
   BNAR_CHECK(PlanOf(middle, kHopper).strategy == Strategy::kOnChip,
              "6.4 MB fit the chip");
   BNAR_CHECK(PlanOf(stem, kHopper).strategy == Strategy::kOnChip,
@@ -218,11 +222,49 @@ void TestChoice() {
                                               " kept");
     }
   }
-  // All slabs that are under way fit half of L2.
-  const Plan l2 = PlanOf({1, 256 * 28 * 28, 512, 1}, kHopper, Strategy::kL2);
-  BNAR_CHECK(l2.strategy == Strategy::kL2 &&
-                 l2.tiling.num_teams * l2.tiling.rows * 128 <= 25 * kMiB + kMiB,
-             std::to_string(l2.tiling.num_teams) + " teams");
+}
+
+// What the choice goes by.
+void TestCost() {
+  context = "cost";
+  const auto cost = [](const Shape& shape, Strategy strategy, double barrier) {
+    const Problem problem{shape, DType::kBFloat16};
+    const int width = cuda::WidthOf(problem, true);
+    cuda::CostModel model;
+    model.barrier = barrier;
+    return cuda::CostOf(PlanOf(shape, kHopper, strategy), problem, width,
+                        cuda::kForwardArrays, kHopper, model);
+  };
+  const Shape stem = {1, 256 * 112 * 112, 64, 1};
+  const Shape middle = {1, 256 * 14 * 14, 1024, 1};
+  const double middle_bytes = 256.0 * 14 * 14 * 1024 * 2;
+  const double stem_bytes = 256.0 * 112 * 112 * 64 * 2;
+
+  const cuda::Cost on_chip = cost(middle, Strategy::kOnChip, 3);
+  BNAR_CHECK(on_chip.bytes_again == 0 && on_chip.bytes == 2 * middle_bytes,
+             "read once, written once");
+  BNAR_CHECK(on_chip.rounds == 4 && on_chip.waiting == 12, "four rounds");
+  BNAR_CHECK(on_chip.in_flight == 1, "two blocks to a multiprocessor");
+  const cuda::Cost two = cost(middle, Strategy::kTwoKernels, 3);
+  BNAR_CHECK(two.bytes_again > 0 && two.bytes_again < middle_bytes,
+             "L2 has a part of what is read again");
+  BNAR_CHECK(on_chip.total() < two.total() &&
+                 cost(middle, Strategy::kOnChip, 30).total() > two.total(),
+             "one number decides");
+  const cuda::Cost again = cost(stem, Strategy::kOnChip, 3);
+  BNAR_CHECK(again.bytes_again > stem_bytes / 2 &&
+                 again.bytes_again < stem_bytes &&
+                 again.bytes == 2 * stem_bytes + again.bytes_again,
+             "what fits neither the chip nor L2");
+
+  // Half of the blocks have half of the loads under way.
+  const Problem problem{{1, 256 * 7 * 7, 512, 1}, DType::kBFloat16};
+  Plan plan = PlanOf(problem.shape, kHopper, Strategy::kOnChip);
+  plan.grid = 132;
+  const cuda::Cost half =
+      cuda::CostOf(plan, problem, cuda::kWidth, cuda::kForwardArrays, kHopper);
+  BNAR_CHECK(half.in_flight > 0.6 && half.in_flight < 0.7,
+             std::to_string(half.in_flight));
 }
 
 // Half of a slab's channels where that keeps more of it from being read again
@@ -240,7 +282,7 @@ void TestSlabChannels() {
   BNAR_CHECK(columns(PlanOf(middle, kHopper)) == 64, "26 MB fit the chip");
   BNAR_CHECK(columns(PlanOf(middle, kHopper, Strategy::kAuto, true)) == 64,
              "what does not fit the chip is in L2");
-  const Plan cluster = PlanOf(last, kHopper);
+  const Plan cluster = PlanOf(last, kHopper, Strategy::kCluster);
   BNAR_CHECK(columns(cluster) == 32 && cluster.grid == 128,
              "8 clusters would leave half of the device idle");
   for (const Strategy strategy : kStrategies) {
@@ -319,8 +361,8 @@ void TestSettings() {
                  settings.strategy == Strategy::kAuto &&
                  settings.sm_margin == 0 && settings.slab_channels == 0,
              "defaults");
-  BNAR_CHECK(read("l2", "12", &settings, "32").empty() &&
-                 settings.strategy == Strategy::kL2 &&
+  BNAR_CHECK(read("cluster", "12", &settings, "32").empty() &&
+                 settings.strategy == Strategy::kCluster &&
                  settings.sm_margin == 12 && settings.slab_channels == 32,
              "values");
   BNAR_CHECK(read("fast", "", &settings).find("'fast'") != std::string::npos,
@@ -357,6 +399,7 @@ int main() {
   using namespace jax_bnar::testing;
   TestEveryPlan();
   TestChoice();
+  TestCost();
   TestSlabChannels();
   TestWidth();
   TestFlat();

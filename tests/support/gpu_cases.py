@@ -22,7 +22,7 @@ DRY_RUN = os.environ.get("JAX_BNAR_GPU_PLATFORM") == "cpu"
 PLATFORM = "cpu" if DRY_RUN else "gpu"
 # A dry run may also have the CUDA kernels, in the emulation.
 CUDA_KERNELS = not DRY_RUN or targets.cpu_isa() == "emulation of CUDA"
-STRATEGIES = ("auto", "on_chip", "cluster", "l2", "two_kernels")
+STRATEGIES = ("auto", "on_chip", "cluster", "two_kernels")
 only_on_gpu = pytest.mark.skipif(DRY_RUN, reason="the dry run on the CPU cannot test this")
 
 Shapes = dict[str, tuple[tuple[int, ...], int]]
