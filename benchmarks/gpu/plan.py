@@ -9,6 +9,7 @@ import dataclasses
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
 
@@ -85,7 +86,23 @@ class Plan:
         }
 
     def steps(self, names: tuple[str, ...]) -> list[Step]:
-        return [getattr(self, f"_{name}")() for name in NAMES if name in names]
+        makers: dict[str, Callable[[], Step]] = {
+            "build": self._build,
+            "device": self._device,
+            "doctor": self._doctor,
+            "tests": self._tests,
+            "programs": self._programs,
+            "sanitize": self._sanitize,
+            "large": self._large,
+            "benchmark_jax": self._benchmark_jax,
+            "benchmark_torch": self._benchmark_torch,
+            "inference_joins": self._inference_joins,
+            "resnet50_jax": self._resnet50_jax,
+            "counters": self._counters,
+            "resnet50_torch": self._resnet50_torch,
+            "oracle": self._oracle,
+        }
+        return [makers[name]() for name in NAMES if name in names]
 
     def _build(self) -> Step:
         cuda = {"cuda": "ON", "cpu": "OFF"}[self.platform]
