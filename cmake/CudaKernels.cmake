@@ -18,8 +18,8 @@ set(bnar_cuda_required OFF)
 if(JAX_BNAR_CUDA MATCHES "^(ON|ONLY)$")
   set(bnar_cuda_required ON)
 elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-  # Compiling takes minutes, so AUTO builds them only on a machine with a GPU or if
-  # architectures are named.
+  # Compiling the kernels takes minutes, so AUTO builds them only on a machine with a GPU,
+  # or if the architectures are named.
   execute_process(COMMAND nvidia-smi -L RESULT_VARIABLE failed
     OUTPUT_QUIET ERROR_QUIET)
   if(failed AND NOT EXISTS /proc/driver/nvidia/version)
@@ -105,8 +105,8 @@ add_library(bnar_cuda STATIC
 target_include_directories(bnar_cuda PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 target_include_directories(bnar_cuda SYSTEM PUBLIC
   ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-# The runtime is linked statically, so that the module also loads on machines
-# without CUDA. CMake must not add another runtime to it.
+# The runtime is linked statically, so that the module also loads on machines without
+# CUDA. CMake must not add a second runtime to it.
 set_target_properties(bnar_cuda PROPERTIES CUDA_RUNTIME_LIBRARY None)
 target_link_libraries(bnar_cuda PUBLIC
   "${bnar_cudart_static}" Threads::Threads ${CMAKE_DL_LIBS} rt)

@@ -1,14 +1,14 @@
-# The only list of the CUDA kernels' sources. CudaKernels.cmake compiles them with
-# nvcc; the tests compile them as C++ and run them on an emulated device.
+# This is the only list of the CUDA sources. CudaKernels.cmake compiles them with nvcc;
+# the tests compile them as C++ and run them on an emulated device.
 
-# Sources with device code. build_info.cu is not among them, because it describes
-# nvcc's own build.
+# These sources contain device code. build_info.cu is not among them, because it describes
+# the build by nvcc itself.
 set(BNAR_CUDA_KERNELS launch/backward.cu launch/forward.cu launch/launch.cu)
-# One file for each element type.
+# Each element type has a file of its own for backward and for forward.
 foreach(element IN ITEMS f16 bf16 f32 f64)
   list(APPEND BNAR_CUDA_KERNELS launch/backward_${element}.cu launch/forward_${element}.cu)
 endforeach()
-# Sources in plain C++.
+# These sources are plain C++.
 set(BNAR_CUDA_HOST
   host/cost.cc host/plan.cc host/settings.cc host/tiling.cc host/workspace.cc
   launch/launch_counts.cc)

@@ -1,17 +1,19 @@
-# Modules for wheels that run on older distributions than the one that builds them:
-# those with glibc 2.28 or newer (the tag manylinux_2_28), whatever this machine has.
+# Lets the modules of a wheel run on distributions older than the one that builds them: on
+# any with glibc 2.28 or newer (the tag manylinux_2_28), whatever glibc the build machine
+# has.
 #
-# Two things of a newer machine get into a module. Its libstdc++ is linked statically.
-# And glibc 2.34 gave the functions of libpthread, libdl and librt new versions when it
-# moved them into libc: a module linked there asks for them. Stand-ins of these
-# libraries, with the old versions, are linked instead. At run time any glibc resolves
-# them, for newer ones still have the old versions.
+# A module depends on the machine that links it in two ways. The first is libstdc++, which
+# is therefore linked statically. The second is glibc: version 2.34 gave the functions of
+# libpthread, libdl and librt new symbol versions when it moved them into libc, and a
+# module linked against it asks for those. So modules are linked against stand-ins for
+# these libraries, which have the old symbol versions. Any glibc resolves them at run
+# time, because newer ones still provide the old versions.
 
 option(JAX_BNAR_MANYLINUX "Build modules that run on any glibc since 2.28" OFF)
 
-# bnar_glibc_stand_in(name soname version function ... version function ...): a shared
-# library to link against and never to load. The versions are those of x86-64; on
-# aarch64 all of these functions have been there since its first, 2.17.
+# bnar_glibc_stand_in(name soname version function ... version function ...) makes a
+# shared library that is linked against but never loaded. The versions are those of
+# x86-64; on aarch64 all of these functions have existed since its first version, 2.17.
 function(bnar_glibc_stand_in name soname)
   set(source "")
   set(map "")
@@ -40,7 +42,8 @@ function(bnar_glibc_stand_in name soname)
     -nostdlib "LINKER:-soname,${soname}" "LINKER:--version-script,${stem}.map")
 endfunction()
 
-# What libstdc++.a and libcudart_static.a call. auditwheel finds what is missing here.
+# These are the functions that libstdc++.a and libcudart_static.a call. auditwheel reports
+# any that is missing here.
 if(JAX_BNAR_MANYLINUX)
   bnar_glibc_stand_in(pthread libpthread.so.0 GLIBC_2.2.5
     pthread_condattr_setclock pthread_condattr_setpshared pthread_create pthread_detach
@@ -59,9 +62,10 @@ if(JAX_BNAR_MANYLINUX)
   bnar_glibc_stand_in(rt librt.so.1 GLIBC_2.2.5 shm_open shm_unlink)
 endif()
 
-# bnar_link_for_manylinux(module stand-in ...), before the module is linked to anything
-# else, for the first library that defines a function is the one that counts; that is
-# also why no linker may leave out a library which is not needed where it stands.
+# bnar_link_for_manylinux(module stand-in ...) must be called before the module is linked
+# to anything else, because the linker takes a function from the first library that
+# defines it. For the same reason the linker must not drop a library that nothing before
+# it on the command line needs, hence --no-as-needed.
 function(bnar_link_for_manylinux module)
   if(JAX_BNAR_MANYLINUX)
     target_sources(${module} PRIVATE "${PROJECT_SOURCE_DIR}/native/manylinux.cc")

@@ -1,5 +1,5 @@
-# The Python modules: _native has the CPU kernels, _cuda the CUDA kernels. One
-# stable-ABI binary of each serves Python 3.12 and later; 3.11 needs separate ones.
+# There are two Python modules: _native contains the CPU kernels, _cuda the CUDA kernels.
+# One stable-ABI binary of each serves Python 3.12 and later; 3.11 needs separate ones.
 
 add_library(bnar_ffi STATIC native/ffi_api_version.cc native/ffi_call.cc)
 target_include_directories(bnar_ffi SYSTEM PUBLIC "${jaxlib_include}")

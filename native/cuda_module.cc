@@ -1,6 +1,6 @@
-// The Python module _cuda: the handlers of the CUDA kernels. A build from the
-// sources puts it next to jax_bnar._native, the distribution jax-bnar-cuda13
-// into a package of its own.
+// The Python module _cuda, which exports the handlers of the CUDA kernels. A
+// build from source puts it next to jax_bnar._native; the distribution
+// jax-bnar-cuda13 has it in a package of its own.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
@@ -27,7 +27,7 @@ namespace nb = nanobind;
 
 namespace {
 
-// The stages of one custom call.
+// Returns the handlers of one custom call by stage.
 template <typename T>
 nb::dict Stages(T* execute) {
   nb::dict stages;

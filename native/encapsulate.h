@@ -1,4 +1,5 @@
-// An FFI handler as Python hands it to jax.ffi.register_ffi_target.
+// Wraps an FFI handler in a capsule, the form in which Python hands it to
+// jax.ffi.register_ffi_target.
 
 #ifndef JAX_BNAR_NATIVE_ENCAPSULATE_H_
 #define JAX_BNAR_NATIVE_ENCAPSULATE_H_

@@ -22,8 +22,9 @@ XLA_FFI_Error* FfiApiProbe(XLA_FFI_CallFrame* call_frame) {
   }
   XLA_FFI_Metadata* metadata =
       reinterpret_cast<const XLA_FFI_Metadata_Extension*>(extension)->metadata;
-  // The runtime's own version and not the build's: the probe is there to tell
-  // where they do not fit, so it must never be refused itself.
+  // Report the runtime's own version, not the build's. The probe exists to
+  // detect a mismatch between the two, so the runtime must never reject the
+  // probe itself.
   metadata->api_version.major_version = version.major_version;
   metadata->api_version.minor_version = version.minor_version;
   metadata->traits = 0;

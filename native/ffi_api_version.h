@@ -1,5 +1,5 @@
-// The version of XLA's FFI API: that of this build, and that of the runtime.
-// A runtime refuses handlers built for a newer API than its own.
+// The versions of XLA's FFI API in this build and in the runtime. A runtime
+// rejects handlers that are built for a newer API than its own.
 
 #ifndef JAX_BNAR_NATIVE_FFI_API_VERSION_H_
 #define JAX_BNAR_NATIVE_FFI_API_VERSION_H_
@@ -13,15 +13,17 @@ namespace jax_bnar {
 
 using FfiApiVersion = std::pair<int, int>;  // major, minor
 
-// Of the headers that the handlers are compiled with.
+// The version of the headers that the handlers are compiled with.
 inline constexpr FfiApiVersion kBuildFfiApiVersion{XLA_FFI_API_MAJOR,
                                                    XLA_FFI_API_MINOR};
 
-// A handler that does nothing. Whoever registers it hands it the runtime's API
-// to ask for its metadata, and it keeps the version found there.
+// A handler that computes nothing. When it is registered, the runtime calls it
+// to ask for its metadata and hands it the runtime's API, whose version the
+// probe keeps.
 XLA_FFI_Error* FfiApiProbe(XLA_FFI_CallFrame* call_frame);
 
-// What the last registration of FfiApiProbe found; nothing before.
+// The version that the last registration of FfiApiProbe found, or nullopt if it
+// has never been registered.
 std::optional<FfiApiVersion> RuntimeFfiApiVersion();
 
 }  // namespace jax_bnar

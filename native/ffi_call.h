@@ -1,5 +1,5 @@
-// Reads the operands and results of one custom call and checks each: a wrong
-// buffer becomes an ffi::Error that names it, never a crash.
+// Reads the operands and results of one custom call and checks each of them. A
+// wrong buffer becomes an ffi::Error that names it, never a crash.
 
 #ifndef JAX_BNAR_NATIVE_FFI_CALL_H_
 #define JAX_BNAR_NATIVE_FFI_CALL_H_
@@ -16,44 +16,46 @@ namespace jax_bnar {
 
 class FfiCall {
  public:
-  // `x` is the position of x among the operands, and `name` what it is called;
-  // it fixes shape and dtype. Without groups (inner) arrays lack the dimension
-  // G (S), which is then 1.
+  // `x` is the position of the operand x, which determines the shape and the
+  // dtype, and `name` is what errors call it. If `has_groups` (`has_inner`) is
+  // false, arrays lack the dimension G (S), which is then 1.
   FfiCall(xla::ffi::RemainingArgs args, xla::ffi::RemainingRets rets, size_t x,
           bool has_groups, bool has_inner, const char* name = "x");
 
   const Problem& problem() const { return problem_; }
 
-  // Operands and results in order. After an error they return null and change
-  // nothing, so that one check at the end is enough.
+  // These functions read the operands and results in order. After the first
+  // error they return null and report nothing more, so one check at the end is
+  // enough.
   const void* Array(const char* name);
   const void* ArrayIf(bool present, const char* name);
   const void* Mask(const char* name);
   VectorOperand Vector(const char* name);
   VectorOperand VectorIf(bool present, const char* name);
 
-  // An array of as many elements as x, flat: see _call_kernel in
-  // jax_bnar/_kernels/kernel_call.py.
+  // A flat array with as many elements as x; _call_kernel in
+  // jax_bnar/_kernels/kernel_call.py says why it is flat.
   void* ArrayResult(const char* name);
   void* ArrayResultIf(bool present, const char* name);
   uint8_t* MaskResultIf(bool present, const char* name);
   // One value for each group and channel.
   void* VectorResult(const char* name);
 
-  // Memory that the caller never looks at: `bytes` or more of uint8.
+  // Scratch memory that the caller never reads: uint8, of `bytes` or more.
   void* Workspace(int64_t bytes);
 
-  // "none", "x", "y" or "mask", and the operand that it asks for.
+  // Parse the attribute "none", "x", "y" or "mask", and read the operand that
+  // this gate needs.
   Gate ParseGate(std::string_view gate);
   Gate ParseDualGate(std::string_view gate);  // without "none"
   const void* Saved(Gate gate);
   bool ParseRelu(std::string_view activation);
   double CheckEpsilon(double epsilon);
 
-  // Whether something was wrong already: problem() may mean nothing then.
+  // Whether there has been an error. If so, problem() may be meaningless.
   bool failed() const { return !error_.empty(); }
 
-  // The first error, or that operands or results are left over.
+  // Returns the first error, or an error if operands or results are left over.
   xla::ffi::Error Finish();
 
  private:

@@ -1,5 +1,5 @@
 // The custom calls of the operations with two normalised inputs, for a platform
-// that has them: as native/ffi_operations.h.
+// that has them. They work like those of native/ffi_operations.h.
 
 #ifndef JAX_BNAR_NATIVE_FFI_DUAL_OPERATIONS_H_
 #define JAX_BNAR_NATIVE_FFI_DUAL_OPERATIONS_H_
@@ -154,7 +154,8 @@ class FfiDualOperations : private FfiOperations<Backend> {
                      });
   }
 
-  // What each of the above takes after the context, in order.
+  // Each function binds what the handler of that name takes after the context,
+  // in order.
   template <typename Binding>
   static auto BindDualForward(Binding&& binding) {
     return BindDualNormalise(std::move(binding));
@@ -192,7 +193,8 @@ class FfiDualOperations : private FfiOperations<Backend> {
         .template Attr<double>("epsilon");
   }
 
-  // Elements of a braced list are evaluated in order, as operands are read.
+  // The elements of a braced list are evaluated in order, as the operands must
+  // be read.
   static Both<const void*> ReadBoth(FfiCall& call) {
     return {call.Array("x1"), call.Array("x2")};
   }
@@ -220,7 +222,7 @@ class FfiDualOperations : private FfiOperations<Backend> {
       name##suffix, FfiDualOperations<Backend>::name,                         \
       FfiDualOperations<Backend>::Bind##name(context), ##__VA_ARGS__);
 
-// As BNAR_DEFINE_HANDLERS.
+// Does for the dual operations what BNAR_DEFINE_HANDLERS does.
 #define BNAR_DEFINE_DUAL_HANDLERS(suffix, Backend, ...)                   \
   BNAR_FOR_EACH_DUAL_OPERATION(BNAR_DEFINE_DUAL_HANDLER, suffix, Backend, \
                                __VA_ARGS__)

@@ -1,11 +1,12 @@
-// One custom call of each operation, for any platform: reads the buffers and
+// The custom call of each operation, for any platform. It reads the buffers and
 // attributes, checks them, and hands them to a backend.
 //
 // A backend is constructed from what XLA's execution context holds for its
 // platform (Backend::Native) and has
-//   void ReadWorkspace(FfiCall&)   a result that the caller never sees, of the
-//                                  operations that sum
-//   ffi::Error Forward(...), ...   the operations of native/operations.h
+//   void ReadWorkspace(FfiCall&)   which reads the workspace, a result that the
+//                                  caller never sees, of operations that sum
+//   ffi::Error Forward(...), ...   which run the operations of
+//                                  native/operations.h
 
 #ifndef JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
 #define JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
@@ -139,7 +140,8 @@ class FfiOperations {
     });
   }
 
-  // What each of the above takes after the context, in order.
+  // Each function binds what the handler of that name takes after the context,
+  // in order.
   template <typename Binding>
   static auto BindForward(Binding&& binding) {
     return BindNormalise(std::move(binding));
@@ -198,7 +200,7 @@ class FfiOperations {
         .template Attr<bool>("has_inner");
   }
 
-  // `number` stands behind the names of the operands.
+  // `number` is appended to the names of the operands in errors.
   static AffineOperands ReadAffine(FfiCall& call, bool has_scale, bool has_bias,
                                    double epsilon,
                                    const std::string& number = "") {
@@ -234,9 +236,9 @@ class FfiOperations {
       name##suffix, FfiOperations<Backend>::name,                        \
       FfiOperations<Backend>::Bind##name(context), ##__VA_ARGS__);
 
-// Defines the handlers Forward<suffix>, Backward<suffix> and so on; after the
-// backend comes what binds the context that Backend::Native is decoded from,
-// and then perhaps traits of the handlers.
+// Defines the handlers Forward<suffix>, Backward<suffix> and so on. The
+// argument after the backend is the binding of the context from which
+// Backend::Native is decoded; the traits of the handlers may follow.
 #define BNAR_DEFINE_HANDLERS(suffix, Backend, ...) \
   BNAR_FOR_EACH_OPERATION(BNAR_DEFINE_HANDLER, suffix, Backend, __VA_ARGS__)
 

@@ -1,10 +1,11 @@
-// Functions that CUDA kernels and C++ share.
+// The specifier of functions that CUDA kernels and C++ share.
 
 #ifndef JAX_BNAR_NATIVE_HOST_DEVICE_H_
 #define JAX_BNAR_NATIVE_HOST_DEVICE_H_
 
-// Forced, because the CPU's tile kernels are compiled once for each instruction
-// set: the linker must not pick one variant of a function for all of them.
+// Inlining is forced because the CPU's tile kernels are compiled once for each
+// instruction set, and the linker must not pick one variant of a function for
+// all of them.
 #ifdef __CUDACC__
 #define BNAR_HOST_DEVICE __host__ __device__ __forceinline__
 #else

@@ -1,5 +1,6 @@
-// The Python module jax_bnar._native: the handlers of the CPU kernels, and what
-// is asked about XLA's FFI API. cuda_module.cc is the one of the CUDA kernels.
+// The Python module jax_bnar._native, which exports the handlers of the CPU
+// kernels and answers questions about XLA's FFI API. cuda_module.cc is the
+// module of the CUDA kernels.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -33,7 +34,7 @@ nb::dict Registrations() {
   return platforms;
 }
 
-// The CPU kernels work in their operands and results alone.
+// The CPU kernels need no workspace result; they allocate their few sums.
 int64_t WorkspaceBytes(const std::string&, int64_t, int64_t, int64_t, int64_t) {
   return 0;
 }

@@ -1,5 +1,5 @@
-// The arithmetic of channels, once for the CPU and the GPU: the merge of
-// partial statistics and the constants of the elementwise passes.
+// The arithmetic of channels, written once for the CPU and the GPU: the merge
+// of partial statistics and the constants of the elementwise passes.
 
 #ifndef JAX_BNAR_NATIVE_NUMERICS_H_
 #define JAX_BNAR_NATIVE_NUMERICS_H_
@@ -13,9 +13,10 @@
 
 namespace jax_bnar {
 
-// Merges the sums of n elements into those of m others (Youngs and Cramer
-// 1971). Exact where the sums are; the sums are taken around an origin near the
-// mean, or float64 data would lose the digits of mean/std here.
+// Merges the sum and the squared deviations of n elements into those of m
+// others (Youngs and Cramer 1971). The merge is exact where the sums are. The
+// sums are taken around an origin near the mean; otherwise float64 data would
+// lose the digits of mean/std here.
 template <typename A>
 BNAR_HOST_DEVICE void MergeStatistics(A m, A n, A sum_b, A m2_b, A* sum,
                                       A* m2) {
@@ -29,8 +30,8 @@ BNAR_HOST_DEVICE void MergeStatistics(A m, A n, A sum_b, A m2_b, A* sum,
   *sum += sum_b;
 }
 
-// sum((x - mean)^2) from the sums of (x - origin) and (x - origin)^2, in
-// double.
+// Computes sum((x - mean)^2) from the sums of (x - origin) and (x - origin)^2,
+// in double.
 BNAR_HOST_DEVICE double SquaredDeviations(double sum, double squares,
                                           double count) {
   return std::fma(-sum, sum / count, squares);
@@ -43,15 +44,16 @@ BNAR_HOST_DEVICE A MeanOf(A origin, double sum, double count) {
 
 template <typename A>
 BNAR_HOST_DEVICE A VarianceOf(double m2, double count) {
-  // Rounding in the merge may leave a constant channel below 0.
+  // Rounding in the merge may make m2 of a constant channel negative.
   return static_cast<A>(m2 < 0 ? 0.0 : m2 / count);
 }
 
 BNAR_HOST_DEVICE double SmallestNormal(float) { return FLT_MIN; }
 BNAR_HOST_DEVICE double SmallestNormal(double) { return DBL_MIN; }
 
-// In double, from the var that the caller sees, so that whole passes and
-// halves agree. A smaller epsilon than the smallest normal A would vanish.
+// 1 / sqrt(var + epsilon), computed in double from the var that the caller
+// sees, so that whole operations and their halves agree. Epsilon is raised to
+// the smallest normal A, because a smaller one would vanish.
 template <typename A>
 BNAR_HOST_DEVICE double ReciprocalStd(A var, double epsilon) {
   const double smallest = SmallestNormal(var);
@@ -59,13 +61,14 @@ BNAR_HOST_DEVICE double ReciprocalStd(A var, double epsilon) {
                          (epsilon > smallest ? epsilon : smallest));
 }
 
-// y = act((x - mean) * a + bias + z).
+// Returns a of y = act((x - mean) * a + bias + z).
 template <typename A>
 BNAR_HOST_DEVICE A Multiplier(A scale, A var, double epsilon) {
   return static_cast<A>(scale * ReciprocalStd(var, epsilon));
 }
 
-// dx = a * e + b * (x - mean) + k, and the gradients of scale and bias.
+// b and k of dx = a * e + b * (x - mean) + k, and the gradients of scale and
+// bias.
 template <typename A>
 struct BackwardChannel {
   A b;
@@ -82,8 +85,8 @@ BNAR_HOST_DEVICE BackwardChannel<A> BackwardChannelOf(A var, A scale, A dmean,
                                                       double count) {
   const double rstd = ReciprocalStd(var, epsilon);
   const double a = scale * rstd;
-  // rstd * sum_e_centred is about as large as sum_e, while rstd^3 underflows
-  // from |x| = 1e103 on.
+  // The order of the products matters: rstd * sum_e_centred is about as large
+  // as sum_e, while rstd^3 underflows from |x| = 1e103 on.
   return {static_cast<A>((2 * static_cast<double>(dvar) -
                           a * (rstd * (rstd * sum_e_centred))) /
                          count),
@@ -91,7 +94,8 @@ BNAR_HOST_DEVICE BackwardChannel<A> BackwardChannelOf(A var, A scale, A dmean,
           static_cast<A>(rstd * sum_e_centred), static_cast<A>(sum_e)};
 }
 
-// An element of a (G, C) or (1, C) operand.
+// Returns an element of a (G, C) or (1, C) operand, or `otherwise` if the
+// operand is absent.
 template <typename A>
 BNAR_HOST_DEVICE A ElementOr(const VectorOperand& vector, int64_t channels,
                              int64_t group, int64_t channel, A otherwise) {

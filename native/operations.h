@@ -1,13 +1,14 @@
-// The operations, each listed once: what they are called, and what they take on
-// every platform. Declarations, handlers and registrations follow from here.
+// The only list of the operations: their names, and the arguments that they
+// take on every platform. Declarations, handlers and registrations are
+// generated from it.
 
 #ifndef JAX_BNAR_NATIVE_OPERATIONS_H_
 #define JAX_BNAR_NATIVE_OPERATIONS_H_
 
 #include "native/problem.h"
 
-// OPERATION(name of the function, name in Python, the further arguments) for
-// each of them, in the order of jax_bnar/_base/signatures.py.
+// Expands to OPERATION(function name, Python name, further arguments) for each
+// operation, in the order of jax_bnar/_base/signatures.py.
 #define BNAR_FOR_EACH_OPERATION(OPERATION, ...)             \
   OPERATION(Forward, "forward", __VA_ARGS__)                \
   OPERATION(Backward, "backward", __VA_ARGS__)              \
@@ -16,8 +17,8 @@
   OPERATION(BackwardReduce, "backward_reduce", __VA_ARGS__) \
   OPERATION(BackwardApply, "backward_apply", __VA_ARGS__)
 
-// The operations with two normalised inputs, which a platform may lack: the
-// lowering then composes them of those above (jax_bnar/_kernels/dual.py).
+// The operations with two normalised inputs, which a platform may lack. The
+// lowering then composes them from those above (jax_bnar/_kernels/dual.py).
 #define BNAR_FOR_EACH_DUAL_OPERATION(OPERATION, ...)                 \
   OPERATION(DualForward, "dual_forward", __VA_ARGS__)                \
   OPERATION(DualBackward, "dual_backward", __VA_ARGS__)              \
@@ -25,8 +26,9 @@
   OPERATION(DualBackwardReduce, "dual_backward_reduce", __VA_ARGS__) \
   OPERATION(DualBackwardApply, "dual_backward_apply", __VA_ARGS__)
 
-// Declares the functions of a platform, which run where `Context` says, on the
-// buffers of native/problem.h. Arguments are taken as valid.
+// Declares the functions of a platform, which work on the buffers of
+// native/problem.h. `Context` says where they run, for example on which pool of
+// threads. They assume that their arguments are valid.
 #define BNAR_DECLARE_OPERATIONS(Result, Context)                            \
   Result Forward(Context context, const Problem& problem,                   \
                  const NormaliseBuffers& buffers,                           \

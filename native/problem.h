@@ -1,7 +1,8 @@
-// What an operation works on, for every platform: plain C++ types and raw
-// pointers, no XLA, no Python. Arrays are row-major canonical (G, N, C, S);
-// vectors are (G, C) or (1, C) in the accumulation dtype (double for float64,
-// else float); a bit mask has ceil(N*C*S/8) bytes to a group, lowest bit first.
+// What an operation works on, on every platform, in plain C++ types and raw
+// pointers, without XLA or Python. Arrays have the canonical shape (G, N, C, S)
+// in row-major order. Vectors are (G, C) or (1, C) in the accumulation dtype,
+// which is double for float64 and float otherwise. A bit mask has ceil(N*C*S/8)
+// bytes per group, lowest bit first.
 
 #ifndef JAX_BNAR_NATIVE_PROBLEM_H_
 #define JAX_BNAR_NATIVE_PROBLEM_H_
@@ -15,13 +16,13 @@ namespace jax_bnar {
 
 enum class DType { kFloat16, kBFloat16, kFloat32, kFloat64 };
 
-// Where backward finds the sign of the ReLU: nowhere (there is none), in y, in
-// a bit mask, or in x, from which the normalised value is computed again as
-// forward did (without a residual that is all it takes, and y is not read).
+// Where backward finds the sign of the ReLU: nowhere (there is no ReLU), in y,
+// in a bit mask, or in x. From x it recomputes the normalised value as forward
+// did; without a residual nothing else is needed, and y is not read.
 enum class Gate { kNone, kY, kMask, kX };
 
-// G statistics groups, N elements before the channel axis, C channels, S
-// elements after it.
+// The canonical shape (G, N, C, S): G statistics groups, N elements before the
+// channel axis, C channels, and S elements after it.
 struct Shape {
   int64_t groups;
   int64_t rows;
@@ -32,7 +33,7 @@ struct Shape {
     return rows * channels * inner;
   }
   BNAR_HOST_DEVICE int64_t size() const { return groups * group_size(); }
-  // Elements to one mean.
+  // The number of elements that share one mean.
   BNAR_HOST_DEVICE int64_t count() const { return rows * inner; }
   BNAR_HOST_DEVICE int64_t mask_bytes_per_group() const {
     return (group_size() + 7) / 8;
@@ -48,7 +49,7 @@ inline int64_t ItemSize(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
-// A (groups, C) or (1, C) operand; data is null where it is absent.
+// A (groups, C) or (1, C) operand; data is null if it is absent.
 struct VectorOperand {
   const void* data = nullptr;
   int64_t groups = 1;
@@ -60,7 +61,7 @@ struct AffineOperands {
   double epsilon;
 };
 
-// What y = act(batch_norm(x) + z) reads and writes.
+// The arrays that y = act(batch_norm(x) + z) reads and writes.
 struct NormaliseBuffers {
   const void* x;
   const void* z;  // may be null
@@ -69,15 +70,15 @@ struct NormaliseBuffers {
   bool relu;
 };
 
-// What backward reads of an element.
+// The arrays that backward reads.
 struct GradientBuffers {
   const void* dy;
   const void* x;
-  const void* saved;  // y or the mask, by gate; else null
+  const void* saved;  // y or the mask, as the gate says, or null
   Gate gate;
 };
 
-// With Gate::kX the gate is (x - mean) * a + bias > 0, else a and bias are
+// With Gate::kX the gate is (x - mean) * a + bias > 0; otherwise a and bias are
 // ignored.
 struct ReduceOperands {
   VectorOperand mean;
@@ -85,7 +86,7 @@ struct ReduceOperands {
   VectorOperand bias;
 };
 
-// dx = a * e + b * (x - mean) + k; bias as above.
+// dx = a * e + b * (x - mean) + k; bias is used as in ReduceOperands.
 struct ApplyOperands {
   VectorOperand mean;
   VectorOperand a;
@@ -104,7 +105,7 @@ struct BackwardOperands {
   double epsilon;
 };
 
-// What belongs to x1, and what belongs to x2, in
+// What belongs to x1 and what belongs to x2, in
 // y = relu(batch_norm(x1) + batch_norm(x2)).
 template <typename T>
 using Both = std::array<T, 2>;
@@ -115,13 +116,13 @@ struct DualNormaliseBuffers {
   uint8_t* mask;  // may be null
 };
 
-// The gate is never Gate::kNone; with Gate::kX it is
+// The gate is never Gate::kNone. With Gate::kX it is
 // (x1 - mean1) * a1 + (x2 - mean2) * a2 + bias > 0, where bias is the sum of
-// both.
+// both biases.
 struct DualGradientBuffers {
   const void* dy;
   Both<const void*> x;
-  const void* saved;  // y or the mask, by gate; else null
+  const void* saved;  // y or the mask, as the gate says, or null
   Gate gate;
 };
 
