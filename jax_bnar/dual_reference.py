@@ -1,7 +1,7 @@
 """The mathematics of `relu(batch_norm(x1) + batch_norm(x2))` in plain `jax.numpy`.
 
-The functions have the names, conventions and uses of those of `jax_bnar.reference`, for the
-operations of `jax_bnar._kernels.dual`.
+The functions have the same names, conventions and uses as those of `jax_bnar.reference`. They are
+for the operations of `jax_bnar._kernels.dual`.
 """
 
 import jax
@@ -23,7 +23,7 @@ from jax_bnar.reference import (
 
 
 def sum_of_biases(bias1: jax.Array | None, bias2: jax.Array | None) -> jax.Array | None:
-    """The one bias of both: of shape (G, C) or (1, C), as the larger of them."""
+    """The sum of both biases, of shape (G, C) if one of them has that shape, otherwise (1, C)."""
     if bias1 is None or bias2 is None:
         return bias2 if bias1 is None else bias1
     shape = jnp.broadcast_shapes(bias1.shape, bias2.shape)
@@ -37,7 +37,7 @@ def _dual_normalised(
     a2: jax.Array,
     bias: jax.Array | None,
 ) -> jax.Array:
-    """(x1-mean1)*a1 + (x2-mean2)*a2 + bias in the accumulation dtype."""
+    """(x1-mean1)*a1 + (x2-mean2)*a2 + bias, in the accumulation dtype."""
     y = centred1 * per_element(a1, centred1)
     if bias is not None:
         y = y + per_element(bias, centred1)
@@ -59,7 +59,7 @@ def normalise(
     epsilon: float,
     save_mask: bool,
 ) -> tuple[jax.Array, ...]:
-    """(y,) or (y, mask), rounded once, at the end."""
+    """(y,) or (y, mask), with y rounded once, at the end."""
     y = _dual_normalised(
         widened(x1) - per_element(mean1, x1),
         scaled_rstd(reciprocal_std(var1, epsilon), scale1),
@@ -82,7 +82,7 @@ def forward(
     epsilon: float,
     save_mask: bool,
 ) -> tuple[jax.Array, ...]:
-    """(y, mean1, var1, mean2, var2), and the mask if asked for."""
+    """(y, mean1, var1, mean2, var2), followed by the mask if `save_mask` is set."""
     of_both = (*statistics(x1), *statistics(x2))
     y, *mask = normalise(
         *(x1, x2, scale1, bias1, scale2, bias2), *of_both, epsilon=epsilon, save_mask=save_mask
@@ -100,7 +100,7 @@ def gated(
     bias: jax.Array | None,
     gate: Gate,
 ) -> jax.Array:
-    """e: dy where y > 0, else 0, in the dtype of dy. a1, a2 and bias serve gate "x"."""
+    """e: dy where y > 0 and 0 elsewhere, in the dtype of dy; only gate "x" uses a1, a2 and bias."""
     if gate != "x":
         return gated_by_saved(dy, saved, gate)
     assert a1 is not None
@@ -150,7 +150,7 @@ def backward_apply(
     *,
     gate: Gate,
 ) -> tuple[jax.Array, jax.Array]:
-    """(dx1, dx2), each a*e + b*(x-mean) + k with the coefficients of its own."""
+    """(dx1, dx2), each a*e + b*(x-mean) + k with its own coefficients."""
     centred1 = widened(x1) - per_element(mean1, x1)
     centred2 = widened(x2) - per_element(mean2, x2)
     e = widened(gated(dy, saved, centred1, a1, centred2, a2, bias, gate))
@@ -183,7 +183,7 @@ def backward(
     epsilon: float,
     gate: Gate,
 ) -> tuple[jax.Array, ...]:
-    """(dx1, dx2, dscale1, dscale2, dbias); both biases have the one gradient."""
+    """(dx1, dx2, dscale1, dscale2, dbias); both biases have the same gradient."""
     rstd1, rstd2 = reciprocal_std(var1, epsilon), reciprocal_std(var2, epsilon)
     a1, a2 = scaled_rstd(rstd1, scale1), scaled_rstd(rstd2, scale2)
     bias = sum_of_biases(bias1, bias2)

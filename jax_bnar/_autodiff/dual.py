@@ -1,6 +1,7 @@
 """relu(batch_norm(x1) + batch_norm(x2)) in the user's layout, with its derivatives.
 
-Training form and inference form are built as those with one input: see `training`, `inference`.
+The training form and the inference form are built like those with one input; see the modules
+`training` and `inference`.
 """
 
 import dataclasses
@@ -36,9 +37,9 @@ def training(
     config: Config,
     save_mask: bool = False,
 ) -> _Results:
-    """(y, mean1, var1, mean2, var2, mask); statistics of shape (num_groups, C).
+    """Returns (y, mean1, var1, mean2, var2, mask); the statistics have shape (num_groups, C).
 
-    The mask is None unless it is asked for. Operands vary over the same mesh axes
+    mask is None unless `save_mask` is set. All operands must vary over the same mesh axes
     (`jax_bnar._sharding.alignment`).
     """
     y, mean1, var1, mean2, var2, *mask = primitive.dual_forward(
@@ -52,12 +53,12 @@ def training(
 def _training_jvp(
     config: Config, save_mask: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[_Results, tuple[Any, ...]]:
-    """As the rule for one input: see `jax_bnar._autodiff.training`."""
+    """The same rule as for one input; see `jax_bnar._autodiff.training`."""
     results, residuals = _forward(primals, config, save_mask or config.save_mask)
     *floats, mask = results
     moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
     dots = linear_call(_TrainingTangent(config), residuals, moving, tuple(floats))
-    # The caller's own mask: it differentiates a derivative.
+    # The mask is returned only to a caller that asked for it, which differentiates a derivative.
     mask = mask if save_mask else None
     y, mean1, var1, mean2, var2 = floats
     return (y, mean1, var1, mean2, var2, mask), (*dots, zero_from_primal(mask, symbolic_zeros=True))
@@ -66,9 +67,11 @@ def _training_jvp(
 def _forward(
     operands: tuple[Any, ...], config: Config, save_mask: bool
 ) -> tuple[_Results, Residuals]:
-    # Itself and not the primitive, so that derivatives of derivatives come back to the rule above.
+    # This calls `training`, not the primitive, so that a derivative of the derivative uses the rule
+    # above again.
     y, *statistics, mask = training(*operands, config, save_mask)
-    # Named before use, so that a policy which saves them cuts the recomputation here.
+    # The statistics are named before they are used, so that under a policy which saves them the
+    # recomputation stops here.
     mean1, var1, mean2, var2 = (checkpoint_name(v, STATISTICS_NAME) for v in statistics)
     statics = config.dual_forward_statics(save_mask=save_mask)
     y, *masks = dual_recomputable(y, mask, *operands, mean1, var1, mean2, var2, **statics)
@@ -81,7 +84,7 @@ def _forward(
 
 @dataclasses.dataclass(frozen=True)
 class _TrainingTangent:
-    """Tangents of (x1, x2, scale1, bias1, scale2, bias2) to those of y and the statistics."""
+    """Maps tangents of (x1, x2, scale1, bias1, scale2, bias2) to those of y and the statistics."""
 
     config: Config
 
@@ -109,7 +112,7 @@ def transposed(
     config: Config,
     **options: Any,
 ) -> tuple[jax.Array | None, ...]:
-    """Cotangents of (x1, x2, scale1, bias1, scale2, bias2), by `backward`."""
+    """The cotangents of (x1, x2, scale1, bias1, scale2, bias2), computed by `backward`."""
     *_, scale1, bias1, scale2, bias2 = residuals
     dy, *of_statistics = cotangents
     dx1, dx2, dscale1, dscale2, dbias = backward(
@@ -143,9 +146,9 @@ def inference(
     var2: jax.Array,
     config: Config,
 ) -> jax.Array:
-    """y with given statistics of shape (1, C).
+    """Returns y, from given statistics of shape (1, C).
 
-    Operands vary over the same mesh axes (`jax_bnar._sharding.alignment`).
+    All operands must vary over the same mesh axes (`jax_bnar._sharding.alignment`).
     """
     (y,) = primitive.dual_normalise(
         *(x1, x2, scale1, bias1, scale2, bias2, mean1, var1, mean2, var2),
@@ -166,11 +169,15 @@ def _inference_jvp(
 
 @dataclasses.dataclass(frozen=True)
 class _InferenceTangent:
-    """Tangents of the operands of `inference` to that of y; residuals are y and the operands."""
+    """Maps tangents of the operands of `inference` to that of y.
+
+    The residuals are y and the operands.
+    """
 
     config: Config
 
-    # Not "x": the `a` below and the kernel's may differ in the last bit, and so might a sign.
+    # The gate is not "x", because the `a` below and the kernel's may differ in the last bit, which
+    # may change the sign of a pre-activation close to 0.
     gate: Gate = "y"
 
     def sees(self, axis_name: Any) -> bool:
@@ -196,7 +203,7 @@ class _InferenceTangent:
     def transpose(
         self, residuals: Any, cotangents: tuple[jax.Array]
     ) -> tuple[jax.Array | None, ...]:
-        """As for one input, with the one e of both."""
+        """As for one input, but both inputs share the gated cotangent e."""
         y, (x1, x2, scale1, bias1, scale2, bias2, mean1, var1, mean2, var2) = residuals
         (dy,) = cotangents
         arrays = (dy, x1, x2, y)

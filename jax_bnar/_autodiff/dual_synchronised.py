@@ -1,6 +1,6 @@
-"""relu(batch_norm(x1) + batch_norm(x2)) with statistics over named axes: see `synchronised`.
+"""relu(batch_norm(x1) + batch_norm(x2)) with statistics over named axes; see `synchronised`.
 
-One all-reduce forward, for the statistics of both, and one backward.
+Forward has one all-reduce, for the statistics of both inputs, and backward has one.
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ def synchronised(
 ) -> _Results:
     """(y, mean1, var1, mean2, var2) of (x1, x2, scale1, bias1, scale2, bias2).
 
-    Statistics, of shape (num_groups, C), are those over the axes `names`. Operands vary over the
-    same mesh axes (`jax_bnar._sharding.alignment`).
+    The statistics have shape (num_groups, C) and are taken over the axes `names`. All operands must
+    vary over the same mesh axes (`jax_bnar._sharding.alignment`).
     """
     return named_call(_Synchronised(config, names, groups), operands)
 
@@ -50,7 +50,7 @@ class _Synchronised:
         return results
 
     def derivative(self, operands: Any, tangents: Any) -> tuple[_Results, _Results]:
-        """As the rule of the training form: see `jax_bnar._autodiff.training`."""
+        """Like the rule of the training form; see `jax_bnar._autodiff.training`."""
         results, mask, parts = self._forward(operands, save=True)
         saved = None
         if self.config.gate == "mask":
@@ -58,7 +58,8 @@ class _Synchronised:
             saved = checkpoint_name(mask, MASK_NAME)
         x1, x2, *affine = operands
         _, *statistics = results
-        # The count is saved: psum(1, names) in backward is a NameError under grad(vmap(axis_name)).
+        # The number of parts is saved, because psum(1, names) in backward would raise NameError
+        # under grad(vmap(axis_name)).
         residuals = (x1, x2, saved, *statistics, *affine, parts)
         linear_map = _SynchronisedTangent(self.config, self.names, self.groups)
         return results, linear_call(linear_map, residuals, tangents, results)
@@ -72,7 +73,8 @@ class _Synchronised:
             *(x1, x2, NamedSpan(self.names, self.groups, parts), primitive.statistics),
             **self.config.common_statics,
         )
-        # Named before use, so that a policy which saves them cuts the recomputation here.
+        # The statistics are named before they are used, so that under a policy which saves them the
+        # recomputation stops here.
         of_both = tuple(checkpoint_name(vector, STATISTICS_NAME) for vector in of_both)
         y, *mask = primitive.dual_normalise(
             *operands,
@@ -86,15 +88,16 @@ class _Synchronised:
 
     def mapped_results(self, axis_name: Any, operands: Any) -> tuple[bool, ...]:
         x1, x2, *_ = operands
-        # Over an axis of its own the statistics are one value for all the examples. Elsewhere those
-        # of x1 differ where those of x2 do, for both are merged in one array.
+        # Along an axis in `names`, all examples share the same statistics. Along another axis, the
+        # statistics of both inputs vary as soon as one of them does, because they are merged in one
+        # array.
         of_statistics = (x1 or x2) and not self.sees(axis_name)
         return any(jax.tree.leaves(operands)), *(of_statistics,) * 4
 
 
 @dataclasses.dataclass(frozen=True)
 class _SynchronisedTangent:
-    """Tangents of (x1, x2, scale1, bias1, scale2, bias2) to those of y and the statistics."""
+    """Maps tangents of (x1, x2, scale1, bias1, scale2, bias2) to those of y and the statistics."""
 
     config: Config
     names: _Names

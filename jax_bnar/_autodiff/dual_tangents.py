@@ -1,4 +1,4 @@
-"""Tangents of relu(batch_norm(x1) + batch_norm(x2)) in pure JAX: see `tangents`."""
+"""Tangents of relu(batch_norm(x1) + batch_norm(x2)) in pure JAX; see `tangents`."""
 
 import functools
 from typing import Any
@@ -26,7 +26,7 @@ def training_tangents(
 ) -> tuple[jax.Array, ...]:
     """(ty, tmean1, tvar1, tmean2, tvar2); `tangents` are of (x1, x2, scale1, bias1, scale2, bias2).
 
-    The two statistics are summed over the parts of `span` where there is one.
+    If there is a `span`, the statistics of both inputs are summed over its parts.
     """
     x1, x2, saved, mean1, var1, mean2, var2, *affine = residuals
     x1_dot, x2_dot, *affine_dots = tangents
@@ -47,7 +47,7 @@ def training_tangents(
 
 
 def mapped_tangents(residuals: Residuals, tangents: tuple[Any, ...]) -> tuple[bool, ...]:
-    """Which of those differ along an axis over which these arguments are mapped.
+    """Whether each result of `training_tangents` varies along an axis that `vmap` maps.
 
     The arguments are those of `training_tangents`, each replaced by whether it is mapped.
     """
@@ -67,9 +67,10 @@ def normalise_tangent(
     epsilon: float,
     gate: Gate,
 ) -> jax.Array:
-    """ty, in the dtype of x1 and rounded once; operands and tangents are those of the primitive
+    """ty, in the dtype of x1 and rounded once.
 
-    `dual_normalise`: (x1, x2, scale1, bias1, scale2, bias2, mean1, var1, mean2, var2).
+    Operands and tangents are those of the primitive `dual_normalise`:
+    (x1, x2, scale1, bias1, scale2, bias2, mean1, var1, mean2, var2).
     """
     x1, *_ = operands
     function = functools.partial(_normalise_tangent, layout=layout, epsilon=epsilon, gate=gate)

@@ -1,4 +1,4 @@
-"""Measures a user's own function, plain against fused: time and memory."""
+"""Measures the time and the memory of a user's own function, plain and fused."""
 
 from jax_bnar._benchmark.api import benchmark as benchmark
 from jax_bnar._benchmark.report import BenchmarkReport as BenchmarkReport

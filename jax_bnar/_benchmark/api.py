@@ -25,39 +25,39 @@ def benchmark(
     min_sample_ms: float = 20.0,
     progress: bool = True,
 ) -> BenchmarkReport:
-    """Times `fun` as it is against `fuse(fun)`, forward and forward + backward, with memory.
+    """Compares `fun` with `fuse(fun)`: time and memory, forward alone and with backward.
 
         report = jax_bnar.benchmark(loss, params, images)
         print(report)
         report.plot("loss.png")
 
-    Both are jitted, and take turns in one process, so that what else the machine does falls on
-    both: in each round a sample of every program, the order rotating. Results of a call are freed
-    before the next call. The memory is what XLA has planned; residuals are what forward keeps for
-    backward, each array once, arguments left out.
+    Both are jitted and take turns in one process, so that other load on the machine affects both:
+    each round takes one sample of every program, in an order that rotates. The results of a call
+    are freed before the next call. The memory is what XLA has planned. Residuals are what forward
+    keeps for backward; each array counts once, and arguments do not count.
 
-    Backward is that of `jax.vjp` with respect to every floating-point array in `args`, from
-    cotangents that are 1 for a scalar and random numbers elsewhere.
+    Backward is that of `jax.vjp` with respect to every floating-point array in `args`. Its
+    cotangents are 1 for a scalar result and random numbers for other results.
 
     Args:
         fun: a function of arrays, such as a block, a network's loss or an evaluation step. It is
-            jitted and differentiated here, so give it before `jax.grad`; a Flax model goes in as a
-            function of its variables, an NNX module split into graphdef and state.
-        *args: its arguments: arrays, pytrees of them, and other values, which stay constant.
-        fused: what to compare with, a function of the same arguments; None takes `fuse(fun)`.
-        gradient: whether backward is measured too.
-        rounds: samples of each program.
+            jitted and differentiated here, so pass it before applying `jax.grad`. Pass a Flax model
+            as a function of its variables, and split an NNX module into graphdef and state.
+        *args: its arguments: arrays, pytrees of arrays, and other values, which stay constant.
+        fused: the function to compare with, which takes the same arguments; None means `fuse(fun)`.
+        gradient: whether to measure backward as well.
+        rounds: the number of samples of each program.
         min_sample_ms: calls shorter than this are repeated within a sample.
-        progress: whether standard error shows what is under way.
+        progress: whether to report progress on standard error.
 
     Returns:
         A `BenchmarkReport`.
 
     Raises:
-        TypeError: `fun` is not callable, there is no array among the arguments, one of them is no
-            array but a `jax.ShapeDtypeStruct`, or an NNX module that was not split.
-        ValueError: `rounds` is below 1, there is nothing to differentiate, or `fun` already holds
-            the gradient of what is to be fused.
+        TypeError: `fun` is not callable, there is no array among the arguments, or one of them is a
+            `jax.ShapeDtypeStruct` instead of an array, or an NNX module that was not split.
+        ValueError: `rounds` is below 1, there is nothing to differentiate, or `fun` already
+            contains the gradient of what is to be fused.
     """
     for name, value in (("fun", fun), ("fused", fused)):
         if not callable(value) and not (name == "fused" and value is None):
@@ -110,8 +110,8 @@ def benchmark(
 
 
 def _split(args: tuple[Any, ...]) -> tuple[list[jax.Array], Callable[..., Any]]:
-    """The arrays among the arguments, and what makes the arguments of them again."""
-    # A module of NNX is written to, which a jitted function of plain arrays may not do.
+    """The arrays among the arguments, and a function that rebuilds the arguments from arrays."""
+    # A call of an NNX module writes to it, which a jitted function of plain arrays may not do.
     module = getattr(sys.modules.get("flax.nnx"), "Module", None)
     if module is not None and any(isinstance(argument, module) for argument in args):
         raise TypeError(
@@ -157,7 +157,7 @@ def _compiled(
     what: Pass,
     say: Callable[[str], None],
 ) -> tuple[tuple[Any, ...], dict[str, jax.stages.Compiled], dict[str, int]]:
-    """The operands, a program for each function, and the bytes of their residuals."""
+    """The operands, a compiled program for each function, and the bytes of their residuals."""
     if what == "forward":
         programs = {}
         for name, function in flat.items():
@@ -221,16 +221,16 @@ def _run(program: jax.stages.Compiled, given: tuple[Any, ...]) -> Any:
 
 
 def _difference(plain: Sequence[jax.Array], fused: Sequence[jax.Array]) -> float:
-    """The largest difference of two lists of results, relative to the largest element of each."""
+    """The largest difference between two lists of results, each relative to its largest element."""
     if [p.shape for p in plain] != [f.shape for f in fused]:
         raise ValueError(
-            "benchmark: the two functions do not compute the same: results of the shapes"
+            "benchmark: the two functions do not compute the same results: their shapes are"
             f" {[p.shape for p in plain]} and {[f.shape for f in fused]}."
         )
     worst = 0.0
     for left, right in zip(plain, fused, strict=True):
         if left.size and _is_real(left):
-            # Of integers and flags there is no rounding to tell.
+            # Integers and flags are not compared, because they are not rounded.
             a, b = (np.asarray(each).astype(np.float64) for each in (left, right))
             size = np.nanmax(np.abs(a), initial=0.0) or 1.0
             worst = max(worst, float(np.nanmax(np.abs(a - b), initial=0.0) / size))

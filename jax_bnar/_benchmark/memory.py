@@ -1,4 +1,4 @@
-"""How much memory a program takes: as XLA has planned it, and what forward keeps for backward."""
+"""The memory of a program: what XLA has planned, and what forward keeps for backward."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,11 +8,11 @@ from jax.extend.core import Var
 
 
 class PlannedMemory(NamedTuple):
-    """In bytes.
+    """The planned memory of a program, in bytes.
 
     Attributes:
-        peak: arguments, results and temporaries together; an alias counts once.
-        temporary: what lives only within the program.
+        peak: arguments, results and temporaries together; aliased memory counts once.
+        temporary: memory that is only used while the program runs.
     """
 
     peak: int
@@ -20,8 +20,8 @@ class PlannedMemory(NamedTuple):
 
 
 def planned_memory(program: jax.stages.Compiled) -> PlannedMemory | None:
-    """What XLA has planned, or None where the platform does not say."""
-    # XLA's own `peak_memory_in_bytes` lacks the temporaries on the CPU.
+    """What XLA has planned, or None if the platform does not report it."""
+    # On the CPU, XLA's own `peak_memory_in_bytes` does not include the temporaries.
     analysis: Any = program.memory_analysis()
     if analysis is None:
         return None
@@ -31,9 +31,10 @@ def planned_memory(program: jax.stages.Compiled) -> PlannedMemory | None:
 
 
 def residual_bytes(function: Callable[..., Any], *arguments: Any) -> int:
-    """What forward keeps for backward, beside its arguments, each array once.
+    """The bytes that forward keeps for backward in addition to its arguments, each array once.
 
-    Counted in the jaxpr, before XLA, which may compute some of it anew in a plain network.
+    They are counted in the jaxpr. XLA may later choose to recompute some of these arrays in a plain
+    network.
     """
     jaxpr = jax.make_jaxpr(lambda *given: jax.tree.leaves(jax.vjp(function, *given)[1]))(
         *arguments

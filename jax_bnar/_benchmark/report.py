@@ -1,4 +1,4 @@
-"""`BenchmarkReport`: a table in 80 columns, plain values, a picture."""
+"""`BenchmarkReport`: an 80-column table, plain values, and a figure."""
 
 import dataclasses
 import pathlib
@@ -13,19 +13,19 @@ _COLOURS: Final = {"plain": "#E69F00", "fused": "#0072B2"}
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One program: the plain or the fused function, forward or forward and backward.
+    """The measurement of one program: the plain or fused function, forward or with backward.
 
     Attributes:
         name: "plain" or "fused".
         what: "forward" or "forward + backward".
-        samples_ms: milliseconds a call, a sample from each round.
-        median_ms: their median.
-        min_ms: the least of them.
-        peak_bytes: arguments, results and temporaries, as XLA has planned them; None where the
-            platform does not say.
+        samples_ms: milliseconds per call, one sample from each round.
+        median_ms: the median of the samples.
+        min_ms: the minimum of the samples.
+        peak_bytes: arguments, results and temporaries, as XLA has planned them; None if the
+            platform does not report them.
         temporary_bytes: the temporaries among them.
-        residual_bytes: what forward keeps for backward beside its arguments, counted in the jaxpr;
-            None for forward alone.
+        residual_bytes: what forward keeps for backward in addition to its arguments, counted in the
+            jaxpr; None for forward alone.
     """
 
     name: str
@@ -40,18 +40,18 @@ class Measurement:
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkReport:
-    """What `benchmark` has measured. `print` shows it as a table, `plot` draws it.
+    """What `benchmark` has measured; `print` shows it as a table, and `plot` draws it.
 
     Attributes:
         function: name of the function.
-        measurements: plain and fused, forward and then forward and backward.
-        matched: how many places `fuse` took; None where the fused function was given.
-        refused: how many it refused; `jax_bnar.explain` says why.
+        measurements: plain and fused, first forward, then forward and backward.
+        matched: how many places `fuse` has fused; None if the fused function was passed in.
+        refused: how many places it refused, or None like `matched`; `jax_bnar.explain` says why.
         difference: the largest difference between the results (gradients included) of the plain
             and of the fused function, relative to the largest element of each result. The fused
-            one is no less exact, so this is the rounding of both.
-        device: kind of the device.
-        kernels: whether this build has kernels for the platform; else both ran pure JAX.
+            one is no less accurate, so this is the rounding error of both.
+        device: the kind of the device.
+        kernels: whether this build has kernels for the platform; otherwise both ran in pure JAX.
     """
 
     function: str
@@ -63,7 +63,7 @@ class BenchmarkReport:
     kernels: bool
 
     def speedup(self, what: str) -> float:
-        """How many times as fast the fused function is, by medians, "forward" and so on."""
+        """How many times as fast the fused function is, by the medians of the pass `what`."""
         plain, fused = (self._of(name, what) for name in ("plain", "fused"))
         return plain.median_ms / fused.median_ms
 
@@ -72,7 +72,7 @@ class BenchmarkReport:
         return dataclasses.asdict(self)
 
     def plot(self, path: str | pathlib.Path) -> pathlib.Path:
-        """Draws times and memory; the suffix chooses the format, such as .png or .svg.
+        """Draws times and memory to a file, whose suffix chooses the format, such as .png or .svg.
 
         Returns:
             The path.

@@ -54,8 +54,8 @@ class Modules:
         arrays, tree = jax.tree.flatten(_nnx().split(copies)[1])
         if tree != self._tree:
             raise ValueError(
-                "fuse: the function gives an NNX module variables that it did not have, or takes"
-                " some away. Create them before: run the model once, or build it with all of them."
+                "fuse: the function gives an NNX module variables that it did not have, or removes"
+                " some. Create them beforehand: run the model once, or build it with all of them."
             )
         pairs = enumerate(zip(arrays, given, strict=True))
         return {place: array for place, (array, before) in pairs if array is not before}

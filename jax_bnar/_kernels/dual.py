@@ -1,9 +1,9 @@
 """The custom calls of y = relu(batch_norm(x1) + batch_norm(x2)).
 
-A platform may have kernels for one input and none for two. There the operations below are composed
-of calls with one input: the normalised x2 is an array of its own, which is the residual of the
-other call. Both biases are added to x1's, in forward and in the gate of backward, so that both
-round alike; backward with the gate "x" makes y again.
+A platform may have kernels for one input but none for two. The operations below are then composed
+of calls with one input: one call writes the normalised x2 as an array, which is the residual of the
+other call. The call for x1 adds the sum of both biases, in forward and in the gate of backward, so
+that both round alike. With gate "x", backward recomputes y.
 """
 
 from typing import Any, Final
@@ -19,8 +19,9 @@ from jax_bnar._kernels.kernel_call import Operation
 
 _Results = tuple[jax.Array, ...]
 
-# y = act((x - mean) * a + bias + z) is what `normalise` computes with scale=a, var=1 and an epsilon
-# that vanishes beside it: in the kernels, which take the square root in double.
+# With scale=a, var=1 and an epsilon that vanishes beside 1, `normalise` computes
+# y = act((x - mean) * a + bias + z). In the kernels this epsilon does vanish, because they compute
+# the square root in double.
 _NO_EPSILON: Final = 1e-300
 
 
@@ -115,7 +116,7 @@ def _made_again(
     bias: jax.Array | None,
     **options: Any,
 ) -> jax.Array:
-    """y from the coefficients, as `_composed_normalise` rounded it."""
+    """y, recomputed from the coefficients and rounded as in `_composed_normalise`."""
     (y,) = _composed_normalise(
         *(x1, x2, a1, bias, a2, None),
         *(mean1, jnp.ones_like(mean1), mean2, jnp.ones_like(mean2)),

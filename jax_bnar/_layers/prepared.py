@@ -1,8 +1,8 @@
 """One call of a BatchNorm layer, prepared but not yet run, so that another one can join it.
 
-`relu(batch_norm(x1) + batch_norm(x2))` is one operator, but in a network it is two layers with
-variables of their own. Each prepares its call; the call of the first then takes that of the second
-as its residual, and runs both in `jax_bnar.dual_bn_add_relu` if one call of it can.
+`relu(batch_norm(x1) + batch_norm(x2))` is one operator, but in a network it is two layers, each
+with its own variables. Each layer prepares its call. The call of the first layer then takes that of
+the second as its residual, and runs both as one `jax_bnar.dual_bn_add_relu` if that is possible.
 """
 
 import dataclasses
@@ -52,7 +52,10 @@ class PreparedCall:
         return y
 
     def join(self, other: "PreparedCall", mask: OptionalArray = None) -> jax.Array:
-        """act(norm(x) + other norm(other x)); `result` takes the result of `other` into account."""
+        """act(norm(x) + other_norm(other_x)), as one call of the operator if that is possible.
+
+        `result` of this call must already take the dtype of the other layer's result into account.
+        """
         if mask is not None or not self._takes(other):
             return self.run(other.run(), mask)
         view = channel_view(self.call.axis, self.x.shape)
@@ -97,6 +100,6 @@ class PreparedCall:
             and self.call.activation == RELU
             and self.x.shape == other.x.shape
             and (self.given is None) == (other.given is None)
-            # Otherwise x2 would be normalised in another dtype than it is on its own.
+            # Otherwise x2 would be normalised in another dtype here than in a separate call.
             and self._compute_dtype(other) == compute_dtype(other.result, other.x.dtype)
         )

@@ -1,4 +1,4 @@
-"""`dual_bn_add_relu`: the join of a block whose shortcut has a BatchNorm of its own."""
+"""`dual_bn_add_relu`: the join of a residual block whose shortcut also ends in a BatchNorm."""
 
 from typing import Any, NamedTuple
 
@@ -58,38 +58,42 @@ def dual_bn_add_relu(
     save: str = "y",
     implementation: str | None = None,
 ) -> DualBatchNormResult:
-    """`relu(batch_norm(x1) + batch_norm(x2))` with batch statistics: where a block downsamples.
+    """Fused `relu(batch_norm(x1) + batch_norm(x2))` with batch statistics.
+
+    This is the join of a residual block that downsamples.
 
         y = relu(scale1 * (x1 - mean1) / sqrt(var1 + epsilon) + bias1
                  + scale2 * (x2 - mean2) / sqrt(var2 + epsilon) + bias2)
 
     per channel, in the accumulation dtype and rounded once. Forward and backward are one kernel
-    call each: after the statistics, forward reads x1 and x2 and writes y, where two operators would
-    write the normalised x2 and read it again; backward makes both gradients from one sum pass and
-    one last pass. It keeps x1 and x2, or a mask beside them, and no array from before the ReLU.
-    Differentiable in every array, and through the four statistics.
+    call each. After the statistics, forward reads x1 and x2 and writes y, whereas two operators
+    would write the normalised x2 and read it again. Backward computes both gradients in one pass
+    for the sums and one for the results. It keeps x1 and x2, with save="mask" also a mask, and no
+    pre-ReLU tensor. The operator is differentiable with respect to every array, and through the
+    four statistics.
 
     Args:
         x1: as x in `bn_add_relu`.
         x2: with the shape and dtype of x1.
         scale1: shape (C,), any float dtype, or None for 1.
         bias1: shape (C,), any float dtype, or None for 0.
-        scale2: as scale1, of x2.
-        bias2: as bias1, of x2.
-        epsilon: as the other keywords, that of `bn_add_relu`, for both.
+        scale2: the scale of x2, as scale1.
+        bias2: the bias of x2, as bias1.
+        epsilon: as in `bn_add_relu`, for both inputs.
         axis: the channel axis.
         axis_name: as in `bn_add_relu`.
         axis_index_groups: as in `bn_add_relu`.
         num_groups: ghost batch, as in `bn_add_relu`.
-        save: where backward finds the sign of the ReLU: "y" keeps nothing, for backward finds it in
-            x1 and x2, which it reads in any case, as in `bn_relu`; "mask" keeps one bit an element.
+        save: where backward finds the sign of the ReLU. "y" saves nothing more, because backward
+            finds it in x1 and x2, which it reads anyway, as in `bn_relu`; "mask" saves one bit per
+            element.
         implementation: None, "ffi" or "xla", as in `bn_add_relu`.
 
     Returns:
         DualBatchNormResult(y, mean1, var1, mean2, var2).
 
     Raises:
-        ValueError, TypeError, NotImplementedError: as `bn_add_relu`.
+        ValueError, TypeError, NotImplementedError: as in `bn_add_relu`.
 
     Examples:
         >>> import jax.numpy as jnp, jax_bnar
@@ -138,25 +142,25 @@ def dual_bn_add_relu_inference(
     axis: int = -1,
     implementation: str | None = None,
 ) -> jax.Array:
-    """`relu(batch_norm(x1) + batch_norm(x2))` with given statistics, in one pass.
+    """Fused `relu(batch_norm(x1) + batch_norm(x2))` with given statistics, in one pass.
 
         y = relu(scale1 * (x1 - mean1) / sqrt(var1 + epsilon) + bias1
                  + scale2 * (x2 - mean2) / sqrt(var2 + epsilon) + bias2)
 
-    Differentiable in every array (the statistics are ordinary operands here).
+    Differentiable with respect to every array; the statistics are ordinary operands here.
 
     Args:
         x1: as x in `bn_add_relu`.
         x2: with the shape and dtype of x1.
         scale1: shape (C,), any float dtype, or None for 1.
         bias1: shape (C,), any float dtype, or None for 0.
-        scale2: as scale1, of x2.
-        bias2: as bias1, of x2.
-        mean1: shape (C,), any float dtype.
-        var1: population variance, shape (C,), any float dtype.
-        mean2: as mean1, of x2.
-        var2: as var1, of x2.
-        epsilon: static, > 0, for both.
+        scale2: the scale of x2, as scale1.
+        bias2: the bias of x2, as bias1.
+        mean1: mean of x1, shape (C,), any float dtype.
+        var1: population variance of x1, shape (C,), any float dtype.
+        mean2: mean of x2, as mean1.
+        var2: population variance of x2, as var1.
+        epsilon: static, > 0, for both inputs.
         axis: the channel axis.
         implementation: as in `bn_add_relu`.
 
@@ -164,7 +168,7 @@ def dual_bn_add_relu_inference(
         y, with the shape and dtype of x1.
 
     Raises:
-        ValueError, TypeError: as `bn_add_relu`.
+        ValueError, TypeError: as in `bn_add_relu`.
     """
     function = f"{_NAME}_inference"
     arrays, layout = _checked(
@@ -190,7 +194,7 @@ def dual_bn_add_relu_inference(
 def _checked(
     function: str, x1: Any, x2: Any, *vectors: Any, axis: Any, num_groups: Any
 ) -> tuple[tuple[Any, ...], ChannelLayout]:
-    """The operands as arrays, vectors of shape (1, C)."""
+    """The operands as checked arrays, with vectors of shape (1, C), and the layout."""
     first = check_operands(
         function, x1, None, None, None, axis=axis, num_groups=num_groups, x_name="x1"
     )

@@ -1,4 +1,4 @@
-"""The operations with two normalised inputs where statistics groups span devices: see `halves`."""
+"""The operations with two normalised inputs if statistics groups span devices; see `halves`."""
 
 import functools
 from collections.abc import Callable
@@ -18,7 +18,10 @@ from jax_bnar._sharding.halves import Results, call, selected, with_selected
 
 
 class DualHalves(NamedTuple):
-    """What backward is made of where a collective stands in its middle; as `halves.Halves`."""
+    """The operations that backward is composed of if it has a collective in the middle.
+
+    See `halves.Halves`.
+    """
 
     normalise: Callable[..., Results]
     backward_reduce: Callable[..., Results]
@@ -35,7 +38,7 @@ ON_ONE_DEVICE: Final = DualHalves(
 def statistics_of_both(
     x1: jax.Array, x2: jax.Array, span: Span, statistics: Callable[..., Results], **options: Any
 ) -> Results:
-    """(mean1, var1, mean2, var2) of whole groups, in one all-reduce."""
+    """(mean1, var1, mean2, var2) of whole groups, with one all-reduce."""
     (mean1, var1), (mean2, var2) = statistics(x1, **options), statistics(x2, **options)
     mean, var = merge_statistics(
         jnp.concatenate([mean1, mean2], axis=-1), jnp.concatenate([var1, var2], axis=-1), span
@@ -99,7 +102,7 @@ def backward(
     gate: Gate,
     halves_: DualHalves = ON_ONE_DEVICE,
 ) -> Results:
-    """(dx1, dx2, dscale1, dscale2, dbias) with one all-reduce: `halves.backward`, twice."""
+    """(dx1, dx2, dscale1, dscale2, dbias) with one all-reduce; see `halves.backward`."""
     options: dict[str, Any] = {"layout": layout, "implementation": implementation}
     multipliers = _gate_multipliers(
         gate,
@@ -149,13 +152,13 @@ def _gate_multipliers(
     variances: tuple[jax.Array, jax.Array],
     **options: Any,
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """`halves.gate_multiplier` of both inputs, in one call."""
+    """`halves.gate_multiplier` for both inputs, in one call."""
     if gate != "x":
         return None, None
     groups = jnp.broadcast_shapes(*(a.shape for a in (*scales, *variances) if a is not None))
     scale = None
     if any(each is not None for each in scales):
-        # A scale of 1 changes no bit.
+        # A scale of 1 gives the same bits as no scale.
         scale = jnp.concatenate(
             [
                 jnp.ones(groups, variances[0].dtype) if s is None else jnp.broadcast_to(s, groups)

@@ -1,11 +1,11 @@
 """Batch normalisation with the names, operands, results and attributes of other systems.
 
-`fused_bn_add_activation` is Paddle's operator, `batch_norm_forward_training`,
+`fused_bn_add_activation` is Paddle's operator; `batch_norm_forward_training`,
 `batch_norm_inference` and `batch_norm_training_backward` are those of oneDNN Graph. They run the
-kernels of `jax_bnar.bn_add_relu`, and have none of the limits of their models: every dtype, layout
+kernels of `jax_bnar.bn_add_relu` without the limits of the originals: they take every dtype, layout
 and number of channels that the kernels take, on every platform. Where the systems differ from each
-other (momentum, the running variance, the second saved statistic), each operator does as its own
-system does; `docs/guide/other_systems.md` has the table.
+other (momentum, the running variance, the second saved statistic), each operator follows its own
+system; the table in `docs/guide/other_systems.md` compares them.
 """
 
 from jax_bnar.ops.onednn import ForwardTraining as ForwardTraining

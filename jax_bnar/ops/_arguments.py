@@ -1,4 +1,4 @@
-"""What the operators of other systems share: checks of their attributes, running statistics."""
+"""Shared by the operators of other systems: checks of attributes, and running statistics."""
 
 import math
 import numbers
@@ -16,7 +16,7 @@ from jax_bnar._base.layout import ChannelLayout
 def check_data_format(
     function: str, data_format: Any, axes: Mapping[str, int], shape: tuple[int, ...]
 ) -> ChannelLayout:
-    """Where an array of this shape has its channels; `axes` has the axis for each format."""
+    """The layout of an array of this shape; `axes` maps each format to its channel axis."""
     if not isinstance(data_format, str) or data_format not in axes:
         names = " or ".join(map(repr, axes))
         raise ValueError(f"{function}: data_format must be {names}, got {data_format!r}.")
@@ -45,7 +45,7 @@ def check_momentum(function: str, momentum: Any) -> float:
 def check_mask(
     function: str, name: str, mask: Any, layout: ChannelLayout, shape: tuple[int, ...]
 ) -> jax.Array:
-    """The bit mask that a forward operator gave for an array of this shape."""
+    """Checks the bit mask that a forward operator returned for an array of this shape."""
     if not (hasattr(mask, "shape") and hasattr(mask, "dtype")):
         raise TypeError(f"{function}: {name} must be an array, got {type(mask).__name__}.")
     expected = layout.mask_shape(shape)
@@ -62,12 +62,12 @@ def check_mask(
 def moved(
     running: jax.Array, batch: jax.Array, momentum: float, dtype: Any, factor: float = 1.0
 ) -> jax.Array:
-    """momentum*running + (1-momentum)*factor*batch as `dtype`; both operands of shape (1, C)."""
+    """momentum*running + (1-momentum)*factor*batch as `dtype`, from operands of shape (1, C)."""
     old, new = (jnp.asarray(w, batch.dtype) for w in (momentum, (1 - momentum) * factor))
     return (old * running + new * batch)[0].astype(dtype)
 
 
 def unbiased_factor(layout: ChannelLayout, shape: tuple[int, ...]) -> float:
-    """n/(n-1) for n elements to a channel, and 1 for one, whose variance is 0 in any case."""
+    """n/(n-1) for n elements per channel; 1 for a single element, whose variance is 0 anyway."""
     count = math.prod(shape) // shape[layout.axis]
     return count / max(count - 1, 1)

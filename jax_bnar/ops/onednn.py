@@ -2,9 +2,9 @@
 
 Operands, results and attributes are those of BatchNormForwardTraining, BatchNormInference and
 BatchNormTrainingBackward in oneDNN Graph; `use_global_stats`, `fuse_norm_relu` and
-`fuse_norm_add_relu` are flags of its batch normalisation primitive. gamma and beta may be left out
-one by one, which is what its flags `use_scale` and `use_shift` say. `fuse_norm_add_relu` is
-implemented in oneDNN neither for CPUs nor for NVIDIA GPUs.
+`fuse_norm_add_relu` are flags of its batch normalisation primitive. gamma and beta may each be
+omitted, in place of its flags `use_scale` and `use_shift`. oneDNN itself implements
+`fuse_norm_add_relu` neither for CPUs nor for NVIDIA GPUs.
 """
 
 from typing import Any, NamedTuple
@@ -44,8 +44,8 @@ class ForwardTraining(NamedTuple):
         running_variance: the new running variance, with the dtype of the old one (variance).
         batch_mean: mean of the batch, with the dtype of mean.
         batch_variance: population variance of the batch, with the dtype of variance.
-        workspace: with one of the ReLU flags the mask dst > 0, uint8, one bit an element of src in
-            row-major order, lowest bit first; else None.
+        workspace: with one of the ReLU flags, the mask dst > 0, uint8, one bit per element of src
+            in row-major order, lowest bit first; otherwise None.
     """
 
     dst: jax.Array
@@ -60,10 +60,10 @@ class TrainingBackward(NamedTuple):
     """Result of `batch_norm_training_backward`.
 
     Attributes:
-        diff_src: with the shape and dtype of src.
-        diff_gamma: shape (C,), with the dtype of gamma (of mean where there is no gamma), or None.
-        diff_beta: shape and dtype of diff_gamma, or None: both are there or neither.
-        diff_src_1: with fuse_norm_add_relu diff_dst where dst > 0, else 0; without None.
+        diff_src: cotangent of src, with the shape and dtype of src.
+        diff_gamma: shape (C,), with the dtype of gamma (of mean if there is no gamma), or None.
+        diff_beta: shape and dtype of diff_gamma, or None if diff_gamma is None.
+        diff_src_1: with fuse_norm_add_relu, diff_dst where dst > 0 and 0 elsewhere; otherwise None.
     """
 
     diff_src: jax.Array
@@ -94,8 +94,8 @@ def batch_norm_forward_training(
         running_mean = momentum * mean + (1 - momentum) * batch_mean
         running_variance = momentum * variance + (1 - momentum) * batch_variance
 
-    per channel, with the mean and the population variance of the batch. Differentiable in every
-    array and through every floating result.
+    per channel, with the mean and the population variance of the batch. The operator is
+    differentiable with respect to every array and through every floating-point result.
 
     Args:
         src: float16, bfloat16, float32 or float64; rank >= 2, any number of channels, not empty.
@@ -103,15 +103,15 @@ def batch_norm_forward_training(
         variance: running variance, shape (C,), any float dtype.
         gamma: shape (C,), any float dtype, or None for 1.
         beta: shape (C,), any float dtype, or None for 0.
-        src_1: with fuse_norm_add_relu the array to add, with the shape and dtype of src.
+        src_1: with fuse_norm_add_relu, the array to add, with the shape and dtype of src.
         epsilon: static, > 0.
         momentum: static, weight of the old running statistics, from 0 to 1. The default is that of
             oneDNN's own backend.
         data_format: "NXC" for channels along the last axis, "NCX" for the second one.
-        use_global_stats: normalise with the given mean and variance, which then are also the
-            running and the batch statistics of the result.
-        fuse_norm_relu: dst = relu(the dst above); also gives workspace.
-        fuse_norm_add_relu: dst = relu(the dst above + src_1); also gives workspace.
+        use_global_stats: normalise with the given mean and variance, which are then also returned
+            as the running and the batch statistics.
+        fuse_norm_relu: dst = relu(the dst above); workspace is returned as well.
+        fuse_norm_add_relu: dst = relu(the dst above + src_1); workspace is returned as well.
         implementation: as in `jax_bnar.bn_add_relu`.
 
     Returns:
@@ -162,7 +162,7 @@ def batch_norm_inference(
 
         dst = gamma * (src - mean) / sqrt(variance + epsilon) + beta
 
-    Differentiable in every array.
+    The operator is differentiable with respect to every array.
 
     Args:
         src: as in `batch_norm_forward_training`.
@@ -170,7 +170,7 @@ def batch_norm_inference(
         beta: shape (C,), any float dtype, or None for 0.
         mean: shape (C,), any float dtype.
         variance: shape (C,), any float dtype.
-        src_1: with fuse_norm_add_relu the array to add, with the shape and dtype of src.
+        src_1: with fuse_norm_add_relu, the array to add, with the shape and dtype of src.
         epsilon: static, > 0.
         data_format: "NXC" for channels along the last axis, "NCX" for the second one.
         fuse_norm_relu: dst = relu(the dst above).
@@ -212,37 +212,38 @@ def batch_norm_training_backward(
 ) -> TrainingBackward:
     """oneDNN Graph's BatchNormTrainingBackward, in one kernel call.
 
-    With n elements to a channel, rstd = 1 / sqrt(variance + epsilon), xhat = (src - mean) * rstd,
-    and e = diff_dst (with one of the ReLU flags diff_dst where dst > 0, else 0):
+    With n elements per channel, rstd = 1 / sqrt(variance + epsilon), xhat = (src - mean) * rstd,
+    and e = diff_dst (with one of the ReLU flags, diff_dst where dst > 0 and 0 elsewhere):
 
         diff_gamma = sum(e * xhat)    diff_beta = sum(e)    diff_src_1 = e
         diff_src = gamma * rstd * (e - (diff_beta + xhat * diff_gamma) / n)
 
-    With use_global_stats mean and variance are constants, diff_src = gamma * rstd * e, and there
-    are two kernel calls, or one where diff_src is the only result.
+    With use_global_stats, mean and variance are constants and diff_src = gamma * rstd * e. This
+    takes two kernel calls, or one if diff_src is the only result.
 
     Args:
         src: as in `batch_norm_forward_training`.
         diff_dst: with the shape and dtype of src.
         mean: batch_mean of the forward operator, shape (C,), any float dtype.
-        variance: its batch_variance, that is not the inverse standard deviation.
+        variance: batch_variance of the forward operator (not the inverse standard deviation).
         gamma: shape (C,), any float dtype, or None for 1.
         epsilon: static, > 0.
         data_format: "NXC" for channels along the last axis, "NCX" for the second one.
-        diff_gamma_and_beta: whether diff_gamma and diff_beta are asked for. None: with a gamma.
+        diff_gamma_and_beta: whether to return diff_gamma and diff_beta; None returns them if a
+            gamma is given.
         use_global_stats: as given to the forward operator.
-        fuse_norm_relu: as given to the forward operator; wants workspace or dst.
-        fuse_norm_add_relu: as given to the forward operator; wants workspace or dst.
+        fuse_norm_relu: as given to the forward operator; requires workspace or dst.
+        fuse_norm_add_relu: as given to the forward operator; requires workspace or dst.
         workspace: that of the forward operator.
-        dst: that of the forward operator; read where there is no workspace.
+        dst: that of the forward operator; it is read only if there is no workspace.
         implementation: as in `jax_bnar.bn_add_relu`.
 
     Returns:
         TrainingBackward(diff_src, diff_gamma, diff_beta, diff_src_1).
 
     Raises:
-        ValueError: a shape, or the value of an argument, does not fit. Also a gamma with
-            diff_gamma_and_beta=False: oneDNN ignores that gamma, which nobody can want.
+        ValueError: a shape, or the value of an argument, does not fit, or a gamma is given with
+            diff_gamma_and_beta=False. oneDNN ignores such a gamma, which cannot be intended.
         TypeError: a dtype, or the type of an argument, does not fit.
     """
     src = check_x(_BACKWARD, src, "src")
@@ -291,7 +292,7 @@ def _with_batch_statistics(
     has_z: bool,
     **common: Any,
 ) -> _Differentiated:
-    """(diff_src, (diff_gamma, diff_beta), diff_src_1); the sums come with the rest for nothing."""
+    """(diff_src, (diff_gamma, diff_beta), diff_src_1); the same call gives the sums at no cost."""
     del wanted
     zero = jnp.zeros_like(mean)
     dx, dscale, dbias, *dz = primitive.backward(
@@ -312,7 +313,7 @@ def _with_global_statistics(
     has_z: bool,
     **common: Any,
 ) -> _Differentiated:
-    """The same for statistics that are constants: nothing to sum up for diff_src."""
+    """The same for statistics that are constants; diff_src then requires no sums."""
     rstd = reference.reciprocal_std(var, epsilon)
     a = reference.scaled_rstd(rstd, scale)
     sums: tuple[jax.Array, ...] = ()
@@ -341,7 +342,7 @@ def _forward_operands(
     add_relu: bool,
     implementation: str | None,
 ) -> tuple[list[Any], Config]:
-    """(src, src_1, gamma, beta, mean, variance), checked and aligned, and what is static."""
+    """(src, src_1, gamma, beta, mean, variance), checked and aligned, and the static config."""
     src = check_x(function, src, "src")
     layout = check_data_format(function, data_format, _AXES, src.shape)
     _check_flags(function, relu, add_relu)
@@ -349,8 +350,8 @@ def _forward_operands(
         raise TypeError(f"{function}: fuse_norm_add_relu adds src_1, which must be an array.")
     if src_1 is not None and not add_relu:
         raise ValueError(
-            f"{function}: src_1 is added with fuse_norm_add_relu=True alone; set that flag, or"
-            " leave src_1 out."
+            f"{function}: src_1 is added with fuse_norm_add_relu=True only; set that flag, or omit"
+            " src_1."
         )
     z = None if src_1 is None else check_like(function, "src_1", src_1, src, "src")
     vectors = [
@@ -375,8 +376,8 @@ def _forward_operands(
 def _check_flags(function: str, relu: bool, add_relu: bool) -> None:
     if relu and add_relu:
         raise ValueError(
-            f"{function}: fuse_norm_relu and fuse_norm_add_relu exclude each other; the second is"
-            " the first after an addition."
+            f"{function}: fuse_norm_relu and fuse_norm_add_relu exclude each other; both apply a"
+            " ReLU, the second one after it has added src_1."
         )
 
 
@@ -394,12 +395,12 @@ def _wants_diff_gamma_and_beta(gamma: Any, asked_for: bool | None) -> bool:
 def _gate(
     workspace: Any, dst: Any, relu: bool, layout: ChannelLayout, src: jax.Array
 ) -> tuple[Gate, jax.Array | None]:
-    """Where the sign of the ReLU is read, and the array that has it."""
+    """The gate, which says where backward finds the ReLU's sign, and the array with the sign."""
     if not relu:
         if workspace is not None or dst is not None:
             raise ValueError(
                 f"{_BACKWARD}: workspace and dst are read with fuse_norm_relu or"
-                " fuse_norm_add_relu alone; set the flag that forward had, or leave them out."
+                " fuse_norm_add_relu only; set the flag of the forward operator, or omit them."
             )
         return "none", None
     if workspace is not None:

@@ -1,8 +1,8 @@
 """Paddle's `fused_bn_add_activation` and its gradient.
 
 Names, order and meaning of operands and results are those of the operator of that name in Paddle
-(`paddle/phi/kernels/fusion/gpu/fused_bn_add_activation_kernel.cu`), which calls cuDNN. That one is
-for float16, NHWC, multiples of four channels and one NVIDIA GPU.
+(`paddle/phi/kernels/fusion/gpu/fused_bn_add_activation_kernel.cu`), which calls cuDNN and supports
+only float16, NHWC, numbers of channels that are multiples of four, and a single NVIDIA GPU.
 """
 
 from typing import Any, NamedTuple
@@ -46,11 +46,11 @@ class FusedBnAddActivation(NamedTuple):
         variance_out: the new running variance, with the dtype of the old one.
         saved_mean: batch mean, float32 (float64 for float64 x), shape (C,).
         saved_variance: despite its name, and as in Paddle, the inverse standard deviation of the
-            batch, 1 / sqrt(var + epsilon). Dtype and shape are those of saved_mean.
-        reserve_space: the mask relu_out > 0, uint8, one bit an element of x in row-major order,
+            batch, 1 / sqrt(var + epsilon), with the dtype and shape of saved_mean.
+        reserve_space: the mask relu_out > 0, uint8, one bit per element of x in row-major order,
             lowest bit first: the bytes of `jnp.packbits(relu_out > 0, bitorder="little")`. Its
-            leading axes may be those of x, so that it is sharded as x is. (In Paddle it is a buffer
-            of cuDNN, of unknown content.)
+            leading axes may be those of x, so that it can be sharded like x. (In Paddle it is an
+            opaque buffer of cuDNN.)
     """
 
     relu_out: jax.Array
@@ -65,10 +65,10 @@ class FusedBnAddActivationGrad(NamedTuple):
     """Result of `fused_bn_add_activation_grad`.
 
     Attributes:
-        x_grad: with the shape and dtype of x.
-        z_grad: with the shape and dtype of x: relu_out_grad where relu_out > 0, else 0.
-        scale_grad: shape (C,), with the dtype of scale (that of saved_mean where scale is None).
-        bias_grad: shape (C,), with the dtype of bias (that of saved_mean where bias is None).
+        x_grad: cotangent of x, with the shape and dtype of x.
+        z_grad: relu_out_grad where relu_out > 0 and 0 elsewhere, with the shape and dtype of x.
+        scale_grad: shape (C,), with the dtype of scale (that of saved_mean if scale is None).
+        bias_grad: shape (C,), with the dtype of bias (that of saved_mean if bias is None).
     """
 
     x_grad: jax.Array
@@ -99,8 +99,9 @@ def fused_bn_add_activation(
         variance_out = momentum * variance + (1 - momentum) * var
 
     with the mean and the population variance var of each channel, and saved_variance =
-    1 / sqrt(var + epsilon). One kernel call; differentiable in every array and through every
-    floating result, with one kernel call backward, which reads x and reserve_space.
+    1 / sqrt(var + epsilon). It is one kernel call, and differentiable with respect to every array
+    and through every floating-point result. Backward is also one kernel call, which reads x and
+    reserve_space.
 
     Args:
         x: float16, bfloat16, float32 or float64; rank >= 2, any number of channels, not empty.
@@ -111,11 +112,11 @@ def fused_bn_add_activation(
         variance: running variance, shape (C,), any float dtype.
         momentum: static, weight of the old running statistics, from 0 to 1.
         epsilon: static, > 0 (Paddle raises it to 1e-5).
-        act_type: "relu", the one activation there is.
-        data_format: "NHWC" for channels along the last axis, "NCHW" for the second one; of any
-            rank.
-        unbiased_running_variance: whether variance_out takes the unbiased variance of the batch,
-            n/(n-1) * var, as Paddle's kernel (cuDNN) does. False takes var, as Flax and oneDNN do.
+        act_type: "relu", the only activation there is.
+        data_format: "NHWC" for channels along the last axis, "NCHW" for the second one; x may have
+            any rank.
+        unbiased_running_variance: whether variance_out uses the unbiased variance of the batch,
+            n/(n-1) * var, as Paddle's kernel (cuDNN) does. False uses var, as Flax and oneDNN do.
         implementation: as in `jax_bnar.bn_add_relu`.
 
     Returns:
@@ -171,25 +172,25 @@ def fused_bn_add_activation_grad(
     data_format: str = "NHWC",
     implementation: str | None = None,
 ) -> FusedBnAddActivationGrad:
-    """The gradient of `fused_bn_add_activation`, in one kernel call, for programs that hold it.
+    """The gradient of `fused_bn_add_activation`, in one kernel call, for explicit backward passes.
 
-    With e = relu_out_grad where relu_out > 0, else 0, n elements to a channel, and
+    With e = relu_out_grad where relu_out > 0 and 0 elsewhere, n elements per channel, and
     xhat = (x - saved_mean) * saved_variance:
 
         z_grad = e    bias_grad = sum(e)    scale_grad = sum(e * xhat)
         x_grad = scale * saved_variance * (e - (bias_grad + xhat * scale_grad) / n)
 
-    `jax.grad` of `fused_bn_add_activation` gives the same. Paddle's operator takes momentum and
-    epsilon besides; nothing depends on them, for saved_variance has the epsilon in it.
+    `jax.grad` of `fused_bn_add_activation` gives the same. Paddle's operator also takes momentum
+    and epsilon, but nothing depends on them, because saved_variance already includes epsilon.
 
     Args:
         x: as in `fused_bn_add_activation`.
         scale: as in `fused_bn_add_activation`.
-        bias: read for the dtype of bias_grad alone; may be None.
-        relu_out: read only where there is no reserve_space; else it may be None.
+        bias: used only for the dtype of bias_grad; may be None.
+        relu_out: read only if there is no reserve_space; otherwise it may be None.
         saved_mean: the result of that name.
-        saved_variance: the result of that name, that is 1 / sqrt(var + epsilon).
-        reserve_space: the result of that name, or None where relu_out is given.
+        saved_variance: the result of that name, which is 1 / sqrt(var + epsilon).
+        reserve_space: the result of that name, or None if relu_out is given.
         relu_out_grad: with the shape and dtype of x.
         data_format: as in `fused_bn_add_activation`.
         implementation: as in `jax_bnar.bn_add_relu`.
@@ -218,7 +219,8 @@ def fused_bn_add_activation_grad(
     with jax.named_scope(_GRAD):
         tensor, dy, mean, rstd, factor = align_operands(layout, x, dy, *statistics, factor)
         saved = align_operands(layout, tensor, y)[1] if mask is None else mask
-        # The kernel adds its epsilon to a variance. The least that it adds is taken off before.
+        # The kernel takes a variance and adds an epsilon to it, so we subtract the smallest epsilon
+        # that it accepts beforehand.
         least = smallest_epsilon(rstd.dtype)
         var = jnp.maximum(jnp.square(1 / rstd) - jnp.asarray(least, rstd.dtype), 0)
         zero = jnp.zeros_like(mean)
