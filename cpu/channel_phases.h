@@ -1,5 +1,6 @@
-// The phases between the passes, which work on vectors of channels: what sums
-// are taken around, what becomes of them, and the constants of the next pass.
+// The phases before and between the passes, which work on vectors of channels.
+// They choose the origins that sums are taken around, turn the sums into
+// results, and compute the constants of the next pass.
 
 #ifndef JAX_BNAR_CPU_CHANNEL_PHASES_H_
 #define JAX_BNAR_CPU_CHANNEL_PHASES_H_
@@ -19,7 +20,7 @@
 
 namespace jax_bnar::cpu {
 
-// f(A()) with the accumulation type of x.
+// Calls f(A()), where A is the accumulation type of x.
 template <typename F>
 void WithAccumulator(DType dtype, F f) {
   dtype == DType::kFloat64 ? f(double()) : f(float());
@@ -50,8 +51,7 @@ struct NormaliseVectors {
   ColumnVector<A> b;
 };
 
-// Fills the vectors from given statistics. `vectors` must outlive the
-// phase.
+// Fills the vectors from given statistics. `vectors` must outlive the phase.
 template <typename A>
 Phase PrepareVectors(const Shape& shape, const AffineOperands& affine,
                      const VectorOperand& mean, const VectorOperand& var,
@@ -66,7 +66,7 @@ Phase PrepareVectors(const Shape& shape, const AffineOperands& affine,
   });
 }
 
-// Copies operands to columns.
+// Copies each operand to its columns, which must outlive the phase.
 template <typename A>
 Phase SpreadPhase(const Shape& shape,
                   std::vector<std::pair<VectorOperand, ColumnVector<A>*>> all) {
@@ -81,7 +81,7 @@ Phase SpreadPhase(const Shape& shape,
   });
 }
 
-// The middle one of a few elements of a channel, or 0.
+// The median of a few elements of a channel, or 0 if it is not finite.
 inline double SampledOrigin(const Context& context, const void* x,
                             int64_t group, int64_t channel) {
   const Shape& shape = context.plan.shape;
@@ -97,10 +97,12 @@ inline double SampledOrigin(const Context& context, const void* x,
   return FiniteMedian(samples);
 }
 
-// An element of each channel, around which its sums are taken. Sums in double
-// of narrower elements have digits to spare, and the first one will do (an Inf
-// would make the mean NaN). Those of doubles have none: where the first one is
-// the outlier they would lose the digits of (first - mean) / std.
+// Picks an element of each channel as the origin that its sums are taken
+// around, or 0 instead of an Inf or NaN, because an Inf would make the mean
+// NaN. Sums in double of narrower elements have digits to spare, so the first
+// element will do. Sums of doubles have none: if the first element were an
+// outlier, they would lose the digits of (first - mean) / std, so the origin is
+// a median.
 template <typename A>
 Phase FindOrigins(const Context& context, const void* x,
                   ColumnVector<A>* origins) {
@@ -121,7 +123,8 @@ Phase FindOrigins(const Context& context, const void* x,
       });
 }
 
-// on_channel(group, channel, mean, var), after mean and var are stored.
+// Stores mean and var of each channel and then calls
+// on_channel(group, channel, mean, var).
 template <typename A, typename F>
 Phase FinishStatistics(const Plan& plan, const ColumnVector<A>* origins,
                        Partials* partials, void* mean, void* var,

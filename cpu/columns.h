@@ -1,6 +1,5 @@
-// Between channels and the columns of a plan: a channel owns
-// `rows_joined * S` columns where channels are last, and one where they are
-// first.
+// Maps channels to the columns of a plan. A channel owns `rows_joined * S`
+// columns if channels are last, and one column if they are first.
 
 #ifndef JAX_BNAR_CPU_COLUMNS_H_
 #define JAX_BNAR_CPU_COLUMNS_H_
@@ -17,10 +16,11 @@
 
 namespace jax_bnar::cpu {
 
-// Channels of a task that works on vectors only.
+// The number of channels in a task that works on vectors only.
 constexpr int64_t kChannelBlock = 256;
 
-// Columns of one channel: `count` runs of `length`, `stride` apart.
+// The columns of one channel: `count` runs of `length` columns, whose starts
+// are `stride` apart.
 struct ColumnRuns {
   int64_t count;
   int64_t length;
@@ -42,7 +42,9 @@ class ColumnVector {
         values_(plan.shape.groups * plan.columns) {}
 
   void Set(int64_t group, int64_t channel, A value) {
-    // The payload of a NaN could be rounded away (see Round in simd.h).
+    // Every NaN becomes the quiet one, because rounding to bfloat16 could turn
+    // a NaN with another payload into a number (see Round in
+    // cpu/isa/simd_memory.h).
     if (std::isnan(value)) value = std::numeric_limits<A>::quiet_NaN();
     for (int64_t r = 0; r < runs_.count; ++r) {
       A* run = values_.data() + group * columns_ + r * runs_.stride +
@@ -65,7 +67,8 @@ class ColumnVector {
   Buffer<A> values_;
 };
 
-// A task for each block of channels of each group: f(group, channels).
+// A phase with one task, f(group, channels), for each block of channels of each
+// group.
 template <typename F>
 Phase ForEachChannelBlock(const Shape& shape, F f) {
   const int64_t channels = shape.channels;

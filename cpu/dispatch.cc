@@ -7,7 +7,7 @@
 
 namespace jax_bnar::cpu {
 
-// One of these for each time that CMake compiles cpu/isa/.
+// CMake compiles cpu/isa/ once for each of these namespaces.
 namespace baseline {
 const TileKernels& Kernels(DType dtype);
 }
@@ -40,14 +40,14 @@ bool HasAvx512() {
 }
 #endif
 
-// Best first; the last one runs everywhere.
+// The instruction sets, best first. The last one runs everywhere.
 const std::vector<Isa>& All() {
   static const std::vector<Isa> all = {
 #if defined(__x86_64__)
       {"avx512bf16", HasAvx512() && __builtin_cpu_supports("avx512bf16") != 0,
        avx512bf16::Kernels},
       {"avx512", HasAvx512(), avx512::Kernels},
-      // Every processor with AVX2 has F16C; GCC 12 cannot ask for it.
+      // Every processor with AVX2 has F16C, and GCC 12 cannot test for it.
       {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"),
        avx2::Kernels},
 #endif
@@ -56,7 +56,8 @@ const std::vector<Isa>& All() {
   return all;
 }
 
-// The names, quoted, of those that the processor runs, or of all.
+// The quoted names of all instruction sets, or of those that the processor
+// supports.
 std::string Names(bool supported_only) {
   std::string names;
   for (const Isa& isa : All()) {
@@ -68,7 +69,7 @@ std::string Names(bool supported_only) {
 }
 
 struct Choice {
-  const Isa* isa;     // the best, where the variable is wrong
+  const Isa* isa;     // the best one if the variable is wrong
   std::string wrong;  // what is wrong, or empty
 };
 

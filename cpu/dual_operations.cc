@@ -12,11 +12,11 @@
 namespace jax_bnar::cpu {
 namespace {
 
-// The arrays of a step are as many as with a residual: x1, x2, y, dy, dx1, dx2.
+// A step has as many arrays as one with a residual: x1, x2, y, dy, dx1, dx2.
 constexpr bool kLikeResidual = true;
 
-// The tasks of both phases, which have equally many, in turn: what they leave
-// in the cache is the end of x1 and the end of x2.
+// Alternates between the tasks of two phases, which must have equally many, so
+// that they leave the end of x1 and the end of x2 in the cache.
 Phase InTurn(Phase first, Phase second) {
   const int64_t tasks = first.num_tasks + second.num_tasks;
   return {tasks,
@@ -27,7 +27,7 @@ Phase InTurn(Phase first, Phase second) {
 }
 
 // The vectors that the normalisation and the gate of backward share. The two
-// biases are one vector, their sum.
+// biases are combined into one vector, their sum.
 template <typename A>
 struct DualVectors {
   explicit DualVectors(const Plan& plan)
@@ -35,7 +35,7 @@ struct DualVectors {
         a{ColumnVector<A>(plan), ColumnVector<A>(plan)},
         bias(plan) {}
 
-  // Sets the vectors of one input, and for the first one the bias too.
+  // Sets the vectors of one input and, if it is the first, the bias too.
   void Set(const Both<AffineOperands>& affine, int64_t channels, int input,
            int64_t group, int64_t channel, A channel_mean, A channel_var) {
     const AffineOperands& own = affine[input];

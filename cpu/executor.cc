@@ -17,8 +17,8 @@ void Pause() {
 #endif
 }
 
-// Outlives the call: a closure that starts late finds every task taken and
-// touches nothing else.
+// The state that the threads of one Run share. It outlives the call: a closure
+// that starts late finds every task taken and touches nothing else.
 class Control {
  public:
   Control(std::vector<Phase> phases, int64_t threads)
@@ -27,7 +27,7 @@ class Control {
         taken_(phases_.size() * static_cast<size_t>(threads)),
         done_(phases_.size()) {}
 
-  // `self` in [0, threads) says whose share to begin with.
+  // `self`, in [0, threads), is the share to begin with.
   void Work(int64_t self) {
     for (size_t p = 0; p < phases_.size(); ++p) {
       for (int64_t other = 0; other < threads_; ++other) {
@@ -47,7 +47,7 @@ class Control {
   }
 
  private:
-  // A cache line each, against false sharing.
+  // Each counter has a cache line of its own, which avoids false sharing.
   struct alignas(64) Counter {
     std::atomic<int64_t> count{0};
   };

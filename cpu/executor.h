@@ -9,12 +9,13 @@
 
 namespace jax_bnar::cpu {
 
-// Independent tasks; each phase starts when the one before it is complete.
+// A set of independent tasks. Each phase starts when the one before it is
+// complete.
 //
 // Each thread begins with a contiguous share of the tasks, the same share in
-// every phase, and helps the others when it is done: what a phase left in the
-// caches of a core is found there by the next one (two cores may well have an
-// L3 cache each). Where `last_first` is set, a share is worked on backwards.
+// every phase, and helps the others when it is done. So a phase finds in the
+// caches of a core what the phase before it left there (two cores may well have
+// an L3 cache each). If `last_first` is set, each share is processed backwards.
 struct Phase {
   int64_t num_tasks;
   std::function<void(int64_t task)> run;
@@ -25,14 +26,15 @@ class ThreadPool {
  public:
   virtual ~ThreadPool() = default;
   virtual int64_t num_threads() const = 0;
-  // Runs the closure some time, on some thread; perhaps after Run returned.
+  // Runs the closure at some time on some thread, perhaps after Run has
+  // returned.
   virtual void Schedule(std::function<void()> closure) = 0;
 };
 
 // Runs the phases and returns when the last one is complete. The caller works
-// too, and nobody ever waits for a task that no running thread has taken: with
-// several devices on one pool, a handler that waited for scheduled closures
-// would deadlock (PyAutoLabs/PyAutoFit#1530 met that in XLA itself).
+// too, and no thread ever waits for a task that no running thread has taken.
+// With several devices on one pool, a handler that waited for scheduled
+// closures would deadlock (PyAutoLabs/PyAutoFit#1530 met this in XLA itself).
 void Run(ThreadPool& pool, int64_t max_threads, std::vector<Phase> phases);
 
 }  // namespace jax_bnar::cpu

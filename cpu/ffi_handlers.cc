@@ -36,7 +36,8 @@ class CpuBackend {
 
   explicit CpuBackend(ffi::ThreadPool& pool) : pool_(pool) {}
 
-  // The passes allocate the little that they need.
+  // There is no workspace to read: the operations allocate the little memory
+  // that they need.
   void ReadWorkspace(FfiCall&) {}
 
 #define BNAR_RUN_ON_POOL(name, ...)                    \
@@ -49,14 +50,14 @@ class CpuBackend {
 #undef BNAR_RUN_ON_POOL
 
  private:
-  // No exception leaves a handler.
+  // Turns exceptions into errors, because none may leave a handler.
   template <typename F>
   static ffi::Error Caught(F f) {
     try {
       f();
     } catch (const std::bad_alloc&) {
       return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                        "jax_bnar: no memory for the sums of the channels");
+                        "jax_bnar: not enough memory for per-channel sums");
     } catch (const std::invalid_argument& e) {
       return ffi::Error::InvalidArgument(e.what());
     } catch (const std::exception& e) {

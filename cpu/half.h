@@ -1,4 +1,4 @@
-// Scalar conversions of 16-bit floats, for instruction sets without their own.
+// Scalar conversions of 16-bit floats, for instruction sets that have none.
 
 #ifndef JAX_BNAR_CPU_HALF_H_
 #define JAX_BNAR_CPU_HALF_H_
@@ -8,7 +8,7 @@
 
 namespace jax_bnar::cpu {
 
-// Storage types: only bits, converted at load and store.
+// Storage types. They hold only bits, which loads and stores convert.
 struct Float16 {
   uint16_t bits;
 };
@@ -42,7 +42,7 @@ inline float HalfToFloat(uint16_t half) {
   return BitsToFloat(sign | FloatToBits(value));
 }
 
-// Round to nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline uint16_t FloatToHalf(float value) {
   const uint32_t bits = FloatToBits(value);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);

@@ -1,4 +1,4 @@
-// Partial sums of chunks and columns, merged in a fixed order into sums of
+// Merges the partial sums of chunks and columns, in a fixed order, into sums of
 // channels.
 
 #ifndef JAX_BNAR_CPU_MERGE_H_
@@ -34,13 +34,14 @@ void ForEachFurtherPartial(const Plan& plan, const ColumnRuns& runs,
   }
 }
 
-// Calls add(column) for each column of a channel that the plan's matrix has.
+// Calls add(column) for each column of a channel that exists in the plan's
+// matrix.
 template <typename F>
 void ForEachColumn(const Plan& plan, const ColumnRuns& runs, int64_t channel,
                    F add) {
   for (int64_t r = 0; r < runs.count; ++r) {
     const int64_t begin = r * runs.stride + channel * runs.length;
-    // Without a whole row there is nothing but the tail.
+    // Without a whole row, only the columns of the tail exist.
     const int64_t end = plan.num_chunks > 0
                             ? begin + runs.length
                             : std::min(begin + runs.length, plan.tail);
@@ -56,7 +57,7 @@ void MergeStatisticsOfChannels(const Plan& plan, Partials* partials,
   const ColumnRuns runs(plan);
   double* sum = partials->first(group, 0);
   double* m2 = partials->second(group, 0);
-  // Elements of one column in one row of the plan's matrix.
+  // The number of elements of one column in one row of the plan's matrix.
   const double per_row = plan.layout == Plan::Layout::kChannelsFirst
                              ? static_cast<double>(plan.shape.inner)
                              : 1.0;
@@ -66,7 +67,7 @@ void MergeStatisticsOfChannels(const Plan& plan, Partials* partials,
     const double m =
         is_tail ? static_cast<double>(plan.rows) : per_row * rows.begin;
     const double n = is_tail ? 1.0 : per_row * rows.size();
-    // MergeStatistics, written out so that the compiler vectorises it.
+    // This is MergeStatistics, written out so that the compiler vectorises it.
     const double n_over_m = n / m;
     const double weight = m / (n * (m + n));
     const double* partial_sum = partials->first(group, at.partial);

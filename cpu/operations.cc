@@ -12,11 +12,11 @@
 namespace jax_bnar::cpu {
 namespace {
 
-// Where the reduction wrote dz, the last pass can read the gated dy there, or
-// form it again: the same bits. A dz that went past the caches is in memory,
-// while the end of what the reduction read is still in the cache. dy and a mask
-// are hardly more than dz; dy and y are, and are worth it where they fit with
-// x.
+// Whether the last pass reads dy and forms the gated dy again, although the
+// reduction has written it to dz; the bits are the same. A dz that bypassed the
+// caches is in memory, while the end of what the reduction read is still in the
+// cache. dy and a mask have hardly more bytes than dz. dy and y have twice as
+// many, which is worth it only if they fit in the cache together with x.
 bool ReadsDyAgain(const Context& context, const GradientBuffers& buffers) {
   return !context.fits_cache && (buffers.gate == Gate::kMask ||
                                  3 * context.array_bytes <= kCacheBytes);
@@ -106,7 +106,8 @@ void BackwardReduce(ThreadPool& pool, const Problem& problem,
 void BackwardApply(ThreadPool& pool, const Problem& problem,
                    const GradientBuffers& buffers,
                    const ApplyOperands& operands, void* dx) {
-  // Where e is dz there was a residual; so there may have been for gate kNone.
+  // If e is dz, there was a residual. With gate kNone e may be dz, so a
+  // residual is assumed.
   const Context context(problem, buffers.gate == Gate::kNone);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);

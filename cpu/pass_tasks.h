@@ -1,5 +1,5 @@
-// What the passes have in common: where a task lies in memory, and how the
-// ragged end of a group fits kernels that take whole vectors.
+// What the passes have in common: where a task lies in memory, and how kernels
+// that take whole vectors handle the ragged end of a group.
 
 #ifndef JAX_BNAR_CPU_PASS_TASKS_H_
 #define JAX_BNAR_CPU_PASS_TASKS_H_
@@ -22,8 +22,9 @@ inline char* Offset(void* p, int64_t bytes) {
   return p == nullptr ? nullptr : static_cast<char*>(p) + bytes;
 }
 
-// Where a task's elements lie: `element` counts from the array's first one,
-// `bit` from the group's, `column` from the group's first column.
+// Where a task's elements lie: `element` counts from the first element of the
+// array, `bit` from the first element of the group, and `column` from the first
+// column of the first group.
 struct Position {
   int64_t group;
   int64_t element;
@@ -37,8 +38,8 @@ inline Position PositionOf(const Context& context, int64_t group,
           group * context.plan.columns + column};
 }
 
-// Sixteen elements of scratch that stand for fewer, at the end of an array:
-// kernels take whole vectors.
+// Scratch memory for sixteen elements, which replaces fewer elements at the end
+// of an array, because kernels take whole vectors.
 class Padded {
  public:
   Padded(int64_t item_size, int64_t count)
@@ -53,7 +54,7 @@ class Padded {
   void* Out() { return data_; }
   void CopyOut(void* target) const { std::memcpy(target, data_, bytes_); }
 
-  // The same for sixteen bits of a mask; those behind `count` become 0.
+  // The same for sixteen bits of a mask. Bits from `count` on become 0.
   uint8_t* OutMask() { return reinterpret_cast<uint8_t*>(data_); }
   void CopyOutBits(void* target, int64_t count) const {
     uint16_t bits;
@@ -67,8 +68,9 @@ class Padded {
   alignas(64) char data_[kLanes * sizeof(double)];
 };
 
-// The tail of a group is one row shorter than the others: whole vectors in
-// place, then one padded vector. Calls whole(tile) and padded(count, column).
+// Processes the tail of a group, a single row that is shorter than the others.
+// Calls whole(tile) for its whole vectors, which are used in place, and
+// padded(count, column) for what remains, which needs a padded vector.
 template <typename Whole, typename PaddedCall>
 void RunTail(const Plan& plan, Whole whole, PaddedCall padded) {
   const int64_t vectors = plan.tail / kLanes * kLanes;
@@ -79,12 +81,13 @@ void RunTail(const Plan& plan, Whole whole, PaddedCall padded) {
 
 constexpr RowsTile kOneVector{1, kLanes, kLanes};
 
-// Element of the group at which row r of the plan's matrix begins.
+// The index in the group of the element at which a row of the plan's matrix
+// begins.
 inline int64_t RowStart(const Plan& plan, int64_t row) {
   return row * plan.columns;
 }
 
-// One task of a reduction: a chunk of rows by a slab of columns.
+// One task of a reduction: a chunk of rows by a slab of columns, or the tail.
 struct ReductionTask {
   int64_t group;
   bool is_tail;
@@ -109,8 +112,8 @@ inline ReductionTask ReductionTaskAt(const Plan& plan, int64_t task) {
   return t;
 }
 
-// Output may bypass the caches where it will not be found there again, and
-// where every vector is aligned.
+// Output may bypass the caches if it would not be found there again, and if
+// every vector is aligned.
 inline bool MayStream(const Context& context, const void* output) {
   const Shape& shape = context.plan.shape;
   const int64_t vector_bytes = kLanes * context.item_size;
@@ -122,7 +125,8 @@ inline bool MayStream(const Context& context, const void* output) {
   return aligned && !context.fits_cache;
 }
 
-// What was saved for the gate, at a position; a mask is addressed by bytes.
+// Points at what was saved for the gate at a position. A mask is addressed by
+// bytes.
 inline const void* SavedAt(const Context& context, Gate gate, const void* saved,
                            const Position& at) {
   switch (gate) {
@@ -138,17 +142,19 @@ inline const void* SavedAt(const Context& context, Gate gate, const void* saved,
   return nullptr;
 }
 
-// Scratch for what SavedAt points at.
+// Scratch memory for what SavedAt points at.
 inline Padded PaddedSaved(const Context& context, Gate gate, int64_t count) {
   return gate == Gate::kMask ? Padded(1, (count + 7) / 8)
                              : Padded(context.item_size, count);
 }
 
-// The phase of an elementwise pass, which calls, with a position in its group,
-//   rows(group, tile, in_group, whole)       whole: every vector is aligned if
-//                                            the array is
-//   padded(group, count, in_group, column)   fewer elements than a vector
-//   plane(group, plane, in_group, channel)
+// The phase of an elementwise pass. `in_group` is the index in the group of the
+// first element of a call. The phase calls
+//   rows(group, tile, in_group, whole)       for whole vectors; if `whole` is
+//                                            true, they are all aligned if the
+//                                            array is
+//   padded(group, count, in_group, column)   for fewer elements than a vector
+//   plane(group, plane, in_group, channel)   for one plane
 template <typename OnRows, typename OnPadded, typename OnPlane>
 Phase ElementwisePhase(const Context& context, OnRows rows, OnPadded padded,
                        OnPlane plane) {
@@ -178,14 +184,16 @@ Phase ElementwisePhase(const Context& context, OnRows rows, OnPadded padded,
             p % plan.shape.channels);
     }
   };
-  // Last blocks first: the reduction before left them in the cache.
+  // The last blocks come first, because the reduction before left them in the
+  // cache.
   return {plan.shape.groups * per_group, run, /*last_first=*/true};
 }
 
-// The phase of a reduction, which calls
-//   rows(task, tile, in_group, column)       in_group: of the tile
-//   padded(task, count, in_group, column)    fewer elements than a vector
-//   plane(task, plane, in_group, n, channel)
+// The phase of a reduction. `in_group` is the index in the group of the first
+// element of a call. The phase calls
+//   rows(task, tile, in_group, column)         for whole vectors
+//   padded(task, count, in_group, column)      for fewer elements than a vector
+//   plane(task, plane, in_group, n, channel)   for one plane
 template <typename OnRows, typename OnPadded, typename OnPlane>
 Phase ReductionPhase(const Context& context, OnRows rows, OnPadded padded,
                      OnPlane plane) {

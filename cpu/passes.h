@@ -1,5 +1,5 @@
-// The passes over arrays, each as a phase of independent tasks. They
-// turn a plan's tasks into calls of tile kernels.
+// The passes over arrays, each as a phase of independent tasks. They turn a
+// plan's tasks into calls of tile kernels.
 
 #ifndef JAX_BNAR_CPU_PASSES_H_
 #define JAX_BNAR_CPU_PASSES_H_
@@ -25,7 +25,7 @@ struct Context {
   Plan plan;
   const TileKernels* kernels;
   int64_t array_bytes;  // of x, of all groups
-  bool fits_cache;      // the arrays of a training step
+  bool fits_cache;      // whether the arrays of a training step do
 
   int64_t mask_bytes_per_group() const {
     return plan.shape.mask_bytes_per_group();
@@ -123,7 +123,8 @@ Phase DualNormalisePass(const Context& context,
                         const DualNormaliseBuffers& buffers,
                         const DualNormaliseColumns& columns);
 
-// The partials have three sums: of e, of e * (x1 - mean1), of e * (x2 - mean2).
+// The partials have three sums: those of e, e * (x1 - mean1) and
+// e * (x2 - mean2).
 Phase DualReducePass(const Context& context, const DualGradientBuffers& buffers,
                      const DualReduceColumns& columns, Partials* partials);
 

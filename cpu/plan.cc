@@ -10,18 +10,19 @@ namespace {
 
 // Planes shorter than a vector are cheaper as columns.
 constexpr int64_t kMinPlane = 16;
-// Columns that a joined row has at least, to fill a strip of registers.
+// A joined row has at least this many columns if there are enough rows, so that
+// it fills a strip of registers.
 constexpr int64_t kMinColumns = 64;
-// At most this many chunks of rows, each at least this long, and only half as
-// many while they would be shorter than kFewChunkRows: partial sums stay a few
-// percent of the data.
+// There are at most kMaxChunks chunks of rows, each of at least kMinChunkRows
+// rows, and at most kFewChunks while they would be shorter than kFewChunkRows.
+// So partial sums stay a few percent of the data.
 constexpr int64_t kMaxChunks = 64;
 constexpr int64_t kMinChunkRows = 64;
 constexpr int64_t kFewChunks = 32;
 constexpr int64_t kFewChunkRows = 128;
-// Chunks that keep the threads busy without a cut along the columns, which
-// reads short pieces of rows: with two threads it made the reduction of
-// backward three times slower.
+// This many chunks keep the threads busy without cutting columns into slabs.
+// Slabs mean reading short pieces of rows, which made the reduction of backward
+// three times slower with two threads.
 constexpr int64_t kEnoughChunks = 12;
 constexpr int64_t kSlabColumns = 256;
 constexpr int64_t kBlockRowsMultiple = 32;
@@ -39,7 +40,7 @@ void CutRows(Plan* plan, int64_t item_size) {
   const Shape& shape = plan->shape;
   const int64_t width = shape.channels * shape.inner;
   plan->rows_joined = kLanes / std::gcd(width, kLanes);
-  // Wider where there are rows enough.
+  // Join more rows if there are enough of them.
   while (plan->rows_joined * width < kMinColumns &&
          plan->rows_joined * 2 * kMinChunkRows <= shape.rows) {
     plan->rows_joined *= 2;
@@ -90,7 +91,8 @@ Plan MakePlan(const Shape& shape, int64_t item_size) {
   Plan plan{};
   plan.shape = shape;
   if (shape.channels == 1) {
-    // One channel: the whole group is one run, cut like rows of width 1.
+    // With one channel, the whole group is one run, which is cut like rows of
+    // width 1.
     plan.shape.rows = shape.rows * shape.inner;
     plan.shape.inner = 1;
   }
@@ -106,7 +108,7 @@ Plan MakePlan(const Shape& shape, int64_t item_size) {
   plan.slab_columns = cut_columns ? kSlabColumns : plan.columns;
   if (plan.layout == Plan::Layout::kChannelsFirst &&
       plan.num_chunks < kEnoughChunks) {
-    // A column is a whole plane here: tasks of about a block's bytes.
+    // A column is a whole plane here, so a slab has about the bytes of a block.
     plan.slab_columns = std::clamp<int64_t>(
         kBlockBytes / (plan.shape.inner * item_size), 1, plan.columns);
   }

@@ -1,6 +1,6 @@
-// How a canonical (G, N, C, S) array is cut into tiles. Depends on the shape
-// alone, never on the number of threads: results are the same on any machine
-// with the same instruction set.
+// How a canonical (G, N, C, S) array is cut into tiles. A plan depends only on
+// the shape and the size of an element, never on the number of threads, so
+// results are the same on any machine with the same instruction set.
 
 #ifndef JAX_BNAR_CPU_PLAN_H_
 #define JAX_BNAR_CPU_PLAN_H_
@@ -11,7 +11,7 @@
 
 namespace jax_bnar::cpu {
 
-// Inclusive-exclusive range.
+// The half-open range [begin, end).
 struct Range {
   int64_t begin;
   int64_t end;
@@ -27,28 +27,32 @@ struct Plan {
   Layout layout;
   Shape shape;
 
-  // One group as a matrix. With kChannelsLast, `rows_joined` rows of the array
+  // One group is a matrix. With kChannelsLast, `rows_joined` rows of the array
   // are laid side by side, so that the width is a multiple of 16 for any C:
-  // column j belongs to channel (j / S) % C. What does not fill a last row is
-  // the tail. With kChannelsFirst a column is a channel and a row is an n.
+  // column j belongs to channel (j / S) % C. The elements that do not fill a
+  // last row are the tail. With kChannelsFirst a column is a channel and a row
+  // is an index n.
   int64_t rows_joined;
   int64_t columns;
   int64_t rows;
   int64_t tail;
 
-  // Reduction tasks: row chunks by column slabs, then the tail.
+  // The tasks of a reduction are chunks of rows by slabs of columns, then the
+  // tail.
   int64_t chunk_rows;
   int64_t num_chunks;
   int64_t slab_columns;
   int64_t num_slabs;
 
-  // Elementwise tasks: blocks of rows or of planes, then the tail. Planes come
-  // in multiples of 8, so that no two tasks write bits of one mask byte.
+  // The tasks of an elementwise pass are blocks of rows or of planes, then the
+  // tail. Planes come in multiples of 8, so that no two tasks write bits of one
+  // mask byte.
   int64_t block;
   int64_t num_blocks;
 
   bool has_tail() const { return tail > 0; }
-  // Partial sums of one group: one row of columns for each chunk and the tail.
+  // The number of partial sums of each column in one group: one for each chunk,
+  // and one for the tail.
   int64_t num_partials() const { return num_chunks + (has_tail() ? 1 : 0); }
   int64_t reduction_tasks_per_group() const {
     return num_chunks * num_slabs + (has_tail() ? 1 : 0);

@@ -1,4 +1,4 @@
-// The inner loops, one table of them for each dtype and instruction set.
+// The inner loops. There is a table of them for each dtype and instruction set.
 //
 // A "rows" tile is a matrix whose columns are channels (NHWC); its width is a
 // multiple of 16, which the plan arranges. A "plane" is a contiguous run of
@@ -23,9 +23,9 @@ struct RowsTile {
   int64_t stride;  // elements from one row to the next, a multiple of 16
 };
 
-// Below, x, z, y, dy, dz, dx, saved point at the tile's first element (a bit
-// mask: at the byte of its bit); vectors are in the accumulation dtype and
-// point at the tile's first column.
+// In the structs below, x, z, y, dy, dz, dx and saved point at the tile's first
+// element (for a bit mask, at the byte that holds its bit). Vectors are in the
+// accumulation dtype and point at the tile's first column.
 
 struct StatisticsArgs {
   const void* x;
@@ -38,7 +38,7 @@ struct NormaliseArgs {
   const void* x;
   const void* z;  // null without a residual
   void* y;
-  uint8_t* mask;     // null where it is not wanted
+  uint8_t* mask;     // null if no mask is wanted
   const void* mean;  // y = act((x - mean) * a + b + z)
   const void* a;
   const void* b;
@@ -75,12 +75,12 @@ struct ApplyArgs {
 };
 
 // The same for y = relu(batch_norm(x1) + batch_norm(x2)); `bias` is the sum of
-// both.
+// both biases.
 
 struct DualNormaliseArgs {
   Both<const void*> x;
   void* y;
-  uint8_t* mask;  // null where it is not wanted
+  uint8_t* mask;  // null if no mask is wanted
   Both<const void*>
       mean;  // y = relu((x1 - mean1) * a1 + (x2 - mean2) * a2 + bias)
   Both<const void*> a;
@@ -114,10 +114,10 @@ struct DualApplyArgs {
   bool stream;
 };
 
-// A plane's vectors are the one value of its channel, and its bits may start
-// anywhere in a byte.
+// Each vector of a plane is the one value of its channel, and the plane's mask
+// bits may start anywhere in a byte.
 struct Plane {
-  int64_t size;      // at least 16, as the plan has it
+  int64_t size;      // at least 16, which the plan ensures
   int64_t mask_bit;  // of the first element, counted from the mask pointer
 };
 

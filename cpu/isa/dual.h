@@ -8,8 +8,8 @@
 
 namespace jax_bnar::cpu::BNAR_ISA {
 
-// Constants of sixteen columns, or of one plane; a and bias are there where the
-// gate asks for them (Gate::kX), and in forward.
+// The constants of sixteen columns, or of one plane. a1, a2 and bias are set in
+// forward, and in backward if the gate needs them (Gate::kX).
 template <typename A>
 struct DualVectors {
   Vec<A> mean1;
@@ -18,16 +18,16 @@ struct DualVectors {
   Vec<A> a2;
   Vec<A> bias;
 
-  // y before ReLU and rounding. Forward and the gate of backward both call it,
-  // for the same operations give the same sign.
+  // y before ReLU and rounding. Forward and the gate of backward both call this
+  // function, because the same operations give the same sign.
   BNAR_INLINE Vec<A> Normalised(const Vec<A>& centred1,
                                 const Vec<A>& centred2) const {
     return centred2 * a2 + (centred1 * a1 + bias);
   }
 };
 
-// Where the constants of columns lie. The kernels copy the pointers: the
-// compiler cannot know that a store does not change `args`.
+// Pointers to the constants of columns. The kernels copy the pointers, because
+// the compiler cannot know that a store does not change `args`.
 template <typename A>
 struct DualColumns {
   const A* mean1;
@@ -44,7 +44,7 @@ struct DualColumns {
         a2(static_cast<const A*>(args.a[1])),
         bias(static_cast<const A*>(args.bias)) {}
 
-  // Those of sixteen columns.
+  // Loads the constants of sixteen columns.
   template <Gate kGate>
   BNAR_INLINE DualVectors<A> At(int64_t column) const {
     DualVectors<A> r{};
@@ -58,7 +58,7 @@ struct DualColumns {
     return r;
   }
 
-  // Those of a plane.
+  // Broadcasts the constants of a plane.
   template <Gate kGate>
   BNAR_INLINE DualVectors<A> OfPlane() const {
     DualVectors<A> r{};

@@ -1,5 +1,5 @@
-// What becomes of sixteen elements, whether they are columns of a row or a
-// piece of a plane.
+// What is computed from sixteen elements, whether they are columns of a row or
+// a piece of a plane.
 
 #ifndef JAX_BNAR_CPU_ISA_ELEMENTS_H_
 #define JAX_BNAR_CPU_ISA_ELEMENTS_H_
@@ -20,7 +20,7 @@ BNAR_INLINE void StoreResult(T* p, const Stored<T>& stored) {
   }
 }
 
-// y before it is rounded.
+// Returns y before it is rounded.
 template <bool kRelu, bool kResidual, typename T, typename A = Accumulator<T>>
 BNAR_INLINE Vec<A> NormalisedElements(const Vec<A>& x, const T* z,
                                       const Vec<A>& mean, const Vec<A>& a,
@@ -31,12 +31,12 @@ BNAR_INLINE Vec<A> NormalisedElements(const Vec<A>& x, const T* z,
   return y;
 }
 
-// Constants of sixteen columns, or of one plane.
+// The constants of sixteen columns, or of one plane.
 template <typename A>
 struct GateVectors {
   Vec<A> mean;
-  Vec<A> a;     // with Gate::kX
-  Vec<A> bias;  // with Gate::kX
+  Vec<A> a;     // set only with Gate::kX
+  Vec<A> bias;  // set only with Gate::kX
 
   template <Gate kGate>
   static BNAR_INLINE GateVectors Columns(const A* mean, const A* a,
@@ -50,21 +50,22 @@ struct GateVectors {
     return r;
   }
 
-  // The sum that Normalise forms, by the same operations: the same sign.
+  // Returns the sum that Normalise forms. The operations are the same, so the
+  // sign is the same.
   BNAR_INLINE Vec<A> Normalised(const Vec<A>& centred) const {
     return centred * a + bias;
   }
 };
 
-// e, and how it is stored as dz (which loses nothing).
+// e, and its stored form in dz, which is exact.
 template <typename T>
 struct GatedValue {
   Vec<Accumulator<T>> e;
   Stored<T> stored;
 };
 
-// dy where the gate is open, else 0, for sixteen elements. normalised() is what
-// forward rounded to y, for Gate::kX.
+// Returns dy where the gate is open and 0 elsewhere, for sixteen elements. For
+// Gate::kX, normalised() returns the value that forward rounded to y.
 template <Gate kGate, typename T, typename F>
 BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* saved, int64_t i,
                                 F normalised) {
@@ -80,7 +81,7 @@ BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* saved, int64_t i,
     uint16_t bits;
     std::memcpy(&bits,
                 static_cast<const uint8_t*>(saved) +
-                    static_cast<uint64_t>(i) / 8,  // a shift; i >= 0
+                    static_cast<uint64_t>(i) / 8,  // i >= 0: this is a shift
                 sizeof(bits));
     r.e = WhereBits(bits, r.e);
   } else if constexpr (kGate == Gate::kX) {

@@ -48,7 +48,7 @@ void WithDualGate(Gate gate, F f) {
   }
 }
 
-// f(relu, residual, mask, stream) as integral constants.
+// Calls f(relu, residual, mask, stream) with integral constants.
 template <typename F>
 void WithNormaliseFlags(const NormaliseArgs& args, F f) {
   WithBool(args.z != nullptr, [&](auto residual) {
@@ -60,7 +60,7 @@ void WithNormaliseFlags(const NormaliseArgs& args, F f) {
   });
 }
 
-// f(residual, stream) as integral constants.
+// Calls f(residual, stream) with integral constants.
 template <typename F>
 void WithResidual(const ReduceArgs& args, F f) {
   if (args.dz == nullptr) return f(Bool<false>(), Bool<false>());

@@ -1,5 +1,5 @@
-// The kernels of one instruction set (BNAR_ISA): one source file each, which
-// instantiates it for every dtype.
+// The kernels of one instruction set (BNAR_ISA). Each has a source file of its
+// own, which instantiates it for every dtype.
 
 #ifndef JAX_BNAR_CPU_ISA_KERNELS_H_
 #define JAX_BNAR_CPU_ISA_KERNELS_H_

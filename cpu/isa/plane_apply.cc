@@ -1,4 +1,4 @@
-// dx of a plane.
+// Computes dx of a plane.
 
 #include "cpu/isa/elements.h"
 #include "cpu/isa/flags.h"

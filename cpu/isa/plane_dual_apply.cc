@@ -1,4 +1,4 @@
-// dx1 and dx2 of a plane.
+// Computes dx1 and dx2 of a plane.
 
 #include "cpu/isa/dual.h"
 #include "cpu/isa/elements.h"

@@ -1,4 +1,4 @@
-// y of a plane, from two inputs.
+// Computes y of a plane from two inputs.
 
 #include <cstring>
 

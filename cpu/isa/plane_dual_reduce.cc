@@ -1,4 +1,4 @@
-// The sums of backward over a plane, with two inputs.
+// Computes the sums of backward over a plane, with two inputs.
 
 #include <algorithm>
 

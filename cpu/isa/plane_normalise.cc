@@ -1,4 +1,4 @@
-// y of a plane.
+// Computes y of a plane.
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// The sums of backward over a plane, and dz.
+// Computes the sums of backward over a plane, and dz.
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-// kStream is of use with a residual only.
+// kStream has an effect only with a residual.
 template <typename T, Gate kGate, bool kResidual, bool kStream>
 void Reduce(const Plane& plane, const ReduceArgs& args) {
   using A = Accumulator<T>;

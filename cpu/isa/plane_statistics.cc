@@ -1,4 +1,4 @@
-// Sums of a plane.
+// Computes the sums of a plane that its statistics need.
 
 #include <algorithm>
 
@@ -10,8 +10,9 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-// An element near the mean: see ShiftOfColumns. The middle one of five such,
-// each from five places, for the few cache lines that are waited for.
+// Returns an element near the mean, for the reason given at ShiftOfColumns in
+// rows_statistics.cc. It is the median of five medians, each of elements from
+// the same five places, so that only a few cache lines are waited for.
 template <typename T>
 BNAR_INLINE Accumulator<T> ShiftOfPlane(const T* x, int64_t size) {
   const auto sample = [&](int i) {

@@ -1,5 +1,5 @@
-// What the kernels of planes share: contiguous runs of one channel, of any
-// length from sixteen on.
+// What the kernels of planes share. A plane is a contiguous run of elements of
+// one channel, at least sixteen of them.
 
 #ifndef JAX_BNAR_CPU_ISA_PLANES_H_
 #define JAX_BNAR_CPU_ISA_PLANES_H_
@@ -12,7 +12,8 @@
 
 namespace jax_bnar::cpu::BNAR_ISA {
 
-// Elements between two hand-overs from float to double sums.
+// The number of elements that are summed in the accumulation type before the
+// sum is added to one in double.
 constexpr int64_t kSegment = 2048;
 
 template <typename A>
@@ -24,13 +25,14 @@ BNAR_INLINE double LaneSum(const Vec<A>& v) {
   return sum;
 }
 
-// Keeps the first n lanes, the others become 0.
+// Keeps the first n lanes; the others become 0.
 template <typename A>
 BNAR_INLINE Vec<A> FirstLanes(const Vec<A>& v, int n) {
   return WhereBits((1u << n) - 1u, v);
 }
 
-// Calls full(i) for each whole vector and partial(i, n) for what remains.
+// Calls full(i) for the whole vector that begins at each i, and partial(i, n)
+// for the n elements that remain, if any.
 template <typename Full, typename Partial>
 BNAR_INLINE void ForEachVector(int64_t size, Full full, Partial partial) {
   int64_t i = 0;
@@ -50,7 +52,7 @@ BNAR_INLINE uint32_t ReadBits(const uint8_t* mask, int64_t bit, int n) {
   return value >> offset;
 }
 
-// Planes are written in order: a byte's low bits are there before its high
+// Planes are written in order, so a byte's low bits are there before its high
 // ones.
 BNAR_INLINE void WriteBits(uint8_t* mask, int64_t bit, int n, uint32_t bits) {
   uint8_t* p = mask + bit / 8;
@@ -76,7 +78,7 @@ BNAR_INLINE GateVectors<A> PlaneVectors(const void* mean, const void* a,
   return r;
 }
 
-// As Gated.
+// Returns e as Gated does, for a mask whose bits start anywhere in a byte.
 template <Gate kGate, typename T, typename F, typename A = Accumulator<T>>
 BNAR_INLINE Vec<A> PlaneGated(const T* dy, const void* saved, int64_t i,
                               int64_t mask_bit, F normalised) {
@@ -88,7 +90,8 @@ BNAR_INLINE Vec<A> PlaneGated(const T* dy, const void* saved, int64_t i,
   }
 }
 
-// The lanes from n on are 0, so that they add nothing to a sum.
+// The same for the last n elements. The lanes from n on are 0, so that they add
+// nothing to a sum.
 template <Gate kGate, typename T, typename F, typename A = Accumulator<T>>
 BNAR_INLINE Vec<A> PlaneGatedPartial(const T* dy, const void* saved, int64_t i,
                                      int64_t mask_bit, F normalised, int n) {

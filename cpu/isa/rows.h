@@ -1,11 +1,12 @@
 // How the kernels of rows tiles walk through memory.
 //
-// All of them go row by row: the sums of a column live in the L1 cache, not in
-// registers. Strips of many rows would keep them in registers, and two
-// neighbouring rows side by side would halve the loads of sums; both defeat the
-// prefetchers, and took 4 and 2 times as long. What they follow is two rows
-// side by side that are half a tile apart: two streams along memory. Where the
-// constants of a column are loaded, they serve both.
+// All of them go row by row, so the sums of columns are in the L1 cache, not in
+// registers. Strips of many rows would keep the sums in registers, and two
+// neighbouring rows at a time would halve the loads of sums, but both defeat
+// the prefetchers and took 4 and 2 times as long. What the prefetchers do
+// follow is two rows at a time that are half a tile apart, that is, two streams
+// through memory. The constants of a column are then loaded once for both
+// streams.
 
 #ifndef JAX_BNAR_CPU_ISA_ROWS_H_
 #define JAX_BNAR_CPU_ISA_ROWS_H_
@@ -18,16 +19,17 @@
 
 namespace jax_bnar::cpu::BNAR_ISA {
 
-// Rows between two hand-overs from float to double sums.
+// The number of rows that are summed in the accumulation type before the sums
+// are added to those in double.
 constexpr int64_t kBlockRows = 32;
-// Columns whose sums are kept in the L1 cache at once.
+// The number of columns whose sums are in the L1 cache at a time.
 constexpr int64_t kSumColumns = 1024;
-// Fewer rows are one stream.
+// A tile of fewer rows is one stream.
 constexpr int64_t kMinRowsOfStreams = 8;
 
-// Rows [begin, begin + count) of each stream, and columns [column, column +
-// columns). Streams are `distance` rows apart; `before` is the number of rows
-// in the blocks before.
+// The rows [begin, begin + count) of each stream, and the columns
+// [column, column + columns). Streams are `distance` rows apart, and `before`
+// is the number of rows in the blocks before this one.
 struct Block {
   int64_t begin;
   int64_t count;
@@ -37,7 +39,8 @@ struct Block {
   int64_t columns;
 };
 
-// Calls block(Block, the number of its streams, as a type).
+// Calls block(Block, streams), where `streams` is the number of streams as an
+// integral constant.
 template <int kStreams, typename F>
 BNAR_INLINE void ForEachBlock(const RowsTile& tile, F block) {
   const auto rows = [&](int64_t begin, int64_t count, int64_t distance,
@@ -63,9 +66,9 @@ BNAR_INLINE void ForEachBlock(const RowsTile& tile, F block) {
   }
 }
 
-// Adds the sums of a block's columns to what the blocks before have handed
-// over. Not inlined, for it would be most of what the compiler does for a
-// kernel.
+// Adds the sums of a block's columns to the totals in double of the blocks
+// before it. It is not inlined, because it would then take most of the time
+// that a kernel needs to compile.
 template <typename A>
 __attribute__((noinline)) void HandOver(const Block& block, const A* sums,
                                         double* total) {
@@ -77,14 +80,17 @@ __attribute__((noinline)) void HandOver(const Block& block, const A* sums,
   }
 }
 
-// Stores hold up a load from an address that is a multiple of this away.
+// A store delays a later load from an address that is a multiple of this away
+// (4K aliasing).
 constexpr int64_t kAliasBytes = 4096;
 
-// Calls element(index, distance to that of the second stream, column, the
-// number of streams, as a type) for each sixteen columns of each row of an
-// elementwise pass over T. Where results bypass the caches it is one stream:
-// two took a quarter longer with 16 bits an element, which write half a line at
-// a time, and as long with more. The tile is a copy, which no store can change.
+// Calls element(index, distance, column, streams) for each sixteen columns of
+// each row of an elementwise pass over T. `index` is that of the first element,
+// `distance` leads from there to the second stream, and `streams` is the number
+// of streams as an integral constant. If results bypass the caches there is one
+// stream: two took a quarter longer with 16-bit elements, which write half a
+// cache line at a time, and equally long with wider ones. The tile is passed by
+// value, so that the compiler knows that no store can change it.
 template <typename T, bool kStream, typename F>
 BNAR_INLINE void ForEachElement(RowsTile tile, F element) {
   const auto rows = [&](int64_t begin, int64_t end, int64_t distance,

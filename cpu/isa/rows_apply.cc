@@ -1,4 +1,4 @@
-// dx of a rows tile.
+// Computes dx of a rows tile.
 
 #include "cpu/isa/elements.h"
 #include "cpu/isa/flags.h"

@@ -1,4 +1,4 @@
-// dx1 and dx2 of a rows tile.
+// Computes dx1 and dx2 of a rows tile.
 
 #include "cpu/isa/dual.h"
 #include "cpu/isa/elements.h"

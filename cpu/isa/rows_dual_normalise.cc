@@ -1,4 +1,4 @@
-// y of a rows tile, from two inputs.
+// Computes y of a rows tile from two inputs.
 
 #include <cstring>
 

@@ -1,4 +1,5 @@
-// The sums of backward over the columns of a rows tile, with two inputs.
+// Computes the sums of backward over the columns of a rows tile, with two
+// inputs.
 
 #include <algorithm>
 

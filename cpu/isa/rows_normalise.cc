@@ -1,4 +1,4 @@
-// y of a rows tile.
+// Computes y of a rows tile.
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// The sums of backward over the columns of a rows tile, and dz.
+// Computes the sums of backward over the columns of a rows tile, and dz.
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-// kStream is of use with a residual only.
+// kStream has an effect only with a residual.
 template <typename T, Gate kGate, bool kResidual, bool kStream>
 void Reduce(const RowsTile& tile, const ReduceArgs& args) {
   using A = Accumulator<T>;
@@ -43,8 +43,8 @@ void Reduce(const RowsTile& tile, const ReduceArgs& args) {
               [&]() BNAR_LAMBDA { return vectors.Normalised(centred); });
           sum = sum + gated.e;
           sum_centred = sum_centred + gated.e * centred;
-          // After the load of x: arrays that lie a multiple of 4 KiB
-          // apart would make that load wait for this store.
+          // The store comes after the load of x. If the arrays lie a multiple
+          // of 4 KiB apart, that load would otherwise wait for this store.
           if constexpr (kResidual) {
             StoreResult<T, kStream>(dz + at, gated.stored);
           }

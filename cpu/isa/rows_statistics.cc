@@ -1,4 +1,4 @@
-// Sums of the columns of a rows tile.
+// Computes the sums of each column of a rows tile that its statistics need.
 
 #include <algorithm>
 
@@ -10,9 +10,10 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-// The middle one of five rows of the tile, in each column: near the mean, so
-// that few digits of the squares cancel, wherever a few outliers lie. Far from
-// the mean (k standard deviations) the shift would cost a factor of 1 + k^2.
+// Returns the median of five rows of the tile, in each column. It is near the
+// mean wherever a few outliers lie, so that few digits of the squares cancel. A
+// shift that is k standard deviations from the mean would make the error
+// 1 + k^2 times as large.
 template <typename T>
 BNAR_INLINE Vec<Accumulator<T>> ShiftOfColumns(const RowsTile& tile,
                                                const T* x) {
@@ -24,7 +25,7 @@ BNAR_INLINE Vec<Accumulator<T>> ShiftOfColumns(const RowsTile& tile,
       Median(sample(0), sample(1), sample(2), sample(3), sample(4)));
 }
 
-// At most kSumColumns columns.
+// Processes a tile of at most kSumColumns columns.
 template <typename T>
 BNAR_INLINE void StripStatistics(const RowsTile& tile, const T* first,
                                  const Accumulator<T>* origin, double* sum,
@@ -35,7 +36,7 @@ BNAR_INLINE void StripStatistics(const RowsTile& tile, const T* first,
   for (int64_t c = 0; c < tile.width; c += kLanes) {
     StoreLanes(shift + c, ShiftOfColumns(tile, first + c));
   }
-  // Sums and squares around the shift.
+  // Sum the differences from the shift and their squares.
   ForEachBlock<2>(tile, [&](const Block& block, auto streams) {
     constexpr int kStreams = decltype(streams)::value;
     const int64_t distance = block.distance * stride;

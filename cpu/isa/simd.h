@@ -1,9 +1,10 @@
 // Sixteen lanes of float or double on any instruction set.
 //
 // This header is compiled once for each instruction set, in a namespace of its
-// own (BNAR_ISA), so that the linker cannot merge the variants. GCC's vector
-// extensions carry the arithmetic; intrinsics stand only where the extensions
-// have no word: half conversion, non-temporal stores, bits of a comparison.
+// own (BNAR_ISA), so that the linker cannot merge the variants. The arithmetic
+// uses GCC's vector extensions. Intrinsics are used only for what the
+// extensions cannot express (conversion of halves, non-temporal stores, the
+// bits of a comparison) or do not compile to one instruction.
 
 #ifndef JAX_BNAR_CPU_ISA_SIMD_H_
 #define JAX_BNAR_CPU_ISA_SIMD_H_
@@ -24,7 +25,7 @@
 #endif
 
 #define BNAR_INLINE inline __attribute__((always_inline))
-// The same for a lambda, behind its parameters.
+// The same for a lambda, written after its parameters.
 #define BNAR_LAMBDA __attribute__((always_inline))
 #define BNAR_UNROLL _Pragma("GCC unroll 16")
 
@@ -47,7 +48,7 @@ struct VectorOf {
   typedef E Type __attribute__((vector_size(kBytes)));
 };
 
-// What the parts of a Vec<A> are made of.
+// The types of one part of a Vec<A>, which fills a native register.
 template <typename A>
 struct Part {
   static constexpr int kLanesPerPart = kNativeBytes / sizeof(A);
@@ -55,7 +56,7 @@ struct Part {
   using Bits = std::conditional_t<sizeof(A) == 8, uint64_t, uint32_t>;
   using Float = typename VectorOf<A, kNativeBytes>::Type;
   using UInt = typename VectorOf<Bits, kNativeBytes>::Type;
-  // Sixteen-bit storage of the same lanes.
+  // The 16-bit storage of the same lanes.
   using Half = typename VectorOf<uint16_t, kLanesPerPart * 2>::Type;
 };
 
@@ -101,7 +102,7 @@ BNAR_INLINE Vec<A> Zero() {
   return Vec<A>{};
 }
 
-// relu that keeps NaN, as jax.nn.relu does.
+// ReLU that keeps NaN, as jax.nn.relu does.
 template <typename A>
 BNAR_INLINE Vec<A> Relu(const Vec<A>& v) {
   Vec<A> r;
@@ -113,7 +114,7 @@ BNAR_INLINE Vec<A> Relu(const Vec<A>& v) {
   return r;
 }
 
-// v where gate > 0, else 0 (also where gate is NaN).
+// Returns v where gate > 0 and 0 elsewhere, also where gate is NaN.
 template <typename A>
 BNAR_INLINE Vec<A> WherePositive(const Vec<A>& gate, const Vec<A>& v) {
   Vec<A> r;
@@ -131,7 +132,7 @@ constexpr Accumulator<T> kRoundsToZero = 0;
 template <>
 inline constexpr float kRoundsToZero<Float16> = 0x1p-25f;
 #if defined(__AVX512BF16__)
-// The instruction takes every subnormal number for 0.
+// The instruction that rounds treats every subnormal number as 0.
 template <>
 inline constexpr float kRoundsToZero<BFloat16> = 0x1.fffffcp-127f;
 #else
@@ -139,7 +140,7 @@ template <>
 inline constexpr float kRoundsToZero<BFloat16> = 0x1p-134f;
 #endif
 
-// v where `gate`, once stored as T, is > 0; else 0.
+// Returns v where `gate`, once stored as T, is > 0, and 0 elsewhere.
 template <typename T, typename A>
 BNAR_INLINE Vec<A> WhereRoundsPositive(const Vec<A>& gate, const Vec<A>& v) {
   Vec<A> r;
@@ -151,7 +152,7 @@ BNAR_INLINE Vec<A> WhereRoundsPositive(const Vec<A>& gate, const Vec<A>& v) {
   return r;
 }
 
-// v where its bit is set, else 0; lane i has bit i.
+// Returns v where its bit is set and 0 elsewhere. Bit i belongs to lane i.
 template <typename A>
 BNAR_INLINE Vec<A> WhereBits(uint32_t bits, const Vec<A>& v) {
 #if defined(__AVX512F__)
@@ -199,8 +200,8 @@ BNAR_INLINE uint32_t PositiveBits(const Vec<A>& v) {
     return bits;
   }
 #endif
-  // Through an array: with -fsanitize=undefined GCC 12 takes v.part[i][j] for
-  // v.part[i][0].
+  // The lanes are read from an array, because with -fsanitize=undefined GCC 12
+  // mistakes v.part[i][j] for v.part[i][0].
   A lanes[kLanes];
   std::memcpy(lanes, &v, sizeof(lanes));
   uint32_t bits = 0;
@@ -210,7 +211,7 @@ BNAR_INLINE uint32_t PositiveBits(const Vec<A>& v) {
   return bits;
 }
 
-// The middle one of three, in each lane.
+// Returns the median of three, in each lane.
 template <typename A>
 BNAR_INLINE Vec<A> Median(const Vec<A>& a, const Vec<A>& b, const Vec<A>& c) {
   Vec<A> r;
@@ -224,8 +225,8 @@ BNAR_INLINE Vec<A> Median(const Vec<A>& a, const Vec<A>& b, const Vec<A>& c) {
   return r;
 }
 
-// The middle one of five: neither the lowest of the first four nor their
-// highest.
+// Returns the median of five, in each lane. It is the median of the fifth and
+// of the first four without their lowest and their highest.
 template <typename A>
 BNAR_INLINE Vec<A> Median(const Vec<A>& a, const Vec<A>& b, const Vec<A>& c,
                           const Vec<A>& d, const Vec<A>& e) {
@@ -242,7 +243,7 @@ BNAR_INLINE Vec<A> Median(const Vec<A>& a, const Vec<A>& b, const Vec<A>& c,
   return Median(lower, upper, e);
 }
 
-// v where it is finite, else 0.
+// Returns v where it is finite and 0 elsewhere.
 template <typename A>
 BNAR_INLINE Vec<A> WhereFinite(const Vec<A>& v) {
   Vec<A> r;

@@ -1,5 +1,6 @@
 // Loads and stores of sixteen elements, with conversion to and from the
-// accumulation type. Compiled once for each instruction set (see simd.h).
+// accumulation type. This header is compiled once for each instruction set (see
+// simd.h).
 
 #ifndef JAX_BNAR_CPU_ISA_SIMD_MEMORY_H_
 #define JAX_BNAR_CPU_ISA_SIMD_MEMORY_H_
@@ -20,8 +21,9 @@ BNAR_INLINE void StoreLanes(A* p, const Vec<A>& v) {
   std::memcpy(p, &v, sizeof(v));
 }
 
-// Bits of 16 to bits of 32: one instruction, where GCC makes five of
-// __builtin_convertvector (two halves, put together).
+// Zero-extends lanes of 16 bits to 32 bits. This is one instruction, whereas
+// GCC compiles __builtin_convertvector to five, which convert two halves and
+// join them.
 BNAR_INLINE Part<float>::UInt Extend(const Part<float>::Half& half) {
 #if defined(__AVX512F__)
   return BitCast<Part<float>::UInt>(
@@ -70,7 +72,7 @@ BNAR_INLINE Vec<float> Load(const Float16* p) {
 template <typename T>
 struct Stored;
 
-// Widens what is stored: exact.
+// Widens what is stored, which is exact.
 template <typename T>
 BNAR_INLINE Vec<Accumulator<T>> Widen(const Stored<T>& stored) {
   T elements[kLanes];
@@ -105,18 +107,18 @@ struct Stored<Float16> {
   Part<float>::Half part[Part<float>::kCount];
 };
 
-// Rounds to nearest, ties to even; the one rounding of a result. A bfloat16 NaN
-// may have its payload in the upper 16 bits only, or rounding would carry it
-// into the sign: arrays of bfloat16 do, and ColumnVector sees
-// to the vectors.
+// Rounds to nearest, ties to even. This is the only rounding of a result. A NaN
+// that is rounded to bfloat16 must have its payload in the upper 16 bits only,
+// or rounding would carry it into the sign. That holds for NaNs from bfloat16
+// arrays, and ColumnVector ensures it for those from vectors.
 template <typename T>
 BNAR_INLINE Stored<T> Round(const Vec<Accumulator<T>>& v) {
   using P = Part<float>;
   Stored<T> r;
   if constexpr (std::is_same_v<T, BFloat16>) {
 #if defined(__AVX512BF16__)
-    // One instruction for seven; it flushes results below 2^-126 to 0, as XLA's
-    // own conversion does on such a processor.
+    // This instruction replaces seven. It flushes results below 2^-126 to 0, as
+    // XLA's own conversion does on such a processor.
     const auto half = _mm512_cvtneps_pbh(BitCast<__m512>(v.part[0]));
     std::memcpy(&r, &half, sizeof(r));
     return r;
@@ -152,7 +154,7 @@ BNAR_INLINE Stored<T> Round(const Vec<Accumulator<T>>& v) {
   return r;
 }
 
-// Stores again what Load widened: exact, subnormal numbers included.
+// Narrows what Load widened, which is exact, subnormal numbers included.
 template <typename T>
 BNAR_INLINE Stored<T> Narrow(const Vec<Accumulator<T>>& v) {
   if constexpr (std::is_same_v<T, BFloat16>) {
@@ -174,8 +176,9 @@ BNAR_INLINE void Store(T* p, const Stored<T>& stored) {
   std::memcpy(static_cast<void*>(p), &stored, sizeof(stored));
 }
 
-// stored where gate > 0, else 0 (also where gate is NaN). Sixteen-bit floats
-// need no conversion: positive ones are the integers from 1 to Inf.
+// Returns `stored` where gate > 0 and 0 elsewhere, also where gate is NaN.
+// Sixteen-bit floats need no conversion: the bits of positive ones, as
+// integers, are those from 1 to the bits of Inf.
 template <typename T>
 BNAR_INLINE Stored<T> WhereStoredPositive(const Stored<T>& gate,
                                           const Stored<T>& stored) {
@@ -197,7 +200,7 @@ BNAR_INLINE Stored<T> WhereStoredPositive(const Stored<T>& gate,
   return r;
 }
 
-// Past the caches; p is aligned to the size of sixteen elements.
+// Stores past the caches. p is aligned to the size of sixteen elements.
 template <typename T>
 BNAR_INLINE void StoreStreaming(T* p, const Stored<T>& stored) {
 #if defined(__x86_64__)
@@ -232,14 +235,14 @@ BNAR_INLINE void StoreStreaming(T* p, const Stored<T>& stored) {
 #endif
 }
 
-// Streaming stores are ordered with the hand-over to another thread.
+// Orders streaming stores before the hand-over to another thread.
 BNAR_INLINE void StreamingFence() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
 }
 
-// The first n < 16 elements; the other lanes are 0.
+// Loads the first n < 16 elements. The other lanes are 0.
 template <typename T>
 BNAR_INLINE Vec<Accumulator<T>> LoadPartial(const T* p, int n) {
   T elements[kLanes] = {};

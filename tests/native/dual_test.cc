@@ -1,5 +1,5 @@
-// The operations with two normalised inputs on many shapes, dtypes and flags
-// against plain loops, as kernels_test.cc does for one input.
+// Compares the operations with two normalised inputs, on many shapes, dtypes
+// and flags, with plain loops, as kernels_test.cc does for one input.
 
 #include <cstdint>
 #include <memory>
@@ -22,11 +22,13 @@ namespace {
 
 constexpr Gate kDualGates[] = {Gate::kY, Gate::kMask, Gate::kX};
 
-// Inputs of x1 and x2; what both share (dy, y, mask) is that of the first.
+// The inputs that belong to x1 and to x2. What both share (dy, y, mask) is
+// taken from the first.
 struct DualInputs {
   explicit DualInputs(const Case& c) : first(c), second(c, /*seed=*/11) {
-    // Where y is the bias alone, one tiny one is enough: AVX-512's conversion
-    // to bfloat16 takes the sum of two of them for 0, which has no tolerance.
+    // Where y is only the bias, one of the two biases may be tiny and the other
+    // is 0: AVX-512's conversion to bfloat16 flushes the sum of two tiny ones
+    // to 0, and this comparison has no tolerance.
     for (int64_t i = 0; i < second.bias.size(); i += 3) second.bias.Set(i, 0);
   }
 
@@ -40,7 +42,8 @@ struct DualInputs {
   Inputs second;
 };
 
-// Of x1 and of x2; y, the mask and sums of e are among those of x1.
+// The results that belong to x1 and to x2. y, the mask and the sums of e are
+// among those of x1.
 using DualResults = std::pair<Results, Results>;
 
 class DualCalls {
@@ -83,7 +86,7 @@ class DualCalls {
                          from_x ? in.Operand(in.a) : VectorOperand{},
                          from_x ? in.Operand(in.bias) : VectorOperand{}};
     }
-    // One bias, which is there where the gate asks for it.
+    // There is only one bias, which is present if the gate needs it.
     operands[1].bias = VectorOperand{};
     cpu::DualBackwardReduce(pool_, in_.problem(), Saved(gate), operands,
                             r.first.first->data(),
@@ -156,7 +159,7 @@ class DualCalls {
   const DualInputs& in_;
 };
 
-// dy where this y is above 0.
+// Returns dy where this y is positive and 0 elsewhere.
 std::vector<double> WherePositive(const DualInputs& in, const Array& y) {
   std::vector<double> e(static_cast<size_t>(in.first.c.size()));
   for (int64_t i = 0; i < in.first.c.size(); ++i) {
@@ -165,7 +168,8 @@ std::vector<double> WherePositive(const DualInputs& in, const Array& y) {
   return e;
 }
 
-// The sum of e is one, and stands with x1.
+// Moves the sum of e, which both inputs share, from the results of x1 to those
+// of x2, where CheckBackward and CheckReduced look for it.
 void MoveSum(DualResults* results) {
   results->second.first = std::move(results->first.first);
 }
@@ -201,7 +205,7 @@ void CheckAll(cpu::ThreadPool& pool, const DualInputs& in,
       MoveSum(&backward);
       CheckBackward(in[1], e, cotangents, backward.second);
     }
-    if (from_x) continue;  // its bias is the sum, which has another rounding
+    if (from_x) continue;  // its bias is the sum, which is rounded differently
     context = name + " dual reduce" + suffix;
     DualResults reduced = calls.Reduce(gate);
     CheckReduced(in[0], e, reduced.first);
@@ -214,8 +218,8 @@ void CheckAll(cpu::ThreadPool& pool, const DualInputs& in,
   }
 }
 
-// Halves with Gate::kX, whose one bias is that of x1 here: forward has no
-// other.
+// Checks the halves with Gate::kX. Their one bias is that of x1 here, because
+// the bias of x2 is set to 0.
 void CheckHalvesFromX(cpu::ThreadPool& pool, const Case& c) {
   DualInputs in(c);
   for (int64_t i = 0; i < in.second.bias.size(); ++i) in.second.bias.Set(i, 0);
