@@ -89,7 +89,7 @@ inline double SampledOrigin(const Context& context, const void* x,
   for (int i = 0; i < kSamples; ++i) {
     const int64_t at = SampleAt(i, shape.count());
     const int64_t row =
-        group * shape.rows + at / shape.inner;  // of (C, S) elements
+        group * shape.rows + at / shape.inner;  // a row is (C, S)
     samples[i] = ElementAsDouble(
         context.dtype, x,
         (row * shape.channels + channel) * shape.inner + at % shape.inner);

@@ -34,7 +34,7 @@ nb::dict Registrations() {
   return platforms;
 }
 
-// The CPU kernels need no workspace result; they allocate their few sums.
+// The CPU kernels need no workspace: they allocate their scratch memory.
 int64_t WorkspaceBytes(const std::string&, int64_t, int64_t, int64_t, int64_t) {
   return 0;
 }

@@ -24,7 +24,7 @@ namespace jax_bnar::cpu::BNAR_ISA {
 constexpr int64_t kBlockRows = 32;
 // The number of columns whose sums are in the L1 cache at a time.
 constexpr int64_t kSumColumns = 1024;
-// A tile of fewer rows is one stream.
+// A tile of fewer rows is read as one stream.
 constexpr int64_t kMinRowsOfStreams = 8;
 
 // The rows [begin, begin + count) of each stream, and the columns

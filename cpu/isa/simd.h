@@ -4,7 +4,7 @@
 // own (BNAR_ISA), so that the linker cannot merge the variants. The arithmetic
 // uses GCC's vector extensions. Intrinsics are used only for what the
 // extensions cannot express (conversion of halves, non-temporal stores, the
-// bits of a comparison) or do not compile to one instruction.
+// bits of a comparison) or the compiler does not turn into one instruction.
 
 #ifndef JAX_BNAR_CPU_ISA_SIMD_H_
 #define JAX_BNAR_CPU_ISA_SIMD_H_
