@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _emit(options: argparse.Namespace) -> None:
-    # Else the profiling would be lost at its end.
+    # Without this check, the profile would be lost after the run.
     folder = options.emit.absolute().parent
     if not folder.is_dir():
         raise ProfileError(f"{options.emit}: the folder {folder} does not exist.")
@@ -126,7 +126,7 @@ def _show(summaries: Sequence[Summary], *, as_json: bool) -> None:
 
 
 def _plain(summary: Summary) -> dict[str, Any]:
-    """Without what the file has of single operators."""
+    """The summary as plain values, without the details of single operators."""
     plain = dataclasses.asdict(dataclasses.replace(summary, reached=()))
     del plain["reached"]
     plain["pairs"] = [[pair.first.identifier, pair.second.identifier] for pair in summary.pairs]
@@ -139,7 +139,7 @@ def _draw(summaries: Sequence[Summary], path: Path) -> None:
 
     try:
         draw(summaries, path)
-    except (OSError, ValueError) as error:  # no such folder; no such format
+    except (OSError, ValueError) as error:  # there is no such folder, or no such format
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise ProfileError(f"{path}: the picture cannot be written ({reason}).") from None
 

@@ -1,4 +1,4 @@
-"""What a profile says: totals by type, the longest operators, pairs that one pass could do."""
+"""Analyses a profile: totals by type, the longest operators, and pairs that could be one pass."""
 
 import dataclasses
 import math
@@ -12,24 +12,24 @@ ADD, ADD_RELU = "Elemwise ADD", "Elemwise FUSE_ADD_RELU"
 FUSED_JOINS = (
     *("FusedBatchNorm ADD_RELU", "FusedBatchNorm DUAL_FORWARD", "FusedBatchNorm DUAL_NORMALISE"),
 )
-# An operator that moves less says nothing about the bandwidth of a device.
+# An operator that moves fewer bytes says nothing about the bandwidth of a device.
 _LEAST_BYTES = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """Several operators together.
+    """The totals of several operators.
 
     Attributes:
         kind: their type.
-        count: how many.
-        seconds: kernel time of those that have one, None where none has.
-        share: that over the kernel time of all operators, None where there is no time.
-        bytes: of their inputs and outputs.
-        computation: arithmetic operations, of those for which the file says it.
+        count: how many there are.
+        seconds: kernel time of those that have a time, or None if none has.
+        share: `seconds` divided by the kernel time of all operators, or None if there is no time.
+        bytes: the bytes of their inputs and outputs.
+        computation: arithmetic operations, of those for which the file gives the number.
         bytes_per_s: bandwidth, of those that have a time.
-        operations_per_s: arithmetic, of those that have a time.
-        roof: bandwidth over that of the device, None where either is not known.
+        operations_per_s: arithmetic operations per second, of those that have a time.
+        roof: bandwidth divided by that of the device, or None if either is unknown.
     """
 
     kind: str
@@ -45,14 +45,15 @@ class Total:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """`t = a + b`, then `relu(t + c)`, where nobody else reads t.
+    """`t = a + b`, then `relu(t + c)`, if nothing else reads t.
 
     Attributes:
         first: the addition of two arrays.
         second: the addition of a vector, with ReLU.
-        bytes: what the two move.
-        fused_bytes: what one pass over a, b and c would move: t is neither written nor read.
-        seconds: kernel time of the two, None where it is not known.
+        bytes: the bytes that the two move.
+        fused_bytes: the bytes that one pass over a, b and c would move, without writing or reading
+            t.
+        seconds: kernel time of the two, or None if it is unknown.
     """
 
     first: Operator
@@ -64,7 +65,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """All pairs together, and what one pass for each would save at the bandwidth of the two."""
+    """The totals of all pairs, and what one pass per pair would save at the pairs' bandwidth."""
 
     count: int
     seconds: float | None
@@ -79,24 +80,24 @@ class Saving:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Everything that is printed of one file.
+    """Everything that is printed about one file.
 
     Attributes:
         title: the file's name.
         device: where it ran.
-        operators: how many ran.
-        seconds: kernel time of all of them, None where there is none.
-        span: from the beginning of the first kernel to the end of the last one.
+        operators: how many operators ran.
+        seconds: kernel time of all of them, or None if there is none.
+        span: the time from the start of the first kernel to the end of the last one.
         roof_bytes_per_s: bandwidth of the device.
-        roof_source: where that is from: "given", "copy" (measured beside the profile), or
-            "operator" (the best of an operator that moves a megabyte or more).
+        roof_source: the origin of that bandwidth: "given", "copy" (measured along with the
+            profile), or "operator" (the highest among operators that move a megabyte or more).
         kinds: totals by type, the longest first.
-        longest: the operators that took longest, with the share of time up to and with each.
-        pairs: what could be one pass.
-        saving: of all pairs.
-        fused_joins: BatchNorm-Add-ReLU joins that are one pass already.
-        reached: of each operator that has a time its type, its bytes, and its bandwidth over that
-            of the device.
+        longest: the operators that took longest, each with the cumulative share of the time.
+        pairs: the pairs that could be one pass.
+        saving: the totals of all pairs.
+        fused_joins: the number of BatchNorm-Add-ReLU joins that are one pass already.
+        reached: for each operator that has a time, its type, its bytes, and its bandwidth divided
+            by that of the device.
     """
 
     title: str
@@ -115,7 +116,7 @@ class Summary:
 
 
 def summarise(profile: Profile, *, top: int, bytes_per_s: float | None = None) -> Summary:
-    """`bytes_per_s` is the bandwidth of the device where the caller knows it."""
+    """Summarises a profile; `bytes_per_s` is the bandwidth of the device if the caller gives it."""
     operators = profile.operators
     timed = [o for o in operators if o.seconds is not None]
     seconds = _sum_of_seconds(operators)
@@ -155,7 +156,7 @@ def find_pairs(operators: Sequence[Operator]) -> tuple[Pair, ...]:
     for first in operators:
         if first.kind != ADD or not first.outputs or not first.out_shapes:
             continue
-        # A bias is added to an array, a shortcut is one itself.
+        # A shortcut has the shape of the other operand, whereas a bias does not.
         shape = first.out_shapes[0]
         if len(first.in_shapes) != 2 or any(s != shape for s in first.in_shapes):
             continue
@@ -197,7 +198,7 @@ def _saving(pairs: Sequence[Pair], seconds: float | None) -> Saving:
 def _longest(
     operators: Sequence[Operator], top: int, seconds: float | None, roof: float | None
 ) -> tuple[tuple[Operator, Total, float | None], ...]:
-    """By time, or by bytes where there is no time."""
+    """The longest operators by time, or the largest by bytes if there is no time."""
     ranked = sorted(operators, key=lambda o: (-(o.seconds or 0), -o.bytes))[:top]
     rows = []
     passed = 0.0
@@ -213,7 +214,7 @@ def _total(
 ) -> Total:
     timed = [operator for operator in members if operator.seconds is not None]
     own = _sum_of_seconds(members)
-    # A constant has bytes, and moves none.
+    # A constant has bytes but moves none of them.
     moved = sum(o.bytes for o in timed if o.in_shapes)
     bandwidth = _ratio(moved, own) if moved else None
     return Total(

@@ -1,4 +1,4 @@
-"""When each operator of a compiled program ran, from jax's own profiler."""
+"""When each operator of a compiled program ran, according to JAX's profiler."""
 
 import tempfile
 import time
@@ -14,10 +14,10 @@ Times = dict[str, tuple[float, float]]
 
 
 def measure(run: Callable[[], Any], names: Collection[str], steps: int) -> Times:
-    """(start, end) in seconds of each operator, of the step whose kernel time is the median.
+    """(start, end) in seconds of each operator, from the step of median kernel time.
 
-    Empty where the profiler says nothing of operators. On a GPU an operator of several kernels
-    counts from the first one's start to the last one's end.
+    The result is empty if the profiler reports no operators. On a GPU, an operator of several
+    kernels lasts from the start of the first kernel to the end of the last one.
     """
     jax.block_until_ready(run())
     measured = [found for _ in range(steps) if (found := _one(run, frozenset(names)))]
@@ -35,14 +35,14 @@ def _one(run: Callable[[], Any], names: frozenset[str]) -> Times:
         if not files:
             return {}
         with warnings.catch_warnings():
-            # Python 3.12 deprecates how the reader of jaxlib 0.12 makes its types. Where a warning
-            # is an error, that is one inside of C++, and the process ends.
+            # The reader in jaxlib 0.12 creates its types in a way that Python 3.12 deprecates. If
+            # warnings are errors, this one is raised inside C++ and terminates the process.
             warnings.simplefilter("ignore", DeprecationWarning)
             return _read(jax.profiler.ProfileData.from_file(str(files[-1])), names)
 
 
 def _read(data: Any, names: frozenset[str]) -> Times:
-    """A plane of a device wins over the host's, which then tells of launches alone."""
+    """Reads a device's plane if there is one, because the host's then shows only the launches."""
     by_plane: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for plane in data.planes:
         spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -51,7 +51,7 @@ def _read(data: Any, names: frozenset[str]) -> Times:
             for event in line.events:
                 start, end = event.start_ns, event.start_ns + event.duration_ns
                 if event.name.startswith("end: "):
-                    # XLA:CPU marks the end of what other threads went on with.
+                    # XLA:CPU marks the end of an operator that other threads continued.
                     name = event.name.removeprefix("end: ")
                     ends[name] = max(ends.get(name, 0), start)
                     continue
@@ -75,7 +75,7 @@ def _read(data: Any, names: frozenset[str]) -> Times:
 
 
 def copy_bandwidth(size: int = 1 << 28, repetitions: int = 7) -> float:
-    """Bytes per second of reading and writing an array of `size` bytes in place, by XLA."""
+    """The bytes per second at which XLA reads and writes an array of `size` bytes in place."""
     step = jax.jit(lambda x: x + 1, donate_argnums=0)
     x = jax.block_until_ready(step(jax.numpy.zeros(size // 4, jax.numpy.float32)))
     best = float("inf")

@@ -1,4 +1,4 @@
-"""Runs ResNet-50 and writes what it did in MegEngine's schema."""
+"""Runs ResNet-50 and writes its profile in MegEngine's schema."""
 
 import dataclasses
 import json
@@ -14,9 +14,9 @@ from jax_bnar.profile._resnet50 import Settings, compiled
 
 
 def emit(settings: Settings, path: Path) -> None:
-    """Writes the profile, whole or not at all.
+    """Writes the profile completely or not at all.
 
-    Raises ProfileError where it cannot be written.
+    Raises ProfileError if it cannot be written.
     """
     program, arguments = compiled(settings)
     operators = _hlo.operators(program.as_text() or "")
@@ -41,7 +41,7 @@ def emit(settings: Settings, path: Path) -> None:
 def to_document(
     operators: list[_hlo.HloOperator], times: _device_times.Times, node: str
 ) -> dict[str, Any]:
-    """graph_exec and profiler, with the keys that MegEngine's own tools read."""
+    """The sections graph_exec and profiler, with the keys that MegEngine's own tools read."""
     device = {}
     for operator in operators:
         if operator.name in times:

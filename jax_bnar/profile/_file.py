@@ -1,14 +1,14 @@
-"""A profile in MegEngine's JSON: what is read of it, and what is wrong with a file.
+"""Reads and validates a profile in MegEngine's JSON.
 
 The schema is that of MegEngine's `GraphProfiler::to_json_full`
-(`src/plugin/include/megbrain/plugin/profiler.h`). Of it this reads
+(`src/plugin/include/megbrain/plugin/profiler.h`). This module reads
 
     graph_exec.comp_seq             operators in the order in which they ran
     graph_exec.operator[id]         type, name, input and output (names of variables)
     profiler.opr_footprint[id]      memory, computation, in_shapes, out_shapes, param
     profiler.device[id][node]       start, kern and end, in seconds; may be missing
 
-and, beside them, "jax_bnar" of the files that `--emit` writes: device and copy_bytes_per_s.
+and, in files that `--emit` has written, device and copy_bytes_per_s in the section "jax_bnar".
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Types whose operators differ by the mode among their parameters.
+# The types whose operators are distinguished by the parameter "mode".
 _TYPES_WITH_MODE = ("Elemwise", "FusedBatchNorm")
 _LARGEST = 1e18
 
 
 class ProfileError(ValueError):
-    """A file that is no profile; the message is one sentence with the file's name."""
+    """A file is not a valid profile; the message is one sentence with the file's name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Operator:
 
     Attributes:
         identifier: its key in the file.
-        name: for people.
-        kind: its type, with the mode where that says what it does: "Elemwise ADD".
-        inputs: variables that it reads.
-        outputs: variables that it writes.
-        in_shapes: their shapes, in order.
-        out_shapes: their shapes, in order.
-        bytes: of all inputs and outputs.
-        computation: arithmetic operations, None where the file does not say.
-        start: seconds at which the kernel began, None where there is no time.
-        end: seconds at which it ended.
+        name: its name for display.
+        kind: its type, with the mode if that says what it does, as in "Elemwise ADD".
+        inputs: the variables that it reads.
+        outputs: the variables that it writes.
+        in_shapes: the shapes of the inputs, in order.
+        out_shapes: the shapes of the outputs, in order.
+        bytes: the bytes of all inputs and outputs.
+        computation: the number of arithmetic operations, or None if the file does not give it.
+        start: the time in seconds at which the kernel started, or None if there is no time.
+        end: the time in seconds at which it ended.
     """
 
     identifier: str
@@ -64,13 +64,13 @@ class Operator:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What a file says.
+    """The contents of a file.
 
     Attributes:
         title: the file's name.
-        operators: in the order in which they ran.
-        device: where they ran, as far as the file says.
-        copy_bytes_per_s: bandwidth of a copy on that device, None where it was not measured.
+        operators: the operators, in the order in which they ran.
+        device: where they ran, if the file says so.
+        copy_bytes_per_s: bandwidth of a copy on that device, or None if it was not measured.
     """
 
     title: str
@@ -80,7 +80,7 @@ class Profile:
 
 
 def read(path: Path) -> Profile:
-    """Raises ProfileError, with one sentence, for whatever is no profile."""
+    """Reads a profile; raises ProfileError, with one sentence, if the file is not a valid one."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -106,12 +106,12 @@ def _document(path: Path, text: str) -> Any:
             f"{path}: the file is not JSON: {error.msg} at line {error.lineno}, column"
             f" {error.colno}."
         ) from None
-    except (RecursionError, ValueError):  # too deep, or an integer of thousands of digits
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
         raise ProfileError(f"{path}: the file holds JSON that no profiler writes.") from None
 
 
 class _Reader:
-    """Takes a document apart; each method names the place at which something is wrong."""
+    """Parses a document; every error names the place at which something is wrong."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -182,7 +182,7 @@ class _Reader:
         )
 
     def _times(self, key: str, found: Any) -> tuple[float | None, float | None]:
-        """Of the device that was the last to end, where there are several."""
+        """The start and end on the device that finished last, if there are several."""
         if found is None:
             return None, None
         where = f"profiler.device[{_short(key)}]"
@@ -233,12 +233,12 @@ class _Reader:
 
 
 def _printable(text: str) -> str:
-    """Without what a terminal would obey, or what no output can encode."""
+    """The text without control characters, and without characters that cannot be encoded."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _short(value: Any) -> str:
-    """As JSON, and not more of it than a sentence bears."""
+    """The value as JSON, shortened to fit into a sentence."""
     try:
         text = json.dumps(value)
     except (ValueError, RecursionError):

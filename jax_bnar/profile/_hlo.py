@@ -1,4 +1,4 @@
-"""The operators of a compiled program, from the text of its HLO, under MegEngine's types."""
+"""The operators of a compiled program, read from its HLO text, with MegEngine's type names."""
 
 import dataclasses
 import math
@@ -15,12 +15,12 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _DIM_LABELS = re.compile(r"dim_labels=[\w?]+_([\w?]+)->")
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s2": 2, "u2": 2}
 
-# They give a name to what is there already, and run nothing.
+# These opcodes name something that exists already, and run nothing.
 _FREE = {
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "opt-barrier"),
     *("partition-id", "replica-id"),
 }
-# Inside of a fusion they move values, and compute none.
+# Inside a fusion, these opcodes move values and compute none.
 _MOVES = _FREE | {
     *("broadcast", "reshape", "transpose", "copy", "convert", "slice", "pad", "reverse"),
     *("concatenate", "dynamic-slice", "dynamic-update-slice", "gather", "bitcast-convert", "iota"),
@@ -30,7 +30,7 @@ _MODES = {"maximum": "MAX", "add": "ADD", "multiply": "MUL", "subtract": "SUB", 
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Type and shape of one array of HLO."""
+    """The dtype and the shape of one HLO array."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,14 +49,14 @@ class HloOperator:
     """An instruction of the entry computation that runs something.
 
     Attributes:
-        name: as the profiler calls it.
-        op_name: what of the program it is, as JAX named it; may be empty.
-        kind: its type in MegEngine's words, "FusedBatchNorm" for our kernels.
-        mode: what it does, where the type does not say it; else None.
-        inputs: the instructions that it reads.
-        in_arrays: what those hold.
-        out_arrays: what it writes.
-        computation: arithmetic operations.
+        name: its name in the profiler.
+        op_name: the part of the program that it computes, as JAX named it; may be empty.
+        kind: its type in MegEngine's terms, or "FusedBatchNorm" for our kernels.
+        mode: what it does, if the type alone does not say so; otherwise None.
+        inputs: the instructions whose results it reads.
+        in_arrays: the arrays that it reads.
+        out_arrays: the arrays that it writes.
+        computation: the number of arithmetic operations.
     """
 
     name: str
@@ -90,9 +90,9 @@ _Computation = dict[str, _Instruction]
 
 
 def operators(text: str) -> list[HloOperator]:
-    """Those of the entry computation, in the order in which they are scheduled."""
+    """The operators of the entry computation, in the order in which they are scheduled."""
     computations, entry = _parse(text)
-    owner: dict[str, str] = {}  # of an array without a copy of its own
+    owner: dict[str, str] = {}  # maps an alias of an array to the instruction that wrote the array
     found = []
     has_gradients = "/transpose(" in text
     for instruction in entry.values():
@@ -102,13 +102,14 @@ def operators(text: str) -> list[HloOperator]:
             owner[instruction.name] = owner.get(source, source) if is_alias else instruction.name
             continue
         owner[instruction.name] = instruction.name
-        # An array that is read twice is one operand.
+        # An array that is read twice counts as one operand.
         read = dict.fromkeys(o for o in instruction.operands if o in entry)
         called = _called(instruction, computations)
         kind, mode = _classify(instruction, called)
         name = _OP_NAME.search(instruction.text)
         if kind == "ConvolutionForward" and name is None and has_gradients:
-            # XLA rewrites gradients of kernels, and their names are lost; those of forward stay.
+            # XLA rewrites the gradients of convolution kernels, which then lose their names, while
+            # forward convolutions keep theirs.
             kind = "ConvolutionBackward"
         found.append(
             HloOperator(
@@ -155,7 +156,10 @@ def _within_parentheses(rest: str) -> str:
 
 
 def _called(instruction: _Instruction, computations: dict[str, _Computation]) -> _Computation:
-    """What a fusion or a call runs; {} for others, whose `to_apply` is a reduction's."""
+    """The computation that a fusion or a call runs.
+
+    It is {} for other instructions: if they have a `to_apply`, it is the function of a reduction.
+    """
     if instruction.opcode not in ("fusion", "call"):
         return {}
     match = _CALLS.search(instruction.text)
@@ -163,7 +167,7 @@ def _called(instruction: _Instruction, computations: dict[str, _Computation]) ->
 
 
 def _classify(instruction: _Instruction, called: _Computation) -> tuple[str, str | None]:
-    """(type, mode)."""
+    """Returns (type, mode)."""
     target = _TARGET.search(instruction.text)
     if target and target[1].startswith("jax_bnar_"):
         return "FusedBatchNorm", _mode_of_ours(target[1], instruction.text)
@@ -194,7 +198,7 @@ def _classify(instruction: _Instruction, called: _Computation) -> tuple[str, str
 
 
 def _elementwise_mode(opcodes: list[str]) -> str:
-    """MegEngine's words for what it has; a maximum beside an addition is a ReLU."""
+    """The mode in MegEngine's terms if it has one; a maximum next to an addition is a ReLU."""
     if opcodes == ["add", "maximum"]:
         return "FUSE_ADD_RELU"
     return "_".join(_MODES.get(opcode, opcode.upper()) for opcode in dict.fromkeys(opcodes)) + (
@@ -203,9 +207,9 @@ def _elementwise_mode(opcodes: list[str]) -> str:
 
 
 def _mode_of_ours(target: str, text: str) -> str:
-    """The operation where it is not a plain forward one, ADD with a residual, RELU with a ReLU."""
+    """The operation unless it is a plain forward one, ADD for a residual, and RELU for a ReLU."""
     operation = re.sub(r"^jax_bnar_|_v\d+$", "", target)
-    # A call with two normalised inputs joins them before a ReLU, always.
+    # A call with two normalised inputs always adds them and applies a ReLU.
     joins_two = operation.startswith("dual_")
     operation = operation.removeprefix("dual_")
     parts = [] if operation in ("forward", "normalise") else [operation.upper()]
@@ -227,7 +231,8 @@ def _computation(instruction: _Instruction, entry: _Computation, called: _Comput
             window = _window(each.text)
             total += each.elements * window if window else sum(math.prod(a.shape) for a in arrays)
         elif each.opcode == "custom-call":
-            # As MegEngine counts elementwise operators: one less than it has operands.
+            # MegEngine counts one operation fewer than an elementwise operator has operands, for
+            # each element.
             total += each.elements * max(len(each.operands) - 1, 1)
         elif each.opcode not in _MOVES and each.opcode not in ("fusion", "call"):
             total += each.elements
@@ -244,7 +249,10 @@ def _with_operands(
 
 
 def _multiply_adds(instruction: _Instruction, names: _Computation) -> int:
-    """Twice the products of a convolution or a matrix product; of cuDNN's, of its first array."""
+    """Twice the number of products in a convolution or a matrix product.
+
+    A call of cuDNN returns several arrays, of which the first is the result.
+    """
     result = instruction.arrays[0].shape if instruction.arrays else ()
     operands = [names[o].arrays[0].shape for o in instruction.operands[:2] if o in names]
     if len(operands) < 2:

@@ -1,4 +1,4 @@
-"""Summaries as a picture: time by type, and what bandwidth each operator reaches."""
+"""Summaries as a figure: time by type, and the bandwidth that each operator reaches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ _MOVING = ("Elemwise", "FusedBatchNorm")
 
 
 def draw(summaries: Sequence[Summary], path: Path) -> None:
-    """The suffix of `path` says the format: svg, png or pdf."""
+    """Draws the figure; the suffix of `path` chooses the format: svg, png or pdf."""
     figure = Figure(figsize=(13, 1.2 + 0.42 * _rows(summaries)), layout="constrained")
     bars, points = figure.subplots(1, 2)
     _bars(bars, summaries)
@@ -26,7 +26,7 @@ def _rows(summaries: Sequence[Summary]) -> int:
 
 
 def _kinds(summaries: Sequence[Summary]) -> list[str]:
-    """The types that take most of any file."""
+    """The types with the largest share in any of the files, the largest first."""
     heaviest: dict[str, float] = {}
     for summary in summaries:
         for total in summary.kinds:
@@ -36,7 +36,7 @@ def _kinds(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _bars(axes: Axes, summaries: Sequence[Summary]) -> None:
-    """Shares of the time, for devices differ; of the bytes where a file has no times."""
+    """Draws shares of the time, because devices differ, or of the bytes if a file has no times."""
     kinds = _kinds(summaries)
     height = 0.8 / len(summaries)
     timed = all(summary.seconds is not None for summary in summaries)
@@ -64,7 +64,10 @@ def _bars(axes: Axes, summaries: Sequence[Summary]) -> None:
 
 
 def _points(axes: Axes, summaries: Sequence[Summary]) -> None:
-    """Each operator: bytes across, bandwidth up; full circles do little beside moving bytes."""
+    """Draws a circle for each operator at its bytes (x) and its bandwidth (y).
+
+    The filled circles are operators that do little more than move bytes.
+    """
     for number, summary in enumerate(summaries):
         for name, is_full in ((summary.title, True), (None, False)):
             found = [(m, r) for k, m, r in summary.reached if k.startswith(_MOVING) == is_full]

@@ -19,14 +19,14 @@ class Settings:
     """What to run.
 
     Attributes:
-        batch: pictures.
-        size: height and width of a picture.
-        dtype: of activations; parameters are float32.
-        train: a training step (forward, backward, SGD) in the place of inference.
+        batch: the number of images.
+        size: height and width of an image.
+        dtype: the dtype of activations; parameters are float32.
+        train: whether to run a training step (forward, backward, SGD) instead of inference.
         norm: "fused" for this package's layers, "flax" for `flax.linen.BatchNorm`, which is not
             folded into the convolutions.
-        steps: how often it is run; the step of median kernel time is written.
-        stage_sizes: blocks in each stage.
+        steps: how often the program runs; the step of median kernel time is written.
+        stage_sizes: the number of blocks in each stage.
     """
 
     batch: int = 10
@@ -39,7 +39,7 @@ class Settings:
 
 
 def compiled(settings: Settings) -> tuple[Any, tuple[Any, ...]]:
-    """A compiled program, and the arguments for it; their values are random."""
+    """A compiled program, and arguments for it with random values."""
     net = ResNet(
         stage_sizes=settings.stage_sizes, num_classes=_CLASSES, dtype=jnp.dtype(settings.dtype)
     )
@@ -76,7 +76,7 @@ def _training_step(net: ResNet, variables: Any, images: jax.Array, labels: jax.A
 
 
 def _variables(net: ResNet, images: jax.Array) -> Any:
-    """Not those of a fresh network, whose last scale in each block is 0."""
+    """Random variables; those of a fresh network would not do, since some of its scales are 0."""
     tree = jax.eval_shape(net.init, jax.random.key(0), images)
     random = np.random.default_rng(1)
 

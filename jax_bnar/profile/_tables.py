@@ -1,4 +1,4 @@
-"""Summaries as tables, several files side by side."""
+"""Summaries as tables, with several files side by side."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ def _headline(summary: Summary, number: int | None) -> str:
 
 
 def _by_kind(summaries: Sequence[Summary]) -> Table:
-    """A row for each type, in the order of the first file that has it."""
+    """A table with a row for each type, in the order of the first file that has it."""
     table = Table()
     table.add_column("type")
     several = len(summaries) > 1
@@ -108,7 +108,7 @@ def _longest(summary: Summary) -> Table:
 
 
 def _pairs(summary: Summary) -> Table:
-    """Those of a shape together."""
+    """A table of the pairs, with one row for all pairs of the same shape."""
     table = Table()
     for name in ("shape", "pairs", "us", "bytes", "in one pass"):
         table.add_column(name, justify="right")
@@ -167,7 +167,7 @@ def _giga(rate: float | None) -> str:
 
 
 def _shortened(name: str) -> str:
-    """Its ends: the first says what it is, the last which of many."""
+    """The two ends of a long name: the first says what it is, the last which one of many."""
     if len(name) <= _WIDEST_NAME:
         return name
     return f"{name[: _WIDEST_NAME // 3]}...{name[3 - 2 * _WIDEST_NAME // 3 :]}"

@@ -69,7 +69,7 @@ def kept_dims(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def step_by_step(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Means of means, as two nested `vmap`s leave them."""
+    """Takes means of means, as two nested `vmap`s do."""
     mean = x.mean((1, 2)).mean(0)
     return mean, (x * x).mean(2).mean((0, 1)) - mean * mean
 
@@ -80,7 +80,7 @@ def of_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def unbiased_aside(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The squares first, the mean of them through a sum of its own."""
+    """Sums the squares first, and takes their mean from a separate sum."""
     squares = jnp.sum(lax.integer_pow(x, 2), AXES)
     total = jnp.sum(x, AXES)
     return total / COUNT, (squares - total * total / COUNT) / COUNT
@@ -139,7 +139,7 @@ def by_reciprocal_of_std(x: Any, mean: Any, var: Any, scale: Any, bias: Any) -> 
 
 
 def centred_at_zero(x: Any, mean: Any, var: Any, scale: Any, bias: Any) -> jax.Array:
-    """A scale that is stored as its difference from 1."""
+    """The scale is stored as its difference from 1."""
     xhat = (x - _vector(mean)) * lax.rsqrt(_vector(var) + 1e-3)
     return xhat * _vector(1.0 + scale) + _vector(bias)
 
@@ -241,7 +241,7 @@ def test_join_of_two() -> None:
 
 
 def test_join_of_two_epsilons() -> None:
-    """One call has one epsilon: two calls."""
+    """A call has a single epsilon, so this takes two calls."""
 
     def join(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
         other = (z - z.mean(AXES, keepdims=True)) / jnp.sqrt(z.var(AXES, keepdims=True) + 1e-5)
@@ -251,7 +251,7 @@ def test_join_of_two_epsilons() -> None:
 
 
 def test_preactivation_of_a_residual_sum() -> None:
-    """x is itself a sum, and read by the shortcut too."""
+    """x is itself a sum, which the shortcut reads as well."""
 
     def block(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, jax.Array]:
         total = x + z
@@ -268,7 +268,7 @@ def test_x_is_its_own_residual() -> None:
 
 
 def test_running_statistics() -> None:
-    """They only read the batch's, in whatever way: unbiased, and a mean of squares of its own."""
+    """They only read the batch statistics: an unbiased variance, and a separate mean of squares."""
 
     def layer(x: Any, scale: Any, bias: Any, old: Any) -> Any:
         mean = x.mean(AXES)
@@ -317,7 +317,7 @@ def test_layouts(shape: tuple[int, ...], axis: int) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("is_mixed", [True, False])
 def test_dtypes(dtype: str, is_mixed: bool) -> None:
-    """Mixed: arithmetic in float32, as Flax; else all in the dtype of x, as Haiku."""
+    """Mixed means arithmetic in float32, as in Flax; otherwise all is in x's dtype, as in Haiku."""
     wide = jnp.float32 if is_mixed and dtype != "float64" else jnp.dtype(dtype)
 
     def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
@@ -368,7 +368,7 @@ def test_scalar_gains_are_part_of_the_scale() -> None:
 
 
 def test_zero_scale_makes_exact_zeros() -> None:
-    """At exactly 0 the derivative of ReLU is 0: where z is 0 too, nothing gets through."""
+    """The derivative of ReLU at exactly 0 is 0, so there is no gradient where z is 0 as well."""
     scale = jnp.zeros(3, jnp.float32)
     z = jnp.where(Z > 0.5, Z, 0)
 
@@ -380,7 +380,7 @@ def test_zero_scale_makes_exact_zeros() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_special_values(value: float) -> None:
-    """They go through z: a statistic of them is NaN in any spelling."""
+    """They are passed in z, because a statistic of them would be NaN in any spelling."""
 
     def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
         return jax.nn.relu(_batch_norm(x, scale, bias) + z)
@@ -408,7 +408,7 @@ def test_affine_forms() -> None:
 
 @pytest.mark.parametrize("wide", ["float32", "bfloat16"])
 def test_affine_in_bfloat16(wide: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is left alone on a CPU, where it does not pay."""
+    """It is left alone on a CPU, where fusing it does not pay."""
 
     def given(x: Any, z: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
         inside = jnp.dtype(wide) if x.dtype == jnp.bfloat16 else x.dtype
@@ -447,7 +447,7 @@ def test_transposed_before_it_is_normalised() -> None:
 
 
 def _with_bias(x: Any, kernel: Any, shift: Any, scale: Any, bias: Any, old: Any) -> Any:
-    """As a convolution of Keras or stax, whose bias BatchNorm takes away again."""
+    """A convolution as in Keras or stax, with a bias that BatchNorm removes again."""
     x = jnp.einsum("nhwc,cd->nhwd", x, kernel) + _vector(shift)
     mean, var = x.mean(AXES), x.var(AXES)
     y = jax.nn.relu(plain(x, mean, var, scale, bias))
@@ -455,7 +455,7 @@ def _with_bias(x: Any, kernel: Any, shift: Any, scale: Any, bias: Any, old: Any)
 
 
 def test_bias_before_the_norm() -> None:
-    """It cancels, so that the array with it is not computed; only the mean has it."""
+    """The bias cancels, so the array with the bias is not computed; only the mean contains it."""
     arguments = (X, jnp.outer(SCALE, BIAS), 3 * BIAS, SCALE, BIAS, SCALE)
     assert_fused(_with_bias, *arguments, bn_relu=1)
     equations = jax.make_jaxpr(jax_bnar.fuse(_with_bias))(*arguments).jaxpr.eqns
@@ -474,7 +474,7 @@ def test_bias_before_the_norm_that_is_not_finite(value: float) -> None:
 
 
 def test_bias_before_the_norm_that_is_read_elsewhere() -> None:
-    """The array with the bias is there anyway: it is normalised as it is."""
+    """The array with the bias exists anyway, so it is normalised as it is."""
 
     def layer(x: Any, shift: Any, scale: Any, bias: Any) -> Any:
         x = x + _vector(shift)
@@ -483,7 +483,7 @@ def test_bias_before_the_norm_that_is_read_elsewhere() -> None:
     assert_fused(layer, X, BIAS, SCALE, BIAS, bn_relu=1)
 
     def example(x: Any, shift: Any, scale: Any, bias: Any) -> Any:
-        """No vector of the channels, and so it does not cancel."""
+        """The shift is not a vector over the channels, so it does not cancel."""
         return jax.nn.relu(_batch_norm(x + shift, scale, bias))
 
     assert_fused(example, X, X[:, :1, :1], SCALE, BIAS, bn_relu=1)
@@ -512,7 +512,7 @@ def test_bias_before_the_norm_of_evaluation() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_results_wider_than_x(dtype: str) -> None:
-    """As Flax has it with parameters of float32 and no dtype: x is widened, exactly, and first."""
+    """Flax with float32 parameters and no dtype first widens x, which is exact."""
 
     def layer(x: Any, z: Any, scale: Any, bias: Any, old: Any) -> Any:
         wide = x.astype(old.dtype)
@@ -530,7 +530,7 @@ def test_results_wider_than_x(dtype: str) -> None:
 
 
 def test_a_residual_of_one_vector_is_part_of_the_bias() -> None:
-    """The kernel's residual is an array; but one vector of the channels adds to the bias."""
+    """The kernel's residual must be a whole array, but a vector over channels joins the bias."""
 
     def layer(x: Any, vector: Any, scale: Any, bias: Any) -> Any:
         return jax.nn.relu(_batch_norm(x, scale, bias) + vector)

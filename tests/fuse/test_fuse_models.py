@@ -1,6 +1,7 @@
-"""What `fuse` finds in ResNets of other libraries, and that they compute the same with it.
+"""`fuse` finds the joins in ResNets of other libraries, and the networks still compute the same.
 
-Counts are of whole ResNet-50s, which are only traced; results are of two small blocks.
+Operators are counted in whole ResNet-50s, which are only traced. Results are compared on two small
+blocks.
 """
 
 import functools
@@ -53,7 +54,7 @@ def test_linen(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("use_fast_variance", [True, False])
 def test_linen_with_axis_name(use_fast_variance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Flax's ImageNet example has it: statistics over the devices of a mapped axis."""
+    """As in Flax's ImageNet example, statistics are taken over the devices of a mapped axis."""
     norm = functools.partial(nn.BatchNorm, axis_name="batch", use_fast_variance=use_fast_variance)
     network, variables = _linen()
     monkeypatch.setattr("benchmarks.models.linen.NORM", norm)
@@ -103,7 +104,7 @@ def test_by_hand() -> None:
 
 
 def test_stax() -> None:
-    """It has no evaluation mode."""
+    """stax has no evaluation mode."""
     init, apply = stax.model()
     shape = jax.eval_shape(lambda key: init(key, IMAGES.shape)[1], jax.random.key(0))
     shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), shape)
@@ -112,7 +113,7 @@ def test_stax() -> None:
 
 
 def test_equinox() -> None:
-    """Each image on its own under `vmap`; of the mode "ema" only evaluation is a BatchNorm."""
+    """Each image is separate under `vmap`; the mode "ema" is a BatchNorm only in evaluation."""
     equinox = pytest.importorskip("equinox")
     from benchmarks.models.equinox import model as equinox_model
 
@@ -154,7 +155,7 @@ def test_haiku(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_keras() -> None:
-    os.environ.setdefault("KERAS_BACKEND", "jax")  # read when it is imported
+    os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it when it is imported
     keras = pytest.importorskip("keras")
     if keras.backend.backend() != "jax":
         pytest.skip("Keras was imported with another backend")
@@ -168,7 +169,7 @@ def test_keras() -> None:
 
 
 def test_a_resnet_is_rewritten_in_half_a_second() -> None:
-    """Processor time, the best of three; without the trace of the network itself."""
+    """The time is the best of three processor times, without tracing the network itself."""
     network, variables = _linen()
     closed = jax.make_jaxpr(functools.partial(_apply, network, train=True))(variables, IMAGES)
     seconds = []

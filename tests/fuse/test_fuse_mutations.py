@@ -1,7 +1,7 @@
-"""Programs that differ from a BatchNorm-Add-ReLU in one equation: equal results, always.
+"""Mutants, which differ from a BatchNorm-Add-ReLU in one equation, always keep their results.
 
-Most mutants are no BatchNorm any more, some still are. Whatever `fuse` makes of one, values and
-gradients must be those of the mutant, in float64, where rounding hides nothing.
+Most mutants are no longer a BatchNorm, but some are. Whatever `fuse` does with one, its values and
+gradients must stay those of the mutant. This is tested in float64, where rounding hides nothing.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def _flip(value: Any) -> Any:
     return lax.rev(value, tuple(range(value.ndim)))
 
 
-# Each takes the primitive's result, its bound form and its operands.
+# Each mutation takes the primitive's result, a function that binds the primitive, and its operands.
 MUTATIONS: dict[str, Callable[..., Any]] = {
     "scaled": lambda out, bind, args: out * 1.25,
     "shifted": lambda out, bind, args: out + 0.125,

@@ -1,4 +1,4 @@
-"""What `fuse` must not take: each guard, with its reason, and nothing changed."""
+"""Programs that `fuse` must refuse: each is reported with its reason, and left unchanged."""
 
 from collections.abc import Callable
 from typing import Any
@@ -126,7 +126,7 @@ def masked(x: Any, scale: Any, bias: Any) -> jax.Array:
 
 
 def chosen_statistics(x: Any, scale: Any, bias: Any) -> jax.Array:
-    """Those of the batch or given ones, by a flag that is only known at run time."""
+    """Batch or given statistics, chosen by a flag that is only known at run time."""
     mean, var = _moments(x)
     flag = scale[0] > 0
     mean = jnp.where(flag, mean, bias.reshape(1, 1, 1, -1))
@@ -146,7 +146,7 @@ def centred_array_read(x: Any, scale: Any, bias: Any) -> Any:
 
 
 def narrower_inside(x: Any, scale: Any, bias: Any) -> jax.Array:
-    """The program rounds x: that is its wish."""
+    """The program rounds x on purpose."""
     mean, var = _moments(x)
     centred = (x - mean).astype(jnp.bfloat16).astype(jnp.float32)
     return jax.nn.relu(centred * lax.rsqrt(var + 1e-3))
@@ -174,7 +174,7 @@ def by_windows(x: Any, scale: Any, bias: Any) -> jax.Array:
 
 
 def in_a_loop(x: Any, scale: Any, bias: Any) -> jax.Array:
-    """A sum over the examples, one after another."""
+    """The sum over the examples is taken one example after another."""
     start = jnp.zeros((2, 3), x.dtype)
     add = lambda c, a: (c + jnp.stack([a.mean((0, 1)), (a * a).mean((0, 1))]) / 6, None)  # noqa: E731
     (mean, squares), _ = lax.scan(add, start, x)
@@ -214,20 +214,20 @@ REFUSED: dict[Callable[..., Any], str] = {
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
 def test_refused(function: Callable[..., Any]) -> None:
-    """With one line in the report: the reason, and where the program normalises."""
+    """The report has one line, with the reason and the line at which the program normalises."""
     assert_untouched(function, X, SCALE, BIAS, reason=REFUSED[function])
     (candidate,) = jax_bnar.explain(function)(X, SCALE, BIAS).candidates
     assert "test_fuse_refusals.py:" in candidate.line
 
 
 def test_what_is_no_batch_norm_has_no_line() -> None:
-    """Roots and sums that are none of our business: no noise in the report."""
+    """Roots and sums that are unrelated to BatchNorm do not appear in the report."""
 
     def unit_length(x: Any) -> Any:
         return x / jnp.sqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
 
     def clipped(x: Any, z: Any) -> Any:
-        """By the norm of all gradients."""
+        """Clips gradients by their global norm."""
         norm = jnp.sqrt(sum(jnp.sum(a * a) for a in (x, z)))
         return x / jnp.maximum(norm, 1), z / jnp.maximum(norm, 1)
 
@@ -273,7 +273,7 @@ def _after(a: Any, activation: Callable[[Any], Any]) -> Any:
     return activation(a)
 
 
-# BatchNorm is taken, and what follows it is not: the program keeps its own tail.
+# Here the BatchNorm is fused but what follows it is not, so the program keeps its own tail.
 KEPT_TAILS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "z of one channel vector": (lambda bn, z: jax.nn.relu(bn + z[:1, :1]), "broadcast"),
     "z of one example": (lambda bn, z: jax.nn.relu(bn + z[:1]), "broadcast"),
@@ -323,7 +323,7 @@ def test_kept_tails(name: str) -> None:
     "name", [n for n in KEPT_TAILS if n not in ("named", "z of another dtype")]
 )
 def test_kept_tails_at_exact_zeros(name: str) -> None:
-    """A scale, a bias and a residual of 0: each spelling keeps its own derivative at 0."""
+    """With a scale, a bias and a residual of 0, each spelling keeps its own derivative at 0."""
     tail, _ = KEPT_TAILS[name]
     zeros = jnp.zeros(3, jnp.float32)
 
@@ -336,7 +336,7 @@ def test_kept_tails_at_exact_zeros(name: str) -> None:
 
 @jax.custom_jvp
 def surrogate(a: jax.Array) -> jax.Array:
-    """ReLU, with a derivative that is 1 down to -1."""
+    """ReLU with a derivative that is 1 for all inputs above -1."""
     return jnp.maximum(a, 0)
 
 
@@ -347,7 +347,7 @@ def _surrogate_jvp(primals: Any, tangents: Any) -> Any:
 
 @jax.custom_jvp
 def half_at_zero(a: jax.Array) -> jax.Array:
-    """ReLU in all but the derivative at 0."""
+    """ReLU except for the derivative at 0."""
     return jnp.maximum(a, 0)
 
 
@@ -369,7 +369,7 @@ guided.defvjp(
 
 @jax.custom_jvp
 def own_relu(a: jax.Array) -> jax.Array:
-    """The rule of `jax.nn.relu`, written again."""
+    """ReLU with a copy of the rule of `jax.nn.relu`."""
     return jnp.maximum(a, 0)
 
 
@@ -395,7 +395,7 @@ def test_the_same_rule_written_again() -> None:
 
 
 def test_derivatives_that_know_the_whole_are_left_alone() -> None:
-    """A BatchNorm with a backward pass of its own."""
+    """A BatchNorm with a custom backward pass is not looked into."""
 
     @jax.custom_vjp
     def norm(x: Any) -> Any:
@@ -406,7 +406,7 @@ def test_derivatives_that_know_the_whole_are_left_alone() -> None:
 
 
 def test_cycles() -> None:
-    """What depends on the statistics cannot be an operand of what gives them."""
+    """A value that depends on statistics cannot be an operand of the call that computes them."""
 
     def residual(x: Any, z: Any) -> Any:
         return jax.nn.relu(_norm(x) + z * x.mean(AXES, keepdims=True))
@@ -432,7 +432,7 @@ def test_cycles() -> None:
 
 
 def test_parameters_of_each_example() -> None:
-    """Conditional BatchNorm: the normalisation is taken, its parameters are not."""
+    """In a conditional BatchNorm, the normalisation is fused but its parameters are not."""
 
     def layer(x: Any, scales: Any) -> Any:
         return jax.nn.relu(_norm(x) * scales[:, None, None, :])
@@ -441,7 +441,7 @@ def test_parameters_of_each_example() -> None:
 
 
 def test_ensembles() -> None:
-    """Under `vmap` with parameters of their own, statistics are along two axes."""
+    """Members with their own parameters under `vmap` have statistics along two axes."""
 
     def member(x: Any, scale: Any, bias: Any) -> Any:
         return jax.nn.relu(_batch_norm(x, scale, bias))
@@ -499,7 +499,7 @@ def test_gradients_inside() -> None:
 
 
 def test_layer_norm_in_a_gradient_is_left_alone() -> None:
-    """It is not the gradient that stands in its way: no hint, and no error."""
+    """The gradient is not what stands in its way, so there is no hint and no error."""
 
     def loss(x: Any, scale: Any, bias: Any) -> Any:
         return layer_norm(x, scale, bias).sum()

@@ -1,4 +1,4 @@
-"""What `explain` says."""
+"""Tests of what `explain` says."""
 
 import pathlib
 import re
@@ -103,7 +103,7 @@ def test_nothing_to_say() -> None:
 
 
 def _parsed(text: str) -> dict[str, dict[str, Any]]:
-    """Paddle's print: by heading, the operators in order and the tensors as sets."""
+    """Parses the print of Paddle's pass: by heading, the operators in order and sets of tensors."""
     graphs: dict[str, dict[str, Any]] = {}
     headings = re.split(r"The (source|result) pattern graph in \[(\w+)\]:", text)
     for kind, name, body in zip(headings[1::3], headings[2::3], headings[3::3], strict=True):
@@ -121,7 +121,7 @@ def _parsed(text: str) -> dict[str, dict[str, Any]]:
     return graphs
 
 
-# What PaddlePaddle's pass prints; the order of the tensors is that of its hash tables.
+# The print of PaddlePaddle's pass, in which the order of the tensors is that of its hash tables.
 PADDLE = TESTS / "data" / "paddle_fused_bn_add_act_pass.txt"
 
 
@@ -145,7 +145,7 @@ def test_graphs_name_what_was_found() -> None:
 
 
 def test_example_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule that the room's README adds, added."""
+    """With the rule from the README of `_fuse`, the new spelling is fused."""
 
     def pooled(x: Any, z: Any) -> Any:
         def mean(a: Any) -> Any:
@@ -177,7 +177,7 @@ def test_example_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
 def test_html_is_a_whole_page() -> None:
     page = jax_bnar.explain(network)(X, Z).html()
     assert page.startswith("<!DOCTYPE html>")
-    xml.etree.ElementTree.fromstring(page)  # each element is closed, each text escaped
+    xml.etree.ElementTree.fromstring(page)  # raises unless elements are closed and text is escaped
     assert page.count("<tr class=") == 3
     assert page.count("<svg") == page.count("</svg>") == 8
     assert "pd_op.fused_bn_add_activation_grad" in page

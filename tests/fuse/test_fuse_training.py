@@ -1,4 +1,4 @@
-"""Networks of seven libraries train with `fuse` as they do without: values, gradients, state."""
+"""Networks of seven libraries train alike with and without `fuse`: values, gradients, state."""
 
 import functools
 import os
@@ -22,12 +22,13 @@ PACKAGES = {"linen": "flax", "nnx": "flax", "stax": "jax", "by_hand": "jax"}
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_trains_as_well(library: str) -> None:
-    """Against the program in float64, what the step computes errs no more than without `fuse`.
+    """The error of a step against the program in float64 is no larger than without `fuse`.
 
-    Loss, new running statistics and gradients, of a stage of two blocks. Most of the error is that
-    of the convolutions, which are the same: hence the mean over several batches, and a margin.
+    Compared are the loss, the new running statistics and the gradients of a stage of two blocks.
+    Most of the error is that of the convolutions, which are the same, so the test takes the mean
+    over several batches and allows a margin.
     """
-    os.environ.setdefault("KERAS_BACKEND", "jax")  # read when it is imported
+    os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it when it is imported
     pytest.importorskip(PACKAGES.get(library, library))
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         network = build(library, (2,), 4, SMALL.shape)
@@ -60,14 +61,14 @@ def _exact_step(loss: Any, parameters: Any, state: Any, images: Any) -> Any:
 
 
 def _distance(given: Any, exact: Any) -> float:
-    """Of all results together, relative to their length."""
+    """The distance of all results together, relative to their norm."""
     pairs = list(zip(*map(jax.tree.leaves, (given, exact)), strict=True))
     difference = [np.linalg.norm(np.asarray(a, np.float64) - np.asarray(b)) for a, b in pairs]
     return float(np.linalg.norm(difference) / np.linalg.norm([np.linalg.norm(b) for _, b in pairs]))
 
 
 def test_keras_fits_the_same() -> None:
-    """At the method that its trainer differentiates."""
+    """`fuse` is applied to the method that Keras' trainer differentiates."""
     os.environ.setdefault("KERAS_BACKEND", "jax")
     keras = pytest.importorskip("keras")
     if keras.backend.backend() != "jax":
@@ -142,7 +143,7 @@ def test_nnx_trains_the_same(is_jitted: bool) -> None:
 
 @pytest.mark.parametrize("is_jitted", [True, False])
 def test_nnx_state_as_argument(is_jitted: bool) -> None:
-    """The functional interface: inside of `grad` nobody may write to variables of outside."""
+    """Uses NNX's functional interface, because no outer variable may be written inside `grad`."""
     definition, parameters, state = nnx.split(nnx_models.model((1,), 4), nnx.Param, ...)
 
     def loss(parameters: Any, state: Any, x: Any) -> Any:

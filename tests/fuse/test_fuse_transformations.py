@@ -104,7 +104,7 @@ def test_bodies(function: Callable[..., Any], calls: int) -> None:
 
 
 def test_while_loops() -> None:
-    """They have no gradient in reverse: values alone."""
+    """While loops have no reverse-mode gradient, so only values are compared."""
     assert operators(while_looped, *ARGUMENTS) == {"bn_add_relu": 1}
     given = jax.jit(jax_bnar.fuse(while_looped))(*ARGUMENTS)
     np.testing.assert_allclose(given, while_looped(*ARGUMENTS), rtol=1e-4, atol=1e-4)
@@ -118,7 +118,7 @@ def test_a_shared_body_is_rewritten_once() -> None:
 
 
 def test_parameters_of_calls_stay() -> None:
-    """Donation, policy, unroll: of a call with a new body, only the body is new."""
+    """A call with a new body keeps its other parameters, such as donation, policy and unroll."""
 
     def program(x: Any, *parameters: Any) -> Any:
         step = jax.jit(_block, donate_argnums=0, inline=False)
@@ -182,7 +182,7 @@ def test_forward_mode_and_second_derivatives() -> None:
 
 
 def test_vmap_of_a_fused_function() -> None:
-    """An ensemble: each member has statistics, scale and bias of its own."""
+    """Each member of an ensemble has its own statistics, scale and bias."""
     arguments = tuple(jnp.stack([a, 0.5 * a]) for a in (X, Z, SCALE, BIAS))
     given = jax.vmap(jax_bnar.fuse(_join))(*arguments)
     np.testing.assert_allclose(given, jax.vmap(_join)(*arguments), rtol=1e-4, atol=1e-4)
@@ -190,7 +190,7 @@ def test_vmap_of_a_fused_function() -> None:
 
 
 def test_vmap_of_examples() -> None:
-    """As Equinox: each example on its own, means of means over a mapped axis."""
+    """As in Equinox, each example is handled separately, with means of means over a mapped axis."""
 
     def example(x: Any, z: Any, scale: Any, bias: Any) -> Any:
         mean = lax.pmean(x.mean((0, 1)), "batch")
@@ -221,7 +221,7 @@ def test_under_two_vmaps() -> None:
 
 
 def _stacked(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-    """Both statistics in one psum, as Flax."""
+    """Takes both statistics in one psum, as Flax does."""
     both = lax.pmean(jnp.stack([x.mean(AXES), (x * x).mean(AXES)]), "data")
     mean, squares = both[0], both[1]
     var = jnp.maximum(0.0, squares - mean * mean)
@@ -273,7 +273,7 @@ def test_shard_map(check_vma: bool, inside: bool) -> None:
 
 
 def test_local_statistics_in_shard_map() -> None:
-    """Those of the shard, while others are averaged for the running ones."""
+    """Each shard normalises by its own statistics; the mean over shards is for the running ones."""
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
 
     def local(x: Any, z: Any, scale: Any, bias: Any) -> Any:
@@ -337,7 +337,7 @@ def test_checkpoint_names_and_metadata_stay() -> None:
 
 
 def test_static_arguments_and_trees() -> None:
-    """Flags, functions and strings reach the function as they are, and come back."""
+    """Flags, functions and strings are passed to the function and returned unchanged."""
 
     def layer(tree: dict[str, Any], train: bool, activation: Any, *, name: str = "") -> Any:
         x = tree["x"]
