@@ -245,7 +245,7 @@ def _number_of(region: Region, operand: Operand) -> int | None:
 def _is_statistic(value: Value, x: Value) -> bool:
     """Whether a vector is computed from x or from an array as large, as statistics in training are.
 
-    Such a ReLU is no evaluation form and must not be matched here.
+    A ReLU with such a vector must not be matched as evaluation.
     """
     waiting, seen = [value], {value}
     while waiting:

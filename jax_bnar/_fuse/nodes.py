@@ -74,7 +74,7 @@ class Node:
 
 
 def source(operand: Operand) -> tuple[Operand, tuple[int | None, ...]]:
-    """The array of which an operand is a broadcast, and for each axis of the operand the array's.
+    """The array of which an operand is a broadcast, and its axis for each axis of the operand.
 
     None stands for an axis of size 1, or one along which the operand repeats.
     """
