@@ -90,7 +90,6 @@ def benchmark(
             {name: functools.partial(_run, program, given) for name, program in programs.items()},
             rounds=rounds,
             min_sample_ms=min_sample_ms,
-            each_round=lambda: None,
         )
         measurements += [
             _measurement(name, what, timings[name], program, residuals.get(name))

@@ -8,10 +8,7 @@ from collections.abc import Iterable, Sequence
 from jax_bnar.profile._file import Operator, Profile
 
 ADD, ADD_RELU = "Elemwise ADD", "Elemwise FUSE_ADD_RELU"
-# The second and the third are joins of two BatchNorms.
-FUSED_JOINS = (
-    *("FusedBatchNorm ADD_RELU", "FusedBatchNorm DUAL_FORWARD", "FusedBatchNorm DUAL_NORMALISE"),
-)
+FUSED_JOIN = "FusedBatchNorm ADD_RELU"  # also the join of two BatchNorms
 # An operator that moves fewer bytes says nothing about the bandwidth of a device.
 _LEAST_BYTES = 1_000_000
 
@@ -138,7 +135,7 @@ def summarise(profile: Profile, *, top: int, bytes_per_s: float | None = None) -
         longest=_longest(operators, top, seconds, roof),
         pairs=pairs,
         saving=_saving(pairs, seconds),
-        fused_joins=sum(len(by_kind[kind]) for kind in by_kind if kind.startswith(FUSED_JOINS)),
+        fused_joins=sum(len(by_kind[kind]) for kind in by_kind if kind.startswith(FUSED_JOIN)),
         reached=tuple(
             (operator.kind, operator.bytes, operator.bytes / operator.seconds / roof)
             for operator in timed

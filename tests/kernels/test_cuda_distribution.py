@@ -131,8 +131,8 @@ def test_another_version_is_refused(tmp_path: pathlib.Path) -> None:
     assert finished.returncode == 1
     last = finished.stderr.splitlines()[-1]
     ours = jax_bnar.__version__
-    assert last.startswith(f"ImportError: jax_bnar {ours} works with jax-bnar-cuda13 {ours} alone")
-    assert "found 0.0.9" in last
+    assert last.startswith(f"ImportError: jax_bnar {ours} works only with jax-bnar-cuda13 {ours}")
+    assert "found version 0.0.9" in last
     assert "pip uninstall jax-bnar-cuda13" in last
 
     finished = run(tmp_path, "", "-m", "jax_bnar.doctor")

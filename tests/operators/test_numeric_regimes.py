@@ -149,15 +149,23 @@ def limits(case: Case, implementation: str, given: Operands, dout: Cotangents, y
     sum_e, sum_ec = total(e), total(e * wide)
     dx = a * (e - sum_e / count - wide * np.square(rstd) * sum_ec / count)
     dx = dx + dmean / count + 2 * dvar * wide / count
+    # In pure JAX, XLA may compute the y of the gate with a product contracted otherwise than in
+    # forward, so that the two disagree about the sign of a y that is 0 within its rounding error.
+    # The kernels repeat forward's operations exactly.
+    undecided = np.zeros_like(wide)
+    if case.relu and implementation == "xla":
+        undecided = np.abs(tensor(dout.y)) * (np.abs(pre) <= y_error)
     chain = (KERNEL_CHAIN if implementation == "ffi" else count) + 8
     abs_e, abs_ec = total(np.abs(e)), total(np.abs(e * wide))
-    of_sum_e = chain * u * abs_e + tiny
+    of_sum_e = chain * u * abs_e + tiny + total(undecided)
     of_sum_ec = chain * u * abs_ec + total(np.abs(e) * of_centred) + count * tiny
+    of_sum_ec = of_sum_ec + total(undecided * np.abs(wide))
     # The rounding error of a mean far from 0 may be as large as x - mean itself.
     reach = np.abs(wide) + of_centred
     terms = np.abs(e) + abs_e / count + reach * np.square(rstd) * abs_ec / count
     dx_error = np.abs(a) * (
         (3 * of_rstd + 8 * u) * terms
+        + undecided
         + of_sum_e / count
         + np.square(rstd) * (of_centred * abs_ec + reach * of_sum_ec) / count
     )
@@ -246,6 +254,8 @@ def programs(draw: st.DrawFn) -> Case:
 @example(case=Case((17, 2), axis=0, dtype="float64"))
 @example(case=Case((64, 48), seed=2380))
 @example(case=Case((4, 1000), axis=0, seed=574))
+# In this one, in pure JAX, forward and backward disagree about the sign of a y next to 0.
+@example(case=Case((3, 2, 3), axis=0, form="bn_relu", ratio=0.0))
 def test_within_bounds_in_every_regime(implementation: str, case: Case) -> None:
     given_operands = operands(case)
     for i, regime in enumerate(regimes.NAMES):

@@ -208,7 +208,7 @@ def test_refused_without_the_constant() -> None:
 
 
 def test_constant_covers_every_primitive() -> None:
-    assert len(jax_bnar.DISABLED_EXPORT_CHECKS) == 6
+    assert len(jax_bnar.DISABLED_EXPORT_CHECKS) == 11
     expected = {
         export.DisabledSafetyCheck.custom_call(f"jax_bnar_{operation}_v1")
         for operation in (
@@ -218,6 +218,11 @@ def test_constant_covers_every_primitive() -> None:
             "normalise",
             "backward_reduce",
             "backward_apply",
+            "dual_forward",
+            "dual_backward",
+            "dual_normalise",
+            "dual_backward_reduce",
+            "dual_backward_apply",
         )
     }
     assert set(jax_bnar.DISABLED_EXPORT_CHECKS) == expected
