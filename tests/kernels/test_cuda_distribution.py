@@ -138,7 +138,7 @@ def test_another_version_is_refused(tmp_path: pathlib.Path) -> None:
     finished = run(tmp_path, "", "-m", "jax_bnar.doctor")
     assert finished.returncode == 1, finished.stdout + finished.stderr
     assert "does NOT work" in finished.stdout
-    assert "found 0.0.9" in finished.stdout
+    assert "found version 0.0.9" in finished.stdout
     assert "executed    float32" in finished.stdout  # the CPU kernels were examined all the same
 
 
