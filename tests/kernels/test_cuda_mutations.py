@@ -67,6 +67,7 @@ MUTATIONS = {
         "  if (block_reduction == BlockReduction::kCluster) {\n",
         "forward",
         "cluster",
+        "all",
     ),
     "blocks leave a cluster that still reads": Mutation(
         "team_sums.cuh",
