@@ -1,9 +1,12 @@
 """How much of the machine other processes used during a measurement (Linux; None elsewhere)."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+
+from rich.console import Console
 
 _STAT = Path("/proc/stat")
 # Above this share of the machine, tables warn that the times may mean nothing.
@@ -26,6 +29,21 @@ class Contention:
         others = (busy - self._busy) - (_own_seconds() - self._own)
         capacity = (perf_counter() - self._start) * (os.cpu_count() or 1)
         return max(0.0, others / capacity)
+
+
+def print_warning(shares: Iterable[float | None], console: Console) -> None:
+    """Prints the warning, if there is one, so that it catches the eye."""
+    sentence = warning(shares)
+    if sentence is not None:
+        console.print(f"[bold red]{sentence}")
+
+
+def warning(shares: Iterable[float | None]) -> str | None:
+    """A warning if others used too much of the machine during a measurement, otherwise None."""
+    most = max((share for share in shares if share is not None), default=0.0)
+    if most <= TOLERATED:
+        return None
+    return f"other processes used up to {most:.0%} of the machine: measure again when it is quiet"
 
 
 def _own_seconds() -> float:

@@ -18,6 +18,7 @@ from rich.table import Table
 from benchmarks.common.contention import Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
+from benchmarks.common.kernels import require_kernels
 from benchmarks.network.training_step import DType, TrainingStep
 
 SCHEMA: Final = 1
@@ -40,6 +41,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
+    require_kernels()
     # Do not load programs that an earlier run has compiled.
     jax.config.update("jax_enable_compilation_cache", False)
     console = Console(width=80)
@@ -56,7 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         document["runs"].append(measure(dtype, options, console))
         console.print(table(document["runs"][-1]))
     if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
         write_json(options.output, document)
         console.print(f"wrote {options.output}")
     return document

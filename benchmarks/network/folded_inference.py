@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.contention import TOLERATED, Contention
+from benchmarks.common.contention import Contention, print_warning
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
 from benchmarks.common.kernels import require_kernels
@@ -56,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     settings = dataclasses.asdict(dataclasses.replace(options, output=None))
     document = {"schema": SCHEMA, "environment": environment, "settings": settings, "runs": runs}
     if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
         write_json(options.output, document)
         picture = options.output.with_suffix(".svg")
         plot(document, picture)
@@ -170,8 +169,7 @@ def _print(
             f"{row['distance']:.1e}",
         )
     console.print(table)
-    if run["contention"] is not None and run["contention"] > TOLERATED:
-        console.print(f"[bold red]other processes used {run['contention']:.0%} of the machine")
+    print_warning([run["contention"]], console)
 
 
 if __name__ == "__main__":

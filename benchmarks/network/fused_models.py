@@ -60,7 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     for library in options.libraries:
         document["models"][library] = measure(library, options)
         if options.output is not None:
-            options.output.parent.mkdir(parents=True, exist_ok=True)
             write_json(options.output, document)
     console.print(table(document["models"]))
     return document

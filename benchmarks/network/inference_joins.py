@@ -29,10 +29,11 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.contention import Contention
+from benchmarks.common.contention import Contention, print_warning
 from benchmarks.common.copy_bandwidth import CopyRoof
 from benchmarks.common.environment import core_count, describe_environment
 from benchmarks.common.json_file import write_json
+from benchmarks.common.kernels import require_kernels
 from benchmarks.gpu.inference_joins import JOINS, ours, xla
 from jax_bnar._benchmark.timing import interleave
 from jax_bnar.profile import _hlo
@@ -60,6 +61,7 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
     jax.config.update("jax_platforms", "cpu")
+    require_kernels()
     console = Console()
     environment = describe_environment()
     joins = {
@@ -84,7 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         "total": total,
     }
     if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
         write_json(options.output, document)
         console.print(f"wrote {options.output}")
     return document
@@ -255,9 +256,7 @@ def _print(
             f" {ratios['median_of_rounds']:.2f}; processor time"
             f" {ratios['processor_ms']:.2f}"
         )
-    shares = [row["contention"] for row in rows if row["contention"] is not None]
-    if shares and max(shares) > 0.05:
-        console.print(f"[bold red]other processes took up to {max(shares):.0%} of the machine")
+    print_warning((row["contention"] for row in rows), console)
 
 
 if __name__ == "__main__":

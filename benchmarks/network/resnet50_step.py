@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.contention import TOLERATED, Contention
+from benchmarks.common.contention import Contention, warning
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
 from benchmarks.common.kernels import require_kernels
@@ -59,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         for dtype in options.dtype:
             document["runs"].append(measure(size, batch, dtype, options))
             if options.output is not None:
-                options.output.parent.mkdir(parents=True, exist_ok=True)
                 write_json(options.output, document)
             console.print(table(document["runs"][-1]))
     if options.output is not None:
@@ -116,8 +115,7 @@ def table(run: dict[str, Any]) -> Table:
             f"{network['median_ms']:.0f}",
             *(f"{size / MIB:.0f}" for size in sizes),
         )
-    if run["contention"] is not None and run["contention"] > TOLERATED:
-        result.caption = f"other processes used {run['contention']:.0%} of the machine"
+    result.caption = warning([run["contention"]])
     return result
 
 

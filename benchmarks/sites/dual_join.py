@@ -23,9 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 import jax_bnar
-from benchmarks.common.contention import TOLERATED, Contention
+from benchmarks.common.contention import Contention, print_warning
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
+from benchmarks.common.kernels import require_kernels
 from benchmarks.common.progress import say
 from jax_bnar._benchmark.timing import interleave
 
@@ -53,6 +54,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
+    require_kernels()
     console = Console()
     runs = [
         _measure(options, dtype, save, site)
@@ -62,13 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     ]
     environment = describe_environment()
     console.print(_table(runs, options, environment))
-    shares = [run["contention"] for run in runs if run["contention"] is not None]
-    if shares and max(shares) > TOLERATED:
-        console.print(f"[bold red]other processes took up to {max(shares):.0%} of the machine")
+    print_warning((run["contention"] for run in runs), console)
     settings = dataclasses.asdict(dataclasses.replace(options, output=None))
     document = {"schema": SCHEMA, "environment": environment, "settings": settings, "runs": runs}
     if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
         write_json(options.output, document)
         console.print(f"wrote {options.output}")
     return document

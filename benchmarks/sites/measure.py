@@ -53,15 +53,7 @@ def measure_site(
         "two_read_bytes": two_read_bytes(site, batch, itemsize(dtype)),
         "two_read_bytes_without_y": two_read_bytes_without_y(site, batch, itemsize(dtype)),
         "copy_bytes_per_s": median(copies),
-        "peers": {
-            name: {
-                "median_ms": timing.median_ms,
-                "min_ms": timing.min_ms,
-                "repetitions": timing.repetitions,
-                "samples_ms": timing.samples_ms,
-            }
-            for name, timing in timings.items()
-        },
+        "peers": {name: timing.as_dict() for name, timing in timings.items()},
     }
 
 

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.contention import TOLERATED
+from benchmarks.common.contention import print_warning
 
 # Short, so that four peers with their ratios fit into the 80 columns of a log or a pipe.
 _HEADS: Final[dict[str, str]] = {"ours_mask": "mask", "torch_compile": "torch c"}
@@ -48,7 +48,7 @@ def print_run(run: dict[str, Any], environment: dict[str, Any], console: Console
     table.add_row("step", str(run["step"]["count"]), *_cells(run["step"], others), style="bold")
     console.print(table)
     _print_floors(run["step"], console)
-    _warn_of_contention(run, console)
+    print_warning((row["contention"] for row in run["sites"]), console)
 
 
 def _cells(row: dict[str, Any], others: list[str]) -> list[str]:
@@ -68,12 +68,3 @@ def _print_floors(step: dict[str, Any], console: Console) -> None:
         if "ours" in step["peers"]:
             line += f"; ours takes {step['peers']['ours']['median_ms'] / floor:.2f} times that"
         console.print(line)
-
-
-def _warn_of_contention(run: dict[str, Any], console: Console) -> None:
-    shares = [row["contention"] for row in run["sites"] if row["contention"] is not None]
-    if shares and max(shares) > TOLERATED:
-        console.print(
-            f"[bold red]other processes used up to {max(shares):.0%} of the machine during a site:"
-            " measure again when it is quiet"
-        )

@@ -95,7 +95,6 @@ def benchmark(options: Options) -> dict[str, Any]:
         "runs": runs,
     }
     if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
         write_json(options.output, document)
         picture = options.output.with_suffix(".svg")
         plot(document, picture)

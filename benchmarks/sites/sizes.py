@@ -6,7 +6,7 @@ Small arrays show the fixed cost of a call: JAX's dispatch, and the FFI call.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +18,12 @@ from rich.table import Table
 from benchmarks.common.contention import Contention
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
+from benchmarks.common.kernels import require_kernels
 from benchmarks.common.sites import Site
 from benchmarks.sites import peers
 from benchmarks.sites.peers import PeerName
 from benchmarks.sites.problem import DType, check_results, expected, itemsize, make_problem
-from jax_bnar._benchmark.timing import Timing, interleave
+from jax_bnar._benchmark.timing import interleave
 
 SCHEMA: Final = 1
 CHANNELS: Final = 64
@@ -60,6 +61,7 @@ def shapes(options: Options, dtype: DType) -> Iterator[tuple[int, ...]]:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
     jax.config.update("jax_platforms", "cpu")
+    require_kernels()
     console = Console(width=80)
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -74,7 +76,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             run["sizes"].append(measure(shape, dtype, options))
             console.print(_line(run["sizes"][-1], dtype))
             if options.output is not None:
-                options.output.parent.mkdir(parents=True, exist_ok=True)
                 write_json(options.output, document)
         console.print(table(run))
     if options.output is not None:
@@ -97,7 +98,7 @@ def measure(shape: tuple[int, ...], dtype: DType, options: Options) -> dict[str,
 
     def timed(runs: dict[Any, Any]) -> dict[str, Any]:
         timings = interleave(runs, **settings)
-        return {name: _as_json(timing) for name, timing in timings.items()}
+        return {name: timing.as_dict() for name, timing in timings.items()}
 
     return {
         "shape": list(shape),
@@ -106,10 +107,6 @@ def measure(shape: tuple[int, ...], dtype: DType, options: Options) -> dict[str,
         "step": timed({name: step.run for name, step in steps.items()}),
         "contention": contention.share(),
     }
-
-
-def _as_json(timing: Timing) -> dict[str, Any]:
-    return {**asdict(timing), "median_ms": timing.median_ms, "min_ms": timing.min_ms}
 
 
 def _line(size: dict[str, Any], dtype: str) -> str:

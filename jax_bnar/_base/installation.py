@@ -1,5 +1,6 @@
 """Why an installation has no kernels and how to fix it, for warnings, errors and the doctor."""
 
+import importlib.machinery
 import importlib.metadata
 import pathlib
 
@@ -22,10 +23,16 @@ def imported_package() -> pathlib.Path:
     return pathlib.Path(__file__).resolve().parents[1]
 
 
+def _has_native_module(package: pathlib.Path) -> bool:
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    return any((package / f"_native{suffix}").exists() for suffix in suffixes)
+
+
 def why_no_native_module(load_error: ImportError) -> tuple[str, str]:
     """The reason and the way out if the CPU kernels did not load."""
     shadowed = shadowed_package()
-    if shadowed is None:
+    # A module that is there but damaged is the reason, whatever else is installed.
+    if shadowed is None or _has_native_module(imported_package()):
         return (
             f"the native module of jax_bnar did not load ({load_error})",
             "install the package by running `pip install .` in its source tree; it needs a C++17"

@@ -27,6 +27,15 @@ class Timing:
     def min_ms(self) -> float:
         return min(self.samples_ms)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Everything that a result file holds of a timing."""
+        return {
+            "median_ms": self.median_ms,
+            "min_ms": self.min_ms,
+            "repetitions": self.repetitions,
+            "samples_ms": self.samples_ms,
+        }
+
 
 def interleave(
     runs: Mapping[str, Run], *, rounds: int, min_sample_ms: float, each_round: Run | None = None

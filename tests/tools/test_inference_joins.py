@@ -52,7 +52,12 @@ def test_committed_results(allocator: str) -> None:
     for row in document["joins"]:
         peers = row["peers"]
         assert peers["ours"]["bytes"] <= 0.61 * peers["two_passes"]["bytes"]
-    assert document["total"] == json.loads(json.dumps(inference_joins.summarise(document["joins"])))
+    # Python 3.12 and later sum floats with less rounding than 3.11, which made the file.
+    summed = inference_joins.summarise(document["joins"])
+    for name, group in summed.items():
+        for key, values in group.items():
+            assert document["total"][name][key] == pytest.approx(values, rel=1e-12)
+    assert jax.tree.structure(document["total"]) == jax.tree.structure(summed)
 
 
 def test_ratio_of_rounds() -> None:
