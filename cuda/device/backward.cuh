@@ -1,6 +1,6 @@
-// dx = a * e + b * (x - mean) + k with e = dy where the ReLU was open: sums and
-// gradient in one launch (BackwardKernel), the sums alone (ReduceKernel), the
-// gradient alone (ApplyKernel).
+// dx = a * e + b * (x - mean) + k, where e is dy if the ReLU let the element
+// pass, else 0. BackwardKernel computes the sums and the gradient in one
+// launch, ReduceKernel only the sums, and ApplyKernel only the gradient.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_BACKWARD_CUH_
 #define JAX_BNAR_CUDA_DEVICE_BACKWARD_CUH_
@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
-// `whole`: for an ApplyKernel that follows, else for the caller.
+// If `whole`, the sums are for an ApplyKernel that follows; otherwise they are
+// the caller's result.
 template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ReduceKernel(const __grid_constant__ BackwardParameters p, bool whole) {
@@ -68,7 +69,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
-// `whole`: after a ReduceKernel, else with the caller's a, b and k.
+// If `whole`, the kernel takes the sums of a ReduceKernel; otherwise it takes
+// the caller's a, b and k.
 template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ApplyKernel(const __grid_constant__ BackwardParameters p, bool whole) {

@@ -1,5 +1,5 @@
-// What a kernel is compiled for: whatever would be a question in its inner
-// loops.
+// The forms that kernels are compiled for. A form fixes everything that the
+// inner loops would otherwise have to test.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_FORMS_CUH_
 #define JAX_BNAR_CUDA_DEVICE_FORMS_CUH_
@@ -10,12 +10,13 @@
 namespace jax_bnar {
 namespace cuda {
 
-// One kernel for all forms, which asks once for each slab. Single elements, for
-// which a loop has more than its questions to do, have no other.
+// One kernel that serves all forms and tests once for each slab which one it
+// is. Kernels that read single elements have no other form, because their loops
+// do far more than such a test costs.
 struct AnyForm {};
 
-// y = act(batch_norm(x) + z): with z, with the ReLU, with the mask of what
-// passes it.
+// A form of y = act(batch_norm(x) + z): whether there is a z, whether there is
+// a ReLU, and whether the mask of the elements that pass it is written.
 template <bool kResidual_, bool kRelu_, bool kMask_>
 struct ForwardForm {
   static constexpr bool kResidual = kResidual_;
@@ -23,15 +24,16 @@ struct ForwardForm {
   static constexpr bool kMask = kMask_;
 };
 
-// dx and, with kStoreDz, dz, which is e.
+// A form of the backward pass, which computes dx and, with kStoreDz, also
+// writes dz, which is e.
 template <Gate kGate_, bool kStoreDz_>
 struct BackwardForm {
   static constexpr Gate kGate = kGate_;
   static constexpr bool kStoreDz = kStoreDz_;
 };
 
-// f(form). Without a ReLU there is no form with a mask. The host calls it with
-// functions of the host, the device with its own.
+// Returns f(form). Without a ReLU, there is no form with a mask. The host calls
+// this function with host functions, and the device with device functions.
 #ifdef __CUDACC__
 #pragma nv_exec_check_disable
 #endif

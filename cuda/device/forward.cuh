@@ -1,5 +1,6 @@
-// y = act((x - mean) * a + b + z), with mean and var computed in the same
-// launch (ForwardKernel), alone (StatisticsKernel), or given (NormaliseKernel).
+// y = act((x - mean) * a + b + z). ForwardKernel computes mean and var in the
+// same launch, StatisticsKernel computes only them, and NormaliseKernel is
+// given them.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_FORWARD_CUH_
 #define JAX_BNAR_CUDA_DEVICE_FORWARD_CUH_
@@ -21,8 +22,9 @@
 namespace jax_bnar {
 namespace cuda {
 
-// Mean and variance from the team's sums: stored by the first block, and made
-// the constants of the elementwise pass. All threads of the block call it.
+// Computes mean and variance from the team's sums. If `store`, writes them to
+// memory; if `constants`, sets the constants of the elementwise pass. All
+// threads of the block call it.
 template <typename T, typename SlabOf>
 __device__ __forceinline__ void FinishStatistics(const ForwardParameters& p,
                                                  const SharedMemory& shared,
@@ -98,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
        index += p.tiling.num_teams) {
     const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
     const int column = static_cast<int>(threadIdx.x);
-    __syncthreads();  // the constants of the slab before are still in use
+    __syncthreads();  // The constants of the previous slab are still in use.
     if (slab.HasColumn(column)) {
       const int64_t channel = slab.channel(column);
       const int64_t channels = p.tiling.shape.channels;

@@ -1,4 +1,4 @@
-// Where the gradient passes the ReLU.
+// The gate of the ReLU, which decides where the gradient passes.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_GATE_CUH_
 #define JAX_BNAR_CUDA_DEVICE_GATE_CUH_
@@ -18,7 +18,7 @@
 namespace jax_bnar {
 namespace cuda {
 
-// Of both passes of backward, in shared memory.
+// The constants of both passes of backward, which lie in shared memory.
 enum BackwardConstant {
   kGateMean,
   kGateMultiplier,
@@ -27,7 +27,7 @@ enum BackwardConstant {
   kConstantTerm
 };
 
-// What is loaded for the gate of a vector.
+// What is loaded for the gate of a vector, besides x and dy.
 template <typename T, int kElements, Gate kGate>
 struct Saved {};
 template <typename T, int kElements>
@@ -39,7 +39,8 @@ struct Saved<T, kElements, Gate::kMask> {
   uint32_t bits;
 };
 
-// What backward reads of a vector. The gate turns dy into e.
+// What backward reads for a vector. At first e holds dy, which the gate turns
+// into e.
 template <typename T, int kElements, Gate kGate>
 struct GradientItem {
   Vector<T, kElements> e;
@@ -47,11 +48,13 @@ struct GradientItem {
   Saved<T, kElements, kGate> saved;
 };
 
-// Arrays that are read for each vector; a mask hardly counts.
+// The number of arrays that are read for each vector. A mask is too small to
+// count.
 template <Gate kGate>
 constexpr int kGradientArrays = kGate == Gate::kY ? 3 : 2;
 
-// The loads of a vector, all of them under way before any is used.
+// Loads a vector of each array. All loads are in flight before any of them is
+// used.
 template <typename T, int kElements, Gate kGate>
 class GradientLoader {
  public:
@@ -61,7 +64,7 @@ class GradientLoader {
         x_(static_cast<const T*>(buffers.x)),
         saved_(buffers.saved) {}
 
-  // kReuseX of x, kReuseE of dy and of what was saved.
+  // kReuseX applies to x, and kReuseE to dy and to what was saved.
   template <Reuse kReuseE, Reuse kReuseX, typename SlabOf>
   __device__ __forceinline__ void Load(
       const SlabOf& slab, int64_t offset,
@@ -84,7 +87,7 @@ class GradientLoader {
   const void* saved_;
 };
 
-// Makes e of dy, with the constants of y in registers where it takes them.
+// Turns dy into e. Where the gate recomputes y, its constants are in registers.
 template <typename T, int kElements, Gate kGate>
 class Gating {
  public:
@@ -113,7 +116,7 @@ class Gating<T, kElements, Gate::kX> {
 
   __device__ __forceinline__ void Apply(
       GradientItem<T, kElements, Gate::kX>* item) const {
-    // As Normaliser computes y, rounding included.
+    // This computes y exactly as Normaliser does, rounding included.
     Values<A, kElements> values = item->x.Get();
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {

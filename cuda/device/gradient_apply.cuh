@@ -21,7 +21,8 @@
 namespace jax_bnar {
 namespace cuda {
 
-// b and k, from the team's sums; `store` the gradients of scale and bias.
+// Computes b and k from the team's sums and, if `store`, writes the gradients
+// of scale and bias.
 template <typename A, typename SlabOf>
 __device__ __forceinline__ void SetApplyConstants(const BackwardParameters& p,
                                                   const SharedMemory& shared,
@@ -52,7 +53,7 @@ __device__ __forceinline__ void SetApplyConstants(const BackwardParameters& p,
   __syncthreads();
 }
 
-// dx of a vector, from the constants that the thread has in registers.
+// Computes dx of a vector from constants that the thread keeps in registers.
 template <typename T, int kElements>
 class Applier {
  public:
@@ -88,9 +89,10 @@ class Applier {
   Values<A, kElements> k_;
 };
 
-// The elementwise pass: tiles in registers, then those that L2 may still have,
-// last one first, then those in shared memory. What was not kept is read again:
-// dz where the sums wrote it, else dy and what was saved for the gate.
+// The elementwise pass: first the tiles that L2 may still hold, the last one
+// first, then those in shared memory. For tiles that were not kept, dz is read
+// if the sums wrote it; otherwise dy and what was saved for the gate are read
+// again.
 template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf>
 __device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
                                            const SharedMemory& shared,
@@ -139,7 +141,8 @@ __device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
     };
     auto out = slab.At(0);
     SharedTiles<T, kElements> tiles(shared, 0);
-    // Few are enough: shared memory answers in a few dozen cycles.
+    // A small depth is enough, because shared memory answers in a few dozen
+    // cycles.
     ForEachTile<sizeof(T) == 2 ? 2 : 1, Pair>(
         slab.Count(0, shared_end),
         [&](Pair* pair) {

@@ -1,4 +1,5 @@
-// Sums of e and of e * (x - mean), with e = dy where the ReLU was open.
+// Sums of e and of e * (x - mean), where e is dy if the ReLU let the element
+// pass, else 0.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_GRADIENT_SUMS_CUH_
 #define JAX_BNAR_CUDA_DEVICE_GRADIENT_SUMS_CUH_
@@ -58,15 +59,15 @@ class GradientSums {
   Values<A, kElements> second_;
 };
 
-// The constants of the sums: mean, and what gate kX recomputes y from. All
-// threads of the block call it, and may use the constants afterwards.
+// Sets the constants of the sums: mean, and those from which gate kX recomputes
+// y. All threads of the block call it, and may use the constants afterwards.
 template <typename A, typename SlabOf>
 __device__ __forceinline__ void SetReduceConstants(const BackwardParameters& p,
                                                    const SharedMemory& shared,
                                                    const SlabOf& slab,
                                                    bool whole) {
   const int column = static_cast<int>(threadIdx.x);
-  __syncthreads();  // the constants of the slab before are still in use
+  __syncthreads();  // The constants of the previous slab are still in use.
   if (slab.HasColumn(column)) {
     const int64_t channels = p.tiling.shape.channels;
     const auto at = [&](const VectorOperand& vector, A otherwise) {
@@ -83,7 +84,7 @@ __device__ __forceinline__ void SetReduceConstants(const BackwardParameters& p,
   __syncthreads();
 }
 
-// The sums with everything known that could be a question in a loop.
+// The sums, with everything fixed that a loop would otherwise have to test.
 template <typename T, int kElements, bool kKeep, Gate kGate, bool kStoreDz,
           typename SlabOf>
 __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
@@ -101,7 +102,7 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
     loader.template Load<Reuse::kNever, Reuse::kNever>(slab, in.offset(), item);
     in.Advance();
   };
-  // `reuse` of dz.
+  // `reuse` says whether dz is read again.
   const auto accumulate = [&](auto reuse, Item* item) {
     gating.Apply(item);
     if constexpr (kStoreDz) {
@@ -113,7 +114,7 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
   const std::integral_constant<Reuse, Reuse::kNever> never;
   const std::integral_constant<Reuse, Reuse::kSoon> soon;
 
-  // Two of them hold a pair.
+  // Two of these tiles hold a pair of e and x.
   SharedTiles<T, kElements> kept_tiles(shared, 0);
   ForEachSegment(
       kKeep ? p.tiling.shared_tiles : 0, slab.tiles(),
@@ -128,7 +129,7 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
         }
       },
       [&](int begin, int end) {
-        // Where there is dz, it is read again instead of dy.
+        // Where there is a dz, the second pass reads it instead of dy.
         constexpr Reuse kReuseE = kStoreDz ? Reuse::kNever : Reuse::kSoon;
         ForEachTile<kDepth, Item>(
             slab.Count(begin, end),
@@ -146,9 +147,9 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
       });
 }
 
-// Sums of the block's share. With kKeep e and x of its first tiles stay in
-// shared memory. `Form` is a BackwardForm, or AnyForm. All threads of the block
-// call it.
+// Computes the sums of the block's share. With kKeep, e and x of its first
+// tiles stay in shared memory. `Form` is a BackwardForm or AnyForm. All threads
+// of the block call it.
 template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf>
 __device__ __forceinline__ void SumGradients(const BackwardParameters& p,
                                              const SharedMemory& shared,

@@ -1,5 +1,5 @@
-// What CUDA C++ has no word for, each with a twin for the host emulation of the
-// tests, and arithmetic that the compiler may not contract.
+// Operations that CUDA C++ cannot express, each with an equivalent for the host
+// emulation in the tests, and arithmetic that the compiler must not contract.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_INTRINSICS_CUH_
 #define JAX_BNAR_CUDA_DEVICE_INTRINSICS_CUH_
@@ -23,7 +23,7 @@ __device__ __forceinline__ unsigned char* DynamicShared() {
 #endif
 }
 
-// The same bits as a value of another type.
+// Returns the same bits as a value of another type.
 template <typename To, typename From>
 __device__ __forceinline__ To BitsAs(const From& from) {
   static_assert(sizeof(To) == sizeof(From), "bits would be lost");
@@ -32,8 +32,9 @@ __device__ __forceinline__ To BitsAs(const From& from) {
   return to;
 }
 
-// Byte i of the result repeats the highest bit of a byte of `value`: the one
-// that digit i of kBytes, 8 to b, names. __byte_perm has no word for it.
+// Byte i of the result is filled with the highest bit of one byte of `value`:
+// digit i of kBytes, from 8 to b, says which byte. __byte_perm cannot express
+// this.
 template <uint32_t kBytes>
 __device__ __forceinline__ uint32_t RepeatSigns(uint32_t value) {
   static_assert((kBytes & 0xcccc) == 0x8888, "digits from 8 to b");
@@ -51,7 +52,7 @@ __device__ __forceinline__ uint32_t RepeatSigns(uint32_t value) {
 #endif
 }
 
-// max(value, 0), but NaN stays.
+// Returns max(value, 0), and NaN for NaN.
 __device__ __forceinline__ float MaxKeepingNan(float value) {
 #ifdef JAX_BNAR_CUDA_EMULATION
   return value <= 0 ? 0.0f : value;
@@ -62,8 +63,8 @@ __device__ __forceinline__ float MaxKeepingNan(float value) {
 #endif
 }
 
-// Of a number that is not negative and below 2^52: the product is off by one at
-// most.
+// Returns a / divisor for an `a` that is not negative and below 2^52. The
+// product is off by at most one.
 __device__ __forceinline__ int64_t Quotient(int64_t a, const Divisor& divisor) {
   const auto quotient =
       static_cast<int64_t>(static_cast<double>(a) * divisor.reciprocal);
@@ -71,13 +72,15 @@ __device__ __forceinline__ int64_t Quotient(int64_t a, const Divisor& divisor) {
   return quotient + (rest >= divisor.value ? 1 : 0) - (rest < 0 ? 1 : 0);
 }
 
-// Of two that are not negative. A 64-bit division takes far longer.
+// Returns a / b for two numbers that are not negative. A 64-bit division takes
+// much longer than one of 32 bits.
 __device__ __forceinline__ int64_t Quotient(int64_t a, int64_t b) {
   if (((a | b) >> 32) != 0) return a / b;
   return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }
 
-// Sees what another block wrote before it added to the counter.
+// After this load, a thread sees what another block wrote before it added to
+// the counter.
 __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* address) {
 #ifdef JAX_BNAR_CUDA_EMULATION
   return cuda_emulation::LoadAcquire(address);
@@ -91,7 +94,8 @@ __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* address) {
 #endif
 }
 
-// All threads of all blocks of the cluster; orders their memory accesses.
+// A barrier of all threads of all blocks of the cluster, which also orders
+// their memory accesses.
 __device__ __forceinline__ void ClusterBarrier() {
 #ifdef JAX_BNAR_CUDA_EMULATION
   cuda_emulation::ClusterBarrier();
@@ -103,8 +107,8 @@ __device__ __forceinline__ void ClusterBarrier() {
 #endif
 }
 
-// The value at the same place in the shared memory of another block of the
-// cluster.
+// Returns the value at the same place in the shared memory of another block of
+// the cluster.
 __device__ __forceinline__ Sums LoadFromBlock(const Sums* address,
                                               uint32_t rank) {
 #ifdef JAX_BNAR_CUDA_EMULATION
@@ -124,12 +128,12 @@ __device__ __forceinline__ Sums LoadFromBlock(const Sums* address,
                : "memory");
   return value;
 #else
-  return *address;  // never launched with clusters
+  return *address;  // This code is never launched with clusters.
 #endif
 }
 
-// Written out, so that forward and backward round alike whatever the compiler
-// contracts elsewhere: the gate of a ReLU is computed twice.
+// These are written out so that forward and backward round alike, whatever the
+// compiler contracts elsewhere, because the gate of a ReLU is computed twice.
 __device__ __forceinline__ float Subtract(float a, float b) {
   return __fadd_rn(a, -b);
 }

@@ -20,7 +20,8 @@
 namespace jax_bnar {
 namespace cuda {
 
-// What turns an element of one channel into y, but for the ReLU.
+// The constants that turn an element of one channel into y, except for the
+// ReLU.
 template <typename A>
 struct ForwardConstants {
   A mean;
@@ -45,7 +46,7 @@ __device__ __forceinline__ ForwardConstants<A> ForwardConstantsOf(
           at(affine.bias, A{0})};
 }
 
-// The constants of one column, in shared memory.
+// Sets the constants of one column in shared memory.
 template <typename A>
 __device__ __forceinline__ void SetForwardConstants(const ForwardParameters& p,
                                                     const SharedMemory& shared,
@@ -59,7 +60,7 @@ __device__ __forceinline__ void SetForwardConstants(const ForwardParameters& p,
   shared.Constant<A>(kBias)[column] = constants.bias;
 }
 
-// y of a vector, from the constants that the thread has in registers.
+// Computes y of a vector from constants that the thread keeps in registers.
 template <typename T, int kElements, bool kResidual, bool kRelu>
 class Normaliser {
  public:
@@ -90,7 +91,8 @@ class Normaliser {
     }
     V y;
     y.Set(values);
-    // Rounding keeps order and sign: it does not matter which one comes first.
+    // Rounding preserves order and sign, so it does not matter which comes
+    // first.
     if constexpr (kRelu) y.Relu();
     return y;
   }
@@ -111,8 +113,8 @@ struct ForwardItem<T, kElements, false> {
   Vector<T, kElements> x;
 };
 
-// The elementwise pass with everything known that could be a question in a
-// loop.
+// The elementwise pass, with everything fixed that a loop would otherwise have
+// to test.
 template <typename T, int kElements, bool kKeep, bool kResidual, bool kRelu,
           bool kMask, typename SlabOf>
 __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
@@ -176,8 +178,8 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
   }
 }
 
-// The elementwise pass: tiles that L2 may still have, last one first, then
-// those in shared memory. `Form` is a ForwardForm, or AnyForm.
+// The elementwise pass: first the tiles that L2 may still hold, the last one
+// first, then those in shared memory. `Form` is a ForwardForm or AnyForm.
 template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf>
 __device__ __forceinline__ void NormaliseTiles(const ForwardParameters& p,
                                                const SharedMemory& shared,
@@ -188,7 +190,8 @@ __device__ __forceinline__ void NormaliseTiles(const ForwardParameters& p,
         p, shared, slab);
   };
   if constexpr (std::is_same_v<Form, AnyForm>) {
-    // Single elements share their byte of a mask, which PackMask writes.
+    // Several threads with single elements share a byte of the mask, so
+    // PackMask writes it afterwards.
     WithForwardForm(p.buffers.z != nullptr, p.buffers.relu, /*mask=*/false,
                     normalise);
   } else {

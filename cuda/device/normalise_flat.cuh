@@ -1,6 +1,7 @@
-// The elementwise pass of forward along memory, where planes have a size that
-// no vector divides: inference and synchronised training in NCHW, 14x14 and
-// 7x7. A vector may begin in one plane and end in the next, another channel's.
+// The elementwise pass of forward, going along memory, for planes whose size is
+// not a multiple of a vector's: inference and synchronised training in NCHW at
+// 14x14 and 7x7. A vector may begin in one plane and end in the next, which
+// belongs to another channel.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_NORMALISE_FLAT_CUH_
 #define JAX_BNAR_CUDA_DEVICE_NORMALISE_FLAT_CUH_
@@ -18,7 +19,7 @@
 namespace jax_bnar {
 namespace cuda {
 
-// A block's share of a group: from the middle of one plane to that of another.
+// A block's share of a group. It may begin and end in the middle of a plane.
 struct FlatRange {
   __device__ __forceinline__ explicit FlatRange(const FlatTiling& tiling) {
     const Shape& shape = tiling.shape;
@@ -35,14 +36,14 @@ struct FlatRange {
   }
 
   int64_t group;
-  int64_t base;         // first element, of the array
-  int64_t first_plane;  // of the group
-  int before;           // elements of that plane that other blocks have
+  int64_t base;         // The first element, counted in the array.
+  int64_t first_plane;  // Counted in the group.
+  int before;           // Elements of that plane that other blocks have.
   int elements;
   int planes;
 };
 
-// The first `count` elements, one by one.
+// Loads the first `count` elements one by one.
 template <typename T>
 __device__ __forceinline__ Values<Accumulator<T>, kWidth> LoadSingly(
     const T* address, int count) {
@@ -83,7 +84,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   if (residual) z += range.base;
   T* y = static_cast<T*>(p.buffers.y) + range.base;
 
-  // On their way while the constants are made. Results take the place of xs.
+  // These loads are in flight while the constants are computed. The results
+  // later take the place of xs.
   Vector<T, kWidth> xs[kBatch]{}, zs[kBatch]{};
 #pragma unroll
   for (int k = 0; k < kBatch; ++k) {
@@ -122,13 +124,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     const int at = (k * kThreads + static_cast<int>(threadIdx.x)) * kWidth;
     const int left = range.elements - at;
     if (left <= 0) continue;
-    if (left < kWidth) {  // the end of a group, alone and not to be vectorised
+    if (left < kWidth) {  // The end of a group cannot be read as a vector.
       xs[k].Set(LoadSingly(x + at, left));
       if (residual) zs[k].Set(LoadSingly(z + at, left));
     }
     const int plane = (range.before + at) / inner;
     const int in_plane = range.before + at - plane * inner;
-    // There is no plane after the block's last one.
+    // The block's last plane has no successor.
     const int next = plane + 1 < range.planes ? plane + 1 : plane;
     const ForwardConstants<A> here{means[plane], multipliers[plane],
                                    biases[plane]};

@@ -1,4 +1,4 @@
-// The bit mask of y > 0 where y was written element by element.
+// Packs the bit mask of y > 0 where y was written element by element.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_PACK_MASK_CUH_
 #define JAX_BNAR_CUDA_DEVICE_PACK_MASK_CUH_
@@ -13,7 +13,7 @@
 namespace jax_bnar {
 namespace cuda {
 
-// One thread to a byte.
+// Each thread writes whole bytes.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     PackMaskKernel(const void* y, uint8_t* mask, int64_t groups,

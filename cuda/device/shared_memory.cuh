@@ -12,12 +12,12 @@
 namespace jax_bnar {
 namespace cuda {
 
-// The layout that SharedBytes of host/parameters.h counts.
+// The layout whose size SharedBytes of host/parameters.h computes.
 struct SharedMemory {
-  Sums* scratch;      // kScratch
-  Sums* block;        // [column] sums of this block
-  Sums* total;        // [column] sums of the team
-  double* constants;  // [kConstants][column], A each
+  Sums* scratch;      // [kScratch]
+  Sums* block;        // [column], the sums of this block
+  Sums* total;        // [column], the sums of the team
+  double* constants;  // [kConstants][column], each of type A
   uint4* tiles;
 
   __device__ __forceinline__ SharedMemory() {
@@ -35,9 +35,10 @@ struct SharedMemory {
   }
 };
 
-// The constants of a thread's elements, which stay in registers for a pass:
-// read for each vector, they would take more of the memory pipes than the
-// vector itself. Where channels are first, all elements have the same one.
+// Loads the constants of a thread's elements, which stay in registers for a
+// whole pass: if they were read again for each vector, they would occupy the
+// memory pipes more than the vector itself does. Where channels are first, all
+// elements have the same constant.
 template <typename A, int kElements, typename SlabOf>
 __device__ __forceinline__ Values<A, kElements> LoadConstants(
     const SharedMemory& shared, int which, const SlabOf& slab) {

@@ -1,4 +1,4 @@
-// Where the elements of a block lie.
+// Where the elements of a block lie in memory.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_SLAB_CUH_
 #define JAX_BNAR_CUDA_DEVICE_SLAB_CUH_
@@ -13,9 +13,9 @@
 namespace jax_bnar {
 namespace cuda {
 
-// First elements of a thread's vectors, from one tile to the next or to the one
-// before (`kStep` is 1 or -1). What the tiling knows is read from there, to
-// save registers.
+// Gives the offset of a thread's vector in one tile after the other, upwards or
+// downwards (`kStep` is 1 or -1). To save registers, it reads from the tiling
+// what the tiling knows.
 template <Layout kLayout, int kElements, int kStep>
 class Cursor;
 
@@ -36,7 +36,7 @@ class Cursor<Layout::kChannelsLast, kElements, kStep> {
   int64_t offset_;
 };
 
-// A division finds the first vector, and additions those after it.
+// A division finds the first vector, and additions find those after it.
 template <int kElements, int kStep>
 class Cursor<Layout::kChannelsFirst, kElements, kStep> {
  public:
@@ -64,11 +64,11 @@ class Cursor<Layout::kChannelsFirst, kElements, kStep> {
 
  private:
   const Tiling& tiling_;
-  int64_t plane_;     // its first element
-  int64_t in_plane_;  // vectors before this one
+  int64_t plane_;     // The first element of the plane.
+  int64_t in_plane_;  // The number of vectors before this one.
 };
 
-// A block's share of a slab, as one thread sees it: a vector of each tile.
+// A block's share of a slab as one thread sees it: one vector of each tile.
 template <Layout kLayout, int kElements>
 class Slab {
  public:
@@ -80,7 +80,7 @@ class Slab {
       : tiling_(tiling) {
     const Shape& shape = tiling.shape;
     const int lane = static_cast<int>(threadIdx.x) & (tiling.row_vectors - 1);
-    // Both are powers of 2.
+    // Both numbers are powers of 2.
     const int log_tile_rows = __ffs(kThreads / tiling.row_vectors) - 1;
     const int tile_rows = 1 << log_tile_rows;
     group_ = static_cast<int>(Quotient(index, tiling.slabs_per_group));
@@ -117,39 +117,41 @@ class Slab {
   }
 
   __device__ __forceinline__ int64_t group() const { return group_; }
-  // A column has sums and constants. Where channels are first there is one.
+  // Each column has sums and constants. Where channels are first, there is only
+  // one column.
   __device__ __forceinline__ int64_t channel(int column) const {
     return channel_ + column;
   }
   __device__ __forceinline__ bool HasColumn(int column) const {
     return column < tiling_.columns && channel(column) < tiling_.shape.channels;
   }
-  // Column of the constants of this thread's first element; those of the others
-  // follow.
+  // The column of the constants of this thread's first element; those of its
+  // other elements follow.
   __device__ __forceinline__ int FirstConstant() const {
     return kPlanes
                ? 0
                : (static_cast<int>(threadIdx.x) & (tiling_.row_vectors - 1)) *
                      kElements;
   }
-  // Column of the sums of this thread's element i.
+  // The column of the sums of this thread's element i.
   __device__ __forceinline__ int Column(int i) const {
     return kPlanes ? 0 : FirstConstant() + i;
   }
-  // Tiles of the block. This thread has a vector in the first ones of them, in
-  // all but the last or in all, or, beyond the channels, in none.
+  // The number of tiles of the block. This thread has a vector in all of them,
+  // in all but the last or, if it lies beyond the channels, in none.
   __device__ __forceinline__ int tiles() const { return tiles_; }
   __device__ __forceinline__ bool Has(int tile) const { return tile < mine_; }
-  // How many of the tiles [begin, end) have a vector of this thread.
+  // Returns in how many of the tiles [begin, end) this thread has a vector.
   __device__ __forceinline__ int Count(int begin, int end) const {
     return max(min(end, mine_) - begin, 0);
   }
-  // This thread's vector of a tile, and from there on upwards or downwards.
+  // Returns a cursor that starts at this thread's vector of a tile.
   template <int kStep = 1>
   __device__ __forceinline__ CursorOf<kStep> At(int tile) const {
     return CursorOf<kStep>(tiling_, base_, first_vector_, tile);
   }
-  // Any element of a channel of this slab, of shape.count().
+  // Returns the offset of any of the shape.count() elements of a channel of
+  // this slab.
   __device__ __forceinline__ int64_t OffsetInChannel(int column,
                                                      int64_t element) const {
     const Shape& shape = tiling_.shape;
@@ -158,8 +160,8 @@ class Slab {
                shape.inner +
            (element - row * shape.inner);
   }
-  // Where the mask has the bits of a vector: the byte, and the lowest bit. A
-  // group of which vectors have eight elements ends with a byte.
+  // Where the mask has the bits of a vector: the byte, and the lowest bit in
+  // it. A group whose vectors have eight elements ends at the end of a byte.
   __device__ __forceinline__ int64_t MaskByte(int64_t offset) const {
     if constexpr (kElements == 8) return offset >> 3;
     const Shape& shape = tiling_.shape;
@@ -178,7 +180,7 @@ class Slab {
   int mine_;
   int64_t channel_;
   int64_t base_;
-  int64_t first_vector_;  // planes layout
+  int64_t first_vector_;  // Used where channels are first.
 };
 
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// Sums of x and of its squares, each around an origin.
+// Sums of x and of its squares, both taken around an origin.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_STATISTICS_CUH_
 #define JAX_BNAR_CUDA_DEVICE_STATISTICS_CUH_
@@ -19,13 +19,14 @@
 namespace jax_bnar {
 namespace cuda {
 
-// Of both passes of forward, in shared memory.
+// The constants of both passes of forward, which lie in shared memory.
 enum ForwardConstant { kMean, kMultiplier, kBias, kOrigin };
 
 __device__ __forceinline__ bool IsFinite(float v) { return v - v == 0; }
 __device__ __forceinline__ bool IsFinite(double v) { return v - v == 0; }
 
-// An element of a channel, or 0 instead of one that would make every sum NaN.
+// Returns an element of a channel, or 0 if that element is not finite, because
+// it would make every sum NaN.
 template <typename T, typename SlabOf>
 __device__ __forceinline__ Accumulator<T> FiniteElement(const T* x,
                                                         const SlabOf& slab,
@@ -38,12 +39,13 @@ __device__ __forceinline__ Accumulator<T> FiniteElement(const T* x,
   return IsFinite(value) ? value : 0;
 }
 
-// What the sums of a channel are taken around. Sums in double of narrower
-// elements have digits to spare, and any element will do. Those of doubles have
-// none: var loses the digits of ((origin - mean) / std)^2, which is the number
-// of elements where the origin is the outlier. So there it is the one of 16
-// elements that is nearest to the mean of these, without their smallest and
-// their largest. An element, not that mean: a constant channel has variance 0.
+// Returns the origin that the sums of a channel are taken around. Sums in
+// double of narrower elements have digits to spare, so any element will do.
+// Sums of doubles have none: var loses as many digits as ((origin - mean) /
+// std)^2 has, and that is the number of elements if the origin is the only
+// outlier. For doubles, the origin is therefore the one of 16 elements that is
+// nearest to their mean without the smallest and the largest. It is an element
+// rather than that mean, so that a constant channel has variance 0.
 template <typename T, typename SlabOf>
 __device__ __forceinline__ Accumulator<T> OriginOf(const T* x,
                                                    const SlabOf& slab,
@@ -69,10 +71,12 @@ __device__ __forceinline__ Accumulator<T> OriginOf(const T* x,
   return origin;
 }
 
-// What a thread subtracts from its elements before it adds them in float. Each
-// is the middle one of the thread's first three, so that an outlier among them
-// is not taken: n squares of an outlier added in float are off by n^2 / 2^25 of
-// one. One that is not finite would make every sum NaN, and becomes 0.
+// Returns what a thread subtracts from its elements before it adds them in
+// float. For each element of the vector, it is the median of the thread's first
+// three, so that a single outlier among them is not chosen: n squares that were
+// taken around an outlier and added in float are off by n^2 / 2^25 of one
+// square. A median that is not finite would make every sum NaN, so 0 replaces
+// it.
 template <typename T, int kElements>
 __device__ __forceinline__ Values<Accumulator<T>, kElements> ShiftOf(
     const Vector<T, kElements>& first, const Vector<T, kElements>& second,
@@ -90,8 +94,8 @@ __device__ __forceinline__ Values<Accumulator<T>, kElements> ShiftOf(
   return shift;
 }
 
-// One thread's sums around a shift. In float that is ShiftOf's: where |mean|
-// >> std it is near the mean. In double it is the origin.
+// One thread's sums around a shift. In float, the shift is that of ShiftOf,
+// which is near the mean where |mean| >> std. In double, it is the origin.
 template <typename T, int kElements>
 struct ShiftedSums {
   using A = Accumulator<T>;
@@ -112,8 +116,9 @@ struct ShiftedSums {
     }
   }
 
-  // Of element i, around `origin` instead. In double nothing of a float is
-  // lost: origin is an element too, so (origin - mean)^2 <= n * var.
+  // Returns the sums of element i around `origin` instead of the shift. In
+  // double, this loses nothing of a float's precision: the origin is an element
+  // too, so (origin - mean)^2 <= n * var.
   __device__ __forceinline__ Sums Around(int i, A origin) const {
     const double d = static_cast<double>(shift[i]) - origin;
     const double n = count;
@@ -123,24 +128,24 @@ struct ShiftedSums {
   Values<A, kElements> shift;
   Values<A, kElements> sum;
   Values<A, kElements> squares;
-  int count;  // vectors in the sums
+  int count;  // The number of vectors in the sums.
 };
 
-// Sums of the block's share. With kKeep its first tiles stay in shared memory.
-// All threads of the block call it.
+// Computes the sums of the block's share. With kKeep, its first tiles stay in
+// shared memory. All threads of the block call it.
 template <typename T, int kElements, bool kKeep, typename SlabOf>
 __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
                                               const SharedMemory& shared,
                                               const SlabOf& slab, const T* x) {
   using A = Accumulator<T>;
   using V = Vector<T, kElements>;
-  // Where channels are first, it takes registers to find a vector.
+  // Where channels are first, finding a vector takes registers.
   constexpr int kMost = SlabOf::kPlanes && kElements == 8 ? 3 : 8;
   constexpr int kDepth =
       kInFlight<T, kElements, 1> < kMost ? kInFlight<T, kElements, 1> : kMost;
   const int thread = static_cast<int>(threadIdx.x);
   const bool has_column = slab.HasColumn(thread);
-  // On its way while the shift is.
+  // This load is in flight while those of the shift are.
   A origin = 0;
   if (has_column) origin = OriginOf(x, slab, thread, tiling.shape.count());
   V first[3]{};
@@ -170,7 +175,7 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
     sums.shift = slab.Has(2) ? ShiftOf(first[0], first[1], first[2])
                              : ShiftOf(first[0], first[0], first[0]);
     if constexpr (SlabOf::kPlanes) {
-      // One for all, because all are of the same channel.
+      // One shift serves all elements, because all are of the same channel.
 #pragma unroll
       for (int i = 1; i < kElements; ++i) sums.shift[i] = sums.shift[0];
     }

@@ -1,7 +1,7 @@
-// Sums over the threads of a block and over the blocks of a team. Always in
-// double and in an order that the tiling fixes: the same result from run to
-// run, on whichever multiprocessors the blocks ran. Nothing is added atomically
-// but counters.
+// Sums over the threads of a block and over the blocks of a team. They are
+// computed in double and in an order that depends only on the tiling, so that
+// the result is the same in every run, whichever multiprocessors the blocks run
+// on. Only counters are updated atomically.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_TEAM_SUMS_CUH_
 #define JAX_BNAR_CUDA_DEVICE_TEAM_SUMS_CUH_
@@ -17,9 +17,9 @@
 namespace jax_bnar {
 namespace cuda {
 
-// Above this many blocks to a team each block merges some columns for all,
-// instead of every block all columns: one more barrier, but `team` times fewer
-// reads of the partial sums.
+// In a team of more blocks than this, each block merges some of the columns for
+// all blocks, instead of all columns for itself. This takes a second barrier,
+// but reads the partial sums `team` times less often.
 constexpr int kMergeAlone = 32;
 
 __device__ __forceinline__ void Add(Sums* to, const Sums& from) {
@@ -32,11 +32,11 @@ __device__ __forceinline__ Sums ExchangeLanes(const Sums& sums, int distance) {
           __shfl_xor_sync(0xffffffffu, sums.second, distance)};
 }
 
-// Adds the sums of the lanes of a warp that have the same columns, those that
-// are `distance` apart and then half of it until row_vectors, and stores them.
-// Two lanes share the elements that both have: each sends half of its sums and
-// adds the other half, which takes half of the shuffles. element(j) gives the
-// sums of element first + j.
+// Adds the sums of those lanes of a warp that have the same columns and stores
+// them. Lanes that are `distance` apart are added first, then those half as far
+// apart, and so on down to row_vectors. Of the elements that two lanes share,
+// each lane sends one half and adds the other half, which needs half as many
+// shuffles. element(j) returns the sums of element first + j.
 template <int kCount, typename F>
 __device__ __forceinline__ void AddLanes(int row_vectors, int distance,
                                          int lane, int first, Sums* scratch,
@@ -73,8 +73,8 @@ __device__ __forceinline__ void AddLanes(int row_vectors, int distance,
   }
 }
 
-// Adds what the threads hold to shared.block. element(i) gives the sums of this
-// thread's element i. All threads of the block call it.
+// Adds what the threads hold to shared.block. element(i) returns the sums of
+// this thread's element i. All threads of the block call it.
 template <int kElements, typename SlabOf, typename F>
 __device__ __forceinline__ void AddToBlock(const Tiling& tiling,
                                            const SharedMemory& shared,
@@ -105,13 +105,14 @@ __device__ __forceinline__ void AddToBlock(const Tiling& tiling,
 }
 
 __device__ __forceinline__ Sums LoadSums(const Sums* address) {
-  // Written by another multiprocessor: not from this one's L1.
+  // Another multiprocessor wrote this, so it must not come from this one's L1.
   const double2 sums = __ldcg(reinterpret_cast<const double2*>(address));
   return {sums.x, sums.y};
 }
 
-// shared.total[column] = the sum of `count` rows of partial sums, in order of
-// parts; reads kBatch rows at a time. All threads of the block call it.
+// Sets shared.total[column] to the sum of `count` rows of partial sums, whose
+// order depends only on the tiling. kBatch rows are read at a time. All threads
+// of the block call it.
 template <int kBatch, typename F>
 __device__ __forceinline__ void AddRows(const Tiling& tiling,
                                         const SharedMemory& shared, int count,
@@ -119,7 +120,7 @@ __device__ __forceinline__ void AddRows(const Tiling& tiling,
   const int thread = static_cast<int>(threadIdx.x);
   const int columns = tiling.columns;
   int parts = kThreads / columns;
-  if (parts > kWarps) parts = kWarps;  // what scratch holds
+  if (parts > kWarps) parts = kWarps;  // This is what scratch has room for.
   const int part = thread / columns;
   const int column = thread - part * columns;
   if (part < parts) {
@@ -149,8 +150,8 @@ __device__ __forceinline__ void AddRows(const Tiling& tiling,
   __syncthreads();
 }
 
-// The sum of one column over the blocks of the team; valid in thread 0. All
-// threads of the block call it.
+// Returns the sum of one column over the blocks of the team. It is valid in
+// thread 0. All threads of the block call it.
 __device__ __forceinline__ Sums AddColumn(const Tiling& tiling,
                                           const SharedMemory& shared,
                                           const Sums* partials, int column) {
@@ -171,8 +172,8 @@ __device__ __forceinline__ Sums AddColumn(const Tiling& tiling,
   return sums;
 }
 
-// Waits for the other blocks of the team. The launch is cooperative: all of
-// them are on the device, or there would be no end.
+// Waits for the other blocks of the team. All of them are on the device,
+// because the launch is cooperative; otherwise the wait would never end.
 __device__ __forceinline__ void TeamBarrier(uint32_t* counter,
                                             uint32_t arrivals) {
   __syncthreads();
@@ -184,7 +185,8 @@ __device__ __forceinline__ void TeamBarrier(uint32_t* counter,
   __syncthreads();
 }
 
-// Where all blocks of the team find this one's sums.
+// Stores this block's sums where all blocks of the team can read them, and
+// returns the partial sums of the whole team.
 __device__ __forceinline__ Sums* StorePartials(const Tiling& tiling,
                                                const SharedMemory& shared,
                                                const Workspace& workspace,
@@ -197,8 +199,8 @@ __device__ __forceinline__ Sums* StorePartials(const Tiling& tiling,
   return partials;
 }
 
-// shared.total = the sums of the team's blocks, kBatch reads under way at a
-// time. All threads of the block call it.
+// Sets shared.total to the sums of the team's blocks, of which kBatch are read
+// at a time. All threads of the block call it.
 template <int kBatch>
 __device__ __forceinline__ void AddPartials(const Tiling& tiling,
                                             const SharedMemory& shared,
@@ -208,7 +210,7 @@ __device__ __forceinline__ void AddPartials(const Tiling& tiling,
   });
 }
 
-// shared.total of a team that is this block alone.
+// Sets shared.total for a team that consists of this block alone.
 __device__ __forceinline__ void KeepBlockSums(const Tiling& tiling,
                                               const SharedMemory& shared) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -216,9 +218,9 @@ __device__ __forceinline__ void KeepBlockSums(const Tiling& tiling,
   __syncthreads();
 }
 
-// shared.total = the sums of the whole team, in every block of it:
+// Sets shared.total to the sums of the whole team, in each of its blocks.
 // block_reduction is kSingleBlock, kCluster or kBarrier. All threads of the
-// block call it; shared.block must be complete.
+// block call it, and shared.block must be complete.
 __device__ __forceinline__ void AddTeam(const Tiling& tiling,
                                         const SharedMemory& shared,
                                         const Workspace& workspace,
@@ -233,7 +235,7 @@ __device__ __forceinline__ void AddTeam(const Tiling& tiling,
     AddRows<1>(tiling, shared, tiling.team, [&](int row, int column) {
       return LoadFromBlock(shared.block + column, static_cast<uint32_t>(row));
     });
-    // Nobody leaves, or reuses shared.block, while others read it.
+    // No block may leave, or reuse shared.block, while others read it.
     ClusterBarrier();
     return;
   }
@@ -257,9 +259,9 @@ __device__ __forceinline__ void AddTeam(const Tiling& tiling,
   __syncthreads();
 }
 
-// The same, without waiting: block_reduction is kSingleBlock or kLastBlock.
-// True in the block that comes last, and has them. All threads of the block
-// call it.
+// Does the same without waiting. block_reduction is kSingleBlock or kLastBlock.
+// Returns true in the block that arrives last, which alone has the sums. All
+// threads of the block call it.
 __device__ __forceinline__ bool AddTeamInLast(const Tiling& tiling,
                                               const SharedMemory& shared,
                                               const Workspace& workspace,
@@ -281,8 +283,8 @@ __device__ __forceinline__ bool AddTeamInLast(const Tiling& tiling,
   const bool is_last =
       __syncthreads_or(before + 1 == static_cast<uint32_t>(tiling.team) &&
                        first) != 0;
-  // One block reads what hundreds wrote, and a read takes most of a
-  // microsecond.
+  // One block reads what hundreds of blocks wrote, and each read takes most of
+  // a microsecond.
   if (is_last) AddPartials<8>(tiling, shared, partials);
   return is_last;
 }

@@ -1,5 +1,5 @@
 // How a block goes through its tiles: which of them stay on chip between the
-// two passes and where, and the one loop of all passes.
+// two passes, where they lie, and the loop that every pass uses.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_TILES_CUH_
 #define JAX_BNAR_CUDA_DEVICE_TILES_CUH_
@@ -15,22 +15,24 @@
 namespace jax_bnar {
 namespace cuda {
 
-// Tiles whose sums a thread accumulates in its own dtype before they are
-// added in double: bounds the rounding of float sums.
+// A thread accumulates the sums of at most this many tiles in its own dtype
+// before they are added in double. This bounds the rounding error of float
+// sums.
 constexpr int kFlushTiles = 256;
 
-// Tiles of which a thread has loads under way, where each has kArrays vectors:
-// 64 bytes, or 32 KB a multiprocessor, are what memory needs to be busy. Single
-// elements take a register each, as four bytes of a vector do.
+// The number of tiles for which a thread has loads in flight when each tile has
+// kArrays vectors. Memory is busy when a thread has 64 bytes in flight, which
+// is 32 KB on a multiprocessor. A single element takes a register, as four
+// bytes of a vector do.
 template <typename T, int kElements, int kArrays>
 constexpr int kInFlight = kElements == 1   ? 8 / kArrays
                           : sizeof(T) == 4 ? (kArrays == 1 ? 2 : 1)
                           : kArrays == 1   ? 4
                                            : 2;
 
-// Loads and uses `count` items in order, kDepth loads ahead of the uses:
-// whoever waits for memory waits for the oldest of them. load(&item) and
-// use(item) know by themselves which one they are at.
+// Loads and uses `count` items in order, with kDepth loads in flight ahead of
+// each use, so that a thread that waits for memory waits for its oldest load.
+// load(&item) and use(item) keep track of their own positions.
 template <int kDepth, typename Item, typename Load, typename Use>
 __device__ __forceinline__ void ForEachTile(int count, Load load, Use use) {
   Item ring[kDepth];
@@ -38,7 +40,8 @@ __device__ __forceinline__ void ForEachTile(int count, Load load, Use use) {
   for (int k = 0; k < kDepth; ++k) {
     if (k < count) load(&ring[k]);
   }
-  // Without a question for each item, as long as there are enough of them.
+  // This loop has no test for each item. It runs as long as there are enough
+  // items.
 #pragma unroll 1
   for (; count >= 2 * kDepth; count -= kDepth) {
 #pragma unroll
@@ -59,9 +62,9 @@ __device__ __forceinline__ void ForEachTile(int count, Load load, Use use) {
 
 // Goes through the tiles of a first pass. The first `shared_tiles` of them stay
 // in shared memory: kept(begin, end). The others are read twice:
-// streamed(begin, end); they come last, and the second pass reads them again
-// first, from the last one on, when L2 has had the least time to lose them.
-// flush() comes after kFlushTiles at most and at the end.
+// streamed(begin, end). They come last, and the second pass starts with them
+// and goes backwards, because L2 has had the least time to evict the last ones.
+// flush() is called after at most kFlushTiles tiles and at the end.
 template <typename Kept, typename Streamed, typename Flush>
 __device__ __forceinline__ void ForEachSegment(int shared_tiles, int tiles,
                                                Kept kept, Streamed streamed,
@@ -88,9 +91,9 @@ __device__ __forceinline__ void ForEachSegment(int shared_tiles, int tiles,
   } while (begin < tiles);
 }
 
-// Where a thread's vectors of the tiles in shared memory lie: of each tile the
-// first words of all threads, then the second ones, so that a warp's accesses
-// hit all banks alike.
+// Where a thread's vectors of the tiles in shared memory lie. For each tile,
+// the first words of all threads come before the second words of all threads,
+// so that the accesses of a warp are spread evenly over the banks.
 template <typename T, int kElements>
 class SharedTiles {
  public:
@@ -121,11 +124,12 @@ class SharedTiles {
   Word* word_;
 };
 
-// The team that a block belongs to, and its rank there.
+// The team that a block belongs to, and its rank in that team.
 struct BlockPosition {
   __device__ __forceinline__ BlockPosition(const Tiling& tiling,
                                            bool last_first) {
-    // Blocks start in order: the first ones find what was read last.
+    // Blocks start in the order of their indices. In the reverse order, the
+    // first blocks to start find in L2 what the previous kernel read last.
     const unsigned block = last_first ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     team = block / static_cast<unsigned>(tiling.team);
     rank = static_cast<int>(block - team * tiling.team);

@@ -1,5 +1,5 @@
 // The elements that a thread reads or writes at once: eight (16 bytes of a
-// 16-bit type, 32 of float32), or one where rows are not aligned for that.
+// 16-bit type, or 32 of float32), or one where rows are not aligned for eight.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_VECTOR_CUH_
 #define JAX_BNAR_CUDA_DEVICE_VECTOR_CUH_
@@ -15,9 +15,10 @@
 namespace jax_bnar {
 namespace cuda {
 
-// Conversions between an element as it is stored and the type that it is added
-// in. Those of 16 bits also go by pairs, the first in the lower half of a
-// register: one instruction converts, compares or clamps both.
+// Conversions between an element as it is stored and the type in which it is
+// added. Elements of 16 bits can also be handled in pairs, with the first in
+// the lower half of a register, so that one instruction converts, compares or
+// clamps both.
 template <typename T>
 struct Element;
 
@@ -37,12 +38,12 @@ struct Element<__half> {
   static __device__ __forceinline__ uint32_t Encode2(float low, float high) {
     return BitsAs<uint32_t>(__floats2half2_rn(low, high));
   }
-  // The larger one of each and 0; NaN stays.
+  // Returns the maximum of each element and 0. NaN stays NaN.
   static __device__ __forceinline__ uint32_t Relu2(uint32_t pair) {
     return BitsAs<uint32_t>(
         __hmax2_nan(BitsAs<__half2>(pair), BitsAs<__half2>(uint32_t{0})));
   }
-  // All bits of each that is above 0.
+  // Sets all bits of each element that is above 0, and clears the others.
   static __device__ __forceinline__ uint32_t Positive2(uint32_t pair) {
     return __hgt2_mask(BitsAs<__half2>(pair), BitsAs<__half2>(uint32_t{0}));
   }
@@ -102,7 +103,8 @@ struct Element<double> {
 template <typename T>
 using Accumulator = typename Element<T>::Accumulator;
 
-// The elements of a vector, or a constant of each, as they are computed with.
+// The elements of a vector, or a constant for each of them, in the type of the
+// computation.
 template <typename A, int kElements>
 struct Values {
   A at[kElements];
@@ -113,7 +115,7 @@ struct Values {
 template <typename T, int kElements>
 struct Vector;
 
-// A vector that is a single element.
+// A vector of a single element.
 template <typename T>
 struct Vector<T, 1> {
   using A = Accumulator<T>;
@@ -131,7 +133,7 @@ struct Vector<T, 1> {
     word = Element<T>::Encode(values[0]);
   }
   __device__ __forceinline__ void Relu() {
-    if (Element<T>::Decode(word) <= 0) word = 0;  // NaN stays
+    if (Element<T>::Decode(word) <= 0) word = 0;  // NaN stays NaN.
   }
   __device__ __forceinline__ uint32_t PositiveBits() const {
     return Element<T>::Decode(word) > 0 ? 1 : 0;
@@ -144,7 +146,7 @@ struct Vector<T, 1> {
   }
 };
 
-// Eight elements in words of 16 bytes, which are registers of four.
+// Eight elements in words of 16 bytes, each of which takes four registers.
 template <typename T>
 struct Vector<T, 8> {
   using A = Accumulator<T>;
@@ -179,7 +181,7 @@ struct Vector<T, 8> {
     }
     return values;
   }
-  // Rounds to T.
+  // Rounds the values to T.
   __device__ __forceinline__ void Set(const Values<A, 8>& values) {
     if constexpr (kPairs) {
 #pragma unroll
@@ -192,7 +194,7 @@ struct Vector<T, 8> {
     }
   }
 
-  // Elements below 0 become 0, and so does -0; NaN stays.
+  // Elements below 0 become 0, and so does -0. NaN stays NaN.
   __device__ __forceinline__ void Relu() {
 #pragma unroll
     for (int i = 0; i < 4 * kWords; ++i) {
@@ -204,11 +206,11 @@ struct Vector<T, 8> {
     }
   }
 
-  // Bit i says whether element i is above 0.
+  // Bit i of the result says whether element i is above 0.
   __device__ __forceinline__ uint32_t PositiveBits() const {
     if constexpr (kPairs) {
-      // A byte of each element, of which a bit is kept; their sum is in the
-      // highest byte of the product.
+      // Each element gives a byte, of which one bit is kept. The highest byte
+      // of the product is the sum of these bytes.
       const uint32_t low =
           __byte_perm(Element<T>::Positive2(parts[0]),
                       Element<T>::Positive2(parts[1]), 0x6420) &
@@ -228,7 +230,7 @@ struct Vector<T, 8> {
     }
   }
 
-  // Elements become 0 where those of another vector are not above 0.
+  // Sets elements to 0 where those of another vector are not above 0.
   __device__ __forceinline__ void KeepPositive(const Vector& of) {
 #pragma unroll
     for (int i = 0; i < 4 * kWords; ++i) {
@@ -240,11 +242,11 @@ struct Vector<T, 8> {
     }
   }
 
-  // Elements become 0 where their bit is.
+  // Sets elements to 0 where their bit is 0.
   __device__ __forceinline__ void KeepBits(uint32_t bits) {
     if constexpr (kPairs) {
-      // Bit i of four becomes the highest one of byte i: the four copies are 7
-      // bits apart and do not meet.
+      // Bit i of four bits becomes the highest bit of byte i. The four copies
+      // are 7 bits apart and do not overlap.
       const uint32_t low = (bits & 15u) * 0x10204080u;
       const uint32_t high = (bits >> 4 & 15u) * 0x10204080u;
       parts[0] &= RepeatSigns<0x9988>(low);
@@ -260,7 +262,7 @@ struct Vector<T, 8> {
   }
 };
 
-// Whether a value is wanted again soon.
+// Whether a value is needed again soon.
 enum class Reuse { kSoon, kNever };
 
 template <Reuse kReuse, int kElements, typename T>

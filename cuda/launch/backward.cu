@@ -31,14 +31,14 @@ cudaError_t ApplyAlone(Launch& launch, const Problem& problem, int width,
                        BackwardParameters parameters, bool whole) {
   const Plan plan = PlanElementwise(problem, width, device, launch.settings);
   parameters.tiling = plan.tiling;
-  // Where the sums are, if they come from a ReduceKernel.
+  // The sums of a ReduceKernel lie in the workspace.
   if (whole) parameters.workspace = PlaceWorkspace(launch, plan.tiling);
   return LaunchPlanned(launch, Kernel::kBackwardApply, kernels.apply, plan,
                        parameters, whole);
 }
 
-// Gate kX is for calls without z, which have no dz: a kernel for both would be
-// for tests alone, so there is none but that of single elements.
+// Gate kX is for calls without z, which have no dz. A kernel with both would
+// serve only tests, so for them there is no kernel but that of single elements.
 int WidthOfCall(const Problem& problem, const GradientBuffers& buffers,
                 const void* dz, const void* dx) {
   const void* y = buffers.gate == Gate::kY ? buffers.saved : nullptr;

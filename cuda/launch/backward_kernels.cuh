@@ -1,4 +1,5 @@
-// BackwardKernelsOf, to be compiled for each element type by itself.
+// The definition of BackwardKernelsOf, which is compiled for each element type
+// separately.
 
 #ifndef JAX_BNAR_CUDA_LAUNCH_BACKWARD_KERNELS_CUH_
 #define JAX_BNAR_CUDA_LAUNCH_BACKWARD_KERNELS_CUH_
@@ -33,7 +34,7 @@ BackwardKernels BackwardKernelsOf(Layout layout, int width, Gate gate,
         return WithBackwardForm(gate, store_dz, [](auto form) {
           using Form = decltype(form);
           if constexpr (Form::kGate == Gate::kX && Form::kStoreDz) {
-            return BackwardKernels{};  // see backward.cu
+            return BackwardKernels{};  // See WidthOfCall in backward.cu.
           } else {
             return BackwardKernelsAs<T, kLayout, kWidth, Form>();
           }

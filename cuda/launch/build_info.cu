@@ -8,7 +8,7 @@ namespace cuda {
 int ToolkitVersion() { return CUDART_VERSION; }
 
 std::vector<int> Architectures() {
-  // nvcc alone knows what "native" came to. Its list holds 800 for sm_80.
+  // Only nvcc knows what "native" turned out to be. Its list has 800 for sm_80.
   std::vector<int> architectures;
   for (const int architecture : {__CUDA_ARCH_LIST__}) {
     architectures.push_back(architecture / 10);

@@ -1,4 +1,4 @@
-// What the CUDA kernels of this build were compiled with, and for.
+// What the CUDA kernels of this build were compiled with, and for which GPUs.
 
 #ifndef JAX_BNAR_CUDA_LAUNCH_BUILD_INFO_H_
 #define JAX_BNAR_CUDA_LAUNCH_BUILD_INFO_H_
@@ -8,7 +8,7 @@
 namespace jax_bnar {
 namespace cuda {
 
-// As CUDART_VERSION has it: 13000 for CUDA 13.0.
+// The version as CUDART_VERSION has it: 13000 for CUDA 13.0.
 int ToolkitVersion();
 
 // Compute capabilities times 10, in ascending order: 80, 90, ...

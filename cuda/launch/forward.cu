@@ -19,8 +19,8 @@ ForwardKernels KernelsOf(const Problem& problem, int width,
                    buffers.z != nullptr, buffers.relu, buffers.mask != nullptr);
 }
 
-// The bits that single elements cannot write, and those of y where there is no
-// ReLU, which nobody wants but tests.
+// Packs the bits that kernels of single elements cannot write, and the bits of
+// y where there is no ReLU, which only tests ask for.
 cudaError_t PackMask(Launch& launch, const Problem& problem,
                      const NormaliseBuffers& buffers, int width,
                      const ForwardKernels& kernels) {

@@ -1,4 +1,5 @@
-// ForwardKernelsOf, to be compiled for each element type by itself.
+// The definition of ForwardKernelsOf, which is compiled for each element type
+// separately.
 
 #ifndef JAX_BNAR_CUDA_LAUNCH_FORWARD_KERNELS_CUH_
 #define JAX_BNAR_CUDA_LAUNCH_FORWARD_KERNELS_CUH_

@@ -16,13 +16,14 @@
 namespace jax_bnar {
 namespace cuda {
 
-// `whole` does both passes. Null for float64, which no plan sends there, are
-// this and `flat`.
+// `whole` does both passes. It and `flat` are null for float64, because no plan
+// uses them for that type.
 struct ForwardKernels {
   void (*whole)(ForwardParameters);
   void (*statistics)(ForwardParameters);
   void (*normalise)(ForwardParameters);
-  void (*flat)(ForwardParameters, FlatTiling);  // null but for single elements
+  // Null unless elements are read singly.
+  void (*flat)(ForwardParameters, FlatTiling);
   void (*pack_mask)(const void* y, uint8_t* mask, int64_t groups,
                     int64_t group_size, int64_t bytes_per_group);
 };
@@ -33,8 +34,9 @@ struct BackwardKernels {
   void (*apply)(BackwardParameters, bool whole);
 };
 
-// The kernels for elements of type T. float64 is read by single elements only,
-// which have one kernel for all forms. Each T is compiled in a file of its own.
+// Returns the kernels for elements of type T. float64 is always read by single
+// elements, for which one kernel serves all forms. The kernels of each T are
+// compiled in a file of their own.
 template <typename T>
 ForwardKernels ForwardKernelsOf(Layout layout, int width, bool residual,
                                 bool relu, bool mask);
@@ -42,7 +44,7 @@ template <typename T>
 BackwardKernels BackwardKernelsOf(Layout layout, int width, Gate gate,
                                   bool store_dz);
 
-// f(T()) with the element type of a dtype.
+// Returns f(T()), where T is the element type of a dtype.
 template <typename F>
 auto WithElement(DType dtype, F f) {
   switch (dtype) {
@@ -57,7 +59,7 @@ auto WithElement(DType dtype, F f) {
   }
 }
 
-// f(layout) as a constant.
+// Returns f(layout), where the layout is a compile-time constant.
 template <typename F>
 auto WithLayout(Layout layout, F f) {
   if (layout == Layout::kChannelsFirst) {
@@ -66,7 +68,8 @@ auto WithLayout(Layout layout, F f) {
   return f(std::integral_constant<Layout, Layout::kChannelsLast>{});
 }
 
-// Calls f(dtype, layout, width) for each that has kernels, until an error.
+// Calls f(dtype, layout, width) for each combination that has kernels, until
+// one returns an error.
 template <typename F>
 cudaError_t ForEachKernelSet(F f) {
   for (const DType dtype :

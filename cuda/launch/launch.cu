@@ -24,7 +24,8 @@ cudaError_t QueryDevice(Device* device) {
       get(cudaDevAttrReservedSharedMemoryPerBlock);
   device->l2_bytes = get(cudaDevAttrL2CacheSize);
   device->cooperative = get(cudaDevAttrCooperativeLaunch) != 0;
-  // The kernels' code for clusters is compiled for 9.0 and newer only.
+  // The kernels' code for clusters is compiled only for compute capability 9.0
+  // and newer.
   device->clusters = get(cudaDevAttrClusterLaunch) != 0 &&
                      get(cudaDevAttrComputeCapabilityMajor) >= 9;
   return error;
@@ -60,7 +61,7 @@ cudaError_t ResetCounters(Launch& launch, const Plan& plan) {
 
 cudaError_t Explain(Launch& launch, Kernel name, const Plan& plan,
                     cudaError_t error) {
-  // Not sticky: the next launch of anybody must not see it.
+  // Clears the error, so that nobody's next launch reports it.
   cudaGetLastError();
   launch.failure = std::string(NameOf(name)) + " with a grid of " +
                    std::to_string(plan.grid) + " blocks of " +

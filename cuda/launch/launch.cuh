@@ -1,4 +1,4 @@
-// From a plan to a launch.
+// Launches kernels according to a plan.
 
 #ifndef JAX_BNAR_CUDA_LAUNCH_LAUNCH_CUH_
 #define JAX_BNAR_CUDA_LAUNCH_LAUNCH_CUH_
@@ -16,29 +16,33 @@
 namespace jax_bnar {
 namespace cuda {
 
-// The parts of PrepareKernels in forward.cu and in backward.cu.
+// The two halves of PrepareKernels, which are defined in forward.cu and
+// backward.cu.
 cudaError_t PrepareForwardKernels();
 cudaError_t PrepareBackwardKernels();
 
-// The current device. Asked each time: the driver answers from memory.
+// Describes the current device. It is queried at every call, because the driver
+// answers from memory.
 cudaError_t QueryDevice(Device* device);
 
-// Whether threads may read eight elements at once there.
+// Whether all buffers are aligned for threads that read eight elements at once.
 bool Aligned(std::initializer_list<const void*> buffers);
 
 Workspace PlaceWorkspace(const Launch& launch, const Tiling& tiling);
 
-// Zeroes the counters of a plan whose blocks meet in global memory.
+// Enqueues the zeroing of the counters for a plan whose blocks meet in global
+// memory.
 cudaError_t ResetCounters(Launch& launch, const Plan& plan);
 
-// Keeps what a failed launch looked like.
+// Records in launch.failure what a failed launch looked like, and returns its
+// error.
 cudaError_t Explain(Launch& launch, Kernel name, const Plan& plan,
                     cudaError_t error);
 
-// Lets a kernel use all the shared memory of a block, and loads it.
+// Loads a kernel, and lets it use all the shared memory that a block may have.
 cudaError_t PrepareKernel(const void* kernel);
 
-// The same for all that are not null.
+// Does the same for all kernels that are not null.
 template <typename... Kernels>
 cudaError_t PrepareEach(Kernels... kernels) {
   cudaError_t error = cudaSuccess;
@@ -51,7 +55,8 @@ cudaError_t PrepareEach(Kernels... kernels) {
 }
 
 // Whether all blocks that wait for each other can be resident at once. The
-// SM margin counts: what runs there may take its time.
+// multiprocessors of the SM margin are left out, because what runs there may
+// take any time.
 cudaError_t FitsDevice(const void* kernel, const Plan& plan,
                        const Device& device, const Settings& settings,
                        bool* fits);
@@ -94,7 +99,7 @@ cudaError_t LaunchSums(Launch& launch, Kernel name,
 }
 
 // Launches a kernel that does both passes, if the plan has one and its blocks
-// fit the device; `launched` says whether.
+// fit the device. `launched` says whether it did.
 template <typename Parameters>
 cudaError_t LaunchWhole(Launch& launch, Kernel name, void (*kernel)(Parameters),
                         const Plan& plan, const Device& device,

@@ -1,6 +1,6 @@
-// How often each kernel was launched, and by which strategy. One that the
-// device has no room for gives way to another without a word; tests and
-// benchmarks ask here which one ran.
+// Counts how often each kernel was launched, and by which strategy. If the
+// device has no room for one strategy, another is used silently; these counts
+// tell tests and benchmarks which one ran.
 
 #ifndef JAX_BNAR_CUDA_LAUNCH_LAUNCH_COUNTS_H_
 #define JAX_BNAR_CUDA_LAUNCH_LAUNCH_COUNTS_H_
@@ -29,8 +29,8 @@ const char* NameOf(Kernel kernel);
 
 void CountLaunch(Kernel kernel, Strategy strategy);
 
-// ("Forward cluster", 3) and so on, of this process. A kernel in a CUDA graph
-// counts when it is captured, not when the graph is replayed.
+// Returns ("Forward cluster", 3) and so on for this process. A kernel in a CUDA
+// graph counts when it is captured, not when the graph is replayed.
 std::map<std::string, int64_t> LaunchCounts();
 
 }  // namespace cuda

@@ -1,5 +1,5 @@
-// Barriers of blocks and clusters, yielding, and shared memory: what a kernel
-// calls that is not an operation of its warp.
+// Barriers of blocks and clusters, yielding, and shared memory: everything that
+// a kernel calls except warp operations.
 
 #include "cuda_emulation/atomics.h"
 #include "cuda_emulation/synchronization.h"
@@ -43,7 +43,7 @@ int BlockBarrier(BarrierKind kind, bool predicate) {
     scheduler->ReleaseBlock(block);
   }
   scheduler->Switch();
-  // The next phase cannot end before this thread has come to it.
+  // The next phase cannot end before this thread has arrived in it.
   return block->result;
 }
 

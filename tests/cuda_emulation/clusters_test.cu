@@ -1,4 +1,5 @@
-// Clusters of blocks: their barrier, and each other's shared memory.
+// Tests of clusters of blocks: their barrier, and access to each other's shared
+// memory.
 
 #include <cuda_runtime.h>
 
@@ -26,7 +27,7 @@ __global__ void ClusterSums(const int* x, int* sums) {
     sums[blockIdx.x] =
         total * 10 + static_cast<int>(cuda_emulation::ClusterRank());
   }
-  // Nobody's shared memory goes away before all have read it.
+  // No block's shared memory may go away before all have read it.
   cuda_emulation::ClusterArrive();
   cuda_emulation::ClusterWait();
 }
@@ -49,7 +50,7 @@ void TestClusters(unsigned grid, bool cooperative) {
   }
 }
 
-// Threads that have exited are not waited for at the cluster's barrier.
+// The cluster's barrier does not wait for threads that have exited.
 __global__ void HalfOfCluster(unsigned* sums) {
   auto* shared = reinterpret_cast<unsigned*>(cuda_emulation::DynamicShared());
   shared[threadIdx.x] = blockIdx.x;
@@ -72,7 +73,7 @@ void TestExited() {
   }
 }
 
-// Barriers alone, however many, are not taken for a deadlock.
+// Barriers alone, however many, do not count as a deadlock.
 __global__ void ManyBarriers(int* rounds) {
   for (int i = 0; i < 500; ++i) {
     cuda_emulation::ClusterBarrier();

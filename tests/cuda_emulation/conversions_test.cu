@@ -1,4 +1,4 @@
-// The conversions of half and bfloat16 numbers.
+// Tests of the conversions of half and bfloat16 numbers.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -61,9 +61,9 @@ void Check(float x, unsigned expected) {
   }
 }
 
-// All numbers of the format, and the floats around each boundary between two
-// neighbours: where those are right, rounding is right everywhere, because it
-// is monotonous.
+// Tests all numbers of the format, and the floats around each boundary between
+// two neighbours. If those are right, rounding is right everywhere, because it
+// is monotonic.
 template <typename Format>
 void Test() {
   const auto infinity =
@@ -79,7 +79,8 @@ void Test() {
         Format::ToFloat(static_cast<unsigned short>(bits | 0x8000)) == -value,
         std::to_string(bits));
     Check<Format>(x, bits);
-    // Beyond the largest number: as if the next were finite.
+    // Beyond the largest number, rounding works as if the next number were
+    // finite.
     const double next = bits + 1 < infinity
                             ? Value<Format>(bits + 1)
                             : std::ldexp(1.0, Format::kMaxExponent + 1);
@@ -103,7 +104,8 @@ void Test() {
              "");
 }
 
-// What compares, clamps and picks two numbers or four bytes at once.
+// Tests the functions that compare, clamp and select two numbers or four bytes
+// at once.
 template <typename Pair>
 Pair PairOf(unsigned bits) {
   Pair pair;

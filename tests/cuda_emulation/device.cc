@@ -79,7 +79,7 @@ cudaError_t ReturnError(cudaError_t error, const char* format, ...) {
 
 int BlocksPerSm(const Device& device, unsigned block_size,
                 std::size_t shared_size) {
-  // Registers and threads are given to whole warps.
+  // Registers and threads are allocated to whole warps.
   const int threads = static_cast<int>((block_size + 31) / 32 * 32);
   if (threads == 0) return 0;
   const auto shared = static_cast<long long>(shared_size) +

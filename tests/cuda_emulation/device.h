@@ -1,4 +1,5 @@
-// The last call's outcome, per host thread, and what is known of kernels.
+// The outcome of the last call, for each host thread, and what is known about
+// kernels.
 
 #ifndef CUDA_EMULATION_DEVICE_H_
 #define CUDA_EMULATION_DEVICE_H_
@@ -10,15 +11,15 @@
 
 namespace cuda_emulation {
 
-// Notes the error for cudaGetLastError and returns it. The message is kept
-// where it is an error.
+// Records the error for cudaGetLastError and returns it. The message is kept if
+// it is an error.
 cudaError_t Return(cudaError_t error, const char* message = "");
-// As printf.
+// Does the same with a message formatted as by printf.
 cudaError_t ReturnError(cudaError_t error, const char* format, ...)
     __attribute__((format(printf, 2, 3)));
 void ClearMessage();
 
-// What cudaFuncSetAttribute has set.
+// What cudaFuncSetAttribute has set for a function.
 struct FunctionAttributes {
   int max_dynamic_shared_size;  // -1: not set
   int carveout;
@@ -26,9 +27,10 @@ struct FunctionAttributes {
 };
 FunctionAttributes GetFunctionAttributes(const void* function);
 
-// The most dynamic shared memory that a block of this function may ask for.
+// Returns the most dynamic shared memory that a block of this function may ask
+// for.
 int MaxDynamicSharedSize(const Device& device, const void* function);
-// How many such blocks fit on one SM.
+// Returns how many such blocks fit on one SM.
 int BlocksPerSm(const Device& device, unsigned block_size,
                 std::size_t shared_size);
 

@@ -1,5 +1,5 @@
-// Kernels in the patterns that ours use give on the emulated device what they
-// would give on a real one, whatever the seed.
+// Kernels in the patterns that ours use give the same results on the emulated
+// device as they would on a real one, whatever the seed.
 
 #include <cuda_runtime.h>
 
@@ -47,7 +47,7 @@ void TestBlockSums() {
   }
 }
 
-// Each block adds up all the blocks' numbers, behind a barrier of the grid.
+// After a barrier of the grid, each block adds up the numbers of all blocks.
 __global__ void GridSums(unsigned* arrived, unsigned* numbers, unsigned* sums,
                          int repeats) {
   for (int r = 1; r <= repeats; ++r) {
@@ -87,7 +87,7 @@ void TestGridBarrier() {
   }
 }
 
-// The block that finishes last adds up what all have stored.
+// The block that finishes last adds up what all blocks have stored.
 __global__ void LastBlockSum(unsigned* finished, float* partial, float* sum) {
   auto* is_last = reinterpret_cast<unsigned*>(cuda_emulation::DynamicShared());
   if (threadIdx.x == 7) partial[blockIdx.x] = static_cast<float>(blockIdx.x);
@@ -119,7 +119,8 @@ void TestLastBlock() {
   BNAR_CHECK(finished == 0, "atomicInc wraps around");
 }
 
-// The second block polls with nothing but barriers; the first must go on.
+// The second block polls using nothing but barriers, and the first block must
+// still go on.
 __global__ void PollWithBarriers(volatile unsigned* flag) {
   if (blockIdx.x == 0) {
     for (int i = 0; i < 10; ++i) __syncthreads();
@@ -155,7 +156,7 @@ __global__ void WarpOperations(WarpResults* results) {
   r.all_but = __all_sync(kAll, lane < 31);
   r.wide_up = static_cast<int>(__shfl_up_sync(kAll, (1ll << 40) + lane, 1) -
                                (1ll << 40));
-  // The two halves go separate ways.
+  // The two halves of the warp go separate ways.
   const unsigned half = lane < 16 ? 0xffffu : 0xffff0000u;
   if (lane < 16) {
     r.ballot ^= static_cast<int>(__ballot_sync(half, 1));
@@ -233,7 +234,7 @@ void TestIndices() {
   }
 }
 
-// A lock of one word: as in CUDA, only one thread of a warp may try.
+// A lock of one word. As in CUDA, only one thread of a warp may try to take it.
 __global__ void CountUnderLock(unsigned* lock, long long* counter) {
   if (threadIdx.x % 32 != 0) return;
   while (atomicCAS(lock, 0u, 1u) != 0) __nanosleep(10);
@@ -253,7 +254,7 @@ void TestLock() {
   BNAR_CHECK(counter == 48, std::to_string(counter));
 }
 
-// Lanes that have exited are not waited for.
+// Operations of a warp do not wait for lanes that have exited.
 __global__ void EarlyExit(unsigned* votes) {
   if (threadIdx.x % 2 == 1) return;
   const unsigned vote = __ballot_sync(kAll, 1);

@@ -1,4 +1,4 @@
-// What is wrong in a kernel or a launch shows, whatever the seed: as a wrong
+// A mistake in a kernel or a launch shows, whatever the seed, either as a wrong
 // result or as an error that says what happened.
 
 #include <cuda_runtime.h>
@@ -29,10 +29,10 @@ void ExpectFailure(cudaError_t error, const char* part) {
   ExpectError(error, cudaErrorLaunchFailure, part);
 }
 
-// The barriers that a block's sum needs: which is left out?
+// The barriers that a block's sum needs. A test leaves out one of them.
 enum class Missing { kNone, kWriteBeforeRead, kReadBeforeWrite };
 
-// Rounds of: each warp leaves a number, the first one adds them up.
+// In each round, each warp leaves a number, and the first warp adds them up.
 __global__ void Sums(int* sums, int rounds, Missing missing) {
   auto* partial = reinterpret_cast<int*>(cuda_emulation::DynamicShared());
   for (int round = 0; round < rounds; ++round) {
@@ -69,7 +69,7 @@ void TestMissingBarrier() {
   BNAR_CHECK(WrongSums(Missing::kReadBeforeWrite) > 0, "writes too early");
 }
 
-// One block alone shows it with one of two seeds.
+// In a launch of one block, one of the two seeds of a pair reveals the mistake.
 void TestMissingBarrierOfOneBlock() {
   for (const Missing missing :
        {Missing::kWriteBeforeRead, Missing::kReadBeforeWrite}) {
@@ -113,8 +113,8 @@ __global__ void DivergentKinds() {
   }
 }
 
-// The second half waits for the first one's flag before the barrier at which
-// the first half waits already.
+// The second half waits for the first half's flag before the barrier at which
+// the first half already waits.
 __global__ void Crossed(unsigned* flag) {
   if (threadIdx.x >= 32) {
     while (cuda_emulation::LoadAcquire(flag) == 0) __nanosleep(1);
@@ -123,7 +123,7 @@ __global__ void Crossed(unsigned* flag) {
   if (threadIdx.x == 0) atomicExch(flag, 1u);
 }
 
-// Polls together: barriers are no progress in themselves.
+// All threads poll together, because barriers by themselves are no progress.
 __global__ void BlockPolls(const unsigned* flag) {
   unsigned seen;
   do {
@@ -232,19 +232,19 @@ __global__ void Empty() {}
 __global__ void Misaligned(const float* x) {
   __ldg(reinterpret_cast<const float4*>(x + 1));
 }
-// `distance` from the end of the block's shared memory.
+// Touches the byte at `distance` from the end of the block's shared memory.
 __global__ void Overrun(int distance) {
   cuda_emulation::DynamicShared()[static_cast<int>(
                                       cuda_emulation::DynamicSharedSize()) +
                                   distance] = 1;
 }
 
-// Whether running this ends the process with AddressSanitizer's report.
+// Returns whether running this ends the process with AddressSanitizer's report.
 template <typename Function>
 bool Dies(Function function) {
   const pid_t child = fork();
   if (child == 0) {
-    // The report is expected: the log need not have it.
+    // The report is expected, so the log need not contain it.
     if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(2);
     function();
     _exit(0);

@@ -13,7 +13,7 @@
 namespace cuda_emulation {
 
 #ifndef CUDA_EMULATION_UCONTEXT
-// Pushes the registers that a called function must keep, stores the stack
+// Pushes the registers that a called function must preserve, stores the stack
 // pointer in *from, and does the reverse with `to`. The floating-point control
 // registers are the same for all fibers.
 extern "C" __attribute__((visibility("hidden"))) void cuda_emulation_switch(
@@ -90,16 +90,17 @@ namespace {
 constexpr std::size_t kStackSize = (CUDA_EMULATION_ASAN ? 192 : 64) * 1024;
 constexpr std::size_t kStacksPerMapping = 64;
 // Each protected page splits a mapping in two, and Linux lets a process have
-// 65530: further stacks, of devices with many SMs, do without.
+// 65530 mappings. The later stacks of devices with many SMs therefore have no
+// protected page.
 constexpr std::size_t kGuardedStacks = 4096;
 
 std::size_t PageSize() { return static_cast<std::size_t>(getpagesize()); }
 
 #if CUDA_EMULATION_ASAN
-// Who switched to the running fiber.
+// The fiber that switched to the running one.
 thread_local Fiber* previous = nullptr;
 
-// First thing on a stack that is switched to.
+// Is the first call on a stack after a switch to it.
 void Arrive(void* fake_stack) {
   const void* stack;
   std::size_t stack_size;
@@ -115,7 +116,7 @@ void Arrive(void*) {}
 
 thread_local void (*entry)() = nullptr;
 
-// Where a new fiber starts: it has nobody to return to.
+// A new fiber starts here, and has nobody to return to.
 void Enter() {
   Arrive(nullptr);
   entry();
@@ -139,7 +140,7 @@ void SwitchFiber(Fiber* from, Fiber* to) {
 
 FiberPool::~FiberPool() {
 #if CUDA_EMULATION_ASAN
-  // Memory mapped later in the same place must not inherit red zones.
+  // Memory that is mapped later in the same place must not inherit red zones.
   for (const auto& fiber : fibers_) {
     __asan_unpoison_memory_region(fiber->stack, fiber->stack_size);
   }
@@ -162,7 +163,7 @@ bool FiberPool::Reserve(std::size_t count) {
     char* stack = static_cast<char*>(mapping);
     for (std::size_t i = 0; i < kStacksPerMapping; ++i, stack += stride) {
       if (fibers_.size() < kGuardedStacks) {
-        // Where it fails an overflow is not noticed.
+        // If this fails, an overflow goes unnoticed.
         (void)mprotect(stack, PageSize(), PROT_NONE);
       }
       auto fiber = std::make_unique<Fiber>();
@@ -180,7 +181,7 @@ void FiberPool::Abandon() {
   for (const auto& fiber : fibers_) {
     if (fiber->idle) continue;
 #if CUDA_EMULATION_ASAN
-    // The functions that never returned left their red zones.
+    // The functions that never returned left their red zones behind.
     __asan_unpoison_memory_region(fiber->stack, fiber->stack_size);
 #endif
     Initialise(fiber.get());
@@ -201,8 +202,9 @@ void FiberPool::Initialise(Fiber* fiber) {
   auto* top = reinterpret_cast<std::uintptr_t*>(stack + fiber->stack_size);
   // Null frame pointers and return addresses end a debugger's backtrace.
 #if defined(__x86_64__)
-  // Six registers, where to go, and the return address of Enter, which expects
-  // the stack as a call leaves it: aligned to 16 bytes but for that address.
+  // The stack holds six registers, the address to go to, and the return address
+  // of Enter, which expects the stack as a call leaves it: aligned to 16 bytes
+  // except for that address.
   std::uintptr_t* bottom = top - 8;
   for (int i = 0; i < 8; ++i) bottom[i] = 0;
   bottom[6] = reinterpret_cast<std::uintptr_t>(&Enter);

@@ -1,4 +1,4 @@
-// Fibers: stacks to switch between within one host thread.
+// Fibers, which are stacks to switch between within one host thread.
 
 #ifndef CUDA_EMULATION_FIBER_H_
 #define CUDA_EMULATION_FIBER_H_
@@ -28,26 +28,29 @@
 
 namespace cuda_emulation {
 
-// Where a stack of code stopped. The host thread's own is one as well.
+// The place where code on a stack stopped. The host thread's own stack has one
+// as well.
 struct Fiber {
 #ifdef CUDA_EMULATION_UCONTEXT
   ucontext_t state;
 #else
   void* stack_pointer = nullptr;
 #endif
-  // Null and 0 for the host's, until it is left under AddressSanitizer.
+  // Null and 0 for the host thread's stack until it is left under
+  // AddressSanitizer.
   const void* stack = nullptr;
   std::size_t stack_size = 0;
-  bool idle = false;           // in its pool
-  void* fake_stack = nullptr;  // AddressSanitizer's
+  bool idle = false;           // Whether it is in its pool.
+  void* fake_stack = nullptr;  // Belongs to AddressSanitizer.
 };
 
-// Continues `to`; returns when something switches back to `from`, the running
-// fiber.
+// Continues `to`. Returns when something switches back to `from`, which is the
+// running fiber.
 void SwitchFiber(Fiber* from, Fiber* to);
 
-// Fibers that run the same function, which must not return. Their stacks live
-// as long as the pool; below most is a page that must not be touched.
+// Fibers that all run the same function, which must not return. Their stacks
+// live as long as the pool. Below most of them lies a page that must not be
+// touched.
 class FiberPool {
  public:
   explicit FiberPool(void (*function)()) : function_(function) {}
@@ -55,7 +58,7 @@ class FiberPool {
   FiberPool(const FiberPool&) = delete;
   FiberPool& operator=(const FiberPool&) = delete;
 
-  // Makes sure that so many fibers exist; false where memory is short.
+  // Makes sure that this many fibers exist. Returns false if memory is short.
   bool Reserve(std::size_t count);
   Fiber* Take() {
     Fiber* fiber = free_.back();
@@ -63,13 +66,14 @@ class FiberPool {
     fiber->idle = false;
     return fiber;
   }
-  // The fiber continues from where it left when it is next switched to.
+  // Returns a fiber to the pool. It continues from where it left when it is
+  // next switched to.
   void Give(Fiber* fiber) {
     fiber->idle = true;
     free_.push_back(fiber);
   }
-  // Takes back all that were taken, wherever they stopped; they will start
-  // from the beginning.
+  // Takes back all fibers that were taken, wherever they stopped. They will
+  // start from the beginning.
   void Abandon();
 
  private:

@@ -1,4 +1,5 @@
-// Attributes of kernels, kept for each function as CUDA does, and occupancy.
+// The attributes of kernels, which are kept for each function as CUDA does, and
+// occupancy.
 
 #include <map>
 #include <mutex>
@@ -104,7 +105,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(
       shared_size >
           static_cast<std::size_t>(
               cuda_emulation::MaxDynamicSharedSize(device, function))) {
-    return cudaSuccess;  // such a block cannot be launched
+    return cudaSuccess;  // Such a block cannot be launched.
   }
   *blocks = cuda_emulation::BlocksPerSm(
       device, static_cast<unsigned>(block_size), shared_size);

@@ -34,7 +34,7 @@ bool Read(const cudaLaunchConfig_t& config, Attributes* result) {
       case cudaLaunchAttributeProgrammaticStreamSerialization:
       case cudaLaunchAttributePriority:
       case cudaLaunchAttributePreferredSharedMemoryCarveout:
-        break;  // change nothing in what a kernel may rely on
+        break;  // These change nothing that a kernel may rely on.
       default:
         return false;
     }
@@ -150,7 +150,7 @@ cudaError_t Launch(const cudaLaunchConfig_t& config, const Call& call) {
   }
 
   const Schedule schedule = GetSchedule();
-  // Never all of them, see Schedule::plain_residency.
+  // This is never all of them; see Schedule::plain_residency.
   const std::uint64_t plain = std::max<std::uint64_t>(
       1, std::min({static_cast<std::uint64_t>(schedule.plain_residency),
                    capacity, clusters - 1}));

@@ -1,4 +1,4 @@
-// What is varied from a seed.
+// Pseudorandom numbers, from which everything that varies is drawn.
 
 #ifndef CUDA_EMULATION_RANDOM_H_
 #define CUDA_EMULATION_RANDOM_H_
@@ -9,7 +9,7 @@
 
 namespace cuda_emulation {
 
-// splitmix64: a good mix of all bits.
+// splitmix64, which mixes all bits well.
 inline std::uint64_t Mix(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;

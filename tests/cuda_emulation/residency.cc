@@ -1,4 +1,4 @@
-// How blocks come onto the device, pass their barriers and leave it.
+// How blocks arrive on the device, pass their barriers and leave it.
 
 #include <utility>
 
@@ -8,8 +8,8 @@
 namespace cuda_emulation {
 namespace {
 
-// So many barriers in succession between which no thread of the block polls
-// are progress; fewer may be the body of a loop that polls.
+// This many barriers in a row without a thread of the block polling between
+// them count as progress. Fewer may be the body of a loop that polls.
 constexpr unsigned kBarriersOfProgress = 16;
 
 }  // namespace
@@ -92,10 +92,11 @@ void Scheduler::StartBlock(Block* block, const dim3& index) {
   block->shared.Start(grid_.shared_size);
 }
 
-// Two blocks share a permutation, the second has it reversed; so has each block
-// in every other phase, and in all phases with the next seed. Thus of any two
-// threads each comes first in some block, phase or run: what a missing barrier
-// would order goes wrong, whether it reads too early or writes too early.
+// Two neighbouring blocks share a permutation, which is reversed for the second
+// one; it is also reversed in every other phase of a block and, with the next
+// seed, in all phases. Of any two threads, each therefore comes first in some
+// block, phase or run, so that where a barrier is missing, something goes
+// wrong, whether a thread reads too early or writes too early.
 void Scheduler::NewOrder(Block* block) {
   const bool reversed =
       (((block->linear_index ^ block->phase) & 1) != 0) != second_;
@@ -169,7 +170,8 @@ void Scheduler::Exit(Thread* thread) {
   }
   if (thread->warp->in_operation != 0) LeaveWarp(thread->warp);
   if (thread->in_cluster_phase && thread->cluster_phase == cluster->phase) {
-    // It had arrived: it is no longer among those that are waited for.
+    // The thread had arrived, but it is no longer among those that are waited
+    // for.
     --cluster->arrived;
   }
   if (cluster->arrived != 0 && cluster->arrived == cluster->live_threads) {

@@ -1,4 +1,4 @@
-// The runtime API but for launches and what concerns kernels.
+// The runtime API, except for launches and for what concerns kernels.
 
 #include "cuda_emulation/runtime_api.h"
 
@@ -45,7 +45,7 @@ const char* cudaGetErrorName(cudaError_t error) {
 }
 
 const char* cudaGetErrorString(cudaError_t error) {
-  // The newest message is this error's unless the error is an old one.
+  // The newest message is about this error unless the error is an old one.
   const char* message = cuda_emulation::LastMessage();
   if (error != cudaSuccess && message[0] != '\0') return message;
   return cudaGetErrorName(error);
@@ -142,11 +142,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaMalloc(void** pointer, std::size_t size) {
   *pointer = nullptr;
   if (size == 0) return cudaSuccess;
-  // Aligned as a device's; AddressSanitizer still sees the exact size.
+  // The memory is aligned as a device's is. AddressSanitizer still sees the
+  // exact size.
   if (posix_memalign(pointer, 256, size) != 0) {
     return Return(cudaErrorMemoryAllocation);
   }
-  // Uninitialised: NaN in all formats.
+  // Uninitialised memory is NaN in all formats.
   auto* bytes = static_cast<unsigned char*>(*pointer);
   for (std::size_t i = 0; i < size; ++i) {
     bytes[i] = i % 2 == 0 ? cuda_emulation::kPoison & 0xff

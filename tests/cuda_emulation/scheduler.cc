@@ -23,13 +23,13 @@ __thread Scheduler* scheduler = nullptr;
 
 namespace {
 
-// A launch that goes on for longer is taken for endless.
+// A launch that goes on for longer counts as endless.
 constexpr std::uint64_t kMaxRounds = 20'000'000;
 
 int Count(std::uint32_t lanes) { return __builtin_popcount(lanes); }
 
 #if CUDA_EMULATION_ASAN
-// A sanitizer's report says what was wrong, and not for which thread.
+// A sanitizer's report says what was wrong, but not in which thread.
 void PrintWhere() {
   if (current == nullptr) return;
   std::fprintf(stderr,
@@ -111,7 +111,7 @@ cudaError_t Scheduler::Run(const Grid& grid) {
 }
 
 Thread* Scheduler::NextReady() {
-  // The bit `rotation` comes first, or last of all if reversed.
+  // The bit `rotation` comes first, or last if the order is reversed.
   const unsigned r = warp_->rotation;
   const std::uint32_t ready = warp_->ready;
   const std::uint32_t rotated = ready >> r | ready << (-r & 31);
@@ -247,7 +247,7 @@ void Scheduler::FiberMain() {
 void Scheduler::Fail(const char* format, std::va_list arguments) {
   std::vsnprintf(message_, sizeof(message_), format, arguments);
   failed_ = true;
-  // For good: the fibers are abandoned.
+  // This switch is final, because the fibers are abandoned.
   SwitchFiber(running_, &host_);
   __builtin_trap();
 }

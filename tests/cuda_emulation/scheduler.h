@@ -1,5 +1,5 @@
-// Runs one launch on the calling host thread: keeps the resident clusters,
-// decides which thread runs next, notices when none can.
+// Runs one launch on the calling host thread: manages the resident clusters,
+// decides which thread runs next, and notices when none can.
 
 #ifndef CUDA_EMULATION_SCHEDULER_H_
 #define CUDA_EMULATION_SCHEDULER_H_
@@ -17,7 +17,7 @@
 
 namespace cuda_emulation {
 
-// A launch that has been checked.
+// A launch whose configuration has been checked.
 struct Grid {
   dim3 grid;
   dim3 block;
@@ -32,23 +32,24 @@ class Scheduler {
  public:
   Scheduler();
 
-  // cudaSuccess, or an error that message() explains.
+  // Returns cudaSuccess, or an error that message() explains.
   cudaError_t Run(const Grid& grid);
   const char* message() const { return message_; }
   const dim3& cluster_size() const { return grid_.cluster; }
 
-  // The rest is for the running thread.
+  // The running thread calls the functions that follow.
 
   // Lets others run until the running thread is ready again.
   void Switch();
-  // Moves the running thread out of the set of ready ones, and returns its bit.
+  // Removes the running thread from the set of ready ones, and returns its bit.
   std::uint32_t Suspend();
   void Yield();
-  // Something happened that other threads may have waited for.
+  // Is called when something happened that other threads may have waited for.
   void Progress() { fruitless_rounds_ = 0; }
-  // All threads of the block have come to its barrier.
+  // Is called when all threads of the block have arrived at its barrier.
   void ReleaseBlock(Block* block);
-  // All living threads of the cluster have arrived at its barrier.
+  // Is called when all living threads of the cluster have arrived at its
+  // barrier.
   void ReleaseCluster(Cluster* cluster);
   [[noreturn]] void Fail(const char* format, std::va_list arguments);
 
@@ -59,7 +60,7 @@ class Scheduler {
   void StartBlock(Block* block, const dim3& index);
   void NewOrder(Block* block);
   void Exit(Thread* thread);
-  // The thread to run, or null when the launch is complete.
+  // Returns the thread to run, or null when the launch is complete.
   Thread* Next();
   Thread* NextReady();
   void NextBlock();
@@ -77,19 +78,20 @@ class Scheduler {
   std::vector<std::uint32_t> queue_;
   std::size_t next_in_queue_ = 0;
   std::uint64_t live_clusters_ = 0;
-  // Of two seeds that make a pair, the second has its orders reversed.
+  // The second of the two seeds of a pair has its orders reversed.
   std::uint64_t pair_ = 0;
   bool second_ = false;
   std::uint64_t random_ = 0;
 
-  // Rounds of turns: each resident block has one in each round.
+  // The blocks in the order of their turns: each resident block has one turn in
+  // each round.
   std::vector<Block*> turns_;
   std::size_t turn_ = 0;
-  Block* block_ = nullptr;  // whose turn it is
-  unsigned cursor_ = 0;     // in its order of warps
-  Warp* warp_ = nullptr;    // that runs
+  Block* block_ = nullptr;  // The block whose turn it is.
+  unsigned cursor_ = 0;     // A position in its order of warps.
+  Warp* warp_ = nullptr;    // The warp that runs.
   unsigned barriers_left_ = 0;
-  bool any_ran_ = false;  // in this round
+  bool any_ran_ = false;  // Whether any thread ran in this round.
   int fruitless_rounds_ = 0;
   std::uint64_t rounds_ = 0;
 
@@ -100,10 +102,10 @@ class Scheduler {
 // The running thread of this host thread's launch, or null.
 extern __thread Thread* current;
 extern __thread Scheduler* scheduler;
-// This host thread's, for its next launch.
+// Returns this host thread's scheduler, for its next launch.
 Scheduler& HostScheduler();
-// After the thread's exit was noted: completes operations of its warp that
-// waited for nothing else.
+// Is called after a thread's exit was recorded. Completes those operations of
+// its warp that waited for nothing else.
 void LeaveWarp(Warp* warp);
 
 }  // namespace cuda_emulation

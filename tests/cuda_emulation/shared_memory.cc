@@ -13,7 +13,7 @@ namespace cuda_emulation {
 namespace {
 
 constexpr std::size_t kAlignment = 128;
-// Before and behind the data.
+// The bytes before the data, and as many behind it.
 constexpr std::size_t kMargin = 1024;
 constexpr unsigned char kMarginByte = 0xa5;
 
@@ -42,7 +42,8 @@ void FillWithPoison(unsigned char* data, std::size_t size) {
   if (size == 0) return;
   data[0] = bytes[0];
   if (size > 1) data[1] = bytes[1];
-  // Each copy doubles what is there; all sizes but the last are even.
+  // Each copy doubles the part that is filled. All sizes except the last are
+  // even.
   for (std::size_t done = 2; done < size;) {
     const std::size_t count = done < size - done ? done : size - done;
     std::memcpy(data + done, data, count);
@@ -65,7 +66,7 @@ void SharedMemory::Start(std::size_t size) {
   }
   Allow(buffer_.get(), capacity_);
   data_ = buffer_.get() + kMargin;
-  // An odd multiple: aligned as promised and no better.
+  // The address is an odd multiple: it is aligned as promised and no better.
   data_ += (-reinterpret_cast<std::uintptr_t>(data_) & (2 * kAlignment - 1));
   data_ += kAlignment;
   size_ = size;
@@ -82,7 +83,7 @@ bool SharedMemory::Finish() {
   Forbid(buffer_.get(), capacity_);
   return true;
 #else
-  // What peers in the cluster still read is garbage to them.
+  // What other blocks of the cluster read from now on is garbage.
   FillWithPoison(data_, size_);
   return AllMarginBytes(data_ - kMargin) && AllMarginBytes(data_ + size_);
 #endif

@@ -1,5 +1,5 @@
-// A block's dynamic shared memory: full of NaN when a block starts, and not
-// to be touched beyond its size.
+// A block's dynamic shared memory. It is full of NaN when a block starts, and
+// must not be touched beyond its size.
 
 #ifndef CUDA_EMULATION_SHARED_MEMORY_H_
 #define CUDA_EMULATION_SHARED_MEMORY_H_
@@ -9,8 +9,8 @@
 
 namespace cuda_emulation {
 
-// Uninitialised data: 16 bits that are NaN as half and as bfloat16, in pairs
-// as float, in fours as double.
+// The pattern of uninitialised data: 16 bits that are NaN as half and as
+// bfloat16, in pairs as float, and in fours as double.
 constexpr unsigned short kPoison = 0xfffd;
 
 class SharedMemory {
@@ -19,10 +19,11 @@ class SharedMemory {
   SharedMemory(SharedMemory&&) = default;
   ~SharedMemory();
 
-  // For a new block.
+  // Prepares the memory for a new block.
   void Start(std::size_t size);
-  // The block has exited; nobody may touch its memory any more. Returns false
-  // if something wrote outside (without AddressSanitizer, which reports it).
+  // Is called when the block has exited, after which nobody may touch its
+  // memory. Returns false if something wrote outside of it. (With
+  // AddressSanitizer, the sanitizer reports that instead.)
   bool Finish();
 
   unsigned char* data() { return data_; }

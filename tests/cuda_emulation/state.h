@@ -1,5 +1,5 @@
-// What the emulation knows of a running launch: clusters of blocks of warps of
-// threads. Sets of lanes are bits of a word.
+// What the emulation knows about a running launch: clusters of blocks of warps
+// of threads. Sets of lanes are stored as the bits of a word.
 
 #ifndef CUDA_EMULATION_STATE_H_
 #define CUDA_EMULATION_STATE_H_
@@ -34,11 +34,11 @@ struct LaneOperation {
 
 struct Warp {
   std::uint32_t present;
-  // Each present lane is in one of these sets.
-  std::uint32_t ready;    // or running
-  std::uint32_t yielded;  // ready when the warp's turn comes again
+  // Each present lane is in exactly one of these sets.
+  std::uint32_t ready;    // Includes the running lane.
+  std::uint32_t yielded;  // Ready when the warp's turn comes again.
   std::uint32_t in_operation;
-  std::uint32_t at_barrier;  // of the block
+  std::uint32_t at_barrier;  // At the barrier of the block.
   std::uint32_t at_cluster_barrier;
   std::uint32_t exited;
   // Lanes run from `rotation` upwards or, if reversed, from there downwards.
@@ -49,11 +49,11 @@ struct Warp {
 
 struct Thread {
   uint3 index;
-  Fiber* fiber;  // null before the thread starts and after it exits
+  Fiber* fiber;  // Null before the thread starts and after it exits.
   Block* block;
   Warp* warp;
   unsigned lane;
-  bool in_cluster_phase;  // has arrived, and not waited yet
+  bool in_cluster_phase;  // Has arrived but not waited yet.
   unsigned cluster_phase;
 };
 
@@ -61,7 +61,7 @@ struct Block {
   uint3 index;
   std::uint64_t linear_index;
   Cluster* cluster;
-  unsigned rank;  // in the cluster
+  unsigned rank;  // The rank in the cluster.
   unsigned threads_count;
   unsigned exited;
   unsigned warps_count;
@@ -73,14 +73,14 @@ struct Block {
   BarrierKind barrier_kind;
   unsigned arrived;
   unsigned votes;
-  int result;  // of the last phase
-  // Phases end with barriers; each has another order of warps.
+  int result;  // The result of the last phase.
+  // A phase ends with a barrier, and each phase has another order of warps.
   std::uint64_t phase;
   unsigned phases_without_yield;
   unsigned char order[kMaxThreadsPerBlock / kWarpSize];
 };
 
-// A block that was launched without a cluster is one of its own.
+// A block that was launched without a cluster is a cluster of its own.
 struct Cluster {
   std::vector<Block> blocks;
   unsigned live_blocks;

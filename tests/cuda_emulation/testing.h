@@ -24,11 +24,12 @@ __device__ T WarpSum(T value) {
   return value;
 }
 
-// Of all threads, to all threads. `partial`: one number for each warp.
+// Returns the sum over all threads of the block to each of them. `partial` has
+// room for one number for each warp.
 template <typename T>
 __device__ T BlockSum(T value, T* partial) {
   value = WarpSum(value);
-  __syncthreads();  // the last sum has been read
+  __syncthreads();  // By now, the last sum has been read.
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
   __syncthreads();
   T sum = 0;
@@ -41,7 +42,7 @@ struct LaunchOptions {
   dim3 block = 1;
   std::size_t shared_size = 0;
   bool cooperative = false;
-  unsigned cluster = 1;  // blocks along x
+  unsigned cluster = 1;  // The number of blocks along x.
 };
 
 template <typename... Parameters, typename... Arguments>

@@ -1,5 +1,5 @@
-// Shuffles, votes and barriers of warps: each named lane leaves its value, the
-// last one to come computes what each of them gets.
+// Shuffles, votes and barriers of warps. Each named lane leaves its value, and
+// the last one to arrive computes what each of them gets.
 
 #include <cstring>
 
@@ -9,7 +9,8 @@
 namespace cuda_emulation {
 namespace {
 
-// What a shuffle gets from a lane that takes no part: undefined on a device.
+// What a shuffle returns from a lane that takes no part, which is undefined on
+// a device.
 constexpr std::uint64_t kUndefined = 0x0001'0001'0001'0001u * kPoison;
 
 const char* Name(WarpOperation operation) {
@@ -43,8 +44,8 @@ void CheckSame(const LaneOperation& a, const LaneOperation& b) {
   }
 }
 
-// The lane that `lane` reads; its own where the shuffle would leave the
-// segment of `width` lanes.
+// Returns the lane that `lane` reads, which is `lane` itself where the shuffle
+// would leave the segment of `width` lanes.
 int Source(const LaneOperation& op, int lane) {
   const int first = lane & ~(op.width - 1);
   const int last = first + op.width - 1;
@@ -67,7 +68,7 @@ int Source(const LaneOperation& op, int lane) {
   return source > last ? lane : source;
 }
 
-// All of `lanes` have come.
+// Completes the operation, for which all of `lanes` have arrived.
 void Complete(Warp* warp, std::uint32_t lanes) {
   const LaneOperation& first = warp->lanes[__builtin_ctz(lanes)];
   std::uint32_t votes = 0;
@@ -100,11 +101,11 @@ void Complete(Warp* warp, std::uint32_t lanes) {
   }
   warp->in_operation &= ~lanes;
   warp->ready |= lanes;
-  // Who came last goes on first, next time the other way round.
+  // The lane that arrived last goes on first; next time, the order is reversed.
   warp->reversed = !warp->reversed;
 }
 
-// The lanes that an operation with this mask waits for.
+// Returns the lanes that an operation with this mask waits for.
 std::uint32_t Named(const Warp& warp, unsigned mask) {
   return mask & warp.present & ~warp.exited;
 }

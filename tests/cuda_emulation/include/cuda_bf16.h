@@ -1,4 +1,4 @@
-// __nv_bfloat16 as storage and its conversions; see cuda_fp16.h.
+// __nv_bfloat16 as storage, and its conversions; see cuda_fp16.h.
 
 #ifndef CUDA_EMULATION_CUDA_BF16_H_
 #define CUDA_EMULATION_CUDA_BF16_H_
@@ -48,7 +48,7 @@ inline float2 __bfloat1622float2(__nv_bfloat162 h) {
 
 namespace cuda_emulation {
 
-// NaN if either is one; +0 is larger than -0.
+// Returns NaN if either is NaN. +0 counts as larger than -0.
 inline __nv_bfloat16 MaxNan(__nv_bfloat16 a, __nv_bfloat16 b) {
   const float x = __bfloat162float(a), y = __bfloat162float(b);
   if (x != x || y != y) return __ushort_as_bfloat16(0x7fff);
@@ -61,7 +61,7 @@ inline __nv_bfloat16 MaxNan(__nv_bfloat16 a, __nv_bfloat16 b) {
 inline __nv_bfloat162 __hmax2_nan(__nv_bfloat162 a, __nv_bfloat162 b) {
   return {cuda_emulation::MaxNan(a.x, b.x), cuda_emulation::MaxNan(a.y, b.y)};
 }
-// All bits of a half where it is larger in a than in b; none for NaN.
+// Sets all bits of a half where a is larger than b; NaN is never larger.
 inline unsigned __hgt2_mask(__nv_bfloat162 a, __nv_bfloat162 b) {
   return (__bfloat162float(a.x) > __bfloat162float(b.x) ? 0xffffu : 0u) |
          (__bfloat162float(a.y) > __bfloat162float(b.y) ? 0xffff0000u : 0u);

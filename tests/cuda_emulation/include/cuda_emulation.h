@@ -1,13 +1,14 @@
-// A small emulation of a CUDA device on the host, for tests: a launch runs
-// each thread of the grid as a fiber of the calling host thread and returns
-// when all have ended. What a GPU leaves undefined is varied on purpose (the
-// order of warps, lanes and blocks, from a seed) or reported (barriers that
-// not all threads reach, deadlocks). Threads change at barriers, operations of
-// warps, atomics and what yields below; a loop that polls with plain loads
+// A small emulation of a CUDA device on the host, for tests. A launch runs each
+// thread of the grid as a fiber of the calling host thread, and returns when
+// all of them have ended. What a GPU leaves undefined is either varied
+// deliberately (the order of warps, lanes and blocks, from a seed) or reported
+// (barriers that not all threads reach, deadlocks). Execution passes from one
+// thread to another at barriers, at warp operations, at atomics and in the
+// functions below that yield. A loop that polls with plain loads therefore
 // never ends.
 //
-// This header has what CUDA sources can only say in PTX, and what tests need
-// to configure the device and to ask why a launch failed.
+// This header declares what CUDA sources can say only in PTX, and what tests
+// need in order to configure the device and to learn why a launch failed.
 
 #ifndef CUDA_EMULATION_H_
 #define CUDA_EMULATION_H_
@@ -20,15 +21,17 @@
 
 namespace cuda_emulation {
 
-// The emulated device. Limits are per SM unless said otherwise; the defaults
-// are sm_90's except for the few SMs, which keep cooperative grids small.
+// The emulated device. Limits are per SM unless a comment says otherwise. The
+// defaults are those of sm_90, except that there are few SMs, which keeps
+// cooperative grids small.
 struct Device {
   bool present = true;
   int sm_count = 3;
   int max_blocks_per_sm = 4;
   int max_threads_per_sm = 2048;
   int registers_per_sm = 65536;
-  // Each kernel counts as using this many: the host compiler cannot know.
+  // Every kernel counts as using this many registers, because the host compiler
+  // cannot know.
   int registers_per_thread = 32;
   int shared_memory_per_sm = 228 * 1024;
   int shared_memory_per_block = 48 * 1024;
@@ -41,62 +44,67 @@ struct Device {
   bool cluster_launch = true;
   int max_portable_cluster_size = 8;
   int max_cluster_size = 16;
-  // Blocks of an SM that the occupancy queries promise and a cooperative launch
-  // does not get: others share the device, or a tool took registers.
+  // The number of blocks per SM that the occupancy queries promise but a
+  // cooperative launch does not get, as if others shared the device or a tool
+  // had taken registers.
   int blocks_per_sm_not_had = 0;
 };
 
 // How threads are scheduled.
 struct Schedule {
-  // Everything that is varied follows from the seed and the launch's shape.
-  // The default is the environment variable JAX_BNAR_EMULATION_SEED, or 1.
-  // Seeds 2n and 2n + 1 let blocks, warps and lanes run in opposite orders:
-  // with one of them a missing barrier shows even in a launch of one block.
+  // Everything that varies follows from the seed and the launch's shape. The
+  // default is the environment variable JAX_BNAR_EMULATION_SEED, or 1. Seeds 2n
+  // and 2n + 1 let blocks, warps and lanes run in opposite orders, so that one
+  // of the two reveals a missing barrier even in a launch of one block.
   std::uint64_t seed = 1;
-  // At most so many blocks (or clusters) of a launch that is not cooperative
-  // run at a time, and always fewer than there are: a kernel must not count on
-  // more.
+  // The largest number of blocks (or clusters) that run at a time in a launch
+  // that is not cooperative. It is also always less than the number that the
+  // launch has, because a kernel must not count on more.
   int plain_residency = 2;
-  // A launch in which, so many times in succession, every block had its turn
-  // and none did more than poll is taken for deadlocked.
+  // A launch counts as deadlocked after this many rounds in a row in which
+  // every block had its turn and no block did more than poll.
   int fruitless_rounds = 10000;
 };
 
-// Shared by all host threads; a launch copies them when it starts.
+// These settings are shared by all host threads. A launch copies them when it
+// starts.
 Device GetDevice();
 void SetDevice(const Device& device);
 Schedule GetSchedule();
 void SetSchedule(const Schedule& schedule);
 
-// Why this host thread's last failed call failed, in words; empty after a
-// launch that succeeded.
+// Says in words why this host thread's last failed call failed. It is empty
+// after a launch that succeeded.
 const char* LastMessage();
 
-// For kernels: the block's dynamic shared memory. 128-byte aligned and, under
-// AddressSanitizer, no byte more than the launch asked for.
+// For kernels: the block's dynamic shared memory. It is aligned to 128 bytes
+// and, under AddressSanitizer, has not a single byte more than the launch asked
+// for.
 unsigned char* DynamicShared();
 std::size_t DynamicSharedSize();
 
 unsigned ClusterRank();
 unsigned ClusterSize();
-// All threads of the cluster that have not exited: barrier.cluster.
+// barrier.cluster, the barrier of all threads of the cluster that have not
+// exited.
 void ClusterArrive();
 void ClusterWait();
 inline void ClusterBarrier() {
   ClusterArrive();
   ClusterWait();
 }
-// Where the same byte of dynamic shared memory is in the cluster's block
-// `rank`: mapa, cluster.map_shared_rank. Any pointer up to the end is allowed.
+// mapa, or cluster.map_shared_rank: returns where the same byte of dynamic
+// shared memory lies in the cluster's block `rank`. Any pointer up to the end
+// is allowed.
 void* MapShared(const void* pointer, unsigned rank);
 template <typename T>
 T* MapShared(T* pointer, unsigned rank) {
   return static_cast<T*>(MapShared(static_cast<const void*>(pointer), rank));
 }
 
-// Lets all other threads run, once each, before it returns.
+// Lets all other threads run once each before it returns.
 void Yield();
-// ld.acquire.gpu; yields first.
+// ld.acquire.gpu. It yields first.
 unsigned LoadAcquire(const unsigned* pointer);
 // st.release.gpu.
 void StoreRelease(unsigned* pointer, unsigned value);
@@ -107,8 +115,8 @@ void StoreRelease(unsigned* pointer, unsigned value);
 
 }  // namespace cuda_emulation
 
-// Of the running thread. __thread rather than thread_local: no call to a
-// wrapper on each access.
+// These describe the running thread. They are __thread rather than
+// thread_local, because an access then needs no call to a wrapper.
 extern __thread uint3 threadIdx;
 extern __thread uint3 blockIdx;
 extern __thread dim3 blockDim;

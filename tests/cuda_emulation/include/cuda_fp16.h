@@ -1,6 +1,6 @@
-// __half as storage and its conversions. CUDA's arithmetic on __half and its
-// implicit conversions are left out: through float they would compile and
-// round differently.
+// __half as storage, and its conversions. CUDA's arithmetic on __half and its
+// implicit conversions are left out: going through float, they would compile
+// but round differently.
 
 #ifndef CUDA_EMULATION_CUDA_FP16_H_
 #define CUDA_EMULATION_CUDA_FP16_H_
@@ -48,7 +48,7 @@ inline float2 __half22float2(__half2 h) {
 
 namespace cuda_emulation {
 
-// NaN if either is one; +0 is larger than -0.
+// Returns NaN if either is NaN. +0 counts as larger than -0.
 inline __half MaxNan(__half a, __half b) {
   const float x = __half2float(a), y = __half2float(b);
   if (x != x || y != y) return __ushort_as_half(0x7fff);
@@ -61,7 +61,7 @@ inline __half MaxNan(__half a, __half b) {
 inline __half2 __hmax2_nan(__half2 a, __half2 b) {
   return {cuda_emulation::MaxNan(a.x, b.x), cuda_emulation::MaxNan(a.y, b.y)};
 }
-// All bits of a half where it is larger in a than in b; none for NaN.
+// Sets all bits of a half where a is larger than b; NaN is never larger.
 inline unsigned __hgt2_mask(__half2 a, __half2 b) {
   return (__half2float(a.x) > __half2float(b.x) ? 0xffffu : 0u) |
          (__half2float(a.y) > __half2float(b.y) ? 0xffff0000u : 0u);

@@ -1,4 +1,4 @@
-// Stands in for CUDA's header of the same name: see cuda_emulation.h.
+// Stands in for CUDA's header of the same name; see cuda_emulation.h.
 
 #ifndef CUDA_EMULATION_CUDA_RUNTIME_H_
 #define CUDA_EMULATION_CUDA_RUNTIME_H_

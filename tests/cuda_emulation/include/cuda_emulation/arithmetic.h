@@ -40,8 +40,8 @@ inline double __fma_rn(double x, double y, double z) {
   return std::fma(x, y, z);
 }
 
-// A compiler that contracts to fused multiply-adds must not do so with these:
-// the empty assembly hides where the value comes from.
+// A compiler that contracts to fused multiply-adds must not do so with these
+// operations, so the empty assembly hides where the value comes from.
 #define CUDA_EMULATION_ROUNDED(name, type, operation) \
   inline type name(type x, type y) {                  \
     type result = x operation y;                      \
@@ -110,7 +110,7 @@ CUDA_EMULATION_MIN_MAX_MIXED(unsigned long long, long long)
 #undef CUDA_EMULATION_MIN_MAX
 #undef CUDA_EMULATION_MIN_MAX_MIXED
 
-// Of a NaN and a number, the number.
+// Given a NaN and a number, these return the number.
 inline float min(float a, float b) { return std::fmin(a, b); }
 inline float max(float a, float b) { return std::fmax(a, b); }
 inline double min(double a, double b) { return std::fmin(a, b); }

@@ -1,5 +1,6 @@
-// Atomic operations on integers. Those on floats are left out on purpose:
-// their order, and so the sum's last bits, would differ from run to run.
+// Atomic operations on integers. Those on floats are left out deliberately:
+// their order, and hence the last bits of the sum, would differ from run to
+// run.
 
 #ifndef CUDA_EMULATION_ATOMICS_H_
 #define CUDA_EMULATION_ATOMICS_H_
@@ -8,8 +9,8 @@
 
 namespace cuda_emulation {
 
-// After each atomic operation: yields, because kernels spin on atomics.
-// `changed`: whether memory now holds another value.
+// Is called after each atomic operation, and yields, because kernels spin on
+// atomics. `changed` says whether the memory now holds another value.
 void AfterAtomic(bool changed);
 
 template <typename T, typename Function>
@@ -25,7 +26,7 @@ T AtomicUpdate(T* pointer, Function function) {
   return old;
 }
 
-// Wraps around as the device does: signed overflow is undefined in C++ only.
+// Wraps around as the device does. In C++, signed overflow would be undefined.
 inline int WrappingAdd(int a, int b) {
   return static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b));
 }

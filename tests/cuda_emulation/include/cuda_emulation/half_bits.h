@@ -1,5 +1,6 @@
-// The bits of half and bfloat16 numbers: conversions from float round to
-// nearest even, subnormal numbers are kept, NaN becomes 0x7fff as on devices.
+// The bits of half and bfloat16 numbers. Conversions from float round to
+// nearest even, subnormal numbers are kept, and NaN becomes 0x7fff as on a
+// device.
 
 #ifndef CUDA_EMULATION_HALF_BITS_H_
 #define CUDA_EMULATION_HALF_BITS_H_
@@ -16,15 +17,15 @@ inline unsigned short HalfFromFloat(float x) {
   const std::uint32_t magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return 0x7fff;
   std::uint32_t half;
-  if (magnitude >= 0x38800000) {  // 2^-14, the least normal half
+  if (magnitude >= 0x38800000) {  // 2^-14, the smallest normal half
     // The exponents' biases differ by 112. A carry out of the mantissa raises
     // the exponent, as it should.
     const std::uint32_t odd = magnitude >> 13 & 1;
     half = (magnitude - (112u << 23) + 0xfff + odd) >> 13;
     if (half > 0x7c00) half = 0x7c00;
   } else {
-    // In 0.5 + |x| the last bit counts 2^-24, as a subnormal half's does, and
-    // the addition rounds to nearest even.
+    // The last bit of 0.5 + |x| stands for 2^-24, as that of a subnormal half
+    // does, and the addition rounds to nearest even.
     half =
         BitCast<std::uint32_t>(BitCast<float>(magnitude) + 0.5f) - 0x3f000000;
   }

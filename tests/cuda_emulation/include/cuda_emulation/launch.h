@@ -1,4 +1,4 @@
-// Launches: what of them depends on the kernel's parameter types.
+// The part of a launch that depends on the types of the kernel's parameters.
 
 #ifndef CUDA_EMULATION_LAUNCH_H_
 #define CUDA_EMULATION_LAUNCH_H_
@@ -11,7 +11,7 @@
 
 namespace cuda_emulation {
 
-// A kernel with its arguments, for one thread to run.
+// A kernel with its arguments, which one thread can run.
 struct Call {
   const void* kernel;
   void (*run)(const void* bound);
@@ -36,7 +36,7 @@ template <typename... Parameters, std::size_t... kIndices>
 cudaError_t LaunchUntyped(const cudaLaunchConfig_t& config,
                           void (*kernel)(Parameters...), void** arguments,
                           std::index_sequence<kIndices...>) {
-  (void)arguments;  // of a kernel without parameters
+  (void)arguments;  // Unused if the kernel has no parameters.
   BoundKernel<Parameters...> bound{
       kernel, {*static_cast<Parameters*>(arguments[kIndices])...}};
   return Launch(config, {reinterpret_cast<const void*>(kernel),

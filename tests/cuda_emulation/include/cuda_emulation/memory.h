@@ -1,5 +1,5 @@
-// Loads and stores with cache hints: plain accesses that check alignment,
-// which the device needs and x86 does not.
+// Loads and stores with cache hints. They are plain accesses that check
+// alignment, which the device requires and x86 does not.
 
 #ifndef CUDA_EMULATION_MEMORY_H_
 #define CUDA_EMULATION_MEMORY_H_
@@ -27,7 +27,7 @@ T Load(const T* pointer) {
   return *pointer;
 }
 
-// The pointer alone says of which type the value is, as in CUDA's overloads.
+// Only the pointer determines the type of the value, as in CUDA's overloads.
 template <typename T>
 struct Identity {
   using type = T;

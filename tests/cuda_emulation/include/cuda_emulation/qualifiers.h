@@ -1,14 +1,14 @@
-// CUDA's qualifiers, for a host compiler.
+// CUDA's qualifiers for a host compiler.
 //
-// Absent on purpose, so that a use fails to compile: __shared__ (a static
-// would be shared by all blocks; use cuda_emulation::DynamicShared),
-// __constant__ and __cluster_dims__.
+// Three are absent deliberately, so that using them fails to compile:
+// __shared__ (a static variable would be shared by all blocks; use
+// cuda_emulation::DynamicShared), __constant__ and __cluster_dims__.
 
 #ifndef CUDA_EMULATION_QUALIFIERS_H_
 #define CUDA_EMULATION_QUALIFIERS_H_
 
-// libstdc++ writes __attribute__((__noinline__)) in this header, which the
-// macro below would break were it read later.
+// libstdc++ writes __attribute__((__noinline__)) in this header. It is included
+// here because the macro below would break it if it were read later.
 #include <memory>
 
 #ifdef __CUDACC__

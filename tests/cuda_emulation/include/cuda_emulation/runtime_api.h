@@ -1,5 +1,6 @@
-// The part of CUDA's runtime API that launchers use, with its names, values
-// and signatures. All of it is synchronous: work is done when a call returns.
+// The part of CUDA's runtime API that the launchers use, with its names, values
+// and signatures. All of it is synchronous: the work is done when a call
+// returns.
 
 #ifndef CUDA_EMULATION_RUNTIME_API_H_
 #define CUDA_EMULATION_RUNTIME_API_H_
@@ -127,7 +128,7 @@ struct cudaLaunchConfig_t {
 };
 
 const char* cudaGetErrorName(cudaError_t error);
-// With cuda_emulation::LastMessage() where that is about this error.
+// Returns cuda_emulation::LastMessage() if that is about this error.
 const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();
 cudaError_t cudaPeekAtLastError();

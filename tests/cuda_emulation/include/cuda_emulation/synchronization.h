@@ -27,7 +27,7 @@ enum class WarpOperation {
 };
 std::uint64_t WarpCollective(WarpOperation operation, unsigned mask,
                              std::uint64_t value, int argument, int width);
-// The index of the running thread within its warp.
+// Returns the index of the running thread within its warp.
 unsigned Lane();
 
 template <typename T>
@@ -103,10 +103,11 @@ inline int __all_sync(unsigned mask, int predicate) {
   return static_cast<int>(cuda_emulation::WarpCollective(
       cuda_emulation::WarpOperation::kAll, mask, predicate != 0, 0, warpSize));
 }
-// Which lanes happen to run together is never promised: here, none do.
+// CUDA never promises which lanes run together. Here, no two lanes do.
 inline unsigned __activemask() { return 1u << cuda_emulation::Lane(); }
 
-// All fibers of a launch share one host thread: only the compiler may reorder.
+// All fibers of a launch share one host thread, so only the compiler may
+// reorder.
 inline void __threadfence_block() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
