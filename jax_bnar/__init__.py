@@ -6,24 +6,48 @@ from jax_bnar._base import startup as _startup
 
 _startup.require_jax()  # Must precede the imports below, which fail on an older JAX.
 
-from jax_bnar import ops as ops
-from jax_bnar._benchmark import BenchmarkReport as BenchmarkReport
-from jax_bnar._benchmark import Measurement as Measurement
-from jax_bnar._benchmark import benchmark as benchmark
-from jax_bnar._fuse import FusionReport as FusionReport
-from jax_bnar._fuse import explain as explain
-from jax_bnar._fuse import fuse as fuse
-from jax_bnar._kernels.export import DISABLED_EXPORT_CHECKS as DISABLED_EXPORT_CHECKS
-from jax_bnar._operators.api import BatchNormResult as BatchNormResult
-from jax_bnar._operators.api import batch_norm as batch_norm
-from jax_bnar._operators.api import batch_norm_inference as batch_norm_inference
-from jax_bnar._operators.api import bn_add_relu as bn_add_relu
-from jax_bnar._operators.api import bn_add_relu_inference as bn_add_relu_inference
-from jax_bnar._operators.api import bn_relu as bn_relu
-from jax_bnar._operators.api import bn_relu_inference as bn_relu_inference
-from jax_bnar._operators.dual import DualBatchNormResult as DualBatchNormResult
-from jax_bnar._operators.dual import dual_bn_add_relu as dual_bn_add_relu
-from jax_bnar._operators.dual import dual_bn_add_relu_inference as dual_bn_add_relu_inference
+from jax_bnar import ops
+from jax_bnar._base.public_names import show_public_names as _show_public_names
+from jax_bnar._benchmark import BenchmarkReport, Measurement, benchmark
+from jax_bnar._fuse import FusionReport, explain, fuse
+from jax_bnar._kernels.export import DISABLED_EXPORT_CHECKS
+from jax_bnar._operators.api import (
+    BatchNormResult,
+    batch_norm,
+    batch_norm_inference,
+    bn_add_relu,
+    bn_add_relu_inference,
+    bn_relu,
+    bn_relu_inference,
+)
+from jax_bnar._operators.dual import (
+    DualBatchNormResult,
+    dual_bn_add_relu,
+    dual_bn_add_relu_inference,
+)
+
+__all__ = [
+    "DISABLED_EXPORT_CHECKS",
+    "BatchNormResult",
+    "BenchmarkReport",
+    "DualBatchNormResult",
+    "FusionReport",
+    "Measurement",
+    "batch_norm",
+    "batch_norm_inference",
+    "benchmark",
+    "bn_add_relu",
+    "bn_add_relu_inference",
+    "bn_relu",
+    "bn_relu_inference",
+    "dual_bn_add_relu",
+    "dual_bn_add_relu_inference",
+    "explain",
+    "fuse",
+    "ops",
+]
+
+_show_public_names(globals())
 
 # Imported when they are first asked for, because they need Flax.
 _LAZY_MODULES = ("flax_layers", "nnx_layers", "torch_weights")

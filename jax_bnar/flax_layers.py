@@ -14,8 +14,17 @@ except ModuleNotFoundError as error:
         "jax_bnar.flax_layers needs Flax, which is not installed: pip install flax"
     ) from error
 
-from jax_bnar._layers.linen.batch_norm import BatchNorm as BatchNorm
-from jax_bnar._layers.linen.fold import fold_batch_norms as fold_batch_norms
-from jax_bnar._layers.linen.resnet import FusedBottleneck as FusedBottleneck
-from jax_bnar._layers.linen.resnet import ResNet as ResNet
-from jax_bnar._layers.linen.resnet import ResNet50 as ResNet50
+from jax_bnar._base.public_names import show_public_names as _show_public_names
+from jax_bnar._layers.linen.batch_norm import BatchNorm
+from jax_bnar._layers.linen.fold import fold_batch_norms
+from jax_bnar._layers.linen.resnet import FusedBottleneck, ResNet, ResNet50
+
+__all__ = [
+    "BatchNorm",
+    "FusedBottleneck",
+    "ResNet",
+    "ResNet50",
+    "fold_batch_norms",
+]
+
+_show_public_names(globals())

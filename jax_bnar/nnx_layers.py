@@ -13,9 +13,18 @@ except ModuleNotFoundError as error:
         "jax_bnar.nnx_layers needs Flax, which is not installed: pip install flax"
     ) from error
 
-from jax_bnar._layers.nnx.batch_norm import BatchNorm as BatchNorm
-from jax_bnar._layers.nnx.batch_norm import convert_batch_norms as convert_batch_norms
-from jax_bnar._layers.nnx.fold import fold_batch_norms as fold_batch_norms
-from jax_bnar._layers.nnx.resnet import FusedBottleneck as FusedBottleneck
-from jax_bnar._layers.nnx.resnet import ResNet as ResNet
-from jax_bnar._layers.nnx.resnet import ResNet50 as ResNet50
+from jax_bnar._base.public_names import show_public_names as _show_public_names
+from jax_bnar._layers.nnx.batch_norm import BatchNorm, convert_batch_norms
+from jax_bnar._layers.nnx.fold import fold_batch_norms
+from jax_bnar._layers.nnx.resnet import FusedBottleneck, ResNet, ResNet50
+
+__all__ = [
+    "BatchNorm",
+    "FusedBottleneck",
+    "ResNet",
+    "ResNet50",
+    "convert_batch_norms",
+    "fold_batch_norms",
+]
+
+_show_public_names(globals())

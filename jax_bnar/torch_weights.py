@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+__all__ = ["Weights", "from_linen", "from_nnx", "read", "to_linen", "to_nnx"]
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Weights = dict[str, Array]
 

@@ -32,6 +32,7 @@ from benchmarks.gpu.program import make_parser
 from benchmarks.gpu.work import Wave
 from benchmarks.sites.peers import ours
 from benchmarks.sites.problem import DType, itemsize
+from jax_bnar._base.config import Save
 from jax_bnar._kernels import targets
 
 _HEAVIEST: Final = 5
@@ -99,7 +100,7 @@ def profiled(runtime: ctypes.CDLL | None) -> Iterator[None]:
 
 
 def run_site(
-    site: Site, wave: Wave, save: str, runtime: ctypes.CDLL | None, entry: dict[str, Any]
+    site: Site, wave: Wave, save: Save, runtime: ctypes.CDLL | None, entry: dict[str, Any]
 ) -> None:
     """One call with the profiler on; `entry` gets what it launched, whatever else happens."""
     sets, scale, bias = make_operands(shapes_of(site, wave, 1))

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base.arrays import OptionalArray
-from jax_bnar._base.implementation import resolve_implementation
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._layers import masked
 from jax_bnar._layers.activation import LayerActivation, layer_activation
 from jax_bnar._layers.channel_view import ChannelView, channel_view
@@ -31,8 +32,8 @@ class LayerCall:
     epsilon: float
     activation: LayerActivation
     num_groups: int
-    save: str
-    implementation: str | None
+    save: Save
+    implementation: Implementation
     axis_name: Any
     axis_index_groups: Any
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base.config import Activation
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._operators import api
 
 # With these, 1/sqrt(var + epsilon) is exactly 1 in every accumulation dtype, so that normalising
@@ -61,7 +62,7 @@ def bias_act(
     bias: jax.Array,
     *,
     activation: Activation,
-    implementation: str | None,
+    implementation: Implementation,
 ) -> jax.Array:
     """act(x + bias + residual), channels last, in one pass of the inference kernel.
 

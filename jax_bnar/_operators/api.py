@@ -8,8 +8,8 @@ from jax.typing import ArrayLike
 from jax_bnar._autodiff.inference import inference
 from jax_bnar._autodiff.synchronised import synchronised
 from jax_bnar._autodiff.training import training
-from jax_bnar._base.config import Activation, Config
-from jax_bnar._base.implementation import resolve_implementation
+from jax_bnar._base.config import Activation, Config, Save
+from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._operators.validation import (
     check_epsilon,
     check_named_axes,
@@ -46,8 +46,8 @@ def bn_add_relu(
     axis_name: Any = None,
     axis_index_groups: Any = None,
     num_groups: int = 1,
-    save: str = "y",
-    implementation: str | None = None,
+    save: Save = "y",
+    implementation: Implementation = None,
 ) -> BatchNormResult:
     """Fused `relu(batch_norm(x) + z)` with batch statistics.
 
@@ -130,8 +130,8 @@ def bn_relu(
     axis_name: Any = None,
     axis_index_groups: Any = None,
     num_groups: int = 1,
-    save: str = "y",
-    implementation: str | None = None,
+    save: Save = "y",
+    implementation: Implementation = None,
 ) -> BatchNormResult:
     """Fused `relu(batch_norm(x))` with batch statistics: `bn_add_relu` without z.
 
@@ -187,8 +187,8 @@ def batch_norm(
     axis_name: Any = None,
     axis_index_groups: Any = None,
     num_groups: int = 1,
-    save: str = "y",
-    implementation: str | None = None,
+    save: Save = "y",
+    implementation: Implementation = None,
 ) -> BatchNormResult:
     """`batch_norm(x)` with batch statistics: `bn_relu` without the activation.
 
@@ -229,7 +229,7 @@ def bn_add_relu_inference(
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """Fused `relu(batch_norm(x) + z)` with given statistics, in one pass.
 
@@ -287,7 +287,7 @@ def bn_relu_inference(
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """Fused `relu(batch_norm(x))` with given statistics: `bn_add_relu_inference` without z.
 
@@ -322,7 +322,7 @@ def batch_norm_inference(
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """`batch_norm(x)` with given statistics: `bn_relu_inference` without the activation.
 
@@ -370,8 +370,8 @@ def _train(
     axis_name: Any,
     axis_index_groups: Any,
     num_groups: int,
-    save: str,
-    implementation: str | None,
+    save: Save,
+    implementation: Implementation,
 ) -> BatchNormResult:
     names, groups = check_named_axes(function, axis_name, axis_index_groups)
     operands = check_operands(function, x, z, scale, bias, axis=axis, num_groups=num_groups)
@@ -416,7 +416,7 @@ def _infer(
     *,
     epsilon: float,
     axis: int,
-    implementation: str | None,
+    implementation: Implementation,
 ) -> jax.Array:
     operands = check_operands(function, x, z, scale, bias, axis=axis)
     config = Config(

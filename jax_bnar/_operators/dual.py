@@ -7,8 +7,8 @@ from jax.typing import ArrayLike
 
 from jax_bnar._autodiff.dual import inference, training
 from jax_bnar._autodiff.dual_synchronised import synchronised
-from jax_bnar._base.config import Config
-from jax_bnar._base.implementation import resolve_implementation
+from jax_bnar._base.config import Config, Save
+from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._operators.validation import (
     check_epsilon,
@@ -55,8 +55,8 @@ def dual_bn_add_relu(
     axis_name: Any = None,
     axis_index_groups: Any = None,
     num_groups: int = 1,
-    save: str = "y",
-    implementation: str | None = None,
+    save: Save = "y",
+    implementation: Implementation = None,
 ) -> DualBatchNormResult:
     """Fused `relu(batch_norm(x1) + batch_norm(x2))` with batch statistics.
 
@@ -140,7 +140,7 @@ def dual_bn_add_relu_inference(
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """Fused `relu(batch_norm(x1) + batch_norm(x2))` with given statistics, in one pass.
 

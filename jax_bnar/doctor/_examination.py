@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_bnar
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._kernels import targets
 from jax_bnar.doctor._report import Case, Examination
 
@@ -155,7 +156,7 @@ def operands(dtype: str, layout: str) -> tuple[jax.Array, ...]:
     )
 
 
-def execute(implementation: str, dtype: str, layout: str) -> list[np.ndarray]:
+def execute(implementation: Implementation, dtype: str, layout: str) -> list[np.ndarray]:
     """The results named in `_RESULTS`, computed by forward and backward in one jitted program."""
 
     @jax.jit

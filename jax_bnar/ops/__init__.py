@@ -8,12 +8,31 @@ other (momentum, the running variance, the second saved statistic), each operato
 system; the table in `docs/guide/other_systems.md` compares them.
 """
 
-from jax_bnar.ops.onednn import ForwardTraining as ForwardTraining
-from jax_bnar.ops.onednn import TrainingBackward as TrainingBackward
-from jax_bnar.ops.onednn import batch_norm_forward_training as batch_norm_forward_training
-from jax_bnar.ops.onednn import batch_norm_inference as batch_norm_inference
-from jax_bnar.ops.onednn import batch_norm_training_backward as batch_norm_training_backward
-from jax_bnar.ops.paddle import FusedBnAddActivation as FusedBnAddActivation
-from jax_bnar.ops.paddle import FusedBnAddActivationGrad as FusedBnAddActivationGrad
-from jax_bnar.ops.paddle import fused_bn_add_activation as fused_bn_add_activation
-from jax_bnar.ops.paddle import fused_bn_add_activation_grad as fused_bn_add_activation_grad
+from jax_bnar._base.public_names import show_public_names as _show_public_names
+from jax_bnar.ops.onednn import (
+    ForwardTraining,
+    TrainingBackward,
+    batch_norm_forward_training,
+    batch_norm_inference,
+    batch_norm_training_backward,
+)
+from jax_bnar.ops.paddle import (
+    FusedBnAddActivation,
+    FusedBnAddActivationGrad,
+    fused_bn_add_activation,
+    fused_bn_add_activation_grad,
+)
+
+__all__ = [
+    "ForwardTraining",
+    "FusedBnAddActivation",
+    "FusedBnAddActivationGrad",
+    "TrainingBackward",
+    "batch_norm_forward_training",
+    "batch_norm_inference",
+    "batch_norm_training_backward",
+    "fused_bn_add_activation",
+    "fused_bn_add_activation_grad",
+]
+
+_show_public_names(globals())

@@ -7,7 +7,7 @@ omitted, in place of its flags `use_scale` and `use_shift`. oneDNN itself implem
 `fuse_norm_add_relu` neither for CPUs nor for NVIDIA GPUs.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax_bnar import primitive, reference
 from jax_bnar._autodiff.inference import inference
 from jax_bnar._autodiff.training import training
 from jax_bnar._base.config import Config, Gate
-from jax_bnar._base.implementation import resolve_implementation
+from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._operators.validation import (
     check_epsilon,
@@ -28,6 +28,8 @@ from jax_bnar._operators.validation import (
 )
 from jax_bnar._sharding.alignment import align_operands
 from jax_bnar.ops._arguments import check_data_format, check_mask, check_momentum, moved
+
+DataFormat = Literal["NXC", "NCX"]
 
 _TRAINING = "batch_norm_forward_training"
 _INFERENCE = "batch_norm_inference"
@@ -82,11 +84,11 @@ def batch_norm_forward_training(
     *,
     epsilon: float,
     momentum: float = 0.5,
-    data_format: str = "NXC",
+    data_format: DataFormat = "NXC",
     use_global_stats: bool = False,
     fuse_norm_relu: bool = False,
     fuse_norm_add_relu: bool = False,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> ForwardTraining:
     """oneDNN Graph's BatchNormForwardTraining, in one kernel call.
 
@@ -153,10 +155,10 @@ def batch_norm_inference(
     src_1: ArrayLike | None = None,
     *,
     epsilon: float,
-    data_format: str = "NXC",
+    data_format: DataFormat = "NXC",
     fuse_norm_relu: bool = False,
     fuse_norm_add_relu: bool = False,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """oneDNN Graph's BatchNormInference: normalisation with given statistics, in one pass.
 
@@ -201,14 +203,14 @@ def batch_norm_training_backward(
     gamma: ArrayLike | None = None,
     *,
     epsilon: float,
-    data_format: str = "NXC",
+    data_format: DataFormat = "NXC",
     diff_gamma_and_beta: bool | None = None,
     use_global_stats: bool = False,
     fuse_norm_relu: bool = False,
     fuse_norm_add_relu: bool = False,
     workspace: ArrayLike | None = None,
     dst: ArrayLike | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> TrainingBackward:
     """oneDNN Graph's BatchNormTrainingBackward, in one kernel call.
 
@@ -340,7 +342,7 @@ def _forward_operands(
     data_format: Any,
     relu: bool,
     add_relu: bool,
-    implementation: str | None,
+    implementation: Implementation,
 ) -> tuple[list[Any], Config]:
     """(src, src_1, gamma, beta, mean, variance), checked and aligned, and the static config."""
     src = check_x(function, src, "src")

@@ -5,7 +5,7 @@ Names, order and meaning of operands and results are those of the operator of th
 only float16, NHWC, numbers of channels that are multiples of four, and a single NVIDIA GPU.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax_bnar import primitive, reference
 from jax_bnar._autodiff.training import training
 from jax_bnar._base.config import Config
 from jax_bnar._base.dtypes import smallest_epsilon
-from jax_bnar._base.implementation import resolve_implementation
+from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._operators.validation import (
     check_epsilon,
     check_like,
@@ -31,6 +31,8 @@ from jax_bnar.ops._arguments import (
     moved,
     unbiased_factor,
 )
+
+DataFormat = Literal["NHWC", "NCHW"]
 
 _FORWARD = "fused_bn_add_activation"
 _GRAD = "fused_bn_add_activation_grad"
@@ -87,10 +89,10 @@ def fused_bn_add_activation(
     *,
     momentum: float = 0.9,
     epsilon: float = 1e-5,
-    act_type: str = "relu",
-    data_format: str = "NHWC",
+    act_type: Literal["relu"] = "relu",
+    data_format: DataFormat = "NHWC",
     unbiased_running_variance: bool = False,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> FusedBnAddActivation:
     """Paddle's fused BatchNorm-Add-ReLU in training, with its six results.
 
@@ -169,8 +171,8 @@ def fused_bn_add_activation_grad(
     reserve_space: ArrayLike | None,
     relu_out_grad: ArrayLike,
     *,
-    data_format: str = "NHWC",
-    implementation: str | None = None,
+    data_format: DataFormat = "NHWC",
+    implementation: Implementation = None,
 ) -> FusedBnAddActivationGrad:
     """The gradient of `fused_bn_add_activation`, in one kernel call, for explicit backward passes.
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_bnar
+from jax_bnar._base.config import Save
 from jax_bnar._kernels import targets
 
 REQUIRE_CUDA = "JAX_BNAR_REQUIRE_CUDA"
@@ -61,7 +62,9 @@ def operands(shape: tuple[int, ...], dtype: Any) -> tuple[jax.ShapeDtypeStruct, 
     ("shape", "axis", "canonical"), [(NHWC, -1, "196x64"), (NCHW, 1, "4x64x49")]
 )
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_forward_and_backward(shape: tuple[int, ...], axis: int, canonical: str, save: str) -> None:
+def test_forward_and_backward(
+    shape: tuple[int, ...], axis: int, canonical: str, save: Save
+) -> None:
     function = functools.partial(loss, axis=axis, save=save)
     found = calls(jax.grad(function, argnums=(0, 1, 2, 3)), *operands(shape, jnp.bfloat16))
     assert set(found) == {"jax_bnar_forward_v1", "jax_bnar_backward_v1"}
@@ -163,7 +166,7 @@ def test_exports_for_cuda_with_a_symbolic_batch() -> None:
 
 
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_two_inputs_are_composed_of_calls_with_one(save: str) -> None:
+def test_two_inputs_are_composed_of_calls_with_one(save: Save) -> None:
     """There are no CUDA kernels with two inputs: forward and backward are two calls each."""
 
     def loss_of_both(*arrays: Any) -> jax.Array:

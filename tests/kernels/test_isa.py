@@ -12,6 +12,8 @@ from checkout import TESTS
 from subprocesses import run_python
 
 import jax_bnar
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._kernels import targets
 from jax_bnar.doctor import _environment, _run
 
@@ -23,7 +25,9 @@ SHAPES = (((5, 6, 7, 19), -1), ((8, 4, 4, 64), -1), ((3, 5, 9, 7), 1))
 CASES = tuple(itertools.product(TOLERANCES, SHAPES))
 
 
-def results(implementation: str, dtype: str, shape: tuple[int, ...], axis: int) -> list[Any]:
+def results(
+    implementation: Implementation, dtype: str, shape: tuple[int, ...], axis: int
+) -> list[Any]:
     """Results of forward and backward, with each value of `save`."""
     random = np.random.default_rng(0)
     channels = (shape[axis],)
@@ -32,7 +36,7 @@ def results(implementation: str, dtype: str, shape: tuple[int, ...], axis: int) 
         for s, d in ((shape, dtype), (shape, dtype), (channels, "float32"), (channels, "float32"))
     ]
 
-    def loss(save: str, *operands: jax.Array) -> Any:
+    def loss(save: Save, *operands: jax.Array) -> Any:
         result = jax_bnar.bn_add_relu(
             *operands, axis=axis, save=save, implementation=implementation
         )

@@ -26,6 +26,7 @@ from flax_tools import (
 )
 
 from jax_bnar import flax_layers
+from jax_bnar._base.config import Save
 from jax_bnar.flax_layers import BatchNorm
 
 pytestmark = pytest.mark.quick
@@ -207,7 +208,7 @@ def test_evaluation_leaves_running_statistics_alone() -> None:
 )
 @pytest.mark.parametrize(("axis", "save"), [(-1, "y"), ((1, 3), "mask")])
 def test_residual_and_relu(
-    dtype: Any, residual_dtype: Any, axis: Any, save: str, train: bool
+    dtype: Any, residual_dtype: Any, axis: Any, save: Save, train: bool
 ) -> None:
     x, residual = normal(0, dtype=dtype), -normal(1, dtype=residual_dtype)
     fused = BatchNorm(use_running_average=not train, axis=axis, activation="relu", save=save)

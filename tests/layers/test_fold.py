@@ -14,6 +14,7 @@ from flax_tools import apply, as_flax_needs_it, normal, trained_looking, trained
 from programs import hlo_calls
 
 from jax_bnar import flax_layers, nnx_layers, torch_weights
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers import fold
 
 IMAGES = (4, 36, 36, 3)
@@ -43,7 +44,7 @@ def largest_error(actual: Any, expected: Any) -> float:
 @both_implementations
 @all_dtypes
 @pytest.mark.parametrize("residual", [False, True])
-def test_one_pass_adds_exactly(implementation: str, dtype: str, residual: bool) -> None:
+def test_one_pass_adds_exactly(implementation: Implementation, dtype: str, residual: bool) -> None:
     """The identity statistics scale by exactly one, so only the store rounds."""
     x = normal(0, (5, 7, 33), dtype) - jnp.asarray(3, dtype)
     z = normal(1, (5, 7, 33), dtype) - jnp.asarray(3, dtype) if residual else None

@@ -29,11 +29,13 @@ from hypothesis import given, settings
 from jax.test_util import check_grads
 
 import jax_bnar
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
 
-def check(case: Case, implementation: str) -> None:
+def check(case: Case, implementation: Implementation) -> None:
     given_operands, dout = operands(case), cotangents(case)
     check_gradients(case, given_operands, dout, run(case, implementation, given_operands, dout))
 
@@ -41,7 +43,7 @@ def check(case: Case, implementation: str) -> None:
 @both_implementations
 @settings(max_examples=25)
 @given(case=cases())
-def test_agrees_with_oracle(implementation: str, case: Case) -> None:
+def test_agrees_with_oracle(implementation: Implementation, case: Case) -> None:
     check(case, implementation)
 
 
@@ -51,7 +53,7 @@ def test_agrees_with_oracle(implementation: str, case: Case) -> None:
 )
 @layouts(CORNER_SHAPES | RESNET_SHAPES)
 def test_shapes(
-    implementation: str, dtype: str, save: str, shape: tuple[int, ...], axis: int
+    implementation: Implementation, dtype: str, save: Save, shape: tuple[int, ...], axis: int
 ) -> None:
     check(Case(shape, axis, dtype, save=save), implementation)
 
@@ -59,7 +61,9 @@ def test_shapes(
 @both_implementations
 @pytest.mark.parametrize("save", ["y", "mask"])
 @pytest.mark.parametrize("ratio", [1e3, 1e6])
-def test_gradient_survives_large_means(implementation: str, save: str, ratio: float) -> None:
+def test_gradient_survives_large_means(
+    implementation: Implementation, save: Save, ratio: float
+) -> None:
     """Here, `b*x + k` instead of `b*(x-mean) + k` would be wrong by more than the gradient."""
     case = Case((2049, 16), ratio=ratio, save=save)
     given_operands, dout = operands(case), cotangents(case)
@@ -75,7 +79,9 @@ def test_gradient_survives_large_means(implementation: str, save: str, ratio: fl
 @both_implementations
 @pytest.mark.parametrize("form", ["bn_add_relu", "bn_relu", "batch_norm"])
 @pytest.mark.parametrize("num_groups", [1, 3])
-def test_cotangents_of_statistics_alone(implementation: str, form: Any, num_groups: int) -> None:
+def test_cotangents_of_statistics_alone(
+    implementation: Implementation, form: Any, num_groups: int
+) -> None:
     """A loss may use mean and var without y."""
     case = Case((6, 5, 17), form=form, dtype="float64", num_groups=num_groups)
     given_operands, dout = operands(case), cotangents(case)
@@ -86,7 +92,7 @@ def test_cotangents_of_statistics_alone(implementation: str, form: Any, num_grou
 
 
 @both_implementations
-def test_y_and_mask_give_the_same_gradient(implementation: str) -> None:
+def test_y_and_mask_give_the_same_gradient(implementation: Implementation) -> None:
     given_operands, dout = operands(Case((5, 7, 9, 33))), cotangents(Case((5, 7, 9, 33)))
     with_y, with_mask = (
         run(Case((5, 7, 9, 33), save=save), implementation, given_operands, dout)
@@ -99,7 +105,9 @@ def test_y_and_mask_give_the_same_gradient(implementation: str) -> None:
 @both_implementations
 @all_dtypes
 @pytest.mark.parametrize("axis", [0, 1])
-def test_sign_found_in_x_is_the_sign_of_y(implementation: str, dtype: str, axis: int) -> None:
+def test_sign_found_in_x_is_the_sign_of_y(
+    implementation: Implementation, dtype: str, axis: int
+) -> None:
     """Without a residual, backward recovers the sign from x and must round as forward did.
 
     Every second pre-activation is within a unit or two of float32 of 0. There the sign changes with
@@ -124,7 +132,7 @@ def test_sign_found_in_x_is_the_sign_of_y(implementation: str, dtype: str, axis:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @layouts(RESNET_SHAPES)
 def test_no_worse_than_unfused(
-    implementation: str, dtype: str, shape: tuple[int, ...], axis: int
+    implementation: Implementation, dtype: str, shape: tuple[int, ...], axis: int
 ) -> None:
     case = Case(shape, axis, dtype)
     given_operands = operands(case)
@@ -153,7 +161,7 @@ def test_no_worse_than_unfused(
 
 
 @both_implementations
-def test_check_grads(implementation: str) -> None:
+def test_check_grads(implementation: Implementation) -> None:
     """Compares with JAX's finite differences, which share no formula with the oracle."""
     case = Case((6, 3, 4), dtype="float64", scale_dtype="float64", bias_dtype="float64")
     # Keep pre-activations away from 0, where difference quotients would cross the kink.

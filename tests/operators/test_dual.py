@@ -22,6 +22,8 @@ from exact_fill import arrange, exact_fill
 from programs import ours
 
 import jax_bnar
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
@@ -54,14 +56,14 @@ def compiled(**keywords: Any) -> Any:
     [{}, {"axis": 1, "save": "mask", "epsilon": 1e-2}, {"num_groups": 3}],
     ids=["nhwc", "nchw-mask", "groups"],
 )
-def test_agrees_with_the_oracle(implementation: str, dtype: str, keywords: Any) -> None:
+def test_agrees_with_the_oracle(implementation: Implementation, dtype: str, keywords: Any) -> None:
     check_against_the_oracle(SHAPE, dtype, implementation=implementation, **keywords)
 
 
 @pytest.mark.parametrize("save", ["y", "mask"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @layouts(CORNER_SHAPES | RESNET_SHAPES)
-def test_corner_shapes(shape: tuple[int, ...], axis: int, dtype: str, save: str) -> None:
+def test_corner_shapes(shape: tuple[int, ...], axis: int, dtype: str, save: Save) -> None:
     check_against_the_oracle(shape, dtype, implementation="ffi", axis=axis, save=save)
 
 
@@ -104,7 +106,7 @@ def check_against_the_oracle(shape: tuple[int, ...], dtype: str, **keywords: Any
 
 
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_saves_no_array_from_before_the_relu(save: str) -> None:
+def test_saves_no_array_from_before_the_relu(save: Save) -> None:
     arrays = given()
     result, vjp = jax.vjp(lambda *g: jax_bnar.dual_bn_add_relu(*g, save=save), *arrays)
     del result
@@ -172,7 +174,9 @@ def test_statistics_are_exact_where_sums_are(
 @both_implementations
 @all_dtypes
 @pytest.mark.parametrize("axis", [1, -1], ids=["nchw", "nhwc"])
-def test_inference_agrees_with_the_oracle(implementation: str, dtype: str, axis: int) -> None:
+def test_inference_agrees_with_the_oracle(
+    implementation: Implementation, dtype: str, axis: int
+) -> None:
     x1, x2, scale1, bias1, scale2, bias2 = given(dtype, axis)
     random = np.random.default_rng(4)
     wide = "float64" if dtype == "float64" else "float32"

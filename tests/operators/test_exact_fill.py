@@ -14,6 +14,7 @@ from cases import both_implementations
 from exact_fill import arrange, exact_fill
 
 import jax_bnar
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
@@ -35,7 +36,7 @@ SHAPES = [
 XLA_ULP = 4
 
 
-def assert_exact(implementation: str, got: Any, expected: oracle.Array) -> None:
+def assert_exact(implementation: Implementation, got: Any, expected: oracle.Array) -> None:
     if implementation == "ffi":
         np.testing.assert_array_equal(got, expected)
     else:
@@ -46,7 +47,7 @@ def assert_exact(implementation: str, got: Any, expected: oracle.Array) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(("before", "channels", "after"), SHAPES)
 def test_statistics_are_exact(
-    implementation: str,
+    implementation: Implementation,
     dtype: str,
     before: tuple[int, ...],
     channels: int,
@@ -62,7 +63,7 @@ def test_statistics_are_exact(
 @both_implementations
 @pytest.mark.parametrize(("before", "channels", "after"), SHAPES)
 def test_statistics_of_float64(
-    implementation: str, before: tuple[int, ...], channels: int, after: tuple[int, ...]
+    implementation: Implementation, before: tuple[int, ...], channels: int, after: tuple[int, ...]
 ) -> None:
     """There is no wider dtype than float64, so the last division may cost a unit or two."""
     fill = exact_fill(int(np.prod(before + after)), channels, "float64")
@@ -76,7 +77,9 @@ def test_statistics_of_float64(
 @both_implementations
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("axis", [-1, 1])
-def test_statistics_of_groups_are_exact(implementation: str, dtype: str, axis: int) -> None:
+def test_statistics_of_groups_are_exact(
+    implementation: Implementation, dtype: str, axis: int
+) -> None:
     groups = [exact_fill(3 * 49, 33, dtype, seed) for seed in range(4)]
     x: Any = np.stack([fill.x for fill in groups]).reshape(12, 7, 7, 33)
     x = jnp.asarray(np.moveaxis(x, -1, axis))
@@ -87,7 +90,7 @@ def test_statistics_of_groups_are_exact(implementation: str, dtype: str, axis: i
 
 @both_implementations
 @pytest.mark.parametrize("axis", [-1, 1])
-def test_benchdnn_forward_threshold(implementation: str, axis: int) -> None:
+def test_benchdnn_forward_threshold(implementation: Implementation, axis: int) -> None:
     """With oneDNN's kind of scale, shift and epsilon, y is within oneDNN's float32 bound, 6e-7."""
     channels = 40
     fill = exact_fill(8 * 14 * 14, channels, "float32")

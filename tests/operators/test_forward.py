@@ -19,16 +19,19 @@ from cases import (
 from hypothesis import given, settings
 
 import jax_bnar
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
 
-def forward(case: Case, implementation: str, *arrays: oracle.Array | None) -> list[oracle.Array]:
+def forward(
+    case: Case, implementation: Implementation, *arrays: oracle.Array | None
+) -> list[oracle.Array]:
     function = operator(case.form, implementation=implementation, **case.keywords)
     return [np.asarray(result) for result in function(*arrays)]
 
 
-def check(case: Case, implementation: str) -> None:
+def check(case: Case, implementation: Implementation) -> None:
     given_operands = operands(case)
     expected = oracle.forward(
         *given_operands,
@@ -48,7 +51,7 @@ def check(case: Case, implementation: str) -> None:
 @both_implementations
 @settings(max_examples=25)
 @given(case=cases())
-def test_agrees_with_oracle(implementation: str, case: Case) -> None:
+def test_agrees_with_oracle(implementation: Implementation, case: Case) -> None:
     check(case, implementation)
 
 
@@ -56,7 +59,9 @@ def test_agrees_with_oracle(implementation: str, case: Case) -> None:
     ("implementation", "dtype"), [("ffi", "float32"), ("ffi", "bfloat16"), ("xla", "float32")]
 )
 @layouts(CORNER_SHAPES | RESNET_SHAPES)
-def test_shapes(implementation: str, dtype: str, shape: tuple[int, ...], axis: int) -> None:
+def test_shapes(
+    implementation: Implementation, dtype: str, shape: tuple[int, ...], axis: int
+) -> None:
     check(Case(shape, axis, dtype, save="mask"), implementation)
 
 
@@ -64,7 +69,7 @@ def test_shapes(implementation: str, dtype: str, shape: tuple[int, ...], axis: i
 @all_dtypes
 @pytest.mark.parametrize("shape", [(1, 24), (1, 5, 1, 1)])
 def test_single_element_has_no_variance(
-    implementation: str, dtype: str, shape: tuple[int, ...]
+    implementation: Implementation, dtype: str, shape: tuple[int, ...]
 ) -> None:
     case = Case(shape, axis=1, dtype=dtype, scale_dtype=None, bias_dtype=None)
     x, z, _, _ = operands(case)
@@ -77,7 +82,7 @@ def test_single_element_has_no_variance(
 @both_implementations
 @all_dtypes
 @pytest.mark.parametrize("axis", [1, -1])
-def test_constant_channels(implementation: str, dtype: str, axis: int) -> None:
+def test_constant_channels(implementation: Implementation, dtype: str, axis: int) -> None:
     case = Case((6, 37, 5, 37), axis, dtype)
     _, z, scale, bias = operands(case)
     along_channels = [1, 37, 1, 1] if axis == 1 else [1, 1, 1, 37]
@@ -101,7 +106,7 @@ def test_constant_channels(implementation: str, dtype: str, axis: int) -> None:
     [((4099, 16), -1), ((16, 14, 14, 65), -1), ((8, 24, 14, 15), 1), ((200_000, 8), -1)],
 )
 def test_variance_survives_large_means(
-    implementation: str, ratio: float, shape: tuple[int, ...], axis: int
+    implementation: Implementation, ratio: float, shape: tuple[int, ...], axis: int
 ) -> None:
     case = Case(shape, axis, ratio=ratio, form="batch_norm", scale_dtype=None, bias_dtype=None)
     x = operands(case).x
@@ -138,7 +143,7 @@ def outlier_first(
 @pytest.mark.parametrize("count", [1023, 200_000])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-13)])
 def test_variance_survives_an_outlier_in_front(
-    implementation: str,
+    implementation: Implementation,
     layout: str,
     mean: float,
     first: float,
@@ -159,7 +164,7 @@ def test_variance_survives_an_outlier_in_front(
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @layouts(RESNET_SHAPES)
 def test_no_worse_than_unfused(
-    implementation: str, dtype: str, shape: tuple[int, ...], axis: int
+    implementation: Implementation, dtype: str, shape: tuple[int, ...], axis: int
 ) -> None:
     case = Case(shape, axis, dtype)
     given_operands = operands(case)

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jax_bnar
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
@@ -36,7 +38,7 @@ def inference(form: Form, six: Six, **keywords: Any) -> jax.Array:
     return jax_bnar.batch_norm_inference(x, *vectors, **keywords)
 
 
-def check(case: Case, implementation: str, six: Six) -> None:
+def check(case: Case, implementation: Implementation, six: Six) -> None:
     keywords: dict[str, Any] = {"epsilon": case.epsilon, "axis": case.axis}
     dy = cotangents(case).y
 
@@ -72,7 +74,7 @@ def check(case: Case, implementation: str, six: Six) -> None:
 @settings(max_examples=20)
 @given(case=cases(), mean_dtype=statistic_dtypes, var_dtype=statistic_dtypes)
 def test_agrees_with_oracle(
-    implementation: str, case: Case, mean_dtype: str, var_dtype: str
+    implementation: Implementation, case: Case, mean_dtype: str, var_dtype: str
 ) -> None:
     check(case, implementation, six_operands(case, mean_dtype, var_dtype))
 
@@ -82,14 +84,18 @@ def test_agrees_with_oracle(
 @pytest.mark.parametrize(
     ("shape", "axis"), [((4, 14, 14, 65), -1), ((4, 65, 14, 14), 1), ((1, 3), -1), ((5, 1, 7), 1)]
 )
-def test_shapes(implementation: str, form: Form, shape: tuple[int, ...], axis: int) -> None:
+def test_shapes(
+    implementation: Implementation, form: Form, shape: tuple[int, ...], axis: int
+) -> None:
     case = Case(shape, axis, form=form)
     check(case, implementation, six_operands(case))
 
 
 @both_implementations
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_equals_training_with_its_own_statistics(implementation: str, save: str) -> None:
+def test_equals_training_with_its_own_statistics(
+    implementation: Implementation, save: Save
+) -> None:
     case = Case((4, 7, 7, 33))
     given_operands = operands(case)
     result = jax_bnar.bn_add_relu(*given_operands, save=save, implementation=implementation)
@@ -100,7 +106,7 @@ def test_equals_training_with_its_own_statistics(implementation: str, save: str)
 
 
 @both_implementations
-def test_default_epsilon_matters(implementation: str) -> None:
+def test_default_epsilon_matters(implementation: Implementation) -> None:
     """With var = 0, only epsilon is left under the square root."""
     x, zeros = jnp.full((2, 3), 2.0, jnp.float32), jnp.zeros(3, jnp.float32)
     y = jax_bnar.batch_norm_inference(x, None, None, zeros, zeros, implementation=implementation)
@@ -108,7 +114,7 @@ def test_default_epsilon_matters(implementation: str) -> None:
 
 
 @both_implementations
-def test_nan_statistics_stay_in_their_channel(implementation: str) -> None:
+def test_nan_statistics_stay_in_their_channel(implementation: Implementation) -> None:
     case = Case((3, 5, 9))
     x, z, scale, bias, mean, var = six_operands(case)
     clean = inference(case.form, (x, z, scale, bias, mean, var), implementation=implementation)
@@ -120,7 +126,7 @@ def test_nan_statistics_stay_in_their_channel(implementation: str) -> None:
 
 
 @both_implementations
-def test_vmap_over_statistics(implementation: str) -> None:
+def test_vmap_over_statistics(implementation: Implementation) -> None:
     """An ensemble has one input and several sets of statistics."""
     case = Case((3, 5, 9))
     x, z, scale, bias, mean, var = six_operands(case)

@@ -39,6 +39,7 @@ from oracle import Array
 from property_tests import example_count
 
 import jax_bnar
+from jax_bnar._base.implementation import Implementation
 
 # Examples of the property test. Each is a compiled program that runs on every regime; `make check`
 # tries ten times as many.
@@ -95,7 +96,7 @@ class Statistics(NamedTuple):
     var_error: Array
 
 
-def statistics(x: Array, case: Case, implementation: str) -> Statistics:
+def statistics(x: Array, case: Case, implementation: Implementation) -> Statistics:
     wide = oracle.canonical(x, case.axis, case.num_groups).astype(np.longdouble)
     count = wide.shape[1] * wide.shape[3]
     u, tiny = unit(case.statistics_dtype), smallest(case.statistics_dtype)
@@ -116,7 +117,9 @@ def statistics(x: Array, case: Case, implementation: str) -> Statistics:
     )
 
 
-def limits(case: Case, implementation: str, given: Operands, dout: Cotangents, y: Array) -> Limits:
+def limits(
+    case: Case, implementation: Implementation, given: Operands, dout: Cotangents, y: Array
+) -> Limits:
     """Limits for forward, and for backward with the ReLU's gate taken from `y`."""
     s = statistics(given.x, case, implementation)
     wide = s.centred
@@ -213,7 +216,7 @@ def balanced_cotangents(case: Case, x: Array) -> Cotangents:
     return Cotangents(dout.y, dout.mean * rstd, dout.var * rstd * rstd)
 
 
-def check(case: Case, implementation: str, given: Operands, label: str) -> Outcome:
+def check(case: Case, implementation: Implementation, given: Operands, label: str) -> Outcome:
     dout = balanced_cotangents(case, given.x)
     actual = run(case, implementation, given, dout)
     expected = limits(case, implementation, given, dout, actual.y)
@@ -256,7 +259,7 @@ def programs(draw: st.DrawFn) -> Case:
 @example(case=Case((4, 1000), axis=0, seed=574))
 # In this one, in pure JAX, forward and backward disagree about the sign of a y next to 0.
 @example(case=Case((3, 2, 3), axis=0, form="bn_relu", ratio=0.0))
-def test_within_bounds_in_every_regime(implementation: str, case: Case) -> None:
+def test_within_bounds_in_every_regime(implementation: Implementation, case: Case) -> None:
     given_operands = operands(case)
     for i, regime in enumerate(regimes.NAMES):
         x = regimes.fill(case, regime, case.seed + i)
@@ -276,7 +279,7 @@ def test_within_bounds_in_every_regime(implementation: str, case: Case) -> None:
     ],
 )
 def test_statistics_do_not_depend_on_where_outliers_are(
-    implementation: str, shape: tuple[int, ...], axis: int, dtype: str, num_groups: int
+    implementation: Implementation, shape: tuple[int, ...], axis: int, dtype: str, num_groups: int
 ) -> None:
     case = Case(shape, axis, dtype, "batch_norm", None, None, num_groups)
     function = operator(case.form, implementation=implementation, **case.keywords)
@@ -296,7 +299,7 @@ def test_statistics_do_not_depend_on_where_outliers_are(
 @all_dtypes
 @pytest.mark.parametrize(("shape", "axis", "num_groups"), LAYOUTS[:5])
 def test_constant_channels_have_no_variance(
-    implementation: str, dtype: str, shape: tuple[int, ...], axis: int, num_groups: int
+    implementation: Implementation, dtype: str, shape: tuple[int, ...], axis: int, num_groups: int
 ) -> None:
     case = Case(shape, axis, dtype, "batch_norm", None, None, num_groups)
     along_channels = [1] * len(shape)
@@ -346,14 +349,16 @@ def large(dtype: str, size: float, form: Any = "bn_add_relu") -> tuple[Case, Ope
 @both_implementations
 @pytest.mark.parametrize(("dtype", "size"), [*LARGE, ("float32", 1e17), ("bfloat16", 1e17)])
 @pytest.mark.parametrize("form", ["bn_add_relu", "batch_norm"])
-def test_gradients_of_large_values(implementation: str, dtype: str, size: float, form: str) -> None:
+def test_gradients_of_large_values(
+    implementation: Implementation, dtype: str, size: float, form: str
+) -> None:
     case, given_operands = large(dtype, size, form)
     check(case, implementation, given_operands, f"|x| = {size}")
 
 
 @both_implementations
 @pytest.mark.parametrize(("dtype", "size"), LARGE)
-def test_tangents_of_large_values(implementation: str, dtype: str, size: float) -> None:
+def test_tangents_of_large_values(implementation: Implementation, dtype: str, size: float) -> None:
     case, given_operands = large(dtype, size, "batch_norm")
     x, _, scale, _ = given_operands
     function = operator(case.form, implementation=implementation, **case.keywords)
@@ -372,7 +377,9 @@ def test_tangents_of_large_values(implementation: str, dtype: str, size: float) 
 
 @both_implementations
 @pytest.mark.parametrize(("dtype", "size"), LARGE)
-def test_inference_gradients_of_large_values(implementation: str, dtype: str, size: float) -> None:
+def test_inference_gradients_of_large_values(
+    implementation: Implementation, dtype: str, size: float
+) -> None:
     case, (x, _, *parameters) = large(dtype, size, "batch_norm")
     scale, bias = (p.astype(case.statistics_dtype) for p in parameters)
     mean = np.zeros(case.channels, case.statistics_dtype)

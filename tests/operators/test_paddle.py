@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from programs import hlo_calls, ours, stablehlo_calls
 
 from jax_bnar import ops
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
@@ -32,7 +33,9 @@ def keywords(case: Case, **more: Any) -> dict[str, Any]:
     return {"epsilon": case.epsilon, "momentum": MOMENTUM, "data_format": data_format, **more}
 
 
-def check(case: Case, implementation: str, unbiased: bool, running_dtype: str = "float32") -> None:
+def check(
+    case: Case, implementation: Implementation, unbiased: bool, running_dtype: str = "float32"
+) -> None:
     x, z, scale, bias = operands(case)
     mean, variance = running(case, running_dtype)
     statics = keywords(case, unbiased_running_variance=unbiased, implementation=implementation)
@@ -121,7 +124,9 @@ def check(case: Case, implementation: str, unbiased: bool, running_dtype: str = 
 @all_dtypes
 @pytest.mark.parametrize("axis", [-1, 1])
 @pytest.mark.parametrize("unbiased", [False, True])
-def test_agrees_with_the_oracle(implementation: str, dtype: str, axis: int, unbiased: bool) -> None:
+def test_agrees_with_the_oracle(
+    implementation: Implementation, dtype: str, axis: int, unbiased: bool
+) -> None:
     """Paddle's operator supports only float16, NHWC and multiples of four channels."""
     shape = (4, 7, 5, 33) if axis == -1 else (4, 33, 7, 5)
     check(Case(shape, axis, dtype), implementation, unbiased)
@@ -132,7 +137,7 @@ def test_agrees_with_the_oracle(implementation: str, dtype: str, axis: int, unbi
 @given(
     case=cases(), unbiased=st.booleans(), dtype=st.sampled_from(["float32", "float64", "bfloat16"])
 )
-def test_any_case(implementation: str, case: Case, unbiased: bool, dtype: str) -> None:
+def test_any_case(implementation: Implementation, case: Case, unbiased: bool, dtype: str) -> None:
     """Any rank, number of channels and dtypes of parameters, even one element per channel."""
     shape, axis = list(case.shape), case.axis % len(case.shape)
     channels = shape.pop(axis)

@@ -21,6 +21,8 @@ from cases import (
 )
 
 import jax_bnar
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
@@ -39,7 +41,7 @@ def columns(array: Any, axis: int, num_groups: int = 1) -> oracle.Array:
 @layouts
 @pytest.mark.parametrize("position", [0, -1])
 def test_nan_stays_in_its_channel_and_group(
-    implementation: str, dtype: str, axis: int, position: int
+    implementation: Implementation, dtype: str, axis: int, position: int
 ) -> None:
     case = Case(SHAPE, axis, dtype, num_groups=2)
     clean = operands(case)
@@ -67,7 +69,7 @@ def test_nan_stays_in_its_channel_and_group(
 @pytest.mark.parametrize("position", [0, 7])
 @pytest.mark.parametrize("infinity", [np.inf, -np.inf])
 def test_infinite_x(
-    implementation: str, dtype: str, axis: int, position: int, infinity: float
+    implementation: Implementation, dtype: str, axis: int, position: int, infinity: float
 ) -> None:
     """The mean is infinite and the variance NaN, as with `jnp.mean` and `jnp.var`."""
     case = Case(SHAPE, axis, dtype)
@@ -89,7 +91,7 @@ def test_infinite_x(
 
 @both_implementations
 @layouts
-def test_special_values_of_z_touch_one_element(implementation: str, axis: int) -> None:
+def test_special_values_of_z_touch_one_element(implementation: Implementation, axis: int) -> None:
     case = Case(SHAPE, axis)
     given, dout = operands(case), cotangents(case)
     z = given.z.copy()
@@ -111,7 +113,9 @@ def test_special_values_of_z_touch_one_element(implementation: str, axis: int) -
 @all_dtypes
 @pytest.mark.parametrize("save", ["y", "mask"])
 @pytest.mark.parametrize("zero", [0.0, -0.0])
-def test_gradient_is_zero_at_zero(implementation: str, dtype: str, save: str, zero: float) -> None:
+def test_gradient_is_zero_at_zero(
+    implementation: Implementation, dtype: str, save: Save, zero: float
+) -> None:
     """A constant channel has x-mean = 0, so the pre-activation is exactly z."""
     case = Case((4, 5, 17), dtype=dtype, save=save, scale_dtype=None, bias_dtype=None)
     x = np.full_like(operands(case).x, 3.0)
@@ -126,7 +130,7 @@ def test_gradient_is_zero_at_zero(implementation: str, dtype: str, save: str, ze
 @pytest.mark.parametrize("save", ["y", "mask"])
 @layouts
 def test_closed_gate_stops_every_cotangent(
-    implementation: str, dtype: str, save: str, axis: int
+    implementation: Implementation, dtype: str, save: Save, axis: int
 ) -> None:
     """Even NaN and Inf cotangents are stopped; a gate that multiplies by 0 would pass them."""
     case = Case(SHAPE, axis, dtype, save=save)
@@ -144,7 +148,7 @@ def test_closed_gate_stops_every_cotangent(
 
 @both_implementations
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_tiny_epsilon(implementation: str, dtype: str) -> None:
+def test_tiny_epsilon(implementation: Implementation, dtype: str) -> None:
     """1e-300 rounds to 0 in float32, and 0/0 would turn a constant channel into NaN."""
     case = Case((8, 16), dtype=dtype, epsilon=1e-300)
     given, dout = operands(case), cotangents(case)
@@ -157,7 +161,7 @@ def test_tiny_epsilon(implementation: str, dtype: str) -> None:
 
 
 @both_implementations
-def test_large_values_do_not_overflow(implementation: str) -> None:
+def test_large_values_do_not_overflow(implementation: Implementation) -> None:
     """The squares of large float16 values overflow float16, but the arithmetic is float32."""
     case = Case((64, 8), dtype="float16", scale_dtype=None, bias_dtype=None, form="batch_norm")
     x = np.where(np.arange(512).reshape(64, 8) % 16 < 8, 65504, -65504).astype(np.float16)
@@ -169,7 +173,7 @@ def test_large_values_do_not_overflow(implementation: str) -> None:
 
 @both_implementations
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_z_is_x(implementation: str, save: str) -> None:
+def test_z_is_x(implementation: Implementation, save: Save) -> None:
     """With the same array as both operands, gradients add up and nothing is overwritten."""
     case = Case((5, 7, 33), save=save)
     given, dout = operands(case), cotangents(case)
@@ -189,7 +193,7 @@ def test_z_is_x(implementation: str, save: str) -> None:
 
 
 @both_implementations
-def test_numpy_operands_of_any_strides(implementation: str) -> None:
+def test_numpy_operands_of_any_strides(implementation: Implementation) -> None:
     """Eager calls on arrays that are reversed, transposed or slices of larger arrays."""
     case = Case((6, 8, 10))
     given = operands(case)
@@ -210,7 +214,7 @@ def test_numpy_operands_of_any_strides(implementation: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("shape", "axis"), [((16, 28, 28, 65), -1), ((8, 65, 28, 28), 1)])
 def test_two_runs_are_bitwise_equal(
-    implementation: str, dtype: str, shape: tuple[int, ...], axis: int
+    implementation: Implementation, dtype: str, shape: tuple[int, ...], axis: int
 ) -> None:
     """The arrays are large enough for several threads to share the work."""
     case = Case(shape, axis, dtype, save="mask", ratio=10)

@@ -16,20 +16,21 @@ from jax.sharding import PartitionSpec as P
 from sharding_tools import make_mesh, put
 
 import jax_bnar
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
 X = operands(Case((8, 4, 16))).x
 
 
-def y(x: Any, implementation: str | None = None) -> Any:
+def y(x: Any, implementation: Implementation = None) -> Any:
     return jax_bnar.bn_relu(x, None, None, implementation=implementation).y
 
 
 def test_two_meshes_in_one_program() -> None:
     one, other = make_mesh("auto", d=8), make_mesh("auto", a=4, b=2)
 
-    def function(x: Any, implementation: str | None) -> Any:
+    def function(x: Any, implementation: Implementation) -> Any:
         sharding = NamedSharding(other, P("a", "b"))
         return jax.lax.with_sharding_constraint(y(x, implementation), sharding)
 
@@ -43,7 +44,7 @@ def test_lowering_without_devices() -> None:
     mesh = AbstractMesh((8,), ("d",), axis_types=(AxisType.Auto,))
     shape = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, P("d")))
 
-    def lower(implementation: str | None) -> Any:
+    def lower(implementation: Implementation) -> Any:
         traced = jax.jit(functools.partial(y, implementation=implementation)).trace(shape)
         return traced.lower(lowering_platforms=("cuda",))
 
@@ -55,7 +56,7 @@ def test_lowering_without_devices() -> None:
 def test_export_for_several_devices_is_pure_jax() -> None:
     mesh = make_mesh("auto", d=8)
 
-    def exported(implementation: str | None) -> Any:
+    def exported(implementation: Implementation) -> Any:
         function = functools.partial(y, implementation=implementation)
         sharded = jax.jit(function, in_shardings=NamedSharding(mesh, P("d")))
         checks = jax_bnar.DISABLED_EXPORT_CHECKS

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from oracle import Array
 
 import jax_bnar
+from jax_bnar._base.implementation import Implementation
 
 # "ffi" fails if the kernels were not built, because tests that skip their subject prove nothing.
 both_implementations = pytest.mark.parametrize("implementation", ["ffi", "xla"])
@@ -157,7 +158,7 @@ def unfused(
     return jax_bnar.BatchNormResult(jax.nn.relu(y), mean.ravel(), var.ravel())
 
 
-def run(case: Case, implementation: str, given: Operands, dout: Cotangents) -> Outcome:
+def run(case: Case, implementation: Implementation, given: Operands, dout: Cotangents) -> Outcome:
     """Results and all gradients, from one compiled call."""
     function = operator(case.form, implementation=implementation, **case.keywords)
     return outcome(function, given, dout)

@@ -212,6 +212,14 @@ def test_distributions_are_built_alike() -> None:
     for key in ("requires-python", "license"):
         assert cuda["project"][key] == PROJECT["project"][key]
     assert (CUDA_DISTRIBUTION / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert cuda["project"]["authors"] == PROJECT["project"]["authors"]
+
+
+def test_the_authors_are_named() -> None:
+    (author,) = PROJECT["project"]["authors"]
+    assert author == {"name": "The jax_bnar authors"}
+    assert (ROOT / "AUTHORS").read_text().startswith(author["name"])
+    assert PROJECT["project"]["license-files"] == ["LICENSE", "AUTHORS"]
 
 
 def test_metadata_claims_what_is_tested() -> None:

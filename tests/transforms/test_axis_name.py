@@ -18,6 +18,8 @@ from programs import hlo_calls, ours
 from sharding_tools import Collective, collectives, make_mesh, put, relative_difference
 
 import jax_bnar
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
@@ -111,7 +113,7 @@ checks = pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("save", ["y", "mask"])
 @checks
 @shard_map_programs
-def test_shard_map(program: Callable[..., Any], check_vma: bool, save: str, form: str) -> None:
+def test_shard_map(program: Callable[..., Any], check_vma: bool, save: Save, form: str) -> None:
     mesh = make_mesh("auto", d=PARTS)
     run = program(form, mesh, check_vma=check_vma, save=save)
     assert_as_expected(run(X, Z, SCALE, BIAS), form)
@@ -165,7 +167,7 @@ def through(mapped: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_grad_of_vmap(save: str, form: str) -> None:
+def test_grad_of_vmap(save: Save, form: str) -> None:
     mapped = jax.vmap(
         functools.partial(call, form, axis_name="d", save=save), (0, 0, None, None), axis_name="d"
     )
@@ -173,7 +175,7 @@ def test_grad_of_vmap(save: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["ffi", "xla"])
-def test_grad_of_pmap(implementation: str) -> None:
+def test_grad_of_pmap(implementation: Implementation) -> None:
     mapped = jax.pmap(
         functools.partial(call, "bn_relu", axis_name="d", implementation=implementation),
         axis_name="d",
@@ -404,7 +406,7 @@ def test_shard_map_over_some_axes_of_the_mesh(names: set[str]) -> None:
     """XLA cannot partition a kernel there, so it is pure JAX, or an error if "ffi" is requested."""
     mesh = make_mesh("auto", d=4, c=2)
 
-    def mapped(implementation: str | None) -> Any:
+    def mapped(implementation: Implementation) -> Any:
         return jax.jit(
             jax.shard_map(
                 lambda x: (

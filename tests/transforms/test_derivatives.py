@@ -11,6 +11,8 @@ from programs import hlo_calls, ours, primitives
 from trees import assert_trees_close
 
 import jax_bnar
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
@@ -19,7 +21,7 @@ EVERYTHING = (0, 1, 2, 3)
 saves = pytest.mark.parametrize("save", ["y", "mask"])
 
 
-def fused(implementation: str | None = None, **keywords: Any) -> Any:
+def fused(implementation: Implementation = None, **keywords: Any) -> Any:
     def function(*given: Any) -> tuple[Any, ...]:
         return tuple(jax_bnar.bn_add_relu(*given, implementation=implementation, **keywords))
 
@@ -37,7 +39,7 @@ def tangents(given: Any, seed: int = 5) -> tuple[Any, ...]:
 
 @both_implementations
 @saves
-def test_jvp_and_linearize(implementation: str, save: str) -> None:
+def test_jvp_and_linearize(implementation: Implementation, save: Save) -> None:
     """Tangents of y, mean and var."""
     given = tuple(operands(CASE))
     moved = tangents(given)
@@ -84,7 +86,7 @@ def test_jvp_in_one_operand(absent: tuple[int, ...], moving: int) -> None:
 
 
 @both_implementations
-def test_jacobians(implementation: str) -> None:
+def test_jacobians(implementation: Implementation) -> None:
     given = tuple(operands(CASE))
     expected = jax.jit(jax.jacrev(plain, EVERYTHING))(*given)
     for jacobian in (jax.jacfwd, jax.jacrev):
@@ -95,7 +97,7 @@ def test_jacobians(implementation: str) -> None:
 @both_implementations
 @pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
 @pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
-def test_hessians(implementation: str, outer: Any, inner: Any) -> None:
+def test_hessians(implementation: Implementation, outer: Any, inner: Any) -> None:
     """Jacobians map a derivative over the identity; its other operands are not mapped."""
     given = tuple(a[..., :1] for a in operands(CASE))
 
@@ -152,7 +154,7 @@ def test_gradient_of_vmap_with_unmapped_operands() -> None:
 
 @both_implementations
 @pytest.mark.parametrize("order", ["rev-rev", "fwd-rev", "rev-fwd", "fwd-fwd"])
-def test_hessian_vector_products(implementation: str, order: str) -> None:
+def test_hessian_vector_products(implementation: Implementation, order: str) -> None:
     given = tuple(operands(CASE))
     moved = tangents(given)
 
@@ -225,7 +227,7 @@ def test_tangent_is_rounded_once(dtype: str) -> None:
 
 
 @saves
-def test_first_order_is_two_kernels(save: str) -> None:
+def test_first_order_is_two_kernels(save: Save) -> None:
     """Support for forward mode costs reverse mode nothing: no tangents are left in the program."""
     given = operands(Case((8, 6, 5)))
 

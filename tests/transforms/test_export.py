@@ -13,13 +13,15 @@ from jax import export
 from subprocesses import run_python
 
 import jax_bnar
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._kernels import targets
 
 CASE = Case((4, 5, 6, 17))
 TRAINING = ["jax_bnar_forward_v1", "jax_bnar_backward_v1"]
 
 
-def y_and_statistics(implementation: str | None, save: str = "mask") -> Any:
+def y_and_statistics(implementation: Implementation, save: Save = "mask") -> Any:
     def function(x: Any, z: Any, scale: Any, bias: Any) -> Any:
         return jax_bnar.bn_add_relu(x, z, scale, bias, save=save, implementation=implementation)
 
@@ -34,7 +36,7 @@ def exported(function: Any, *arguments: Any, platforms: tuple[str, ...] = ("cpu"
     return export.deserialize(program.serialize(vjp_order=1))
 
 
-def loss(implementation: str | None, save: str) -> Any:
+def loss(implementation: Implementation, save: Save) -> Any:
     def function(*given: Any) -> Any:
         y, mean, var = y_and_statistics(implementation, save)(*given)
         weights = jnp.linspace(-1, 1, y.size).astype(y.dtype).reshape(y.shape)
@@ -57,7 +59,7 @@ def _result_type_is_serialisable() -> None:
 @both_implementations
 @all_dtypes
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_round_trip(implementation: str, dtype: str, save: str) -> None:
+def test_round_trip(implementation: Implementation, dtype: str, save: Save) -> None:
     given = operands(Case(CASE.shape, dtype=dtype))
     function = y_and_statistics(implementation, save)
     program = exported(function, *shapes(*given))
@@ -68,7 +70,7 @@ def test_round_trip(implementation: str, dtype: str, save: str) -> None:
 
 @both_implementations
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_gradient_of_an_exported_program(implementation: str, save: str) -> None:
+def test_gradient_of_an_exported_program(implementation: Implementation, save: Save) -> None:
     given = operands(CASE)
     function = loss(implementation, save)
     program = exported(function, *shapes(*given))
@@ -79,7 +81,7 @@ def test_gradient_of_an_exported_program(implementation: str, save: str) -> None
 
 
 @both_implementations
-def test_exported_training_step(implementation: str) -> None:
+def test_exported_training_step(implementation: Implementation) -> None:
     given = operands(CASE)
     step = jax.value_and_grad(loss(implementation, "mask"), (0, 1, 2, 3))
     program = exported(step, *shapes(*given))
@@ -92,7 +94,7 @@ def test_exported_training_step(implementation: str) -> None:
 
 @both_implementations
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_symbolic_batch(implementation: str, save: str) -> None:
+def test_symbolic_batch(implementation: Implementation, save: Save) -> None:
     """One stored program works for every batch size, including its gradients."""
     batch = export.symbolic_shape("batch, 5, 6, 17")
     tensor = jax.ShapeDtypeStruct(batch, np.float64)
@@ -135,7 +137,7 @@ def test_one_program_for_three_platforms() -> None:
 @both_implementations
 @pytest.mark.parametrize("save", ["y", "mask"])
 def test_gradient_of_an_exported_program_with_symbolic_batch(
-    implementation: str, save: str
+    implementation: Implementation, save: Save
 ) -> None:
     """The stored VJP is symbolic too, with its residuals and the number of bytes of the mask."""
     tensor = jax.ShapeDtypeStruct(export.symbolic_shape("batch, 5, 6, 17"), np.float64)

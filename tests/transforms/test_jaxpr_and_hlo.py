@@ -14,6 +14,8 @@ from programs import hlo_calls, opcodes_of_size, ours, primitives, stablehlo_cal
 
 import jax_bnar
 from jax_bnar import reference
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
@@ -22,7 +24,7 @@ FORMS = ["bn_add_relu", "bn_relu", "batch_norm"]
 SAVES = ["y", "mask"]
 
 
-def loss(form: str, save: str, implementation: str | None) -> Any:
+def loss(form: str, save: Save, implementation: Implementation) -> Any:
     """A training step's loss, which uses y and the statistics."""
 
     def function(x: Any, z: Any, scale: Any, bias: Any) -> Any:
@@ -46,7 +48,7 @@ def gradient(function: Any) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("save", SAVES)
-def test_kernels_are_one_call_each(form: str, save: str) -> None:
+def test_kernels_are_one_call_each(form: str, save: Save) -> None:
     given = operands(CASE)
     function = loss(form, save, "ffi")
     forward = {"jax_bnar_forward_v1": 1}
@@ -58,7 +60,7 @@ def test_kernels_are_one_call_each(form: str, save: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("save", SAVES)
-def test_default_binds_one_primitive_each(form: str, save: str) -> None:
+def test_default_binds_one_primitive_each(form: str, save: Save) -> None:
     given = operands(CASE)
     function = loss(form, save, None)
     assert ours(function, *given) == {"forward": 1}
@@ -113,7 +115,9 @@ def test_unfused_side_rounds_three_times() -> None:
     assert primitives(unfused, *given)["max"] == 1
 
 
-def residuals(form: str, save: str, implementation: str | None) -> tuple[Any, list[np.ndarray]]:
+def residuals(
+    form: str, save: Save, implementation: Implementation
+) -> tuple[Any, list[np.ndarray]]:
     """y, and the arrays that backward keeps alive."""
     given = operands(CASE)
 
@@ -130,7 +134,9 @@ def residuals(form: str, save: str, implementation: str | None) -> tuple[Any, li
 @both_implementations
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("save", SAVES)
-def test_residuals_hold_no_pre_relu_tensor(implementation: str, form: str, save: str) -> None:
+def test_residuals_hold_no_pre_relu_tensor(
+    implementation: Implementation, form: str, save: Save
+) -> None:
     x, z, scale, bias = operands(CASE)
     y, saved = residuals(form, save, implementation)
     full = [array.ravel() for array in saved if array.size >= x.size]
@@ -163,7 +169,7 @@ def test_residuals_hold_no_pre_relu_tensor(implementation: str, form: str, save:
 
 
 @both_implementations
-def test_residuals_in_the_jaxpr(implementation: str) -> None:
+def test_residuals_in_the_jaxpr(implementation: Implementation) -> None:
     """The traced program agrees: only y and x leave forward as arrays of full size."""
     given = operands(CASE)
 
@@ -181,7 +187,7 @@ def test_residuals_in_the_jaxpr(implementation: str) -> None:
 
 
 @pytest.mark.parametrize("save", SAVES)
-def test_forward_without_gradient_makes_no_mask(save: str) -> None:
+def test_forward_without_gradient_makes_no_mask(save: Save) -> None:
     jaxpr = jax.make_jaxpr(loss("bn_add_relu", save, None))(*operands(CASE))
     assert "u8[" not in str(jaxpr)
 
@@ -206,7 +212,7 @@ def test_forward_without_gradient_makes_no_mask(save: str) -> None:
 )
 @pytest.mark.parametrize("save", SAVES)
 def test_no_copy_of_an_array(
-    shape: tuple[int, ...], keywords: dict[str, Any], save: str, dtype: str
+    shape: tuple[int, ...], keywords: dict[str, Any], save: Save, dtype: str
 ) -> None:
     """XLA:CPU once copied every bfloat16 operand, to move its dimensions of size 1."""
     x = jnp.ones(shape, dtype)

@@ -13,6 +13,8 @@ from programs import hlo_calls, ours
 from trees import assert_trees_close
 
 import jax_bnar
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 from jax_bnar.flax_layers import BatchNorm, FusedBottleneck
 
 pytestmark = pytest.mark.quick
@@ -54,7 +56,7 @@ def saved_bytes(function: Any, *given: Any) -> list[int]:
     ],
     ids=["statistics-and-mask", "statistics", "statistics-y", "nothing"],
 )
-def test_residual_bytes(save: str, names: tuple[str, ...], expected: list[int]) -> None:
+def test_residual_bytes(save: Save, names: tuple[str, ...], expected: list[int]) -> None:
     x, _, scale, bias = map(jnp.asarray, operands(CASE))
     policy = jax.checkpoint_policies.save_only_these_names(*names)
     function = jax.checkpoint(lambda *given: block(*given, save=save), policy=policy)
@@ -64,7 +66,7 @@ def test_residual_bytes(save: str, names: tuple[str, ...], expected: list[int]) 
 
 @pytest.mark.parametrize("implementation", ["ffi", "xla"])
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_gradients(implementation: str, save: str) -> None:
+def test_gradients(implementation: Implementation, save: Save) -> None:
     x, _, scale, bias = operands(CASE)
 
     def loss(function: Any) -> Any:
@@ -97,7 +99,7 @@ def test_mask_saved_is_not_computed_again() -> None:
 
 @pytest.mark.parametrize("save", ["y", "mask"])
 @pytest.mark.parametrize("saved", ["all but elementwise", "forward"])
-def test_policy_that_saves_y(saved: str, save: str) -> None:
+def test_policy_that_saves_y(saved: str, save: Save) -> None:
     """If y is saved, nothing runs again."""
 
     def policy(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -201,7 +203,7 @@ def test_forward_mode_and_second_order_of_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_bottleneck(save: str) -> None:
+def test_bottleneck(save: Save) -> None:
     """A checkpoint around a block that saves convolutions keeps them, statistics and masks.
 
     This is less than half of what the block keeps without checkpoint.

@@ -12,6 +12,8 @@ from programs import ours
 from trees import assert_trees_close
 
 import jax_bnar
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
@@ -19,7 +21,7 @@ CASE = Case((6, 5, 17))
 saves = pytest.mark.parametrize("save", ["y", "mask"])
 
 
-def make_loss(implementation: str | None, **keywords: Any) -> Any:
+def make_loss(implementation: Implementation, **keywords: Any) -> Any:
     """A loss that is linear in y, so that backward keeps y only if the operator needs it."""
 
     def loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
@@ -32,7 +34,9 @@ def make_loss(implementation: str | None, **keywords: Any) -> Any:
 
 @both_implementations
 @saves
-def test_eager_jit_grad_and_value_and_grad_agree(implementation: str, save: str) -> None:
+def test_eager_jit_grad_and_value_and_grad_agree(
+    implementation: Implementation, save: Save
+) -> None:
     given, loss = operands(CASE), make_loss(implementation, save=save)
     everything = tuple(range(4))
     value, gradients = jax.value_and_grad(loss, everything)(*given)
@@ -44,7 +48,7 @@ def test_eager_jit_grad_and_value_and_grad_agree(implementation: str, save: str)
 
 @both_implementations
 @pytest.mark.parametrize("argument", range(4))
-def test_gradient_of_one_operand(implementation: str, argument: int) -> None:
+def test_gradient_of_one_operand(implementation: Implementation, argument: int) -> None:
     """The other operands are then constants, and their cotangents are dropped."""
     given, loss = operands(CASE), make_loss(implementation)
     all_gradients = jax.grad(loss, tuple(range(4)))(*given)
@@ -53,7 +57,7 @@ def test_gradient_of_one_operand(implementation: str, argument: int) -> None:
 
 @both_implementations
 @saves
-def test_scan(implementation: str, save: str) -> None:
+def test_scan(implementation: Implementation, save: Save) -> None:
     """A stack of equal blocks, like a residual network in a loop."""
     x, _, scale, bias = operands(CASE)
     scales, biases = np.stack([scale, scale / 2, -scale]), np.stack([bias, bias + 1, bias])
@@ -102,7 +106,7 @@ POLICIES = {
 
 @saves
 @pytest.mark.parametrize("policy", POLICIES)
-def test_remat_runs_what_the_policy_says(save: str, policy: str) -> None:
+def test_remat_runs_what_the_policy_says(save: Save, policy: str) -> None:
     given, loss = operands(CASE), make_loss(None, save=save)
     rule, expected = POLICIES[policy]
     plain, remat = (
@@ -113,7 +117,7 @@ def test_remat_runs_what_the_policy_says(save: str, policy: str) -> None:
 
 
 @both_implementations
-def test_remat_of_either_implementation(implementation: str) -> None:
+def test_remat_of_either_implementation(implementation: Implementation) -> None:
     given, loss = operands(CASE), make_loss(implementation, save="mask")
     expected = jax.grad(loss, (0, 1, 2, 3))(*given)
     assert_trees_close(jax.jit(jax.grad(jax.checkpoint(loss), (0, 1, 2, 3)))(*given), expected)
@@ -122,7 +126,7 @@ def test_remat_of_either_implementation(implementation: str) -> None:
 @both_implementations
 @saves
 @all_dtypes
-def test_donation(implementation: str, save: str, dtype: str) -> None:
+def test_donation(implementation: Implementation, save: Save, dtype: str) -> None:
     """Any result may overwrite a donated buffer, so kernels must not read it afterwards."""
     case = Case((16, 28, 33), dtype=dtype)
     given = operands(case)
@@ -152,7 +156,7 @@ def unfused_loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
 
 @both_implementations
 @saves
-def test_hessian(implementation: str, save: str) -> None:
+def test_hessian(implementation: Implementation, save: Save) -> None:
     given = operands(SMALL)
     loss = make_loss(implementation, save=save)
     everything = (0, 1, 2, 3)
@@ -165,7 +169,7 @@ def test_hessian(implementation: str, save: str) -> None:
 
 @both_implementations
 @saves
-def test_forward_over_reverse_and_linearize(implementation: str, save: str) -> None:
+def test_forward_over_reverse_and_linearize(implementation: Implementation, save: Save) -> None:
     given = tuple(operands(SMALL))
     random = np.random.default_rng(5)
     tangents = tuple(random.standard_normal(array.shape) for array in given)
@@ -177,7 +181,7 @@ def test_forward_over_reverse_and_linearize(implementation: str, save: str) -> N
 
 
 @both_implementations
-def test_reverse_over_reverse(implementation: str) -> None:
+def test_reverse_over_reverse(implementation: Implementation) -> None:
     """A gradient penalty: the gradient of the norm of a gradient."""
     given = tuple(operands(SMALL))
 
@@ -190,7 +194,7 @@ def test_reverse_over_reverse(implementation: str) -> None:
 
 
 @both_implementations
-def test_second_order_of_inference(implementation: str) -> None:
+def test_second_order_of_inference(implementation: Implementation) -> None:
     x, z, scale, bias = operands(SMALL)
     mean, var = np.array([0.1, -0.2]), np.array([1.0, 2.0])
 

@@ -13,6 +13,8 @@ from programs import ours
 from trees import assert_trees_close
 
 import jax_bnar
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
@@ -35,7 +37,7 @@ def examples(mapped: tuple[str, ...], axes: dict[str, int]) -> tuple[list[Any], 
 
 
 @functools.cache
-def value_and_gradients(implementation: str | None, **keywords: Any) -> Any:
+def value_and_gradients(implementation: Implementation, **keywords: Any) -> Any:
     def loss(*given: Any) -> Any:
         result = jax_bnar.bn_add_relu(*given, implementation=implementation, **keywords)
         weights = jnp.linspace(-1, 1, result.y.size).reshape(result.y.shape)
@@ -67,7 +69,7 @@ OTHER_AXES = {"x": 1, "z": 3, "scale": 1, "bias": 0}
 )
 @pytest.mark.parametrize("mapped", SUBSETS, ids="-".join)
 def test_every_subset(
-    implementation: str, save: str, axes: dict[str, int], mapped: tuple[str, ...]
+    implementation: Implementation, save: Save, axes: dict[str, int], mapped: tuple[str, ...]
 ) -> None:
     """Values and gradients with respect to all operands equal those of a loop."""
     function = value_and_gradients(implementation, save=save)
@@ -78,7 +80,7 @@ def test_every_subset(
 
 @both_implementations
 @pytest.mark.parametrize("out_axis", [0, 1, -1])
-def test_negative_axes_and_out_axes(implementation: str, out_axis: int) -> None:
+def test_negative_axes_and_out_axes(implementation: Implementation, out_axis: int) -> None:
     arrays, in_axes = examples(NAMES, {"x": 2, "z": 3, "scale": 1, "bias": 1})
 
     def function(*given: Any) -> Any:
@@ -93,7 +95,9 @@ def test_negative_axes_and_out_axes(implementation: str, out_axis: int) -> None:
 @both_implementations
 @pytest.mark.parametrize("inner", [("x",), ("z", "bias")], ids="-".join)
 @pytest.mark.parametrize("outer", [("scale",), ("x", "z", "bias")], ids="-".join)
-def test_nested(implementation: str, inner: tuple[str, ...], outer: tuple[str, ...]) -> None:
+def test_nested(
+    implementation: Implementation, inner: tuple[str, ...], outer: tuple[str, ...]
+) -> None:
     """Two mapped axes, over different operands."""
     function = value_and_gradients(implementation, save="mask")
     arrays, inner_axes = examples(inner, {"x": 1})
@@ -120,7 +124,7 @@ def test_nested(implementation: str, inner: tuple[str, ...], outer: tuple[str, .
 
 
 @both_implementations
-def test_vmap_of_groups(implementation: str) -> None:
+def test_vmap_of_groups(implementation: Implementation) -> None:
     """The mapped axis and ghost groups share the leading axis of the canonical shape."""
     arrays, in_axes = examples(("x", "scale"), {"x": 1})
     function = value_and_gradients(implementation, num_groups=2, save="mask")
@@ -138,7 +142,9 @@ def test_vmap_stays_one_call(mapped: tuple[str, ...]) -> None:
 
 @both_implementations
 @pytest.mark.parametrize("mapped", SUBSETS, ids="-".join)
-def test_what_examples_share_is_not_mapped(implementation: str, mapped: tuple[str, ...]) -> None:
+def test_what_examples_share_is_not_mapped(
+    implementation: Implementation, mapped: tuple[str, ...]
+) -> None:
     """With `out_axes=None`, JAX must know that the results are the same for all examples."""
     arrays, in_axes = examples(mapped, {})
 
@@ -154,7 +160,7 @@ def test_what_examples_share_is_not_mapped(implementation: str, mapped: tuple[st
 
 
 @both_implementations
-def test_gradients_that_examples_share_are_not_mapped(implementation: str) -> None:
+def test_gradients_that_examples_share_are_not_mapped(implementation: Implementation) -> None:
     """Without a ReLU, the gradient of the bias is the sum of the cotangents, for any x."""
     (xs, dy, scale, bias), _ = examples(("x",), {})
 
@@ -170,7 +176,7 @@ def test_gradients_that_examples_share_are_not_mapped(implementation: str) -> No
 
 
 @both_implementations
-def test_jacobian_through_jit(implementation: str) -> None:
+def test_jacobian_through_jit(implementation: Implementation) -> None:
     """A Jacobian maps a vjp over its cotangent; the other operands of backward are not mapped."""
     x, z, scale, bias = (jnp.asarray(a)[..., :2] for a in operands(CASE))
 

@@ -14,11 +14,12 @@ import jax_bnar
 from benchmarks.common.sites import Site
 from benchmarks.sites.peers import Step, _jax
 from benchmarks.sites.problem import EPSILON, MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
+from jax_bnar._base.config import Save
 
 Operator = Callable[..., tuple[jax.Array, Any]]
 
 
-def operator(site: Site, save: str = "y") -> Operator:
+def operator(site: Site, save: Save = "y") -> Operator:
     """A function from (x, z, scale, bias) to y and, as auxiliary results, (mean, var)."""
 
     def apply(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
@@ -33,7 +34,7 @@ def operator(site: Site, save: str = "y") -> Operator:
     return apply
 
 
-def gradient_step(site: Site, save: str) -> Callable[..., tuple[Any, ...]]:
+def gradient_step(site: Site, save: Save) -> Callable[..., tuple[Any, ...]]:
     """A function from (x, z, scale, bias, dy) to (y, dx, dz, dscale, dbias).
 
     Running statistics are left out.
@@ -46,7 +47,7 @@ def gradient_step(site: Site, save: str) -> Callable[..., tuple[Any, ...]]:
     return step
 
 
-def build(problem: Problem, save: str = "y") -> Step:
+def build(problem: Problem, save: Save = "y") -> Step:
     channels = problem.site.channels
     apply = operator(problem.site, save)
 

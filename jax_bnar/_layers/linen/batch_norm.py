@@ -9,6 +9,8 @@ import numpy as np
 from flax import linen as nn
 from flax.linen import dtypes
 
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike
 from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
 from jax_bnar._layers.channel_view import channel_view
@@ -118,8 +120,8 @@ class BatchNorm(nn.BatchNorm):
     activation: ActivationLike = "none"
     unbiased_running_var: bool = False
     num_groups: int = 1
-    save: str = "y"
-    implementation: str | None = None
+    save: Save = "y"
+    implementation: Implementation = None
 
     @nn.compact
     def __call__(

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from flax import linen as nn
 
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.fold import fold
 from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
 from jax_bnar._layers.linen.resnet import NAMES, ResNet
@@ -13,7 +14,7 @@ from jax_bnar._layers.resnet_options import choice, norm_class
 
 
 def fold_batch_norms(
-    net: ResNet, variables: Mapping[str, Any], *, implementation: str | None = None
+    net: ResNet, variables: Mapping[str, Any], *, implementation: Implementation = None
 ) -> tuple[ResNet, dict[str, Any]]:
     """A ResNet for inference whose BatchNorms are folded into the convolutions.
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.fold import bias_act
 
@@ -32,7 +33,7 @@ class FoldedBatchNorm(nn.Module):
     dtype: Any = None
     scale_init: Any = None
     activation: ActivationLike = "none"
-    implementation: str | None = None
+    implementation: Implementation = None
 
     @nn.compact
     def __call__(

@@ -10,6 +10,8 @@ import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
 from jax_bnar._layers.channel_view import channel_view
@@ -81,8 +83,8 @@ class BatchNorm(nnx.BatchNorm):
         activation: ActivationLike = "none",
         unbiased_running_var: bool = False,
         num_groups: int = 1,
-        save: str = "y",
-        implementation: str | None = None,
+        save: Save = "y",
+        implementation: Implementation = None,
         update_batch_stats: bool = True,
         rngs: nnx.Rngs,
         **fields: Any,
@@ -91,8 +93,8 @@ class BatchNorm(nnx.BatchNorm):
         self.activation: ActivationLike = _stored(activation)
         self.unbiased_running_var = unbiased_running_var
         self.num_groups = num_groups
-        self.save = save
-        self.implementation = implementation
+        self.save: Save = save
+        self.implementation: Implementation = implementation
         self.update_batch_stats = update_batch_stats
 
     def __call__(

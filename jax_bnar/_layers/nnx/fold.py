@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import (
     NONE,
     RELU,
@@ -28,12 +29,17 @@ class FoldedBatchNorm(nnx.Module):
     """
 
     def __init__(
-        self, bias: jax.Array, *, dtype: Any, activation: ActivationLike, implementation: str | None
+        self,
+        bias: jax.Array,
+        *,
+        dtype: Any,
+        activation: ActivationLike,
+        implementation: Implementation,
     ) -> None:
         self.bias = nnx.Param(bias)
         self.dtype = dtype
         self.activation: ActivationLike = activation
-        self.implementation = implementation
+        self.implementation: Implementation = implementation
         # train() sets this to False, and then __call__ raises an error.
         self.use_running_average = True
 
@@ -54,7 +60,7 @@ class FoldedBatchNorm(nnx.Module):
         return activation.finish(y if self.dtype is None else y.astype(self.dtype))
 
 
-def fold_batch_norms(model: ResNet, *, implementation: str | None = None) -> ResNet:
+def fold_batch_norms(model: ResNet, *, implementation: Implementation = None) -> ResNet:
     """A copy of a ResNet, for inference, whose BatchNorms are folded into the convolutions.
 
     Each kernel is multiplied by scale/sqrt(var + epsilon) of its channels. The rest is a bias,
