@@ -4,10 +4,15 @@ FILE is an object, a module or a wheel with CUDA code, or the output of `nvdisas
 kernels that read and write eight bfloat16 at once must not take more instructions for them than
 here, hold no memory of a thread's own (registers that spilled), and have no divergent branch where
 channels come last. Of a file for several architectures, sm_90 counts.
+
+--output writes the counts of all dtypes to a JSON file, for `python -m benchmarks.gpu.model`, and
+--compare fails if they are not those of such a file.
 """
 
+import argparse
 import collections
 import dataclasses
+import json
 import pathlib
 import re
 import shutil
@@ -39,8 +44,14 @@ BOUNDS = {
 }
 
 
+ARCHITECTURE = "sm_90"
+# Another version of ptxas may schedule a loop with a few instructions more or less.
+TOLERANCE = 0.05
+
+
 @dataclasses.dataclass(frozen=True)
 class Loop:
+    dtype: str
     kernel: str
     form: str
     source: str
@@ -79,7 +90,7 @@ def disassembled(path: pathlib.Path) -> Iterator[str]:
             [cuobjdump, "--extract-elf", "all", path.resolve()],
             cwd=directory, check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        for cubin in sorted(pathlib.Path(directory).glob("*sm_90*.cubin")):
+        for cubin in sorted(pathlib.Path(directory).glob(f"*{ARCHITECTURE}*.cubin")):
             command = [nvdisasm, "-c", cubin]
             yield subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -111,24 +122,26 @@ def innermost_loops(lines: list[str]) -> list[list[str]]:
     return [[x for x in lines[a : b + 1] if not x.endswith(":")] for a, b in inner]
 
 
-# bfloat16, channels last, eight at once: (kernel, form).
+_DTYPES = {"13__nv_bfloat16": "bfloat16", "6__half": "float16", "f": "float32"}
+# Channels last, eight at once: (dtype, kernel, form).
 _FORWARD = re.compile(
-    r"4cuda\d+ForwardKernelI13__nv_bfloat16\S*?LayoutE0ELi8ENS\S*?ForwardFormI"
+    rf"4cuda\d+ForwardKernelI({'|'.join(_DTYPES)})LNS\S*?LayoutE0ELi8ENS\S*?ForwardFormI"
     r"Lb([01])ELb([01])ELb([01])E"
 )
 _BACKWARD = re.compile(
-    r"4cuda\d+BackwardKernelI13__nv_bfloat16\S*?LayoutE0ELi8ENS\S*?BackwardFormI"
+    rf"4cuda\d+BackwardKernelI({'|'.join(_DTYPES)})LNS\S*?LayoutE0ELi8ENS\S*?BackwardFormI"
     r"L\S*?GateE(\d)ELb([01])E"
 )
 
 
-def kernel_of(name: str) -> tuple[str, str] | None:
+def kernel_of(name: str) -> tuple[str, str, str] | None:
     if forward := _FORWARD.search(name):
-        words = zip(("z", "relu", "mask"), forward.groups(), strict=True)
-        return "Forward", " ".join(word for word, on in words if on == "1") or "none"
+        words = zip(("z", "relu", "mask"), forward.groups()[1:], strict=True)
+        form = " ".join(word for word, on in words if on == "1") or "none"
+        return _DTYPES[forward[1]], "Forward", form
     if backward := _BACKWARD.search(name):
-        gate = ("none", "y", "mask", "x")[int(backward[1])]
-        return "Backward", gate + (" dz" if backward[2] == "1" else "")
+        gate = ("none", "y", "mask", "x")[int(backward[2])]
+        return _DTYPES[backward[1]], "Backward", gate + (" dz" if backward[3] == "1" else "")
     return None
 
 
@@ -136,33 +149,67 @@ def loops_of(name: str, lines: list[str]) -> Iterator[Loop]:
     kernel = kernel_of(name)
     if kernel is None:
         return
+    dtype, direction, form = kernel
+    # Accesses of 16 bytes to a vector of eight elements.
+    words = 2 if dtype == "float32" else 1
     for loop in innermost_loops(lines):
         names = [re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in loop]
         count = collections.Counter(name.split(".")[0] for name in names)
         wide = collections.Counter(name.split(".")[0] for name in names if ".128" in name)
         if wide["LDG"] + wide["LDS"] + wide["STG"] == 0 or count["DADD"] > 0:
             continue  # the merge of partial sums
-        if count["F2FP"] == 0 or (kernel[0] == "Backward" and wide["LDG"] and count["FFMA"] == 0):
-            source, vectors = "sums", wide["LDG"]
-        elif wide["LDS"] > 0:
-            source, vectors = "shared", wide["STG"]
+        if dtype == "float32":
+            # The elementwise pass of backward has two multiply-adds an element, its sums have one.
+            least = 16 if direction == "Backward" else 8
+            is_apply = wide["STG"] > 0 and count["FFMA"] * words >= least * wide["STG"]
         else:
-            source, vectors = "memory", wide["STG"]
-        if kernel[0] == "Backward":
-            # e and x, and y; the sums of gate x convert, too, but write nothing but dz.
-            arrays = 3 if kernel[1].startswith("y") else 2
-            sums = count["FFMA"] > 0 and wide["STG"] * 2 != wide["LDG"] + wide["LDS"]
-            is_apply = wide["STG"] > 0 and wide["STS"] == 0 and count["F2FP"] >= 4 * wide["STG"]
-            if wide["STS"] > 0 or not is_apply or (sums and not is_apply):
-                source, vectors = "sums", wide["LDG"] // arrays
+            is_apply = count["F2FP"] >= 4 * wide["STG"] > 0
+        is_apply = is_apply and wide["STS"] == 0
+        if is_apply:
+            source, vectors = "shared" if wide["LDS"] > 0 else "memory", wide["STG"] / words
+        else:
+            # e and x, and y, in backward.
+            arrays = 1 if direction == "Forward" else 3 if form.startswith("y") else 2
+            source, vectors = "sums", wide["LDG"] / (words * arrays)
         if vectors == 0:
             continue
         yield Loop(
-            *kernel, source, len(loop), vectors, count["LDL"] + count["STL"], count["BSSY"]
+            dtype, direction, form, source, len(loop), vectors, count["LDL"] + count["STL"],
+            count["BSSY"],
         )  # fmt: skip
 
 
-def main(paths: list[str]) -> int:
+def document_of(best: dict[tuple[str, str, str, str], Loop]) -> dict[str, object]:
+    """What benchmarks.gpu.model reads: instructions for a vector, by dtype, kernel and source."""
+    loops: dict[str, dict[str, float]] = collections.defaultdict(dict)
+    for (dtype, *key), loop in sorted(best.items()):
+        loops[dtype][" ".join(key)] = round(loop.per_vector, 2)
+    git = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"],
+        cwd=pathlib.Path(__file__).parent, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    return {"architecture": ARCHITECTURE, "commit": git.stdout.strip(), "loops": loops}
+
+
+def differences(best: dict[tuple[str, str, str, str], Loop], path: pathlib.Path) -> Iterator[str]:
+    expected = json.loads(path.read_text())["loops"]
+    for (dtype, *key), loop in sorted(best.items()):
+        name = " ".join(key)
+        there = expected.get(dtype, {}).get(name)
+        if there is None or abs(loop.per_vector - there) > TOLERANCE * there:
+            yield (
+                f"{dtype} {name}: {loop.per_vector:.1f} instructions, {path.name} has {there};"
+                " write it again with --output"
+            )
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Counts the instructions of inner loops.")
+    parser.add_argument("paths", nargs="+")
+    parser.add_argument("--output", type=pathlib.Path, help="JSON file for the counts")
+    parser.add_argument("--compare", type=pathlib.Path, help="JSON file that must have these")
+    options = parser.parse_args(arguments)
+    paths = options.paths
     if not all(path.endswith(".sass") for path in paths):
         missing = [name for name in ("cuobjdump", "nvdisasm") if tool(name) is None]
         if missing:
@@ -179,11 +226,14 @@ def main(paths: list[str]) -> int:
         for loop in loops_of(name, lines)
     ]
     # The loop without a question for each vector; the one that ends it is not counted.
-    best: dict[tuple[str, str, str], Loop] = {}
+    fastest: dict[tuple[str, str, str, str], Loop] = {}
     for loop in loops:
-        key = loop.kernel, loop.form, loop.source
-        if loop.branches == 0 and (key not in best or loop.per_vector < best[key].per_vector):
-            best[key] = loop
+        name = loop.dtype, loop.kernel, loop.form, loop.source
+        if loop.branches == 0 and (
+            name not in fastest or loop.per_vector < fastest[name].per_vector
+        ):
+            fastest[name] = loop
+    best = {key[1:]: loop for key, loop in fastest.items() if key[0] == "bfloat16"}
     wrong = [f"{loop} spills" for loop in loops if loop.spills]
     print("instructions for eight bfloat16, channels last, and the most that they may be")
     for key in sorted({*best, *BOUNDS}):
@@ -194,6 +244,10 @@ def main(paths: list[str]) -> int:
             wrong.append(f"no loop without a divergent branch: {' '.join(key)}")
         elif bound is not None and loop is not None and loop.per_vector > bound:
             wrong.append(f"{' '.join(key)}: {loop.per_vector:.1f} instructions, above {bound}")
+    if options.output is not None:
+        options.output.write_text(json.dumps(document_of(fastest), indent=1) + "\n")
+    if options.compare is not None:
+        wrong += differences(fastest, options.compare)
     for line in wrong:
         print(line)
     return 1 if wrong else 0

@@ -8,9 +8,10 @@ set(BNAR_CUDA_KERNELS launch/backward.cu launch/forward.cu launch/launch.cu)
 foreach(element IN ITEMS f16 bf16 f32 f64)
   list(APPEND BNAR_CUDA_KERNELS launch/backward_${element}.cu launch/forward_${element}.cu)
 endforeach()
-# These sources are plain C++.
+# These sources are plain C++. The planner is also part of the module of the CPU kernels.
+set(BNAR_CUDA_PLANNER host/cost.cc host/plan.cc host/tiling.cc)
 set(BNAR_CUDA_HOST
-  host/cost.cc host/plan.cc host/settings.cc host/tiling.cc host/workspace.cc
-  launch/launch_counts.cc)
+  ${BNAR_CUDA_PLANNER} host/settings.cc host/workspace.cc launch/launch_counts.cc)
 list(TRANSFORM BNAR_CUDA_KERNELS PREPEND "${CMAKE_CURRENT_LIST_DIR}/../cuda/")
+list(TRANSFORM BNAR_CUDA_PLANNER PREPEND "${CMAKE_CURRENT_LIST_DIR}/../cuda/")
 list(TRANSFORM BNAR_CUDA_HOST PREPEND "${CMAKE_CURRENT_LIST_DIR}/../cuda/")

@@ -12,9 +12,17 @@ if(NOT JAX_BNAR_CUDA STREQUAL "ONLY")
   target_link_libraries(bnar_cpu_ffi PUBLIC bnar_ffi bnar_cpu)
   target_compile_options(bnar_cpu_ffi PRIVATE -O2)
 
-  nanobind_add_module(_native NB_STATIC STABLE_ABI native/module.cc)
+  # The planner of the CUDA kernels is host code, which the performance model runs on
+  # machines without CUDA.
+  include(cmake/CudaSources.cmake)
+  add_library(bnar_cuda_planner STATIC ${BNAR_CUDA_PLANNER})
+  target_link_libraries(bnar_cuda_planner PUBLIC bnar_options)
+  target_compile_options(bnar_cuda_planner PRIVATE -O2)
+
+  nanobind_add_module(_native NB_STATIC STABLE_ABI
+    native/module.cc native/cuda_planner.cc)
   bnar_link_for_manylinux(_native pthread)
-  target_link_libraries(_native PRIVATE bnar_cpu_ffi)
+  target_link_libraries(_native PRIVATE bnar_cpu_ffi bnar_cuda_planner)
   target_compile_definitions(_native PRIVATE
     "JAX_BNAR_WHY_NO_CUDA=\"${JAX_BNAR_WHY_NO_CUDA}\"")
   install(TARGETS _native LIBRARY DESTINATION jax_bnar)

@@ -14,6 +14,7 @@
 
 #include "cpu/dispatch.h"
 #include "cpu/ffi_handlers.h"
+#include "native/cuda_planner.h"
 #include "native/encapsulate.h"
 #include "native/ffi_api_version.h"
 #include "native/operations.h"
@@ -81,4 +82,5 @@ NB_MODULE(_native, m) {
   m.def("runtime_ffi_api_version", &jax_bnar::RuntimeFfiApiVersion,
         "(major, minor) of the runtime that ffi_api_probe was last registered "
         "with, None before.");
+  jax_bnar::AddCudaPlanner(m);
 }

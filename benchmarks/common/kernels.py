@@ -1,8 +1,11 @@
 """Benchmarks of the kernels refuse to run without them: pure JAX would pass for them."""
 
+from typing import Any
+
 import jax
 
 from jax_bnar._base import installation
+from jax_bnar._base.native_module import load_error, native
 from jax_bnar._kernels import targets
 
 # JAX's name of a backend -> MLIR's name of its platform.
@@ -28,3 +31,15 @@ def require_kernels() -> None:
     reason = why_no_kernels()
     if reason is not None:
         raise SystemExit(f"jax_bnar would run in pure JAX here: {reason}.")
+
+
+def planner() -> Any:
+    """The native module, which contains the planner of the CUDA kernels on every platform.
+
+    Raises:
+        SystemExit: this installation has no native module.
+    """
+    if load_error is not None:
+        reason, way_out = installation.why_no_native_module(load_error)
+        raise SystemExit(f"The planner is in the native module, but {reason}; {way_out}.")
+    return native

@@ -17,17 +17,9 @@ from benchmarks.sites import plot
 PEERS: Final = ("ours", "ours_mask", "flax", "torch", "torch_compile", "cudnn")
 
 
-def results_of(summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The JSON that each command of a summary has written."""
-    for record in summary["steps"]:
-        for command in record["commands"]:
-            if isinstance(command["result"], dict):
-                yield command["result"]
-
-
 def runs_of(summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The sites of each batch size and dtype, in the form that benchmarks.sites.plot draws."""
-    rows = list(table.rows_of_results(results_of(summary)))
+    rows = list(table.rows_of_results(table.results_of(summary)))
     for step in summary["table"]:
         of_step = [row for row in rows if (row["batch"], row["dtype"]) == _key(step)]
         if step["copy_bytes_per_s"] is None:
@@ -70,7 +62,7 @@ def machine_of(summary: dict[str, Any]) -> str:
     """The device's name, and a warning where it is none."""
     kinds = [
         result["device"]["kind"]
-        for result in results_of(summary)
+        for result in table.results_of(summary)
         if isinstance(result.get("device"), dict) and "kind" in result["device"]
     ]
     name = kinds[0] if kinds else "unknown device"

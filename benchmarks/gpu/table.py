@@ -9,6 +9,14 @@ from benchmarks.common.sites import RESNET50_SITES
 from benchmarks.gpu.steps import StepRecord
 
 
+def results_of(summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The JSON that each command of a summary has written."""
+    for record in summary["steps"]:
+        for command in record["commands"]:
+            if isinstance(command["result"], dict):
+                yield command["result"]
+
+
 def rows_of_results(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Rows of sites; a copy is told apart by who made it."""
     for result in results:

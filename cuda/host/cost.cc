@@ -8,7 +8,16 @@ namespace jax_bnar {
 namespace cuda {
 namespace {
 
-// Blocks that are on the device at once.
+// The nominal bandwidth of an H200, divided among its multiprocessors: what is
+// assumed of a device that does not report its own.
+constexpr double kNominalBytesPerMicrosecond = 4917e3 / 132;
+
+double NominalRate(const Device& device) {
+  return device.memory_bytes_per_microsecond > 0
+             ? device.memory_bytes_per_microsecond
+             : kNominalBytesPerMicrosecond * device.multiprocessors;
+}
+
 int64_t BlocksAtOnce(const Plan& plan, const Device& device) {
   const bool two =
       kBlocksPerMultiprocessor *
@@ -21,24 +30,63 @@ int64_t BlocksAtOnce(const Plan& plan, const Device& device) {
              : blocks;
 }
 
-// The mean over multiprocessors of what their blocks have under way, as a share
-// of what memory needs. Blocks spread before a multiprocessor gets a second
-// one.
-double InFlight(double blocks, const Device& device, const CostModel& model) {
-  const double one =
-      std::min(1.0, model.bytes_in_flight_per_block / model.bytes_in_flight);
-  const double two = std::min(
-      1.0, 2 * model.bytes_in_flight_per_block / model.bytes_in_flight);
+// Where threads read single elements, each has at most eight of them in flight.
+double InFlightPerBlock(const Problem& problem, int width,
+                        const CostModel& model) {
+  return width > 1 ? model.bytes_in_flight_per_block
+                   : std::min<double>(
+                         model.bytes_in_flight_per_block,
+                         8.0 * kThreads *
+                             static_cast<double>(ItemSize(problem.dtype)));
+}
+
+// Fills in how much is in flight while `blocks` blocks are on the device. They
+// spread over all multiprocessors before one of these gets a second block.
+void SetInFlight(double blocks, double per_block, double needed,
+                 const Device& device, Cost* cost) {
   const double all = device.multiprocessors;
   const double twice = std::clamp(blocks - all, 0.0, all);
   const double once = std::min(blocks, all) - twice;
-  return (once * one + twice * two) / all;
+  cost->bytes_in_flight = (once + 2 * twice) * per_block / all;
+  cost->in_flight = (once * std::min(1.0, per_block / needed) +
+                     twice * std::min(1.0, 2 * per_block / needed)) /
+                    all;
+}
+
+// What a mask costs beyond its own bytes, in arrays. It lies in the order of
+// the elements, and memory moves sectors of 32 bytes, so where the teams that
+// work at the same time have fewer bits of a row than that, a sector is read
+// once for each of them, and read and written for each of them.
+double MaskSectors(const Tiling& t, int64_t rounds, const Traffic& traffic) {
+  constexpr int64_t kSector = 32, kBitsPerByte = 8;
+  if (rounds == 1 || t.layout == Layout::kChannelsFirst) return 0;
+  const int64_t row = std::max<int64_t>(1, t.shape.channels / kBitsPerByte);
+  const int64_t at_once =
+      std::max<int64_t>(1, t.columns * t.num_teams / kBitsPerByte);
+  const double times = static_cast<double>(std::min(kSector, row)) /
+                       static_cast<double>(std::min({kSector, row, at_once}));
+  if (times <= 1) return 0;
+  return (times - 1) * traffic.mask_read +
+         (2 * times - 1) * traffic.mask_written;
+}
+
+// The share of a round of a barrier during which memory idles. Teams that have
+// a single slab each begin at the same time, and wait at the same time.
+double IdleShare(int32_t num_teams, int64_t rounds, const CostModel& model) {
+  return num_teams == 1 || rounds == 1 ? 1
+         : num_teams == 2              ? model.idle_with_two_teams
+                                       : model.idle_with_more_teams;
 }
 
 }  // namespace
 
+double StreamingRate(const Device& device, const CostModel& model) {
+  return NominalRate(device) * model.copy_share * model.kernel_share;
+}
+
 Cost CostOf(const Plan& plan, const Problem& problem, int width,
-            int arrays_kept, const Device& device, const CostModel& model) {
+            const Traffic& traffic, const Device& device,
+            const CostModel& model) {
   const Tiling& t = plan.tiling;
   const double array =
       static_cast<double>(problem.shape.groups * problem.shape.group_size() *
@@ -50,33 +98,39 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
 
   // What no block keeps waits in L2 until the second pass, for all teams at
   // once.
-  double waits = arrays_kept * array;
+  double waits = traffic.again * array;
   if (!two_kernels) {
     const int64_t left =
-        std::max<int64_t>(0, TilesPerBlock(t) - t.shared_tiles);
+        std::max<int64_t>(0, TilesPerBlock(t) - TilesKept(plan));
     waits = static_cast<double>(left * t.team) * t.num_teams * kThreads *
-            width * ItemSize(problem.dtype) * arrays_kept;
+            width * static_cast<double>(ItemSize(problem.dtype)) *
+            traffic.again;
   }
   cost.bytes_again =
       std::min(static_cast<double>(cost.rounds) * std::max(0.0, waits - in_l2),
-               arrays_kept * array);
-  cost.bytes = (arrays_kept + 1) * array + cost.bytes_again;
+               traffic.again * array);
+  cost.bytes_of_sectors =
+      two_kernels ? 0 : MaskSectors(t, cost.rounds, traffic) * array;
+  cost.bytes = (traffic.arrays_kept + traffic.first + traffic.second) * array +
+               cost.bytes_again + cost.bytes_of_sectors;
 
   // A wave of blocks that is not full counts as if it were as long as the
   // others.
   const double waves =
       static_cast<double>(CeilDivide(plan.grid, BlocksAtOnce(plan, device)));
-  cost.in_flight =
-      InFlight(static_cast<double>(plan.grid) / waves, device, model);
-  cost.streaming = cost.bytes / (model.bytes_per_microsecond *
-                                 device.multiprocessors * cost.in_flight);
+  const double needed = NominalRate(device) * model.copy_share *
+                        model.memory_latency / device.multiprocessors;
+  SetInFlight(static_cast<double>(plan.grid) / waves,
+              InFlightPerBlock(problem, width, model), needed, device, &cost);
+  cost.streaming = cost.bytes / (StreamingRate(device, model) * cost.in_flight);
   cost.launching = model.kernel;
   if (two_kernels) {
     cost.launching = 2 * model.kernel + model.zeroing;
     cost.waiting = model.last_block;
   } else if (plan.block_reduction == BlockReduction::kBarrier) {
     cost.launching += model.zeroing;
-    cost.waiting = static_cast<double>(cost.rounds) * model.barrier;
+    cost.waiting = static_cast<double>(cost.rounds) * model.barrier *
+                   IdleShare(t.num_teams, cost.rounds, model);
   } else if (plan.block_reduction == BlockReduction::kCluster) {
     cost.waiting = waves * model.cluster;
   }

@@ -1,6 +1,8 @@
-// What a plan is expected to take, in the terms that decide between plans: what
-// memory moves, how much of it the blocks can ask for at once, where blocks
-// wait, what is launched. Plain host code, no CUDA.
+// What a plan is expected to take, in the terms that decide between plans: the
+// bytes that memory moves, how many of them the blocks request at once, where
+// blocks wait, and what is launched. Plain host code, no CUDA.
+//
+// This is also the model of `python -m benchmarks.gpu.model`.
 
 #ifndef JAX_BNAR_CUDA_HOST_COST_H_
 #define JAX_BNAR_CUDA_HOST_COST_H_
@@ -13,44 +15,64 @@
 namespace jax_bnar {
 namespace cuda {
 
-// Of an H200, from its copy rate and from what the review of the kernels
-// expects of its latencies: nothing of it was measured with these kernels. What
-// is measured goes in here.
+// The constants of the model, in microseconds unless stated otherwise. None of
+// them has been measured with these kernels: they come from the data sheets and
+// published copy rates of an H200, and from a review of the kernels' machine
+// code. Replace a constant by its measurement as soon as there is one; planner
+// and model follow.
 struct CostModel {
-  // That memory moves for each multiprocessor: 4.3 TB/s of 132.
-  double bytes_per_microsecond = 32500;
-  // That must be under way on a multiprocessor for this, and that one block
-  // has.
-  double bytes_in_flight = 24 * 1024;
-  double bytes_in_flight_per_block = 16 * 1024;
-  // Of L2, that is still there when it is read again: y, z, dz and dx pass as
-  // well.
+  // The share of the nominal bandwidth that a copy reaches: 4.3 of 4.9 TB/s on
+  // an H200.
+  double copy_share = 0.875;
+  // The share of a copy's rate that these kernels reach while they stream. They
+  // load into registers, which bulk copies to shared memory would not.
+  double kernel_share = 0.92;
+  // How long a load from memory takes under load. By Little's law, a device
+  // needs this much of its bandwidth in flight.
+  double memory_latency = 0.75;
+  // The bytes that one block has in flight where it reads vectors: 64 a thread
+  // (kInFlight in device/tiles.cuh).
+  double bytes_in_flight_per_block = 64 * kThreads;
+  // The share of L2 whose contents survive until they are read again. What is
+  // never read again (y, z, dx) passes through L2 as well.
   double share_of_l2 = 0.5;
-  // Microseconds of a round in which blocks wait for each other's sums.
-  double barrier = 3;
-  double cluster = 2;
-  // Of a kernel's start and end, of the zeroing of counters, and of a last
-  // block that adds all sums while the others are gone.
-  double kernel = 3;
+  // A round in which the blocks of a team wait for each other's sums, from the
+  // last load to the first store. The review expects 5 to 9.
+  double barrier = 6;
+  // The share of it during which memory idles if two teams, or more, have the
+  // device: the others read or write meanwhile.
+  double idle_with_two_teams = 0.75;
+  double idle_with_more_teams = 0.62;
+  // The same round in a cluster.
+  double cluster = 4;
+  // The start and end of a kernel, the node that zeroes counters, and the time
+  // in which a last block adds up the sums of all others, which have ended.
+  double kernel = 1.5;
   double zeroing = 1.5;
   double last_block = 4;
 };
 
 struct Cost {
-  double bytes;        // that cross to and from memory
-  double bytes_again;  // of these, what is read a second time
-  double in_flight;    // share of what memory needs, at most 1
-  int64_t rounds;      // slabs that a team takes one after the other
-  double streaming;    // microseconds
+  double bytes;             // that memory moves
+  double bytes_again;       // those of them that are read for the second time
+  double bytes_of_sectors;  // those of them that nobody asked for
+  double bytes_in_flight;   // of a multiprocessor, on average
+  double in_flight;         // as a share of what memory needs, at most 1
+  int64_t rounds;           // the slabs that a team takes one after the other
+  double streaming;         // microseconds
   double waiting;
   double launching;
 
   double total() const { return streaming + waiting + launching; }
 };
 
-// Of both passes: of the kernel that does both, or of the two kernels.
+// The rate at which these kernels stream if they have enough in flight, in
+// bytes a microsecond.
+double StreamingRate(const Device& device, const CostModel& model);
+
+// The cost of both passes: of the kernel that does both, or of the two kernels.
 Cost CostOf(const Plan& plan, const Problem& problem, int width,
-            int arrays_kept, const Device& device,
+            const Traffic& traffic, const Device& device,
             const CostModel& model = CostModel());
 
 }  // namespace cuda

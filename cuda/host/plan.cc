@@ -10,7 +10,16 @@ namespace cuda {
 namespace {
 
 constexpr int64_t kMaxGrid = int64_t{1} << 30;
-// Shared tiles hold every kept array.
+
+constexpr const char* kNames[kStrategies] = {"auto", "on_chip", "cluster",
+                                             "two_kernels"};
+
+// The bits of a mask, in arrays of x's size.
+double MaskShare(DType dtype) {
+  return 1.0 / (8 * static_cast<double>(ItemSize(dtype)));
+}
+
+// A shared tile holds every kept array.
 int64_t TileBytes(const Problem& problem, int width, int arrays_kept) {
   return kThreads * width * ItemSize(problem.dtype) * arrays_kept;
 }
@@ -32,8 +41,8 @@ int64_t ResidentBlocks(const Device& device, const Settings& settings,
          per_multiprocessor;
 }
 
-// The ways to cut slabs, the widest ones first: of narrower slabs a larger part
-// stays on chip, for more rounds of barriers.
+// The ways to cut slabs, the widest ones first. Of a narrower slab a larger
+// part stays on chip, at the price of more rounds of barriers.
 std::vector<Tiling> Cuts(const Problem& problem, int width,
                          const Settings& settings) {
   std::vector<Tiling> cuts = {CutSlabs(
@@ -46,11 +55,15 @@ std::vector<Tiling> Cuts(const Problem& problem, int width,
   return cuts;
 }
 
-// Keeps what fits of each block's tiles; the rest is read twice.
-void KeepTiles(int shared_tiles, int64_t tile_bytes, Plan* plan) {
+// Keeps what fits of each block's tiles, first in registers; the rest is read
+// twice.
+void KeepTiles(int register_tiles, int shared_tiles, int64_t tile_bytes,
+               Plan* plan) {
   const int64_t wanted = std::max<int64_t>(0, TilesPerBlock(plan->tiling));
-  plan->tiling.shared_tiles =
-      static_cast<int32_t>(std::min<int64_t>(shared_tiles, wanted));
+  plan->register_tiles =
+      static_cast<int>(std::min<int64_t>(register_tiles, wanted));
+  plan->tiling.shared_tiles = static_cast<int32_t>(
+      std::min<int64_t>(shared_tiles, wanted - plan->register_tiles));
   plan->shared_bytes = SharedBytes(plan->tiling.shared_tiles, tile_bytes);
 }
 
@@ -67,10 +80,11 @@ Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
   plan.strategy = Strategy::kTwoKernels;
   plan.tiling = CutSlabs(problem.shape, width);
   plan.shared_bytes = SharedBytes(0, 0);
-  // Several waves, so that blocks of unequal luck even out.
+  // Several waves even out the differences between blocks.
   const int64_t blocks =
       4 * ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
-  // A block that reads less than four batches is mostly start and end.
+  // A block that reads less than this spends most of its time on its start and
+  // end.
   const int64_t tiles = TilesOfSlab(plan.tiling);
   SetTeam(std::min({CeilDivide(blocks, plan.tiling.num_slabs),
                     CeilDivide(tiles, 16), largest_team}),
@@ -79,11 +93,11 @@ Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
   return plan;
 }
 
-// `blocks_per_multiprocessor`: two read and write at the same time; alone, a
-// block has all the shared memory.
+// Two blocks of a multiprocessor (`blocks_per_multiprocessor`) read and write
+// at the same time; a single one has all the shared memory.
 Plan PlanCluster(const Tiling& tiling, const Device& device,
                  const Settings& settings, int64_t tile_bytes,
-                 int blocks_per_multiprocessor) {
+                 int register_tiles, int blocks_per_multiprocessor) {
   Plan plan{};
   plan.strategy = Strategy::kCluster;
   plan.tiling = tiling;
@@ -92,11 +106,12 @@ Plan PlanCluster(const Tiling& tiling, const Device& device,
   const int64_t blocks =
       ResidentBlocks(device, settings, blocks_per_multiprocessor);
   const int64_t tiles = TilesOfSlab(tiling);
-  // The smallest cluster that holds a slab, or a larger one as long as blocks
-  // would stand idle.
+  const int64_t kept = shared_tiles + register_tiles;
+  // The smallest cluster that holds a slab, or a larger one if multiprocessors
+  // would be idle otherwise.
   int64_t team = 1;
-  while (team < kMaxCluster && (team * shared_tiles < tiles ||
-                                2 * team * tiling.num_slabs <= blocks)) {
+  while (team < kMaxCluster &&
+         (team * kept < tiles || 2 * team * tiling.num_slabs <= blocks)) {
     team *= 2;
   }
   SetTeam(team, &plan.tiling);
@@ -105,13 +120,14 @@ Plan PlanCluster(const Tiling& tiling, const Device& device,
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kCluster;
   plan.cluster = plan.tiling.team == 1 ? 0 : plan.tiling.team;
-  KeepTiles(shared_tiles, tile_bytes, &plan);
+  KeepTiles(register_tiles, shared_tiles, tile_bytes, &plan);
   SetGrid(plan.tiling.num_slabs, &plan);
   return plan;
 }
 
 Plan PlanOnChip(const Tiling& tiling, const Device& device,
-                const Settings& settings, int64_t tile_bytes) {
+                const Settings& settings, int64_t tile_bytes,
+                int register_tiles) {
   Plan plan{};
   plan.strategy = Strategy::kOnChip;
   plan.tiling = tiling;
@@ -119,55 +135,59 @@ Plan PlanOnChip(const Tiling& tiling, const Device& device,
       SharedTilesPerBlock(device, tile_bytes, kBlocksPerMultiprocessor);
   const int64_t blocks =
       ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
-  // As many teams as hold their slabs on chip, and all blocks in one of them.
-  const int64_t needed =
-      CeilDivide(TilesOfSlab(tiling), std::max(1, shared_tiles));
+  // As many teams as hold their slabs on chip; every block belongs to one.
+  const int64_t needed = CeilDivide(TilesOfSlab(tiling),
+                                    std::max(1, shared_tiles + register_tiles));
   const int64_t teams =
       std::clamp<int64_t>(blocks / needed, 1, tiling.num_slabs);
   SetTeam(std::max<int64_t>(1, blocks / teams), &plan.tiling);
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kBarrier;
-  KeepTiles(shared_tiles, tile_bytes, &plan);
-  // Alone there is nobody to wait for, so the grid may exceed the device.
+  KeepTiles(register_tiles, shared_tiles, tile_bytes, &plan);
+  // A block that is a team of its own waits for no other, so the grid may
+  // exceed the device.
   SetGrid(
       plan.tiling.team == 1 ? plan.tiling.num_slabs : blocks / plan.tiling.team,
       &plan);
   return plan;
 }
 
-// The plans of a strategy, or of all of them, that the device can run.
+// The plans that the device can run, of one strategy or of all of them.
 std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
-                             int width, int arrays_kept, const Device& device,
-                             const Settings& settings) {
-  const int64_t tile_bytes = TileBytes(problem, width, arrays_kept);
+                             int width, const Traffic& traffic,
+                             const Device& device, const Settings& settings) {
+  const int64_t tile_bytes = TileBytes(problem, width, traffic.arrays_kept);
   const bool any = strategy == Strategy::kAuto;
   std::vector<Plan> plans;
   for (const Tiling& tiling : Cuts(problem, width, settings)) {
     if (device.clusters && (any || strategy == Strategy::kCluster)) {
       for (const int blocks : {kBlocksPerMultiprocessor, 1}) {
-        const Plan plan =
-            PlanCluster(tiling, device, settings, tile_bytes, blocks);
-        // Beyond the chip, a cluster is a small team.
-        const bool fits =
-            TilesPerBlock(plan.tiling) <= plan.tiling.shared_tiles;
+        const Plan plan = PlanCluster(tiling, device, settings, tile_bytes,
+                                      traffic.register_tiles, blocks);
+        // If a slab exceeds its shared memory, a cluster is only a small team.
+        const bool fits = TilesPerBlock(plan.tiling) <= TilesKept(plan);
         if (fits || !any) plans.push_back(plan);
       }
     }
     if (device.cooperative && (any || strategy == Strategy::kOnChip)) {
-      plans.push_back(PlanOnChip(tiling, device, settings, tile_bytes));
+      plans.push_back(PlanOnChip(tiling, device, settings, tile_bytes,
+                                 traffic.register_tiles));
     }
   }
   return plans;
 }
 
-// The plan that should take least; of equals the one with the widest slabs.
+// The plan that should take least; of equals, the one with the widest slabs.
 Plan Best(const std::vector<Plan>& plans, const Problem& problem, int width,
-          int arrays_kept, const Device& device) {
+          const Traffic& traffic, const Device& device,
+          const CostModel& model) {
+  const auto total = [&](const Plan& plan) {
+    return CostOf(plan, problem, width, traffic, device, model).total();
+  };
   Plan best = plans.front();
-  double least = CostOf(best, problem, width, arrays_kept, device).total();
+  double least = total(best);
   for (const Plan& plan : plans) {
-    const double cost =
-        CostOf(plan, problem, width, arrays_kept, device).total();
+    const double cost = total(plan);
     if (cost < least) {
       least = cost;
       best = plan;
@@ -178,24 +198,69 @@ Plan Best(const std::vector<Plan>& plans, const Problem& problem, int width,
 
 }  // namespace
 
-Plan MakePlan(const Problem& problem, int width, int arrays_kept,
+const char* NameOf(Strategy strategy) {
+  return kNames[static_cast<int>(strategy)];
+}
+
+bool FindStrategy(std::string_view name, Strategy* strategy) {
+  for (int i = 0; i < kStrategies; ++i) {
+    if (kNames[i] == name) {
+      *strategy = static_cast<Strategy>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+Traffic ForwardTraffic(DType dtype, bool has_z, bool has_mask) {
+  Traffic traffic = kForwardArrays;
+  if (has_z) traffic.second += 1;
+  if (has_mask) traffic.mask_written = MaskShare(dtype);
+  traffic.second += traffic.mask_written;
+  return traffic;
+}
+
+Traffic BackwardTraffic(DType dtype, Gate gate, bool has_dz) {
+  Traffic traffic = kBackwardArrays;
+  const double saved = gate == Gate::kY      ? 1
+                       : gate == Gate::kMask ? MaskShare(dtype)
+                                             : 0;
+  traffic.first = saved + (has_dz ? 1 : 0);
+  if (gate == Gate::kMask) traffic.mask_read = saved;
+  // dz is what the gate leaves of dy, so where it exists the second pass reads
+  // it, and needs no gate.
+  if (!has_dz) traffic.again += saved;
+  return traffic;
+}
+
+int64_t TilesKept(const Plan& plan) {
+  return int64_t{plan.register_tiles} + plan.tiling.shared_tiles;
+}
+
+Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
               const Device& device, const Settings& settings) {
+  return MakePlan(problem, width, traffic, device, settings, CostModel());
+}
+
+Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
+              const Device& device, const Settings& settings,
+              const CostModel& model) {
   const Plan two_kernels = PlanOneKernel(problem, width, device, settings);
-  // float64 has the simple path alone.
+  // The other strategies have no path for float64.
   if (settings.strategy == Strategy::kTwoKernels ||
       problem.dtype == DType::kFloat64) {
     return two_kernels;
   }
-  std::vector<Plan> plans = Candidates(settings.strategy, problem, width,
-                                       arrays_kept, device, settings);
-  if (plans.empty()) {  // not on this device
-    plans = Candidates(Strategy::kAuto, problem, width, arrays_kept, device,
-                       settings);
+  std::vector<Plan> plans =
+      Candidates(settings.strategy, problem, width, traffic, device, settings);
+  if (plans.empty()) {  // the device cannot do what is asked for
+    plans =
+        Candidates(Strategy::kAuto, problem, width, traffic, device, settings);
     plans.push_back(two_kernels);
   } else if (settings.strategy == Strategy::kAuto) {
     plans.push_back(two_kernels);
   }
-  return Best(plans, problem, width, arrays_kept, device);
+  return Best(plans, problem, width, traffic, device, model);
 }
 
 Plan PlanReduction(const Problem& problem, int width, const Device& device,

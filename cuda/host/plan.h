@@ -1,24 +1,26 @@
-// Which strategy for which shape on which device: plain host code, no CUDA.
+// Which strategy runs for which shape on which device: plain host code, no
+// CUDA.
 //
 // A slab is read twice, for the sums and for the elementwise pass. The
 // strategies differ in where it waits in between:
-//   kCluster     in shared memory of one thread block cluster, whose blocks add
-//                their sums through distributed shared memory (compute
+//   kCluster     in the shared memory of one thread block cluster, whose blocks
+//                add their sums through distributed shared memory (compute
 //                capability 9.0);
-//   kOnChip      in shared memory of a team of blocks, which meet at a barrier
-//                in global memory; what does not fit is read again, last rows
-//                first, from L2 as far as it is there. The kernel of apex's
-//                groupbn does so for float16;
-//   kTwoKernels  in memory: one kernel for the sums, whose last block adds them
-//                up, one for the elementwise pass. Always possible.
-
-// Of those that the device can run, the plan is taken that should take least
-// (cost.h).
+//   kOnChip      in the shared memory of a team of blocks, which meet at a
+//                barrier in global memory. What does not fit is read again,
+//                last rows first, from L2 as far as L2 still has it. The kernel
+//                of apex's groupbn does so for float16;
+//   kTwoKernels  in memory: one kernel computes the sums, which its last block
+//                adds up, and one does the elementwise pass. This is always
+//                possible.
+// Of the plans that the device can run, the planner takes the one that should
+// take the least time (cost.h).
 
 #ifndef JAX_BNAR_CUDA_HOST_PLAN_H_
 #define JAX_BNAR_CUDA_HOST_PLAN_H_
 
 #include <cstdint>
+#include <string_view>
 
 #include "cuda/host/parameters.h"
 #include "cuda/host/tiling.h"
@@ -27,7 +29,7 @@
 namespace jax_bnar {
 namespace cuda {
 
-// What the device says of itself; no chip is known by name.
+// What a device reports about itself. No chip is known by name.
 struct Device {
   int multiprocessors;
   int64_t shared_bytes_per_multiprocessor;
@@ -36,20 +38,55 @@ struct Device {
   int64_t l2_bytes;
   bool cooperative;
   bool clusters;
+  double memory_bytes_per_microsecond = 0;  // nominal; 0 if it is unknown
 };
 
 enum class Strategy { kAuto, kOnChip, kCluster, kTwoKernels };
 constexpr int kStrategies = 4;
 
+// The names that JAX_BNAR_CUDA_STRATEGY takes.
+const char* NameOf(Strategy strategy);
+
+// Finds the strategy of that name; false if there is none.
+bool FindStrategy(std::string_view name, Strategy* strategy);
+
 struct Settings {
   Strategy strategy = Strategy::kAuto;
-  int sm_margin = 0;      // multiprocessors left to others
-  int slab_channels = 0;  // a power of 2 in [8, kMaxColumns]; 0: what fits
+  int sm_margin = 0;      // multiprocessors left to other work
+  int slab_channels = 0;  // a power of 2 in [8, kMaxColumns]; 0: the planner's
 };
 
-// Arrays of which a tile waits on chip between the passes: x, or e and x.
+// The arrays of which a tile waits on chip between the passes: x, or e and x.
 constexpr int kForwardArrays = 1;
 constexpr int kBackwardArrays = 2;
+
+// What the two passes move and keep. Arrays are counted in arrays of x's size,
+// so that a bit mask is a sixteenth of one or less.
+struct Traffic {
+  // That the first pass reads, and that the second pass needs as well.
+  int arrays_kept;
+  // Further arrays that the first pass reads or writes: what backward reads for
+  // the gate, and dz.
+  double first;
+  // That the second pass reads or writes once: y and z and the mask, or dx.
+  double second;
+  // That the second pass reads of a tile that was not kept.
+  double again;
+  // The size of a mask that either pass reads, or that the second one writes;
+  // it is also counted in `first` or `second`.
+  double mask_read = 0;
+  double mask_written = 0;
+  // Tiles, each of all the arrays kept, that a block holds in registers. The
+  // kernels hold none.
+  int register_tiles = 0;
+
+  // Only what is the same in all forms of a kernel.
+  Traffic(int arrays)  // NOLINT(google-explicit-constructor)
+      : arrays_kept(arrays), first(0), second(1), again(arrays) {}
+};
+
+Traffic ForwardTraffic(DType dtype, bool has_z, bool has_mask);
+Traffic BackwardTraffic(DType dtype, Gate gate, bool has_dz);
 
 struct Plan {
   Strategy strategy;  // never kAuto
@@ -58,12 +95,22 @@ struct Plan {
   int64_t grid;
   int cluster;  // blocks, or 0
   int64_t shared_bytes;
+  int register_tiles;
 };
 
-Plan MakePlan(const Problem& problem, int width, int arrays_kept,
-              const Device& device, const Settings& settings);
+// The tiles that a block keeps on chip between the passes.
+int64_t TilesKept(const Plan& plan);
 
-// One kernel's plan: the sums, or the elementwise pass, alone.
+struct CostModel;
+
+// The plan of a whole operation, forward or backward.
+Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
+              const Device& device, const Settings& settings);
+Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
+              const Device& device, const Settings& settings,
+              const CostModel& model);
+
+// The plan of one kernel: of the sums, or of the elementwise pass, alone.
 Plan PlanReduction(const Problem& problem, int width, const Device& device,
                    const Settings& settings);
 Plan PlanElementwise(const Problem& problem, int width, const Device& device,

@@ -9,11 +9,9 @@ namespace jax_bnar {
 namespace cuda {
 namespace {
 
-constexpr const char* kNames[kStrategies] = {"auto", "on_chip", "cluster",
-                                             "two_kernels"};
 constexpr std::string_view kPrefix = "JAX_BNAR_CUDA_";
 
-// Whether the text is a number in [least, most], and which.
+// Reads a number in [least, most]; false if the text is none.
 bool ReadNumber(const char* text, long least, long most, int* number) {
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
@@ -21,22 +19,12 @@ bool ReadNumber(const char* text, long least, long most, int* number) {
   return *end == '\0' && least <= value && value <= most;
 }
 
-bool ReadStrategy(const char* text, Strategy* strategy) {
-  for (int i = 0; i < kStrategies; ++i) {
-    if (std::string_view(kNames[i]) == text) {
-      *strategy = static_cast<Strategy>(i);
-      return true;
-    }
-  }
-  return false;
-}
-
-// What a value of the variable JAX_BNAR_CUDA_<name> should be, or an empty
-// string where it is right.
+// Returns what a value of the variable JAX_BNAR_CUDA_<name> should be, or an
+// empty string if it is valid.
 std::string ReadSetting(std::string_view name, const char* value,
                         Settings* settings) {
   if (name == "STRATEGY") {
-    if (ReadStrategy(value, &settings->strategy)) return "";
+    if (FindStrategy(value, &settings->strategy)) return "";
     return "must be 'auto', 'on_chip', 'cluster' or 'two_kernels'";
   }
   if (name == "SM_MARGIN") {
@@ -57,14 +45,10 @@ std::string ReadSetting(std::string_view name, const char* value,
 
 }  // namespace
 
-const char* NameOf(Strategy strategy) {
-  return kNames[static_cast<int>(strategy)];
-}
-
 std::string ReadSettings(Settings* settings) {
   *settings = Settings{};
-  // One walk for all variables. It also finds the one that is misspelt, which
-  // getenv would not.
+  // Walking through all variables also finds one that is misspelt, which getenv
+  // would not.
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view variable = *entry;
     if (variable.compare(0, kPrefix.size(), kPrefix) != 0) continue;
@@ -73,7 +57,7 @@ std::string ReadSettings(Settings* settings) {
     const std::string_view name =
         variable.substr(kPrefix.size(), equals - kPrefix.size());
     const char* value = *entry + equals + 1;
-    if (*value == '\0') continue;  // as if it were not set
+    if (*value == '\0') continue;  // counts as not set
     const std::string wrong = ReadSetting(name, value, settings);
     if (!wrong.empty()) {
       return std::string(variable.substr(0, equals)) + " " + wrong + ", got '" +

@@ -128,7 +128,9 @@ cudaError_t Backward(Launch& launch, const Problem& problem,
   parameters.second = dscale;
 
   const Plan plan =
-      MakePlan(problem, width, kBackwardArrays, device, launch.settings);
+      MakePlan(problem, width,
+               BackwardTraffic(problem.dtype, buffers.gate, dz != nullptr),
+               device, launch.settings);
   bool launched = false;
   error = LaunchWhole(launch, Kernel::kBackward, kernels.whole, plan, device,
                       parameters, &launched);

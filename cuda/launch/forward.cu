@@ -135,8 +135,10 @@ cudaError_t Forward(Launch& launch, const Problem& problem,
   parameters.mean = mean;
   parameters.var = var;
 
-  const Plan plan =
-      MakePlan(problem, width, kForwardArrays, device, launch.settings);
+  const Plan plan = MakePlan(problem, width,
+                             ForwardTraffic(problem.dtype, buffers.z != nullptr,
+                                            buffers.mask != nullptr),
+                             device, launch.settings);
   bool launched = false;
   error = LaunchWhole(launch, Kernel::kForward, kernels.whole, plan, device,
                       parameters, &launched);

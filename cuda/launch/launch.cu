@@ -6,6 +6,25 @@
 namespace jax_bnar {
 namespace cuda {
 
+namespace {
+
+// The nominal bandwidth in bytes a microsecond, or 0 where the driver does not
+// report it; that is no reason to fail.
+double MemoryBandwidth(int id) {
+  int kilohertz = 0, bits = 0;
+  if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, id) !=
+          cudaSuccess ||
+      cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, id) !=
+          cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  // Data come at both edges of the clock.
+  return 2e-3 * kilohertz * bits / 8;
+}
+
+}  // namespace
+
 cudaError_t QueryDevice(Device* device) {
   int id = 0;
   cudaError_t error = cudaGetDevice(&id);
@@ -28,6 +47,7 @@ cudaError_t QueryDevice(Device* device) {
   // and newer.
   device->clusters = get(cudaDevAttrClusterLaunch) != 0 &&
                      get(cudaDevAttrComputeCapabilityMajor) >= 9;
+  device->memory_bytes_per_microsecond = MemoryBandwidth(id);
   return error;
 }
 

@@ -102,6 +102,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
     case cudaDevAttrL2CacheSize:
       *value = d.l2_cache_size;
       return cudaSuccess;
+    case cudaDevAttrMemoryClockRate:
+    case cudaDevAttrGlobalMemoryBusWidth:
+      *value = 0;  // The emulated memory has no bandwidth of its own.
+      return cudaSuccess;
     case cudaDevAttrMaxThreadsPerMultiProcessor:
       *value = d.max_threads_per_sm;
       return cudaSuccess;

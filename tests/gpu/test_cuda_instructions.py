@@ -1,5 +1,6 @@
 """The script that counts instructions of the kernels' inner loops, on loops made up for it."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -58,3 +59,40 @@ def test_faults_are_reported(tmp_path: pathlib.Path, instructions: list[str], fa
     status, printed = run(tmp_path / "a.sass", loop(1, *LOAD, *STORE, *instructions))
     assert status == 1
     assert fault in printed
+
+
+def test_counts_are_written_and_compared(tmp_path: pathlib.Path) -> None:
+    sass, counts = tmp_path / "a.sass", tmp_path / "counts.json"
+    run(sass, loop(1, *LOAD, *STORE, *["FFMA R4, R4, R5, R6"] * 33))
+    script = [sys.executable, ROOT / ".ci/cuda_instructions.py", sass]
+    subprocess.run([*script, "--output", counts], stdout=subprocess.DEVNULL)
+    document = json.loads(counts.read_text())
+    assert document["architecture"] == "sm_90"
+    assert document["loops"] == {"bfloat16": {"Forward relu memory": 40.0}}
+
+    def compared(count: float) -> str:
+        document["loops"]["bfloat16"]["Forward relu memory"] = count
+        counts.write_text(json.dumps(document))
+        return subprocess.run([*script, "--compare", counts], capture_output=True, text=True).stdout
+
+    assert "counts.json has" not in compared(41.0)
+    assert "bfloat16 Forward relu memory: 40.0 instructions, counts.json has 44.0" in compared(44.0)
+
+
+def test_loops_of_float32_are_told_apart(tmp_path: pathlib.Path) -> None:
+    """There are no conversions, and a vector of eight takes two accesses."""
+    name = (
+        "_ZN8jax_bnar4cuda14BackwardKernelIfLNS0_6LayoutE0ELi8ENS0_12BackwardForm"
+        "ILNS_4GateE0ELb1EEEEEvNS0_18BackwardParametersE"
+    )
+    stores = ["STG.E.EF.128 desc[UR4][R2.64], R4"] * 2
+    sums = [*LOAD * 4, *stores, *["FFMA R4, R4, R5, R6"] * 8, *["FADD R4, R4, R5"] * 20]
+    gradient = [*LOAD * 4, *stores, *["FFMA R4, R4, R5, R6"] * 16, *["FADD R4, R4, R5"] * 8]
+    sass, counts = tmp_path / "a.sass", tmp_path / "counts.json"
+    run(sass, loop(1, *sums), loop(2, *gradient))
+    sass.write_text(sass.read_text().replace(FORWARD, name))
+    script = [sys.executable, ROOT / ".ci/cuda_instructions.py", sass, "--output", counts]
+    subprocess.run(script, stdout=subprocess.DEVNULL)
+    assert json.loads(counts.read_text())["loops"] == {
+        "float32": {"Backward none dz memory": 31.0, "Backward none dz sums": 35.0}
+    }

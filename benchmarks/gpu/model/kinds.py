@@ -1,0 +1,91 @@
+"""The kinds of sites: what each direction moves, which loops it runs, and what it cannot avoid."""
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from benchmarks.common.kernels import planner
+from benchmarks.common.sites import Site
+from benchmarks.sites.problem import DType, itemsize
+
+Save = Literal["mask", "y"]
+
+# Elements whose instructions are counted together: kWidth in cuda/host/parameters.h.
+VECTOR: Final = 8
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Forward or backward at a site.
+
+    Attributes:
+        traffic: what the planner is told (`Traffic` in cuda/host/plan.h), in arrays of x's size.
+        floor: arrays that cross memory even if every array is read only once. With save="mask"
+            these are as few as there can be.
+        kernel: "Forward" or "Backward", as .ci/cuda_instructions.py spells it.
+        form: which of its forms.
+        strategy: the one that these kernels have, or "auto" where the planner chooses.
+    """
+
+    traffic: dict[str, float]
+    floor: float
+    kernel: str
+    form: str
+    strategy: str = "auto"
+
+    def loops(self) -> tuple[str, str, str]:
+        """The names of three loops: the sums, and the elementwise pass on kept and other tiles."""
+        sums, kept, streamed = (
+            f"{self.kernel} {self.form} {source}" for source in ("sums", "shared", "memory")
+        )
+        return sums, kept, streamed
+
+
+def directions(site: Site, dtype: DType, save: Save) -> dict[str, Direction]:
+    """Forward and backward at a site. A further kind of site needs an entry here."""
+    return _KINDS[site.form](planner(), dtype, save, 1 / (8 * itemsize(dtype)))
+
+
+def _batch_norm(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Direction]:
+    del save, mask
+    return {
+        "forward": Direction(plan.cuda_forward_traffic(dtype, False, False), 2, "Forward", "none"),
+        "backward": Direction(
+            plan.cuda_backward_traffic(dtype, "none", False), 3, "Backward", "none"
+        ),
+    }
+
+
+def _relu(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Direction]:
+    del mask  # The floor has none: backward could compute the gate from x, as it does without it.
+    has_mask = save == "mask"
+    gate = "mask" if has_mask else "x"
+    return {
+        "forward": Direction(
+            plan.cuda_forward_traffic(dtype, False, has_mask),
+            2,
+            "Forward",
+            "relu mask" if has_mask else "relu",
+        ),
+        "backward": Direction(plan.cuda_backward_traffic(dtype, gate, False), 3, "Backward", gate),
+    }
+
+
+def _add_relu(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Direction]:
+    has_mask = save == "mask"
+    return {
+        "forward": Direction(
+            plan.cuda_forward_traffic(dtype, True, has_mask),
+            3 + (mask if has_mask else 0),
+            "Forward",
+            "z relu mask" if has_mask else "z relu",
+        ),
+        "backward": Direction(
+            plan.cuda_backward_traffic(dtype, save, True),
+            4 + (mask if has_mask else 1),
+            "Backward",
+            f"{save} dz",
+        ),
+    }
+
+
+_KINDS: Final = {"batch_norm": _batch_norm, "bn_relu": _relu, "bn_add_relu": _add_relu}

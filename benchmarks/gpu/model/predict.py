@@ -1,0 +1,167 @@
+"""What the model expects of each site, forward and backward, and of their sum."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.common.kernels import planner
+from benchmarks.common.sites import RESNET50_SITES, Site
+from benchmarks.gpu.model.devices import Device
+from benchmarks.gpu.model.kinds import VECTOR, Direction, Save, directions
+from benchmarks.sites.problem import DType, itemsize
+
+# Written by .ci/cuda_instructions.py. The counts are those of sm_90, for every device.
+INSTRUCTIONS: Final = Path(__file__).with_name("instructions.json")
+# Of the four that a multiprocessor can issue: what memory-bound loops of this kind reach, as the
+# review of the machine code assumes.
+INSTRUCTIONS_PER_CYCLE: Final = 2.5
+_WARP: Final = 32
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What the model may be told beside the device.
+
+    Attributes:
+        constants: constants of cuda/host/cost.h to replace, by name.
+        register_tiles: tiles of x (forward) that a block keeps in registers. Backward keeps half as
+            many pairs. The kernels keep none.
+        strategy: "auto", or the strategy that every direction is forced to.
+        slab_channels: 0, or the width of all slabs.
+    """
+
+    constants: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    register_tiles: int = 0
+    strategy: str = "auto"
+    slab_channels: int = 0
+
+
+def cost_model(constants: Mapping[str, float]) -> dict[str, float]:
+    """The planner's constants, with some replaced.
+
+    Raises:
+        ValueError: there is no constant of that name.
+    """
+    defaults: dict[str, float] = planner().cuda_cost_model()
+    for name in constants:
+        if name not in defaults:
+            raise ValueError(f"{name} is none of the constants {', '.join(defaults)}.")
+    return {**defaults, **constants}
+
+
+def predict_direction(
+    canonical_shape: tuple[int, int, int, int],
+    dtype: DType,
+    direction: Direction,
+    device: Device,
+    assumptions: Assumptions,
+) -> dict[str, Any]:
+    """One direction of one occurrence of a site.
+
+    `streaming_us` is what memory and instructions take; `instructions_limit` says that the latter
+    take longer than memory in one of the passes.
+    """
+    model = cost_model(assumptions.constants)
+    traffic = direction.traffic
+    registers = assumptions.register_tiles // traffic["arrays_kept"]
+    strategy = direction.strategy if direction.strategy != "auto" else assumptions.strategy
+    plan: dict[str, Any] = planner().cuda_plan(
+        canonical_shape,
+        dtype,
+        {**traffic, "register_tiles": registers},
+        device.attributes(),
+        model,
+        strategy,
+        assumptions.slab_channels,
+    )
+    groups, rows, channels, inner = canonical_shape
+    elements = groups * rows * channels * inner
+    array = elements * itemsize(dtype)
+    kept = min(1.0, plan["tiles_kept"] / max(1, plan["tiles"]))
+    if plan["strategy"] == "two_kernels":
+        kept = 0.0
+    # Each pass takes as long as memory does, or as its instructions do.
+    rate = plan["bytes"] / plan["streaming_us"]
+    first = (traffic["arrays_kept"] + traffic["first"]) * array
+    memory = (first / rate, (plan["bytes"] - first) / rate)
+    busy = min(1.0, plan["bytes_in_flight"] / model["bytes_in_flight_per_block"])
+    sums, shared, streamed = _instructions(dtype, direction, plan["width"])
+    cycles_per_us = 1e3 * device.clock_ghz * device.multiprocessors * busy
+    us_per_instruction = elements / (VECTOR * _WARP) / INSTRUCTIONS_PER_CYCLE / cycles_per_us
+    issue = (
+        sums * us_per_instruction,
+        (kept * shared + (1 - kept) * streamed) * us_per_instruction,
+    )
+    streaming = sum(map(max, memory, issue))
+    predicted = streaming + plan["waiting_us"] + plan["launching_us"]
+    floor = direction.floor * array / (device.bytes_per_us * model["copy_share"])
+    names = (
+        "strategy", "slab_channels", "team", "teams", "bytes", "bytes_again", "rounds",
+        "bytes_in_flight", "waiting_us", "launching_us",
+    )  # fmt: skip
+    return {
+        **{name: plan[name] for name in names},
+        "kept_share": kept,
+        "streaming_us": streaming,
+        "instructions_limit": streaming > sum(memory),
+        "predicted_us": predicted,
+        "floor_us": floor,
+        "floor_share": floor / predicted,
+    }
+
+
+def _instructions(dtype: DType, direction: Direction, width: int) -> tuple[float, float, float]:
+    """Instructions for a vector in the three loops; 0 where they are not known."""
+    loops = json.loads(INSTRUCTIONS.read_text())["loops"].get(dtype, {}) if width > 1 else {}
+    sums, shared, streamed = (loops.get(name, 0.0) for name in direction.loops())
+    return sums, shared, streamed
+
+
+def predict(
+    device: Device,
+    batch: int,
+    dtype: DType,
+    save: Save,
+    assumptions: Assumptions | None = None,
+    sites: Sequence[Site] = RESNET50_SITES,
+) -> dict[str, Any]:
+    """All sites and their sum, weighted by how often each occurs, as a JSON object."""
+    assumptions = assumptions or Assumptions()
+    rows = []
+    for site in sites:
+        shape = (1, batch * site.height * site.width, site.channels, 1)
+        predictions = {
+            name: predict_direction(shape, dtype, direction, device, assumptions)
+            for name, direction in directions(site, dtype, save).items()
+        }
+        predicted = sum(one["predicted_us"] for one in predictions.values())
+        floor = sum(one["floor_us"] for one in predictions.values())
+        rows.append(
+            {
+                "site": site.label,
+                "count": site.count,
+                "predicted_us": predicted,
+                "floor_us": floor,
+                "floor_share": floor / predicted,
+                **predictions,
+            }
+        )
+    total = sum(row["count"] * row["predicted_us"] for row in rows) / 1e3
+    floor_ms = sum(row["count"] * row["floor_us"] for row in rows) / 1e3
+    instructions = json.loads(INSTRUCTIONS.read_text())
+    return {
+        "modelled": True,
+        "device": device.title,
+        "batch": batch,
+        "dtype": dtype,
+        "save": save,
+        "constants": cost_model(assumptions.constants),
+        "instructions": {name: instructions[name] for name in ("architecture", "commit")},
+        "sum_ms": total,
+        "floor_ms": floor_ms,
+        "floor_share": floor_ms / total,
+        "sites": rows,
+    }

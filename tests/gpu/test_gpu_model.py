@@ -1,0 +1,239 @@
+"""The model of the CUDA kernels: by hand, against committed numbers, and as it is printed."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkout import ROOT
+
+for _package in ("flax", "rich", "tyro"):
+    pytest.importorskip(_package)
+
+from benchmarks.common import kernels  # noqa: E402
+from benchmarks.common.sites import RESNET50_SITES, one_read_bytes  # noqa: E402
+from benchmarks.gpu.model import __main__ as command  # noqa: E402
+from benchmarks.gpu.model import predict as predict_module  # noqa: E402
+from benchmarks.gpu.model.devices import DEVICES  # noqa: E402
+from benchmarks.gpu.model.predict import Assumptions, predict  # noqa: E402
+from jax_bnar._kernels import targets  # noqa: E402
+
+pytestmark = pytest.mark.one_python
+
+H200 = DEVICES["h200"]
+# Bytes a microsecond: both edges of 3201 MHz, 6144 bits wide.
+NOMINAL = 4_916_736
+COPY = 0.875 * NOMINAL
+STREAMING = 0.92 * COPY
+
+
+def site(document: dict[str, Any], label: str) -> dict[str, Any]:
+    (found,) = (row for row in document["sites"] if row["site"] == label)
+    return found
+
+
+def test_a_site_on_chip_is_what_one_computes_by_hand() -> None:
+    """14x14x1024 without activation, forward, batch 256, bfloat16: all of it stays on chip.
+
+    A slab has 50176 rows of 64 channels: 1568 tiles of 32 rows, or 4 KiB. With two blocks on a
+    multiprocessor, a block has 113 KiB, of which 12.5 hold sums and constants: 25 tiles. 63 blocks
+    hold a slab, so 264 blocks are four teams of 66, and 16 slabs are four rounds.
+    """
+    document = predict(H200, 256, "bfloat16", "mask", Assumptions(slab_channels=64))
+    forward = site(document, "14x14x1024 batch_norm")["forward"]
+    array = 256 * 14 * 14 * 1024 * 2
+    assert forward["strategy"] == "on_chip"
+    assert (forward["team"], forward["teams"], forward["rounds"]) == (66, 4, 4)
+    assert forward["kept_share"] == 1
+    assert forward["bytes"] == 2 * array
+    assert forward["bytes_in_flight"] == 2 * 256 * 64
+    assert forward["streaming_us"] == pytest.approx(2 * array / STREAMING)
+    assert forward["waiting_us"] == pytest.approx(4 * 6 * 0.62)
+    assert forward["launching_us"] == 1.5 + 1.5
+    assert forward["predicted_us"] == pytest.approx(51.926 + 14.88 + 3, abs=1e-2)
+    assert forward["floor_us"] == pytest.approx(2 * array / COPY)
+    assert not forward["instructions_limit"]
+
+
+def test_a_site_with_two_kernels_is_what_one_computes_by_hand() -> None:
+    """The stem, backward: dy, x and the mask, then again all of it that half of L2 has not kept."""
+    document = predict(H200, 256, "bfloat16", "mask", Assumptions(strategy="two_kernels"))
+    backward = site(document, "112x112x64 bn_relu")["backward"]
+    array = 256 * 112 * 112 * 64 * 2
+    again = (2 + 1 / 16) * array - 30 * 2**20
+    assert backward["strategy"] == "two_kernels"
+    assert backward["bytes_again"] == pytest.approx(again)
+    assert backward["bytes"] == pytest.approx((2 + 1 / 16 + 1) * array + again)
+    assert backward["waiting_us"] == 4
+    assert backward["launching_us"] == 2 * 1.5 + 1.5
+    assert backward["floor_us"] == pytest.approx(3 * array / COPY)
+
+
+def test_instructions_limit_a_pass_if_few_are_issued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict_module, "INSTRUCTIONS_PER_CYCLE", 0.1)
+    document = predict(H200, 256, "bfloat16", "mask", Assumptions(slab_channels=64))
+    forward = site(document, "14x14x1024 batch_norm")["forward"]
+    counted = json.loads(predict_module.INSTRUCTIONS.read_text())["loops"]["bfloat16"]
+    vectors = 256 * 14 * 14 * 1024 / 8 / 32  # of a whole warp
+    instructions = counted["Forward none sums"] + counted["Forward none shared"]
+    assert forward["instructions_limit"]
+    assert forward["streaming_us"] == pytest.approx(
+        instructions * vectors / 0.1 / (1980 * 132), rel=1e-6
+    )
+
+
+# The tree as it stands. A change of the kernels or of the planner that should make them faster
+# shows here, and is committed with the new number.
+@pytest.mark.parametrize(
+    ("batch", "dtype", "save", "sum_ms", "floor_ms"),
+    [
+        (256, "bfloat16", "mask", 12.31, 8.01),
+        (256, "bfloat16", "y", 12.34, 8.58),
+        (256, "float16", "mask", 12.31, 8.01),
+        (256, "float32", "mask", 23.98, 15.94),
+        (32, "bfloat16", "mask", 2.07, 1.00),
+    ],
+)
+def test_the_sum_is_the_committed_one(
+    batch: int, dtype: Any, save: Any, sum_ms: float, floor_ms: float
+) -> None:
+    document = predict(H200, batch, dtype, save)
+    assert document["sum_ms"] == pytest.approx(sum_ms, abs=0.006)
+    assert document["floor_ms"] == pytest.approx(floor_ms, abs=0.006)
+    rows = document["sites"]
+    assert sum(row["count"] for row in rows) == 53
+    assert sum(row["count"] * row["predicted_us"] for row in rows) / 1e3 == document["sum_ms"]
+    assert all(0 < row["floor_share"] < 1 for row in rows)
+
+
+def test_the_floor_is_every_tensor_once_at_the_rate_of_a_copy() -> None:
+    document = predict(H200, 256, "bfloat16", "mask")
+    total = sum(site.count * one_read_bytes(site, 256, 2) for site in RESNET50_SITES)
+    assert document["floor_ms"] == pytest.approx(total / COPY / 1e3)
+
+
+def test_one_number_puts_in_a_measured_barrier_or_bandwidth() -> None:
+    def of(**constants: float) -> dict[str, Any]:
+        return predict(H200, 256, "bfloat16", "mask", Assumptions(constants))
+
+    assert of(barrier=1)["sum_ms"] < of()["sum_ms"] < of(barrier=12)["sum_ms"]
+    assert of(kernel_share=0.97)["sum_ms"] < of()["sum_ms"]
+
+    def barriers(document: dict[str, Any]) -> int:
+        return sum(
+            row["count"] * row[direction]["rounds"]
+            for row in document["sites"]
+            for direction in ("forward", "backward")
+            if row[direction]["strategy"] == "on_chip"
+        )
+
+    # The planner follows.
+    assert barriers(of(barrier=100)) < barriers(of())
+    with pytest.raises(ValueError, match="bariers is none of the constants barrier, "):
+        of(bariers=1)
+
+
+def test_attributes_are_those_of_the_data_sheets() -> None:
+    terabytes = {name: device.bytes_per_us / 1e6 for name, device in DEVICES.items()}
+    assert terabytes == pytest.approx(
+        {"h200": 4.917, "h100": 3.352, "a100": 2.039, "l4": 0.300}, abs=1e-3
+    )
+    # As published: a copy on an H200 moves 4.3 TB/s.
+    assert pytest.approx(4.3e6, rel=1e-3) == COPY
+
+
+@pytest.mark.parametrize("device", list(DEVICES))
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+def test_every_device_has_a_table(device: str, dtype: str) -> None:
+    document = command.main(["--device", device, "--dtype", dtype, "--save", "y", "--batch", "32"])
+    strategies = {
+        row[name]["strategy"] for row in document["sites"] for name in ("forward", "backward")
+    }
+    assert strategies <= {"on_chip", "cluster", "two_kernels"}
+    assert ("cluster" in strategies) <= (device in ("h200", "h100"))
+
+
+def run(*arguments: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu.model", *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return finished.stdout
+
+
+def results(path: Path, factor: float, *left_out: str) -> Path:
+    """What benchmark_jax writes, with times that are the prediction times `factor`."""
+    document = predict(H200, 256, "bfloat16", "mask")
+    rows = [
+        {
+            "site": row["site"], "batch": 256, "dtype": "bfloat16", "peer": "ours_mask",
+            "median_ms": factor * row["predicted_us"] / 1e3,
+        }
+        for row in document["sites"]
+        if row["site"] not in left_out
+    ]  # fmt: skip
+    path.write_text(json.dumps({"family": "jax", "rows": rows}))
+    return path
+
+
+def test_json_and_table(tmp_path: Path) -> None:
+    document = json.loads(run("--json", "--device", "h200"))
+    assert {"sum_ms", "floor_ms", "sites"} <= set(document)
+    assert document["sites"][0]["backward"]["rounds"] >= 1
+    measured = results(tmp_path / "measured.json", 1.25)
+    printed = run("--measured", str(measured))
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "MODELLED, not measured" in printed
+    (total,) = re.findall(r"sum in ms.*", printed)
+    assert total.split()[-1] == f"{1.25 * document['sum_ms']:.2f}"
+    assert "   backward" in printed
+
+
+def test_measured_times_need_the_same_settings(tmp_path: Path) -> None:
+    path = results(tmp_path / "measured.json", 2.0, "7x7x2048 batch_norm")
+    document = command.main(["--measured", str(path)])
+    assert document["measured_ms"] is None  # a site is missing
+    assert site(document, "7x7x2048 batch_norm")["measured_us"] is None
+    first = document["sites"][0]
+    assert first["measured_us"] == pytest.approx(2 * first["predicted_us"])
+    with pytest.raises(SystemExit, match="has no time of ours at batch 256 in bfloat16: measure"):
+        command.main(["--measured", str(path), "--save", "y"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch", "0"], "--batch must be at least 1, got 0"),
+        (["--constants", "barrier=fast"], "takes NAME=NUMBER, got 'barrier=fast'"),
+        (["--constants", "barier=3"], "barier is none of the constants"),
+    ],
+)
+def test_bad_options(arguments: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        command.main(arguments)
+
+
+def test_without_a_native_module_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "load_error", ImportError("no such file"))
+    with pytest.raises(SystemExit, match=r"The planner is in the native module, but .*; install"):
+        command.main([])
+
+
+def test_counts_are_those_of_the_compiled_kernels() -> None:
+    module = getattr(targets._cuda, "__file__", None)
+    if module is None or 90 not in targets._cuda.cuda_architectures():
+        pytest.skip("there are no CUDA kernels for sm_90 in this installation")
+    finished = subprocess.run(
+        [
+            sys.executable, ROOT / ".ci/cuda_instructions.py", module,
+            "--compare", predict_module.INSTRUCTIONS,
+        ],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if "were not counted" in finished.stdout:
+        pytest.skip(finished.stdout.strip())
+    assert finished.returncode == 0, finished.stdout
