@@ -17,7 +17,7 @@ from benchmarks.gpu.model import report
 from benchmarks.gpu.model.devices import DEVICES, DeviceName
 from benchmarks.gpu.model.kinds import Save
 from benchmarks.gpu.model.measured import add_measured
-from benchmarks.gpu.model.predict import Assumptions, predict
+from benchmarks.gpu.model.predict import Assumptions, constants_of, predict
 from benchmarks.sites.problem import DType
 
 _DTYPES: Final[dict[str, DType]] = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -55,7 +55,7 @@ def run(options: Options) -> dict[str, Any]:
     if options.batch < 1:
         raise ValueError(f"--batch must be at least 1, got {options.batch}.")
     assumptions = Assumptions(
-        dict(map(_constant, options.constants)),
+        constants_of(options.constants),
         options.register_tiles,
         options.strategy,
         options.slab_channels,
@@ -71,14 +71,6 @@ def run(options: Options) -> dict[str, Any]:
     else:
         report.print_prediction(document, Console())
     return document
-
-
-def _constant(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise ValueError(f"--constants takes NAME=NUMBER, got {text!r}.") from None
 
 
 if __name__ == "__main__":

@@ -39,6 +39,22 @@ class Assumptions:
     slab_channels: int = 0
 
 
+def constants_of(texts: Sequence[str]) -> dict[str, float]:
+    """Numbers by name, from texts such as "barrier=3".
+
+    Raises:
+        ValueError: a text has another form.
+    """
+    constants = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            constants[name] = float(value)
+        except ValueError:
+            raise ValueError(f"--constants takes NAME=NUMBER, got {text!r}.") from None
+    return constants
+
+
 def cost_model(constants: Mapping[str, float]) -> dict[str, float]:
     """The planner's constants, with some replaced.
 
