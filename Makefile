@@ -30,7 +30,7 @@ PARTS_lint := demo test bench
 
 # What the native module is built from. The install is editable, so Python sources do not count.
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cmake cpu cuda native -type f)
-DIST_INPUTS := $(BUILD_INPUTS) README.md LICENSE .ci/make_dist.py .ci/check_wheel.py \
+DIST_INPUTS := $(BUILD_INPUTS) README.md LICENSE AUTHORS .ci/make_dist.py .ci/check_wheel.py \
   $(shell find jax_bnar distributions -name '*.py' -o -name '*.pyi' -o -name '*.toml')
 # The CUDA kernels are compiled for the machine's GPU. Where there is none they are left out, unless
 # CUDAARCHS names architectures (CUDAARCHS=90-real make test): compiling takes a minute for each.

@@ -31,6 +31,8 @@ def main(wheel: str) -> int:
         problems.append(f"it contains these native modules: {sorted(native)}")
     if not any(name.endswith("/licenses/LICENSE") for name in metadata):
         problems.append("the license is missing")
+    if package == "jax_bnar" and not any(name.endswith("/licenses/AUTHORS") for name in metadata):
+        problems.append("the file AUTHORS is missing")
     if package == "jax_bnar" and "jax_bnar/py.typed" not in names:
         problems.append("jax_bnar/py.typed is missing: type checkers would ignore the annotations")
     print(f"{pathlib.Path(wheel).name}: {len(names)} files", *sorted(problems), sep="\n  ")

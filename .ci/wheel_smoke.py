@@ -42,9 +42,9 @@ text = trace.lower(lowering_platforms=("cuda",)).as_text()
 calls = [name for name in ("forward", "backward") if f"@jax_bnar_{name}_v1" in text]
 if "--cuda" in sys.argv:
     assert calls == ["forward", "backward"], targets.why_no_cuda()
-    module = targets._cuda.__name__
+    module = targets.cuda.__name__
     assert module == "jax_bnar_cuda13._cuda", module
-    print(f"{module}: CUDA {targets._cuda.cuda_version()}, {targets._cuda.cuda_architectures()}")
+    print(f"{module}: CUDA {targets.cuda.cuda_version()}, {targets.cuda.cuda_architectures()}")
 else:
     assert calls == []
     assert "jax-bnar-cuda13 is not installed" in targets.why_no_cuda()

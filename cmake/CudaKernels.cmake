@@ -1,5 +1,5 @@
-# Builds the CUDA kernels if there is a compiler for them. Sets JAX_BNAR_HAS_CUDA
-# and, if that is OFF, JAX_BNAR_WHY_NO_CUDA.
+# Builds the CUDA kernels if there is a compiler for them. Sets JAX_BNAR_HAS_CUDA and, if that
+# is OFF, JAX_BNAR_WHY_NO_CUDA; otherwise JAX_BNAR_CUDA_PTX, the architectures of the PTX.
 
 set(JAX_BNAR_CUDA AUTO CACHE STRING
     "CUDA kernels: AUTO (for a GPU or architectures, if nvcc works), ON (or fail), OFF, ONLY")
@@ -95,6 +95,19 @@ set(JAX_BNAR_HAS_CUDA ON)
 message(STATUS "jax_bnar: CUDA kernels with ${CMAKE_CUDA_COMPILER} "
   "${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}, about a minute of one "
   "core for each; JAX_BNAR_CUDA=OFF leaves them out")
+
+# PTX is written for the architectures without a suffix and those with "-virtual". "all" and
+# "all-major" write it for the newest major version that nvcc knows, and "native" writes none.
+set(JAX_BNAR_CUDA_PTX "")
+foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
+  if(architecture MATCHES "^([0-9]+)(-virtual)?$")
+    list(APPEND JAX_BNAR_CUDA_PTX ${CMAKE_MATCH_1})
+  elseif(architecture MATCHES "^all" AND CMAKE_CUDA_ARCHITECTURES_ALL_MAJOR)
+    list(GET CMAKE_CUDA_ARCHITECTURES_ALL_MAJOR -1 newest)
+    list(APPEND JAX_BNAR_CUDA_PTX ${newest})
+  endif()
+endforeach()
+list(JOIN JAX_BNAR_CUDA_PTX "," JAX_BNAR_CUDA_PTX)
 
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)

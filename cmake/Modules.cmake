@@ -36,6 +36,7 @@ if(JAX_BNAR_HAS_CUDA)
   nanobind_add_module(_cuda NB_STATIC STABLE_ABI native/cuda_module.cc)
   bnar_link_for_manylinux(_cuda pthread dl rt)
   target_link_libraries(_cuda PRIVATE bnar_cuda_ffi)
+  target_compile_definitions(_cuda PRIVATE "JAX_BNAR_CUDA_PTX=${JAX_BNAR_CUDA_PTX}")
   # The module itself is neither compiled nor linked by nvcc.
   set_target_properties(_cuda PROPERTIES
     LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None)

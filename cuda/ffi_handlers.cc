@@ -34,7 +34,9 @@ cudaError_t PrepareKernelsOnce() {
 }
 
 ffi::Error Initialize() {
-  return cuda::ToFfiError(PrepareKernelsOnce(), "while loading the kernels");
+  return cuda::ToFfiError(PrepareKernelsOnce(),
+                          "while loading the kernels; `python -m "
+                          "jax_bnar.doctor` says for which GPUs they are");
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "cuda/ffi_handlers.h"
 #include "cuda/host/workspace.h"
@@ -81,6 +82,11 @@ NB_MODULE(_cuda, m) {
         "(major, minor) of the CUDA that the kernels were compiled with.");
   m.def("cuda_architectures", &jax_bnar::cuda::Architectures,
         "Compute capabilities, times 10, that the kernels are compiled for.");
+  m.def(
+      "cuda_ptx_architectures",
+      [] { return std::vector<int>{JAX_BNAR_CUDA_PTX}; },
+      "Compute capabilities, times 10, of the PTX in this module, which the "
+      "driver compiles for newer GPUs.");
   m.def("cuda_launches", &jax_bnar::cuda::LaunchCounts,
         "Launches of each kernel by each strategy, since the process began.");
   m.def(

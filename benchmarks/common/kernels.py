@@ -15,7 +15,7 @@ _MLIR_PLATFORM = {"gpu": "cuda"}
 def why_no_kernels() -> str | None:
     """Why the default platform has no kernels and how to get them; None if it has them."""
     platform = _MLIR_PLATFORM.get(jax.default_backend(), jax.default_backend())
-    if ("forward", platform) in targets.registered:
+    if targets.has_kernel("forward", platform):
         return None
     if targets.load_error is not None:
         reason, way_out = installation.why_no_native_module(targets.load_error)
@@ -23,7 +23,7 @@ def why_no_kernels() -> str | None:
             # Benchmarks are imported from the checkout, so they must run in it.
             way_out = "install the checkout itself with `pip install -e '.[bench]'`"
         return f"{reason}; {way_out}"
-    return targets.why_no_kernel("forward")
+    return targets.why_no_kernel("forward", [platform])
 
 
 def require_kernels() -> None:

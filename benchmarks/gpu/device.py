@@ -28,11 +28,11 @@ def describe_device() -> dict[str, Any]:
         "kind": device.device_kind,
         "count": jax.device_count(),
         "nvidia_smi": _nvidia_smi(),
-        "kernels": sorted(name for name, of in targets.registered if of == "cuda"),
+        "kernels": sorted(name for name, of in targets.kernels if of == "cuda"),
         "why_no_kernels": None
-        if ("forward", "cuda") in targets.registered
-        else targets.why_no_kernel("forward"),
-        "native_module": getattr(targets._cuda or targets._native, "__file__", None),
+        if targets.has_kernel("forward", "cuda")
+        else targets.why_no_kernel("forward", ["cuda"]),
+        "native_module": getattr(targets.cuda or targets.native, "__file__", None),
         "environment": environment
         | {"versions": environment["versions"] | {name: _version(name) for name in _PACKAGES}},
     }

@@ -6,13 +6,18 @@ import sys
 import warnings
 from typing import Literal, cast
 
+import jax
+
 from jax_bnar._base import installation, native_module
 
 Implementation = Literal["ffi", "xla"] | None
 
 ENVIRONMENT_VARIABLE = "JAX_BNAR_IMPLEMENTATION"
 _NAMES = ("ffi", "xla")
-_PACKAGE = str(pathlib.Path(__file__).parents[1])
+_PACKAGES = tuple(
+    str(folder) + os.sep
+    for folder in (pathlib.Path(__file__).parents[1], pathlib.Path(jax.__file__).parent)
+)
 
 _warned = False
 
@@ -33,9 +38,9 @@ def resolve_implementation(function: str, implementation: str | None) -> Impleme
         return cast(Implementation, implementation)
     chosen = from_environment(function)
     if chosen is None and native_module.load_error is not None:
-        _warn_once("its kernels", *installation.why_no_native_module(native_module.load_error))
+        warn_once("its kernels", *installation.why_no_native_module(native_module.load_error))
     elif chosen is None and native_module.cuda_load_error is not None:
-        _warn_once(
+        warn_once(
             "its CUDA kernels", *installation.why_no_cuda_module(native_module.cuda_load_error)
         )
     return chosen
@@ -54,7 +59,8 @@ def from_environment(function: str) -> Implementation:
     return cast(Implementation, value)
 
 
-def _warn_once(missing: str, reason: str, way_out: str) -> None:
+def warn_once(missing: str, reason: str, way_out: str) -> None:
+    """Warns, the first time, that the operators fall back to pure JAX without `missing`."""
     global _warned
     if _warned:
         return
@@ -69,8 +75,11 @@ def _warn_once(missing: str, reason: str, way_out: str) -> None:
 
 
 def _callers_level() -> int:
-    """The stack level, counted from `_warn_once`, of the first frame outside this package."""
+    """The stack level, counted from `warn_once`, of the first frame outside this package and JAX.
+
+    (A warning while a program is lowered has JAX's frames between this package and the user.)
+    """
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE + os.sep):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
         level, frame = level + 1, frame.f_back
     return level

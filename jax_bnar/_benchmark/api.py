@@ -104,7 +104,7 @@ def benchmark(
         refused=None if found is None else len(found.refused),
         difference=difference,
         device=device.device_kind,
-        kernels=any(where == platform for _, where in targets.registered),
+        kernels=targets.has_kernel("forward", str(platform)),
     )
 
 

@@ -30,7 +30,7 @@ from jax_bnar import reference
 from jax_bnar._base import jax_compat, signatures
 from jax_bnar._base.canonical import mask_bytes
 from jax_bnar._base.dtypes import accumulation_dtype
-from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.implementation import Implementation, warn_once
 from jax_bnar._base.signatures import Signature
 from jax_bnar._kernels import targets
 
@@ -61,12 +61,15 @@ class Operation:
         new.def_impl(functools.partial(jax_compat.apply_primitive, new))
         new.def_abstract_eval(self._abstract)
         jax_compat.register_lowering(new, self._lower_reference)
-        for platform in {platform for _, platform in targets.registered}:
-            if (self.name, platform) in targets.registered:
-                lower = functools.partial(self._lower_kernel, platform)
-                jax_compat.register_lowering(new, lower, platform=platform)
+        for platform in {platform for _, platform in targets.kernels}:
+            if (self.name, platform) in targets.kernels:
+                rule = self._lower_kernel
             elif self.composed is not None:
-                jax_compat.register_lowering(new, self._lower_composed, platform=platform)
+                rule = self._lower_composed
+            else:
+                continue
+            lower = functools.partial(self._lower_where_kernels_load, rule, platform)
+            jax_compat.register_lowering(new, lower, platform=platform)
         return new
 
     def __call__(
@@ -109,13 +112,24 @@ class Operation:
         del implementation
         return self.reference(*self.signature.unbind(given, present).values(), **statics)
 
+    def _lower_where_kernels_load(
+        self, rule: Callable[..., Any], platform: str, ctx: Any, *operands: Any, **params: Any
+    ) -> Any:
+        """Lowers by `rule`, or to the reference if this machine cannot load the kernels."""
+        obstacle = targets.obstacle(platform)
+        if obstacle is None:
+            return rule(platform, ctx, *operands, **params)
+        if params["implementation"] is None:
+            warn_once(f"its {platform.upper()} kernels", *obstacle)
+        return self._lower_reference(ctx, *operands, **params)
+
     def _lower_reference(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         if params["implementation"] == "ffi":
-            platforms = ", ".join(ctx.module_context.platforms)
+            platforms = ctx.module_context.platforms
             raise NotImplementedError(
-                f"jax_bnar: implementation='ffi' requires the {self.name} kernel on {platforms},"
-                f" but {targets.why_no_kernel(self.name)}. implementation=None falls back"
-                " to pure JAX."
+                f"jax_bnar: implementation='ffi' requires the {self.name} kernel on"
+                f" {', '.join(platforms)}, but {targets.why_no_kernel(self.name, platforms)}."
+                " implementation=None falls back to pure JAX."
             )
         rule = jax_compat.lower_fun(self._reference, multiple_results=True)
         return rule(ctx, *operands, **params)
@@ -126,7 +140,8 @@ class Operation:
         assert self.composed is not None
         return self.composed(*self.signature.unbind(given, present).values(), **params)
 
-    def _lower_composed(self, ctx: Any, *operands: Any, **params: Any) -> Any:
+    def _lower_composed(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+        del platform
         rule = jax_compat.lower_fun(self._composed, multiple_results=True)
         return rule(ctx, *operands, **params)
 

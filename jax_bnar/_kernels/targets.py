@@ -1,14 +1,22 @@
-"""Registers the FFI targets of the native modules once, at import."""
+"""The kernels of this installation, and the registration of their FFI targets, once, at import."""
 
+import functools
+from collections.abc import Collection
 from typing import Any, Final
 
 import jax
 import numpy as np
 
 from jax_bnar._base import installation
-from jax_bnar._base.native_module import CUDA_DISTRIBUTION, cuda_load_error, load_error
-from jax_bnar._base.native_module import cuda as _cuda
-from jax_bnar._base.native_module import native as _native
+from jax_bnar._base.native_module import (
+    CUDA_DISTRIBUTION,
+    cuda,
+    cuda_load_error,
+    load_error,
+    native,
+)
+from jax_bnar._kernels import cuda_driver, cuda_images
+from jax_bnar._kernels.cuda_images import CudaBuild, Obstacle
 
 VERSION: Final = "v1"
 
@@ -16,28 +24,74 @@ VERSION: Final = "v1"
 _MLIR_PLATFORM: Final = {"cpu": "cpu", "CUDA": "cuda"}
 _XLA_PLATFORM: Final = {mlir: xla for xla, mlir in _MLIR_PLATFORM.items()}
 
+# The native modules that have kernels, by XLA's name of their platform.
+modules: Final[dict[str, Any]] = {
+    platform: module
+    for module in (native, cuda)
+    for platform in (module.registrations() if module else ())
+}
+# The (operation, MLIR platform) pairs that have a kernel in this installation.
+kernels: Final = frozenset(
+    (operation, _MLIR_PLATFORM[platform])
+    for platform, module in modules.items()
+    for operation in module.registrations()[platform]
+)
+# What the CUDA kernels were compiled with and for; None if there are none.
+cuda_build: Final = CudaBuild.of(cuda) if cuda is not None else None
+
 
 def target_name(operation: str) -> str:
     """The custom call's name; its version changes with the operands or attributes (jax.export)."""
     return f"jax_bnar_{operation}_{VERSION}"
 
 
-# Maps XLA's platform names to the native modules that have the kernels.
-_modules: Final[dict[str, Any]] = {}
-
-
 def _register() -> frozenset[tuple[str, str]]:
     registered = set()
-    for module in (_native, _cuda):
-        for platform, handlers in (module.registrations() if module else {}).items():
-            _modules[platform] = module
-            for operation, handler in handlers.items():
-                jax.ffi.register_ffi_target(target_name(operation), handler, platform=platform)
-                registered.add((operation, _MLIR_PLATFORM[platform]))
+    for platform, module in modules.items():
+        if platform == "CUDA" and driver_obstacle() is not None:
+            continue
+        for operation, handler in module.registrations()[platform].items():
+            jax.ffi.register_ffi_target(target_name(operation), handler, platform=platform)
+            registered.add((operation, _MLIR_PLATFORM[platform]))
     return frozenset(registered)
 
 
-# The (operation, MLIR platform) pairs that have a kernel in this installation.
+def driver_obstacle() -> Obstacle | None:
+    """Why the driver cannot load the CUDA kernels; None if it can, or if there are none."""
+    if cuda_build is None:
+        return None
+    return cuda_images.driver_obstacle(cuda_build, cuda_driver.supported_cuda())
+
+
+@functools.cache
+def cuda_obstacle() -> Obstacle | None:
+    """Why the GPUs of this machine cannot load the CUDA kernels.
+
+    None if they can, if there are no CUDA kernels, and if there is no driver or no GPU: a program
+    that is lowered for CUDA there is for another machine. This initialises the driver.
+    """
+    supported = cuda_driver.supported_cuda()
+    if cuda_build is None or supported is None:
+        return None
+    devices = cuda_driver.devices()
+    if not devices:
+        return None
+    return driver_obstacle() or cuda_images.devices_obstacle(cuda_build, supported, devices)
+
+
+def obstacle(platform: str) -> Obstacle | None:
+    """Why kernels that this installation has for a platform do not run here, or None."""
+    return cuda_obstacle() if platform == "cuda" else None
+
+
+def has_kernel(operation: str, platform: str) -> bool:
+    """Whether this installation has a kernel for the platform, and this machine can load it."""
+    return (operation, platform) in kernels and obstacle(platform) is None
+
+
+# The (operation, MLIR platform) pairs whose handlers XLA knows. The driver is asked here but not
+# its devices, which would have to be initialised at import. If they cannot load the kernels,
+# programs are lowered without them (`cuda_obstacle`).
 registered: Final = _register()
 
 
@@ -48,7 +102,7 @@ def cpu_isa() -> str | None:
         ValueError: the environment variable JAX_BNAR_CPU_ISA names an instruction set that is
             unknown, or that this processor does not support.
     """
-    return _native.cpu_isa() if _native else None
+    return native.cpu_isa() if native else None
 
 
 def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner: Any) -> Any:
@@ -57,7 +111,7 @@ def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner:
     It may be 0. If a size is symbolic (jax.export), the result is an upper bound.
     """
     xla_platform = _XLA_PLATFORM[platform]
-    module = _modules[xla_platform]
+    module = modules[xla_platform]
     sizes = (groups, rows, channels, inner)
     if all(isinstance(size, (int, np.integer)) for size in sizes):
         return module.workspace_bytes(xla_platform, *map(int, sizes))
@@ -70,7 +124,8 @@ def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner:
 def cuda_launches() -> dict[str, int]:
     """The number of launches of each CUDA kernel by each strategy since the process started."""
     # In tests, the emulated CUDA kernels replace the CPU kernels.
-    for module in (_cuda, _native):
+    either: tuple[Any, ...] = (cuda, native)
+    for module in either:
         if hasattr(module, "cuda_launches"):
             return module.cuda_launches()
     return {}
@@ -78,20 +133,24 @@ def cuda_launches() -> dict[str, int]:
 
 def why_no_cuda() -> str:
     """Why there are no CUDA kernels here, or an empty string if there are."""
-    if _cuda is not None:
+    if cuda is not None:
         return ""
     if cuda_load_error is not None:
         return installation.why_no_cuda_module(cuda_load_error)[0]
-    why_not_built = _native.why_no_cuda() if _native else ""
+    why_not_built = native.why_no_cuda() if native else ""
     missing = f"{CUDA_DISTRIBUTION} is not installed"
     return f"{why_not_built}, and {missing}" if why_not_built else missing
 
 
-def why_no_kernel(operation: str) -> str:
-    """Why there is no kernel: a clause for the error message of implementation='ffi'."""
+def why_no_kernel(operation: str, wanted: Collection[str] = ()) -> str:
+    """Why there is no kernel on the platforms `wanted`: a clause for error messages."""
     if load_error is not None:
         return "; ".join(installation.why_no_native_module(load_error))
-    platforms = sorted(platform for name, platform in registered if name == operation)
+    for platform in wanted:
+        unusable = obstacle(platform)
+        if (operation, platform) in kernels and unusable is not None:
+            return f"{unusable.reason} (way out: {unusable.way_out})"
+    platforms = sorted(platform for name, platform in kernels if name == operation)
     because = "" if "cuda" in platforms else f" (none for cuda: {why_no_cuda()})"
     return (
         f"this installation has kernels for {', '.join(platforms) or 'no platform'} only{because}"

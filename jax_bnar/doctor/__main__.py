@@ -6,8 +6,9 @@ import functools
 import json
 import sys
 
-from jax_bnar.doctor._run import examine_in_process, report
-from jax_bnar.doctor._text import render
+from jax_bnar.doctor._diagnosis import report
+from jax_bnar.doctor._examination import examine_in_process
+from jax_bnar.doctor._report import render
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,19 +1,29 @@
-"""Turns findings into a diagnosis: what is wrong on each platform, and how to fix it."""
+"""Has the platforms examined one after another, and says what is wrong on each and what to do."""
+
+import os
+from collections.abc import Callable, Sequence
 
 from jax_bnar._base import installation
+from jax_bnar._base.implementation import from_environment
 from jax_bnar._base.native_module import CUDA_DISTRIBUTION
-from jax_bnar._kernels import targets
+from jax_bnar._kernels import cuda_driver, targets
 from jax_bnar.doctor import _environment
+from jax_bnar.doctor._examination import Examined
 from jax_bnar.doctor._report import (
     Build,
     Examination,
     Machine,
     PlatformReport,
     Problem,
+    Report,
     Status,
     Versions,
 )
 
+_UNKNOWN = "unknown"
+_ALIASES = {"gpu": "cuda"}
+# Takes the value of JAX_PLATFORMS for the examination; None keeps the current value.
+Examine = Callable[[str | None], Examined]
 # Long enough for a plugin's traceback.
 _LOG_CHARACTERS = 4000
 _OUR_KERNELS_OFF = "until it is fixed, JAX_BNAR_IMPLEMENTATION=xla computes in pure JAX"
@@ -24,8 +34,90 @@ _JAX_ALONE = (
 )
 
 
-def registered(platform: str) -> tuple[str, ...]:
-    return tuple(sorted(name for name, of in targets.registered if of == platform))
+def report(examine: Examine) -> Report:
+    versions, machine = _environment.versions_and_machine()
+    build = _environment.build()
+    asked = [name for name in os.environ.get("JAX_PLATFORMS", "").split(",") if name]
+    asked = [_ALIASES.get(name, name) for name in asked]
+
+    default = examine(None)
+    # If the backend did not start, the requested name is the only one known.
+    default_name = default.found.platform or next(iter(asked), _UNKNOWN)
+    examined: dict[str, Examined] = {default_name: default}
+    not_examined: dict[str, str | None] = {}
+    for name in ("cpu", "cuda"):
+        if name in examined:
+            continue
+        if name == "cuda" and not _environment.has_cuda_plugin(versions):
+            not_examined[name] = None
+        elif name == "cuda" and asked and name not in asked:
+            not_examined[name] = f"JAX_PLATFORMS={os.environ['JAX_PLATFORMS']} excludes it"
+        else:
+            examined[name] = examine(name)
+
+    cuda_obstacle = _cuda_obstacle([one.found for one in examined.values()])
+    platforms = {
+        name: diagnose(
+            name,
+            examined[name].found if name in examined else None,
+            examined[name].trouble if name in examined else not_examined[name],
+            examined[name].log if name in examined else "",
+            versions=versions,
+            build=build,
+            machine=machine,
+            obstacle=cuda_obstacle if name == "cuda" else None,
+        )
+        for name in (*examined, *not_examined)
+    }
+    problems = _environment_problems()
+    texts = {
+        name: one.found.jax_environment
+        for name, one in examined.items()
+        if one.found.jax_environment
+    }
+    text_platform = next(iter(texts), None)
+    return Report(
+        works=platforms[default_name].status == "works" and not problems,
+        default_platform=None if default_name == _UNKNOWN else default_name,
+        versions=versions,
+        build=build,
+        machine=machine,
+        platforms=platforms,
+        problems=problems,
+        jax_environment=None if text_platform is None else texts[text_platform],
+        jax_environment_platform=text_platform,
+    )
+
+
+def _cuda_obstacle(found: Sequence[Examination]) -> Problem | None:
+    """Why this machine cannot load the CUDA kernels, as one of the examining processes was told."""
+    for examination in found:
+        if examination.cuda_obstacle is not None:
+            return examination.cuda_obstacle
+    # A driver that is too old shows no device, or JAX does not start with it.
+    obstacle = targets.driver_obstacle()
+    if obstacle is None or cuda_driver.supported_cuda() is None:
+        return None
+    return Problem(*obstacle)
+
+
+def _environment_problems() -> tuple[Problem, ...]:
+    """Problems that keep the operators from using working kernels, whatever the platform."""
+    problems = []
+    if targets.cuda_load_error is not None:
+        problems.append(Problem(*installation.why_no_cuda_module(targets.cuda_load_error)))
+    way_out = "unset JAX_BNAR_IMPLEMENTATION"
+    try:
+        if from_environment("jax_bnar") == "xla":
+            reason = "JAX_BNAR_IMPLEMENTATION=xla turns the kernels off"
+            problems.append(Problem(reason, f"{way_out} to use them"))
+    except ValueError as error:
+        problems.append(Problem(str(error), way_out))
+    try:
+        targets.cpu_isa()
+    except ValueError as error:
+        problems.append(Problem(str(error), "unset JAX_BNAR_CPU_ISA"))
+    return tuple(problems)
 
 
 def diagnose(
@@ -37,11 +129,13 @@ def diagnose(
     versions: Versions,
     build: Build,
     machine: Machine,
+    obstacle: Problem | None = None,
 ) -> PlatformReport:
     """The report of one platform.
 
     `examination` is None if the platform was not examined. `trouble` says how the examining process
     failed, or why there was none; None means success. `log` is the process's standard error.
+    `obstacle` says why this machine cannot load the kernels of the build, if so.
     """
     found = examination or Examination()
     problems: list[Problem] = []
@@ -54,10 +148,13 @@ def diagnose(
         problems += _no_device(platform, found, trouble, versions, machine)
     else:
         status = "works"
-    operations = registered(platform)
+    operations = tuple(sorted(name for name, of in targets.kernels if of == platform))
     if not {"forward", "backward"} <= set(operations):
         status = "no_kernels" if status == "works" else status
         problems.append(_no_kernels(platform, versions, machine))
+    elif obstacle is not None:
+        status = "unsupported" if status == "works" else status
+        problems.append(obstacle)
     elif status == "works":
         status, more = _executed(found, trouble, build)
         problems += more
@@ -65,7 +162,7 @@ def diagnose(
         status=status,
         device_kind=found.device_kind,
         device_count=found.device_count,
-        registered=operations,
+        kernels=operations,
         runtime_ffi_api_version=found.runtime_ffi_api_version,
         cases=found.cases,
         problems=tuple(problems),

@@ -35,21 +35,18 @@ _VARIABLES = re.compile(
 
 def build() -> Build:
     error = targets.load_error
-    native = targets._native
-    cuda_module, cuda_error = targets._cuda, targets.cuda_load_error
+    native = targets.native
+    cuda_error, cuda = targets.cuda_load_error, targets.cuda_build
     return Build(
         native_module=None if native is None else native.__file__,
         load_error=None if error is None else f"{type(error).__name__}: {error}",
         ffi_api_version=None if native is None else native.ffi_api_version(),
-        cuda_module=None if cuda_module is None else cuda_module.__file__,
+        cuda_module=None if targets.cuda is None else targets.cuda.__file__,
         cuda_load_error=None
         if cuda_error is None
         else f"{type(cuda_error).__name__}: {cuda_error}",
-        cuda_version="{}.{}".format(*cuda_module.cuda_version()) if cuda_module else None,
-        cuda_architectures=tuple(
-            f"sm_{capability}"
-            for capability in (cuda_module.cuda_architectures() if cuda_module else ())
-        ),
+        cuda_version=None if cuda is None else "{}.{}".format(*cuda.toolkit),
+        cuda_architectures=() if cuda is None else cuda.images(),
     )
 
 

@@ -1,8 +1,9 @@
 """Examines one platform in a separate process: `python -m jax_bnar.doctor._examination FILE`.
 
-A separate process is needed because a backend that fails to start, or a kernel, may crash it. After
-each step, FILE holds the `Examination` so far, as JSON. The platform is JAX's default, which the
-caller selects with JAX_PLATFORMS.
+`examine_in_process` starts that process and reads what it found. A separate process is needed
+because a backend that fails to start, or a kernel, may crash it. After each step, FILE holds the
+`Examination` so far, as JSON. The platform is JAX's default, which the caller selects with
+JAX_PLATFORMS.
 """
 
 import dataclasses
@@ -11,7 +12,8 @@ import json
 import os
 import pathlib
 import sys
-from typing import Any
+import tempfile
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,8 @@ import numpy as np
 import jax_bnar
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._kernels import targets
-from jax_bnar.doctor._report import Case, Examination
+from jax_bnar.doctor import _processes
+from jax_bnar.doctor._report import Case, Examination, Problem
 
 # MLIR's names, which do not include "gpu".
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -33,6 +36,41 @@ _RESULTS = ("y", "mean", "var", "dx", "dz", "dscale", "dbias")
 # Tolerated float32 roundings between two ways to compute a result, relative to its largest value.
 _ROUNDINGS = 16
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+
+
+class Examined(NamedTuple):
+    """One process's findings, how it failed (None if it succeeded), and its standard error."""
+
+    found: Examination
+    trouble: str | None
+    log: str = ""
+
+
+def examine_in_process(jax_platforms: str | None, *, timeout: float) -> Examined:
+    """Examines the default platform with this value of JAX_PLATFORMS, or None for the current."""
+    environment = dict(os.environ)
+    if jax_platforms is not None:
+        environment["JAX_PLATFORMS"] = jax_platforms
+    with tempfile.TemporaryDirectory(prefix="jax_bnar_doctor_") as directory:
+        file = pathlib.Path(directory) / "found.json"
+        finished = _processes.run(
+            [sys.executable, "-m", "jax_bnar.doctor._examination", str(file)],
+            timeout=timeout,
+            environment=environment,
+        )
+        found = _read(file)
+    return Examined(found, finished.problem, finished.stderr)
+
+
+def _read(file: pathlib.Path) -> Examination:
+    if not file.exists():
+        return Examination()
+    found = json.loads(file.read_text())
+    version, obstacle = found["runtime_ffi_api_version"], found["cuda_obstacle"]
+    found["runtime_ffi_api_version"] = None if version is None else (version[0], version[1])
+    found["cuda_obstacle"] = None if obstacle is None else Problem(**obstacle)
+    found["cases"] = tuple(Case(**case) for case in found["cases"])
+    return Examination(**found)
 
 
 class Examiner:
@@ -66,15 +104,25 @@ class Examiner:
             platform=platform, device_kind=devices[0].device_kind, device_count=len(devices)
         )
         self.update(runtime_ffi_api_version=runtime_ffi_api_version(platform))
-        if {("forward", platform), ("backward", platform)} <= targets.registered:
+        if platform == "cuda":
+            self._ask_the_driver()
+        if targets.has_kernel("forward", platform) and targets.has_kernel("backward", platform):
             for dtype in ("float32", "bfloat16"):
                 for layout in _LAYOUTS:
                     self.update(step=f"operator in {dtype}, {layout}")
                     self.update(cases=(*self.found.cases, examine_case(dtype, layout)))
+        if platform != "cuda":
+            self._ask_the_driver()
         # This comes last, because it runs nvidia-smi and waits for it.
         self.update(step="jax.print_environment_info")
         self.update(jax_environment=jax.print_environment_info(return_string=True))
         self.update(step="end")
+
+    def _ask_the_driver(self) -> None:
+        self.update(step="devices of the CUDA driver")
+        obstacle = targets.cuda_obstacle()
+        if obstacle is not None:
+            self.update(cuda_obstacle=Problem(*obstacle))
 
 
 def describe(error: BaseException) -> str:
@@ -101,7 +149,7 @@ def device_platform(device: Any) -> str:
 
 def runtime_ffi_api_version(platform: str) -> tuple[int, int] | None:
     """The version that the runtime tells our probe handler; its backend must have started."""
-    native = targets._native
+    native = targets.native
     if native is None:
         return None
     jax.ffi.register_ffi_target(

@@ -73,7 +73,7 @@ def test_it_runs_the_kernels_that_are_there(
     quick: tuple[str, pathlib.Path, dict[str, Any]],
 ) -> None:
     _, _, results = quick
-    available = ("forward", results["platform"]) in targets.registered
+    available = ("forward", results["platform"]) in targets.kernels
     assert results["kernels_in_use"] == available
     assert len(results["sites"]) == 2
     for site in results["sites"]:

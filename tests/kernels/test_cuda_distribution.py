@@ -4,79 +4,13 @@ A stand-in replaces jax-bnar-cuda13. Its handlers are not called, as lowering ne
 """
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+from cuda_stand_ins import LOWER, STAND_IN, install, run
 
 import jax_bnar
 from jax_bnar._kernels import targets
-
-STAND_IN = """
-from jax_bnar import _native
-
-def registrations():
-    stages = lambda: {"initialize": _native.ffi_api_probe(), "execute": _native.ffi_api_probe()}
-    return {"CUDA": {name: stages() for name in _native.registrations()["cpu"]}}
-
-def workspace_bytes(platform, groups, rows, channels, inner):
-    return 12345
-
-def workspace_bound(platform):
-    return 12345, 0, 0
-
-def cuda_version():
-    return 13, 0
-
-def cuda_architectures():
-    return [80, 90]
-
-def cuda_launches():
-    return {"Forward on_chip": 7}
-"""
-LOWER = """
-import warnings
-import numpy as np
-import jax
-import jax_bnar
-from jax_bnar._kernels import targets
-
-x = np.ones((8, 3), np.float32)
-
-def lowered(platform):
-    operator = jax.jit(lambda x: jax_bnar.bn_relu(x, None, None).y)
-    return operator.trace(x).lower(lowering_platforms=(platform,)).as_text()
-"""
-
-
-def run(
-    folder: pathlib.Path, code: str, *options: str, own_cuda: bool = False
-) -> "subprocess.CompletedProcess[str]":
-    """Runs Python with `folder` on its path, and without CUDA kernels built from the sources."""
-    block = "" if own_cuda else "import sys\nsys.modules['jax_bnar._cuda'] = None\n"
-    (folder / "sitecustomize.py").write_text(block)
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    inherited = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith("JAX_BNAR") and k not in ("PYTHONWARNINGS", "JAX_PLATFORMS")
-    }
-    return subprocess.run(
-        [sys.executable, *options, *(["-c", code] if code else [])],
-        env=inherited | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def install(folder: pathlib.Path, version: str, module: str) -> None:
-    package = folder / "jax_bnar_cuda13"
-    package.mkdir()
-    (package / "__init__.py").write_text(f"__version__ = {version!r}\n")
-    (package / "_cuda.py").write_text(module)
 
 
 def test_its_kernels_are_found(tmp_path: pathlib.Path) -> None:
@@ -100,8 +34,8 @@ def test_the_doctor_names_its_module(tmp_path: pathlib.Path) -> None:
     found = json.loads(finished.stdout)
     assert found["build"]["cuda_module"] == str(tmp_path / "jax_bnar_cuda13" / "_cuda.py")
     assert found["build"]["cuda_version"] == "13.0"
-    assert found["build"]["cuda_architectures"] == ["sm_80", "sm_90"]
-    assert "forward" in found["platforms"]["cuda"]["registered"]
+    assert found["build"]["cuda_architectures"] == ["sm_80", "sm_90", "PTX for 9.0 and newer"]
+    assert "forward" in found["platforms"]["cuda"]["kernels"]
 
 
 def test_without_it_there_are_cpu_kernels_alone(tmp_path: pathlib.Path) -> None:
@@ -162,11 +96,11 @@ assert "GLIBC_2.99 not found" in str(warning.message), warning
 
 def test_a_build_from_the_sources_comes_first(tmp_path: pathlib.Path) -> None:
     """Its modules belong together; the other distribution may be of any version."""
-    if targets._cuda is None:
+    if targets.cuda is None:
         pytest.skip("this build has no CUDA kernels")
-    if targets._cuda.__name__ != "jax_bnar._cuda":
+    if targets.cuda.__name__ != "jax_bnar._cuda":
         pytest.skip("they come from the other distribution")
     install(tmp_path, "0.0.9", "raise SystemExit('imported')")
-    code = "assert targets._cuda.__name__ == 'jax_bnar._cuda'"
+    code = "assert targets.cuda.__name__ == 'jax_bnar._cuda'"
     finished = run(tmp_path, LOWER + code, "-W", "error", own_cuda=True)
     assert finished.returncode == 0, finished.stderr

@@ -16,7 +16,7 @@ from jax_bnar._base.config import Save
 from jax_bnar._kernels import targets
 
 REQUIRE_CUDA = "JAX_BNAR_REQUIRE_CUDA"
-HAS_CUDA = ("forward", "cuda") in targets.registered
+HAS_CUDA = ("forward", "cuda") in targets.kernels
 if os.environ.get(REQUIRE_CUDA):
     assert HAS_CUDA, f"{REQUIRE_CUDA} is set, but {targets.why_no_kernel('forward')}"
 pytestmark = pytest.mark.skipif(not HAS_CUDA, reason="this build has no CUDA kernels")

@@ -15,7 +15,7 @@ import jax_bnar
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._kernels import targets
-from jax_bnar.doctor import _environment, _run
+from jax_bnar.doctor import _diagnosis, _environment
 
 pytestmark = pytest.mark.one_python
 
@@ -173,6 +173,6 @@ def test_doctor_names_a_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "cpu_isa", cpu_isa)
     _, machine = _environment.versions_and_machine()
     assert machine.cpu_isa is None
-    problems = _run._environment_problems()
+    problems = _diagnosis._environment_problems()
     assert [problem.way_out for problem in problems] == ["unset JAX_BNAR_CPU_ISA"]
     assert "must be unset" in problems[0].reason

@@ -13,8 +13,8 @@ from jax_bnar._kernels import dual, kernel_call, targets
 PACKAGE = pathlib.Path(jax_bnar.__file__).parent
 NATIVE_NAMES = {"_native": "_native", "native": "_native", "_cuda": "_cuda", "cuda_module": "_cuda"}
 
-assert targets._native is not None
-native = targets._native
+assert targets.native is not None
+native = targets.native
 
 
 def declared(name: str) -> set[str]:
@@ -40,7 +40,7 @@ def sources() -> list[pathlib.Path]:
 
 @pytest.mark.parametrize("name", ["_native", "_cuda"])
 def test_the_stub_declares_what_there_is(name: str) -> None:
-    module = {"_native": native, "_cuda": targets._cuda}[name]
+    module = {"_native": native, "_cuda": targets.cuda}[name]
     if module is None:
         pytest.skip("this build has no CUDA kernels")
     there = {name for name, _ in inspect.getmembers(module, callable) if not name.startswith("_")}
@@ -57,8 +57,8 @@ def test_whatever_is_asked_for_exists() -> None:
 
 
 def test_cuda_of_the_build() -> None:
-    cuda = targets._cuda
-    assert (cuda is not None) == (("forward", "cuda") in targets.registered)
+    cuda = targets.cuda
+    assert (cuda is not None) == (("forward", "cuda") in targets.kernels)
     if cuda is None:
         assert targets.why_no_cuda()
         return
@@ -75,7 +75,7 @@ def test_bound_on_the_workspace(platform: str) -> None:
 
     It is 0 on platforms that need no workspace.
     """
-    module = targets._modules.get(platform)
+    module = targets.modules.get(platform)
     if module is None:
         pytest.skip("this build has no CUDA kernels")
     bound, per_group, per_channel = module.workspace_bound(platform)
@@ -96,6 +96,6 @@ def test_every_operation_has_a_kernel() -> None:
     names = [operation.name for operation in kernel_call.OPERATIONS]
     # On other platforms those with two inputs are composed of these.
     more = {"cpu": [operation.name for operation in dual.OPERATIONS]}
-    for platform, module in targets._modules.items():
+    for platform, module in targets.modules.items():
         expected = names + more.get(platform, [])
         assert list(module.registrations()[platform]) == expected, platform

@@ -21,8 +21,10 @@ import pytest
 
 import jax_bnar
 from jax_bnar._kernels import targets
-from jax_bnar.doctor import _environment, _examination, _processes, _run, _text
-from jax_bnar.doctor._report import Case, Examination, Report
+from jax_bnar._kernels.cuda_images import CudaBuild
+from jax_bnar.doctor import _diagnosis, _environment, _examination, _processes
+from jax_bnar.doctor._examination import Examined
+from jax_bnar.doctor._report import Case, Examination, Problem, Report, render
 
 ALL_WELL = Examination(
     step="end",
@@ -48,9 +50,9 @@ def run_doctor(*arguments: str, **environment: str) -> "subprocess.CompletedProc
     )
 
 
-def report(**examined: _run.Examined) -> Report:
+def report(**examined: Examined) -> Report:
     """The report on `default` and on other platforms, named by the value of JAX_PLATFORMS."""
-    return _run.report(lambda jax_platforms: examined[jax_platforms or "default"])
+    return _diagnosis.report(lambda jax_platforms: examined[jax_platforms or "default"])
 
 
 def problem_text(found: Report, platform: str) -> str:
@@ -78,7 +80,7 @@ def test_healthy() -> None:
     assert "PREALLOCATE" not in found["jax_environment"]
     cpu = found["platforms"]["cpu"]
     assert (cpu["status"], cpu["problems"]) == ("works", [])
-    assert {"forward", "backward"} <= set(cpu["registered"])
+    assert {"forward", "backward"} <= set(cpu["kernels"])
     assert {(case["dtype"], case["layout"]) for case in cpu["cases"]} == {
         (dtype, layout) for dtype in ("float32", "bfloat16") for layout in ("NHWC", "NCHW")
     }
@@ -116,8 +118,8 @@ def installed(tmp_path: pathlib.Path) -> pathlib.Path:
         package,
         ignore=shutil.ignore_patterns("__pycache__", "_native.*"),
     )
-    assert targets._native is not None
-    module = targets._native.__file__
+    assert targets.native is not None
+    module = targets.native.__file__
     assert module is not None
     shutil.copy(module, package)
     # The finder of an editable install would come first and find the sources.
@@ -191,12 +193,13 @@ def test_old_jax(tmp_path: pathlib.Path, arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.usefixtures("no_variables")
 def test_cuda_of_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = types.SimpleNamespace(
-        cuda_version=lambda: (13, 0), cuda_architectures=lambda: [80, 90], __file__="/lib/_cuda.so"
+    monkeypatch.setattr(targets, "cuda", types.SimpleNamespace(__file__="/lib/_cuda.so"))
+    build = CudaBuild((13, 0), ((8, 0), (9, 0)), ((9, 0),))
+    monkeypatch.setattr(targets, "cuda_build", build)
+    text = render(report(default=Examined(ALL_WELL, None)))
+    assert re.search(
+        r"CUDA kernels +CUDA 13\.0, sm_80, sm_90, PTX for 9\.0 and newer, /lib/_cuda\.so\n", text
     )
-    monkeypatch.setattr(targets, "_cuda", cuda)
-    text = _text.render(report(default=_run.Examined(ALL_WELL, None)))
-    assert re.search(r"CUDA kernels +CUDA 13\.0, sm_80, sm_90, /lib/_cuda\.so\n", text)
 
 
 def test_plugin_that_does_not_start(tmp_path: pathlib.Path) -> None:
@@ -258,7 +261,7 @@ def test_wrong_numbers_are_caught(
 def test_wrong_numbers_fail_the_platform() -> None:
     case = Case("bfloat16", "NHWC", agrees=False, largest_error=7.25, worst_result="dx")
     examination = dataclasses.replace(ALL_WELL, cases=(*ALL_WELL.cases, case))
-    found = report(default=_run.Examined(examination, None))
+    found = report(default=Examined(examination, None))
     assert not found.works
     assert found.platforms["cpu"].status == "wrong"
     assert "bfloat16 NHWC: dx differs from pure JAX by 7.25 times" in problem_text(found, "cpu")
@@ -291,7 +294,7 @@ def test_an_error_without_a_message_says_where() -> None:
 @pytest.mark.usefixtures("no_variables")
 def test_default_platform_without_kernels() -> None:
     tpu = dataclasses.replace(ALL_WELL, platform="tpu", device_kind="TPU v5", cases=())
-    found = report(default=_run.Examined(tpu, None), cpu=_run.Examined(ALL_WELL, None))
+    found = report(default=Examined(tpu, None), cpu=Examined(ALL_WELL, None))
     assert not found.works
     assert found.default_platform == "tpu"
     assert found.platforms["tpu"].status == "no_kernels"
@@ -301,10 +304,10 @@ def test_default_platform_without_kernels() -> None:
 
 @pytest.mark.usefixtures("no_variables")
 def test_cuda_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    only_cpu = frozenset(pair for pair in targets.registered if pair[1] == "cpu")
-    monkeypatch.setattr(targets, "registered", only_cpu)
+    only_cpu = frozenset(pair for pair in targets.kernels if pair[1] == "cpu")
+    monkeypatch.setattr(targets, "kernels", only_cpu)
     h200 = dataclasses.replace(ALL_WELL, platform="cuda", device_kind="NVIDIA H200", cases=())
-    found = report(default=_run.Examined(h200, None), cpu=_run.Examined(ALL_WELL, None))
+    found = report(default=Examined(h200, None), cpu=Examined(ALL_WELL, None))
     assert not found.works
     text = problem_text(found, "cuda")
     assert "kernels for cpu only" in text
@@ -312,21 +315,37 @@ def test_cuda_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_variables")
+def test_gpu_that_cannot_load_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = frozenset((name, where) for name, _ in targets.kernels for where in ("cpu", "cuda"))
+    monkeypatch.setattr(targets, "kernels", both)
+    obstacle = Problem("Tesla T4 has compute capability 7.5", "leave it as it is")
+    t4 = Examination("end", "cuda", "Tesla T4", 1, cuda_obstacle=obstacle)
+    found = report(default=Examined(t4, None), cpu=Examined(ALL_WELL, None))
+    assert not found.works
+    assert found.platforms["cuda"].status == "unsupported"
+    assert found.platforms["cuda"].problems == (obstacle,)
+    text = render(found)
+    assert "cuda (default): cannot load the kernels of this build\n" in text
+    assert "reason      Tesla T4 has compute capability 7.5\n    way out   leave it as" in text
+    assert found.platforms["cpu"].status == "works"
+
+
+@pytest.mark.usefixtures("no_variables")
 def test_gpu_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX falls back to the CPU, and the report gives the reason."""
     monkeypatch.setattr(_environment, "has_cuda_plugin", lambda versions: True)
     broken = Examination(step="start of the backend", error="RuntimeError: CUDA_ERROR_NO_DEVICE")
-    found = report(default=_run.Examined(ALL_WELL, None), cuda=_run.Examined(broken, None))
+    found = report(default=Examined(ALL_WELL, None), cuda=Examined(broken, None))
     assert found.works
     assert found.platforms["cuda"].status == "unavailable"
     assert "JAX found no device: RuntimeError: CUDA_ERROR_NO_DEVICE" in problem_text(found, "cuda")
 
     monkeypatch.setenv("JAX_PLATFORMS", "gpu")
-    found = report(default=_run.Examined(broken, None), cpu=_run.Examined(ALL_WELL, None))
+    found = report(default=Examined(broken, None), cpu=Examined(ALL_WELL, None))
     assert not found.works
     assert found.default_platform == "cuda"
     assert (found.jax_environment, found.jax_environment_platform) == ("jax: 1.2.3", "cpu")
-    text = _text.render(found)
+    text = render(found)
     assert "the default platform (cuda) does NOT work" in text
     assert "CUDA_ERROR_NO_DEVICE" in text
 
@@ -346,19 +365,19 @@ def test_crash(step: str, status: str, works: bool) -> None:
     found_so_far = dataclasses.replace(ALL_WELL, step=step, jax_environment=None)
     if status == "unavailable":
         found_so_far = Examination(step=step)
-    crashed = _run.Examined(found_so_far, "killed by SIGSEGV")
+    crashed = Examined(found_so_far, "killed by SIGSEGV")
     found = report(default=crashed, cpu=crashed)
     assert found.works == works
     assert found.platforms["cpu"].status == status
     assert (f"killed by SIGSEGV (step: {step})" in problem_text(found, "cpu")) == (not works)
-    assert "jax.print_environment_info() returned nothing" in _text.render(found)
+    assert "jax.print_environment_info() returned nothing" in render(found)
 
 
 @pytest.mark.usefixtures("no_variables")
 def test_runtime_older_than_the_build() -> None:
     case = Case("float32", "NHWC", agrees=False, error="XlaRuntimeError: No FFI handler registered")
     old = dataclasses.replace(ALL_WELL, runtime_ffi_api_version=(0, 1), cases=(case, case))
-    found = report(default=_run.Examined(old, None))
+    found = report(default=Examined(old, None))
     text = problem_text(found, "cpu")
     assert found.platforms["cpu"].status == "failed"
     assert "but the runtime has 0.1 and refuses newer versions" in text
@@ -371,7 +390,7 @@ def test_environment_that_turns_the_kernels_off(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("JAX_BNAR_IMPLEMENTATION", value)
-    found = report(default=_run.Examined(ALL_WELL, None))
+    found = report(default=Examined(ALL_WELL, None))
     assert not found.works
     assert found.platforms["cpu"].status == "works"
     assert "JAX_BNAR_IMPLEMENTATION" in found.problems[0].reason
@@ -381,7 +400,7 @@ def test_environment_that_turns_the_kernels_off(
 def test_jax_platforms_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_environment, "has_cuda_plugin", lambda versions: True)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    found = report(default=_run.Examined(ALL_WELL, None))  # a KeyError if it asked for cuda
+    found = report(default=Examined(ALL_WELL, None))  # a KeyError if it asked for cuda
     assert found.platforms["cuda"].status == "excluded"
     assert "JAX_PLATFORMS=cpu excludes it" in problem_text(found, "cuda")
 
