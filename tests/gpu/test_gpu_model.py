@@ -224,8 +224,8 @@ def test_without_a_native_module_it_says_how_to_get_one(monkeypatch: pytest.Monk
 
 
 def test_counts_are_those_of_the_compiled_kernels() -> None:
-    module = getattr(targets._cuda, "__file__", None)
-    if module is None or 90 not in targets._cuda.cuda_architectures():
+    module = getattr(targets.cuda, "__file__", None)
+    if module is None or 90 not in targets.cuda.cuda_architectures():
         pytest.skip("there are no CUDA kernels for sm_90 in this installation")
     finished = subprocess.run(
         [
