@@ -33,22 +33,25 @@ inline void RunPhases(ThreadPool& pool, const Context& context,
 
 template <typename A>
 struct NormaliseVectors {
-  explicit NormaliseVectors(const Plan& plan) : mean(plan), a(plan), b(plan) {}
+  explicit NormaliseVectors(const Plan& plan)
+      : mean(plan), a(plan), bias(plan) {}
 
   void Set(const AffineOperands& affine, int64_t channels, int64_t group,
            int64_t channel, A channel_mean, A channel_var) {
     const A scale = ElementOr<A>(affine.scale, channels, group, channel, 1);
     mean.Set(group, channel, channel_mean);
     a.Set(group, channel, Multiplier(scale, channel_var, affine.epsilon));
-    b.Set(group, channel,
-          ElementOr<A>(affine.bias, channels, group, channel, 0));
+    bias.Set(group, channel,
+             ElementOr<A>(affine.bias, channels, group, channel, 0));
   }
 
-  NormaliseColumns columns() const { return {mean.data(), a.data(), b.data()}; }
+  NormaliseColumns columns() const {
+    return {mean.data(), a.data(), bias.data()};
+  }
 
   ColumnVector<A> mean;
   ColumnVector<A> a;
-  ColumnVector<A> b;
+  ColumnVector<A> bias;
 };
 
 // Fills the vectors from given statistics. `vectors` must outlive the phase.

@@ -1,5 +1,6 @@
 // The operations of y = relu(batch_norm(x1) + batch_norm(x2)).
 
+#include <cassert>
 #include <utility>
 
 #include "cpu/channel_phases.h"
@@ -18,6 +19,7 @@ constexpr bool kLikeResidual = true;
 // Alternates between the tasks of two phases, which must have equally many, so
 // that they leave the end of x1 and the end of x2 in the cache.
 Phase InTurn(Phase first, Phase second) {
+  assert(first.num_tasks == second.num_tasks);
   const int64_t tasks = first.num_tasks + second.num_tasks;
   return {tasks,
           [first = std::move(first), second = std::move(second)](int64_t i) {
@@ -29,8 +31,8 @@ Phase InTurn(Phase first, Phase second) {
 // The vectors that the normalisation and the gate of backward share. The two
 // biases are combined into one vector, their sum.
 template <typename A>
-struct DualVectors {
-  explicit DualVectors(const Plan& plan)
+struct DualNormaliseVectors {
+  explicit DualNormaliseVectors(const Plan& plan)
       : mean{ColumnVector<A>(plan), ColumnVector<A>(plan)},
         a{ColumnVector<A>(plan), ColumnVector<A>(plan)},
         bias(plan) {}
@@ -65,12 +67,33 @@ struct DualVectors {
   ColumnVector<A> bias;
 };
 
+// The vectors of the last pass of backward.
+template <typename A>
+struct DualApplyVectors : DualNormaliseVectors<A> {
+  explicit DualApplyVectors(const Plan& plan)
+      : DualNormaliseVectors<A>(plan),
+        b{ColumnVector<A>(plan), ColumnVector<A>(plan)},
+        k{ColumnVector<A>(plan), ColumnVector<A>(plan)} {}
+
+  DualApplyColumns apply_columns() const {
+    const DualNormaliseColumns shared = this->columns();
+    return {shared.mean,
+            shared.a,
+            {b[0].data(), b[1].data()},
+            {k[0].data(), k[1].data()},
+            shared.bias};
+  }
+
+  Both<ColumnVector<A>> b;
+  Both<ColumnVector<A>> k;
+};
+
 // Fills the vectors from given statistics. `vectors` must outlive the phase.
 template <typename A>
-Phase PrepareDualVectors(const Shape& shape, const Both<AffineOperands>& affine,
-                         const Both<VectorOperand>& mean,
-                         const Both<VectorOperand>& var,
-                         DualVectors<A>* vectors) {
+Phase PrepareVectors(const Shape& shape, const Both<AffineOperands>& affine,
+                     const Both<VectorOperand>& mean,
+                     const Both<VectorOperand>& var,
+                     DualNormaliseVectors<A>* vectors) {
   const int64_t channels = shape.channels;
   return ForEachChannelBlock(shape, [=](int64_t group, const Range& block) {
     for (int input = 0; input < 2; ++input) {
@@ -93,9 +116,9 @@ void DualNormalise(ThreadPool& pool, const Problem& problem,
   const Context context(problem, kLikeResidual);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
-    DualVectors<A> vectors(context.plan);
+    DualNormaliseVectors<A> vectors(context.plan);
     RunPhases(pool, context,
-              {PrepareDualVectors(problem.shape, affine, mean, var, &vectors),
+              {PrepareVectors(problem.shape, affine, mean, var, &vectors),
                DualNormalisePass(context, buffers, vectors.columns())});
   });
 }
@@ -109,7 +132,7 @@ void DualForward(ThreadPool& pool, const Problem& problem,
   Both<Partials> partials = {Partials(plan), Partials(plan)};
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
-    DualVectors<A> vectors(plan);
+    DualNormaliseVectors<A> vectors(plan);
     const int64_t channels = problem.shape.channels;
     Both<ColumnVector<A>> origins = {ColumnVector<A>(plan),
                                      ColumnVector<A>(plan)};
@@ -142,7 +165,7 @@ void DualBackwardReduce(ThreadPool& pool, const Problem& problem,
   Partials partials(context.plan, 3);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
-    DualVectors<A> vectors(context.plan);
+    DualNormaliseVectors<A> vectors(context.plan);
     const Phase finish = ForEachChannelBlock(
         problem.shape, [&](int64_t group, const Range& block) {
           MergeSumsOfChannels<3>(
@@ -175,29 +198,19 @@ void DualBackwardApply(ThreadPool& pool, const Problem& problem,
   const Context context(problem, kLikeResidual);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
-    const Plan& plan = context.plan;
-    DualVectors<A> vectors(plan);
-    Both<ColumnVector<A>> b = {ColumnVector<A>(plan), ColumnVector<A>(plan)};
-    Both<ColumnVector<A>> k = {ColumnVector<A>(plan), ColumnVector<A>(plan)};
-    const DualNormaliseColumns columns = vectors.columns();
+    DualApplyVectors<A> vectors(context.plan);
     RunPhases(
         pool, context,
         {SpreadPhase<A>(problem.shape, {{operands[0].mean, &vectors.mean[0]},
                                         {operands[1].mean, &vectors.mean[1]},
                                         {operands[0].a, &vectors.a[0]},
                                         {operands[1].a, &vectors.a[1]},
-                                        {operands[0].b, &b[0]},
-                                        {operands[1].b, &b[1]},
-                                        {operands[0].k, &k[0]},
-                                        {operands[1].k, &k[1]},
+                                        {operands[0].b, &vectors.b[0]},
+                                        {operands[1].b, &vectors.b[1]},
+                                        {operands[0].k, &vectors.k[0]},
+                                        {operands[1].k, &vectors.k[1]},
                                         {operands[0].bias, &vectors.bias}}),
-         DualApplyPass(context, buffers,
-                       {columns.mean,
-                        columns.a,
-                        {b[0].data(), b[1].data()},
-                        {k[0].data(), k[1].data()},
-                        columns.bias},
-                       dx)});
+         DualApplyPass(context, buffers, vectors.apply_columns(), dx)});
   });
 }
 
@@ -212,9 +225,7 @@ void DualBackward(ThreadPool& pool, const Problem& problem,
     const Plan& plan = context.plan;
     const int64_t channels = problem.shape.channels;
     const double count = static_cast<double>(problem.shape.count());
-    DualVectors<A> vectors(plan);
-    Both<ColumnVector<A>> b = {ColumnVector<A>(plan), ColumnVector<A>(plan)};
-    Both<ColumnVector<A>> k = {ColumnVector<A>(plan), ColumnVector<A>(plan)};
+    DualApplyVectors<A> vectors(plan);
     const auto affine = [&](int input) {
       const BackwardOperands& own = operands[input];
       return AffineOperands{own.scale, own.bias, own.epsilon};
@@ -225,6 +236,7 @@ void DualBackward(ThreadPool& pool, const Problem& problem,
               plan, &partials, group, block,
               [&](int64_t c, const double* sums) {
                 const int64_t i = group * channels + c;
+                static_cast<A*>(dbias)[i] = static_cast<A>(sums[0]);
                 for (int input = 0; input < 2; ++input) {
                   const BackwardOperands& own = operands[input];
                   const auto at = [&](const VectorOperand& v, A otherwise) {
@@ -235,26 +247,18 @@ void DualBackward(ThreadPool& pool, const Problem& problem,
                       at(own.dvar, 0), own.epsilon, sums[0], sums[1 + input],
                       count);
                   static_cast<A*>(dscale[input])[i] = channel.dscale;
-                  static_cast<A*>(dbias)[i] = channel.dbias;
-                  b[input].Set(group, c, channel.b);
-                  k[input].Set(group, c, channel.k);
+                  vectors.b[input].Set(group, c, channel.b);
+                  vectors.k[input].Set(group, c, channel.k);
                 }
               });
         });
-    const DualNormaliseColumns columns = vectors.columns();
-    RunPhases(
-        pool, context,
-        {PrepareDualVectors(problem.shape, {affine(0), affine(1)},
-                            {operands[0].mean, operands[1].mean},
-                            {operands[0].var, operands[1].var}, &vectors),
-         DualReducePass(context, buffers, columns, &partials), coefficients,
-         DualApplyPass(context, buffers,
-                       {columns.mean,
-                        columns.a,
-                        {b[0].data(), b[1].data()},
-                        {k[0].data(), k[1].data()},
-                        columns.bias},
-                       dx)});
+    RunPhases(pool, context,
+              {PrepareVectors(problem.shape, {affine(0), affine(1)},
+                              {operands[0].mean, operands[1].mean},
+                              {operands[0].var, operands[1].var}, &vectors),
+               DualReducePass(context, buffers, vectors.columns(), &partials),
+               coefficients,
+               DualApplyPass(context, buffers, vectors.apply_columns(), dx)});
   });
 }
 

@@ -21,7 +21,7 @@ NormaliseArgs NormaliseArgsAt(const Context& context,
                         at.bit / 8;
   args.mean = columns.mean + vector_bytes;
   args.a = columns.a + vector_bytes;
-  args.b = columns.b + vector_bytes;
+  args.bias = columns.bias + vector_bytes;
   args.relu = buffers.relu;
   args.stream = stream;
   return args;

@@ -168,11 +168,10 @@ void Backward(ThreadPool& pool, const Problem& problem,
     RunPhases(
         pool, context,
         {std::move(prepare),
-         ReducePass(context, buffers, {columns.mean, columns.a, columns.b}, dz,
-                    &partials),
+         ReducePass(context, buffers, columns, dz, &partials),
          std::move(coefficients),
          ApplyPass(context, apply_buffers,
-                   {columns.mean, columns.a, b.data(), k.data(), columns.b},
+                   {columns.mean, columns.a, b.data(), k.data(), columns.bias},
                    dx)});
   });
 }

@@ -66,15 +66,11 @@ class Partials {
 struct NormaliseColumns {
   const char* mean;
   const char* a;
-  const char* b;
+  const char* bias;
 };
 
 // a and bias are read with Gate::kX only.
-struct ReduceColumns {
-  const char* mean;
-  const char* a;
-  const char* bias;
-};
+using ReduceColumns = NormaliseColumns;
 
 // bias is read with Gate::kX only.
 struct ApplyColumns {

@@ -39,9 +39,9 @@ struct NormaliseArgs {
   const void* z;  // null without a residual
   void* y;
   uint8_t* mask;     // null if no mask is wanted
-  const void* mean;  // y = act((x - mean) * a + b + z)
+  const void* mean;  // y = act((x - mean) * a + bias + z)
   const void* a;
-  const void* b;
+  const void* bias;
   bool relu;
   bool stream;  // y bypasses the caches
 };

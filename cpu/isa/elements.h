@@ -24,8 +24,8 @@ BNAR_INLINE void StoreResult(T* p, const Stored<T>& stored) {
 template <bool kRelu, bool kResidual, typename T, typename A = Accumulator<T>>
 BNAR_INLINE Vec<A> NormalisedElements(const Vec<A>& x, const T* z,
                                       const Vec<A>& mean, const Vec<A>& a,
-                                      const Vec<A>& b) {
-  Vec<A> y = (x - mean) * a + b;
+                                      const Vec<A>& bias) {
+  Vec<A> y = (x - mean) * a + bias;
   if constexpr (kResidual) y = y + Load(z);
   if constexpr (kRelu) y = Relu(y);
   return y;

@@ -18,12 +18,12 @@ void Normalise(const Plane& plane, const NormaliseArgs& args) {
   T* y = static_cast<T*>(args.y);
   const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean));
   const Vec<A> a = Broadcast(*static_cast<const A*>(args.a));
-  const Vec<A> b = Broadcast(*static_cast<const A*>(args.b));
+  const Vec<A> bias = Broadcast(*static_cast<const A*>(args.bias));
   ForEachVector(
       plane.size,
       [&](int64_t i) {
         const Vec<A> value = NormalisedElements<kRelu, kResidual>(
-            Load(x + i), kResidual ? z + i : z, mean, a, b);
+            Load(x + i), kResidual ? z + i : z, mean, a, bias);
         StoreResult<T, kStream>(y + i, Round<T>(value));
         if constexpr (kMask) {
           WriteBits(args.mask, plane.mask_bit + i, kLanes,
@@ -36,7 +36,7 @@ void Normalise(const Plane& plane, const NormaliseArgs& args) {
           std::memcpy(static_cast<void*>(residual), z + i, n * sizeof(T));
         }
         const Vec<A> value = NormalisedElements<kRelu, kResidual>(
-            LoadPartial(x + i, n), residual, mean, a, b);
+            LoadPartial(x + i, n), residual, mean, a, bias);
         StorePartial(y + i, Round<T>(value), n);
         if constexpr (kMask) {
           const uint32_t bits = PositiveBits<T>(value);

@@ -19,17 +19,17 @@ void Normalise(const RowsTile& tile, const NormaliseArgs& args) {
   uint8_t* mask = args.mask;
   const A* means = static_cast<const A*>(args.mean);
   const A* multipliers = static_cast<const A*>(args.a);
-  const A* biases = static_cast<const A*>(args.b);
+  const A* biases = static_cast<const A*>(args.bias);
   ForEachElement<T, kStream>(
       tile, [&](int64_t index, int64_t distance, int64_t column, auto streams) {
         const Vec<A> mean = Load(means + column);
         const Vec<A> a = Load(multipliers + column);
-        const Vec<A> b = Load(biases + column);
+        const Vec<A> bias = Load(biases + column);
         BNAR_UNROLL
         for (int k = 0; k < decltype(streams)::value; ++k) {
           const int64_t at = index + k * distance;
           const Vec<A> value = NormalisedElements<kRelu, kResidual>(
-              Load(x + at), kResidual ? z + at : z, mean, a, b);
+              Load(x + at), kResidual ? z + at : z, mean, a, bias);
           StoreResult<T, kStream>(y + at, Round<T>(value));
           if constexpr (kMask) {
             const uint16_t bits = static_cast<uint16_t>(PositiveBits<T>(value));

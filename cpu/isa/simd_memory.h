@@ -9,6 +9,26 @@
 
 namespace jax_bnar::cpu::BNAR_ISA {
 
+// Sixteen stored elements, as parts of the size that one instruction stores.
+template <typename T>
+struct Stored;
+template <>
+struct Stored<float> {
+  Part<float>::Float part[Part<float>::kCount];
+};
+template <>
+struct Stored<double> {
+  Part<double>::Float part[Part<double>::kCount];
+};
+template <>
+struct Stored<BFloat16> {
+  Part<float>::Half part[Part<float>::kCount];
+};
+template <>
+struct Stored<Float16> {
+  Part<float>::Half part[Part<float>::kCount];
+};
+
 template <typename A>
 BNAR_INLINE Vec<A> Load(const A* p) {
   Vec<A> r;
@@ -69,9 +89,6 @@ BNAR_INLINE Vec<float> Load(const Float16* p) {
   return r;
 }
 
-template <typename T>
-struct Stored;
-
 // Widens what is stored, which is exact.
 template <typename T>
 BNAR_INLINE Vec<Accumulator<T>> Widen(const Stored<T>& stored) {
@@ -86,26 +103,6 @@ BNAR_INLINE Stored<T> LoadStored(const T* p) {
   std::memcpy(&r, static_cast<const void*>(p), sizeof(r));
   return r;
 }
-
-// Sixteen stored elements, as parts of the size that one instruction stores.
-template <typename T>
-struct Stored;
-template <>
-struct Stored<float> {
-  Part<float>::Float part[Part<float>::kCount];
-};
-template <>
-struct Stored<double> {
-  Part<double>::Float part[Part<double>::kCount];
-};
-template <>
-struct Stored<BFloat16> {
-  Part<float>::Half part[Part<float>::kCount];
-};
-template <>
-struct Stored<Float16> {
-  Part<float>::Half part[Part<float>::kCount];
-};
 
 // Rounds to nearest, ties to even. This is the only rounding of a result. A NaN
 // that is rounded to bfloat16 must have its payload in the upper 16 bits only,

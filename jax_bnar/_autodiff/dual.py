@@ -17,7 +17,7 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jax_bnar import primitive, reference
 from jax_bnar._autodiff import dual_tangents
 from jax_bnar._autodiff.dual_tangents import Residuals, Tangents
-from jax_bnar._autodiff.linear_call import linear_call
+from jax_bnar._autodiff.linear_call import LocalMap, linear_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME, dual_recomputable
 from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config, Gate
@@ -83,14 +83,10 @@ def _forward(
 
 
 @dataclasses.dataclass(frozen=True)
-class _TrainingTangent:
+class _TrainingTangent(LocalMap):
     """Maps tangents of (x1, x2, scale1, bias1, scale2, bias2) to those of y and the statistics."""
 
     config: Config
-
-    def sees(self, axis_name: Any) -> bool:
-        del axis_name
-        return False
 
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
         del axis_name
@@ -168,7 +164,7 @@ def _inference_jvp(
 
 
 @dataclasses.dataclass(frozen=True)
-class _InferenceTangent:
+class _InferenceTangent(LocalMap):
     """Maps tangents of the operands of `inference` to that of y.
 
     The residuals are y and the operands.
@@ -179,10 +175,6 @@ class _InferenceTangent:
     # The gate is not "x", because the `a` below and the kernel's may differ in the last bit, which
     # may change the sign of a pre-activation close to 0.
     gate: Gate = "y"
-
-    def sees(self, axis_name: Any) -> bool:
-        del axis_name
-        return False
 
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
         del axis_name
@@ -212,10 +204,7 @@ class _InferenceTangent:
             *(*arrays, mean1, None, mean2, None, None), **options
         )
         rstd = [reference.reciprocal_std(var, self.config.epsilon) for var in (var1, var2)]
-        a1, a2 = (
-            r if scale is None else scale * r
-            for r, scale in zip(rstd, (scale1, scale2), strict=True)
-        )
+        a1, a2 = map(reference.scaled_rstd, rstd, (scale1, scale2))
         zero1, zero2 = jnp.zeros_like(a1), jnp.zeros_like(a2)
         dx1, dx2 = primitive.dual_backward_apply(
             *(*arrays, mean1, a1, zero1, zero1, mean2, a2, zero2, zero2, None), **options

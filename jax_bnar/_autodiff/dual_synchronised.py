@@ -4,6 +4,7 @@ Forward has one all-reduce, for the statistics of both inputs, and backward has 
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -15,16 +16,21 @@ from jax_bnar._autodiff.dual import transposed
 from jax_bnar._autodiff.linear_call import linear_call
 from jax_bnar._autodiff.named_call import named_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME
+from jax_bnar._autodiff.synchronised import LocalFunctions, SynchronisedTangent
 from jax_bnar._base.config import Config
 from jax_bnar._sharding import dual_halves
 from jax_bnar._sharding.collectives import NamedSpan, parts_of
+from jax_bnar._sharding.halves import Halves
 
 _Names = tuple[Any, ...]
 _Groups = tuple[tuple[int, ...], ...] | None
 _Results = tuple[jax.Array, ...]
 
-_HALVES = dual_halves.DualHalves(
-    primitive.normalise, primitive.dual_backward_reduce, primitive.dual_backward_apply
+_HALVES = Halves(primitive.normalise, primitive.dual_backward_reduce, primitive.dual_backward_apply)
+_LOCAL = LocalFunctions(
+    dual_tangents.mapped_tangents,
+    dual_tangents.training_tangents,
+    functools.partial(transposed, dual_halves.backward, halves=_HALVES),
 )
 
 
@@ -61,7 +67,7 @@ class _Synchronised:
         # The number of parts is saved, because psum(1, names) in backward would raise NameError
         # under grad(vmap(axis_name)).
         residuals = (x1, x2, saved, *statistics, *affine, parts)
-        linear_map = _SynchronisedTangent(self.config, self.names, self.groups)
+        linear_map = SynchronisedTangent(self.config, self.names, self.groups, _LOCAL)
         return results, linear_call(linear_map, residuals, tangents, results)
 
     def _forward(
@@ -93,31 +99,3 @@ class _Synchronised:
         # array.
         of_statistics = (x1 or x2) and not self.sees(axis_name)
         return any(jax.tree.leaves(operands)), *(of_statistics,) * 4
-
-
-@dataclasses.dataclass(frozen=True)
-class _SynchronisedTangent:
-    """Maps tangents of (x1, x2, scale1, bias1, scale2, bias2) to those of y and the statistics."""
-
-    config: Config
-    names: _Names
-    groups: _Groups
-
-    def sees(self, axis_name: Any) -> bool:
-        return axis_name in self.names
-
-    def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
-        *local, _ = residuals
-        y, *statistics = dual_tangents.mapped_tangents(tuple(local), tangents)
-        return y, *(each and axis_name not in self.names for each in statistics)
-
-    def tangent(self, residuals: Any, tangents: dual_tangents.Tangents) -> _Results:
-        *local, parts = residuals
-        span = NamedSpan(self.names, self.groups, parts)
-        return dual_tangents.training_tangents(tuple(local), tangents, self.config, span)
-
-    def transpose(self, residuals: Any, cotangents: Any) -> tuple[jax.Array | None, ...]:
-        *local, parts = residuals
-        span = NamedSpan(self.names, self.groups, parts)
-        options = {"span": span, "halves_": _HALVES}
-        return transposed(dual_halves.backward, tuple(local), cotangents, self.config, **options)

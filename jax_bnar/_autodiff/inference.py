@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from jax_bnar import primitive, reference
-from jax_bnar._autodiff.linear_call import linear_call
+from jax_bnar._autodiff.linear_call import LocalMap, linear_call
 from jax_bnar._autodiff.tangents import normalise_tangent
 from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config, Gate
@@ -56,7 +56,7 @@ def _inference_jvp(
 
 
 @dataclasses.dataclass(frozen=True)
-class _InferenceTangent:
+class _InferenceTangent(LocalMap):
     """The linear map from the tangents of (x, z, scale, bias, mean, var) to the tangent of y."""
 
     config: Config
@@ -66,10 +66,6 @@ class _InferenceTangent:
         # Gate "x" would be wrong: `a` below and in the kernel may differ in the last bit, and so
         # might the sign.
         return "none" if self.config.activation == "none" else "y"
-
-    def sees(self, axis_name: Any) -> bool:
-        del axis_name
-        return False
 
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
         del axis_name
@@ -99,7 +95,7 @@ class _InferenceTangent:
         (dy,) = cotangents
         config = self.config
         rstd = reference.reciprocal_std(var, config.epsilon)
-        a = rstd if scale is None else scale * rstd
+        a = reference.scaled_rstd(rstd, scale)
         sum_e, sum_e_centred, *dz = primitive.backward_reduce(
             dy,
             x,

@@ -49,6 +49,14 @@ class LinearMap(Protocol):
         ...
 
 
+class LocalMap:
+    """A linear map that communicates over no axis."""
+
+    def sees(self, axis_name: Any) -> bool:
+        del axis_name
+        return False
+
+
 def linear_call(
     linear_map: LinearMap, residuals: Any, tangents: _Arrays, like: Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:

@@ -11,7 +11,9 @@ contribution; JAX sums them, as it does for any operand that devices share.
 """
 
 import dataclasses
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -30,8 +32,6 @@ from jax_bnar._sharding.collectives import NamedSpan, merge_statistics, parts_of
 _Names = tuple[Any, ...]
 _Groups = tuple[tuple[int, ...], ...] | None
 _Results = tuple[jax.Array, jax.Array, jax.Array]
-
-_HALVES = halves.Halves(primitive.normalise, primitive.backward_reduce, primitive.backward_apply)
 
 
 def _forward(
@@ -108,7 +108,7 @@ class _Synchronised:
         # `parts` is saved, because psum(1, names) in backward would be a NameError under
         # grad(vmap(axis_name)).
         residuals = (x, saved, mean, var, scale, bias, parts)
-        linear_map = _SynchronisedTangent(config, self.names, self.groups)
+        linear_map = SynchronisedTangent(config, self.names, self.groups, _LOCAL)
         y_dot, mean_dot, var_dot = linear_call(linear_map, residuals, tangents, results)
         return results, (y_dot, mean_dot, var_dot)
 
@@ -122,29 +122,60 @@ class _Synchronised:
 
 
 @dataclasses.dataclass(frozen=True)
-class _SynchronisedTangent:
-    """The linear map from the tangents of (x, z, scale, bias) to those of (y, mean, var)."""
+class SynchronisedTangent:
+    """The linear map from the tangents of the operands to those of y and the statistics.
+
+    Its residuals are those of the form on one device, followed by the number of parts.
+
+    Attributes:
+        config: the static parameters of the operator.
+        names: the axes that the statistics are taken over.
+        groups: `axis_index_groups` of these axes, or None.
+        local: the same map on one device, whose functions this one calls with a span.
+    """
 
     config: Config
     names: _Names
     groups: _Groups
+    local: "LocalFunctions"
 
     def sees(self, axis_name: Any) -> bool:
         return axis_name in self.names
 
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
         *local, _ = residuals
-        y, mean, var = mapped_tangents(tuple(local), tangents)
+        y, *statistics = self.local.mapped_tangents(tuple(local), tangents)
         # Statistics over that axis are the same for all its examples.
-        return (y, False, False) if axis_name in self.names else (y, mean, var)
+        return y, *(each and not self.sees(axis_name) for each in statistics)
 
-    def tangent(self, residuals: Any, tangents: tuple[jax.Array | None, ...]) -> _Results:
+    def tangent(self, residuals: Any, tangents: Any) -> tuple[jax.Array, ...]:
         *local, parts = residuals
         span = NamedSpan(self.names, self.groups, parts)
-        return training_tangents(tuple(local), tangents, self.config, span)
+        return self.local.training_tangents(tuple(local), tangents, self.config, span)
 
     def transpose(self, residuals: Any, cotangents: Any) -> tuple[jax.Array | None, ...]:
         *local, parts = residuals
         span = NamedSpan(self.names, self.groups, parts)
-        options = {"span": span, "halves": _HALVES}
-        return transposed(halves.backward, tuple(local), cotangents, self.config, **options)
+        return self.local.transposed(tuple(local), cotangents, self.config, span=span)
+
+
+class LocalFunctions(NamedTuple):
+    """The derivative of an operator with one or with two normalised inputs.
+
+    Attributes:
+        mapped_tangents: see `jax_bnar._autodiff.tangents.mapped_tangents`.
+        training_tangents: see `jax_bnar._autodiff.tangents.training_tangents`.
+        transposed: the cotangents of the operands, from (residuals, cotangents, config, span=).
+    """
+
+    mapped_tangents: Callable[..., tuple[bool, ...]]
+    training_tangents: Callable[..., tuple[jax.Array, ...]]
+    transposed: Callable[..., tuple[jax.Array | None, ...]]
+
+
+_HALVES = halves.Halves(primitive.normalise, primitive.backward_reduce, primitive.backward_apply)
+_LOCAL = LocalFunctions(
+    mapped_tangents,
+    training_tangents,
+    functools.partial(transposed, halves.backward, halves=_HALVES),
+)

@@ -95,7 +95,7 @@ def statistics_tangents(
         parts: jax.Array | int = 1
         if span is not None:
             sums, parts = sum_packed(span, *sums), span.parts
-        n = jnp.asarray(parts * halves.element_count(layout, x.shape)).astype(mean.dtype)
+        n = jnp.asarray(parts * layout.group_elements(x.shape)).astype(mean.dtype)
         n = jnp.broadcast_to(n, mean.shape)
         return sums[0] / n, 2 * sums[1] / n
 

@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from jax_bnar import primitive
-from jax_bnar._autodiff.linear_call import linear_call
+from jax_bnar._autodiff.linear_call import LocalMap, linear_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME, recomputable
 from jax_bnar._autodiff.tangents import mapped_tangents, training_tangents
 from jax_bnar._base.arrays import OptionalArray
@@ -91,14 +91,10 @@ def _forward(
 
 
 @dataclasses.dataclass(frozen=True)
-class _TrainingTangent:
+class _TrainingTangent(LocalMap):
     """The linear map from the tangents of (x, z, scale, bias) to those of (y, mean, var)."""
 
     config: Config
-
-    def sees(self, axis_name: Any) -> bool:
-        del axis_name
-        return False
 
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
         del axis_name

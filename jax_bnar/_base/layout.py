@@ -48,6 +48,11 @@ class ChannelLayout:
             inner=math.prod(body[axis + 1 :]),
         )
 
+    def group_elements(self, shape: tuple[int, ...]) -> int:
+        """The number of elements per channel in one statistics group of an array of this shape."""
+        _, rows, _, inner = self.canonical(shape)
+        return rows * inner
+
     def channel_axis(self) -> int:
         return self.leading + self.axis
 

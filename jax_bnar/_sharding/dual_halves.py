@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -12,23 +12,18 @@ from jax_bnar._base.config import Gate
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._kernels import dual, kernel_call
-from jax_bnar._sharding import halves
 from jax_bnar._sharding.collectives import Span, merge_statistics, sum_packed
-from jax_bnar._sharding.halves import Results, call, selected, with_selected
+from jax_bnar._sharding.halves import (
+    Halves,
+    Results,
+    call,
+    gate_multiplier,
+    selected,
+    with_selected,
+)
 
 
-class DualHalves(NamedTuple):
-    """The operations that backward is composed of if it has a collective in the middle.
-
-    See `halves.Halves`.
-    """
-
-    normalise: Callable[..., Results]
-    backward_reduce: Callable[..., Results]
-    backward_apply: Callable[..., Results]
-
-
-ON_ONE_DEVICE: Final = DualHalves(
+ON_ONE_DEVICE: Final = Halves(
     functools.partial(call, kernel_call.normalise),
     functools.partial(call, dual.backward_reduce),
     functools.partial(call, dual.backward_apply),
@@ -100,7 +95,7 @@ def backward(
     implementation: Implementation,
     epsilon: float,
     gate: Gate,
-    halves_: DualHalves = ON_ONE_DEVICE,
+    halves: Halves = ON_ONE_DEVICE,
 ) -> Results:
     """(dx1, dx2, dscale1, dscale2, dbias) with one all-reduce; see `halves.backward`."""
     options: dict[str, Any] = {"layout": layout, "implementation": implementation}
@@ -108,15 +103,13 @@ def backward(
         gate,
         (scale1, scale2),
         (var1, var2),
-        normalise=halves_.normalise,
+        normalise=halves.normalise,
         implementation=implementation,
         epsilon=epsilon,
     )
     bias = dual_reference.sum_of_biases(bias1, bias2) if gate == "x" else None
     gate_vectors = selected(span, mean1, multipliers[0], mean2, multipliers[1], bias)
-    sum_e, *centred = halves_.backward_reduce(
-        dy, x1, x2, saved, *gate_vectors, **options, gate=gate
-    )
+    sum_e, *centred = halves.backward_reduce(dy, x1, x2, saved, *gate_vectors, **options, gate=gate)
     rstd = [reference.reciprocal_std(var, epsilon) for var in (var1, var2)]
     a = [reference.scaled_rstd(r, s) for r, s in zip(rstd, (scale1, scale2), strict=True)]
     given = (dmean1, dvar1, dmean2, dvar2)
@@ -128,7 +121,7 @@ def backward(
         dbias, dscale = sum_e, [r * c for r, c in zip(rstd, centred, strict=True)]
         local = (a[0] * dbias, a[0] * dscale[0], a[1] * dbias, a[1] * dscale[1])
         weighted, cotangents = span.sum_backward(local, given)
-    count = span.parts * halves.element_count(layout, x1.shape)
+    count = span.parts * layout.group_elements(x1.shape)
     coefficients = []
     for i, multiplier in enumerate(multipliers):
         sum_ae, sum_ae_normalised = weighted[2 * i : 2 * i + 2]
@@ -137,7 +130,7 @@ def backward(
             sum_ae, sum_ae_normalised, a[i], rstd[i], dmean, dvar, count=count
         )
         coefficients.append(of_x if multiplier is None else of_x._replace(a=multiplier))
-    dx1, dx2 = halves_.backward_apply(
+    dx1, dx2 = halves.backward_apply(
         *(dy, x1, x2, saved),
         *selected(span, mean1, *coefficients[0], mean2, *coefficients[1], bias),
         **options,
@@ -167,7 +160,7 @@ def _gate_multipliers(
             axis=-1,
         )
     var = jnp.concatenate([jnp.broadcast_to(v, groups) for v in variances], axis=-1)
-    a = halves.gate_multiplier(gate, scale, var, **options)
+    a = gate_multiplier(gate, scale, var, **options)
     assert a is not None
     a1, a2 = jnp.split(a, 2, axis=-1)
     return a1, a2

@@ -40,12 +40,6 @@ def call(
     return layout.from_canonical(results, signature.result_kinds(statics), x.shape)
 
 
-def element_count(layout: ChannelLayout, shape: tuple[int, ...]) -> int:
-    """The number of elements in one statistics group of an array of this shape."""
-    _, rows, _, inner = layout.canonical(shape)
-    return rows * inner
-
-
 class Halves(NamedTuple):
     """The operations that backward is composed of if it has a collective in the middle.
 
@@ -177,7 +171,7 @@ def backward(
         dbias, dscale = sum_e, rstd * sum_e_centred
         weighted, cotangents = span.sum_backward((a * dbias, a * dscale), (dmean, dvar))
     (sum_ae, sum_ae_normalised), (dmean, dvar) = weighted, cotangents
-    count = span.parts * element_count(layout, x.shape)
+    count = span.parts * layout.group_elements(x.shape)
     coefficients = reference.backward_coefficients(
         sum_ae, sum_ae_normalised, a, rstd, dmean, dvar, count=count
     )

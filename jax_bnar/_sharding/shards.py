@@ -138,8 +138,8 @@ class MeshSpan:
 
     def __init__(self, shards: Shards) -> None:
         local = shards.local_layout()
-        count = functools.partial(_elements, layout=shards.layout)
-        self.parts = count(shards.shape) // _elements(shards.local_shape(), layout=local)
+        of_group = shards.layout.group_elements(shards.shape)
+        self.parts = of_group // local.group_elements(shards.local_shape())
         self._shards = shards
         self._slots = shards.layout.num_groups > 1 and not shards.groups_are_whole
 
@@ -174,8 +174,3 @@ def _groups_are_whole(layout: ChannelLayout, shards: int) -> bool:
 
 def _number(sizes: Mapping[str, int], axes: Axes) -> int:
     return math.prod(sizes[a] for a in axes)
-
-
-def _elements(shape: tuple[int, ...], *, layout: ChannelLayout) -> int:
-    _, rows, _, inner = layout.canonical(shape)
-    return rows * inner

@@ -269,9 +269,12 @@ def batch_norm_training_backward(
         x, dy, mean_, var, scale = align_operands(layout, src, dy, *statistics, scale)
         if gate == "y":
             _, saved = align_operands(layout, x, saved)
-        differentiate = _with_global_statistics if use_global_stats else _with_batch_statistics
-        diff_src, sums, dz = differentiate(
-            *(dy, x, saved, mean_, var, scale, value, wanted, fuse_norm_add_relu), **common
+        operands = (dy, x, saved, mean_, var, scale)
+        options: dict[str, Any] = {"epsilon": value, "has_z": fuse_norm_add_relu, **common}
+        diff_src, sums, dz = (
+            _with_global_statistics(*operands, needs_sums=wanted, **options)
+            if use_global_stats
+            else _with_batch_statistics(*operands, **options)
         )
     if not wanted:
         return TrainingBackward(diff_src, None, None, dz)
@@ -289,13 +292,12 @@ def _with_batch_statistics(
     mean: jax.Array,
     var: jax.Array,
     scale: jax.Array | None,
+    *,
     epsilon: float,
-    wanted: bool,
     has_z: bool,
     **common: Any,
 ) -> _Differentiated:
     """(diff_src, (diff_gamma, diff_beta), diff_src_1); the same call gives the sums at no cost."""
-    del wanted
     zero = jnp.zeros_like(mean)
     dx, dscale, dbias, *dz = primitive.backward(
         *(dy, x, saved, mean, var, scale, None, zero, zero), epsilon=epsilon, has_z=has_z, **common
@@ -310,9 +312,10 @@ def _with_global_statistics(
     mean: jax.Array,
     var: jax.Array,
     scale: jax.Array | None,
+    *,
     epsilon: float,
-    wanted: bool,
     has_z: bool,
+    needs_sums: bool,
     **common: Any,
 ) -> _Differentiated:
     """The same for statistics that are constants; diff_src then requires no sums."""
@@ -320,7 +323,7 @@ def _with_global_statistics(
     a = reference.scaled_rstd(rstd, scale)
     sums: tuple[jax.Array, ...] = ()
     dz: list[jax.Array] = []
-    if wanted or has_z:
+    if needs_sums or has_z:
         dbias, sum_e_centred, *dz = primitive.backward_reduce(
             *(dy, x, saved, mean, None, None), has_z=has_z, **common
         )
