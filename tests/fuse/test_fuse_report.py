@@ -9,17 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from checkout import ROOT, TESTS
-from fuse_tools import array, assert_fused, operators
+from fuse_operands import AXES, X, Z
+from fuse_tools import assert_fused, operators
 from jax import lax
 
 import jax_bnar
 from jax_bnar._fuse import match, region
-
-X = array((6, 5, 4, 3))
-Z = array((6, 5, 4, 3), 1)
-SCALE = array((3,), 2)
-BIAS = array((3,), 3)
-AXES = (0, 1, 2)
 
 
 def _norm(x: Any, axes: Any = AXES) -> jax.Array:

@@ -1,0 +1,124 @@
+"""The layouts, dtypes and groups of the BatchNorms that `fuse` takes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from fuse_operands import AXES, BIAS, SCALE, X, Z, batch_norm, moments, normalise, vector
+from fuse_tools import array, assert_fused
+from jax import lax
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((7, 3), 1),
+        ((7, 5, 3), 2),
+        ((7, 3, 5), 1),
+        ((2, 3, 4, 5), 1),
+        ((2, 4, 5, 3), 3),
+        ((2, 3, 4, 5, 2), 1),
+        ((2, 4, 5, 2, 3), 4),
+        ((2, 5, 3, 4), 2),
+        ((1, 5, 4, 3), 3),
+        ((6, 1, 1, 3), 3),
+        ((6, 5, 4, 1), 3),
+        ((6, 1), 1),
+    ],
+)
+def test_layouts(shape: tuple[int, ...], axis: int) -> None:
+    axes = tuple(a for a in range(len(shape)) if a != axis)
+
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        mean = x.mean(axes, keepdims=True)
+        var = x.var(axes, keepdims=True)
+        vector = [1] * x.ndim
+        vector[axis] = -1
+        xhat = (x - mean) * lax.rsqrt(var + 1e-3)
+        return jax.nn.relu(xhat * scale.reshape(vector) + bias.reshape(vector) + z)
+
+    vectors = array((shape[axis],), 2), array((shape[axis],), 3)
+    assert_fused(layer, array(shape), array(shape, 1), *vectors, bn_add_relu=1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_dtypes(dtype: str, is_mixed: bool) -> None:
+    """Mixed means arithmetic in float32, as in Flax; otherwise all is in x's dtype, as in Haiku."""
+    wide = jnp.float32 if is_mixed and dtype != "float64" else jnp.dtype(dtype)
+
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        dtype = x.dtype
+        inside = wide if dtype != jnp.float64 else jnp.float64
+        x = x.astype(inside)
+        mean = x.mean(AXES, keepdims=True)
+        var = x.var(AXES, keepdims=True)
+        scale, bias = vector(scale).astype(inside), vector(bias).astype(inside)
+        y = (x - mean) * (lax.rsqrt(var + 1e-3) * scale) + bias
+        return jax.nn.relu(y.astype(dtype) + z)
+
+    x, z = X.astype(dtype), Z.astype(dtype)
+    assert_fused(layer, x, z, SCALE, BIAS, bn_add_relu=1)
+
+
+def test_ghost_batch() -> None:
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        groups = x.reshape(2, 3, *x.shape[1:])
+        mean = groups.mean((1, 2, 3), keepdims=True)
+        var = groups.var((1, 2, 3), keepdims=True)
+        xhat = ((groups - mean) * lax.rsqrt(var + 1e-3)).reshape(x.shape)
+        running = mean.mean(0).reshape(-1), var.mean(0).reshape(-1)
+        return jax.nn.relu(xhat * vector(scale) + vector(bias) + z), running
+
+    assert_fused(layer, X, Z, SCALE, BIAS, bn_add_relu=1)
+
+
+def test_ghost_batch_undone_last() -> None:
+    """The parameters are applied while the groups are still apart."""
+
+    def layer(x: Any, scale: Any, bias: Any) -> Any:
+        groups = x.reshape(3, 2, *x.shape[1:])
+        mean = groups.mean((1, 2, 3), keepdims=True)
+        var = groups.var((1, 2, 3), keepdims=True)
+        scale, bias = scale.reshape(1, 1, 1, 1, -1), bias.reshape(1, 1, 1, 1, -1)
+        y = (groups - mean) * lax.rsqrt(var + 1e-3) * scale + bias
+        return jax.nn.relu(y.reshape(x.shape))
+
+    assert_fused(layer, X, SCALE, BIAS, bn_relu=1)
+
+
+def test_transposed_before_it_is_normalised() -> None:
+    """The result has the axes of x in another order, and so has z."""
+
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        y = normalise(jnp.transpose(x, (2, 0, 1, 3)), *moments(x), scale, bias)
+        return jax.nn.relu(y + jnp.sin(jnp.transpose(z, (2, 0, 1, 3))))
+
+    assert_fused(layer, X, Z, SCALE, BIAS, bn_add_relu=1)
+
+    def channels_moved(x: Any, scale: Any, bias: Any) -> Any:
+        mean, var = x.mean(AXES)[:, None, None], x.var(AXES)[:, None, None]
+        xhat = (jnp.transpose(x, (0, 3, 1, 2)) - mean[None]) * lax.rsqrt(var + 1e-3)[None]
+        return jax.nn.relu(xhat * scale.reshape(1, -1, 1, 1) + bias.reshape(1, -1, 1, 1))
+
+    assert_fused(channels_moved, X, SCALE, BIAS, bn_relu=1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_results_wider_than_x(dtype: str) -> None:
+    """Flax with float32 parameters and no dtype first widens x, which is exact."""
+
+    def layer(x: Any, z: Any, scale: Any, bias: Any, old: Any) -> Any:
+        wide = x.astype(old.dtype)
+        mean, var = wide.mean(AXES), wide.var(AXES)
+        y = jax.nn.relu(normalise(x.astype(old.dtype), mean, var, scale, bias) + z)
+        return y, 0.9 * old + 0.1 * var
+
+    assert_fused(layer, X.astype(dtype), Z, SCALE, BIAS, SCALE, bn_add_relu=1)
+
+    def join(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        x = x.astype(scale.dtype)
+        return jax.nn.relu(batch_norm(x, scale, bias) + batch_norm(z, bias, scale))
+
+    assert_fused(join, X.astype(dtype), Z, SCALE, BIAS, dual_bn_add_relu=1)
