@@ -13,18 +13,16 @@ import pytest
 from hypothesis import strategies as st
 from property_tests import example_count
 from transformation_cases import Call, calls, formula, ours, values
-from transformations import (
-    COMPILED,
+from transformation_families import (
     ENCLOSED,
     NAMED_AXIS,
-    OUTSIDE_JIT,
     POLICIES,
     WRAPPERS,
-    Transformation,
     checkpoint,
     composition,
     named_axis,
 )
+from transformations import COMPILED, OUTSIDE_JIT, Transformation
 
 TOLERANCE: Final = 1e-8
 
