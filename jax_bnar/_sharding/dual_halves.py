@@ -22,7 +22,6 @@ from jax_bnar._sharding.halves import (
     with_selected,
 )
 
-
 ON_ONE_DEVICE: Final = Halves(
     functools.partial(call, kernel_call.normalise),
     functools.partial(call, dual.backward_reduce),
