@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from benchmarks.common.json_file import write_json
 from benchmarks.gpu import plan, table
 from benchmarks.gpu.steps import StepRecord, run_steps
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+# Of each program's log.
+_LOG_CHARACTERS: Final = 200_000
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -27,7 +30,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--output", type=Path, default=Path("build/gpu/results"), metavar="DIR",
-        help="folder for summary.json and log.txt, written again after each step"
+        help="folder for summary.json and log.txt, written every few seconds"
         " (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -38,7 +41,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--skip", nargs="+", choices=plan.NAMES, default=())
     parser.add_argument(
         "--budget", type=float, default=math.inf, metavar="SECONDS",
-        help="for everything; steps for which none is left are not run (default: no end)",
+        help="for all steps together; those for which none is left are not run, and the last lines"
+        " say how to run them (default: no end)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--wheel", type=Path, nargs="+", default=(), metavar="FILE",
+        help="wheels to install instead of building: jax_bnar-*.whl and jax_bnar_cuda13-*.whl",
     )  # fmt: skip
     parser.add_argument(
         "--platform", choices=("cuda", "cpu"), default="cuda",
@@ -57,56 +65,103 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work, output = options.work.resolve(), options.output.resolve()
     for folder in (work, output):
         folder.mkdir(parents=True, exist_ok=True)
-    names = tuple(name for name in options.only if name not in options.skip)
-    steps = plan.Plan(options.platform, work, options.workers, tuple(options.benchmark)).steps(
-        names
-    )
-    begin = time.monotonic()
-    records: list[StepRecord] = []
-    log = output / "log.txt"
-    log.write_text("")
+    names = tuple(name for name in plan.NAMES if name in options.only and name not in options.skip)
+    steps = plan.Plan(
+        options.platform,
+        work,
+        options.workers,
+        tuple(options.benchmark),
+        tuple(path.resolve() for path in options.wheel),
+    ).steps(names)
+    report = Report(output, work, options.platform, names)
+    # Whoever ends a machine sends this signal first. As an exception it also ends the step's
+    # programs, and the summary has what they had written.
+    before = signal.signal(signal.SIGTERM, _exit_on_signal)
+    try:
+        run_steps(
+            steps,
+            directory=work,
+            working_directory=plan.ROOT,
+            budget_s=options.budget,
+            load=lambda path: json.loads(path.read_text()),
+            while_running=report.update,
+            after_each=report.finish,
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return report.print_end()
 
-    def after_each(record: StepRecord) -> None:
-        records.append(record)
+
+class Report:
+    """The files of a run: complete after each step, and as far as it came while a step runs."""
+
+    def __init__(self, output: Path, work: Path, platform: str, names: Sequence[str]) -> None:
+        self.summary = output / "summary.json"
+        self._log = output / "log.txt"
+        self._work = work
+        self._platform = platform
+        self._names = names
+        self._begin = time.monotonic()
+        self._records: list[StepRecord] = []
+        self._logged = ""
+
+    def update(self, record: StepRecord) -> None:
+        """Writes what there is, with a step that is not over."""
+        self._write([*self._records, record], self._logged + _logged(record))
+
+    def finish(self, record: StepRecord) -> None:
+        self._records.append(record)
         print(_line(record), flush=True)
-        write_json(work / f"{record.name}.record.json", dataclasses.asdict(record))
-        with log.open("a") as file:
-            file.write(f"=== {_line(record)}\n")
-            for command in record.commands:
-                file.write(f"$ {' '.join(command.argv)}\n")
-                file.write(Path(command.log).read_text(errors="replace")[-200_000:])
-        document = summarise(records, options.platform, names, time.monotonic() - begin)
-        write_json(output / "summary.json", document)
+        write_json(self._work / f"{record.name}.record.json", dataclasses.asdict(record))
+        self._logged += _logged(record)
+        self._write(self._records, self._logged)
 
-    run_steps(
-        steps,
-        directory=work,
-        working_directory=plan.ROOT,
-        budget_s=options.budget,
-        load=lambda path: json.loads(path.read_text()),
-        after_each=after_each,
-    )
-    if options.platform == "cpu":
-        print("DRY RUN on the CPU: the times below say nothing of a GPU")
-    for line in table.render(records):
-        print(line)
-    good = all(record.status in ("passed", "skipped") for record in records)
-    print(f"wrote {output / 'summary.json'}; {'all passed' if good else 'NOT all passed'}")
-    return 0 if good else 1
+    def _write(self, records: Sequence[StepRecord], log: str) -> None:
+        self._log.write_text(log)
+        seconds = time.monotonic() - self._begin
+        write_json(self.summary, summarise(records, self._platform, self._names, seconds))
+
+    def print_end(self) -> int:
+        """Prints the tables, and returns the exit status."""
+        if self._platform == "cpu":
+            print("DRY RUN on the CPU: the times below say nothing of a GPU")
+        for line in table.render(self._records):
+            print(line)
+        if any(row["peer"] in table.OURS for row in table.rows_of(self._records)):
+            print(f"next to the model: python -m benchmarks.gpu.model --measured {self.summary}")
+        left = [record.name for record in self._records if record.status == "not_run"]
+        if left:
+            print(f"run what was not run with --only {' '.join(left)}, and another --output")
+        good = all(record.status in ("passed", "skipped") for record in self._records)
+        print(f"wrote {self.summary}; {'all passed' if good else 'NOT all passed'}")
+        return 0 if good else 1
+
+
+def _exit_on_signal(number: int, frame: Any) -> None:
+    del frame
+    raise SystemExit(128 + number)
+
+
+def _logged(record: StepRecord) -> str:
+    parts = [f"=== {_line(record)}\n"]
+    for command in record.commands:
+        parts.append(f"$ {' '.join(command.argv)}\n")
+        parts.append(Path(command.log).read_text(errors="replace")[-_LOG_CHARACTERS:])
+    return "".join(parts)
 
 
 def summarise(
     records: Sequence[StepRecord], platform: str, names: Sequence[str], seconds: float
 ) -> dict[str, Any]:
+    complete = [record.name for record in records if record.status != "running"] == list(names)
     return {
         "schema": SCHEMA,
         "platform": platform,
         "dry_run": platform == "cpu",
         "steps_asked": list(names),
         "seconds": round(seconds, 1),
-        "complete": len(records) == len(names),
-        "passed": len(records) == len(names)
-        and all(record.status in ("passed", "skipped") for record in records),
+        "complete": complete,
+        "passed": complete and all(record.status in ("passed", "skipped") for record in records),
         "steps": [dataclasses.asdict(record) for record in records],
         "table": table.merge(records),
     }

@@ -9,7 +9,7 @@ part of the time; `kernels` names ours that ran.
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Final
 
 import jax
@@ -26,9 +26,9 @@ from benchmarks.sites.peers import flax_linen, ours
 
 Step = Callable[..., tuple[Any, ...]]
 
-STRATEGIES: Final = ("on_chip", "cluster", "two_kernels")
-MAIN_PEERS: Final = ("copy", "ours", "ours_mask", "flax")
-# What the kernels are asked for; by themselves they choose by the shape.
+STRATEGIES: Final = ("two_kernels", "on_chip", "cluster")
+MAIN_PEERS: Final = ("copy", "ours_mask", "ours", "flax")
+# What the kernels are asked for. By themselves they choose by the shape.
 VARIANTS: Final = {
     **{f"ours_{name}": {"JAX_BNAR_CUDA_STRATEGY": name} for name in STRATEGIES},
     **{f"ours_slab_{n}": {"JAX_BNAR_CUDA_SLAB_CHANNELS": str(n)} for n in (16, 32, 64)},
@@ -37,7 +37,7 @@ MORE_PEERS: Final = tuple(VARIANTS)
 
 
 def copy_step(x: Any, z: Any, dy: Any, scale: Any, bias: Any) -> tuple[Any, ...]:
-    """As many bytes as a copy moves; XLA would leave out the copy itself."""
+    """Moves as many bytes as a copy, which XLA itself would leave out."""
     return (-x,)
 
 
@@ -65,7 +65,7 @@ def compile_chain(peer: str, site: Site, wave: Wave, work: Work) -> Any:
 
 @contextlib.contextmanager
 def variant_of(peer: str) -> Iterator[None]:
-    """The kernels read it when they are launched; each peer's program is its own."""
+    """Sets a variant's variables, which the kernels read when they are launched."""
     variables = VARIANTS.get(peer, {})
     os.environ.update(variables)
     try:
@@ -85,21 +85,21 @@ def check(got: Sequence[Any], expected: Sequence[Any]) -> list[float]:
 
 
 def run_wave(work: Work, wave: Wave, results: Results, pool: ThreadPoolExecutor) -> None:
-    pairs = [(site, peer) for site in work.sites for peer in wave.peers]
-    programs = {pair: pool.submit(compile_chain, pair[1], pair[0], wave, work) for pair in pairs}
-    # Compiling takes the host's cores from what is measured.
-    for site, peer in pairs:
-        programs[site, peer].exception()
+    """Measures site by site, so that a run that is cut off has all peers where it has any."""
     for site in work.sites:
         if work.time_is_up():
             return
+        # Flax first: the others are compared with it.
+        peers = sorted(wave.peers, key=lambda peer: peer != "flax")
+        programs = {peer: pool.submit(compile_chain, peer, site, wave, work) for peer in peers}
+        # Compiling takes the host's cores from what is measured, so it ends before.
+        wait(programs.values())
         sets, rounds = work.sets(site, wave), work.rounds(site, wave)
         operands = make_operands(shapes_of(site, wave, sets))
         reference: Any = None
-        # Flax first: what the others are compared with.
-        for peer in sorted(wave.peers, key=lambda peer: peer != "flax"):
+        for peer in peers:
             try:
-                compiled = programs.pop((site, peer)).result()
+                compiled = programs.pop(peer).result()
                 with variant_of(peer), launched() as kernels:
                     times, share = measure(compiled, operands, work.samples, sets, rounds)
                     first: Any = compiled(*operands)[0] if peer != "copy" else None
@@ -119,6 +119,7 @@ def run_wave(work: Work, wave: Wave, results: Results, pool: ThreadPoolExecutor)
             except Exception as error:
                 results.fail(site, wave, peer, error)
         del operands, reference
+        print(f"{site.label}: {len(results.document['rows'])} rows", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

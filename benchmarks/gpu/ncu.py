@@ -41,7 +41,13 @@ COUNTERS: Final = {
     "registers_per_thread": "launch__registers_per_thread",
     "shared_bytes_per_block": "launch__shared_mem_per_block",
     "shared_bank_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    # Cycles in which shared memory was busy: constants that are read again for each vector show.
+    "shared_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
     "occupancy_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    # Cycles in which an instruction was issued: near 100, instructions are the limit.
+    "issue_active_percent": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    # Of the 32 threads of a warp, those that took part: fewer where branches diverge.
+    "threads_per_instruction": "smsp__thread_inst_executed_per_inst_executed.ratio",
 }
 METRICS: Final = (*COUNTERS.values(), *STALLS.values())
 # Shares of the time after which ncu is asked to end, and with it what it profiles, and after which

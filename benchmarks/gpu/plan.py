@@ -1,8 +1,8 @@
 """The steps of `make gpu`: which commands, in which environment, for how long.
 
-Everything runs offline on what is installed. The package is built into a folder of its own, so that
-neither the Python that runs this nor the source tree is changed; PYTHONSAFEPATH keeps the source
-tree, which lacks the native module, from coming first.
+Everything runs offline on what is installed. The package is built into a folder of its own, or
+installed there from wheels, so that neither the Python that runs this nor the source tree changes.
+PYTHONSAFEPATH keeps the source tree, which lacks the native module, from coming first.
 """
 
 import dataclasses
@@ -20,7 +20,8 @@ from benchmarks.gpu.steps import Command, Step
 Platform = Literal["cuda", "cpu"]
 
 ROOT: Final = Path(__file__).parents[2]
-# Options of each, and of tests/gpu/gpu_sanitize.py: those that watch each access take longest.
+# The options of each tool, and of tests/gpu/gpu_sanitize.py: tools that watch each access take
+# longest.
 SANITIZERS: Final = {
     # XLA asks the runtime what may fail, and memcheck would report it.
     "memcheck": (("--report-api-errors", "no"), ()),
@@ -38,13 +39,21 @@ ORACLE_TESTS: Final = (
 )
 # A replayed graph holds the launches of the strategy that it was captured under.
 NO_GRAPHS: Final = "--xla_gpu_enable_command_buffer="
-# What is run where --only names nothing, in this order; `oracle` repeats in a longer way what
-# `tests` says of one strategy.
+# XLA leaves programs of fewer than five kernels out of CUDA graphs: `smoke` launches one step as it
+# is, and has a chain of them captured.
+SMOKE_FLAGS: Final = (
+    "--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL --xla_gpu_graph_min_graph_size=5"
+)
+# What runs if --only names nothing, in this order: what a run that is cut off should have comes
+# first. `oracle` tests one strategy at greater length than `tests`.
 DEFAULT: Final = (
-    "build", "device", "doctor", "tests", "programs", "sanitize", "large", "benchmark_jax",
-    "benchmark_torch", "inference_joins", "resnet50_jax", "counters", "resnet50_torch",
+    "build", "smoke", "doctor", "sites_jax", "sites_torch", "tests", "device", "programs",
+    "sanitize", "large", "benchmark_jax", "benchmark_torch", "inference_joins", "resnet50_jax",
+    "counters", "resnet50_torch",
 )  # fmt: skip
 NAMES: Final = (*DEFAULT, "oracle")
+# A command that may take ten minutes must be able to hold any one step after `build`.
+LONGEST_STEP_S: Final = 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,22 +62,24 @@ class Plan:
 
     Attributes:
         platform: "cpu" is the dry run: the same steps, tiny, on what is there.
-        directory: for the built package and files of the steps; not emptied.
-        workers: processes of pytest, which share the device.
+        directory: for the built package and the files of the steps; it is not emptied.
+        workers: the number of processes of pytest, which share the device.
         benchmark: options of the benchmarks.
+        wheels: what to install instead of building.
     """
 
     platform: Platform
     directory: Path
     workers: int
     benchmark: tuple[str, ...] = ()
+    wheels: tuple[Path, ...] = ()
 
     @property
     def site(self) -> Path:
         return self.directory / "site"
 
     def environment(self, **more: str) -> dict[str, str]:
-        # Where `build` was left out, the package that this process would import.
+        # If `build` is left out, this is the package that this process would import.
         found = importlib.util.find_spec("jax_bnar")
         installed = [Path(found.origin).parents[1]] if found and found.origin else []
         paths = [self.site, *installed, ROOT, ROOT / "tests"]
@@ -78,7 +89,7 @@ class Plan:
             "PYTHONUNBUFFERED": "1",
             "JAX_PLATFORMS": "cuda,cpu" if self.platform == "cuda" else "cpu",
             "JAX_BNAR_GPU_PLATFORM": self.platform,
-            # Several processes, and other libraries in one, share the memory.
+            # Several processes share the memory, and so do other libraries in one of them.
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
             # No folder of examples in the source tree, and the same ones in every run.
             "CI": "true",
@@ -88,8 +99,11 @@ class Plan:
     def steps(self, names: tuple[str, ...]) -> list[Step]:
         makers: dict[str, Callable[[], Step]] = {
             "build": self._build,
-            "device": self._device,
+            "smoke": self._smoke,
             "doctor": self._doctor,
+            "sites_jax": self._sites_jax,
+            "sites_torch": self._sites_torch,
+            "device": self._device,
             "tests": self._tests,
             "programs": self._programs,
             "sanitize": self._sanitize,
@@ -105,18 +119,34 @@ class Plan:
         return [makers[name]() for name in NAMES if name in names]
 
     def _build(self) -> Step:
+        pip = [
+            sys.executable, "-m", "pip", "install", "--no-deps", "--no-index",
+            "--disable-pip-version-check", "--upgrade", "--target", str(self.site),
+        ]  # fmt: skip
+        if self.wheels:
+            return Step("build", (Command((*pip, *map(str, self.wheels))),), limit_s=60)
         cuda = {"cuda": "ON", "cpu": "OFF"}[self.platform]
         options = [f"JAX_BNAR_CUDA={cuda}", "JAX_BNAR_WARNINGS_AS_ERRORS=ON"]
         if self.platform == "cuda":
             options.append("CMAKE_CUDA_ARCHITECTURES=native")
-        argv = [
-            sys.executable, "-m", "pip", "install", "--verbose", "--no-build-isolation",
-            "--no-deps", "--no-index", "--disable-pip-version-check", "--upgrade",
-            "--target", str(self.site),
-            *(f"--config-settings=cmake.define.{option}" for option in options), str(ROOT),
-        ]  # fmt: skip
+        settings = [f"--config-settings=cmake.define.{option}" for option in options]
+        argv = [*pip, "--verbose", "--no-build-isolation", *settings, str(ROOT)]
         # A caller's PYTHONPATH would hide what this Python builds with.
         return Step("build", (Command(tuple(argv)),), limit_s=240)
+
+    def _smoke(self) -> Step:
+        # It takes 20 seconds, most of which JAX and XLA need to start; a kernel that waits for ever
+        # costs a minute.
+        return self._measured("smoke", "smoke", 60, XLA_FLAGS=self._flags(SMOKE_FLAGS))
+
+    def _sites_jax(self) -> Step:
+        options = ("--part", "first", *self.benchmark)
+        return self._measured("sites_jax", "jax_benchmark", 200, *options)
+
+    def _sites_torch(self) -> Step:
+        options = ("--part", "first", *self.benchmark)
+        step = self._measured("sites_torch", "torch_benchmark", 120, *options)
+        return dataclasses.replace(step, needs=(), skip=_missing("torch"))
 
     def _device(self) -> Step:
         output = self.directory / "device.json"
@@ -125,7 +155,7 @@ class Plan:
 
     def _doctor(self) -> Step:
         output = self.directory / "doctor.json"
-        # The report is what it prints, so that a shell keeps the file.
+        # The doctor prints its report, so a shell writes the file.
         shell = f'exec "$0" -m jax_bnar.doctor --json --timeout 60 >"{output}"'
         argv = ("/bin/sh", "-c", shell, sys.executable)
         return Step(
@@ -137,25 +167,24 @@ class Plan:
         return Step("tests", (command,), limit_s=200, needs=("build",))
 
     def _programs(self) -> Step:
-        # Two at a time: each starts a process of JAX, and some fill what they may of the memory.
+        # Each starts a process of JAX, and some fill all the memory that they may have.
         workers = min(self.workers, 2)
-        command = self._pytest("gpu", "gpu/test_gpu_programs.py", workers=workers)
+        command = self._pytest("gpu", "gpu/test_gpu_programs.py", workers=workers, timeout_s=140)
         return Step("programs", (command,), limit_s=150, needs=("build",))
 
     def _large(self) -> Step:
-        # On the CPU it takes 20 GB.
         skip = None if self.platform == "cuda" else "needs 20 GB on the CPU; pytest -m large"
         command = self._pytest("large", "operators/test_large.py", workers=0)
         return Step("large", (command,), limit_s=90, needs=("build",), skip=skip)
 
     def _oracle(self) -> Step:
         command = self._pytest("not gpu and not large", *ORACLE_TESTS, "-k", "not xla")
-        return Step("oracle", (command,), limit_s=500, needs=("build",))
+        return Step("oracle", (command,), limit_s=400, needs=("build",))
 
     def _sanitize(self) -> Step:
         program = (sys.executable, str(ROOT / "tests" / "gpu" / "gpu_sanitize.py"))
         environment = self.environment(
-            # Each buffer an allocation of its own, or nothing inside the pool is out of bounds.
+            # Each buffer is a separate allocation; in a pool, no access would be out of bounds.
             XLA_PYTHON_CLIENT_ALLOCATOR="platform",
             XLA_FLAGS=self._flags(),
         )
@@ -176,17 +205,19 @@ class Plan:
         return Step("sanitize", commands, limit_s=240, needs=("build",), skip=skip)
 
     def _benchmark_jax(self) -> Step:
-        return self._measured("benchmark_jax", "jax_benchmark", 300, *self.benchmark)
+        options = ("--part", "rest", *self.benchmark)
+        return self._measured("benchmark_jax", "jax_benchmark", 300, *options)
 
     def _benchmark_torch(self) -> Step:
-        step = self._measured("benchmark_torch", "torch_benchmark", 300, *self.benchmark)
+        options = ("--part", "rest", *self.benchmark)
+        step = self._measured("benchmark_torch", "torch_benchmark", 300, *options)
         return dataclasses.replace(step, needs=(), skip=_missing("torch"))
 
     def _inference_joins(self) -> Step:
         return self._measured("inference_joins", "inference_joins", 60)
 
     def _resnet50_jax(self) -> Step:
-        # Most of it is the search for the fastest algorithm of each convolution.
+        # XLA spends most of it on finding the fastest algorithm for each convolution.
         return self._measured("resnet50_jax", "resnet50_jax", 400)
 
     def _resnet50_torch(self) -> Step:
@@ -195,7 +226,7 @@ class Plan:
         return dataclasses.replace(step, needs=(), skip=skip)
 
     def _counters(self) -> Step:
-        # A replayed graph is one entry of the profile, whatever it launches.
+        # A replayed graph would be a single entry of the profile, whatever it launches.
         step = self._measured("counters", "counters", 200, XLA_FLAGS=self._flags())
         there = self.platform == "cpu" or find_ncu()
         return dataclasses.replace(step, skip=None if there else "ncu is not installed")
@@ -216,26 +247,29 @@ class Plan:
         **more: str,
     ) -> Command:  # fmt: skip
         argv = (sys.executable, "-m", name, *options)
-        # Without kernels an error, and not the time of pure JAX.
+        # Without kernels, an error is better than the time of pure JAX.
         environment = self.environment(JAX_BNAR_IMPLEMENTATION="ffi", **more)
         return Command(argv, environment, output, deadline_option)
 
     def _pytest(
-        self, marker: str, *arguments: str, workers: int | None = None, **more: str
-    ) -> Command:
+        self, marker: str, *arguments: str, workers: int | None = None, timeout_s: float = 90,
+        **more: str,
+    ) -> Command:  # fmt: skip
         workers = self.workers if workers is None else workers
         argv = [
             sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker,
-            # A warning of another version of JAX must not hide what the kernels do.
+            # Warnings of another version of JAX must not hide what the kernels do.
             "-W", "default",
             "--numprocesses", str(workers), "--dist", "loadgroup", "--maxfail", "40",
-            "--tb", "short",
+            "--tb", "short", "-p", "benchmarks.gpu.failures_now",
+            # A kernel that hangs blocks its process, which only another thread can end.
+            "--timeout", f"{timeout_s:g}", "--timeout-method", "thread",
         ]  # fmt: skip
         argv += [str(ROOT / "tests" / a) if a.endswith(".py") else a for a in arguments]
         return Command(tuple(argv), self.environment(**more))
 
-    def _flags(self) -> str:
-        return " ".join([*os.environ.get("XLA_FLAGS", "").split(), NO_GRAPHS])
+    def _flags(self, flags: str = NO_GRAPHS) -> str:
+        return " ".join([*os.environ.get("XLA_FLAGS", "").split(), flags])
 
 
 def _missing(package: str) -> str | None:

@@ -3,10 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.common.sites import RESNET50_SITES
 from benchmarks.gpu.steps import StepRecord
+
+# What other peers are held against: both ways to save the sign of the ReLU.
+OURS: Final = ("ours", "ours_mask")
 
 
 def results_of(summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -25,15 +28,21 @@ def rows_of_results(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any
             yield {**row, "peer": f"{family}_copy" if row["peer"] == "copy" else row["peer"]}
 
 
+def rows_of(records: Sequence[StepRecord]) -> Iterator[dict[str, Any]]:
+    """Rows of sites of all steps."""
+    return rows_of_results(_results(records))
+
+
 def merge(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
     """One object for each batch size and dtype.
 
     `sum_ms` weights each site with its count, over the sites that a peer has; `sites` says how many
-    those are, for only sums over the same ones compare. The floors take the median rate of the
-    copies. `slower_than` names, for each peer, the sites where it takes less time than `ours`.
+    those are, because only sums over the same sites compare. The floors take the median rate of the
+    copies. `slower_than` names, for each peer, the sites where it takes less time than `ours`, and
+    those where it takes less than `ours_mask`.
     """
     groups: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows_of_results(_results(records)):
+    for row in rows_of(records):
         groups[row["batch"], row["dtype"]].append(row)
     return [_merge(batch, dtype, rows) for (batch, dtype), rows in groups.items()]
 
@@ -73,14 +82,17 @@ def _merge(batch: int, dtype: str, rows: list[dict[str, Any]]) -> dict[str, Any]
     }
 
 
-def _slower_than(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """For each peer that is not ours the sites where it takes less time than `ours`."""
+def _slower_than(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[str]]]:
+    """For each peer that is not ours, the sites where it takes less time than each of OURS."""
     times = {(row["peer"], row["site"]): row["median_ms"] for row in rows}
-    found: dict[str, list[str]] = defaultdict(list)
+    found: dict[str, dict[str, list[str]]] = {}
     for (peer, site), ms in times.items():
         if not peer.startswith("ours") and not peer.endswith("_copy"):
-            found[peer] += [site] if times.get(("ours", site), 0.0) > ms else []
-    return dict(found)
+            of_peer = found.setdefault(peer, {name: [] for name in OURS})
+            for name in OURS:
+                if times.get((name, site), 0.0) > ms:
+                    of_peer[name].append(site)
+    return found
 
 
 def summaries(records: Sequence[StepRecord]) -> Iterator[str]:
@@ -112,7 +124,8 @@ def render(records: Sequence[StepRecord]) -> Iterator[str]:
         for peer, total in sorted(group["peers"].items(), key=lambda item: item[1]["sum_ms"]):
             partial = "" if total["sites"] == group["sites"] else f"  ({total['sites']} sites only)"
             yield f"  {total['sum_ms']:9.3f}  {peer}{partial}"
-        for peer, sites in group["slower_than"].items():
-            if sites:
-                yield f"  ours is slower than {peer} at {', '.join(sites)}"
+        for peer, of_peer in group["slower_than"].items():
+            for name, sites in of_peer.items():
+                if sites:
+                    yield f"  {name} is slower than {peer} at {', '.join(sites)}"
     yield from summaries(records)

@@ -1,4 +1,4 @@
-"""What both families of peers measure, in which order, until when, and how results are kept."""
+"""What both families of peers measure, in which order and until when, and how results are kept."""
 
 import argparse
 import math
@@ -16,17 +16,17 @@ from benchmarks.sites.problem import DType, itemsize
 
 _TENSORS_OF_A_SET: Final = 6  # x, z, dy, y, dx, dz at most
 _MOST_SETS: Final = 48
-# For how long a sample lasts, about: a guess at the time from the bytes, not a result.
+# For the number of rounds that fill a sample: a guess, not a result.
 _GUESSED_BYTES_PER_S: Final = 2.5e12
-# Of a result, in L2 norm. Near 0 rounding opens a gate in one and shuts it in the other: that alone
-# is 0.05 in bfloat16. Who computes something else is off by about 1; how well each rounds is for
-# tests/.
+# The error of a result in L2 norm. Near 0, rounding opens a gate for one peer and shuts it for
+# another, which alone is 0.05 in bfloat16. A peer that computes something else is off by about 1;
+# how accurately each rounds is tested in tests/.
 ERROR_ALLOWED: Final = 0.15
 
 
 @dataclass(frozen=True)
 class Wave:
-    """All sites at one batch size, dtype and group of peers: compiled together, then measured."""
+    """All sites at one batch size and dtype, for a group of peers."""
 
     batch: int
     dtype: DType
@@ -38,9 +38,9 @@ class Work:
     """The options of a benchmark.
 
     Attributes:
-        rotate_bytes: the sets of operands hold together at least this much, so that what one call
+        rotate_bytes: the sets of operands hold at least this much together, so that what one call
             left in L2 is gone when its turn comes again.
-        sample_s: device time that one sample is meant to take.
+        sample_s: the device time that one sample is meant to take.
     """
 
     platform: str
@@ -56,12 +56,12 @@ class Work:
         return time.monotonic() > self.end
 
     def sets(self, site: Site, wave: Wave) -> int:
-        """Sets of operands to rotate among: two at least."""
+        """The number of sets of operands to rotate among, at least two."""
         one = _TENSORS_OF_A_SET * site.elements(wave.batch) * itemsize(wave.dtype)
         return min(_MOST_SETS, max(2, math.ceil(self.rotate_bytes / one)))
 
     def rounds(self, site: Site, wave: Wave) -> int:
-        """Passes through all sets in one sample."""
+        """The number of passes through all sets in one sample."""
         step = two_read_bytes_without_y(site, wave.batch, itemsize(wave.dtype))
         one = self.sets(site, wave) * step / _GUESSED_BYTES_PER_S
         return min(1000, max(2, round(self.sample_s / one)))
@@ -73,8 +73,12 @@ def parse(
     main_peers: tuple[str, ...],
     more_peers: tuple[str, ...],
 ) -> Work:
-    """The main peers at every batch size and dtype, the others at the first of each alone."""
+    """The main peers at every batch size and dtype, the others only at the first of each.
+
+    `--part first` asks for that first combination alone, and `--part rest` for all others.
+    """
     parser = make_parser(description)
+    parser.add_argument("--part", choices=("all", "first", "rest"), default="all")
     parser.add_argument("--batch", type=int, nargs="+", default=[256, 64, 32])
     dtypes = get_args(DType)
     parser.add_argument("--dtype", nargs="+", choices=dtypes, default=list(dtypes[1:] + dtypes[:1]))
@@ -86,13 +90,14 @@ def parse(
     options = parser.parse_args(arguments)
     end = time.monotonic() + options.seconds
     if options.platform == "cpu":
-        options.batch, options.dtype, options.sites = [2], ["bfloat16"], ["7x7x2048 bn_add_relu"]
+        options.batch, options.dtype = [2], ["bfloat16", "float32"]
+        options.sites = ["7x7x2048 bn_add_relu"]
         options.samples, options.sample_ms, options.rotate_mib = 2, 0, 0
     sites = [s for s in RESNET50_SITES if s.label.startswith(tuple(options.sites))]
     if not sites:
         labels = ", ".join(site.label for site in RESNET50_SITES)
         parser.error(f"--sites {' '.join(options.sites)} fits none of: {labels}")
-    # The heaviest first: what a deadline cuts off is what counts least.
+    # The heaviest come first, so that a deadline cuts off what counts least.
     sites.sort(key=lambda site: -site.count * one_read_bytes(site, 1, 2))
     waves = tuple(
         Wave(batch, dtype, peers)
@@ -117,14 +122,17 @@ def _waves(
     def asked(peers: tuple[str, ...]) -> tuple[str, ...]:
         return peers if options.peers is None else tuple(p for p in peers if p in options.peers)
 
-    for index, (batch, dtype) in enumerate((b, d) for b in options.batch for d in options.dtype):
-        yield batch, dtype, asked(main_peers)
-        if index == 0:
-            yield batch, dtype, asked(more_peers)
+    first, *rest = ((b, d) for b in options.batch for d in options.dtype)
+    if options.part != "rest":
+        yield *first, asked(main_peers)
+        yield *first, asked(more_peers)
+    if options.part != "first":
+        for batch, dtype in rest:
+            yield batch, dtype, asked(main_peers)
 
 
 class Results:
-    """Rows, written after each wave, for a process may be killed."""
+    """Rows, written after each of them, because the process may be killed."""
 
     def __init__(self, work: Work, family: str, device: dict[str, Any]) -> None:
         self._work = work
@@ -136,7 +144,6 @@ class Results:
             if self._work.time_is_up():
                 break
             run_wave(wave)
-            self.write()
             print(f"{wave}: {len(self.document['rows'])} rows", flush=True)
         self.write(complete=not self._work.time_is_up())
         return 1 if self.document["errors"] else 0
@@ -162,15 +169,17 @@ class Results:
                 **more,
             }
         )
+        self.write()
 
     def fail(
         self, site: Site, wave: Wave, peer: str, error: BaseException, *, refused: bool = False
     ) -> None:
-        """One peer at one site; the others go on. What a peer does not offer is no failure."""
+        """Notes that a peer failed at a site, or (`refused`) does not offer what was asked for."""
         text = f"{type(error).__name__}: {str(error)[:2000]}"
         where = {"site": site.label, "batch": wave.batch, "dtype": wave.dtype, "peer": peer}
         print(f"{'REFUSED' if refused else 'FAILED'} {where}: {text}", flush=True)
         self.document["refused" if refused else "errors"].append({**where, "error": text})
+        self.write()
 
     def write(self, complete: bool = False) -> None:
         self.document["complete"] = complete

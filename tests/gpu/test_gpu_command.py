@@ -2,7 +2,11 @@
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from gpu_cases import calls_outside_graphs
 from benchmarks.common.sites import RESNET50_SITES, one_read_bytes
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import plan, work
+from benchmarks.gpu import steps as steps_module
 from benchmarks.gpu.steps import Command, Step, StepRecord, run_steps
 
 
@@ -27,6 +32,7 @@ def run(steps: list[Step], directory: Path, budget_s: float = 100) -> dict[str, 
         working_directory=directory,
         budget_s=budget_s,
         load=lambda path: json.loads(path.read_text()),
+        while_running=lambda record: None,
         after_each=records.append,
     )
     assert returned == records
@@ -81,6 +87,105 @@ def test_budget_ends_the_run(tmp_path: Path) -> None:
     assert {record.status for record in found.values()} == {"not_run"}
 
 
+def test_what_a_running_step_has_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill then loses seconds, not the step."""
+    monkeypatch.setattr(steps_module, "REPORT_SECONDS", 0.2)
+    output = tmp_path / "result.json"
+    code = (
+        "import sys, time; print('measured a', flush=True);"
+        f" open({str(output)!r}, 'w').write('[1]'); time.sleep(2)"
+    )
+    seen: list[StepRecord] = []
+    run_steps(
+        [Step("slow", (Command((sys.executable, "-c", code), {}, output),), 30)],
+        directory=tmp_path,
+        working_directory=tmp_path,
+        budget_s=30,
+        load=lambda path: json.loads(path.read_text()),
+        while_running=seen.append,
+        after_each=lambda record: None,
+    )
+    assert {record.status for record in seen} == {"running"}
+    assert seen[0].commands[0].result is None
+    (last,) = seen[-1].commands
+    assert (last.exit_status, last.result, last.tail) == (None, [1], "measured a\n")
+
+
+def test_an_exception_ends_the_programs(tmp_path: Path) -> None:
+    process = tmp_path / "process"
+    code = f"import os, time; open({str(process)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+
+    def interrupt(record: StepRecord) -> None:
+        while not (process.exists() and process.read_text()):
+            time.sleep(0.02)
+        raise SystemExit(143)
+
+    with pytest.raises(SystemExit):
+        run_steps(
+            [step("slow", code)],
+            directory=tmp_path,
+            working_directory=tmp_path,
+            budget_s=30,
+            load=lambda path: None,
+            while_running=interrupt,
+            after_each=lambda record: None,
+        )
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(process.read_text()), 0)
+
+
+def test_a_terminated_run_keeps_what_was_measured(tmp_path: Path) -> None:
+    """The command as a whole, ended while a benchmark runs."""
+    code = f"""
+import json, signal, sys, threading, time
+sys.path[:0] = [{str(plan.ROOT)!r}]
+from pathlib import Path
+from benchmarks.gpu import __main__ as command, plan, steps
+from benchmarks.gpu.steps import Command, Step
+steps.REPORT_SECONDS = 0.1
+output = Path({str(tmp_path / "rows.json")!r})
+row = dict(site="a", count=1, batch=2, dtype="float32", peer="ours", median_ms=1.5,
+           one_read_bytes=1, two_read_bytes=1)
+document = dict(family="jax", rows=[row])
+writes = f"open({{str(output)!r}}, 'w').write({{json.dumps(document)!r}}); "
+waits = "print('so far', flush=True); import time; time.sleep(60)"
+program = (sys.executable, "-c", writes + waits)
+plan.Plan.steps = lambda self, names: [Step("smoke", (Command(program, {{}}, output),), 60)]
+def terminate():
+    time.sleep(3)
+    signal.raise_signal(signal.SIGTERM)
+threading.Thread(target=terminate).start()
+command.main(["--only", "smoke", "--work", {str(tmp_path / "work")!r},
+              "--output", {str(tmp_path / "out")!r}])
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert finished.returncode == 128 + signal.SIGTERM, finished.stderr.decode()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert not summary["complete"]
+    (record,) = summary["steps"]
+    assert record["status"] == "running"
+    assert summary["table"][0]["peers"]["ours"]["sum_ms"] == 1.5
+    assert "so far" in (tmp_path / "out" / "log.txt").read_text()
+
+
+def test_failures_are_printed_at_once(tmp_path: Path) -> None:
+    """A hang that ends the run must not take the text of an earlier failure with it."""
+    (tmp_path / "test_it.py").write_text(
+        "import os\ndef test_first(): assert 1 == 2, 'the reason'\ndef test_second(): os._exit(3)\n"
+    )
+    argv = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.failures_now"]
+    finished = subprocess.run(
+        [sys.executable, *argv, "--rootdir", str(tmp_path), str(tmp_path)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env=dict(os.environ) | {"PYTHONPATH": str(plan.ROOT)},
+    )  # fmt: skip
+    assert finished.returncode == 3
+    assert "=== FAILED test_it.py::test_first (call)" in finished.stdout
+    assert "AssertionError: the reason" in finished.stdout
+
+
 def test_a_result_that_an_earlier_run_left_does_not_count(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     output.write_text("{}")
@@ -98,7 +203,20 @@ def test_plan_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "--config-settings=cmake.define.JAX_BNAR_CUDA=ON" in build.argv
     assert "--config-settings=cmake.define.JAX_BNAR_WARNINGS_AS_ERRORS=ON" in build.argv
     assert "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=native" in build.argv
+    # What the first minutes must give comes first, and each step fits a call of ten minutes.
+    assert plan.DEFAULT[:6] == ("build", "smoke", "doctor", "sites_jax", "sites_torch", "tests")
+    assert all(step.limit_s <= plan.LONGEST_STEP_S for step in steps.values())
+    assert sum(steps[name].limit_s for name in plan.DEFAULT[:3]) <= 400
+    (smoke,) = steps["smoke"].commands
+    assert steps["smoke"].limit_s <= 60
+    assert smoke.environment["XLA_FLAGS"].startswith("--xla_a=1 --xla_gpu_enable_command_buffer=FU")
+    parts = {name: steps[name].commands[0].argv for name in ("sites_jax", "benchmark_jax")}
+    assert {name: argv[argv.index("--part") + 1] for name, argv in parts.items()} == {
+        "sites_jax": "first",
+        "benchmark_jax": "rest",
+    }
     (tests,) = steps["tests"].commands
+    assert "benchmarks.gpu.failures_now" in tests.argv
     assert tests.environment["XLA_FLAGS"] == "--xla_a=1 --xla_gpu_enable_command_buffer="
     assert tests.environment["JAX_PLATFORMS"] == "cuda,cpu"
     assert tests.environment["PYTHONPATH"].startswith(str(tmp_path / "site"))
@@ -120,6 +238,16 @@ def test_plan_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "resnet50_torch": "torch is not installed",
         "counters": "ncu is not installed",
     }
+
+
+def test_a_wheel_is_installed_instead_of_a_build(tmp_path: Path) -> None:
+    wheels = (tmp_path / "jax_bnar.whl", tmp_path / "jax_bnar_cuda13.whl")
+    (build,) = plan.Plan("cuda", tmp_path, workers=1, wheels=wheels).steps(("build",))
+    argv = build.commands[0].argv
+    assert argv[-2:] == tuple(map(str, wheels))
+    assert str(plan.ROOT) not in argv
+    assert {"--no-deps", "--no-index", "--target"} <= set(argv)
+    assert command.parse(["--wheel", "a.whl", "b.whl"]).wheel == [Path("a.whl"), Path("b.whl")]
 
 
 def test_arguments() -> None:
@@ -152,6 +280,23 @@ def test_work_of_the_benchmark(tmp_path: Path) -> None:
             held = 6 * wanted.sets(site, wave) * site.elements(wave.batch) * size
             assert held >= 256 << 20
     assert work.parse(None, [*given, "--seconds", "-1"], ("ours",), ()).time_is_up()
+    parts = {
+        part: work.parse(None, [*given, "--part", part], ("copy", "ours"), ("ours_cluster",)).waves
+        for part in ("first", "rest")
+    }
+    assert parts["first"] + parts["rest"] == wanted.waves
+    assert {(w.batch, w.dtype) for w in parts["first"]} == {(256, "bfloat16")}
+
+
+def test_a_row_is_written_as_soon_as_it_is_measured(tmp_path: Path) -> None:
+    output = tmp_path / "a.json"
+    wanted = work.parse(None, ["--output", str(output)], ("ours",), ())
+    results = work.Results(wanted, "jax", {})
+    site, wave = RESNET50_SITES[0], wanted.waves[0]
+    results.add(site, wave, "ours", [1.0, 3.0, 2.0])
+    assert [row["median_ms"] for row in json.loads(output.read_text())["rows"]] == [2.0]
+    results.fail(site, wave, "flax", ValueError("too bad"))
+    assert json.loads(output.read_text())["errors"][0]["error"] == "ValueError: too bad"
 
 
 def test_minimal_bytes_of_the_step() -> None:
@@ -175,7 +320,7 @@ def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code = command.main(
         [
             "--platform", "cpu", "--workers", "0",
-            "--skip", "build", "doctor", "benchmark_torch", "resnet50_torch",
+            "--skip", "build", "doctor", "sites_torch", "benchmark_torch", "resnet50_torch",
             "--work", str(tmp_path / "work"), "--output", str(tmp_path / "out"),
         ]
     )  # fmt: skip
@@ -183,8 +328,10 @@ def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     statuses = {record["name"]: record["status"] for record in summary["steps"]}
     assert statuses == {
-        "device": "passed",
+        "smoke": "passed",
+        "sites_jax": "passed",
         "tests": "passed",
+        "device": "passed",
         "programs": "passed",
         "sanitize": "passed",
         "large": "skipped",
@@ -198,15 +345,26 @@ def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert summary["passed"]
     results = {record["name"]: record["commands"] for record in summary["steps"]}
     assert results["device"][0]["result"]["platform"] == "cpu"
-    benchmark = results["benchmark_jax"][0]["result"]
+    smoke = results["smoke"][0]["result"]
+    assert smoke["complete"]
+    assert smoke["running"] is None
+    assert list(smoke["strategies"]) == ["auto", "two_kernels", "on_chip", "cluster"]
+    assert all(entry["forward_ran"] for entry in smoke["strategies"].values())
+    rest = results["benchmark_jax"][0]["result"]["rows"]
+    assert {(row["peer"], row["dtype"]) for row in rest} == {
+        (peer, "float32") for peer in ("copy", "ours", "ours_mask", "flax")
+    }
+    benchmark = results["sites_jax"][0]["result"]
     assert benchmark["dry_run"]
     assert not benchmark["errors"]
+    assert {row["dtype"] for row in benchmark["rows"]} == {"bfloat16"}
     assert {row["peer"] for row in benchmark["rows"]} == {
         "copy", "ours", "ours_mask", "flax", "ours_on_chip", "ours_cluster",
         "ours_two_kernels", "ours_slab_16", "ours_slab_32", "ours_slab_64",
     }  # fmt: skip
     assert {row["copies"] for row in benchmark["rows"]} == {0}
     assert "batch 2, bfloat16: 1 of 16 sites" in printed
+    assert "python -m benchmarks.gpu.model --measured" in printed
     assert "inference joins, batch 2" in printed
     (join,) = results["inference_joins"][0]["result"]["joins"]
     assert join["ours"]["passes"] == join["xla"]["passes"] == 1

@@ -414,9 +414,11 @@ def test_sites_of_the_program(tmp_path: Path) -> None:
     heaviest = counters_program.parse(["--output", str(tmp_path)]).sites
     weights = [of.count * one_read_bytes(of, 1, 2) for of in heaviest]
     others = [of for of in RESNET50_SITES if of not in heaviest]
-    assert len(heaviest) == 5
+    assert {"28x28x128 bn_relu", "14x14x256 bn_relu"} <= {of.label for of in heaviest}
     assert weights == sorted(weights, reverse=True)
-    assert weights[-1] >= max(of.count * one_read_bytes(of, 1, 2) for of in others)
+    # Five are the heaviest, and two more occur often.
+    assert len(heaviest) == 7
+    assert weights[4] >= max(of.count * one_read_bytes(of, 1, 2) for of in others)
     given = ["--output", str(tmp_path), "--sites", "7x7", "112"]
     assert {of.height for of in counters_program.parse(given).sites} == {7, 112}
     with pytest.raises(SystemExit):

@@ -38,7 +38,7 @@ def test_table_weights_sites_with_their_counts() -> None:
     }
     assert group["copy_bytes_per_s"] == 2e6
     assert group["one_read_floor_ms"] == pytest.approx(400 / 2e6 * 1e3)
-    assert group["slower_than"] == {"flax": []}
+    assert group["slower_than"] == {"flax": {"ours": [], "ours_mask": []}}
     text = "\n".join(table.render([record]))
     assert "12.000  flax  (1 sites only)" in text
     assert "slower than" not in text
@@ -48,15 +48,23 @@ def test_table_names_the_sites_where_a_peer_is_faster() -> None:
     jax_rows = [
         row("ours", "a", 3, 1.0),
         row("ours", "b", 1, 5.0),
+        row("ours_mask", "a", 3, 7.5),
+        row("ours_mask", "b", 1, 3.0),
         row("ours_cluster", "b", 1, 4.0),
     ]
-    torch_rows = [row("copy", "b", 1, 0.1, bytes=1), row("torch", "b", 1, 4.9)]
+    torch_rows = [
+        row("copy", "b", 1, 0.1, bytes=1),
+        row("torch", "a", 3, 6.0),
+        row("torch", "b", 1, 4.9),
+    ]
     records = [
         record_of("benchmark_jax", {"family": "jax", "rows": jax_rows}),
         record_of("benchmark_torch", {"family": "torch", "rows": torch_rows}),
     ]
-    assert table.merge(records)[0]["slower_than"] == {"torch": ["b"]}
-    assert "  ours is slower than torch at b" in list(table.render(records))
+    assert table.merge(records)[0]["slower_than"] == {"torch": {"ours": ["b"], "ours_mask": ["a"]}}
+    lines = list(table.render(records))
+    assert "  ours is slower than torch at b" in lines
+    assert "  ours_mask is slower than torch at a" in lines
 
 
 def test_table_has_the_programs_own_lines() -> None:

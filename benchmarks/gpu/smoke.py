@@ -1,0 +1,163 @@
+"""Whether the kernels run at all: one shape, every strategy, both directions, and a CUDA graph.
+
+One process, about 20 seconds. Each strategy runs its kernels alone and then in a program of several
+steps, which XLA captures in a CUDA graph under the flags that `make gpu` sets (plan.SMOKE_FLAGS).
+Each part is named in the file before it begins, so that a kernel that hangs is known by name after
+the process was killed.
+"""
+
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_bnar
+from benchmarks.common.json_file import write_json
+from benchmarks.gpu.chain import relative_error
+from benchmarks.gpu.device import describe_device
+from benchmarks.gpu.launches import launched
+from benchmarks.gpu.program import make_document, make_parser
+
+STRATEGIES: Final = ("auto", "two_kernels", "on_chip", "cluster")
+_STEPS_OF_A_GRAPH: Final = 4
+# Several, because XLA captures again where its buffers lie elsewhere.
+_REPLAYS: Final = 8
+# In L2 norm, against pure JAX in float32: a few roundings of bfloat16, and gates near 0.
+_ERROR_ALLOWED: Final = 0.02
+
+Operands = tuple[jax.Array, ...]
+
+
+def forward(x: Any, z: Any, scale: Any, bias: Any, implementation: Any = "ffi") -> Any:
+    return jax_bnar.bn_add_relu(x, z, scale, bias, save="mask", implementation=implementation)
+
+
+def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any, implementation: Any = "ffi") -> Any:
+    """(y, mean, var) and the gradients of x, z, scale and bias."""
+    function = functools.partial(forward, implementation=implementation)
+    result, vjp = jax.vjp(function, x, z, scale, bias)
+    zeros = jax.tree.map(jnp.zeros_like, result)
+    return tuple(result), vjp(zeros._replace(y=dy))
+
+
+def chain(x: Any, z: Any, scale: Any, bias: Any, dy: Any) -> Any:
+    """Several steps, each on the gradient of the one before; the first one's results come too."""
+    results = step(x, z, scale, bias, dy)
+    _, (dx, *_) = results
+    for _ in range(_STEPS_OF_A_GRAPH - 1):
+        _, (dx, *_) = step(x, z, scale, bias, dx)
+    return results, dx
+
+
+def make_operands(shape: tuple[int, ...]) -> Operands:
+    random = np.random.default_rng(0)
+    x, z, dy = (jnp.asarray(random.standard_normal(shape), jnp.bfloat16) for _ in range(3))
+    scale, bias = (jnp.asarray(random.standard_normal(shape[-1]), jnp.float32) for _ in range(2))
+    return x, z, scale, bias, dy
+
+
+def errors_of(got: Any, expected: Any) -> list[float]:
+    """Errors in L2 norm; raises ValueError where one is too large."""
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+    errors = [float(relative_error(a, b)) for a, b in pairs]
+    if not all(error <= _ERROR_ALLOWED for error in errors):
+        raise ValueError(
+            f"y, mean, var, dx, dz, dscale, dbias differ from pure JAX by {errors} in norm,"
+            f" and {_ERROR_ALLOWED} is allowed"
+        )
+    return errors
+
+
+def run_alone(operands: Operands, expected: Any, entry: dict[str, Any]) -> Any:
+    """Forward, which has its kernels to itself, and then forward and backward."""
+    x, z, scale, bias, _ = operands
+    with launched() as kernels:
+        jax.block_until_ready(jax.jit(lambda *given: forward(*given))(x, z, scale, bias))
+        entry["forward_ran"] = True
+        got = jax.block_until_ready(jax.jit(lambda *given: step(*given))(*operands))
+    entry["kernels"] = sorted(kernels)
+    entry["errors"] = errors_of(got, expected)
+    return got
+
+
+def run_graph(operands: Operands, expected: Any, entry: dict[str, Any]) -> None:
+    """The same in a chain, several times. The results must be equal bit for bit."""
+    program = jax.jit(lambda *given: chain(*given))
+    first = jax.block_until_ready(program(*operands))
+    entry["replayed"] = None if not entry["kernels"] else False
+    got = first
+    for _ in range(_REPLAYS):
+        with launched() as kernels:
+            got = jax.block_until_ready(program(*operands))
+        # A graph that is replayed launches nothing that is counted.
+        if entry["kernels"] and not kernels:
+            entry["replayed"] = True
+    for name, given, wanted in (("alone", first[0], expected), ("at first", got, first)):
+        pairs = zip(jax.tree.leaves(given), jax.tree.leaves(wanted), strict=True)
+        if not all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs):
+            raise ValueError(f"in a program of several steps the results are others than {name}")
+
+
+def summarise(document: dict[str, Any]) -> list[str]:
+    lines = [f"smoke on {document['device']['kind']}, {document['shape']}:"]
+    for name, entry in document["strategies"].items():
+        how = {True: "in a CUDA graph", False: "in a chain, but XLA captured NO CUDA graph"}
+        works = f"works alone and {how.get(entry.get('replayed'), 'in a chain')}"
+        result = entry.get("error") or works
+        lines.append(f"  {name:12} {entry['seconds']:5.1f} s  {result}")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser(__doc__)
+    options = parser.parse_args(arguments)
+    begin = time.monotonic()
+    shape = (2, 5, 5, 24) if options.platform == "cpu" else (16, 28, 28, 128)
+    document = make_document(
+        "smoke",
+        options.platform,
+        device=describe_device(),
+        shape=list(shape),
+        running=None,
+        strategies={},
+    )
+    parts: tuple[tuple[str, Callable[..., Any]], ...] = (("alone", run_alone), ("graph", run_graph))
+    operands = make_operands(shape)
+    compare = jax.jit(functools.partial(step, implementation="xla"))
+    wide = [operand.astype(jnp.float32) for operand in operands]
+    expected = jax.block_until_ready(compare(*wide))
+    for name in STRATEGIES:
+        if time.monotonic() - begin > options.seconds:
+            break
+        # The kernels read it when they are launched, and each strategy compiles its own programs.
+        os.environ["JAX_BNAR_CUDA_STRATEGY"] = name
+        entry: dict[str, Any] = {"seconds": 0.0}
+        document["strategies"][name] = entry
+        start = time.monotonic()
+        result = expected
+        for part, run in parts:
+            document["running"] = f"{name}, {part}"
+            write_json(options.output, document)
+            try:
+                result = run(operands, result, entry) or result
+            except Exception as error:
+                entry["error"] = f"{part}: {type(error).__name__}: {str(error)[:2000]}"
+                document["errors"].append(f"{name}, {entry['error']}")
+                break
+            finally:
+                entry["seconds"] = round(time.monotonic() - start, 2)
+        document["running"] = None
+        document["summary"] = summarise(document)
+        document["complete"] = len(document["strategies"]) == len(STRATEGIES)
+        write_json(options.output, document)
+        print(document["summary"][-1], flush=True)
+    return 1 if document["errors"] or not document["complete"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

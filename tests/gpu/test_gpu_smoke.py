@@ -1,0 +1,83 @@
+"""Tests, on the CPU, the program that `make gpu` runs first: what it says if a strategy fails."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.gpu import smoke
+
+
+@pytest.fixture(autouse=True)
+def default_promotion(monkeypatch: pytest.MonkeyPatch):
+    """Programs run with JAX's default promotion, and leave the variable behind."""
+    monkeypatch.setenv("JAX_BNAR_CUDA_STRATEGY", "auto")
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def run(tmp_path: Path) -> tuple[int, dict[str, Any]]:
+    output = tmp_path / "smoke.json"
+    status = smoke.main(["--platform", "cpu", "--output", str(output)])
+    return status, json.loads(output.read_text())
+
+
+def test_all_strategies_work_here(tmp_path: Path) -> None:
+    status, document = run(tmp_path)
+    assert status == 0
+    assert document["complete"]
+    assert [line.split()[0] for line in document["summary"][1:]] == list(smoke.STRATEGIES)
+
+
+def test_a_wrong_gradient_is_found_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = smoke.step
+
+    def wrong(*operands: Any, **options: Any) -> Any:
+        result, (dx, *others) = step(*operands, **options)
+        return result, (dx * 1.1, *others)
+
+    monkeypatch.setattr(smoke, "STRATEGIES", ("two_kernels", "on_chip"))
+    original = smoke.run_alone
+    calls: list[str] = []
+
+    def run_alone(operands: Any, expected: Any, entry: dict[str, Any]) -> Any:
+        calls.append("alone")
+        monkeypatch.setattr(smoke, "step", wrong if len(calls) == 1 else step)
+        return original(operands, expected, entry)
+
+    monkeypatch.setattr(smoke, "run_alone", run_alone)
+    status, document = run(tmp_path)
+    assert status == 1
+    assert (
+        "alone: ValueError: y, mean, var, dx, dz" in document["strategies"]["two_kernels"]["error"]
+    )
+    assert "error" not in document["strategies"]["on_chip"]
+    assert document["errors"] == [f"two_kernels, {document['strategies']['two_kernels']['error']}"]
+
+
+def test_what_hangs_is_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "smoke.json"
+
+    def hang(*_: Any) -> None:
+        raise KeyboardInterrupt  # as good as a kill: nothing is written afterwards
+
+    monkeypatch.setattr(smoke, "run_graph", hang)
+    with pytest.raises(KeyboardInterrupt):
+        smoke.main(["--platform", "cpu", "--output", str(output)])
+    assert json.loads(output.read_text())["running"] == "auto, graph"
+
+
+def test_results_of_a_graph_are_those_of_the_kernels_alone() -> None:
+    operands = smoke.make_operands((2, 3, 3, 8))
+    entry: dict[str, Any] = {"kernels": []}
+    expected = jax.jit(lambda *given: smoke.step(*given))(*operands)
+    smoke.run_graph(operands, expected, entry)
+    assert entry["replayed"] is None  # no CUDA kernel was launched
+    other = jax.tree.map(lambda array: array + jnp.ones_like(array), expected)
+    with pytest.raises(ValueError, match="the results are others than alone"):
+        smoke.run_graph(operands, other, entry)
