@@ -19,7 +19,7 @@ import flax
 import jax
 import tyro
 from matplotlib.figure import Figure
-from resnet50 import config, errors, loop, metrics
+from resnet50 import config, errors, loop, metrics, model
 from rich.console import Console
 from rich.table import Table
 
@@ -50,7 +50,8 @@ def compare(seeds: tuple[int, ...], epochs: float, on: list[Any] | None = None) 
         trained: dict[str, Any] = {"seed": seed}
         for norm in NORMS:
             trained[norm] = _train(norm, seed, epochs, on)
-            print(f"seed {seed}, {norm}: top-1 {trained[norm]['top1']:.2%}", flush=True)
+            top1 = trained[norm]["top1"]
+            print(f"seed {seed}, {model.describe_norm(norm)}: top-1 {top1:.2%}", flush=True)
         runs.append(trained)
     return {
         "settings": {"epochs": epochs, "preset": config.to_json(config.PRESETS["digits"][1])},

@@ -9,7 +9,7 @@ import pathlib
 import sys
 
 import tyro
-from resnet50 import accuracy, devices, errors, runs
+from resnet50 import accuracy, devices, errors, model, runs
 from resnet50.config import OptionalBool, OptionalInt, OptionalNorm, OptionalPath, Platform
 from resnet50.data import pipeline, sources
 from rich.console import Console
@@ -80,7 +80,7 @@ def main(arguments: Arguments) -> None:
     result = results["network"]
     console.print(
         f"step {trained.step}: {result.text(len(trained.classes))}; {dataset.description};"
-        f" {trained.model.norm} BatchNorm{', folded' if arguments.fold else ''}",
+        f" {model.describe_norm(trained.model.norm)}{', folded' if arguments.fold else ''}",
         soft_wrap=True,
         highlight=False,
     )

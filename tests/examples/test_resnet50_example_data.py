@@ -3,6 +3,8 @@
 import itertools
 import multiprocessing
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -187,6 +189,41 @@ def test_each_epoch_shows_every_picture_once_in_a_new_order_and_view() -> None:
 def test_batches_are_the_same_from_any_number_of_workers(pictures: pathlib.Path) -> None:
     dataset = folder.load(pictures, 8)
     assert_same(batches(dataset, 5), batches(dataset, 5, workers=2))
+
+
+LEAVES_NOTHING_BEHIND = """
+import gc
+import pathlib
+import sys
+
+gc.disable()  # as in a program that ends before the collector would run
+sys.path.append({example!r})
+
+if __name__ == "__main__":
+    from resnet50.data import folder, pipeline
+
+    # A batch of pictures this large goes through shared memory.
+    dataset = folder.load(pathlib.Path({pictures!r}), 64)
+    for batch in pipeline.evaluation_batches(dataset, 10, workers=1):
+        assert batch["image"].nbytes > 1 << 16
+    training = pipeline.TrainingBatches(dataset, 10, seed=0, workers=1)
+    next(training)
+    training.close()
+"""
+
+
+def test_no_semaphore_or_shared_memory_is_leaked(
+    pictures: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Python's resource tracker reports these when the program ends."""
+    program = tmp_path / "program.py"
+    places = {"example": str(example.EXAMPLE), "pictures": str(pictures)}
+    program.write_text(LEAVES_NOTHING_BEHIND.format(**places))
+    finished = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=120
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "leaked" not in finished.stderr
 
 
 def test_processes_share_each_batch() -> None:

@@ -29,6 +29,16 @@ RECIPE = config.Training(
 )
 
 
+def test_without_kernels_the_norm_is_not_called_fused_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert model.describe_norm("fused") == "fused BatchNorm"
+    assert model.describe_norm("flax") == "flax BatchNorm"
+    monkeypatch.setenv("JAX_BNAR_IMPLEMENTATION", "xla")
+    assert model.describe_norm("fused") == "fused BatchNorm in pure JAX, without kernels"
+    assert model.describe_norm("flax") == "flax BatchNorm"
+
+
 def test_schedule() -> None:
     rate = optimizer.schedule(RECIPE, steps_per_epoch=10, total_steps=30)
     expected = [0.2 * step / 10 for step in range(10)]

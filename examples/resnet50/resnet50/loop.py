@@ -51,7 +51,8 @@ def train(
     trainer.display.say(
         f"{trainer.dataset.description}: {len(trainer.dataset.train)} pictures to train on,"
         f" {len(trainer.dataset.val)} held out, {len(trainer.dataset.classes)} classes;"
-        f" {config.model.norm} BatchNorm, {config.model.dtype}, on {devices.describe(on)}"
+        f" {model.describe_norm(config.model.norm)}, {config.model.dtype},"
+        f" on {devices.describe(on)}"
     )
     try:
         return trainer.run()

@@ -3,8 +3,10 @@
 from typing import Any, Final
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
+import jax_bnar
 from jax_bnar.flax_layers import BatchNorm, ResNet
 from resnet50.config import Model, Norm
 from resnet50.errors import UserError
@@ -12,6 +14,20 @@ from resnet50.errors import UserError
 # With flax.linen.BatchNorm the blocks do the addition and the ReLU separately, as is usual today.
 NORMS: Final[dict[Norm, Any]] = {"fused": BatchNorm, "flax": nn.BatchNorm}
 DTYPES: Final = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
+
+
+def describe_norm(norm: Norm) -> str:
+    """What normalises: the fused BatchNorm runs in pure JAX where it has no kernels."""
+    if norm == "fused" and not _kernels_in_use():
+        return "fused BatchNorm in pure JAX, without kernels"
+    return f"{norm} BatchNorm"
+
+
+def _kernels_in_use() -> bool:
+    """Whether a program for the default platform calls the kernels, as its text says."""
+    x = jax.ShapeDtypeStruct((2, 8), jnp.float32)
+    lowered = jax.jit(lambda x: jax_bnar.bn_relu(x, None, None).y).lower(x)
+    return "@jax_bnar_forward" in lowered.as_text()
 
 
 def build(model: Model, classes: int) -> ResNet:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from resnet50 import metrics
+from resnet50 import metrics, model
 from resnet50.config import Config
 
 # matplotlib's own colours, which most eyes can tell apart.
@@ -88,7 +88,7 @@ def report(config: Config, path: pathlib.Path) -> list[str]:
         found.append(f"mean speed: {speed:.1f} images/s")
     picture = path.with_name("curve.png")
     try:
-        curve(lines, f"{config.source}, {config.model.norm} BatchNorm", picture)
+        curve(lines, f"{config.source}, {model.describe_norm(config.model.norm)}", picture)
         found.append(f"wrote {picture}, {path} and {path.with_name('checkpoints')}")
     except OSError as error:
         found.append(f"{picture} cannot be written ({error.strerror})")

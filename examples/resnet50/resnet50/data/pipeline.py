@@ -6,6 +6,7 @@ can be resumed on another machine.
 """
 
 import contextlib
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -142,8 +143,11 @@ class TrainingBatches:
 
     def close(self) -> None:
         """Stops the workers."""
-        _close(self._iterator)
-        self._iterator = None
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            _stop(iterator)
+            del iterator
+            _free_shared_memory()
 
 
 def evaluation_batches(
@@ -166,7 +170,10 @@ def evaluation_batches(
             yield _padded(_own(batch) if batch else _empty(dataset.image_shape), batch_size)
             batch = None if iterator is None else _next(iterator)
     finally:
-        _close(iterator)
+        if iterator is not None:
+            _stop(iterator)
+            del iterator, batch
+            _free_shared_memory()
 
 
 def default_workers(source: str) -> int:
@@ -252,9 +259,18 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def _close(iterator: Any) -> None:
+def _stop(iterator: Any) -> None:
     if hasattr(iterator, "close"):
         iterator.close()
+
+
+def _free_shared_memory() -> None:
+    """Frees the semaphores of the workers, and their last batch, after the iterator was dropped.
+
+    References in a cycle keep them alive until the garbage collector runs. If the program ends
+    before that, Python reports leaked semaphores and shared memory.
+    """
+    gc.collect()
 
 
 def _start_worker(index: int, count: int) -> None:
