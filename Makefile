@@ -87,7 +87,9 @@ benchmark: .venv/installed-bench .venv/module
 	$(BIN)/python -m benchmarks.sites.launch -- $(BENCHMARK_ARGS)
 
 ##   make figures     the pictures of README and docs, from benchmarks/results
+# What the CUDA kernels should take follows from the sources, so it is written anew.
 figures: .venv/installed-bench .venv/module
+	$(BIN)/python -m benchmarks.gpu.model.write
 	$(BIN)/python -m benchmarks.figures
 
 ##   make gpu         on a machine with an NVIDIA GPU: build, test and measure the CUDA kernels

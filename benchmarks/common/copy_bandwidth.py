@@ -27,7 +27,7 @@ class CopyRoof:
         self._copy()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._threads.shutdown()
 
     def measure(self) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import tyro
 
-from benchmarks.figures import network, passes, sizes, theme
+from benchmarks.figures import gpu_model, network, passes, sizes, theme
 from benchmarks.sites import plot
 
 ROOT: Final = Path(__file__).parents[2]
@@ -25,6 +25,7 @@ def draw_all(folder: Path) -> Iterator[Path]:
     step = _read("resnet50-step-cpu-zen4-2core-default.json")
     compile_time = _read("compile-time-cpu-xeon-2core-default.json")
     by_size = _read("sizes-cpu-xeon-2core-default.json")
+    on_a_gpu = _read("gpu-model-h200.json")
     pictures: tuple[tuple[str, tuple[float, float], theme.Draw], ...] = (
         ("passes", (7, 4), passes.draw),
         ("sites", (9, 7.5), lambda figure: plot.draw(figure, sites["runs"], _machine(sites))),
@@ -35,6 +36,7 @@ def draw_all(folder: Path) -> Iterator[Path]:
             (5, 3),
             functools.partial(network.draw_compile_time, document=compile_time),
         ),
+        ("gpu-model", (10, 4.5), functools.partial(gpu_model.draw, document=on_a_gpu)),
     )
     for name, size, draw in pictures:
         yield from theme.save(folder, name, size, draw)

@@ -113,7 +113,7 @@ def predict_direction(
     )
     streaming = sum(map(max, memory, issue))
     predicted = streaming + plan["waiting_us"] + plan["launching_us"]
-    floor = direction.floor * array / (device.bytes_per_us * model["copy_share"])
+    floor = direction.floor * array / _copy_rate(device, assumptions.constants)
     names = (
         "strategy", "slab_channels", "team", "teams", "bytes", "bytes_again", "rounds",
         "bytes_in_flight", "waiting_us", "launching_us",
@@ -127,6 +127,10 @@ def predict_direction(
         "floor_us": floor,
         "floor_share": floor / predicted,
     }
+
+
+def _copy_rate(device: Device, constants: Mapping[str, float]) -> float:
+    return device.bytes_per_us * cost_model(constants)["copy_share"]
 
 
 def _instructions(dtype: DType, direction: Direction, width: int) -> tuple[float, float, float]:
@@ -175,6 +179,7 @@ def predict(
         "dtype": dtype,
         "save": save,
         "constants": cost_model(assumptions.constants),
+        "copy_bytes_per_us": _copy_rate(device, assumptions.constants),
         "instructions": {name: instructions[name] for name in ("architecture", "commit")},
         "sum_ms": total,
         "floor_ms": floor_ms,
