@@ -156,7 +156,8 @@ def loops_of(name: str, lines: list[str]) -> Iterator[Loop]:
         names = [re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in loop]
         count = collections.Counter(name.split(".")[0] for name in names)
         wide = collections.Counter(name.split(".")[0] for name in names if ".128" in name)
-        if wide["LDG"] + wide["LDS"] + wide["STG"] == 0 or count["DADD"] > 0:
+        waits = any(".STRONG" in name for name in names)
+        if wide["LDG"] + wide["LDS"] + wide["STG"] == 0 or count["DADD"] > 0 or waits:
             continue  # the merge of partial sums
         if dtype == "float32":
             # The elementwise pass of backward has two multiply-adds an element, its sums have one.

@@ -16,13 +16,19 @@
 namespace jax_bnar {
 namespace cuda {
 
+// A number that no other launch of this process has, and that no other memory
+// is likely to hold. Never 0.
+uint64_t NewTag();
+
 // Where an operation runs. After an error `failure` says which kernel failed,
 // and how it was launched.
 struct Launch {
   cudaStream_t stream;
-  void* workspace;  // WorkspaceBytes(shape), aligned to 256 bytes
+  void* workspace;  // WorkspaceBytes(shape), aligned to 256 bytes, not zeroed
   Settings settings;
   std::string failure;
+  // By which the blocks recognise in the workspace what this launch wrote.
+  uint64_t tag = NewTag();
 };
 
 // Function attributes and the loading of the kernels, for the current device:

@@ -191,13 +191,15 @@ class Plan:
         if self.platform == "cpu":
             return Step("sanitize", (Command(program, environment),), 60, needs=("build",))
         tool = find_cuda_tool("compute-sanitizer")
+        # Blocks look in memory that nobody has written yet whether another block has.
+        zeroed = {"JAX_BNAR_CUDA_ZERO_WORKSPACE": "1"}
         commands = tuple(
             Command(
                 (
                     tool or "compute-sanitizer", "--tool", name, "--error-exitcode", "9",
                     "--print-limit", "20", *options, *program, *cases,
                 ),
-                environment,
+                environment | (zeroed if name == "initcheck" else {}),
             )
             for name, (options, cases) in SANITIZERS.items()
         )  # fmt: skip

@@ -79,30 +79,84 @@ __device__ __forceinline__ int64_t Quotient(int64_t a, int64_t b) {
   return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }
 
-// After this load, a thread sees what another block wrote before it added to
-// the counter.
-__device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* address) {
+// Memory accesses that other blocks see, each as a whole and from L2, and that
+// order nothing else.
+__device__ __forceinline__ Message LoadMessage(const Message* address) {
 #ifdef JAX_BNAR_CUDA_EMULATION
-  return cuda_emulation::LoadAcquire(address);
+  return cuda_emulation::LoadRelaxed(address);
 #else
-  uint32_t value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-               : "=r"(value)
+  uint64_t value, tag;
+  asm volatile(
+      "{\n"
+      ".reg .b128 message;\n"
+      "ld.relaxed.gpu.global.b128 message, [%2];\n"
+      "mov.b128 {%0, %1}, message;\n"
+      "}"
+      : "=l"(value), "=l"(tag)
+      : "l"(address)
+      : "memory");
+  return {BitsAs<double>(value), tag};
+#endif
+}
+__device__ __forceinline__ void StoreMessage(Message* address,
+                                             const Message& message) {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  cuda_emulation::StoreRelaxed(address, message);
+#else
+  asm volatile(
+      "{\n"
+      ".reg .b128 message;\n"
+      "mov.b128 message, {%1, %2};\n"
+      "st.relaxed.gpu.global.b128 [%0], message;\n"
+      "}" ::"l"(address),
+      "l"(BitsAs<uint64_t>(message.value)), "l"(message.tag)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ uint64_t LoadFlag(const uint64_t* address) {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  return cuda_emulation::LoadRelaxed(address);
+#else
+  uint64_t flag;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+               : "=l"(flag)
                : "l"(address)
                : "memory");
-  return value;
+  return flag;
+#endif
+}
+__device__ __forceinline__ void StoreFlag(uint64_t* address, uint64_t flag) {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  cuda_emulation::StoreRelaxed(address, flag);
+#else
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(flag)
+               : "memory");
 #endif
 }
 
-// A barrier of all threads of all blocks of the cluster, which also orders
-// their memory accesses.
+// What this thread has read or written comes before what it reads or writes
+// later, as other blocks see it. Other than __threadfence, this does not put
+// the fences of all blocks into one order, and takes less time.
+__device__ __forceinline__ void OrderMemory() {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  __threadfence();
+#else
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+}
+
+// A barrier of all threads of all blocks of the cluster. What a block wrote to
+// its shared memory before it, the others read there after it. Of accesses to
+// global memory nothing is promised, which spares a wait for all of them.
 __device__ __forceinline__ void ClusterBarrier() {
 #ifdef JAX_BNAR_CUDA_EMULATION
   cuda_emulation::ClusterBarrier();
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
+      "fence.release.sync_restrict::shared::cta.cluster;\n"
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;\n"
+      "fence.acquire.sync_restrict::shared::cluster.cluster;" ::
           : "memory");
 #endif
 }

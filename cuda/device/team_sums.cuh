@@ -1,7 +1,7 @@
 // Sums over the threads of a block and over the blocks of a team. They are
 // computed in double and in an order that depends only on the tiling, so that
 // the result is the same in every run, whichever multiprocessors the blocks run
-// on. Only counters are updated atomically.
+// on. Nothing is updated atomically.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_TEAM_SUMS_CUH_
 #define JAX_BNAR_CUDA_DEVICE_TEAM_SUMS_CUH_
@@ -16,11 +16,6 @@
 
 namespace jax_bnar {
 namespace cuda {
-
-// In a team of more blocks than this, each block merges some of the columns for
-// all blocks, instead of all columns for itself. This takes a second barrier,
-// but reads the partial sums `team` times less often.
-constexpr int kMergeAlone = 32;
 
 __device__ __forceinline__ void Add(Sums* to, const Sums& from) {
   to->first += from.first;
@@ -111,8 +106,8 @@ __device__ __forceinline__ Sums LoadSums(const Sums* address) {
 }
 
 // Sets shared.total[column] to the sum of `count` rows of partial sums, whose
-// order depends only on the tiling. kBatch rows are read at a time. All threads
-// of the block call it.
+// order depends only on the tiling. kBatch rows are read at a time, because
+// each read takes most of a microsecond. All threads of the block call it.
 template <int kBatch, typename F>
 __device__ __forceinline__ void AddRows(const Tiling& tiling,
                                         const SharedMemory& shared, int count,
@@ -125,18 +120,16 @@ __device__ __forceinline__ void AddRows(const Tiling& tiling,
   const int column = thread - part * columns;
   if (part < parts) {
     Sums sums{0, 0};
-    int row = part;
-    for (; kBatch > 1 && row + (kBatch - 1) * parts < count;
-         row += kBatch * parts) {
+    for (int row = part; row < count; row += kBatch * parts) {
       Sums batch[kBatch];
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        batch[k] = row_column(row + k * parts, column);
+        batch[k] = row + k * parts < count ? row_column(row + k * parts, column)
+                                           : Sums{0, 0};
       }
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) Add(&sums, batch[k]);
     }
-    for (; row < count; row += parts) Add(&sums, row_column(row, column));
     shared.scratch[part * kMaxColumns + column] = sums;
   }
   __syncthreads();
@@ -150,64 +143,102 @@ __device__ __forceinline__ void AddRows(const Tiling& tiling,
   __syncthreads();
 }
 
-// Returns the sum of one column over the blocks of the team. It is valid in
-// thread 0. All threads of the block call it.
-__device__ __forceinline__ Sums AddColumn(const Tiling& tiling,
-                                          const SharedMemory& shared,
-                                          const Sums* partials, int column) {
-  const int thread = static_cast<int>(threadIdx.x);
+__device__ __forceinline__ void Send(Mail* box, const Sums& sums,
+                                     uint64_t tag) {
+  StoreMessage(&box->first, {sums.first, tag});
+  StoreMessage(&box->second, {sums.second, tag});
+}
+
+// Waits for mail in the first `count` of kCount boxes, which are `distance`
+// apart, and returns its sum. Each box has one sender and one receiver, who
+// leaves it empty: the launch may be repeated with the same tag.
+template <int kCount>
+__device__ __forceinline__ Sums Receive(Mail* boxes, int distance, int count,
+                                        uint64_t tag) {
+  Message first[kCount], second[kCount];
+  for (;;) {
+    bool arrived = true;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      if (k < count) {
+        first[k] = LoadMessage(&boxes[k * distance].first);
+        second[k] = LoadMessage(&boxes[k * distance].second);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      if (k < count) {
+        arrived = arrived && first[k].tag == tag && second[k].tag == tag;
+      }
+    }
+    if (arrived) break;
+    __nanosleep(64);
+  }
   Sums sums{0, 0};
-  for (int rank = thread; rank < tiling.team; rank += kThreads) {
-    Add(&sums, LoadSums(partials + rank * tiling.columns + column));
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    if (k < count) {
+      Add(&sums, {first[k].value, second[k].value});
+      StoreMessage(&boxes[k * distance].first, {0, 0});
+      StoreMessage(&boxes[k * distance].second, {0, 0});
+    }
   }
-  for (int distance = 16; distance > 0; distance /= 2) {
-    Add(&sums, ExchangeLanes(sums, distance));
-  }
-  if (thread % 32 == 0) shared.scratch[thread / 32] = sums;
-  __syncthreads();
-  if (thread == 0) {
-    for (int w = 1; w < kWarps; ++w) Add(&sums, shared.scratch[w]);
-  }
-  __syncthreads();
   return sums;
 }
 
-// Waits for the other blocks of the team. All of them are on the device,
-// because the launch is cooperative; otherwise the wait would never end.
-__device__ __forceinline__ void TeamBarrier(uint32_t* counter,
-                                            uint32_t arrivals) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    atomicAdd(counter, 1u);
-    while (LoadAcquire(counter) < arrivals) __nanosleep(32);
-  }
-  __syncthreads();
-}
-
-// Stores this block's sums where all blocks of the team can read them, and
-// returns the partial sums of the whole team.
-__device__ __forceinline__ Sums* StorePartials(const Tiling& tiling,
-                                               const SharedMemory& shared,
-                                               const Workspace& workspace,
-                                               int64_t slab, int rank) {
+// Sets shared.total to the sums of a team whose blocks are all on the device:
+// the launch is cooperative, or a block that waits for mail would never get it.
+// Each column is added by one block of the team, which sends the sum to all of
+// them. Thus each block waits twice, for about as long as it takes to write to
+// L2 and to read from there. All threads of the block call it.
+__device__ __forceinline__ void AddTeamByMail(const Tiling& tiling,
+                                              const SharedMemory& shared,
+                                              const Workspace& workspace,
+                                              int64_t slab, int rank) {
+  // There are threads for every column, because `parts` is less than two teams.
+  static_assert(kThreads >= 2 * kMaxColumns, "columns without threads");
   const int thread = static_cast<int>(threadIdx.x);
   const int columns = tiling.columns;
-  Sums* partials = workspace.partials + slab * tiling.team * columns;
-  if (thread < columns)
-    partials[rank * columns + thread] = shared.block[thread];
-  return partials;
-}
+  const int team = tiling.team;
+  const int64_t boxes = static_cast<int64_t>(columns) * team;
+  Mail* partials = workspace.partial_mail + slab * boxes;
+  Mail* totals = workspace.total_mail + slab * boxes;
+  if (thread < columns) {
+    Send(partials + thread * team + rank, shared.block[thread], workspace.tag);
+  }
 
-// Sets shared.total to the sums of the team's blocks, of which kBatch are read
-// at a time. All threads of the block call it.
-template <int kBatch>
-__device__ __forceinline__ void AddPartials(const Tiling& tiling,
-                                            const SharedMemory& shared,
-                                            const Sums* partials) {
-  AddRows<kBatch>(tiling, shared, tiling.team, [&](int row, int column) {
-    return LoadSums(partials + row * tiling.columns + column);
-  });
+  // So many threads, a power of 2, share a column of this block.
+  const int log_parts = min(32 - __clz(team - 1), __ffs(kThreads) - 1);
+  const int parts = 1 << log_parts;
+  const int part = thread & (parts - 1);
+  const int column = rank + (thread >> log_parts) * team;
+  Sums sums{0, 0};
+  if (column < columns) {
+    for (int row = part; row < team; row += 2 * parts) {
+      Add(&sums, Receive<2>(partials + column * team + row, parts,
+                            row + parts < team ? 2 : 1, workspace.tag));
+    }
+  }
+  for (int distance = min(parts, 32) / 2; distance > 0; distance /= 2) {
+    Add(&sums, ExchangeLanes(sums, distance));
+  }
+  if (parts > 32) {
+    if (thread % 32 == 0) shared.scratch[thread / 32] = sums;
+    __syncthreads();
+    const int first = (thread >> log_parts) << (log_parts - 5);
+    sums = shared.scratch[first];
+    for (int w = 1; w < parts / 32; ++w) Add(&sums, shared.scratch[first + w]);
+  }
+  if (column < columns) {
+    for (int to = part; to < team; to += parts) {
+      Send(totals + to * columns + column, sums, workspace.tag);
+    }
+  }
+  if (thread < columns) {
+    shared.total[thread] =
+        Receive<1>(totals + rank * columns + thread, 0, 1, workspace.tag);
+  }
+  __syncthreads();
 }
 
 // Sets shared.total for a team that consists of this block alone.
@@ -232,36 +263,20 @@ __device__ __forceinline__ void AddTeam(const Tiling& tiling,
   }
   if (block_reduction == BlockReduction::kCluster) {
     ClusterBarrier();
-    AddRows<1>(tiling, shared, tiling.team, [&](int row, int column) {
+    AddRows<2>(tiling, shared, tiling.team, [&](int row, int column) {
       return LoadFromBlock(shared.block + column, static_cast<uint32_t>(row));
     });
     // No block may leave, or reuse shared.block, while others read it.
+    // What they read, they have added already.
     ClusterBarrier();
     return;
   }
-  Sums* partials = StorePartials(tiling, shared, workspace, slab, rank);
-  uint32_t* counter = workspace.counters + slab;
-  const uint32_t team = static_cast<uint32_t>(tiling.team);
-  TeamBarrier(counter, team);
-  if (tiling.team <= kMergeAlone) {
-    AddPartials<1>(tiling, shared, partials);
-    return;
-  }
-  const int thread = static_cast<int>(threadIdx.x);
-  const int columns = tiling.columns;
-  Sums* totals = workspace.totals + slab * columns;
-  for (int column = rank; column < columns; column += tiling.team) {
-    const Sums sums = AddColumn(tiling, shared, partials, column);
-    if (thread == 0) totals[column] = sums;
-  }
-  TeamBarrier(counter, 2 * team);
-  if (thread < columns) shared.total[thread] = LoadSums(totals + thread);
-  __syncthreads();
+  AddTeamByMail(tiling, shared, workspace, slab, rank);
 }
 
 // Does the same without waiting. block_reduction is kSingleBlock or kLastBlock.
-// Returns true in the block that arrives last, which alone has the sums. All
-// threads of the block call it.
+// Returns true in a block that has the sums: the one that comes last or, where
+// two cannot tell, both of them. All threads of the block call it.
 __device__ __forceinline__ bool AddTeamInLast(const Tiling& tiling,
                                               const SharedMemory& shared,
                                               const Workspace& workspace,
@@ -271,22 +286,38 @@ __device__ __forceinline__ bool AddTeamInLast(const Tiling& tiling,
     KeepBlockSums(tiling, shared);
     return true;
   }
-  Sums* partials = StorePartials(tiling, shared, workspace, slab, rank);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int columns = tiling.columns;
+  Sums* partials = workspace.partials + slab * tiling.team * columns;
+  uint64_t* flags = workspace.flags + slab * tiling.team;
+  if (thread < columns) {
+    partials[rank * columns + thread] = shared.block[thread];
+  }
   __syncthreads();
-  uint32_t before = 0;
-  const bool first = threadIdx.x == 0;
-  if (first) {
-    __threadfence();
-    before = atomicAdd(workspace.counters + slab, 1u);
+  if (thread == 0) {
+    OrderMemory();  // The sums come before the flag.
+    StoreFlag(flags + rank, workspace.tag);
+    // Of two blocks, at least one sees the flag of the other, because each
+    // writes its own before this fence, which is sequentially consistent, and
+    // reads that of the other after it.
     __threadfence();
   }
-  const bool is_last =
-      __syncthreads_or(before + 1 == static_cast<uint32_t>(tiling.team) &&
-                       first) != 0;
-  // One block reads what hundreds of blocks wrote, and each read takes most of
-  // a microsecond.
-  if (is_last) AddPartials<8>(tiling, shared, partials);
-  return is_last;
+  __syncthreads();
+  bool missing = false;
+  for (int other = thread; other < tiling.team; other += kThreads) {
+    missing = missing || LoadFlag(flags + other) != workspace.tag;
+  }
+  if (__syncthreads_or(missing)) return false;
+  OrderMemory();  // The flags come before the sums.
+  AddRows<8>(tiling, shared, tiling.team, [&](int row, int column) {
+    return LoadSums(partials + row * columns + column);
+  });
+  // The launch may be repeated with the same tag. A block that misses a flag
+  // which was taken away here leaves the sums to this one.
+  for (int other = thread; other < tiling.team; other += kThreads) {
+    StoreFlag(flags + other, 0);
+  }
+  return true;
 }
 
 }  // namespace cuda

@@ -100,11 +100,31 @@ enum class BlockReduction : int32_t {
   kLastBlock,    // the last block adds; the others leave
 };
 
-// Zeroed counters, one for each slab; sums of each block; sums of each slab.
+// A number on its way from one block to another. It carries the tag of its
+// launch, and both are written and read in one access: a block that sees the
+// tag has the number, without a fence.
+struct alignas(16) Message {
+  double value;
+  uint64_t tag;
+};
+
+// The sums of a column on their way from one block to another.
+struct Mail {
+  Message first;
+  Message second;
+};
+
+// What the blocks of a launch share in memory. Nothing of it needs to be zero
+// before the launch, because it is recognised by the launch's tag, and nothing
+// has that tag when the launch ends, because a replayed CUDA graph launches the
+// kernel with the same tag again.
 struct Workspace {
-  uint32_t* counters;
-  Sums* partials;  // [slab][rank][column]
-  Sums* totals;    // [slab][column]
+  uint64_t tag;        // never 0
+  Sums* totals;        // [slab][column]
+  uint64_t* flags;     // [slab][rank], the tag where partial sums are there
+  Sums* partials;      // [slab][rank][column]
+  Mail* partial_mail;  // [slab][column][rank], to the block that adds a column
+  Mail* total_mail;    // [slab][rank][column], to each block of the team
 };
 
 struct ForwardParameters {

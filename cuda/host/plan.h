@@ -54,6 +54,7 @@ struct Settings {
   Strategy strategy = Strategy::kAuto;
   int sm_margin = 0;      // multiprocessors left to other work
   int slab_channels = 0;  // a power of 2 in [8, kMaxColumns]; 0: the planner's
+  bool zero_workspace = false;
 };
 
 // The arrays of which a tile waits on chip between the passes: x, or e and x.

@@ -19,6 +19,11 @@ namespace cuda {
 //   JAX_BNAR_CUDA_SLAB_CHANNELS  8, 16, 32 or 64: the neighbouring channels
 //                                (NHWC) of a slab, instead of the planner's
 //                                choice.
+//   JAX_BNAR_CUDA_ZERO_WORKSPACE 1 zeroes the workspace before each launch. The
+//                                kernels do not need it, but
+//                                compute-sanitizer's initcheck reports a block
+//                                that looks whether another block has written
+//                                yet.
 // Any other JAX_BNAR_CUDA_... is a mistake. Returns what is wrong, or an empty
 // string.
 std::string ReadSettings(Settings* settings);

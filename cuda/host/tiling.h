@@ -12,7 +12,7 @@ namespace jax_bnar {
 namespace cuda {
 
 // Columns of partial sums of all slabs and blocks together. Bounds the
-// workspace at 4 MiB for any number of channels.
+// workspace at 16 MiB for any number of channels.
 constexpr int64_t kPartialColumns = int64_t{1} << 18;
 
 // A cluster of more blocks is not portable.

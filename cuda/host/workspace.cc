@@ -17,14 +17,18 @@ int64_t Align(int64_t bytes) {
 }  // namespace
 
 WorkspaceLayout LayWorkspace(const Tiling& t) {
-  WorkspaceLayout layout{};
-  layout.counter_bytes = t.num_slabs * static_cast<int64_t>(sizeof(uint32_t));
-  layout.totals = Align(layout.counter_bytes);
+  const auto bytes = [](int64_t count, size_t size) {
+    return Align(count * static_cast<int64_t>(size));
+  };
   const int64_t columns = t.num_slabs * t.columns;
+  WorkspaceLayout layout{};
+  layout.flags = bytes(columns, sizeof(Sums));
   layout.partials =
-      Align(layout.totals + columns * static_cast<int64_t>(sizeof(Sums)));
-  layout.bytes =
-      layout.partials + columns * t.team * static_cast<int64_t>(sizeof(Sums));
+      layout.flags + bytes(t.num_slabs * t.team, sizeof(uint64_t));
+  layout.partial_mail = layout.flags;
+  layout.total_mail =
+      layout.partial_mail + bytes(columns * t.team, sizeof(Mail));
+  layout.bytes = layout.total_mail + bytes(columns * t.team, sizeof(Mail));
   return layout;
 }
 
@@ -45,13 +49,13 @@ int64_t WorkspaceBytes(const Shape& shape) {
 }
 
 WorkspaceBound BoundOfWorkspace() {
-  const int64_t sums = sizeof(Sums);
-  // A column has its totals, the partial sums of a cluster's blocks and, as a
-  // slab has at least one column, at most one counter. Larger teams share
-  // kPartialColumns. The channels of a group fill all slabs but the last.
+  // A column has its totals and the mail of a cluster's blocks, which is more
+  // than their partial sums and flags. Larger teams share kPartialColumns. The
+  // channels of a group fill all its slabs except the last.
+  const int64_t mail = 2 * sizeof(Mail);
   const int64_t per_column =
-      sums * (1 + kMaxCluster) + static_cast<int64_t>(sizeof(uint32_t));
-  return {sums * kPartialColumns + 2 * kAlignment, kMaxColumns * per_column,
+      static_cast<int64_t>(sizeof(Sums)) + kMaxCluster * mail;
+  return {kPartialColumns * mail + 3 * kAlignment, kMaxColumns * per_column,
           per_column};
 }
 

@@ -30,12 +30,16 @@ struct WorkspaceBound {
 
 WorkspaceBound BoundOfWorkspace();
 
+// Offsets in bytes. That of the totals depends only on how slabs are cut, so
+// that two kernels with teams of different sizes find the same totals. A launch
+// uses either partial sums and flags or mail.
 struct WorkspaceLayout {
-  int64_t counters;  // offsets in bytes
   int64_t totals;
+  int64_t flags;
   int64_t partials;
+  int64_t partial_mail;
+  int64_t total_mail;
   int64_t bytes;
-  int64_t counter_bytes;  // to be zeroed before a launch
 };
 
 WorkspaceLayout LayWorkspace(const Tiling& tiling);

@@ -1,3 +1,5 @@
+#include <atomic>
+#include <random>
 #include <string>
 
 #include "cuda/host/workspace.h"
@@ -5,6 +7,11 @@
 
 namespace jax_bnar {
 namespace cuda {
+namespace {
+
+constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
+
+}  // namespace
 
 namespace {
 
@@ -58,24 +65,35 @@ bool Aligned(std::initializer_list<const void*> buffers) {
   return true;
 }
 
+uint64_t NewTag() {
+  static std::atomic<uint64_t> next{std::random_device{}() * kGolden};
+  // splitmix64, which gives each number a result of its own, and so at most one
+  // the result 0.
+  for (;;) {
+    uint64_t tag = next.fetch_add(kGolden, std::memory_order_relaxed);
+    tag = (tag ^ tag >> 30) * 0xbf58476d1ce4e5b9u;
+    tag = (tag ^ tag >> 27) * 0x94d049bb133111ebu;
+    tag ^= tag >> 31;
+    if (tag != 0) return tag;
+  }
+}
+
 Workspace PlaceWorkspace(const Launch& launch, const Tiling& tiling) {
   const WorkspaceLayout layout = LayWorkspace(tiling);
   char* base = static_cast<char*>(launch.workspace);
-  return {reinterpret_cast<uint32_t*>(base + layout.counters),
+  return {launch.tag,
+          reinterpret_cast<Sums*>(base + layout.totals),
+          reinterpret_cast<uint64_t*>(base + layout.flags),
           reinterpret_cast<Sums*>(base + layout.partials),
-          reinterpret_cast<Sums*>(base + layout.totals)};
+          reinterpret_cast<Mail*>(base + layout.partial_mail),
+          reinterpret_cast<Mail*>(base + layout.total_mail)};
 }
 
-cudaError_t ResetCounters(Launch& launch, const Plan& plan) {
-  if (plan.block_reduction != BlockReduction::kBarrier &&
-      plan.block_reduction != BlockReduction::kLastBlock) {
-    return cudaSuccess;
-  }
+cudaError_t ZeroWorkspace(Launch& launch, const Tiling& tiling) {
   const cudaError_t error = cudaMemsetAsync(
-      launch.workspace, 0,
-      static_cast<size_t>(LayWorkspace(plan.tiling).counter_bytes),
+      launch.workspace, 0, static_cast<size_t>(LayWorkspace(tiling).bytes),
       launch.stream);
-  if (error != cudaSuccess) launch.failure = "zeroing the counters";
+  if (error != cudaSuccess) launch.failure = "zeroing the workspace";
   return error;
 }
 

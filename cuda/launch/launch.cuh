@@ -30,9 +30,8 @@ bool Aligned(std::initializer_list<const void*> buffers);
 
 Workspace PlaceWorkspace(const Launch& launch, const Tiling& tiling);
 
-// Enqueues the zeroing of the counters for a plan whose blocks meet in global
-// memory.
-cudaError_t ResetCounters(Launch& launch, const Plan& plan);
+// Enqueues the zeroing of the workspace.
+cudaError_t ZeroWorkspace(Launch& launch, const Tiling& tiling);
 
 // Records in launch.failure what a failed launch looked like, and returns its
 // error.
@@ -93,8 +92,10 @@ cudaError_t LaunchSums(Launch& launch, Kernel name,
   parameters.tiling = plan.tiling;
   parameters.block_reduction = plan.block_reduction;
   parameters.workspace = PlaceWorkspace(launch, plan.tiling);
-  const cudaError_t error = ResetCounters(launch, plan);
-  if (error != cudaSuccess) return error;
+  if (launch.settings.zero_workspace) {
+    const cudaError_t error = ZeroWorkspace(launch, plan.tiling);
+    if (error != cudaSuccess) return error;
+  }
   return LaunchPlanned(launch, name, kernel, plan, parameters, arguments...);
 }
 

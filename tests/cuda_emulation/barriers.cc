@@ -1,6 +1,9 @@
 // Barriers of blocks and clusters, yielding, and shared memory: everything that
 // a kernel calls except warp operations.
 
+#include <cstdint>
+#include <cstring>
+
 #include "cuda_emulation/atomics.h"
 #include "cuda_emulation/synchronization.h"
 #include "scheduler.h"
@@ -114,6 +117,19 @@ void AfterAtomic(bool changed) {
 unsigned LoadAcquire(const unsigned* pointer) {
   Yield();
   return __atomic_load_n(pointer, __ATOMIC_ACQUIRE);
+}
+
+void CopyRelaxed(void* to, const void* from, std::size_t size, bool store) {
+  const void* memory = store ? to : from;
+  if ((size != 8 && size != 16) ||
+      reinterpret_cast<std::uintptr_t>(memory) % size != 0) {
+    Fail("a relaxed access of %zu bytes at %p", size, memory);
+  }
+  if (!store) Yield();
+  const bool changed = store && std::memcmp(to, from, size) != 0;
+  // Only one thread of a launch runs at a time.
+  std::memcpy(to, from, size);
+  if (store) AfterAtomic(changed);
 }
 
 void StoreRelease(unsigned* pointer, unsigned value) {

@@ -87,6 +87,41 @@ void TestGridBarrier() {
   }
 }
 
+struct alignas(16) Note {
+  unsigned long long number, tag;
+};
+
+// Each block sends a number to the next one in a ring, and takes what comes out
+// of its box, so that the next round cannot take it for its own.
+__global__ void PassAround(Note* boxes, unsigned long long* sums, int rounds) {
+  if (threadIdx.x != 0) return;
+  Note* mine = boxes + blockIdx.x;
+  Note* next = boxes + (blockIdx.x + 1) % gridDim.x;
+  unsigned long long number = blockIdx.x;
+  for (int r = 0; r < rounds; ++r) {
+    while (cuda_emulation::LoadRelaxed(next).tag != 0) __nanosleep(20);
+    cuda_emulation::StoreRelaxed(next, {number, 1});
+    Note note;
+    while ((note = cuda_emulation::LoadRelaxed(mine)).tag == 0) __nanosleep(20);
+    cuda_emulation::StoreRelaxed(mine, {0, 0});
+    number = note.number + 1;
+  }
+  sums[blockIdx.x] = number;
+}
+
+void TestRelaxedAccesses() {
+  constexpr unsigned kGrid = 6, kRounds = 9;
+  std::vector<Note> boxes(kGrid);
+  std::vector<unsigned long long> sums(kGrid);
+  const cudaError_t error = Launch({kGrid, 32, 0, true}, PassAround,
+                                   boxes.data(), sums.data(), kRounds);
+  BNAR_CHECK(error == cudaSuccess, cuda_emulation::LastMessage());
+  for (unsigned i = 0; i < kGrid; ++i) {
+    BNAR_CHECK(sums[i] == (i + 2 * kGrid - kRounds) % kGrid + kRounds,
+               std::to_string(i));
+  }
+}
+
 // The block that finishes last adds up what all blocks have stored.
 __global__ void LastBlockSum(unsigned* finished, float* partial, float* sum) {
   auto* is_last = reinterpret_cast<unsigned*>(cuda_emulation::DynamicShared());
@@ -303,6 +338,7 @@ void TestAll() {
     TestBlockSums<int>();
     TestBlockSums<unsigned long long>();
     TestGridBarrier();
+    TestRelaxedAccesses();
     TestLastBlock();
     TestPolling();
     TestWarpOperations();

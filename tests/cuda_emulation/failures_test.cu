@@ -132,6 +132,11 @@ __global__ void BlockPolls(const unsigned* flag) {
   } while (__syncthreads_or(seen != 0) == 0);
 }
 
+// Waits for something that nobody stores.
+__global__ void WaitsInVain(const unsigned long long* flag) {
+  while (cuda_emulation::LoadRelaxed(flag) == 0) __nanosleep(20);
+}
+
 __global__ void WarpAgainstBlock() {
   if (threadIdx.x < 16) {
     __syncwarp();
@@ -171,6 +176,8 @@ void TestDivergence() {
   ExpectFailure(Launch({3, 64}, DivergentKinds), "divergent __syncthreads");
   ExpectFailure(Launch({1, 64}, Crossed, &flag), "poll for what does not");
   ExpectFailure(Launch({2, 64}, BlockPolls, &flag), "poll for what does not");
+  const unsigned long long never = 0;
+  ExpectFailure(Launch({2, 64}, WaitsInVain, &never), "poll for what does not");
   ExpectFailure(Launch({1, 32}, WarpAgainstBlock), "no thread can go on");
   ExpectFailure(Launch({1, 32}, WarpKinds), "different operations");
   ExpectFailure(Launch({1, 32}, WarpMasks), "different operations");
@@ -232,6 +239,11 @@ __global__ void Empty() {}
 __global__ void Misaligned(const float* x) {
   __ldg(reinterpret_cast<const float4*>(x + 1));
 }
+// As a whole, 8 bytes are accessed only at multiples of 8.
+__global__ void MisalignedStore(float* x) {
+  cuda_emulation::StoreRelaxed(reinterpret_cast<unsigned long long*>(x + 1),
+                               1ull);
+}
 // Touches the byte at `distance` from the end of the block's shared memory.
 __global__ void Overrun(int distance) {
   cuda_emulation::DynamicShared()[static_cast<int>(
@@ -257,6 +269,7 @@ bool Dies(Function function) {
 void TestMemory() {
   alignas(16) float x[8] = {};
   ExpectFailure(Launch({1, 1}, Misaligned, x), "misaligned");
+  ExpectFailure(Launch({1, 1}, MisalignedStore, x), "a relaxed access of 8");
   BNAR_CHECK(Launch({2, 4, 100}, Overrun, -1) == cudaSuccess, "");
   float seen = 0;
 #ifdef __SANITIZE_ADDRESS__

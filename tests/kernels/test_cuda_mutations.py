@@ -51,8 +51,23 @@ class Mutation:
 
 
 MUTATIONS = {
-    "no barrier of the team": Mutation(
-        "team_sums.cuh", "  TeamBarrier(counter, team);\n", "", "forward", "on_chip"
+    "mail that is taken before it comes": Mutation(
+        "team_sums.cuh", "    if (arrived) break;\n", "    break;\n", "forward", "on_chip"
+    ),
+    "mail of which only one half has come": Mutation(
+        "team_sums.cuh", "first[k].tag == tag && second[k].tag == tag", "first[k].tag == tag",
+        "backward", "on_chip",
+    ),
+    "mail that is left to the next launch": Mutation(
+        "team_sums.cuh", "      StoreMessage(&boxes[k * distance].second, {0, 0});\n", "",
+        "forward", "on_chip",
+    ),
+    "flags that are left to the next launch": Mutation(
+        "team_sums.cuh", "    StoreFlag(flags + other, 0);\n", "", "backward", "two_kernels"
+    ),
+    "a flag that any memory may hold": Mutation(
+        "team_sums.cuh", "LoadFlag(flags + other) != workspace.tag",
+        "LoadFlag(flags + other) == 0", "forward", "two_kernels",
     ),
     "no barrier of the block": Mutation(
         "team_sums.cuh",
@@ -71,8 +86,8 @@ MUTATIONS = {
     ),
     "blocks leave a cluster that still reads": Mutation(
         "team_sums.cuh",
-        "others read it.\n    ClusterBarrier();\n",
-        "others read it.\n",
+        "have added already.\n    ClusterBarrier();\n",
+        "have added already.\n",
         "backward",
         "cluster",
     ),

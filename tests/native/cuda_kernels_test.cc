@@ -12,7 +12,9 @@
 
 #include "cuda/host/settings.h"
 #include "cuda/launch/launch_counts.h"
+#include "tests/native/calls.h"
 #include "tests/native/cuda_platform.h"
+#include "tests/native/expectations.h"
 #include "tests/native/operation_checks.h"
 
 namespace jax_bnar {
@@ -66,11 +68,33 @@ void TestShapes(const std::vector<Shape>& shapes,
   }
 }
 
-// Above cuda::kMergeAlone blocks a team merges in two steps.
-void TestLargeTeam(const cuda::Settings& settings) {
-  cuda_emulation::SetDevice(DeviceOf(20, 2, 64));
-  TestCase({{1, 40 * 32 * 8, 8, 1}, DType::kFloat32, 0, 0, true}, settings,
-           Calls::kWholePasses);
+int64_t LaunchesOf(const char* kernel) {
+  const auto counts = cuda::LaunchCounts();
+  const auto found = counts.find(kernel);
+  return found == counts.end() ? 0 : found->second;
+}
+
+// Teams with fewer blocks than columns and with more, in which part of a warp,
+// a warp, several warps or a block adds a column. The largest ones take long.
+void TestTeams(cuda::Settings settings) {
+  for (const int multiprocessors : {1, 3, 20, 70, 132}) {
+    cuda_emulation::SetDevice(DeviceOf(multiprocessors, 1, 64));
+    const int64_t tiles = 2 * multiprocessors;
+    const int64_t before = LaunchesOf("Forward on_chip");
+    const Case narrow{{1, tiles * 256 - 3, 8, 1}, DType::kFloat32, 0, 0, true};
+    const Case wide{{1, tiles * 32 - 3, 64, 1}, DType::kBFloat16, 0, 0, true};
+    if (multiprocessors < 70) {
+      TestCase(narrow, settings, Calls::kWholePasses);
+      TestCase(wide, settings, Calls::kWholePasses);
+    } else {
+      CudaPlatform platform(settings);
+      const Inputs in(wide);
+      context = wide.Name() + " in a large team";
+      CheckStatistics(in, CallForward(platform, in, kNormaliseOptions[0]));
+    }
+    BNAR_CHECK(LaunchesOf("Forward on_chip") > before, "two kernels");
+    settings.zero_workspace = !settings.zero_workspace;
+  }
 }
 
 // Fewer channels than a slab may have, so that more rows stand side by side.
@@ -82,12 +106,6 @@ void TestNarrowSlabs(cuda::Settings settings) {
     TestCase({{2, 90, 40, 1}, DType::kFloat32, 0, 0, false}, settings,
              Calls::kWholePasses);
   }
-}
-
-int64_t LaunchesOf(const char* kernel) {
-  const auto counts = cuda::LaunchCounts();
-  const auto found = counts.find(kernel);
-  return found == counts.end() ? 0 : found->second;
 }
 
 // The occupancy was promised, the launch is refused all the same.
@@ -152,7 +170,7 @@ void TestStrategy(const cuda::Settings& settings, bool few) {
     TestShapes({{1, 3000, 8, 1}, {1, 9, 2, 1200}}, {DType::kFloat16}, settings);
   }
   if (settings.strategy == cuda::Strategy::kOnChip) {
-    TestLargeTeam(settings);
+    TestTeams(settings);
     TestRefusedCooperation(settings);
   }
   if (settings.strategy == cuda::Strategy::kTwoKernels) {

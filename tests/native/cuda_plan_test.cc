@@ -460,6 +460,16 @@ void TestSettings() {
           0,
       "a name that nobody reads");
   unsetenv(kUnknown);
+  setenv("JAX_BNAR_CUDA_ZERO_WORKSPACE", "1", 1);
+  BNAR_CHECK(read("", "", &settings).empty() && settings.zero_workspace,
+             "the workspace is zeroed");
+  setenv("JAX_BNAR_CUDA_ZERO_WORKSPACE", "yes", 1);
+  BNAR_CHECK(read("", "", &settings).find("ZERO_WORKSPACE must be 0 or 1") !=
+                 std::string::npos,
+             "a value that is not known");
+  unsetenv("JAX_BNAR_CUDA_ZERO_WORKSPACE");
+  BNAR_CHECK(read("", "", &settings).empty() && !settings.zero_workspace,
+             "the workspace is left as it is");
   for (const char* channels : {"0", "-8", "4", "24", "128", "many", "8.0"}) {
     const std::string wrong = read("", "", &settings, channels);
     BNAR_CHECK(wrong.find("SLAB_CHANNELS must be 8, 16, 32 or 64, got '" +

@@ -18,7 +18,9 @@
 namespace jax_bnar {
 namespace testing {
 
-// Workspace as XLA gives it: not zeroed, and no byte more than asked for.
+// The workspace is as XLA gives it: it is not zeroed, and has not a byte more
+// than was asked for. No launch may leave its tag there, because a replayed
+// CUDA graph would take it for its own.
 class CudaPlatform : public Platform {
  public:
   explicit CudaPlatform(const cuda::Settings& settings) : settings_(settings) {}
@@ -75,6 +77,11 @@ class CudaPlatform : public Platform {
     BNAR_CHECK(error == cudaSuccess, std::string(cudaGetErrorName(error)) +
                                          ": " + launch.failure + ": " +
                                          cuda_emulation::LastMessage());
+    for (int64_t i = 0; i + 8 <= bytes; i += 8) {
+      uint64_t word;
+      std::memcpy(&word, workspace.data() + i, 8);
+      BNAR_CHECK(word != launch.tag, "a tag is left in the workspace");
+    }
   }
 
   cuda::Settings settings_;

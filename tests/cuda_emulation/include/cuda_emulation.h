@@ -108,6 +108,19 @@ void Yield();
 unsigned LoadAcquire(const unsigned* pointer);
 // st.release.gpu.
 void StoreRelease(unsigned* pointer, unsigned value);
+// The copying of 8 or 16 aligned bytes as a whole, for ld.relaxed.gpu and
+// st.relaxed.gpu. It yields before a load and after a store.
+void CopyRelaxed(void* to, const void* from, std::size_t size, bool store);
+template <typename T>
+T LoadRelaxed(const T* pointer) {
+  T value;
+  CopyRelaxed(&value, pointer, sizeof(T), false);
+  return value;
+}
+template <typename T>
+void StoreRelaxed(T* pointer, const T& value) {
+  CopyRelaxed(pointer, &value, sizeof(T), true);
+}
 
 // Ends the launch with cudaErrorLaunchFailure and this message.
 [[noreturn]] void Fail(const char* format, ...)
