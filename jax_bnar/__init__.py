@@ -2,6 +2,8 @@
 
 __version__ = "0.1.0"  # Comes first, because the native modules' version is compared with it.
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from jax_bnar._base import startup as _startup
 
 _startup.require_jax()  # Must precede the imports below, which fail on an older JAX.
@@ -52,13 +54,18 @@ _show_public_names(globals())
 # Imported when they are first asked for, because they need Flax.
 _LAZY_MODULES = ("flax_layers", "nnx_layers", "torch_weights")
 
+if _TYPE_CHECKING:
+    from jax_bnar import flax_layers as flax_layers
+    from jax_bnar import nnx_layers as nnx_layers
+    from jax_bnar import torch_weights as torch_weights
+else:  # A type checker would take this for a package in which every name exists.
 
-def __getattr__(name: str) -> object:
-    if name in _LAZY_MODULES:
-        import importlib
+    def __getattr__(name: str) -> object:
+        if name in _LAZY_MODULES:
+            import importlib
 
-        return importlib.import_module(f"jax_bnar.{name}")
-    raise AttributeError(f"module 'jax_bnar' has no attribute {name!r}")
+            return importlib.import_module(f"jax_bnar.{name}")
+        raise AttributeError(f"module 'jax_bnar' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

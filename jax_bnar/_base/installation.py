@@ -50,5 +50,5 @@ def why_no_cuda_module(load_error: ImportError) -> tuple[str, str]:
     """The reason and the way out if there are CUDA kernels but they did not load."""
     return (
         f"the native module of the CUDA kernels did not load ({load_error})",
-        "reinstall jax-bnar and jax-bnar-cuda13 in the same version",
+        "reinstall jax-bnar and jax-bnar-cuda13, as `make dist` built them together",
     )

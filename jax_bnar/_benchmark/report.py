@@ -149,8 +149,9 @@ class BenchmarkReport:
         if self.matched == 0:
             lines.append("NOTHING was fused: jax_bnar.explain(fun)(*args) says why")
         elif self.matched is not None:
+            places = "place" if self.matched == 1 else "places"
             lines.append(
-                f"fused: {self.matched} places; refused: {self.refused} (explain says why)"
+                f"fused: {self.matched} {places}; refused: {self.refused} (explain says why)"
             )
         if not self.kernels:
             lines.append("NO KERNELS for this platform in this build: both are pure JAX")

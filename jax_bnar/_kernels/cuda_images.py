@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from jax_bnar._base.native_module import CUDA_DISTRIBUTION
 from jax_bnar._kernels.cuda_driver import Device, Version
 
 # The kernels use instructions that older GPUs lack.
@@ -116,9 +115,8 @@ def _device_obstacle(build: CudaBuild, supported: Version, device: Device) -> Ob
         )
     return Obstacle(
         reason,
-        f"install a {CUDA_DISTRIBUTION} for this GPU, or build from the source tree on this machine"
-        " with `pip install . -C cmake.define.JAX_BNAR_CUDA=ON -C"
-        " cmake.define.CMAKE_CUDA_ARCHITECTURES=native`",
+        "build from the source tree on this machine with `pip install . -C"
+        " cmake.define.JAX_BNAR_CUDA=ON -C cmake.define.CMAKE_CUDA_ARCHITECTURES=native`",
     )
 
 

@@ -20,7 +20,12 @@ from jax_bnar._layers.channel_view import ChannelView, channel_view
 from jax_bnar._layers.promotion import compute_dtype
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators import api
-from jax_bnar._operators.validation import check_named_axes, check_operands, check_shape_like
+from jax_bnar._operators.validation import (
+    check_named_axes,
+    check_operands,
+    check_shape_like,
+    names_in_scope,
+)
 from jax_bnar._sharding.collectives import parts_of
 
 
@@ -140,16 +145,18 @@ class LayerCall:
                 "BatchNorm: there is no kernel for mask yet, but implementation='ffi' requires one;"
                 " implementation=None computes the result in plain JAX."
             )
-        return masked.normalise(
-            check_operands(
-                "BatchNorm", x, residual, scale, bias, axis=view.axis, num_groups=self.num_groups
-            ),
-            view.view(mask),
-            epsilon=self.epsilon,
-            activation=self.activation.fused,
-            axis_name=self.axis_name,
-            axis_index_groups=self.axis_index_groups,
+        operands = check_operands(
+            "BatchNorm", x, residual, scale, bias, axis=view.axis, num_groups=self.num_groups
         )
+        with names_in_scope("BatchNorm", self.axis_name):
+            return masked.normalise(
+                operands,
+                view.view(mask),
+                epsilon=self.epsilon,
+                activation=self.activation.fused,
+                axis_name=self.axis_name,
+                axis_index_groups=self.axis_index_groups,
+            )
 
     def finish(self, view: ChannelView, y: jax.Array, result: Any) -> jax.Array:
         return self.activation.finish(view.restore(y).astype(result))

@@ -16,6 +16,7 @@ from jax_bnar._operators.validation import (
     check_operands,
     check_save,
     check_statistic,
+    names_in_scope,
 )
 from jax_bnar._sharding.alignment import align_operands
 
@@ -386,17 +387,8 @@ def _train(
     with jax.named_scope(function):
         x, z, scale, bias = align_operands(operands.layout, *operands[:4])
         if names:
-            try:
+            with names_in_scope(function, axis_name):
                 y, mean, var = synchronised(x, z, scale, bias, config, names, groups)
-            except NameError as error:
-                if "unbound axis name" not in str(error):
-                    raise
-                raise NameError(
-                    f"{function}: axis_name={axis_name!r} does not name a mapped axis here"
-                    f" ({error}). Call it in a function mapped by shard_map, pmap or"
-                    " vmap(axis_name=...), or leave axis_name out: under jit alone, statistics are"
-                    " those of the whole array, however it is sharded."
-                ) from error
         else:
             y, mean, var, _ = training(x, z, scale, bias, config)
     if operands.layout.num_groups == 1:

@@ -18,6 +18,7 @@ from jax_bnar._operators.validation import (
     check_save,
     check_statistic,
     check_vector,
+    names_in_scope,
 )
 from jax_bnar._sharding.alignment import align_operands
 
@@ -117,7 +118,8 @@ def dual_bn_add_relu(
     with jax.named_scope(_NAME):
         operands = tuple(align_operands(layout, *arrays))
         if names:
-            results = synchronised(operands, config, names, groups)
+            with names_in_scope(_NAME, axis_name):
+                results = synchronised(operands, config, names, groups)
         else:
             *results, _ = training(*operands, config)
     y, *statistics = results

@@ -1,5 +1,6 @@
 """Checks of the arguments at trace time. Each error says what was given and what was expected."""
 
+import contextlib
 import math
 import numbers
 import operator
@@ -82,6 +83,21 @@ def check_named_axes(
             f" {axis_index_groups!r}."
         )
     return names, groups
+
+
+@contextlib.contextmanager
+def names_in_scope(function: str, axis_name: Any) -> Iterator[None]:
+    """Turns JAX's bare NameError about a named axis into one that says what to do."""
+    try:
+        yield
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        raise NameError(
+            f"{function}: axis_name={axis_name!r} does not name a mapped axis here ({error}). Call"
+            " it in a function mapped by shard_map, pmap or vmap(axis_name=...), or leave axis_name"
+            " out: under jit alone, statistics are those of the whole array, however it is sharded."
+        ) from error
 
 
 def _flat_names(axis_name: Any) -> Iterator[Any]:

@@ -212,9 +212,9 @@ def _no_kernels(platform: str, versions: Versions, machine: Machine) -> Problem:
     nvcc = "" if machine.nvcc else "install nvcc of CUDA 13 (none is on PATH), then "
     return Problem(
         reason,
-        f"install {CUDA_DISTRIBUTION} {versions.jax_bnar}, or {nvcc}reinstall from the source tree"
-        " with `pip install . -C cmake.define.JAX_BNAR_CUDA=ON`, which reports anything that is"
-        " missing",
+        f"{nvcc}reinstall from the source tree with `pip install . -C"
+        " cmake.define.JAX_BNAR_CUDA=ON`, which reports anything that is missing, or install the"
+        f" wheel of {CUDA_DISTRIBUTION} {versions.jax_bnar} that `make dist` builds there",
     )
 
 

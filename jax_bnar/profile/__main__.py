@@ -11,7 +11,7 @@ from typing import Any
 from jax_bnar.profile._analysis import Summary, summarise
 from jax_bnar.profile._file import ProfileError, read
 
-_EXTRA = "pip install 'jax-bnar[profile]'"
+_EXTRA = "pip install flax matplotlib rich"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -88,7 +88,7 @@ def test_the_table_is_whole_at_80_columns(report: jax_bnar.BenchmarkReport) -> N
     assert [line.strip().split()[0] for line in lines[2:]] == (
         ["forward", "plain", "fused", "fused"] * 2 + ["results", "fused:"]
     )
-    assert lines[-1] == "fused: 1 places; refused: 0 (explain says why)"
+    assert lines[-1] == "fused: 1 place; refused: 0 (explain says why)"
 
 
 def test_values_and_picture(report: jax_bnar.BenchmarkReport, tmp_path: pathlib.Path) -> None:
@@ -140,7 +140,7 @@ def test_another_function_to_compare_with() -> None:
 
     found = jax_bnar.benchmark(block, *operands(), fused=fused, **SHORT)
     assert found.matched is None
-    assert "places" not in str(found)
+    assert "place" not in str(found)
     assert found.difference < 1e-4
     with pytest.raises(ValueError, match="the two functions do not compute the same"):
         jax_bnar.benchmark(block, *operands(), fused=lambda x, z, s: x[:1], **SHORT)

@@ -234,6 +234,22 @@ def test_metadata_claims_what_is_tested() -> None:
     assert "urls" not in project
 
 
+def test_no_message_installs_a_name_of_an_index() -> None:
+    """The project is published nowhere yet, so its names on an index are anyone's."""
+    named = re.compile(r"pip install [^`#\n]*\bjax[-_]bnar")
+    places = [ROOT / folder for folder in ("jax_bnar", "benchmarks", "examples", "docs")]
+    texts = [
+        p for place in places for p in place.rglob("*") if p.suffix in {".py", ".md", ".ipynb"}
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in [*texts, ROOT / "README.md"]
+        for match in named.finditer(path.read_text())
+        if "--no-index" not in match[0] and "uninstall" not in match[0]
+    ]
+    assert found == []
+
+
 def test_workflow_runs_make_targets_alone() -> None:
     """What CI does can be done, and was tried, on any machine."""
     makefile = (ROOT / "Makefile").read_text()

@@ -387,6 +387,15 @@ def test_wrong_out_specs_are_refused() -> None:
 def test_refused() -> None:
     with pytest.raises(NameError, match=r"bn_relu: axis_name='nowhere' .* shard_map, pmap or vmap"):
         jax_bnar.bn_relu(X, SCALE, BIAS, axis_name="nowhere")
+    two = "dual_bn_add_relu: axis_name='nowhere' does not name a mapped axis"
+    with pytest.raises(NameError, match=two):
+        jax_bnar.dual_bn_add_relu(X, X, None, None, None, None, axis_name="nowhere")
+    pytest.importorskip("flax")
+    layer = jax_bnar.flax_layers.BatchNorm(use_running_average=False, axis_name="nowhere")
+    variables = layer.init(jax.random.key(0), X)  # which ignores the name, as in Flax
+    for mask in (None, np.ones(X.shape, bool)):
+        with pytest.raises(NameError, match=r"axis_name='nowhere' does not name a mapped axis"):
+            layer.apply(variables, X, mask=mask, mutable=["batch_stats"])
 
     def mapped(groups: Any) -> Any:
         return jax.vmap(
