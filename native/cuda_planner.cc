@@ -34,7 +34,6 @@ constexpr std::pair<const char*, double cuda::CostModel::*> kCostModel[] = {
     {"idle_with_more_teams", &cuda::CostModel::idle_with_more_teams},
     {"cluster", &cuda::CostModel::cluster},
     {"kernel", &cuda::CostModel::kernel},
-    {"zeroing", &cuda::CostModel::zeroing},
     {"last_block", &cuda::CostModel::last_block}};
 constexpr std::pair<const char*, double cuda::Traffic::*> kTraffic[] = {
     {"first", &cuda::Traffic::first},

@@ -70,8 +70,8 @@ double MaskSectors(const Tiling& t, int64_t rounds, const Traffic& traffic) {
          (2 * times - 1) * traffic.mask_written;
 }
 
-// The share of a round of a barrier during which memory idles. Teams that have
-// a single slab each begin at the same time, and wait at the same time.
+// The share of a round's waiting during which memory idles. Teams that have a
+// single slab each begin at the same time, and wait at the same time.
 double IdleShare(int32_t num_teams, int64_t rounds, const CostModel& model) {
   return num_teams == 1 || rounds == 1 ? 1
          : num_teams == 2              ? model.idle_with_two_teams
@@ -125,14 +125,14 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
   cost.streaming = cost.bytes / (StreamingRate(device, model) * cost.in_flight);
   cost.launching = model.kernel;
   if (two_kernels) {
-    cost.launching = 2 * model.kernel + model.zeroing;
+    cost.launching = 2 * model.kernel;
     cost.waiting = model.last_block;
   } else if (plan.block_reduction == BlockReduction::kBarrier) {
-    cost.launching += model.zeroing;
     cost.waiting = static_cast<double>(cost.rounds) * model.barrier *
                    IdleShare(t.num_teams, cost.rounds, model);
   } else if (plan.block_reduction == BlockReduction::kCluster) {
-    cost.waiting = waves * model.cluster;
+    cost.waiting = waves * model.cluster *
+                   IdleShare(t.num_teams, static_cast<int64_t>(waves), model);
   }
   return cost;
 }

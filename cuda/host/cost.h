@@ -37,18 +37,20 @@ struct CostModel {
   // never read again (y, z, dx) passes through L2 as well.
   double share_of_l2 = 0.5;
   // A round in which the blocks of a team wait for each other's sums, from the
-  // last load to the first store. The review expects 5 to 9.
-  double barrier = 6;
+  // last load to the first store: 1.5 until a block has its own sums, twice
+  // 0.75 until a message that one block writes to L2 has been read by another,
+  // and 1 for the constants of the elementwise pass.
+  double barrier = 4;
   // The share of it during which memory idles if two teams, or more, have the
-  // device: the others read or write meanwhile.
+  // device: the others read or write meanwhile. Clusters count as teams.
   double idle_with_two_teams = 0.75;
   double idle_with_more_teams = 0.62;
-  // The same round in a cluster.
-  double cluster = 4;
-  // The start and end of a kernel, the node that zeroes counters, and the time
-  // in which a last block adds up the sums of all others, which have ended.
+  // The same round in a cluster: 1 for two barriers and for reading the shared
+  // memory of other blocks, instead of the two messages.
+  double cluster = 3.5;
+  // The start and end of a kernel, and the time in which a last block adds up
+  // the sums of all others, which have ended.
   double kernel = 1.5;
-  double zeroing = 1.5;
   double last_block = 4;
 };
 
