@@ -6,12 +6,12 @@ from jax_bnar._fuse.match import RefusedMatch
 from jax_bnar._fuse.plan import Plan
 
 HINT = (
-    "the function holds the gradient of what is to be fused, which reads arrays that the fused"
-    " operator does not keep; turn it round: jax.grad(fuse(loss)), not fuse(jax.grad(loss))"
+    "the function contains the gradient of what is to be fused, which reads arrays that the"
+    " fused operator does not keep; write jax.grad(fuse(loss)) instead of fuse(jax.grad(loss))"
 )
 
 
-def is_to_be_turned_round(refused: RefusedMatch, around: str = "") -> bool:
+def needs_fuse_inside_grad(refused: RefusedMatch, around: str = "") -> bool:
     """Whether only the gradient stands in the way, which JAX records in the names of equations.
 
     What is refused for another reason (LayerNorm) would also be refused without the gradient.
@@ -21,7 +21,7 @@ def is_to_be_turned_round(refused: RefusedMatch, around: str = "") -> bool:
 
 def require_undifferentiated(plan: Plan) -> None:
     for refused, around in _refused(plan, ""):
-        if is_to_be_turned_round(refused, around):
+        if needs_fuse_inside_grad(refused, around):
             raise ValueError(f"fuse: {HINT}.")
 
 

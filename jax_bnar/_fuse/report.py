@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from jax_bnar._base import jax_compat
 from jax_bnar._fuse import html, paddle_form
 from jax_bnar._fuse.affine import AffineMatch
-from jax_bnar._fuse.differentiated import HINT, is_to_be_turned_round
+from jax_bnar._fuse.differentiated import HINT, needs_fuse_inside_grad
 from jax_bnar._fuse.match import RefusedMatch
 from jax_bnar._fuse.nodes import Node
 from jax_bnar._fuse.operators import Match
@@ -146,7 +146,7 @@ def _candidate(place: Match | RefusedMatch, calls: int, around: str) -> Candidat
         return Candidate(
             module,
             None,
-            HINT if is_to_be_turned_round(place, around) else place.reason,
+            HINT if needs_fuse_inside_grad(place, around) else place.reason,
             jax_compat.source_line(place.node.equation),
             x.shape,
             str(x.dtype),

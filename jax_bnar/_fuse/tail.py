@@ -43,7 +43,9 @@ def tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
         other = reader.inputs[1] if reader.inputs[0] is value else reader.inputs[0]
         reason = refused_residual(other, value)
         if reason or len(residuals) == _MOST_RESIDUALS:
-            return Tail(normalised, reason=reason or "more residuals than are looked for")
+            return Tail(
+                normalised, reason=reason or "more residuals are added than the search follows"
+            )
         assert isinstance(other, Value)
         residuals.append(other)
         value = result
@@ -59,7 +61,7 @@ def refused_residual(other: Operand, value: Value) -> str:
     if other.shape != value.shape or any(
         axis is None and size > 1 for axis, size in zip(axes, other.shape, strict=True)
     ):
-        return "what is added is broadcast: the kernel's residual has the shape of x"
+        return "what is added is broadcast, but the kernel needs a residual with the shape of x"
     if other.dtype != value.dtype:
         return f"the residual is {other.dtype}, the array {value.dtype}"
     return ""
@@ -72,7 +74,7 @@ def _why_not_one_reader(graph: Graph, value: Value, normalised: Value) -> str:
         return f"the {name} is also returned" if readers else ""
     if is_selection_by_sign(readers):
         return (
-            f"a selection by the sign of the {name} follows: if that is to be ReLU, write"
+            f"a selection by the sign of the {name} follows; if it is meant as a ReLU, write"
             " jax.nn.relu(a) to have it fused"
         )
     return f"the {name} is used more than once" if readers else ""
@@ -85,8 +87,8 @@ def _why_not(graph: Graph, reader: Node) -> str:
             " have it fused"
         )
     if reader.name == "custom_jvp_call" or reader.name == "custom_vjp_call":
-        return "what follows has a derivative of its own, which is not that of jax.nn.relu"
+        return "what follows has a custom derivative, which is not that of jax.nn.relu"
     if reader.name == "name":
-        return "a checkpoint_name follows, not ReLU"
+        return "a checkpoint_name follows instead of a ReLU"
     name = reader.params["name"] if reader.name in ("jit", "pjit") else reader.name
-    return f"no ReLU follows but {name}"
+    return f"{name} follows instead of a ReLU"

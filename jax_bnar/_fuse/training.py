@@ -78,7 +78,7 @@ def normalisation(region: Region, value: Value) -> Normalisation:
     axis, num_groups = _channels(region, over)
     for name, vector in vectors.items():
         if unknowns.polynomial_varies(vector) - {axis}:
-            raise RefusalError(f"the {name} is not one number a channel")
+            raise RefusalError(f"the {name} does not have one value per channel")
     order, result_axis = _arrangement(term.labels, region.x.shape, value.shape, axis, num_groups)
     if not holds(value.dtype, region.x.dtype):
         raise RefusalError(f"the normalised array is {value.dtype} where x is {region.x.dtype}")
@@ -159,16 +159,16 @@ def _variance(root: ReciprocalRoot, unknowns: Unknowns) -> tuple[float, frozense
         clamped := unknowns[variance.terms[0][0][0][0]], Clamped
     ):
         if variance != unknowns.polynomial(clamped):
-            raise RefusalError("the variance is not the population variance of x (a factor)")
+            raise RefusalError("the variance is a multiple of the population variance of x")
         variance = clamped.of
         if variance.terms and dict(variance.terms).get(()):
-            raise RefusalError("the variance has another floor than 0")
+            raise RefusalError("the variance is clamped at a value other than 0")
     moments = {
         unknown for number in variance.unknowns if isinstance(unknown := unknowns[number], Moment)
     }
     if any(isinstance(unknowns[number], Foreign) for number in variance.unknowns):
         if not moments:
-            raise RefusalError("the variance does not come from x: evaluation mode")
+            raise RefusalError("the variance does not come from x, so this is evaluation")
         raise RefusalError("epsilon is not a literal, or the variance is not that of x alone")
     seconds = {moment for moment in moments if moment.power == 2}
     if len(seconds) != 1:
@@ -197,7 +197,9 @@ def _channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
     if not kept:
         ones = [axis for axis, size in enumerate(shape) if size == 1]
         if not ones:
-            raise RefusalError("statistics over all axes: there is no channel axis")
+            raise RefusalError(
+                "the statistics are taken over all axes, so there is no channel axis"
+            )
         return ones[-1], 1
     if len(kept) == 1 and (kept[0] > 0 or shape[0] == 1):
         return kept[0], 1
@@ -205,9 +207,12 @@ def _channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
         return kept[1], shape[0]
     if kept[0] == 0:
         raise RefusalError(
-            "statistics of each example, not of the batch: LayerNorm, InstanceNorm or GroupNorm"
+            "the statistics are those of each example, not of the batch, as in LayerNorm,"
+            " InstanceNorm or GroupNorm"
         )
-    raise RefusalError(f"statistics along several axes {tuple(kept)}, not one number a channel")
+    raise RefusalError(
+        f"there are statistics along several axes {tuple(kept)}, not one per channel"
+    )
 
 
 def _arrangement(
@@ -221,12 +226,14 @@ def _arrangement(
     order = tuple(a for label in labels for a in label)
     real = [a for a, size in enumerate(x_shape) if size > 1]
     if sorted(order) != real or (num_groups > 1 and list(order) != real):
-        raise RefusalError("the normalised array does not have all axes of x, or groups apart")
+        raise RefusalError(
+            "the normalised array lacks an axis of x, or does not keep its groups apart"
+        )
     if (axis,) in labels:
         return order, labels.index((axis,))
     ones = [a for a, size in enumerate(shape) if size == 1]
     if axis in order or not ones:
-        raise RefusalError("the normalised array has its channels in one axis with others")
+        raise RefusalError("the normalised array merges the channels with another axis")
     return order, ones[-1]
 
 

@@ -27,16 +27,16 @@ _SUMS = frozenset(
     """.split()  # noqa: SIM905
 )
 _REASONS = {
-    "stop_gradient": "the statistics, or the array, stand behind stop_gradient",
-    "select_n": "a mask, or a choice at run time, is part of it",
-    "dot_general": "the statistics are taken by a matrix product",
-    "reduce_window_sum": "the statistics are taken by lax.reduce_window",
-    "reduce_window": "the statistics are taken by lax.reduce_window",
-    "reduce": "the statistics are taken by lax.reduce",
-    "cumsum": "the statistics are taken by cumulative sums",
-    "scan": "the statistics are taken in a loop",
-    "while": "the statistics are taken in a loop",
-    "jit": "a part of it is a jitted function with more in it than arithmetic",
+    "stop_gradient": "stop_gradient is applied to the statistics or to the array",
+    "select_n": "it contains a mask or a choice at run time",
+    "dot_general": "the statistics are computed by a matrix product",
+    "reduce_window_sum": "the statistics are computed by lax.reduce_window",
+    "reduce_window": "the statistics are computed by lax.reduce_window",
+    "reduce": "the statistics are computed by lax.reduce",
+    "cumsum": "the statistics are computed by cumulative sums",
+    "scan": "the statistics are computed in a loop",
+    "while": "the statistics are computed in a loop",
+    "jit": "a part of it is a jitted function that contains more than arithmetic",
     "name": "a part of it has a checkpoint_name",
 }
 # How many values are examined for one root, and how many whole arrays in a chain.
@@ -118,8 +118,9 @@ def _size(value: Value | Constant) -> int:
 def _reason(names: Collection[str], scaled: Node) -> str:
     reasons = dict.fromkeys(reason for name, reason in _REASONS.items() if name in names)
     if not reasons:
-        dtypes = {str(v.dtype) for v in (*values_of(scaled.inputs), *scaled.outputs)}
+        dtypes = sorted({str(v.dtype) for v in (*values_of(scaled.inputs), *scaled.outputs)})
         return (
-            f"its arithmetic is not understood, or rounds on the way ({', '.join(sorted(dtypes))})"
+            "its arithmetic is not understood, or it rounds intermediate values"
+            f" ({', '.join(dtypes)})"
         )
     return "; ".join(reasons)

@@ -25,21 +25,21 @@ KEPT_TAILS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "z of one number a pixel": (lambda bn, z: jax.nn.relu(bn + z[..., :1]), "broadcast"),
     "z of another dtype": (
         lambda bn, z: jax.nn.relu(bn.astype(jnp.float64) + z.astype(jnp.float64)),
-        "no ReLU follows but convert_element_type",
+        "convert_element_type follows instead",
     ),
     "normalised array returned": (lambda bn, z: (jax.nn.relu(bn + z), bn), "returned"),
     "normalised array read": (lambda bn, z: jax.nn.relu(bn + z) + jnp.sin(bn), "more than once"),
     "pre-activation returned": (lambda bn, z: (jax.nn.relu(bn + z), bn + z), "more than once"),
-    "gate": (lambda bn, z: jax.nn.relu(bn * jax.nn.sigmoid(z) + z), "but mul"),
+    "gate": (lambda bn, z: jax.nn.relu(bn * jax.nn.sigmoid(z) + z), "mul follows instead"),
     "named": (lambda bn, z: jax.nn.relu(checkpoint_name(bn, "bn") + z), "checkpoint_name"),
     "barrier": (
         lambda bn, z: jax.nn.relu(lax.optimization_barrier(bn) + z),
-        "but optimization_barrier",
+        "optimization_barrier follows instead",
     ),
     "maximum": (lambda bn, z: jnp.maximum(bn + z, 0), "jax.nn.relu"),
     "maximum of zeros": (lambda bn, z: jnp.maximum(jnp.zeros_like(bn), bn + z), "jax.nn.relu"),
     "clip": (lambda bn, z: jnp.clip(bn + z, 0), "jax.nn.relu"),
-    "relu6": (lambda bn, z: jax.nn.relu6(bn + z), "a derivative of its own"),
+    "relu6": (lambda bn, z: jax.nn.relu6(bn + z), "a custom derivative"),
     "where greater": (
         lambda bn, z: _after(bn + z, lambda a: jnp.where(a > 0, a, 0)),
         "by the sign",
@@ -47,7 +47,7 @@ KEPT_TAILS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "where less": (lambda bn, z: _after(bn + z, lambda a: jnp.where(a < 0, 0, a)), "by the sign"),
     "product": (lambda bn, z: _after(bn + z, lambda a: a * (a > 0)), "by the sign"),
     "leaky": (lambda bn, z: jax.nn.leaky_relu(bn + z), "by the sign"),
-    "swish": (lambda bn, z: jax.nn.silu(bn + z), "but silu"),
+    "swish": (lambda bn, z: jax.nn.silu(bn + z), "silu follows instead"),
 }
 
 

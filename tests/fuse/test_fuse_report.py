@@ -48,7 +48,7 @@ def test_lines() -> None:
     assert len(lines) == 3
     assert lines[0].startswith("stem: bn_relu [float32[6,5,4,3]] 2,880 bytes saved at ")
     assert re.search(r"test_fuse_report\.py:\d+$", lines[0])
-    assert lines[2].startswith("head: refused: statistics of each example")
+    assert lines[2].startswith("head: refused: the statistics are those of each example")
 
 
 def test_source_lines_are_those_of_the_program() -> None:
@@ -86,7 +86,7 @@ def test_summary() -> None:
     rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
     assert rows[0] == ["operator", "calls", "bytes saved"]
     assert rows[1:3] == [["bn_add_relu", "1", "5,760"], ["bn_relu", "1", "2,880"]]
-    assert rows[3][0].startswith("refused: statistics of each example")
+    assert rows[3][0].startswith("refused: the statistics are those of each example")
     assert rows[3][1:] == ["1", "0"]
 
 
