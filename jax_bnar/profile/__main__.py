@@ -17,7 +17,7 @@ _EXTRA = "pip install flax matplotlib rich"
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if not options.files and options.emit is None:
-        print(f"{_NAME}: name a file, or one to write with --emit.", file=sys.stderr)
+        print(f"{_NAME}: give a profile to show, or --emit FILE to write one.", file=sys.stderr)
         return 2
     try:
         files = list(options.files)
@@ -49,36 +49,56 @@ def _failed(sentence: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_NAME,
-        description="Prints where the time and the bytes of a network go, from profiles in the JSON"
-        " of MegEngine's GraphProfiler; several files side by side. With --emit it runs ResNet-50"
-        " with this package's kernels and writes such a file first.",
+        description="Shows which operators of a network take its time and move its bytes. It reads"
+        " profiles in the JSON format of MegEngine's GraphProfiler, and shows several files side by"
+        " side. With --emit it first runs ResNet-50 with the kernels of this package and writes a"
+        " profile of it.",
     )
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="profiles to show")
     parser.add_argument(
-        "--top", type=_count, default=10, metavar="N", help="longest operators (%(default)s)"
+        "--top",
+        type=_count,
+        default=10,
+        metavar="N",
+        help="how many of the longest operators to list (%(default)s)",
     )
     parser.add_argument(
         "--bandwidth",
         type=_positive,
         metavar="GB/S",
-        help="roof of the device; without it that of the file, or the best operator's",
+        help="memory bandwidth of the device; the default is that in the file, or else that of the"
+        " fastest operator",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON array of summaries")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it too: svg, png, pdf")
+    parser.add_argument("--json", action="store_true", help="print the summaries as one JSON array")
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help="also draw the summary; the suffix selects svg, png or pdf",
+    )
     emit = parser.add_argument_group("to write a profile")
-    emit.add_argument("--emit", type=Path, metavar="FILE", help="run ResNet-50, write its profile")
-    emit.add_argument("--batch", type=_count, default=10, help="pictures (%(default)s)")
-    emit.add_argument("--size", type=_count, default=224, help="height and width (%(default)s)")
+    emit.add_argument(
+        "--emit", type=Path, metavar="FILE", help="run ResNet-50 and write its profile"
+    )
+    emit.add_argument("--batch", type=_count, default=10, help="images per batch (%(default)s)")
+    emit.add_argument(
+        "--size", type=_count, default=224, help="height and width of the images (%(default)s)"
+    )
     emit.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    emit.add_argument("--train", action="store_true", help="a training step, not inference")
+    emit.add_argument(
+        "--train", action="store_true", help="profile a training step instead of inference"
+    )
     emit.add_argument(
         "--norm",
         choices=("fused", "flax"),
         default="fused",
-        help="this package's layers (folded for inference), or flax.linen.BatchNorm",
+        help="the layers of this package (folded for inference), or flax.linen.BatchNorm",
     )
     emit.add_argument(
-        "--steps", type=_count, default=5, help="runs, of which the median counts (%(default)s)"
+        "--steps",
+        type=_count,
+        default=5,
+        help="number of runs, whose median time is stored (%(default)s)",
     )
     emit.add_argument(
         "--stage-sizes",
@@ -86,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[3, 4, 6, 3],
         metavar="N",
-        help="blocks of each stage (3 4 6 3)",
+        help="number of blocks in each stage (3 4 6 3)",
     )
     return parser
 

@@ -212,7 +212,7 @@ def test_broken_files(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 
 def test_refused_calls(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 2
-    assert "name a file, or one to write with --emit" in capsys.readouterr().err
+    assert "give a profile to show, or --emit FILE to write one" in capsys.readouterr().err
     nowhere = tmp_path / "nowhere"
     assert "does not exist" in failure(capsys, "--emit", str(nowhere / "a.json"))
     for arguments in (["--top", "0"], ["--bandwidth", "nan"], ["--batch", "x"]):
