@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"  # Comes first, because the native modules' version is compared with it.
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from jax_bnar._base import startup as _startup
 
@@ -54,7 +54,7 @@ _show_public_names(globals())
 # Imported when they are first asked for, because they need Flax.
 _LAZY_MODULES = ("flax_layers", "nnx_layers", "torch_weights")
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from jax_bnar import flax_layers as flax_layers
     from jax_bnar import nnx_layers as nnx_layers
     from jax_bnar import torch_weights as torch_weights

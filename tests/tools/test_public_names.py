@@ -2,14 +2,21 @@
 
 import inspect
 import io
+import json
 import pickle
 import pydoc
+import shutil
+import subprocess
+import sys
+import tempfile
 import typing
 from typing import Any, get_args
 
 import jax
+import native_build
 import numpy as np
 import pytest
+from checkout import ROOT
 
 import jax_bnar
 import jax_bnar.flax_layers
@@ -96,3 +103,26 @@ def test_options_have_the_types_of_their_values() -> None:
                     seen.add((module, option))
     assert {(jax_bnar, "save"), (jax_bnar.nnx_layers, "save")} <= seen
     assert {(module, "implementation") for module in MODULES[:4]} <= seen
+
+
+def test_type_checkers_know_which_names_there_are() -> None:
+    """They would believe in every name if they saw the module's `__getattr__`."""
+    pyright = shutil.which("pyright", path=native_build.PATH)
+    if pyright is None:
+        pytest.skip("pyright is not installed")
+    # In the checkout, so that its sources are found.
+    with tempfile.NamedTemporaryFile("w", suffix=".py", dir=ROOT / "tests") as file:
+        file.write(
+            "import jax_bnar\n"
+            "jax_bnar.flax_layers.BatchNorm(use_running_average=False)\n"
+            "jax_bnar.bn_ad_relu\n"
+            'jax_bnar.bn_relu(1.0, None, None, save="yes")\n'
+        )
+        file.flush()
+        command = [pyright, "--pythonpath", sys.executable, "--outputjson", file.name]
+        finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    found = json.loads(finished.stdout)["generalDiagnostics"]
+    assert [(one["range"]["start"]["line"], one["rule"]) for one in found] == [
+        (2, "reportAttributeAccessIssue"),
+        (3, "reportArgumentType"),
+    ], found
