@@ -1,13 +1,14 @@
-"""A step on several sets of operands in one program of JAX, and how long it takes.
+"""Runs a step on several sets of operands in one program of JAX, and times it.
 
-A small step takes less than the host needs to ask for one, so a program holds a step for each of
-several sets of operands (together several times the L2, so that each set comes from memory), and
-the host, which does not wait, asks for the next program while the device is busy with the last. A
-sample is the wall-clock time of enough programs, over all their steps; the host's share is the part
-of it after which the host had asked for everything: near 1 it may be the host that was timed. XLA
-may replay a program as a CUDA graph, for all peers alike. Barriers tie the operands of a step to
-the results of the one before, so that XLA does not merge those of two sets, and all results are
-returned, so that none is optimised away.
+A small step takes less time than the host needs to launch it. So a program contains a step for each
+of several sets of operands, and the host launches the next program while the device works on the
+last. Together the sets are several times as large as L2, so that each of them comes from memory.
+
+A sample is the wall-clock time of several programs, divided by the number of steps in them. The
+host's share is the part of this time in which the host was still launching; if it is near 1, the
+sample may have timed the host. XLA may replay a program as a CUDA graph, for all peers alike.
+Barriers tie the operands of a step to the results of the previous one, so that XLA does not merge
+the steps of two sets, and all results are returned, so that none is optimised away.
 """
 
 import functools
@@ -21,13 +22,13 @@ import jax.numpy as jnp
 
 
 def chain(step: Callable[..., Any]) -> Callable[..., Any]:
-    """(sets, *constants) to the results of step(*set, *constants), one after the other."""
+    """Returns a function of (sets, *constants) that calls step(*set, *constants) for each set."""
 
     def run(sets: Any, *constants: Any) -> Any:
         results = []
         for operands in sets:
             if results:
-                # XLA drops from a barrier what is not used behind it.
+                # XLA removes from a barrier what is not used after it.
                 (operands, constants), results[-1] = jax.lax.optimization_barrier(
                     ((operands, constants), results[-1])
                 )
@@ -38,7 +39,7 @@ def chain(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def make_operands(shapes: Any) -> Any:
-    """Random numbers in arrays of these shapes, made on the device."""
+    """Makes arrays of random numbers, of these shapes, on the device."""
 
     @functools.partial(jax.jit, static_argnames=("shape", "dtype"))
     def normal(seed: Any, shape: Any, dtype: Any) -> jax.Array:
@@ -52,7 +53,7 @@ def make_operands(shapes: Any) -> Any:
 def measure(
     compiled: Any, operands: tuple[Any, ...], samples: int, sets: int, rounds: int
 ) -> tuple[list[float], float]:
-    """Milliseconds of a step, and the host's share."""
+    """Returns the milliseconds of a step in each sample, and the host's share."""
     jax.block_until_ready(compiled(*operands))
     times, shares = [], []
     for _ in range(samples):
@@ -60,7 +61,7 @@ def measure(
         results = None
         start = perf_counter()
         for _ in range(rounds):
-            # The one before is freed once this is enqueued, and its memory used for the next.
+            # Once this is enqueued, the previous results are freed, for the next ones to use.
             results = compiled(*operands)
         asked = perf_counter() - start
         jax.block_until_ready(results)
@@ -72,7 +73,7 @@ def measure(
 
 @jax.jit
 def relative_error(got: jax.Array, expected: jax.Array) -> jax.Array:
-    """In L2 norm."""
+    """Returns the relative error in the L2 norm."""
     wide = expected.astype(jnp.float32)
     error = jnp.linalg.norm((got.astype(jnp.float32) - wide).ravel())
     return error / jnp.linalg.norm(wide.ravel())

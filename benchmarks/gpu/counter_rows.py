@@ -1,13 +1,12 @@
-"""Hardware counters of our kernels: which site each belongs to, what it says, as rows and as text.
+"""Turns hardware counters of our kernels into rows, by site, and into text.
 
-ncu lists kernels in the order of their launch, and the program says how many of which kernel each
-site launched.
+ncu lists kernels in the order of their launch, and the program says how many launches of which
+kernel each site made.
 
-The least that a pass moves is one read of x (and of z, of dy) and one write of each result, with a
-bit mask for the ReLU of a join, whatever is kept for the backward: forward and
-backward add up to `sites.one_read_bytes`. Where a pass takes two kernels, the ratios of both add up
-to that of the pass. What is still in L2 when a kernel ends is not counted as written, so that a
-ratio may be below 1.
+The minimum that a pass moves is one read of x (and of z, and of dy) and one write of each result,
+with a bit mask for the ReLU of a join, whatever is saved for backward; forward and backward add up
+to `sites.one_read_bytes`. If a pass takes two kernels, their ratios add up to the ratio of the
+pass. What is still in L2 when a kernel ends does not count as written, so a ratio may be below 1.
 """
 
 from collections import deque
@@ -18,7 +17,8 @@ from benchmarks.common.sites import Site
 from benchmarks.gpu.ncu import COUNTERS, STALLS
 from benchmarks.gpu.ncu_csv import Kernel
 
-# Name in targets.cuda_launches(): (function, pass), in the order in which a step launches them.
+# Maps names in targets.cuda_launches() to (function, pass), in the order in which a step launches
+# them.
 KERNELS: Final = {
     "Forward": ("ForwardKernel", "forward"),
     "Statistics": ("StatisticsKernel", "forward"),
@@ -32,7 +32,7 @@ KERNELS: Final = {
 
 
 def minimum_bytes(site: Site, batch: int, itemsize: int) -> dict[str, int]:
-    """Of each pass, at one occurrence."""
+    """Returns the minimum of each pass, at one occurrence of the site."""
     elements = site.elements(batch)
     joins = site.form == "bn_add_relu"
     mask = elements // 8 if joins else 0
@@ -45,7 +45,7 @@ def minimum_bytes(site: Site, batch: int, itemsize: int) -> dict[str, int]:
 def make_rows(
     sites: Sequence[Mapping[str, Any]], kernels: Iterable[Kernel]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """A row for each launch that the program counted, and what does not fit ncu's kernels."""
+    """Returns a row for each launch that the program counted, and where ncu's list differs."""
     functions = {function for function, _ in KERNELS.values()}
     # ncu may leave out the namespace of a name that it simplifies.
     left = deque(k for k in kernels if k.function in functions or "jax_bnar" in k.signature)
@@ -65,12 +65,12 @@ def make_rows(
     if not rows:
         problems.append("no kernel of ours was launched, though each site launches at least two")
     elif problems:
-        problems.append("which site the counters belong to is not certain")
+        problems.append("so it is not certain which site the counters belong to")
     return rows, problems
 
 
 def rows_without_kernels(sites: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the dry run has to say: the passes, of which no kernel of ours ran."""
+    """Returns the rows of a dry run, in which no kernel of ours runs."""
     return [
         _row(site, None, direction, None, None)
         for site in sites
@@ -79,7 +79,7 @@ def rows_without_kernels(sites: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _expected(launches: Mapping[str, int]) -> Iterator[tuple[str, str | None, str]]:
-    """(function, pass, strategy) of each launch."""
+    """Yields (function, pass, strategy) of each launch."""
     order = {name: index for index, name in enumerate(KERNELS)}
     names = [key.partition(" ")[::2] for key, count in launches.items() for _ in range(count)]
     for name, strategy in sorted(names, key=lambda pair: order.get(pair[0], len(order))):

@@ -1,8 +1,8 @@
-"""The command `python -m benchmarks.gpu.counters`: what the hardware counts in our CUDA kernels.
+"""The command `python -m benchmarks.gpu.counters`: hardware counters of our CUDA kernels.
 
 It starts `counters_program` under ncu (Nsight Compute) and writes what ncu counted for each kernel.
-Whatever fails is reported beside what there is, in ncu's own words. `--platform cpu` is the dry
-run: the same program without ncu, and rows without counters.
+Failures are reported next to the results, in ncu's own words. `--platform cpu` is the dry run: the
+same program without ncu, and rows without counters.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from benchmarks.gpu.counter_rows import make_rows, rows_without_kernels, summari
 from benchmarks.gpu.program import make_document, make_parser
 
 _PROGRAM: Final = "benchmarks.gpu.counters_program"
-# Share of a run's time after which no further site is begun, so that ncu has the rest to write.
+# The share of a run's time after which no further site begins. In the rest, ncu writes its results.
 _LAST_SITE: Final = 0.6
-# With less than this left, ncu is not started again.
+# ncu is not started again if less than this is left.
 _LEAST_SECONDS: Final = 15.0
 _TAIL_CHARACTERS: Final = 2000
 
@@ -42,7 +42,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 class Session:
-    """A folder for what the programs write, and until when they may run."""
+    """A folder for the files of the programs, and the time until which they may run."""
 
     def __init__(self, options: argparse.Namespace, directory: Path) -> None:
         self._options = options
@@ -55,7 +55,7 @@ class Session:
         return self._end - time.monotonic()
 
     def run(self, path: str | None, metrics: Sequence[str] = ()) -> tuple[ncu.Finished, str]:
-        """The program under ncu, or alone, and all that was said."""
+        """Runs the program, under ncu if it has a path, and returns its end and all its output."""
         for file in (self.log, self.sites):
             file.unlink(missing_ok=True)
         argv = (
@@ -81,7 +81,7 @@ def record_dry_run(session: Session, document: dict[str, Any]) -> None:
 
 
 def record(session: Session, path: str, document: dict[str, Any]) -> None:
-    """Fills the document in the order in which things can fail."""
+    """Fills the document step by step, so that it has everything up to the first failure."""
     document["ncu"] = ncu.version(path, session.directory)
     query = ncu.query(path, session.directory, session.left() / 4)
     document["warnings"] += [] if query.problem is None else [query.problem]
@@ -113,9 +113,9 @@ def _record_end(finished: ncu.Finished, words: str, document: dict[str, Any]) ->
 
 
 def _read_sites(session: Session, document: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the program wrote, as far as it came."""
+    """Reads what the program wrote before it ended."""
     if not session.sites.exists():
-        document["errors"].append(f"{_PROGRAM} ended before it had a site")
+        document["errors"].append(f"{_PROGRAM} ended before it reached the first site")
         return []
     written = json.loads(session.sites.read_text())
     document["errors"] += written.pop("errors")

@@ -1,13 +1,13 @@
-"""What ncu watches: forward and backward of jax_bnar at the heaviest sites of ResNet-50, once each.
+"""The program that ncu watches: forward and backward at the heaviest sites of ResNet-50, once each.
 
     XLA_PYTHON_CLIENT_PREALLOCATE=false XLA_FLAGS=--xla_gpu_enable_command_buffer= \
         ncu --profile-from-start off python -m benchmarks.gpu.counters_program --output sites.json
 
-The profiler is switched on for one call of each step, after another that loaded the kernels. ncu
-runs a kernel several times, and before each puts back what it wrote: for that it copies all memory
-that is allocated, which must not be the whole device. The file says for each site what the call
-launched, so that ncu's kernels can be told apart; it is written again after each site. `counters`
-starts this.
+The profiler is on for one call of each step, after a call that has loaded the kernels. ncu runs a
+kernel several times, and restores before each run what the last one wrote. For this it copies all
+allocated memory, which must therefore not be the whole device. The output file says what the call
+of each site launched, so that ncu's kernels can be told apart; it is written after each site.
+`counters` starts this program.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def heaviest_first(prefixes: Sequence[str] | None) -> list[Site]:
-    """What a deadline cuts off is what counts least."""
+    """Selects sites, so that a deadline cuts off those that count least."""
     sites = sorted(RESNET50_SITES, key=lambda site: -site.count * one_read_bytes(site, 1, 2))
     if prefixes is None:
         more = [site for site in sites[_HEAVIEST:] if site.label.startswith(_FREQUENT)]
@@ -71,7 +71,7 @@ def heaviest_first(prefixes: Sequence[str] | None) -> list[Site]:
 
 
 def load_cuda_runtime() -> ctypes.CDLL:
-    """The one that JAX loaded, of a wheel, or of the system: each reaches the same driver."""
+    """Loads the CUDA runtime: JAX's, a wheel's or the system's, which all reach the same driver."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     loaded = {line.split()[-1] for line in maps if "libcudart.so" in line}
     wheels = importlib.util.find_spec("nvidia")
@@ -93,7 +93,7 @@ def load_cuda_runtime() -> ctypes.CDLL:
 
 @contextlib.contextmanager
 def profiled(runtime: ctypes.CDLL | None) -> Iterator[None]:
-    """What is launched inside is profiled; nothing is without a runtime."""
+    """Profiles what is launched inside; without a runtime it profiles nothing."""
     if runtime is not None and (error := runtime.cudaProfilerStart()):
         raise RuntimeError(f"cudaProfilerStart returned cudaError_t {error}, expected 0")
     try:
@@ -106,7 +106,7 @@ def profiled(runtime: ctypes.CDLL | None) -> Iterator[None]:
 def run_site(
     site: Site, wave: Wave, save: Save, runtime: ctypes.CDLL | None, entry: dict[str, Any]
 ) -> None:
-    """One call with the profiler on; `entry` gets what it launched, whatever else happens."""
+    """Makes one call with the profiler on, and notes in `entry` what it launched."""
     sets, scale, bias = make_operands(shapes_of(site, wave, 1))
     x, z, dy = sets[0]
     operands = (x, z, scale, bias, dy)
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     expected = "cpu" if options.platform == "cpu" else "gpu"
     if jax.default_backend() != expected:
         raise SystemExit(f"JAX runs on {jax.default_backend()}, expected {expected}.")
-    # The kernels read it when they are launched.
+    # The kernels read this variable when they are launched.
     os.environ["JAX_BNAR_CUDA_STRATEGY"] = options.strategy
     runtime = None if options.platform == "cpu" else load_cuda_runtime()
     wave = Wave(options.batch, options.dtype, ("ours",))

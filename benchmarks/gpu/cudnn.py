@@ -1,10 +1,10 @@
-"""cuDNN's fused BatchNorm-Add-ReLU: a binding by ctypes of what one site needs.
+"""cuDNN's fused BatchNorm-Add-ReLU: a ctypes binding of the functions that one site needs.
 
-NVIDIA's own kernels for the same problem, in the legacy API: BatchNorm alone, with ReLU, or with
-add and ReLU, in one call forward and one backward on NHWC tensors. cuDNN documents its fast kernels
-for float16 alone; any dtype is passed on, so that a refusal is found and not assumed. Operands are
-addresses on the device, whoever owns the memory. Prototypes and numbers are those of cudnn_graph.h
-and cudnn_ops.h of cuDNN 9.
+These are NVIDIA's own kernels for the same problem, in the legacy API: BatchNorm alone, with ReLU,
+or with add and ReLU, in one call forward and one backward, on NHWC tensors. cuDNN documents its
+fast kernels only for float16, but every dtype is passed on, so that a refusal is cuDNN's own.
+Operands are addresses on the device, whoever owns the memory. Prototypes and numbers are those of
+cudnn_graph.h and cudnn_ops.h in cuDNN 9.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _ACTIVATION_RELU: Final = 1
 _NOT_PROPAGATE_NAN: Final = 0
 _SUCCESS: Final = 0
 
-# result = alpha * value + beta * what the result held before; read on the host, during the call.
+# result = alpha * value + beta * what the result held before. The call reads both on the host.
 _ALPHA_AND_BETA: Final = (byref(c_float(1)), byref(c_float(0)))
 
 _HANDLE: Final = c_void_p
@@ -43,7 +43,7 @@ _TENSOR: Final = (_DESCRIPTOR, _DATA)
 _HANDLE_MODE_OPERATION: Final = (_HANDLE, _ENUMERATION, _ENUMERATION)
 _ACTIVATION_WORKSPACE_RESERVE: Final = (_DESCRIPTOR, _DATA, c_size_t, _DATA, c_size_t)
 
-# Arguments of what returns a status.
+# The arguments of the functions that return a status.
 PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "cudnnCreate": (POINTER(_HANDLE),),
     "cudnnDestroy": (_HANDLE,),
@@ -100,7 +100,7 @@ PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class CudnnError(RuntimeError):
-    """A call that cuDNN did not carry out; `status` is its cudnnStatus_t."""
+    """cuDNN did not carry out a call; `status` is its cudnnStatus_t."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -108,15 +108,15 @@ class CudnnError(RuntimeError):
 
     @property
     def is_not_supported(self) -> bool:
-        """What cuDNN does not offer, CUDNN_STATUS_NOT_SUPPORTED and its kinds: 3000 to 3999."""
+        """Whether the status is one of CUDNN_STATUS_NOT_SUPPORTED, 3000 to 3999."""
         return self.status // 1000 == 3
 
 
 class Library:
     """The functions of libcudnn, checked.
 
-    Without a path it is what PyTorch has loaded into this process, or else that of NVIDIA's wheel
-    or of the system. Raises OSError where there is none, or where it lacks a function.
+    Without a path, this is the library that PyTorch has loaded into this process, or else that of
+    NVIDIA's wheel or of the system. Raises OSError if there is none, or if it lacks a function.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -135,11 +135,11 @@ class Library:
 
     @property
     def version(self) -> int:
-        """10000 * major + 100 * minor + patch, in cuDNN 9."""
+        """The version as cuDNN 9 has it: 10000 * major + 100 * minor + patch."""
         return self._version()
 
     def call(self, configuration: str, name: str, *arguments: Any) -> None:
-        """Raises CudnnError, which names the configuration, where the status is not success."""
+        """Raises CudnnError, which names the configuration, unless the status is success."""
         status = self._functions[name](*arguments)
         if status == _SUCCESS:
             return
@@ -197,12 +197,12 @@ class BatchNormAddRelu:
     """Forward and backward of one site, in training.
 
     Attributes:
-        forward_workspace_bytes: what `forward` needs beside operands and results.
+        forward_workspace_bytes: what `forward` needs in addition to operands and results.
         backward_workspace_bytes: the same for `backward`; both may use one workspace.
         reserve_space_bytes: what `forward` keeps for `backward`.
 
-    Handle and descriptors are destroyed by `close`, at the end of a `with`, or with the object.
-    Raises CudnnError where cuDNN does not take the configuration.
+    `close`, the end of a `with`, or the end of the object destroys handle and descriptors.
+    Raises CudnnError if cuDNN does not support the configuration.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class BatchNormAddRelu:
                 "cudnnDeriveBNTensorDescriptor",
                 *(self._vector, self._x, _BATCHNORM_SPATIAL_PERSISTENT),
             )
-            # What the form has no use for is NULL.
+            # Descriptors that the form does not use are NULL.
             self._z = self._x if site.form == "bn_add_relu" else None
             self._y = self._activation = None
             if site.form != "batch_norm":

@@ -1,8 +1,8 @@
 """cuDNN's fused BatchNorm-Add-ReLU on PyTorch's tensors: a peer of torch_benchmark.
 
-It takes what PyTorch's own step takes and returns what that returns. As there, each step allocates
-its results and what forward keeps for backward; only the workspace is shared. cuDNN is called on
-the current stream and nothing waits, so that the pass can be captured in a CUDA graph.
+It has the operands and results of PyTorch's own step. As there, each step allocates its results and
+what forward keeps for backward; only the workspace is shared. cuDNN is called on the current stream
+and nothing waits, so the pass can be captured in a CUDA graph.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from benchmarks.sites.problem import EPSILON, MOMENTUM
 def make_pass(
     site: Site, activations: list[Any], vectors: list[Any], *, library: Library | None = None
 ) -> Callable[[], Any]:
-    """Goes once through all sets, and returns what each gave.
+    """Goes through all sets once, and returns the results of each.
 
-    A graph that was captured from it uses its workspace, so it has to live as long as the graph.
-    Raises ValueError where the operands are not the site's, CudnnError where cuDNN refuses them,
-    and OSError where there is no cuDNN.
+    A graph that was captured from it uses its workspace, so it must live as long as the graph.
+    Raises ValueError if the operands are not those of the site, CudnnError if cuDNN refuses them,
+    and OSError if there is no cuDNN.
     """
     _check(site, activations, vectors)
     first = activations[0][0]
@@ -86,7 +86,7 @@ def make_pass(
 
 
 def _check(site: Site, activations: list[Any], vectors: list[Any]) -> None:
-    """An address says nothing of what lies there."""
+    """Checks the operands, because an address does not say what it points to."""
     first = activations[0][0]
     batch, height, width, channels = site.shape(first.shape[0])
     shape = (batch, channels, height, width)

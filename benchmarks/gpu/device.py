@@ -1,4 +1,4 @@
-"""The device, its driver, and the versions: what a result depends on beside the code."""
+"""Describes the device, its driver and the versions, on which results depend as on the code."""
 
 import argparse
 import json
@@ -46,7 +46,7 @@ def _version(package: str) -> str | None:
 
 
 def _nvidia_smi() -> list[dict[str, str]] | str:
-    """One object for each GPU, or why there is none."""
+    """Returns an object for each GPU, or the reason why there is none."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"]
     try:
         finished = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

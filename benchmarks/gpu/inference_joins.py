@@ -1,11 +1,11 @@
 """The residual joins of ResNet-50's inference: one pass against an add and a fused add-ReLU.
 
 A profile of MegEngine (batch 10, float32, NCHW, BatchNorm folded into the convolutions) has 16
-joins, each in two passes: `t = conv + shortcut`, then `relu(t + bias)`. That moves five tensors
-where one pass moves three. Here both run on the same device: `ours` is bn_add_relu_inference
-without scale, of mean 0 and variance 1, which is that sum; `two_passes` are two kernels of XLA,
-held apart by a barrier; `xla` is what XLA makes of the sum by itself. `passes` counts the kernels
-in the compiled program that write an array of x's size, a step.
+joins, each in two passes: `t = conv + shortcut`, then `relu(t + bias)`. They move five tensors
+where one pass moves three. Here both run on the same device. `ours` is bn_add_relu_inference
+without scale, with mean 0 and variance 1, which is that sum; `two_passes` are two kernels of XLA,
+kept apart by a barrier; `xla` is what XLA makes of the sum by itself. `passes` is the number of
+kernels of a step, in the compiled program, that write an array of x's size.
 
 python -m benchmarks.gpu.inference_joins --output benchmarks/results/NAME.json
 """
@@ -38,7 +38,7 @@ _ROTATE_BYTES: Final = 384 << 20
 _MOST_SETS: Final = 48
 _GUESSED_BYTES_PER_S: Final = 2.5e12
 _ERROR_ALLOWED: Final = 1e-6
-# As good as 0 beside the variance of 1.
+# Negligible next to the variance of 1.
 _EPSILON: Final = 1e-12
 
 
@@ -69,7 +69,7 @@ _FREE: Final = ("parameter", "bitcast", "get-tuple-element", "tuple", "opt-barri
 
 
 def passes(program: str, elements: int) -> int:
-    """Kernels and calls of a compiled program that write an array of so many elements."""
+    """Counts the kernels and calls of a compiled program that write an array of this size."""
     return sum(
         instruction.elements == elements and instruction.opcode not in _FREE
         for instruction in instructions(entry(program))
@@ -113,7 +113,7 @@ def measure_join(
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Sums over the 16 joins as text."""
+    """Returns the sums over the 16 joins as text."""
 
     def total(peer: str) -> float:
         return sum(row["count"] * row[peer]["median_ms"] for row in rows)

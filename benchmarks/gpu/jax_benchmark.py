@@ -42,7 +42,7 @@ def copy_step(x: Any, z: Any, dy: Any, scale: Any, bias: Any) -> tuple[Any, ...]
 
 
 def step_of(peer: str, site: Site, wave: Wave) -> Step:
-    """(x, z, dy, scale, bias) to (y, dx, [dz], dscale, dbias)."""
+    """Returns a function from (x, z, dy, scale, bias) to (y, dx, [dz], dscale, dbias)."""
     if peer == "copy":
         return copy_step
     if peer == "flax":
@@ -76,7 +76,7 @@ def variant_of(peer: str) -> Iterator[None]:
 
 
 def check(got: Sequence[Any], expected: Sequence[Any]) -> list[float]:
-    """Errors of y, dx, [dz], dscale and dbias against Flax's, in L2 norm; raises ValueError."""
+    """Returns the errors of y, dx, [dz], dscale and dbias; ValueError if one is too large."""
     pairs = zip(got, expected, strict=True)
     errors = [float(relative_error(a, b)) for a, b in pairs if a is not None]
     if not all(error <= ERROR_ALLOWED for error in errors):

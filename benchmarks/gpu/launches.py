@@ -1,4 +1,4 @@
-"""Which of our CUDA kernels ran: a strategy without room on the device gives way to another."""
+"""Which of our CUDA kernels ran. A strategy that does not fit the device gives way to another."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from jax_bnar._kernels import targets
 
 @contextlib.contextmanager
 def launched() -> Iterator[set[str]]:
-    """What is launched inside, as "Forward cluster": kernel and strategy. Filled at the end.
+    """Yields a set that has, at the end, what was launched inside, such as "Forward cluster".
 
     A kernel in a CUDA graph is launched when the graph is captured, not when it is replayed.
     """

@@ -1,7 +1,7 @@
-"""Reads what `ncu --csv --page raw` writes: lines of names, of units, and one for each kernel.
+"""Reads what `ncu --csv --page raw` writes: a line of names, one of units, and one for each kernel.
 
-Before and after them stand lines of ncu's own, "==PROF== ..." and warnings. What ncu could not
-measure is "n/a" or empty. Where the log ends in the middle of a line, because ncu was killed, that
+Before and after these there are other lines of ncu, "==PROF== ..." and warnings. What ncu could not
+measure is "n/a" or empty. If the log ends in the middle of a line, because ncu was killed, that
 line is left out.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Final
 
-# `--print-units base` leaves no prefix but that of nanoseconds; a scale that ncu chose all the same
-# must not pass for another.
+# `--print-units base` leaves no prefix except that of nanoseconds. If ncu still chose a scale, it
+# must not pass for another one.
 _SCALES: Final = {
     "ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3,
     "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12,
@@ -25,8 +25,8 @@ class Kernel:
     """One launch that was profiled.
 
     Attributes:
-        function: its name without namespace, template arguments and parameters.
-        signature: its name as ncu has it.
+        function: the kernel's name without namespace, template arguments and parameters.
+        signature: the name as ncu prints it.
         grid: blocks in x, y and z.
         block: threads in x, y and z.
         metrics: by ncu's names, in seconds, bytes and counts.
@@ -40,9 +40,9 @@ class Kernel:
 
 
 def parse(text: str) -> list[Kernel]:
-    """The kernels in the order of their launch; raises ValueError where there is no table."""
+    """Returns the kernels in the order of their launch; raises ValueError if there is no table."""
     lines = (line.strip() for line in text.splitlines())
-    # Every cell is quoted.
+    # Every cell of the table is quoted.
     rows = csv.reader(line for line in lines if line.startswith('"') and line.endswith('"'))
     names = next((row for row in rows if row and row[0] == "ID"), None)
     if names is None:
@@ -77,7 +77,7 @@ def _kernels(names: list[str], units: list[str], rows: Iterable[list[str]]) -> I
 
 
 def function_of(signature: str) -> str:
-    """Of "void jax_bnar::cuda::ForwardKernel<float, (int)8>(...)", "ForwardKernel"."""
+    """Returns "ForwardKernel" for "void jax_bnar::cuda::ForwardKernel<float, (int)8>(...)"."""
     return re.split(r"[\s:]+", re.split("[<(]", signature, maxsplit=1)[0].rstrip())[-1]
 
 
@@ -90,5 +90,5 @@ def _number(cell: str) -> float | None:
 
 
 def _sizes(cell: str) -> tuple[int, ...]:
-    """The numbers of "(132, 1, 1)"."""
+    """Returns the numbers in "(132, 1, 1)"."""
     return tuple(int(number) for number in re.findall(r"\d+", cell))

@@ -1,4 +1,4 @@
-"""Draws what `make gpu` measured at the sites: time of each peer, and the floor of one read.
+"""Draws what `make gpu` measured at the sites: the time of each peer, and the floor of one read.
 
 python -m benchmarks.gpu.plot benchmarks/results/NAME.json benchmarks/results/NAME.svg
 """
@@ -13,12 +13,12 @@ from benchmarks.common.sites import RESNET50_SITES
 from benchmarks.gpu import table
 from benchmarks.sites import plot
 
-# Strategies by themselves are for who tunes them.
+# Each strategy by itself is only of interest for tuning.
 PEERS: Final = ("ours", "ours_mask", "flax", "torch", "torch_compile", "cudnn")
 
 
 def runs_of(summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The sites of each batch size and dtype, in the form that benchmarks.sites.plot draws."""
+    """Yields the sites of each batch size and dtype, as benchmarks.sites.plot draws them."""
     rows = list(table.rows_of_results(table.results_of(summary)))
     for step in summary["table"]:
         of_step = [row for row in rows if (row["batch"], row["dtype"]) == _key(step)]
@@ -53,13 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     summary = json.loads(options.results.read_text())
     runs = list(runs_of(summary))
     if not runs:
-        raise SystemExit(f"{options.results} holds no times of sites beside a copy.")
+        raise SystemExit(
+            f"{options.results} has no times of sites, or none of a copy to compare them with."
+        )
     plot.save(runs, machine_of(summary), options.picture)
     print(f"wrote {options.picture}")
 
 
 def machine_of(summary: dict[str, Any]) -> str:
-    """The device's name, and a warning where it is none."""
+    """Returns the device's name, and marks a dry run."""
     kinds = [
         result["device"]["kind"]
         for result in table.results_of(summary)

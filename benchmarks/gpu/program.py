@@ -1,4 +1,4 @@
-"""What the programs of `make gpu` that measure have in common: options, and the file they write."""
+"""What the measuring programs of `make gpu` have in common: options, and the file they write."""
 
 import argparse
 from pathlib import Path
@@ -8,19 +8,21 @@ SCHEMA: Final = 1
 
 
 def make_parser(description: str | None, **more: Any) -> argparse.ArgumentParser:
-    """With the options that the steps give; further ones may be added."""
+    """Makes a parser of the options that every step passes; a program may add its own."""
     parser = argparse.ArgumentParser(description=description, **more)
     parser.add_argument(
         "--platform", choices=("cuda", "cpu"), default="cuda",
         help="cpu: a dry run with tiny shapes, which says nothing of a GPU",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, required=True, help="JSON file")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after these")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="begin nothing after so many seconds"
+    )
     return parser
 
 
 def make_document(family: str, platform: str, **about: Any) -> dict[str, Any]:
-    """An empty result; `summary` is text, a line each, for the table."""
+    """Makes an empty result. `summary` is for lines of text, which the table shows."""
     return {
         "schema": SCHEMA,
         "family": family,

@@ -1,11 +1,11 @@
 """A training step of ResNet-50 on the GPU: fused BatchNorm against plain Flax, on the same JAX.
 
-Batch 256, bfloat16, NHWC, made-up pictures that lie on the device; SGD with Nesterov's momentum.
-The networks take turns: a sample is the wall-clock time of several steps, which the host asks for
-without waiting. `peak_bytes` is what XLA has planned, `device_peak_bytes` what the process has held
-at most by then: the first network's own, and that of each later one where it is larger.
-`layout_changes` are copies and transposes, in the compiled program, of arrays as large as the
-smallest activation of the network: there should be none around our calls.
+The step has batch size 256, bfloat16, NHWC, random pictures that are already on the device, and SGD
+with Nesterov's momentum. The networks take turns; a sample is the wall-clock time of several steps,
+which the host launches without waiting. `peak_bytes` is what XLA has planned. `device_peak_bytes`
+is the most that the process has held so far: that of the first network, or of a later one if it is
+larger. `layout_changes` are copies and transposes, in the compiled program, of arrays as large as
+the smallest activation of the network; there should be none around our calls.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.gpu.launches import launched
 from benchmarks.gpu.program import make_document, make_parser
 from benchmarks.network.training_step import NORMS, DType, TrainingStep, check_losses
 
-# The last stage's 7x7x512, as a share of the picture's pixels.
+# The activations of the last stage, 7x7x512, as a share of the picture's pixels.
 _SMALLEST_ACTIVATION: Final = 512 / 32**2
 _WARM_UP_STEPS: Final = 3
 
@@ -55,7 +55,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--dtype", choices=get_args(DType), default="bfloat16")
-    # The fused ones first, so that their peak is not hidden by the plain one's.
+    # The fused networks come first, so that the plain one's peak does not hide theirs.
     parser.add_argument("--norms", nargs="+", choices=tuple(NORMS), default=list(NORMS))
     parser.add_argument("--samples", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10, help="of a sample")

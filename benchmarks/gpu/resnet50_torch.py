@@ -1,10 +1,11 @@
 """A training step of ResNet-50 on the GPU under PyTorch: the peer of resnet50_jax.
 
-torchvision's resnet50 in channels_last with automatic mixed precision in bfloat16, SGD with
-Nesterov's momentum in one fused kernel, made-up pictures that lie on the device. `torch` is eager,
-`torch_compile` the step's network under torch.compile, `torch_compile_graphs` the same with its
-mode "reduce-overhead" (CUDA graphs). A sample is the wall-clock time of several steps, which the
-host asks for without waiting. `peak_bytes` is what PyTorch's allocator has handed out at most.
+It is torchvision's resnet50 in channels_last, with automatic mixed precision in bfloat16, SGD with
+Nesterov's momentum in one fused kernel, and random pictures that are already on the device. `torch`
+is eager, `torch_compile` has the step's network under torch.compile, and `torch_compile_graphs` the
+same in the mode "reduce-overhead" (CUDA graphs). A sample is the wall-clock time of several steps,
+which the host launches without waiting. `peak_bytes` is the most that PyTorch's allocator has
+handed out.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from benchmarks.gpu.program import make_document, make_parser
 from benchmarks.gpu.torch_benchmark import describe
 
 CLASSES: Final = 1000
-# The slowest to compile comes last.
+# What compiles slowest comes last.
 MODES: Final[dict[str, dict[str, Any] | None]] = {
     "torch": None,
     "torch_compile": {},
@@ -33,7 +34,7 @@ _WARM_UP_STEPS: Final = 5
 
 
 def make_step(mode: str, batch: int, size: int, device: str) -> Callable[[], torch.Tensor]:
-    """A call is one step; it returns the loss."""
+    """A training step: a call runs it and returns the loss."""
     torch.manual_seed(0)
     network = torchvision.models.resnet50(num_classes=CLASSES)
     network = network.to(device=device, memory_format=torch.channels_last).train()
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.modes = ["torch"]
     elif not torch.cuda.is_available():
         raise SystemExit("PyTorch sees no GPU.")
-    # As its users set it: the fastest algorithm of each convolution is looked for once.
+    # As users set it: cuDNN searches once for the fastest algorithm of each convolution.
     torch.backends.cudnn.benchmark = True
     settings = {name: getattr(options, name) for name in ("batch", "size", "steps")}
     document = make_document(

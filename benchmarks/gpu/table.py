@@ -1,4 +1,4 @@
-"""What was measured, as text: the sites' rows, summed over a step, and each program's summary."""
+"""What was measured, as text: the sites' rows summed over a step, and each program's summary."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ def results_of(summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def rows_of_results(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of sites; a copy is told apart by who made it."""
+    """Yields the rows of sites. The name of a copy says which framework made it."""
     for result in results:
         family = result.get("family")
         for row in result.get("rows", ()) if family in ("jax", "torch") else ():
@@ -34,7 +34,7 @@ def rows_of(records: Sequence[StepRecord]) -> Iterator[dict[str, Any]]:
 
 
 def merge(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
-    """One object for each batch size and dtype.
+    """Returns an object for each batch size and dtype.
 
     `sum_ms` weights each site with its count, over the sites that a peer has; `sites` says how many
     those are, because only sums over the same sites compare. The floors take the median rate of the

@@ -1,13 +1,13 @@
 """PyTorch's BatchNorm, add and ReLU at the sites of ResNet-50, channels_last, beside a copy.
 
-The step is that of benchmarks.gpu.jax_benchmark: forward and backward, several sets of operands in
-turn, which together are several times the L2. PyTorch asks for each kernel from Python, which at
-small sites takes longer than the kernel; so the passes through all sets are captured once in a CUDA
-graph, and its replays are timed by CUDA events. That is PyTorch's device time, better than what its
-eager users see. `graph` says whether the capture worked; where not, the passes are timed as they
-are. `torch` is eager, with add and ReLU in place; `torch_compile` goes through Inductor; `cudnn` is
-cuDNN's own fused kernels, called directly, where it takes the dtype. `errors` are those of y, dx,
-[dz], dscale and dbias against eager PyTorch, in L2 norm.
+The step is that of benchmarks.gpu.jax_benchmark: forward and backward on several sets of operands
+in turn, which together are several times as large as L2. PyTorch launches each kernel from Python,
+which takes longer than the kernel at small sites. So the passes through all sets are captured once
+in a CUDA graph, and CUDA events time its replays. This is PyTorch's device time, which is better
+than what its eager users see. `graph` says whether the capture worked; if not, the passes are timed
+as they are. `torch` is eager, with add and ReLU in place; `torch_compile` goes through Inductor;
+`cudnn` calls cuDNN's own fused kernels directly, if they support the dtype. `errors` are those of
+y, dx, [dz], dscale and dbias against eager PyTorch, in the L2 norm.
 """
 
 import functools
@@ -28,7 +28,7 @@ from benchmarks.sites.problem import EPSILON, MOMENTUM
 
 MAIN_PEERS: Final = ("copy", "torch", "cudnn")
 MORE_PEERS: Final = ("torch_compile",)
-# A replay holds several passes where one is short, but not so many that capturing takes long.
+# A graph has several short passes, but not so many that capturing takes long.
 _MOST_STEPS_OF_A_GRAPH: Final = 64
 
 
@@ -64,9 +64,9 @@ def make_sets(site: Site, wave: Wave, sets: int, device: str) -> tuple[list[Any]
 def make_pass(
     peer: str, site: Site, activations: list[Any], vectors: list[Any]
 ) -> Callable[[], Any]:
-    """Goes once through all sets, and returns what each gave."""
+    """Goes through all sets once, and returns the results of each."""
     if peer == "copy":
-        # One target for each, as every step has results of its own.
+        # Each set has a target of its own, because every step has its own results.
         targets = [torch.empty_like(x) for x, _, _ in activations]
 
         def copy() -> Any:
@@ -79,7 +79,7 @@ def make_pass(
 
     function: Any = functools.partial(forward, site.form, in_place=peer == "torch")
     if peer == "torch_compile":
-        torch.compiler.reset()  # the compiler gives up on a function after a few shapes
+        torch.compiler.reset()  # The compiler gives up on a function after a few shapes.
         function = torch.compile(function, dynamic=False, fullgraph=True)
 
     def run() -> Any:
@@ -94,7 +94,7 @@ def make_pass(
 
 
 def capture(run: Callable[[], Any], passes: int) -> Callable[[], None]:
-    """A CUDA graph of several passes; warmed up on a stream of its own, as PyTorch asks."""
+    """Captures passes in a CUDA graph, after a warm-up on another stream, as PyTorch asks."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -126,7 +126,7 @@ def seconds(run: Callable[[], Any], repetitions: int, device: str) -> float:
 def measure(
     run: Callable[[], Any], work: Work, sets: int, rounds: int, device: str
 ) -> tuple[list[float], str]:
-    """Milliseconds of a step, and how its kernels were launched."""
+    """Returns the milliseconds of a step in each sample, and how its kernels were launched."""
     run()
     passes, graph = 1, "none, on the CPU"
     if device == "cuda":
@@ -150,7 +150,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def check(got: Any, expected: Any) -> list[float]:
-    """Errors of y, dx, [dz], dscale and dbias against eager PyTorch's; raises ValueError."""
+    """Returns the errors of y, dx, [dz], dscale and dbias; ValueError if one is too large."""
     pairs = zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True)
     with torch.no_grad():
         errors = [relative_error(a, b) for a, b in pairs]

@@ -1,5 +1,5 @@
-// What the host tells the kernels: plain C++ types, shared by the planner, the
-// launchers and the kernels.
+// What the host tells the kernels, in plain C++ types that the planner, the
+// launchers and the kernels share.
 
 #ifndef JAX_BNAR_CUDA_HOST_PARAMETERS_H_
 #define JAX_BNAR_CUDA_HOST_PARAMETERS_H_
@@ -11,20 +11,22 @@
 namespace jax_bnar {
 namespace cuda {
 
-constexpr int kThreads = 256;  // of every block
+constexpr int kThreads = 256;  // in every block
 constexpr int kWarps = kThreads / 32;
-// Blocks of each kernel that fit a multiprocessor: its launch bounds.
+// The number of blocks of each kernel that fit on a multiprocessor, which is in
+// its launch bounds.
 constexpr int kBlocksPerMultiprocessor = 2;
-// Elements that a thread reads at once on the aligned path; one elsewhere.
+// The elements that a thread reads at once on the aligned path. Elsewhere it
+// reads one.
 constexpr int kWidth = 8;
-// Bytes of x that a block takes along planes which no vector divides: what its
-// threads have in flight at once.
+// The bytes of x that a block takes along planes whose size is not a multiple
+// of a vector. Its threads have all of them in flight at once.
 constexpr int kFlatBytes = 16 * 1024;
-// A slab has at most so many columns.
+// The most columns that a slab has.
 constexpr int kMaxColumns = 64;
 
-// First and second sum of a column: (sum, squares) of x around an origin, or
-// (sum of e, sum of e * (x - mean)).
+// Both sums of a column: of x and of its squares, around an origin; or of e and
+// of e * (x - mean).
 struct Sums {
   double first;
   double second;
@@ -45,8 +47,8 @@ inline int64_t SharedBytes(int shared_tiles, int64_t tile_bytes) {
   return kFixedSharedBytes + shared_tiles * tile_bytes;
 }
 
-// What a kernel divides by. Its reciprocal spares it a division of 64 bits,
-// which is a call that wants registers.
+// A number by which a kernel divides. With its reciprocal, the kernel needs no
+// 64-bit division, which would be a call and take registers.
 struct Divisor {
   int64_t value;
   double reciprocal;
@@ -55,11 +57,11 @@ struct Divisor {
 // Where the channels of an array lie: last (S == 1), or before other axes.
 enum class Layout { kChannelsLast, kChannelsFirst };
 
-// How the canonical array is cut. A slab is what one mean is taken over, for a
-// few channels: a matrix whose rows are `row_vectors` vectors long.
+// How the canonical array is cut. A slab contains what one mean is taken over,
+// for a few channels. It is a matrix whose rows are `row_vectors` vectors long.
 //   channels last: row n holds `columns` neighbouring channels of row n.
-//   channels first: the vectors of one channel, `row_vectors` of them to a row;
-//   all columns belong to that channel.
+//   channels first: the vectors of one channel follow each other, with
+//   `row_vectors` of them in a row. All columns belong to that channel.
 // A team of blocks shares a slab; block `rank` has `rows_per_block` of its
 // rows. Teams take slabs in turn.
 struct Tiling {
@@ -69,9 +71,9 @@ struct Tiling {
   int32_t columns;      // channels of a slab
   int64_t rows;         // of a slab
   int64_t vectors;      // of a row of the array, or of a channel
-  // From a vector of a tile to that of the next one: elements, and, where
-  // channels are first, so many vectors further on in the plane, or in the one
-  // after it.
+  // The distance from a vector of a tile to that of the next tile, in elements.
+  // If channels are first, it is also `tile_vectors` further on in the plane,
+  // or in the next one.
   int64_t tile_stride;
   int64_t tile_vectors;
   Divisor vectors_per_plane;
@@ -84,8 +86,8 @@ struct Tiling {
   int32_t shared_tiles;  // tiles that a block keeps in shared memory
 };
 
-// The planes of a group as one run of memory, whatever their borders: each
-// block has so many elements of it.
+// The planes of a group as one run of memory, regardless of their borders, and
+// the share of it that each block has.
 struct FlatTiling {
   Shape shape;
   int64_t elements_per_block;  // a multiple of kThreads * kWidth

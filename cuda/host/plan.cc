@@ -115,7 +115,8 @@ Plan PlanCluster(const Tiling& tiling, const Device& device,
     team *= 2;
   }
   SetTeam(team, &plan.tiling);
-  // A cluster has a power of two of blocks; the last ones may have no rows.
+  // The number of blocks in a cluster is a power of two, so the last ones may
+  // have no rows.
   plan.tiling.team = PowerOfTwoAtLeast(plan.tiling.team, kMaxCluster);
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kCluster;
@@ -265,7 +266,8 @@ Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
 
 Plan PlanReduction(const Problem& problem, int width, const Device& device,
                    const Settings& settings) {
-  // One wave: the last block of a team adds the sums of all others alone.
+  // A team is at most one wave, because its last block alone adds the sums of
+  // all others.
   Plan plan =
       PlanOneKernel(problem, width, device, settings,
                     ResidentBlocks(device, settings, kBlocksPerMultiprocessor));

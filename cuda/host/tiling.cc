@@ -6,7 +6,7 @@ namespace jax_bnar {
 namespace cuda {
 namespace {
 
-// Memory is fetched in pieces of so many bytes.
+// The size of the pieces in which memory is fetched.
 constexpr int kFetchedBytes = 64;
 
 Divisor DivisorOf(int64_t value) {
@@ -50,8 +50,8 @@ Tiling CutSlabs(const Shape& shape, int width, int columns) {
     t.rows = CeilDivide(t.vectors, t.row_vectors);
     t.slabs_per_group = DivisorOf(shape.channels);
   } else {
-    // At most 128 bytes of a row (16-bit), a line of the cache; 256 of float32.
-    // Single elements: what a warp reads at once.
+    // A row has at most 128 bytes in 16-bit types, a line of the cache, and 256
+    // in float32. Of single elements it has as many as a warp reads at once.
     const int32_t widest = std::min(std::max(columns / width, 1), 32);
     t.vectors = shape.channels / width;
     t.row_vectors = PowerOfTwoAtLeast(t.vectors, widest);
@@ -90,8 +90,8 @@ int64_t TilesPerBlock(const Tiling& t) {
 
 bool IsFlat(const Problem& problem, bool aligned) {
   const Shape& shape = problem.shape;
-  // A vector meets two planes at most, counted in 32 bits; those of a group
-  // begin where a vector does.
+  // A vector touches at most two planes, whose elements are counted in 32 bits,
+  // and every group begins with a whole vector.
   return aligned && problem.dtype != DType::kFloat64 && shape.inner > kWidth &&
          shape.inner % kWidth != 0 && shape.inner < (int64_t{1} << 30) &&
          (shape.groups == 1 || shape.group_size() % kWidth == 0);

@@ -34,7 +34,8 @@ WorkspaceLayout LayWorkspace(const Tiling& t) {
 
 int64_t WorkspaceBytes(const Shape& shape) {
   int64_t bytes = 0;
-  // Misaligned buffers, which are not known yet, are read element by element.
+  // It is not known yet whether the buffers are aligned; if not, they are read
+  // element by element.
   for (const bool aligned : {false, true}) {
     const int width = WidthOf({shape, DType::kFloat16}, aligned);
     for (int columns = kWidth; columns <= kMaxColumns; columns *= 2) {

@@ -1,5 +1,5 @@
-// The memory that XLA lends a call, and where in it the blocks find each other:
-// plain host code, no CUDA.
+// The memory that XLA lends a call, through which its blocks communicate: plain
+// host code, no CUDA.
 
 #ifndef JAX_BNAR_CUDA_HOST_WORKSPACE_H_
 #define JAX_BNAR_CUDA_HOST_WORKSPACE_H_
@@ -12,7 +12,7 @@
 namespace jax_bnar {
 namespace cuda {
 
-// Bytes of workspace that suffice for any plan on any device.
+// Returns how many bytes of workspace suffice for any plan on any device.
 int64_t WorkspaceBytes(const Shape& shape);
 
 // A linear function of the shape that is never below WorkspaceBytes. It serves

@@ -180,7 +180,7 @@ def test_a_kernel_without_counters_does_not_shift_the_others() -> None:
     assert problems == [
         "a: ncu has no counters of BackwardKernel, but ForwardKernel follows",
         "the program launched 1 fewer of our kernels than ncu has",
-        "which site the counters belong to is not certain",
+        "so it is not certain which site the counters belong to",
     ]
     assert len(list(counter_rows.summarise(rows))) == 6
 

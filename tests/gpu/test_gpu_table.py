@@ -99,5 +99,5 @@ def test_sites_are_drawn(tmp_path: Path) -> None:
     plot.main([str(results), str(picture)])
     assert picture.stat().st_size > 0
     results.write_text('{"steps": [], "table": [], "dry_run": true}')
-    with pytest.raises(SystemExit, match="holds no times"):
+    with pytest.raises(SystemExit, match="has no times"):
         plot.main([str(results), str(picture)])

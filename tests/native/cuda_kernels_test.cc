@@ -1,5 +1,5 @@
-// The CUDA kernels, run by the host emulation: every strategy on devices of
-// different sizes against plain loops.
+// Compares the CUDA kernels, which the host emulation runs, with plain loops:
+// every strategy, on devices of different sizes.
 //
 // Arguments: the strategy ("auto", "on_chip", "cluster", "two_kernels"),
 // and "few" for the shapes that a mutation is tried on.
@@ -55,13 +55,13 @@ void TestCase(const Case& c, const cuda::Settings& settings, Calls calls) {
 void TestShapes(const std::vector<Shape>& shapes,
                 const std::vector<DType>& dtypes,
                 const cuda::Settings& settings) {
-  // The halves do not depend on the strategy.
+  // The strategy does not change the halves.
   const Calls calls = settings.strategy == cuda::Strategy::kTwoKernels
                           ? Calls::kAll
                           : Calls::kWholePasses;
   for (const Shape& shape : shapes) {
     for (const DType dtype : dtypes) {
-      // Off its alignment an array is read element by element.
+      // An array that is not aligned is read element by element.
       TestCase({shape, dtype, 0, 0, true}, settings, calls);
     }
     TestCase({shape, dtypes[0], 1, 1, false}, settings, calls);
@@ -97,7 +97,8 @@ void TestTeams(cuda::Settings settings) {
   }
 }
 
-// Fewer channels than a slab may have, so that more rows stand side by side.
+// Arrays with fewer channels than a slab may have, so that a tile has more
+// rows.
 void TestNarrowSlabs(cuda::Settings settings) {
   for (const int channels : {8, 16, 32}) {
     settings.slab_channels = channels;
@@ -108,7 +109,7 @@ void TestNarrowSlabs(cuda::Settings settings) {
   }
 }
 
-// The occupancy was promised, the launch is refused all the same.
+// A launch may be refused although the occupancy was promised.
 void TestRefusedCooperation(const cuda::Settings& settings) {
   cuda_emulation::Device device = DeviceOf(3, 8, 64);
   device.blocks_per_sm_not_had = 4;
@@ -128,8 +129,9 @@ void TestRefusedCooperation(const cuda::Settings& settings) {
 
 int64_t FlatLaunches() { return LaunchesOf("NormaliseFlat two_kernels"); }
 
-// Planes that no vector divides: many to a block and several blocks to one,
-// groups that end in the middle of a vector, groups side by side.
+// Planes whose size is not a multiple of a vector: many in a block, and one
+// that several blocks share; groups that end in the middle of a vector, and
+// groups that do not.
 void TestFlat(const std::vector<DType>& dtypes,
               const cuda::Settings& settings) {
   for (const Shape& shape :
@@ -141,7 +143,8 @@ void TestFlat(const std::vector<DType>& dtypes,
       BNAR_CHECK(FlatLaunches() > before, "planes were not taken as one run");
     }
   }
-  // A vector off its alignment, or one whose first element another group has.
+  // A vector that is not aligned, or whose first element belongs to another
+  // group.
   const int64_t before = FlatLaunches();
   TestCase({{1, 2, 3, 49}, dtypes[0], 1, 1, false}, settings, Calls::kAll);
   TestCase({{2, 2, 3, 49}, dtypes[0], 0, 0, true}, settings, Calls::kAll);
@@ -155,7 +158,7 @@ void TestStrategy(const cuda::Settings& settings, bool few) {
   for (const Emulated& emulated : Devices()) {
     cuda_emulation::SetDevice(emulated.device);
     BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess, emulated.name);
-    // A last tile that is not full, several tiles and slabs, teams.
+    // The last tile is not full, and there are several tiles, slabs and teams.
     TestShapes({{1, 301, 72, 1}}, few ? wide : all, settings);
     if (few) return;
     TestShapes({{1, 1, 1, 1},
@@ -166,7 +169,7 @@ void TestStrategy(const cuda::Settings& settings, bool few) {
                 {2, 2, 3, 49}},
                wide, settings);
     TestNarrowSlabs(settings);
-    // Some tiles stay in registers and shared memory, some do not.
+    // Some tiles stay in shared memory, and some do not.
     TestShapes({{1, 3000, 8, 1}, {1, 9, 2, 1200}}, {DType::kFloat16}, settings);
   }
   if (settings.strategy == cuda::Strategy::kOnChip) {

@@ -1,4 +1,4 @@
-// Which strategy for which shape, on devices of different sizes: no GPU needed.
+// Tests the planner for devices of different sizes, without a GPU.
 
 #include <algorithm>
 #include <cmath>
@@ -25,7 +25,7 @@ using cuda::Strategy;
 
 constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
 
-// As the devices say of themselves.
+// The devices as they describe themselves.
 constexpr Device kHopper = {132,       228 * kKiB, 227 * kKiB, kKiB,
                             50 * kMiB, true,       true};
 constexpr Device kAmpere = {108,       164 * kKiB, 163 * kKiB, kKiB,
@@ -52,7 +52,7 @@ int ArraysKept(bool backward) {
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Every element belongs to one tile of one block.
+// Checks that every element belongs to one tile of one block.
 void CheckCoverage(const Problem& problem, int width, const Plan& plan) {
   const cuda::Tiling& t = plan.tiling;
   const Shape& shape = problem.shape;
@@ -211,7 +211,7 @@ void TestChoice() {
   BNAR_CHECK(PlanOf(last, kLone).strategy == Strategy::kTwoKernels,
              "no barrier there");
 
-  // What fits is read once: no tile of any block is left to be read again.
+  // What fits is read once, so no block has a tile to read again.
   for (const Shape& shape : {middle, last}) {
     for (const bool backward : {false, true}) {
       const Plan plan = PlanOf(shape, kHopper, Strategy::kAuto, backward);
@@ -224,7 +224,7 @@ void TestChoice() {
   }
 }
 
-// What the choice goes by.
+// The terms that decide.
 void TestCost() {
   context = "cost";
   const auto cost = [](const Shape& shape, Strategy strategy, double barrier) {
@@ -317,7 +317,7 @@ void TestBandwidth() {
     return cuda::CostOf(plan, problem, cuda::kWidth, cuda::kForwardArrays,
                         device);
   };
-  // Unknown, it is that of an H200.
+  // If it is unknown, that of an H200 is assumed.
   const double ratio = cost(slow).streaming / cost(kHopper).streaming;
   BNAR_CHECK(std::abs(ratio - 4917.0 / 300) < 1e-6, std::to_string(ratio));
   BNAR_CHECK(cost(slow).waiting == cost(kHopper).waiting, "latencies");
@@ -342,8 +342,8 @@ void TestRegisterTiles() {
              "the slab does not fit shared memory alone");
 }
 
-// Half of a slab's channels where that keeps more of it from being read again
-// than its barriers cost, down to pieces of 64 bytes.
+// Slabs have half the channels if this saves more rereading than the additional
+// rounds cost, down to pieces of 64 bytes.
 void TestSlabChannels() {
   context = "channels of a slab";
   const Shape wide = {1, 256 * 56 * 56, 256, 1};
@@ -415,7 +415,7 @@ void TestFlat() {
       BNAR_CHECK(plan.grid == shape.groups * t.blocks_per_group &&
                      plan.grid <= INT32_MAX,
                  "grid");
-      // From the last element of a plane on.
+      // The most planes, of a block that begins with the last element of one.
       const int64_t planes = (t.elements_per_block - 2) / shape.inner + 2;
       BNAR_CHECK(
           plan.shared_bytes >= planes * 12 && plan.shared_bytes <= 48 * kKiB,
@@ -449,8 +449,8 @@ void TestSettings() {
         read("", sm_margin, &settings).find(sm_margin) != std::string::npos,
         sm_margin);
   }
-  // The name before it was SM_MARGIN. It stands in two pieces, for it is not
-  // in the table of variables.
+  // A former name of SM_MARGIN. It is written in two pieces, because it must
+  // not be in the table of variables.
   constexpr char kUnknown[] =
       "JAX_BNAR_CUDA_"
       "MARGIN";
