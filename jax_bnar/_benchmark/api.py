@@ -58,6 +58,19 @@ def benchmark(
             `jax.ShapeDtypeStruct` instead of an array, or an NNX module that was not split.
         ValueError: `rounds` is below 1, there is nothing to differentiate, or `fun` already
             contains the gradient of what is to be fused.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, jax_bnar
+        >>> def block(x, z):
+        ...     mean, var = x.mean(0, keepdims=True), x.var(0, keepdims=True)
+        ...     y = (x - mean) * jax.lax.rsqrt(var + 1e-5)
+        ...     return jax.nn.relu(y + z)
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> report = jax_bnar.benchmark(block, x, x, rounds=1, min_sample_ms=0, progress=False)
+        >>> report.matched
+        1
+        >>> report.difference < 1e-6
+        True
     """
     for name, value in (("fun", fun), ("fused", fused)):
         if not callable(value) and not (name == "fused" and value is None):

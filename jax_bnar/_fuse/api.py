@@ -58,6 +58,17 @@ def fuse(fun: _Function) -> _Function:
         ValueError: when it is called, if `fun` contains the gradient of what is to be fused (swap
             the two: `jax.grad(fuse(loss))`), or changes an NNX module that is not an argument.
 
+    Examples:
+        >>> import jax, jax.numpy as jnp, jax_bnar
+        >>> def block(x, z):
+        ...     mean, var = x.mean(0, keepdims=True), x.var(0, keepdims=True)
+        ...     y = (x - mean) * jax.lax.rsqrt(var + 1e-5)
+        ...     return jax.nn.relu(y + z)
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> y = jax.jit(jax_bnar.fuse(block))(x, jnp.ones_like(x))
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [0.0, 1.0, 2.225]
+
     The idea comes from PaddlePaddle's pass FusedBnAddActPattern.
     """
     _require_callable("fuse", fun)
@@ -85,6 +96,16 @@ def explain(fun: Callable[..., Any]) -> Callable[..., FusionReport]:
 
     Raises:
         TypeError: `fun` is not callable.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, jax_bnar
+        >>> def block(x, z):
+        ...     mean, var = x.mean(0, keepdims=True), x.var(0, keepdims=True)
+        ...     y = (x - mean) * jax.lax.rsqrt(var + 1e-5)
+        ...     return jax.nn.relu(y + z)
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> len(jax_bnar.explain(block)(x, x).matched)
+        1
     """
     _require_callable("explain", fun)
 

@@ -171,6 +171,15 @@ def dual_bn_add_relu_inference(
 
     Raises:
         ValueError, TypeError: as in `bn_add_relu`.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> affine, statistics = (None, None), (jnp.ones(2), jnp.full(2, 4.0))
+        >>> given = (*affine, *affine, *statistics, *statistics)
+        >>> y = jax_bnar.dual_bn_add_relu_inference(x, x, *given)
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [0.0, 1.0, 3.0]
     """
     function = f"{_NAME}_inference"
     arrays, layout = _checked(

@@ -173,6 +173,10 @@ OPERATORS = (
     jax_bnar.bn_relu_inference,
     jax_bnar.batch_norm_inference,
     jax_bnar.dual_bn_add_relu,
+    jax_bnar.dual_bn_add_relu_inference,
+    jax_bnar.fuse,
+    jax_bnar.explain,
+    jax_bnar.benchmark,
 )
 
 
