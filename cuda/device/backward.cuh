@@ -34,8 +34,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     SumGradients<T, kElements, /*kKeep=*/true, Form>(p, shared, slab);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
             position.rank);
-    SetApplyConstants<A>(p, shared, slab, /*store=*/position.rank == 0);
-    ApplyTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, slab);
+    const Slab<kLayout, kElements> again = slab.Again();
+    SetApplyConstants<A>(p, shared, again, /*store=*/position.rank == 0);
+    ApplyTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, again);
   }
 }
 

@@ -66,9 +66,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         p.tiling, shared, slab, static_cast<const T*>(p.buffers.x));
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
             position.rank);
-    FinishStatistics<T>(p, shared, slab, /*store=*/position.rank == 0,
+    const Slab<kLayout, kElements> again = slab.Again();
+    FinishStatistics<T>(p, shared, again, /*store=*/position.rank == 0,
                         /*constants=*/true);
-    NormaliseTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, slab);
+    NormaliseTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, again);
   }
 }
 

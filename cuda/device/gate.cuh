@@ -49,9 +49,9 @@ struct GradientItem {
 };
 
 // The number of arrays that are read for each vector. A mask is too small to
-// count.
+// count, but the constants of gate kX take the registers of an array.
 template <Gate kGate>
-constexpr int kGradientArrays = kGate == Gate::kY ? 3 : 2;
+constexpr int kGradientArrays = kGate == Gate::kY || kGate == Gate::kX ? 3 : 2;
 
 // Loads a vector of each array. All loads are in flight before any of them is
 // used.

@@ -139,12 +139,13 @@ __device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
       V e;
       V x;
     };
-    auto out = slab.At(0);
+    const SlabOf again = slab.Again();
+    auto out = again.At(0);
     SharedTiles<T, kElements> tiles(shared, 0);
     // A small depth is enough, because shared memory answers in a few dozen
     // cycles.
     ForEachTile<sizeof(T) == 2 ? 2 : 1, Pair>(
-        slab.Count(0, shared_end),
+        again.Count(0, min(p.tiling.shared_tiles, again.tiles())),
         [&](Pair* pair) {
           pair->e = tiles.Load();
           pair->x = tiles.Load();

@@ -31,10 +31,15 @@ class GradientSums {
   __device__ __forceinline__ GradientSums(const SharedMemory& shared,
                                           const SlabOf& slab)
       : mean_(LoadConstants<A, kElements>(shared, kGateMean, slab)) {
-    Clear();
+    Restart(shared, slab);
   }
 
-  __device__ __forceinline__ void Clear() {
+  template <typename SlabOf>
+  __device__ __forceinline__ void Restart(const SharedMemory& shared,
+                                          const SlabOf& slab) {
+    if constexpr (kShortOfRegisters) {
+      mean_ = LoadConstants<A, kElements>(shared, kGateMean, slab);
+    }
 #pragma unroll
     for (int i = 0; i < kElements; ++i) first_[i] = second_[i] = 0;
   }
@@ -143,7 +148,7 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
       [&] {
         AddToBlock<kElements>(p.tiling, shared, slab,
                               [&](int i) { return sums.Of(i); });
-        sums.Clear();
+        sums.Restart(shared, slab);
       });
 }
 

@@ -32,6 +32,24 @@ __device__ __forceinline__ To BitsAs(const From& from) {
   return to;
 }
 
+// CUDA 13.0 compiles the same loops to more registers for compute
+// capability 10.0 and newer, so that what a loop does not need must not wait in
+// a register there.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool kShortOfRegisters = true;
+#else
+constexpr bool kShortOfRegisters = false;
+#endif
+
+// Where registers are short, the compiler does not know that the result is the
+// same number, and computes anew what follows from it.
+__device__ __forceinline__ int64_t Anew(int64_t value) {
+#ifndef JAX_BNAR_CUDA_EMULATION
+  if constexpr (kShortOfRegisters) asm volatile("" : "+l"(value));
+#endif
+  return value;
+}
+
 // Byte i of the result is filled with the highest bit of one byte of `value`:
 // digit i of kBytes, from 8 to b, says which byte. __byte_perm cannot express
 // this.

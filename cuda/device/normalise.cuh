@@ -165,10 +165,11 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
         [&](const Item& item) { store(out, item.x, item); });
   }
   if constexpr (kKeep) {
-    auto in = slab.At(0), out = slab.At(0);
+    const SlabOf again = slab.Again();
+    auto in = again.At(0), out = again.At(0);
     SharedTiles<T, kElements> tiles(shared, 0);
     ForEachTile<kDepth, Item>(
-        slab.Count(0, shared_end),
+        again.Count(0, min(p.tiling.shared_tiles, again.tiles())),
         [&](Item* item) {
           item->x = tiles.Load();
           load_residual(in, item);

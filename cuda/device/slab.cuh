@@ -77,7 +77,7 @@ class Slab {
   using CursorOf = Cursor<kLayout, kElements, kStep>;
 
   __device__ __forceinline__ Slab(const Tiling& tiling, int64_t index, int rank)
-      : tiling_(tiling) {
+      : tiling_(tiling), index_(index), rank_(rank) {
     const Shape& shape = tiling.shape;
     const int lane = static_cast<int>(threadIdx.x) & (tiling.row_vectors - 1);
     // Both numbers are powers of 2.
@@ -114,6 +114,12 @@ class Slab {
               ? static_cast<int>((end - row + tile_rows - 1) >> log_tile_rows)
               : 0;
     }
+  }
+
+  // The same share, computed anew where registers are too short to keep it
+  // until the next loop.
+  __device__ __forceinline__ Slab Again() const {
+    return Slab(tiling_, Anew(index_), rank_);
   }
 
   __device__ __forceinline__ int64_t group() const { return group_; }
@@ -175,6 +181,8 @@ class Slab {
 
  private:
   const Tiling& tiling_;
+  int64_t index_;
+  int rank_;
   int group_;
   int tiles_;
   int mine_;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/intrinsics.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/host/parameters.h"
@@ -24,11 +25,15 @@ constexpr int kFlushTiles = 256;
 // kArrays vectors. Memory is busy when a thread has 64 bytes in flight, which
 // is 32 KB on a multiprocessor. A single element takes a register, as four
 // bytes of a vector do.
+constexpr int kSinglesInFlight = kShortOfRegisters ? 2 : 8;
 template <typename T, int kElements, int kArrays>
-constexpr int kInFlight = kElements == 1   ? 8 / kArrays
-                          : sizeof(T) == 4 ? (kArrays == 1 ? 2 : 1)
-                          : kArrays == 1   ? 4
-                                           : 2;
+constexpr int kInFlight =
+    kElements == 1
+        ? (kArrays < kSinglesInFlight ? kSinglesInFlight / kArrays : 1)
+    : sizeof(T) == 4 ? (kArrays == 1 ? 2 : 1)
+    : kArrays == 1   ? 4
+    : kArrays == 2   ? 2
+                     : (kShortOfRegisters ? 1 : 2);
 
 // Loads and uses `count` items in order, with kDepth loads in flight ahead of
 // each use, so that a thread that waits for memory waits for its oldest load.
