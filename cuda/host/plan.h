@@ -6,10 +6,11 @@
 //   kCluster     in the shared memory of one thread block cluster, whose blocks
 //                add their sums through distributed shared memory (compute
 //                capability 9.0);
-//   kOnChip      in the shared memory of a team of blocks, which meet at a
-//                barrier in global memory. What does not fit is read again,
-//                last rows first, from L2 as far as L2 still has it. The kernel
-//                of apex's groupbn does so for float16;
+//   kOnChip      in the shared memory of a team of blocks, which send each
+//   other
+//                their sums through L2. What does not fit is read again, last
+//                rows first, from L2 as far as L2 still has it. The kernel of
+//                apex's groupbn does so for float16;
 //   kTwoKernels  in memory: one kernel computes the sums, which its last block
 //                adds up, and one does the elementwise pass. This is always
 //                possible.
