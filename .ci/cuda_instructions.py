@@ -41,6 +41,13 @@ BOUNDS = {
     ("Backward", "none", "shared"): 55,
     ("Backward", "mask dz", "memory"): 64,
     ("Backward", "x", "memory"): 84,
+    ("DualForward", "statistics", "sums"): 80,
+    ("DualForward", "z relu", "memory"): 76,
+    ("DualForward", "z relu mask", "memory"): 92,
+    ("DualBackward", "mask", "sums"): 100,
+    ("DualBackward", "x", "sums"): 112,
+    ("DualBackward", "mask", "memory"): 127,
+    ("DualBackward", "x", "memory"): 140,
 }
 
 
@@ -123,25 +130,29 @@ def innermost_loops(lines: list[str]) -> list[list[str]]:
 
 
 _DTYPES = {"13__nv_bfloat16": "bfloat16", "6__half": "float16", "f": "float32"}
-# Channels last, eight at once: (dtype, kernel, form).
+# Channels last, eight at once: (kernel, dtype, form). Those with two inputs have a kernel for each
+# pass, and x2 in the place of z.
+_TYPE = rf"KernelI({'|'.join(_DTYPES)})LNS\S*?LayoutE0ELi8E"
 _FORWARD = re.compile(
-    rf"4cuda\d+ForwardKernelI({'|'.join(_DTYPES)})LNS\S*?LayoutE0ELi8ENS\S*?ForwardFormI"
-    r"Lb([01])ELb([01])ELb([01])E"
+    rf"4cuda\d+(Forward|DualNormalise){_TYPE}NS\S*?ForwardFormILb([01])ELb([01])ELb([01])E"
 )
 _BACKWARD = re.compile(
-    rf"4cuda\d+BackwardKernelI({'|'.join(_DTYPES)})LNS\S*?LayoutE0ELi8ENS\S*?BackwardFormI"
-    r"L\S*?GateE(\d)ELb([01])E"
+    rf"4cuda\d+(Backward|DualReduce|DualApply){_TYPE}NS\S*?BackwardFormIL\S*?GateE(\d)ELb([01])E"
 )
+_STATISTICS = re.compile(rf"4cuda\d+(DualStatistics){_TYPE}")
 
 
 def kernel_of(name: str) -> tuple[str, str, str] | None:
     if forward := _FORWARD.search(name):
-        words = zip(("z", "relu", "mask"), forward.groups()[1:], strict=True)
+        words = zip(("z", "relu", "mask"), forward.groups()[2:], strict=True)
         form = " ".join(word for word, on in words if on == "1") or "none"
-        return _DTYPES[forward[1]], "Forward", form
+        return _DTYPES[forward[2]], forward[1].replace("Normalise", "Forward"), form
     if backward := _BACKWARD.search(name):
-        gate = ("none", "y", "mask", "x")[int(backward[2])]
-        return _DTYPES[backward[1]], "Backward", gate + (" dz" if backward[3] == "1" else "")
+        gate = ("none", "y", "mask", "x")[int(backward[3])]
+        form = gate + (" dz" if backward[4] == "1" else "")
+        return _DTYPES[backward[2]], re.sub("Reduce|Apply", "Backward", backward[1]), form
+    if statistics := _STATISTICS.search(name):
+        return _DTYPES[statistics[2]], "DualForward", "statistics"
     return None
 
 
@@ -150,6 +161,7 @@ def loops_of(name: str, lines: list[str]) -> Iterator[Loop]:
     if kernel is None:
         return
     dtype, direction, form = kernel
+    is_dual, is_backward = direction.startswith("Dual"), direction.endswith("Backward")
     # Accesses of 16 bytes to a vector of eight elements.
     words = 2 if dtype == "float32" else 1
     for loop in innermost_loops(lines):
@@ -161,16 +173,19 @@ def loops_of(name: str, lines: list[str]) -> Iterator[Loop]:
             continue  # the merge of partial sums
         if dtype == "float32":
             # The elementwise pass of backward has two multiply-adds an element, its sums have one.
-            least = 16 if direction == "Backward" else 8
+            least = 16 if is_backward else 8
             is_apply = wide["STG"] > 0 and count["FFMA"] * words >= least * wide["STG"]
         else:
             is_apply = count["F2FP"] >= 4 * wide["STG"] > 0
         is_apply = is_apply and wide["STS"] == 0
         if is_apply:
-            source, vectors = "shared" if wide["LDS"] > 0 else "memory", wide["STG"] / words
+            # dx1 and dx2.
+            arrays = 2 if is_dual and is_backward else 1
+            source = "shared" if wide["LDS"] > 0 else "memory"
+            vectors = wide["STG"] / (words * arrays)
         else:
-            # e and x, and y, in backward.
-            arrays = 1 if direction == "Forward" else 3 if form.startswith("y") else 2
+            # e and x, and y, in backward. The statistics of two inputs have a loop for each.
+            arrays = (2 + is_dual + form.startswith("y")) if is_backward else 1 + is_dual
             source, vectors = "sums", wide["LDG"] / (words * arrays)
         if vectors == 0:
             continue

@@ -3,13 +3,14 @@
 
 # These sources contain device code. build_info.cu is not among them, because it describes
 # the build by nvcc itself.
-set(BNAR_CUDA_KERNELS launch/backward.cu launch/forward.cu launch/launch.cu)
-# Each element type has a file of its own for backward and for forward.
+set(BNAR_CUDA_KERNELS launch/backward.cu launch/dual.cu launch/forward.cu launch/launch.cu)
+# Each element type has a file of its own for backward, for forward and for two inputs.
 foreach(element IN ITEMS f16 bf16 f32 f64)
-  list(APPEND BNAR_CUDA_KERNELS launch/backward_${element}.cu launch/forward_${element}.cu)
+  list(APPEND BNAR_CUDA_KERNELS
+    launch/backward_${element}.cu launch/forward_${element}.cu launch/dual_${element}.cu)
 endforeach()
 # These sources are plain C++. The planner is also part of the module of the CPU kernels.
-set(BNAR_CUDA_PLANNER host/cost.cc host/plan.cc host/tiling.cc)
+set(BNAR_CUDA_PLANNER host/cost.cc host/dual_plan.cc host/plan.cc host/tiling.cc)
 set(BNAR_CUDA_HOST
   ${BNAR_CUDA_PLANNER} host/settings.cc host/workspace.cc launch/launch_counts.cc)
 list(TRANSFORM BNAR_CUDA_KERNELS PREPEND "${CMAKE_CURRENT_LIST_DIR}/../cuda/")

@@ -38,7 +38,7 @@ class CpuBackend {
 
   // There is no workspace to read: the operations allocate the little memory
   // that they need.
-  void ReadWorkspace(FfiCall&) {}
+  void ReadWorkspace(FfiCall&, int) {}
 
 #define BNAR_RUN_ON_POOL(name, ...)                    \
   template <typename... Args>                          \

@@ -32,9 +32,12 @@ class FfiBackend {
 
   // XLA allocates the workspace as one more result: an allocation here could
   // not be captured in a CUDA graph.
-  void ReadWorkspace(FfiCall& call) {
+  // Sums of two inputs take as much of it as those of twice as many groups.
+  void ReadWorkspace(FfiCall& call, int inputs) {
     if (call.failed()) return;
-    launch_.workspace = call.Workspace(WorkspaceBytes(call.problem().shape));
+    Shape shape = call.problem().shape;
+    shape.groups *= inputs;
+    launch_.workspace = call.Workspace(WorkspaceBytes(shape));
   }
 
 #define BNAR_RUN_ON_STREAM(name, ...)                         \
@@ -43,6 +46,7 @@ class FfiBackend {
     return Run([&] { return cuda::name(launch_, args...); }); \
   }
   BNAR_FOR_EACH_OPERATION(BNAR_RUN_ON_STREAM)
+  BNAR_FOR_EACH_DUAL_OPERATION(BNAR_RUN_ON_STREAM)
 #undef BNAR_RUN_ON_STREAM
 
  private:

@@ -11,6 +11,7 @@ namespace jax_bnar {
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(InitializeCuda);
 BNAR_DECLARE_HANDLERS(Cuda)
+BNAR_DECLARE_DUAL_HANDLERS(Cuda)
 
 }  // namespace jax_bnar
 

@@ -24,7 +24,9 @@ uint64_t NewTag();
 // and how it was launched.
 struct Launch {
   cudaStream_t stream;
-  void* workspace;  // WorkspaceBytes(shape), aligned to 256 bytes, not zeroed
+  // WorkspaceBytes(shape), aligned to 256 bytes, not zeroed; with two inputs,
+  // that of twice as many groups. Null in operations without sums.
+  void* workspace;
   Settings settings;
   std::string failure;
   // By which the blocks recognise in the workspace what this launch wrote.
@@ -36,6 +38,7 @@ struct Launch {
 cudaError_t PrepareKernels();
 
 BNAR_DECLARE_OPERATIONS(cudaError_t, Launch&);
+BNAR_DECLARE_DUAL_OPERATIONS(cudaError_t, Launch&);
 
 }  // namespace cuda
 }  // namespace jax_bnar

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "cuda/host/cost.h"
+#include "cuda/host/dual_plan.h"
 #include "cuda/host/plan.h"
 #include "cuda/host/tiling.h"
 
@@ -203,6 +204,21 @@ void AddCudaPlanner(nb::module_& m) {
       },
       nb::arg("dtype"), nb::arg("gate"), nb::arg("has_dz"),
       "What backward moves, in arrays of x's size.");
+  m.def(
+      "cuda_dual_forward_traffic",
+      [](const std::string& dtype, bool has_mask) {
+        return TrafficOf(cuda::DualForwardTraffic(DTypeOf(dtype), has_mask));
+      },
+      nb::arg("dtype"), nb::arg("has_mask"),
+      "What forward of two inputs moves, in arrays of x1's size.");
+  m.def(
+      "cuda_dual_backward_traffic",
+      [](const std::string& dtype, const std::string& gate) {
+        return TrafficOf(
+            cuda::DualBackwardTraffic(DTypeOf(dtype), GateOf(gate)));
+      },
+      nb::arg("dtype"), nb::arg("gate"),
+      "What backward of two inputs moves, in arrays of x1's size.");
   m.def("cuda_plan", &PlanOf, nb::arg("canonical_shape"), nb::arg("dtype"),
         nb::arg("traffic"), nb::arg("device"), nb::arg("cost_model"),
         nb::arg("strategy"), nb::arg("slab_channels"),

@@ -1,5 +1,5 @@
-// The custom calls of the operations with two normalised inputs, for a platform
-// that has them. They work like those of native/ffi_operations.h.
+// The custom calls of the operations with two normalised inputs. They work like
+// those of native/ffi_operations.h.
 
 #ifndef JAX_BNAR_NATIVE_FFI_DUAL_OPERATIONS_H_
 #define JAX_BNAR_NATIVE_FFI_DUAL_OPERATIONS_H_
@@ -39,7 +39,7 @@ class FfiDualOperations : private FfiOperations<Backend> {
     mean[1] = call.VectorResult("mean2");
     var[1] = call.VectorResult("var2");
     buffers.mask = call.MaskResultIf(save_mask, "mask");
-    return Base::Run(native, call, Base::Workspace::kSums,
+    return Base::Run(native, call, Base::Workspace::kSumsOfBoth,
                      [&](Backend& backend) {
                        return backend.DualForward(call.problem(), buffers,
                                                   affine, mean, var);
@@ -97,7 +97,7 @@ class FfiDualOperations : private FfiOperations<Backend> {
     dscale[0] = call.VectorResult("dscale1");
     dscale[1] = call.VectorResult("dscale2");
     void* dbias = call.VectorResult("dbias");
-    return Base::Run(native, call, Base::Workspace::kSums,
+    return Base::Run(native, call, Base::Workspace::kSumsOfBoth,
                      [&](Backend& backend) {
                        return backend.DualBackward(call.problem(), buffers,
                                                    operands, dx, dscale, dbias);
@@ -122,7 +122,7 @@ class FfiDualOperations : private FfiOperations<Backend> {
     sum_e_centred[0] = call.VectorResult("sum_e_centred1");
     sum_e_centred[1] = call.VectorResult("sum_e_centred2");
     return Base::Run(
-        native, call, Base::Workspace::kSums, [&](Backend& backend) {
+        native, call, Base::Workspace::kSumsOfBoth, [&](Backend& backend) {
           return backend.DualBackwardReduce(call.problem(), buffers, operands,
                                             sum_e, sum_e_centred);
         });

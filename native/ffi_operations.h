@@ -3,10 +3,11 @@
 //
 // A backend is constructed from what XLA's execution context holds for its
 // platform (Backend::Native) and has
-//   void ReadWorkspace(FfiCall&)   which reads the workspace, a result that the
-//                                  caller never sees, of operations that sum
+//   void ReadWorkspace(FfiCall&, int inputs)   which reads the workspace, a
+//       result that the caller never sees, of operations that sum so many
+//       inputs
 //   ffi::Error Forward(...), ...   which run the operations of
-//                                  native/operations.h
+//       native/operations.h
 
 #ifndef JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
 #define JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
@@ -189,7 +190,8 @@ class FfiOperations {
   }
 
  protected:
-  enum class Workspace { kNone, kSums };
+  // For how many inputs an operation has sums in a workspace.
+  enum class Workspace { kNone = 0, kSums = 1, kSumsOfBoth = 2 };
 
   template <typename Binding>
   static auto BindShape(Binding&& binding) {
@@ -224,7 +226,9 @@ class FfiOperations {
   static xla::ffi::Error Run(Native native, FfiCall& call, Workspace workspace,
                              F f) {
     Backend backend(native);
-    if (workspace == Workspace::kSums) backend.ReadWorkspace(call);
+    if (workspace != Workspace::kNone) {
+      backend.ReadWorkspace(call, static_cast<int>(workspace));
+    }
     xla::ffi::Error error = call.Finish();
     if (error.failure()) return error;
     return f(backend);

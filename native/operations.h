@@ -17,8 +17,8 @@
   OPERATION(BackwardReduce, "backward_reduce", __VA_ARGS__) \
   OPERATION(BackwardApply, "backward_apply", __VA_ARGS__)
 
-// The operations with two normalised inputs, which a platform may lack. The
-// lowering then composes them from those above (jax_bnar/_kernels/dual.py).
+// The operations with two normalised inputs, which have handlers of their own
+// (native/ffi_dual_operations.h).
 #define BNAR_FOR_EACH_DUAL_OPERATION(OPERATION, ...)                 \
   OPERATION(DualForward, "dual_forward", __VA_ARGS__)                \
   OPERATION(DualBackward, "dual_backward", __VA_ARGS__)              \

@@ -12,10 +12,10 @@ shortcut of each of the 4 stages. That makes 49 ReLUs, 16 of which follow a resi
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-Form = Literal["bn_relu", "bn_add_relu", "batch_norm"]
+Form = Literal["bn_relu", "bn_add_relu", "batch_norm", "dual_bn_add_relu"]
 
 _STAGES: Final = ((3, 64), (4, 128), (6, 256), (3, 512))  # (blocks, width of the bottleneck)
 _EXPANSION: Final = 4
@@ -66,20 +66,39 @@ def _distinct(sites: Iterator[Site]) -> tuple[Site, ...]:
 
 RESNET50_SITES: Final = _distinct(_walk(image_size=224))
 
+
+def _joined(sites: tuple[Site, ...]) -> Iterator[Site]:
+    shortcuts = {site.label.split()[0]: site for site in sites if site.form == "batch_norm"}
+    for site in sites:
+        shortcut = shortcuts.get(site.label.split()[0])
+        if site.form == "bn_add_relu" and shortcut is not None:
+            yield replace(shortcut, form="dual_bn_add_relu")
+            yield replace(site, count=site.count - shortcut.count)
+        elif site.form != "batch_norm":
+            yield site
+
+
+# The same network where the BatchNorm of a shortcut and the addition that follows it are one
+# operation with two inputs, which occurs once in each stage.
+RESNET50_SITES_WITH_DUAL_JOINS: Final = tuple(_joined(RESNET50_SITES))
+
 # How many tensors of x's size are read from or written to memory in one step, forward + backward.
 # With save="y", forward reads x for the statistics, then reads x and [z] and writes y; backward
 # reads dy, x and y for the sums and writes [dz], then reads dz (or dy and y) and x and writes dx.
+# Two inputs are both read where x is, and both have a dx.
 _PASSES_SAVING_Y: Final[dict[Form, int]] = {
     "bn_relu": 3 + 3 + 4,
     "bn_add_relu": 4 + 4 + 3,
     "batch_norm": 3 + 2 + 3,
+    "dual_bn_add_relu": 5 + 4 + 6,
 }
-# The same where backward does not read y: without a residual it recomputes the gate from x; with
-# one it reads a bit mask (not counted here: 1/16 or 1/32 of a tensor, twice).
+# The same where backward does not read y: without a residual, or with two inputs, it recomputes the
+# gate from x; with one it reads a bit mask (not counted here: 1/16 or 1/32 of a tensor, twice).
 _PASSES_WITHOUT_Y: Final[dict[Form, int]] = {
     "bn_relu": 3 + 2 + 3,
     "bn_add_relu": 4 + 3 + 3,
     "batch_norm": 3 + 2 + 3,
+    "dual_bn_add_relu": 5 + 3 + 5,
 }
 
 
@@ -99,6 +118,7 @@ _PASSES_READING_ONCE: Final[dict[Form, int]] = {
     "bn_relu": 2 + 3,
     "bn_add_relu": 3 + 4,
     "batch_norm": 2 + 3,
+    "dual_bn_add_relu": 3 + 5,
 }
 
 

@@ -34,6 +34,7 @@ ORACLE_TESTS: Final = (
     "operators/test_special_values.py",
     "operators/test_forward.py",
     "operators/test_backward.py",
+    "operators/test_dual.py",
     "operators/test_inference.py",
     "transforms/test_vmap.py",
 )

@@ -40,6 +40,54 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
+// Stores the totals of a slab: in the workspace, for an ApplyKernel that
+// follows, if `whole`; otherwise as the caller's result. All threads of the
+// block that has the totals call it.
+template <typename A, typename SlabOf>
+__device__ __forceinline__ void StoreTotals(const BackwardParameters& p,
+                                            const SharedMemory& shared,
+                                            const SlabOf& slab, int64_t index,
+                                            bool whole) {
+  const int column = static_cast<int>(threadIdx.x);
+  if (column >= p.tiling.columns) return;
+  const Sums sums = shared.total[column];
+  if (whole) {
+    p.workspace.totals[index * p.tiling.columns + column] = sums;
+  } else if (slab.HasColumn(column)) {
+    const int64_t i =
+        slab.group() * p.tiling.shape.channels + slab.channel(column);
+    static_cast<A*>(p.first)[i] = static_cast<A>(sums.first);
+    static_cast<A*>(p.second)[i] = static_cast<A>(sums.second);
+  }
+}
+
+// Sets b and k: from the totals that StoreTotals left in the workspace if
+// `whole`, otherwise from the caller's. All threads of the block call it.
+template <typename A, typename SlabOf>
+__device__ __forceinline__ void LoadApplyConstants(const BackwardParameters& p,
+                                                   const SharedMemory& shared,
+                                                   const SlabOf& slab,
+                                                   int64_t index, bool whole,
+                                                   bool store) {
+  const int column = static_cast<int>(threadIdx.x);
+  if (whole) {
+    if (column < p.tiling.columns) {
+      shared.total[column] =
+          LoadSums(p.workspace.totals + index * p.tiling.columns + column);
+    }
+    SetApplyConstants<A>(p, shared, slab, store);
+    return;
+  }
+  if (slab.HasColumn(column)) {
+    const int64_t channels = p.tiling.shape.channels;
+    shared.Constant<A>(kCentredMultiplier)[column] =
+        ElementOr<A>(p.b, channels, slab.group(), slab.channel(column), A{0});
+    shared.Constant<A>(kConstantTerm)[column] =
+        ElementOr<A>(p.k, channels, slab.group(), slab.channel(column), A{0});
+  }
+  __syncthreads();
+}
+
 // If `whole`, the sums are for an ApplyKernel that follows; otherwise they are
 // the caller's result.
 template <typename T, Layout kLayout, int kElements, typename Form>
@@ -53,19 +101,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
     SetReduceConstants<A>(p, shared, slab, whole);
     SumGradients<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);
-    const bool is_last = AddTeamInLast(p.tiling, shared, p.workspace,
-                                       p.block_reduction, index, position.rank);
-    const int column = static_cast<int>(threadIdx.x);
-    if (is_last && column < p.tiling.columns) {
-      const Sums sums = shared.total[column];
-      if (whole) {
-        p.workspace.totals[index * p.tiling.columns + column] = sums;
-      } else if (slab.HasColumn(column)) {
-        const int64_t i =
-            slab.group() * p.tiling.shape.channels + slab.channel(column);
-        static_cast<A*>(p.first)[i] = static_cast<A>(sums.first);
-        static_cast<A*>(p.second)[i] = static_cast<A>(sums.second);
-      }
+    if (AddTeamInLast(p.tiling, shared, p.workspace, p.block_reduction, index,
+                      position.rank)) {
+      StoreTotals<A>(p, shared, slab, index, whole);
     }
   }
 }
@@ -78,27 +116,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   using A = Accumulator<T>;
   const SharedMemory shared;
   const BlockPosition position(p.tiling, /*last_first=*/true);
-  const int column = static_cast<int>(threadIdx.x);
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
     const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
     SetReduceConstants<A>(p, shared, slab, whole);
-    if (whole) {
-      if (column < p.tiling.columns) {
-        shared.total[column] =
-            LoadSums(p.workspace.totals + index * p.tiling.columns + column);
-      }
-      SetApplyConstants<A>(p, shared, slab, /*store=*/position.rank == 0);
-    } else {
-      if (slab.HasColumn(column)) {
-        const int64_t channels = p.tiling.shape.channels;
-        shared.Constant<A>(kCentredMultiplier)[column] = ElementOr<A>(
-            p.b, channels, slab.group(), slab.channel(column), A{0});
-        shared.Constant<A>(kConstantTerm)[column] = ElementOr<A>(
-            p.k, channels, slab.group(), slab.channel(column), A{0});
-      }
-      __syncthreads();
-    }
+    LoadApplyConstants<A>(p, shared, slab, index, whole,
+                          /*store=*/position.rank == 0);
     ApplyTiles<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);
   }
 }

@@ -71,6 +71,18 @@ BNAR_HOST_DEVICE auto WithBackwardForm(Gate gate, bool store_dz, F f) {
   }
 }
 
+// Calls f(form) for the gradient of y = relu(batch_norm(x1) + batch_norm(x2)),
+// which always has a gate and never a dz.
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable
+#endif
+template <typename F>
+BNAR_HOST_DEVICE auto WithDualBackwardForm(Gate gate, F f) {
+  if (gate == Gate::kY) return f(BackwardForm<Gate::kY, false>{});
+  if (gate == Gate::kMask) return f(BackwardForm<Gate::kMask, false>{});
+  return f(BackwardForm<Gate::kX, false>{});
+}
+
 }  // namespace cuda
 }  // namespace jax_bnar
 

@@ -114,17 +114,16 @@ struct ForwardItem<T, kElements, false> {
 };
 
 // The elementwise pass, with everything fixed that a loop would otherwise have
-// to test.
-template <typename T, int kElements, bool kKeep, bool kResidual, bool kRelu,
-          bool kMask, typename SlabOf>
-__device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
-                                                 const SharedMemory& shared,
-                                                 const SlabOf& slab) {
+// to test. normaliser.Of(x, z) is y of a vector.
+template <typename T, int kElements, bool kKeep, bool kResidual, bool kMask,
+          typename SlabOf, typename NormaliserOf>
+__device__ __forceinline__ void NormaliseTilesAs(
+    const ForwardParameters& p, const SharedMemory& shared, const SlabOf& slab,
+    const NormaliserOf& normaliser) {
   using V = Vector<T, kElements>;
   using Item = ForwardItem<T, kElements, kResidual>;
   constexpr int kArrays = kResidual ? 2 : 1;
   constexpr int kDepth = kInFlight<T, kElements, kArrays>;
-  const Normaliser<T, kElements, kResidual, kRelu> normaliser(shared, slab);
   const T* x = static_cast<const T*>(p.buffers.x);
   const T* z = static_cast<const T*>(p.buffers.z);
   T* y = static_cast<T*>(p.buffers.y);
@@ -187,8 +186,10 @@ __device__ __forceinline__ void NormaliseTiles(const ForwardParameters& p,
                                                const SlabOf& slab) {
   const auto normalise = [&](auto form) {
     using F = decltype(form);
-    NormaliseTilesAs<T, kElements, kKeep, F::kResidual, F::kRelu, F::kMask>(
-        p, shared, slab);
+    const Normaliser<T, kElements, F::kResidual, F::kRelu> normaliser(shared,
+                                                                      slab);
+    NormaliseTilesAs<T, kElements, kKeep, F::kResidual, F::kMask>(
+        p, shared, slab, normaliser);
   };
   if constexpr (std::is_same_v<Form, AnyForm>) {
     // Several threads with single elements share a byte of the mask, so

@@ -64,8 +64,9 @@ cudaError_t PrepareBackwardKernels() {
 }
 
 cudaError_t PrepareKernels() {
-  const cudaError_t error = PrepareForwardKernels();
-  return error == cudaSuccess ? PrepareBackwardKernels() : error;
+  cudaError_t error = PrepareForwardKernels();
+  if (error == cudaSuccess) error = PrepareBackwardKernels();
+  return error == cudaSuccess ? PrepareDualKernels() : error;
 }
 
 cudaError_t BackwardReduce(Launch& launch, const Problem& problem,

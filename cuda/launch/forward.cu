@@ -19,26 +19,6 @@ ForwardKernels KernelsOf(const Problem& problem, int width,
                    buffers.z != nullptr, buffers.relu, buffers.mask != nullptr);
 }
 
-// Packs the bits that kernels of single elements cannot write, and the bits of
-// y where there is no ReLU, which only tests ask for.
-cudaError_t PackMask(Launch& launch, const Problem& problem,
-                     const NormaliseBuffers& buffers, int width,
-                     const ForwardKernels& kernels) {
-  if (buffers.mask == nullptr || (width == kWidth && buffers.relu)) {
-    return cudaSuccess;
-  }
-  const Shape& shape = problem.shape;
-  const int64_t bytes_per_group = shape.mask_bytes_per_group();
-  const int64_t blocks =
-      (shape.groups * bytes_per_group + kThreads - 1) / kThreads;
-  Plan plan{};
-  plan.strategy = Strategy::kTwoKernels;
-  plan.grid = blocks < (1 << 20) ? blocks : 1 << 20;
-  return LaunchPlanned(launch, Kernel::kPackMask, kernels.pack_mask, plan,
-                       static_cast<const void*>(buffers.y), buffers.mask,
-                       shape.groups, shape.group_size(), bytes_per_group);
-}
-
 cudaError_t NormaliseAlone(Launch& launch, const Problem& problem, int width,
                            const Device& device, const ForwardKernels& kernels,
                            const ForwardParameters& given) {
@@ -54,7 +34,7 @@ cudaError_t NormaliseAlone(Launch& launch, const Problem& problem, int width,
   const cudaError_t error = LaunchPlanned(launch, Kernel::kNormalise,
                                           kernels.normalise, plan, parameters);
   if (error != cudaSuccess) return error;
-  return PackMask(launch, problem, buffers, width, kernels);
+  return PackMask(launch, problem, buffers, width);
 }
 
 cudaError_t StatisticsAlone(Launch& launch, const Problem& problem, int width,
@@ -66,6 +46,24 @@ cudaError_t StatisticsAlone(Launch& launch, const Problem& problem, int width,
 }
 
 }  // namespace
+
+cudaError_t PackMask(Launch& launch, const Problem& problem,
+                     const NormaliseBuffers& buffers, int width) {
+  if (buffers.mask == nullptr || (width == kWidth && buffers.relu)) {
+    return cudaSuccess;
+  }
+  const Shape& shape = problem.shape;
+  const int64_t bytes_per_group = shape.mask_bytes_per_group();
+  const int64_t blocks =
+      (shape.groups * bytes_per_group + kThreads - 1) / kThreads;
+  Plan plan{};
+  plan.strategy = Strategy::kTwoKernels;
+  plan.grid = blocks < (1 << 20) ? blocks : 1 << 20;
+  return LaunchPlanned(launch, Kernel::kPackMask,
+                       KernelsOf(problem, width, buffers).pack_mask, plan,
+                       static_cast<const void*>(buffers.y), buffers.mask,
+                       shape.groups, shape.group_size(), bytes_per_group);
+}
 
 cudaError_t PrepareForwardKernels() {
   return ForEachKernelSet([](DType dtype, Layout layout, int width) {
@@ -143,7 +141,7 @@ cudaError_t Forward(Launch& launch, const Problem& problem,
   error = LaunchWhole(launch, Kernel::kForward, kernels.whole, plan, device,
                       parameters, &launched);
   if (error != cudaSuccess) return error;
-  if (launched) return PackMask(launch, problem, buffers, width, kernels);
+  if (launched) return PackMask(launch, problem, buffers, width);
   error = StatisticsAlone(launch, problem, width, device, kernels, parameters);
   if (error != cudaSuccess) return error;
   const int64_t groups = problem.shape.groups;

@@ -34,6 +34,18 @@ struct BackwardKernels {
   void (*apply)(BackwardParameters, bool whole);
 };
 
+// The kernels for two normalised inputs take the parameters of x1 and those of
+// x2.
+struct DualForwardKernels {
+  void (*statistics)(ForwardParameters, ForwardParameters);
+  void (*normalise)(ForwardParameters, ForwardParameters);
+};
+
+struct DualBackwardKernels {
+  void (*reduce)(BackwardParameters, BackwardParameters, bool whole);
+  void (*apply)(BackwardParameters, BackwardParameters, bool whole);
+};
+
 // Returns the kernels for elements of type T. float64 is always read by single
 // elements, for which one kernel serves all forms. The kernels of each T are
 // compiled in a file of their own.
@@ -43,6 +55,10 @@ ForwardKernels ForwardKernelsOf(Layout layout, int width, bool residual,
 template <typename T>
 BackwardKernels BackwardKernelsOf(Layout layout, int width, Gate gate,
                                   bool store_dz);
+template <typename T>
+DualForwardKernels DualForwardKernelsOf(Layout layout, int width, bool mask);
+template <typename T>
+DualBackwardKernels DualBackwardKernelsOf(Layout layout, int width, Gate gate);
 
 // Returns f(T()), where T is the element type of a dtype.
 template <typename F>

@@ -16,10 +16,16 @@
 namespace jax_bnar {
 namespace cuda {
 
-// The two halves of PrepareKernels, which are defined in forward.cu and
-// backward.cu.
+// The parts of PrepareKernels, which are defined in forward.cu, backward.cu and
+// dual.cu.
 cudaError_t PrepareForwardKernels();
 cudaError_t PrepareBackwardKernels();
+cudaError_t PrepareDualKernels();
+
+// Packs the bits that kernels of single elements cannot write, and the bits of
+// y where there is no ReLU, which only tests ask for.
+cudaError_t PackMask(Launch& launch, const Problem& problem,
+                     const NormaliseBuffers& buffers, int width);
 
 // Describes the current device. It is queried at every call, because the driver
 // answers from memory.

@@ -9,8 +9,10 @@ namespace cuda {
 namespace {
 
 constexpr const char* kKernelNames[] = {
-    "Forward",  "Statistics", "Normalise",      "NormaliseFlat",
-    "PackMask", "Backward",   "BackwardReduce", "BackwardApply"};
+    "Forward",        "Statistics",         "Normalise",
+    "NormaliseFlat",  "PackMask",           "Backward",
+    "BackwardReduce", "BackwardApply",      "DualStatistics",
+    "DualNormalise",  "DualBackwardReduce", "DualBackwardApply"};
 constexpr int kKernels = sizeof(kKernelNames) / sizeof(kKernelNames[0]);
 
 std::atomic<int64_t> counts[kKernels][kStrategies];

@@ -22,7 +22,11 @@ enum class Kernel {
   kPackMask,
   kBackward,
   kBackwardReduce,
-  kBackwardApply
+  kBackwardApply,
+  kDualStatistics,
+  kDualNormalise,
+  kDualBackwardReduce,
+  kDualBackwardApply
 };
 
 const char* NameOf(Kernel kernel);

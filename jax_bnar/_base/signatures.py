@@ -55,14 +55,14 @@ class Signature:
         name: the name of the operation, which is also part of the name of its custom call.
         operands: the operands.
         results: the results.
-        sums: whether it sums over whole channels, for which a kernel may need a workspace.
+        sums: of how many inputs it sums whole channels. A kernel may need a workspace for them.
         x: the operand that decides the shapes, dtypes and shardings of the others.
     """
 
     name: str
     operands: tuple[Operand, ...]
     results: tuple[Result, ...]
-    sums: bool = False
+    sums: int = 0
     x: str = "x"
 
     def bind(self, operands: Sequence[Any]) -> tuple[list[Any], tuple[bool, ...]]:
@@ -124,7 +124,7 @@ FORWARD: Final = Signature(
     "forward",
     (_X, _Z, _SCALE, _BIAS),
     (Result("y", "tensor"), *_STATISTICS, _MASK),
-    sums=True,
+    sums=1,
 )
 BACKWARD: Final = Signature(
     "backward",
@@ -135,9 +135,9 @@ BACKWARD: Final = Signature(
         Result("dbias", "vector", depends_on="e"),
         _DZ,
     ),
-    sums=True,
+    sums=1,
 )
-STATISTICS: Final = Signature("statistics", (_X,), _STATISTICS, sums=True)
+STATISTICS: Final = Signature("statistics", (_X,), _STATISTICS, sums=1)
 NORMALISE: Final = Signature(
     "normalise", (_X, _Z, _SCALE, _BIAS, _MEAN, _VAR), (Result("y", "tensor"), _MASK)
 )
@@ -149,7 +149,7 @@ BACKWARD_REDUCE: Final = Signature(
         Result("sum_e_centred", "vector"),
         _DZ,
     ),
-    sums=True,
+    sums=1,
 )
 BACKWARD_APPLY: Final = Signature(
     "backward_apply",
@@ -181,7 +181,7 @@ DUAL_FORWARD: Final = Signature(
         Result("var2", "vector", depends_on="x2"),
         _MASK,
     ),
-    sums=True,
+    sums=2,
     x="x1",
 )
 # Both biases have the one gradient dbias.
@@ -199,7 +199,7 @@ DUAL_BACKWARD: Final = Signature(
         Result("dscale2", "vector"),
         Result("dbias", "vector", depends_on="e"),
     ),
-    sums=True,
+    sums=2,
     x="x1",
 )
 DUAL_NORMALISE: Final = Signature(
@@ -216,7 +216,7 @@ DUAL_BACKWARD_REDUCE: Final = Signature(
         Result("sum_e_centred1", "vector"),
         Result("sum_e_centred2", "vector"),
     ),
-    sums=True,
+    sums=2,
     x="x1",
 )
 DUAL_BACKWARD_APPLY: Final = Signature(

@@ -42,13 +42,10 @@ class Operation:
     Attributes:
         signature: its operands and results.
         reference: the reference that defines its results, in pure JAX.
-        composed: the same composed of other operations, for a platform that has kernels for those
-            but none for this one. It takes `implementation` too.
     """
 
     signature: Signature
     reference: Callable[..., tuple[jax.Array, ...]]
-    composed: Callable[..., tuple[jax.Array, ...]] | None = None
 
     @property
     def name(self) -> str:
@@ -63,13 +60,8 @@ class Operation:
         jax_compat.register_lowering(new, self._lower_reference)
         for platform in {platform for _, platform in targets.kernels}:
             if (self.name, platform) in targets.kernels:
-                rule = self._lower_kernel
-            elif self.composed is not None:
-                rule = self._lower_composed
-            else:
-                continue
-            lower = functools.partial(self._lower_where_kernels_load, rule, platform)
-            jax_compat.register_lowering(new, lower, platform=platform)
+                lower = functools.partial(self._lower_where_kernels_load, platform)
+                jax_compat.register_lowering(new, lower, platform=platform)
         return new
 
     def __call__(
@@ -113,12 +105,12 @@ class Operation:
         return self.reference(*self.signature.unbind(given, present).values(), **statics)
 
     def _lower_where_kernels_load(
-        self, rule: Callable[..., Any], platform: str, ctx: Any, *operands: Any, **params: Any
+        self, platform: str, ctx: Any, *operands: Any, **params: Any
     ) -> Any:
-        """Lowers by `rule`, or to the reference if this machine cannot load the kernels."""
+        """Lowers to the kernel, or to the reference if this machine cannot load the kernels."""
         obstacle = targets.obstacle(platform)
         if obstacle is None:
-            return rule(platform, ctx, *operands, **params)
+            return self._lower_kernel(platform, ctx, *operands, **params)
         if params["implementation"] is None:
             warn_once(f"its {platform.upper()} kernels", *obstacle)
         return self._lower_reference(ctx, *operands, **params)
@@ -132,17 +124,6 @@ class Operation:
                 " implementation=None falls back to pure JAX."
             )
         rule = jax_compat.lower_fun(self._reference, multiple_results=True)
-        return rule(ctx, *operands, **params)
-
-    def _composed(
-        self, *given: jax.Array, present: tuple[bool, ...], **params: Any
-    ) -> tuple[jax.Array, ...]:
-        assert self.composed is not None
-        return self.composed(*self.signature.unbind(given, present).values(), **params)
-
-    def _lower_composed(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
-        del platform
-        rule = jax_compat.lower_fun(self._composed, multiple_results=True)
         return rule(ctx, *operands, **params)
 
     def _lower_kernel(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -171,8 +152,10 @@ class Operation:
         named = self.signature.unbind(operands, present)
         groups, rows, channels, inner = named[self.signature.x].shape
         workspace = 0
-        if self.signature.sums:
-            workspace = targets.workspace_bytes(platform, groups, rows, channels, inner)
+        if inputs := self.signature.sums:
+            # Two inputs need as much as one with twice as many groups.
+            sizes = (inputs * groups, rows, channels, inner)
+            workspace = targets.workspace_bytes(platform, *sizes)
         squeezed = functools.partial(_squeezed, groups=groups, inner=inner)
         has = {
             f"has_{operand.name}": named[operand.name] is not None

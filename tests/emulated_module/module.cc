@@ -13,6 +13,7 @@
 
 #include "cuda/ffi_backend.h"
 #include "cuda/launch/launch_counts.h"
+#include "native/ffi_dual_operations.h"
 #include "native/ffi_operations.h"
 
 namespace nb = nanobind;
@@ -30,6 +31,8 @@ class EmulatedBackend : public cuda::FfiBackend {
 
 BNAR_DEFINE_HANDLERS(Emulated, EmulatedBackend,
                      ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
+BNAR_DEFINE_DUAL_HANDLERS(Emulated, EmulatedBackend,
+                          ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
 
 template <typename T>
 nb::capsule Encapsulate(T* handler) {
@@ -41,6 +44,7 @@ nb::dict Registrations() {
 #define BNAR_REGISTER(name, python, ...) \
   handlers[python] = Encapsulate(name##Emulated);
   BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
+  BNAR_FOR_EACH_DUAL_OPERATION(BNAR_REGISTER)
 #undef BNAR_REGISTER
   nb::dict platforms;
   platforms["cpu"] = handlers;

@@ -12,6 +12,7 @@ import sys
 
 import conftest  # noqa: F401  JAX as the tests have it
 from cases import Case
+from dual_cases import check_against_the_oracle
 from gpu_cases import DRY_RUN, STRATEGIES, check, launched, strategy
 
 CASES = [
@@ -31,6 +32,9 @@ def main() -> int:
             # Kernels need more registers under the sanitizer, so another strategy may be chosen.
             with strategy(name), launched() as kernels:
                 check(case)
+                check_against_the_oracle(
+                    case.shape, case.dtype, implementation="ffi", **case.keywords
+                )
             print(name, case, *sorted(kernels), sep="; ", flush=True)
     return 0
 

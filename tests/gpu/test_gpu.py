@@ -13,6 +13,10 @@ import numpy as np
 import oracle
 import pytest
 from cases import Case, cotangents, operands, operator, with_gradients
+from dual_cases import check_against_the_oracle
+from dual_cases import compiled as compiled_dual
+from dual_cases import cotangents as dual_cotangents
+from dual_cases import given as dual_operands
 from exact_fill import arrange, exact_fill
 from gpu_cases import (
     CUDA_KERNELS,
@@ -22,7 +26,9 @@ from gpu_cases import (
     SHAPES,
     STRATEGIES,
     check,
+    check_dual_strategy,
     check_strategy,
+    dual_cases,
     environment,
     flag_cases,
     launched,
@@ -69,6 +75,21 @@ def test_shapes(case: Case, name: str) -> None:
 def test_flags(case: Case, name: str) -> None:
     with strategy(name):
         check(case)
+
+
+@all_strategies
+@each(dual_cases())
+def test_two_inputs(case: dict[str, Any], name: str) -> None:
+    with strategy(name), launched() as kernels:
+        check_against_the_oracle(**case, implementation="ffi")
+    if CUDA_KERNELS:
+        check_dual_strategy(kernels, case["dtype"], name)
+
+
+def test_two_inputs_in_groups() -> None:
+    keywords = {"num_groups": 3, "save": "mask", "implementation": "ffi"}
+    check_against_the_oracle((6, 5, 8, 72), "bfloat16", axis=-1, **keywords)
+    check_against_the_oracle((6, 72, 5, 8), "float32", axis=1, **keywords)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -146,6 +167,12 @@ def differ(left: Any, right: Any) -> jax.Array:
     return jnp.stack([(bits(a) != bits(b)).any() for a, b in pairs]).any()
 
 
+def repeats(function: Any, *given: Any) -> bool:
+    first = function(*given)
+    different = [differ(first, function(*given)) for _ in range(RUNS - 1)]
+    return not np.asarray(jnp.stack(different)).any()
+
+
 @all_strategies
 @pytest.mark.parametrize("shape_name", [LARGEST, "nhwc-odd"])
 def test_repeats_bit_for_bit(name: str, shape_name: str) -> None:
@@ -154,6 +181,21 @@ def test_repeats_bit_for_bit(name: str, shape_name: str) -> None:
     given = jax.tree.map(jnp.asarray, (operands(case), cotangents(case)))
     function = with_gradients(operator(case.form, implementation="ffi", **case.keywords))
     with strategy(name):
-        first = function(*given)
-        different = [differ(first, function(*given)) for _ in range(RUNS - 1)]
-        assert not np.asarray(jnp.stack(different)).any()
+        assert repeats(function, *given)
+
+
+@all_strategies
+@pytest.mark.parametrize("save", ["y", "mask"])
+@pytest.mark.parametrize("shape_name", [LARGEST, "nhwc-odd"])
+def test_two_inputs_repeat_bit_for_bit(name: str, shape_name: str, save: str) -> None:
+    shape, axis = SHAPES[shape_name]
+    given = jax.tree.map(
+        jnp.asarray,
+        (
+            dual_operands("bfloat16", axis, shape),
+            dual_cotangents("bfloat16", axis, shape),
+        ),
+    )
+    function = compiled_dual(axis=axis, save=save, implementation="ffi")
+    with strategy(name):
+        assert repeats(function, *given)

@@ -15,7 +15,11 @@ for _package in ("flax", "matplotlib", "rich", "tyro"):
     pytest.importorskip(_package)
 
 from benchmarks.common import kernels  # noqa: E402
-from benchmarks.common.sites import RESNET50_SITES, one_read_bytes  # noqa: E402
+from benchmarks.common.sites import (  # noqa: E402
+    RESNET50_SITES,
+    RESNET50_SITES_WITH_DUAL_JOINS,
+    one_read_bytes,
+)
 from benchmarks.figures.gpu_model import parts_of  # noqa: E402
 from benchmarks.gpu.model import __main__ as command  # noqa: E402
 from benchmarks.gpu.model import predict as predict_module  # noqa: E402
@@ -73,6 +77,29 @@ def test_a_site_with_two_kernels_is_what_one_computes_by_hand() -> None:
     assert backward["waiting_us"] == 4
     assert backward["launching_us"] == 2 * 1.5
     assert backward["floor_us"] == pytest.approx(3 * array / COPY)
+
+
+def test_dual_joins_are_what_one_computes_by_hand() -> None:
+    """Forward reads both inputs twice and writes y; backward reads dy too, and writes dx1 and dx2.
+
+    Half of L2 keeps what was read last.
+    """
+    document = predict(H200, 256, "bfloat16", "y", sites=RESNET50_SITES_WITH_DUAL_JOINS)
+    rows = document["sites"]
+    assert sum(row["count"] for row in rows) == 53 - 4
+    dual = [row for row in rows if row["site"].endswith(" dual_bn_add_relu")]
+    assert [row["site"].split()[0] for row in dual] == [
+        "56x56x256", "28x28x512", "14x14x1024", "7x7x2048",
+    ]  # fmt: skip
+    sizes = (56 * 56 * 256, 28 * 28 * 512, 14 * 14 * 1024, 7 * 7 * 2048)
+    for row, elements in zip(dual, sizes, strict=True):
+        array = 256 * elements * 2
+        assert row["count"] == 1
+        assert row["forward"]["strategy"] == row["backward"]["strategy"] == "two_kernels"
+        assert row["forward"]["bytes"] == pytest.approx(5 * array - 30 * 2**20)
+        assert row["backward"]["bytes"] == pytest.approx(8 * array - 30 * 2**20)
+        assert row["floor_us"] == pytest.approx(8 * array / COPY)
+    assert document["sum_ms"] < predict(H200, 256, "bfloat16", "y")["sum_ms"]
 
 
 def test_instructions_limit_a_pass_if_few_are_issued(monkeypatch: pytest.MonkeyPatch) -> None:

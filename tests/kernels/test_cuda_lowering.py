@@ -3,7 +3,6 @@
 import functools
 import os
 import re
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -165,18 +164,65 @@ def test_exports_for_cuda_with_a_symbolic_batch() -> None:
     assert "jax_bnar_backward_v1" in text
 
 
+def loss_of_both(*arrays: Any, **options: Any) -> jax.Array:
+    result = jax_bnar.dual_bn_add_relu(*arrays, implementation="ffi", **options)
+    return sum(part.astype(jnp.float32).sum() for part in result)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "canonical"), [(NHWC, -1, "196x64"), (NCHW, 1, "4x64x49")]
+)
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_two_inputs_are_composed_of_calls_with_one(save: Save) -> None:
-    """There are no CUDA kernels with two inputs: forward and backward are two calls each."""
+def test_two_inputs_are_one_call_each_way(
+    shape: tuple[int, ...], axis: int, canonical: str, save: Save
+) -> None:
+    x, _, *vectors = operands(shape, jnp.bfloat16)
+    function = functools.partial(loss_of_both, axis=axis, save=save)
+    gradient = jax.grad(function, argnums=tuple(range(6)))
+    found = calls(gradient, x, x, *vectors, *vectors)
+    assert set(found) == {"jax_bnar_dual_forward_v1", "jax_bnar_dual_backward_v1"}
+    array, flat, vector = f"{canonical}xbf16", f"{196 * 64}xbf16", "1x64xf32"
+    mask = f"1x{196 * 64 // 8}xui8"
+    rows_channels_inner = (4, 64, 49) if axis == 1 else (196, 64, 1)
+    # The sums of two inputs take as much workspace as those of two groups.
+    expected = targets.workspace_bytes("cuda", 2, *rows_channels_inner)
 
-    def loss_of_both(*arrays: Any) -> jax.Array:
-        result = jax_bnar.dual_bn_add_relu(*arrays, save=save, implementation="ffi")
-        return sum(part.astype(jnp.float32).sum() for part in result)  # type: ignore[return-value]
+    forward = found["jax_bnar_dual_forward_v1"]
+    assert operand_types(forward) == [array, array, *[vector] * 4]
+    *results, workspace = result_types(forward)
+    assert results == [flat, *[vector] * 4, *([mask] if save == "mask" else [])]
+    assert workspace == f"{expected}xui8"
+    assert attributes(forward) == {
+        "epsilon": "1.000000e-05 : f64",
+        **{f"has_{name}{i}": "true" for name in ("scale", "bias") for i in (1, 2)},
+        "has_groups": "false",
+        "has_inner": "true" if axis == 1 else "false",
+        "save_mask": "true" if save == "mask" else "false",
+    }
 
-    x, _, *vectors = operands(NHWC, jnp.bfloat16)
-    gradient = jax.jit(jax.grad(loss_of_both, argnums=tuple(range(6))))
-    lowered = gradient.trace(x, x, *vectors, *vectors).lower(lowering_platforms=("cuda",))
-    found = Counter(re.findall(r"custom_call @(jax_bnar_\w+)", lowered.as_text()))
-    # To find the sign of the ReLU in x1 and x2, y is computed again.
-    again = {"jax_bnar_normalise_v1": 2} if save == "y" else {}
-    assert found == {"jax_bnar_forward_v1": 2, "jax_bnar_backward_v1": 2} | again
+    backward = found["jax_bnar_dual_backward_v1"]
+    # Without the mask, the sign of the ReLU is found in x1 and x2, which are read anyway.
+    saved = [mask] if save == "mask" else []
+    assert operand_types(backward) == [array, array, array, *saved, *[vector] * 12]
+    *results, workspace = result_types(backward)
+    assert results == [flat, flat, vector, vector, vector]
+    assert workspace == f"{expected}xui8"
+    assert attributes(backward)["gate"] == ('"mask"' if save == "mask" else '"x"')
+
+
+def test_inference_of_two_inputs_is_one_call_without_workspace() -> None:
+    def infer(x1: Any, x2: Any, scale: Any, bias: Any) -> jax.Array:
+        affine, mean, var = (scale, bias), jnp.zeros(C), jnp.ones(C)
+        return jax_bnar.dual_bn_add_relu_inference(x1, x2, *affine, *affine, mean, var, mean, var)
+
+    found = calls(infer, *operands(NHWC, jnp.float16))
+    assert set(found) == {"jax_bnar_dual_normalise_v1"}
+    assert result_types(found["jax_bnar_dual_normalise_v1"]) == [f"{196 * 64}xf16"]
+
+
+def test_vmap_of_two_inputs_is_one_call_with_groups() -> None:
+    x, _, *vectors = operands((3, *NHWC), jnp.float32)
+    batched = jax.vmap(loss_of_both, in_axes=(0, 0, None, None, None, None))
+    (call,) = calls(batched, x, x, *vectors, *vectors).values()
+    assert attributes(call)["has_groups"] == "true"
+    assert operand_types(call)[:2] == ["3x196x64xf32"] * 2

@@ -20,20 +20,23 @@ FLAGS = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-w")
 INCLUDE = ("-I", str(ROOT), "-I", str(ROOT / "tests/cuda_emulation/include"))
 KERNELS = tuple(
     f"cuda/launch/{direction}_{element}.cu"
-    for direction in ("forward", "backward")
+    for direction in ("forward", "backward", "dual")
     for element in ("f16", "bf16", "f32", "f64")
 )
 OTHERS = (
     "cuda/launch/backward.cu",
+    "cuda/launch/dual.cu",
     "cuda/launch/forward.cu",
     "cuda/launch/launch.cu",
     "cuda/launch/launch_counts.cc",
     "cuda/host/cost.cc",
+    "cuda/host/dual_plan.cc",
     "cuda/host/plan.cc",
     "cuda/host/settings.cc",
     "cuda/host/tiling.cc",
     "cuda/host/workspace.cc",
     "tests/native/cuda_kernels_test.cc",
+    "tests/native/dual_checks.cc",
     "tests/native/expectations.cc",
     "tests/native/operation_checks.cc",
 )
@@ -133,6 +136,34 @@ MUTATIONS = {
     "half of a warp's sums left out": Mutation(
         "team_sums.cuh", "      Add(&halves[j], ExchangeLanes(sent, distance));\n", "",
         "forward", "cluster",
+    ),
+    "statistics of the first input for both": Mutation(
+        "dual_forward.cuh", "index % 2 == 0 ? first : second;", "first;", "dual", "two_kernels"
+    ),
+    "one of two biases left out": Mutation(
+        "dual_shared_memory.cuh",
+        "    Constant<A>(which)[column] += second.Constant<A>(which)[column];\n", "",
+        "dual", "two_kernels",
+    ),
+    "the bias of two inputs used before it is there": Mutation(
+        "dual_backward.cuh",
+        "shared.AddConstants<A>(kGateBias, column);\n  __syncthreads();\n",
+        "shared.AddConstants<A>(kGateBias, column);\n",
+        "dual", "two_kernels",
+    ),
+    "a gate that does not see the second input": Mutation(
+        "dual_backward.cuh", "normaliser_.Rounded(item->x, item->x2)",
+        "normaliser_.Rounded(item->x, item->x)", "dual", "two_kernels",
+    ),
+    "partial sums of two inputs in one place": Mutation(
+        "dual_backward.cuh",
+        "p.workspace.partials + 2 * index * tiling.team * columns;",
+        "p.workspace.partials + (2 * index + 1) * tiling.team * columns;",
+        "dual", "two_kernels",
+    ),
+    "the gradient of the second input with constants of the first": Mutation(
+        "dual_backward.cuh", "applier2.Of(item.e, item.x2)", "applier1.Of(item.e, item.x2)",
+        "dual", "two_kernels",
     ),
     "one element too many of a plane": Mutation(
         "normalise_flat.cuh",

@@ -14,6 +14,7 @@
 #include "cuda/launch/launch_counts.h"
 #include "tests/native/calls.h"
 #include "tests/native/cuda_platform.h"
+#include "tests/native/dual_checks.h"
 #include "tests/native/expectations.h"
 #include "tests/native/operation_checks.h"
 
@@ -50,6 +51,8 @@ void TestCase(const Case& c, const cuda::Settings& settings, Calls calls) {
   CheckForwardCalls(platform, in, c.Name(), calls);
   CheckBackwardCalls(platform, in, c.Name(), calls);
   CheckInputsAreUntouched(in, Inputs(c), c.Name());
+  // Those with two inputs do not depend on the strategy either.
+  if (calls == Calls::kAll) CheckDualCalls(platform, c, c.Name());
 }
 
 void TestShapes(const std::vector<Shape>& shapes,

@@ -67,10 +67,66 @@ class CudaPlatform : public Platform {
     });
   }
 
+  void DualForward(const Problem& problem, const DualNormaliseBuffers& buffers,
+                   const Both<AffineOperands>& affine, const Both<void*>& mean,
+                   const Both<void*>& var) override {
+    CheckBoth(problem, [&](cuda::Launch& launch) {
+      return cuda::DualForward(launch, problem, buffers, affine, mean, var);
+    });
+  }
+  void DualNormalise(const Problem& problem,
+                     const DualNormaliseBuffers& buffers,
+                     const Both<AffineOperands>& affine,
+                     const Both<VectorOperand>& mean,
+                     const Both<VectorOperand>& var) override {
+    CheckBoth(problem, [&](cuda::Launch& launch) {
+      return cuda::DualNormalise(launch, problem, buffers, affine, mean, var);
+    });
+  }
+  void DualBackward(const Problem& problem, const DualGradientBuffers& buffers,
+                    const Both<BackwardOperands>& operands,
+                    const Both<void*>& dx, const Both<void*>& dscale,
+                    void* dbias) override {
+    CheckBoth(problem, [&](cuda::Launch& launch) {
+      return cuda::DualBackward(launch, problem, buffers, operands, dx, dscale,
+                                dbias);
+    });
+  }
+  void DualBackwardReduce(const Problem& problem,
+                          const DualGradientBuffers& buffers,
+                          const Both<ReduceOperands>& operands, void* sum_e,
+                          const Both<void*>& sum_e_centred) override {
+    CheckBoth(problem, [&](cuda::Launch& launch) {
+      return cuda::DualBackwardReduce(launch, problem, buffers, operands, sum_e,
+                                      sum_e_centred);
+    });
+  }
+  void DualBackwardApply(const Problem& problem,
+                         const DualGradientBuffers& buffers,
+                         const Both<ApplyOperands>& operands,
+                         const Both<void*>& dx) override {
+    CheckBoth(problem, [&](cuda::Launch& launch) {
+      return cuda::DualBackwardApply(launch, problem, buffers, operands, dx);
+    });
+  }
+
  private:
   template <typename F>
   void Check(const Problem& problem, F f) {
-    const int64_t bytes = cuda::WorkspaceBytes(problem.shape);
+    CheckWith(problem.shape, f);
+  }
+
+  // Operations with two inputs have the workspace of twice as many groups.
+  template <typename F>
+  void CheckBoth(const Problem& problem, F f) {
+    Shape shape = problem.shape;
+    shape.groups *= 2;
+    CheckWith(shape, f);
+  }
+
+  template <typename F>
+  void CheckWith(const Shape& shape, F f) {
+    const int64_t bytes = cuda::WorkspaceBytes(shape);
     ExactMemory workspace(bytes, 0);
     cuda::Launch launch{nullptr, workspace.data(), settings_, {}};
     const cudaError_t error = f(launch);

@@ -32,6 +32,30 @@ class Platform {
   virtual void Backward(const Problem& problem, const GradientBuffers& buffers,
                         const BackwardOperands& operands, void* dx,
                         void* dscale, void* dbias, void* dz) = 0;
+
+  virtual void DualForward(const Problem& problem,
+                           const DualNormaliseBuffers& buffers,
+                           const Both<AffineOperands>& affine,
+                           const Both<void*>& mean, const Both<void*>& var) = 0;
+  virtual void DualNormalise(const Problem& problem,
+                             const DualNormaliseBuffers& buffers,
+                             const Both<AffineOperands>& affine,
+                             const Both<VectorOperand>& mean,
+                             const Both<VectorOperand>& var) = 0;
+  virtual void DualBackward(const Problem& problem,
+                            const DualGradientBuffers& buffers,
+                            const Both<BackwardOperands>& operands,
+                            const Both<void*>& dx, const Both<void*>& dscale,
+                            void* dbias) = 0;
+  virtual void DualBackwardReduce(const Problem& problem,
+                                  const DualGradientBuffers& buffers,
+                                  const Both<ReduceOperands>& operands,
+                                  void* sum_e,
+                                  const Both<void*>& sum_e_centred) = 0;
+  virtual void DualBackwardApply(const Problem& problem,
+                                 const DualGradientBuffers& buffers,
+                                 const Both<ApplyOperands>& operands,
+                                 const Both<void*>& dx) = 0;
 };
 
 class CpuPlatform : public Platform {
@@ -65,6 +89,38 @@ class CpuPlatform : public Platform {
                 const BackwardOperands& operands, void* dx, void* dscale,
                 void* dbias, void* dz) override {
     cpu::Backward(pool_, problem, buffers, operands, dx, dscale, dbias, dz);
+  }
+
+  void DualForward(const Problem& problem, const DualNormaliseBuffers& buffers,
+                   const Both<AffineOperands>& affine, const Both<void*>& mean,
+                   const Both<void*>& var) override {
+    cpu::DualForward(pool_, problem, buffers, affine, mean, var);
+  }
+  void DualNormalise(const Problem& problem,
+                     const DualNormaliseBuffers& buffers,
+                     const Both<AffineOperands>& affine,
+                     const Both<VectorOperand>& mean,
+                     const Both<VectorOperand>& var) override {
+    cpu::DualNormalise(pool_, problem, buffers, affine, mean, var);
+  }
+  void DualBackward(const Problem& problem, const DualGradientBuffers& buffers,
+                    const Both<BackwardOperands>& operands,
+                    const Both<void*>& dx, const Both<void*>& dscale,
+                    void* dbias) override {
+    cpu::DualBackward(pool_, problem, buffers, operands, dx, dscale, dbias);
+  }
+  void DualBackwardReduce(const Problem& problem,
+                          const DualGradientBuffers& buffers,
+                          const Both<ReduceOperands>& operands, void* sum_e,
+                          const Both<void*>& sum_e_centred) override {
+    cpu::DualBackwardReduce(pool_, problem, buffers, operands, sum_e,
+                            sum_e_centred);
+  }
+  void DualBackwardApply(const Problem& problem,
+                         const DualGradientBuffers& buffers,
+                         const Both<ApplyOperands>& operands,
+                         const Both<void*>& dx) override {
+    cpu::DualBackwardApply(pool_, problem, buffers, operands, dx);
   }
 
  private:

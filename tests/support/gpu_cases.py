@@ -8,6 +8,7 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import oracle
@@ -70,6 +71,18 @@ def shape_cases() -> Iterator[tuple[str, Case]]:
         if dtype != "float64" or size(shape) <= _MOST_ELEMENTS_OF_FLOAT64:
             save = ("y", "mask")[(index + len(name)) % 2]
             yield f"{name}-{dtype}-{save}", Case(shape, axis, dtype, save=save)
+
+
+def dual_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Calls with two inputs, small because these take the oracle twice as long."""
+    shapes = {"nhwc-200": ((5, 9, 9, 200), -1), "nchw-24": ((4, 24, 16, 16), 1)}
+    shapes |= {name: at for name, at in SHAPES.items() if size(at[0]) <= 200_000}
+    dtypes = ("bfloat16", "float32", "float16", "float64")
+    for dtype, save, (name, (shape, axis)) in itertools.product(
+        dtypes, ("y", "mask"), (_TINY_SHAPES if DRY_RUN else shapes).items()
+    ):
+        case = {"shape": shape, "dtype": dtype, "axis": axis, "save": save}
+        yield f"{name}-{dtype}-{save}", case
 
 
 def flag_cases() -> Iterator[tuple[str, Case]]:
@@ -168,6 +181,14 @@ def check_strategy(kernels: set[str], case: Case, name: str) -> None:
         assert {kernel.split()[0] for kernel in kernels} >= {"Forward", "Backward"}
     elif name != "cluster" or has_clusters():
         assert kernels == {f"Forward {name}", f"Backward {name}"}
+
+
+def check_dual_strategy(kernels: set[str], dtype: str, name: str) -> None:
+    """The same for two inputs, which have two kernels each way whatever the strategy."""
+    del dtype, name
+    halves = ("Statistics", "Normalise", "BackwardReduce", "BackwardApply")
+    kernels = kernels - {"PackMask two_kernels"}
+    assert kernels == {f"Dual{kernel} two_kernels" for kernel in halves}
 
 
 def has_clusters() -> bool:

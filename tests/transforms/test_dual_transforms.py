@@ -13,7 +13,6 @@ from programs import hlo_calls, opcodes_of_size, ours
 from sharding_tools import make_mesh, relative_difference
 
 import jax_bnar
-from jax_bnar._kernels import dual as dual_calls
 
 pytestmark = pytest.mark.quick
 
@@ -268,62 +267,3 @@ def test_export_with_a_symbolic_batch() -> None:
     again = export.deserialize(exported.serialize())
     x1, x2, *_ = made("float32")
     close(again.call(x1, x2), function(x1, x2), 1e-6)
-
-
-@saves
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_composition_where_a_platform_has_no_kernel_for_two(dtype: str, save: str) -> None:
-    """Whole passes and halves, made of the calls with one input, have the operator's results."""
-    arrays = made(dtype, (4, 6, 5))
-    canonical = [a.reshape(1, *a.shape[:2], -1) if a.ndim == 3 else a[None, :] for a in arrays]
-    x1, x2, *_ = canonical
-    affine = [jnp.ones((1, 6), "float64" if dtype == "float64" else "float32") * (i + 1) / 3
-              for i in range(4)]  # fmt: skip
-    options: dict[str, Any] = {"implementation": None}
-    gate = "x" if save == "y" else "mask"
-    tolerance = 1e-9 if dtype == "float64" else 3e-2
-
-    def wide(tree: Any) -> Any:
-        return jax.tree.map(lambda a: np.asarray(a).astype(np.float64), tree)
-
-    def compared(operation: Any, *given: Any, **statics: Any) -> Any:
-        composed = operation.composed(*given, **statics, **options)
-        close(wide(composed), wide(operation(*given, **statics, **options)), tolerance)
-        return composed
-
-    forward = {"epsilon": 1e-5, "save_mask": save == "mask"}
-    y, mean1, var1, mean2, var2, *mask = compared(dual_calls.forward, x1, x2, *affine, **forward)
-    statistics = (mean1, var1, mean2, var2)
-    again = dual_calls.normalise.composed(x1, x2, *affine, *statistics, **forward, **options)  # type: ignore[misc]
-    np.testing.assert_array_equal(again[0], y)
-    saved = mask[0] if mask else None
-    dy = jnp.cos(x1)
-    dots = [jnp.full((1, 6), 0.25 * i, mean1.dtype) for i in range(4)]
-    backward = dual_calls.backward.composed
-    assert backward is not None
-    dx1, dx2, dscale1, dscale2, dbias = backward(
-        dy, x1, x2, saved, *statistics, *affine, *dots, gate=gate, epsilon=1e-5, **options
-    )
-    # The gate agrees with the y of the composition to the last element.
-    e = wide(jnp.where(y > 0, dy, jnp.zeros_like(dy)))
-    np.testing.assert_allclose(wide(dbias)[0], e.sum((0, 1, 3)), rtol=1e-5, atol=1e-4)
-    rstd = [1 / np.sqrt(wide(var) + 1e-5) for var in (var1, var2)]
-    a = [r * wide(s) for r, s in zip(rstd, (affine[0], affine[2]), strict=True)]
-    bias = affine[1] + affine[3]
-    vectors = [jnp.asarray(v, mean1.dtype) for v in a]
-    sums = compared(
-        dual_calls.backward_reduce,
-        *(dy, x1, x2, saved, mean1, vectors[0] if gate == "x" else None),
-        *(mean2, vectors[1] if gate == "x" else None, bias if gate == "x" else None),
-        gate=gate,
-    )
-    for dscale, r, sum_centred in zip((dscale1, dscale2), rstd, sums[1:], strict=True):
-        np.testing.assert_allclose(wide(dscale), r * wide(sum_centred), rtol=1e-4, atol=1e-4)
-    zero = jnp.zeros_like(mean1)
-    compared(
-        dual_calls.backward_apply,
-        *(dy, x1, x2, saved, mean1, vectors[0], zero, dots[1], mean2, vectors[1], zero, dots[2]),
-        bias if gate == "x" else None,
-        gate=gate,
-    )
-    assert dx1.shape == dx2.shape == x1.shape

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import tyro
 from rich.console import Console
 
+from benchmarks.common.sites import RESNET50_SITES, RESNET50_SITES_WITH_DUAL_JOINS
 from benchmarks.gpu.model import report
 from benchmarks.gpu.model.devices import DEVICES, DeviceName
 from benchmarks.gpu.model.kinds import Save
@@ -37,6 +38,8 @@ class Options:
     """A summary.json of `make gpu`: adds the measured times."""
     strategy: Literal["auto", "on_chip", "cluster", "two_kernels"] = "auto"
     slab_channels: Literal[0, 8, 16, 32, 64] = 0
+    dual: bool = False
+    """The four joins after a shortcut's BatchNorm as one operation with two inputs."""
     register_tiles: int = 0
     """Assume that a block keeps so many tiles of x in registers (the kernels keep none)."""
     constants: tuple[str, ...] = ()
@@ -61,7 +64,12 @@ def run(options: Options) -> dict[str, Any]:
         options.slab_channels,
     )
     document = predict(
-        DEVICES[options.device], options.batch, _DTYPES[options.dtype], options.save, assumptions
+        DEVICES[options.device],
+        options.batch,
+        _DTYPES[options.dtype],
+        options.save,
+        assumptions,
+        RESNET50_SITES_WITH_DUAL_JOINS if options.dual else RESNET50_SITES,
     )
     if options.measured is not None:
         add_measured(document, options.measured)

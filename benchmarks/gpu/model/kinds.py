@@ -23,6 +23,7 @@ class Direction:
             these are as few as there can be.
         kernel: "Forward" or "Backward", as .ci/cuda_instructions.py spells it.
         form: which of its forms.
+        sums: the form that the loop of its sums has, if that is another one.
         strategy: the one that these kernels have, or "auto" where the planner chooses.
     """
 
@@ -30,12 +31,18 @@ class Direction:
     floor: float
     kernel: str
     form: str
+    sums: str = ""
     strategy: str = "auto"
 
     def loops(self) -> tuple[str, str, str]:
         """The names of three loops: the sums, and the elementwise pass on kept and other tiles."""
         sums, kept, streamed = (
-            f"{self.kernel} {self.form} {source}" for source in ("sums", "shared", "memory")
+            f"{self.kernel} {form} {source}"
+            for form, source in (
+                (self.sums or self.form, "sums"),
+                (self.form, "shared"),
+                (self.form, "memory"),
+            )
         )
         return sums, kept, streamed
 
@@ -88,4 +95,32 @@ def _add_relu(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Dir
     }
 
 
-_KINDS: Final = {"batch_norm": _batch_norm, "bn_relu": _relu, "bn_add_relu": _add_relu}
+def _dual(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Direction]:
+    del mask  # As for _relu.
+    has_mask = save == "mask"
+    gate = "mask" if has_mask else "x"
+    return {
+        "forward": Direction(
+            plan.cuda_dual_forward_traffic(dtype, has_mask),
+            3,
+            "DualForward",
+            "z relu mask" if has_mask else "z relu",
+            "statistics",
+            strategy="two_kernels",
+        ),
+        "backward": Direction(
+            plan.cuda_dual_backward_traffic(dtype, gate),
+            5,
+            "DualBackward",
+            gate,
+            strategy="two_kernels",
+        ),
+    }
+
+
+_KINDS: Final = {
+    "batch_norm": _batch_norm,
+    "bn_relu": _relu,
+    "bn_add_relu": _add_relu,
+    "dual_bn_add_relu": _dual,
+}

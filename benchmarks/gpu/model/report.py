@@ -6,7 +6,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-_FORMS: Final = {"bn_relu": "relu", "bn_add_relu": "add relu", "batch_norm": ""}
+_FORMS: Final = {
+    "bn_relu": "relu",
+    "bn_add_relu": "add relu",
+    "batch_norm": "",
+    "dual_bn_add_relu": "dual",
+}
 
 
 def print_prediction(document: dict[str, Any], console: Console) -> None:

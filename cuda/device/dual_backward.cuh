@@ -1,0 +1,324 @@
+// dx1 = a1 * e + b1 * (x1 - mean1) + k1, and dx2 likewise, with e = dy where
+// the ReLU was open: the sums of both (DualReduceKernel) and both gradients
+// (DualApplyKernel). Parameters of x1 come first; its buffers are those of the
+// call.
+
+#ifndef JAX_BNAR_CUDA_DEVICE_DUAL_BACKWARD_CUH_
+#define JAX_BNAR_CUDA_DEVICE_DUAL_BACKWARD_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/backward.cuh"
+#include "cuda/device/dual_forward.cuh"
+#include "cuda/device/dual_shared_memory.cuh"
+#include "cuda/device/forms.cuh"
+#include "cuda/device/gate.cuh"
+#include "cuda/device/gradient_apply.cuh"
+#include "cuda/device/gradient_sums.cuh"
+#include "cuda/device/intrinsics.cuh"
+#include "cuda/device/shared_memory.cuh"
+#include "cuda/device/slab.cuh"
+#include "cuda/device/team_sums.cuh"
+#include "cuda/device/tiles.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/host/parameters.h"
+
+namespace jax_bnar {
+namespace cuda {
+
+// The constants of both passes are those of DualNormaliser too.
+static_assert(int{kGateMean} == int{kMean} &&
+              int{kGateMultiplier} == int{kMultiplier} &&
+              int{kGateBias} == int{kBias});
+
+// What backward reads of a vector: dy, x1 and what was saved, and x2.
+template <typename T, int kElements, Gate kGate>
+struct DualGradientItem : GradientItem<T, kElements, kGate> {
+  Vector<T, kElements> x2;
+};
+
+// How many tiles a thread has in flight. Where each element has constants of
+// its own, those that compute y again leave registers for one.
+template <typename T, int kElements, Gate kGate, typename SlabOf>
+constexpr int kDualDepth =
+    kGate == Gate::kX && kElements > 1 && !SlabOf::kPlanes
+        ? 1
+        : kInFlight<T, kElements, kGradientArrays<kGate> + 1>;
+
+// Loads a vector of each array.
+template <typename T, int kElements, Gate kGate>
+class DualGradientLoader {
+ public:
+  __device__ __forceinline__ DualGradientLoader(
+      const BackwardParameters& first, const BackwardParameters& second)
+      : loader_(first.buffers.dy, first.buffers),
+        x2_(static_cast<const T*>(second.buffers.x)) {}
+
+  template <Reuse kReuse, typename SlabOf>
+  __device__ __forceinline__ void Load(
+      const SlabOf& slab, int64_t offset,
+      DualGradientItem<T, kElements, kGate>* item) const {
+    loader_.template Load<kReuse, kReuse>(slab, offset, item);
+    item->x2 = LoadVector<kReuse, kElements>(x2_ + offset);
+  }
+
+ private:
+  GradientLoader<T, kElements, kGate> loader_;
+  const T* x2_;
+};
+
+// The gate that computes y again.
+template <typename T, int kElements>
+class DualGatingFromX {
+ public:
+  template <typename SlabOf>
+  __device__ __forceinline__ DualGatingFromX(const DualSharedMemory& shared,
+                                             const SlabOf& slab)
+      : normaliser_(shared, slab) {}
+
+  __device__ __forceinline__ void Apply(
+      DualGradientItem<T, kElements, Gate::kX>* item) const {
+    item->e.KeepPositive(normaliser_.Rounded(item->x, item->x2));
+  }
+
+ private:
+  DualNormaliser<T, kElements> normaliser_;
+};
+
+// Turns dy into e.
+template <typename T, int kElements, Gate kGate>
+using DualGating =
+    std::conditional_t<kGate == Gate::kX, DualGatingFromX<T, kElements>,
+                       Gating<T, kElements, kGate>>;
+
+// One thread's sums.
+template <typename T, int kElements>
+class DualGradientSums {
+ public:
+  using A = Accumulator<T>;
+  using V = Vector<T, kElements>;
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) e_[i] = centred1_[i] = centred2_[i] = 0;
+  }
+
+  template <typename SlabOf>
+  __device__ __forceinline__ void LoadMeans(const DualSharedMemory& shared,
+                                            const SlabOf& slab) {
+    mean1_ = LoadConstants<A, kElements>(shared, kGateMean, slab);
+    mean2_ = LoadConstants<A, kElements>(shared.second, kGateMean, slab);
+  }
+
+  __device__ __forceinline__ void Accumulate(const V& e, const V& x1,
+                                             const V& x2) {
+    const Values<A, kElements> es = e.Get(), x1s = x1.Get(), x2s = x2.Get();
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      e_[i] += es[i];
+      centred1_[i] =
+          MultiplyAdd(es[i], Subtract(x1s[i], mean1_[i]), centred1_[i]);
+      centred2_[i] =
+          MultiplyAdd(es[i], Subtract(x2s[i], mean2_[i]), centred2_[i]);
+    }
+  }
+
+  // Those of x1 and those of x2. Both have the sum of e.
+  __device__ __forceinline__ Sums First(int i) const {
+    return {e_[i], centred1_[i]};
+  }
+  __device__ __forceinline__ Sums Second(int i) const {
+    return {e_[i], centred2_[i]};
+  }
+
+ private:
+  Values<A, kElements> mean1_;
+  Values<A, kElements> mean2_;
+  Values<A, kElements> e_;
+  Values<A, kElements> centred1_;
+  Values<A, kElements> centred2_;
+};
+
+// Calls f(form) with what is fixed in the kernel, or with the form of the call.
+template <typename Form, typename F>
+__device__ __forceinline__ void WithFormOf(const BackwardParameters& p, F f) {
+  if constexpr (std::is_same_v<Form, AnyForm>) {
+    WithDualBackwardForm(p.buffers.gate, f);
+  } else {
+    f(Form{});
+  }
+}
+
+// The constants of the sums, of both inputs. All threads of the block call it,
+// and may use the constants afterwards.
+template <typename A, typename SlabOf>
+__device__ __forceinline__ void SetDualReduceConstants(
+    const BackwardParameters& first, const BackwardParameters& second,
+    const DualSharedMemory& shared, const SlabOf& slab, bool whole) {
+  SetReduceConstants<A>(first, shared, slab, whole);
+  SetReduceConstants<A>(second, shared.second, slab, whole);
+  const int column = static_cast<int>(threadIdx.x);
+  if (slab.HasColumn(column)) shared.AddConstants<A>(kGateBias, column);
+  __syncthreads();
+}
+
+// The sums of the block's share, of both inputs, in shared.block and in
+// shared.second.block. All threads of the block call it.
+template <typename T, int kElements, typename Form, typename SlabOf>
+__device__ __forceinline__ void SumDualGradients(
+    const BackwardParameters& first, const BackwardParameters& second,
+    const DualSharedMemory& shared, const SlabOf& slab) {
+  const Tiling& tiling = first.tiling;
+  if (static_cast<int>(threadIdx.x) < tiling.columns) {
+    shared.block[threadIdx.x] = shared.second.block[threadIdx.x] = {0, 0};
+  }
+  WithFormOf<Form>(first, [&](auto form) {
+    constexpr Gate kGate = decltype(form)::kGate;
+    using Item = DualGradientItem<T, kElements, kGate>;
+    const DualGradientLoader<T, kElements, kGate> loader(first, second);
+    DualGradientSums<T, kElements> sums;
+    sums.Clear();
+    auto in = slab.At(0);
+    ForEachSegment(
+        /*shared_tiles=*/0, slab.tiles(), [](int, int) {},
+        [&](int begin, int end) {
+          // Constants that stayed in registers while the sums are added would
+          // be too many.
+          const DualGating<T, kElements, kGate> gating(shared, slab);
+          sums.LoadMeans(shared, slab);
+          ForEachTile<kDualDepth<T, kElements, kGate, SlabOf>, Item>(
+              slab.Count(begin, end),
+              [&](Item* item) {
+                loader.template Load<Reuse::kSoon>(slab, in.offset(), item);
+                in.Advance();
+              },
+              [&](Item& item) {
+                gating.Apply(&item);
+                sums.Accumulate(item.e, item.x, item.x2);
+              });
+        },
+        [&] {
+          AddToBlock<kElements>(tiling, shared, slab,
+                                [&](int i) { return sums.First(i); });
+          AddToBlock<kElements>(tiling, shared.second, slab,
+                                [&](int i) { return sums.Second(i); });
+          sums.Clear();
+        });
+  });
+}
+
+// Does what AddTeamInLast does, for the slabs of both inputs. The flag that
+// says that the sums of x2 are there says so of those of x1, which come first.
+__device__ __forceinline__ bool AddBothTeamsInLast(
+    const BackwardParameters& p, const DualSharedMemory& shared, int64_t index,
+    int rank) {
+  const Tiling& tiling = p.tiling;
+  const int columns = tiling.columns;
+  const int column = static_cast<int>(threadIdx.x);
+  const bool alone = p.block_reduction == BlockReduction::kSingleBlock;
+  Sums* partials = p.workspace.partials + 2 * index * tiling.team * columns;
+  if (!alone && column < columns) {
+    partials[rank * columns + column] = shared.block[column];
+  }
+  if (!AddTeamInLast(tiling, shared.second, p.workspace, p.block_reduction,
+                     2 * index + 1, rank)) {
+    return false;
+  }
+  if (alone) {
+    KeepBlockSums(tiling, shared);
+  } else {
+    AddRows<8>(tiling, shared, tiling.team, [&](int row, int of_column) {
+      return LoadSums(partials + row * columns + of_column);
+    });
+  }
+  return true;
+}
+
+// Writes dx1 and dx2, the last tile first, because L2 may still hold it.
+template <typename T, int kElements, typename Form, typename SlabOf>
+__device__ __forceinline__ void ApplyDualTiles(const BackwardParameters& first,
+                                               const BackwardParameters& second,
+                                               const DualSharedMemory& shared,
+                                               const SlabOf& slab) {
+  WithFormOf<Form>(first, [&](auto form) {
+    constexpr Gate kGate = decltype(form)::kGate;
+    using Item = DualGradientItem<T, kElements, kGate>;
+    const DualGradientLoader<T, kElements, kGate> loader(first, second);
+    const DualGating<T, kElements, kGate> gating(shared, slab);
+    const Applier<T, kElements> applier1(shared, slab);
+    const Applier<T, kElements> applier2(shared.second, slab);
+    T* dx1 = static_cast<T*>(first.dx);
+    T* dx2 = static_cast<T*>(second.dx);
+    const int count = slab.Count(0, slab.tiles());
+    auto in = slab.template At<-1>(count - 1);
+    auto out = slab.template At<-1>(count - 1);
+    ForEachTile<kDualDepth<T, kElements, kGate, SlabOf>, Item>(
+        count,
+        [&](Item* item) {
+          loader.template Load<Reuse::kNever>(slab, in.offset(), item);
+          in.Advance();
+        },
+        [&](Item& item) {
+          gating.Apply(&item);
+          StoreVector<Reuse::kNever>(dx1 + out.offset(),
+                                     applier1.Of(item.e, item.x));
+          StoreVector<Reuse::kNever>(dx2 + out.offset(),
+                                     applier2.Of(item.e, item.x2));
+          out.Advance();
+        });
+  });
+}
+
+// If `whole`, the sums are for a DualApplyKernel that follows; otherwise they
+// are the caller's result.
+template <typename T, Layout kLayout, int kElements, typename Form>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    DualReduceKernel(const __grid_constant__ BackwardParameters first,
+                     const __grid_constant__ BackwardParameters second,
+                     bool whole) {
+  using A = Accumulator<T>;
+  const Tiling& tiling = first.tiling;
+  const DualSharedMemory shared;
+  const BlockPosition position(tiling, /*last_first=*/false);
+  for (int64_t index = position.team; index < tiling.num_slabs / 2;
+       index += tiling.num_teams) {
+    const Slab<kLayout, kElements> slab(tiling, index, position.rank);
+    SetDualReduceConstants<A>(first, second, shared, slab, whole);
+    SumDualGradients<T, kElements, Form>(first, second, shared, slab);
+    if (AddBothTeamsInLast(first, shared, index, position.rank)) {
+      StoreTotals<A>(first, shared, slab, 2 * index, whole);
+      StoreTotals<A>(second, shared.second, slab, 2 * index + 1, whole);
+    }
+  }
+}
+
+// If `whole`, the kernel takes the sums of a DualReduceKernel; otherwise it
+// takes the caller's a, b and k.
+template <typename T, Layout kLayout, int kElements, typename Form>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    DualApplyKernel(const __grid_constant__ BackwardParameters first,
+                    const __grid_constant__ BackwardParameters second,
+                    bool whole) {
+  using A = Accumulator<T>;
+  const Tiling& tiling = first.tiling;
+  const DualSharedMemory shared;
+  const BlockPosition position(tiling, /*last_first=*/true);
+  for (int64_t index = position.team; index < tiling.num_slabs / 2;
+       index += tiling.num_teams) {
+    const Slab<kLayout, kElements> slab(tiling, index, position.rank);
+    const bool store = position.rank == 0;
+    SetDualReduceConstants<A>(first, second, shared, slab, whole);
+    LoadApplyConstants<A>(first, shared, slab, 2 * index, whole, store);
+    LoadApplyConstants<A>(second, shared.second, slab, 2 * index + 1, whole,
+                          store);
+    ApplyDualTiles<T, kElements, Form>(first, second, shared, slab);
+  }
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_DEVICE_DUAL_BACKWARD_CUH_

@@ -1,0 +1,10 @@
+#include "cuda/launch/dual_kernels.cuh"
+
+namespace jax_bnar {
+namespace cuda {
+
+template DualForwardKernels DualForwardKernelsOf<__half>(Layout, int, bool);
+template DualBackwardKernels DualBackwardKernelsOf<__half>(Layout, int, Gate);
+
+}  // namespace cuda
+}  // namespace jax_bnar

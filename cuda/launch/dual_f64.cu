@@ -1,0 +1,10 @@
+#include "cuda/launch/dual_kernels.cuh"
+
+namespace jax_bnar {
+namespace cuda {
+
+template DualForwardKernels DualForwardKernelsOf<double>(Layout, int, bool);
+template DualBackwardKernels DualBackwardKernelsOf<double>(Layout, int, Gate);
+
+}  // namespace cuda
+}  // namespace jax_bnar

@@ -1,0 +1,64 @@
+// DualKernelsOf, to be compiled for each element type by itself.
+
+#ifndef JAX_BNAR_CUDA_LAUNCH_DUAL_KERNELS_CUH_
+#define JAX_BNAR_CUDA_LAUNCH_DUAL_KERNELS_CUH_
+
+#include <type_traits>
+
+#include "cuda/device/dual_backward.cuh"
+#include "cuda/device/dual_forward.cuh"
+#include "cuda/device/forms.cuh"
+#include "cuda/launch/kernels.cuh"
+
+namespace jax_bnar {
+namespace cuda {
+
+template <typename T, Layout kLayout, int kElements, typename Form>
+DualForwardKernels DualForwardKernelsAs() {
+  return {DualStatisticsKernel<T, kLayout, kElements>,
+          DualNormaliseKernel<T, kLayout, kElements, Form>};
+}
+
+template <typename T, Layout kLayout, int kElements, typename Form>
+DualBackwardKernels DualBackwardKernelsAs() {
+  return {DualReduceKernel<T, kLayout, kElements, Form>,
+          DualApplyKernel<T, kLayout, kElements, Form>};
+}
+
+template <typename T>
+DualForwardKernels DualForwardKernelsOf(Layout layout, int width, bool mask) {
+  return WithLayout(layout, [&](auto constant) {
+    constexpr Layout kLayout = decltype(constant)::value;
+    if constexpr (!std::is_same_v<T, double>) {
+      if (width == kWidth && mask) {
+        return DualForwardKernelsAs<T, kLayout, kWidth,
+                                    ForwardForm<true, true, true>>();
+      }
+      if (width == kWidth) {
+        return DualForwardKernelsAs<T, kLayout, kWidth,
+                                    ForwardForm<true, true, false>>();
+      }
+    }
+    return DualForwardKernelsAs<T, kLayout, 1, AnyForm>();
+  });
+}
+
+template <typename T>
+DualBackwardKernels DualBackwardKernelsOf(Layout layout, int width, Gate gate) {
+  return WithLayout(layout, [&](auto constant) {
+    constexpr Layout kLayout = decltype(constant)::value;
+    if constexpr (!std::is_same_v<T, double>) {
+      if (width == kWidth) {
+        return WithDualBackwardForm(gate, [](auto form) {
+          return DualBackwardKernelsAs<T, kLayout, kWidth, decltype(form)>();
+        });
+      }
+    }
+    return DualBackwardKernelsAs<T, kLayout, 1, AnyForm>();
+  });
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_LAUNCH_DUAL_KERNELS_CUH_
