@@ -78,9 +78,16 @@ int64_t LaunchesOf(const char* kernel) {
 }
 
 // Teams with fewer blocks than columns and with more, in which part of a warp,
-// a warp, several warps or a block adds a column. The largest ones take long.
+// a warp, several warps or a block adds a column. The largest ones take long,
+// and the stacks of their threads too much memory under AddressSanitizer.
 void TestTeams(cuda::Settings settings) {
+#ifdef BNAR_TEST_ADDRESS_SANITIZER
+  constexpr int kMostMultiprocessors = 20;
+#else
+  constexpr int kMostMultiprocessors = 132;
+#endif
   for (const int multiprocessors : {1, 3, 20, 70, 132}) {
+    if (multiprocessors > kMostMultiprocessors) break;
     cuda_emulation::SetDevice(DeviceOf(multiprocessors, 1, 64));
     const int64_t tiles = 2 * multiprocessors;
     const int64_t before = LaunchesOf("Forward on_chip");
