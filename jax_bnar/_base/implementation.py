@@ -6,18 +6,14 @@ import sys
 import warnings
 from typing import Literal, cast
 
-import jax
-
 from jax_bnar._base import installation, native_module
 
 Implementation = Literal["ffi", "xla"] | None
 
 ENVIRONMENT_VARIABLE = "JAX_BNAR_IMPLEMENTATION"
 _NAMES = ("ffi", "xla")
-_PACKAGES = tuple(
-    str(folder) + os.sep
-    for folder in (pathlib.Path(__file__).parents[1], pathlib.Path(jax.__file__).parent)
-)
+# Between the user's line and a warning there are frames of these packages.
+_PACKAGES = ("jax_bnar", "jax", "flax")
 
 _warned = False
 
@@ -75,11 +71,10 @@ def warn_once(missing: str, reason: str, way_out: str) -> None:
 
 
 def _callers_level() -> int:
-    """The stack level, counted from `warn_once`, of the first frame outside this package and JAX.
-
-    (A warning while a program is lowered has JAX's frames between this package and the user.)
-    """
+    """The stack level, counted from `warn_once`, of the first frame outside `_PACKAGES`."""
+    loaded = (getattr(sys.modules.get(name), "__file__", None) for name in _PACKAGES)
+    folders = tuple(str(pathlib.Path(file).parent) + os.sep for file in loaded if file)
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(folders):
         level, frame = level + 1, frame.f_back
     return level

@@ -75,6 +75,23 @@ def test_one_warning_where_the_native_module_did_not_load() -> None:
         assert part in message
 
 
+def test_the_warning_of_a_layer_points_to_the_line_of_the_user() -> None:
+    pytest.importorskip("flax")
+    output = run_python(
+        """
+        import jax
+        layer = jax_bnar.flax_layers.BatchNorm(use_running_average=False)
+        with caught as found:
+            warnings.simplefilter("always")
+            layer.init(jax.random.key(0), x)
+        print(*(warning.filename for warning in found))
+        """,
+        timeout=120,
+        prelude=WITHOUT_NATIVE_MODULE,
+    )
+    assert output == "<string>\n"
+
+
 @pytest.mark.parametrize(
     "choice",
     [
