@@ -1,5 +1,7 @@
 """Whether the kernels run at all: one shape, every strategy, both directions, and a CUDA graph.
 
+The join of two batch norms, whose kernels have one strategy, runs once.
+
 One process, about 20 seconds. Each strategy runs its kernels alone and then in a program of several
 steps, which XLA captures in a CUDA graph under the flags that `make gpu` sets (plan.SMOKE_FLAGS).
 Each part is named in the file before it begins, so that a kernel that hangs is known by name after
@@ -24,6 +26,8 @@ from benchmarks.gpu.launches import launched
 from benchmarks.gpu.program import make_document, make_parser
 
 STRATEGIES: Final = ("auto", "two_kernels", "on_chip", "cluster")
+_RESULTS: Final = "y, mean, var, dx, dz, dscale, dbias"
+_DUAL_RESULTS: Final = "y, mean1, var1, mean2, var2, dx1, dx2, dscale1, dbias1, dscale2, dbias2"
 _STEPS_OF_A_GRAPH: Final = 4
 # Several, because XLA captures again where its buffers lie elsewhere.
 _REPLAYS: Final = 8
@@ -45,6 +49,16 @@ def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any, implementation: Any = "
     return tuple(result), vjp(zeros._replace(y=dy))
 
 
+def dual_step(x1: Any, x2: Any, scale: Any, bias: Any, dy: Any, implementation: Any = "ffi") -> Any:
+    """y and the statistics of relu(bn(x1) + bn(x2)), and the gradients of all operands."""
+    function = functools.partial(
+        jax_bnar.dual_bn_add_relu, save="mask", implementation=implementation
+    )
+    result, vjp = jax.vjp(function, x1, x2, scale, bias, bias, scale)
+    zeros = jax.tree.map(jnp.zeros_like, result)
+    return tuple(result), vjp(zeros._replace(y=dy))
+
+
 def chain(x: Any, z: Any, scale: Any, bias: Any, dy: Any) -> Any:
     """Several steps, each on the gradient of the one before; the first one's results come too."""
     results = step(x, z, scale, bias, dy)
@@ -61,14 +75,13 @@ def make_operands(shape: tuple[int, ...]) -> Operands:
     return x, z, scale, bias, dy
 
 
-def errors_of(got: Any, expected: Any) -> list[float]:
+def errors_of(got: Any, expected: Any, names: str = _RESULTS) -> list[float]:
     """Errors in L2 norm; raises ValueError where one is too large."""
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
     errors = [float(relative_error(a, b)) for a, b in pairs]
     if not all(error <= _ERROR_ALLOWED for error in errors):
         raise ValueError(
-            f"y, mean, var, dx, dz, dscale, dbias differ from pure JAX by {errors} in norm,"
-            f" and {_ERROR_ALLOWED} is allowed"
+            f"{names} differ from pure JAX by {errors} in norm, and {_ERROR_ALLOWED} is allowed"
         )
     return errors
 
@@ -101,6 +114,15 @@ def run_graph(operands: Operands, expected: Any, entry: dict[str, Any]) -> None:
         pairs = zip(jax.tree.leaves(given), jax.tree.leaves(wanted), strict=True)
         if not all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs):
             raise ValueError(f"in a program of several steps the results are others than {name}")
+
+
+def run_dual(operands: Operands, expected: Any, entry: dict[str, Any]) -> None:
+    """The join of two batch norms, forward and backward."""
+    del expected
+    got = jax.block_until_ready(jax.jit(lambda *given: dual_step(*given))(*operands))
+    wide = [operand.astype(jnp.float32) for operand in operands]
+    compare = jax.jit(functools.partial(dual_step, implementation="xla"))
+    entry["dual_errors"] = errors_of(got, compare(*wide), _DUAL_RESULTS)
 
 
 def summarise(document: dict[str, Any]) -> list[str]:
@@ -140,7 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document["strategies"][name] = entry
         start = time.monotonic()
         result = expected
-        for part, run in parts:
+        of_dual = (("dual", run_dual),) if name == STRATEGIES[0] else ()
+        for part, run in (*parts, *of_dual):
             document["running"] = f"{name}, {part}"
             write_json(options.output, document)
             try:

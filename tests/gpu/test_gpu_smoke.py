@@ -30,6 +30,25 @@ def test_all_strategies_work_here(tmp_path: Path) -> None:
     assert status == 0
     assert document["complete"]
     assert [line.split()[0] for line in document["summary"][1:]] == list(smoke.STRATEGIES)
+    with_dual = [name for name, entry in document["strategies"].items() if "dual_errors" in entry]
+    assert with_dual == ["auto"]
+
+
+def test_a_wrong_gradient_of_the_dual_join_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dual_step = smoke.dual_step
+
+    def wrong(*operands: Any, **options: Any) -> Any:
+        result, (dx1, dx2, *others) = dual_step(*operands, **options)
+        return result, (dx1, dx2 * (1.1 if not options else 1), *others)
+
+    monkeypatch.setattr(smoke, "STRATEGIES", ("auto", "on_chip"))
+    monkeypatch.setattr(smoke, "dual_step", wrong)
+    status, document = run(tmp_path)
+    assert status == 1
+    assert "dual: ValueError: y, mean1" in document["strategies"]["auto"]["error"]
+    assert "error" not in document["strategies"]["on_chip"]
 
 
 def test_a_wrong_gradient_is_found_and_the_others_go_on(
