@@ -28,6 +28,10 @@ KERNELS: Final = {
     "Backward": ("BackwardKernel", "backward"),
     "BackwardReduce": ("ReduceKernel", "backward"),
     "BackwardApply": ("ApplyKernel", "backward"),
+    "DualStatistics": ("DualStatisticsKernel", "forward"),
+    "DualNormalise": ("DualNormaliseKernel", "forward"),
+    "DualBackwardReduce": ("DualReduceKernel", "backward"),
+    "DualBackwardApply": ("DualApplyKernel", "backward"),
 }
 
 

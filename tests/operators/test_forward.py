@@ -44,7 +44,9 @@ def check(case: Case, implementation: Implementation) -> None:
     assert y.dtype == given_operands.x.dtype
     assert mean.dtype == var.dtype == case.statistics_dtype
     oracle.assert_within("mean", mean, expected.mean, expected.mean_allowance)
-    oracle.assert_within("var", var, expected.var, expected.var_allowance)
+    # XLA may add the squares one after the other, and then rounds once for each of them.
+    chain = 2 if implementation == "xla" else 1
+    oracle.assert_within("var", var, expected.var, chain * expected.var_allowance)
     oracle.assert_within("y", y, expected.y, expected.y_allowance)
 
 
