@@ -65,6 +65,7 @@ def assert_only_sums_travel(options: config.Config, output: pathlib.Path) -> Non
     assert max(sizes) < 8 * 8 * 8 * 4
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(
     on_one_device: list[float], tmp_path: pathlib.Path, cache: pathlib.Path
 ) -> None:

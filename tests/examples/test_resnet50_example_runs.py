@@ -102,6 +102,7 @@ def is_alive(process: int) -> bool:
     return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_bit_identical(
     pictures: pathlib.Path, finished: pathlib.Path, cache: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -277,6 +278,7 @@ def test_first_variables_from_a_run(
         np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.slow
 def test_both_batch_norms_give_the_same_curve(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
     """A small version of examples/resnet50/results/digits.json."""
     small = example.tiny("digits", tmp_path, num_filters=8, batch_size=64, learning_rate=1.0)
@@ -425,6 +427,7 @@ def test_noise_is_not_evaluated(tmp_path: pathlib.Path) -> None:
     assert "eval.py" not in example.printed(console)
 
 
+@pytest.mark.slow
 def test_a_full_disk_does_not_end_the_training(
     undisturbed: list[float], tmp_path: pathlib.Path, monkeypatch: Any
 ) -> None:

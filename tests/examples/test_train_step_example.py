@@ -33,6 +33,7 @@ def example() -> ModuleType:
     return loaded
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     """Checks the held-out accuracy after two epochs; the default is ten."""
     environment = {k: v for k, v in os.environ.items() if k != "JAX_BNAR_IMPLEMENTATION"}

@@ -315,6 +315,7 @@ def test_calls_beside_a_command_buffer_are_found() -> None:
     assert calls_outside_graphs(beside) == [beside]
 
 
+@pytest.mark.slow
 def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Runs the steps on the CPU, with the package that is being tested."""
     code = command.main(

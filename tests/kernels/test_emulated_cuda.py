@@ -16,7 +16,7 @@ from native_build import ENVIRONMENT, run, tool
 
 from benchmarks.gpu.plan import ORACLE_TESTS
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,6 @@ def native_module() -> pathlib.Path:
     return module
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_oracle_tests_pass_on_emulated_kernels(native_module: pathlib.Path) -> None:
     finished = subprocess.run(
