@@ -16,7 +16,6 @@ from programs import hlo_calls, ours, stablehlo_calls
 from jax_bnar import ops
 from jax_bnar._base.implementation import Implementation
 
-
 MOMENTUM = 0.75
 
 
