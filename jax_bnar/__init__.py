@@ -53,6 +53,8 @@ _show_public_names(globals())
 
 # Imported when they are first asked for, because they need Flax.
 _LAZY_MODULES = ("flax_layers", "nnx_layers", "torch_weights")
+# Where a user may look for what these modules have.
+_LAYERS = ("BatchNorm", "FusedBottleneck", "ResNet", "ResNet50", "fold_batch_norms")
 
 if _typing.TYPE_CHECKING:
     from jax_bnar import flax_layers as flax_layers
@@ -65,7 +67,10 @@ else:  # A type checker would take this for a package in which every name exists
             import importlib
 
             return importlib.import_module(f"jax_bnar.{name}")
-        raise AttributeError(f"module 'jax_bnar' has no attribute {name!r}")
+        message = f"module 'jax_bnar' has no attribute {name!r}"
+        if name in _LAYERS:
+            message += f"; use jax_bnar.flax_layers.{name} (Linen) or jax_bnar.nnx_layers.{name}"
+        raise AttributeError(message)
 
 
 def __dir__() -> list[str]:

@@ -177,6 +177,14 @@ def test_layers_are_attributes_of_the_package() -> None:
             assert str(error) == "module 'jax_bnar' has no attribute 'layers'"
         else:
             raise AssertionError
+        for name in jax_bnar._LAYERS:
+            try:
+                getattr(jax_bnar, name)
+            except AttributeError as error:
+                way_out = f"jax_bnar.flax_layers.{name} (Linen) or jax_bnar.nnx_layers.{name}"
+                assert way_out in str(error)
+            getattr(jax_bnar.flax_layers, name)
+            getattr(jax_bnar.nnx_layers, name)
         """,
         timeout=120,
     )
