@@ -122,6 +122,17 @@ def batch_norm_forward_training(
     Raises:
         ValueError: a shape, or the value of an argument, does not fit.
         TypeError: a dtype, or the type of an argument, does not fit.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> src, zero, one = jnp.arange(6.0).reshape(3, 2), jnp.zeros(2), jnp.ones(2)
+        >>> result = jax_bnar.ops.batch_norm_forward_training(
+        ...     src, zero, one, epsilon=1e-5, fuse_norm_relu=True
+        ... )
+        >>> [round(float(value), 3) for value in result.dst[:, 0]]
+        [0.0, 0.0, 1.225]
+        >>> [round(float(value), 3) for value in result.running_mean]
+        [1.0, 1.5]
     """
     weight = check_momentum(_TRAINING, momentum)
     operands, config = _forward_operands(
@@ -185,6 +196,13 @@ def batch_norm_inference(
     Raises:
         ValueError: a shape, or the value of an argument, does not fit.
         TypeError: a dtype, or the type of an argument, does not fit.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> src, zero, one = jnp.arange(6.0).reshape(3, 2), jnp.zeros(2), jnp.ones(2)
+        >>> dst = jax_bnar.ops.batch_norm_inference(src, one, zero, 2 * one, 4 * one, epsilon=1e-5)
+        >>> [round(float(value), 3) for value in dst[:, 0]]
+        [-1.0, 0.0, 1.0]
     """
     operands, config = _forward_operands(
         *(_INFERENCE, src, mean, variance, gamma, beta, src_1),
@@ -247,6 +265,16 @@ def batch_norm_training_backward(
         ValueError: a shape, or the value of an argument, does not fit, or a gamma is given with
             diff_gamma_and_beta=False. oneDNN ignores such a gamma, which cannot be intended.
         TypeError: a dtype, or the type of an argument, does not fit.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> src = jnp.arange(6.0).reshape(3, 2)
+        >>> mean, variance = src.mean(0), src.var(0)
+        >>> gradients = jax_bnar.ops.batch_norm_training_backward(
+        ...     src, jnp.square(src), mean, variance, jnp.ones(2), epsilon=1e-5
+        ... )
+        >>> [round(float(value), 3) for value in gradients.diff_beta]
+        [20.0, 35.0]
     """
     src = check_x(_BACKWARD, src, "src")
     layout = check_data_format(_BACKWARD, data_format, _AXES, src.shape)

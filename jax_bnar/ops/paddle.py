@@ -128,6 +128,15 @@ def fused_bn_add_activation(
     Raises:
         ValueError: a shape, or the value of an argument, does not fit.
         TypeError: a dtype, or the type of an argument, does not fit.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> x, zero, one = jnp.arange(6.0).reshape(3, 1, 1, 2), jnp.zeros(2), jnp.ones(2)
+        >>> result = jax_bnar.ops.fused_bn_add_activation(x, x, one, zero, zero, one)
+        >>> [round(float(value), 3) for value in result.relu_out[..., 0].ravel()]
+        [0.0, 2.0, 5.225]
+        >>> [round(float(value), 3) for value in result.saved_mean]
+        [2.0, 3.0]
     """
     x = check_x(_FORWARD, x)
     layout = check_data_format(_FORWARD, data_format, _AXES, x.shape)
@@ -203,6 +212,17 @@ def fused_bn_add_activation_grad(
     Raises:
         ValueError: a shape, or the value of an argument, does not fit.
         TypeError: a dtype, or the type of an argument, does not fit.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> x, zero, one = jnp.arange(6.0).reshape(3, 1, 1, 2), jnp.zeros(2), jnp.ones(2)
+        >>> result = jax_bnar.ops.fused_bn_add_activation(x, x, one, zero, zero, one)
+        >>> saved = result.saved_mean, result.saved_variance, result.reserve_space
+        >>> gradients = jax_bnar.ops.fused_bn_add_activation_grad(
+        ...     x, one, zero, None, *saved, jnp.ones_like(x)
+        ... )
+        >>> [round(float(value), 3) for value in gradients.bias_grad]
+        [2.0, 2.0]
     """
     x = check_x(_GRAD, x)
     layout = check_data_format(_GRAD, data_format, _AXES, x.shape)

@@ -202,6 +202,11 @@ OPERATORS = (
     jax_bnar.fuse,
     jax_bnar.explain,
     jax_bnar.benchmark,
+    jax_bnar.ops.batch_norm_forward_training,
+    jax_bnar.ops.batch_norm_inference,
+    jax_bnar.ops.batch_norm_training_backward,
+    jax_bnar.ops.fused_bn_add_activation,
+    jax_bnar.ops.fused_bn_add_activation_grad,
 )
 
 
