@@ -1,5 +1,5 @@
 #include <atomic>
-#include <random>
+#include <chrono>
 #include <string>
 
 #include "cuda/host/workspace.h"
@@ -10,10 +10,6 @@ namespace cuda {
 namespace {
 
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
-
-}  // namespace
-
-namespace {
 
 // The nominal bandwidth in bytes a microsecond, or 0 where the driver does not
 // report it; that is no reason to fail.
@@ -66,7 +62,13 @@ bool Aligned(std::initializer_list<const void*> buffers) {
 }
 
 uint64_t NewTag() {
-  static std::atomic<uint64_t> next{std::random_device{}() * kGolden};
+  // Another process, whose tags this one may find in memory, began in another
+  // nanosecond, and launches fewer kernels than nanoseconds pass.
+  // (std::random_device would need a newer glibc than wheels may.)
+  static std::atomic<uint64_t> next{
+      static_cast<uint64_t>(
+          std::chrono::system_clock::now().time_since_epoch().count()) *
+      kGolden};
   // splitmix64, which gives each number a result of its own, and so at most one
   // the result 0.
   for (;;) {
