@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-Form = Literal["bn_relu", "bn_add_relu", "batch_norm", "dual_bn_add_relu"]
+FormOfOneInput = Literal["bn_relu", "bn_add_relu", "batch_norm"]
+Form = Literal[FormOfOneInput, "dual_bn_add_relu"]
 
 _STAGES: Final = ((3, 64), (4, 128), (6, 256), (3, 512))  # (blocks, width of the bottleneck)
 _EXPANSION: Final = 4

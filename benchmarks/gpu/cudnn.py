@@ -218,6 +218,11 @@ class BatchNormAddRelu:
         """The weight of a batch in the running statistics is `average_factor`."""
         if dtype not in _DATA_TYPES:
             raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(_DATA_TYPES)}.")
+        if site.form not in _OPERATIONS:
+            raise ValueError(
+                f"cuDNN has no operation for {site.label},"
+                f" expected one of {', '.join(_OPERATIONS)}."
+            )
         self._epsilon, self._average_factor = epsilon, average_factor
         self._modes = (_BATCHNORM_SPATIAL_PERSISTENT, _OPERATIONS[site.form])
         self._call = call = functools.partial(library.call, f"{site.label}, batch {batch}, {dtype}")

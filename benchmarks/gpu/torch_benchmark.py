@@ -13,13 +13,13 @@ y, dx, [dz], dscale and dbias against eager PyTorch, in the L2 norm.
 import functools
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch  # pyright: ignore[reportMissingImports]
 from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common.environment import describe_environment
-from benchmarks.common.sites import Site
+from benchmarks.common.sites import FormOfOneInput, Site
 from benchmarks.gpu import cudnn_peer
 from benchmarks.gpu import work as work_module
 from benchmarks.gpu.cudnn import CudnnError
@@ -47,6 +47,10 @@ def forward(
 
 
 def make_sets(site: Site, wave: Wave, sets: int, device: str) -> tuple[list[Any], list[Any]]:
+    if site.form not in get_args(FormOfOneInput):
+        raise ValueError(
+            f"{site.label} has two inputs, expected one of {', '.join(get_args(FormOfOneInput))}."
+        )
     generator = torch.Generator(device).manual_seed(0)
 
     def tensor(gradient: bool = True) -> torch.Tensor:

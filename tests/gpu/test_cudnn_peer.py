@@ -17,7 +17,7 @@ from checkout import ROOT
 from native_build import run, tool
 
 torch = pytest.importorskip("torch", reason="the peer runs on PyTorch's tensors")
-from benchmarks.common.sites import Form, Site  # noqa: E402
+from benchmarks.common.sites import Form, FormOfOneInput, Site  # noqa: E402
 from benchmarks.gpu import cudnn, torch_benchmark  # noqa: E402
 from benchmarks.gpu.cudnn_peer import make_pass  # noqa: E402
 from benchmarks.gpu.work import Wave  # noqa: E402
@@ -72,7 +72,7 @@ def leaves(results: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
-@pytest.mark.parametrize("form", get_args(Form))
+@pytest.mark.parametrize("form", get_args(FormOfOneInput))
 def test_equals_torch(library: cudnn.Library, form: Form, dtype: str) -> None:
     """Compares with PyTorch's operators and their gradients in float64."""
     activations, vectors = operands_of(form, dtype)
@@ -117,6 +117,14 @@ def test_unknown_dtype(library: cudnn.Library) -> None:
         cudnn.BatchNormAddRelu(
             library, site_of("bn_relu"), BATCH, dtype, epsilon=1e-5, average_factor=0.1
         )
+
+
+def test_joins_of_two_inputs_are_refused(library: cudnn.Library) -> None:
+    site = site_of("dual_bn_add_relu")
+    with pytest.raises(ValueError, match="cuDNN has no operation for 2x5x6 dual_bn_add_relu"):
+        cudnn.BatchNormAddRelu(library, site, BATCH, "float32", epsilon=1e-5, average_factor=0.1)
+    with pytest.raises(ValueError, match="2x5x6 dual_bn_add_relu has two inputs, expected one of"):
+        operands_of(site.form, "float32")
 
 
 def forward_and_backward(
