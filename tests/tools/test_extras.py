@@ -63,8 +63,15 @@ PROGRAMS = {
 HIDE = """
 import importlib, json, runpy, sys, textwrap
 hidden, path, modules, program = json.loads(sys.argv[1])
-for name in hidden:
-    sys.modules[name] = None
+
+# None in sys.modules would hide a module, too, but some packages look there to see whether PyTorch
+# has been loaded, and use what they find.
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
 sys.path[:0] = path
 for name in modules:
     importlib.import_module(name)
