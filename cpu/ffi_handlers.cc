@@ -33,6 +33,7 @@ class XlaThreadPool : public ThreadPool {
 class CpuBackend {
  public:
   using Native = ffi::ThreadPool;
+  static constexpr bool kTakesMaskChannels = false;
 
   explicit CpuBackend(ffi::ThreadPool& pool) : pool_(pool) {}
 

@@ -28,6 +28,8 @@ inline xla::ffi::Error ToFfiError(cudaError_t error, const std::string& where) {
 
 class FfiBackend {
  public:
+  static constexpr bool kTakesMaskChannels = true;
+
   explicit FfiBackend(cudaStream_t stream) : launch_{stream, nullptr, {}, {}} {}
 
   // XLA allocates the workspace as one more result: an allocation here could

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cuda/ffi_handlers.h"
+#include "cuda/host/tiling.h"
 #include "cuda/host/workspace.h"
 #include "cuda/launch/build_info.h"
 #include "cuda/launch/launch_counts.h"
@@ -60,6 +61,12 @@ std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(const std::string&) {
   return {bound.bytes, bound.bytes_per_group, bound.bytes_per_channel};
 }
 
+int64_t MaskChannels(const std::string&, int64_t groups, int64_t rows,
+                     int64_t channels, int64_t inner, int64_t item_size) {
+  return jax_bnar::cuda::MaskChannels({groups, rows, channels, inner},
+                                      item_size);
+}
+
 std::pair<int, int> CudaVersion() {
   const int version = jax_bnar::cuda::ToolkitVersion();
   return {version / 1000, version % 1000 / 10};
@@ -79,6 +86,11 @@ NB_MODULE(_cuda, m) {
       "workspace_bound", &WorkspaceBound, nb::arg("platform"),
       "(bytes, bytes a group, bytes a channel of a group), whose sum is never "
       "below workspace_bytes.");
+  m.def("mask_channels", &MaskChannels, nb::arg("platform"), nb::arg("groups"),
+        nb::arg("rows"), nb::arg("channels"), nb::arg("inner"),
+        nb::arg("item_size"),
+        "How many channels of a row have their bits together in a mask, or 0 "
+        "where the bits are in the order of the elements.");
   m.def("cuda_version", &CudaVersion,
         "(major, minor) of the CUDA that the kernels were compiled with.");
   m.def("cuda_architectures", &jax_bnar::cuda::Architectures,

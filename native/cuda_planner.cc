@@ -165,7 +165,9 @@ nb::dict PlanOf(
   if (std::min({groups, rows, channels, inner}) < 1) {
     throw nb::value_error("every size must be at least 1");
   }
-  const Problem problem{{groups, rows, channels, inner}, DTypeOf(dtype)};
+  Problem problem{{groups, rows, channels, inner}, DTypeOf(dtype)};
+  problem.mask_channels =
+      cuda::MaskChannels(problem.shape, ItemSize(problem.dtype));
   const cuda::Traffic moved = TrafficFrom(traffic);
   const cuda::Device on = DeviceFrom(device);
   cuda::CostModel model;

@@ -78,7 +78,8 @@ const void* FfiCall::ArrayIf(bool present, const char* name) {
 }
 
 const void* FfiCall::Mask(const char* name) {
-  return Check(name, NextOperand(name), ffi::U8, MaskDimensions());
+  const View view = NextOperand(name);
+  return Check(name, view, ffi::U8, MaskDimensions(view));
 }
 
 VectorOperand FfiCall::Vector(const char* name) {
@@ -104,8 +105,9 @@ void* FfiCall::ArrayResultIf(bool present, const char* name) {
 
 uint8_t* FfiCall::MaskResultIf(bool present, const char* name) {
   if (!present) return nullptr;
+  const View view = NextResult(name);
   return static_cast<uint8_t*>(
-      Check(name, NextResult(name), ffi::U8, MaskDimensions()));
+      Check(name, view, ffi::U8, MaskDimensions(view)));
 }
 
 void* FfiCall::VectorResult(const char* name) {
@@ -176,6 +178,12 @@ double FfiCall::CheckEpsilon(double epsilon) {
   return epsilon;
 }
 
+void FfiCall::RequireMaskInOrder() {
+  if (problem_.mask_channels > 0) {
+    Fail("a mask must have the dimensions (G, bytes) on this platform");
+  }
+}
+
 ffi::Error FfiCall::Finish() {
   if (next_operand_ < args_.size()) {
     Fail("expected " + std::to_string(next_operand_) + " operands, got " +
@@ -232,8 +240,15 @@ std::vector<int64_t> FfiCall::ArrayDimensions() const {
   return dimensions;
 }
 
-std::vector<int64_t> FfiCall::MaskDimensions() const {
+std::vector<int64_t> FfiCall::MaskDimensions(const View& view) {
   const Shape& shape = problem_.shape;
+  const int64_t bytes = view.dimensions.empty() ? 0 : view.dimensions.back();
+  const bool is_power = bytes > 0 && (bytes & (bytes - 1)) == 0;
+  if (view.dimensions.size() == 4 && is_power && shape.inner == 1 &&
+      shape.channels % 8 == 0 && shape.channels / 8 % bytes == 0) {
+    problem_.mask_channels = 8 * bytes;
+    return {shape.groups, shape.rows, shape.channels / 8 / bytes, bytes};
+  }
   return {shape.groups, shape.mask_bytes_per_group()};
 }
 

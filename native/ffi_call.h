@@ -29,6 +29,9 @@ class FfiCall {
   // enough.
   const void* Array(const char* name);
   const void* ArrayIf(bool present, const char* name);
+  // A mask, whose dimensions say what Problem::mask_channels is: (G, bytes) or
+  // (G, N, C / mask_channels, mask_channels / 8). The caller lays the latter
+  // out in the order of the bits.
   const void* Mask(const char* name);
   VectorOperand Vector(const char* name);
   VectorOperand VectorIf(bool present, const char* name);
@@ -52,6 +55,9 @@ class FfiCall {
   bool ParseRelu(std::string_view activation);
   double CheckEpsilon(double epsilon);
 
+  // Makes it an error if a mask is not in the order of the elements.
+  void RequireMaskInOrder();
+
   // Whether there has been an error. If so, problem() may be meaningless.
   bool failed() const { return !error_.empty(); }
 
@@ -73,7 +79,8 @@ class FfiCall {
   void Fail(std::string message);
 
   std::vector<int64_t> ArrayDimensions() const;
-  std::vector<int64_t> MaskDimensions() const;
+  // Those of a mask like `view`, if it may be one.
+  std::vector<int64_t> MaskDimensions(const View& view);
   xla::ffi::DataType AccumulatorType() const;
 
   xla::ffi::RemainingArgs args_;

@@ -3,6 +3,7 @@
 //
 // A backend is constructed from what XLA's execution context holds for its
 // platform (Backend::Native) and has
+//   kTakesMaskChannels   whether Problem::mask_channels may be other than 0
 //   void ReadWorkspace(FfiCall&, int inputs)   which reads the workspace, a
 //       result that the caller never sees, of operations that sum so many
 //       inputs
@@ -226,6 +227,7 @@ class FfiOperations {
   static xla::ffi::Error Run(Native native, FfiCall& call, Workspace workspace,
                              F f) {
     Backend backend(native);
+    if (!Backend::kTakesMaskChannels) call.RequireMaskInOrder();
     if (workspace != Workspace::kNone) {
       backend.ReadWorkspace(call, static_cast<int>(workspace));
     }

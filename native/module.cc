@@ -44,6 +44,12 @@ std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(const std::string&) {
   return {0, 0, 0};
 }
 
+// The CPU kernels write rows, and a mask in the order of the elements.
+int64_t MaskChannels(const std::string&, int64_t, int64_t, int64_t, int64_t,
+                     int64_t) {
+  return 0;
+}
+
 const char* CpuIsa() {
   if (!jax_bnar::cpu::WrongIsa().empty()) {
     throw nb::value_error(jax_bnar::cpu::WrongIsa().c_str());
@@ -68,6 +74,11 @@ NB_MODULE(_native, m) {
       "workspace_bound", &WorkspaceBound, nb::arg("platform"),
       "(bytes, bytes a group, bytes a channel of a group), whose sum is never "
       "below workspace_bytes; zeros where that is 0.");
+  m.def("mask_channels", &MaskChannels, nb::arg("platform"), nb::arg("groups"),
+        nb::arg("rows"), nb::arg("channels"), nb::arg("inner"),
+        nb::arg("item_size"),
+        "How many channels of a row have their bits together in a mask, or 0 "
+        "where the bits are in the order of the elements.");
   m.def(
       "why_no_cuda", [] { return JAX_BNAR_WHY_NO_CUDA; },
       "Why the CUDA kernels were not built with this module; an empty string "

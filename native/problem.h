@@ -2,7 +2,7 @@
 // pointers, without XLA or Python. Arrays have the canonical shape (G, N, C, S)
 // in row-major order. Vectors are (G, C) or (1, C) in the accumulation dtype,
 // which is double for float64 and float otherwise. A bit mask has ceil(N*C*S/8)
-// bytes per group, lowest bit first.
+// bytes per group, lowest bit first, in the order of Problem::mask_channels.
 
 #ifndef JAX_BNAR_NATIVE_PROBLEM_H_
 #define JAX_BNAR_NATIVE_PROBLEM_H_
@@ -43,6 +43,12 @@ struct Shape {
 struct Problem {
   Shape shape;
   DType dtype;
+  // The order of the bits of a mask. If this is 0, they are in the order of the
+  // elements. Otherwise S is 1, this number is a power of 2, at least 8, that
+  // divides C, and the bits of so many neighbouring channels of a row are
+  // followed by those of the same channels of the next row: in the order
+  // (C / mask_channels, N, mask_channels). Only CUDA kernels take such masks.
+  int64_t mask_channels = 0;
 };
 
 inline int64_t ItemSize(DType dtype) {

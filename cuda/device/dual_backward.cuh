@@ -57,12 +57,16 @@ class DualGradientLoader {
       : loader_(first.buffers.dy, first.buffers),
         x2_(static_cast<const T*>(second.buffers.x)) {}
 
-  template <Reuse kReuse, typename SlabOf>
+  template <int kStep, typename SlabOf>
+  __device__ __forceinline__ auto At(const SlabOf& slab, int tile) const {
+    return loader_.template At<kStep>(slab, tile);
+  }
+
+  template <Reuse kReuse, typename CursorOf>
   __device__ __forceinline__ void Load(
-      const SlabOf& slab, int64_t offset,
-      DualGradientItem<T, kElements, kGate>* item) const {
-    loader_.template Load<kReuse, kReuse>(slab, offset, item);
-    item->x2 = LoadVector<kReuse, kElements>(x2_ + offset);
+      const CursorOf& in, DualGradientItem<T, kElements, kGate>* item) const {
+    loader_.template Load<kReuse, kReuse>(in, item);
+    item->x2 = LoadVector<kReuse, kElements>(x2_ + in.offset());
   }
 
  private:
@@ -181,7 +185,7 @@ __device__ __forceinline__ void SumDualGradients(
     const DualGradientLoader<T, kElements, kGate> loader(first, second);
     DualGradientSums<T, kElements> sums;
     sums.Clear();
-    auto in = slab.At(0);
+    auto in = loader.template At<1>(slab, 0);
     ForEachSegment(
         /*shared_tiles=*/0, slab.tiles(), [](int, int) {},
         [&](int begin, int end) {
@@ -192,7 +196,7 @@ __device__ __forceinline__ void SumDualGradients(
           ForEachTile<kDualDepth<T, kElements, kGate, SlabOf>, Item>(
               slab.Count(begin, end),
               [&](Item* item) {
-                loader.template Load<Reuse::kSoon>(slab, in.offset(), item);
+                loader.template Load<Reuse::kSoon>(in, item);
                 in.Advance();
               },
               [&](Item& item) {
@@ -253,12 +257,12 @@ __device__ __forceinline__ void ApplyDualTiles(const BackwardParameters& first,
     T* dx1 = static_cast<T*>(first.dx);
     T* dx2 = static_cast<T*>(second.dx);
     const int count = slab.Count(0, slab.tiles());
-    auto in = slab.template At<-1>(count - 1);
+    auto in = loader.template At<-1>(slab, count - 1);
     auto out = slab.template At<-1>(count - 1);
     ForEachTile<kDualDepth<T, kElements, kGate, SlabOf>, Item>(
         count,
         [&](Item* item) {
-          loader.template Load<Reuse::kNever>(slab, in.offset(), item);
+          loader.template Load<Reuse::kNever>(in, item);
           in.Advance();
         },
         [&](Item& item) {

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "cuda/device/forms.cuh"
+#include "cuda/device/mask_cursor.cuh"
 #include "cuda/device/normalise.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/device/vector.cuh"
@@ -64,20 +65,26 @@ class GradientLoader {
         x_(static_cast<const T*>(buffers.x)),
         saved_(buffers.saved) {}
 
+  // Returns a cursor for Load.
+  template <int kStep, typename SlabOf>
+  __device__ __forceinline__ auto At(const SlabOf& slab, int tile) const {
+    using Mask =
+        std::conditional_t<kGate == Gate::kMask, const uint8_t*, NoMask>;
+    return slab.template At<kStep>(tile, static_cast<Mask>(saved_));
+  }
+
   // kReuseX applies to x, and kReuseE to dy and to what was saved.
-  template <Reuse kReuseE, Reuse kReuseX, typename SlabOf>
+  template <Reuse kReuseE, Reuse kReuseX, typename CursorOf>
   __device__ __forceinline__ void Load(
-      const SlabOf& slab, int64_t offset,
-      GradientItem<T, kElements, kGate>* item) const {
+      const CursorOf& in, GradientItem<T, kElements, kGate>* item) const {
+    const int64_t offset = in.offset();
     item->e = LoadVector<kReuseE, kElements>(dy_ + offset);
     item->x = LoadVector<kReuseX, kElements>(x_ + offset);
     if constexpr (kGate == Gate::kY) {
       item->saved.y = LoadVector<kReuseE, kElements>(
           static_cast<const T*>(saved_) + offset);
     } else if constexpr (kGate == Gate::kMask) {
-      item->saved.bits = static_cast<uint32_t>(static_cast<const uint8_t*>(
-                             saved_)[slab.MaskByte(offset)]) >>
-                         slab.MaskBit(offset);
+      item->saved.bits = static_cast<uint32_t>(in.mask_byte()) >> in.mask_bit();
     }
   }
 

@@ -115,12 +115,12 @@ __device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
       const GradientLoader<T, kElements, kGate> loader(
           F::kStoreDz ? p.dz : p.buffers.dy, p.buffers);
       const Gating<T, kElements, kGate> gating(shared, slab);
-      auto in = slab.template At<-1>(last), out = slab.template At<-1>(last);
+      auto in = loader.template At<-1>(slab, last);
+      auto out = slab.template At<-1>(last);
       ForEachTile<kInFlight<T, kElements, kGradientArrays<kGate>>, Item>(
           count,
           [&](Item* item) {
-            loader.template Load<Reuse::kNever, Reuse::kNever>(
-                slab, in.offset(), item);
+            loader.template Load<Reuse::kNever, Reuse::kNever>(in, item);
             in.Advance();
           },
           [&](Item& item) {

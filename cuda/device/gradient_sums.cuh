@@ -101,10 +101,11 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
   const Gating<T, kElements, kGate> gating(shared, slab);
   GradientSums<T, kElements> sums(shared, slab);
   T* dz = static_cast<T*>(p.dz);
-  auto in = slab.At(0), out = slab.At(0);
+  auto in = loader.template At<1>(slab, 0);
+  auto out = slab.At(0);
 
   const auto load_once = [&](Item* item) {
-    loader.template Load<Reuse::kNever, Reuse::kNever>(slab, in.offset(), item);
+    loader.template Load<Reuse::kNever, Reuse::kNever>(in, item);
     in.Advance();
   };
   // `reuse` says whether dz is read again.
@@ -139,8 +140,7 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
         ForEachTile<kDepth, Item>(
             slab.Count(begin, end),
             [&](Item* item) {
-              loader.template Load<kReuseE, Reuse::kSoon>(slab, in.offset(),
-                                                          item);
+              loader.template Load<kReuseE, Reuse::kSoon>(in, item);
               in.Advance();
             },
             [&](Item& item) { accumulate(soon, &item); });

@@ -10,6 +10,7 @@
 
 #include "cuda/device/forms.cuh"
 #include "cuda/device/intrinsics.cuh"
+#include "cuda/device/mask_cursor.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/device/statistics.cuh"
 #include "cuda/device/tiles.cuh"
@@ -127,7 +128,7 @@ __device__ __forceinline__ void NormaliseTilesAs(
   const T* x = static_cast<const T*>(p.buffers.x);
   const T* z = static_cast<const T*>(p.buffers.z);
   T* y = static_cast<T*>(p.buffers.y);
-  uint8_t* mask = p.buffers.mask;
+  const std::conditional_t<kMask, uint8_t*, NoMask> mask(p.buffers.mask);
   const int shared_end = kKeep ? min(p.tiling.shared_tiles, slab.tiles()) : 0;
 
   const auto load_residual = [&](auto& in, auto* item) {
@@ -144,8 +145,7 @@ __device__ __forceinline__ void NormaliseTilesAs(
     }
     StoreVector<Reuse::kNever>(y + out.offset(), y_vector);
     if constexpr (kMask) {
-      mask[slab.MaskByte(out.offset())] =
-          static_cast<uint8_t>(y_vector.PositiveBits());
+      out.mask_byte() = static_cast<uint8_t>(y_vector.PositiveBits());
     }
     out.Advance();
   };
@@ -153,7 +153,8 @@ __device__ __forceinline__ void NormaliseTilesAs(
   if (shared_end < slab.tiles()) {
     const int count = slab.Count(shared_end, slab.tiles());
     const int last = shared_end + count - 1;
-    auto in = slab.template At<-1>(last), out = slab.template At<-1>(last);
+    auto in = slab.template At<-1>(last);
+    auto out = slab.template At<-1>(last, mask);
     ForEachTile<kDepth, Item>(
         count,
         [&](Item* item) {
@@ -165,7 +166,8 @@ __device__ __forceinline__ void NormaliseTilesAs(
   }
   if constexpr (kKeep) {
     const SlabOf again = slab.Again();
-    auto in = again.At(0), out = again.At(0);
+    auto in = again.At(0);
+    auto out = again.template At<1>(0, mask);
     SharedTiles<T, kElements> tiles(shared, 0);
     ForEachTile<kDepth, Item>(
         again.Count(0, min(p.tiling.shared_tiles, again.tiles())),

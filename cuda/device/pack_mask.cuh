@@ -9,22 +9,39 @@
 
 #include "cuda/device/vector.cuh"
 #include "cuda/host/parameters.h"
+#include "native/problem.h"
 
 namespace jax_bnar {
 namespace cuda {
 
+// Returns the first of the eight elements whose bits a byte holds; both are
+// counted in the group.
+__device__ __forceinline__ int64_t FirstElementOf(int64_t byte,
+                                                  const Problem& problem) {
+  const int64_t bytes = problem.mask_channels / 8;  // of a row
+  if (bytes == 0) return byte * 8;
+  const int64_t run = byte / bytes;  // of the bytes of one row
+  const int64_t before = run / problem.shape.rows;
+  const int64_t row = run - before * problem.shape.rows;
+  return row * problem.shape.channels + before * problem.mask_channels +
+         (byte - run * bytes) * 8;
+}
+
 // Each thread writes whole bytes.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    PackMaskKernel(const void* y, uint8_t* mask, int64_t groups,
-                   int64_t group_size, int64_t bytes_per_group) {
+    PackMaskKernel(const void* y, uint8_t* mask,
+                   const __grid_constant__ Problem problem) {
   using Bits = typename Element<T>::Bits;
+  const int64_t group_size = problem.shape.group_size();
+  const int64_t bytes_per_group = problem.shape.mask_bytes_per_group();
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kThreads +
                         static_cast<int>(threadIdx.x);
-  for (int64_t i = begin; i < groups * bytes_per_group; i += step) {
+  for (int64_t i = begin; i < problem.shape.groups * bytes_per_group;
+       i += step) {
     const int64_t group = i / bytes_per_group;
-    const int64_t first = (i - group * bytes_per_group) * 8;
+    const int64_t first = FirstElementOf(i - group * bytes_per_group, problem);
     const Bits* elements =
         static_cast<const Bits*>(y) + group * group_size + first;
     uint32_t byte = 0;

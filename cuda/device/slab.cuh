@@ -6,8 +6,10 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/intrinsics.cuh"
+#include "cuda/device/mask_cursor.cuh"
 #include "cuda/host/parameters.h"
 
 namespace jax_bnar {
@@ -92,8 +94,7 @@ class Slab {
         begin < end
             ? static_cast<int>((end - begin + tile_rows - 1) >> log_tile_rows)
             : 0;
-    const int64_t row =
-        begin + (static_cast<int>(threadIdx.x) >> (8 - log_tile_rows));
+    const int64_t row = begin + RowInTile(tiling);
     if constexpr (kPlanes) {
       channel_ = in_group;
       first_vector_ = row * tiling.row_vectors + lane;
@@ -156,6 +157,32 @@ class Slab {
   __device__ __forceinline__ CursorOf<kStep> At(int tile) const {
     return CursorOf<kStep>(tiling_, base_, first_vector_, tile);
   }
+  template <int kStep>
+  __device__ __forceinline__ CursorOf<kStep> At(int tile, NoMask) const {
+    return At<kStep>(tile);
+  }
+  // The same, which also knows where `mask` has the bits of the vector.
+  template <int kStep, typename Byte>
+  __device__ __forceinline__ auto At(int tile, Byte* mask) const {
+    using Base = CursorOf<kStep>;
+    const Base base = At<kStep>(tile);
+    const Shape& shape = tiling_.shape;
+    Byte* group = mask + group_ * shape.mask_bytes_per_group();
+    if constexpr (kPlanes && kElements == 8) {
+      // Every group begins with a whole byte, so all of them are like one.
+      return PlanesMaskCursor<Base, Byte>(base, mask, 0);
+    } else if constexpr (kPlanes) {
+      return PlanesMaskCursor<Base, Byte>(base, group,
+                                          group_ * shape.group_size());
+    } else {
+      const int64_t row = rank_ * tiling_.rows_per_block + RowInTile(tiling_);
+      const int64_t bit = MaskBit(tiling_, row, channel_ + FirstConstant());
+      using CursorWithMask =
+          std::conditional_t<kElements == 8, RowsMaskCursor<Base, kStep, Byte>,
+                             RowsMaskBitCursor<Base, kStep, Byte>>;
+      return CursorWithMask(base, tiling_, group, bit, tile);
+    }
+  }
   // Returns the offset of any of the shape.count() elements of a channel of
   // this slab.
   __device__ __forceinline__ int64_t OffsetInChannel(int column,
@@ -166,20 +193,12 @@ class Slab {
                shape.inner +
            (element - row * shape.inner);
   }
-  // Where the mask has the bits of a vector: the byte, and the lowest bit in
-  // it. A group whose vectors have eight elements ends at the end of a byte.
-  __device__ __forceinline__ int64_t MaskByte(int64_t offset) const {
-    if constexpr (kElements == 8) return offset >> 3;
-    const Shape& shape = tiling_.shape;
-    return group_ * shape.mask_bytes_per_group() +
-           (offset - group_ * shape.group_size()) / 8;
-  }
-  __device__ __forceinline__ int MaskBit(int64_t offset) const {
-    if constexpr (kElements == 8) return 0;
-    return static_cast<int>((offset - group_ * tiling_.shape.group_size()) % 8);
-  }
 
  private:
+  static __device__ __forceinline__ int RowInTile(const Tiling& tiling) {
+    return static_cast<int>(threadIdx.x) >> (__ffs(tiling.row_vectors) - 1);
+  }
+
   const Tiling& tiling_;
   int64_t index_;
   int rank_;

@@ -53,18 +53,17 @@ void SetInFlight(double blocks, double per_block, double needed,
                     all;
 }
 
-// What a mask costs beyond its own bytes, in arrays. It lies in the order of
-// the elements, and memory moves sectors of 32 bytes, so where the teams that
-// work at the same time have fewer bits of a row than that, a sector is read
-// once for each of them, and read and written for each of them.
+// What a mask costs beyond its own bytes, in arrays. Memory moves sectors of 32
+// bytes. Where the teams that work at the same time have fewer channels than a
+// sector of the mask, it is read once for each of them, or read and written for
+// each of them.
 double MaskSectors(const Tiling& t, int64_t rounds, const Traffic& traffic) {
-  constexpr int64_t kSector = 32, kBitsPerByte = 8;
+  constexpr int64_t kBitsOfSector = 256;
   if (rounds == 1 || t.layout == Layout::kChannelsFirst) return 0;
-  const int64_t row = std::max<int64_t>(1, t.shape.channels / kBitsPerByte);
-  const int64_t at_once =
-      std::max<int64_t>(1, t.columns * t.num_teams / kBitsPerByte);
-  const double times = static_cast<double>(std::min(kSector, row)) /
-                       static_cast<double>(std::min({kSector, row, at_once}));
+  const int64_t of_sector = std::min(kBitsOfSector, t.mask_channels);
+  const int64_t at_once = int64_t{t.columns} * t.num_teams;
+  const double times = static_cast<double>(of_sector) /
+                       static_cast<double>(std::min(of_sector, at_once));
   if (times <= 1) return 0;
   return (times - 1) * traffic.mask_read +
          (2 * times - 1) * traffic.mask_written;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "native/host_device.h"
 #include "native/problem.h"
 
 namespace jax_bnar {
@@ -76,6 +77,13 @@ struct Tiling {
   // or in the next one.
   int64_t tile_stride;
   int64_t tile_vectors;
+  // Where channels are last: how many channels of a row have their bits
+  // together in a mask (all of them, if it is in the order of the elements),
+  // the logarithm of this number, and the distance from the bits of a vector of
+  // a tile to those of the next tile, in vectors.
+  int64_t mask_channels;
+  int32_t log_mask_channels;
+  int64_t mask_tile_stride;
   Divisor vectors_per_plane;
   int64_t plane_stride;  // elements between two planes of a channel
   Divisor slabs_per_group;
@@ -85,6 +93,14 @@ struct Tiling {
   int32_t num_teams;
   int32_t shared_tiles;  // tiles that a block keeps in shared memory
 };
+
+// Returns the index in a group's mask of the bit of an element, where channels
+// are last.
+BNAR_HOST_DEVICE int64_t MaskBit(const Tiling& tiling, int64_t row,
+                                 int64_t channel) {
+  const int64_t before = channel >> tiling.log_mask_channels;
+  return (before * (tiling.rows - 1) + row) * tiling.mask_channels + channel;
+}
 
 // The planes of a group as one run of memory, regardless of their borders, and
 // the share of it that each block has.

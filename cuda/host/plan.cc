@@ -45,12 +45,14 @@ int64_t ResidentBlocks(const Device& device, const Settings& settings,
 // part stays on chip, at the price of more rounds of barriers.
 std::vector<Tiling> Cuts(const Problem& problem, int width,
                          const Settings& settings) {
-  std::vector<Tiling> cuts = {CutSlabs(
-      problem.shape, width,
-      settings.slab_channels > 0 ? settings.slab_channels : kMaxColumns)};
+  const auto cut = [&](int columns) {
+    return CutSlabs(problem.shape, width, columns, problem.mask_channels);
+  };
+  std::vector<Tiling> cuts = {
+      cut(settings.slab_channels > 0 ? settings.slab_channels : kMaxColumns)};
   while (settings.slab_channels == 0 &&
          CanCutNarrower(problem, width, cuts.back())) {
-    cuts.push_back(CutSlabs(problem.shape, width, cuts.back().columns / 2));
+    cuts.push_back(cut(cuts.back().columns / 2));
   }
   return cuts;
 }
@@ -78,7 +80,8 @@ Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
                    const Settings& settings, int64_t largest_team = kMaxGrid) {
   Plan plan{};
   plan.strategy = Strategy::kTwoKernels;
-  plan.tiling = CutSlabs(problem.shape, width);
+  plan.tiling =
+      CutSlabs(problem.shape, width, kMaxColumns, problem.mask_channels);
   plan.shared_bytes = SharedBytes(0, 0);
   // Several waves even out the differences between blocks.
   const int64_t blocks =

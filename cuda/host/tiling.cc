@@ -1,6 +1,7 @@
 #include "cuda/host/tiling.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace jax_bnar {
 namespace cuda {
@@ -14,6 +15,15 @@ Divisor DivisorOf(int64_t value) {
 }
 
 int64_t TileRows(const Tiling& t) { return kThreads / t.row_vectors; }
+
+// Divided by 2 to this power, any number of channels is 0.
+constexpr int kLogOfMost = 62;
+
+int32_t LogOfPowerOfTwo(int64_t power) {
+  int32_t log = 0;
+  while ((int64_t{1} << log) < power) ++log;
+  return log;
+}
 
 }  // namespace
 
@@ -35,7 +45,16 @@ int WidthOf(const Problem& problem, bool aligned) {
   return wide ? kWidth : 1;
 }
 
-Tiling CutSlabs(const Shape& shape, int width, int columns) {
+int64_t MaskChannels(const Shape& shape, int64_t item_size) {
+  if (shape.inner > 1 || shape.channels % kWidth != 0) return 0;
+  // So many channels as the narrowest slabs have. Wider ones have several runs
+  // of sectors.
+  return std::gcd(shape.channels,
+                  std::max<int64_t>(kWidth, kFetchedBytes / item_size));
+}
+
+Tiling CutSlabs(const Shape& shape, int width, int columns,
+                int64_t mask_channels) {
   Tiling t{};
   t.shape = shape;
   t.layout = LayoutOf(shape);
@@ -58,7 +77,11 @@ Tiling CutSlabs(const Shape& shape, int width, int columns) {
     t.columns = t.row_vectors * width;
     t.rows = shape.rows;
     t.slabs_per_group = DivisorOf(CeilDivide(t.vectors, t.row_vectors));
-    t.tile_stride = kThreads / t.row_vectors * shape.channels;
+    t.tile_stride = TileRows(t) * shape.channels;
+    t.mask_channels = mask_channels > 0 ? mask_channels : shape.channels;
+    t.log_mask_channels =
+        mask_channels > 0 ? LogOfPowerOfTwo(mask_channels) : kLogOfMost;
+    t.mask_tile_stride = TileRows(t) * t.mask_channels / width;
   }
   t.num_slabs = shape.groups * t.slabs_per_group.value;
   return t;

@@ -29,8 +29,13 @@ Layout LayoutOf(const Shape& shape);
 // aligned in buffers that are (`aligned`), and otherwise 1.
 int WidthOf(const Problem& problem, bool aligned);
 
+// Returns the Problem::mask_channels with which a slab has whole sectors of the
+// mask, whichever slabs the planner chooses, or 0 if there is no such number.
+int64_t MaskChannels(const Shape& shape, int64_t item_size);
+
 // Cuts slabs of at most `columns` channels. SetTeam adds the teams.
-Tiling CutSlabs(const Shape& shape, int width, int columns = kMaxColumns);
+Tiling CutSlabs(const Shape& shape, int width, int columns = kMaxColumns,
+                int64_t mask_channels = 0);
 
 // Returns whether slabs of half the channels make sense. If their rows were
 // shorter than what memory fetches at once, it would fetch what another slab

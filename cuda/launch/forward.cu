@@ -52,17 +52,15 @@ cudaError_t PackMask(Launch& launch, const Problem& problem,
   if (buffers.mask == nullptr || (width == kWidth && buffers.relu)) {
     return cudaSuccess;
   }
-  const Shape& shape = problem.shape;
-  const int64_t bytes_per_group = shape.mask_bytes_per_group();
-  const int64_t blocks =
-      (shape.groups * bytes_per_group + kThreads - 1) / kThreads;
+  const int64_t bytes =
+      problem.shape.groups * problem.shape.mask_bytes_per_group();
+  const int64_t blocks = (bytes + kThreads - 1) / kThreads;
   Plan plan{};
   plan.strategy = Strategy::kTwoKernels;
   plan.grid = blocks < (1 << 20) ? blocks : 1 << 20;
-  return LaunchPlanned(launch, Kernel::kPackMask,
-                       KernelsOf(problem, width, buffers).pack_mask, plan,
-                       static_cast<const void*>(buffers.y), buffers.mask,
-                       shape.groups, shape.group_size(), bytes_per_group);
+  return LaunchPlanned(
+      launch, Kernel::kPackMask, KernelsOf(problem, width, buffers).pack_mask,
+      plan, static_cast<const void*>(buffers.y), buffers.mask, problem);
 }
 
 cudaError_t PrepareForwardKernels() {

@@ -24,8 +24,7 @@ struct ForwardKernels {
   void (*normalise)(ForwardParameters);
   // Null unless elements are read singly.
   void (*flat)(ForwardParameters, FlatTiling);
-  void (*pack_mask)(const void* y, uint8_t* mask, int64_t groups,
-                    int64_t group_size, int64_t bytes_per_group);
+  void (*pack_mask)(const void* y, uint8_t* mask, Problem);
 };
 
 struct BackwardKernels {

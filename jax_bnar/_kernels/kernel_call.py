@@ -28,11 +28,12 @@ from jax.extend.core import Primitive
 
 from jax_bnar import reference
 from jax_bnar._base import jax_compat, signatures
-from jax_bnar._base.canonical import mask_bytes
+from jax_bnar._base.canonical import CanonicalShape, mask_bytes
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation, warn_once
 from jax_bnar._base.signatures import Signature
 from jax_bnar._kernels import targets
+from jax_bnar._kernels.mask_layout import mask_layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,23 +151,29 @@ class Operation:
         """
         del implementation
         named = self.signature.unbind(operands, present)
-        groups, rows, channels, inner = named[self.signature.x].shape
+        x = named[self.signature.x]
+        canonical = CanonicalShape(*x.shape)
+        groups, rows, channels, inner = canonical
         workspace = 0
         if inputs := self.signature.sums:
             # Two inputs need as much as one with twice as many groups.
             sizes = (inputs * groups, rows, channels, inner)
             workspace = targets.workspace_bytes(platform, *sizes)
-        squeezed = functools.partial(_squeezed, groups=groups, inner=inner)
+        masks = mask_layout(platform, canonical, x.dtype.itemsize)
         has = {
             f"has_{operand.name}": named[operand.name] is not None
             for operand in self.signature.operands
             if operand.optional
         }
-        kinds = self.signature.result_kinds(statics)
-        shapes = [
-            (math.prod(aval.shape),) if kind == "tensor" else aval.shape
-            for kind, aval in zip(kinds, results, strict=True)
+        kind_of = self.signature.operand_kinds(statics)
+        takes_mask = [kind_of[n] == "mask" for n, operand in named.items() if operand is not None]
+        given = [
+            operand.reshape(masks.shape if is_mask else _squeezed(operand.shape, groups, inner))
+            for operand, is_mask in zip(operands, takes_mask, strict=True)
         ]
+        kinds = self.signature.result_kinds(statics)
+        shape_of = {"tensor": (math.prod(canonical),), "mask": masks.shape}
+        shapes = [shape_of.get(kind, aval.shape) for kind, aval in zip(kinds, results, strict=True)]
         declared = [
             jax.ShapeDtypeStruct(shape, aval.dtype)
             for shape, aval in zip(shapes, results, strict=True)
@@ -174,9 +181,16 @@ class Operation:
         if not _is_zero(workspace):
             # The workspace is a result, because CUDA graphs cannot capture a kernel's allocation.
             declared.append(jax.ShapeDtypeStruct((workspace,), jnp.uint8))
-        call = jax.ffi.ffi_call(targets.target_name(self.name), declared)
+        order = masks.major_to_minor
+        layouts = [order if kind == "mask" else None for kind in kinds]
+        call = jax.ffi.ffi_call(
+            targets.target_name(self.name),
+            declared,
+            input_layouts=[order if is_mask else None for is_mask in takes_mask],
+            output_layouts=layouts + [None] * (len(declared) - len(layouts)),
+        )
         outputs = call(
-            *(operand.reshape(squeezed(operand.shape)) for operand in operands),
+            *given,
             has_groups=not _is_one(groups),
             has_inner=not _is_one(inner),
             **has,
@@ -194,7 +208,7 @@ def _is_zero(size: Any) -> bool:
     return isinstance(size, int) and size == 0
 
 
-def _squeezed(shape: tuple[Any, ...], *, groups: Any, inner: Any) -> tuple[Any, ...]:
+def _squeezed(shape: tuple[Any, ...], groups: Any, inner: Any) -> tuple[Any, ...]:
     """A tensor's shape without G and S if their size is 1; other shapes stay as they are."""
     if len(shape) == 4:
         return shape[_is_one(groups) : 3 if _is_one(inner) else 4]

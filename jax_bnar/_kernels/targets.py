@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jax_bnar._base import installation
+from jax_bnar._base.canonical import CanonicalShape
 from jax_bnar._base.native_module import (
     CUDA_DISTRIBUTION,
     cuda,
@@ -119,6 +120,17 @@ def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner:
     if bound == 0:
         return 0  # Zero times a symbol would be a symbolic size rather than 0.
     return bound + groups * (per_group + channels * per_channel)
+
+
+def mask_channels(platform: str, canonical: CanonicalShape, itemsize: int) -> int:
+    """How many neighbouring channels of a row have their bits together in the kernels' masks.
+
+    0 if the bits are in the order of the elements, as they always are if a size is symbolic.
+    """
+    if not all(isinstance(size, (int, np.integer)) for size in canonical):
+        return 0
+    xla_platform = _XLA_PLATFORM[platform]
+    return modules[xla_platform].mask_channels(xla_platform, *map(int, canonical), itemsize)
 
 
 def cuda_launches() -> dict[str, int]:

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "cuda/ffi_backend.h"
+#include "cuda/host/tiling.h"
 #include "cuda/launch/launch_counts.h"
 #include "native/ffi_dual_operations.h"
 #include "native/ffi_operations.h"
@@ -61,6 +62,11 @@ std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(const std::string&) {
   return {bound.bytes, bound.bytes_per_group, bound.bytes_per_channel};
 }
 
+int64_t MaskChannels(const std::string&, int64_t groups, int64_t rows,
+                     int64_t channels, int64_t inner, int64_t item_size) {
+  return cuda::MaskChannels({groups, rows, channels, inner}, item_size);
+}
+
 }  // namespace
 }  // namespace jax_bnar
 
@@ -72,6 +78,7 @@ NB_MODULE(_native, m) {
   m.def("cpu_isa", [] { return "emulation of CUDA"; });
   m.def("workspace_bytes", &jax_bnar::WorkspaceBytes);
   m.def("workspace_bound", &jax_bnar::WorkspaceBound);
+  m.def("mask_channels", &jax_bnar::MaskChannels);
   m.def("cuda_launches", &jax_bnar::cuda::LaunchCounts);
   m.def("why_no_cuda", [] { return "this is the emulation"; });
 }

@@ -23,6 +23,9 @@ pytestmark = pytest.mark.skipif(not HAS_CUDA, reason="this build has no CUDA ker
 NHWC = (4, 7, 7, 64)
 NCHW = (4, 64, 7, 7)
 C = 64
+# The types of masks of bfloat16, by channel axis: where channels come last, the bits of 32 of them
+# lie together.
+MASKS = {-1: "1x196x2x4xui8", 1: f"1x{196 * 64 // 8}xui8"}
 
 
 def calls(function: Callable[..., Any], *operands: Any) -> dict[str, str]:
@@ -68,7 +71,7 @@ def test_forward_and_backward(
     found = calls(jax.grad(function, argnums=(0, 1, 2, 3)), *operands(shape, jnp.bfloat16))
     assert set(found) == {"jax_bnar_forward_v1", "jax_bnar_backward_v1"}
     array, flat = f"{canonical}xbf16", f"{196 * 64}xbf16"
-    mask = f"1x{196 * 64 // 8}xui8"
+    mask = MASKS[axis]
     has_inner = "true" if axis == 1 else "false"
 
     forward = found["jax_bnar_forward_v1"]
@@ -105,12 +108,15 @@ def test_forward_and_backward(
         "has_scale": "true",
     }
     for call in found.values():
-        # Every operand and result is row-major: the last dimension varies fastest.
+        # Every other operand and result is row-major: the last dimension varies fastest. Those 32
+        # bits of a row are followed by those of the next row.
         stated = re.findall(r"dense<(\[[\d, ]*\]|\d+)> : tensor<(\d+)xindex>", call)
-        ranks = [len(t.split("x")) - 1 for t in operand_types(call) + result_types(call)]
-        assert len(stated) == len(ranks)
-        for (order, _), rank in zip(stated, ranks, strict=True):
-            assert [int(i) for i in re.findall(r"\d+", order)] == list(reversed(range(rank)))
+        types = operand_types(call) + result_types(call)
+        assert len(stated) == len(types)
+        for (order, _), of_type in zip(stated, types, strict=True):
+            row_major = list(reversed(range(of_type.count("x"))))
+            expected = [3, 1, 2, 0] if of_type == MASKS[-1] else row_major
+            assert [int(i) for i in re.findall(r"\d+", order)] == expected
 
 
 def test_inference_has_no_workspace() -> None:
@@ -182,7 +188,7 @@ def test_two_inputs_are_one_call_each_way(
     found = calls(gradient, x, x, *vectors, *vectors)
     assert set(found) == {"jax_bnar_dual_forward_v1", "jax_bnar_dual_backward_v1"}
     array, flat, vector = f"{canonical}xbf16", f"{196 * 64}xbf16", "1x64xf32"
-    mask = f"1x{196 * 64 // 8}xui8"
+    mask = MASKS[axis]
     rows_channels_inner = (4, 64, 49) if axis == 1 else (196, 64, 1)
     # The sums of two inputs take as much workspace as those of two groups.
     expected = targets.workspace_bytes("cuda", 2, *rows_channels_inner)

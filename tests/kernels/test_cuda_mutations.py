@@ -133,6 +133,30 @@ MUTATIONS = {
         "vector.cuh", "parts[1] &= RepeatSigns<0xbbaa>(low)",
         "parts[1] &= RepeatSigns<0xaaaa>(low)", "backward", "two_kernels",
     ),
+    "a mask in which half of the channels lie in the place of others": Mutation(
+        "../host/parameters.h", "channel >> tiling.log_mask_channels;",
+        "channel >> (tiling.log_mask_channels + 1);", "backward", "on_chip",
+    ),
+    "a run of channels of the mask that begins one row too late": Mutation(
+        "../host/parameters.h", "before * (tiling.rows - 1) + row", "before * tiling.rows + row",
+        "backward", "cluster",
+    ),
+    "the mask of the first group for all": Mutation(
+        "slab.cuh", "Byte* group = mask + group_ * shape.mask_bytes_per_group();",
+        "Byte* group = mask;", "forward", "two_kernels",
+    ),
+    "the next tile of a mask one byte too far": Mutation(
+        "mask_cursor.cuh", "byte_ += kStep * tiling_.mask_tile_stride;",
+        "byte_ += kStep * (tiling_.mask_tile_stride + 1);", "dual", "two_kernels",
+    ),
+    "single elements that read the mask as if it were in their order": Mutation(
+        "mask_cursor.cuh", "bit_ += kStep * tiling_.mask_tile_stride;",
+        "bit_ += kStep * tiling_.tile_stride;", "backward", "two_kernels",
+    ),
+    "a mask that is packed in the order of the elements": Mutation(
+        "pack_mask.cuh", "if (bytes == 0) return byte * 8;", "return byte * 8;",
+        "forward", "two_kernels",
+    ),
     "half of a warp's sums left out": Mutation(
         "team_sums.cuh", "      Add(&halves[j], ExchangeLanes(sent, distance));\n", "",
         "forward", "cluster",

@@ -34,6 +34,23 @@ def native_module() -> pathlib.Path:
     return module
 
 
+@pytest.mark.timeout(600)
+def test_masks_have_a_layout_of_their_own(native_module: pathlib.Path) -> None:
+    finished = subprocess.run(
+        [
+            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0",
+            str(TESTS / "kernels" / "test_mask_layout.py"),
+        ],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"JAX_BNAR_TEST_NATIVE_MODULE": str(native_module)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout[-8000:] + finished.stderr[-2000:]
+    assert "skipped" not in finished.stdout, finished.stdout[-500:]
+
+
 @pytest.mark.timeout(1800)
 def test_oracle_tests_pass_on_emulated_kernels(native_module: pathlib.Path) -> None:
     finished = subprocess.run(

@@ -13,7 +13,8 @@ from subprocesses import run_python
 
 import jax_bnar
 from jax_bnar import reference
-from jax_bnar._kernels import dual, kernel_call
+from jax_bnar._base.canonical import CanonicalShape
+from jax_bnar._kernels import dual, kernel_call, targets
 
 GROUPS, ROWS, CHANNELS, INNER = SHAPE = (2, 3, 5, 7)
 OPTIONAL = ("z", "scale", "bias", "scale1", "bias1", "scale2", "bias2")
@@ -136,6 +137,26 @@ def test_spoiled_result(operation: kernel_call.Operation, spoiler: str) -> None:
         spoiled = list(call.results)
         spoiled[i] = jax.ShapeDtypeStruct(shape, dtype)
         assert_refused(call._replace(results=spoiled), f"result {i} of {dtype}{shape}")
+
+
+def test_masks_in_another_order_are_refused_where_no_kernel_takes_them() -> None:
+    if targets.mask_channels("cpu", CanonicalShape(1, 6, 64, 1), 4) > 0:
+        pytest.skip("these kernels take them")
+    x = jnp.ones((6, 64), jnp.float32)
+    vector = jnp.ones((1, 64), jnp.float32)
+    mask = jax.ShapeDtypeStruct((1, 6, 2, 4), jnp.uint8)
+    call = Call(
+        "normalise",
+        {"x": x, "mean": vector, "var": vector},
+        [jax.ShapeDtypeStruct((x.size,), x.dtype), mask],
+        {
+            **STATICS["normalise"],
+            **{f"has_{name}": False for name in ("groups", "inner", "z", "scale", "bias")},
+        },
+    )
+    assert_refused(call, "a mask with an axis for channels")
+    whole = jax.ShapeDtypeStruct((1, 48), jnp.uint8)
+    assert refusal(call._replace(results=[call.results[0], whole])) is None
 
 
 @every_operation

@@ -70,7 +70,7 @@ inline Results CallStatistics(Platform& platform, const Inputs& in) {
   Results r;
   r.mean = NewVector(in.c);
   r.var = NewVector(in.c);
-  platform.Statistics({in.c.shape, in.c.dtype}, in.x.data(), r.mean->data(),
+  platform.Statistics(in.c.problem(), in.x.data(), r.mean->data(),
                       r.var->data());
   return r;
 }
@@ -78,9 +78,9 @@ inline Results CallStatistics(Platform& platform, const Inputs& in) {
 inline Results CallNormalise(Platform& platform, const Inputs& in,
                              const NormaliseOptions& options) {
   Results r;
-  platform.Normalise(
-      {in.c.shape, in.c.dtype}, NewNormaliseBuffers(in, options, &r),
-      Affine(in, options.affine), in.Operand(in.mean), in.Operand(in.var));
+  platform.Normalise(in.c.problem(), NewNormaliseBuffers(in, options, &r),
+                     Affine(in, options.affine), in.Operand(in.mean),
+                     in.Operand(in.var));
   return r;
 }
 
@@ -89,8 +89,7 @@ inline Results CallForward(Platform& platform, const Inputs& in,
   Results r;
   r.mean = NewVector(in.c);
   r.var = NewVector(in.c);
-  platform.Forward({in.c.shape, in.c.dtype},
-                   NewNormaliseBuffers(in, options, &r),
+  platform.Forward(in.c.problem(), NewNormaliseBuffers(in, options, &r),
                    Affine(in, options.affine), r.mean->data(), r.var->data());
   return r;
 }
@@ -112,7 +111,7 @@ inline Results CallReduce(Platform& platform, const Inputs& in, Gate gate,
   // Without kX these are absent, because nothing may depend on them.
   const bool from_x = gate == Gate::kX;
   platform.BackwardReduce(
-      {in.c.shape, in.c.dtype}, Gradient(in, gate),
+      in.c.problem(), Gradient(in, gate),
       {in.Operand(in.mean), from_x ? in.Operand(in.a) : VectorOperand{},
        from_x ? in.Operand(in.bias) : VectorOperand{}},
       r.first->data(), r.second->data(), residual ? r.dz->data() : nullptr);
@@ -123,7 +122,7 @@ inline Results CallApply(Platform& platform, const Inputs& in, Gate gate) {
   Results r;
   r.dx = NewArray(in.c);
   platform.BackwardApply(
-      {in.c.shape, in.c.dtype}, Gradient(in, gate),
+      in.c.problem(), Gradient(in, gate),
       {in.Operand(in.mean), in.Operand(in.a), in.Operand(in.b),
        in.Operand(in.k),
        gate == Gate::kX ? in.Operand(in.bias) : VectorOperand{}},
@@ -143,7 +142,7 @@ inline Results CallBackward(Platform& platform, const Inputs& in, Gate gate,
     return statistics_cotangents ? in.Operand(vector) : VectorOperand{};
   };
   platform.Backward(
-      {in.c.shape, in.c.dtype}, Gradient(in, gate),
+      in.c.problem(), Gradient(in, gate),
       {in.Operand(in.mean), in.Operand(in.var), in.Operand(in.scale),
        gate == Gate::kX ? in.Operand(in.bias) : VectorOperand{},
        cotangent(in.dmean), cotangent(in.dvar), Inputs::kEpsilon},

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/host/settings.h"
+#include "cuda/host/tiling.h"
 #include "cuda/launch/launch_counts.h"
 #include "tests/native/calls.h"
 #include "tests/native/cuda_platform.h"
@@ -55,13 +56,16 @@ void TestCase(const Case& c, const cuda::Settings& settings, Calls calls) {
   if (calls == Calls::kAll) CheckDualCalls(platform, c, c.Name());
 }
 
+// The strategy does not change the halves.
+Calls CallsOf(const cuda::Settings& settings) {
+  return settings.strategy == cuda::Strategy::kTwoKernels ? Calls::kAll
+                                                          : Calls::kWholePasses;
+}
+
 void TestShapes(const std::vector<Shape>& shapes,
                 const std::vector<DType>& dtypes,
                 const cuda::Settings& settings) {
-  // The strategy does not change the halves.
-  const Calls calls = settings.strategy == cuda::Strategy::kTwoKernels
-                          ? Calls::kAll
-                          : Calls::kWholePasses;
+  const Calls calls = CallsOf(settings);
   for (const Shape& shape : shapes) {
     for (const DType dtype : dtypes) {
       // An array that is not aligned is read element by element.
@@ -119,6 +123,22 @@ void TestNarrowSlabs(cuda::Settings settings) {
   }
 }
 
+// Masks in either order, of several groups, written and read by eights and by
+// single elements, and by slabs that have a part of the channels whose bits lie
+// together.
+void TestMasks(cuda::Settings settings) {
+  const Calls calls = CallsOf(settings);
+  const Shape shape{2, 75, 96, 1};
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    const int64_t mask_channels = cuda::MaskChannels(shape, ItemSize(dtype));
+    BNAR_CHECK(mask_channels == (dtype == DType::kFloat32 ? 16 : 32), "");
+    TestCase({shape, dtype, 0, 0, true, mask_channels}, settings, calls);
+    TestCase({shape, dtype, 1, 1, false, mask_channels}, settings, calls);
+  }
+  settings.slab_channels = 8;
+  TestCase({shape, DType::kBFloat16, 0, 0, true, 32}, settings, calls);
+}
+
 // A launch may be refused although the occupancy was promised.
 void TestRefusedCooperation(const cuda::Settings& settings) {
   cuda_emulation::Device device = DeviceOf(3, 8, 64);
@@ -170,6 +190,7 @@ void TestStrategy(const cuda::Settings& settings, bool few) {
     BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess, emulated.name);
     // The last tile is not full, and there are several tiles, slabs and teams.
     TestShapes({{1, 301, 72, 1}}, few ? wide : all, settings);
+    TestMasks(settings);
     if (few) return;
     TestShapes({{1, 1, 1, 1},
                 {1, 17, 3, 1},

@@ -288,8 +288,9 @@ void TestTraffic() {
                  1.0 / 32,
              "a mask beside float32");
 
-  // Two slabs of 64 channels in turn have 8 of the 32 bytes of a sector each:
-  // it is written and read again four times, and read once in addition.
+  // In the order of the elements, two slabs of 64 channels in turn have 8 of
+  // the 32 bytes of a sector each: it is written and read again four times, and
+  // read once in addition.
   Plan plan = PlanOf({1, 256 * 56 * 56, 256, 1}, kHopper, Strategy::kOnChip,
                      false, half, 64);
   BNAR_CHECK(plan.tiling.num_teams == 1, "one team");
@@ -304,6 +305,88 @@ void TestTraffic() {
   BNAR_CHECK(
       sectors(cuda::BackwardTraffic(half, Gate::kMask, true)) == 3.0 / 16, "");
   BNAR_CHECK(sectors(cuda::ForwardTraffic(half, true, false)) == 0, "no mask");
+}
+
+// Checks that the bits of a block's rows of some channels, whose bits lie
+// together, are a run of whole sectors. The sectors at the ends of the channels
+// may be shared with others.
+void CheckRun(const cuda::Tiling& t, int64_t begin, int64_t end,
+              int64_t channel) {
+  constexpr int64_t kBitsOfSector = 256;
+  const int64_t first = cuda::MaskBit(t, begin, channel);
+  const int64_t last = cuda::MaskBit(t, end - 1, channel + t.mask_channels - 1);
+  BNAR_CHECK(last - first + 1 == (end - begin) * t.mask_channels,
+             "the bits are not neighbours");
+  BNAR_CHECK(begin == 0 || first % kBitsOfSector == 0,
+             "a sector of two blocks at row " + std::to_string(begin));
+  BNAR_CHECK(end == t.rows || (last + 1) % kBitsOfSector == 0,
+             "a sector of two blocks at row " + std::to_string(end));
+}
+
+// At every site of ResNet-50, a block writes and reads whole sectors of the
+// mask, whatever the planner chooses.
+void TestMaskSectors() {
+  struct Site {
+    int64_t size, channels;
+  };
+  constexpr Site kSites[] = {{112, 64},  {56, 64},  {56, 256}, {56, 128},
+                             {28, 128},  {28, 512}, {28, 256}, {14, 256},
+                             {14, 1024}, {14, 512}, {7, 512},  {7, 2048}};
+  const auto check = [](const Problem& problem, const Plan& plan) {
+    const cuda::Tiling& t = plan.tiling;
+    const int64_t channels = problem.shape.channels;
+    BNAR_CHECK(t.mask_channels == problem.mask_channels &&
+                   t.columns % t.mask_channels == 0,
+               "two slabs share the channels whose bits lie together");
+    for (int64_t channel = 0; channel < channels; channel += t.mask_channels) {
+      for (int64_t rank = 0; rank < t.team; ++rank) {
+        const int64_t begin = rank * t.rows_per_block;
+        const int64_t end = std::min(t.rows, begin + t.rows_per_block);
+        if (begin < end) CheckRun(t, begin, end, channel);
+      }
+    }
+  };
+  for (const Named& named : kDevices) {
+    for (const Site& site : kSites) {
+      for (const int64_t batch : {32, 256}) {
+        for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+          const Shape shape = {1, batch * site.size * site.size, site.channels,
+                               1};
+          const Problem problem{shape, dtype,
+                                cuda::MaskChannels(shape, ItemSize(dtype))};
+          context = std::string("masks of ") + named.name + " " +
+                    std::to_string(site.size) + " " +
+                    std::to_string(site.channels) + " batch " +
+                    std::to_string(batch);
+          for (const Strategy strategy : kStrategies) {
+            for (const cuda::Traffic& traffic :
+                 {cuda::ForwardTraffic(dtype, true, true),
+                  cuda::BackwardTraffic(dtype, Gate::kMask, true)}) {
+              const Plan plan = cuda::MakePlan(problem, cuda::kWidth, traffic,
+                                               named.device, {strategy, 0, 0});
+              check(problem, plan);
+              BNAR_CHECK(cuda::CostOf(plan, problem, cuda::kWidth, traffic,
+                                      named.device)
+                                 .bytes_of_sectors == 0,
+                         "the model knows it");
+            }
+          }
+          check(problem,
+                cuda::PlanElementwise(problem, cuda::kWidth, named.device, {}));
+          check(problem,
+                cuda::PlanReduction(problem, cuda::kWidth, named.device, {}));
+        }
+      }
+    }
+  }
+  context = "channels of masks";
+  const auto channels = [](const Shape& shape, DType dtype) {
+    return cuda::MaskChannels(shape, ItemSize(dtype));
+  };
+  BNAR_CHECK(channels({1, 9, 80, 1}, DType::kBFloat16) == 16, "16 divides 80");
+  BNAR_CHECK(channels({1, 9, 80, 1}, DType::kFloat64) == 8, "a whole byte");
+  BNAR_CHECK(channels({1, 9, 65, 1}, DType::kBFloat16) == 0, "65 is odd");
+  BNAR_CHECK(channels({1, 9, 64, 2}, DType::kBFloat16) == 0, "planes");
 }
 
 // Devices differ in bandwidth, and so in what a barrier is worth.
@@ -488,6 +571,7 @@ int main() {
   TestChoice();
   TestCost();
   TestTraffic();
+  TestMaskSectors();
   TestBandwidth();
   TestRegisterTiles();
   TestSlabChannels();

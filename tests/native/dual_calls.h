@@ -29,7 +29,7 @@ struct DualInputs {
   const Inputs& operator[](int input) const {
     return input == 0 ? first : second;
   }
-  Problem problem() const { return {first.c.shape, first.c.dtype}; }
+  Problem problem() const { return first.c.problem(); }
   Both<const void*> x() const { return {first.x.data(), second.x.data()}; }
 
   Inputs first;

@@ -44,25 +44,36 @@ struct Case {
   int64_t result_lead = 0;
   // Whether vectors have a row for each group, or one for all groups.
   bool vectors_by_group = false;
+  int64_t mask_channels = 0;
 
+  Problem problem() const { return {shape, dtype, mask_channels}; }
   int64_t size() const { return shape.groups * shape.group_size(); }
   int64_t vector_groups() const { return vectors_by_group ? shape.groups : 1; }
   int64_t mask_bytes() const {
     return shape.groups * shape.mask_bytes_per_group();
   }
 
-  bool MaskBit(const uint8_t* mask, int64_t i) const {
+  // The index of an element's bit in the mask.
+  int64_t MaskBitIndex(int64_t i) const {
     const int64_t group = i / shape.group_size();
-    const int64_t bit = i % shape.group_size();
-    return (mask[group * shape.mask_bytes_per_group() + bit / 8] >> (bit % 8)) &
-           1;
+    int64_t bit = i % shape.group_size();
+    if (mask_channels > 0) {
+      const int64_t row = bit / shape.channels, channel = bit % shape.channels;
+      const int64_t run = channel / mask_channels * shape.rows + row;
+      bit = run * mask_channels + channel % mask_channels;
+    }
+    return 8 * group * shape.mask_bytes_per_group() + bit;
+  }
+  bool MaskBit(const uint8_t* mask, int64_t i) const {
+    const int64_t bit = MaskBitIndex(i);
+    return (mask[bit / 8] >> (bit % 8)) & 1;
   }
 
   std::string Name() const {
     std::string name = FormatOf(dtype).name;
     for (const int64_t n :
          {shape.groups, shape.rows, shape.channels, shape.inner, operand_lead,
-          result_lead, vector_groups()}) {
+          result_lead, vector_groups(), mask_channels}) {
       name += " " + std::to_string(n);
     }
     return name;
@@ -181,13 +192,11 @@ struct Inputs {
                              -format.smallest_subnormal()};
     // Padding bits are set, because they must not matter.
     for (int64_t i = 0; i < mask.size(); ++i) mask.data()[i] = 0xff;
-    const int64_t group_size = c.shape.group_size();
     for (int64_t i = 0; i < c.size(); ++i) {
       y.Set(i, values[random->Below(8)]);
       if (y[i] > 0) continue;
-      const int64_t bit = i % group_size;
-      mask.data()[i / group_size * ((group_size + 7) / 8) + bit / 8] &=
-          static_cast<uint8_t>(~(1u << (bit % 8)));
+      const int64_t bit = c.MaskBitIndex(i);
+      mask.data()[bit / 8] &= static_cast<uint8_t>(~(1u << (bit % 8)));
     }
   }
 };

@@ -27,6 +27,9 @@ def workspace_bytes(platform, groups, rows, channels, inner):
 def workspace_bound(platform):
     return 12345, 0, 0
 
+def mask_channels(platform, groups, rows, channels, inner, item_size):
+    return 0
+
 def cuda_version():
     return 13, 0
 
