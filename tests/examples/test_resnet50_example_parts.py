@@ -16,7 +16,17 @@ import resnet50_example as example
 
 # isort: split
 from flax import linen as nn
-from resnet50 import accuracy, config, metrics, model, optimizer, train_state, train_step, weights
+from resnet50 import (
+    accuracy,
+    config,
+    loop,
+    metrics,
+    model,
+    optimizer,
+    train_state,
+    train_step,
+    weights,
+)
 from resnet50 import devices as train_devices
 from resnet50.errors import UserError
 from safetensors import numpy as safetensors
@@ -46,6 +56,25 @@ def test_schedule() -> None:
     np.testing.assert_allclose([float(np.asarray(rate(s))) for s in range(31)], expected, atol=1e-7)
     without = optimizer.schedule(config.Training(warmup_epochs=0.0), 10, 30)
     assert float(np.asarray(without(0))) == pytest.approx(0.256)
+
+
+def test_the_last_epoch_is_evaluated_once() -> None:
+    """The digits have 22.45 steps in an epoch: 20 epochs end with step 450, not with 440 or 449."""
+    epoch = 1437 / 64
+    twenty = sorted(loop.evaluation_steps(epoch, loop.whole_steps(20 * epoch)))
+    assert len(twenty) == 20
+    assert twenty[:3] == [23, 45, 68]
+    assert twenty[-2:] == [427, 450]
+    assert loop.evaluation_steps(epoch, loop.whole_steps(epoch)) == {23}
+    assert loop.evaluation_steps(100 * epoch, 12) == {12}
+    assert loop.evaluation_steps(math.inf, 12) == {12}
+
+
+def test_fractions_of_an_epoch_are_not_rounded_up_for_a_rounding_error() -> None:
+    assert 0.1 * 3 * 10 > 3
+    assert loop.whole_steps(0.1 * 3 * 10) == 3
+    assert loop.evaluation_steps(0.1 * 3 * 10, 9) == {3, 6, 9}
+    assert loop.evaluation_steps(0.01, 3) == {1, 2, 3}
 
 
 def test_a_warmup_is_shorter_than_the_training() -> None:

@@ -1,6 +1,7 @@
 """The training loop."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
 from typing import Any
@@ -60,8 +61,25 @@ def train(
         trainer.close()
 
 
+def whole_steps(steps: float) -> int:
+    """A fractional number of steps, rounded up; errors of the arithmetic do not count."""
+    return math.ceil(round(steps, 6))
+
+
+def evaluation_steps(interval: float, total_steps: int) -> frozenset[int]:
+    """The steps after which the network is evaluated: every `interval` steps, and the last.
+
+    An interval of whole epochs is seldom a whole number of steps. Each evaluation follows the step
+    that completes its interval, so that the last epoch ends with the last step and not before it.
+    """
+    interval = max(1.0, interval)
+    multiples = (index * interval for index in itertools.count(1))
+    before_the_end = itertools.takewhile(lambda steps: steps < total_steps, multiples)
+    return frozenset([*map(whole_steps, before_the_end), total_steps])
+
+
 def _everywhere(fact: bool) -> bool:
-    """What process 0 says, which alone writes the metrics."""
+    """The fact as process 0 knows it, which alone writes the metrics."""
     if jax.process_count() == 1:
         return fact
     return bool(multihost_utils.broadcast_one_to_all(np.asarray(fact)))
@@ -83,7 +101,7 @@ class Trainer:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1.")
         self.dataset = sources.open_dataset(config)
         self.steps_per_epoch = len(self.dataset.train) / recipe.batch_size
-        self.total_steps = math.ceil(recipe.epochs * self.steps_per_epoch)
+        self.total_steps = whole_steps(recipe.epochs * self.steps_per_epoch)
         if self.total_steps < 1:
             raise UserError(f"--epochs must be positive, got {recipe.epochs:g}.")
         warmup = optimizer.warmup_epochs(recipe)
@@ -92,6 +110,9 @@ class Trainer:
                 f"--warmup-epochs {recipe.warmup_epochs:g} is not shorter than the training: the"
                 f" learning rate warms up for {warmup:g} epochs, half of it"
             )
+        self.evaluation_steps = evaluation_steps(
+            options.evaluate_every * self.steps_per_epoch, self.total_steps
+        )
         self.learning_rate = optimizer.schedule(recipe, self.steps_per_epoch, self.total_steps)
         self.net = model.build(config.model, len(self.dataset.classes))
         self._make_functions()
@@ -155,7 +176,8 @@ class Trainer:
 
     def run(self) -> dict[str, accuracy.Result]:
         state, step = self.first_state()
-        # A checkpoint comes before the evaluation of its step, which a stopped run has not come to.
+        # A checkpoint is saved before the evaluation of its step, so a stopped run may have ended
+        # between the two.
         self._evaluated = _everywhere(
             metrics.was_evaluated(self.config.run.output / metrics.FILE, step)
         )
@@ -203,11 +225,10 @@ class Trainer:
 
     def _loop(self, state: TrainState, step: int, stop: Stop) -> tuple[TrainState, int]:
         options = self.config.run
-        evaluate_every = max(1, round(options.evaluate_every * self.steps_per_epoch))
         profile = Profile(options.output / "profile", options.profile_at, options.profile_steps)
         watch = Watch()
         first = step
-        due = step > 0 and step % evaluate_every == 0 and not self._evaluated
+        due = step in self.evaluation_steps and not self._evaluated
         if due or step == self.total_steps:
             self._evaluate(state, step, stop)
         while step < self.total_steps and not self._stopped:
@@ -234,11 +255,12 @@ class Trainer:
             self.display.step(step, self.total_steps)
             self._stopped = stop.requested(step, options.log_every)
             with watch.paused():
-                # Saved first: who asks a run to stop may not wait for an evaluation.
+                # The checkpoint comes first, because whoever asks a run to stop may not wait for
+                # an evaluation.
                 save = step % options.checkpoint_every == 0 or done or self._stopped
                 if save:
                     self._save(state, step, done or self._stopped)
-                if (step % evaluate_every == 0 or done) and not self._stopped:
+                if step in self.evaluation_steps and not self._stopped:
                     self._evaluate(state, step, stop)
                     if self._stopped and not save:
                         self._save(state, step, last=True)
@@ -272,7 +294,7 @@ class Trainer:
             self.display.warn(f"{problem}; training continues")
 
     def _evaluate(self, state: TrainState, step: int, stop: Stop) -> None:
-        """Evaluates, and sets `_stopped` where the run was asked to stop before the end of it."""
+        """Evaluates, and sets `_stopped` if the run is asked to stop before the evaluation ends."""
         if self.config.source == "synthetic":
             return  # the accuracy on noise means nothing
         networks = {"network": state.variables}
