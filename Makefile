@@ -33,7 +33,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cmake cpu cuda native
 DIST_INPUTS := $(BUILD_INPUTS) README.md LICENSE AUTHORS .ci/make_dist.py .ci/check_wheel.py \
   $(shell find jax_bnar distributions -name '*.py' -o -name '*.pyi' -o -name '*.toml')
 # The CUDA kernels are compiled for the machine's GPU. Where there is none they are left out, unless
-# CUDAARCHS names architectures (CUDAARCHS=90-real make test): compiling takes a minute for each.
+# CUDAARCHS names architectures (CUDAARCHS=90-real make test): compiling takes several minutes for each.
 DEVELOP_CUDAARCHS := $(or $(CUDAARCHS),$(shell nvidia-smi -L >/dev/null 2>&1 && echo native))
 ifneq ($(shell command -v ccache 2>/dev/null),)
   export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
@@ -139,7 +139,7 @@ dist/.built: .venv/installed-dist .venv/build-requirements $(DIST_INPUTS)
 # on a touched source is recompiled. `pip install .` uses a different build folder.
 .venv/module: .venv/build-requirements $(BUILD_INPUTS)
 	@echo "Compiling the native modules: CPU kernels (about a minute of one core)," \
-	  "$(if $(DEVELOP_CUDAARCHS),CUDA kernels for $(DEVELOP_CUDAARCHS) if nvcc is there (a minute each),no CUDA kernels: no GPU here and CUDAARCHS is not set)"
+	  "$(if $(DEVELOP_CUDAARCHS),CUDA kernels for $(DEVELOP_CUDAARCHS) if nvcc is there (several minutes each),no CUDA kernels: no GPU here and CUDAARCHS is not set)"
 	$(if $(DEVELOP_CUDAARCHS),CUDAARCHS='$(DEVELOP_CUDAARCHS)') \
 	  PYTHONPATH="$(CURDIR)/.venv/jaxlib-headers" PATH="$(CURDIR)/$(BIN):$$PATH" \
 	  $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps \

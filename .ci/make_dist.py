@@ -22,7 +22,8 @@ DIST: Final = ROOT / "dist"
 CI: Final = ROOT / ".ci"
 # A wheel built by 3.12 or later serves 3.12 and all later versions; 3.11 needs its own.
 WHEELS: Final = (("3.11",), ("3.12", "3.13", "3.14"))
-# glibc 2.28: Debian 10, Ubuntu 20.04, RHEL 8, and everything newer.
+# A wheel may require at most glibc 2.28 (Debian 10, Ubuntu 20.04, RHEL 8). auditwheel refuses one
+# that requires more; to one that requires less, as ours do (2.17), it gives the older tag as well.
 PLATFORM: Final = f"manylinux_2_28_{platform.machine()}"
 NVCC: Final = ("nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 

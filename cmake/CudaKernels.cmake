@@ -93,7 +93,7 @@ if(NOT bnar_cudart_static)
 endif()
 set(JAX_BNAR_HAS_CUDA ON)
 message(STATUS "jax_bnar: CUDA kernels with ${CMAKE_CUDA_COMPILER} "
-  "${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}, about a minute of one "
+  "${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}, several minutes of one "
   "core for each; JAX_BNAR_CUDA=OFF leaves them out")
 
 # PTX is written for the architectures without a suffix and those with "-virtual". "all" and

@@ -1,6 +1,7 @@
 # Lets the modules of a wheel run on distributions older than the one that builds them: on
-# any with glibc 2.28 or newer (the tag manylinux_2_28), whatever glibc the build machine
-# has.
+# any with glibc 2.28 or newer, whatever glibc the build machine has. make_dist.py has
+# auditwheel check this. Today's modules ask for no symbol newer than 2.17, and auditwheel
+# tags the wheels accordingly.
 #
 # A module depends on the machine that links it in two ways. The first is libstdc++, which
 # is therefore linked statically. The second is glibc: version 2.34 gave the functions of

@@ -9,7 +9,8 @@
 
 namespace jax_bnar {
 
-// Adds the functions cuda_cost_model, cuda_traffic and cuda_plan.
+// Adds the planner's functions, whose names begin with cuda_, to a module;
+// jax_bnar/_native.pyi lists them.
 void AddCudaPlanner(nanobind::module_& m);
 
 }  // namespace jax_bnar

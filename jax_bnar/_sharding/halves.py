@@ -1,4 +1,4 @@
-"""The six operations on the arrays of one device, in the user's layout.
+"""The operations on the arrays of one device, in the user's layout.
 
 If every statistics group lies on one device, each operation is one kernel call. If groups span
 devices (`span`), the whole passes are composed of their halves, with a collective in between.
