@@ -24,8 +24,9 @@ _KINDS: tuple[OperandKind, ...] = ("tensor", "tensor", *_VECTORS)
 def training_tangents(
     residuals: Residuals, tangents: Tangents, config: Config, span: Span | None = None
 ) -> tuple[jax.Array, ...]:
-    """(ty, tmean1, tvar1, tmean2, tvar2); `tangents` are of (x1, x2, scale1, bias1, scale2, bias2).
+    """The tangents of (y, mean1, var1, mean2, var2).
 
+    `tangents` are those of (x1, x2, scale1, bias1, scale2, bias2).
     If there is a `span`, the statistics of both inputs are summed over its parts.
     """
     x1, x2, saved, mean1, var1, mean2, var2, *affine = residuals
@@ -67,7 +68,7 @@ def normalise_tangent(
     epsilon: float,
     gate: Gate,
 ) -> jax.Array:
-    """ty, in the dtype of x1 and rounded once.
+    """y_dot, in the dtype of x1 and rounded once.
 
     Operands and tangents are those of the primitive `dual_normalise`:
     (x1, x2, scale1, bias1, scale2, bias2, mean1, var1, mean2, var2).

@@ -25,7 +25,7 @@ _Arrays = tuple[jax.Array | None, ...]
 
 
 class LinearMap(Protocol):
-    """Must be hashable, because it is a static parameter: equal maps share one compiled program."""
+    """A linear map; hashable, because it is a static parameter: equal maps share one program."""
 
     def tangent(self, residuals: Any, tangents: Any) -> _Arrays:
         """The map: linear in `tangents` (None means zero), differentiable in float residuals."""
@@ -153,8 +153,8 @@ class _Mapped:
 
     def transpose(self, residuals: _Arrays, cotangents: Sequence[jax.Array]) -> _Arrays:
         residual_axes, tangent_axes = self.axis.in_axes
-        absent = object()
-        _, markers = jax.tree.unflatten(self.axis.tree, [absent] * len(self.axis.dims))
+        # True for each tangent that is an array; None, as in the tree, for one that is zero.
+        _, is_given = jax.tree.unflatten(self.axis.tree, [True] * len(self.axis.dims))
         # A result shared by all examples counts as the result of the first one.
         cotangents = tuple(
             _of_the_first(cotangent, self.axis.data.size) if axis is None else cotangent
@@ -162,15 +162,16 @@ class _Mapped:
         )
         function = self.axis.vmap(self.inner.transpose, (residual_axes, 0), 0)
         return tuple(
-            None
-            if marker is None or cotangent is None
-            else cotangent.sum(axis=0)
-            if axis is None
-            else jnp.moveaxis(cotangent, 0, axis)
-            for cotangent, axis, marker in zip(
-                function(residuals, cotangents), tangent_axes, markers, strict=True
+            _unbatched(cotangent, axis) if given and cotangent is not None else None
+            for cotangent, axis, given in zip(
+                function(residuals, cotangents), tangent_axes, is_given, strict=True
             )
         )
+
+
+def _unbatched(cotangent: jax.Array, axis: int | None) -> jax.Array:
+    """The cotangent of a tangent whose examples lie along `axis`, or that all examples share."""
+    return cotangent.sum(axis=0) if axis is None else jnp.moveaxis(cotangent, 0, axis)
 
 
 def _of_the_first(cotangent: jax.Array, size: int) -> jax.Array:

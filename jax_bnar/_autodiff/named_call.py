@@ -25,7 +25,7 @@ _Arrays = tuple[jax.Array, ...]
 
 
 class NamedFunction(Protocol):
-    """Must be hashable, because it is a static parameter: equal functions share one program."""
+    """A function; hashable, because it is a static parameter: equal functions share one program."""
 
     def value(self, operands: Any) -> _Arrays:
         """The results."""

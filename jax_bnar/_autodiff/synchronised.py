@@ -47,7 +47,8 @@ def _forward(
     parts = parts_of(names, groups)
     mean, var = primitive.statistics(x, **config.common_statics)
     mean, var = merge_statistics(mean, var, NamedSpan(names, groups, parts))
-    # Named before their first use, so that a policy that saves them ends the recomputation here.
+    # They are named before their first use, so that a policy that saves them ends the
+    # recomputation here.
     mean = checkpoint_name(mean, STATISTICS_NAME)
     var = checkpoint_name(var, STATISTICS_NAME)
     y, *mask = primitive.normalise(

@@ -1,10 +1,11 @@
 """Tangents of the operators in pure JAX, in the user's layout, for forward mode and second orders.
 
-With tx, tz, ... the tangents, n the number of elements of a statistics group, and a = scale*rstd:
+With x_dot, z_dot, ... the tangents of x, z, ..., n the number of elements of a statistics group,
+and a = scale*rstd:
 
-    tmean = sum(tx)/n    tvar = 2*sum((x-mean)*tx)/n
-    ty = a*tx + b*(x-mean) + k + tz where y > 0, else 0
-    b = rstd*tscale - a*rstd^2*tvar/2    k = tbias - a*tmean
+    mean_dot = sum(x_dot)/n    var_dot = 2*sum((x-mean)*x_dot)/n
+    y_dot = a*x_dot + b*(x-mean) + k + z_dot where y > 0, else 0
+    b = rstd*scale_dot - a*rstd^2*var_dot/2    k = bias_dot - a*mean_dot
 
 The gate y > 0 is taken from `saved`, which backward reads too, so that the two agree on it for
 every element. A tangent of None means zero.
@@ -33,7 +34,7 @@ def training_tangents(
     config: Config,
     span: Span | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(ty, tmean, tvar) of the training form.
+    """(y_dot, mean_dot, var_dot) of the training form.
 
     `residuals` are (x, saved, mean, var, scale, bias); `tangents` are those of (x, z, scale, bias).
     """
@@ -58,7 +59,7 @@ def training_tangents(
 def mapped_tangents(
     residuals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[bool, bool, bool]:
-    """Which of (ty, tmean, tvar) vary along a mapped axis.
+    """Which of (y_dot, mean_dot, var_dot) vary along a mapped axis.
 
     The arguments are those of `training_tangents`, with each array replaced by whether it is
     mapped over that axis.
@@ -77,7 +78,7 @@ def statistics_tangents(
     layout: ChannelLayout,
     span: Span | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(tmean, tvar) of shape (num_groups, C), over all parts of `span` if there is one."""
+    """(mean_dot, var_dot) of shape (num_groups, C), over all parts of `span` if there is one."""
     if x_dot is None:
         return jnp.zeros_like(mean), jnp.zeros_like(mean)
 
@@ -123,7 +124,7 @@ def normalise_tangent(
     epsilon: float,
     gate: Gate,
 ) -> jax.Array:
-    """ty in the dtype of x, rounded once; `tangents` are of (x, z, scale, bias, mean, var)."""
+    """y_dot in the dtype of x, rounded once; `tangents` are of (x, z, scale, bias, mean, var)."""
     function = functools.partial(_normalise_tangent, layout=layout, epsilon=epsilon, gate=gate)
     specs = (jax.typeof(x).sharding.spec,)
     arrays = (x, saved, scale, bias, mean, var, *tangents)

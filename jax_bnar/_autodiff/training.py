@@ -71,9 +71,11 @@ def _forward(
     config: Config,
     save_mask: bool,
 ) -> tuple[_Results, _Residuals]:
-    # Calls `training` rather than the primitive, so that second derivatives use the rule above.
+    # This calls `training` rather than the primitive, so that second derivatives use the rule
+    # above.
     y, mean, var, mask = training(x, z, scale, bias, config, save_mask)
-    # Named before their first use, so that a policy that saves them ends the recomputation here.
+    # They are named before their first use, so that a policy that saves them ends the
+    # recomputation here.
     mean = checkpoint_name(mean, STATISTICS_NAME)
     var = checkpoint_name(var, STATISTICS_NAME)
     operands = (x, z, scale, bias, mean, var)

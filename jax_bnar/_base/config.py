@@ -50,15 +50,6 @@ class Config:
             "save_mask": save_mask,
         }
 
-    def dual_forward_statics(self, *, save_mask: bool) -> dict[str, Any]:
-        """Keywords of the primitives `dual_forward` and `dual_normalise`."""
-        return {**self.common_statics, "epsilon": self.epsilon, "save_mask": save_mask}
-
-    @property
-    def dual_backward_statics(self) -> dict[str, Any]:
-        """Keywords of the primitive `dual_backward`."""
-        return {**self.common_statics, "epsilon": self.epsilon, "gate": self.gate}
-
     @property
     def backward_statics(self) -> dict[str, Any]:
         """Static parameters of the primitive `backward`."""
@@ -68,3 +59,12 @@ class Config:
             "gate": self.gate,
             "has_z": self.has_z,
         }
+
+    def dual_forward_statics(self, *, save_mask: bool) -> dict[str, Any]:
+        """Static parameters of the primitives `dual_forward` and `dual_normalise`."""
+        return {**self.common_statics, "epsilon": self.epsilon, "save_mask": save_mask}
+
+    @property
+    def dual_backward_statics(self) -> dict[str, Any]:
+        """Static parameters of the primitive `dual_backward`."""
+        return {**self.common_statics, "epsilon": self.epsilon, "gate": self.gate}

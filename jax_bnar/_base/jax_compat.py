@@ -10,18 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.core
 from jax._src import core, dispatch, sharding_impls, source_info_util
-from jax.experimental.custom_partitioning import (
-    ArrayMapping as ArrayMapping,
-)
-from jax.experimental.custom_partitioning import (
-    CompoundFactor as CompoundFactor,
-)
-from jax.experimental.custom_partitioning import (
-    SdyShardingRule as SdyShardingRule,
-)
-from jax.experimental.custom_partitioning import (
-    custom_partitioning as custom_partitioning,
-)
+from jax.experimental import custom_partitioning as partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval, xla
 from jax.sharding import ManualAxisType, NamedSharding, PartitionSpec
@@ -38,6 +27,10 @@ apply_primitive = xla.apply_primitive
 register_lowering = mlir.register_lowering
 lower_fun = mlir.lower_fun
 partial_eval_jaxpr_custom_rules = partial_eval.partial_eval_jaxpr_custom_rules
+ArrayMapping = partitioning.ArrayMapping
+CompoundFactor = partitioning.CompoundFactor
+SdyShardingRule = partitioning.SdyShardingRule
+custom_partitioning = partitioning.custom_partitioning
 # The value of `axis_data.name` in a batching rule when vmap was given no axis_name.
 no_axis_name = core.no_axis_name
 

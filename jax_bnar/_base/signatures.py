@@ -188,8 +188,11 @@ DUAL_FORWARD: Final = Signature(
 DUAL_BACKWARD: Final = Signature(
     "dual_backward",
     (
-        *(_DY, *_BOTH_X, _SAVED),
-        *(*_vectors(*_BOTH_STATISTICS), *_BOTH_AFFINE),
+        _DY,
+        *_BOTH_X,
+        _SAVED,
+        *_vectors(*_BOTH_STATISTICS),
+        *_BOTH_AFFINE,
         *_vectors("dmean1", "dvar1", "dmean2", "dvar2"),
     ),
     (
@@ -222,7 +225,9 @@ DUAL_BACKWARD_REDUCE: Final = Signature(
 DUAL_BACKWARD_APPLY: Final = Signature(
     "dual_backward_apply",
     (
-        *(_DY, *_BOTH_X, _SAVED),
+        _DY,
+        *_BOTH_X,
+        _SAVED,
         *_vectors("mean1", "a1", "b1", "k1", "mean2", "a2", "b2", "k2"),
         _BIAS,
     ),

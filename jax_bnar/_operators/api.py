@@ -92,6 +92,8 @@ def bn_add_relu(
         ValueError: a shape or the value of an argument is invalid.
         TypeError: a dtype or the type of an argument is invalid.
         NameError: axis_name does not name a mapped axis in scope.
+        NotImplementedError: implementation is "ffi", and the platform has no kernel; raised when
+            the program is lowered.
 
     Examples:
         >>> import jax.numpy as jnp, jax_bnar
@@ -136,23 +138,25 @@ def bn_relu(
 ) -> BatchNormResult:
     """Fused `relu(batch_norm(x))` with batch statistics: `bn_add_relu` without z.
 
+    `bn_add_relu` describes the optional arguments in full.
+
     Args:
         x: float dtype, any rank >= 2, with C channels along `axis`.
         scale: shape (C,), or None for 1.
         bias: shape (C,), or None for 0.
-        epsilon: added to the variance; as the arguments below, that of `bn_add_relu`.
+        epsilon: static, > 0.
         axis: the channel axis.
-        axis_name: name of a mapped axis over which statistics are computed, too.
-        axis_index_groups: groups of indices of that axis.
+        axis_name: name of a mapped axis, or a tuple of names, over which statistics are computed.
+        axis_index_groups: lists of indices of that axis, each with separate statistics.
         num_groups: number of ghost batches.
-        save: "y" or "mask".
+        save: where backward finds the sign of the ReLU, "y" or "mask".
         implementation: None, "ffi" or "xla".
 
     Returns:
         BatchNormResult(y, mean, var).
 
     Raises:
-        ValueError, TypeError, NameError: as `bn_add_relu`.
+        ValueError, TypeError, NameError, NotImplementedError: as in `bn_add_relu`.
 
     Examples:
         >>> import jax.numpy as jnp, jax_bnar
@@ -424,7 +428,5 @@ def _infer(
         for name, vector in (("mean", mean), ("var", var))
     )
     with jax.named_scope(function):
-        arrays = align_operands(operands.layout, *operands[:4], *statistics)
-        x, z, scale, bias, mean, var = arrays
-        y, _ = inference(x, z, scale, bias, mean, var, config)
+        y, _ = inference(*align_operands(operands.layout, *operands[:4], *statistics), config)
     return y

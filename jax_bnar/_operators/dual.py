@@ -66,12 +66,12 @@ def dual_bn_add_relu(
         y = relu(scale1 * (x1 - mean1) / sqrt(var1 + epsilon) + bias1
                  + scale2 * (x2 - mean2) / sqrt(var2 + epsilon) + bias2)
 
-    per channel, in the accumulation dtype and rounded once. Forward and backward are one kernel
-    call each. After the statistics, forward reads x1 and x2 and writes y, whereas two operators
-    would write the normalised x2 and read it again. Backward computes both gradients in one pass
-    for the sums and one for the results. It keeps x1 and x2, with save="mask" also a mask, and no
-    pre-ReLU tensor. The operator is differentiable with respect to every array, and through the
-    four statistics.
+    Each channel is normalised by itself, in the accumulation dtype, and y is rounded once. Forward
+    and backward are one kernel call each. After the statistics, forward reads x1 and x2 and writes
+    y, whereas two operators would write the normalised x2 and read it again. Backward computes both
+    gradients in one pass for the sums and one for the results. It keeps x1 and x2, with save="mask"
+    also a mask, and no pre-ReLU tensor. The operator is differentiable with respect to every array,
+    and through the four statistics.
 
     Args:
         x1: as x in `bn_add_relu`.
@@ -94,7 +94,7 @@ def dual_bn_add_relu(
         DualBatchNormResult(y, mean1, var1, mean2, var2).
 
     Raises:
-        ValueError, TypeError, NotImplementedError: as in `bn_add_relu`.
+        ValueError, TypeError, NameError, NotImplementedError: as in `bn_add_relu`.
 
     Examples:
         >>> import jax.numpy as jnp, jax_bnar

@@ -27,12 +27,17 @@ class Operands(NamedTuple):
     layout: ChannelLayout
 
 
-def check_epsilon(function: str, epsilon: Any) -> float:
-    if isinstance(epsilon, jax.core.Tracer):
+def require_static(function: str, name: str, number: Any) -> None:
+    """Refuses a traced value for a number that decides which program is compiled."""
+    if isinstance(number, jax.core.Tracer):
         raise TypeError(
-            f"{function}: epsilon must be a static Python number, got a traced value; mark it as"
+            f"{function}: {name} must be a static Python number, got a traced value; mark it as"
             " static (jax.jit static_argnames) or close over it."
         )
+
+
+def check_epsilon(function: str, epsilon: Any) -> float:
+    require_static(function, "epsilon", epsilon)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (numbers.Real, np.ndarray, jax.Array)):
         raise TypeError(
             f"{function}: epsilon must be a positive number, got {type(epsilon).__name__}."
@@ -122,8 +127,8 @@ def check_operands(
     x_name: str = "x",
 ) -> Operands:
     x = check_x(function, x, x_name)
-    axis = _check_axis(function, axis, x.shape)
-    num_groups = _check_num_groups(function, num_groups, axis, x.shape)
+    axis = _check_axis(function, axis, x.shape, x_name)
+    num_groups = _check_num_groups(function, num_groups, axis, x.shape, x_name)
     return Operands(
         x=x,
         z=None if z is None else check_like(function, "z", z, x),
@@ -153,7 +158,7 @@ def check_x(function: str, x: Any, name: str = "x") -> jax.Array:
 
 
 def check_vector(
-    function: str, name: str, vector: Any, x: Any, axis: int, name_of_x: str = "x"
+    function: str, name: str, vector: Any, x: Any, axis: int, x_name: str = "x"
 ) -> jax.Array | None:
     """A per-channel operand as a (1, C) array in the accumulation dtype; None stays None."""
     if vector is None:
@@ -163,40 +168,38 @@ def check_vector(
     if vector.shape != (channels,):
         raise ValueError(
             f"{function}: {name} must have shape ({channels},), one value for each channel (axis"
-            f" {axis} of {name_of_x}, whose shape is {x.shape}), got shape {vector.shape}."
+            f" {axis} of {x_name}, whose shape is {x.shape}), got shape {vector.shape}."
         )
     if not jnp.issubdtype(vector.dtype, jnp.floating):
         raise TypeError(f"{function}: {name} must have a float dtype, got {vector.dtype}.")
     return vector.astype(accumulation_dtype(x.dtype)).reshape(1, channels)
 
 
-def check_like(function: str, name: str, value: Any, x: Any, name_of_x: str = "x") -> jax.Array:
+def check_like(function: str, name: str, value: Any, x: Any, x_name: str = "x") -> jax.Array:
     """An operand with the shape and the dtype of x."""
     array = _as_array(function, name, value)
-    check_shape_like(function, name, array, x, name_of_x)
+    check_shape_like(function, name, array, x, x_name)
     if array.dtype != x.dtype:
         raise TypeError(
-            f"{function}: {name} must have the dtype of {name_of_x}, {x.dtype}, got {array.dtype};"
-            f" cast it with {name}.astype({name_of_x}.dtype)."
+            f"{function}: {name} must have the dtype of {x_name}, {x.dtype}, got {array.dtype};"
+            f" cast it with {name}.astype({x_name}.dtype)."
         )
     return array
 
 
-def check_shape_like(
-    function: str, name: str, array: jax.Array, x: Any, name_of_x: str = "x"
-) -> None:
+def check_shape_like(function: str, name: str, array: jax.Array, x: Any, x_name: str = "x") -> None:
     if array.shape != x.shape:
         raise ValueError(
-            f"{function}: {name} must have the shape of {name_of_x}, {x.shape}, got {array.shape};"
+            f"{function}: {name} must have the shape of {x_name}, {x.shape}, got {array.shape};"
             f" {name} is not broadcast (use jnp.broadcast_to if you want that)."
         )
 
 
 def check_statistic(
-    function: str, name: str, vector: Any, x: Any, axis: int, name_of_x: str = "x"
+    function: str, name: str, vector: Any, x: Any, axis: int, x_name: str = "x"
 ) -> jax.Array:
     """mean or var of an inference form: like `check_vector`, but it must not be None."""
-    checked = check_vector(function, name, vector, x, axis, name_of_x)
+    checked = check_vector(function, name, vector, x, axis, x_name)
     if checked is None:
         raise TypeError(f"{function}: {name} must be an array, got None.")
     return checked
@@ -208,7 +211,7 @@ def _as_array(function: str, name: str, value: Any) -> jax.Array:
     return jnp.asarray(value)
 
 
-def _check_axis(function: str, axis: Any, shape: tuple[int, ...]) -> int:
+def _check_axis(function: str, axis: Any, shape: tuple[int, ...], x_name: str) -> int:
     ndim = len(shape)
     try:
         index = operator.index(axis)
@@ -219,12 +222,15 @@ def _check_axis(function: str, axis: Any, shape: tuple[int, ...]) -> int:
         ) from None
     if not -ndim <= index < ndim:
         raise ValueError(
-            f"{function}: axis must lie in [{-ndim}, {ndim}) for x of shape {shape}, got {index}."
+            f"{function}: axis must lie in [{-ndim}, {ndim}) for {x_name} of shape {shape}, got"
+            f" {index}."
         )
     return index % ndim
 
 
-def _check_num_groups(function: str, num_groups: Any, axis: int, shape: tuple[int, ...]) -> int:
+def _check_num_groups(
+    function: str, num_groups: Any, axis: int, shape: tuple[int, ...], x_name: str
+) -> int:
     try:
         groups = operator.index(num_groups)
     except TypeError:
@@ -236,12 +242,13 @@ def _check_num_groups(function: str, num_groups: Any, axis: int, shape: tuple[in
         raise ValueError(f"{function}: num_groups must be at least 1, got {groups}.")
     if groups > 1 and axis == 0:
         raise ValueError(
-            f"{function}: num_groups={groups} splits the leading axis of x, but axis=0 makes that"
-            f" the channel axis (x has shape {shape}); move the channels after the batch axis."
+            f"{function}: num_groups={groups} splits the leading axis of {x_name}, but axis=0 makes"
+            f" that the channel axis ({x_name} has shape {shape}); move the channels after the"
+            " batch axis."
         )
     if shape[0] % groups:
         raise ValueError(
-            f"{function}: num_groups must divide the leading axis of x, got num_groups={groups} for"
-            f" x of shape {shape}."
+            f"{function}: num_groups must divide the leading axis of {x_name}, got"
+            f" num_groups={groups} for {x_name} of shape {shape}."
         )
     return groups

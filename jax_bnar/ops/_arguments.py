@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base.layout import ChannelLayout
+from jax_bnar._operators.validation import require_static
 
 
 def check_data_format(
@@ -24,11 +24,7 @@ def check_data_format(
 
 
 def check_momentum(function: str, momentum: Any) -> float:
-    if isinstance(momentum, jax.core.Tracer):
-        raise TypeError(
-            f"{function}: momentum must be a static Python number, got a traced value; mark it as"
-            " static (jax.jit static_argnames) or close over it."
-        )
+    require_static(function, "momentum", momentum)
     if isinstance(momentum, bool) or not isinstance(momentum, numbers.Real):
         raise TypeError(
             f"{function}: momentum must be a number from 0 to 1, got {type(momentum).__name__}."

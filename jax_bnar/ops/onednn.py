@@ -96,8 +96,9 @@ def batch_norm_forward_training(
         running_mean = momentum * mean + (1 - momentum) * batch_mean
         running_variance = momentum * variance + (1 - momentum) * batch_variance
 
-    per channel, with the mean and the population variance of the batch. The operator is
-    differentiable with respect to every array and through every floating-point result.
+    batch_mean and batch_variance are the mean and the population variance of each channel of src.
+    The operator is differentiable with respect to every array and through every floating-point
+    result.
 
     Args:
         src: float16, bfloat16, float32 or float64; rank >= 2, any number of channels, not empty.

@@ -100,10 +100,10 @@ def fused_bn_add_activation(
         mean_out = momentum * mean + (1 - momentum) * saved_mean
         variance_out = momentum * variance + (1 - momentum) * var
 
-    with the mean and the population variance var of each channel, and saved_variance =
-    1 / sqrt(var + epsilon). It is one kernel call, and differentiable with respect to every array
-    and through every floating-point result. Backward is also one kernel call, which reads x and
-    reserve_space.
+    saved_mean is the mean of each channel, var its population variance, and saved_variance is
+    1 / sqrt(var + epsilon). The operator is one kernel call, and differentiable with respect to
+    every array and through every floating-point result. Backward is also one kernel call, which
+    reads x and reserve_space.
 
     Args:
         x: float16, bfloat16, float32 or float64; rank >= 2, any number of channels, not empty.

@@ -182,10 +182,11 @@ def test_inference_needs_its_statistics() -> None:
         ({"scale1": np.ones(6, np.float32)}, ValueError, "scale1 must have shape"),
         ({"bias2": np.ones(6, np.float32)}, ValueError, "bias2 must have shape"),
         ({"scale2": np.ones(7, np.int32)}, TypeError, "scale2 must have a float dtype"),
-        ({"axis": 4}, ValueError, "axis must lie in"),
+        ({"axis": 4}, ValueError, r"axis must lie in .* for x1 of shape"),
         ({"save": "x"}, ValueError, "save must be"),
         ({"epsilon": 0.0}, ValueError, "epsilon must be finite"),
-        ({"num_groups": 4}, ValueError, "num_groups must divide"),
+        ({"num_groups": 4}, ValueError, "num_groups must divide the leading axis of x1"),
+        ({"num_groups": 3, "axis": 0}, ValueError, "splits the leading axis of x1"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
