@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import RefusedMatch
 from jax_bnar._fuse.nodes import (
@@ -19,7 +20,6 @@ from jax_bnar._fuse.nodes import (
     Node,
     Operand,
     Value,
-    accumulation_dtype,
     array_and_vector,
     is_broadcast,
     is_real,

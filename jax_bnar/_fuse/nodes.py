@@ -3,12 +3,15 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base import jax_compat
+from jax_bnar._base.dtypes import SUPPORTED
+
+_SUPPORTED_NAMES: Final = tuple(dtype.name for dtype in SUPPORTED)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -168,8 +171,8 @@ def values_of(operands: Iterable[Operand]) -> Iterator[Value]:
 
 
 def is_real(dtype: Any) -> bool:
-    """Whether the operators take arrays of this dtype."""
-    return dtype.name in ("float16", "bfloat16", "float32", "float64")
+    """Whether the operators take arrays of this dtype, which may be an extended dtype of JAX."""
+    return dtype.name in _SUPPORTED_NAMES
 
 
 @functools.cache
@@ -177,8 +180,3 @@ def holds(wide: Any, narrow: Any) -> bool:
     """Whether every number of the dtype `narrow` is also a number of `wide`."""
     a, b = jnp.finfo(wide), jnp.finfo(narrow)
     return a.nmant >= b.nmant and a.maxexp >= b.maxexp
-
-
-def accumulation_dtype(dtype: Any) -> np.dtype:
-    """The dtype in which the operators compute on arrays of a given dtype."""
-    return np.dtype(np.float64 if dtype == np.float64 else np.float32)

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._fuse.affine import AffineMatch
 from jax_bnar._fuse.dual import DualMatch
 from jax_bnar._fuse.match import Statistic, TrainingMatch
-from jax_bnar._fuse.nodes import Node, Value, accumulation_dtype
+from jax_bnar._fuse.nodes import Node, Value
 from jax_bnar._fuse.training import Normalisation
 from jax_bnar._fuse.vectors import Vector, arrays_of
 from jax_bnar._operators.api import (

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._fuse import axes as axes_of
 from jax_bnar._fuse.axes import STACK, Labels
 from jax_bnar._fuse.graph import Graph
@@ -24,7 +25,6 @@ from jax_bnar._fuse.nodes import (
     Node,
     Operand,
     Value,
-    accumulation_dtype,
     holds,
     is_real,
     source,

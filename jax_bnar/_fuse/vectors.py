@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_bnar._fuse.nodes import Value, accumulation_dtype
+from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._fuse.nodes import Value
 from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.unknowns import Foreign, Unknowns
 
