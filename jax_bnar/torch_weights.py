@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_bnar._layers import resnet_options
+
 __all__ = ["Weights", "from_linen", "from_nnx", "read", "to_linen", "to_nnx"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -153,9 +155,9 @@ def from_nnx(model: Any) -> Weights:
 
 
 def _modules(stage_sizes: Sequence[int], naming: str = "flax") -> Iterator[_Module]:
-    flax = naming == "flax"
-    yield _Module("conv1", ("conv_init" if flax else "Conv_init",), ("stem", "conv"), "conv")
-    yield _Module("bn1", ("bn_init" if flax else "BatchNorm_init",), ("stem", "bn"), "norm")
+    names = resnet_options.choice("naming", naming, resnet_options.NAMES)
+    yield _Module("conv1", (names.stem_conv,), ("stem", "conv"), "conv")
+    yield _Module("bn1", (names.stem_norm,), ("stem", "bn"), "norm")
     blocks = ((s, i) for s, size in enumerate(stage_sizes) for i in range(size))
     for number, (stage, index) in enumerate(blocks):
         torch = f"layer{stage + 1}.{index}"
@@ -165,10 +167,9 @@ def _modules(stage_sizes: Sequence[int], naming: str = "flax") -> Iterator[_Modu
             yield _Module(f"{torch}.conv{i + 1}", (linen, f"Conv_{i}"), (*nnx, f"conv{i}"), "conv")
             yield _Module(f"{torch}.bn{i + 1}", (linen, f"BatchNorm_{i}"), (*nnx, f"bn{i}"), "norm")
         if index == 0:
-            conv, norm = ("conv_proj", "norm_proj") if flax else ("Conv_proj", "BatchNorm_proj")
             shortcut, nnx = f"{torch}.downsample", (*nnx, "downsample")
-            yield _Module(f"{shortcut}.0", (linen, conv), (*nnx, "conv"), "conv")
-            yield _Module(f"{shortcut}.1", (linen, norm), (*nnx, "bn"), "norm")
+            yield _Module(f"{shortcut}.0", (linen, names.shortcut_conv), (*nnx, "conv"), "conv")
+            yield _Module(f"{shortcut}.1", (linen, names.shortcut_norm), (*nnx, "bn"), "norm")
     yield _Module("fc", ("Dense_0",), ("fc",), "linear")
 
 

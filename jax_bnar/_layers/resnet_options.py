@@ -1,13 +1,29 @@
-"""Options of a ResNet that Linen and NNX share."""
+"""Options of a ResNet that Linen and NNX share, and the names of its modules in Linen."""
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 Padding = Literal["SAME", "torch"]
+Naming = Literal["flax", "algoperf"]
 
 # The padding of 3x3 windows. With strides 2 and an even size, "SAME" pads at the end only.
 PADDINGS: Final[Mapping[str, Any]] = {"SAME": "SAME", "torch": ((1, 1), (1, 1))}
+
+
+class ModuleNames(NamedTuple):
+    """The names of the modules that Linen does not number by itself."""
+
+    stem_conv: str
+    stem_norm: str
+    shortcut_conv: str
+    shortcut_norm: str
+
+
+NAMES: Final[Mapping[str, ModuleNames]] = {
+    "flax": ModuleNames("conv_init", "bn_init", "conv_proj", "norm_proj"),
+    "algoperf": ModuleNames("Conv_init", "BatchNorm_init", "Conv_proj", "BatchNorm_proj"),
+}
 
 
 def choice(field: str, value: Any, choices: Mapping[str, Any]) -> Any:

@@ -104,6 +104,13 @@ def test_round_trip_through_linen(naming: Any) -> None:
     assert_close(torch_weights.to_linen(torch_weights.from_linen(net, random), net), random, 0)
 
 
+def test_an_unknown_naming_is_refused() -> None:
+    _, weights = small()
+    net = small_linen(naming="torch")
+    with pytest.raises(ValueError, match="naming must be 'flax' or 'algoperf', got 'torch'"):
+        torch_weights.to_linen(weights, net)
+
+
 def test_abstract_nnx_model_takes_weights() -> None:
     _, weights = small()
     abstract = nnx.eval_shape(lambda: nnx_layers.ResNet((2, 1), 5, num_filters=4, rngs=nnx.Rngs(0)))

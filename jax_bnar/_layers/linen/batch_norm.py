@@ -163,14 +163,17 @@ class BatchNorm(nn.BatchNorm):
 
 
 class JoinedBatchNorm(BatchNorm):
-    """A `BatchNorm` that only the join with another one reads: the shortcut's, in a block.
+    """The `BatchNorm` of a block's shortcut, whose result only the join with another one reads.
 
-    Linen allows one compact method in a class, and stores what `__call__` returns if intermediates
-    are captured, so the prepared call has a class of its own.
+    Its `prepare` takes the place of `__call__`. It has a class of its own because Linen allows only
+    one compact method in a class, and stores what `__call__` returns if intermediates are captured.
     """
 
     def __call__(self, *_: Any, **__: Any) -> jax.Array:
-        raise NotImplementedError("JoinedBatchNorm: call prepare.")
+        raise NotImplementedError(
+            "JoinedBatchNorm has no result of its own: call prepare, and pass what it returns to"
+            " another BatchNorm as the residual."
+        )
 
     @nn.compact
     def prepare(self, x: Any, use_running_average: bool | None = None) -> PreparedCall:

@@ -9,8 +9,8 @@ from flax import linen as nn
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.fold import fold
 from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
-from jax_bnar._layers.linen.resnet import NAMES, ResNet
-from jax_bnar._layers.resnet_options import choice, norm_class
+from jax_bnar._layers.linen.resnet import ResNet
+from jax_bnar._layers.resnet_options import NAMES, choice, norm_class
 
 
 def fold_batch_norms(

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,9 @@ from jax_bnar._layers.activation import RELU, ActivationLike, layer_activation
 from jax_bnar._layers.linen.batch_norm import BatchNorm, JoinedBatchNorm
 from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
 from jax_bnar._layers.resnet_options import (
+    NAMES,
     PADDINGS,
+    Naming,
     Padding,
     choice,
     norm_class,
@@ -21,23 +23,6 @@ from jax_bnar._layers.resnet_options import (
 
 # A module class, or a functools.partial of one.
 ModuleFactory = Callable[..., Any]
-
-Naming = Literal["flax", "algoperf"]
-
-
-class _Names(NamedTuple):
-    """The names of modules that are not numbered automatically."""
-
-    stem_conv: str
-    stem_norm: str
-    shortcut_conv: str
-    shortcut_norm: str
-
-
-NAMES: dict[str, _Names] = {
-    "flax": _Names("conv_init", "bn_init", "conv_proj", "norm_proj"),
-    "algoperf": _Names("Conv_init", "BatchNorm_init", "Conv_proj", "BatchNorm_proj"),
-}
 
 
 class FusedBottleneck(nn.Module):

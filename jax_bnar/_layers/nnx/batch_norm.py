@@ -1,8 +1,7 @@
 """The NNX layer; import it from `jax_bnar.nnx_layers`."""
 
 import math
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +14,9 @@ from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
 from jax_bnar._layers.channel_view import channel_view
-from jax_bnar._layers.nnx.sequential import conversion_text, take_relus
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import scalar_of
 from jax_bnar._layers.statistics import BatchStatistics, running_average, unbiased
-
-_OPTIONS: dict[str, Any] = {
-    "activation": "none",
-    "unbiased_running_var": False,
-    "num_groups": 1,
-    "save": "y",
-    "implementation": None,
-    "update_batch_stats": True,
-}
 
 
 class BatchNorm(nnx.BatchNorm):
@@ -90,7 +79,7 @@ class BatchNorm(nnx.BatchNorm):
         **fields: Any,
     ) -> None:
         super().__init__(num_features, rngs=rngs, **fields)
-        self.activation: ActivationLike = _stored(activation)
+        self.activation: ActivationLike = stored_activation(activation)
         self.unbiased_running_var = unbiased_running_var
         self.num_groups = num_groups
         self.save: Save = save
@@ -197,73 +186,7 @@ class BatchNorm(nnx.BatchNorm):
             )
 
 
-def _stored(activation: Any) -> ActivationLike:
+def stored_activation(activation: Any) -> ActivationLike:
     """The validated activation, as a string if it has a name."""
     fused, after = layer_activation("BatchNorm", "activation", activation)
     return fused if after is None else after
-
-
-def convert_batch_norms(
-    model: Any,
-    *,
-    only: Any = ...,
-    raise_if_not_found: bool = True,
-    report: Callable[[str], object] | None = None,
-    **options: Any,
-) -> Any:
-    """Turns every `flax.nnx.BatchNorm` in a model into ours, in place.
-
-    Parameters, statistics, metadata and flags do not change. Each layer remains the same object
-    with the same variables, so optimizers, shared layers and other references stay valid. Layers of
-    a subclass of `nnx.BatchNorm` (including ours) are left alone, because they may override
-    `__call__`. In an `nnx.Sequential`, a layer computes the ReLU that follows it, unless
-    `activation` is given or the layer is used in several places. All other activations and
-    additions are not fused, because the code that calls the layer computes them: `report` names
-    these layers.
-
-    Args:
-        model: an NNX module, or any tree of modules that NNX can traverse.
-        only: an NNX filter that selects the layers to convert, such as a path or a predicate of
-            (path, layer).
-        raise_if_not_found: whether it is an error if the model has no such layer.
-        report: is called with a text that says which layers take a ReLU with them and which were
-            only swapped, such as `report=print`.
-        **options: the options that our BatchNorm adds: `num_groups`, `save`,
-            `unbiased_running_var`, `implementation`, `update_batch_stats`; and `activation`, if
-            the code that calls the layers does not apply it.
-
-    Returns:
-        The model.
-
-    Raises:
-        TypeError: an option is unknown, or the activation is not a function.
-        ValueError: there is nothing to convert, or the activation has an unknown name.
-    """
-    if unknown := sorted(options.keys() - _OPTIONS.keys()):
-        raise TypeError(
-            f"convert_batch_norms: unknown options {unknown}; the options are {sorted(_OPTIONS)}."
-        )
-    takes_activation = "activation" not in options
-    if not takes_activation:
-        options["activation"] = _stored(options["activation"])
-    chosen = nnx.filterlib.to_predicate(only)
-    # Collected into a list first, because layers must not change during the traversal.
-    found = [
-        (path, layer)
-        for path, layer in nnx.iter_modules(model)
-        if type(layer) is nnx.BatchNorm and chosen(path, layer)
-    ]
-    if not found and raise_if_not_found:
-        raise ValueError(
-            "convert_batch_norms: the model has no flax.nnx.BatchNorm to convert; if that is"
-            " intended, pass raise_if_not_found=False."
-        )
-    for _, layer in found:
-        # Changing the class in place keeps references valid; ours only adds attributes.
-        object.__setattr__(layer, "__class__", BatchNorm)
-        for name, value in {**_OPTIONS, **options}.items():
-            setattr(cast(BatchNorm, layer), name, value)
-    fused = take_relus(model, [layer for _, layer in found]) if takes_activation else []
-    if report is not None:
-        report(conversion_text(found, fused, options.get("activation", "none")))
-    return model
