@@ -17,7 +17,7 @@ from benchmarks.gpu import plan, table
 from benchmarks.gpu.steps import StepRecord, run_steps
 
 SCHEMA: Final = 2
-# Of each program's log.
+# The log.txt of a run has this many characters from the end of each program's log.
 _LOG_CHARACTERS: Final = 200_000
 
 
@@ -41,8 +41,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--skip", nargs="+", choices=plan.NAMES, default=())
     parser.add_argument(
         "--budget", type=float, default=math.inf, metavar="SECONDS",
-        help="for all steps together; those for which none is left are not run, and the last lines"
-        " say how to run them (default: no end)",
+        help="time for all steps together; steps for which none is left are not run, and the last"
+        " lines say how to run them (default: unlimited)",
     )  # fmt: skip
     parser.add_argument(
         "--wheel", type=Path, nargs="+", default=(), metavar="FILE",

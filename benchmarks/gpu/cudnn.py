@@ -127,7 +127,7 @@ class Library:
         }
         self._version = _function(library, "cudnnGetVersion", c_size_t)
         self._error_string = _function(library, "cudnnGetErrorString", c_char_p, _ENUMERATION)
-        # New in cuDNN 9.
+        # This exists since cuDNN 9.
         name = "cudnnGetLastErrorString"
         self._last_error_string = (
             _function(library, name, None, c_char_p, c_size_t) if hasattr(library, name) else None

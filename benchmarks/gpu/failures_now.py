@@ -1,7 +1,7 @@
 """A plugin of pytest that prints the text of a failure at once, and not at the end of the run.
 
-`make gpu` loads it with `-p benchmarks.gpu.failures_now`. A run that is killed for its time has no
-end, and a test that hangs takes with it whatever its neighbours had to say.
+`make gpu` loads it with `-p benchmarks.gpu.failures_now`. A run that exceeds its time is killed
+before pytest prints its summary, and the failures would be lost.
 """
 
 import sys

@@ -2,9 +2,9 @@
 
 A profile of MegEngine (batch 10, float32, NCHW, BatchNorm folded into the convolutions) has 16
 joins, each in two passes: `t = conv + shortcut`, then `relu(t + bias)`. They move five tensors
-where one pass moves three. Here both run on the same device. `ours` is bn_add_relu_inference
+where one pass moves three. Here all run on the same device. `ours` is bn_add_relu_inference
 without scale, with mean 0 and variance 1, which is that sum; `two_passes` are two kernels of XLA,
-kept apart by a barrier; `xla` is what XLA makes of the sum by itself. `passes` is the number of
+kept apart by a barrier; `xla` is the sum as XLA compiles it by itself. `passes` is the number of
 kernels of a step, in the compiled program, that write an array of x's size.
 
 python -m benchmarks.gpu.inference_joins --output benchmarks/results/NAME.json

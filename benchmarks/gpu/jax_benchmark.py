@@ -1,7 +1,7 @@
 """jax_bnar and its variants, plain Flax under XLA, and a copy, at the sites of ResNet-50.
 
 One step is forward and backward at one site, without running statistics: y, dx, [dz] and the
-gradients of scale and bias. How it is timed stands in chain.py; a sample lasts about 20 ms.
+gradients of scale and bias. chain.py says how it is timed; a sample lasts about 20 ms.
 `copies` counts the copies and transposes of large arrays in the compiled program, which would be
 part of the time; `kernels` names ours that ran.
 """
@@ -28,7 +28,7 @@ Step = Callable[..., tuple[Any, ...]]
 
 STRATEGIES: Final = ("two_kernels", "on_chip", "cluster")
 MAIN_PEERS: Final = ("copy", "ours_mask", "ours", "flax")
-# What the kernels are asked for. By themselves they choose by the shape.
+# The variables that force a choice, which the kernels otherwise make by the shape.
 VARIANTS: Final = {
     **{f"ours_{name}": {"JAX_BNAR_CUDA_STRATEGY": name} for name in STRATEGIES},
     **{f"ours_slab_{n}": {"JAX_BNAR_CUDA_SLAB_CHANNELS": str(n)} for n in (16, 32, 64)},
@@ -37,7 +37,7 @@ MORE_PEERS: Final = tuple(VARIANTS)
 
 
 def copy_step(x: Any, z: Any, dy: Any, scale: Any, bias: Any) -> tuple[Any, ...]:
-    """Moves as many bytes as a copy, which XLA itself would leave out."""
+    """Moves as many bytes as a copy, which XLA would optimise away."""
     return (-x,)
 
 

@@ -24,7 +24,7 @@ from benchmarks.gpu.program import make_document, make_parser
 from benchmarks.gpu.torch_benchmark import describe
 
 CLASSES: Final = 1000
-# What compiles slowest comes last.
+# The mode that compiles slowest comes last.
 MODES: Final[dict[str, dict[str, Any] | None]] = {
     "torch": None,
     "torch_compile": {},
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.modes = ["torch"]
     elif not torch.cuda.is_available():
         raise SystemExit("PyTorch sees no GPU.")
-    # As users set it: cuDNN searches once for the fastest algorithm of each convolution.
+    # Users set this: cuDNN then searches once for the fastest algorithm of each convolution.
     torch.backends.cudnn.benchmark = True
     settings = {name: getattr(options, name) for name in ("batch", "size", "steps")}
     document = make_document(

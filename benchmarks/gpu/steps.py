@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-# passed, failed: as the exit status says. timed_out: killed. skipped: the machine lacks the tool,
-# see `reason`. not_run: no time was left, or a step that it needs failed. running: not ended yet.
+# The exit status decides between passed and failed. A step that timed_out was killed; one that was
+# skipped cannot run on this machine (`reason` says why); one that was not_run had no time left, or
+# needs a step that failed; one that is running has not ended yet.
 Status = Literal["passed", "failed", "timed_out", "skipped", "not_run", "running"]
 
 # A step that has less than this left would only be started to be killed.

@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("PyTorch sees no GPU.")
     results = Results(work, "torch", describe(device))
-    # What takes long to compile comes last.
+    # Peers that take long to compile come last.
     waves = sorted(work.waves, key=lambda wave: "torch_compile" in wave.peers)
     return results.fill(waves, lambda wave: run_wave(work, wave, results, device))
 

@@ -16,7 +16,7 @@ from benchmarks.sites.problem import DType, itemsize
 
 _TENSORS_OF_A_SET: Final = 6  # x, z, dy, y, dx, dz at most
 _MOST_SETS: Final = 48
-# For the number of rounds that fill a sample: a guess, not a result.
+# This guess only determines how many rounds fill a sample.
 _GUESSED_BYTES_PER_S: Final = 2.5e12
 # The error of a result in L2 norm. Near 0, rounding opens a gate for one peer and shuts it for
 # another, which alone is 0.05 in bfloat16. A peer that computes something else is off by about 1;

@@ -25,6 +25,7 @@ from benchmarks.common.kernels import require_kernels
 from benchmarks.common.progress import say
 from jax_bnar._benchmark.timing import interleave
 from jax_bnar.flax_layers import ResNet, fold_batch_norms
+from jax_bnar.profile._resnet50 import random_variables
 
 SCHEMA: Final = 1
 _DTYPES: Final = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -68,7 +69,7 @@ def _measure(options: Options, dtype: str) -> dict[str, Any]:
     shape = (options.batch, options.size, options.size, 3)
     generator = np.random.default_rng(0)
     images = jnp.asarray(generator.normal(size=shape), jnp.float32)
-    variables = _variables(net, images)
+    variables = random_variables(net, images)
     candidates = {
         "flax": (net.clone(norm=nn.BatchNorm), variables),
         "ours": (net, variables),
@@ -112,21 +113,6 @@ def _measure(options: Options, dtype: str) -> dict[str, Any]:
 def _compiled(net: ResNet, variables: Any, images: jax.Array) -> Any:
     forward = jax.jit(lambda variables, images: net.apply(variables, images, train=False))
     return forward.lower(variables, images).compile()
-
-
-def _variables(net: ResNet, images: jax.Array) -> Any:
-    """Random variables, with running statistics unlike those of a newly initialised network."""
-    tree = jax.eval_shape(net.init, jax.random.key(0), images)
-    generator = np.random.default_rng(1)
-
-    def value(path: Any, leaf: Any) -> jax.Array:
-        if path[-1].key in ("scale", "var"):
-            values = generator.uniform(0.5, 1.5, leaf.shape)
-        else:
-            values = generator.normal(size=leaf.shape) / np.sqrt(np.prod(leaf.shape[:-1]))
-        return jnp.asarray(values, leaf.dtype)
-
-    return jax.tree_util.tree_map_with_path(value, tree)
 
 
 def plot(document: dict[str, Any], path: Path) -> None:

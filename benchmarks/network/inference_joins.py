@@ -1,15 +1,15 @@
 """The 16 residual joins of ResNet-50's inference on the CPU: one pass, XLA's own, and two passes.
 
 A profile of MegEngine (batch 10, float32, NCHW, BatchNorm folded into the convolutions) has 16
-joins, each in two passes: ADD, `t = conv + shortcut`, and FUSE_ADD_RELU, `relu(t + bias)`. Here
-take turns
+joins, each in two passes: ADD, `t = conv + shortcut`, and FUSE_ADD_RELU, `relu(t + bias)`. Three
+forms take turns:
 
     two_passes   these two, as two programs of XLA, so that t is an array in memory
     xla          relu(conv + shortcut + bias) in one program, which XLA fuses by itself
     ours         the same sum as bn_add_relu_inference without scale, of mean 0 and variance 1
 
-Bytes are those that the instructions of the compiled programs read and write. Beside the time on
-the clock stands the processor time of all threads, which other processes disturb less.
+Bytes are those that the instructions of the compiled programs read and write. The processor time
+of all threads is given as well as the elapsed time, because other processes disturb it less.
 
 python -m benchmarks.network.inference_joins --output benchmarks/results/NAME.json
 """
@@ -159,9 +159,9 @@ def _measure(
 
 
 class _ProcessorTime:
-    """Calls a step, and adds up what its calls take of the processors, in all threads.
+    """Calls a step, and adds up the processor time that its calls take in all threads.
 
-    A mean, for Linux may count the time of another thread a tick late.
+    The result is a mean, because Linux may account for another thread's time a tick late.
     """
 
     def __init__(self, run: Callable[[], Any]) -> None:
@@ -184,10 +184,10 @@ def _bytes(program: Any) -> int:
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sums over the joins, and ours over each peer; of times also the median of the rounds' ratios.
+    """Sums over the joins, and the ratio of ours to each peer: of the sums, and in each round.
 
-    The peers of a round ran next to each other, so that a ratio suffers less from what else the
-    machine did than the times do.
+    The peers of a round ran next to each other, so what else the machine did disturbs the median of
+    the rounds' ratios less than the times.
     """
     sums = {
         name: {

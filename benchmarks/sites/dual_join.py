@@ -134,7 +134,7 @@ def _measure(
     processor_ms: dict[str, list[float]] = {name: [] for name in runs}
 
     def measure_processor_time() -> None:
-        # Of all threads: on a shared machine it says more than the time by the clock.
+        # process_time counts all threads. On a shared machine it says more than elapsed time.
         for name, run in runs.items():
             start = process_time()
             run()
@@ -187,7 +187,10 @@ def _operands(batch: int, dtype: str, site: tuple[int, int, int]) -> tuple[jax.A
 
 
 def _check_agree(one: Any, two: Any, dtype: str) -> None:
-    """The same results, but for a rounding of the normalised x2, which only `two` stores."""
+    """Raises AssertionError unless the results agree up to the rounding of the normalised x2.
+
+    Only `two` stores it.
+    """
     tolerance = 1e-4 if dtype == "float32" else 0.05
     for a, b in zip(*(program(*given) for program, given in (one, two)), strict=True):
         wide = (np.asarray(each.astype(jnp.float32)) for each in (a, b))

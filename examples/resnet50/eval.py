@@ -76,7 +76,7 @@ def main(arguments: Arguments) -> None:
         mesh,
         report,
     )
-    assert results is not None  # nobody stops it
+    assert results is not None  # it returns None only if a `stopped` function is given
     result = results["network"]
     console.print(
         f"step {trained.step}: {result.text(len(trained.classes))}; {dataset.description};"

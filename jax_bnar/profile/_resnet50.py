@@ -48,7 +48,7 @@ def compiled(settings: Settings) -> tuple[Any, tuple[Any, ...]]:
     random = np.random.default_rng(0)
     shape = (settings.batch, settings.size, settings.size, 3)
     images = jnp.asarray(random.standard_normal(shape), jnp.float32)
-    variables = _variables(net, images)
+    variables = random_variables(net, images)
     if settings.train:
         labels = jnp.asarray(random.integers(0, _CLASSES, settings.batch), jnp.int32)
         arguments: tuple[Any, ...] = (variables, images, labels)
@@ -75,8 +75,8 @@ def _training_step(net: ResNet, variables: Any, images: jax.Array, labels: jax.A
     return value, {"params": params, **updates}
 
 
-def _variables(net: ResNet, images: jax.Array) -> Any:
-    """Random variables; those of a fresh network would not do, since some of its scales are 0."""
+def random_variables(net: ResNet, images: jax.Array) -> Any:
+    """Random variables; a new network's would not do, since some of its scales are 0."""
     tree = jax.eval_shape(net.init, jax.random.key(0), images)
     random = np.random.default_rng(1)
 

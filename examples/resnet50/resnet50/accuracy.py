@@ -22,7 +22,7 @@ class Result:
     images: int
 
     def text(self, classes: int) -> str:
-        """In a line. Of five classes or fewer, the right one is always among five."""
+        """The result on one line, without top-5 if there are no more than five classes."""
         top5 = f", top-5 {self.top5:.2%}" if classes > 5 else ""
         return (
             f"top-1 {self.top1:.2%}{top5}, loss {self.loss:.4f} on {self.images} held-out pictures"
@@ -38,7 +38,7 @@ def compiled(logits: Logits, mesh: Mesh) -> Callable[[Any, Any], dict[str, jax.A
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
         ahead = _ahead(scores, labels)
         return {
-            # Not weight * loss, because the loss of a picture with weight 0 need not be finite.
+            # weight * loss would not do: the loss of a picture with weight 0 need not be finite.
             "loss": jnp.where(counted, losses, 0).sum(),
             "top1": (counted & (ahead < 1)).sum(),
             "top5": (counted & (ahead < 5)).sum(),
@@ -49,10 +49,10 @@ def compiled(logits: Logits, mesh: Mesh) -> Callable[[Any, Any], dict[str, jax.A
 
 
 def _ahead(scores: jax.Array, labels: jax.Array) -> jax.Array:
-    """How many classes rank before the label. Among equal scores the lower index is first, as in
-    argmax.
+    """How many classes rank before the label.
 
-    A NaN is never correct: all classes rank before a label whose score is NaN.
+    Of equal scores, that with the lower index ranks first, as in argmax. A NaN is never correct:
+    all classes rank before a label whose score is NaN.
     """
     own = jnp.take_along_axis(scores, labels[:, None], axis=1)
     behind = jnp.arange(scores.shape[1])[None, :] >= labels[:, None]
@@ -69,7 +69,8 @@ def evaluate(
 ) -> dict[str, Result] | None:
     """Evaluates each of several sets of variables over all batches of this process.
 
-    None where `stopped` said so before the last batch.
+    Returns:
+        A result for each name, or None if `stopped` returned True before the last batch was done.
     """
     totals = {name: {"loss": 0.0, "top1": 0, "top5": 0, "images": 0} for name in networks}
     pending: dict[str, dict[str, jax.Array]] = {}

@@ -12,7 +12,8 @@ Norm = Literal["fused", "flax"]
 Padding = Literal["SAME", "torch"]
 Platform = Literal["auto", "cpu", "gpu", "tpu"]
 
-# What may be left out. The help would else call the value {None}|PATH, and its default None.
+# Types of options that may be left out. Without these annotations, the help would call the value
+# {None}|PATH and its default None.
 OptionalPath = Annotated[
     pathlib.Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="(optional)")
 ]

@@ -35,7 +35,7 @@ class Display:
             self.say(f"compiling; {total - step} steps follow")
             yield
             return
-        # In a narrow window the description gives way, and not the step or the remaining time.
+        # In a narrow window the description is cut off, rather than the step or the remaining time.
         whole = Column(no_wrap=True)
         columns = (
             MofNCompleteColumn(table_column=whole),
@@ -80,7 +80,7 @@ class Display:
             self._progress.update(self._task, completed=step, description=text)
 
     def evaluating(self, batches: int) -> Callable[[], None]:
-        """To be called after each of the batches of an evaluation."""
+        """Returns a function to call after each batch of an evaluation."""
         done = 0
 
         def advance() -> None:

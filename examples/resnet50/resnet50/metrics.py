@@ -69,7 +69,7 @@ class Recorder:
 
 
 def was_evaluated(path: pathlib.Path, step: int) -> bool:
-    """Whether the results of an evaluation after this step stand in a metrics file."""
+    """Whether a metrics file has the results of an evaluation after this step."""
     return any(line["step"] == step and line["kind"].startswith("val_") for line in read(path))
 
 

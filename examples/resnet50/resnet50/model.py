@@ -17,14 +17,14 @@ DTYPES: Final = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
 
 def describe_norm(norm: Norm) -> str:
-    """What normalises: the fused BatchNorm runs in pure JAX where it has no kernels."""
+    """The BatchNorm in words, which say so if the fused one has no kernels here."""
     if norm == "fused" and not _kernels_in_use():
         return "fused BatchNorm in pure JAX, without kernels"
     return f"{norm} BatchNorm"
 
 
 def _kernels_in_use() -> bool:
-    """Whether a program for the default platform calls the kernels, as its text says."""
+    """Whether the text of a program for the default platform calls the kernels."""
     x = jax.ShapeDtypeStruct((2, 8), jnp.float32)
     lowered = jax.jit(lambda x: jax_bnar.bn_relu(x, None, None).y).lower(x)
     return "@jax_bnar_forward" in lowered.as_text()

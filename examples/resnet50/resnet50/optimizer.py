@@ -9,7 +9,7 @@ from resnet50.config import Training
 
 
 def warmup_epochs(options: Training) -> float:
-    """As asked for where that is shorter than the training, which may be a trial of one epoch."""
+    """The warmup that was asked for, or half of a training that is not longer than that."""
     if options.warmup_epochs < options.epochs:
         return options.warmup_epochs
     return options.epochs / 2
@@ -18,7 +18,7 @@ def warmup_epochs(options: Training) -> float:
 def schedule(options: Training, steps_per_epoch: float, total_steps: int) -> optax.Schedule:
     """The learning rate of each step; the peak scales with the batch size (Goyal et al. 2017)."""
     peak = options.learning_rate * options.batch_size / 256
-    # Of a training of a step or two, nothing may be left of either.
+    # The decay keeps at least one step, even in a training of one step or two.
     warmup = min(round(warmup_epochs(options) * steps_per_epoch), total_steps - 1)
     cosine = optax.cosine_decay_schedule(peak, total_steps - warmup)
     if not warmup:

@@ -44,7 +44,7 @@ def curve(lines: list[dict[str, Any]], title: str, path: pathlib.Path) -> None:
 
 
 def mean_speed(lines: list[dict[str, Any]]) -> float | None:
-    """Images per second over the whole run, compilation, evaluation and checkpoints left out."""
+    """Images per second over the whole run, without compilation, evaluation and checkpoints."""
     pairs = []
     previous = 0
     for line in lines:
@@ -54,12 +54,12 @@ def mean_speed(lines: list[dict[str, Any]]) -> float | None:
             previous = line["step"]
     if not pairs:
         return None
-    # Every step has as many pictures, so the times add up, and the speeds do not.
+    # All steps have the same number of pictures, so the mean speed is that of the summed times.
     return sum(steps for steps, _ in pairs) / sum(steps / speed for steps, speed in pairs)
 
 
 def next_commands(config: Config) -> list[str]:
-    """Command lines that go on from a finished run; noise has nothing to show."""
+    """Command lines for what to do with a finished run; a network trained on noise is of no use."""
     run, programs = config.run.output, pathlib.Path(__file__).parents[1]
     if programs.is_relative_to(pathlib.Path.cwd()):
         programs = programs.relative_to(pathlib.Path.cwd())

@@ -30,7 +30,7 @@ Batch = dict[str, np.ndarray]
 # This many unreadable pictures in a row are no coincidence: the disk is gone.
 _MAX_UNREADABLE: Final = 16
 _MAX_WORKERS: Final = 16
-# Ctrl-C, and what clusters send.
+# Ctrl-C sends SIGINT, and clusters send SIGTERM.
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 _READ_AHEAD: Final = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
 # Shared memory is for pictures; arrays as small as the labels go through the pipe.
@@ -223,7 +223,7 @@ def _iterator(batches: Any, workers: int) -> Any:
 
 
 def _started(batches: Any, workers: int) -> tuple[Any, Any]:
-    """The iterator and its first batch, by which its workers have started."""
+    """The iterator and its first batch; once that is there, the workers have started."""
     with _signals_held() if workers else contextlib.nullcontext():
         iterator = _iterator(batches, workers)
         return iterator, _next(iterator)
@@ -234,7 +234,7 @@ def _next(iterator: Any) -> Any:
     try:
         return next(iterator, None)
     except RuntimeError as error:
-        # So grain says that a worker is gone.
+        # This is how grain says that a worker is gone.
         if "terminated unexpectedly" not in str(error):
             raise
         raise UserError(
@@ -245,12 +245,13 @@ def _next(iterator: Any) -> Any:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Signals that end a run wait, here and in the processes that are started meanwhile.
+    """Holds back the signals that end a run, in this process and in those that it starts meanwhile.
 
-    A worker needs seconds until it comes to `_start_worker`, and a signal to the whole job would
-    kill it before: then the training could not save.
+    A worker needs seconds until it reaches `_start_worker`, which ignores them. A signal to the
+    whole job would kill it before that, and then the training could not save.
     """
-    # Where it has to start first, it lets signals through again before the workers start.
+    # Starting the first worker would start the resource tracker, and that unblocks these signals.
+    # So it is started before they are blocked.
     resource_tracker.ensure_running()
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
