@@ -8,13 +8,10 @@ from jax_bnar._base import installation
 from jax_bnar._base.native_module import load_error, native
 from jax_bnar._kernels import targets
 
-# JAX's name of a backend -> MLIR's name of its platform.
-_MLIR_PLATFORM = {"gpu": "cuda"}
-
 
 def why_no_kernels() -> str | None:
     """Why the default platform has no kernels and how to get them; None if it has them."""
-    platform = _MLIR_PLATFORM.get(jax.default_backend(), jax.default_backend())
+    platform = targets.mlir_platform(jax.default_backend())
     if targets.has_kernel("forward", platform):
         return None
     if targets.load_error is not None:

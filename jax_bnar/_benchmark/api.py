@@ -109,7 +109,6 @@ def benchmark(
             for name, program in programs.items()
         ]
     device = next(iter(arrays[0].devices()))
-    platform = {"gpu": "cuda"}.get(device.platform, device.platform)
     return BenchmarkReport(
         function=getattr(fun, "__name__", type(fun).__name__),
         measurements=tuple(measurements),
@@ -117,7 +116,7 @@ def benchmark(
         refused=None if found is None else len(found.refused),
         difference=difference,
         device=device.device_kind,
-        kernels=targets.has_kernel("forward", str(platform)),
+        kernels=targets.has_kernel("forward", targets.mlir_platform(device.platform)),
     )
 
 

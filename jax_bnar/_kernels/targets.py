@@ -23,7 +23,7 @@ VERSION: Final = "v1"
 
 # Maps XLA's platform names (used by register_ffi_target) to MLIR's (used by register_lowering).
 _MLIR_PLATFORM: Final = {"cpu": "cpu", "CUDA": "cuda"}
-_XLA_PLATFORM: Final = {mlir: xla for xla, mlir in _MLIR_PLATFORM.items()}
+XLA_PLATFORM: Final = {mlir: xla for xla, mlir in _MLIR_PLATFORM.items()}
 
 # The native modules that have kernels, by XLA's name of their platform.
 modules: Final[dict[str, Any]] = {
@@ -39,6 +39,11 @@ kernels: Final = frozenset(
 )
 # What the CUDA kernels were compiled with and for; None if there are none.
 cuda_build: Final = CudaBuild.of(cuda) if cuda is not None else None
+
+
+def mlir_platform(backend: str) -> str:
+    """MLIR's name of the platform of a JAX backend, as in `jax.default_backend()`."""
+    return "cuda" if backend == "gpu" else backend
 
 
 def target_name(operation: str) -> str:
@@ -111,7 +116,7 @@ def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner:
 
     It may be 0. If a size is symbolic (jax.export), the result is an upper bound.
     """
-    xla_platform = _XLA_PLATFORM[platform]
+    xla_platform = XLA_PLATFORM[platform]
     module = modules[xla_platform]
     sizes = (groups, rows, channels, inner)
     if all(isinstance(size, (int, np.integer)) for size in sizes):
@@ -129,7 +134,7 @@ def mask_channels(platform: str, canonical: CanonicalShape, itemsize: int) -> in
     """
     if not all(isinstance(size, (int, np.integer)) for size in canonical):
         return 0
-    xla_platform = _XLA_PLATFORM[platform]
+    xla_platform = XLA_PLATFORM[platform]
     return modules[xla_platform].mask_channels(xla_platform, *map(int, canonical), itemsize)
 
 

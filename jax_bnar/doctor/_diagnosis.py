@@ -21,7 +21,6 @@ from jax_bnar.doctor._report import (
 )
 
 _UNKNOWN = "unknown"
-_ALIASES = {"gpu": "cuda"}
 # Takes the value of JAX_PLATFORMS for the examination; None keeps the current value.
 Examine = Callable[[str | None], Examined]
 # Long enough for a plugin's traceback.
@@ -38,7 +37,7 @@ def report(examine: Examine) -> Report:
     versions, machine = _environment.versions_and_machine()
     build = _environment.build()
     asked = [name for name in os.environ.get("JAX_PLATFORMS", "").split(",") if name]
-    asked = [_ALIASES.get(name, name) for name in asked]
+    asked = [targets.mlir_platform(name) for name in asked]
 
     default = examine(None)
     # If the backend did not start, the requested name is the only one known.

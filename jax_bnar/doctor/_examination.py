@@ -27,7 +27,6 @@ from jax_bnar.doctor._report import Case, Examination, Problem
 
 # MLIR's names, which do not include "gpu".
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-_XLA_PLATFORMS = {"cuda": "CUDA"}
 _LAYOUTS = {"NHWC": -1, "NCHW": 1}
 # The channels and the number of rows do not fill whole vectors, and need more than one vector.
 _BATCH, _HEIGHT, _WIDTH, _CHANNELS = 3, 5, 7, 19
@@ -155,7 +154,7 @@ def runtime_ffi_api_version(platform: str) -> tuple[int, int] | None:
     jax.ffi.register_ffi_target(
         targets.target_name("ffi_api_probe"),
         native.ffi_api_probe(),
-        platform=_XLA_PLATFORMS.get(platform, platform),
+        platform=targets.XLA_PLATFORM.get(platform, platform),
     )
     return native.runtime_ffi_api_version()
 
