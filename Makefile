@@ -5,8 +5,7 @@
 
 PYTHON ?= python3
 DEMO_ARGS ?=
-# The tests in a file share expensive fixtures, so they stay in one process.
-TEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile
+TEST_ARGS ?= --numprocesses=auto --maxprocesses=4
 BENCHMARK_ARGS ?= --output benchmarks/results/latest.json
 GPU_ARGS ?=
 # The empty default does smoke, install and check; .ci/run does them separately.
@@ -42,7 +41,8 @@ endif
 
 # --- Tests ---
 
-# Each test has the mark of its tier; tests without one belong to `make test`.
+# Each test has the mark of its tier; tests without one belong to `make test`. Workers divide the
+# tests evenly. Only slow tests are divided by files, because those of a file share what they build.
 PYTEST := $(BIN)/python .ci/run_tests.py $(TEST_ARGS)
 
 .PHONY: figures help demo quick test slow check pythons venv lint benchmark gpu dist clean
@@ -55,14 +55,14 @@ demo: .venv/installed-demo .venv/module
 
 ##   make quick       operators, gradients, transformations, bad input, layers
 quick: .venv/installed-test .venv/module
-	$(PYTEST) -m "quick and not slow"
+	$(PYTEST) -m "quick and not slow" --dist=worksteal
 
 ##   make test        everything that a change can break, except the slow tests
 test: .venv/installed-test .venv/module
-	$(PYTEST) -m "not (slow or large or gpu)"
+	$(PYTEST) -m "not (slow or large or gpu)" --dist=worksteal
 
 slow: .venv/installed-test .venv/module
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --dist=loadfile
 
 ##   make check       everything: lint, make test, sanitizers, emulated grids, other Pythons, examples
 # Multiplies the number of examples in property tests.

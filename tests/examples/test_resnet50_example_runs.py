@@ -33,7 +33,7 @@ from resnet50.data import pipeline
 from resnet50.errors import UserError
 from rich.console import Console
 
-pytestmark = pytest.mark.usefixtures("cache")
+pytestmark = [pytest.mark.usefixtures("cache"), pytest.mark.slow]
 
 STEPS = 24
 # This recipe has a folder of pictures, micro-batches, a moving average, and bfloat16.
@@ -102,7 +102,6 @@ def is_alive(process: int) -> bool:
     return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-@pytest.mark.slow
 def test_killed_and_resumed_is_bit_identical(
     pictures: pathlib.Path, finished: pathlib.Path, cache: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -278,7 +277,6 @@ def test_first_variables_from_a_run(
         np.testing.assert_array_equal(left, right)
 
 
-@pytest.mark.slow
 def test_both_batch_norms_give_the_same_curve(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
     """A small version of examples/resnet50/results/digits.json."""
     small = example.tiny("digits", tmp_path, num_filters=8, batch_size=64, learning_rate=1.0)
@@ -376,7 +374,6 @@ def test_sigterm_does_not_wait_for_an_evaluation(
     assert len(example.lines(tmp_path)) == 14  # each result stands once
 
 
-@pytest.mark.slow
 def test_sigterm_to_the_whole_job(pictures: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """To the workers too, while these start and cannot ignore it yet."""
     process = subprocess.Popen(
@@ -427,7 +424,6 @@ def test_noise_is_not_evaluated(tmp_path: pathlib.Path) -> None:
     assert "eval.py" not in example.printed(console)
 
 
-@pytest.mark.slow
 def test_a_full_disk_does_not_end_the_training(
     undisturbed: list[float], tmp_path: pathlib.Path, monkeypatch: Any
 ) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from fuse_tools import array, in_float64, kernels, operators
+from tiers import slow_except
 from widened import widened
 
 import jax_bnar
@@ -17,10 +18,12 @@ from benchmarks.models import nnx as nnx_models
 from benchmarks.models.network import LIBRARIES, build
 
 SMALL = array((4, 8, 8, 3))
+# One that hands its state around, one without modules, and one with layers of other authors.
+FIRST_LIBRARIES = ("linen", "by_hand", "equinox")
 PACKAGES = {"linen": "flax", "nnx": "flax", "stax": "jax", "by_hand": "jax"}
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", slow_except(FIRST_LIBRARIES, LIBRARIES))
 def test_trains_as_well(library: str) -> None:
     """The error of a step against the program in float64 is no larger than without `fuse`.
 

@@ -12,6 +12,7 @@ from cases import Case, all_dtypes, as_dtype, both_implementations, cases, cotan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import hlo_calls, ours, stablehlo_calls
+from property_tests import example_count
 
 from jax_bnar import ops
 from jax_bnar._base.implementation import Implementation
@@ -131,7 +132,7 @@ def test_agrees_with_the_oracle(
 
 
 @both_implementations
-@settings(max_examples=15)
+@settings(max_examples=example_count(5))
 @given(
     case=cases(), unbiased=st.booleans(), dtype=st.sampled_from(["float32", "float64", "bfloat16"])
 )

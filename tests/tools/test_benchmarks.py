@@ -12,6 +12,7 @@ import pytest
 from checkout import ROOT
 from rich.console import Console
 from subprocesses import run_python
+from tiers import slow_except
 
 for _package in ("flax", "matplotlib", "rich", "tyro"):
     pytest.importorskip(_package)
@@ -79,7 +80,7 @@ def test_bytes_of_the_two_read_scheme():
 
 
 @pytest.mark.usefixtures("default_promotion")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", slow_except({"bfloat16"}, ["float32", "bfloat16", "float16"]))
 def test_quick_run_measures_every_form_and_plots(dtype: DType, tmp_path: Path):
     output = tmp_path / "quick.json"
     sites_run.main(["--quick", "--dtype", dtype, "--output", str(output)])

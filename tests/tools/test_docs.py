@@ -26,6 +26,7 @@ def table_rows(page: pathlib.Path) -> list[str]:
     return [line for line in page.read_text().splitlines() if line.startswith("|")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.stem)
 def test_guide_runs(page: pathlib.Path) -> None:
     """Each page is one program, from top to bottom, with eight CPU devices."""
