@@ -44,5 +44,5 @@ def test_the_notebook_runs() -> None:
     printed = "\n".join(texts)
     assert "(8, 16, 16, 32), (32,)" in printed
     assert "bn_add_relu [float32[8,16,16,32]]" in printed
-    assert "fused: 1 places; refused: 0" in printed
+    assert "fused: 1 place; refused: 0" in printed
     assert "residual" in texts[-1] or "z" in texts[-1]
