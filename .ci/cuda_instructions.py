@@ -28,6 +28,7 @@ from collections.abc import Iterator
 # and 74. The others are a little above what sm_90 takes with CUDA 13.0.
 BOUNDS = {
     ("Forward", "relu", "sums"): 40,
+    ("Forward", "relu", "kept sums"): 43,
     ("Forward", "relu", "shared"): 42,
     ("Forward", "relu", "memory"): 43,
     ("Forward", "z relu", "shared"): 65,
@@ -38,6 +39,10 @@ BOUNDS = {
     ("Backward", "mask dz", "sums"): 78,
     ("Backward", "y dz", "sums"): 70,
     ("Backward", "x", "sums"): 75,
+    ("Backward", "none", "kept sums"): 54,
+    ("Backward", "mask dz", "kept sums"): 79,
+    ("Backward", "y dz", "kept sums"): 80,
+    ("Backward", "x", "kept sums"): 76,
     ("Backward", "none", "shared"): 55,
     ("Backward", "mask dz", "memory"): 64,
     ("Backward", "x", "memory"): 84,
@@ -178,7 +183,12 @@ def loops_of(name: str, lines: list[str]) -> Iterator[Loop]:
         else:
             is_apply = count["F2FP"] >= 4 * wide["STG"] > 0
         is_apply = is_apply and wide["STS"] == 0
-        if is_apply:
+        is_kept = not is_apply and wide["LDS"] > 0
+        if is_kept:
+            # e and x, or x, which copies have brought to shared memory.
+            arrays = 2 if is_backward else 1
+            source, vectors = "kept sums", wide["LDS"] / (words * arrays)
+        elif is_apply:
             # dx1 and dx2.
             arrays = 2 if is_dual and is_backward else 1
             source = "shared" if wide["LDS"] > 0 else "memory"
@@ -189,9 +199,11 @@ def loops_of(name: str, lines: list[str]) -> Iterator[Loop]:
             source, vectors = "sums", wide["LDG"] / (words * arrays)
         if vectors == 0:
             continue
+        # A wait for copies branches, once for several vectors.
+        branches = count["BSSY"] - (count["DEPBAR"] > 0)
         yield Loop(
             dtype, direction, form, source, len(loop), vectors, count["LDL"] + count["STL"],
-            count["BSSY"],
+            branches,
         )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ constexpr std::pair<const char*, double cuda::CostModel::*> kCostModel[] = {
     {"barrier", &cuda::CostModel::barrier},
     {"idle_with_two_teams", &cuda::CostModel::idle_with_two_teams},
     {"idle_with_more_teams", &cuda::CostModel::idle_with_more_teams},
+    {"idle_if_covered", &cuda::CostModel::idle_if_covered},
     {"cluster", &cuda::CostModel::cluster},
     {"kernel", &cuda::CostModel::kernel},
     {"last_block", &cuda::CostModel::last_block}};
@@ -145,13 +146,15 @@ nb::dict ToDict(const cuda::Plan& plan, const cuda::Cost& cost, int width) {
   dict["shared_bytes"] = plan.shared_bytes;
   dict["tiles"] = cuda::TilesPerBlock(t);
   dict["tiles_kept"] = cuda::TilesKept(plan);
+  dict["tiles_ahead"] = t.prefetch_tiles;
   dict["bytes"] = cost.bytes;
   dict["bytes_again"] = cost.bytes_again;
   dict["bytes_of_sectors"] = cost.bytes_of_sectors;
   dict["bytes_in_flight"] = cost.bytes_in_flight;
-  dict["in_flight"] = cost.in_flight;
+  dict["busy"] = cost.busy;
   dict["rounds"] = cost.rounds;
   dict["streaming_us"] = cost.streaming;
+  dict["ahead_us"] = cost.ahead;
   dict["waiting_us"] = cost.waiting;
   dict["launching_us"] = cost.launching;
   return dict;

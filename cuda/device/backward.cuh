@@ -25,18 +25,28 @@ template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     BackwardKernel(const __grid_constant__ BackwardParameters p) {
   using A = Accumulator<T>;
+  using SlabOf = Slab<kLayout, kElements>;
   const SharedMemory shared;
   const BlockPosition position(p.tiling, /*last_first=*/false);
+  KeptTiles<T, kElements, kBackwardArrays> kept(p.tiling, shared,
+                                                {p.buffers.dy, p.buffers.x});
+  LetOthersBegin<kElements>(p.tiling, position.team);
+  kept.template StartFirst<SlabOf>(position.team, position.rank, kept.slot());
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
-    const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
+    const SlabOf slab(p.tiling, index, position.rank);
+    kept.StartRest(slab);
     SetReduceConstants<A>(p, shared, slab, /*whole=*/true);
-    SumGradients<T, kElements, /*kKeep=*/true, Form>(p, shared, slab);
+    SumGradients<T, kElements, /*kKeep=*/true, Form>(p, shared, slab,
+                                                     kept.slot());
+    kept.template StartNext<SlabOf>(index, position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
             position.rank);
-    const Slab<kLayout, kElements> again = slab.Again();
+    const SlabOf again = slab.Again();
     SetApplyConstants<A>(p, shared, again, /*store=*/position.rank == 0);
-    ApplyTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, again);
+    ApplyTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, again,
+                                                   kept.slot());
+    kept.Advance();
   }
 }
 

@@ -57,19 +57,28 @@ __device__ __forceinline__ void FinishStatistics(const ForwardParameters& p,
 template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ForwardKernel(const __grid_constant__ ForwardParameters p) {
+  using SlabOf = Slab<kLayout, kElements>;
   const SharedMemory shared;
   const BlockPosition position(p.tiling, /*last_first=*/false);
+  KeptTiles<T, kElements, kForwardArrays> kept(p.tiling, shared, {p.buffers.x});
+  LetOthersBegin<kElements>(p.tiling, position.team);
+  kept.template StartFirst<SlabOf>(position.team, position.rank, kept.slot());
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
-    const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
+    const SlabOf slab(p.tiling, index, position.rank);
+    kept.StartRest(slab);
     SumStatistics<T, kElements, /*kKeep=*/true>(
-        p.tiling, shared, slab, static_cast<const T*>(p.buffers.x));
+        p.tiling, shared, slab, static_cast<const T*>(p.buffers.x),
+        kept.slot());
+    kept.template StartNext<SlabOf>(index, position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
             position.rank);
-    const Slab<kLayout, kElements> again = slab.Again();
+    const SlabOf again = slab.Again();
     FinishStatistics<T>(p, shared, again, /*store=*/position.rank == 0,
                         /*constants=*/true);
-    NormaliseTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, again);
+    NormaliseTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, again,
+                                                       kept.slot());
+    kept.Advance();
   }
 }
 

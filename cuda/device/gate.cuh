@@ -54,6 +54,11 @@ struct GradientItem {
 template <Gate kGate>
 constexpr int kGradientArrays = kGate == Gate::kY || kGate == Gate::kX ? 3 : 2;
 
+// The same for the tiles whose dy and x come by copies. y takes as many
+// registers as two arrays would, because the gate is computed beside it.
+template <Gate kGate>
+constexpr int kSavedArrays = kGate == Gate::kY ? 2 : 1;
+
 // Loads a vector of each array. All loads are in flight before any of them is
 // used.
 template <typename T, int kElements, Gate kGate>
@@ -80,11 +85,18 @@ class GradientLoader {
     const int64_t offset = in.offset();
     item->e = LoadVector<kReuseE, kElements>(dy_ + offset);
     item->x = LoadVector<kReuseX, kElements>(x_ + offset);
+    LoadSaved<kReuseE>(in, &item->saved);
+  }
+
+  // Loads only what was saved.
+  template <Reuse kReuse, typename CursorOf>
+  __device__ __forceinline__ void LoadSaved(
+      const CursorOf& in, Saved<T, kElements, kGate>* saved) const {
     if constexpr (kGate == Gate::kY) {
-      item->saved.y = LoadVector<kReuseE, kElements>(
-          static_cast<const T*>(saved_) + offset);
+      saved->y = LoadVector<kReuse, kElements>(static_cast<const T*>(saved_) +
+                                               in.offset());
     } else if constexpr (kGate == Gate::kMask) {
-      item->saved.bits = static_cast<uint32_t>(in.mask_byte()) >> in.mask_bit();
+      saved->bits = static_cast<uint32_t>(in.mask_byte()) >> in.mask_bit();
     }
   }
 

@@ -90,13 +90,13 @@ class Applier {
 };
 
 // The elementwise pass: first the tiles that L2 may still hold, the last one
-// first, then those in shared memory. For tiles that were not kept, dz is read
-// if the sums wrote it; otherwise dy and what was saved for the gate are read
-// again.
+// first, then those in shared memory, from slot `slot` on. For tiles that were
+// not kept, dz is read if the sums wrote it; otherwise dy and what was saved
+// for the gate are read again.
 template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf>
 __device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
                                            const SharedMemory& shared,
-                                           const SlabOf& slab) {
+                                           const SlabOf& slab, int slot = 0) {
   using V = Vector<T, kElements>;
   const Applier<T, kElements> applier(shared, slab);
   const int shared_end = kKeep ? min(p.tiling.shared_tiles, slab.tiles()) : 0;
@@ -141,16 +141,20 @@ __device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
     };
     const SlabOf again = slab.Again();
     auto out = again.At(0);
-    SharedTiles<T, kElements> tiles(shared, 0);
-    // A small depth is enough, because shared memory answers in a few dozen
-    // cycles.
-    ForEachTile<sizeof(T) == 2 ? 2 : 1, Pair>(
-        again.Count(0, min(p.tiling.shared_tiles, again.tiles())),
-        [&](Pair* pair) {
-          pair->e = tiles.Load();
-          pair->x = tiles.Load();
-        },
-        [&](const Pair& pair) { store(out, pair.e, pair.x); });
+    ForEachRun(p.tiling, slot, 0, min(p.tiling.shared_tiles, again.tiles()),
+               [&](int first_slot, int begin, int end) {
+                 SharedTiles<T, kElements, kBackwardArrays> tiles(shared,
+                                                                  first_slot);
+                 // A small depth is enough, because shared memory answers in a
+                 // few dozen cycles.
+                 ForEachTile<sizeof(T) == 2 ? 2 : 1, Pair>(
+                     again.Count(begin, end),
+                     [&](Pair* pair) {
+                       *pair = {tiles.Get(0), tiles.Get(1)};
+                       tiles.Advance();
+                     },
+                     [&](const Pair& pair) { store(out, pair.e, pair.x); });
+               });
   }
 }
 

@@ -31,13 +31,14 @@ class GradientSums {
   __device__ __forceinline__ GradientSums(const SharedMemory& shared,
                                           const SlabOf& slab)
       : mean_(LoadConstants<A, kElements>(shared, kGateMean, slab)) {
-    Restart(shared, slab);
+    Restart<false>(shared, slab);
   }
 
-  template <typename SlabOf>
+  // With kReload, the mean takes up no registers while sums are added.
+  template <bool kReload, typename SlabOf>
   __device__ __forceinline__ void Restart(const SharedMemory& shared,
                                           const SlabOf& slab) {
-    if constexpr (kShortOfRegisters) {
+    if constexpr (kReload) {
       mean_ = LoadConstants<A, kElements>(shared, kGateMean, slab);
     }
 #pragma unroll
@@ -94,8 +95,9 @@ template <typename T, int kElements, bool kKeep, Gate kGate, bool kStoreDz,
           typename SlabOf>
 __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
                                                const SharedMemory& shared,
-                                               const SlabOf& slab) {
+                                               const SlabOf& slab, int slot) {
   using Item = GradientItem<T, kElements, kGate>;
+  using Tiles = SharedTiles<T, kElements, kBackwardArrays>;
   constexpr int kDepth = kInFlight<T, kElements, kGradientArrays<kGate>>;
   const GradientLoader<T, kElements, kGate> loader(p.buffers.dy, p.buffers);
   const Gating<T, kElements, kGate> gating(shared, slab);
@@ -104,10 +106,6 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
   auto in = loader.template At<1>(slab, 0);
   auto out = slab.At(0);
 
-  const auto load_once = [&](Item* item) {
-    loader.template Load<Reuse::kNever, Reuse::kNever>(in, item);
-    in.Advance();
-  };
   // `reuse` says whether dz is read again.
   const auto accumulate = [&](auto reuse, Item* item) {
     gating.Apply(item);
@@ -120,18 +118,52 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
   const std::integral_constant<Reuse, Reuse::kNever> never;
   const std::integral_constant<Reuse, Reuse::kSoon> soon;
 
-  // Two of these tiles hold a pair of e and x.
-  SharedTiles<T, kElements> kept_tiles(shared, 0);
+  const int kept = kKeep ? p.tiling.shared_tiles : 0;
   ForEachSegment(
-      kKeep ? p.tiling.shared_tiles : 0, slab.tiles(),
+      kept, slab.tiles(),
       [&](int begin, int end) {
-        if constexpr (kKeep) {
-          ForEachTile<kDepth, Item>(slab.Count(begin, end), load_once,
-                                    [&](Item& item) {
-                                      accumulate(never, &item);
-                                      kept_tiles.Store(item.e);
-                                      kept_tiles.Store(item.x);
-                                    });
+        if constexpr (kKeep && kCopiesTiles<kElements>) {
+          using Ahead = Saved<T, kElements, kGate>;
+          constexpr int kBatch = kInFlight<T, kElements, kSavedArrays<kGate>>;
+          ForEachRun(p.tiling, SlotAfter(p.tiling, slot, begin), begin, end,
+                     [&](int first_slot, int from, int to) {
+                       Tiles tiles(shared, first_slot);
+                       int under_way = kept - from;
+                       ForEachTile<kBatch, Ahead>(
+                           slab.Count(from, to),
+                           [&](Ahead* saved) {
+                             loader.template LoadSaved<Reuse::kNever>(in,
+                                                                      saved);
+                             in.Advance();
+                           },
+                           [&](const Ahead& saved) {
+                             Item item{tiles.Get(0), tiles.Get(1), saved};
+                             accumulate(never, &item);
+                             // From now on, the slot holds e instead of dy.
+                             if constexpr (kGate != Gate::kNone) {
+                               tiles.Set(0, item.e);
+                             }
+                             tiles.Advance();
+                           },
+                           [&] {
+                             under_way -= kBatch;
+                             WaitForAllCopiesBut(under_way);
+                           });
+                     });
+        } else if constexpr (kKeep) {
+          Tiles tiles(shared, begin);
+          ForEachTile<kDepth, Item>(
+              slab.Count(begin, end),
+              [&](Item* item) {
+                loader.template Load<Reuse::kNever, Reuse::kNever>(in, item);
+                in.Advance();
+              },
+              [&](Item& item) {
+                accumulate(never, &item);
+                tiles.Set(0, item.e);
+                tiles.Set(1, item.x);
+                tiles.Advance();
+              });
         }
       },
       [&](int begin, int end) {
@@ -148,23 +180,27 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
       [&] {
         AddToBlock<kElements>(p.tiling, shared, slab,
                               [&](int i) { return sums.Of(i); });
-        sums.Restart(shared, slab);
+        // Gate kX has the mean in the same registers.
+        sums.template Restart<kShortOfRegisters || kGate != Gate::kX>(shared,
+                                                                      slab);
       });
 }
 
 // Computes the sums of the block's share. With kKeep, e and x of its first
-// tiles stay in shared memory. `Form` is a BackwardForm or AnyForm. All threads
-// of the block call it.
+// tiles stay in shared memory, from slot `slot` on, where copies of dy and x
+// have been started unless threads load single elements. `Form` is a
+// BackwardForm or AnyForm. All threads of the block call it.
 template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf>
 __device__ __forceinline__ void SumGradients(const BackwardParameters& p,
                                              const SharedMemory& shared,
-                                             const SlabOf& slab) {
+                                             const SlabOf& slab, int slot = 0) {
   if (static_cast<int>(threadIdx.x) < p.tiling.columns) {
     shared.block[threadIdx.x] = {0, 0};
   }
   const auto sum = [&](auto form) {
     using F = decltype(form);
-    SumGradientsAs<T, kElements, kKeep, F::kGate, F::kStoreDz>(p, shared, slab);
+    SumGradientsAs<T, kElements, kKeep, F::kGate, F::kStoreDz>(p, shared, slab,
+                                                               slot);
   };
   if constexpr (std::is_same_v<Form, AnyForm>) {
     WithBackwardForm(p.buffers.gate, p.dz != nullptr, sum);

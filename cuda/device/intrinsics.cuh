@@ -163,6 +163,61 @@ __device__ __forceinline__ void OrderMemory() {
 #endif
 }
 
+// Copies of 16 bytes from global to shared memory that go on while the thread
+// does something else, and take none of its registers. A thread sees what it
+// has copied itself once it has waited for it; others would need a barrier as
+// well. The copies that a thread starts between two calls of CloseCopies form a
+// group.
+__device__ __forceinline__ void StartCopy(uint4* shared, const uint4* global) {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  cuda_emulation::StartCopy(shared, global, sizeof(uint4));
+#else
+  // L2 is to evict first what is read only once.
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
+          static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(global), "l"(policy)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void CloseCopies() {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  cuda_emulation::CloseCopies();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int kGroups>
+__device__ __forceinline__ void WaitForAllCopiesBut() {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  cuda_emulation::WaitForCopies(kGroups);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+#endif
+}
+
+// Waits until at most the last `groups` groups of this thread's copies are
+// still under way. The instruction wants a constant, so the wait may be for a
+// few more of them: memory serves them in about the order in which they were
+// started, and the last ones are waited for one by one.
+__device__ __forceinline__ void WaitForAllCopiesBut(int groups) {
+  if (groups >= 16) {
+    WaitForAllCopiesBut<16>();
+  } else if (groups >= 8) {
+    WaitForAllCopiesBut<8>();
+  } else if (groups >= 4) {
+    WaitForAllCopiesBut<4>();
+  } else if (groups >= 2) {
+    WaitForAllCopiesBut<2>();
+  } else if (groups == 1) {
+    WaitForAllCopiesBut<1>();
+  } else {
+    WaitForAllCopiesBut<0>();
+  }
+}
+
 // A barrier of all threads of all blocks of the cluster. What a block wrote to
 // its shared memory before it, the others read there after it. Of accesses to
 // global memory nothing is promised, which spares a wait for all of them.

@@ -104,13 +104,16 @@ class Normaliser {
   Values<A, kElements> bias_;
 };
 
+// What is loaded for a vector besides x.
 template <typename T, int kElements, bool kResidual>
-struct ForwardItem {
-  Vector<T, kElements> x;
+struct Residual {
   Vector<T, kElements> z;
 };
 template <typename T, int kElements>
-struct ForwardItem<T, kElements, false> {
+struct Residual<T, kElements, false> {};
+
+template <typename T, int kElements, bool kResidual>
+struct ForwardItem : Residual<T, kElements, kResidual> {
   Vector<T, kElements> x;
 };
 
@@ -118,9 +121,11 @@ struct ForwardItem<T, kElements, false> {
 // to test. normaliser.Of(x, z) is y of a vector.
 template <typename T, int kElements, bool kKeep, bool kResidual, bool kMask,
           typename SlabOf, typename NormaliserOf>
-__device__ __forceinline__ void NormaliseTilesAs(
-    const ForwardParameters& p, const SharedMemory& shared, const SlabOf& slab,
-    const NormaliserOf& normaliser) {
+__device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
+                                                 const SharedMemory& shared,
+                                                 const SlabOf& slab,
+                                                 const NormaliserOf& normaliser,
+                                                 int slot = 0) {
   using V = Vector<T, kElements>;
   using Item = ForwardItem<T, kElements, kResidual>;
   constexpr int kArrays = kResidual ? 2 : 1;
@@ -168,30 +173,41 @@ __device__ __forceinline__ void NormaliseTilesAs(
     const SlabOf again = slab.Again();
     auto in = again.At(0);
     auto out = again.template At<1>(0, mask);
-    SharedTiles<T, kElements> tiles(shared, 0);
-    ForEachTile<kDepth, Item>(
-        again.Count(0, min(p.tiling.shared_tiles, again.tiles())),
-        [&](Item* item) {
-          item->x = tiles.Load();
-          load_residual(in, item);
-          in.Advance();
-        },
-        [&](const Item& item) { store(out, item.x, item); });
+    // Only z is loaded ahead, because shared memory answers in a few dozen
+    // cycles.
+    using Ahead = Residual<T, kElements, kResidual>;
+    ForEachRun(p.tiling, slot, 0, min(p.tiling.shared_tiles, again.tiles()),
+               [&](int first_slot, int begin, int end) {
+                 SharedTiles<T, kElements, kForwardArrays> tiles(shared,
+                                                                 first_slot);
+                 ForEachTile<kInFlight<T, kElements, 1>, Ahead>(
+                     again.Count(begin, end),
+                     [&](Ahead* item) {
+                       load_residual(in, item);
+                       in.Advance();
+                     },
+                     [&](const Ahead& item) {
+                       store(out, tiles.Get(0), item);
+                       tiles.Advance();
+                     });
+               });
   }
 }
 
 // The elementwise pass: first the tiles that L2 may still hold, the last one
-// first, then those in shared memory. `Form` is a ForwardForm or AnyForm.
+// first, then those in shared memory, from slot `slot` on. `Form` is a
+// ForwardForm or AnyForm.
 template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf>
 __device__ __forceinline__ void NormaliseTiles(const ForwardParameters& p,
                                                const SharedMemory& shared,
-                                               const SlabOf& slab) {
+                                               const SlabOf& slab,
+                                               int slot = 0) {
   const auto normalise = [&](auto form) {
     using F = decltype(form);
     const Normaliser<T, kElements, F::kResidual, F::kRelu> normaliser(shared,
                                                                       slab);
     NormaliseTilesAs<T, kElements, kKeep, F::kResidual, F::kMask>(
-        p, shared, slab, normaliser);
+        p, shared, slab, normaliser, slot);
   };
   if constexpr (std::is_same_v<Form, AnyForm>) {
     // Several threads with single elements share a byte of the mask, so

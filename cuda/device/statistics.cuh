@@ -132,13 +132,19 @@ struct ShiftedSums {
 };
 
 // Computes the sums of the block's share. With kKeep, its first tiles stay in
-// shared memory. All threads of the block call it.
+// shared memory, from slot `slot` on. Vectors come there by copies that have
+// been started; single elements are loaded and stored here. All threads of the
+// block call it.
 template <typename T, int kElements, bool kKeep, typename SlabOf>
 __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
                                               const SharedMemory& shared,
-                                              const SlabOf& slab, const T* x) {
+                                              const SlabOf& slab, const T* x,
+                                              int slot = 0) {
   using A = Accumulator<T>;
   using V = Vector<T, kElements>;
+  using Tiles = SharedTiles<T, kElements, kForwardArrays>;
+  constexpr bool kCopied = kKeep && kCopiesTiles<kElements>;
+  const int kept = kKeep ? tiling.shared_tiles : 0;
   // Where channels are first, finding a vector takes registers.
   constexpr int kMost = SlabOf::kPlanes && kElements == 8 ? 3 : 8;
   constexpr int kDepth =
@@ -150,13 +156,23 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
   if (has_column) origin = OriginOf(x, slab, thread, tiling.shape.count());
   V first[3]{};
   if constexpr (!std::is_same_v<T, double>) {
-    auto ahead = slab.At(0);
+    if (kCopied && kept >= 3) {
+      WaitForAllCopiesBut(kept - 3);
 #pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      if (slab.Has(i)) {
-        first[i] = LoadVector<Reuse::kSoon, kElements>(x + ahead.offset());
+      for (int i = 0; i < 3; ++i) {
+        if (slab.Has(i)) {
+          first[i] = Tiles(shared, SlotAfter(tiling, slot, i)).Get(0);
+        }
       }
-      ahead.Advance();
+    } else {
+      auto ahead = slab.At(0);
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        if (slab.Has(i)) {
+          first[i] = LoadVector<Reuse::kSoon, kElements>(x + ahead.offset());
+        }
+        ahead.Advance();
+      }
     }
   }
   if (thread < tiling.columns) shared.block[thread] = {0, 0};
@@ -181,14 +197,31 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
     }
   }
   sums.Clear();
-  auto cursor = slab.At(0);
-  SharedTiles<T, kElements> kept_tiles(shared, 0);
+  auto cursor = slab.At(kCopied ? kept : 0);
   ForEachSegment(
-      kKeep ? tiling.shared_tiles : 0, slab.tiles(),
+      kept, slab.tiles(),
       [&](int begin, int end) {
-        if constexpr (kKeep) {
-          const int count = slab.Count(begin, end);
-          sums.count += count;
+        const int count = slab.Count(begin, end);
+        sums.count += count;
+        if constexpr (kCopied) {
+          constexpr int kBatch = kInFlight<T, kElements, 1>;
+          ForEachRun(tiling, SlotAfter(tiling, slot, begin), begin, end,
+                     [&](int first_slot, int from, int to) {
+                       Tiles tiles(shared, first_slot);
+                       int under_way = kept - from;
+                       ForEachTile<kBatch, Nothing>(
+                           slab.Count(from, to), [](Nothing*) {},
+                           [&](Nothing) {
+                             sums.Accumulate(tiles.Get(0));
+                             tiles.Advance();
+                           },
+                           [&] {
+                             under_way -= kBatch;
+                             WaitForAllCopiesBut(under_way);
+                           });
+                     });
+        } else if constexpr (kKeep) {
+          Tiles tiles(shared, begin);
           ForEachTile<kDepth, V>(
               count,
               [&](V* v) {
@@ -196,7 +229,8 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
                 cursor.Advance();
               },
               [&](const V& v) {
-                kept_tiles.Store(v);
+                tiles.Set(0, v);
+                tiles.Advance();
                 sums.Accumulate(v);
               });
         }

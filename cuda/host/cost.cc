@@ -40,17 +40,63 @@ double InFlightPerBlock(const Problem& problem, int width,
                              static_cast<double>(ItemSize(problem.dtype)));
 }
 
-// Fills in how much is in flight while `blocks` blocks are on the device. They
-// spread over all multiprocessors before one of these gets a second block.
-void SetInFlight(double blocks, double per_block, double needed,
-                 const Device& device, Cost* cost) {
-  const double all = device.multiprocessors;
-  const double twice = std::clamp(blocks - all, 0.0, all);
-  const double once = std::min(blocks, all) - twice;
-  cost->bytes_in_flight = (once + 2 * twice) * per_block / all;
-  cost->in_flight = (once * std::min(1.0, per_block / needed) +
-                     twice * std::min(1.0, 2 * per_block / needed)) /
-                    all;
+// Where the blocks of a launch are. They spread over all multiprocessors before
+// one of these gets a second block.
+struct Spread {
+  double once;   // the share of multiprocessors that have one block
+  double twice;  // ... two blocks
+
+  Spread(double blocks, const Device& device) {
+    const double all = device.multiprocessors;
+    twice = std::clamp(blocks - all, 0.0, all) / all;
+    once = std::min(blocks, all) / all - twice;
+  }
+};
+
+// The share of a copy's rate at which memory works if each block has
+// `per_block` bytes in flight. By Little's law it needs `needed` of each
+// multiprocessor.
+double RateShare(const Spread& spread, double per_block, double needed,
+                 const CostModel& model) {
+  const double usual =
+      kBlocksPerMultiprocessor * model.bytes_in_flight_per_block;
+  const auto share = [&](double bytes) {
+    return std::min(1.0, bytes / needed) *
+           (1 - (1 - model.kernel_share) * std::min(1.0, usual / bytes));
+  };
+  return spread.once * share(per_block) + spread.twice * share(2 * per_block);
+}
+
+// The share of a round's waiting during which memory idles. Teams that have a
+// single slab each begin at the same time, and wait at the same time.
+double IdleShare(int64_t num_teams, int64_t rounds, const CostModel& model) {
+  return num_teams == 1 || rounds == 1 ? 1
+         : num_teams == 2              ? model.idle_with_two_teams
+                                       : model.idle_with_more_teams;
+}
+
+// Teams, or clusters, that are on the device at the same time and take slabs in
+// turn.
+struct Teams {
+  int64_t number;
+  int64_t rounds;
+  bool all_copied;  // Copies bring all tiles.
+};
+
+// The microseconds in which memory idles while the blocks of a team wait for
+// each other, `wait` in each round. `own` is how long memory is busy with the
+// next slab's tiles of a team that waits, and `slab` how long with a slab.
+double IdleTime(const Teams& teams, double wait, double own, double slab,
+                const CostModel& model) {
+  const double least = model.idle_if_covered * wait;
+  const auto rounds = static_cast<double>(teams.rounds);
+  if (teams.all_copied && teams.number > 1) {
+    const double others = static_cast<double>(teams.number - 1) * slab;
+    return model.idle_with_two_teams * wait +
+           rounds * std::max(least, wait - own - others);
+  }
+  const double share = IdleShare(teams.number, teams.rounds, model);
+  return rounds * std::max(least, wait * share - own);
 }
 
 // What a mask costs beyond its own bytes, in arrays. Memory moves sectors of 32
@@ -67,14 +113,6 @@ double MaskSectors(const Tiling& t, int64_t rounds, const Traffic& traffic) {
   if (times <= 1) return 0;
   return (times - 1) * traffic.mask_read +
          (2 * times - 1) * traffic.mask_written;
-}
-
-// The share of a round's waiting during which memory idles. Teams that have a
-// single slab each begin at the same time, and wait at the same time.
-double IdleShare(int32_t num_teams, int64_t rounds, const CostModel& model) {
-  return num_teams == 1 || rounds == 1 ? 1
-         : num_teams == 2              ? model.idle_with_two_teams
-                                       : model.idle_with_more_teams;
 }
 
 }  // namespace
@@ -117,21 +155,45 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
   // others.
   const double waves =
       static_cast<double>(CeilDivide(plan.grid, BlocksAtOnce(plan, device)));
-  const double needed = NominalRate(device) * model.copy_share *
-                        model.memory_latency / device.multiprocessors;
-  SetInFlight(static_cast<double>(plan.grid) / waves,
-              InFlightPerBlock(problem, width, model), needed, device, &cost);
-  cost.streaming = cost.bytes / (StreamingRate(device, model) * cost.in_flight);
+  const double rate = NominalRate(device) * model.copy_share;
+  const double needed = rate * model.memory_latency / device.multiprocessors;
+  const Spread spread(static_cast<double>(plan.grid) / waves, device);
+  cost.busy = spread.once + spread.twice;
+
+  // Copies to shared memory bring the tiles that are kept. A block has all of
+  // them in flight at first, and none at last.
+  const bool copies = !two_kernels && width > 1;
+  const double tiles =
+      static_cast<double>(std::max<int64_t>(1, TilesPerBlock(t)));
+  const double tile_bytes = static_cast<double>(
+      traffic.arrays_kept * kThreads * width * ItemSize(problem.dtype));
+  const double copied_share = copies ? t.shared_tiles / tiles : 0;
+  const double copied = copied_share * traffic.arrays_kept * array;
+  const double loading = InFlightPerBlock(problem, width, model);
+  const double copying = std::max(loading, t.shared_tiles * tile_bytes / 2);
+  cost.streaming = copied / (rate * RateShare(spread, copying, needed, model)) +
+                   (cost.bytes - copied) /
+                       (rate * RateShare(spread, loading, needed, model));
+  cost.in_flight = spread.once * std::min(1.0, loading / needed) +
+                   spread.twice * std::min(1.0, 2 * loading / needed);
+  cost.bytes_in_flight = (spread.once + 2 * spread.twice) *
+                         (loading + (copying - loading) * copied / cost.bytes);
+  const bool all_copied = copies && t.shared_tiles >= TilesPerBlock(t);
+  const double slab = cost.streaming / static_cast<double>(t.num_slabs);
   cost.launching = model.kernel;
   if (two_kernels) {
     cost.launching = 2 * model.kernel;
     cost.waiting = model.last_block;
   } else if (plan.block_reduction == BlockReduction::kBarrier) {
-    cost.waiting = static_cast<double>(cost.rounds) * model.barrier *
-                   IdleShare(t.num_teams, cost.rounds, model);
+    const double own =
+        t.prefetch_tiles * tile_bytes * t.team / StreamingRate(device, model);
+    cost.ahead = own * static_cast<double>(t.num_slabs - t.num_teams);
+    cost.waiting = IdleTime({t.num_teams, cost.rounds, all_copied},
+                            model.barrier, own, slab, model);
   } else if (plan.block_reduction == BlockReduction::kCluster) {
-    cost.waiting = waves * model.cluster *
-                   IdleShare(t.num_teams, static_cast<int64_t>(waves), model);
+    const auto turns = static_cast<int64_t>(waves);
+    cost.waiting = IdleTime({CeilDivide(t.num_teams, turns), turns, all_copied},
+                            model.cluster, 0, slab, model);
   }
   return cost;
 }

@@ -44,6 +44,10 @@ constexpr int64_t kFixedSharedBytes =
     static_cast<int64_t>(sizeof(Sums)) * (kScratch + 2 * kMaxColumns) +
     static_cast<int64_t>(sizeof(double)) * kConstants * kMaxColumns;
 
+// The arrays of which a tile waits on chip between the passes: x, or e and x.
+constexpr int kForwardArrays = 1;
+constexpr int kBackwardArrays = 2;
+
 inline int64_t SharedBytes(int shared_tiles, int64_t tile_bytes) {
   return kFixedSharedBytes + shared_tiles * tile_bytes;
 }
@@ -92,6 +96,10 @@ struct Tiling {
   int32_t team;
   int32_t num_teams;
   int32_t shared_tiles;  // tiles that a block keeps in shared memory
+  // Tiles of the next slab whose copies are under way while the blocks of the
+  // team wait for each other. They are at most `shared_tiles`, and have room in
+  // shared memory beside those.
+  int32_t prefetch_tiles;
 };
 
 // Returns the index in a group's mask of the bit of an element, where channels

@@ -57,16 +57,24 @@ std::vector<Tiling> Cuts(const Problem& problem, int width,
   return cuts;
 }
 
-// Keeps what fits of each block's tiles, first in registers; the rest is read
-// twice.
-void KeepTiles(int register_tiles, int shared_tiles, int64_t tile_bytes,
-               Plan* plan) {
+// Keeps what fits of each block's tiles, first in registers and then in
+// `shared_tiles` of the `slots`; the rest is read twice. Where teams take
+// several slabs, `ahead` of the slots that are left, or all of them if it is
+// -1, are for the next one. Single elements are not copied to them.
+void KeepTiles(int register_tiles, int shared_tiles, int slots, int ahead,
+               int width, int64_t tile_bytes, Plan* plan) {
   const int64_t wanted = std::max<int64_t>(0, TilesPerBlock(plan->tiling));
   plan->register_tiles =
       static_cast<int>(std::min<int64_t>(register_tiles, wanted));
   plan->tiling.shared_tiles = static_cast<int32_t>(
       std::min<int64_t>(shared_tiles, wanted - plan->register_tiles));
-  plan->shared_bytes = SharedBytes(plan->tiling.shared_tiles, tile_bytes);
+  Tiling& t = plan->tiling;
+  if (width > 1 && t.num_slabs > t.num_teams) {
+    const int left = std::min(t.shared_tiles, slots - t.shared_tiles);
+    t.prefetch_tiles = ahead < 0 ? left : std::min(ahead, left);
+  }
+  plan->shared_bytes =
+      SharedBytes(t.shared_tiles + t.prefetch_tiles, tile_bytes);
 }
 
 void SetGrid(int64_t num_teams, Plan* plan) {
@@ -98,7 +106,7 @@ Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
 
 // Two blocks of a multiprocessor (`blocks_per_multiprocessor`) read and write
 // at the same time; a single one has all the shared memory.
-Plan PlanCluster(const Tiling& tiling, const Device& device,
+Plan PlanCluster(const Tiling& tiling, int width, const Device& device,
                  const Settings& settings, int64_t tile_bytes,
                  int register_tiles, int blocks_per_multiprocessor) {
   Plan plan{};
@@ -124,35 +132,39 @@ Plan PlanCluster(const Tiling& tiling, const Device& device,
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kCluster;
   plan.cluster = plan.tiling.team == 1 ? 0 : plan.tiling.team;
-  KeepTiles(register_tiles, shared_tiles, tile_bytes, &plan);
   SetGrid(plan.tiling.num_slabs, &plan);
+  KeepTiles(register_tiles, shared_tiles, shared_tiles, settings.tiles_ahead,
+            width, tile_bytes, &plan);
   return plan;
 }
 
-Plan PlanOnChip(const Tiling& tiling, const Device& device,
+// `ahead` of a block's slots are for the next slab, and there are at least
+// `least_teams` teams.
+Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
                 const Settings& settings, int64_t tile_bytes,
-                int register_tiles) {
+                int register_tiles, int slots, int ahead, int64_t least_teams) {
   Plan plan{};
   plan.strategy = Strategy::kOnChip;
   plan.tiling = tiling;
-  const int shared_tiles =
-      SharedTilesPerBlock(device, tile_bytes, kBlocksPerMultiprocessor);
+  const int shared_tiles = slots - ahead;
   const int64_t blocks =
       ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
   // As many teams as hold their slabs on chip; every block belongs to one.
   const int64_t needed = CeilDivide(TilesOfSlab(tiling),
                                     std::max(1, shared_tiles + register_tiles));
   const int64_t teams =
-      std::clamp<int64_t>(blocks / needed, 1, tiling.num_slabs);
+      std::clamp<int64_t>(std::max(blocks / needed, least_teams), 1,
+                          std::min(blocks, tiling.num_slabs));
   SetTeam(std::max<int64_t>(1, blocks / teams), &plan.tiling);
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kBarrier;
-  KeepTiles(register_tiles, shared_tiles, tile_bytes, &plan);
   // A block that is a team of its own waits for no other, so the grid may
   // exceed the device.
   SetGrid(
       plan.tiling.team == 1 ? plan.tiling.num_slabs : blocks / plan.tiling.team,
       &plan);
+  KeepTiles(register_tiles, shared_tiles, slots, settings.tiles_ahead, width,
+            tile_bytes, &plan);
   return plan;
 }
 
@@ -166,16 +178,33 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
   for (const Tiling& tiling : Cuts(problem, width, settings)) {
     if (device.clusters && (any || strategy == Strategy::kCluster)) {
       for (const int blocks : {kBlocksPerMultiprocessor, 1}) {
-        const Plan plan = PlanCluster(tiling, device, settings, tile_bytes,
-                                      traffic.register_tiles, blocks);
+        const Plan plan =
+            PlanCluster(tiling, width, device, settings, tile_bytes,
+                        traffic.register_tiles, blocks);
         // If a slab exceeds its shared memory, a cluster is only a small team.
         const bool fits = TilesPerBlock(plan.tiling) <= TilesKept(plan);
         if (fits || !any) plans.push_back(plan);
       }
     }
     if (device.cooperative && (any || strategy == Strategy::kOnChip)) {
-      plans.push_back(PlanOnChip(tiling, device, settings, tile_bytes,
-                                 traffic.register_tiles));
+      // Transfers under way cover a wait: those of the next slab, for which
+      // there is room if a block keeps less of this one, or those of another
+      // team.
+      const int slots =
+          SharedTilesPerBlock(device, tile_bytes, kBlocksPerMultiprocessor);
+      std::vector<int> choices = {0};
+      if (settings.tiles_ahead >= 0) {
+        choices = {std::min(settings.tiles_ahead, slots / 2)};
+      } else if (width > 1) {
+        choices = {0, slots / 6, slots / 3, slots / 2};
+      }
+      for (const int64_t least_teams : {1, 2}) {
+        for (const int ahead : choices) {
+          plans.push_back(PlanOnChip(tiling, width, device, settings,
+                                     tile_bytes, traffic.register_tiles, slots,
+                                     ahead, least_teams));
+        }
+      }
     }
   }
   return plans;

@@ -55,12 +55,9 @@ struct Settings {
   Strategy strategy = Strategy::kAuto;
   int sm_margin = 0;      // multiprocessors left to other work
   int slab_channels = 0;  // a power of 2 in [8, kMaxColumns]; 0: the planner's
+  int tiles_ahead = -1;   // at most; -1: the planner's choice
   bool zero_workspace = false;
 };
-
-// The arrays of which a tile waits on chip between the passes: x, or e and x.
-constexpr int kForwardArrays = 1;
-constexpr int kBackwardArrays = 2;
 
 // What the two passes move and keep. Arrays are counted in arrays of x's size,
 // so that a bit mask is a sixteenth of one or less.

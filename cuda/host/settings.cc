@@ -39,6 +39,10 @@ std::string ReadSetting(std::string_view name, const char* value,
     }
     return "must be 8, 16, 32 or 64";
   }
+  if (name == "TILES_AHEAD") {
+    if (ReadNumber(value, 0, 100000, &settings->tiles_ahead)) return "";
+    return "must be a number of tiles >= 0";
+  }
   if (name == "ZERO_WORKSPACE") {
     int number = 0;
     if (!ReadNumber(value, 0, 1, &number)) return "must be 0 or 1";
@@ -46,8 +50,8 @@ std::string ReadSetting(std::string_view name, const char* value,
     return "";
   }
   return "is not known: there are JAX_BNAR_CUDA_STRATEGY, "
-         "JAX_BNAR_CUDA_SM_MARGIN, JAX_BNAR_CUDA_SLAB_CHANNELS and "
-         "JAX_BNAR_CUDA_ZERO_WORKSPACE";
+         "JAX_BNAR_CUDA_SM_MARGIN, JAX_BNAR_CUDA_SLAB_CHANNELS, "
+         "JAX_BNAR_CUDA_TILES_AHEAD and JAX_BNAR_CUDA_ZERO_WORKSPACE";
 }
 
 }  // namespace

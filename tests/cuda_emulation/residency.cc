@@ -79,6 +79,8 @@ void Scheduler::StartBlock(Block* block, const dim3& index) {
   for (unsigned i = 0; i < block->threads_count; ++i) {
     block->threads[i].fiber = nullptr;
     block->threads[i].in_cluster_phase = false;
+    block->threads[i].copies.clear();
+    block->threads[i].copy_groups = 0;
   }
   for (unsigned i = 0; i < block->warps_count; ++i) {
     Warp& warp = block->warps[i];
@@ -167,6 +169,13 @@ void Scheduler::Exit(Thread* thread) {
         "exits while %u threads of the block wait there",
         thread->index.x, thread->index.y, thread->index.z, block->index.x,
         block->index.y, block->index.z, block->arrived);
+  }
+  if (!thread->copies.empty()) {
+    cuda_emulation::Fail(
+        "thread (%u, %u, %u) of block (%u, %u, %u) exits and has not waited "
+        "for %zu of its copies to shared memory",
+        thread->index.x, thread->index.y, thread->index.z, block->index.x,
+        block->index.y, block->index.z, thread->copies.size());
   }
   if (thread->warp->in_operation != 0) LeaveWarp(thread->warp);
   if (thread->in_cluster_phase && thread->cluster_phase == cluster->phase) {

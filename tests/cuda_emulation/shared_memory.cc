@@ -37,6 +37,8 @@ bool AllMarginBytes(const unsigned char* bytes) {
 }
 #endif
 
+}  // namespace
+
 void FillWithPoison(unsigned char* data, std::size_t size) {
   const unsigned char bytes[2] = {kPoison & 0xff, kPoison >> 8};
   if (size == 0) return;
@@ -50,8 +52,6 @@ void FillWithPoison(unsigned char* data, std::size_t size) {
     done += count;
   }
 }
-
-}  // namespace
 
 SharedMemory::~SharedMemory() {
   if (buffer_ != nullptr) Allow(buffer_.get(), capacity_);

@@ -13,6 +13,8 @@ namespace cuda_emulation {
 // bfloat16, in pairs as float, and in fours as double.
 constexpr unsigned short kPoison = 0xfffd;
 
+void FillWithPoison(unsigned char* data, std::size_t size);
+
 class SharedMemory {
  public:
   SharedMemory() = default;

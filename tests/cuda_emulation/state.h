@@ -4,6 +4,7 @@
 #ifndef CUDA_EMULATION_STATE_H_
 #define CUDA_EMULATION_STATE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -47,6 +48,14 @@ struct Warp {
   LaneOperation lanes[kWarpSize];
 };
 
+// A copy to shared memory that the thread has started and not waited for.
+struct Copy {
+  unsigned char* to;
+  const unsigned char* from;
+  std::size_t size;
+  std::uint64_t group;
+};
+
 struct Thread {
   uint3 index;
   Fiber* fiber;  // Null before the thread starts and after it exits.
@@ -55,6 +64,8 @@ struct Thread {
   unsigned lane;
   bool in_cluster_phase;  // Has arrived but not waited yet.
   unsigned cluster_phase;
+  std::vector<Copy> copies;   // In the order in which they were started.
+  std::uint64_t copy_groups;  // How many groups of copies are closed.
 };
 
 struct Block {

@@ -40,8 +40,11 @@ def test_loops_are_told_apart_and_counted(tmp_path: pathlib.Path) -> None:
         loop(1, *LOAD, *["FADD R4, R4, R5"] * 30),
         loop(2, *LOAD, *STORE, *["FFMA R4, R4, R5, R6"] * 33),
         loop(3, *KEPT, *STORE, *["FFMA R4, R4, R5, R6"] * 32),
+        # Sums of what copies have brought: a branch waits for them.
+        loop(4, "BSSY B0, `(.L_x_9)", "DEPBAR.LE SB0, 0x4", *KEPT * 2, *["FADD R4, R4, R5"] * 67),
     )
     assert "Forward relu sums                  32.0 40\n" in printed
+    assert "Forward relu kept sums             36.0 43\n" in printed
     assert "Forward relu memory                40.0 43\n" in printed
     assert "Forward relu shared                39.0 42\n" in printed
     assert "Forward relu memory:" not in printed

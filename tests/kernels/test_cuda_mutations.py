@@ -122,6 +122,43 @@ MUTATIONS = {
         "normalise.cuh", "const int last = shared_end + count - 1;",
         "const int last = slab.tiles() - 1;", "forward", "on_chip", "all",
     ),
+    "a wait that is over one copy too early": Mutation(
+        "statistics.cuh", "WaitForAllCopiesBut(under_way)",
+        "WaitForAllCopiesBut(under_way + 1)", "forward", "on_chip", "ahead",
+    ),
+    "a wait of backward that is over one copy too early": Mutation(
+        "gradient_sums.cuh", "WaitForAllCopiesBut(under_way)",
+        "WaitForAllCopiesBut(under_way + 1)", "backward", "on_chip", "ahead",
+    ),
+    "a wait that does not count the tiles that came": Mutation(
+        "statistics.cuh", "under_way -= kBatch;", "", "forward", "on_chip", "ahead"
+    ),
+    "copies to a slot that is still in use": Mutation(
+        "tiles.cuh", "SlotAfter(tiling_, slot_, tiling_.shared_tiles)",
+        "SlotAfter(tiling_, slot_, tiling_.shared_tiles - 1)", "forward", "on_chip", "ahead",
+    ),
+    "copies that do not begin where the first ones ended": Mutation(
+        "tiles.cuh", "Start(slab, tiling_.prefetch_tiles,",
+        "Start(slab, tiling_.prefetch_tiles + 1,", "backward", "on_chip", "ahead",
+    ),
+    "a ring that goes on one slot too late": Mutation(
+        "tiles.cuh", "    slot = 0;\n", "    slot = 1;\n", "backward", "on_chip", "ahead"
+    ),
+    "the slots of the slab before": Mutation(
+        "tiles.cuh", "slot_ = NextSlot();", "", "forward", "on_chip", "ahead"
+    ),
+    "a thread without a vector that counts no copy": Mutation(
+        "tiles.cuh", "        CloseCopies();\n", "        if (slab.Has(tile)) CloseCopies();\n",
+        "forward", "on_chip", "ahead",
+    ),
+    "tiles of the next slab in this one's place": Mutation(
+        "tiles.cuh", "index + tiling_.num_teams, rank", "index, rank",
+        "backward", "on_chip", "ahead",
+    ),
+    "dy that is kept in the place of e": Mutation(
+        "gradient_sums.cuh", "if constexpr (kGate != Gate::kNone)",
+        "if constexpr (kGate == Gate::kNone)", "backward", "on_chip", "ahead",
+    ),
     "a plane that a cursor does not leave": Mutation(
         "slab.cuh", "in_plane_ >= vectors ", "in_plane_ > vectors ",
         "forward", "two_kernels", "all",

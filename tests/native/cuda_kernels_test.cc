@@ -1,8 +1,8 @@
 // Compares the CUDA kernels, which the host emulation runs, with plain loops:
 // every strategy, on devices of different sizes.
 //
-// Arguments: the strategy ("auto", "on_chip", "cluster", "two_kernels"),
-// and "few" for the shapes that a mutation is tried on.
+// Arguments: the strategy ("auto", "on_chip", "cluster", "two_kernels"), and
+// "few" or "ahead" for the shapes that a mutation is tried on.
 
 #include <cstdint>
 #include <cstdio>
@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "cuda/host/plan.h"
 #include "cuda/host/settings.h"
 #include "cuda/host/tiling.h"
+#include "cuda/launch/launch.cuh"
 #include "cuda/launch/launch_counts.h"
 #include "tests/native/calls.h"
 #include "tests/native/cuda_platform.h"
@@ -139,6 +141,45 @@ void TestMasks(cuda::Settings settings) {
   TestCase({shape, DType::kBFloat16, 0, 0, true, 32}, settings, calls);
 }
 
+// Returns how many tiles of the next slab a plan for vectors copies ahead.
+int TilesAhead(const Problem& problem, const cuda::Traffic& traffic,
+               const cuda::Settings& settings) {
+  cuda::Device device;
+  BNAR_CHECK(cuda::QueryDevice(&device) == cudaSuccess, "");
+  return cuda::MakePlan(problem, cuda::kWidth, traffic, device, settings)
+      .tiling.prefetch_tiles;
+}
+
+// Teams that take several slabs, with as many tiles as a block keeps, with
+// fewer, so that there is room for those of the next slab, and with more. The
+// tiles of a slab go on at the start of the ring of slots.
+void TestTilesAhead(cuda::Settings settings) {
+  cuda_emulation::SetDevice(DeviceOf(2, 10, 64));
+  BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess, "");
+  settings.slab_channels = 64;
+  int ahead_of_forward = 0, ahead_of_backward = 0;
+  for (const int ahead : {0, 1, 3, 5}) {
+    settings.tiles_ahead = ahead;
+    for (const int tiles : {1, 2, 3, 5, 7}) {
+      const int64_t rows = 4 * 32 * tiles - 5;
+      for (const Case& c :
+           {Case{{1, rows, 5 * 64, 1}, DType::kBFloat16, 0, 0, true},
+            Case{{1, rows, 3 * 64 - 8, 1}, DType::kFloat32, 0, 0, true},
+            Case{{2, 4 * tiles, 3, 8 * 63}, DType::kFloat16, 0, 0, true}}) {
+        TestCase(c, settings, Calls::kWholePasses);
+        const Problem problem{c.shape, c.dtype};
+        ahead_of_forward +=
+            TilesAhead(problem, cuda::kForwardArrays, settings) > 0;
+        ahead_of_backward +=
+            TilesAhead(problem, cuda::kBackwardArrays, settings) > 0;
+      }
+    }
+  }
+  BNAR_CHECK(ahead_of_forward >= 20 && ahead_of_backward >= 20,
+             std::to_string(ahead_of_forward) + " and " +
+                 std::to_string(ahead_of_backward) + " plans copy tiles ahead");
+}
+
 // A launch may be refused although the occupancy was promised.
 void TestRefusedCooperation(const cuda::Settings& settings) {
   cuda_emulation::Device device = DeviceOf(3, 8, 64);
@@ -205,6 +246,7 @@ void TestStrategy(const cuda::Settings& settings, bool few) {
   }
   if (settings.strategy == cuda::Strategy::kOnChip) {
     TestTeams(settings);
+    TestTilesAhead(settings);
     TestRefusedCooperation(settings);
   }
   if (settings.strategy == cuda::Strategy::kTwoKernels) {
@@ -225,6 +267,11 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", wrong.c_str());
     return 2;
   }
-  testing::TestStrategy(settings, argc > 2 && std::string(argv[2]) == "few");
+  const std::string shapes = argc > 2 ? argv[2] : "all";
+  if (shapes == "ahead") {
+    testing::TestTilesAhead(settings);
+  } else {
+    testing::TestStrategy(settings, shapes == "few");
+  }
   return testing::Finish();
 }

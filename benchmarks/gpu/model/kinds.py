@@ -34,17 +34,14 @@ class Direction:
     sums: str = ""
     strategy: str = "auto"
 
-    def loops(self) -> tuple[str, str, str]:
-        """The names of three loops: the sums, and the elementwise pass on kept and other tiles."""
-        sums, kept, streamed = (
-            f"{self.kernel} {form} {source}"
-            for form, source in (
-                (self.sums or self.form, "sums"),
-                (self.form, "shared"),
-                (self.form, "memory"),
-            )
+    def loops(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """The names of the loops of both passes, each on the tiles that are kept and on others."""
+        sums = f"{self.kernel} {self.sums or self.form}"
+        elementwise = f"{self.kernel} {self.form}"
+        return (f"{sums} kept sums", f"{sums} sums"), (
+            f"{elementwise} shared",
+            f"{elementwise} memory",
         )
-        return sums, kept, streamed
 
 
 def directions(site: Site, dtype: DType, save: Save) -> dict[str, Direction]:

@@ -102,27 +102,27 @@ def predict_direction(
     # Each pass takes as long as memory does, or as its instructions do.
     rate = plan["bytes"] / plan["streaming_us"]
     first = (traffic["arrays_kept"] + traffic["first"]) * array
-    memory = (first / rate, (plan["bytes"] - first) / rate)
-    busy = min(1.0, plan["bytes_in_flight"] / model["bytes_in_flight_per_block"])
-    sums, shared, streamed = _instructions(dtype, direction, plan["width"])
-    cycles_per_us = 1e3 * device.clock_ghz * device.multiprocessors * busy
+    # Some of what the first pass needs comes while the blocks wait for each other.
+    ahead = min(plan["ahead_us"], first / rate)
+    memory = (first / rate - ahead, (plan["bytes"] - first) / rate)
+    cycles_per_us = 1e3 * device.clock_ghz * device.multiprocessors * plan["busy"]
     us_per_instruction = elements / (VECTOR * _WARP) / INSTRUCTIONS_PER_CYCLE / cycles_per_us
-    issue = (
-        sums * us_per_instruction,
-        (kept * shared + (1 - kept) * streamed) * us_per_instruction,
+    issue = tuple(
+        (kept * shared + (1 - kept) * streamed) * us_per_instruction
+        for shared, streamed in _instructions(dtype, direction, plan["width"])
     )
-    streaming = sum(map(max, memory, issue))
+    streaming = ahead + sum(map(max, memory, issue))
     predicted = streaming + plan["waiting_us"] + plan["launching_us"]
     floor = direction.floor * array / _copy_rate(device, assumptions.constants)
     names = (
         "strategy", "slab_channels", "team", "teams", "bytes", "bytes_again", "rounds",
-        "bytes_in_flight", "waiting_us", "launching_us",
+        "bytes_in_flight", "tiles_ahead", "ahead_us", "waiting_us", "launching_us",
     )  # fmt: skip
     return {
         **{name: plan[name] for name in names},
         "kept_share": kept,
         "streaming_us": streaming,
-        "instructions_limit": streaming > sum(memory),
+        "instructions_limit": streaming > ahead + sum(memory),
         "predicted_us": predicted,
         "floor_us": floor,
         "floor_share": floor / predicted,
@@ -133,11 +133,12 @@ def _copy_rate(device: Device, constants: Mapping[str, float]) -> float:
     return device.bytes_per_us * cost_model(constants)["copy_share"]
 
 
-def _instructions(dtype: DType, direction: Direction, width: int) -> tuple[float, float, float]:
-    """Instructions for a vector in the three loops; 0 where they are not known."""
+def _instructions(dtype: DType, direction: Direction, width: int) -> list[tuple[float, float]]:
+    """Instructions for a vector in both passes, in kept tiles and others; 0 if they are unknown."""
     loops = json.loads(INSTRUCTIONS.read_text())["loops"].get(dtype, {}) if width > 1 else {}
-    sums, shared, streamed = (loops.get(name, 0.0) for name in direction.loops())
-    return sums, shared, streamed
+    return [
+        (loops.get(kept, 0.0), loops.get(streamed, 0.0)) for kept, streamed in direction.loops()
+    ]
 
 
 def predict(

@@ -102,6 +102,13 @@ T* MapShared(T* pointer, unsigned rank) {
   return static_cast<T*>(MapShared(static_cast<const void*>(pointer), rank));
 }
 
+// cp.async, cp.async.commit_group and cp.async.wait_group. Until the running
+// thread has waited for a copy, the destination is full of NaN; then it gets
+// what the source holds at that time.
+void StartCopy(void* shared, const void* global, std::size_t size);
+void CloseCopies();
+void WaitForCopies(std::uint64_t groups);
+
 // Lets all other threads run once each before it returns.
 void Yield();
 // ld.acquire.gpu. It yields first.
