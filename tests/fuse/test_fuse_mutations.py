@@ -137,7 +137,7 @@ def test_the_bases_are_taken() -> None:
     index=st.integers(0, 40),
     mutation=st.sampled_from(sorted(MUTATIONS)),
 )
-@hypothesis.settings(max_examples=example_count(30))
+@hypothesis.settings(max_examples=example_count(60))
 def test_mutants_compute_the_same(base: Callable[..., Any], index: int, mutation: str) -> None:
     _require_equal(mutant(base, index, mutation))
 

@@ -34,40 +34,34 @@ def native_module() -> pathlib.Path:
     return module
 
 
-@pytest.mark.timeout(600)
-def test_masks_have_a_layout_of_their_own(native_module: pathlib.Path) -> None:
+def run_tests(module: pathlib.Path, *names: str, options: tuple[str, ...] = ()) -> str:
+    """Returns what pytest prints for these tests on the emulated kernels, which must pass."""
     finished = subprocess.run(
         [
             sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0",
-            str(TESTS / "kernels" / "test_mask_layout.py"),
+            *options, *(str(TESTS / name) for name in names),
         ],
         cwd=ROOT,
-        env=ENVIRONMENT | {"JAX_BNAR_TEST_NATIVE_MODULE": str(native_module)},
+        env=ENVIRONMENT | {"JAX_BNAR_TEST_NATIVE_MODULE": str(module)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout[-8000:] + finished.stderr[-2000:]
-    assert "skipped" not in finished.stdout, finished.stdout[-500:]
+    return finished.stdout
+
+
+@pytest.mark.timeout(600)
+def test_masks_have_a_layout_of_their_own(native_module: pathlib.Path) -> None:
+    printed = run_tests(native_module, "kernels/test_mask_layout.py")
+    assert "skipped" not in printed, printed[-500:]
 
 
 @pytest.mark.timeout(1800)
 def test_oracle_tests_pass_on_emulated_kernels(native_module: pathlib.Path) -> None:
-    finished = subprocess.run(
-        [
-            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0",
-            # Pure JAX does not use the kernels.
-            "-k", "not xla",
-            *(str(TESTS / name) for name in ORACLE_TESTS),
-        ],
-        cwd=ROOT,
-        env=ENVIRONMENT | {"JAX_BNAR_TEST_NATIVE_MODULE": str(native_module)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )  # fmt: skip
-    assert finished.returncode == 0, finished.stdout[-8000:] + finished.stderr[-2000:]
-    assert int(finished.stdout.rsplit(" passed", 1)[0].split()[-1]) > 300
+    # Pure JAX does not use the kernels.
+    printed = run_tests(native_module, *ORACLE_TESTS, options=("-k", "not xla"))
+    assert int(printed.rsplit(" passed", 1)[0].split()[-1]) > 300
 
 
 def test_emulated_kernels_are_what_runs(native_module: pathlib.Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from checkout import TESTS
 from subprocesses import run_python
+from tiers import slow_except
 
 import jax_bnar
 from jax_bnar._base.config import Save
@@ -112,7 +113,7 @@ jax_bnar.bn_relu(x, None, None, implementation="xla")
 """
 
 
-@pytest.mark.parametrize("isa", ["avx3", "avx2 "])
+@pytest.mark.parametrize("isa", slow_except({"avx3", "avx2 "}, ["avx3", "AVX2", "avx2 ", "best"]))
 def test_unknown_value_is_refused(isa: str) -> None:
     printed = run_python(
         REFUSED,

@@ -38,7 +38,15 @@ def test_agrees_with_the_oracle(implementation: Implementation, dtype: str, keyw
     check_against_the_oracle(SHAPE, dtype, implementation=implementation, **keywords)
 
 
-@pytest.mark.parametrize(("dtype", "save"), [("bfloat16", "y"), ("float32", "mask")])
+@pytest.mark.parametrize(
+    ("dtype", "save"),
+    [
+        ("bfloat16", "y"),
+        ("float32", "mask"),
+        pytest.param("bfloat16", "mask", marks=pytest.mark.slow),
+        pytest.param("float32", "y", marks=pytest.mark.slow),
+    ],
+)
 @layouts(CORNER_SHAPES | RESNET_SHAPES)
 def test_corner_shapes(shape: tuple[int, ...], axis: int, dtype: str, save: Save) -> None:
     check_against_the_oracle(shape, dtype, implementation="ffi", axis=axis, save=save)

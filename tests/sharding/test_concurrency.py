@@ -71,7 +71,7 @@ THREADS = """
 def work(i):
     # Half of the threads compile their own function, the others share one.
     function = jax.jit(lambda *given: step(*given)) if i % 2 else jitted
-    for _ in range(5):
+    for _ in range(10):
         check(function(*operands))
 in_threads(work, range(12))
 """

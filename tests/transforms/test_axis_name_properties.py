@@ -186,7 +186,7 @@ def check(
     assert relative_difference(actual, expected) < 1e-9
 
 
-@settings(max_examples=example_count(10))
+@settings(max_examples=example_count(20))
 @given(
     derivative=st.sampled_from(sorted(DERIVATIVES)),
     how=st.sampled_from(HOW),
