@@ -19,10 +19,8 @@ DualNormaliseArgs NormaliseArgsAt(const Context& context,
   DualNormaliseArgs args;
   args.x = {Offset(buffers.x[0], bytes), Offset(buffers.x[1], bytes)};
   args.y = Offset(buffers.y, bytes);
-  args.mask = buffers.mask == nullptr
-                  ? nullptr
-                  : buffers.mask + at.group * context.mask_bytes_per_group() +
-                        at.bit / 8;
+  args.mask = buffers.mask == nullptr ? nullptr
+                                      : buffers.mask + MaskByteAt(context, at);
   args.mean = VectorsAt(columns.mean, vector_bytes);
   args.a = VectorsAt(columns.a, vector_bytes);
   args.bias = columns.bias + vector_bytes;

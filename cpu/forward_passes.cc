@@ -15,10 +15,8 @@ NormaliseArgs NormaliseArgsAt(const Context& context,
   args.x = Offset(buffers.x, bytes);
   args.z = Offset(buffers.z, bytes);
   args.y = Offset(buffers.y, bytes);
-  args.mask = buffers.mask == nullptr
-                  ? nullptr
-                  : buffers.mask + at.group * context.mask_bytes_per_group() +
-                        at.bit / 8;
+  args.mask = buffers.mask == nullptr ? nullptr
+                                      : buffers.mask + MaskByteAt(context, at);
   args.mean = columns.mean + vector_bytes;
   args.a = columns.a + vector_bytes;
   args.bias = columns.bias + vector_bytes;

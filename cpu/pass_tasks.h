@@ -125,8 +125,13 @@ inline bool MayStream(const Context& context, const void* output) {
   return aligned && !context.fits_cache;
 }
 
-// Points at what was saved for the gate at a position. A mask is addressed by
-// bytes.
+// The byte of a mask that holds the bit of a position. Each group begins with a
+// whole byte.
+inline int64_t MaskByteAt(const Context& context, const Position& at) {
+  return at.group * context.mask_bytes_per_group() + at.bit / 8;
+}
+
+// Points at what was saved for the gate at a position.
 inline const void* SavedAt(const Context& context, Gate gate, const void* saved,
                            const Position& at) {
   switch (gate) {
@@ -136,8 +141,7 @@ inline const void* SavedAt(const Context& context, Gate gate, const void* saved,
     case Gate::kY:
       return Offset(saved, at.element * context.item_size);
     case Gate::kMask:
-      return Offset(saved,
-                    at.group * context.mask_bytes_per_group() + at.bit / 8);
+      return Offset(saved, MaskByteAt(context, at));
   }
   return nullptr;
 }

@@ -1,7 +1,5 @@
 // Computes y of a plane from two inputs.
 
-#include <cstring>
-
 #include "cpu/isa/dual.h"
 #include "cpu/isa/elements.h"
 #include "cpu/isa/flags.h"
