@@ -66,7 +66,8 @@ def assert_close(actual: Any, expected: Any, *, vectors: bool) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_statistics(implementation: Implementation, shape: tuple[int, ...], dtype: str) -> None:
     given = canonical_operands(shape, dtype)
-    mean, var = kernel_call.statistics(given.x, implementation=implementation)
+    statistics = functools.partial(kernel_call.statistics, implementation=implementation)
+    mean, var = jax.jit(statistics)(given.x)
     x = np.asarray(given.x).astype(np.float64)
     assert mean.shape == var.shape == (shape[0], shape[2])
     np.testing.assert_allclose(mean, x.mean((1, 3)), rtol=2e-6, atol=2e-6)
@@ -116,15 +117,18 @@ def test_forward_kernels_against_reference(
         half = kernel_call.normalise(*operands, *whole[1:3], implementation="ffi", **statics)
         return whole, half
 
+    @jax.jit
+    def references(statistics: Any, *operands: Any) -> Any:
+        whole = reference.forward(*operands, **statics)
+        half = reference.normalise(*operands, *statistics, **statics)
+        return whole, half
+
     (y, mean, var, *mask), (y_half, *mask_half) = kernels(*tensors, *vectors)
-    y_reference, mean_reference, var_reference, *_ = reference.forward(
-        *tensors, *vectors, **statics
-    )
-    assert_close(mean, mean_reference, vectors=True)
-    assert_close(var, var_reference, vectors=True)
-    assert_close(y, y_reference, vectors=False)
-    y_reference = reference.normalise(*tensors, *vectors, mean, var, **statics)[0]
-    assert_close(y_half, y_reference, vectors=False)
+    whole, half = references((mean, var), *tensors, *vectors)
+    assert_close(mean, whole[1], vectors=True)
+    assert_close(var, whole[2], vectors=True)
+    assert_close(y, whole[0], vectors=False)
+    assert_close(y_half, half[0], vectors=False)
     assert len(mask) == len(mask_half) == save_mask
     for saved, output in zip(mask + mask_half, (y, y_half), strict=False):
         assert_packs(saved, output)
@@ -132,7 +136,7 @@ def test_forward_kernels_against_reference(
 
 def assert_packs(mask: Any, y: Any) -> None:
     """The mask has one bit per element, lowest bit first; each group is padded to a byte with 0."""
-    positive = np.asarray(y > 0).reshape(y.shape[0], -1)
+    positive = (np.asarray(y) > 0).reshape(y.shape[0], -1)
     assert mask.dtype == np.uint8
     assert mask.shape == (y.shape[0], -(-positive.shape[1] // 8))
     np.testing.assert_array_equal(mask, np.packbits(positive, axis=1, bitorder="little"))
@@ -147,16 +151,14 @@ def test_mask_is_one_bit_an_element(
     implementation: Implementation, dtype: str, shape: tuple[int, ...]
 ) -> None:
     given = canonical_operands(shape, dtype)
-    y, _, _, mask = kernel_call.forward(
-        given.x,
-        given.z,
-        None,
-        None,
+    forward = functools.partial(
+        kernel_call.forward,
         implementation=implementation,
         epsilon=EPSILON,
         activation="relu",
         save_mask=True,
     )
+    y, _, _, mask = jax.jit(forward)(given.x, given.z, None, None)
     assert_packs(mask, y)
 
 
@@ -176,10 +178,13 @@ def test_backward_kernels_against_reference(
     has_z: bool,
 ) -> None:
     given = canonical_operands(shape, dtype, grouped_scale=grouped)
-    mean, var = reference.statistics(given.x)
+    mean, var = jax.jit(reference.statistics)(given.x)
     # Any values will do, negative ones and -0.0 included: the kernels only check y > 0.
-    y = given.z.at[:, 0].set(-0.0)
-    saved = {"y": y, "mask": reference.pack_mask(y > 0)}.get(gate)
+    y = np.array(given.z)
+    y[:, 0] = -0.0
+    positive = (y > 0).reshape(len(y), -1)
+    mask = np.packbits(positive, axis=1, bitorder="little")
+    saved = {"y": jnp.asarray(y), "mask": jnp.asarray(mask)}.get(gate)
     scale, bias = given.scale if has_scale else None, given.bias if has_z else None
     tensors = given.dy, given.x, saved, mean
     vectors = var, scale, bias, given.dmean, given.dvar
@@ -196,7 +201,8 @@ def test_backward_kernels_against_reference(
 
     kernels = jax.jit(functools.partial(passes, kernel_call, implementation="ffi"))
     whole, reduced, applied = kernels(tensors, vectors)
-    expected_whole, expected_reduced, expected_applied = passes(reference, tensors, vectors)
+    expected = jax.jit(functools.partial(passes, reference))(tensors, vectors)
+    expected_whole, expected_reduced, expected_applied = expected
     check_backward(whole, expected_whole, first_tensors=1)
     check_backward(reduced, expected_reduced, first_tensors=0)
     assert_close(applied[0], expected_applied[0], vectors=False)
@@ -220,38 +226,41 @@ def test_halves_compose_to_the_whole(
 ) -> None:
     given = canonical_operands(shape, dtype)
     use: dict[str, Any] = {"implementation": implementation}
-    forward: dict[str, Any] = {"epsilon": EPSILON, "activation": "relu", "save_mask": False}
+    options: dict[str, Any] = {"epsilon": EPSILON, "activation": "relu", "save_mask": False}
     operands = given.x, given.z, given.scale, given.bias
-    y, mean, var = kernel_call.forward(*operands, **use, **forward)
-    mean_half, var_half = kernel_call.statistics(given.x, **use)
-    (y_half,) = kernel_call.normalise(*operands, mean_half, var_half, **use, **forward)
+
+    @jax.jit
+    def forward_in_halves(*operands: Any) -> Any:
+        mean, var = kernel_call.statistics(operands[0], **use)
+        (y,) = kernel_call.normalise(*operands, mean, var, **use, **options)
+        return y, mean, var
+
+    y, mean, var = jax.jit(functools.partial(kernel_call.forward, **use, **options))(*operands)
+    y_half, mean_half, var_half = forward_in_halves(*operands)
     assert_close(mean_half, mean, vectors=True)
     assert_close(var_half, var, vectors=True)
     assert_close(y_half, y, vectors=False)
 
-    tensors = given.dy, given.x, y, mean
     gate: dict[str, Any] = {"gate": "y"}
-    vectors = var, given.scale
+
+    @jax.jit
+    def backward_in_halves(tensors: Any, var: Any, scale: Any, cotangents: Any) -> Any:
+        sums = kernel_call.backward_reduce(*tensors, None, None, **use, **gate, has_z=True)
+        sum_e, sum_ec, dz = sums
+        rstd = reference.reciprocal_std(var, EPSILON)
+        a, dscale = reference.scaled_rstd(rstd, scale), rstd * sum_ec
+        coefficients = reference.backward_coefficients(
+            a * sum_e, a * dscale, a, rstd, *cotangents, count=shape[1] * shape[3]
+        )
+        (dx,) = kernel_call.backward_apply(*tensors, *coefficients, None, **use, **gate)
+        return dx, dscale, sum_e, dz
+
+    tensors = given.dy, given.x, y, mean
     cotangents = given.dmean, given.dvar
-    whole = kernel_call.backward(
-        *tensors,
-        *vectors,
-        given.bias,
-        *cotangents,
-        **use,
-        **gate,
-        epsilon=EPSILON,
-        has_z=True,
-    )
-    sum_e, sum_ec, dz = kernel_call.backward_reduce(*tensors, None, None, **use, **gate, has_z=True)
-    count = shape[1] * shape[3]
-    rstd = reference.reciprocal_std(var, EPSILON)
-    a, dscale = reference.scaled_rstd(rstd, given.scale), rstd * sum_ec
-    coefficients = reference.backward_coefficients(
-        a * sum_e, a * dscale, a, rstd, *cotangents, count=count
-    )
-    (dx,) = kernel_call.backward_apply(*tensors, *coefficients, None, **use, **gate)
-    check_backward((dx, dscale, sum_e, dz), whole, first_tensors=1)
+    backward = functools.partial(kernel_call.backward, **use, **gate, epsilon=EPSILON, has_z=True)
+    whole = jax.jit(backward)(*tensors, var, given.scale, given.bias, *cotangents)
+    halves = backward_in_halves(tensors, var, given.scale, cotangents)
+    check_backward(halves, whole, first_tensors=1)
 
 
 @both_implementations
@@ -279,7 +288,7 @@ def dual_operands(shape: tuple[int, ...], dtype: str) -> tuple[Any, ...]:
     """(dy, x1, x2) and the vectors (mean1, var1, mean2, var2), (scale1, ...), (dmean1, ...)."""
     first, second = canonical_operands(shape, dtype), canonical_operands(shape, dtype, seed=1)
     x2 = second.x
-    statistics = (*reference.statistics(first.x), *reference.statistics(x2))
+    statistics = (*jax.jit(reference.statistics)(first.x), *jax.jit(reference.statistics)(x2))
     affine = (first.scale, first.bias, second.scale, second.bias)
     cotangents = (first.dmean, first.dvar, second.dmean, second.dvar)
     return (first.dy, first.x, x2), statistics, affine, cotangents
@@ -293,23 +302,22 @@ def test_dual_kernels_against_reference(shape: tuple[int, ...], dtype: str, gate
     (dy, x1, x2), statistics, affine, cotangents = dual_operands(shape, dtype)
     ffi: Any = {"implementation": "ffi"}
     forward: Any = {"epsilon": EPSILON, "save_mask": True}
-    y, *own, mask = dual.forward(x1, x2, *affine, **forward, **ffi)
-    expected = dual_reference.forward(x1, x2, *affine, **forward)
+    y, *own, mask = jax.jit(functools.partial(dual.forward, **forward, **ffi))(x1, x2, *affine)
+    expected = jax.jit(functools.partial(dual_reference.forward, **forward))(x1, x2, *affine)
     for got, want in zip((y, *own), expected[:5], strict=True):
         assert_close(got, want, vectors=got.ndim == 2)
     assert_packs(mask, y)
-    half = dual.normalise(x1, x2, *affine, *own, **forward, **ffi)
+    normalise = jax.jit(functools.partial(dual.normalise, **forward, **ffi))
+    half = normalise(x1, x2, *affine, *own)
     np.testing.assert_array_equal(half[0], y)
     np.testing.assert_array_equal(half[1], mask)
 
     saved = {"x": None, "y": y, "mask": mask}[gate]
     tensors = (dy, x1, x2, saved)
-    whole = dual.backward(
-        *(*tensors, *statistics, *affine, *cotangents), epsilon=EPSILON, gate=gate, **ffi
-    )
+    backward = jax.jit(functools.partial(dual.backward, epsilon=EPSILON, gate=gate, **ffi))
+    whole = backward(*tensors, *statistics, *affine, *cotangents)
     # The reference with the sign that the kernels stored: its own may differ where y is about 0.
-    exact = dual_reference.backward(
-        *(*tensors[:3], y, *statistics, *affine, *cotangents), epsilon=EPSILON, gate="y"
-    )
+    reference_backward = functools.partial(dual_reference.backward, epsilon=EPSILON, gate="y")
+    exact = jax.jit(reference_backward)(dy, x1, x2, y, *statistics, *affine, *cotangents)
     for got, want in zip(whole, exact, strict=True):
         assert_close(got, want, vectors=got.ndim == 2)

@@ -130,12 +130,14 @@ def test_linen_equals_the_whole_batch(implementation: str, fields: dict[str, Any
     def one(x: jax.Array, residual: jax.Array) -> Any:
         return parts.apply(variables, x, residual=residual, mutable=["batch_stats"])
 
-    actual = jax.vmap(one, out_axes=(0, None), axis_name="batch")(x, residual)
+    mapped = jax.vmap(one, out_axes=(0, None), axis_name="batch")
+    actual = jax.jit(mapped)(x, residual)
     whole = parts.clone(axis_name=None)
     if "num_groups" in fields:
         # The group comes first in (2, 6, 2, 5, 3), whereas the example comes first in x.
         x, residual = (jnp.moveaxis(a.reshape(BATCH, 2, 2, 5, 3), 1, 0) for a in (x, residual))
-    y, updated = whole.apply(variables, x, residual=residual, mutable=["batch_stats"])
+    apply = jax.jit(functools.partial(whole.apply, mutable=["batch_stats"]))
+    y, updated = apply(variables, x, residual=residual)
     if "num_groups" in fields:
         y = jnp.moveaxis(y, 0, 1).reshape(BATCH, 4, 5, 3)
     assert_close(actual, (y, updated), 16 * tolerance(y.dtype))

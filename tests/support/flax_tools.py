@@ -49,7 +49,7 @@ def shapes_and_dtypes(tree: Any) -> Any:
 
 
 def init(layer: Any, x: jax.Array, **call: Any) -> Any:
-    return layer.init(jax.random.key(1), x, **call)
+    return jax.jit(functools.partial(layer.init, **call))(jax.random.key(1), x)
 
 
 def apply(layer: Any, variables: Any, x: jax.Array, *call: Any, **named: Any) -> Any:

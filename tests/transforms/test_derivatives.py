@@ -1,5 +1,6 @@
 """Forward mode and higher derivatives, which cost first-order reverse mode nothing."""
 
+import functools
 from typing import Any
 
 import jax
@@ -121,12 +122,11 @@ def test_jvp_of_vmap_and_vmap_of_jvp() -> None:
     moved = tangents(given)
 
     def outside(function: Any) -> Any:
-        return jax.jvp(jax.vmap(function, axes), given, moved)
+        return jax.jit(functools.partial(jax.jvp, jax.vmap(function, axes)))(given, moved)
 
     def inside(function: Any) -> Any:
-        return jax.vmap(lambda *both: jax.jvp(function, both[:4], both[4:]), axes * 2)(
-            *given, *moved
-        )
+        along = jax.vmap(lambda *both: jax.jvp(function, both[:4], both[4:]), axes * 2)
+        return jax.jit(along)(*given, *moved)
 
     expected = outside(plain)
     assert_trees_close(outside(fused(save="mask")), expected, tolerance=1e-10)
@@ -145,7 +145,7 @@ def test_gradient_of_vmap_with_unmapped_operands() -> None:
             weights = jnp.linspace(-1, 1, y.size).astype(y.dtype).reshape(y.shape)
             return (y * weights).sum() + (mean * var).sum()
 
-        return jax.grad(total, EVERYTHING)
+        return jax.jit(jax.grad(total, EVERYTHING))
 
     given = (x, zs, scale, bias)
     assert_trees_close(loss(fused())(*given), loss(plain)(*given), tolerance=1e-9)
@@ -191,7 +191,7 @@ def test_third_order() -> None:
             y, _, var = function(x * factor, z, scale, bias)
             return (y**3).sum() + (var**2).sum()
 
-        return jax.grad(jax.grad(jax.grad(loss)))
+        return jax.jit(jax.grad(jax.grad(jax.grad(loss))))
 
     np.testing.assert_allclose(third(fused())(1.3), third(plain)(1.3), rtol=1e-9)
 

@@ -60,7 +60,8 @@ def close(actual: Any, expected: Any, tolerance: float = 1e-9) -> None:
 def test_gradients_through_all_results(implementation: str, save: str) -> None:
     keywords = {"implementation": implementation, "save": save}
     gradient = jax.jit(jax.grad(lambda *a: total(fused(*a, **keywords)), EVERY))
-    close(gradient(*made()), jax.grad(lambda *a: total(plain(*a)), EVERY)(*made()))
+    expected = jax.jit(jax.grad(lambda *a: total(plain(*a)), EVERY))
+    close(gradient(*made()), expected(*made()))
 
 
 @both
@@ -68,18 +69,21 @@ def test_gradients_through_all_results(implementation: str, save: str) -> None:
 def test_forward_mode(implementation: str, save: str) -> None:
     keywords = {"implementation": implementation, "save": save}
     primals, tangents = made(), made(seed=1)
-    function = functools.partial(fused, **keywords)
-    close(jax.jvp(function, primals, tangents), jax.jvp(plain, primals, tangents))
-    # Some operands alone: a tangent that is zero is not computed.
-    for moved in range(6):
 
-        def of_one(value: Any, function: Any, moved: int = moved) -> Any:
-            return function(*primals[:moved], value, *primals[moved + 1 :])
+    def products(function: Any) -> Any:
+        def along(moved: int) -> Any:
+            def of_one(value: Any) -> Any:
+                return function(*primals[:moved], value, *primals[moved + 1 :])
 
-        close(
-            jax.jvp(lambda v: of_one(v, function), (primals[moved],), (tangents[moved],)),
-            jax.jvp(lambda v: of_one(v, plain), (primals[moved],), (tangents[moved],)),
-        )
+            return jax.jvp(of_one, (primals[moved],), (tangents[moved],))
+
+        # Some operands alone: a tangent that is zero is not computed.
+        return [jax.jvp(function, primals, tangents), *map(along, range(6))]
+
+    ours_too = jax.jit(lambda: products(functools.partial(fused, **keywords)))()
+    expected = jax.jit(lambda: products(plain))()
+    for one, other in zip(ours_too, expected, strict=True):
+        close(one, other)
 
 
 @saves
@@ -92,7 +96,9 @@ def test_second_derivatives(save: str) -> None:
             lambda *a: sum((g * t).sum() for g, t in zip(gradient(*a), tangents, strict=True)),
             EVERY,
         )
-        return jax.jvp(gradient, primals, tangents), reverse_over_reverse(*primals)
+        return jax.jit(
+            lambda: (jax.jvp(gradient, primals, tangents), reverse_over_reverse(*primals))
+        )()
 
     close(hessian_products(functools.partial(fused, save=save)), hessian_products(plain), 1e-8)
 
@@ -112,15 +118,14 @@ def test_derivatives_of_inference() -> None:
     every = tuple(range(10))
     for mode in (jax.grad, jax.jacfwd):
         ours_too, expected = (
-            mode(lambda *a, f=f: jnp.sin(f(*a)).sum(), every[2:])(*arrays)
+            jax.jit(mode(lambda *a, f=f: jnp.sin(f(*a)).sum(), every[2:]))(*arrays)
             for f in (jax_bnar.dual_bn_add_relu_inference, plain_inference)
         )
         close(ours_too, expected)
+    tangents = tuple(np.cos(a) for a in arrays)
     products = [
-        jax.jvp(
-            jax.grad(lambda *a, f=f: jnp.sin(f(*a)).sum(), every),
-            arrays,
-            tuple(jnp.cos(a) for a in arrays),
+        jax.jit(functools.partial(jax.jvp, jax.grad(lambda *a, f=f: jnp.sin(f(*a)).sum(), every)))(
+            arrays, tangents
         )
         for f in (jax_bnar.dual_bn_add_relu_inference, plain_inference)
     ]
@@ -131,18 +136,18 @@ def test_derivatives_of_inference() -> None:
 @pytest.mark.parametrize("mapped", [(0,), (1,), (0, 1), (2, 5), (0, 1, 2, 3, 4, 5)], ids=str)
 def test_vmap(mapped: tuple[int, ...], save: str) -> None:
     """One call each way; what depends on nothing that is mapped comes back once."""
-    arrays = [jnp.stack([a, a * 2 - 1, jnp.cos(a)]) if i in mapped else a
-              for i, a in enumerate(made())]  # fmt: skip
+    arrays = [np.stack([a, a * 2 - 1, np.cos(a)]) if i in mapped else a
+              for i, a in enumerate(map(np.asarray, made()))]  # fmt: skip
     in_axes = tuple(0 if i in mapped else None for i in range(6))
     of_x1, of_x2 = (0 if i in mapped else None for i in (0, 1))
     out_axes = (0, of_x1, of_x1, of_x2, of_x2)
     function = functools.partial(fused, save=save)
-    results = jax.vmap(function, in_axes, out_axes)
-    close(results(*arrays), jax.vmap(plain, in_axes, out_axes)(*arrays))
+    results = jax.jit(jax.vmap(function, in_axes, out_axes))
+    close(results(*arrays), jax.jit(jax.vmap(plain, in_axes, out_axes))(*arrays))
     assert ours(results, *arrays) == {"dual_forward": 1}
 
     def gradient(function: Any) -> Any:
-        return jax.vmap(jax.grad(lambda *a: total(function(*a)), EVERY), in_axes)
+        return jax.jit(jax.vmap(jax.grad(lambda *a: total(function(*a)), EVERY), in_axes))
 
     close(gradient(function)(*arrays), gradient(plain)(*arrays))
     assert ours(gradient(function), *arrays) == {"dual_forward": 1, "dual_backward": 1}
@@ -160,7 +165,8 @@ def test_shard_map(check_vma: bool, save: str) -> None:
         check_vma=check_vma,
     )
     value = jax.jit(jax.value_and_grad(lambda *a: total(mapped(*a)), EVERY))
-    close(value(*made()), jax.value_and_grad(lambda *a: total(plain(*a)), EVERY)(*made()))
+    expected = jax.jit(jax.value_and_grad(lambda *a: total(plain(*a)), EVERY))
+    close(value(*made()), expected(*made()))
     x, dots = made("float32"), made("float32", seed=1)
     compiled = jax.jit(lambda *a: jax.jvp(mapped, a, dots)).lower(*x).compile()
     assert compiled.as_text() is not None
@@ -212,7 +218,7 @@ def test_synchronised_inside_another_vmap() -> None:
         return run(*split)[0].reshape(x1.shape)
 
     def gradient(function: Any) -> Any:
-        return jax.vmap(jax.grad(lambda x: jnp.sin(function(x)).sum()))(many)
+        return jax.jit(jax.vmap(jax.grad(lambda x: jnp.sin(function(x)).sum())))(many)
 
     close(gradient(local), gradient(lambda x: plain(x, x2, *vectors)[0]))
 
@@ -234,7 +240,7 @@ def test_checkpoint_runs_the_statistics_once(save: str) -> None:
         return jax.grad(lambda *a: function(*a).sum(), EVERY)
 
     again = gradient(jax.checkpoint(block, policy=policy))
-    close(jax.jit(again)(*arrays), gradient(plain_block)(*arrays))
+    close(jax.jit(again)(*arrays), jax.jit(gradient(plain_block))(*arrays))
     assert hlo_calls(again, *arrays) == {
         "jax_bnar_dual_forward_v1": 1,
         "jax_bnar_dual_normalise_v1": 1,
