@@ -98,51 +98,45 @@ using DualGating =
     std::conditional_t<kGate == Gate::kX, DualGatingFromX<T, kElements>,
                        Gating<T, kElements, kGate>>;
 
-// One thread's sums.
+// One thread's sums: those of e and x1, and that of e * (x2 - mean2).
 template <typename T, int kElements>
-class DualGradientSums {
+class DualGradientSums : public GradientSums<T, kElements> {
  public:
+  using Base = GradientSums<T, kElements>;
   using A = Accumulator<T>;
   using V = Vector<T, kElements>;
-
-  __device__ __forceinline__ void Clear() {
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) e_[i] = centred1_[i] = centred2_[i] = 0;
-  }
 
   template <typename SlabOf>
   __device__ __forceinline__ void LoadMeans(const DualSharedMemory& shared,
                                             const SlabOf& slab) {
-    mean1_ = LoadConstants<A, kElements>(shared, kGateMean, slab);
+    Base::LoadMean(shared, slab);
     mean2_ = LoadConstants<A, kElements>(shared.second, kGateMean, slab);
+  }
+
+  __device__ __forceinline__ void Clear() {
+    Base::Clear();
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) centred2_[i] = 0;
   }
 
   __device__ __forceinline__ void Accumulate(const V& e, const V& x1,
                                              const V& x2) {
-    const Values<A, kElements> es = e.Get(), x1s = x1.Get(), x2s = x2.Get();
+    Base::Accumulate(e, x1);
+    const Values<A, kElements> es = e.Get(), x2s = x2.Get();
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      e_[i] += es[i];
-      centred1_[i] =
-          MultiplyAdd(es[i], Subtract(x1s[i], mean1_[i]), centred1_[i]);
       centred2_[i] =
           MultiplyAdd(es[i], Subtract(x2s[i], mean2_[i]), centred2_[i]);
     }
   }
 
-  // Those of x1 and those of x2. Both have the sum of e.
-  __device__ __forceinline__ Sums First(int i) const {
-    return {e_[i], centred1_[i]};
-  }
-  __device__ __forceinline__ Sums Second(int i) const {
-    return {e_[i], centred2_[i]};
+  // The sums of x2, to which that of e belongs as well. Of(i) has those of x1.
+  __device__ __forceinline__ Sums OfSecond(int i) const {
+    return {Base::Of(i).first, centred2_[i]};
   }
 
  private:
-  Values<A, kElements> mean1_;
   Values<A, kElements> mean2_;
-  Values<A, kElements> e_;
-  Values<A, kElements> centred1_;
   Values<A, kElements> centred2_;
 };
 
@@ -189,8 +183,8 @@ __device__ __forceinline__ void SumDualGradients(
     ForEachSegment(
         /*shared_tiles=*/0, slab.tiles(), [](int, int) {},
         [&](int begin, int end) {
-          // Constants that stayed in registers while the sums are added would
-          // be too many.
+          // Loaded for each segment, these constants take up no registers while
+          // sums are added. Gate kX and the sums have the same means.
           const DualGating<T, kElements, kGate> gating(shared, slab);
           sums.LoadMeans(shared, slab);
           ForEachTile<kDualDepth<T, kElements, kGate, SlabOf>, Item>(
@@ -206,9 +200,9 @@ __device__ __forceinline__ void SumDualGradients(
         },
         [&] {
           AddToBlock<kElements>(tiling, shared, slab,
-                                [&](int i) { return sums.First(i); });
+                                [&](int i) { return sums.Of(i); });
           AddToBlock<kElements>(tiling, shared.second, slab,
-                                [&](int i) { return sums.Second(i); });
+                                [&](int i) { return sums.OfSecond(i); });
           sums.Clear();
         });
   });
@@ -219,24 +213,16 @@ __device__ __forceinline__ void SumDualGradients(
 __device__ __forceinline__ bool AddBothTeamsInLast(
     const BackwardParameters& p, const DualSharedMemory& shared, int64_t index,
     int rank) {
-  const Tiling& tiling = p.tiling;
-  const int columns = tiling.columns;
-  const int column = static_cast<int>(threadIdx.x);
   const bool alone = p.block_reduction == BlockReduction::kSingleBlock;
-  Sums* partials = p.workspace.partials + 2 * index * tiling.team * columns;
-  if (!alone && column < columns) {
-    partials[rank * columns + column] = shared.block[column];
-  }
-  if (!AddTeamInLast(tiling, shared.second, p.workspace, p.block_reduction,
+  if (!alone) StorePartials(p.tiling, shared, p.workspace, 2 * index, rank);
+  if (!AddTeamInLast(p.tiling, shared.second, p.workspace, p.block_reduction,
                      2 * index + 1, rank)) {
     return false;
   }
   if (alone) {
-    KeepBlockSums(tiling, shared);
+    KeepBlockSums(p.tiling, shared);
   } else {
-    AddRows<8>(tiling, shared, tiling.team, [&](int row, int of_column) {
-      return LoadSums(partials + row * columns + of_column);
-    });
+    AddPartials(p.tiling, shared, p.workspace, 2 * index);
   }
   return true;
 }
@@ -284,19 +270,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                      const __grid_constant__ BackwardParameters second,
                      bool whole) {
   using A = Accumulator<T>;
-  const Tiling& tiling = first.tiling;
   const DualSharedMemory shared;
-  const BlockPosition position(tiling, /*last_first=*/false);
-  for (int64_t index = position.team; index < tiling.num_slabs / 2;
-       index += tiling.num_teams) {
-    const Slab<kLayout, kElements> slab(tiling, index, position.rank);
-    SetDualReduceConstants<A>(first, second, shared, slab, whole);
-    SumDualGradients<T, kElements, Form>(first, second, shared, slab);
-    if (AddBothTeamsInLast(first, shared, index, position.rank)) {
-      StoreTotals<A>(first, shared, slab, 2 * index, whole);
-      StoreTotals<A>(second, shared.second, slab, 2 * index + 1, whole);
-    }
-  }
+  ForEachSlabOfBoth<kLayout, kElements>(
+      first.tiling, /*last_first=*/false,
+      [&](const Slab<kLayout, kElements>& slab, int64_t index, int rank) {
+        SetDualReduceConstants<A>(first, second, shared, slab, whole);
+        SumDualGradients<T, kElements, Form>(first, second, shared, slab);
+        if (AddBothTeamsInLast(first, shared, index, rank)) {
+          StoreTotals<A>(first, shared, slab, 2 * index, whole);
+          StoreTotals<A>(second, shared.second, slab, 2 * index + 1, whole);
+        }
+      });
 }
 
 // If `whole`, the kernel takes the sums of a DualReduceKernel; otherwise it
@@ -307,19 +291,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                     const __grid_constant__ BackwardParameters second,
                     bool whole) {
   using A = Accumulator<T>;
-  const Tiling& tiling = first.tiling;
   const DualSharedMemory shared;
-  const BlockPosition position(tiling, /*last_first=*/true);
-  for (int64_t index = position.team; index < tiling.num_slabs / 2;
-       index += tiling.num_teams) {
-    const Slab<kLayout, kElements> slab(tiling, index, position.rank);
-    const bool store = position.rank == 0;
-    SetDualReduceConstants<A>(first, second, shared, slab, whole);
-    LoadApplyConstants<A>(first, shared, slab, 2 * index, whole, store);
-    LoadApplyConstants<A>(second, shared.second, slab, 2 * index + 1, whole,
-                          store);
-    ApplyDualTiles<T, kElements, Form>(first, second, shared, slab);
-  }
+  ForEachSlabOfBoth<kLayout, kElements>(
+      first.tiling, /*last_first=*/true,
+      [&](const Slab<kLayout, kElements>& slab, int64_t index, int rank) {
+        const bool store = rank == 0;
+        SetDualReduceConstants<A>(first, second, shared, slab, whole);
+        LoadApplyConstants<A>(first, shared, slab, 2 * index, whole, store);
+        LoadApplyConstants<A>(second, shared.second, slab, 2 * index + 1, whole,
+                              store);
+        ApplyDualTiles<T, kElements, Form>(first, second, shared, slab);
+      });
 }
 
 }  // namespace cuda

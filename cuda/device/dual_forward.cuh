@@ -76,8 +76,22 @@ class DualNormaliser {
   Values<A, kElements> bias_;
 };
 
-// Slab 2i of the tiling lies in x1 and slab 2i + 1 in x2 (host/dual_plan.h), so
-// that the ends of both are what L2 holds afterwards.
+// Calls f(slab, index, rank) for each slab that the block's team has of both
+// inputs. It is slab 2 * index of the tiling in x1, and slab 2 * index + 1 at
+// the same place in x2 (host/dual_plan.h).
+template <Layout kLayout, int kElements, typename F>
+__device__ __forceinline__ void ForEachSlabOfBoth(const Tiling& tiling,
+                                                  bool last_first, F f) {
+  const BlockPosition position(tiling, last_first);
+  for (int64_t index = position.team; index < tiling.num_slabs / 2;
+       index += tiling.num_teams) {
+    const Slab<kLayout, kElements> slab(tiling, index, position.rank);
+    f(slab, index, position.rank);
+  }
+}
+
+// A team takes the slabs of x1 and x2 in turn, so that the ends of both are
+// what L2 holds afterwards.
 template <typename T, Layout kLayout, int kElements>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     DualStatisticsKernel(const __grid_constant__ ForwardParameters first,
@@ -107,34 +121,25 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   using A = Accumulator<T>;
   const Tiling& tiling = first.tiling;
   const DualSharedMemory shared;
-  const BlockPosition position(tiling, /*last_first=*/true);
-  const int column = static_cast<int>(threadIdx.x);
-  for (int64_t index = position.team; index < tiling.num_slabs / 2;
-       index += tiling.num_teams) {
-    const Slab<kLayout, kElements> slab(tiling, index, position.rank);
-    __syncthreads();  // The constants of the previous slab are still in use.
-    if (slab.HasColumn(column)) {
-      const auto set = [&](const ForwardParameters& p,
-                           const SharedMemory& of_input) {
-        const int64_t channel = slab.channel(column);
-        const auto at = [&](const VectorOperand& vector) {
-          return ElementOr<A>(vector, tiling.shape.channels, slab.group(),
-                              channel, A{0});
-        };
-        SetForwardConstants(p, of_input, column, slab.group(), channel,
-                            at(p.given_mean), at(p.given_var));
-      };
-      set(first, shared);
-      set(second, shared.second);
-      shared.AddConstants<A>(kBias, column);
-    }
-    __syncthreads();
-    // Several threads with single elements share a byte of the mask, so
-    // PackMask writes it afterwards.
-    constexpr bool kMask = std::is_same_v<Form, ForwardForm<true, true, true>>;
-    NormaliseTilesAs<T, kElements, /*kKeep=*/false, /*kResidual=*/true, kMask>(
-        first, shared, slab, DualNormaliser<T, kElements>(shared, slab));
-  }
+  ForEachSlabOfBoth<kLayout, kElements>(
+      tiling, /*last_first=*/true,
+      [&](const Slab<kLayout, kElements>& slab, int64_t, int) {
+        const int column = static_cast<int>(threadIdx.x);
+        __syncthreads();  // The constants of the previous slab are in use.
+        if (slab.HasColumn(column)) {
+          SetGivenConstants<A>(first, shared, slab, column);
+          SetGivenConstants<A>(second, shared.second, slab, column);
+          shared.AddConstants<A>(kBias, column);
+        }
+        __syncthreads();
+        // Several threads with single elements share a byte of the mask, so
+        // PackMask writes it afterwards.
+        constexpr bool kMask =
+            std::is_same_v<Form, ForwardForm<true, true, true>>;
+        NormaliseTilesAs<T, kElements, /*kKeep=*/false, /*kResidual=*/true,
+                         kMask>(first, shared, slab,
+                                DualNormaliser<T, kElements>(shared, slab));
+      });
 }
 
 }  // namespace cuda

@@ -100,6 +100,20 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
+// Sets the constants of one column from given statistics.
+template <typename A, typename SlabOf>
+__device__ __forceinline__ void SetGivenConstants(const ForwardParameters& p,
+                                                  const SharedMemory& shared,
+                                                  const SlabOf& slab,
+                                                  int column) {
+  const int64_t channels = p.tiling.shape.channels;
+  const int64_t channel = slab.channel(column);
+  SetForwardConstants(
+      p, shared, column, slab.group(), channel,
+      ElementOr<A>(p.given_mean, channels, slab.group(), channel, A{0}),
+      ElementOr<A>(p.given_var, channels, slab.group(), channel, A{0}));
+}
+
 template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     NormaliseKernel(const __grid_constant__ ForwardParameters p) {
@@ -112,12 +126,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     const int column = static_cast<int>(threadIdx.x);
     __syncthreads();  // The constants of the previous slab are still in use.
     if (slab.HasColumn(column)) {
-      const int64_t channel = slab.channel(column);
-      const int64_t channels = p.tiling.shape.channels;
-      SetForwardConstants(
-          p, shared, column, slab.group(), channel,
-          ElementOr<A>(p.given_mean, channels, slab.group(), channel, A{0}),
-          ElementOr<A>(p.given_var, channels, slab.group(), channel, A{0}));
+      SetGivenConstants<A>(p, shared, slab, column);
     }
     __syncthreads();
     NormaliseTiles<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);

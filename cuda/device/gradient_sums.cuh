@@ -28,19 +28,12 @@ class GradientSums {
   using A = Accumulator<T>;
 
   template <typename SlabOf>
-  __device__ __forceinline__ GradientSums(const SharedMemory& shared,
-                                          const SlabOf& slab)
-      : mean_(LoadConstants<A, kElements>(shared, kGateMean, slab)) {
-    Restart<false>(shared, slab);
+  __device__ __forceinline__ void LoadMean(const SharedMemory& shared,
+                                           const SlabOf& slab) {
+    mean_ = LoadConstants<A, kElements>(shared, kGateMean, slab);
   }
 
-  // With kReload, the mean takes up no registers while sums are added.
-  template <bool kReload, typename SlabOf>
-  __device__ __forceinline__ void Restart(const SharedMemory& shared,
-                                          const SlabOf& slab) {
-    if constexpr (kReload) {
-      mean_ = LoadConstants<A, kElements>(shared, kGateMean, slab);
-    }
+  __device__ __forceinline__ void Clear() {
 #pragma unroll
     for (int i = 0; i < kElements; ++i) first_[i] = second_[i] = 0;
   }
@@ -101,7 +94,9 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
   constexpr int kDepth = kInFlight<T, kElements, kGradientArrays<kGate>>;
   const GradientLoader<T, kElements, kGate> loader(p.buffers.dy, p.buffers);
   const Gating<T, kElements, kGate> gating(shared, slab);
-  GradientSums<T, kElements> sums(shared, slab);
+  GradientSums<T, kElements> sums;
+  sums.LoadMean(shared, slab);
+  sums.Clear();
   T* dz = static_cast<T*>(p.dz);
   auto in = loader.template At<1>(slab, 0);
   auto out = slab.At(0);
@@ -180,9 +175,10 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
       [&] {
         AddToBlock<kElements>(p.tiling, shared, slab,
                               [&](int i) { return sums.Of(i); });
-        // Gate kX has the mean in the same registers.
-        sums.template Restart<kShortOfRegisters || kGate != Gate::kX>(shared,
-                                                                      slab);
+        // Reloaded, the mean takes up no registers while sums are added. Gate
+        // kX has it in the same registers.
+        if (kShortOfRegisters || kGate != Gate::kX) sums.LoadMean(shared, slab);
+        sums.Clear();
       });
 }
 

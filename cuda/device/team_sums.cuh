@@ -274,9 +274,41 @@ __device__ __forceinline__ void AddTeam(const Tiling& tiling,
   AddTeamByMail(tiling, shared, workspace, slab, rank);
 }
 
-// Does the same without waiting. block_reduction is kSingleBlock or kLastBlock.
-// Returns true in a block that has the sums: the one that comes last or, where
-// two cannot tell, both of them. All threads of the block call it.
+// The partial sums of a slab in the workspace: [rank][column].
+__device__ __forceinline__ Sums* PartialsOf(const Tiling& tiling,
+                                            const Workspace& workspace,
+                                            int64_t slab) {
+  return workspace.partials + slab * tiling.team * tiling.columns;
+}
+
+// Writes the sums of this block to the workspace.
+__device__ __forceinline__ void StorePartials(const Tiling& tiling,
+                                              const SharedMemory& shared,
+                                              const Workspace& workspace,
+                                              int64_t slab, int rank) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < tiling.columns) {
+    PartialsOf(tiling, workspace, slab)[rank * tiling.columns + thread] =
+        shared.block[thread];
+  }
+}
+
+// Sets shared.total to the sums of all blocks of the team, which must be in the
+// workspace. All threads of the block call it.
+__device__ __forceinline__ void AddPartials(const Tiling& tiling,
+                                            const SharedMemory& shared,
+                                            const Workspace& workspace,
+                                            int64_t slab) {
+  const Sums* partials = PartialsOf(tiling, workspace, slab);
+  AddRows<8>(tiling, shared, tiling.team, [&](int row, int column) {
+    return LoadSums(partials + row * tiling.columns + column);
+  });
+}
+
+// Does what AddTeam does, without waiting. block_reduction is kSingleBlock or
+// kLastBlock. Returns true in a block that has the sums: the one that comes
+// last or, where two cannot tell, both of them. All threads of the block call
+// it.
 __device__ __forceinline__ bool AddTeamInLast(const Tiling& tiling,
                                               const SharedMemory& shared,
                                               const Workspace& workspace,
@@ -287,12 +319,8 @@ __device__ __forceinline__ bool AddTeamInLast(const Tiling& tiling,
     return true;
   }
   const int thread = static_cast<int>(threadIdx.x);
-  const int columns = tiling.columns;
-  Sums* partials = workspace.partials + slab * tiling.team * columns;
   uint64_t* flags = workspace.flags + slab * tiling.team;
-  if (thread < columns) {
-    partials[rank * columns + thread] = shared.block[thread];
-  }
+  StorePartials(tiling, shared, workspace, slab, rank);
   __syncthreads();
   if (thread == 0) {
     OrderMemory();  // The sums come before the flag.
@@ -309,9 +337,7 @@ __device__ __forceinline__ bool AddTeamInLast(const Tiling& tiling,
   }
   if (__syncthreads_or(missing)) return false;
   OrderMemory();  // The flags come before the sums.
-  AddRows<8>(tiling, shared, tiling.team, [&](int row, int column) {
-    return LoadSums(partials + row * columns + column);
-  });
+  AddPartials(tiling, shared, workspace, slab);
   // The launch may be repeated with the same tag. A block that misses a flag
   // which was taken away here leaves the sums to this one.
   for (int other = thread; other < tiling.team; other += kThreads) {

@@ -219,8 +219,12 @@ MUTATIONS = {
     ),
     "partial sums of two inputs in one place": Mutation(
         "dual_backward.cuh",
-        "p.workspace.partials + 2 * index * tiling.team * columns;",
-        "p.workspace.partials + (2 * index + 1) * tiling.team * columns;",
+        "StorePartials(p.tiling, shared, p.workspace, 2 * index, rank)",
+        "StorePartials(p.tiling, shared, p.workspace, 2 * index + 1, rank)",
+        "dual", "two_kernels",
+    ),
+    "sums of the second input around the mean of the first": Mutation(
+        "dual_backward.cuh", "(shared.second, kGateMean, slab)", "(shared, kGateMean, slab)",
         "dual", "two_kernels",
     ),
     "the gradient of the second input with constants of the first": Mutation(
