@@ -10,6 +10,7 @@ import sys
 
 _ELEMENTS = {"6__half": "f16", "13__nv_bfloat16": "bf16", "f": "f32", "d": "f64"}
 _GATES = ("none", "y", "mask", "x")
+_FRAME = re.compile(r"bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 def form_of(name: str) -> str:
@@ -30,7 +31,8 @@ def rows(text: str) -> list[tuple[str, int, int, int]]:
         assert name is not None, block
         layout = re.search(r"LayoutE(\d)E", name[3])
         width = re.search(r"Li(\d+)E", name[3])
-        spilled = sum(map(int, re.findall(r"(\d+) bytes spill", block)))
+        # The block may end with a warning of the next compilation, about a kernel of that one.
+        spilled = sum(map(int, _FRAME.findall(block)[0]))
         registers = int(re.findall(r"Used (\d+) registers", block)[0])
         shared = sum(map(int, re.findall(r"(\d+) bytes smem", block)))
         (architecture,) = re.findall(r"for '(sm_\w+)'", block)
