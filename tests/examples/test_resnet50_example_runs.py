@@ -1,7 +1,6 @@
-"""Runs examples/resnet50 as a user would: killed, resumed, on a full disk, compared with Flax."""
+"""Runs examples/resnet50 on a folder of pictures as a user would: killed, resumed, exported."""
 
 import dataclasses
-import errno
 import json
 import math
 import os
@@ -22,16 +21,11 @@ import resnet50_example as example
 import subprocesses
 
 # isort: split
-import compare
 import eval as eval_program
 import export
 import predict
-from orbax import checkpoint as ocp
-from PIL import Image
-from resnet50 import config, loop, metrics, runs
-from resnet50.data import pipeline
+from resnet50 import config, loop, runs
 from resnet50.errors import UserError
-from rich.console import Console
 
 pytestmark = [pytest.mark.usefixtures("cache"), pytest.mark.slow]
 
@@ -80,17 +74,6 @@ def finished(
     return output
 
 
-def stored(output: pathlib.Path, step: int) -> dict[str, np.ndarray]:
-    """All arrays in a checkpoint."""
-    path = output / "checkpoints" / str(step) / "state"
-    checkpointer = ocp.PyTreeCheckpointer()
-    written: Any = checkpointer.metadata(path).item_metadata
-    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), written.tree)
-    state = checkpointer.restore(path, restore_args=as_numpy)
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-
-
 def children(process: int) -> list[int]:
     """The children of a process, whichever thread started them, if the system reports them."""
     found = pathlib.Path(f"/proc/{process}/task").glob("*/children")
@@ -132,7 +115,7 @@ def test_killed_and_resumed_is_bit_identical(
     code, out, err = example.run("train.py", *arguments, cache=cache)
     assert code == 0, out + err
     assert "resuming after step" in out, f"killed after step {last}"
-    actual, expected = stored(tmp_path, STEPS), stored(finished, STEPS)
+    actual, expected = example.stored(tmp_path, STEPS), example.stored(finished, STEPS)
     assert actual.keys() == expected.keys()
     for name in expected:
         assert actual[name].tobytes() == expected[name].tobytes(), (name, f"killed after {last}")
@@ -268,110 +251,13 @@ def test_first_variables_from_a_run(
         trainer.close()
     assert step == 0
     assert f"starting from {finished}" in example.printed(console)
-    averages = {n: v for n, v in stored(finished, STEPS).items() if n.startswith("['ema']")}
+    averages = {n: v for n, v in example.stored(finished, STEPS).items() if n.startswith("['ema']")}
     begun = jax.tree_util.tree_leaves_with_path({"ema": state.variables})
     assert len(averages) == len(begun)
     for path, leaf in begun:
         np.testing.assert_array_equal(leaf, averages[jax.tree_util.keystr(path)])
     for left, right in zip(*map(jax.tree.leaves, (state.ema, state.variables)), strict=True):
         np.testing.assert_array_equal(left, right)
-
-
-def test_both_batch_norms_give_the_same_curve(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
-    """A small version of examples/resnet50/results/digits.json."""
-    small = example.tiny("digits", tmp_path, num_filters=8, batch_size=64, learning_rate=1.0)
-    monkeypatch.setitem(config.PRESETS, "digits", ("small", small))
-    with example.as_users_run_jax():
-        results = compare.compare((0,), 4.0, jax.devices()[:1])
-    (run,) = results["runs"]
-    assert len(run["fused"]["losses"]) == len(run["flax"]["losses"]) == 90
-    assert run["fused"]["losses"] != run["flax"]["losses"]  # these are two networks
-    assert max(compare.differences(run)[: compare.EARLY_STEPS]) <= compare.LOSS_BOUND
-    assert min(run["fused"]["top1"], run["flax"]["top1"]) > 0.4
-    assert abs(run["fused"]["top1"] - run["flax"]["top1"]) < 0.03
-
-
-def test_the_stored_comparison_keeps_its_bounds() -> None:
-    results = json.loads((example.EXAMPLE / "results" / "digits.json").read_text())
-    assert len(results["runs"]) == 5
-    tops = {norm: np.mean([run[norm]["top1"] for run in results["runs"]]) for norm in compare.NORMS}
-    assert abs(tops["fused"] - tops["flax"]) <= compare.ACCURACY_BOUND
-    for run in results["runs"]:
-        assert max(compare.differences(run)[: compare.EARLY_STEPS]) <= compare.LOSS_BOUND
-    assert results["passed"]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of an uninterrupted run of `example.DIGITS`."""
-    return example.digits_losses(tmp_path_factory.mktemp("undisturbed"))
-
-
-def test_sigterm_saves_and_the_run_goes_on(
-    undisturbed: list[float], tmp_path: pathlib.Path, monkeypatch: Any
-) -> None:
-    write = metrics.Recorder.write
-
-    def terminate_at_5(self: metrics.Recorder, step: int, *rest: Any) -> None:
-        write(self, step, *rest)
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    console = example.silent_console()
-    options = example.tiny("digits", tmp_path, **example.DIGITS, profile_at=2, profile_steps=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(metrics.Recorder, "write", terminate_at_5)
-        assert example.train(options, console=console) == {}
-    assert "stopped after step 5; --resume continues from there" in example.printed(console)
-    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
-    with pytest.raises(UserError, match="a run that reached step 5: continue it with --resume"):
-        example.train(options)
-    resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
-    console = Console(file=console.file, force_terminal=True, width=200)
-    example.train(resume, console=console)
-    assert example.losses(tmp_path) == undisturbed
-    assert re.search(r"images/s  top-1 .* waiting for data", example.printed(console))
-
-    # Resuming once more only evaluates; another network is rejected.
-    assert example.train(resume)["network"].images == 360
-    model = dataclasses.replace(options.model, num_filters=8)
-    with pytest.raises(UserError, match="another network: its num_filters is 4, and 8 was asked"):
-        example.train(dataclasses.replace(resume, model=model))
-    order = dataclasses.replace(options.training, seed=1)
-    with pytest.raises(UserError, match="trained on other pictures, or in another order"):
-        example.train(dataclasses.replace(resume, training=order))
-
-
-def test_sigterm_does_not_wait_for_an_evaluation(
-    undisturbed: list[float], tmp_path: pathlib.Path, monkeypatch: Any
-) -> None:
-    """It saves, and the evaluation is made up for; evaluations come after their checkpoints."""
-    batches = pipeline.evaluation_batches
-    started = []
-
-    def terminated(*given: Any) -> Any:
-        for index, batch in enumerate(batches(*given)):
-            started.append(index)
-            if index == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield batch
-
-    options = example.tiny("digits", tmp_path, **example.DIGITS, evaluate_every=0.4)
-    with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "evaluation_batches", terminated)
-        console = example.silent_console()
-        assert example.train(options, console=console) == {}
-    assert started == [0, 1]  # of six
-    assert "stopped after step 9; --resume continues" in example.printed(console)
-    assert {line["kind"] for line in example.lines(tmp_path)} == {"train"}
-
-    resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
-    assert example.train(resume)["network"].images == 360
-    assert example.losses(tmp_path) == undisturbed
-    evaluated = [line["step"] for line in example.lines(tmp_path) if line["kind"] != "train"]
-    assert evaluated == [9, 12]
-    example.train(resume)
-    assert len(example.lines(tmp_path)) == 14  # each result stands once
 
 
 def test_sigterm_to_the_whole_job(pictures: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -398,111 +284,3 @@ def test_sigterm_to_the_whole_job(pictures: pathlib.Path, tmp_path: pathlib.Path
     assert "--resume continues from there" in out
     assert "Traceback" not in out
     assert "leaked" not in out
-
-
-def test_a_finished_run_shows_what_it_came_to(tmp_path: pathlib.Path) -> None:
-    console = example.silent_console()
-    example.train(example.tiny("digits", tmp_path, **example.DIGITS), console=console)
-    out = example.printed(console)
-    for line in ("compiling; 12 steps follow", "step 1/12  compiled and done after"):
-        assert line in out
-    assert re.search(r"mean speed: [\d.]+ images/s", out)
-    assert f"wrote {tmp_path / 'curve.png'}" in out
-    with Image.open(tmp_path / "curve.png") as picture:
-        assert picture.size[0] > 600
-    for program in ("eval.py", "predict.py", "export.py"):
-        assert re.search(rf"python \S*{program} {re.escape(str(tmp_path))}", out)
-
-
-def test_noise_is_not_evaluated(tmp_path: pathlib.Path) -> None:
-    console = example.silent_console()
-    noise = {"synthetic_images": 64, "synthetic_classes": 3, "batch_size": 16}
-    options = example.tiny("synthetic", tmp_path, **noise, dtype="float32")
-    assert example.train(options, console=console) == {}
-    assert {line["kind"] for line in example.lines(tmp_path)} == {"train"}
-    assert "mean speed: " in example.printed(console)
-    assert "eval.py" not in example.printed(console)
-
-
-def test_a_full_disk_does_not_end_the_training(
-    undisturbed: list[float], tmp_path: pathlib.Path, monkeypatch: Any
-) -> None:
-    save = ocp.CheckpointManager.save
-    full = {4, 8, 12}
-
-    def save_unless_full(self: Any, step: int, *args: Any, **kwargs: Any) -> bool:
-        if step in full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return save(self, step, *args, **kwargs)
-
-    monkeypatch.setattr(ocp.CheckpointManager, "save", save_unless_full)
-    console = example.silent_console()
-    options = example.tiny("digits", tmp_path, **example.DIGITS, checkpoint_every=2)
-    with pytest.raises(UserError, match="checkpoint of step 12 could not be saved: no space left"):
-        example.train(options, console=console)
-    for step in (4, 8):
-        sentence = f"step {step} could not be saved: no space left on the disk; the last good one"
-        assert sentence in example.printed(console)
-    assert example.losses(tmp_path) == undisturbed
-    full.clear()
-    resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
-    example.train(resume, console=console)
-    assert "resuming after step 10" in example.printed(console)
-    assert example.losses(tmp_path) == undisturbed
-
-
-def test_a_loss_that_explodes_keeps_the_good_checkpoints(tmp_path: pathlib.Path) -> None:
-    options = example.tiny(
-        "digits", tmp_path, **example.DIGITS, checkpoint_every=1, learning_rate=1e30, momentum=0.0
-    )
-    with pytest.raises(UserError, match="the loss is not finite at step"):
-        example.train(options)
-    for step in (tmp_path / "checkpoints").iterdir():
-        for name, values in stored(tmp_path, int(step.name)).items():
-            assert "params" not in name or np.isfinite(values).all()
-
-
-def test_batches_must_divide(tmp_path: pathlib.Path) -> None:
-    options = example.tiny("digits", tmp_path, batch_size=60)
-    with pytest.raises(UserError, match=r"--batch-size 60 does not divide .* on 8 devices"):
-        example.train(options, on=8)
-    for name in ("batch_size", "accumulate"):
-        options = example.tiny("digits", tmp_path, **{name: -3})
-        sentence = rf"--{name.replace('_', '-')} must be at least 1, got -3\."
-        with pytest.raises(UserError, match=sentence):
-            example.train(options)
-
-
-def test_an_output_folder_that_cannot_be(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"--output .*file/run cannot be used \(Not a directory"):
-        example.train(example.tiny("digits", tmp_path / "file" / "run"))
-
-
-def test_a_gpu_that_is_not_there(tmp_path: pathlib.Path) -> None:
-    if any(device.platform == "gpu" for device in jax.devices()):
-        pytest.skip("this machine has a GPU")
-    arguments = ("digits", "--platform=gpu", f"--output={tmp_path}")
-    code, _, err = example.run("train.py", *arguments)
-    assert code == 2
-    assert err.startswith("error: JAX finds no gpu on this machine")
-    assert "choose --platform cpu" in err
-    assert "Traceback" not in err
-
-
-def test_help_names_every_option(capsys: Any) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        config.from_command_line(["folder", "--help"])
-    printed = capsys.readouterr().out
-    for group in (config.Data, config.Model, config.Training, config.Run):
-        for field in dataclasses.fields(group):
-            assert f"--{field.name.replace('_', '-')}" in printed
-    assert "(required)" in printed  # --images
-    assert "None" not in printed
-    chosen = config.from_command_line(["digits", "--norm", "flax", "--stage-sizes", "2", "2"])
-    assert (chosen.source, chosen.model.norm, chosen.model.stage_sizes) == (
-        "digits",
-        "flax",
-        (2, 2),
-    )
-    assert chosen.training.batch_size == 64

@@ -32,6 +32,7 @@ pytest.importorskip("tyro", reason="the example needs what jax-bnar[resnet50] in
 EXAMPLE = ROOT / "examples" / "resnet50"
 sys.path.append(str(EXAMPLE))
 
+from orbax import checkpoint as ocp  # noqa: E402
 from PIL import Image  # noqa: E402
 from resnet50 import config, loop, metrics  # noqa: E402
 from rich.console import Console  # noqa: E402
@@ -138,6 +139,17 @@ def lines(output: pathlib.Path) -> list[dict[str, Any]]:
 
 def losses(output: pathlib.Path) -> list[float]:
     return [line["loss"] for line in lines(output) if line["kind"] == "train"]
+
+
+def stored(output: pathlib.Path, step: int) -> dict[str, np.ndarray]:
+    """All arrays in a checkpoint."""
+    path = output / "checkpoints" / str(step) / "state"
+    checkpointer = ocp.PyTreeCheckpointer()
+    written: Any = checkpointer.metadata(path).item_metadata
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), written.tree)
+    state = checkpointer.restore(path, restore_args=as_numpy)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
 def train(options: config.Config, on: int = 1, console: Console | None = None) -> dict[str, Any]:
