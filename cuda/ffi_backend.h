@@ -32,9 +32,9 @@ class FfiBackend {
 
   explicit FfiBackend(cudaStream_t stream) : launch_{stream, nullptr, {}, {}} {}
 
-  // XLA allocates the workspace as one more result: an allocation here could
-  // not be captured in a CUDA graph.
-  // Sums of two inputs take as much of it as those of twice as many groups.
+  // XLA allocates the workspace as one more result, because an allocation here
+  // could not be captured in a CUDA graph. The sums of two inputs take as much
+  // of it as those of twice as many groups.
   void ReadWorkspace(FfiCall& call, int inputs) {
     if (call.failed()) return;
     Shape shape = call.problem().shape;

@@ -1,6 +1,6 @@
 // The operations of native/operations.h on the GPU, in whose memory the buffers
-// lie. They enqueue on the stream and return: no allocation, no
-// synchronisation.
+// lie. They enqueue their kernels on the stream and return, without allocation
+// or synchronisation.
 
 #ifndef JAX_BNAR_CUDA_OPERATIONS_H_
 #define JAX_BNAR_CUDA_OPERATIONS_H_
@@ -16,8 +16,8 @@
 namespace jax_bnar {
 namespace cuda {
 
-// A number that no other launch of this process has, and that no other memory
-// is likely to hold. Never 0.
+// Returns a number that no other launch of this process has, that no other
+// memory is likely to hold, and that is not 0.
 uint64_t NewTag();
 
 // Where an operation runs. After an error `failure` says which kernel failed,
@@ -29,12 +29,12 @@ struct Launch {
   void* workspace;
   Settings settings;
   std::string failure;
-  // By which the blocks recognise in the workspace what this launch wrote.
+  // The blocks recognise by it what this launch wrote to the workspace.
   uint64_t tag = NewTag();
 };
 
-// Function attributes and the loading of the kernels, for the current device:
-// once before the first operation, not while a stream is captured.
+// Loads the kernels on the current device and sets their attributes. It is
+// called once before the first operation, and never while a stream is captured.
 cudaError_t PrepareKernels();
 
 BNAR_DECLARE_OPERATIONS(cudaError_t, Launch&);

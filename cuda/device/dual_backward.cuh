@@ -40,8 +40,8 @@ struct DualGradientItem : GradientItem<T, kElements, kGate> {
   Vector<T, kElements> x2;
 };
 
-// How many tiles a thread has in flight. Where each element has constants of
-// its own, those that compute y again leave registers for one.
+// How many tiles a thread has in flight. Gate kX computes y again; where each
+// element has constants of its own, these leave registers for one tile.
 template <typename T, int kElements, Gate kGate, typename SlabOf>
 constexpr int kDualDepth =
     kGate == Gate::kX && kElements > 1 && !SlabOf::kPlanes

@@ -43,6 +43,44 @@ struct FlatRange {
   int planes;
 };
 
+// The constants of the planes that a block meets, in shared memory, whose size
+// PlanFlat of host/plan.cc computes. All threads of the block construct it, and
+// need a barrier before they use it.
+template <typename A>
+class FlatConstants {
+ public:
+  __device__ __forceinline__ FlatConstants(const ForwardParameters& p,
+                                           const FlatTiling& tiling,
+                                           const FlatRange& range)
+      : means_(reinterpret_cast<A*>(DynamicShared())),
+        multipliers_(means_ + range.planes),
+        biases_(multipliers_ + range.planes) {
+    const int64_t channels = tiling.shape.channels;
+    for (int i = static_cast<int>(threadIdx.x); i < range.planes;
+         i += kThreads) {
+      const int64_t plane = range.first_plane + i;
+      const int64_t channel = plane - Quotient(plane, channels) * channels;
+      const ForwardConstants<A> constants = ForwardConstantsOf(
+          p.affine, channels, range.group, channel,
+          ElementOr<A>(p.given_mean, channels, range.group, channel, A{0}),
+          ElementOr<A>(p.given_var, channels, range.group, channel, A{0}));
+      means_[i] = constants.mean;
+      multipliers_[i] = constants.multiplier;
+      biases_[i] = constants.bias;
+    }
+  }
+
+  // Planes are counted from the block's first one.
+  __device__ __forceinline__ ForwardConstants<A> Of(int plane) const {
+    return {means_[plane], multipliers_[plane], biases_[plane]};
+  }
+
+ private:
+  A* means_;
+  A* multipliers_;
+  A* biases_;
+};
+
 // Loads the first `count` elements one by one.
 template <typename T>
 __device__ __forceinline__ Values<Accumulator<T>, kWidth> LoadSingly(
@@ -96,21 +134,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     }
   }
 
-  A* means = reinterpret_cast<A*>(DynamicShared());
-  A* multipliers = means + range.planes;
-  A* biases = multipliers + range.planes;
-  const int64_t channels = tiling.shape.channels;
-  for (int i = static_cast<int>(threadIdx.x); i < range.planes; i += kThreads) {
-    const int64_t plane = range.first_plane + i;
-    const int64_t channel = plane - Quotient(plane, channels) * channels;
-    const ForwardConstants<A> constants = ForwardConstantsOf(
-        p.affine, channels, range.group, channel,
-        ElementOr<A>(p.given_mean, channels, range.group, channel, A{0}),
-        ElementOr<A>(p.given_var, channels, range.group, channel, A{0}));
-    means[i] = constants.mean;
-    multipliers[i] = constants.multiplier;
-    biases[i] = constants.bias;
-  }
+  const FlatConstants<A> constants(p, tiling, range);
   __syncthreads();
 
   const int inner = static_cast<int>(tiling.shape.inner);
@@ -132,10 +156,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     const int in_plane = range.before + at - plane * inner;
     // The block's last plane has no successor.
     const int next = plane + 1 < range.planes ? plane + 1 : plane;
-    const ForwardConstants<A> here{means[plane], multipliers[plane],
-                                   biases[plane]};
-    const ForwardConstants<A> there{means[next], multipliers[next],
-                                    biases[next]};
+    const ForwardConstants<A> here = constants.Of(plane);
+    const ForwardConstants<A> there = constants.Of(next);
     Values<A, kWidth> values = xs[k].Get();
     const Values<A, kWidth> zs_values = zs[k].Get();
 #pragma unroll

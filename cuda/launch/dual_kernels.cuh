@@ -1,4 +1,5 @@
-// DualKernelsOf, to be compiled for each element type by itself.
+// The definitions of DualForwardKernelsOf and DualBackwardKernelsOf, which are
+// compiled for each element type separately.
 
 #ifndef JAX_BNAR_CUDA_LAUNCH_DUAL_KERNELS_CUH_
 #define JAX_BNAR_CUDA_LAUNCH_DUAL_KERNELS_CUH_

@@ -14,6 +14,8 @@ constexpr const char* kKernelNames[] = {
     "BackwardReduce", "BackwardApply",      "DualStatistics",
     "DualNormalise",  "DualBackwardReduce", "DualBackwardApply"};
 constexpr int kKernels = sizeof(kKernelNames) / sizeof(kKernelNames[0]);
+static_assert(kKernels == static_cast<int>(Kernel::kDualBackwardApply) + 1,
+              "a name for each kernel");
 
 std::atomic<int64_t> counts[kKernels][kStrategies];
 
