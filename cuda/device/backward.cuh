@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                                                      kept.slot());
     kept.template StartNext<SlabOf>(index, position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
-            position.rank);
+            position.rank,
+            [&] { LoadVarAndScale<A>(p, shared, slab, ColumnMeanwhile()); });
     const SlabOf again = slab.Again();
     SetApplyConstants<A>(p, shared, again, /*store=*/position.rank == 0);
     ApplyTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, again,
@@ -85,6 +86,7 @@ __device__ __forceinline__ void LoadApplyConstants(const BackwardParameters& p,
       shared.total[column] =
           LoadSums(p.workspace.totals + index * p.tiling.columns + column);
     }
+    LoadVarAndScale<A>(p, shared, slab, column);
     SetApplyConstants<A>(p, shared, slab, store);
     return;
   }

@@ -23,8 +23,8 @@ namespace jax_bnar {
 namespace cuda {
 
 // Computes mean and variance from the team's sums. If `store`, writes them to
-// memory; if `constants`, sets the constants of the elementwise pass. All
-// threads of the block call it.
+// memory; if `constants`, completes the constants of the elementwise pass, for
+// which LoadAffine has been called. All threads of the block call it.
 template <typename T, typename SlabOf>
 __device__ __forceinline__ void FinishStatistics(const ForwardParameters& p,
                                                  const SharedMemory& shared,
@@ -48,7 +48,7 @@ __device__ __forceinline__ void FinishStatistics(const ForwardParameters& p,
       static_cast<A*>(p.var)[i] = var;
     }
     if (constants) {
-      SetForwardConstants(p, shared, column, slab.group(), channel, mean, var);
+      SetForwardConstants(p, shared, column, mean, var);
     }
   }
   __syncthreads();
@@ -72,7 +72,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         kept.slot());
     kept.template StartNext<SlabOf>(index, position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
-            position.rank);
+            position.rank, [&] {
+              LoadAffine<Accumulator<T>>(p, shared, slab, ColumnMeanwhile());
+            });
     const SlabOf again = slab.Again();
     FinishStatistics<T>(p, shared, again, /*store=*/position.rank == 0,
                         /*constants=*/true);
@@ -108,8 +110,9 @@ __device__ __forceinline__ void SetGivenConstants(const ForwardParameters& p,
                                                   int column) {
   const int64_t channels = p.tiling.shape.channels;
   const int64_t channel = slab.channel(column);
+  LoadAffine<A>(p, shared, slab, column);
   SetForwardConstants(
-      p, shared, column, slab.group(), channel,
+      p, shared, column,
       ElementOr<A>(p.given_mean, channels, slab.group(), channel, A{0}),
       ElementOr<A>(p.given_var, channels, slab.group(), channel, A{0}));
 }

@@ -21,8 +21,26 @@
 namespace jax_bnar {
 namespace cuda {
 
+// Loads what the constants of one column are computed from, to where these will
+// be.
+template <typename A, typename SlabOf>
+__device__ __forceinline__ void LoadVarAndScale(const BackwardParameters& p,
+                                                const SharedMemory& shared,
+                                                const SlabOf& slab,
+                                                int column) {
+  const auto at = [&](const VectorOperand& vector, A otherwise) {
+    return ElementOr<A>(vector, p.tiling.shape.channels, slab.group(),
+                        slab.channel(column), otherwise);
+  };
+  if (slab.HasColumn(column)) {
+    shared.Constant<A>(kCentredMultiplier)[column] = at(p.operands.var, A{0});
+    shared.Constant<A>(kConstantTerm)[column] = at(p.operands.scale, A{1});
+  }
+}
+
 // Computes b and k from the team's sums and, if `store`, writes the gradients
-// of scale and bias.
+// of scale and bias. LoadVarAndScale has been called. The cotangents of mean
+// and var are loaded here, because few programs have any.
 template <typename A, typename SlabOf>
 __device__ __forceinline__ void SetApplyConstants(const BackwardParameters& p,
                                                   const SharedMemory& shared,
@@ -37,13 +55,14 @@ __device__ __forceinline__ void SetApplyConstants(const BackwardParameters& p,
                           otherwise);
     };
     const Sums sums = shared.total[column];
+    A* b = shared.Constant<A>(kCentredMultiplier) + column;
+    A* k = shared.Constant<A>(kConstantTerm) + column;
     const auto of = BackwardChannelOf<A>(
-        at(p.operands.var, A{0}), at(p.operands.scale, A{1}),
-        at(p.operands.dmean, A{0}), at(p.operands.dvar, A{0}),
+        *b, *k, at(p.operands.dmean, A{0}), at(p.operands.dvar, A{0}),
         p.operands.epsilon, sums.first, sums.second,
         static_cast<double>(shape.count()));
-    shared.Constant<A>(kCentredMultiplier)[column] = of.b;
-    shared.Constant<A>(kConstantTerm)[column] = of.k;
+    *b = of.b;
+    *k = of.k;
     if (store) {
       const int64_t i = slab.group() * shape.channels + channel;
       static_cast<A*>(p.first)[i] = of.dbias;

@@ -218,16 +218,23 @@ __device__ __forceinline__ void WaitForAllCopiesBut(int groups) {
   }
 }
 
-// A barrier of all threads of all blocks of the cluster. What a block wrote to
-// its shared memory before it, the others read there after it. Of accesses to
-// global memory nothing is promised, which spares a wait for all of them.
-__device__ __forceinline__ void ClusterBarrier() {
+// The two halves of a barrier of all threads of all blocks of the cluster. What
+// a block wrote to its shared memory before it arrived, the others read there
+// after they have waited. Of accesses to global memory nothing is promised,
+// which spares a wait for all of them.
+__device__ __forceinline__ void ArriveAtCluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "fence.release.sync_restrict::shared::cta.cluster;\n"
+      "barrier.cluster.arrive.relaxed.aligned;" ::
+          : "memory");
+#endif
+}
+__device__ __forceinline__ void WaitForCluster() {
 #ifdef JAX_BNAR_CUDA_EMULATION
   cuda_emulation::ClusterBarrier();
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
-      "fence.release.sync_restrict::shared::cta.cluster;\n"
-      "barrier.cluster.arrive.relaxed.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;\n"
       "fence.acquire.sync_restrict::shared::cluster.cluster;" ::
           : "memory");

@@ -47,18 +47,29 @@ __device__ __forceinline__ ForwardConstants<A> ForwardConstantsOf(
           at(affine.bias, A{0})};
 }
 
-// Sets the constants of one column in shared memory.
+// Loads the scale of one column, to where its multiplier will be, and the bias.
+template <typename A, typename SlabOf>
+__device__ __forceinline__ void LoadAffine(const ForwardParameters& p,
+                                           const SharedMemory& shared,
+                                           const SlabOf& slab, int column) {
+  const auto at = [&](const VectorOperand& vector, A otherwise) {
+    return ElementOr<A>(vector, p.tiling.shape.channels, slab.group(),
+                        slab.channel(column), otherwise);
+  };
+  if (slab.HasColumn(column)) {
+    shared.Constant<A>(kMultiplier)[column] = at(p.affine.scale, A{1});
+    shared.Constant<A>(kBias)[column] = at(p.affine.bias, A{0});
+  }
+}
+
+// Completes the constants of one column after LoadAffine.
 template <typename A>
 __device__ __forceinline__ void SetForwardConstants(const ForwardParameters& p,
                                                     const SharedMemory& shared,
-                                                    int column, int64_t group,
-                                                    int64_t channel, A mean,
-                                                    A var) {
-  const ForwardConstants<A> constants = ForwardConstantsOf(
-      p.affine, p.tiling.shape.channels, group, channel, mean, var);
-  shared.Constant<A>(kMean)[column] = constants.mean;
-  shared.Constant<A>(kMultiplier)[column] = constants.multiplier;
-  shared.Constant<A>(kBias)[column] = constants.bias;
+                                                    int column, A mean, A var) {
+  A* multiplier = shared.Constant<A>(kMultiplier) + column;
+  shared.Constant<A>(kMean)[column] = mean;
+  *multiplier = Multiplier(*multiplier, var, p.affine.epsilon);
 }
 
 // Computes y of a vector from constants that the thread keeps in registers.

@@ -190,11 +190,14 @@ __device__ __forceinline__ Sums Receive(Mail* boxes, int distance, int count,
 // the launch is cooperative, or a block that waits for mail would never get it.
 // Each column is added by one block of the team, which sends the sum to all of
 // them. Thus each block waits twice, for about as long as it takes to write to
-// L2 and to read from there. All threads of the block call it.
+// L2 and to read from there; meanwhile() is called in the first of these waits.
+// All threads of the block call it.
+template <typename F>
 __device__ __forceinline__ void AddTeamByMail(const Tiling& tiling,
                                               const SharedMemory& shared,
                                               const Workspace& workspace,
-                                              int64_t slab, int rank) {
+                                              int64_t slab, int rank,
+                                              F meanwhile) {
   // There are threads for every column, because `parts` is less than two teams.
   static_assert(kThreads >= 2 * kMaxColumns, "columns without threads");
   const int thread = static_cast<int>(threadIdx.x);
@@ -206,6 +209,7 @@ __device__ __forceinline__ void AddTeamByMail(const Tiling& tiling,
   if (thread < columns) {
     Send(partials + thread * team + rank, shared.block[thread], workspace.tag);
   }
+  meanwhile();
 
   // So many threads, a power of 2, share a column of this block.
   const int log_parts = min(32 - __clz(team - 1), __ffs(kThreads) - 1);
@@ -249,29 +253,42 @@ __device__ __forceinline__ void KeepBlockSums(const Tiling& tiling,
   __syncthreads();
 }
 
+// The column, if any, that a thread prepares while its block waits for the
+// team. The first threads are the ones that send and receive mail.
+__device__ __forceinline__ int ColumnMeanwhile() {
+  return kThreads - 1 - static_cast<int>(threadIdx.x);
+}
+
 // Sets shared.total to the sums of the whole team, in each of its blocks.
 // block_reduction is kSingleBlock, kCluster or kBarrier. All threads of the
-// block call it, and shared.block must be complete.
+// block call it, and shared.block must be complete. meanwhile() is called by
+// all threads while the block would only wait. What it writes to shared memory,
+// they may all read afterwards.
+template <typename F>
 __device__ __forceinline__ void AddTeam(const Tiling& tiling,
                                         const SharedMemory& shared,
                                         const Workspace& workspace,
                                         BlockReduction block_reduction,
-                                        int64_t slab, int rank) {
+                                        int64_t slab, int rank, F meanwhile) {
   if (block_reduction == BlockReduction::kSingleBlock) {
+    meanwhile();
     KeepBlockSums(tiling, shared);
     return;
   }
   if (block_reduction == BlockReduction::kCluster) {
-    ClusterBarrier();
+    ArriveAtCluster();
+    meanwhile();
+    WaitForCluster();
     AddRows<2>(tiling, shared, tiling.team, [&](int row, int column) {
       return LoadFromBlock(shared.block + column, static_cast<uint32_t>(row));
     });
     // No block may leave, or reuse shared.block, while others read it.
     // What they read, they have added already.
-    ClusterBarrier();
+    ArriveAtCluster();
+    WaitForCluster();
     return;
   }
-  AddTeamByMail(tiling, shared, workspace, slab, rank);
+  AddTeamByMail(tiling, shared, workspace, slab, rank, meanwhile);
 }
 
 // The partial sums of a slab in the workspace: [rank][column].

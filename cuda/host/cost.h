@@ -42,8 +42,9 @@ struct CostModel {
   // A round in which the blocks of a team wait for each other's sums, from the
   // last load to the first store: 1.5 until a block has its own sums, twice
   // 0.75 until a message that one block writes to L2 has been read by another,
-  // and 1 for the constants of the elementwise pass.
-  double barrier = 4;
+  // and 0.25 for the constants of the elementwise pass. (Scale and bias, or var,
+  // come from memory while the first message is under way.)
+  double barrier = 3.25;
   // The share of it during which memory idles if two teams, or more, have the
   // device: the others read or write meanwhile. Clusters count as teams.
   double idle_with_two_teams = 0.75;
@@ -57,7 +58,7 @@ struct CostModel {
   double idle_if_covered = 0.1;
   // The same round in a cluster: 1 for two barriers and for reading the shared
   // memory of other blocks, instead of the two messages.
-  double cluster = 3.5;
+  double cluster = 2.75;
   // The start and end of a kernel, and the time in which a last block adds up
   // the sums of all others, which have ended.
   double kernel = 1.5;

@@ -73,6 +73,17 @@ MUTATIONS = {
         "team_sums.cuh", "LoadFlag(flags + other) != workspace.tag",
         "LoadFlag(flags + other) == 0", "forward", "two_kernels",
     ),
+    "a scale that nobody loads while the team waits": Mutation(
+        "team_sums.cuh", "  meanwhile();\n\n  // So many", "  // So many", "forward", "on_chip"
+    ),
+    "var and scale of the slab before": Mutation(
+        "team_sums.cuh",
+        "    ArriveAtCluster();\n    meanwhile();\n",
+        "    ArriveAtCluster();\n",
+        "backward",
+        "cluster",
+        "all",
+    ),
     "no barrier of the block": Mutation(
         "team_sums.cuh",
         "scratch, element);\n  }\n  __syncthreads();\n",
@@ -82,15 +93,15 @@ MUTATIONS = {
     ),
     "no barrier of the cluster": Mutation(
         "team_sums.cuh",
-        "  if (block_reduction == BlockReduction::kCluster) {\n    ClusterBarrier();\n",
-        "  if (block_reduction == BlockReduction::kCluster) {\n",
+        "    meanwhile();\n    WaitForCluster();\n",
+        "    meanwhile();\n",
         "forward",
         "cluster",
         "all",
     ),
     "blocks leave a cluster that still reads": Mutation(
         "team_sums.cuh",
-        "have added already.\n    ClusterBarrier();\n",
+        "have added already.\n    ArriveAtCluster();\n    WaitForCluster();\n",
         "have added already.\n",
         "backward",
         "cluster",
