@@ -141,11 +141,13 @@ void TestCostOfTilesAhead() {
   ahead.tiling.prefetch_tiles = 4;
   const double rate = cuda::StreamingRate(kHopper, cuda::CostModel());
   const double covered = 4 * 4096.0 * ahead.tiling.team / rate;
-  BNAR_CHECK(std::abs(waiting(alone) - 16 * 4) < 1e-9 &&
-                 std::abs(waiting(ahead) - 16 * (4 - covered)) < 1e-9,
+  const double barrier = cuda::CostModel().barrier;
+  BNAR_CHECK(std::abs(waiting(alone) - 16 * barrier) < 1e-9 &&
+                 std::abs(waiting(ahead) - 16 * (barrier - covered)) < 1e-9,
              std::to_string(waiting(ahead)));
   ahead.tiling.prefetch_tiles = 1000;
-  BNAR_CHECK(std::abs(waiting(ahead) - 16 * 4 * 0.1) < 1e-9, "all but a tenth");
+  BNAR_CHECK(std::abs(waiting(ahead) - 16 * barrier * 0.1) < 1e-9,
+             "all but a tenth");
 }
 
 }  // namespace
