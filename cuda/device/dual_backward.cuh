@@ -29,11 +29,6 @@
 namespace jax_bnar {
 namespace cuda {
 
-// The constants of both passes are those of DualNormaliser too.
-static_assert(int{kGateMean} == int{kMean} &&
-              int{kGateMultiplier} == int{kMultiplier} &&
-              int{kGateBias} == int{kBias});
-
 // What backward reads of a vector: dy, x1 and what was saved, and x2.
 template <typename T, int kElements, Gate kGate>
 struct DualGradientItem : GradientItem<T, kElements, kGate> {

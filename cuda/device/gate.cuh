@@ -27,6 +27,10 @@ enum BackwardConstant {
   kCentredMultiplier,
   kConstantTerm
 };
+// Gate kX computes y from the first three, which lie where forward has them.
+static_assert(int{kGateMean} == int{kMean} &&
+              int{kGateMultiplier} == int{kMultiplier} &&
+              int{kGateBias} == int{kBias});
 
 // What is loaded for the gate of a vector, besides x and dy.
 template <typename T, int kElements, Gate kGate>
@@ -120,37 +124,23 @@ class Gating {
   }
 };
 
+// The gate that computes y again, by the same operations as forward, rounding
+// included.
 template <typename T, int kElements>
 class Gating<T, kElements, Gate::kX> {
  public:
-  using A = Accumulator<T>;
-
   template <typename SlabOf>
   __device__ __forceinline__ Gating(const SharedMemory& shared,
-                                    const SlabOf& slab) {
-    mean_ = LoadConstants<A, kElements>(shared, kGateMean, slab);
-    multiplier_ = LoadConstants<A, kElements>(shared, kGateMultiplier, slab);
-    bias_ = LoadConstants<A, kElements>(shared, kGateBias, slab);
-  }
+                                    const SlabOf& slab)
+      : normaliser_(shared, slab) {}
 
   __device__ __forceinline__ void Apply(
       GradientItem<T, kElements, Gate::kX>* item) const {
-    // This computes y exactly as Normaliser does, rounding included.
-    Values<A, kElements> values = item->x.Get();
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      values[i] =
-          NormaliseElement(values[i], mean_[i], multiplier_[i], bias_[i]);
-    }
-    Vector<T, kElements> y;
-    y.Set(values);
-    item->e.KeepPositive(y);
+    item->e.KeepPositive(normaliser_.Of(item->x, Vector<T, kElements>{}));
   }
 
  private:
-  Values<A, kElements> mean_;
-  Values<A, kElements> multiplier_;
-  Values<A, kElements> bias_;
+  Normaliser<T, kElements, /*kResidual=*/false, /*kRelu=*/false> normaliser_;
 };
 
 }  // namespace cuda
