@@ -20,8 +20,8 @@ from benchmarks.gpu.steps import Command, Step
 Platform = Literal["cuda", "cpu"]
 
 ROOT: Final = Path(__file__).parents[2]
-# The options of each tool, and of tests/gpu/gpu_sanitize.py: tools that watch each access take
-# longest.
+# The options of each tool, and those of tests/gpu/gpu_sanitize.py, which runs fewer cases under the
+# tools that take longest because they watch each access.
 SANITIZERS: Final = {
     # XLA asks the runtime what may fail, and memcheck would report it.
     "memcheck": (("--report-api-errors", "no"), ()),

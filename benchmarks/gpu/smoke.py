@@ -1,11 +1,10 @@
 """Whether the kernels run at all: one shape, every strategy, both directions, and a CUDA graph.
 
-The join of two batch norms, whose kernels have one strategy, runs once.
-
-One process, about 20 seconds. Each strategy runs its kernels alone and then in a program of several
-steps, which XLA captures in a CUDA graph under the flags that `make gpu` sets (plan.SMOKE_FLAGS).
-Each part is named in the file before it begins, so that a kernel that hangs is known by name after
-the process was killed.
+This takes one process about 20 seconds. Each strategy runs its kernels alone and then in a program
+of several steps, which XLA captures in a CUDA graph under the flags that `make gpu` sets
+(plan.SMOKE_FLAGS). The join of two batch norms, whose kernels have one strategy, runs once. Each
+part is named in the file before it begins, so that a kernel that hangs is known by name after the
+process was killed.
 """
 
 import functools

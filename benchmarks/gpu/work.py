@@ -73,9 +73,11 @@ def parse(
     main_peers: tuple[str, ...],
     more_peers: tuple[str, ...],
 ) -> Work:
-    """The main peers at every batch size and dtype, the others only at the first of each.
+    """Returns the work that the options ask for.
 
-    `--part first` asks for that first combination alone, and `--part rest` for all others.
+    The main peers run at every combination of batch size and dtype, and the others only at the
+    first one. `--part first` asks for that first combination alone, and `--part rest` for all
+    others.
     """
     parser = make_parser(description)
     parser.add_argument("--part", choices=("all", "first", "rest"), default="all")
