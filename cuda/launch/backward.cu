@@ -37,8 +37,9 @@ cudaError_t ApplyAlone(Launch& launch, const Problem& problem, int width,
                        parameters, whole);
 }
 
-// Gate kX is for calls without z, which have no dz. A kernel with both would
-// serve only tests, so for them there is no kernel but that of single elements.
+// Gate kX is for calls without z, which have no dz. Only tests ask for both,
+// and no kernel that reads vectors is compiled for them: they get the one that
+// reads single elements.
 int WidthOfCall(const Problem& problem, const GradientBuffers& buffers,
                 const void* dz, const void* dx) {
   const void* y = buffers.gate == Gate::kY ? buffers.saved : nullptr;

@@ -35,7 +35,8 @@ cudaError_t LaunchBoth(Launch& launch, Kernel name,
                        const Arguments&... arguments) {
   first.tiling = second.tiling = plan.tiling;
   first.block_reduction = second.block_reduction = plan.block_reduction;
-  if (launch.workspace != nullptr) {  // else the call has no sums
+  // A call without sums has no workspace.
+  if (launch.workspace != nullptr) {
     first.workspace = second.workspace = PlaceWorkspace(launch, plan.tiling);
   }
   if (launch.settings.zero_workspace &&

@@ -9,6 +9,8 @@ namespace jax_bnar {
 namespace cuda {
 namespace {
 
+// 2^64 divided by the golden ratio, an odd number: its multiples are far apart,
+// and 2^64 of them are different.
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
 
 // The nominal bandwidth in bytes a microsecond, or 0 where the driver does not
@@ -101,7 +103,7 @@ cudaError_t ZeroWorkspace(Launch& launch, const Tiling& tiling) {
 
 cudaError_t Explain(Launch& launch, Kernel name, const Plan& plan,
                     cudaError_t error) {
-  // Clears the error, so that nobody's next launch reports it.
+  // The error is cleared, so that a later launch does not report it.
   cudaGetLastError();
   launch.failure = std::string(NameOf(name)) + " with a grid of " +
                    std::to_string(plan.grid) + " blocks of " +
@@ -111,8 +113,9 @@ cudaError_t Explain(Launch& launch, Kernel name, const Plan& plan,
   if (plan.cluster > 1) {
     launch.failure += ", clusters of " + std::to_string(plan.cluster);
   }
-  if (plan.block_reduction == BlockReduction::kBarrier)
+  if (plan.block_reduction == BlockReduction::kBarrier) {
     launch.failure += ", cooperative";
+  }
   return error;
 }
 
