@@ -18,8 +18,8 @@ from benchmarks.models import nnx as nnx_models
 from benchmarks.models.network import LIBRARIES, build
 
 SMALL = array((4, 8, 8, 3))
-# One that hands its state around, one without modules, and one with layers of other authors.
-FIRST_LIBRARIES = ("linen", "by_hand", "equinox")
+# One that hands its state around, and one without modules.
+FIRST_LIBRARIES = ("linen", "by_hand")
 PACKAGES = {"linen": "flax", "nnx": "flax", "stax": "jax", "by_hand": "jax"}
 
 
