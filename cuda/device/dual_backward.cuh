@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         LoadApplyConstants<A>(first, shared, slab, 2 * index, whole, store);
         LoadApplyConstants<A>(second, shared.second, slab, 2 * index + 1, whole,
                               store);
-        ApplyDualTiles<T, kElements, Form>(first, second, shared, slab);
+        ApplyDualTiles<T, kElements, Form>(first, second, shared, slab.Again());
       });
 }
 

@@ -41,11 +41,18 @@ constexpr bool kShortOfRegisters = true;
 constexpr bool kShortOfRegisters = false;
 #endif
 
-// Where registers are short, the compiler does not know that the result is the
-// same number, and computes anew what follows from it.
-__device__ __forceinline__ int64_t Anew(int64_t value) {
-#ifndef JAX_BNAR_CUDA_EMULATION
-  if constexpr (kShortOfRegisters) asm volatile("" : "+l"(value));
+// The compiler does not know that the result is the same number, and computes
+// anew what follows from it instead of keeping it in registers. For compute
+// capability 9.0 it knows, because the registers suffice there.
+template <typename T>
+__device__ __forceinline__ T Anew(T value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a register, or two");
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("" : "+r"(value));
+  } else {
+    asm volatile("" : "+l"(value));
+  }
 #endif
   return value;
 }

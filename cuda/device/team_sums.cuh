@@ -200,7 +200,9 @@ __device__ __forceinline__ void AddTeamByMail(const Tiling& tiling,
                                               F meanwhile) {
   // There are threads for every column, because `parts` is less than two teams.
   static_assert(kThreads >= 2 * kMaxColumns, "columns without threads");
-  const int thread = static_cast<int>(threadIdx.x);
+  // What follows from the number of the thread is the same for all slabs, but
+  // does not wait in registers for the next one.
+  const int thread = Anew(static_cast<int>(threadIdx.x));
   const int columns = tiling.columns;
   const int team = tiling.team;
   const int64_t boxes = static_cast<int64_t>(columns) * team;
