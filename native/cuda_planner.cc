@@ -34,6 +34,7 @@ constexpr std::pair<const char*, double cuda::CostModel::*> kCostModel[] = {
     {"idle_with_two_teams", &cuda::CostModel::idle_with_two_teams},
     {"idle_with_more_teams", &cuda::CostModel::idle_with_more_teams},
     {"idle_if_covered", &cuda::CostModel::idle_if_covered},
+    {"issue_share", &cuda::CostModel::issue_share},
     {"cluster", &cuda::CostModel::cluster},
     {"kernel", &cuda::CostModel::kernel},
     {"last_block", &cuda::CostModel::last_block}};

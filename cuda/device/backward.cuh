@@ -21,6 +21,12 @@
 namespace jax_bnar {
 namespace cuda {
 
+// Where there is a dz, the second pass reads it instead of dy.
+template <typename Form>
+constexpr bool kReadsDyAgain = !Form::kStoreDz;
+template <>
+inline constexpr bool kReadsDyAgain<AnyForm> = false;  // nothing is copied
+
 template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     BackwardKernel(const __grid_constant__ BackwardParameters p) {
@@ -28,26 +34,25 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   using SlabOf = Slab<kLayout, kElements>;
   const SharedMemory shared;
   const BlockPosition position(p.tiling, /*last_first=*/false);
-  KeptTiles<T, kElements, kBackwardArrays> kept(p.tiling, shared,
-                                                {p.buffers.dy, p.buffers.x});
+  TileStream<T, kElements, kBackwardArrays> stream(
+      p.tiling, shared,
+      {{p.buffers.dy, p.buffers.x}, {kReadsDyAgain<Form>, true}});
   LetOthersBegin<kElements>(p.tiling, position.team);
-  kept.template StartFirst<SlabOf>(position.team, position.rank, kept.slot());
+  stream.template StartFirst<SlabOf>(position.team, position.rank);
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
     const SlabOf slab(p.tiling, index, position.rank);
-    kept.StartRest(slab);
+    stream.StartRest(slab);
     SetReduceConstants<A>(p, shared, slab, /*whole=*/true);
-    SumGradients<T, kElements, /*kKeep=*/true, Form>(p, shared, slab,
-                                                     kept.slot());
-    kept.template StartNext<SlabOf>(index, position.rank);
+    SumGradients<T, kElements, /*kKeep=*/true, Form>(p, shared, slab, &stream);
+    stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,
+                                       position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
             position.rank,
             [&] { LoadVarAndScale<A>(p, shared, slab, ColumnMeanwhile()); });
     const SlabOf again = slab.Again();
     SetApplyConstants<A>(p, shared, again, /*store=*/position.rank == 0);
-    ApplyTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, again,
-                                                   kept.slot());
-    kept.Advance();
+    ApplyTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, again, &stream);
   }
 }
 

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         constexpr bool kMask =
             std::is_same_v<Form, ForwardForm<true, true, true>>;
         NormaliseTilesAs<T, kElements, /*kKeep=*/false, /*kResidual=*/true,
-                         kMask>(first, shared, slab,
+                         kMask>(first, slab,
                                 DualNormaliser<T, kElements>(shared, slab));
       });
 }

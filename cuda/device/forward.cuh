@@ -60,17 +60,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   using SlabOf = Slab<kLayout, kElements>;
   const SharedMemory shared;
   const BlockPosition position(p.tiling, /*last_first=*/false);
-  KeptTiles<T, kElements, kForwardArrays> kept(p.tiling, shared, {p.buffers.x});
+  TileStream<T, kElements, kForwardArrays> stream(p.tiling, shared,
+                                                  {{p.buffers.x}, {true}});
   LetOthersBegin<kElements>(p.tiling, position.team);
-  kept.template StartFirst<SlabOf>(position.team, position.rank, kept.slot());
+  stream.template StartFirst<SlabOf>(position.team, position.rank);
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
     const SlabOf slab(p.tiling, index, position.rank);
-    kept.StartRest(slab);
+    stream.StartRest(slab);
     SumStatistics<T, kElements, /*kKeep=*/true>(
-        p.tiling, shared, slab, static_cast<const T*>(p.buffers.x),
-        kept.slot());
-    kept.template StartNext<SlabOf>(index, position.rank);
+        p.tiling, shared, slab, static_cast<const T*>(p.buffers.x), &stream);
+    stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,
+                                       position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
             position.rank, [&] {
               LoadAffine<Accumulator<T>>(p, shared, slab, ColumnMeanwhile());
@@ -79,8 +80,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     FinishStatistics<T>(p, shared, again, /*store=*/position.rank == 0,
                         /*constants=*/true);
     NormaliseTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, again,
-                                                       kept.slot());
-    kept.Advance();
+                                                       &stream);
   }
 }
 

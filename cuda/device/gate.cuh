@@ -12,6 +12,7 @@
 #include "cuda/device/mask_cursor.cuh"
 #include "cuda/device/normalise.cuh"
 #include "cuda/device/shared_memory.cuh"
+#include "cuda/device/tiles.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/host/parameters.h"
 #include "native/problem.h"
@@ -58,10 +59,14 @@ struct GradientItem {
 template <Gate kGate>
 constexpr int kGradientArrays = kGate == Gate::kY || kGate == Gate::kX ? 3 : 2;
 
-// The same for the tiles whose dy and x come by copies. y takes as many
-// registers as two arrays would, because the gate is computed beside it.
-template <Gate kGate>
-constexpr int kSavedArrays = kGate == Gate::kY ? 2 : 1;
+// The number of tiles for which a thread has loads in flight of what was saved,
+// if dy and x come by copies. y takes as many registers as two arrays would,
+// because the gate is computed beside it. Where channels are first, finding a
+// vector takes registers.
+template <typename T, int kElements, Gate kGate, typename SlabOf>
+constexpr int kSavedInFlight =
+    kGate == Gate::kMask && !SlabOf::kPlanes ? kInFlight<T, kElements, 1>
+                                             : kInFlight<T, kElements, 2>;
 
 // Loads a vector of each array. All loads are in flight before any of them is
 // used.

@@ -108,14 +108,72 @@ class Applier {
   Values<A, kElements> k_;
 };
 
-// The elementwise pass: first the tiles that L2 may still hold, the last one
-// first, then those in shared memory, from slot `slot` on. For tiles that were
-// not kept, dz is read if the sums wrote it; otherwise dy and what was saved
-// for the gate are read again.
-template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf>
-__device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
-                                           const SharedMemory& shared,
-                                           const SlabOf& slab, int slot = 0) {
+// The elementwise pass on the tiles that `stream` copies, the last one first.
+// Those that were kept are e and x. Of the others, dz is copied again if the
+// sums wrote it, and otherwise dy, with what was saved for the gate. The blocks
+// of the team have met since dz was stored, so its copies find it.
+template <typename T, int kElements, typename Form, typename SlabOf,
+          typename Stream>
+__device__ __forceinline__ void ApplyCopiedTiles(const BackwardParameters& p,
+                                                 const SharedMemory& shared,
+                                                 const SlabOf& slab,
+                                                 Stream* stream) {
+  using V = typename Stream::V;
+  constexpr Gate kGate = Form::kStoreDz ? Gate::kNone : Form::kGate;
+  using Ahead = Saved<T, kElements, kGate>;
+  const Applier<T, kElements> applier(shared, slab);
+  T* dx = static_cast<T*>(p.dx);
+  const void* dy = Form::kStoreDz ? p.dz : p.buffers.dy;
+  const int count = slab.Count(0, slab.tiles());
+  auto out = slab.template At<-1>(count - 1);
+  const auto store = [&](const V& e, const V& x) {
+    StoreVector<Reuse::kNever>(dx + out.offset(), applier.Of(e, x));
+    out.Advance();
+  };
+  auto pass = stream->Second(slab, {{dy, p.buffers.x}});
+  const auto store_kept = [&](const auto& tile, Nothing) {
+    store(tile.Get(0), tile.Get(1));
+  };
+  const auto nothing = [](Nothing*) {};
+  constexpr int kDepth = Stream::kMostBatch;
+  if (slab.tiles() <= p.tiling.shared_tiles) {
+    pass.template ForEachKept<kDepth, Nothing>(count, nothing, store_kept);
+    return;
+  }
+  if constexpr (kGate == Gate::kNone) {
+    pass.template ForEach</*kCopied=*/true, kDepth, Nothing>(count, nothing,
+                                                             store_kept);
+  } else {
+    const int kept = min(count, p.tiling.shared_tiles);
+    pass.template ForEach</*kCopied=*/false, kDepth, Nothing>(kept, nothing,
+                                                              store_kept);
+    const GradientLoader<T, kElements, kGate> loader(dy, p.buffers);
+    const Gating<T, kElements, kGate> gating(shared, slab);
+    auto in = loader.template At<-1>(slab, count - 1 - kept);
+    pass.template ForEach</*kCopied=*/true,
+                          kSavedInFlight<T, kElements, kGate, SlabOf>, Ahead>(
+        count - kept,
+        [&](Ahead* saved) {
+          loader.template LoadSaved<Reuse::kNever>(in, saved);
+          in.Advance();
+        },
+        [&](const auto& tile, const Ahead& saved) {
+          GradientItem<T, kElements, kGate> item{tile.Get(0), tile.Get(1),
+                                                 saved};
+          gating.Apply(&item);
+          store(item.e, item.x);
+        });
+  }
+}
+
+// The elementwise pass of tiles whose loads go to registers: first those that
+// L2 may still hold, the last one first, then those in the slots of `stream`.
+template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf,
+          typename Stream>
+__device__ __forceinline__ void ApplyLoadedTiles(const BackwardParameters& p,
+                                                 const SharedMemory& shared,
+                                                 const SlabOf& slab,
+                                                 Stream* stream) {
   using V = Vector<T, kElements>;
   const Applier<T, kElements> applier(shared, slab);
   const int shared_end = kKeep ? min(p.tiling.shared_tiles, slab.tiles()) : 0;
@@ -160,20 +218,32 @@ __device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
     };
     const SlabOf again = slab.Again();
     auto out = again.At(0);
-    ForEachRun(p.tiling, slot, 0, min(p.tiling.shared_tiles, again.tiles()),
-               [&](int first_slot, int begin, int end) {
-                 SharedTiles<T, kElements, kBackwardArrays> tiles(shared,
-                                                                  first_slot);
-                 // A small depth is enough, because shared memory answers in a
-                 // few dozen cycles.
-                 ForEachTile<sizeof(T) == 2 ? 2 : 1, Pair>(
-                     again.Count(begin, end),
-                     [&](Pair* pair) {
-                       *pair = {tiles.Get(0), tiles.Get(1)};
-                       tiles.Advance();
-                     },
-                     [&](const Pair& pair) { store(out, pair.e, pair.x); });
-               });
+    const auto& ring = stream->ring();
+    int slot = ring.At(0);
+    // A small depth is enough, because shared memory answers in a few dozen
+    // cycles.
+    ForEachTile<sizeof(T) == 2 ? 2 : 1, Pair>(
+        again.Count(0, shared_end),
+        [&](Pair* pair) {
+          *pair = {ring.Get(slot, 0), ring.Get(slot, 1)};
+          slot = ring.Next(slot);
+        },
+        [&](const Pair& pair) { store(out, pair.e, pair.x); });
+  }
+}
+
+// The elementwise pass. For tiles that were not kept, dz is read if the sums
+// wrote it; otherwise dy and what was saved for the gate are read again.
+template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf,
+          typename Stream = NoStream>
+__device__ __forceinline__ void ApplyTiles(const BackwardParameters& p,
+                                           const SharedMemory& shared,
+                                           const SlabOf& slab,
+                                           Stream* stream = nullptr) {
+  if constexpr (kKeep && kCopiesTiles<kElements>) {
+    ApplyCopiedTiles<T, kElements, Form>(p, shared, slab, stream);
+  } else {
+    ApplyLoadedTiles<T, kElements, kKeep, Form>(p, shared, slab, stream);
   }
 }
 

@@ -85,12 +85,12 @@ __device__ __forceinline__ void SetReduceConstants(const BackwardParameters& p,
 
 // The sums, with everything fixed that a loop would otherwise have to test.
 template <typename T, int kElements, bool kKeep, Gate kGate, bool kStoreDz,
-          typename SlabOf>
+          typename SlabOf, typename Stream>
 __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
                                                const SharedMemory& shared,
-                                               const SlabOf& slab, int slot) {
+                                               const SlabOf& slab,
+                                               Stream* stream) {
   using Item = GradientItem<T, kElements, kGate>;
-  using Tiles = SharedTiles<T, kElements, kBackwardArrays>;
   constexpr int kDepth = kInFlight<T, kElements, kGradientArrays<kGate>>;
   const GradientLoader<T, kElements, kGate> loader(p.buffers.dy, p.buffers);
   const Gating<T, kElements, kGate> gating(shared, slab);
@@ -101,7 +101,7 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
   auto in = loader.template At<1>(slab, 0);
   auto out = slab.At(0);
 
-  // `reuse` says whether dz is read again.
+  // `reuse` says whether the second pass reads dz.
   const auto accumulate = [&](auto reuse, Item* item) {
     gating.Apply(item);
     if constexpr (kStoreDz) {
@@ -112,91 +112,92 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
   };
   const std::integral_constant<Reuse, Reuse::kNever> never;
   const std::integral_constant<Reuse, Reuse::kSoon> soon;
-
-  const int kept = kKeep ? p.tiling.shared_tiles : 0;
-  ForEachSegment(
-      kept, slab.tiles(),
-      [&](int begin, int end) {
-        if constexpr (kKeep && kCopiesTiles<kElements>) {
-          using Ahead = Saved<T, kElements, kGate>;
-          constexpr int kBatch = kInFlight<T, kElements, kSavedArrays<kGate>>;
-          ForEachRun(p.tiling, SlotAfter(p.tiling, slot, begin), begin, end,
-                     [&](int first_slot, int from, int to) {
-                       Tiles tiles(shared, first_slot);
-                       int under_way = kept - from;
-                       ForEachTile<kBatch, Ahead>(
-                           slab.Count(from, to),
-                           [&](Ahead* saved) {
-                             loader.template LoadSaved<Reuse::kNever>(in,
-                                                                      saved);
-                             in.Advance();
-                           },
-                           [&](const Ahead& saved) {
-                             Item item{tiles.Get(0), tiles.Get(1), saved};
-                             accumulate(never, &item);
-                             // From now on, the slot holds e instead of dy.
-                             if constexpr (kGate != Gate::kNone) {
-                               tiles.Set(0, item.e);
-                             }
-                             tiles.Advance();
-                           },
-                           [&] {
-                             under_way -= kBatch;
-                             WaitForAllCopiesBut(under_way);
-                           });
-                     });
-        } else if constexpr (kKeep) {
-          Tiles tiles(shared, begin);
+  const auto flush = [&] {
+    AddToBlock<kElements>(p.tiling, shared, slab,
+                          [&](int i) { return sums.Of(i); });
+    // Reloaded, the mean takes up no registers while sums are added. Gate kX
+    // has it in the same registers.
+    if (kShortOfRegisters || kGate != Gate::kX) sums.LoadMean(shared, slab);
+    sums.Clear();
+  };
+  // Where there is a dz, the second pass reads it instead of dy.
+  constexpr Reuse kReuseE = kStoreDz ? Reuse::kNever : Reuse::kSoon;
+  if constexpr (kKeep && kCopiesTiles<kElements>) {
+    using Ahead = Saved<T, kElements, kGate>;
+    auto pass = stream->First(slab);
+    ForEachPart(
+        slab.tiles(),
+        [&](int begin, int end) {
+          pass.template ForEach<kSavedInFlight<T, kElements, kGate, SlabOf>,
+                                Ahead>(
+              slab.Count(begin, end),
+              [&](Ahead* saved) {
+                loader.template LoadSaved<kReuseE>(in, saved);
+                in.Advance();
+              },
+              [&](const auto& tile, const Ahead& saved, auto reuse) {
+                Item item{tile.Get(0), tile.Get(1), saved};
+                accumulate(reuse, &item);
+                // If the tile stays, its slot now holds e instead of dy.
+                if constexpr (kGate != Gate::kNone &&
+                              decltype(reuse)::value == Reuse::kNever) {
+                  tile.Set(0, item.e);
+                }
+              });
+        },
+        flush);
+  } else {
+    const int kept = kKeep ? p.tiling.shared_tiles : 0;
+    ForEachSegment(
+        kept, slab.tiles(),
+        [&](int begin, int end) {
+          if constexpr (kKeep) {
+            const auto& ring = stream->ring();
+            int slot = ring.At(begin);
+            ForEachTile<kDepth, Item>(
+                slab.Count(begin, end),
+                [&](Item* item) {
+                  loader.template Load<Reuse::kNever, Reuse::kNever>(in, item);
+                  in.Advance();
+                },
+                [&](Item& item) {
+                  accumulate(never, &item);
+                  ring.Set(slot, 0, item.e);
+                  ring.Set(slot, 1, item.x);
+                  slot = ring.Next(slot);
+                });
+          }
+        },
+        [&](int begin, int end) {
           ForEachTile<kDepth, Item>(
               slab.Count(begin, end),
               [&](Item* item) {
-                loader.template Load<Reuse::kNever, Reuse::kNever>(in, item);
+                loader.template Load<kReuseE, Reuse::kSoon>(in, item);
                 in.Advance();
               },
-              [&](Item& item) {
-                accumulate(never, &item);
-                tiles.Set(0, item.e);
-                tiles.Set(1, item.x);
-                tiles.Advance();
-              });
-        }
-      },
-      [&](int begin, int end) {
-        // Where there is a dz, the second pass reads it instead of dy.
-        constexpr Reuse kReuseE = kStoreDz ? Reuse::kNever : Reuse::kSoon;
-        ForEachTile<kDepth, Item>(
-            slab.Count(begin, end),
-            [&](Item* item) {
-              loader.template Load<kReuseE, Reuse::kSoon>(in, item);
-              in.Advance();
-            },
-            [&](Item& item) { accumulate(soon, &item); });
-      },
-      [&] {
-        AddToBlock<kElements>(p.tiling, shared, slab,
-                              [&](int i) { return sums.Of(i); });
-        // Reloaded, the mean takes up no registers while sums are added. Gate
-        // kX has it in the same registers.
-        if (kShortOfRegisters || kGate != Gate::kX) sums.LoadMean(shared, slab);
-        sums.Clear();
-      });
+              [&](Item& item) { accumulate(soon, &item); });
+        },
+        flush);
+  }
 }
 
-// Computes the sums of the block's share. With kKeep, e and x of its first
-// tiles stay in shared memory, from slot `slot` on, where copies of dy and x
-// have been started unless threads load single elements. `Form` is a
-// BackwardForm or AnyForm. All threads of the block call it.
-template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf>
+// Computes the sums of the block's share. With kKeep, e and x of some tiles
+// stay in shared memory, to where `stream` copies dy and x unless threads load
+// single elements. `Form` is a BackwardForm or AnyForm. All threads of the
+// block call it.
+template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf,
+          typename Stream = NoStream>
 __device__ __forceinline__ void SumGradients(const BackwardParameters& p,
                                              const SharedMemory& shared,
-                                             const SlabOf& slab, int slot = 0) {
+                                             const SlabOf& slab,
+                                             Stream* stream = nullptr) {
   if (static_cast<int>(threadIdx.x) < p.tiling.columns) {
     shared.block[threadIdx.x] = {0, 0};
   }
   const auto sum = [&](auto form) {
     using F = decltype(form);
     SumGradientsAs<T, kElements, kKeep, F::kGate, F::kStoreDz>(p, shared, slab,
-                                                               slot);
+                                                               stream);
   };
   if constexpr (std::is_same_v<Form, AnyForm>) {
     WithBackwardForm(p.buffers.gate, p.dz != nullptr, sum);

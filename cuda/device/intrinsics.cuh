@@ -174,19 +174,37 @@ __device__ __forceinline__ void OrderMemory() {
 // does something else, and take none of its registers. A thread sees what it
 // has copied itself once it has waited for it; others would need a barrier as
 // well. The copies that a thread starts between two calls of CloseCopies form a
-// group.
-__device__ __forceinline__ void StartCopy(uint4* shared, const uint4* global) {
+// group. A copy is started only under a condition, without a branch. L2 is to
+// evict first what is not read again (`kAgain`).
+template <bool kAgain>
+__device__ __forceinline__ void StartCopyIf(bool condition, uint4* shared,
+                                            const uint4* global) {
 #ifdef JAX_BNAR_CUDA_EMULATION
-  cuda_emulation::StartCopy(shared, global, sizeof(uint4));
+  if (condition) cuda_emulation::StartCopy(shared, global, sizeof(uint4));
 #else
-  // L2 is to evict first what is read only once.
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile(
-      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
-          static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-      "l"(global), "l"(policy)
-      : "memory");
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  if constexpr (kAgain) {
+    asm volatile(
+        "{\n"
+        ".reg .pred condition;\n"
+        "setp.ne.b32 condition, %2, 0;\n"
+        "@condition cp.async.cg.shared.global [%0], [%1], 16;\n"
+        "}" ::"r"(to),
+        "l"(global), "r"(static_cast<int>(condition))
+        : "memory");
+  } else {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "{\n"
+        ".reg .pred condition;\n"
+        "setp.ne.b32 condition, %2, 0;\n"
+        "@condition cp.async.cg.shared.global.L2::cache_hint"
+        " [%0], [%1], 16, %3;\n"
+        "}" ::"r"(to),
+        "l"(global), "r"(static_cast<int>(condition)), "l"(policy)
+        : "memory");
+  }
 #endif
 }
 __device__ __forceinline__ void CloseCopies() {
@@ -196,33 +214,43 @@ __device__ __forceinline__ void CloseCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-template <int kGroups>
-__device__ __forceinline__ void WaitForAllCopiesBut() {
-#ifdef JAX_BNAR_CUDA_EMULATION
-  cuda_emulation::WaitForCopies(kGroups);
-#else
-  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
-#endif
-}
-
 // Waits until at most the last `groups` groups of this thread's copies are
-// still under way. The instruction wants a constant, so the wait may be for a
-// few more of them: memory serves them in about the order in which they were
-// started, and the last ones are waited for one by one.
+// still under way, or a few less: the instruction wants a constant, so it is
+// one of those that GroupsLeft returns. All threads of the warp that call this
+// function together have the same number, so that their branches do not
+// diverge.
 __device__ __forceinline__ void WaitForAllCopiesBut(int groups) {
-  if (groups >= 16) {
-    WaitForAllCopiesBut<16>();
-  } else if (groups >= 8) {
-    WaitForAllCopiesBut<8>();
-  } else if (groups >= 4) {
-    WaitForAllCopiesBut<4>();
-  } else if (groups >= 2) {
-    WaitForAllCopiesBut<2>();
-  } else if (groups == 1) {
-    WaitForAllCopiesBut<1>();
-  } else {
-    WaitForAllCopiesBut<0>();
-  }
+#ifdef JAX_BNAR_CUDA_EMULATION
+  cuda_emulation::WaitForCopies(GroupsLeft(groups));
+#else
+  asm volatile(
+      "{\n"
+      ".reg .pred fewer;\n"
+      "setp.lt.s32 fewer, %0, 16;\n"
+      "@fewer bra.uni FEWER_THAN_16;\n"
+      "cp.async.wait_group 16;\n"
+      "bra.uni DONE;\n"
+      "FEWER_THAN_16:\n"
+      "setp.lt.s32 fewer, %0, 8;\n"
+      "@fewer bra.uni FEWER_THAN_8;\n"
+      "cp.async.wait_group 8;\n"
+      "bra.uni DONE;\n"
+      "FEWER_THAN_8:\n"
+      "setp.lt.s32 fewer, %0, 4;\n"
+      "@fewer bra.uni FEWER_THAN_4;\n"
+      "cp.async.wait_group 4;\n"
+      "bra.uni DONE;\n"
+      "FEWER_THAN_4:\n"
+      "setp.lt.s32 fewer, %0, 2;\n"
+      "@fewer bra.uni FEWER_THAN_2;\n"
+      "cp.async.wait_group 2;\n"
+      "bra.uni DONE;\n"
+      "FEWER_THAN_2:\n"
+      "cp.async.wait_group 0;\n"
+      "DONE:\n"
+      "}" ::"r"(groups)
+      : "memory");
+#endif
 }
 
 // The two halves of a barrier of all threads of all blocks of the cluster. What

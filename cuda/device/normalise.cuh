@@ -129,14 +129,14 @@ struct ForwardItem : Residual<T, kElements, kResidual> {
 };
 
 // The elementwise pass, with everything fixed that a loop would otherwise have
-// to test. normaliser.Of(x, z) is y of a vector.
+// to test. normaliser.Of(x, z) is y of a vector. With kKeep, x of some tiles is
+// in the slots of `stream`.
 template <typename T, int kElements, bool kKeep, bool kResidual, bool kMask,
-          typename SlabOf, typename NormaliserOf>
+          typename SlabOf, typename NormaliserOf, typename Stream = NoStream>
 __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
-                                                 const SharedMemory& shared,
                                                  const SlabOf& slab,
                                                  const NormaliserOf& normaliser,
-                                                 int slot = 0) {
+                                                 Stream* stream = nullptr) {
   using V = Vector<T, kElements>;
   using Item = ForwardItem<T, kElements, kResidual>;
   constexpr int kArrays = kResidual ? 2 : 1;
@@ -145,7 +145,6 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
   const T* z = static_cast<const T*>(p.buffers.z);
   T* y = static_cast<T*>(p.buffers.y);
   const std::conditional_t<kMask, uint8_t*, NoMask> mask(p.buffers.mask);
-  const int shared_end = kKeep ? min(p.tiling.shared_tiles, slab.tiles()) : 0;
 
   const auto load_residual = [&](auto& in, auto* item) {
     if constexpr (kResidual) {
@@ -166,6 +165,33 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     out.Advance();
   };
 
+  // Only z is loaded ahead of a tile in shared memory, which answers in a few
+  // dozen cycles.
+  using Ahead = Residual<T, kElements, kResidual>;
+  // Where channels are first, finding a vector takes registers.
+  constexpr int kArraysAhead = SlabOf::kPlanes ? 2 : 1;
+  constexpr int kDepthAhead = kInFlight<T, kElements, kArraysAhead>;
+  if constexpr (kKeep && kCopiesTiles<kElements>) {
+    const int count = slab.Count(0, slab.tiles());
+    auto in = slab.template At<-1>(count - 1);
+    auto out = slab.template At<-1>(count - 1, mask);
+    auto pass = stream->Second(slab, {{x}});
+    const auto load = [&](Ahead* item) {
+      load_residual(in, item);
+      in.Advance();
+    };
+    const auto use = [&](const auto& tile, const Ahead& item) {
+      store(out, tile.Get(0), item);
+    };
+    if (slab.tiles() <= p.tiling.shared_tiles) {
+      pass.template ForEachKept<kDepthAhead, Ahead>(count, load, use);
+    } else {
+      pass.template ForEach</*kCopied=*/true, kDepthAhead, Ahead>(count, load,
+                                                                  use);
+    }
+    return;
+  }
+  const int shared_end = kKeep ? min(p.tiling.shared_tiles, slab.tiles()) : 0;
   if (shared_end < slab.tiles()) {
     const int count = slab.Count(shared_end, slab.tiles());
     const int last = shared_end + count - 1;
@@ -184,41 +210,35 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     const SlabOf again = slab.Again();
     auto in = again.At(0);
     auto out = again.template At<1>(0, mask);
-    // Only z is loaded ahead, because shared memory answers in a few dozen
-    // cycles.
-    using Ahead = Residual<T, kElements, kResidual>;
-    ForEachRun(p.tiling, slot, 0, min(p.tiling.shared_tiles, again.tiles()),
-               [&](int first_slot, int begin, int end) {
-                 SharedTiles<T, kElements, kForwardArrays> tiles(shared,
-                                                                 first_slot);
-                 ForEachTile<kInFlight<T, kElements, 1>, Ahead>(
-                     again.Count(begin, end),
-                     [&](Ahead* item) {
-                       load_residual(in, item);
-                       in.Advance();
-                     },
-                     [&](const Ahead& item) {
-                       store(out, tiles.Get(0), item);
-                       tiles.Advance();
-                     });
-               });
+    const auto& ring = stream->ring();
+    int slot = ring.At(0);
+    ForEachTile<kDepthAhead, Ahead>(
+        again.Count(0, shared_end),
+        [&](Ahead* item) {
+          load_residual(in, item);
+          in.Advance();
+        },
+        [&](const Ahead& item) {
+          store(out, ring.Get(slot, 0), item);
+          slot = ring.Next(slot);
+        });
   }
 }
 
-// The elementwise pass: first the tiles that L2 may still hold, the last one
-// first, then those in shared memory, from slot `slot` on. `Form` is a
-// ForwardForm or AnyForm.
-template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf>
+// The elementwise pass, the last tile first. Single elements begin with the
+// tiles that L2 may still hold. `Form` is a ForwardForm or AnyForm.
+template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf,
+          typename Stream = NoStream>
 __device__ __forceinline__ void NormaliseTiles(const ForwardParameters& p,
                                                const SharedMemory& shared,
                                                const SlabOf& slab,
-                                               int slot = 0) {
+                                               Stream* stream = nullptr) {
   const auto normalise = [&](auto form) {
     using F = decltype(form);
     const Normaliser<T, kElements, F::kResidual, F::kRelu> normaliser(shared,
                                                                       slab);
     NormaliseTilesAs<T, kElements, kKeep, F::kResidual, F::kMask>(
-        p, shared, slab, normaliser, slot);
+        p, slab, normaliser, stream);
   };
   if constexpr (std::is_same_v<Form, AnyForm>) {
     // Several threads with single elements share a byte of the mask, so

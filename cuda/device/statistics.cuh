@@ -131,20 +131,19 @@ struct ShiftedSums {
   int count;  // The number of vectors in the sums.
 };
 
-// Computes the sums of the block's share. With kKeep, its first tiles stay in
-// shared memory, from slot `slot` on. Vectors come there by copies that have
-// been started; single elements are loaded and stored here. All threads of the
-// block call it.
-template <typename T, int kElements, bool kKeep, typename SlabOf>
+// Computes the sums of the block's share. With kKeep, tiles stay in shared
+// memory: vectors come there by the copies of `stream`, which have been
+// started; single elements are loaded and stored here. All threads of the block
+// call it.
+template <typename T, int kElements, bool kKeep, typename SlabOf,
+          typename Stream = NoStream>
 __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
                                               const SharedMemory& shared,
                                               const SlabOf& slab, const T* x,
-                                              int slot = 0) {
+                                              Stream* stream = nullptr) {
   using A = Accumulator<T>;
   using V = Vector<T, kElements>;
-  using Tiles = SharedTiles<T, kElements, kForwardArrays>;
   constexpr bool kCopied = kKeep && kCopiesTiles<kElements>;
-  const int kept = kKeep ? tiling.shared_tiles : 0;
   // Where channels are first, finding a vector takes registers.
   constexpr int kMost = SlabOf::kPlanes && kElements == 8 ? 3 : 8;
   constexpr int kDepth =
@@ -155,24 +154,20 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
   A origin = 0;
   if (has_column) origin = OriginOf(x, slab, thread, tiling.shape.count());
   V first[3]{};
-  if constexpr (!std::is_same_v<T, double>) {
-    if (kCopied && kept >= 3) {
-      WaitForAllCopiesBut(kept - 3);
+  if constexpr (kCopied) {
+    stream->WaitForFirst(3);
 #pragma unroll
-      for (int i = 0; i < 3; ++i) {
-        if (slab.Has(i)) {
-          first[i] = Tiles(shared, SlotAfter(tiling, slot, i)).Get(0);
-        }
-      }
-    } else {
-      auto ahead = slab.At(0);
+    for (int i = 0; i < 3; ++i) {
+      if (slab.Has(i)) first[i] = stream->Peek(i);
+    }
+  } else if constexpr (!std::is_same_v<T, double>) {
+    auto ahead = slab.At(0);
 #pragma unroll
-      for (int i = 0; i < 3; ++i) {
-        if (slab.Has(i)) {
-          first[i] = LoadVector<Reuse::kSoon, kElements>(x + ahead.offset());
-        }
-        ahead.Advance();
+    for (int i = 0; i < 3; ++i) {
+      if (slab.Has(i)) {
+        first[i] = LoadVector<Reuse::kSoon, kElements>(x + ahead.offset());
       }
+      ahead.Advance();
     }
   }
   if (thread < tiling.columns) shared.block[thread] = {0, 0};
@@ -197,64 +192,66 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
     }
   }
   sums.Clear();
-  auto cursor = slab.At(kCopied ? kept : 0);
-  ForEachSegment(
-      kept, slab.tiles(),
-      [&](int begin, int end) {
-        const int count = slab.Count(begin, end);
-        sums.count += count;
-        if constexpr (kCopied) {
-          constexpr int kBatch = kInFlight<T, kElements, 1>;
-          ForEachRun(tiling, SlotAfter(tiling, slot, begin), begin, end,
-                     [&](int first_slot, int from, int to) {
-                       Tiles tiles(shared, first_slot);
-                       int under_way = kept - from;
-                       ForEachTile<kBatch, Nothing>(
-                           slab.Count(from, to), [](Nothing*) {},
-                           [&](Nothing) {
-                             sums.Accumulate(tiles.Get(0));
-                             tiles.Advance();
-                           },
-                           [&] {
-                             under_way -= kBatch;
-                             WaitForAllCopiesBut(under_way);
-                           });
-                     });
-        } else if constexpr (kKeep) {
-          Tiles tiles(shared, begin);
+  const auto flush = [&] {
+    AddToBlock<kElements>(tiling, shared, slab, [&](int i) {
+      const int column = slab.Column(i);
+      return slab.HasColumn(column)
+                 ? sums.Around(i, shared.Constant<A>(kOrigin)[column])
+                 : Sums{0, 0};
+    });
+    sums.Clear();
+  };
+  if constexpr (kCopied) {
+    auto pass = stream->First(slab);
+    ForEachPart(
+        slab.tiles(),
+        [&](int begin, int end) {
+          const int count = slab.Count(begin, end);
+          sums.count += count;
+          pass.template ForEach<Stream::kMostBatch, Nothing>(
+              count, [](Nothing*) {},
+              [&](const auto& tile, Nothing, auto) {
+                sums.Accumulate(tile.Get(0));
+              });
+        },
+        flush);
+  } else {
+    auto in = slab.At(0);
+    const int kept = kKeep ? tiling.shared_tiles : 0;
+    ForEachSegment(
+        kept, slab.tiles(),
+        [&](int begin, int end) {
+          const int count = slab.Count(begin, end);
+          sums.count += count;
+          if constexpr (kKeep) {
+            const auto& ring = stream->ring();
+            int slot = ring.At(begin);
+            ForEachTile<kDepth, V>(
+                count,
+                [&](V* v) {
+                  *v = LoadVector<Reuse::kNever, kElements>(x + in.offset());
+                  in.Advance();
+                },
+                [&](const V& v) {
+                  ring.Set(slot, 0, v);
+                  slot = ring.Next(slot);
+                  sums.Accumulate(v);
+                });
+          }
+        },
+        [&](int begin, int end) {
+          const int count = slab.Count(begin, end);
+          sums.count += count;
           ForEachTile<kDepth, V>(
               count,
               [&](V* v) {
-                *v = LoadVector<Reuse::kNever, kElements>(x + cursor.offset());
-                cursor.Advance();
+                *v = LoadVector<Reuse::kSoon, kElements>(x + in.offset());
+                in.Advance();
               },
-              [&](const V& v) {
-                tiles.Set(0, v);
-                tiles.Advance();
-                sums.Accumulate(v);
-              });
-        }
-      },
-      [&](int begin, int end) {
-        const int count = slab.Count(begin, end);
-        sums.count += count;
-        ForEachTile<kDepth, V>(
-            count,
-            [&](V* v) {
-              *v = LoadVector<Reuse::kSoon, kElements>(x + cursor.offset());
-              cursor.Advance();
-            },
-            [&](const V& v) { sums.Accumulate(v); });
-      },
-      [&] {
-        AddToBlock<kElements>(tiling, shared, slab, [&](int i) {
-          const int column = slab.Column(i);
-          return slab.HasColumn(column)
-                     ? sums.Around(i, shared.Constant<A>(kOrigin)[column])
-                     : Sums{0, 0};
-        });
-        sums.Clear();
-      });
+              [&](const V& v) { sums.Accumulate(v); });
+        },
+        flush);
+  }
 }
 
 }  // namespace cuda

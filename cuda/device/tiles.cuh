@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/intrinsics.cuh"
 #include "cuda/device/shared_memory.cuh"
@@ -44,11 +45,12 @@ struct AtOnce {
 // Loads and uses `count` items in order, with kDepth loads in flight ahead of
 // each use, so that a thread that waits for memory waits for its oldest load.
 // load(&item) and use(item) keep track of their own positions. before() is
-// called before each batch of kDepth uses, or fewer at the end.
-template <int kDepth, typename Item, typename Load, typename Use,
-          typename Before = AtOnce>
+// called before each batch of kBatch uses, or fewer at the end.
+template <int kDepth, typename Item, int kBatch = kDepth, typename Load,
+          typename Use, typename Before = AtOnce>
 __device__ __forceinline__ void ForEachTile(int count, Load load, Use use,
                                             Before before = {}) {
+  static_assert(kDepth % kBatch == 0, "a whole number of batches");
   Item ring[kDepth];
 #pragma unroll
   for (int k = 0; k < kDepth; ++k) {
@@ -58,207 +60,409 @@ __device__ __forceinline__ void ForEachTile(int count, Load load, Use use,
   // items.
 #pragma unroll 1
   for (; count >= 2 * kDepth; count -= kDepth) {
-    before();
 #pragma unroll
     for (int k = 0; k < kDepth; ++k) {
+      if (k % kBatch == 0) before();
       use(ring[k]);
       load(&ring[k]);
     }
   }
 #pragma unroll 1
   for (; count > 0; count -= kDepth) {
-    before();
 #pragma unroll
     for (int k = 0; k < kDepth; ++k) {
+      if (k % kBatch == 0) before();
       if (k < count) use(ring[k]);
       if (k + kDepth < count) load(&ring[k]);
     }
   }
 }
 
-// Goes through the tiles of a first pass. The first `shared_tiles` of them stay
-// in shared memory: kept(begin, end). The others are read twice:
-// streamed(begin, end). They come last, and the second pass starts with them
-// and goes backwards, because L2 has had the least time to evict the last ones.
-// flush() is called after at most kFlushTiles tiles and at the end.
+// Goes through the tiles of a first pass: use(begin, end). flush() is called
+// after at most kFlushTiles tiles and at the end.
+template <typename Use, typename Flush>
+__device__ __forceinline__ void ForEachPart(int tiles, Use use, Flush flush) {
+  int begin = 0;
+  do {
+    const int end = min(tiles, begin + kFlushTiles);
+    use(begin, end);
+    flush();
+    begin = end;
+  } while (begin < tiles);
+}
+
+// The same where loads go to registers. The first `shared_tiles` tiles stay in
+// shared memory: kept(begin, end). The others are read twice: streamed(begin,
+// end). They come last, and the second pass starts with them and goes
+// backwards, because L2 has had the least time to evict the last ones.
 template <typename Kept, typename Streamed, typename Flush>
 __device__ __forceinline__ void ForEachSegment(int shared_tiles, int tiles,
                                                Kept kept, Streamed streamed,
                                                Flush flush) {
-  int pending = 0;
-  int begin = 0;
-  do {
-    if (begin < tiles) {
-      const bool is_kept = begin < shared_tiles;
-      const int end = min(is_kept ? min(shared_tiles, tiles) : tiles,
-                          begin + kFlushTiles - pending);
-      if (is_kept) {
-        kept(begin, end);
-      } else {
-        streamed(begin, end);
-      }
-      pending += end - begin;
-      begin = end;
-    }
-    if (pending == kFlushTiles || begin == tiles) {
-      flush();
-      pending = 0;
-    }
-  } while (begin < tiles);
+  ForEachPart(
+      tiles,
+      [&](int begin, int end) {
+        const int border = min(max(shared_tiles, begin), end);
+        if (begin < border) kept(begin, border);
+        if (border < end) streamed(border, end);
+      },
+      flush);
 }
 
-// A thread's vectors of the tiles in shared memory, of which each has a slot
-// with kArrays arrays. Of each array, the first words of all threads come
-// before the second words of all threads, so that the accesses of a warp are
-// spread evenly over the banks. A thread accesses only its own vectors.
+// The slots for a thread's vectors of tiles in shared memory, each of kArrays
+// arrays. Of each array, the first words of all threads come before the second
+// words of all threads, so that the accesses of a warp are spread evenly over
+// the banks. The slots are a ring, and each thread goes round it on its own,
+// because it accesses only its own vectors. A slot is named by the index of the
+// thread's first word in it.
 template <typename T, int kElements, int kArrays>
-class SharedTiles {
+class TileRing {
  public:
   using V = Vector<T, kElements>;
   using Word = typename V::Word;
-
-  __device__ __forceinline__ SharedTiles(const SharedMemory& shared, int slot)
-      : word_(reinterpret_cast<Word*>(shared.tiles) + slot * kSlotWords +
-              threadIdx.x) {}
-
-  __device__ __forceinline__ V Get(int array) const {
-    V vector;
-#pragma unroll
-    for (int w = 0; w < V::kWords; ++w) vector.SetWord(w, *At(array, w));
-    return vector;
-  }
-  __device__ __forceinline__ void Set(int array, const V& vector) const {
-#pragma unroll
-    for (int w = 0; w < V::kWords; ++w) *At(array, w) = vector.GetWord(w);
-  }
-  // Starts the copy of a vector. The thread must not use what the slot held
-  // before any more.
-  __device__ __forceinline__ void Copy(int array, const T* from) const {
-#pragma unroll
-    for (int w = 0; w < V::kWords; ++w) {
-      StartCopy(At(array, w), reinterpret_cast<const Word*>(from) + w);
-    }
-  }
-  __device__ __forceinline__ void Advance() { word_ += kSlotWords; }
-
- private:
   static constexpr int kSlotWords = kArrays * V::kWords * kThreads;
 
-  __device__ __forceinline__ Word* At(int array, int word) const {
-    return word_ + (array * V::kWords + word) * kThreads;
+  __device__ __forceinline__ TileRing(const Tiling& tiling,
+                                      const SharedMemory& shared)
+      : tiling_(tiling), words_(reinterpret_cast<Word*>(shared.tiles)) {}
+
+  __device__ __forceinline__ int slots() const {
+    return tiling_.shared_tiles + tiling_.prefetch_tiles;
+  }
+  // Returns slot `index`, which is less than slots().
+  __device__ __forceinline__ int At(int index) const {
+    return index * kSlotWords + static_cast<int>(threadIdx.x);
+  }
+  // Returns the slot that comes `distance` after another, or before it;
+  // `distance` is at most slots().
+  __device__ __forceinline__ int Next(int slot, int distance = 1) const {
+    slot += distance * kSlotWords;
+    const int end = slots() * kSlotWords;
+    return slot < end ? slot : slot - end;
+  }
+  __device__ __forceinline__ int Before(int slot, int distance = 1) const {
+    slot -= distance * kSlotWords;
+    return slot >= 0 ? slot : slot + slots() * kSlotWords;
   }
 
-  Word* word_;
+  // Calls use(run) for runs of neighbouring slots, `count` of them in all, of
+  // which the first is *slot: upwards, or downwards. The runs end where the
+  // ring does. use() moves *slot.
+  template <typename Use>
+  __device__ __forceinline__ void ForEachRun(int count, int* slot,
+                                             Use use) const {
+#pragma unroll 1
+    while (count > 0) {
+      const int run = min(count, slots() - *slot / kSlotWords);
+      use(run);
+      *slot = Next(*slot, 0);
+      count -= run;
+    }
+  }
+  template <typename Use>
+  __device__ __forceinline__ void ForEachRunBack(int count, int* slot,
+                                                 Use use) const {
+#pragma unroll 1
+    while (count > 0) {
+      const int run = min(count, *slot / kSlotWords + 1);
+      use(run);
+      *slot = Before(*slot, 0);
+      count -= run;
+    }
+  }
+
+  __device__ __forceinline__ V Get(int slot, int array) const {
+    V vector;
+#pragma unroll
+    for (int w = 0; w < V::kWords; ++w) {
+      vector.SetWord(w, words_[Index(slot, array, w)]);
+    }
+    return vector;
+  }
+  __device__ __forceinline__ void Set(int slot, int array,
+                                      const V& vector) const {
+#pragma unroll
+    for (int w = 0; w < V::kWords; ++w) {
+      words_[Index(slot, array, w)] = vector.GetWord(w);
+    }
+  }
+  // Starts the copy of a vector, if `condition`. The thread must not use what
+  // the slot held before any more.
+  template <Reuse kReuse>
+  __device__ __forceinline__ void CopyIf(bool condition, int slot, int array,
+                                         const T* from) const {
+#pragma unroll
+    for (int w = 0; w < V::kWords; ++w) {
+      StartCopyIf<kReuse == Reuse::kSoon>(
+          condition, words_ + Index(slot, array, w),
+          reinterpret_cast<const Word*>(from) + w);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int Index(int slot, int array, int word) {
+    return slot + (array * V::kWords + word) * kThreads;
+  }
+
+  const Tiling& tiling_;
+  Word* words_;
 };
 
-// The slots are a ring. The tiles that a block keeps of a slab lie in
-// neighbouring ones, and behind them is room for the first tiles of the next
-// slab, whose copies are under way before the blocks of the team wait for each
-// other. Single elements are not copied, because copies of two bytes do not
-// exist.
+// Single elements are not copied, because copies of two bytes do not exist.
 template <int kElements>
 constexpr bool kCopiesTiles = kElements > 1;
 
-__device__ __forceinline__ int SlotsOf(const Tiling& tiling) {
-  return tiling.shared_tiles + tiling.prefetch_tiles;
-}
-
-// The slot that comes `tiles` after another; `tiles` is at most their number.
-__device__ __forceinline__ int SlotAfter(const Tiling& tiling, int slot,
-                                         int tiles) {
-  slot += tiles;
-  return slot < SlotsOf(tiling) ? slot : slot - SlotsOf(tiling);
-}
-
-// Calls run(slot, begin, end) for the tiles [begin, end), of which the first
-// lies in `slot`: once, or twice where they go on at the start of the ring.
-template <typename Run>
-__device__ __forceinline__ void ForEachRun(const Tiling& tiling, int slot,
-                                           int begin, int end, Run run) {
-#pragma unroll 1
-  while (begin < end) {
-    const int stop = min(end, begin + SlotsOf(tiling) - slot);
-    run(slot, begin, stop);
-    begin = stop;
-    slot = 0;
-  }
-}
-
-// The copies of the tiles that a block keeps, of kArrays arrays. Each tile is a
-// group of copies of its own, even for a thread that has no vector in it, so
-// that all threads count alike.
+// The tiles of a block as one stream of copies through the ring. Position p of
+// the stream lies in slot p of the ring, and a slot is filled anew as soon as
+// its tile has been used, unless the block keeps it:
+//   first pass    all tiles in order. The last `shared_tiles` of them stay;
+//   wait          the first tiles of the next slab (`prefetch_tiles`), in the
+//                 slots behind those;
+//   second pass   all tiles in the reverse order. The slots of those that
+//                 stayed take the others again, of which L2 has had the least
+//                 time to evict the last.
+// Each use closes a group of copies, which is empty where nothing is left to be
+// copied, so that a thread always waits for all groups but the same number of
+// them. This needs the tiles of a batch to have slots (see Streams in
+// host/plan.cc).
 template <typename T, int kElements, int kArrays>
-class KeptTiles {
+class TileStream {
  public:
+  using Ring = TileRing<T, kElements, kArrays>;
+  using V = typename Ring::V;
+  // The tiles that a thread uses between two waits: 64 bytes of it, or fewer
+  // where it loads fewer ahead of their use.
+  static constexpr int kMostBatch = kInFlight<T, kElements, kArrays>;
+  template <int kDepth>
+  static constexpr int kBatchOf = kDepth < kMostBatch ? kDepth : kMostBatch;
+
   struct Arrays {
     const void* at[kArrays];
+    // Whether the second pass may read them again.
+    bool again[kArrays] = {};
   };
 
-  __device__ __forceinline__ KeptTiles(const Tiling& tiling,
-                                       const SharedMemory& shared,
-                                       const Arrays& arrays)
-      : tiling_(tiling), shared_(shared), arrays_(arrays) {}
-
-  // The slot of the first tile of this slab.
-  __device__ __forceinline__ int slot() const { return slot_; }
+  __device__ __forceinline__ TileStream(const Tiling& tiling,
+                                        const SharedMemory& shared,
+                                        const Arrays& arrays)
+      : tiling_(tiling),
+        ring_(tiling, shared),
+        arrays_(arrays),
+        slot_(ring_.At(0)) {}
 
   // Starts the copies of the first tiles of slab `index`, if there is such a
-  // slab: of this one, or later of the next one, into the slots that this one
-  // does not use.
+  // slab.
   template <typename SlabOf>
-  __device__ __forceinline__ void StartFirst(int64_t index, int rank,
-                                             int slot) const {
+  __device__ __forceinline__ void StartFirst(int64_t index, int rank) const {
     if (tiling_.prefetch_tiles > 0 && index < tiling_.num_slabs) {
-      Start(SlabOf(tiling_, index, rank), 0, tiling_.prefetch_tiles, slot);
+      Start(SlabOf(tiling_, index, rank), 0, tiling_.prefetch_tiles);
     }
   }
-  template <typename SlabOf>
-  __device__ __forceinline__ void StartNext(int64_t index, int rank) const {
-    StartFirst<SlabOf>(index + tiling_.num_teams, rank, NextSlot());
-  }
 
-  // Starts the copies of the other tiles of this slab. All of them are under
-  // way at once, far more than registers could wait for.
+  // Starts the copies of as many other tiles of this slab as have slots.
   template <typename SlabOf>
   __device__ __forceinline__ void StartRest(const SlabOf& slab) const {
-    Start(slab, tiling_.prefetch_tiles, tiling_.shared_tiles, slot_);
+    Start(slab, tiling_.prefetch_tiles, ring_.slots());
   }
 
-  // Goes to the next slab.
-  __device__ __forceinline__ void Advance() { slot_ = NextSlot(); }
-
- private:
-  __device__ __forceinline__ int NextSlot() const {
-    return SlotAfter(tiling_, slot_, tiling_.shared_tiles);
+  // Waits for the first tiles of this slab, and returns the first array of one
+  // of them. They are at most as many as have slots.
+  __device__ __forceinline__ void WaitForFirst(int tiles) const {
+    WaitForAllCopiesBut(ring_.slots() - tiles);
   }
+  __device__ __forceinline__ V Peek(int tile) const {
+    return ring_.Get(ring_.Next(slot_, tile), 0);
+  }
+  __device__ __forceinline__ const Ring& ring() const { return ring_; }
+
+  // What a thread does to the tile that it uses.
+  class Tile {
+   public:
+    __device__ __forceinline__ Tile(const Ring& ring, int slot)
+        : ring_(ring), slot_(slot) {}
+    __device__ __forceinline__ V Get(int array) const {
+      return ring_.Get(slot_, array);
+    }
+    __device__ __forceinline__ void Set(int array, const V& vector) const {
+      ring_.Set(slot_, array, vector);
+    }
+
+   private:
+    const Ring& ring_;
+    const int slot_;
+  };
+
+  // The first pass.
+  template <typename SlabOf>
+  class FirstPass {
+   public:
+    __device__ __forceinline__ FirstPass(TileStream* stream, const SlabOf& slab)
+        : stream_(*stream),
+          next_(slab.At(stream->ring_.slots())),
+          left_(slab.Count(0, slab.tiles()) - stream->ring_.slots()) {}
+
+    // Goes on with the next `count` tiles: use(tile, item, reuse), where
+    // `reuse` is a constant that says whether the second pass reads the tile
+    // from memory.
+    template <int kDepth, typename Item, typename Load, typename Use>
+    __device__ __forceinline__ void ForEach(int count, Load load, Use use) {
+      constexpr int kBatch = kBatchOf<kDepth>;
+      const Ring& ring = stream_.ring_;
+      int slot = stream_.slot_;
+      const auto wait = [&] { WaitForAllCopiesBut(ring.slots() - kBatch); };
+      const int streamed =
+          min(count, max(left_ + stream_.tiling_.prefetch_tiles, 0));
+      ForEachTile<kDepth, Item, kBatch>(
+          streamed, load,
+          [&](Item& item) {
+            use(Tile(ring, slot), item,
+                std::integral_constant<Reuse, Reuse::kSoon>());
+            stream_.CopyIf(left_ > 0, slot, next_.offset(),
+                           left_ > stream_.tiling_.shared_tiles);
+            CloseCopies();
+            next_.Advance();
+            --left_;
+            slot = ring.Next(slot);
+          },
+          wait);
+      // The slots of tiles that stay are not filled anew.
+      ring.ForEachRun(count - streamed, &slot, [&](int run) {
+        ForEachTile<kDepth, Item, kBatch>(
+            run, load,
+            [&](Item& item) {
+              use(Tile(ring, slot), item,
+                  std::integral_constant<Reuse, Reuse::kNever>());
+              CloseCopies();
+              slot += Ring::kSlotWords;
+            },
+            wait);
+      });
+      stream_.slot_ = slot;
+    }
+
+   private:
+    TileStream& stream_;
+    typename SlabOf::template CursorOf<1> next_;
+    // The number of tiles whose copies have not been started; below 0, how many
+    // slots were left.
+    int left_;
+  };
 
   template <typename SlabOf>
-  __device__ __forceinline__ void Start(const SlabOf& slab, int begin, int end,
-                                        int first) const {
+  __device__ __forceinline__ auto First(const SlabOf& slab) {
+    return FirstPass<SlabOf>(this, slab);
+  }
+
+  // The second pass, which reads what was not kept from `arrays`.
+  template <typename SlabOf>
+  class SecondPass {
+   public:
+    __device__ __forceinline__ SecondPass(const TileStream& stream,
+                                          const SlabOf& slab,
+                                          const Arrays& arrays)
+        : stream_(stream),
+          arrays_(arrays),
+          left_(slab.Count(0, slab.tiles()) - stream.tiling_.shared_tiles),
+          next_(slab.template At<-1>(max(left_ - 1, 0))),
+          slot_(stream.ring_.Before(stream.slot_)) {}
+
+    // Goes on with the next `count` tiles: use(tile, item). kCopied says that
+    // some of them may have been read again.
+    template <bool kCopied, int kDepth, typename Item, typename Load,
+              typename Use>
+    __device__ __forceinline__ void ForEach(int count, Load load, Use use) {
+      constexpr int kBatch = kBatchOf<kDepth>;
+      const Ring& ring = stream_.ring_;
+      const int first =
+          ring.Next(stream_.slot_, stream_.tiling_.prefetch_tiles);
+      ForEachTile<kDepth, Item, kBatch>(
+          count, load,
+          [&](Item& item) {
+            use(Tile(ring, slot_), item);
+#pragma unroll
+            for (int a = 0; a < kArrays; ++a) {
+              ring.template CopyIf<Reuse::kNever>(
+                  left_ > 0, slot_, a,
+                  static_cast<const T*>(arrays_.at[a]) + next_.offset());
+            }
+            CloseCopies();
+            next_.Advance();
+            --left_;
+            slot_ = ring.Before(slot_ == first ? stream_.slot_ : slot_);
+          },
+          [&] {
+            if constexpr (kCopied) {
+              WaitForAllCopiesBut(stream_.tiling_.shared_tiles - kBatch);
+            }
+          });
+    }
+
+    // The same where all tiles were kept.
+    template <int kDepth, typename Item, typename Load, typename Use>
+    __device__ __forceinline__ void ForEachKept(int count, Load load, Use use) {
+      const Ring& ring = stream_.ring_;
+      ring.ForEachRunBack(count, &slot_, [&](int run) {
+        ForEachTile<kDepth, Item>(run, load, [&](Item& item) {
+          use(Tile(ring, slot_), item);
+          slot_ -= Ring::kSlotWords;
+        });
+      });
+    }
+
+   private:
+    const TileStream& stream_;
+    const Arrays arrays_;
+    int left_;  // The number of tiles whose copies have not been started again.
+    typename SlabOf::template CursorOf<-1> next_;
+    int slot_;
+  };
+
+  template <typename SlabOf>
+  __device__ __forceinline__ auto Second(const SlabOf& slab,
+                                         const Arrays& arrays) const {
+    return SecondPass<SlabOf>(*this, slab, arrays);
+  }
+
+ private:
+  // Starts the copies of the tiles [begin, end) of a slab.
+  template <typename SlabOf>
+  __device__ __forceinline__ void Start(const SlabOf& slab, int begin,
+                                        int end) const {
     if constexpr (kCopiesTiles<kElements>) {
+      const int mine = slab.Count(0, slab.tiles());
       auto in = slab.At(begin);
-      int slot = SlotAfter(tiling_, first, begin);
+      int slot = ring_.Next(slot_, begin);
 #pragma unroll 1
       for (int tile = begin; tile < end; ++tile) {
-        if (slab.Has(tile)) {
-          const SharedTiles<T, kElements, kArrays> tiles(shared_, slot);
-#pragma unroll
-          for (int a = 0; a < kArrays; ++a) {
-            tiles.Copy(a, static_cast<const T*>(arrays_.at[a]) + in.offset());
-          }
-        }
+        const bool again = mine - tile > tiling_.shared_tiles;
+        CopyIf(/*condition=*/tile < mine, slot, in.offset(), again);
         CloseCopies();
         in.Advance();
-        slot = SlotAfter(tiling_, slot, 1);
+        slot = ring_.Next(slot);
       }
+    }
+  }
+
+  // `again` says whether the second pass reads the tile from memory.
+  __device__ __forceinline__ void CopyIf(bool condition, int slot,
+                                         int64_t offset, bool again) const {
+#pragma unroll
+    for (int a = 0; a < kArrays; ++a) {
+      const T* from = static_cast<const T*>(arrays_.at[a]) + offset;
+      const bool soon = again && arrays_.again[a];
+      ring_.template CopyIf<Reuse::kSoon>(condition && soon, slot, a, from);
+      ring_.template CopyIf<Reuse::kNever>(condition && !soon, slot, a, from);
     }
   }
 
   const Tiling& tiling_;
-  const SharedMemory& shared_;
+  const Ring ring_;
   const Arrays arrays_;
-  int slot_ = 0;
+  int slot_;  // The slot of the position that the next first pass begins with.
 };
+
+// Takes the place of a stream where nothing is kept.
+struct NoStream {};
 
 // Where teams or clusters share the device, one half of them begins a little
 // later. Memory then serves the tiles of the other half first, so that the

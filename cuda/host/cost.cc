@@ -67,6 +67,36 @@ double RateShare(const Spread& spread, double per_block, double needed,
   return spread.once * share(per_block) + spread.twice * share(2 * per_block);
 }
 
+// How many tiles of a block are under way as copies.
+struct CopiesUnderWay {
+  // On average, in each pass.
+  double first = 0;
+  double second = 0;
+  // At most, while there are more tiles to be copied than slots.
+  double most = 0;
+};
+
+// In the first pass, a copy has been started as many tiles before its use as
+// there are slots, or when the pass began. In the second one, what was not kept
+// is copied again into slots whose tiles have been used. While slots are filled
+// anew, threads wait until a few groups of copies are left, and then use a
+// batch of tiles and start as many copies (TileStream in device/tiles.cuh).
+CopiesUnderWay UnderWay(const Tiling& t, int64_t tile_bytes) {
+  const int64_t tiles = std::max<int64_t>(1, TilesPerBlock(t));
+  const auto all = static_cast<double>(tiles);
+  // Copies of all tiles begin at once.
+  if (t.shared_tiles >= tiles) return {all / 2, 0, all};
+  const int64_t batch = kBytesAtOnce * kThreads / tile_bytes;
+  const auto most = [&](int64_t slots) {
+    return static_cast<double>(std::min<int64_t>(
+        tiles, GroupsLeft(static_cast<int>(slots - batch)) + batch));
+  };
+  const double first = most(t.shared_tiles + t.prefetch_tiles);
+  const double again = static_cast<double>(tiles - t.shared_tiles) / all;
+  return {first - first * first / (2 * all), again * most(t.shared_tiles),
+          first};
+}
+
 // The share of a round's waiting during which memory idles. Teams that have a
 // single slab each begin at the same time, and wait at the same time.
 double IdleShare(int64_t num_teams, int64_t rounds, const CostModel& model) {
@@ -80,23 +110,26 @@ double IdleShare(int64_t num_teams, int64_t rounds, const CostModel& model) {
 struct Teams {
   int64_t number;
   int64_t rounds;
-  bool all_copied;  // Copies bring all tiles.
+  bool copied;    // Copies bring the tiles.
+  double others;  // How long memory is busy with the others' copies.
 };
 
 // The microseconds in which memory idles while the blocks of a team wait for
 // each other, `wait` in each round. `own` is how long memory is busy with the
-// next slab's tiles of a team that waits, and `slab` how long with a slab.
-double IdleTime(const Teams& teams, double wait, double own, double slab,
+// next slab's tiles of a team that waits.
+double IdleTime(const Teams& teams, double wait, double own,
                 const CostModel& model) {
   const double least = model.idle_if_covered * wait;
   const auto rounds = static_cast<double>(teams.rounds);
-  if (teams.all_copied && teams.number > 1) {
-    const double others = static_cast<double>(teams.number - 1) * slab;
-    return model.idle_with_two_teams * wait +
-           rounds * std::max(least, wait - own - others);
+  if (teams.copied && teams.number > 1) {
+    const double idle = model.idle_with_two_teams * wait +
+                        rounds * std::max(least, wait - own - teams.others);
+    // If nothing were covered, each round would take as long as its wait.
+    return std::min(idle, rounds * wait);
   }
   const double share = IdleShare(teams.number, teams.rounds, model);
-  return rounds * std::max(least, wait * share - own);
+  // After the last slab, there is no next one.
+  return (rounds - 1) * std::max(least, wait * share - own) + wait * share;
 }
 
 // What a mask costs beyond its own bytes, in arrays. Memory moves sectors of 32
@@ -160,40 +193,63 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
   const Spread spread(static_cast<double>(plan.grid) / waves, device);
   cost.busy = spread.once + spread.twice;
 
-  // Copies to shared memory bring the tiles that are kept. A block has all of
-  // them in flight at first, and none at last.
+  // Copies to shared memory bring the tiles, in both passes.
   const bool copies = !two_kernels && width > 1;
-  const double tiles =
-      static_cast<double>(std::max<int64_t>(1, TilesPerBlock(t)));
-  const double tile_bytes = static_cast<double>(
-      traffic.arrays_kept * kThreads * width * ItemSize(problem.dtype));
-  const double copied_share = copies ? t.shared_tiles / tiles : 0;
-  const double copied = copied_share * traffic.arrays_kept * array;
+  const int64_t tile_bytes =
+      traffic.arrays_kept * kThreads * width * ItemSize(problem.dtype);
   const double loading = InFlightPerBlock(problem, width, model);
-  const double copying = std::max(loading, t.shared_tiles * tile_bytes / 2);
-  cost.streaming = copied / (rate * RateShare(spread, copying, needed, model)) +
-                   (cost.bytes - copied) /
-                       (rate * RateShare(spread, loading, needed, model));
+  const CopiesUnderWay under_way =
+      copies ? UnderWay(t, tile_bytes) : CopiesUnderWay();
+  const auto in_flight = [&](double copied_tiles) {
+    return std::max(loading, copied_tiles * static_cast<double>(tile_bytes));
+  };
+  const double first_bytes = (traffic.arrays_kept + traffic.first) * array;
+  const double second_bytes = cost.bytes - first_bytes;
+  const double first = in_flight(under_way.first);
+  const double second = in_flight(under_way.second);
+  const double first_time =
+      first_bytes / (rate * RateShare(spread, first, needed, model));
+  cost.streaming =
+      first_time +
+      second_bytes / (rate * RateShare(spread, second, needed, model));
   cost.in_flight = spread.once * std::min(1.0, loading / needed) +
                    spread.twice * std::min(1.0, 2 * loading / needed);
   cost.bytes_in_flight = (spread.once + 2 * spread.twice) *
-                         (loading + (copying - loading) * copied / cost.bytes);
-  const bool all_copied = copies && t.shared_tiles >= TilesPerBlock(t);
+                         (first * first_bytes + second * second_bytes) /
+                         cost.bytes;
+  // How long memory is busy with what others have under way when a team begins
+  // to wait. If a slab is copied at once, that is all of it. Otherwise teams
+  // take turns with as much as they have under way, and one half of them is as
+  // far as the team that waits.
   const double slab = cost.streaming / static_cast<double>(t.num_slabs);
+  const double copied = under_way.most *
+                        static_cast<double>(tile_bytes * t.team) /
+                        StreamingRate(device, model);
+  const auto others = [&](int64_t teams) {
+    return t.shared_tiles >= TilesPerBlock(t)
+               ? static_cast<double>(teams - 1) * slab
+               : static_cast<double>(teams / 2) * std::min(slab, copied);
+  };
   cost.launching = model.kernel;
   if (two_kernels) {
     cost.launching = 2 * model.kernel;
     cost.waiting = model.last_block;
   } else if (plan.block_reduction == BlockReduction::kBarrier) {
-    const double own =
-        t.prefetch_tiles * tile_bytes * t.team / StreamingRate(device, model);
+    const double issue_share =
+        2 * model.issue_share / static_cast<double>(ItemSize(problem.dtype));
+    const double own = std::min(
+        static_cast<double>(t.prefetch_tiles * tile_bytes * t.team) /
+            StreamingRate(device, model),
+        (1 - issue_share) * first_time / static_cast<double>(t.num_slabs));
     cost.ahead = own * static_cast<double>(t.num_slabs - t.num_teams);
-    cost.waiting = IdleTime({t.num_teams, cost.rounds, all_copied},
-                            model.barrier, own, slab, model);
+    cost.waiting =
+        IdleTime({t.num_teams, cost.rounds, copies, others(t.num_teams)},
+                 model.barrier, own, model);
   } else if (plan.block_reduction == BlockReduction::kCluster) {
     const auto turns = static_cast<int64_t>(waves);
-    cost.waiting = IdleTime({CeilDivide(t.num_teams, turns), turns, all_copied},
-                            model.cluster, 0, slab, model);
+    const int64_t teams = CeilDivide(t.num_teams, turns);
+    cost.waiting = IdleTime({teams, turns, copies, others(teams)},
+                            model.cluster, 0, model);
   }
   return cost;
 }

@@ -27,35 +27,40 @@ struct CostModel {
   // The share of a copy's rate that these kernels reach while they load into
   // registers, with two blocks on a multiprocessor. What is missing falls as
   // more is in flight, in inverse proportion, as in any queue: copies to shared
-  // memory have 48 to 100 KB of it, of which 0.95 to 0.97 follow. (On an H200,
-  // the best streaming kernels that others have published reach 0.97.)
+  // memory have 48 to 160 KB of it, of which 0.95 to 0.98 follow. Stores go
+  // beside them: a pass has the rate that its copies give. (On an H200, the
+  // best streaming kernels that others have published reach 0.97.)
   double kernel_share = 0.92;
   // How long a load from memory takes under load. By Little's law, a device
   // needs this much of its bandwidth in flight.
   double memory_latency = 0.75;
   // The bytes that one block has in flight where it reads vectors: 64 a thread
   // (kInFlight in device/tiles.cuh).
-  double bytes_in_flight_per_block = 64 * kThreads;
+  double bytes_in_flight_per_block = kBytesAtOnce * kThreads;
   // The share of L2 whose contents survive until they are read again. What is
   // never read again (y, z, dx) passes through L2 as well.
   double share_of_l2 = 0.5;
   // A round in which the blocks of a team wait for each other's sums, from the
   // last load to the first store: 1.5 until a block has its own sums, twice
   // 0.75 until a message that one block writes to L2 has been read by another,
-  // and 0.25 for the constants of the elementwise pass. (Scale and bias, or var,
-  // come from memory while the first message is under way.)
+  // and 0.25 for the constants of the elementwise pass. (Scale and bias, or
+  // var, come from memory while the first message is under way.)
   double barrier = 3.25;
   // The share of it during which memory idles if two teams, or more, have the
   // device: the others read or write meanwhile. Clusters count as teams.
   double idle_with_two_teams = 0.75;
   double idle_with_more_teams = 0.62;
-  // Where all tiles are copied, a block has its whole share of a slab in flight
-  // at once. Memory then serves other teams until it has nothing left of
-  // theirs, and of the next slab's tiles. At the start and at the end of the
+  // Where tiles are copied, memory serves what other teams have under way while
+  // one waits, and the next slab's tiles. At the start and at the end of the
   // launch, there is nothing to serve (`idle_with_two_teams`, once), and this
   // share remains of every other wait. Both are about what a simulation of two
   // blocks gave, which share a memory that serves requests in their order.
   double idle_if_covered = 0.1;
+  // What the instructions of the first pass take for a 16-bit type, as a share
+  // of what memory does: 40 for 16 bytes, at 2.5 a cycle. So much of that pass
+  // remains if tiles of the slab have come while the blocks waited. Wider
+  // elements have fewer instructions for the same bytes.
+  double issue_share = 0.5;
   // The same round in a cluster: 1 for two barriers and for reading the shared
   // memory of other blocks, instead of the two messages.
   double cluster = 2.75;

@@ -20,6 +20,9 @@ constexpr int kBlocksPerMultiprocessor = 2;
 // The elements that a thread reads at once on the aligned path. Elsewhere it
 // reads one.
 constexpr int kWidth = 8;
+// The bytes that a thread loads into registers at once, or uses between two
+// waits for copies (kInFlight in device/tiles.cuh).
+constexpr int kBytesAtOnce = 64;
 // The bytes of x that a block takes along planes whose size is not a multiple
 // of a vector. Its threads have all of them in flight at once.
 constexpr int kFlatBytes = 16 * 1024;
@@ -47,6 +50,16 @@ constexpr int64_t kFixedSharedBytes =
 // The arrays of which a tile waits on chip between the passes: x, or e and x.
 constexpr int kForwardArrays = 1;
 constexpr int kBackwardArrays = 2;
+
+// A thread waits until this many groups of its copies are left, where it might
+// leave `groups` of them.
+BNAR_HOST_DEVICE constexpr int GroupsLeft(int groups) {
+  return groups >= 16  ? 16
+         : groups >= 8 ? 8
+         : groups >= 4 ? 4
+         : groups >= 2 ? 2
+                       : 0;
+}
 
 inline int64_t SharedBytes(int shared_tiles, int64_t tile_bytes) {
   return kFixedSharedBytes + shared_tiles * tile_bytes;

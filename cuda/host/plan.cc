@@ -168,6 +168,15 @@ Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
   return plan;
 }
 
+// Whether the tiles of the plan can be copied. If not all of them are kept, the
+// others need room for what threads use between two waits, and forward looks
+// at three tiles of up to 32 bytes a thread before it begins.
+bool Streams(const Plan& plan, int width, int64_t tile_bytes) {
+  constexpr int64_t kLeastBytes = std::max(kBytesAtOnce, 3 * 32) * kThreads;
+  return width == 1 || TilesKept(plan) >= TilesPerBlock(plan.tiling) ||
+         plan.tiling.shared_tiles * tile_bytes >= kLeastBytes;
+}
+
 // The plans that the device can run, of one strategy or of all of them.
 std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
                              int width, const Traffic& traffic,
@@ -183,7 +192,9 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
                         traffic.register_tiles, blocks);
         // If a slab exceeds its shared memory, a cluster is only a small team.
         const bool fits = TilesPerBlock(plan.tiling) <= TilesKept(plan);
-        if (fits || !any) plans.push_back(plan);
+        if (fits || (!any && Streams(plan, width, tile_bytes))) {
+          plans.push_back(plan);
+        }
       }
     }
     if (device.cooperative && (any || strategy == Strategy::kOnChip)) {
@@ -200,9 +211,10 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
       }
       for (const int64_t least_teams : {1, 2}) {
         for (const int ahead : choices) {
-          plans.push_back(PlanOnChip(tiling, width, device, settings,
-                                     tile_bytes, traffic.register_tiles, slots,
-                                     ahead, least_teams));
+          const Plan plan =
+              PlanOnChip(tiling, width, device, settings, tile_bytes,
+                         traffic.register_tiles, slots, ahead, least_teams);
+          if (Streams(plan, width, tile_bytes)) plans.push_back(plan);
         }
       }
     }
@@ -211,11 +223,17 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
 }
 
 // The plan that should take least; of equals, the one with the widest slabs.
+// What L2 answers takes no time in the model, but some in truth, so a plan that
+// reads tiles again must be better than one that does not by more than a
+// trifle.
 Plan Best(const std::vector<Plan>& plans, const Problem& problem, int width,
           const Traffic& traffic, const Device& device,
           const CostModel& model) {
+  constexpr double kTrifle = 0.02;
   const auto total = [&](const Plan& plan) {
-    return CostOf(plan, problem, width, traffic, device, model).total();
+    const bool again = TilesKept(plan) < TilesPerBlock(plan.tiling);
+    return CostOf(plan, problem, width, traffic, device, model).total() *
+           (again ? 1 + kTrifle : 1);
   };
   Plan best = plans.front();
   double least = total(best);

@@ -7,10 +7,9 @@
 //                add their sums through distributed shared memory (compute
 //                capability 9.0);
 //   kOnChip      in the shared memory of a team of blocks, which send each
-//   other
-//                their sums through L2. What does not fit is read again, last
-//                rows first, from L2 as far as L2 still has it. The kernel of
-//                apex's groupbn does so for float16;
+//                other their sums through L2. What does not fit is copied there
+//                again, last rows first, from L2 as far as L2 still has it. The
+//                kernel of apex's groupbn keeps float16 on chip in this way;
 //   kTwoKernels  in memory: one kernel computes the sums, which its last block
 //                adds up, and one does the elementwise pass. This is always
 //                possible.

@@ -27,7 +27,9 @@ void StartCopy(void* shared, const void* global, std::size_t size) {
     }
   }
   FillWithPoison(to, size);
-  thread->copies.push_back({to, from, size, thread->copy_groups});
+  Copy copy{to, from, size, thread->copy_groups, {}};
+  std::memcpy(copy.was, from, size);
+  thread->copies.push_back(copy);
 }
 
 void CloseCopies() { ++current->copy_groups; }
@@ -40,6 +42,9 @@ void WaitForCopies(std::uint64_t groups) {
         return copy.group + groups >= thread->copy_groups;
       });
   std::for_each(copies.begin(), under_way, [](const Copy& copy) {
+    if (std::memcmp(copy.was, copy.from, copy.size) != 0) {
+      Fail("%p has changed while a copy of it was under way", copy.from);
+    }
     std::memcpy(copy.to, copy.from, copy.size);
   });
   copies.erase(copies.begin(), under_way);

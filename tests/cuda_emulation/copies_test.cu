@@ -100,8 +100,16 @@ __global__ void CopiesTwice(const float4* x) {
   cuda_emulation::StartCopy(cuda_emulation::DynamicShared() + 8, x, 8);
 }
 
+__global__ void ChangesWhatItCopies(float4* x, bool waits) {
+  cuda_emulation::StartCopy(cuda_emulation::DynamicShared(), x, 16);
+  cuda_emulation::CloseCopies();
+  if (waits) cuda_emulation::WaitForCopies(0);
+  x->y += 1;
+  cuda_emulation::WaitForCopies(0);
+}
+
 void TestMisuse() {
-  const float4 x{};
+  float4 x{};
   const auto fails = [](cudaError_t error, const char* part) {
     BNAR_CHECK(error == cudaErrorLaunchFailure &&
                    std::strstr(cuda_emulation::LastMessage(), part) != nullptr,
@@ -114,6 +122,10 @@ void TestMisuse() {
   fails(Launch({1, 1, 32}, CopiesTo, &x, 32, 16), "outside");
   fails(Launch({1, 1, 32}, CopiesTo, &x, -16, 16), "outside");
   fails(Launch({1, 1, 32}, CopiesTwice, &x), "two copies");
+  BNAR_CHECK(Launch({1, 1, 32}, ChangesWhatItCopies, &x, true) == cudaSuccess,
+             cuda_emulation::LastMessage());
+  fails(Launch({1, 1, 32}, ChangesWhatItCopies, &x, false),
+        "has changed while a copy of it was under way");
 }
 
 }  // namespace

@@ -54,6 +54,7 @@ struct Copy {
   const unsigned char* from;
   std::size_t size;
   std::uint64_t group;
+  unsigned char was[16];  // what `from` held when the copy was started
 };
 
 struct Thread {

@@ -134,42 +134,109 @@ MUTATIONS = {
         "normalise.cuh", "const int last = shared_end + count - 1;",
         "const int last = slab.tiles() - 1;", "forward", "on_chip", "all",
     ),
-    "a wait that is over one copy too early": Mutation(
-        "statistics.cuh", "WaitForAllCopiesBut(under_way)",
-        "WaitForAllCopiesBut(under_way + 1)", "forward", "on_chip", "ahead",
+    "a wait of the first pass that leaves what it uses": Mutation(
+        "tiles.cuh", "WaitForAllCopiesBut(ring.slots() - kBatch)",
+        "WaitForAllCopiesBut(ring.slots())", "forward", "on_chip", "stream",
     ),
-    "a wait of backward that is over one copy too early": Mutation(
-        "gradient_sums.cuh", "WaitForAllCopiesBut(under_way)",
-        "WaitForAllCopiesBut(under_way + 1)", "backward", "on_chip", "ahead",
+    "a wait of backward that leaves what it uses": Mutation(
+        "tiles.cuh", "WaitForAllCopiesBut(ring.slots() - kBatch)",
+        "WaitForAllCopiesBut(ring.slots())", "backward", "on_chip", "stream",
     ),
-    "a wait that does not count the tiles that came": Mutation(
-        "statistics.cuh", "under_way -= kBatch;", "", "forward", "on_chip", "ahead"
+    "a wait of the second pass that leaves what it uses": Mutation(
+        "tiles.cuh", "WaitForAllCopiesBut(stream_.tiling_.shared_tiles - kBatch)",
+        "WaitForAllCopiesBut(stream_.tiling_.shared_tiles)", "forward", "on_chip", "stream",
     ),
-    "copies to a slot that is still in use": Mutation(
-        "tiles.cuh", "SlotAfter(tiling_, slot_, tiling_.shared_tiles)",
-        "SlotAfter(tiling_, slot_, tiling_.shared_tiles - 1)", "forward", "on_chip", "ahead",
+    "no wait for tiles that are read again": Mutation(
+        "tiles.cuh", "if constexpr (kCopied)", "if constexpr (!kCopied)",
+        "backward", "on_chip", "stream",
+    ),
+    "a wait that is rounded to more copies": Mutation(
+        "../host/parameters.h", ": groups >= 8 ? 8", ": groups >= 7 ? 8",
+        "forward", "on_chip", "stream",
+    ),
+    "a slot that is filled before its tile has been used": Mutation(
+        "tiles.cuh", "stream_.CopyIf(left_ > 0, slot,",
+        "stream_.CopyIf(left_ > 0, ring.Next(slot),", "backward", "on_chip", "stream",
+    ),
+    "a tile that is not copied": Mutation(
+        "tiles.cuh", "stream_.CopyIf(left_ > 0, slot,", "stream_.CopyIf(left_ > 1, slot,",
+        "forward", "on_chip", "stream",
+    ),
+    "a tile that is not read again": Mutation(
+        "tiles.cuh", "                  left_ > 0, slot_, a,",
+        "                  left_ > 1, slot_, a,", "forward", "on_chip", "stream",
+    ),
+    "a tile that stays as if it were read again": Mutation(
+        "tiles.cuh", "max(left_ + stream_.tiling_.prefetch_tiles, 0)",
+        "max(left_ + stream_.tiling_.prefetch_tiles + 1, 0)", "backward", "on_chip", "stream",
+    ),
+    "the wrong tile is read again": Mutation(
+        "tiles.cuh", "max(left_ - 1, 0)", "max(left_ - 2, 0)", "backward", "on_chip", "stream"
+    ),
+    "tiles that are read again in the slots of the next slab": Mutation(
+        "tiles.cuh", "ring.Before(slot_ == first ? stream_.slot_ : slot_)", "ring.Before(slot_)",
+        "backward", "on_chip", "stream",
+    ),
+    "the second pass begins with the wrong tile": Mutation(
+        "tiles.cuh", "slot_(stream.ring_.Before(stream.slot_))", "slot_(stream.slot_)",
+        "forward", "on_chip", "stream",
+    ),
+    "a ring that goes on one slot too late": Mutation(
+        "tiles.cuh", "return slot < end ? slot : slot - end;",
+        "return slot < end ? slot : slot - end + kSlotWords;", "backward", "on_chip", "stream",
+    ),
+    "a ring that ends one slot too early": Mutation(
+        "tiles.cuh", "return slot >= 0 ? slot : slot + slots() * kSlotWords;",
+        "return slot >= 0 ? slot : slot + (slots() - 1) * kSlotWords;",
+        "forward", "on_chip", "stream",
     ),
     "copies that do not begin where the first ones ended": Mutation(
         "tiles.cuh", "Start(slab, tiling_.prefetch_tiles,",
-        "Start(slab, tiling_.prefetch_tiles + 1,", "backward", "on_chip", "ahead",
+        "Start(slab, tiling_.prefetch_tiles + 1,", "backward", "on_chip", "stream",
     ),
-    "a ring that goes on one slot too late": Mutation(
-        "tiles.cuh", "    slot = 0;\n", "    slot = 1;\n", "backward", "on_chip", "ahead"
+    "the first tiles of a slab in the wrong slots": Mutation(
+        "tiles.cuh", "int slot = ring_.Next(slot_, begin);",
+        "int slot = ring_.Next(slot_, begin > 0 ? begin - 1 : 0);", "forward", "on_chip", "stream",
     ),
-    "the slots of the slab before": Mutation(
-        "tiles.cuh", "slot_ = NextSlot();", "", "forward", "on_chip", "ahead"
+    "the slot of the tile before": Mutation(
+        "tiles.cuh", "            slot = ring.Next(slot);\n", "",
+        "forward", "on_chip", "stream",
     ),
-    "a thread without a vector that counts no copy": Mutation(
-        "tiles.cuh", "        CloseCopies();\n", "        if (slab.Has(tile)) CloseCopies();\n",
-        "forward", "on_chip", "ahead",
+    "a slot without a tile that counts no copy": Mutation(
+        "tiles.cuh", "        CloseCopies();\n        in.Advance();",
+        "        if (tile < mine) CloseCopies();\n        in.Advance();",
+        "forward", "on_chip", "stream",
+    ),
+    "a tile that stays and counts no copy": Mutation(
+        "tiles.cuh", "              CloseCopies();\n              slot += Ring::kSlotWords;\n",
+        "              slot += Ring::kSlotWords;\n", "backward", "on_chip", "stream",
+    ),
+    "a run of slots that goes on behind the ring": Mutation(
+        "tiles.cuh", "slots() - *slot / kSlotWords);", "slots() + 1 - *slot / kSlotWords);",
+        "forward", "on_chip", "stream",
+    ),
+    "a run of slots that goes on before the ring": Mutation(
+        "tiles.cuh", "*slot / kSlotWords + 1);", "*slot / kSlotWords + 2);",
+        "backward", "on_chip", "stream",
     ),
     "tiles of the next slab in this one's place": Mutation(
-        "tiles.cuh", "index + tiling_.num_teams, rank", "index, rank",
-        "backward", "on_chip", "ahead",
+        "backward.cuh", "StartFirst<SlabOf>(index + p.tiling.num_teams,",
+        "StartFirst<SlabOf>(index,", "backward", "on_chip", "stream",
     ),
     "dy that is kept in the place of e": Mutation(
-        "gradient_sums.cuh", "if constexpr (kGate != Gate::kNone)",
-        "if constexpr (kGate == Gate::kNone)", "backward", "on_chip", "ahead",
+        "gradient_sums.cuh", "decltype(reuse)::value == Reuse::kNever",
+        "decltype(reuse)::value == Reuse::kSoon", "backward", "on_chip", "stream",
+    ),
+    "dy that is read again in the place of dz": Mutation(
+        "gradient_apply.cuh", "const void* dy = Form::kStoreDz ? p.dz : p.buffers.dy;",
+        "const void* dy = p.buffers.dy;", "backward", "on_chip", "stream",
+    ),
+    "a tile that is read again without its gate": Mutation(
+        "gradient_apply.cuh", "const int kept = min(count, p.tiling.shared_tiles);",
+        "const int kept = min(count, p.tiling.shared_tiles + 1);", "backward", "on_chip", "stream",
+    ),
+    "a tile left out where sums are added": Mutation(
+        "tiles.cuh", "    begin = end;\n", "    begin = end + 1;\n", "forward", "on_chip", "many"
     ),
     "a plane that a cursor does not leave": Mutation(
         "slab.cuh", "in_plane_ >= vectors ", "in_plane_ > vectors ",

@@ -2,7 +2,7 @@
 // every strategy, on devices of different sizes.
 //
 // Arguments: the strategy ("auto", "on_chip", "cluster", "two_kernels"), and
-// "few" or "ahead" for the shapes that a mutation is tried on.
+// "few", "stream" or "many" for the shapes that a mutation is tried on.
 
 #include <cstdint>
 #include <cstdio>
@@ -45,7 +45,7 @@ struct Emulated {
 
 std::vector<Emulated> Devices() {
   return {{"3 multiprocessors", DeviceOf(3, 8, 64)},
-          {"1 multiprocessor", DeviceOf(1, 2, 8)}};
+          {"1 multiprocessor", DeviceOf(1, 6, 8)}};
 }
 
 void TestCase(const Case& c, const cuda::Settings& settings, Calls calls) {
@@ -94,7 +94,7 @@ void TestTeams(cuda::Settings settings) {
 #endif
   for (const int multiprocessors : {1, 3, 20, 70, 132}) {
     if (multiprocessors > kMostMultiprocessors) break;
-    cuda_emulation::SetDevice(DeviceOf(multiprocessors, 1, 64));
+    cuda_emulation::SetDevice(DeviceOf(multiprocessors, 4, 64));
     const int64_t tiles = 2 * multiprocessors;
     const int64_t before = LaunchesOf("Forward on_chip");
     const Case narrow{{1, tiles * 256 - 3, 8, 1}, DType::kFloat32, 0, 0, true};
@@ -151,16 +151,18 @@ int TilesAhead(const Problem& problem, const cuda::Traffic& traffic,
 }
 
 // Teams that take several slabs, with as many tiles as a block keeps, with
-// fewer, so that there is room for those of the next slab, and with more. The
-// tiles of a slab go on at the start of the ring of slots.
-void TestTilesAhead(cuda::Settings settings) {
-  cuda_emulation::SetDevice(DeviceOf(2, 10, 64));
+// fewer, so that there is room for those of the next slab, and with more, so
+// that copies go round the ring of slots several times in each pass.
+void TestStream(cuda::Settings settings) {
+  cuda_emulation::SetDevice(DeviceOf(2, 16, 64));
   BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess, "");
   settings.slab_channels = 64;
   int ahead_of_forward = 0, ahead_of_backward = 0;
-  for (const int ahead : {0, 1, 3, 5}) {
+  const int64_t before[] = {LaunchesOf("Forward on_chip"),
+                            LaunchesOf("Backward on_chip")};
+  for (const int ahead : {0, 1, 5}) {
     settings.tiles_ahead = ahead;
-    for (const int tiles : {1, 2, 3, 5, 7}) {
+    for (const int tiles : {1, 7, 10, 39}) {
       const int64_t rows = 4 * 32 * tiles - 5;
       for (const Case& c :
            {Case{{1, rows, 5 * 64, 1}, DType::kBFloat16, 0, 0, true},
@@ -175,9 +177,26 @@ void TestTilesAhead(cuda::Settings settings) {
       }
     }
   }
-  BNAR_CHECK(ahead_of_forward >= 20 && ahead_of_backward >= 20,
+  BNAR_CHECK(ahead_of_forward >= 12 && ahead_of_backward >= 18,
              std::to_string(ahead_of_forward) + " and " +
                  std::to_string(ahead_of_backward) + " plans copy tiles ahead");
+  BNAR_CHECK(LaunchesOf("Forward on_chip") - before[0] >= 3 * 4 * 3 &&
+                 LaunchesOf("Backward on_chip") - before[1] >= 3 * 4 * 3,
+             "two kernels");
+}
+
+// More tiles than a thread adds in its own dtype.
+void TestManyTiles(const cuda::Settings& settings) {
+  cuda_emulation::SetDevice(DeviceOf(1, 16, 64));
+  BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess, "");
+  const int64_t tiles = 2 * 300;  // of two blocks
+  const int64_t before = LaunchesOf("Forward on_chip");
+  CudaPlatform platform(settings);
+  const Inputs in(
+      Case{{1, tiles * 256 - 3, 8, 1}, DType::kBFloat16, 0, 0, true});
+  context = "many tiles";
+  CheckStatistics(in, CallForward(platform, in, kNormaliseOptions[0]));
+  BNAR_CHECK(LaunchesOf("Forward on_chip") > before, "two kernels");
 }
 
 // A launch may be refused although the occupancy was promised.
@@ -241,12 +260,15 @@ void TestStrategy(const cuda::Settings& settings, bool few) {
                 {2, 2, 3, 49}},
                wide, settings);
     TestNarrowSlabs(settings);
+    // A cluster of eight blocks, of which one has fewer rows, or none.
+    TestShapes({{1, 1050, 72, 1}}, {DType::kBFloat16}, settings);
     // Some tiles stay in shared memory, and some do not.
     TestShapes({{1, 3000, 8, 1}, {1, 9, 2, 1200}}, {DType::kFloat16}, settings);
   }
   if (settings.strategy == cuda::Strategy::kOnChip) {
     TestTeams(settings);
-    TestTilesAhead(settings);
+    TestStream(settings);
+    TestManyTiles(settings);
     TestRefusedCooperation(settings);
   }
   if (settings.strategy == cuda::Strategy::kTwoKernels) {
@@ -268,8 +290,10 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::string shapes = argc > 2 ? argv[2] : "all";
-  if (shapes == "ahead") {
-    testing::TestTilesAhead(settings);
+  if (shapes == "stream") {
+    testing::TestStream(settings);
+  } else if (shapes == "many") {
+    testing::TestManyTiles(settings);
   } else {
     testing::TestStrategy(settings, shapes == "few");
   }

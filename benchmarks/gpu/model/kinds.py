@@ -23,7 +23,7 @@ class Direction:
             these are as few as there can be.
         kernel: "Forward" or "Backward", as .ci/cuda_instructions.py spells it.
         form: which of its forms.
-        sums: the form that the loop of its sums has, if that is another one.
+        sums: the form of the loop of its sums where that is a kernel of its own, if it has another.
         strategy: the one that these kernels have, or "auto" where the planner chooses.
     """
 
@@ -34,13 +34,15 @@ class Direction:
     sums: str = ""
     strategy: str = "auto"
 
-    def loops(self) -> tuple[tuple[str, str], tuple[str, str]]:
+    def loops(self, two_kernels: bool) -> tuple[tuple[str, str], tuple[str, str]]:
         """The names of the loops of both passes, each on the tiles that are kept and on others."""
-        sums = f"{self.kernel} {self.sums or self.form}"
-        elementwise = f"{self.kernel} {self.form}"
-        return (f"{sums} kept sums", f"{sums} sums"), (
-            f"{elementwise} shared",
-            f"{elementwise} memory",
+        whole = f"{self.kernel} {self.form}"
+        if two_kernels:
+            sums, elementwise = f"{self.kernel} {self.sums or self.form} sums", f"{whole} memory"
+            return (sums, sums), (elementwise, elementwise)
+        return (f"{whole} kept sums", f"{whole} copied sums"), (
+            f"{whole} shared",
+            f"{whole} copied",
         )
 
 
@@ -52,7 +54,9 @@ def directions(site: Site, dtype: DType, save: Save) -> dict[str, Direction]:
 def _batch_norm(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Direction]:
     del save, mask
     return {
-        "forward": Direction(plan.cuda_forward_traffic(dtype, False, False), 2, "Forward", "none"),
+        "forward": Direction(
+            plan.cuda_forward_traffic(dtype, False, False), 2, "Forward", "none", "statistics"
+        ),
         "backward": Direction(
             plan.cuda_backward_traffic(dtype, "none", False), 3, "Backward", "none"
         ),
@@ -69,6 +73,7 @@ def _relu(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Directi
             2,
             "Forward",
             "relu mask" if has_mask else "relu",
+            "statistics",
         ),
         "backward": Direction(plan.cuda_backward_traffic(dtype, gate, False), 3, "Backward", gate),
     }
@@ -82,6 +87,7 @@ def _add_relu(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Dir
             3 + (mask if has_mask else 0),
             "Forward",
             "z relu mask" if has_mask else "z relu",
+            "statistics",
         ),
         "backward": Direction(
             plan.cuda_backward_traffic(dtype, save, True),

@@ -109,7 +109,7 @@ def predict_direction(
     us_per_instruction = elements / (VECTOR * _WARP) / INSTRUCTIONS_PER_CYCLE / cycles_per_us
     issue = tuple(
         (kept * shared + (1 - kept) * streamed) * us_per_instruction
-        for shared, streamed in _instructions(dtype, direction, plan["width"])
+        for shared, streamed in _instructions(dtype, direction, plan)
     )
     streaming = ahead + sum(map(max, memory, issue))
     predicted = streaming + plan["waiting_us"] + plan["launching_us"]
@@ -133,11 +133,15 @@ def _copy_rate(device: Device, constants: Mapping[str, float]) -> float:
     return device.bytes_per_us * cost_model(constants)["copy_share"]
 
 
-def _instructions(dtype: DType, direction: Direction, width: int) -> list[tuple[float, float]]:
+def _instructions(
+    dtype: DType, direction: Direction, plan: Mapping[str, Any]
+) -> list[tuple[float, float]]:
     """Instructions for a vector in both passes, in kept tiles and others; 0 if they are unknown."""
-    loops = json.loads(INSTRUCTIONS.read_text())["loops"].get(dtype, {}) if width > 1 else {}
+    counted = json.loads(INSTRUCTIONS.read_text())["loops"]
+    loops = counted.get(dtype, {}) if plan["width"] > 1 else {}
     return [
-        (loops.get(kept, 0.0), loops.get(streamed, 0.0)) for kept, streamed in direction.loops()
+        (loops.get(kept, 0.0), loops.get(streamed, 0.0))
+        for kept, streamed in direction.loops(plan["strategy"] == "two_kernels")
     ]
 
 
