@@ -36,10 +36,14 @@ struct DualGradientItem : GradientItem<T, kElements, kGate> {
 };
 
 // How many tiles a thread has in flight. Gate kX computes y again; where each
-// element has constants of its own, these leave registers for one tile.
+// element has constants of its own, these leave registers for one tile. For
+// compute capability 8.x, so does y beside the constants of both gradients.
+template <Gate kGate>
+constexpr bool kLeavesOneTile =
+    kGate == Gate::kX || (kGate == Gate::kY && kArchitecture < 900);
 template <typename T, int kElements, Gate kGate, typename SlabOf>
 constexpr int kDualDepth =
-    kGate == Gate::kX && kElements > 1 && !SlabOf::kPlanes
+    kLeavesOneTile<kGate> && kElements > 1 && !SlabOf::kPlanes
         ? 1
         : kInFlight<T, kElements, kGradientArrays<kGate> + 1>;
 
@@ -175,10 +179,10 @@ __device__ __forceinline__ void SumDualGradients(
     DualGradientSums<T, kElements> sums;
     sums.Clear();
     auto in = loader.template At<1>(slab, 0);
-    ForEachSegment(
-        /*shared_tiles=*/0, slab.tiles(), [](int, int) {},
+    ForEachPart(
+        slab.tiles(),
         [&](int begin, int end) {
-          // Loaded for each segment, these constants take up no registers while
+          // Loaded for each part, these constants take up no registers while
           // sums are added. Gate kX and the sums have the same means.
           const DualGating<T, kElements, kGate> gating(shared, slab);
           sums.LoadMeans(shared, slab);

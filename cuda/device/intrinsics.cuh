@@ -32,25 +32,29 @@ __device__ __forceinline__ To BitsAs(const From& from) {
   return to;
 }
 
+// The compute capability that is compiled for, times 100. The host, and with it
+// the emulation, has that of the device that the kernels are designed for.
+#ifdef __CUDA_ARCH__
+constexpr int kArchitecture = __CUDA_ARCH__;
+#else
+constexpr int kArchitecture = 900;
+#endif
+
 // CUDA 13.0 compiles the same loops to more registers for compute
 // capability 10.0 and newer, so that what a loop does not need must not wait in
 // a register there.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr bool kShortOfRegisters = true;
-#else
-constexpr bool kShortOfRegisters = false;
-#endif
+constexpr bool kShortOfRegisters = kArchitecture >= 1000;
 
 // The compiler does not know that the result is the same number, and computes
 // anew what follows from it instead of keeping it in registers. For compute
 // capability 9.0 it knows, because the registers suffice there.
 template <typename T>
 __device__ __forceinline__ T Anew(T value) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+#ifndef JAX_BNAR_CUDA_EMULATION
   static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a register, or two");
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (kArchitecture != 900 && sizeof(T) == 4) {
     asm volatile("" : "+r"(value));
-  } else {
+  } else if constexpr (kArchitecture != 900) {
     asm volatile("" : "+l"(value));
   }
 #endif
