@@ -69,7 +69,6 @@ BOUNDS = {
     ("DualBackward", "x", "memory"): 140,
 }
 
-
 ARCHITECTURE = "sm_90"
 # Another version of ptxas may schedule a loop with a few instructions more or less.
 TOLERANCE = 0.05
@@ -175,7 +174,24 @@ def kernel_of(name: str) -> tuple[str, str, str] | None:
     return None
 
 
+def is_elementwise(
+    dtype: str, is_backward: bool, count: collections.Counter[str], wide: collections.Counter[str]
+) -> bool:
+    """Whether a loop computes what it stores, y or dx; one of sums may store e at most.
+
+    `count` has how often each instruction occurs, and `wide` how often with 16 bytes.
+    """
+    if wide["STS"] > 0:
+        return False
+    if dtype == "float32":
+        # The elementwise pass of backward has two multiply-adds an element, its sums have one.
+        least = 16 if is_backward else 8
+        return wide["STG"] > 0 and count["FFMA"] * 2 >= least * wide["STG"]
+    return count["F2FP"] >= 4 * wide["STG"] > 0
+
+
 def loops_of(name: str, lines: list[str]) -> Iterator[Loop]:
+    """The loops of a kernel that read or write vectors; none of other functions."""
     kernel = kernel_of(name)
     if kernel is None:
         return
@@ -190,21 +206,15 @@ def loops_of(name: str, lines: list[str]) -> Iterator[Loop]:
         waits = any(".STRONG" in name for name in names)
         if wide["LDG"] + wide["LDS"] + wide["STG"] == 0 or count["DADD"] > 0 or waits:
             continue  # the merge of partial sums
-        if dtype == "float32":
-            # The elementwise pass of backward has two multiply-adds an element, its sums have one.
-            least = 16 if is_backward else 8
-            is_apply = wide["STG"] > 0 and count["FFMA"] * words >= least * wide["STG"]
-        else:
-            is_apply = count["F2FP"] >= 4 * wide["STG"] > 0
-        is_apply = is_apply and wide["STS"] == 0
+        elementwise = is_elementwise(dtype, is_backward, count, wide)
         # Copies have brought the tiles, and bring others in their places.
         copies = count["LDGSTS"] > 0
-        if not is_apply and wide["LDS"] > 0:
+        if not elementwise and wide["LDS"] > 0:
             # e and x, or x.
             arrays = 2 if is_backward else 1
             source = "copied sums" if copies else "kept sums"
             vectors = wide["LDS"] / (words * arrays)
-        elif is_apply:
+        elif elementwise:
             # dx1 and dx2.
             arrays = 2 if is_dual and is_backward else 1
             source = "memory" if wide["LDS"] == 0 else "copied" if copies else "shared"
