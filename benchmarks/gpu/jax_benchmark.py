@@ -32,6 +32,7 @@ MAIN_PEERS: Final = ("copy", "ours_mask", "ours", "flax")
 VARIANTS: Final = {
     **{f"ours_{name}": {"JAX_BNAR_CUDA_STRATEGY": name} for name in STRATEGIES},
     **{f"ours_slab_{n}": {"JAX_BNAR_CUDA_SLAB_CHANNELS": str(n)} for n in (16, 32, 64)},
+    **{f"ours_ahead_{n}": {"JAX_BNAR_CUDA_TILES_AHEAD": str(n)} for n in (0, 8)},
 }
 MORE_PEERS: Final = tuple(VARIANTS)
 
