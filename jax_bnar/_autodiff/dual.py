@@ -19,7 +19,6 @@ from jax_bnar._autodiff import dual_tangents
 from jax_bnar._autodiff.dual_tangents import Residuals, Tangents
 from jax_bnar._autodiff.linear_call import LocalMap, linear_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME, dual_recomputable
-from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config, Gate
 
 # y, mean1, var1, mean2, var2, mask
@@ -30,10 +29,10 @@ _Results = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Arra
 def training(
     x1: jax.Array,
     x2: jax.Array,
-    scale1: OptionalArray,
-    bias1: OptionalArray,
-    scale2: OptionalArray,
-    bias2: OptionalArray,
+    scale1: jax.Array | None,
+    bias1: jax.Array | None,
+    scale2: jax.Array | None,
+    bias2: jax.Array | None,
     config: Config,
     save_mask: bool = False,
 ) -> _Results:
@@ -115,7 +114,7 @@ def transposed(
         dy, *residuals, *of_statistics, **config.dual_backward_statics, **options
     )
 
-    def of_vector(vector: OptionalArray, gradient: jax.Array) -> jax.Array | None:
+    def of_vector(vector: jax.Array | None, gradient: jax.Array) -> jax.Array | None:
         return None if vector is None else gradient.sum(axis=0, keepdims=True)
 
     return (
@@ -132,10 +131,10 @@ def transposed(
 def inference(
     x1: jax.Array,
     x2: jax.Array,
-    scale1: OptionalArray,
-    bias1: OptionalArray,
-    scale2: OptionalArray,
-    bias2: OptionalArray,
+    scale1: jax.Array | None,
+    bias1: jax.Array | None,
+    scale2: jax.Array | None,
+    bias2: jax.Array | None,
     mean1: jax.Array,
     var1: jax.Array,
     mean2: jax.Array,

@@ -11,11 +11,12 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jax_bnar import primitive, reference
 from jax_bnar._autodiff.linear_call import LocalMap, linear_call
 from jax_bnar._autodiff.tangents import normalise_tangent
-from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config, Gate
 
 # x, saved (as selected by `save=`), scale, bias, mean, var
-_Residuals = tuple[jax.Array, jax.Array | None, OptionalArray, OptionalArray, jax.Array, jax.Array]
+_Residuals = tuple[
+    jax.Array, jax.Array | None, jax.Array | None, jax.Array | None, jax.Array, jax.Array
+]
 _Results = tuple[jax.Array, jax.Array | None]  # y, mask
 
 
@@ -23,8 +24,8 @@ _Results = tuple[jax.Array, jax.Array | None]  # y, mask
 def inference(
     x: jax.Array,
     z: jax.Array | None,
-    scale: OptionalArray,
-    bias: OptionalArray,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
     mean: jax.Array,
     var: jax.Array,
     config: Config,

@@ -24,7 +24,6 @@ from jax_bnar._autodiff.named_call import named_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME
 from jax_bnar._autodiff.tangents import mapped_tangents, training_tangents
 from jax_bnar._autodiff.training import transposed
-from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config
 from jax_bnar._sharding import halves
 from jax_bnar._sharding.collectives import NamedSpan, merge_statistics, parts_of
@@ -37,8 +36,8 @@ _Results = tuple[jax.Array, jax.Array, jax.Array]
 def _forward(
     x: jax.Array,
     z: jax.Array | None,
-    scale: OptionalArray,
-    bias: OptionalArray,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
     config: Config,
     names: _Names,
     groups: _Groups,
@@ -66,8 +65,8 @@ def _forward(
 def synchronised(
     x: jax.Array,
     z: jax.Array | None,
-    scale: OptionalArray,
-    bias: OptionalArray,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
     config: Config,
     names: _Names,
     groups: _Groups,

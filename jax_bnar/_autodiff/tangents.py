@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 
 from jax_bnar import reference
-from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config, Gate
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
@@ -107,17 +106,17 @@ def statistics_tangents(
 def normalise_tangent(
     x: jax.Array,
     saved: jax.Array | None,
-    scale: OptionalArray,
-    bias: OptionalArray,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
     mean: jax.Array,
     var: jax.Array,
     tangents: tuple[
         jax.Array | None,
         jax.Array | None,
-        OptionalArray,
-        OptionalArray,
-        OptionalArray,
-        OptionalArray,
+        jax.Array | None,
+        jax.Array | None,
+        jax.Array | None,
+        jax.Array | None,
     ],
     *,
     layout: ChannelLayout,
@@ -134,8 +133,8 @@ def normalise_tangent(
 def _normalise_tangent(
     x: jax.Array,
     saved: jax.Array | None,
-    scale: OptionalArray,
-    bias: OptionalArray,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
     mean: jax.Array,
     var: jax.Array,
     *tangents: jax.Array | None,
@@ -165,7 +164,7 @@ def _normalise_tangent(
 
 def affine_tangent(
     x: jax.Array,
-    scale: OptionalArray,
+    scale: jax.Array | None,
     mean: jax.Array,
     var: jax.Array,
     tangents: tuple[jax.Array | None, ...],

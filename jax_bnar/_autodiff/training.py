@@ -19,11 +19,12 @@ from jax_bnar import primitive
 from jax_bnar._autodiff.linear_call import LocalMap, linear_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME, recomputable
 from jax_bnar._autodiff.tangents import mapped_tangents, training_tangents
-from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Config
 
 # x, saved (as selected by `save=`), mean, var, scale, bias
-_Residuals = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array, OptionalArray, OptionalArray]
+_Residuals = tuple[
+    jax.Array, jax.Array | None, jax.Array, jax.Array, jax.Array | None, jax.Array | None
+]
 # y, mean, var, mask
 _Results = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
 
@@ -32,8 +33,8 @@ _Results = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
 def training(
     x: jax.Array,
     z: jax.Array | None,
-    scale: OptionalArray,
-    bias: OptionalArray,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
     config: Config,
     save_mask: bool = False,
 ) -> _Results:
@@ -66,8 +67,8 @@ def _training_jvp(
 def _forward(
     x: jax.Array,
     z: jax.Array | None,
-    scale: OptionalArray,
-    bias: OptionalArray,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
     config: Config,
     save_mask: bool,
 ) -> tuple[_Results, _Residuals]:
@@ -109,7 +110,7 @@ class _TrainingTangent(LocalMap):
 
     def transpose(
         self, residuals: _Residuals, cotangents: tuple[jax.Array, ...]
-    ) -> tuple[jax.Array, jax.Array | None, OptionalArray, OptionalArray]:
+    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]:
         return transposed(primitive.backward, residuals, cotangents, self.config)
 
 
@@ -119,7 +120,7 @@ def transposed(
     cotangents: tuple[jax.Array, ...],
     config: Config,
     **options: Any,
-) -> tuple[jax.Array, jax.Array | None, OptionalArray, OptionalArray]:
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]:
     """Cotangents of (x, z, scale, bias) by `backward`; None for an operand that is None."""
     *_, scale, bias = residuals
     dy, dmean, dvar = cotangents

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._layers import masked
@@ -62,11 +61,11 @@ class LayerCall:
     def with_batch_statistics(
         self,
         x: jax.Array,
-        residual: OptionalArray,
-        scale: OptionalArray,
-        bias: OptionalArray,
+        residual: jax.Array | None,
+        scale: jax.Array | None,
+        bias: jax.Array | None,
         *,
-        mask: OptionalArray,
+        mask: jax.Array | None,
         result: Any,
     ) -> tuple[jax.Array, BatchStatistics]:
         """(y, statistics of x); y has dtype `result` unless the activation function changes it."""
@@ -97,9 +96,9 @@ class LayerCall:
     def with_given_statistics(
         self,
         x: jax.Array,
-        residual: OptionalArray,
-        scale: OptionalArray,
-        bias: OptionalArray,
+        residual: jax.Array | None,
+        scale: jax.Array | None,
+        bias: jax.Array | None,
         mean: jax.Array,
         var: jax.Array,
         *,
@@ -135,9 +134,9 @@ class LayerCall:
         self,
         view: ChannelView,
         x: jax.Array,
-        residual: OptionalArray,
-        scale: OptionalArray,
-        bias: OptionalArray,
+        residual: jax.Array | None,
+        scale: jax.Array | None,
+        bias: jax.Array | None,
         mask: jax.Array,
     ) -> tuple[jax.Array, BatchStatistics]:
         if resolve_implementation("BatchNorm", self.implementation) == "ffi":
@@ -162,7 +161,7 @@ class LayerCall:
         return self.activation.finish(view.restore(y).astype(result))
 
 
-def checked_residual(residual: Any, x: jax.Array) -> OptionalArray:
+def checked_residual(residual: Any, x: jax.Array) -> jax.Array | None:
     if residual is None:
         return None
     residual = jnp.asarray(residual)
@@ -170,7 +169,7 @@ def checked_residual(residual: Any, x: jax.Array) -> OptionalArray:
     return residual
 
 
-def checked_mask(mask: Any, x: jax.Array) -> OptionalArray:
+def checked_mask(mask: Any, x: jax.Array) -> jax.Array | None:
     return None if mask is None else jnp.broadcast_to(jnp.asarray(mask, bool), x.shape)
 
 
@@ -186,11 +185,11 @@ def require_real(x: jax.Array, result: Any, instead: str) -> None:
 def _operands(
     view: ChannelView,
     x: jax.Array,
-    residual: OptionalArray,
-    scale: OptionalArray,
-    bias: OptionalArray,
+    residual: jax.Array | None,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
     result: Any,
-) -> tuple[jax.Array, OptionalArray, OptionalArray, OptionalArray]:
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]:
     """The operands in the view with one channel axis, in the dtype that the operator runs in."""
     arrays = [x] if residual is None else [x, residual]
     compute = compute_dtype(result, *(a.dtype for a in arrays))

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from jax_bnar._base.arrays import OptionalArray
 from jax_bnar._layers.activation import NONE, RELU
 from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import channel_view
@@ -36,13 +35,13 @@ class PreparedCall:
 
     call: LayerCall
     x: jax.Array
-    scale: OptionalArray
-    bias: OptionalArray
+    scale: jax.Array | None
+    bias: jax.Array | None
     given: tuple[jax.Array, jax.Array] | None
     result: Any
     update: Callable[[BatchStatistics], None]
 
-    def run(self, residual: OptionalArray = None, mask: OptionalArray = None) -> jax.Array:
+    def run(self, residual: jax.Array | None = None, mask: jax.Array | None = None) -> jax.Array:
         """act(norm(x) + residual)."""
         arrays = (self.x, residual, self.scale, self.bias)
         if self.given is not None:
@@ -51,7 +50,7 @@ class PreparedCall:
         self.update(statistics)
         return y
 
-    def join(self, other: "PreparedCall", mask: OptionalArray = None) -> jax.Array:
+    def join(self, other: "PreparedCall", mask: jax.Array | None = None) -> jax.Array:
         """act(norm(x) + other_norm(other_x)), as one call of the operator if that is possible.
 
         `result` of this call must already take the dtype of the other layer's result into account.
