@@ -138,13 +138,14 @@ dist/.built: .venv/installed-dist .venv/build-requirements $(DIST_INPUTS)
 # Without build isolation the include paths stay the same from build to build, so only what depends
 # on a touched source is recompiled. `pip install .` uses a different build folder.
 .venv/module: .venv/build-requirements $(BUILD_INPUTS)
+	@touch $@.began
 	@echo "Compiling the native modules: CPU kernels (about a minute of one core)," \
 	  "$(if $(DEVELOP_CUDAARCHS),CUDA kernels for $(DEVELOP_CUDAARCHS) if nvcc is there (several minutes each),no CUDA kernels: no GPU here and CUDAARCHS is not set)"
 	$(if $(DEVELOP_CUDAARCHS),CUDAARCHS='$(DEVELOP_CUDAARCHS)') \
 	  PYTHONPATH="$(CURDIR)/.venv/jaxlib-headers" PATH="$(CURDIR)/$(BIN):$$PATH" \
 	  $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps \
 	  --config-settings=build-dir=build/develop --editable .
-	touch $@
+	mv $@.began $@  # With the time of the beginning, so that an edit during the build counts.
 
 # Installs packages only: the native module does not depend on them.
 .venv/installed-%: pyproject.toml .ci/requirements.py | .venv/created

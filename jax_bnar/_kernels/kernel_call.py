@@ -151,6 +151,10 @@ class Operation:
         """
         del implementation
         named = self.signature.unbind(operands, present)
+        kind_of = self.signature.operand_kinds(statics)
+        given_kinds = [kind_of[name] for name, operand in named.items() if operand is not None]
+        result_kinds = self.signature.result_kinds(statics)
+
         x = named[self.signature.x]
         canonical = CanonicalShape(*x.shape)
         groups, rows, channels, inner = canonical
@@ -159,34 +163,34 @@ class Operation:
             # Two inputs need as much as one with twice as many groups.
             sizes = (inputs * groups, rows, channels, inner)
             workspace = targets.workspace_bytes(platform, *sizes)
-        masks = mask_layout(platform, canonical, x.dtype.itemsize)
+        mask_shape = mask_order = None
+        if "mask" in (*given_kinds, *result_kinds):
+            mask_shape, mask_order = mask_layout(platform, canonical, x.dtype.itemsize)
+
         has = {
             f"has_{operand.name}": named[operand.name] is not None
             for operand in self.signature.operands
             if operand.optional
         }
-        kind_of = self.signature.operand_kinds(statics)
-        takes_mask = [kind_of[n] == "mask" for n, operand in named.items() if operand is not None]
         given = [
-            operand.reshape(masks.shape if is_mask else _squeezed(operand.shape, groups, inner))
-            for operand, is_mask in zip(operands, takes_mask, strict=True)
+            operand.reshape(
+                mask_shape if kind == "mask" else _squeezed(operand.shape, groups, inner)
+            )
+            for operand, kind in zip(operands, given_kinds, strict=True)
         ]
-        kinds = self.signature.result_kinds(statics)
-        shape_of = {"tensor": (math.prod(canonical),), "mask": masks.shape}
-        shapes = [shape_of.get(kind, aval.shape) for kind, aval in zip(kinds, results, strict=True)]
+        shape_of = {"tensor": (math.prod(canonical),), "mask": mask_shape}
         declared = [
-            jax.ShapeDtypeStruct(shape, aval.dtype)
-            for shape, aval in zip(shapes, results, strict=True)
+            jax.ShapeDtypeStruct(shape_of.get(kind, aval.shape), aval.dtype)
+            for kind, aval in zip(result_kinds, results, strict=True)
         ]
         if not _is_zero(workspace):
             # The workspace is a result, because CUDA graphs cannot capture a kernel's allocation.
             declared.append(jax.ShapeDtypeStruct((workspace,), jnp.uint8))
-        order = masks.major_to_minor
-        layouts = [order if kind == "mask" else None for kind in kinds]
+        layouts = [mask_order if kind == "mask" else None for kind in result_kinds]
         call = jax.ffi.ffi_call(
             targets.target_name(self.name),
             declared,
-            input_layouts=[order if is_mask else None for is_mask in takes_mask],
+            input_layouts=[mask_order if kind == "mask" else None for kind in given_kinds],
             output_layouts=layouts + [None] * (len(declared) - len(layouts)),
         )
         outputs = call(
