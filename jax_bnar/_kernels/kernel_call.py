@@ -165,7 +165,8 @@ class Operation:
             workspace = targets.workspace_bytes(platform, *sizes)
         mask_shape = mask_order = None
         if "mask" in (*given_kinds, *result_kinds):
-            mask_shape, mask_order = mask_layout(platform, canonical, x.dtype.itemsize)
+            masks = mask_layout(platform, canonical, x.dtype.itemsize)
+            mask_shape, mask_order = masks.shape, masks.major_to_minor
 
         has = {
             f"has_{operand.name}": named[operand.name] is not None
