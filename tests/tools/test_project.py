@@ -215,6 +215,17 @@ def test_distributions_are_built_alike() -> None:
     assert cuda["project"]["authors"] == PROJECT["project"]["authors"]
 
 
+def test_ci_compiles_for_what_a_release_holds() -> None:
+    """A kernel that spills registers on one architecture only would otherwise stop a release."""
+    defaults = re.search(
+        r"set\(CMAKE_CUDA_ARCHITECTURES (.*)\)", (ROOT / "cmake/CudaKernels.cmake").read_text()
+    )
+    tried = re.search(r'CUDAARCHS="\$\{CUDAARCHS:-(.*)\}"', (ROOT / ".ci/run").read_text())
+    assert defaults is not None
+    assert tried is not None
+    assert tried[1].split(";") == defaults[1].split()
+
+
 def test_the_authors_are_named() -> None:
     (author,) = PROJECT["project"]["authors"]
     assert author == {"name": "The jax_bnar authors"}
