@@ -109,7 +109,6 @@ double Pop(const char* name, Numbers* numbers) {
 
 cuda::Traffic TrafficFrom(Numbers numbers) {
   cuda::Traffic traffic = static_cast<int>(Pop("arrays_kept", &numbers));
-  traffic.register_tiles = static_cast<int>(Pop("register_tiles", &numbers));
   Assign(numbers, kTraffic, &traffic);
   return traffic;
 }
@@ -148,6 +147,7 @@ nb::dict ToDict(const cuda::Plan& plan, const cuda::Cost& cost, int width) {
   dict["tiles"] = cuda::TilesPerBlock(t);
   dict["tiles_kept"] = cuda::TilesKept(plan);
   dict["tiles_ahead"] = t.prefetch_tiles;
+  dict["register_tiles"] = t.register_tiles;
   dict["bytes"] = cost.bytes;
   dict["bytes_again"] = cost.bytes_again;
   dict["bytes_of_sectors"] = cost.bytes_of_sectors;

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   using SlabOf = Slab<kLayout, kElements>;
   const SharedMemory shared;
   const BlockPosition position(p.tiling, /*last_first=*/false);
-  TileStream<T, kElements, kBackwardArrays> stream(
+  TileStream<T, kLayout, kElements, kBackwardArrays> stream(
       p.tiling, shared,
       {{p.buffers.dy, p.buffers.x}, {kReadsDyAgain<Form>, true}});
   LetOthersBegin<kElements>(p.tiling, position.team);
@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     stream.StartRest(slab);
     SetReduceConstants<A>(p, shared, slab, /*whole=*/true);
     SumGradients<T, kElements, /*kKeep=*/true, Form>(p, shared, slab, &stream);
+    stream.Hold(slab);
     stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,
                                        position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,

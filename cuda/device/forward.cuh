@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   using SlabOf = Slab<kLayout, kElements>;
   const SharedMemory shared;
   const BlockPosition position(p.tiling, /*last_first=*/false);
-  TileStream<T, kElements, kForwardArrays> stream(p.tiling, shared,
-                                                  {{p.buffers.x}, {true}});
+  TileStream<T, kLayout, kElements, kForwardArrays> stream(
+      p.tiling, shared, {{p.buffers.x}, {true}});
   LetOthersBegin<kElements>(p.tiling, position.team);
   stream.template StartFirst<SlabOf>(position.team, position.rank);
   for (int64_t index = position.team; index < p.tiling.num_slabs;
@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     stream.StartRest(slab);
     SumStatistics<T, kElements, /*kKeep=*/true>(
         p.tiling, shared, slab, static_cast<const T*>(p.buffers.x), &stream);
+    stream.Hold(slab);
     stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,
                                        position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,

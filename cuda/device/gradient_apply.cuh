@@ -130,29 +130,32 @@ __device__ __forceinline__ void ApplyCopiedTiles(const BackwardParameters& p,
     StoreVector<Reuse::kNever>(dx + out.offset(), applier.Of(e, x));
     out.Advance();
   };
-  auto pass = stream->Second(slab, {{dy, p.buffers.x}});
   const auto store_kept = [&](const auto& tile, Nothing) {
     store(tile.Get(0), tile.Get(1));
   };
   const auto nothing = [](Nothing*) {};
   constexpr int kDepth = Stream::kMostBatch;
-  if (slab.tiles() <= p.tiling.shared_tiles) {
-    pass.template ForEachKept<kDepth, Nothing>(count, nothing, store_kept);
+  const int rest =
+      stream->template ForEachHeld<1, Nothing>(count, nothing, store_kept);
+  const SlabOf again = slab.Again();
+  auto pass = stream->Second(again, {{dy, p.buffers.x}});
+  if (again.tiles() <= stream->kept()) {
+    pass.template ForEachKept<kDepth, Nothing>(rest, nothing, store_kept);
     return;
   }
   if constexpr (kGate == Gate::kNone) {
-    pass.template ForEach</*kCopied=*/true, kDepth, Nothing>(count, nothing,
+    pass.template ForEach</*kCopied=*/true, kDepth, Nothing>(rest, nothing,
                                                              store_kept);
   } else {
-    const int kept = min(count, p.tiling.shared_tiles);
+    const int kept = min(rest, p.tiling.shared_tiles);
     pass.template ForEach</*kCopied=*/false, kDepth, Nothing>(kept, nothing,
                                                               store_kept);
     const GradientLoader<T, kElements, kGate> loader(dy, p.buffers);
     const Gating<T, kElements, kGate> gating(shared, slab);
-    auto in = loader.template At<-1>(slab, count - 1 - kept);
+    auto in = loader.template At<-1>(again, rest - 1 - kept);
     pass.template ForEach</*kCopied=*/true,
                           kSavedInFlight<T, kElements, kGate, SlabOf>, Ahead>(
-        count - kept,
+        rest - kept,
         [&](Ahead* saved) {
           loader.template LoadSaved<Reuse::kNever>(in, saved);
           in.Advance();

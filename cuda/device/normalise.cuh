@@ -175,7 +175,6 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     const int count = slab.Count(0, slab.tiles());
     auto in = slab.template At<-1>(count - 1);
     auto out = slab.template At<-1>(count - 1, mask);
-    auto pass = stream->Second(slab, {{x}});
     const auto load = [&](Ahead* item) {
       load_residual(in, item);
       in.Advance();
@@ -183,10 +182,16 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     const auto use = [&](const auto& tile, const Ahead& item) {
       store(out, tile.Get(0), item);
     };
-    if (slab.tiles() <= p.tiling.shared_tiles) {
-      pass.template ForEachKept<kDepthAhead, Ahead>(count, load, use);
+    // Tiles in registers leave less room for z.
+    constexpr int kDepthHeld = kInFlight<T, kElements, 2>;
+    const int rest =
+        stream->template ForEachHeld<kDepthHeld, Ahead>(count, load, use);
+    const SlabOf again = slab.Again();
+    auto pass = stream->Second(again, {{x}});
+    if (again.tiles() <= stream->kept()) {
+      pass.template ForEachKept<kDepthAhead, Ahead>(rest, load, use);
     } else {
-      pass.template ForEach</*kCopied=*/true, kDepthAhead, Ahead>(count, load,
+      pass.template ForEach</*kCopied=*/true, kDepthAhead, Ahead>(rest, load,
                                                                   use);
     }
     return;

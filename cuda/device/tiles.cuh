@@ -215,21 +215,26 @@ constexpr bool kCopiesTiles = kElements > 1;
 // The tiles of a block as one stream of copies through the ring. Position p of
 // the stream lies in slot p of the ring, and a slot is filled anew as soon as
 // its tile has been used, unless the block keeps it:
-//   first pass    all tiles in order. The last `shared_tiles` of them stay;
-//   wait          the first tiles of the next slab (`prefetch_tiles`), in the
-//                 slots behind those;
-//   second pass   all tiles in the reverse order. The slots of those that
-//                 stayed take the others again, of which L2 has had the least
-//                 time to evict the last.
+//   first pass    all tiles in order. The last ones stay: `shared_tiles` and
+//                 `register_tiles`;
+//   wait          the last `register_tiles` move to registers. In their slots,
+//                 and in those behind them, come the first tiles of the next
+//                 slab (`prefetch_tiles`);
+//   second pass   all tiles in the reverse order, which begins with those in
+//                 registers. The slots of those that stayed there take the
+//                 others again, of which L2 has had the least time to evict the
+//                 last.
 // Each use closes a group of copies, which is empty where nothing is left to be
 // copied, so that a thread always waits for all groups but the same number of
 // them. This needs the tiles of a batch to have slots (see Streams in
 // host/plan.cc).
-template <typename T, int kElements, int kArrays>
+template <typename T, Layout kLayout, int kElements, int kArrays>
 class TileStream {
  public:
   using Ring = TileRing<T, kElements, kArrays>;
   using V = typename Ring::V;
+  static constexpr int kRegisterTiles =
+      RegisterTiles(kLayout, kElements, sizeof(T), kArrays);
   // The tiles that a thread uses between two waits: 64 bytes of it, or fewer
   // where it loads fewer ahead of their use.
   static constexpr int kMostBatch = kInFlight<T, kElements, kArrays>;
@@ -275,6 +280,32 @@ class TileStream {
   }
   __device__ __forceinline__ const Ring& ring() const { return ring_; }
 
+  // The tiles of a slab that stay on chip between the passes.
+  __device__ __forceinline__ int kept() const {
+    return tiling_.shared_tiles + register_tiles();
+  }
+
+  // Takes the last tiles of this slab from their slots to registers, between
+  // the passes. The next slab then begins in these slots.
+  template <typename SlabOf>
+  __device__ __forceinline__ void Hold(const SlabOf& slab) {
+    if constexpr (kRegisterTiles > 0) {
+      const int held = Held(slab.Count(0, slab.tiles()));
+#pragma unroll
+      for (int k = 0; k < kRegisterTiles; ++k) {
+        // Otherwise those of the slab before would seem to be needed until now.
+        held_[k] = {};
+        if (k < held) {
+          slot_ = ring_.Before(slot_);
+#pragma unroll
+          for (int a = 0; a < kArrays; ++a) {
+            held_[k].vectors[a] = ring_.Get(slot_, a);
+          }
+        }
+      }
+    }
+  }
+
   // What a thread does to the tile that it uses.
   class Tile {
    public:
@@ -290,6 +321,11 @@ class TileStream {
    private:
     const Ring& ring_;
     const int slot_;
+  };
+  // The same of a tile in registers.
+  struct HeldTile {
+    V vectors[kArrays];
+    __device__ __forceinline__ V Get(int array) const { return vectors[array]; }
   };
 
   // The first pass.
@@ -311,14 +347,14 @@ class TileStream {
       int slot = stream_.slot_;
       const auto wait = [&] { WaitForAllCopiesBut(ring.slots() - kBatch); };
       const int streamed =
-          min(count, max(left_ + stream_.tiling_.prefetch_tiles, 0));
+          min(count, max(left_ + ring.slots() - stream_.kept(), 0));
       ForEachTile<kDepth, Item, kBatch>(
           streamed, load,
           [&](Item& item) {
             use(Tile(ring, slot), item,
                 std::integral_constant<Reuse, Reuse::kSoon>());
             stream_.CopyIf(left_ > 0, slot, next_.offset(),
-                           left_ > stream_.tiling_.shared_tiles);
+                           left_ > stream_.kept());
             CloseCopies();
             next_.Advance();
             --left_;
@@ -353,7 +389,26 @@ class TileStream {
     return FirstPass<SlabOf>(this, slab);
   }
 
-  // The second pass, which reads what was not kept from `arrays`.
+  // Begins the second pass of this thread's `count` tiles with those in
+  // registers: use(tile, item). Returns how many are left.
+  template <int kDepth, typename Item, typename Load, typename Use>
+  __device__ __forceinline__ int ForEachHeld(int count, Load load,
+                                             Use use) const {
+    const int held = min(Held(count), kRegisterTiles);
+    Item ring[kDepth];
+#pragma unroll
+    for (int k = 0; k < kDepth; ++k) {
+      if (k < held) load(&ring[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kRegisterTiles; ++k) {
+      if (k < held) use(held_[k], ring[k % kDepth]);
+      if (k + kDepth < held) load(&ring[k % kDepth]);
+    }
+    return count - held;
+  }
+
+  // The rest of the second pass, which reads what was not kept from `arrays`.
   template <typename SlabOf>
   class SecondPass {
    public:
@@ -362,7 +417,8 @@ class TileStream {
                                           const Arrays& arrays)
         : stream_(stream),
           arrays_(arrays),
-          left_(slab.Count(0, slab.tiles()) - stream.tiling_.shared_tiles),
+          left_(slab.Count(0, slab.tiles()) - stream.tiling_.shared_tiles -
+                stream.Held(slab.Count(0, slab.tiles()))),
           next_(slab.template At<-1>(max(left_ - 1, 0))),
           slot_(stream.ring_.Before(stream.slot_)) {}
 
@@ -424,6 +480,16 @@ class TileStream {
   }
 
  private:
+  // Where the compiler knows that there are none, they take no registers.
+  __device__ __forceinline__ int register_tiles() const {
+    return kRegisterTiles > 0 ? tiling_.register_tiles : 0;
+  }
+  // Returns how many of this thread's `count` tiles stay in registers: the last
+  // ones, if there are more than stay in slots.
+  __device__ __forceinline__ int Held(int count) const {
+    return min(max(count - tiling_.shared_tiles, 0), register_tiles());
+  }
+
   // Starts the copies of the tiles [begin, end) of a slab.
   template <typename SlabOf>
   __device__ __forceinline__ void Start(const SlabOf& slab, int begin,
@@ -434,7 +500,7 @@ class TileStream {
       int slot = ring_.Next(slot_, begin);
 #pragma unroll 1
       for (int tile = begin; tile < end; ++tile) {
-        const bool again = mine - tile > tiling_.shared_tiles;
+        const bool again = mine - tile > kept();
         CopyIf(/*condition=*/tile < mine, slot, in.offset(), again);
         CloseCopies();
         in.Advance();
@@ -459,6 +525,7 @@ class TileStream {
   const Ring ring_;
   const Arrays arrays_;
   int slot_;  // The slot of the position that the next first pass begins with.
+  HeldTile held_[kRegisterTiles > 0 ? kRegisterTiles : 1];
 };
 
 // Takes the place of a stream where nothing is kept.

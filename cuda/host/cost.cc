@@ -81,18 +81,19 @@ struct CopiesUnderWay {
 // is copied again into slots whose tiles have been used. While slots are filled
 // anew, threads wait until a few groups of copies are left, and then use a
 // batch of tiles and start as many copies (TileStream in device/tiles.cuh).
-CopiesUnderWay UnderWay(const Tiling& t, int64_t tile_bytes) {
+CopiesUnderWay UnderWay(const Plan& plan, int64_t tile_bytes) {
+  const Tiling& t = plan.tiling;
   const int64_t tiles = std::max<int64_t>(1, TilesPerBlock(t));
   const auto all = static_cast<double>(tiles);
   // Copies of all tiles begin at once.
-  if (t.shared_tiles >= tiles) return {all / 2, 0, all};
+  if (TilesKept(plan) >= tiles) return {all / 2, 0, all};
   const int64_t batch = kBytesAtOnce * kThreads / tile_bytes;
   const auto most = [&](int64_t slots) {
     return static_cast<double>(std::min<int64_t>(
         tiles, GroupsLeft(static_cast<int>(slots - batch)) + batch));
   };
   const double first = most(t.shared_tiles + t.prefetch_tiles);
-  const double again = static_cast<double>(tiles - t.shared_tiles) / all;
+  const double again = static_cast<double>(tiles - TilesKept(plan)) / all;
   return {first - first * first / (2 * all), again * most(t.shared_tiles),
           first};
 }
@@ -199,7 +200,7 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
       traffic.arrays_kept * kThreads * width * ItemSize(problem.dtype);
   const double loading = InFlightPerBlock(problem, width, model);
   const CopiesUnderWay under_way =
-      copies ? UnderWay(t, tile_bytes) : CopiesUnderWay();
+      copies ? UnderWay(plan, tile_bytes) : CopiesUnderWay();
   const auto in_flight = [&](double copied_tiles) {
     return std::max(loading, copied_tiles * static_cast<double>(tile_bytes));
   };
@@ -226,7 +227,7 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
                         static_cast<double>(tile_bytes * t.team) /
                         StreamingRate(device, model);
   const auto others = [&](int64_t teams) {
-    return t.shared_tiles >= TilesPerBlock(t)
+    return TilesKept(plan) >= TilesPerBlock(t)
                ? static_cast<double>(teams - 1) * slab
                : static_cast<double>(teams / 2) * std::min(slab, copied);
   };

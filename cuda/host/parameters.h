@@ -51,6 +51,20 @@ constexpr int64_t kFixedSharedBytes =
 constexpr int kForwardArrays = 1;
 constexpr int kBackwardArrays = 2;
 
+// Where the channels of an array lie: last (S == 1), or before other axes.
+enum class Layout { kChannelsLast, kChannelsFirst };
+
+// The most tiles of `arrays` arrays that a block can keep in registers, with
+// `width` elements of each in a thread: as many as fit beside what the wait and
+// the second pass need, for all forms and compute capabilities. Where channels
+// are first, finding a vector takes these registers.
+BNAR_HOST_DEVICE constexpr int RegisterTiles(Layout layout, int width,
+                                             int64_t item_size, int arrays) {
+  if (layout == Layout::kChannelsFirst || width == 1) return 0;
+  const int64_t bytes = arrays == kForwardArrays ? 128 : 192;
+  return static_cast<int>(bytes / (width * item_size * arrays));
+}
+
 // A thread waits until this many groups of its copies are left, where it might
 // leave `groups` of them.
 BNAR_HOST_DEVICE constexpr int GroupsLeft(int groups) {
@@ -71,9 +85,6 @@ struct Divisor {
   int64_t value;
   double reciprocal;
 };
-
-// Where the channels of an array lie: last (S == 1), or before other axes.
-enum class Layout { kChannelsLast, kChannelsFirst };
 
 // How the canonical array is cut. A slab contains what one mean is taken over,
 // for a few channels. It is a matrix whose rows are `row_vectors` vectors long.
@@ -113,6 +124,9 @@ struct Tiling {
   // team wait for each other. They are at most `shared_tiles`, and have room in
   // shared memory beside those.
   int32_t prefetch_tiles;
+  // Tiles that a block keeps in registers, because the next slab's have taken
+  // their slots: at most `prefetch_tiles`, and RegisterTiles().
+  int32_t register_tiles;
 };
 
 // Returns the index in a group's mask of the bit of an element, where channels

@@ -57,21 +57,22 @@ std::vector<Tiling> Cuts(const Problem& problem, int width,
   return cuts;
 }
 
-// Keeps what fits of each block's tiles, first in registers and then in
-// `shared_tiles` of the `slots`; the rest is read twice. Where teams take
-// several slabs, `ahead` of the slots that are left, or all of them if it is
-// -1, are for the next one. Single elements are not copied to them.
-void KeepTiles(int register_tiles, int shared_tiles, int slots, int ahead,
+// Keeps what fits of each block's tiles in `shared_tiles` of the `slots`. Where
+// teams take several slabs, `ahead` of the slots that are left, or all of them
+// if it is -1, are for the next one; then as many tiles, but at most
+// `register_tiles`, move from these slots to registers. The rest is read twice.
+// Single elements are not copied to slots.
+void KeepTiles(int shared_tiles, int slots, int ahead, int register_tiles,
                int width, int64_t tile_bytes, Plan* plan) {
-  const int64_t wanted = std::max<int64_t>(0, TilesPerBlock(plan->tiling));
-  plan->register_tiles =
-      static_cast<int>(std::min<int64_t>(register_tiles, wanted));
-  plan->tiling.shared_tiles = static_cast<int32_t>(
-      std::min<int64_t>(shared_tiles, wanted - plan->register_tiles));
   Tiling& t = plan->tiling;
+  const int64_t wanted = TilesPerBlock(t);
+  t.shared_tiles =
+      static_cast<int32_t>(std::min<int64_t>(shared_tiles, wanted));
   if (width > 1 && t.num_slabs > t.num_teams) {
     const int left = std::min(t.shared_tiles, slots - t.shared_tiles);
     t.prefetch_tiles = ahead < 0 ? left : std::min(ahead, left);
+    t.register_tiles = static_cast<int32_t>(std::min<int64_t>(
+        std::min(register_tiles, t.prefetch_tiles), wanted - t.shared_tiles));
   }
   plan->shared_bytes =
       SharedBytes(t.shared_tiles + t.prefetch_tiles, tile_bytes);
@@ -108,7 +109,7 @@ Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
 // at the same time; a single one has all the shared memory.
 Plan PlanCluster(const Tiling& tiling, int width, const Device& device,
                  const Settings& settings, int64_t tile_bytes,
-                 int register_tiles, int blocks_per_multiprocessor) {
+                 int blocks_per_multiprocessor) {
   Plan plan{};
   plan.strategy = Strategy::kCluster;
   plan.tiling = tiling;
@@ -117,12 +118,11 @@ Plan PlanCluster(const Tiling& tiling, int width, const Device& device,
   const int64_t blocks =
       ResidentBlocks(device, settings, blocks_per_multiprocessor);
   const int64_t tiles = TilesOfSlab(tiling);
-  const int64_t kept = shared_tiles + register_tiles;
   // The smallest cluster that holds a slab, or a larger one if multiprocessors
   // would be idle otherwise.
   int64_t team = 1;
-  while (team < kMaxCluster &&
-         (team * kept < tiles || 2 * team * tiling.num_slabs <= blocks)) {
+  while (team < kMaxCluster && (team * shared_tiles < tiles ||
+                                2 * team * tiling.num_slabs <= blocks)) {
     team *= 2;
   }
   SetTeam(team, &plan.tiling);
@@ -133,8 +133,8 @@ Plan PlanCluster(const Tiling& tiling, int width, const Device& device,
                                                : BlockReduction::kCluster;
   plan.cluster = plan.tiling.team == 1 ? 0 : plan.tiling.team;
   SetGrid(plan.tiling.num_slabs, &plan);
-  KeepTiles(register_tiles, shared_tiles, shared_tiles, settings.tiles_ahead,
-            width, tile_bytes, &plan);
+  KeepTiles(shared_tiles, shared_tiles, settings.tiles_ahead,
+            /*register_tiles=*/0, width, tile_bytes, &plan);
   return plan;
 }
 
@@ -150,8 +150,9 @@ Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
   const int64_t blocks =
       ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
   // As many teams as hold their slabs on chip; every block belongs to one.
-  const int64_t needed = CeilDivide(TilesOfSlab(tiling),
-                                    std::max(1, shared_tiles + register_tiles));
+  const int64_t needed =
+      CeilDivide(TilesOfSlab(tiling),
+                 std::max(1, shared_tiles + std::min(register_tiles, ahead)));
   const int64_t teams =
       std::clamp<int64_t>(std::max(blocks / needed, least_teams), 1,
                           std::min(blocks, tiling.num_slabs));
@@ -163,7 +164,7 @@ Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
   SetGrid(
       plan.tiling.team == 1 ? plan.tiling.num_slabs : blocks / plan.tiling.team,
       &plan);
-  KeepTiles(register_tiles, shared_tiles, slots, settings.tiles_ahead, width,
+  KeepTiles(shared_tiles, slots, settings.tiles_ahead, register_tiles, width,
             tile_bytes, &plan);
   return plan;
 }
@@ -182,14 +183,16 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
                              int width, const Traffic& traffic,
                              const Device& device, const Settings& settings) {
   const int64_t tile_bytes = TileBytes(problem, width, traffic.arrays_kept);
+  const int register_tiles =
+      RegisterTiles(LayoutOf(problem.shape), width, ItemSize(problem.dtype),
+                    traffic.arrays_kept);
   const bool any = strategy == Strategy::kAuto;
   std::vector<Plan> plans;
   for (const Tiling& tiling : Cuts(problem, width, settings)) {
     if (device.clusters && (any || strategy == Strategy::kCluster)) {
       for (const int blocks : {kBlocksPerMultiprocessor, 1}) {
         const Plan plan =
-            PlanCluster(tiling, width, device, settings, tile_bytes,
-                        traffic.register_tiles, blocks);
+            PlanCluster(tiling, width, device, settings, tile_bytes, blocks);
         // If a slab exceeds its shared memory, a cluster is only a small team.
         const bool fits = TilesPerBlock(plan.tiling) <= TilesKept(plan);
         if (fits || (!any && Streams(plan, width, tile_bytes))) {
@@ -213,7 +216,7 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
         for (const int ahead : choices) {
           const Plan plan =
               PlanOnChip(tiling, width, device, settings, tile_bytes,
-                         traffic.register_tiles, slots, ahead, least_teams);
+                         register_tiles, slots, ahead, least_teams);
           if (Streams(plan, width, tile_bytes)) plans.push_back(plan);
         }
       }
@@ -285,7 +288,7 @@ Traffic BackwardTraffic(DType dtype, Gate gate, bool has_dz) {
 }
 
 int64_t TilesKept(const Plan& plan) {
-  return int64_t{plan.register_tiles} + plan.tiling.shared_tiles;
+  return int64_t{plan.tiling.shared_tiles} + plan.tiling.register_tiles;
 }
 
 Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,

@@ -74,9 +74,6 @@ struct Traffic {
   // it is also counted in `first` or `second`.
   double mask_read = 0;
   double mask_written = 0;
-  // Tiles, each of all the arrays kept, that a block holds in registers. The
-  // kernels hold none.
-  int register_tiles = 0;
 
   // Only what is the same in all forms of a kernel.
   Traffic(int arrays)  // NOLINT(google-explicit-constructor)
@@ -93,7 +90,6 @@ struct Plan {
   int64_t grid;
   int cluster;  // blocks, or 0
   int64_t shared_bytes;
-  int register_tiles;
 };
 
 // The tiles that a block keeps on chip between the passes.

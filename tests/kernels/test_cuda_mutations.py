@@ -167,8 +167,59 @@ MUTATIONS = {
         "                  left_ > 1, slot_, a,", "forward", "on_chip", "stream",
     ),
     "a tile that stays as if it were read again": Mutation(
-        "tiles.cuh", "max(left_ + stream_.tiling_.prefetch_tiles, 0)",
-        "max(left_ + stream_.tiling_.prefetch_tiles + 1, 0)", "backward", "on_chip", "stream",
+        "tiles.cuh", "max(left_ + ring.slots() - stream_.kept(), 0)",
+        "max(left_ + ring.slots() - stream_.kept() + 1, 0)", "backward", "on_chip", "stream",
+    ),
+    "tiles in registers as if they were read again": Mutation(
+        "tiles.cuh", "max(left_ + ring.slots() - stream_.kept(), 0)",
+        "max(left_ + ring.slots() - stream_.tiling_.shared_tiles, 0)",
+        "backward", "on_chip", "stream",
+    ),
+    "tiles that move to registers when the next ones have their slots": Mutation(
+        "forward.cuh",
+        "    stream.Hold(slab);\n    stream.template StartFirst<SlabOf>"
+        "(index + p.tiling.num_teams,\n"
+        "                                       position.rank);\n",
+        "    stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,\n"
+        "                                       position.rank);\n    stream.Hold(slab);\n",
+        "forward", "on_chip", "stream",
+    ),
+    "registers that hold the tiles one slot further on": Mutation(
+        "tiles.cuh", "slot_ = ring_.Before(slot_);\n#pragma", "#pragma",
+        "forward", "on_chip", "stream",
+    ),
+    "one tile too few in registers": Mutation(
+        "tiles.cuh", "if (k < held) {", "if (k + 1 < held) {", "backward", "on_chip", "stream"
+    ),
+    "one tile too many in registers": Mutation(
+        "tiles.cuh", "min(max(count - tiling_.shared_tiles, 0), register_tiles())",
+        "min(max(count - tiling_.shared_tiles + 1, 0), register_tiles() + 1)",
+        "forward", "on_chip", "stream",
+    ),
+    "tiles in registers in the wrong order": Mutation(
+        "tiles.cuh", "use(held_[k], ", "use(held_[kRegisterTiles - 1 - k], ",
+        "backward", "on_chip", "stream",
+    ),
+    "a tile in registers that is used twice": Mutation(
+        "tiles.cuh", "use(held_[k], ", "use(held_[k - k % 2], ", "forward", "on_chip", "stream"
+    ),
+    "tiles in registers that are counted as left": Mutation(
+        "tiles.cuh", "return count - held;", "return count;", "forward", "on_chip", "stream"
+    ),
+    "z of a tile in registers that is not loaded": Mutation(
+        "tiles.cuh", "if (k + kDepth < held) load(&ring[k % kDepth]);", "",
+        "forward", "on_chip", "stream",
+    ),
+    "tiles in registers that are read again": Mutation(
+        "tiles.cuh",
+        "stream.tiling_.shared_tiles -\n"
+        "                stream.Held(slab.Count(0, slab.tiles()))),",
+        "stream.tiling_.shared_tiles),",
+        "backward", "on_chip", "stream",
+    ),
+    "a gate that begins with the tiles in registers": Mutation(
+        "gradient_apply.cuh", "At<-1>(again, rest - 1 - kept)", "At<-1>(again, count - 1 - kept)",
+        "backward", "on_chip", "stream",
     ),
     "the wrong tile is read again": Mutation(
         "tiles.cuh", "max(left_ - 1, 0)", "max(left_ - 2, 0)", "backward", "on_chip", "stream"
@@ -232,8 +283,8 @@ MUTATIONS = {
         "const void* dy = p.buffers.dy;", "backward", "on_chip", "stream",
     ),
     "a tile that is read again without its gate": Mutation(
-        "gradient_apply.cuh", "const int kept = min(count, p.tiling.shared_tiles);",
-        "const int kept = min(count, p.tiling.shared_tiles + 1);", "backward", "on_chip", "stream",
+        "gradient_apply.cuh", "const int kept = min(rest, p.tiling.shared_tiles);",
+        "const int kept = min(rest, p.tiling.shared_tiles + 1);", "backward", "on_chip", "stream",
     ),
     "a tile left out where sums are added": Mutation(
         "tiles.cuh", "    begin = end;\n", "    begin = end + 1;\n", "forward", "on_chip", "many"

@@ -141,27 +141,48 @@ void TestMasks(cuda::Settings settings) {
   TestCase({shape, DType::kBFloat16, 0, 0, true, 32}, settings, calls);
 }
 
-// Returns how many tiles of the next slab a plan for vectors copies ahead.
-int TilesAhead(const Problem& problem, const cuda::Traffic& traffic,
-               const cuda::Settings& settings) {
-  cuda::Device device;
-  BNAR_CHECK(cuda::QueryDevice(&device) == cudaSuccess, "");
-  return cuda::MakePlan(problem, cuda::kWidth, traffic, device, settings)
-      .tiling.prefetch_tiles;
-}
+// How many plans for vectors copy tiles of the next slab ahead, and keep tiles
+// in registers meanwhile, of slabs that fit on chip with them or do not.
+struct StreamPlans {
+  int ahead = 0;
+  int held_of_all = 0;
+  int held_of_more = 0;
+
+  void Count(const Problem& problem, const cuda::Traffic& traffic,
+             const cuda::Settings& settings) {
+    cuda::Device device;
+    BNAR_CHECK(cuda::QueryDevice(&device) == cudaSuccess, "");
+    const cuda::Plan plan =
+        cuda::MakePlan(problem, cuda::kWidth, traffic, device, settings);
+    const bool fits = cuda::TilesKept(plan) >= TilesPerBlock(plan.tiling);
+    ahead += plan.tiling.prefetch_tiles > 0;
+    if (plan.tiling.register_tiles > 0) ++(fits ? held_of_all : held_of_more);
+  }
+  std::string Text() const {
+    return std::to_string(ahead) + ", " + std::to_string(held_of_all) +
+           " and " + std::to_string(held_of_more) + " plans";
+  }
+};
 
 // Teams that take several slabs, with as many tiles as a block keeps, with
 // fewer, so that there is room for those of the next slab, and with more, so
-// that copies go round the ring of slots several times in each pass.
+// that tiles stay in registers, and that copies go round the ring of slots
+// several times in each pass.
 void TestStream(cuda::Settings settings) {
-  cuda_emulation::SetDevice(DeviceOf(2, 16, 64));
-  BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess, "");
   settings.slab_channels = 64;
-  int ahead_of_forward = 0, ahead_of_backward = 0;
+  StreamPlans forward, backward;
   const int64_t before[] = {LaunchesOf("Forward on_chip"),
                             LaunchesOf("Backward on_chip")};
-  for (const int ahead : {0, 1, 5}) {
-    settings.tiles_ahead = ahead;
+  struct Slots {
+    int all;
+    int ahead;
+  };
+  // The last ones are more than there is room for in registers.
+  for (const Slots& slots :
+       {Slots{16, 0}, Slots{16, 1}, Slots{16, 5}, Slots{32, 16}}) {
+    cuda_emulation::SetDevice(DeviceOf(2, slots.all, 64));
+    BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess, "");
+    settings.tiles_ahead = slots.ahead;
     for (const int tiles : {1, 7, 10, 39}) {
       const int64_t rows = 4 * 32 * tiles - 5;
       for (const Case& c :
@@ -170,18 +191,19 @@ void TestStream(cuda::Settings settings) {
             Case{{2, 4 * tiles, 3, 8 * 63}, DType::kFloat16, 0, 0, true}}) {
         TestCase(c, settings, Calls::kWholePasses);
         const Problem problem{c.shape, c.dtype};
-        ahead_of_forward +=
-            TilesAhead(problem, cuda::kForwardArrays, settings) > 0;
-        ahead_of_backward +=
-            TilesAhead(problem, cuda::kBackwardArrays, settings) > 0;
+        forward.Count(problem, cuda::kForwardArrays, settings);
+        backward.Count(problem, cuda::kBackwardArrays, settings);
       }
     }
   }
-  BNAR_CHECK(ahead_of_forward >= 12 && ahead_of_backward >= 18,
-             std::to_string(ahead_of_forward) + " and " +
-                 std::to_string(ahead_of_backward) + " plans copy tiles ahead");
-  BNAR_CHECK(LaunchesOf("Forward on_chip") - before[0] >= 3 * 4 * 3 &&
-                 LaunchesOf("Backward on_chip") - before[1] >= 3 * 4 * 3,
+  BNAR_CHECK(forward.ahead >= 21 && forward.held_of_all >= 4 &&
+                 forward.held_of_more >= 10,
+             forward.Text());
+  BNAR_CHECK(backward.ahead >= 25 && backward.held_of_all >= 4 &&
+                 backward.held_of_more >= 13,
+             backward.Text());
+  BNAR_CHECK(LaunchesOf("Forward on_chip") - before[0] >= 4 * 4 * 3 &&
+                 LaunchesOf("Backward on_chip") - before[1] >= 4 * 4 * 3,
              "two kernels");
 }
 

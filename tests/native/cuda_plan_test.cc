@@ -61,6 +61,10 @@ void CheckResources(const Problem& problem, const Plan& plan,
   BNAR_CHECK(t.prefetch_tiles >= 0 && t.prefetch_tiles <= t.shared_tiles &&
                  (t.prefetch_tiles == 0 || t.num_slabs > t.num_teams),
              std::to_string(t.prefetch_tiles) + " tiles ahead");
+  BNAR_CHECK(t.register_tiles >= 0 && t.register_tiles <= t.prefetch_tiles &&
+                 cuda::TilesKept(plan) <=
+                     std::max<int64_t>(t.shared_tiles, cuda::TilesPerBlock(t)),
+             std::to_string(t.register_tiles) + " tiles in registers");
   BNAR_CHECK(plan.shared_bytes <= device.shared_bytes_per_block,
              "shared memory of a block");
   // A block of a cluster, or alone, may take a whole multiprocessor.
@@ -191,23 +195,51 @@ void TestChoice() {
   }
 }
 
-// Tiles in registers come before those in shared memory.
+// Where tiles of the next slab take the slots of tiles that would have stayed
+// there, as many of these stay in registers as there is room for.
 void TestRegisterTiles() {
   context = "tiles in registers";
-  const Problem problem{{1, 256 * 28 * 28, 512, 1}, DType::kBFloat16};
-  const auto plan_of = [&](int tiles) {
-    cuda::Traffic traffic = cuda::kBackwardArrays;
-    traffic.register_tiles = tiles;
-    return cuda::MakePlan(problem, cuda::kWidth, traffic, kHopper,
-                          {Strategy::kOnChip, 0, 64, /*tiles_ahead=*/0});
+  const Shape wide{1, 256 * 56 * 56, 256, 1};  // 48 tiles for each block
+  const auto plan_of = [](const Shape& shape, DType dtype, bool backward,
+                          int ahead) {
+    return cuda::MakePlan({shape, dtype}, cuda::kWidth, ArraysKept(backward),
+                          kHopper, {Strategy::kOnChip, 0, 0, ahead})
+        .tiling;
   };
-  const Plan without = plan_of(0), with = plan_of(6);
-  BNAR_CHECK(without.register_tiles == 0 && with.register_tiles == 6, "kept");
-  BNAR_CHECK(cuda::TilesKept(with) - cuda::TilesKept(without) == 6 ||
-                 cuda::TilesKept(with) == cuda::TilesPerBlock(with.tiling),
-             "six more of them, or all");
-  BNAR_CHECK(cuda::TilesPerBlock(with.tiling) > with.tiling.shared_tiles,
-             "the slab does not fit shared memory alone");
+  struct Expected {
+    DType dtype;
+    bool backward;
+    int ahead;  // as asked for
+    int shared, registers;
+  };
+  // 25 slots hold x of 16 bits, 12 of them e and x, or x of 32 bits.
+  for (const Expected& expected : {Expected{DType::kBFloat16, false, 0, 25, 0},
+                                   Expected{DType::kBFloat16, false, 4, 21, 4},
+                                   Expected{DType::kFloat16, false, 12, 13, 8},
+                                   Expected{DType::kBFloat16, true, 0, 12, 0},
+                                   Expected{DType::kBFloat16, true, 6, 6, 6},
+                                   Expected{DType::kFloat32, false, 6, 6, 4},
+                                   Expected{DType::kFloat32, true, 3, 3, 3}}) {
+    const cuda::Tiling t =
+        plan_of(wide, expected.dtype, expected.backward, expected.ahead);
+    BNAR_CHECK(t.shared_tiles == expected.shared &&
+                   t.prefetch_tiles == expected.ahead &&
+                   t.register_tiles == expected.registers,
+               std::to_string(t.shared_tiles) + ", " +
+                   std::to_string(t.prefetch_tiles) + " and " +
+                   std::to_string(t.register_tiles));
+  }
+  // 24 tiles have 25 slots. If the next slab gets four of these, three tiles
+  // move to registers; if it gets one, none does.
+  const Shape middle{1, 256 * 14 * 14, 1024, 1};
+  for (const int ahead : {4, 1}) {
+    const cuda::Tiling t = plan_of(middle, DType::kBFloat16, false, ahead);
+    BNAR_CHECK(t.prefetch_tiles == ahead && t.register_tiles == ahead - 1,
+               "a slab that fits on chip");
+  }
+  const Shape planes{1, 256, 64, 56 * 56};
+  const cuda::Tiling t = plan_of(planes, DType::kBFloat16, false, 4);
+  BNAR_CHECK(t.prefetch_tiles == 4 && t.register_tiles == 0, "channels first");
 }
 
 // Slabs have half the channels if this saves more rereading than the additional

@@ -40,8 +40,6 @@ class Options:
     slab_channels: Literal[0, 8, 16, 32, 64] = 0
     dual: bool = False
     """The four joins after a shortcut's BatchNorm as one operation with two inputs."""
-    register_tiles: int = 0
-    """Assume that a block keeps so many tiles of x in registers (the kernels keep none)."""
     constants: tuple[str, ...] = ()
     """Constants of cuda/host/cost.h to replace, such as barrier=3 or kernel_share=0.97."""
 
@@ -59,7 +57,6 @@ def run(options: Options) -> dict[str, Any]:
         raise ValueError(f"--batch must be at least 1, got {options.batch}.")
     assumptions = Assumptions(
         constants_of(options.constants),
-        options.register_tiles,
         options.strategy,
         options.slab_channels,
     )

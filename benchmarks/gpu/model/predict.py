@@ -27,14 +27,11 @@ class Assumptions:
 
     Attributes:
         constants: constants of cuda/host/cost.h to replace, by name.
-        register_tiles: tiles of x (forward) that a block keeps in registers. Backward keeps half as
-            many pairs. The kernels keep none.
         strategy: "auto", or the strategy that every direction is forced to.
         slab_channels: 0, or the width of all slabs.
     """
 
     constants: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    register_tiles: int = 0
     strategy: str = "auto"
     slab_channels: int = 0
 
@@ -82,12 +79,11 @@ def predict_direction(
     """
     model = cost_model(assumptions.constants)
     traffic = direction.traffic
-    registers = assumptions.register_tiles // traffic["arrays_kept"]
     strategy = direction.strategy if direction.strategy != "auto" else assumptions.strategy
     plan: dict[str, Any] = planner().cuda_plan(
         canonical_shape,
         dtype,
-        {**traffic, "register_tiles": registers},
+        traffic,
         device.attributes(),
         model,
         strategy,
@@ -116,7 +112,8 @@ def predict_direction(
     floor = direction.floor * array / _copy_rate(device, assumptions.constants)
     names = (
         "strategy", "slab_channels", "team", "teams", "bytes", "bytes_again", "rounds",
-        "bytes_in_flight", "tiles_ahead", "ahead_us", "waiting_us", "launching_us",
+        "bytes_in_flight", "tiles_ahead", "register_tiles", "ahead_us", "waiting_us",
+        "launching_us",
     )  # fmt: skip
     return {
         **{name: plan[name] for name in names},
