@@ -134,11 +134,11 @@ __device__ __forceinline__ void ApplyCopiedTiles(const BackwardParameters& p,
     store(tile.Get(0), tile.Get(1));
   };
   const auto nothing = [](Nothing*) {};
-  constexpr int kDepth = Stream::kMostBatch;
+  constexpr int kDepth = Stream::kBatch;
   const int rest =
       stream->template ForEachHeld<1, Nothing>(count, nothing, store_kept);
   const SlabOf again = slab.Again();
-  auto pass = stream->Second(again, {{dy, p.buffers.x}});
+  auto pass = stream->Second(again, rest, {{dy, p.buffers.x}});
   if (again.tiles() <= stream->kept()) {
     pass.template ForEachKept<kDepth, Nothing>(rest, nothing, store_kept);
     return;
@@ -147,7 +147,7 @@ __device__ __forceinline__ void ApplyCopiedTiles(const BackwardParameters& p,
     pass.template ForEach</*kCopied=*/true, kDepth, Nothing>(rest, nothing,
                                                              store_kept);
   } else {
-    const int kept = min(rest, p.tiling.shared_tiles);
+    const int kept = min(rest, pass.kept());
     pass.template ForEach</*kCopied=*/false, kDepth, Nothing>(kept, nothing,
                                                               store_kept);
     const GradientLoader<T, kElements, kGate> loader(dy, p.buffers);

@@ -219,37 +219,33 @@ __device__ __forceinline__ void CloseCopies() {
 #endif
 }
 // Waits until at most the last `groups` groups of this thread's copies are
-// still under way, or a few less: the instruction wants a constant, so it is
-// one of those that GroupsLeft returns. All threads of the warp that call this
-// function together have the same number, so that their branches do not
-// diverge.
+// still under way, or fewer (GroupsLeft). The instruction wants a constant, so
+// it is executed with one after the other until it has waited for enough. All
+// threads of the warp that call this function together have the same number, so
+// that their branches do not diverge.
 __device__ __forceinline__ void WaitForAllCopiesBut(int groups) {
 #ifdef JAX_BNAR_CUDA_EMULATION
   cuda_emulation::WaitForCopies(GroupsLeft(groups));
 #else
+  static_assert(kMostGroupsLeft == 5, "where the instruction begins");
   asm volatile(
       "{\n"
-      ".reg .pred fewer;\n"
-      "setp.lt.s32 fewer, %0, 16;\n"
-      "@fewer bra.uni FEWER_THAN_16;\n"
-      "cp.async.wait_group 16;\n"
-      "bra.uni DONE;\n"
-      "FEWER_THAN_16:\n"
-      "setp.lt.s32 fewer, %0, 8;\n"
-      "@fewer bra.uni FEWER_THAN_8;\n"
-      "cp.async.wait_group 8;\n"
-      "bra.uni DONE;\n"
-      "FEWER_THAN_8:\n"
-      "setp.lt.s32 fewer, %0, 4;\n"
-      "@fewer bra.uni FEWER_THAN_4;\n"
+      ".reg .pred enough;\n"
+      "cp.async.wait_group 5;\n"
+      "setp.gt.s32 enough, %0, 4;\n"
+      "@enough bra.uni DONE;\n"
       "cp.async.wait_group 4;\n"
-      "bra.uni DONE;\n"
-      "FEWER_THAN_4:\n"
-      "setp.lt.s32 fewer, %0, 2;\n"
-      "@fewer bra.uni FEWER_THAN_2;\n"
+      "setp.gt.s32 enough, %0, 3;\n"
+      "@enough bra.uni DONE;\n"
+      "cp.async.wait_group 3;\n"
+      "setp.gt.s32 enough, %0, 2;\n"
+      "@enough bra.uni DONE;\n"
       "cp.async.wait_group 2;\n"
-      "bra.uni DONE;\n"
-      "FEWER_THAN_2:\n"
+      "setp.gt.s32 enough, %0, 1;\n"
+      "@enough bra.uni DONE;\n"
+      "cp.async.wait_group 1;\n"
+      "setp.gt.s32 enough, %0, 0;\n"
+      "@enough bra.uni DONE;\n"
       "cp.async.wait_group 0;\n"
       "DONE:\n"
       "}" ::"r"(groups)

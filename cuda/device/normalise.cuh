@@ -187,7 +187,7 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     const int rest =
         stream->template ForEachHeld<kDepthHeld, Ahead>(count, load, use);
     const SlabOf again = slab.Again();
-    auto pass = stream->Second(again, {{x}});
+    auto pass = stream->Second(again, rest, {{x}});
     if (again.tiles() <= stream->kept()) {
       pass.template ForEachKept<kDepthAhead, Ahead>(rest, load, use);
     } else {

@@ -36,45 +36,54 @@ constexpr int kInFlight =
     : kArrays == 2   ? 2
                      : (kShortOfRegisters ? 1 : 2);
 
-// An item that needs no load, and nothing to do before a batch.
+// An item that needs no load, and nothing to do before or after a batch.
 struct Nothing {};
 struct AtOnce {
   __device__ __forceinline__ void operator()() const {}
 };
 
-// Loads and uses `count` items in order, with kDepth loads in flight ahead of
-// each use, so that a thread that waits for memory waits for its oldest load.
-// load(&item) and use(item) keep track of their own positions. before() is
-// called before each batch of kBatch uses, or fewer at the end.
+// Loads and uses items in order, with kDepth loads in flight ahead of each use,
+// so that a thread that waits for memory waits for its oldest load. load(&item)
+// and use(item) keep track of their own positions. before() and after() are
+// called around the uses of each batch, which are kBatch, or fewer where the
+// first batch or the last has fewer items: these have the positions [first,
+// end), where `first` is less than kBatch.
 template <int kDepth, typename Item, int kBatch = kDepth, typename Load,
-          typename Use, typename Before = AtOnce>
-__device__ __forceinline__ void ForEachTile(int count, Load load, Use use,
-                                            Before before = {}) {
-  static_assert(kDepth % kBatch == 0, "a whole number of batches");
+          typename Use, typename Before = AtOnce, typename After = AtOnce>
+__device__ __forceinline__ void ForEachTile(int end, Load load, Use use,
+                                            Before before = {},
+                                            After after = {}, int first = 0) {
+  constexpr int kRound = kDepth < kBatch ? kBatch : kDepth;
+  static_assert(kRound % kDepth == 0 && kRound % kBatch == 0, "whole numbers");
   Item ring[kDepth];
 #pragma unroll
   for (int k = 0; k < kDepth; ++k) {
-    if (k < count) load(&ring[k]);
-  }
-  // This loop has no test for each item. It runs as long as there are enough
-  // items.
-#pragma unroll 1
-  for (; count >= 2 * kDepth; count -= kDepth) {
-#pragma unroll
-    for (int k = 0; k < kDepth; ++k) {
-      if (k % kBatch == 0) before();
-      use(ring[k]);
-      load(&ring[k]);
-    }
+    if (first <= k && k < end) load(&ring[k]);
   }
 #pragma unroll 1
-  for (; count > 0; count -= kDepth) {
+  while (first < end) {
+    // These rounds have no test for each item: all but the last one or two, and
+    // but the first one if items are missing there.
+#pragma unroll 1
+    for (; first <= 0 && end >= kRound + kDepth; end -= kRound) {
 #pragma unroll
-    for (int k = 0; k < kDepth; ++k) {
-      if (k % kBatch == 0) before();
-      if (k < count) use(ring[k]);
-      if (k + kDepth < count) load(&ring[k]);
+      for (int k = 0; k < kRound; ++k) {
+        if (k % kBatch == 0) before();
+        use(ring[k % kDepth]);
+        load(&ring[k % kDepth]);
+        if ((k + 1) % kBatch == 0) after();
+      }
     }
+#pragma unroll
+    for (int k = 0; k < kRound; ++k) {
+      const int next = k + kDepth;
+      if (k % kBatch == 0 && k < end) before();
+      if (first <= k && k < end) use(ring[k % kDepth]);
+      if (first <= next && next < end) load(&ring[k % kDepth]);
+      if ((k + 1) % kBatch == 0 && k + 1 - kBatch < end) after();
+    }
+    first = 0;
+    end -= kRound;
   }
 }
 
@@ -214,7 +223,7 @@ constexpr bool kCopiesTiles = kElements > 1;
 
 // The tiles of a block as one stream of copies through the ring. Position p of
 // the stream lies in slot p of the ring, and a slot is filled anew as soon as
-// its tile has been used, unless the block keeps it:
+// the tiles of its batch have been used, unless the block keeps it:
 //   first pass    all tiles in order. The last ones stay: `shared_tiles` and
 //                 `register_tiles`;
 //   wait          the last `register_tiles` move to registers. In their slots,
@@ -224,10 +233,12 @@ constexpr bool kCopiesTiles = kElements > 1;
 //                 registers. The slots of those that stayed there take the
 //                 others again, of which L2 has had the least time to evict the
 //                 last.
-// Each use closes a group of copies, which is empty where nothing is left to be
-// copied, so that a thread always waits for all groups but the same number of
-// them. This needs the tiles of a batch to have slots (see Streams in
-// host/plan.cc).
+// The stream goes on by batches: what a thread uses between two waits. Slots,
+// and the tiles that stay, are whole batches. A slab begins with a new batch,
+// and its last one may leave slots empty. Each batch that has been used closes
+// a group of copies, which is empty where nothing is left to be copied, so that
+// a thread always waits for all groups but the same number of them (see Streams
+// in host/plan.cc for how many slots this needs).
 template <typename T, Layout kLayout, int kElements, int kArrays>
 class TileStream {
  public:
@@ -235,11 +246,9 @@ class TileStream {
   using V = typename Ring::V;
   static constexpr int kRegisterTiles =
       RegisterTiles(kLayout, kElements, sizeof(T), kArrays);
-  // The tiles that a thread uses between two waits: 64 bytes of it, or fewer
-  // where it loads fewer ahead of their use.
-  static constexpr int kMostBatch = kInFlight<T, kElements, kArrays>;
-  template <int kDepth>
-  static constexpr int kBatchOf = kDepth < kMostBatch ? kDepth : kMostBatch;
+  static constexpr int kBatch =
+      TilesOfBatch(kElements, Ring::kSlotWords * sizeof(typename Ring::Word));
+  static_assert(kRegisterTiles % kBatch == 0, "whole batches stay");
 
   struct Arrays {
     const void* at[kArrays];
@@ -273,7 +282,7 @@ class TileStream {
   // Waits for the first tiles of this slab, and returns the first array of one
   // of them. They are at most as many as have slots.
   __device__ __forceinline__ void WaitForFirst(int tiles) const {
-    WaitForAllCopiesBut(ring_.slots() - tiles);
+    WaitForAllCopiesBut((ring_.slots() - tiles) / kBatch);
   }
   __device__ __forceinline__ V Peek(int tile) const {
     return ring_.Get(ring_.Next(slot_, tile), 0);
@@ -290,7 +299,9 @@ class TileStream {
   template <typename SlabOf>
   __device__ __forceinline__ void Hold(const SlabOf& slab) {
     if constexpr (kRegisterTiles > 0) {
-      const int held = Held(slab.Count(0, slab.tiles()));
+      const int count = slab.Count(0, slab.tiles());
+      const int held = Held(count);
+      if (held > 0) slot_ = ring_.Before(slot_, EmptySlots(count));
 #pragma unroll
       for (int k = 0; k < kRegisterTiles; ++k) {
         // Otherwise those of the slab before would seem to be needed until now.
@@ -342,25 +353,27 @@ class TileStream {
     // from memory.
     template <int kDepth, typename Item, typename Load, typename Use>
     __device__ __forceinline__ void ForEach(int count, Load load, Use use) {
-      constexpr int kBatch = kBatchOf<kDepth>;
       const Ring& ring = stream_.ring_;
       int slot = stream_.slot_;
-      const auto wait = [&] { WaitForAllCopiesBut(ring.slots() - kBatch); };
+      const auto wait = [&] { WaitForBatch(ring.slots()); };
+      // The last batch stays, so these are whole ones.
       const int streamed =
-          min(count, max(left_ + ring.slots() - stream_.kept(), 0));
+          min(count, max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0));
       ForEachTile<kDepth, Item, kBatch>(
           streamed, load,
           [&](Item& item) {
             use(Tile(ring, slot), item,
                 std::integral_constant<Reuse, Reuse::kSoon>());
-            stream_.CopyIf(left_ > 0, slot, next_.offset(),
-                           left_ > stream_.kept());
-            CloseCopies();
-            next_.Advance();
-            --left_;
-            slot = ring.Next(slot);
+            slot += Ring::kSlotWords;
           },
-          wait);
+          wait,
+          [&] {
+            slot -= kBatch * Ring::kSlotWords;
+            stream_.template CopyBatch<1>(stream_.arrays_, left_,
+                                          left_ > stream_.kept(), slot, &next_);
+            left_ -= kBatch;
+            slot = ring.Next(slot, kBatch);
+          });
       // The slots of tiles that stay are not filled anew.
       ring.ForEachRun(count - streamed, &slot, [&](int run) {
         ForEachTile<kDepth, Item, kBatch>(
@@ -368,12 +381,11 @@ class TileStream {
             [&](Item& item) {
               use(Tile(ring, slot), item,
                   std::integral_constant<Reuse, Reuse::kNever>());
-              CloseCopies();
               slot += Ring::kSlotWords;
             },
-            wait);
+            wait, CloseCopies);
       });
-      stream_.slot_ = slot;
+      stream_.slot_ = ring.Next(slot, EmptySlots(count));
     }
 
    private:
@@ -408,49 +420,53 @@ class TileStream {
     return count - held;
   }
 
-  // The rest of the second pass, which reads what was not kept from `arrays`.
+  // The rest of the second pass: of this thread's first `rest` tiles. What was
+  // not kept is read from `arrays`.
   template <typename SlabOf>
   class SecondPass {
    public:
     __device__ __forceinline__ SecondPass(const TileStream& stream,
-                                          const SlabOf& slab,
+                                          const SlabOf& slab, int rest,
                                           const Arrays& arrays)
         : stream_(stream),
           arrays_(arrays),
-          left_(slab.Count(0, slab.tiles()) - stream.tiling_.shared_tiles -
-                stream.Held(slab.Count(0, slab.tiles()))),
+          empty_(EmptySlots(rest)),
+          left_(SlotsOf(rest) - stream.tiling_.shared_tiles),
           next_(slab.template At<-1>(max(left_ - 1, 0))),
-          slot_(stream.ring_.Before(stream.slot_)) {}
+          slot_(stream.ring_.Before(stream.slot_, empty_ + 1)) {}
+
+    // The number of tiles that stayed in slots, if there were more.
+    __device__ __forceinline__ int kept() const {
+      return stream_.tiling_.shared_tiles - empty_;
+    }
 
     // Goes on with the next `count` tiles: use(tile, item). kCopied says that
     // some of them may have been read again.
     template <bool kCopied, int kDepth, typename Item, typename Load,
               typename Use>
     __device__ __forceinline__ void ForEach(int count, Load load, Use use) {
-      constexpr int kBatch = kBatchOf<kDepth>;
       const Ring& ring = stream_.ring_;
       const int first =
           ring.Next(stream_.slot_, stream_.tiling_.prefetch_tiles);
       ForEachTile<kDepth, Item, kBatch>(
-          count, load,
+          empty_ + count, load,
           [&](Item& item) {
             use(Tile(ring, slot_), item);
-#pragma unroll
-            for (int a = 0; a < kArrays; ++a) {
-              ring.template CopyIf<Reuse::kNever>(
-                  left_ > 0, slot_, a,
-                  static_cast<const T*>(arrays_.at[a]) + next_.offset());
-            }
-            CloseCopies();
-            next_.Advance();
-            --left_;
-            slot_ = ring.Before(slot_ == first ? stream_.slot_ : slot_);
+            slot_ -= Ring::kSlotWords;
           },
           [&] {
-            if constexpr (kCopied) {
-              WaitForAllCopiesBut(stream_.tiling_.shared_tiles - kBatch);
-            }
-          });
+            if constexpr (kCopied) WaitForBatch(stream_.tiling_.shared_tiles);
+          },
+          [&] {
+            stream_.template CopyBatch<-1>(arrays_, left_, /*again=*/false,
+                                           slot_ + kBatch * Ring::kSlotWords,
+                                           &next_);
+            left_ -= kBatch;
+            slot_ += Ring::kSlotWords;
+            slot_ = ring.Before(slot_ == first ? stream_.slot_ : slot_);
+          },
+          empty_);
+      empty_ = 0;
     }
 
     // The same where all tiles were kept.
@@ -468,15 +484,16 @@ class TileStream {
    private:
     const TileStream& stream_;
     const Arrays arrays_;
+    int empty_;  // The number of slots that the next batch leaves empty.
     int left_;  // The number of tiles whose copies have not been started again.
     typename SlabOf::template CursorOf<-1> next_;
     int slot_;
   };
 
   template <typename SlabOf>
-  __device__ __forceinline__ auto Second(const SlabOf& slab,
+  __device__ __forceinline__ auto Second(const SlabOf& slab, int rest,
                                          const Arrays& arrays) const {
-    return SecondPass<SlabOf>(*this, slab, arrays);
+    return SecondPass<SlabOf>(*this, slab, rest, arrays);
   }
 
  private:
@@ -484,13 +501,28 @@ class TileStream {
   __device__ __forceinline__ int register_tiles() const {
     return kRegisterTiles > 0 ? tiling_.register_tiles : 0;
   }
-  // Returns how many of this thread's `count` tiles stay in registers: the last
-  // ones, if there are more than stay in slots.
+  // Returns how many of this thread's `count` tiles stay in registers: those in
+  // the last batches, if there are more than stay in slots.
   __device__ __forceinline__ int Held(int count) const {
-    return min(max(count - tiling_.shared_tiles, 0), register_tiles());
+    return max(
+        min(count - tiling_.shared_tiles, register_tiles() - EmptySlots(count)),
+        0);
   }
 
-  // Starts the copies of the tiles [begin, end) of a slab.
+  // The slots of the batches of so many tiles, and how many of them are empty.
+  static __device__ __forceinline__ int SlotsOf(int tiles) {
+    return tiles + EmptySlots(tiles);
+  }
+  static __device__ __forceinline__ int EmptySlots(int tiles) {
+    return -tiles & (kBatch - 1);  // kBatch is a power of 2.
+  }
+
+  // Waits for the batch that is used next, where copies go on in `slots`.
+  static __device__ __forceinline__ void WaitForBatch(int slots) {
+    WaitForAllCopiesBut(slots / kBatch - 1);
+  }
+
+  // Starts the copies of the tiles [begin, end) of a slab, of whole batches.
   template <typename SlabOf>
   __device__ __forceinline__ void Start(const SlabOf& slab, int begin,
                                         int end) const {
@@ -499,26 +531,37 @@ class TileStream {
       auto in = slab.At(begin);
       int slot = ring_.Next(slot_, begin);
 #pragma unroll 1
-      for (int tile = begin; tile < end; ++tile) {
-        const bool again = mine - tile > kept();
-        CopyIf(/*condition=*/tile < mine, slot, in.offset(), again);
-        CloseCopies();
-        in.Advance();
-        slot = ring_.Next(slot);
+      for (int tile = begin; tile < end; tile += kBatch) {
+        CopyBatch<1>(arrays_, mine - tile, mine - tile > kept(), slot, &in);
+        slot = ring_.Next(slot, kBatch);
       }
     }
   }
 
-  // `again` says whether the second pass reads the tile from memory.
-  __device__ __forceinline__ void CopyIf(bool condition, int slot,
-                                         int64_t offset, bool again) const {
+  // Starts the copies of a batch, with as many of the `left` tiles at `in` as
+  // it has slots: upwards from `slot`, or downwards (kStep is 1 or -1). `again`
+  // says whether the second pass reads these tiles from memory.
+  template <int kStep, typename CursorOf>
+  __device__ __forceinline__ void CopyBatch(const Arrays& arrays, int left,
+                                            bool again, int slot,
+                                            CursorOf* in) const {
+    // Where channels are first, finding a vector takes registers.
+    [[maybe_unused]] constexpr int kAtOnce =
+        kLayout == Layout::kChannelsFirst ? 1 : kBatch;
+#pragma unroll kAtOnce
+    for (int k = 0; k < kBatch; ++k) {
 #pragma unroll
-    for (int a = 0; a < kArrays; ++a) {
-      const T* from = static_cast<const T*>(arrays_.at[a]) + offset;
-      const bool soon = again && arrays_.again[a];
-      ring_.template CopyIf<Reuse::kSoon>(condition && soon, slot, a, from);
-      ring_.template CopyIf<Reuse::kNever>(condition && !soon, slot, a, from);
+      for (int a = 0; a < kArrays; ++a) {
+        const T* from = static_cast<const T*>(arrays.at[a]) + in->offset();
+        // The batch is a whole one then, because the last one stays.
+        const bool soon = again && arrays.again[a];
+        ring_.template CopyIf<Reuse::kSoon>(soon, slot, a, from);
+        ring_.template CopyIf<Reuse::kNever>(k < left && !soon, slot, a, from);
+      }
+      in->Advance();
+      slot += kStep * Ring::kSlotWords;
     }
+    CloseCopies();
   }
 
   const Tiling& tiling_;

@@ -76,24 +76,33 @@ struct CopiesUnderWay {
   double most = 0;
 };
 
+// The tiles of a block that do not stay on chip. Where they are copied, those
+// that stay are the last batches, one of which may have empty slots.
+int64_t TilesAgain(const Plan& plan, int width, int64_t tile_bytes) {
+  const int batch = TilesOfBatch(width, tile_bytes);
+  return std::max<int64_t>(
+      0, RoundUp(TilesPerBlock(plan.tiling), batch) - TilesKept(plan));
+}
+
 // In the first pass, a copy has been started as many tiles before its use as
 // there are slots, or when the pass began. In the second one, what was not kept
 // is copied again into slots whose tiles have been used. While slots are filled
-// anew, threads wait until a few groups of copies are left, and then use a
-// batch of tiles and start as many copies (TileStream in device/tiles.cuh).
+// anew, threads wait for one batch after the other, use it, and start as many
+// copies (TileStream in device/tiles.cuh).
 CopiesUnderWay UnderWay(const Plan& plan, int64_t tile_bytes) {
   const Tiling& t = plan.tiling;
   const int64_t tiles = std::max<int64_t>(1, TilesPerBlock(t));
   const auto all = static_cast<double>(tiles);
   // Copies of all tiles begin at once.
   if (TilesKept(plan) >= tiles) return {all / 2, 0, all};
-  const int64_t batch = kBytesAtOnce * kThreads / tile_bytes;
-  const auto most = [&](int64_t slots) {
-    return static_cast<double>(std::min<int64_t>(
-        tiles, GroupsLeft(static_cast<int>(slots - batch)) + batch));
+  const int batch = TilesOfBatch(kWidth, tile_bytes);
+  const auto most = [&](int slots) {
+    return static_cast<double>(
+        std::min<int64_t>(tiles, (GroupsLeft(slots / batch - 1) + 1) * batch));
   };
   const double first = most(t.shared_tiles + t.prefetch_tiles);
-  const double again = static_cast<double>(tiles - TilesKept(plan)) / all;
+  const double again =
+      static_cast<double>(TilesAgain(plan, kWidth, tile_bytes)) / all;
   return {first - first * first / (2 * all), again * most(t.shared_tiles),
           first};
 }
@@ -167,15 +176,15 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
   Cost cost{};
   cost.rounds = two_kernels ? 1 : CeilDivide(t.num_slabs, t.num_teams);
 
+  const int64_t tile_bytes =
+      traffic.arrays_kept * kThreads * width * ItemSize(problem.dtype);
   // What no block keeps waits in L2 until the second pass, for all teams at
   // once.
   double waits = traffic.again * array;
   if (!two_kernels) {
-    const int64_t left =
-        std::max<int64_t>(0, TilesPerBlock(t) - TilesKept(plan));
-    waits = static_cast<double>(left * t.team) * t.num_teams * kThreads *
-            width * static_cast<double>(ItemSize(problem.dtype)) *
-            traffic.again;
+    waits = static_cast<double>(TilesAgain(plan, width, tile_bytes) * t.team) *
+            t.num_teams * kThreads * width *
+            static_cast<double>(ItemSize(problem.dtype)) * traffic.again;
   }
   cost.bytes_again =
       std::min(static_cast<double>(cost.rounds) * std::max(0.0, waits - in_l2),
@@ -196,8 +205,6 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
 
   // Copies to shared memory bring the tiles, in both passes.
   const bool copies = !two_kernels && width > 1;
-  const int64_t tile_bytes =
-      traffic.arrays_kept * kThreads * width * ItemSize(problem.dtype);
   const double loading = InFlightPerBlock(problem, width, model);
   const CopiesUnderWay under_way =
       copies ? UnderWay(plan, tile_bytes) : CopiesUnderWay();

@@ -65,14 +65,21 @@ BNAR_HOST_DEVICE constexpr int RegisterTiles(Layout layout, int width,
   return static_cast<int>(bytes / (width * item_size * arrays));
 }
 
+// The tiles of `tile_bytes` in a batch: what threads use between two waits. It
+// is a power of 2 for the arrays that the kernels keep. Single elements are not
+// copied, and need no batches.
+BNAR_HOST_DEVICE constexpr int TilesOfBatch(int width, int64_t tile_bytes) {
+  constexpr int64_t kBytes = kBytesAtOnce * kThreads;
+  return width == 1 || tile_bytes > kBytes
+             ? 1
+             : static_cast<int>(kBytes / tile_bytes);
+}
+
 // A thread waits until this many groups of its copies are left, where it might
-// leave `groups` of them.
+// leave `groups` of them. More do not exist where a block has half of 228 KB.
+constexpr int kMostGroupsLeft = 5;
 BNAR_HOST_DEVICE constexpr int GroupsLeft(int groups) {
-  return groups >= 16  ? 16
-         : groups >= 8 ? 8
-         : groups >= 4 ? 4
-         : groups >= 2 ? 2
-                       : 0;
+  return groups < 0 ? 0 : groups < kMostGroupsLeft ? groups : kMostGroupsLeft;
 }
 
 inline int64_t SharedBytes(int shared_tiles, int64_t tile_bytes) {
@@ -119,7 +126,9 @@ struct Tiling {
   int64_t rows_per_block;
   int32_t team;
   int32_t num_teams;
-  int32_t shared_tiles;  // tiles that a block keeps in shared memory
+  // Tiles that a block keeps in shared memory, in whole batches like those of
+  // the next two numbers.
+  int32_t shared_tiles;
   // Tiles of the next slab whose copies are under way while the blocks of the
   // team wait for each other. They are at most `shared_tiles`, and have room in
   // shared memory beside those.

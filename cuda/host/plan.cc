@@ -24,14 +24,16 @@ int64_t TileBytes(const Problem& problem, int width, int arrays_kept) {
   return kThreads * width * ItemSize(problem.dtype) * arrays_kept;
 }
 
-int SharedTilesPerBlock(const Device& device, int64_t tile_bytes,
-                        int blocks_per_multiprocessor) {
+// The slots for tiles that a block has room for, in whole batches.
+int SlotsPerBlock(const Device& device, int width, int64_t tile_bytes,
+                  int blocks_per_multiprocessor) {
   const int64_t per_block = std::min(
       device.shared_bytes_per_block,
       device.shared_bytes_per_multiprocessor / blocks_per_multiprocessor -
           device.reserved_shared_bytes_per_block);
-  return static_cast<int>(
-      std::max<int64_t>(0, (per_block - kFixedSharedBytes) / tile_bytes));
+  return static_cast<int>(RoundDown(
+      std::max<int64_t>(0, (per_block - kFixedSharedBytes) / tile_bytes),
+      TilesOfBatch(width, tile_bytes)));
 }
 
 int64_t ResidentBlocks(const Device& device, const Settings& settings,
@@ -61,16 +63,21 @@ std::vector<Tiling> Cuts(const Problem& problem, int width,
 // teams take several slabs, `ahead` of the slots that are left, or all of them
 // if it is -1, are for the next one; then as many tiles, but at most
 // `register_tiles`, move from these slots to registers. The rest is read twice.
-// Single elements are not copied to slots.
+// Single elements are not copied to slots. All numbers but that of the tiles
+// are made whole batches.
 void KeepTiles(int shared_tiles, int slots, int ahead, int register_tiles,
                int width, int64_t tile_bytes, Plan* plan) {
   Tiling& t = plan->tiling;
-  const int64_t wanted = TilesPerBlock(t);
+  const int batch = TilesOfBatch(width, tile_bytes);
+  const int64_t wanted = RoundUp(TilesPerBlock(t), batch);
   t.shared_tiles =
       static_cast<int32_t>(std::min<int64_t>(shared_tiles, wanted));
   if (width > 1 && t.num_slabs > t.num_teams) {
     const int left = std::min(t.shared_tiles, slots - t.shared_tiles);
-    t.prefetch_tiles = ahead < 0 ? left : std::min(ahead, left);
+    t.prefetch_tiles =
+        ahead < 0
+            ? left
+            : static_cast<int32_t>(RoundDown(std::min(ahead, left), batch));
     t.register_tiles = static_cast<int32_t>(std::min<int64_t>(
         std::min(register_tiles, t.prefetch_tiles), wanted - t.shared_tiles));
   }
@@ -114,7 +121,7 @@ Plan PlanCluster(const Tiling& tiling, int width, const Device& device,
   plan.strategy = Strategy::kCluster;
   plan.tiling = tiling;
   const int shared_tiles =
-      SharedTilesPerBlock(device, tile_bytes, blocks_per_multiprocessor);
+      SlotsPerBlock(device, width, tile_bytes, blocks_per_multiprocessor);
   const int64_t blocks =
       ResidentBlocks(device, settings, blocks_per_multiprocessor);
   const int64_t tiles = TilesOfSlab(tiling);
@@ -169,13 +176,12 @@ Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
   return plan;
 }
 
-// Whether the tiles of the plan can be copied. If not all of them are kept, the
-// others need room for what threads use between two waits, and forward looks
-// at three tiles of up to 32 bytes a thread before it begins.
+// Whether the tiles of the plan can be copied. If not all of them are kept, one
+// batch is used while the next is copied. This is also enough for the three
+// tiles of up to 32 bytes a thread that forward looks at before it begins.
 bool Streams(const Plan& plan, int width, int64_t tile_bytes) {
-  constexpr int64_t kLeastBytes = std::max(kBytesAtOnce, 3 * 32) * kThreads;
   return width == 1 || TilesKept(plan) >= TilesPerBlock(plan.tiling) ||
-         plan.tiling.shared_tiles * tile_bytes >= kLeastBytes;
+         plan.tiling.shared_tiles >= 2 * TilesOfBatch(width, tile_bytes);
 }
 
 // The plans that the device can run, of one strategy or of all of them.
@@ -205,12 +211,16 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
       // there is room if a block keeps less of this one, or those of another
       // team.
       const int slots =
-          SharedTilesPerBlock(device, tile_bytes, kBlocksPerMultiprocessor);
+          SlotsPerBlock(device, width, tile_bytes, kBlocksPerMultiprocessor);
+      const int batch = TilesOfBatch(width, tile_bytes);
       std::vector<int> choices = {0};
       if (settings.tiles_ahead >= 0) {
-        choices = {std::min(settings.tiles_ahead, slots / 2)};
+        choices = {static_cast<int>(
+            RoundDown(std::min(settings.tiles_ahead, slots / 2), batch))};
       } else if (width > 1) {
-        choices = {0, slots / 6, slots / 3, slots / 2};
+        for (int ahead = batch; ahead <= slots / 2; ahead += batch) {
+          choices.push_back(ahead);
+        }
       }
       for (const int64_t least_teams : {1, 2}) {
         for (const int ahead : choices) {

@@ -19,6 +19,10 @@ constexpr int64_t kPartialColumns = int64_t{1} << 18;
 constexpr int kMaxCluster = 8;
 
 constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t RoundDown(int64_t a, int64_t to) { return a - a % to; }
+constexpr int64_t RoundUp(int64_t a, int64_t to) {
+  return RoundDown(a + to - 1, to);
+}
 
 int32_t PowerOfTwoAtLeast(int64_t n, int32_t at_most);
 

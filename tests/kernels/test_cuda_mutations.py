@@ -124,55 +124,78 @@ MUTATIONS = {
         "on_chip",
     ),
     "the last items of a loop are not used": Mutation(
-        "tiles.cuh", "if (k < count) use(ring[k]);", "if (k + 1 < count) use(ring[k]);",
+        "tiles.cuh", "if (first <= k && k < end) use(", "if (first <= k && k + 1 < end) use(",
         "forward", "two_kernels",
     ),
     "a loop uses an item before it is loaded": Mutation(
-        "tiles.cuh", "if (k + kDepth < count) load(&ring[k]);", "", "backward", "two_kernels"
+        "tiles.cuh", "if (first <= next && next < end) load(&ring[k % kDepth]);", "",
+        "backward", "two_kernels",
     ),
     "tiles that are read again in the wrong place": Mutation(
         "normalise.cuh", "const int last = shared_end + count - 1;",
         "const int last = slab.tiles() - 1;", "forward", "on_chip", "all",
     ),
-    "a wait of the first pass that leaves what it uses": Mutation(
-        "tiles.cuh", "WaitForAllCopiesBut(ring.slots() - kBatch)",
-        "WaitForAllCopiesBut(ring.slots())", "forward", "on_chip", "stream",
+    "a wait that leaves the batch that is used": Mutation(
+        "tiles.cuh", "WaitForAllCopiesBut(slots / kBatch - 1)",
+        "WaitForAllCopiesBut(slots / kBatch)", "forward", "on_chip", "stream",
     ),
-    "a wait of backward that leaves what it uses": Mutation(
-        "tiles.cuh", "WaitForAllCopiesBut(ring.slots() - kBatch)",
-        "WaitForAllCopiesBut(ring.slots())", "backward", "on_chip", "stream",
+    "a wait of backward that leaves the batch that is used": Mutation(
+        "tiles.cuh", "WaitForAllCopiesBut(slots / kBatch - 1)",
+        "WaitForAllCopiesBut(slots / kBatch)", "backward", "on_chip", "stream",
     ),
-    "a wait of the second pass that leaves what it uses": Mutation(
-        "tiles.cuh", "WaitForAllCopiesBut(stream_.tiling_.shared_tiles - kBatch)",
-        "WaitForAllCopiesBut(stream_.tiling_.shared_tiles)", "forward", "on_chip", "stream",
+    "a wait of the second pass that leaves the batch that is used": Mutation(
+        "tiles.cuh", "WaitForBatch(stream_.tiling_.shared_tiles)",
+        "WaitForBatch(stream_.tiling_.shared_tiles + kBatch)", "forward", "on_chip", "stream",
     ),
     "no wait for tiles that are read again": Mutation(
         "tiles.cuh", "if constexpr (kCopied)", "if constexpr (!kCopied)",
         "backward", "on_chip", "stream",
     ),
-    "a wait that is rounded to more copies": Mutation(
-        "../host/parameters.h", ": groups >= 8 ? 8", ": groups >= 7 ? 8",
-        "forward", "on_chip", "stream",
+    "a wait that leaves one group too many": Mutation(
+        "../host/parameters.h", "groups < kMostGroupsLeft ? groups ",
+        "groups < kMostGroupsLeft ? groups + 1 ", "forward", "on_chip", "stream",
     ),
-    "a slot that is filled before its tile has been used": Mutation(
-        "tiles.cuh", "stream_.CopyIf(left_ > 0, slot,",
-        "stream_.CopyIf(left_ > 0, ring.Next(slot),", "backward", "on_chip", "stream",
+    "a batch that is filled before it has been used": Mutation(
+        "tiles.cuh", "left_ > stream_.kept(), slot, &next_);",
+        "left_ > stream_.kept(), ring.Next(slot, kBatch), &next_);",
+        "backward", "on_chip", "stream",
+    ),
+    "a batch that is filled before its last tile has been used": Mutation(
+        "tiles.cuh", "        if ((k + 1) % kBatch == 0) after();\n",
+        "        if ((k + 2) % kBatch == 0) after();\n", "forward", "on_chip", "stream",
+    ),
+    "a batch that is never filled again": Mutation(
+        "tiles.cuh", "if ((k + 1) % kBatch == 0 && k + 1 - kBatch < end) after();", "",
+        "backward", "on_chip", "stream",
     ),
     "a tile that is not copied": Mutation(
-        "tiles.cuh", "stream_.CopyIf(left_ > 0, slot,", "stream_.CopyIf(left_ > 1, slot,",
+        "tiles.cuh", "(k < left && !soon,", "(k + 1 < left && !soon,",
         "forward", "on_chip", "stream",
     ),
+    "a tile that does not exist": Mutation(
+        "tiles.cuh", "(k < left && !soon,", "(0 < left && !soon,",
+        "backward", "on_chip", "stream",
+    ),
     "a tile that is not read again": Mutation(
-        "tiles.cuh", "                  left_ > 0, slot_, a,",
-        "                  left_ > 1, slot_, a,", "forward", "on_chip", "stream",
+        "tiles.cuh", "CopyBatch<-1>(arrays_, left_,", "CopyBatch<-1>(arrays_, left_ - 1,",
+        "forward", "on_chip", "stream",
+    ),
+    "tiles that are read again in the reverse order": Mutation(
+        "tiles.cuh", "slot += kStep * Ring::kSlotWords;", "slot += Ring::kSlotWords;",
+        "backward", "on_chip", "stream",
     ),
     "a tile that stays as if it were read again": Mutation(
-        "tiles.cuh", "max(left_ + ring.slots() - stream_.kept(), 0)",
-        "max(left_ + ring.slots() - stream_.kept() + 1, 0)", "backward", "on_chip", "stream",
+        "tiles.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
+        "max(SlotsOf(left_ + ring.slots() - stream_.kept() + 1), 0)",
+        "backward", "on_chip", "stream",
+    ),
+    "a batch that stays without the tiles that it lacks": Mutation(
+        "tiles.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
+        "max(left_ + ring.slots() - stream_.kept(), 0)", "forward", "on_chip", "stream",
     ),
     "tiles in registers as if they were read again": Mutation(
-        "tiles.cuh", "max(left_ + ring.slots() - stream_.kept(), 0)",
-        "max(left_ + ring.slots() - stream_.tiling_.shared_tiles, 0)",
+        "tiles.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
+        "max(SlotsOf(left_ + ring.slots() - stream_.tiling_.shared_tiles), 0)",
         "backward", "on_chip", "stream",
     ),
     "tiles that move to registers when the next ones have their slots": Mutation(
@@ -192,9 +215,12 @@ MUTATIONS = {
         "tiles.cuh", "if (k < held) {", "if (k + 1 < held) {", "backward", "on_chip", "stream"
     ),
     "one tile too many in registers": Mutation(
-        "tiles.cuh", "min(max(count - tiling_.shared_tiles, 0), register_tiles())",
-        "min(max(count - tiling_.shared_tiles + 1, 0), register_tiles() + 1)",
+        "tiles.cuh", "register_tiles() - EmptySlots(count)", "register_tiles()",
         "forward", "on_chip", "stream",
+    ),
+    "empty slots that are taken to registers": Mutation(
+        "tiles.cuh", "if (held > 0) slot_ = ring_.Before(slot_, EmptySlots(count));", "",
+        "backward", "on_chip", "stream",
     ),
     "tiles in registers in the wrong order": Mutation(
         "tiles.cuh", "use(held_[k], ", "use(held_[kRegisterTiles - 1 - k], ",
@@ -211,10 +237,8 @@ MUTATIONS = {
         "forward", "on_chip", "stream",
     ),
     "tiles in registers that are read again": Mutation(
-        "tiles.cuh",
-        "stream.tiling_.shared_tiles -\n"
-        "                stream.Held(slab.Count(0, slab.tiles()))),",
-        "stream.tiling_.shared_tiles),",
+        "tiles.cuh", "left_(SlotsOf(rest) -",
+        "left_(SlotsOf(slab.Count(0, slab.tiles())) -",
         "backward", "on_chip", "stream",
     ),
     "a gate that begins with the tiles in registers": Mutation(
@@ -229,8 +253,23 @@ MUTATIONS = {
         "backward", "on_chip", "stream",
     ),
     "the second pass begins with the wrong tile": Mutation(
-        "tiles.cuh", "slot_(stream.ring_.Before(stream.slot_))", "slot_(stream.slot_)",
-        "forward", "on_chip", "stream",
+        "tiles.cuh", "slot_(stream.ring_.Before(stream.slot_, empty_ + 1))",
+        "slot_(stream.ring_.Before(stream.slot_, empty_))", "forward", "on_chip", "stream",
+    ),
+    "the second pass begins with an empty slot": Mutation(
+        "tiles.cuh", "slot_(stream.ring_.Before(stream.slot_, empty_ + 1))",
+        "slot_(stream.ring_.Before(stream.slot_))", "backward", "on_chip", "stream",
+    ),
+    "a second pass that takes its first batch for a whole one": Mutation(
+        "tiles.cuh", "          empty_);\n      empty_ = 0;\n",
+        "          0);\n      empty_ = 0;\n", "forward", "on_chip", "stream",
+    ),
+    "empty slots where the gate begins": Mutation(
+        "tiles.cuh", "      empty_ = 0;\n", "", "backward", "on_chip", "stream"
+    ),
+    "a slab that begins in an empty slot": Mutation(
+        "tiles.cuh", "stream_.slot_ = ring.Next(slot, EmptySlots(count));",
+        "stream_.slot_ = slot;", "backward", "on_chip", "stream",
     ),
     "a ring that goes on one slot too late": Mutation(
         "tiles.cuh", "return slot < end ? slot : slot - end;",
@@ -243,24 +282,23 @@ MUTATIONS = {
     ),
     "copies that do not begin where the first ones ended": Mutation(
         "tiles.cuh", "Start(slab, tiling_.prefetch_tiles,",
-        "Start(slab, tiling_.prefetch_tiles + 1,", "backward", "on_chip", "stream",
+        "Start(slab, tiling_.prefetch_tiles + kBatch,", "backward", "on_chip", "stream",
     ),
     "the first tiles of a slab in the wrong slots": Mutation(
         "tiles.cuh", "int slot = ring_.Next(slot_, begin);",
-        "int slot = ring_.Next(slot_, begin > 0 ? begin - 1 : 0);", "forward", "on_chip", "stream",
-    ),
-    "the slot of the tile before": Mutation(
-        "tiles.cuh", "            slot = ring.Next(slot);\n", "",
+        "int slot = ring_.Next(slot_, begin > 0 ? begin - kBatch : 0);",
         "forward", "on_chip", "stream",
     ),
-    "a slot without a tile that counts no copy": Mutation(
-        "tiles.cuh", "        CloseCopies();\n        in.Advance();",
-        "        if (tile < mine) CloseCopies();\n        in.Advance();",
+    "the slots of the batch before": Mutation(
+        "tiles.cuh", "            slot = ring.Next(slot, kBatch);\n", "",
         "forward", "on_chip", "stream",
     ),
-    "a tile that stays and counts no copy": Mutation(
-        "tiles.cuh", "              CloseCopies();\n              slot += Ring::kSlotWords;\n",
-        "              slot += Ring::kSlotWords;\n", "backward", "on_chip", "stream",
+    "a batch without a tile that counts no copies": Mutation(
+        "tiles.cuh", "    CloseCopies();\n", "    if (left > 0) CloseCopies();\n",
+        "forward", "on_chip", "stream",
+    ),
+    "a batch that stays and counts no copies": Mutation(
+        "tiles.cuh", "wait, CloseCopies);", "wait);", "backward", "on_chip", "stream"
     ),
     "a run of slots that goes on behind the ring": Mutation(
         "tiles.cuh", "slots() - *slot / kSlotWords);", "slots() + 1 - *slot / kSlotWords);",
@@ -283,8 +321,8 @@ MUTATIONS = {
         "const void* dy = p.buffers.dy;", "backward", "on_chip", "stream",
     ),
     "a tile that is read again without its gate": Mutation(
-        "gradient_apply.cuh", "const int kept = min(rest, p.tiling.shared_tiles);",
-        "const int kept = min(rest, p.tiling.shared_tiles + 1);", "backward", "on_chip", "stream",
+        "gradient_apply.cuh", "const int kept = min(rest, pass.kept());",
+        "const int kept = min(rest, pass.kept() + 1);", "backward", "on_chip", "stream",
     ),
     "a tile left out where sums are added": Mutation(
         "tiles.cuh", "    begin = end;\n", "    begin = end + 1;\n", "forward", "on_chip", "many"

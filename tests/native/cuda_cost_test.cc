@@ -172,14 +172,14 @@ void TestCostOfStream() {
                                    kHopper, {Strategy::kOnChip, 0, 32, 12});
   const cuda::Tiling& t = plan.tiling;
   BNAR_CHECK(cuda::TilesPerBlock(t) == 48 && t.team == 262 &&
-                 t.shared_tiles == 13 && t.prefetch_tiles == 12 &&
+                 t.shared_tiles == 12 && t.prefetch_tiles == 12 &&
                  t.register_tiles == 8,
              std::to_string(t.shared_tiles));
-  // Of 25 slots, a thread waits until 16 copies are left, uses four and starts
-  // four. Of the 13 slots of tiles that stay there, it waits until 8 are left;
-  // 8 tiles stay in registers, and 27 are copied again.
-  const double first = 20 - 20.0 * 20 / (2 * 48);
-  const double second = 12 * 27.0 / 48;
+  // Of 6 batches of four tiles, a thread waits until 5 are left, uses one and
+  // starts one. Of the 3 batches of tiles that stay there, it waits until 2 are
+  // left; 8 tiles stay in registers, and 28 are copied again.
+  const double first = 24 - 24.0 * 24 / (2 * 48);
+  const double second = 12 * 28.0 / 48;
   const double copy = cuda::StreamingRate(kHopper, model) / model.kernel_share;
   const auto share = [](double tiles) {
     return 1 - 0.08 * 32 / (2 * 4 * tiles);
@@ -197,7 +197,7 @@ void TestCostOfStream() {
   BNAR_CHECK(
       std::abs(cost.streaming - expected) < 0.005 * expected,
       std::to_string(cost.streaming) + " and " + std::to_string(expected));
-  BNAR_CHECK(std::abs(cost.bytes_again - 8 * (27 * 4096.0 * 262 - in_l2)) < 1,
+  BNAR_CHECK(std::abs(cost.bytes_again - 8 * (28 * 4096.0 * 262 - in_l2)) < 1,
              std::to_string(cost.bytes_again));
   // The tiles of the next slab cover each of eight waits but the last, except
   // for a tenth of it.
@@ -205,13 +205,13 @@ void TestCostOfStream() {
              std::to_string(cost.waiting));
 
   // While one of two teams waits, the other has as much under way as the slots
-  // of its blocks hold: 16 + 4 tiles.
+  // of its blocks hold: five batches.
   const Plan teams = [&] {
     Plan two = plan;
     cuda::SetTeam(131, &two.tiling);
     two.tiling.num_teams = 2;
     two.tiling.prefetch_tiles = 0;
-    two.tiling.shared_tiles = 25;
+    two.tiling.shared_tiles = 20;
     two.tiling.register_tiles = 0;
     return two;
   }();
@@ -224,19 +224,19 @@ void TestCostOfStream() {
   BNAR_CHECK(cost_of(teams).waiting <= 4 * 0.1, "covered");
 }
 
-// A plan copies either all tiles of a slab, or has room for what threads use
-// between two waits.
+// A plan copies either all tiles of a slab, or has room for two batches.
 void TestRoomOfStream() {
   context = "room of a stream";
-  for (const int tiles : {2, 5, 6}) {
+  for (const int tiles : {4, 7, 8}) {
     Device device = kHopper;
     device.shared_bytes_per_block = cuda::kFixedSharedBytes + tiles * 4096;
     const Problem problem{{1, 256 * 56 * 56, 64, 1}, DType::kBFloat16};
     const Plan plan =
         cuda::MakePlan(problem, cuda::kWidth, cuda::kForwardArrays, device,
                        {Strategy::kOnChip});
-    BNAR_CHECK((plan.strategy == Strategy::kOnChip) == (tiles == 6),
+    BNAR_CHECK((plan.strategy == Strategy::kOnChip) == (tiles == 8),
                std::to_string(tiles) + " tiles");
+    // Fewer tiles than a batch.
     const Problem small{{1, 256 * 7, 64, 1}, DType::kBFloat16};
     BNAR_CHECK(cuda::MakePlan(small, cuda::kWidth, cuda::kForwardArrays, device,
                               {Strategy::kOnChip})

@@ -44,8 +44,8 @@ struct Emulated {
 };
 
 std::vector<Emulated> Devices() {
-  return {{"3 multiprocessors", DeviceOf(3, 8, 64)},
-          {"1 multiprocessor", DeviceOf(1, 6, 8)}};
+  return {{"3 multiprocessors", DeviceOf(3, 12, 64)},
+          {"1 multiprocessor", DeviceOf(1, 8, 8)}};
 }
 
 void TestCase(const Case& c, const cuda::Settings& settings, Calls calls) {
@@ -179,11 +179,12 @@ void TestStream(cuda::Settings settings) {
   };
   // The last ones are more than there is room for in registers.
   for (const Slots& slots :
-       {Slots{16, 0}, Slots{16, 1}, Slots{16, 5}, Slots{32, 16}}) {
+       {Slots{16, 0}, Slots{16, 4}, Slots{16, 8}, Slots{32, 16}}) {
     cuda_emulation::SetDevice(DeviceOf(2, slots.all, 64));
     BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess, "");
     settings.tiles_ahead = slots.ahead;
-    for (const int tiles : {1, 7, 10, 39}) {
+    // Batches of up to four tiles, the last of which have all numbers of tiles.
+    for (const int tiles : {1, 7, 10, 37}) {
       const int64_t rows = 4 * 32 * tiles - 5;
       for (const Case& c :
            {Case{{1, rows, 5 * 64, 1}, DType::kBFloat16, 0, 0, true},

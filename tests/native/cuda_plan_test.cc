@@ -55,16 +55,21 @@ void CheckCoverage(const Problem& problem, int width, const Plan& plan) {
       "tiles of a block");
 }
 
-void CheckResources(const Problem& problem, const Plan& plan,
+void CheckResources(const Problem& problem, const Plan& plan, int batch,
                     const Device& device, const Settings& settings) {
   const cuda::Tiling& t = plan.tiling;
+  for (const int tiles : {t.shared_tiles, t.prefetch_tiles, t.register_tiles}) {
+    BNAR_CHECK(tiles % batch == 0, std::to_string(tiles) + " tiles in batches");
+  }
   BNAR_CHECK(t.prefetch_tiles >= 0 && t.prefetch_tiles <= t.shared_tiles &&
                  (t.prefetch_tiles == 0 || t.num_slabs > t.num_teams),
              std::to_string(t.prefetch_tiles) + " tiles ahead");
-  BNAR_CHECK(t.register_tiles >= 0 && t.register_tiles <= t.prefetch_tiles &&
-                 cuda::TilesKept(plan) <=
-                     std::max<int64_t>(t.shared_tiles, cuda::TilesPerBlock(t)),
-             std::to_string(t.register_tiles) + " tiles in registers");
+  BNAR_CHECK(
+      t.register_tiles >= 0 && t.register_tiles <= t.prefetch_tiles &&
+          cuda::TilesKept(plan) <=
+              std::max<int64_t>(t.shared_tiles,
+                                cuda::RoundUp(cuda::TilesPerBlock(t), batch)),
+      std::to_string(t.register_tiles) + " tiles in registers");
   BNAR_CHECK(plan.shared_bytes <= device.shared_bytes_per_block,
              "shared memory of a block");
   // A block of a cluster, or alone, may take a whole multiprocessor.
@@ -138,7 +143,10 @@ void TestEveryPlan() {
                     cuda::MakePlan(problem, width, ArraysKept(backward),
                                    named.device, settings);
                 CheckCoverage(problem, width, plan);
-                CheckResources(problem, plan, named.device, settings);
+                const int batch = cuda::TilesOfBatch(
+                    width, cuda::kThreads * width * ItemSize(dtype) *
+                               ArraysKept(backward));
+                CheckResources(problem, plan, batch, named.device, settings);
               }
               const Plan reduction =
                   cuda::PlanReduction(problem, width, named.device, settings);
@@ -146,7 +154,7 @@ void TestEveryPlan() {
                    {reduction, cuda::PlanElementwise(problem, width,
                                                      named.device, settings)}) {
                 CheckCoverage(problem, width, plan);
-                CheckResources(problem, plan, named.device, settings);
+                CheckResources(problem, plan, 1, named.device, settings);
               }
               BNAR_CHECK(
                   reduction.tiling.team <=
@@ -212,10 +220,10 @@ void TestRegisterTiles() {
     int ahead;  // as asked for
     int shared, registers;
   };
-  // 25 slots hold x of 16 bits, 12 of them e and x, or x of 32 bits.
-  for (const Expected& expected : {Expected{DType::kBFloat16, false, 0, 25, 0},
-                                   Expected{DType::kBFloat16, false, 4, 21, 4},
-                                   Expected{DType::kFloat16, false, 12, 13, 8},
+  // 24 slots hold x of 16 bits, 12 of them e and x, or x of 32 bits.
+  for (const Expected& expected : {Expected{DType::kBFloat16, false, 0, 24, 0},
+                                   Expected{DType::kBFloat16, false, 4, 20, 4},
+                                   Expected{DType::kFloat16, false, 12, 12, 8},
                                    Expected{DType::kBFloat16, true, 0, 12, 0},
                                    Expected{DType::kBFloat16, true, 6, 6, 6},
                                    Expected{DType::kFloat32, false, 6, 6, 4},
@@ -229,12 +237,12 @@ void TestRegisterTiles() {
                    std::to_string(t.prefetch_tiles) + " and " +
                    std::to_string(t.register_tiles));
   }
-  // 24 tiles have 25 slots. If the next slab gets four of these, three tiles
-  // move to registers; if it gets one, none does.
+  // 24 tiles have as many slots. If the next slab gets eight of these, as many
+  // tiles move to registers; what does not make a batch is rounded down.
   const Shape middle{1, 256 * 14 * 14, 1024, 1};
-  for (const int ahead : {4, 1}) {
+  for (const int ahead : {8, 11}) {
     const cuda::Tiling t = plan_of(middle, DType::kBFloat16, false, ahead);
-    BNAR_CHECK(t.prefetch_tiles == ahead && t.register_tiles == ahead - 1,
+    BNAR_CHECK(t.prefetch_tiles == 8 && t.register_tiles == 8,
                "a slab that fits on chip");
   }
   const Shape planes{1, 256, 64, 56 * 56};
