@@ -14,6 +14,7 @@
 #include "cuda/device/slab.cuh"
 #include "cuda/device/statistics.cuh"
 #include "cuda/device/team_sums.cuh"
+#include "cuda/device/tile_stream.cuh"
 #include "cuda/device/tiles.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/host/parameters.h"

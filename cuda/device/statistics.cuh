@@ -12,6 +12,7 @@
 #include "cuda/device/intrinsics.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/device/team_sums.cuh"
+#include "cuda/device/tile_stream.cuh"
 #include "cuda/device/tiles.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/host/parameters.h"

@@ -88,7 +88,7 @@ int64_t TilesAgain(const Plan& plan, int width, int64_t tile_bytes) {
 // there are slots, or when the pass began. In the second one, what was not kept
 // is copied again into slots whose tiles have been used. While slots are filled
 // anew, threads wait for one batch after the other, use it, and start as many
-// copies (TileStream in device/tiles.cuh).
+// copies (TileStream in device/tile_stream.cuh).
 CopiesUnderWay UnderWay(const Plan& plan, int64_t tile_bytes) {
   const Tiling& t = plan.tiling;
   const int64_t tiles = std::max<int64_t>(1, TilesPerBlock(t));

@@ -136,19 +136,19 @@ MUTATIONS = {
         "const int last = slab.tiles() - 1;", "forward", "on_chip", "all",
     ),
     "a wait that leaves the batch that is used": Mutation(
-        "tiles.cuh", "WaitForAllCopiesBut(slots / kBatch - 1)",
+        "tile_stream.cuh", "WaitForAllCopiesBut(slots / kBatch - 1)",
         "WaitForAllCopiesBut(slots / kBatch)", "forward", "on_chip", "stream",
     ),
     "a wait of backward that leaves the batch that is used": Mutation(
-        "tiles.cuh", "WaitForAllCopiesBut(slots / kBatch - 1)",
+        "tile_stream.cuh", "WaitForAllCopiesBut(slots / kBatch - 1)",
         "WaitForAllCopiesBut(slots / kBatch)", "backward", "on_chip", "stream",
     ),
     "a wait of the second pass that leaves the batch that is used": Mutation(
-        "tiles.cuh", "WaitForBatch(stream_.tiling_.shared_tiles)",
+        "tile_stream.cuh", "WaitForBatch(stream_.tiling_.shared_tiles)",
         "WaitForBatch(stream_.tiling_.shared_tiles + kBatch)", "forward", "on_chip", "stream",
     ),
     "no wait for tiles that are read again": Mutation(
-        "tiles.cuh", "if constexpr (kCopied)", "if constexpr (!kCopied)",
+        "tile_stream.cuh", "if constexpr (kCopied)", "if constexpr (!kCopied)",
         "backward", "on_chip", "stream",
     ),
     "a wait that leaves one group too many": Mutation(
@@ -156,7 +156,7 @@ MUTATIONS = {
         "groups < kMostGroupsLeft ? groups + 1 ", "forward", "on_chip", "stream",
     ),
     "a batch that is filled before it has been used": Mutation(
-        "tiles.cuh", "left_ > stream_.kept(), slot, &next_);",
+        "tile_stream.cuh", "left_ > stream_.kept(), slot, &next_);",
         "left_ > stream_.kept(), ring.Next(slot, kBatch), &next_);",
         "backward", "on_chip", "stream",
     ),
@@ -169,32 +169,32 @@ MUTATIONS = {
         "backward", "on_chip", "stream",
     ),
     "a tile that is not copied": Mutation(
-        "tiles.cuh", "(k < left && !soon,", "(k + 1 < left && !soon,",
+        "tile_stream.cuh", "(k < left && !soon,", "(k + 1 < left && !soon,",
         "forward", "on_chip", "stream",
     ),
     "a tile that does not exist": Mutation(
-        "tiles.cuh", "(k < left && !soon,", "(0 < left && !soon,",
+        "tile_stream.cuh", "(k < left && !soon,", "(0 < left && !soon,",
         "backward", "on_chip", "stream",
     ),
     "a tile that is not read again": Mutation(
-        "tiles.cuh", "CopyBatch<-1>(arrays_, left_,", "CopyBatch<-1>(arrays_, left_ - 1,",
+        "tile_stream.cuh", "CopyBatch<-1>(arrays_, left_,", "CopyBatch<-1>(arrays_, left_ - 1,",
         "forward", "on_chip", "stream",
     ),
     "tiles that are read again in the reverse order": Mutation(
-        "tiles.cuh", "slot += kStep * Ring::kSlotWords;", "slot += Ring::kSlotWords;",
+        "tile_stream.cuh", "slot += kStep * Ring::kSlotWords;", "slot += Ring::kSlotWords;",
         "backward", "on_chip", "stream",
     ),
     "a tile that stays as if it were read again": Mutation(
-        "tiles.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
+        "tile_stream.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
         "max(SlotsOf(left_ + ring.slots() - stream_.kept() + 1), 0)",
         "backward", "on_chip", "stream",
     ),
     "a batch that stays without the tiles that it lacks": Mutation(
-        "tiles.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
+        "tile_stream.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
         "max(left_ + ring.slots() - stream_.kept(), 0)", "forward", "on_chip", "stream",
     ),
     "tiles in registers as if they were read again": Mutation(
-        "tiles.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
+        "tile_stream.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
         "max(SlotsOf(left_ + ring.slots() - stream_.tiling_.shared_tiles), 0)",
         "backward", "on_chip", "stream",
     ),
@@ -208,36 +208,36 @@ MUTATIONS = {
         "forward", "on_chip", "stream",
     ),
     "registers that hold the tiles one slot further on": Mutation(
-        "tiles.cuh", "slot_ = ring_.Before(slot_);\n#pragma", "#pragma",
+        "tile_stream.cuh", "slot_ = ring_.Before(slot_);\n#pragma", "#pragma",
         "forward", "on_chip", "stream",
     ),
     "one tile too few in registers": Mutation(
-        "tiles.cuh", "if (k < held) {", "if (k + 1 < held) {", "backward", "on_chip", "stream"
+        "tile_stream.cuh", "if (k < held) {", "if (k + 1 < held) {", "backward", "on_chip", "stream"
     ),
     "one tile too many in registers": Mutation(
-        "tiles.cuh", "register_tiles() - EmptySlots(count)", "register_tiles()",
+        "tile_stream.cuh", "register_tiles() - EmptySlots(count)", "register_tiles()",
         "forward", "on_chip", "stream",
     ),
     "empty slots that are taken to registers": Mutation(
-        "tiles.cuh", "if (held > 0) slot_ = ring_.Before(slot_, EmptySlots(count));", "",
+        "tile_stream.cuh", "if (held > 0) slot_ = ring_.Before(slot_, EmptySlots(count));", "",
         "backward", "on_chip", "stream",
     ),
     "tiles in registers in the wrong order": Mutation(
-        "tiles.cuh", "use(held_[k], ", "use(held_[kRegisterTiles - 1 - k], ",
+        "tile_stream.cuh", "use(held_[k], ", "use(held_[kRegisterTiles - 1 - k], ",
         "backward", "on_chip", "stream",
     ),
     "a tile in registers that is used twice": Mutation(
-        "tiles.cuh", "use(held_[k], ", "use(held_[k - k % 2], ", "forward", "on_chip", "stream"
+        "tile_stream.cuh", "use(held_[k], ", "use(held_[k - k % 2], ", "forward", "on_chip", "stream"
     ),
     "tiles in registers that are counted as left": Mutation(
-        "tiles.cuh", "return count - held;", "return count;", "forward", "on_chip", "stream"
+        "tile_stream.cuh", "return count - held;", "return count;", "forward", "on_chip", "stream"
     ),
     "z of a tile in registers that is not loaded": Mutation(
-        "tiles.cuh", "if (k + kDepth < held) load(&ring[k % kDepth]);", "",
+        "tile_stream.cuh", "if (k + kDepth < held) load(&ring[k % kDepth]);", "",
         "forward", "on_chip", "stream",
     ),
     "tiles in registers that are read again": Mutation(
-        "tiles.cuh", "left_(SlotsOf(rest) -",
+        "tile_stream.cuh", "left_(SlotsOf(rest) -",
         "left_(SlotsOf(slab.Count(0, slab.tiles())) -",
         "backward", "on_chip", "stream",
     ),
@@ -246,66 +246,66 @@ MUTATIONS = {
         "backward", "on_chip", "stream",
     ),
     "the wrong tile is read again": Mutation(
-        "tiles.cuh", "max(left_ - 1, 0)", "max(left_ - 2, 0)", "backward", "on_chip", "stream"
+        "tile_stream.cuh", "max(left_ - 1, 0)", "max(left_ - 2, 0)", "backward", "on_chip", "stream"
     ),
     "tiles that are read again in the slots of the next slab": Mutation(
-        "tiles.cuh", "ring.Before(slot_ == first ? stream_.slot_ : slot_)", "ring.Before(slot_)",
+        "tile_stream.cuh", "ring.Before(slot_ == first ? stream_.slot_ : slot_)", "ring.Before(slot_)",
         "backward", "on_chip", "stream",
     ),
     "the second pass begins with the wrong tile": Mutation(
-        "tiles.cuh", "slot_(stream.ring_.Before(stream.slot_, empty_ + 1))",
+        "tile_stream.cuh", "slot_(stream.ring_.Before(stream.slot_, empty_ + 1))",
         "slot_(stream.ring_.Before(stream.slot_, empty_))", "forward", "on_chip", "stream",
     ),
     "the second pass begins with an empty slot": Mutation(
-        "tiles.cuh", "slot_(stream.ring_.Before(stream.slot_, empty_ + 1))",
+        "tile_stream.cuh", "slot_(stream.ring_.Before(stream.slot_, empty_ + 1))",
         "slot_(stream.ring_.Before(stream.slot_))", "backward", "on_chip", "stream",
     ),
     "a second pass that takes its first batch for a whole one": Mutation(
-        "tiles.cuh", "          empty_);\n      empty_ = 0;\n",
+        "tile_stream.cuh", "          empty_);\n      empty_ = 0;\n",
         "          0);\n      empty_ = 0;\n", "forward", "on_chip", "stream",
     ),
     "empty slots where the gate begins": Mutation(
-        "tiles.cuh", "      empty_ = 0;\n", "", "backward", "on_chip", "stream"
+        "tile_stream.cuh", "      empty_ = 0;\n", "", "backward", "on_chip", "stream"
     ),
     "a slab that begins in an empty slot": Mutation(
-        "tiles.cuh", "stream_.slot_ = ring.Next(slot, EmptySlots(count));",
+        "tile_stream.cuh", "stream_.slot_ = ring.Next(slot, EmptySlots(count));",
         "stream_.slot_ = slot;", "backward", "on_chip", "stream",
     ),
     "a ring that goes on one slot too late": Mutation(
-        "tiles.cuh", "return slot < end ? slot : slot - end;",
+        "tile_ring.cuh", "return slot < end ? slot : slot - end;",
         "return slot < end ? slot : slot - end + kSlotWords;", "backward", "on_chip", "stream",
     ),
     "a ring that ends one slot too early": Mutation(
-        "tiles.cuh", "return slot >= 0 ? slot : slot + slots() * kSlotWords;",
+        "tile_ring.cuh", "return slot >= 0 ? slot : slot + slots() * kSlotWords;",
         "return slot >= 0 ? slot : slot + (slots() - 1) * kSlotWords;",
         "forward", "on_chip", "stream",
     ),
     "copies that do not begin where the first ones ended": Mutation(
-        "tiles.cuh", "Start(slab, tiling_.prefetch_tiles,",
+        "tile_stream.cuh", "Start(slab, tiling_.prefetch_tiles,",
         "Start(slab, tiling_.prefetch_tiles + kBatch,", "backward", "on_chip", "stream",
     ),
     "the first tiles of a slab in the wrong slots": Mutation(
-        "tiles.cuh", "int slot = ring_.Next(slot_, begin);",
+        "tile_stream.cuh", "int slot = ring_.Next(slot_, begin);",
         "int slot = ring_.Next(slot_, begin > 0 ? begin - kBatch : 0);",
         "forward", "on_chip", "stream",
     ),
     "the slots of the batch before": Mutation(
-        "tiles.cuh", "            slot = ring.Next(slot, kBatch);\n", "",
+        "tile_stream.cuh", "            slot = ring.Next(slot, kBatch);\n", "",
         "forward", "on_chip", "stream",
     ),
     "a batch without a tile that counts no copies": Mutation(
-        "tiles.cuh", "    CloseCopies();\n", "    if (left > 0) CloseCopies();\n",
+        "tile_stream.cuh", "    CloseCopies();\n", "    if (left > 0) CloseCopies();\n",
         "forward", "on_chip", "stream",
     ),
     "a batch that stays and counts no copies": Mutation(
-        "tiles.cuh", "wait, CloseCopies);", "wait);", "backward", "on_chip", "stream"
+        "tile_stream.cuh", "wait, CloseCopies);", "wait);", "backward", "on_chip", "stream"
     ),
     "a run of slots that goes on behind the ring": Mutation(
-        "tiles.cuh", "slots() - *slot / kSlotWords);", "slots() + 1 - *slot / kSlotWords);",
+        "tile_ring.cuh", "slots() - *slot / kSlotWords);", "slots() + 1 - *slot / kSlotWords);",
         "forward", "on_chip", "stream",
     ),
     "a run of slots that goes on before the ring": Mutation(
-        "tiles.cuh", "*slot / kSlotWords + 1);", "*slot / kSlotWords + 2);",
+        "tile_ring.cuh", "*slot / kSlotWords + 1);", "*slot / kSlotWords + 2);",
         "backward", "on_chip", "stream",
     ),
     "tiles of the next slab in this one's place": Mutation(

@@ -1,0 +1,397 @@
+// How the tiles of a block come to shared memory, and which of them stay on
+// chip between the two passes.
+
+#ifndef JAX_BNAR_CUDA_DEVICE_TILE_STREAM_CUH_
+#define JAX_BNAR_CUDA_DEVICE_TILE_STREAM_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/intrinsics.cuh"
+#include "cuda/device/shared_memory.cuh"
+#include "cuda/device/tile_ring.cuh"
+#include "cuda/device/tiles.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/host/parameters.h"
+
+namespace jax_bnar {
+namespace cuda {
+
+// Single elements are not copied, because copies of two bytes do not exist.
+template <int kElements>
+constexpr bool kCopiesTiles = kElements > 1;
+
+// The tiles of a block as one stream of copies through the ring. Position p of
+// the stream lies in slot p of the ring, and a slot is filled anew as soon as
+// the tiles of its batch have been used, unless the block keeps it:
+//   first pass    all tiles in order. The last ones stay: `shared_tiles` and
+//                 `register_tiles`;
+//   wait          the last `register_tiles` move to registers. In their slots,
+//                 and in those behind them, come the first tiles of the next
+//                 slab (`prefetch_tiles`);
+//   second pass   all tiles in the reverse order, which begins with those in
+//                 registers. The slots of those that stayed there take the
+//                 others again, of which L2 has had the least time to evict the
+//                 last.
+// The stream goes on by batches: what a thread uses between two waits. Slots,
+// and the tiles that stay, are whole batches. A slab begins with a new batch,
+// and its last one may leave slots empty. Each batch that has been used closes
+// a group of copies, which is empty where nothing is left to be copied, so that
+// a thread always waits for all groups but the same number of them (see Streams
+// in host/plan.cc for how many slots this needs).
+template <typename T, Layout kLayout, int kElements, int kArrays>
+class TileStream {
+ public:
+  using Ring = TileRing<T, kElements, kArrays>;
+  using V = typename Ring::V;
+  static constexpr int kRegisterTiles =
+      RegisterTiles(kLayout, kElements, sizeof(T), kArrays);
+  static constexpr int kBatch =
+      TilesOfBatch(kElements, Ring::kSlotWords * sizeof(typename Ring::Word));
+  static_assert(kRegisterTiles % kBatch == 0, "whole batches stay");
+
+  struct Arrays {
+    const void* at[kArrays];
+    // Whether the second pass may read them again.
+    bool again[kArrays] = {};
+  };
+
+  __device__ __forceinline__ TileStream(const Tiling& tiling,
+                                        const SharedMemory& shared,
+                                        const Arrays& arrays)
+      : tiling_(tiling),
+        ring_(tiling, shared),
+        arrays_(arrays),
+        slot_(ring_.At(0)) {}
+
+  // Starts the copies of the first tiles of slab `index`, if there is such a
+  // slab.
+  template <typename SlabOf>
+  __device__ __forceinline__ void StartFirst(int64_t index, int rank) const {
+    if (tiling_.prefetch_tiles > 0 && index < tiling_.num_slabs) {
+      Start(SlabOf(tiling_, index, rank), 0, tiling_.prefetch_tiles);
+    }
+  }
+
+  // Starts the copies of as many other tiles of this slab as have slots.
+  template <typename SlabOf>
+  __device__ __forceinline__ void StartRest(const SlabOf& slab) const {
+    Start(slab, tiling_.prefetch_tiles, ring_.slots());
+  }
+
+  // Waits for the first tiles of this slab, and returns the first array of one
+  // of them. They are at most as many as have slots.
+  __device__ __forceinline__ void WaitForFirst(int tiles) const {
+    WaitForAllCopiesBut((ring_.slots() - tiles) / kBatch);
+  }
+  __device__ __forceinline__ V Peek(int tile) const {
+    return ring_.Get(ring_.Next(slot_, tile), 0);
+  }
+  __device__ __forceinline__ const Ring& ring() const { return ring_; }
+
+  // The tiles of a slab that stay on chip between the passes.
+  __device__ __forceinline__ int kept() const {
+    return tiling_.shared_tiles + register_tiles();
+  }
+
+  // Takes the last tiles of this slab from their slots to registers, between
+  // the passes. The next slab then begins in these slots.
+  template <typename SlabOf>
+  __device__ __forceinline__ void Hold(const SlabOf& slab) {
+    if constexpr (kRegisterTiles > 0) {
+      const int count = slab.Count(0, slab.tiles());
+      const int held = Held(count);
+      if (held > 0) slot_ = ring_.Before(slot_, EmptySlots(count));
+#pragma unroll
+      for (int k = 0; k < kRegisterTiles; ++k) {
+        // Otherwise those of the slab before would seem to be needed until now.
+        held_[k] = {};
+        if (k < held) {
+          slot_ = ring_.Before(slot_);
+#pragma unroll
+          for (int a = 0; a < kArrays; ++a) {
+            held_[k].vectors[a] = ring_.Get(slot_, a);
+          }
+        }
+      }
+    }
+  }
+
+  // What a thread does to the tile that it uses.
+  class Tile {
+   public:
+    __device__ __forceinline__ Tile(const Ring& ring, int slot)
+        : ring_(ring), slot_(slot) {}
+    __device__ __forceinline__ V Get(int array) const {
+      return ring_.Get(slot_, array);
+    }
+    __device__ __forceinline__ void Set(int array, const V& vector) const {
+      ring_.Set(slot_, array, vector);
+    }
+
+   private:
+    const Ring& ring_;
+    const int slot_;
+  };
+  // The same of a tile in registers.
+  struct HeldTile {
+    V vectors[kArrays];
+    __device__ __forceinline__ V Get(int array) const { return vectors[array]; }
+  };
+
+  // The first pass.
+  template <typename SlabOf>
+  class FirstPass {
+   public:
+    __device__ __forceinline__ FirstPass(TileStream* stream, const SlabOf& slab)
+        : stream_(*stream),
+          next_(slab.At(stream->ring_.slots())),
+          left_(slab.Count(0, slab.tiles()) - stream->ring_.slots()) {}
+
+    // Goes on with the next `count` tiles: use(tile, item, reuse), where
+    // `reuse` is a constant that says whether the second pass reads the tile
+    // from memory.
+    template <int kDepth, typename Item, typename Load, typename Use>
+    __device__ __forceinline__ void ForEach(int count, Load load, Use use) {
+      const Ring& ring = stream_.ring_;
+      int slot = stream_.slot_;
+      const auto wait = [&] { WaitForBatch(ring.slots()); };
+      // The last batch stays, so these are whole ones.
+      const int streamed =
+          min(count, max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0));
+      ForEachTile<kDepth, Item, kBatch>(
+          streamed, load,
+          [&](Item& item) {
+            use(Tile(ring, slot), item,
+                std::integral_constant<Reuse, Reuse::kSoon>());
+            slot += Ring::kSlotWords;
+          },
+          wait,
+          [&] {
+            slot -= kBatch * Ring::kSlotWords;
+            stream_.template CopyBatch<1>(stream_.arrays_, left_,
+                                          left_ > stream_.kept(), slot, &next_);
+            left_ -= kBatch;
+            slot = ring.Next(slot, kBatch);
+          });
+      // The slots of tiles that stay are not filled anew.
+      ring.ForEachRun(count - streamed, &slot, [&](int run) {
+        ForEachTile<kDepth, Item, kBatch>(
+            run, load,
+            [&](Item& item) {
+              use(Tile(ring, slot), item,
+                  std::integral_constant<Reuse, Reuse::kNever>());
+              slot += Ring::kSlotWords;
+            },
+            wait, CloseCopies);
+      });
+      stream_.slot_ = ring.Next(slot, EmptySlots(count));
+    }
+
+   private:
+    TileStream& stream_;
+    typename SlabOf::template CursorOf<1> next_;
+    // The number of tiles whose copies have not been started; below 0, how many
+    // slots were left.
+    int left_;
+  };
+
+  template <typename SlabOf>
+  __device__ __forceinline__ auto First(const SlabOf& slab) {
+    return FirstPass<SlabOf>(this, slab);
+  }
+
+  // Begins the second pass of this thread's `count` tiles with those in
+  // registers: use(tile, item). Returns how many are left.
+  template <int kDepth, typename Item, typename Load, typename Use>
+  __device__ __forceinline__ int ForEachHeld(int count, Load load,
+                                             Use use) const {
+    const int held = min(Held(count), kRegisterTiles);
+    Item ring[kDepth];
+#pragma unroll
+    for (int k = 0; k < kDepth; ++k) {
+      if (k < held) load(&ring[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kRegisterTiles; ++k) {
+      if (k < held) use(held_[k], ring[k % kDepth]);
+      if (k + kDepth < held) load(&ring[k % kDepth]);
+    }
+    return count - held;
+  }
+
+  // The rest of the second pass: of this thread's first `rest` tiles. What was
+  // not kept is read from `arrays`.
+  template <typename SlabOf>
+  class SecondPass {
+   public:
+    __device__ __forceinline__ SecondPass(const TileStream& stream,
+                                          const SlabOf& slab, int rest,
+                                          const Arrays& arrays)
+        : stream_(stream),
+          arrays_(arrays),
+          empty_(EmptySlots(rest)),
+          left_(SlotsOf(rest) - stream.tiling_.shared_tiles),
+          next_(slab.template At<-1>(max(left_ - 1, 0))),
+          slot_(stream.ring_.Before(stream.slot_, empty_ + 1)) {}
+
+    // The number of tiles that stayed in slots, if there were more.
+    __device__ __forceinline__ int kept() const {
+      return stream_.tiling_.shared_tiles - empty_;
+    }
+
+    // Goes on with the next `count` tiles: use(tile, item). kCopied says that
+    // some of them may have been read again.
+    template <bool kCopied, int kDepth, typename Item, typename Load,
+              typename Use>
+    __device__ __forceinline__ void ForEach(int count, Load load, Use use) {
+      const Ring& ring = stream_.ring_;
+      const int first =
+          ring.Next(stream_.slot_, stream_.tiling_.prefetch_tiles);
+      ForEachTile<kDepth, Item, kBatch>(
+          empty_ + count, load,
+          [&](Item& item) {
+            use(Tile(ring, slot_), item);
+            slot_ -= Ring::kSlotWords;
+          },
+          [&] {
+            if constexpr (kCopied) WaitForBatch(stream_.tiling_.shared_tiles);
+          },
+          [&] {
+            stream_.template CopyBatch<-1>(arrays_, left_, /*again=*/false,
+                                           slot_ + kBatch * Ring::kSlotWords,
+                                           &next_);
+            left_ -= kBatch;
+            slot_ += Ring::kSlotWords;
+            slot_ = ring.Before(slot_ == first ? stream_.slot_ : slot_);
+          },
+          empty_);
+      empty_ = 0;
+    }
+
+    // The same where all tiles were kept.
+    template <int kDepth, typename Item, typename Load, typename Use>
+    __device__ __forceinline__ void ForEachKept(int count, Load load, Use use) {
+      const Ring& ring = stream_.ring_;
+      ring.ForEachRunBack(count, &slot_, [&](int run) {
+        ForEachTile<kDepth, Item>(run, load, [&](Item& item) {
+          use(Tile(ring, slot_), item);
+          slot_ -= Ring::kSlotWords;
+        });
+      });
+    }
+
+   private:
+    const TileStream& stream_;
+    const Arrays arrays_;
+    int empty_;  // The number of slots that the next batch leaves empty.
+    int left_;  // The number of tiles whose copies have not been started again.
+    typename SlabOf::template CursorOf<-1> next_;
+    int slot_;
+  };
+
+  template <typename SlabOf>
+  __device__ __forceinline__ auto Second(const SlabOf& slab, int rest,
+                                         const Arrays& arrays) const {
+    return SecondPass<SlabOf>(*this, slab, rest, arrays);
+  }
+
+ private:
+  // Where the compiler knows that there are none, they take no registers.
+  __device__ __forceinline__ int register_tiles() const {
+    return kRegisterTiles > 0 ? tiling_.register_tiles : 0;
+  }
+  // Returns how many of this thread's `count` tiles stay in registers: those in
+  // the last batches, if there are more than stay in slots.
+  __device__ __forceinline__ int Held(int count) const {
+    return max(
+        min(count - tiling_.shared_tiles, register_tiles() - EmptySlots(count)),
+        0);
+  }
+
+  // The slots of the batches of so many tiles, and how many of them are empty.
+  static __device__ __forceinline__ int SlotsOf(int tiles) {
+    return tiles + EmptySlots(tiles);
+  }
+  static __device__ __forceinline__ int EmptySlots(int tiles) {
+    return -tiles & (kBatch - 1);  // kBatch is a power of 2.
+  }
+
+  // Waits for the batch that is used next, where copies go on in `slots`.
+  static __device__ __forceinline__ void WaitForBatch(int slots) {
+    WaitForAllCopiesBut(slots / kBatch - 1);
+  }
+
+  // Starts the copies of the tiles [begin, end) of a slab, of whole batches.
+  template <typename SlabOf>
+  __device__ __forceinline__ void Start(const SlabOf& slab, int begin,
+                                        int end) const {
+    if constexpr (kCopiesTiles<kElements>) {
+      const int mine = slab.Count(0, slab.tiles());
+      auto in = slab.At(begin);
+      int slot = ring_.Next(slot_, begin);
+#pragma unroll 1
+      for (int tile = begin; tile < end; tile += kBatch) {
+        CopyBatch<1>(arrays_, mine - tile, mine - tile > kept(), slot, &in);
+        slot = ring_.Next(slot, kBatch);
+      }
+    }
+  }
+
+  // Starts the copies of a batch, with as many of the `left` tiles at `in` as
+  // it has slots: upwards from `slot`, or downwards (kStep is 1 or -1). `again`
+  // says whether the second pass reads these tiles from memory.
+  template <int kStep, typename CursorOf>
+  __device__ __forceinline__ void CopyBatch(const Arrays& arrays, int left,
+                                            bool again, int slot,
+                                            CursorOf* in) const {
+    // Where channels are first, finding a vector takes registers.
+    [[maybe_unused]] constexpr int kAtOnce =
+        kLayout == Layout::kChannelsFirst ? 1 : kBatch;
+#pragma unroll kAtOnce
+    for (int k = 0; k < kBatch; ++k) {
+#pragma unroll
+      for (int a = 0; a < kArrays; ++a) {
+        const T* from = static_cast<const T*>(arrays.at[a]) + in->offset();
+        // The batch is a whole one then, because the last one stays.
+        const bool soon = again && arrays.again[a];
+        ring_.template CopyIf<Reuse::kSoon>(soon, slot, a, from);
+        ring_.template CopyIf<Reuse::kNever>(k < left && !soon, slot, a, from);
+      }
+      in->Advance();
+      slot += kStep * Ring::kSlotWords;
+    }
+    CloseCopies();
+  }
+
+  const Tiling& tiling_;
+  const Ring ring_;
+  const Arrays arrays_;
+  int slot_;  // The slot of the position that the next first pass begins with.
+  HeldTile held_[kRegisterTiles > 0 ? kRegisterTiles : 1];
+};
+
+// Takes the place of a stream where nothing is kept.
+struct NoStream {};
+
+// Where teams or clusters share the device, one half of them begins a little
+// later. Memory then serves the tiles of the other half first, so that the
+// halves do not wait at the same time: while the blocks of one add their sums,
+// memory is busy with the other. The time is about what a block takes to start
+// all of its copies, ten instructions for each of two dozen tiles.
+template <int kElements>
+__device__ __forceinline__ void LetOthersBegin(const Tiling& tiling,
+                                               unsigned team) {
+  constexpr unsigned kNanoseconds = 500;
+  if (kCopiesTiles<kElements> && tiling.team > 1 && tiling.num_teams > 1 &&
+      2 * team >= static_cast<unsigned>(tiling.num_teams)) {
+    __nanosleep(kNanoseconds);
+  }
+}
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_DEVICE_TILE_STREAM_CUH_
