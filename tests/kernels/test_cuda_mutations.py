@@ -227,7 +227,8 @@ MUTATIONS = {
         "backward", "on_chip", "stream",
     ),
     "a tile in registers that is used twice": Mutation(
-        "tile_stream.cuh", "use(held_[k], ", "use(held_[k - k % 2], ", "forward", "on_chip", "stream"
+        "tile_stream.cuh", "use(held_[k], ", "use(held_[k - k % 2], ", "forward", "on_chip",
+        "stream",
     ),
     "tiles in registers that are counted as left": Mutation(
         "tile_stream.cuh", "return count - held;", "return count;", "forward", "on_chip", "stream"
@@ -249,7 +250,8 @@ MUTATIONS = {
         "tile_stream.cuh", "max(left_ - 1, 0)", "max(left_ - 2, 0)", "backward", "on_chip", "stream"
     ),
     "tiles that are read again in the slots of the next slab": Mutation(
-        "tile_stream.cuh", "ring.Before(slot_ == first ? stream_.slot_ : slot_)", "ring.Before(slot_)",
+        "tile_stream.cuh", "ring.Before(slot_ == first ? stream_.slot_ : slot_)",
+        "ring.Before(slot_)",
         "backward", "on_chip", "stream",
     ),
     "the second pass begins with the wrong tile": Mutation(
