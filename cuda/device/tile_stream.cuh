@@ -19,6 +19,51 @@
 namespace jax_bnar {
 namespace cuda {
 
+// ForEachTile in batches: before() and after() are called around the uses of
+// each batch, which are kBatch, or fewer where the first batch or the last has
+// fewer items: these have the positions [first, end), where `first` is less
+// than kBatch. (One function for both loops would spill registers in the
+// kernels of two inputs, for compute capability 10.0.)
+template <int kDepth, typename Item, int kBatch, typename Load, typename Use,
+          typename Before, typename After>
+__device__ __forceinline__ void ForEachTileInBatches(int end, Load load,
+                                                     Use use, Before before,
+                                                     After after,
+                                                     int first = 0) {
+  constexpr int kRound = kDepth < kBatch ? kBatch : kDepth;
+  static_assert(kRound % kDepth == 0 && kRound % kBatch == 0, "whole numbers");
+  Item ring[kDepth];
+#pragma unroll
+  for (int k = 0; k < kDepth; ++k) {
+    if (first <= k && k < end) load(&ring[k]);
+  }
+#pragma unroll 1
+  while (first < end) {
+    // These rounds have no test for each item: all but the last one or two, and
+    // but the first one if items are missing there.
+#pragma unroll 1
+    for (; first <= 0 && end >= kRound + kDepth; end -= kRound) {
+#pragma unroll
+      for (int k = 0; k < kRound; ++k) {
+        if (k % kBatch == 0) before();
+        use(ring[k % kDepth]);
+        load(&ring[k % kDepth]);
+        if ((k + 1) % kBatch == 0) after();
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kRound; ++k) {
+      const int next = k + kDepth;
+      if (k % kBatch == 0 && k < end) before();
+      if (first <= k && k < end) use(ring[k % kDepth]);
+      if (first <= next && next < end) load(&ring[k % kDepth]);
+      if ((k + 1) % kBatch == 0 && k + 1 - kBatch < end) after();
+    }
+    first = 0;
+    end -= kRound;
+  }
+}
+
 // Single elements are not copied, because copies of two bytes do not exist.
 template <int kElements>
 constexpr bool kCopiesTiles = kElements > 1;
@@ -161,7 +206,7 @@ class TileStream {
       // The last batch stays, so these are whole ones.
       const int streamed =
           min(count, max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0));
-      ForEachTile<kDepth, Item, kBatch>(
+      ForEachTileInBatches<kDepth, Item, kBatch>(
           streamed, load,
           [&](Item& item) {
             use(Tile(ring, slot), item,
@@ -178,7 +223,7 @@ class TileStream {
           });
       // The slots of tiles that stay are not filled anew.
       ring.ForEachRun(count - streamed, &slot, [&](int run) {
-        ForEachTile<kDepth, Item, kBatch>(
+        ForEachTileInBatches<kDepth, Item, kBatch>(
             run, load,
             [&](Item& item) {
               use(Tile(ring, slot), item,
@@ -250,7 +295,7 @@ class TileStream {
       const Ring& ring = stream_.ring_;
       const int first =
           ring.Next(stream_.slot_, stream_.tiling_.prefetch_tiles);
-      ForEachTile<kDepth, Item, kBatch>(
+      ForEachTileInBatches<kDepth, Item, kBatch>(
           empty_ + count, load,
           [&](Item& item) {
             use(Tile(ring, slot_), item);

@@ -31,54 +31,36 @@ constexpr int kInFlight =
     : kArrays == 2   ? 2
                      : (kShortOfRegisters ? 1 : 2);
 
-// An item that needs no load, and nothing to do before or after a batch.
+// An item that needs no load.
 struct Nothing {};
-struct AtOnce {
-  __device__ __forceinline__ void operator()() const {}
-};
 
-// Loads and uses items in order, with kDepth loads in flight ahead of each use,
-// so that a thread that waits for memory waits for its oldest load. load(&item)
-// and use(item) keep track of their own positions. before() and after() are
-// called around the uses of each batch, which are kBatch, or fewer where the
-// first batch or the last has fewer items: these have the positions [first,
-// end), where `first` is less than kBatch.
-template <int kDepth, typename Item, int kBatch = kDepth, typename Load,
-          typename Use, typename Before = AtOnce, typename After = AtOnce>
-__device__ __forceinline__ void ForEachTile(int end, Load load, Use use,
-                                            Before before = {},
-                                            After after = {}, int first = 0) {
-  constexpr int kRound = kDepth < kBatch ? kBatch : kDepth;
-  static_assert(kRound % kDepth == 0 && kRound % kBatch == 0, "whole numbers");
+// Loads and uses `count` items in order, with kDepth loads in flight ahead of
+// each use, so that a thread that waits for memory waits for its oldest load.
+// load(&item) and use(item) keep track of their own positions.
+template <int kDepth, typename Item, typename Load, typename Use>
+__device__ __forceinline__ void ForEachTile(int count, Load load, Use use) {
   Item ring[kDepth];
 #pragma unroll
   for (int k = 0; k < kDepth; ++k) {
-    if (first <= k && k < end) load(&ring[k]);
+    if (k < count) load(&ring[k]);
+  }
+  // This loop has no test for each item. It runs as long as there are enough
+  // items.
+#pragma unroll 1
+  for (; count >= 2 * kDepth; count -= kDepth) {
+#pragma unroll
+    for (int k = 0; k < kDepth; ++k) {
+      use(ring[k]);
+      load(&ring[k]);
+    }
   }
 #pragma unroll 1
-  while (first < end) {
-    // These rounds have no test for each item: all but the last one or two, and
-    // but the first one if items are missing there.
-#pragma unroll 1
-    for (; first <= 0 && end >= kRound + kDepth; end -= kRound) {
+  for (; count > 0; count -= kDepth) {
 #pragma unroll
-      for (int k = 0; k < kRound; ++k) {
-        if (k % kBatch == 0) before();
-        use(ring[k % kDepth]);
-        load(&ring[k % kDepth]);
-        if ((k + 1) % kBatch == 0) after();
-      }
+    for (int k = 0; k < kDepth; ++k) {
+      if (k < count) use(ring[k]);
+      if (k + kDepth < count) load(&ring[k]);
     }
-#pragma unroll
-    for (int k = 0; k < kRound; ++k) {
-      const int next = k + kDepth;
-      if (k % kBatch == 0 && k < end) before();
-      if (first <= k && k < end) use(ring[k % kDepth]);
-      if (first <= next && next < end) load(&ring[k % kDepth]);
-      if ((k + 1) % kBatch == 0 && k + 1 - kBatch < end) after();
-    }
-    first = 0;
-    end -= kRound;
   }
 }
 

@@ -124,12 +124,18 @@ MUTATIONS = {
         "on_chip",
     ),
     "the last items of a loop are not used": Mutation(
-        "tiles.cuh", "if (first <= k && k < end) use(", "if (first <= k && k + 1 < end) use(",
-        "forward", "two_kernels",
+        "tiles.cuh", "if (k < count) use(", "if (k + 1 < count) use(", "forward", "two_kernels"
     ),
     "a loop uses an item before it is loaded": Mutation(
-        "tiles.cuh", "if (first <= next && next < end) load(&ring[k % kDepth]);", "",
-        "backward", "two_kernels",
+        "tiles.cuh", "if (k + kDepth < count) load(&ring[k]);", "", "backward", "two_kernels"
+    ),
+    "the last items of a loop in batches are not used": Mutation(
+        "tile_stream.cuh", "if (first <= k && k < end) use(",
+        "if (first <= k && k + 1 < end) use(", "forward", "on_chip", "stream",
+    ),
+    "a loop in batches uses an item before it is loaded": Mutation(
+        "tile_stream.cuh", "if (first <= next && next < end) load(&ring[k % kDepth]);", "",
+        "forward", "on_chip", "stream",
     ),
     "tiles that are read again in the wrong place": Mutation(
         "normalise.cuh", "const int last = shared_end + count - 1;",
@@ -161,11 +167,11 @@ MUTATIONS = {
         "backward", "on_chip", "stream",
     ),
     "a batch that is filled before its last tile has been used": Mutation(
-        "tiles.cuh", "        if ((k + 1) % kBatch == 0) after();\n",
+        "tile_stream.cuh", "        if ((k + 1) % kBatch == 0) after();\n",
         "        if ((k + 2) % kBatch == 0) after();\n", "forward", "on_chip", "stream",
     ),
     "a batch that is never filled again": Mutation(
-        "tiles.cuh", "if ((k + 1) % kBatch == 0 && k + 1 - kBatch < end) after();", "",
+        "tile_stream.cuh", "if ((k + 1) % kBatch == 0 && k + 1 - kBatch < end) after();", "",
         "backward", "on_chip", "stream",
     ),
     "a tile that is not copied": Mutation(
