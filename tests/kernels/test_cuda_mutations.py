@@ -306,7 +306,7 @@ MUTATIONS = {
         "forward", "on_chip", "stream",
     ),
     "a batch that stays and counts no copies": Mutation(
-        "tile_stream.cuh", "wait, CloseCopies);", "wait);", "backward", "on_chip", "stream"
+        "tile_stream.cuh", "wait, CloseCopies);", "wait, [] {});", "backward", "on_chip", "stream"
     ),
     "a run of slots that goes on behind the ring": Mutation(
         "tile_ring.cuh", "slots() - *slot / kSlotWords);", "slots() + 1 - *slot / kSlotWords);",
