@@ -176,15 +176,14 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
   Cost cost{};
   cost.rounds = two_kernels ? 1 : CeilDivide(t.num_slabs, t.num_teams);
 
-  const int64_t tile_bytes =
-      traffic.arrays_kept * kThreads * width * ItemSize(problem.dtype);
+  const int64_t tile_bytes = TileBytes(problem, width, traffic.arrays_kept);
   // What no block keeps waits in L2 until the second pass, for all teams at
   // once.
   double waits = traffic.again * array;
   if (!two_kernels) {
-    waits = static_cast<double>(TilesAgain(plan, width, tile_bytes) * t.team) *
-            t.num_teams * kThreads * width *
-            static_cast<double>(ItemSize(problem.dtype)) * traffic.again;
+    waits = static_cast<double>(TilesAgain(plan, width, tile_bytes) * t.team *
+                                t.num_teams * TileBytes(problem, width, 1)) *
+            traffic.again;
   }
   cost.bytes_again =
       std::min(static_cast<double>(cost.rounds) * std::max(0.0, waits - in_l2),

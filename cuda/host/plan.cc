@@ -19,11 +19,6 @@ double MaskShare(DType dtype) {
   return 1.0 / (8 * static_cast<double>(ItemSize(dtype)));
 }
 
-// A shared tile holds every kept array.
-int64_t TileBytes(const Problem& problem, int width, int arrays_kept) {
-  return kThreads * width * ItemSize(problem.dtype) * arrays_kept;
-}
-
 // The slots for tiles that a block has room for, in whole batches.
 int SlotsPerBlock(const Device& device, int width, int64_t tile_bytes,
                   int blocks_per_multiprocessor) {

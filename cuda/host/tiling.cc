@@ -93,6 +93,10 @@ bool CanCutNarrower(const Problem& problem, int width, const Tiling& t) {
   return t.layout == Layout::kChannelsLast && t.columns / 2 >= narrowest;
 }
 
+int64_t TileBytes(const Problem& problem, int width, int arrays) {
+  return kThreads * width * ItemSize(problem.dtype) * arrays;
+}
+
 int64_t TilesOfSlab(const Tiling& t) { return CeilDivide(t.rows, TileRows(t)); }
 
 int64_t LargestTeam(const Tiling& t) {

@@ -46,6 +46,9 @@ Tiling CutSlabs(const Shape& shape, int width, int columns = kMaxColumns,
 // needs later.
 bool CanCutNarrower(const Problem& problem, int width, const Tiling& tiling);
 
+// Returns the bytes of a tile that holds so many arrays.
+int64_t TileBytes(const Problem& problem, int width, int arrays);
+
 int64_t TilesOfSlab(const Tiling& tiling);
 
 // Returns the most blocks of a team whose partial sums fit into the workspace.
