@@ -1,0 +1,376 @@
+"""One mistake each in the CUDA kernels, for `tests/kernels/test_cuda_mutations.py`."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    header: str
+    right: str
+    wrong: str
+    kernels: str  # the source, of bfloat16, that is compiled with the broken header
+    strategy: str
+    shapes: str = "few"
+
+
+MUTATIONS = {
+    "mail that is taken before it comes": Mutation(
+        # Forward's blocks come so close behind each other here that all mail is there in time.
+        "team_sums.cuh", "    if (arrived) break;\n", "    break;\n", "backward", "on_chip"
+    ),
+    "mail of which only one half has come": Mutation(
+        "team_sums.cuh", "first[k].tag == tag && second[k].tag == tag", "first[k].tag == tag",
+        "backward", "on_chip",
+    ),
+    "mail that is left to the next launch": Mutation(
+        "team_sums.cuh", "      StoreMessage(&boxes[k * distance].second, {0, 0});\n", "",
+        "forward", "on_chip",
+    ),
+    "flags that are left to the next launch": Mutation(
+        "team_sums.cuh", "    StoreFlag(flags + other, 0);\n", "", "backward", "two_kernels"
+    ),
+    "a flag that any memory may hold": Mutation(
+        "team_sums.cuh", "LoadFlag(flags + other) != workspace.tag",
+        "LoadFlag(flags + other) == 0", "forward", "two_kernels",
+    ),
+    "a scale that nobody loads while the team waits": Mutation(
+        "team_sums.cuh", "  meanwhile();\n\n  // So many", "  // So many", "forward", "on_chip"
+    ),
+    "var and scale of the slab before": Mutation(
+        "team_sums.cuh",
+        "    ArriveAtCluster();\n    meanwhile();\n",
+        "    ArriveAtCluster();\n",
+        "backward",
+        "cluster",
+        "all",
+    ),
+    "no barrier of the block": Mutation(
+        "team_sums.cuh",
+        "scratch, element);\n  }\n  __syncthreads();\n",
+        "scratch, element);\n  }\n",
+        "forward",
+        "two_kernels",
+    ),
+    "no barrier of the cluster": Mutation(
+        "team_sums.cuh",
+        "    meanwhile();\n    WaitForCluster();\n",
+        "    meanwhile();\n",
+        "forward",
+        "cluster",
+        "all",
+    ),
+    "blocks leave a cluster that still reads": Mutation(
+        "team_sums.cuh",
+        "have added already.\n    ArriveAtCluster();\n    WaitForCluster();\n",
+        "have added already.\n",
+        "backward",
+        "cluster",
+    ),
+    "constants used before they are there": Mutation(
+        "gradient_apply.cuh", "  }\n  __syncthreads();\n}\n", "  }\n}\n", "backward", "two_kernels"
+    ),
+    "one row too many": Mutation(
+        "slab.cuh",
+        "static_cast<int>((end - row + tile_rows - 1) >> log_tile_rows)",
+        "static_cast<int>((end - row + tile_rows) >> log_tile_rows)",
+        "forward",
+        "two_kernels",
+    ),
+    "one row too few": Mutation(
+        "slab.cuh",
+        "static_cast<int>((end - row + tile_rows - 1) >> log_tile_rows)",
+        "static_cast<int>((end - row + tile_rows - 2) >> log_tile_rows)",
+        "backward",
+        "on_chip",
+    ),
+    "the last items of a loop are not used": Mutation(
+        "tiles.cuh", "if (k < count) use(", "if (k + 1 < count) use(", "forward", "two_kernels"
+    ),
+    "a loop uses an item before it is loaded": Mutation(
+        "tiles.cuh", "if (k + kDepth < count) load(&ring[k]);", "", "backward", "two_kernels"
+    ),
+    "the last items of a loop in batches are not used": Mutation(
+        "tile_stream.cuh", "if (first <= k && k < end) use(",
+        "if (first <= k && k + 1 < end) use(", "forward", "on_chip", "stream",
+    ),
+    "a loop in batches uses an item before it is loaded": Mutation(
+        "tile_stream.cuh", "if (first <= next && next < end) load(&ring[k % kDepth]);", "",
+        "forward", "on_chip", "stream",
+    ),
+    "tiles that are read again in the wrong place": Mutation(
+        "normalise.cuh", "const int last = shared_end + count - 1;",
+        "const int last = slab.tiles() - 1;", "forward", "on_chip", "all",
+    ),
+    "a wait that leaves the batch that is used": Mutation(
+        "tile_stream.cuh", "WaitForAllCopiesBut(slots / kBatch - 1)",
+        "WaitForAllCopiesBut(slots / kBatch)", "forward", "on_chip", "stream",
+    ),
+    "a wait of backward that leaves the batch that is used": Mutation(
+        "tile_stream.cuh", "WaitForAllCopiesBut(slots / kBatch - 1)",
+        "WaitForAllCopiesBut(slots / kBatch)", "backward", "on_chip", "stream",
+    ),
+    "a wait of the second pass that leaves the batch that is used": Mutation(
+        "tile_stream.cuh", "WaitForBatch(stream_.tiling_.shared_tiles)",
+        "WaitForBatch(stream_.tiling_.shared_tiles + kBatch)", "forward", "on_chip", "stream",
+    ),
+    "no wait for tiles that are read again": Mutation(
+        "tile_stream.cuh", "if constexpr (kCopied)", "if constexpr (!kCopied)",
+        "backward", "on_chip", "stream",
+    ),
+    "a wait that leaves one group too many": Mutation(
+        "../host/parameters.h", "groups < kMostGroupsLeft ? groups ",
+        "groups < kMostGroupsLeft ? groups + 1 ", "forward", "on_chip", "stream",
+    ),
+    "a batch that is filled before it has been used": Mutation(
+        "tile_stream.cuh", "left_ > stream_.kept(), slot, &next_);",
+        "left_ > stream_.kept(), ring.Next(slot, kBatch), &next_);",
+        "backward", "on_chip", "stream",
+    ),
+    "a batch that is filled before its last tile has been used": Mutation(
+        "tile_stream.cuh", "        if ((k + 1) % kBatch == 0) after();\n",
+        "        if ((k + 2) % kBatch == 0) after();\n", "forward", "on_chip", "stream",
+    ),
+    "a batch that is never filled again": Mutation(
+        "tile_stream.cuh", "if ((k + 1) % kBatch == 0 && k + 1 - kBatch < end) after();", "",
+        "backward", "on_chip", "stream",
+    ),
+    "a tile that is not copied": Mutation(
+        "tile_stream.cuh", "(k < left && !soon,", "(k + 1 < left && !soon,",
+        "forward", "on_chip", "stream",
+    ),
+    "a tile that does not exist": Mutation(
+        "tile_stream.cuh", "(k < left && !soon,", "(0 < left && !soon,",
+        "backward", "on_chip", "stream",
+    ),
+    "a tile that is not read again": Mutation(
+        "tile_stream.cuh", "CopyBatch<-1>(arrays_, left_,", "CopyBatch<-1>(arrays_, left_ - 1,",
+        "forward", "on_chip", "stream",
+    ),
+    "tiles that are read again in the reverse order": Mutation(
+        "tile_stream.cuh", "slot += kStep * Ring::kSlotWords;", "slot += Ring::kSlotWords;",
+        "backward", "on_chip", "stream",
+    ),
+    "a tile that stays as if it were read again": Mutation(
+        "tile_stream.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
+        "max(SlotsOf(left_ + ring.slots() - stream_.kept() + 1), 0)",
+        "backward", "on_chip", "stream",
+    ),
+    "a batch that stays without the tiles that it lacks": Mutation(
+        "tile_stream.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
+        "max(left_ + ring.slots() - stream_.kept(), 0)", "forward", "on_chip", "stream",
+    ),
+    "tiles in registers as if they were read again": Mutation(
+        "tile_stream.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
+        "max(SlotsOf(left_ + ring.slots() - stream_.tiling_.shared_tiles), 0)",
+        "backward", "on_chip", "stream",
+    ),
+    "tiles that move to registers when the next ones have their slots": Mutation(
+        "forward.cuh",
+        "    stream.Hold(slab);\n    stream.template StartFirst<SlabOf>"
+        "(index + p.tiling.num_teams,\n"
+        "                                       position.rank);\n",
+        "    stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,\n"
+        "                                       position.rank);\n    stream.Hold(slab);\n",
+        "forward", "on_chip", "stream",
+    ),
+    "registers that hold the tiles one slot further on": Mutation(
+        "tile_stream.cuh", "slot_ = ring_.Before(slot_);\n#pragma", "#pragma",
+        "forward", "on_chip", "stream",
+    ),
+    "one tile too few in registers": Mutation(
+        "tile_stream.cuh", "if (k < held) {", "if (k + 1 < held) {", "backward", "on_chip", "stream"
+    ),
+    "one tile too many in registers": Mutation(
+        "tile_stream.cuh", "register_tiles() - EmptySlots(count)", "register_tiles()",
+        "forward", "on_chip", "stream",
+    ),
+    "empty slots that are taken to registers": Mutation(
+        "tile_stream.cuh", "if (held > 0) slot_ = ring_.Before(slot_, EmptySlots(count));", "",
+        "backward", "on_chip", "stream",
+    ),
+    "tiles in registers in the wrong order": Mutation(
+        "tile_stream.cuh", "use(held_[k], ", "use(held_[kRegisterTiles - 1 - k], ",
+        "backward", "on_chip", "stream",
+    ),
+    "a tile in registers that is used twice": Mutation(
+        "tile_stream.cuh", "use(held_[k], ", "use(held_[k - k % 2], ", "forward", "on_chip",
+        "stream",
+    ),
+    "tiles in registers that are counted as left": Mutation(
+        "tile_stream.cuh", "return count - held;", "return count;", "forward", "on_chip", "stream"
+    ),
+    "z of a tile in registers that is not loaded": Mutation(
+        "tile_stream.cuh", "if (k + kDepth < held) load(&ring[k % kDepth]);", "",
+        "forward", "on_chip", "stream",
+    ),
+    "tiles in registers that are read again": Mutation(
+        "tile_stream.cuh", "left_(SlotsOf(rest) -",
+        "left_(SlotsOf(slab.Count(0, slab.tiles())) -",
+        "backward", "on_chip", "stream",
+    ),
+    "a gate that begins with the tiles in registers": Mutation(
+        "gradient_apply.cuh", "At<-1>(again, rest - 1 - kept)", "At<-1>(again, count - 1 - kept)",
+        "backward", "on_chip", "stream",
+    ),
+    "the wrong tile is read again": Mutation(
+        "tile_stream.cuh", "max(left_ - 1, 0)", "max(left_ - 2, 0)", "backward", "on_chip", "stream"
+    ),
+    "tiles that are read again in the slots of the next slab": Mutation(
+        "tile_stream.cuh", "ring.Before(slot_ == first ? stream_.slot_ : slot_)",
+        "ring.Before(slot_)",
+        "backward", "on_chip", "stream",
+    ),
+    "the second pass begins with the wrong tile": Mutation(
+        "tile_stream.cuh", "slot_(stream.ring_.Before(stream.slot_, empty_ + 1))",
+        "slot_(stream.ring_.Before(stream.slot_, empty_))", "forward", "on_chip", "stream",
+    ),
+    "the second pass begins with an empty slot": Mutation(
+        "tile_stream.cuh", "slot_(stream.ring_.Before(stream.slot_, empty_ + 1))",
+        "slot_(stream.ring_.Before(stream.slot_))", "backward", "on_chip", "stream",
+    ),
+    "a second pass that takes its first batch for a whole one": Mutation(
+        "tile_stream.cuh", "          empty_);\n      empty_ = 0;\n",
+        "          0);\n      empty_ = 0;\n", "forward", "on_chip", "stream",
+    ),
+    "empty slots where the gate begins": Mutation(
+        "tile_stream.cuh", "      empty_ = 0;\n", "", "backward", "on_chip", "stream"
+    ),
+    "a slab that begins in an empty slot": Mutation(
+        "tile_stream.cuh", "stream_.slot_ = ring.Next(slot, EmptySlots(count));",
+        "stream_.slot_ = slot;", "backward", "on_chip", "stream",
+    ),
+    "a ring that goes on one slot too late": Mutation(
+        "tile_ring.cuh", "return slot < end ? slot : slot - end;",
+        "return slot < end ? slot : slot - end + kSlotWords;", "backward", "on_chip", "stream",
+    ),
+    "a ring that ends one slot too early": Mutation(
+        "tile_ring.cuh", "return slot >= 0 ? slot : slot + slots() * kSlotWords;",
+        "return slot >= 0 ? slot : slot + (slots() - 1) * kSlotWords;",
+        "forward", "on_chip", "stream",
+    ),
+    "copies that do not begin where the first ones ended": Mutation(
+        "tile_stream.cuh", "Start(slab, tiling_.prefetch_tiles,",
+        "Start(slab, tiling_.prefetch_tiles + kBatch,", "backward", "on_chip", "stream",
+    ),
+    "the first tiles of a slab in the wrong slots": Mutation(
+        "tile_stream.cuh", "int slot = ring_.Next(slot_, begin);",
+        "int slot = ring_.Next(slot_, begin > 0 ? begin - kBatch : 0);",
+        "forward", "on_chip", "stream",
+    ),
+    "the slots of the batch before": Mutation(
+        "tile_stream.cuh", "            slot = ring.Next(slot, kBatch);\n", "",
+        "forward", "on_chip", "stream",
+    ),
+    "a batch without a tile that counts no copies": Mutation(
+        "tile_stream.cuh", "    CloseCopies();\n", "    if (left > 0) CloseCopies();\n",
+        "forward", "on_chip", "stream",
+    ),
+    "a batch that stays and counts no copies": Mutation(
+        "tile_stream.cuh", "wait, CloseCopies);", "wait, [] {});", "backward", "on_chip", "stream"
+    ),
+    "a run of slots that goes on behind the ring": Mutation(
+        "tile_ring.cuh", "slots() - *slot / kSlotWords);", "slots() + 1 - *slot / kSlotWords);",
+        "forward", "on_chip", "stream",
+    ),
+    "a run of slots that goes on before the ring": Mutation(
+        "tile_ring.cuh", "*slot / kSlotWords + 1);", "*slot / kSlotWords + 2);",
+        "backward", "on_chip", "stream",
+    ),
+    "tiles of the next slab in this one's place": Mutation(
+        "backward.cuh", "StartFirst<SlabOf>(index + p.tiling.num_teams,",
+        "StartFirst<SlabOf>(index,", "backward", "on_chip", "stream",
+    ),
+    "dy that is kept in the place of e": Mutation(
+        "gradient_sums.cuh", "decltype(reuse)::value == Reuse::kNever",
+        "decltype(reuse)::value == Reuse::kSoon", "backward", "on_chip", "stream",
+    ),
+    "dy that is read again in the place of dz": Mutation(
+        "gradient_apply.cuh", "const void* dy = Form::kStoreDz ? p.dz : p.buffers.dy;",
+        "const void* dy = p.buffers.dy;", "backward", "on_chip", "stream",
+    ),
+    "a tile that is read again without its gate": Mutation(
+        "gradient_apply.cuh", "const int kept = min(rest, pass.kept());",
+        "const int kept = min(rest, pass.kept() + 1);", "backward", "on_chip", "stream",
+    ),
+    "a tile left out where sums are added": Mutation(
+        "tiles.cuh", "    begin = end;\n", "    begin = end + 1;\n", "forward", "on_chip", "many"
+    ),
+    "a plane that a cursor does not leave": Mutation(
+        "slab.cuh", "in_plane_ >= vectors ", "in_plane_ > vectors ",
+        "forward", "two_kernels", "all",
+    ),
+    "two bits of the mask in each other's place": Mutation(
+        "vector.cuh", "0x08040201u", "0x08040102u", "forward", "two_kernels"
+    ),
+    "a bit of the mask that two elements read": Mutation(
+        "vector.cuh", "parts[1] &= RepeatSigns<0xbbaa>(low)",
+        "parts[1] &= RepeatSigns<0xaaaa>(low)", "backward", "two_kernels",
+    ),
+    "a mask in which half of the channels lie in the place of others": Mutation(
+        "../host/parameters.h", "channel >> tiling.log_mask_channels;",
+        "channel >> (tiling.log_mask_channels + 1);", "backward", "on_chip",
+    ),
+    "a run of channels of the mask that begins one row too late": Mutation(
+        "../host/parameters.h", "before * (tiling.rows - 1) + row", "before * tiling.rows + row",
+        "backward", "cluster",
+    ),
+    "the mask of the first group for all": Mutation(
+        "slab.cuh", "Byte* group = mask + group_ * shape.mask_bytes_per_group();",
+        "Byte* group = mask;", "forward", "two_kernels",
+    ),
+    "the next tile of a mask one byte too far": Mutation(
+        "mask_cursor.cuh", "byte_ += kStep * tiling_.mask_tile_stride;",
+        "byte_ += kStep * (tiling_.mask_tile_stride + 1);", "dual", "two_kernels",
+    ),
+    "single elements that read the mask as if it were in their order": Mutation(
+        "mask_cursor.cuh", "bit_ += kStep * tiling_.mask_tile_stride;",
+        "bit_ += kStep * tiling_.tile_stride;", "backward", "two_kernels",
+    ),
+    "a mask that is packed in the order of the elements": Mutation(
+        "pack_mask.cuh", "if (bytes == 0) return byte * 8;", "return byte * 8;",
+        "forward", "two_kernels",
+    ),
+    "half of a warp's sums left out": Mutation(
+        "team_sums.cuh", "      Add(&halves[j], ExchangeLanes(sent, distance));\n", "",
+        "forward", "cluster",
+    ),
+    "statistics of the first input for both": Mutation(
+        "dual_forward.cuh", "index % 2 == 0 ? first : second;", "first;", "dual", "two_kernels"
+    ),
+    "one of two biases left out": Mutation(
+        "dual_shared_memory.cuh",
+        "    Constant<A>(which)[column] += second.Constant<A>(which)[column];\n", "",
+        "dual", "two_kernels",
+    ),
+    "the bias of two inputs used before it is there": Mutation(
+        "dual_backward.cuh",
+        "shared.AddConstants<A>(kGateBias, column);\n  __syncthreads();\n",
+        "shared.AddConstants<A>(kGateBias, column);\n",
+        "dual", "two_kernels",
+    ),
+    "a gate that does not see the second input": Mutation(
+        "dual_backward.cuh", "normaliser_.Rounded(item->x, item->x2)",
+        "normaliser_.Rounded(item->x, item->x)", "dual", "two_kernels",
+    ),
+    "partial sums of two inputs in one place": Mutation(
+        "dual_backward.cuh",
+        "StorePartials(p.tiling, shared, p.workspace, 2 * index, rank)",
+        "StorePartials(p.tiling, shared, p.workspace, 2 * index + 1, rank)",
+        "dual", "two_kernels",
+    ),
+    "sums of the second input around the mean of the first": Mutation(
+        "dual_backward.cuh", "(shared.second, kGateMean, slab)", "(shared, kGateMean, slab)",
+        "dual", "two_kernels",
+    ),
+    "the gradient of the second input with constants of the first": Mutation(
+        "dual_backward.cuh", "applier2.Of(item.e, item.x2)", "applier1.Of(item.e, item.x2)",
+        "dual", "two_kernels",
+    ),
+    "one element too many of a plane": Mutation(
+        "normalise_flat.cuh",
+        "in_plane + i < inner",
+        "in_plane + i <= inner",
+        "forward",
+        "two_kernels", "all",
+    ),
+}  # fmt: skip
