@@ -1,3 +1,4 @@
+#include "cpu/huge_pages.h"
 #include "cpu/pass_tasks.h"
 #include "cpu/passes.h"
 
@@ -49,6 +50,7 @@ ApplyArgs ApplyArgsAt(const Context& context, const GradientBuffers& buffers,
 
 Phase ReducePass(const Context& context, const GradientBuffers& buffers,
                  const ReduceColumns& columns, void* dz, Partials* partials) {
+  AdviseHugePages(dz, context.array_bytes);
   const bool stream = dz != nullptr && MayStream(context, dz);
   const auto args_at = [=, &context](const ReductionTask& task,
                                      int64_t in_group, int64_t column) {
@@ -94,6 +96,7 @@ Phase ReducePass(const Context& context, const GradientBuffers& buffers,
 
 Phase ApplyPass(const Context& context, const GradientBuffers& buffers,
                 const ApplyColumns& columns, void* dx) {
+  AdviseHugePages(dx, context.array_bytes);
   const bool stream = MayStream(context, dx);
   const auto args_at = [=, &context](int64_t group, int64_t in_group,
                                      int64_t column, bool may_stream) {

@@ -1,5 +1,6 @@
 // The passes of y = relu(batch_norm(x1) + batch_norm(x2)).
 
+#include "cpu/huge_pages.h"
 #include "cpu/pass_tasks.h"
 #include "cpu/passes.h"
 
@@ -33,6 +34,7 @@ DualNormaliseArgs NormaliseArgsAt(const Context& context,
 Phase DualNormalisePass(const Context& context,
                         const DualNormaliseBuffers& buffers,
                         const DualNormaliseColumns& columns) {
+  AdviseHugePages(buffers.y, context.array_bytes);
   const bool stream = MayStream(context, buffers.y);
   const auto args_at = [=, &context](int64_t group, int64_t in_group,
                                      int64_t column, bool may_stream) {
@@ -125,6 +127,7 @@ Phase DualReducePass(const Context& context, const DualGradientBuffers& buffers,
 
 Phase DualApplyPass(const Context& context, const DualGradientBuffers& buffers,
                     const DualApplyColumns& columns, const Both<void*>& dx) {
+  for (void* each : dx) AdviseHugePages(each, context.array_bytes);
   const bool stream = MayStream(context, dx[0]) && MayStream(context, dx[1]);
   const auto args_at = [=, &context](int64_t group, int64_t in_group,
                                      int64_t column, bool may_stream) {

@@ -1,3 +1,4 @@
+#include "cpu/huge_pages.h"
 #include "cpu/pass_tasks.h"
 #include "cpu/passes.h"
 #include "native/numerics.h"
@@ -66,6 +67,7 @@ Phase StatisticsPass(const Context& context, const void* x, const char* origin,
 
 Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
                     const NormaliseColumns& columns) {
+  AdviseHugePages(buffers.y, context.array_bytes);
   const bool stream = MayStream(context, buffers.y);
   const auto args_at = [=, &context](int64_t group, int64_t in_group,
                                      int64_t column, bool may_stream) {

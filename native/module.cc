@@ -14,6 +14,7 @@
 
 #include "cpu/dispatch.h"
 #include "cpu/ffi_handlers.h"
+#include "cpu/huge_pages.h"
 #include "native/cuda_planner.h"
 #include "native/encapsulate.h"
 #include "native/ffi_api_version.h"
@@ -57,6 +58,13 @@ const char* CpuIsa() {
   return jax_bnar::cpu::IsaName();
 }
 
+bool HugePages() {
+  if (!jax_bnar::cpu::WrongHugePages().empty()) {
+    throw nb::value_error(jax_bnar::cpu::WrongHugePages().c_str());
+  }
+  return jax_bnar::cpu::UsesHugePages();
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -66,6 +74,9 @@ NB_MODULE(_native, m) {
   m.def("cpu_isa", &CpuIsa,
         "The instruction set that the CPU kernels run with on this machine; "
         "ValueError where JAX_BNAR_CPU_ISA asks for one that they cannot.");
+  m.def("huge_pages", &HugePages,
+        "Whether the CPU kernels ask this machine for huge pages for large "
+        "results; ValueError where JAX_BNAR_HUGE_PAGES is neither 0 nor 1.");
   m.def("workspace_bytes", &WorkspaceBytes, nb::arg("platform"),
         nb::arg("groups"), nb::arg("rows"), nb::arg("channels"),
         nb::arg("inner"),

@@ -18,11 +18,17 @@ def print_run(run: dict[str, Any], environment: dict[str, Any], console: Console
     names = list(run["step"]["peers"])
     others = [name for name in names if name != "ours"] if "ours" in names else []
     allocator = environment["allocator"]["name"]
-    isa = environment["jax_bnar_isa"] or "pure JAX, no kernels"
+    isas = [f"ours: {environment['jax_bnar_isa'] or 'pure JAX, no kernels'}"]
+    # Results that were written before these were recorded have neither.
+    if environment.get("xla_max_isa"):
+        isas.append(f"XLA: at most {environment['xla_max_isa']}")
+    if environment.get("torch_isa"):
+        isas.append(f"PyTorch: {environment['torch_isa']}")
     table = Table(
         title=f"ResNet-50 BatchNorm sites, {run['dtype']}, batch {run['batch']},"
         " forward + backward: median ms per call\n"
-        f"{environment['cpu']}, {environment['cores']} cores; {allocator} allocator; ours: {isa}",
+        f"{environment['cpu']}, {environment['cores']} cores; {allocator} allocator;"
+        f" {', '.join(isas)}",
         box=box.SIMPLE_HEAD,
         padding=0,
         pad_edge=False,

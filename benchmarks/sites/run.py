@@ -21,6 +21,8 @@ from benchmarks.common.json_file import write_json
 from benchmarks.common.kernels import why_no_kernels
 from benchmarks.common.progress import say
 from benchmarks.common.sites import RESNET50_SITES, Site
+from benchmarks.sites import isa
+from benchmarks.sites.isa import IsaName
 from benchmarks.sites.measure import Settings, measure_sites
 from benchmarks.sites.peers import PeerName
 from benchmarks.sites.plot import plot
@@ -44,6 +46,8 @@ class Options:
     rounds: int = 9
     min_sample_ms: float = 20.0
     """Minimum length of a sample; shorter steps are repeated within it."""
+    isa: IsaName | None = None
+    """The best instruction set that all peers may use; default: whatever each finds."""
     copy_mib_per_core: int = 512
     allow_fallback: bool = False
     """Measure even where jax_bnar has no kernels and falls back to pure JAX."""
@@ -59,9 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def benchmark(options: Options) -> dict[str, Any]:
+    if options.isa is not None:
+        isa.limit(options.isa)
     jax.config.update("jax_platforms", "cpu")
     console = Console()
-    environment = describe_environment()
+    environment = describe_environment() | isa.describe(options.peers)
     if environment["jax_bnar_isa"] is None and "ours" in options.peers:
         _refuse_or_warn_of_fallback(options, console)
     sites = _select(options.sites)
@@ -91,6 +97,7 @@ def benchmark(options: Options) -> dict[str, Any]:
             **dataclasses.asdict(settings),
             "copy_mib_per_core": options.copy_mib_per_core,
             "quick": options.quick,
+            "isa": options.isa,
         },
         "runs": runs,
     }

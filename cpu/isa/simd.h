@@ -18,6 +18,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #ifndef BNAR_ISA
@@ -56,6 +58,8 @@ struct Part {
   using Bits = std::conditional_t<sizeof(A) == 8, uint64_t, uint32_t>;
   using Float = typename VectorOf<A, kNativeBytes>::Type;
   using UInt = typename VectorOf<Bits, kNativeBytes>::Type;
+  // What a comparison of Float returns: all bits of a lane are set, or none.
+  using Int = typename VectorOf<std::make_signed_t<Bits>, kNativeBytes>::Type;
   // The 16-bit storage of the same lanes.
   using Half = typename VectorOf<uint16_t, kLanesPerPart * 2>::Type;
 };
@@ -152,6 +156,17 @@ BNAR_INLINE Vec<A> WhereRoundsPositive(const Vec<A>& gate, const Vec<A>& v) {
   return r;
 }
 
+// In each lane of part i, the bit that belongs to this lane.
+template <typename A>
+BNAR_INLINE typename Part<A>::UInt LaneBits(int i) {
+  using P = Part<A>;
+  typename P::Bits lanes[P::kLanesPerPart];
+  for (int j = 0; j < P::kLanesPerPart; ++j) {
+    lanes[j] = typename P::Bits{1} << (i * P::kLanesPerPart + j);
+  }
+  return BitCast<typename P::UInt>(lanes);
+}
+
 // Returns v where its bit is set and 0 elsewhere. Bit i belongs to lane i.
 template <typename A>
 BNAR_INLINE Vec<A> WhereBits(uint32_t bits, const Vec<A>& v) {
@@ -167,47 +182,66 @@ BNAR_INLINE Vec<A> WhereBits(uint32_t bits, const Vec<A>& v) {
   Vec<A> r;
   BNAR_UNROLL
   for (int i = 0; i < P::kCount; ++i) {
-    typename P::Bits lane_bits[P::kLanesPerPart];
-    for (int j = 0; j < P::kLanesPerPart; ++j) {
-      lane_bits[j] = typename P::Bits{1} << (i * P::kLanesPerPart + j);
-    }
-    const typename P::UInt set =
-        BitCast<typename P::UInt>(lane_bits) & typename P::Bits{bits};
+    const typename P::UInt set = LaneBits<A>(i) & typename P::Bits{bits};
     const typename P::Float zero{};
     r.part[i] = set != typename P::UInt{} ? v.part[i] : zero;
   }
   return r;
 }
 
+#if defined(__AVX2__)
+// The highest bits of the lanes, lane 0 first.
+BNAR_INLINE uint32_t SignBits(__m256 v) { return _mm256_movemask_ps(v); }
+BNAR_INLINE uint32_t SignBits(__m256d v) { return _mm256_movemask_pd(v); }
+#elif defined(__x86_64__)
+BNAR_INLINE uint32_t SignBits(__m128 v) { return _mm_movemask_ps(v); }
+BNAR_INLINE uint32_t SignBits(__m128d v) { return _mm_movemask_pd(v); }
+#endif
+
 // Bit i is set where lane i, once stored as T, is > 0.
 template <typename T, typename A>
 BNAR_INLINE uint32_t PositiveBits(const Vec<A>& v) {
-  [[maybe_unused]] constexpr A kZero = kRoundsToZero<T>;
-#if defined(__AVX512F__)
-  if constexpr (sizeof(A) == 4) {
-    return _mm512_cmp_ps_mask(BitCast<__m512>(v.part[0]), _mm512_set1_ps(kZero),
-                              _CMP_GT_OQ);
+  using P = Part<A>;
+  constexpr A kZero = kRoundsToZero<T>;
+  uint32_t bits = 0;
+#if defined(__aarch64__)
+  // Each lane keeps the bit of its place, and all lanes are added.
+  typename P::UInt set{};
+  BNAR_UNROLL
+  for (int i = 0; i < P::kCount; ++i) {
+    set |= BitCast<typename P::UInt>(v.part[i] > kZero) & LaneBits<A>(i);
   }
-#elif defined(__AVX2__)
   if constexpr (sizeof(A) == 4) {
-    uint32_t bits = 0;
-    BNAR_UNROLL
-    for (int i = 0; i < Part<A>::kCount; ++i) {
-      const __m256 positive = _mm256_cmp_ps(BitCast<__m256>(v.part[i]),
-                                            _mm256_set1_ps(kZero), _CMP_GT_OQ);
-      bits |= static_cast<uint32_t>(_mm256_movemask_ps(positive)) << (8 * i);
+    bits = vaddvq_u32(BitCast<uint32x4_t>(set));
+  } else {
+    bits = static_cast<uint32_t>(vaddvq_u64(BitCast<uint64x2_t>(set)));
+  }
+#else
+  BNAR_UNROLL
+  for (int i = 0; i < P::kCount; ++i) {
+    uint32_t of_part = 0;
+#if defined(__AVX512F__)
+    if constexpr (sizeof(A) == 4) {
+      of_part = _mm512_cmp_ps_mask(BitCast<__m512>(v.part[i]),
+                                   _mm512_set1_ps(kZero), _CMP_GT_OQ);
+    } else {
+      of_part = _mm512_cmp_pd_mask(BitCast<__m512d>(v.part[i]),
+                                   _mm512_set1_pd(kZero), _CMP_GT_OQ);
     }
-    return bits;
+#elif defined(__x86_64__)
+    of_part = SignBits(BitCast<typename P::Float>(v.part[i] > kZero));
+#else
+    // The lanes are read from an array, because with -fsanitize=undefined GCC
+    // 12 mistakes v.part[i][j] for v.part[i][0].
+    A lanes[P::kLanesPerPart];
+    std::memcpy(lanes, &v.part[i], sizeof(lanes));
+    for (int j = 0; j < P::kLanesPerPart; ++j) {
+      of_part |= static_cast<uint32_t>(lanes[j] > kZero) << j;
+    }
+#endif
+    bits |= of_part << (i * P::kLanesPerPart);
   }
 #endif
-  // The lanes are read from an array, because with -fsanitize=undefined GCC 12
-  // mistakes v.part[i][j] for v.part[i][0].
-  A lanes[kLanes];
-  std::memcpy(lanes, &v, sizeof(lanes));
-  uint32_t bits = 0;
-  for (int i = 0; i < kLanes; ++i) {
-    bits |= static_cast<uint32_t>(lanes[i] > kZero) << i;
-  }
   return bits;
 }
 

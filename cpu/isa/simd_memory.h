@@ -29,16 +29,24 @@ struct Stored<Float16> {
   Part<float>::Half part[Part<float>::kCount];
 };
 
-template <typename A>
-BNAR_INLINE Vec<A> Load(const A* p) {
-  Vec<A> r;
-  std::memcpy(&r, p, sizeof(r));
-  return r;
+// Vectors are read, written and copied one part at a time. GCC 12 copies all
+// parts of a Vec or Stored at once in pieces of 16 bytes, through the stack,
+// and a load of a part then waits until the pieces are in the cache.
+
+template <typename V, typename T>
+BNAR_INLINE V LoadPart(const T* p) {
+  V part;
+  std::memcpy(&part, static_cast<const void*>(p), sizeof(part));
+  return part;
 }
 
 template <typename A>
 BNAR_INLINE void StoreLanes(A* p, const Vec<A>& v) {
-  std::memcpy(p, &v, sizeof(v));
+  using P = Part<A>;
+  BNAR_UNROLL
+  for (int i = 0; i < P::kCount; ++i) {
+    std::memcpy(p + i * P::kLanesPerPart, &v.part[i], sizeof(v.part[i]));
+  }
 }
 
 // Zero-extends lanes of 16 bits to 32 bits. This is one instruction, whereas
@@ -56,52 +64,89 @@ BNAR_INLINE Part<float>::UInt Extend(const Part<float>::Half& half) {
 #endif
 }
 
-BNAR_INLINE Vec<float> Load(const BFloat16* p) {
+// Widens the bits of float16 in one register, which is exact.
+BNAR_INLINE Part<float>::Float WidenHalf(const Part<float>::Half& half) {
   using P = Part<float>;
-  Vec<float> r;
-  BNAR_UNROLL
-  for (int i = 0; i < P::kCount; ++i) {
-    P::Half half;
-    std::memcpy(&half, p + i * P::kLanesPerPart, sizeof(half));
-    r.part[i] = BitCast<P::Float>(Extend(half) << 16);
-  }
-  return r;
+#if defined(__AVX512F__)
+  return BitCast<P::Float>(_mm512_cvtph_ps(BitCast<__m256i>(half)));
+#elif defined(__AVX2__)
+  return BitCast<P::Float>(_mm256_cvtph_ps(BitCast<__m128i>(half)));
+#elif defined(__aarch64__)
+  return BitCast<P::Float>(vcvt_f32_f16(BitCast<float16x4_t>(half)));
+#else
+  // HalfToFloat (cpu/half.h) without its branches. The magnitude is compared
+  // and converted as a signed integer, for which there are instructions.
+  const P::UInt bits = Extend(half);
+  const auto magnitude = BitCast<P::Int>(bits & 0x7fffu);
+  const P::UInt infinite = magnitude > 0x7bff;  // all ones for Inf and NaN
+  const P::UInt normal = BitCast<P::UInt>(magnitude << 13) + 0x38000000u +
+                         (infinite & 0x38000000u);
+  const P::UInt subnormal =
+      BitCast<P::UInt>(__builtin_convertvector(magnitude, P::Float) * 0x1p-24f);
+  return BitCast<P::Float>((magnitude < 0x0400 ? subnormal : normal) |
+                           (bits & 0x8000u) << 16);
+#endif
 }
 
-BNAR_INLINE Vec<float> Load(const Float16* p) {
-  Vec<float> r;
+// Rounds to float16 to nearest, ties to even.
+BNAR_INLINE Part<float>::Half RoundToHalf(const Part<float>::Float& v) {
+  using P = Part<float>;
 #if defined(__AVX512F__)
-  __m256i half;
-  std::memcpy(&half, p, sizeof(half));
-  r.part[0] = BitCast<Part<float>::Float>(_mm512_cvtph_ps(half));
+  return BitCast<P::Half>(
+      _mm512_cvtps_ph(BitCast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__AVX2__)
-  BNAR_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    __m128i half;
-    std::memcpy(&half, p + 8 * i, sizeof(half));
-    r.part[i] = BitCast<Part<float>::Float>(_mm256_cvtph_ps(half));
-  }
+  return BitCast<P::Half>(
+      _mm256_cvtps_ph(BitCast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+  return BitCast<P::Half>(vcvt_f16_f32(BitCast<float32x4_t>(v)));
 #else
-  float lanes[kLanes];
-  for (int i = 0; i < kLanes; ++i) lanes[i] = HalfToFloat(p[i].bits);
-  std::memcpy(&r, lanes, sizeof(r));
+  // FloatToHalf (cpu/half.h) without its branches.
+  const P::UInt bits = BitCast<P::UInt>(v);
+  const auto magnitude = BitCast<P::Int>(bits & 0x7fffffffu);
+  const P::UInt rebased = BitCast<P::UInt>(magnitude) - 0x38000000u;
+  const P::UInt normal = (rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13;
+  const P::UInt subnormal =
+      BitCast<P::UInt>(BitCast<P::Float>(magnitude) + 0.5f) - 0x3f000000u;
+  P::UInt half = magnitude < 0x38800000 ? subnormal : normal;
+  half = magnitude < 0x477ff000 ? half : P::UInt{} + 0x7c00u;
+  half = magnitude > 0x7f800000 ? P::UInt{} + 0x7e00u : half;
+  return __builtin_convertvector(half | ((bits >> 16) & 0x8000u), P::Half);
 #endif
-  return r;
 }
 
 // Widens what is stored, which is exact.
 template <typename T>
 BNAR_INLINE Vec<Accumulator<T>> Widen(const Stored<T>& stored) {
-  T elements[kLanes];
-  std::memcpy(static_cast<void*>(elements), &stored, sizeof(elements));
-  return Load(elements);
+  using P = Part<Accumulator<T>>;
+  Vec<Accumulator<T>> r;
+  BNAR_UNROLL
+  for (int i = 0; i < P::kCount; ++i) {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      r.part[i] = BitCast<typename P::Float>(Extend(stored.part[i]) << 16);
+    } else if constexpr (std::is_same_v<T, Float16>) {
+      r.part[i] = WidenHalf(stored.part[i]);
+    } else {
+      r.part[i] = stored.part[i];
+    }
+  }
+  return r;
 }
 
 template <typename T>
 BNAR_INLINE Stored<T> LoadStored(const T* p) {
+  using P = Part<Accumulator<T>>;
   Stored<T> r;
-  std::memcpy(&r, static_cast<const void*>(p), sizeof(r));
+  BNAR_UNROLL
+  for (int i = 0; i < P::kCount; ++i) {
+    r.part[i] = LoadPart<std::remove_reference_t<decltype(r.part[i])>>(
+        p + i * P::kLanesPerPart);
+  }
   return r;
+}
+
+template <typename T>
+BNAR_INLINE Vec<Accumulator<T>> Load(const T* p) {
+  return Widen<T>(LoadStored(p));
 }
 
 // Rounds to nearest, ties to even. This is the only rounding of a result. A NaN
@@ -110,43 +155,26 @@ BNAR_INLINE Stored<T> LoadStored(const T* p) {
 // arrays, and ColumnVector ensures it for those from vectors.
 template <typename T>
 BNAR_INLINE Stored<T> Round(const Vec<Accumulator<T>>& v) {
-  using P = Part<float>;
+  using P = Part<Accumulator<T>>;
   Stored<T> r;
-  if constexpr (std::is_same_v<T, BFloat16>) {
+  BNAR_UNROLL
+  for (int i = 0; i < P::kCount; ++i) {
+    if constexpr (std::is_same_v<T, BFloat16>) {
 #if defined(__AVX512BF16__)
-    // This instruction replaces seven. It flushes results below 2^-126 to 0, as
-    // XLA's own conversion does on such a processor.
-    const auto half = _mm512_cvtneps_pbh(BitCast<__m512>(v.part[0]));
-    std::memcpy(&r, &half, sizeof(r));
-    return r;
-#endif
-    BNAR_UNROLL
-    for (int i = 0; i < P::kCount; ++i) {
-      const P::UInt bits = BitCast<P::UInt>(v.part[i]);
-      const P::UInt rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-      r.part[i] = __builtin_convertvector(rounded >> 16, P::Half);
-    }
-  } else if constexpr (std::is_same_v<T, Float16>) {
-#if defined(__AVX512F__)
-    const __m256i half =
-        _mm512_cvtps_ph(BitCast<__m512>(v.part[0]), _MM_FROUND_TO_NEAREST_INT);
-    std::memcpy(&r, &half, sizeof(r));
-#elif defined(__AVX2__)
-    BNAR_UNROLL
-    for (int i = 0; i < P::kCount; ++i) {
-      const __m128i half = _mm256_cvtps_ph(BitCast<__m256>(v.part[i]),
-                                           _MM_FROUND_TO_NEAREST_INT);
-      std::memcpy(&r.part[i], &half, sizeof(half));
-    }
+      // This instruction replaces seven. It flushes results below 2^-126 to 0,
+      // as XLA's own conversion does on such a processor.
+      r.part[i] = BitCast<typename P::Half>(
+          _mm512_cvtneps_pbh(BitCast<__m512>(v.part[i])));
 #else
-    float lanes[kLanes];
-    std::memcpy(lanes, &v, sizeof(lanes));
-    uint16_t half[kLanes];
-    for (int i = 0; i < kLanes; ++i) half[i] = FloatToHalf(lanes[i]);
-    std::memcpy(&r, half, sizeof(r));
+      const auto bits = BitCast<typename P::UInt>(v.part[i]);
+      const auto rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+      r.part[i] = __builtin_convertvector(rounded >> 16, typename P::Half);
 #endif
-  } else {
-    std::memcpy(&r, &v, sizeof(r));
+    } else if constexpr (std::is_same_v<T, Float16>) {
+      r.part[i] = RoundToHalf(v.part[i]);
+    } else {
+      r.part[i] = v.part[i];
+    }
   }
   return r;
 }
@@ -170,7 +198,12 @@ BNAR_INLINE Stored<T> Narrow(const Vec<Accumulator<T>>& v) {
 
 template <typename T>
 BNAR_INLINE void Store(T* p, const Stored<T>& stored) {
-  std::memcpy(static_cast<void*>(p), &stored, sizeof(stored));
+  using P = Part<Accumulator<T>>;
+  BNAR_UNROLL
+  for (int i = 0; i < P::kCount; ++i) {
+    std::memcpy(static_cast<void*>(p + i * P::kLanesPerPart), &stored.part[i],
+                sizeof(stored.part[i]));
+  }
 }
 
 // Returns `stored` where gate > 0 and 0 elsewhere, also where gate is NaN.

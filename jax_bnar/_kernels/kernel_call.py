@@ -129,7 +129,10 @@ class Operation:
 
     def _lower_kernel(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
         if platform == "cpu":
-            targets.cpu_isa()  # Refuses an invalid JAX_BNAR_CPU_ISA before anything runs.
+            # These refuse invalid values of JAX_BNAR_CPU_ISA and JAX_BNAR_HUGE_PAGES before
+            # anything runs.
+            targets.cpu_isa()
+            targets.huge_pages()
         call = functools.partial(self._call_kernel, platform, ctx.avals_out)
         return jax_compat.lower_fun(call, multiple_results=True)(ctx, *operands, **params)
 

@@ -111,6 +111,15 @@ def cpu_isa() -> str | None:
     return native.cpu_isa() if native else None
 
 
+def huge_pages() -> bool:
+    """Whether the CPU kernels ask this machine for huge pages for large results.
+
+    Raises:
+        ValueError: the environment variable JAX_BNAR_HUGE_PAGES is neither unset nor `0` nor `1`.
+    """
+    return bool(native and native.huge_pages())
+
+
 def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner: Any) -> Any:
     """Bytes of workspace, a hidden result, that a summing kernel needs for this canonical shape.
 

@@ -112,10 +112,15 @@ def _environment_problems() -> tuple[Problem, ...]:
             problems.append(Problem(reason, f"{way_out} to use them"))
     except ValueError as error:
         problems.append(Problem(str(error), way_out))
-    try:
-        targets.cpu_isa()
-    except ValueError as error:
-        problems.append(Problem(str(error), "unset JAX_BNAR_CPU_ISA"))
+    settings: dict[str, Callable[[], object]] = {
+        "JAX_BNAR_CPU_ISA": targets.cpu_isa,
+        "JAX_BNAR_HUGE_PAGES": targets.huge_pages,
+    }
+    for variable, setting in settings.items():
+        try:
+            setting()
+        except ValueError as error:
+            problems.append(Problem(str(error), f"unset {variable}"))
     return tuple(problems)
 
 

@@ -7,6 +7,8 @@ import pathlib
 import platform
 import re
 import shutil
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jaxlib.version
@@ -16,6 +18,8 @@ import jax_bnar
 from jax_bnar._kernels import targets
 from jax_bnar.doctor import _processes
 from jax_bnar.doctor._report import Build, Machine, Versions
+
+_T = TypeVar("_T")
 
 _NVIDIA_SMI_SECONDS = 20
 _DRIVER_FILE = pathlib.Path("/proc/driver/nvidia/version")
@@ -65,7 +69,8 @@ def versions_and_machine() -> tuple[Versions, Machine]:
         system=platform.platform(),
         architecture=platform.machine(),
         cpu_count=_usable_cpus(),
-        cpu_isa=_cpu_isa(),
+        cpu_isa=_unless_refused(targets.cpu_isa),
+        huge_pages=_unless_refused(targets.huge_pages),
         gpus=gpus,
         nvcc=shutil.which("nvcc"),
         allocator=_allocator(),
@@ -113,9 +118,9 @@ def _installed(names: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _cpu_isa() -> str | None:
+def _unless_refused(setting: Callable[[], _T]) -> _T | None:
     try:
-        return targets.cpu_isa()
+        return setting()
     except ValueError:  # The report lists this error as a problem.
         return None
 

@@ -137,6 +137,7 @@ class Machine:
         architecture: as printed by `uname -m`.
         cpu_count: number of processors that this process may use.
         cpu_isa: instruction set that the CPU kernels use.
+        huge_pages: whether they ask for huge pages for large results.
         gpus: one line for each GPU that nvidia-smi lists.
         nvcc: path of nvcc.
         allocator: the malloc of the process, which matters if results are large.
@@ -147,6 +148,7 @@ class Machine:
     architecture: str
     cpu_count: int | None
     cpu_isa: str | None
+    huge_pages: bool | None
     gpus: tuple[str, ...]
     nvcc: str | None
     allocator: str
@@ -233,6 +235,7 @@ def _environment(report: Report) -> Iterator[str]:
         "allocator": machine.allocator,
         "native module": build.native_module or f"none ({build.load_error})",
         "CPU kernels": machine.cpu_isa or "none",
+        "huge pages": "requested for large results" if machine.huge_pages else "not requested",
         "CUDA kernels": _cuda_kernels(build),
         "XLA FFI API": "; ".join([f"{_dotted(build.ffi_api_version)} in the build", *runtimes]),
         **machine.environment_variables,

@@ -76,6 +76,7 @@ NB_MODULE(_native, m) {
   }
   m.def("registrations", &jax_bnar::Registrations);
   m.def("cpu_isa", [] { return "emulation of CUDA"; });
+  m.def("huge_pages", [] { return false; });
   m.def("workspace_bytes", &jax_bnar::WorkspaceBytes);
   m.def("workspace_bound", &jax_bnar::WorkspaceBound);
   m.def("mask_channels", &jax_bnar::MaskChannels);

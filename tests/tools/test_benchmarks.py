@@ -26,10 +26,11 @@ from benchmarks.common.sites import (  # noqa: E402
 )
 from benchmarks.network import folded_inference, resnet50_step  # noqa: E402
 from benchmarks.sharding import collective_bytes  # noqa: E402
-from benchmarks.sites import dual_join, launch, plot, report  # noqa: E402
+from benchmarks.sites import dual_join, isa, launch, page_faults, plot, report  # noqa: E402
 from benchmarks.sites import run as sites_run  # noqa: E402
 from benchmarks.sites.problem import DType, check_results, expected, make_problem  # noqa: E402
 from jax_bnar._benchmark.timing import interleave  # noqa: E402
+from jax_bnar._kernels import targets  # noqa: E402
 
 pytestmark = pytest.mark.one_python
 
@@ -131,6 +132,43 @@ def test_steps_take_turns(monkeypatch):
     assert [len(timing.samples_ms) for timing in timings.values()] == [3, 3]
 
 
+IN_A_NEW_PROCESS = f"import sys\nsys.path.append({str(ROOT)!r})\n"
+
+
+def test_isa_limits_all_peers(tmp_path: Path):
+    output = tmp_path / "baseline.json"
+    printed = run_python(
+        f"""
+        import os
+        from benchmarks.sites import run
+        short = ["--quick", "--dtype", "float32", "--sites", "7x7x512", "--peers", "ours"]
+        run.main([*short, "--isa", "baseline", "--output", {str(output)!r}])
+        print(os.environ["ATEN_CPU_CAPABILITY"], os.environ["ONEDNN_MAX_CPU_ISA"])
+        """,
+        timeout=120,
+        prelude=IN_A_NEW_PROCESS + "import os\nos.environ['XLA_FLAGS'] = '--xla_dump_to='\n",
+    )
+    assert "ours: baseline, XLA: at most" in " ".join(printed.split())
+    assert printed.endswith("default SSE41\n")
+    document = json.loads(output.read_text())
+    assert document["settings"]["isa"] == "baseline"
+    assert document["environment"]["jax_bnar_isa"] == "baseline"
+    assert document["environment"]["xla_max_isa"] == "SSE4_2"
+
+
+def test_isa_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAX_BNAR_CPU_ISA", "")
+    with pytest.raises(SystemExit, match=r"already run with .*; start a new process"):
+        isa.limit("avx512" if targets.cpu_isa() == "baseline" else "baseline")
+
+    def cpu_isa() -> str:
+        raise ValueError("of which this processor runs 'baseline'; got 'avx512'.")
+
+    monkeypatch.setattr(targets, "cpu_isa", cpu_isa)
+    with pytest.raises(SystemExit, match=r"--isa avx512: .* this processor runs 'baseline'"):
+        isa.limit("avx512")
+
+
 def test_launcher_names_outputs_after_the_allocator():
     assert launch.options_for("jemalloc", ["--output", "r/a.json", "--quick"]) == [
         "--output",
@@ -229,6 +267,8 @@ def test_the_table_of_sites_is_whole_at_80_columns() -> None:
     machine = {
         "allocator": {"name": "jemalloc"},
         "jax_bnar_isa": "avx512bf16",
+        "xla_max_isa": "AVX512_BF16",
+        "torch_isa": "AVX512",
         "cpu": "AMD EPYC, cpu family 25, model 17",
         "cores": 2,
     }
@@ -292,8 +332,25 @@ def test_refused_without_kernels() -> None:
                 raise AssertionError(f"{command} ran")
         """,
         timeout=120,
-        prelude=f"import sys\nsys.path.append({str(ROOT)!r})\n"
-        "sys.modules['jax_bnar._native'] = None\n",
+        prelude=f"{IN_A_NEW_PROCESS}sys.modules['jax_bnar._native'] = None\n",
     )
     assert output.count("jax_bnar would run in pure JAX here: ") == 4
     assert output.count("pip install") >= 4
+
+
+def test_page_faults(tmp_path: Path) -> None:
+    if not targets.huge_pages():
+        with pytest.raises(SystemExit, match="no huge pages on request"):
+            page_faults.main([])
+        return
+    output = tmp_path / "faults.json"
+    few = ["--dtype", "float32", "--batch", "2", "--sites", "1", "--calls", "2", "--processes", "1"]
+    page_faults.main([*few, "--output", str(output)])
+    (run,) = json.loads(output.read_text())["runs"]
+    (site,) = run["sites"]
+    assert site["site"] == "112x112x64 bn_relu"
+    assert site["count"] == 1
+    for setting in ("0", "1"):
+        assert site[setting]["ms"] > 0
+        assert site[setting]["faults"] >= 0
+        assert run["step"][setting] == site[setting]
