@@ -10,7 +10,7 @@ _startup.require_jax()  # Must precede the imports below, which fail on an older
 
 from jax_bnar import ops
 from jax_bnar._base.public_names import show_public_names as _show_public_names
-from jax_bnar._benchmark import BenchmarkReport, Measurement, benchmark
+from jax_bnar._benchmark import BenchmarkReport, Difference, Measurement, benchmark
 from jax_bnar._fuse import FusionReport, explain, fuse
 from jax_bnar._kernels.export import DISABLED_EXPORT_CHECKS
 from jax_bnar._operators.api import (
@@ -32,6 +32,7 @@ __all__ = [
     "DISABLED_EXPORT_CHECKS",
     "BatchNormResult",
     "BenchmarkReport",
+    "Difference",
     "DualBatchNormResult",
     "FusionReport",
     "Measurement",

@@ -3,12 +3,14 @@
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_bnar._benchmark.difference import Difference, difference, is_real
+from jax_bnar._benchmark.interrupt import Interrupts, noticed_interrupts
 from jax_bnar._benchmark.memory import planned_memory, residual_bytes
 from jax_bnar._benchmark.report import BenchmarkReport, Measurement, Pass
 from jax_bnar._benchmark.timing import Timing, interleave
@@ -80,27 +82,70 @@ def benchmark(
             )
     if rounds < 1:
         raise ValueError(f"benchmark: rounds must be at least 1, got {rounds}.")
-    arrays, rebuild = _split(args)
-    found = None if fused is not None else explain(fun)(*args)
+    given = _split(args)
     functions = {"plain": fun, "fused": fuse(fun) if fused is None else fused}
+    with noticed_interrupts() as interrupts:
+        found = None if fused is not None else explain(fun)(*args)
+        measurements, differences = _measured(
+            functions, given, gradient, rounds, min_sample_ms, interrupts, _speaker(progress)
+        )
+    device = next(iter(given.arrays[0].devices()))
+    return BenchmarkReport(
+        function=getattr(fun, "__name__", type(fun).__name__),
+        measurements=tuple(measurements),
+        matched=None if found is None else len(found.matched),
+        refused=None if found is None else len(found.refused),
+        differences=tuple(differences),
+        device=device.device_kind,
+        kernels=targets.has_kernel("forward", targets.mlir_platform(device.platform)),
+    )
+
+
+class _Arguments(NamedTuple):
+    """The arrays among the arguments, their paths, and what builds the arguments from arrays."""
+
+    arrays: list[jax.Array]
+    paths: list[str]
+    rebuild: Callable[..., Any]
+
+
+def _measured(
+    functions: Mapping[str, Callable[..., Any]],
+    given: _Arguments,
+    gradient: bool,
+    rounds: int,
+    min_sample_ms: float,
+    interrupts: Interrupts,
+    say: Callable[[str], None],
+) -> tuple[list[Measurement], list[Difference]]:
     flat = {
-        name: functools.partial(_on_arrays, function, rebuild)
+        name: functools.partial(_on_arrays, function, given.rebuild)
         for name, function in functions.items()
     }
-    say = _speaker(progress)
+    result = jax.eval_shape(
+        lambda *arrays: functions["plain"](*given.rebuild(*arrays)), *given.arrays
+    )
     passes: list[Pass] = ["forward"]
     if gradient:
         passes.append("forward + backward")
     measurements: list[Measurement] = []
-    difference = 0.0
+    differences: list[Difference | None] = []
     for what in passes:
-        given, programs, residuals = _compiled(flat, arrays, what, say)
-        results = [jax.tree.leaves(program(*given)) for program in programs.values()]
-        difference = max(difference, _difference(*results))
-        del results
+        operands, programs, residuals = _compiled(flat, given.arrays, what, say)
+        outcomes = [program(*operands) for program in programs.values()]
+        if what == "forward":
+            differences.append(difference("results", _paths(result), *outcomes))
+        else:
+            pairs = zip(given.paths, given.arrays, strict=True)
+            paths = [path for path, array in pairs if is_real(array)]
+            differences.append(difference("gradients", paths, *(step[1] for step in outcomes)))
+        del outcomes
         say(f"timing {what}, {rounds} rounds")
         timings = interleave(
-            {name: functools.partial(_run, program, given) for name, program in programs.items()},
+            {
+                name: functools.partial(_run, program, operands, interrupts)
+                for name, program in programs.items()
+            },
             rounds=rounds,
             min_sample_ms=min_sample_ms,
         )
@@ -108,20 +153,10 @@ def benchmark(
             _measurement(name, what, timings[name], program, residuals.get(name))
             for name, program in programs.items()
         ]
-    device = next(iter(arrays[0].devices()))
-    return BenchmarkReport(
-        function=getattr(fun, "__name__", type(fun).__name__),
-        measurements=tuple(measurements),
-        matched=None if found is None else len(found.matched),
-        refused=None if found is None else len(found.refused),
-        difference=difference,
-        device=device.device_kind,
-        kernels=targets.has_kernel("forward", targets.mlir_platform(device.platform)),
-    )
+    return measurements, [each for each in differences if each is not None]
 
 
-def _split(args: tuple[Any, ...]) -> tuple[list[jax.Array], Callable[..., Any]]:
-    """The arrays among the arguments, and a function that rebuilds the arguments from arrays."""
+def _split(args: tuple[Any, ...]) -> _Arguments:
     # A call of an NNX module writes to it, which a jitted function of plain arrays may not do.
     module = getattr(sys.modules.get("flax.nnx"), "Module", None)
     if module is not None and any(isinstance(argument, module) for argument in args):
@@ -131,6 +166,7 @@ def _split(args: tuple[Any, ...]) -> tuple[list[jax.Array], Callable[..., Any]]:
             " nnx.merge(graphdef, state)."
         )
     leaves, tree = jax.tree.flatten(args)
+    paths = _paths(args)
     where = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -141,7 +177,10 @@ def _split(args: tuple[Any, ...]) -> tuple[list[jax.Array], Callable[..., Any]]:
         if isinstance(leaf, jax.Array | np.ndarray | np.generic):
             where.append(index)
     if not where:
-        raise TypeError("benchmark: there is no array among the arguments: benchmark(fun, *args).")
+        raise TypeError(
+            "benchmark: there is no array among the arguments. They follow the function:"
+            " benchmark(fun, *args)."
+        )
 
     def rebuild(*arrays: Any) -> Any:
         full = list(leaves)
@@ -149,17 +188,22 @@ def _split(args: tuple[Any, ...]) -> tuple[list[jax.Array], Callable[..., Any]]:
             full[index] = array
         return jax.tree.unflatten(tree, full)
 
-    return [jax.device_put(leaves[index]) for index in where], rebuild
+    arrays = [jax.device_put(leaves[index]) for index in where]
+    return _Arguments(arrays, [paths[index] for index in where], rebuild)
+
+
+def _paths(tree: Any) -> list[str]:
+    """The path of every leaf, such as "0/params/BatchNorm_0/bias"."""
+    return [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree.flatten_with_path(tree)[0]
+    ]
 
 
 def _on_arrays(
     function: Callable[..., Any], rebuild: Callable[..., Any], *arrays: Any
 ) -> list[jax.Array]:
     return [jnp.asarray(leaf) for leaf in jax.tree.leaves(function(*rebuild(*arrays)))]
-
-
-def _is_real(array: Any) -> bool:
-    return bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 
 def _compiled(
@@ -176,11 +220,11 @@ def _compiled(
             programs[name] = jax.jit(function).lower(*arrays).compile()
         return tuple(arrays), programs, {}
 
-    to_differentiate = [index for index, array in enumerate(arrays) if _is_real(array)]
+    to_differentiate = [index for index, array in enumerate(arrays) if is_real(array)]
     results = [
         index
         for index, result in enumerate(jax.eval_shape(flat["plain"], *arrays))
-        if _is_real(result)
+        if is_real(result)
     ]
     if not to_differentiate or not results:
         missing = "results" if to_differentiate else "arguments"
@@ -204,8 +248,8 @@ def _compiled(
         found, vjp = jax.vjp(functools.partial(real_results, function, others), *chosen)
         return found, vjp(cotangents)
 
-    chosen = [array for array in arrays if _is_real(array)]
-    others = [array for array in arrays if not _is_real(array)]
+    chosen = [array for array in arrays if is_real(array)]
+    others = [array for array in arrays if not is_real(array)]
     shapes = jax.eval_shape(functools.partial(real_results, flat["plain"], others), *chosen)
     operands = (chosen, others, _cotangents(shapes))
     programs, residuals = {}, {}
@@ -227,25 +271,9 @@ def _cotangents(shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
     ]
 
 
-def _run(program: jax.stages.Compiled, given: tuple[Any, ...]) -> Any:
-    return jax.block_until_ready(program(*given))
-
-
-def _difference(plain: Sequence[jax.Array], fused: Sequence[jax.Array]) -> float:
-    """The largest difference between two lists of results, each relative to its largest element."""
-    if [p.shape for p in plain] != [f.shape for f in fused]:
-        raise ValueError(
-            "benchmark: the two functions do not compute the same results: their shapes are"
-            f" {[p.shape for p in plain]} and {[f.shape for f in fused]}."
-        )
-    worst = 0.0
-    for left, right in zip(plain, fused, strict=True):
-        if left.size and _is_real(left):
-            # Integers and flags are not compared, because they are not rounded.
-            a, b = (np.asarray(each).astype(np.float64) for each in (left, right))
-            size = np.nanmax(np.abs(a), initial=0.0) or 1.0
-            worst = max(worst, float(np.nanmax(np.abs(a - b), initial=0.0) / size))
-    return worst
+def _run(program: jax.stages.Compiled, operands: tuple[Any, ...], interrupts: Interrupts) -> Any:
+    interrupts.check()
+    return jax.block_until_ready(program(*operands))
 
 
 def _measurement(

@@ -4,6 +4,8 @@ import dataclasses
 import pathlib
 from typing import Any, Final, Literal
 
+from jax_bnar._benchmark.difference import Difference
+
 Pass = Literal["forward", "forward + backward"]
 
 MIB: Final = 2**20
@@ -38,7 +40,7 @@ class Measurement:
     residual_bytes: int | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class BenchmarkReport:
     """What `benchmark` has measured; `print` shows it as a table, and `plot` draws it.
 
@@ -47,9 +49,9 @@ class BenchmarkReport:
         measurements: plain and fused, first forward, then forward and backward.
         matched: how many places `fuse` has fused; None if the fused function was passed in.
         refused: how many places it refused, or None like `matched`; `jax_bnar.explain` says why.
-        difference: the largest difference between the results (gradients included) of the plain
-            and of the fused function, relative to the largest element of each result. The fused
-            one is no less accurate, so this is the rounding error of both.
+        differences: how far the results, and if they were measured the gradients, of the plain and
+            of the fused function are apart. The fused one is no less accurate, so this is the
+            rounding error of both.
         device: the kind of the device.
         kernels: whether this build has kernels for the platform; otherwise both ran in pure JAX.
     """
@@ -58,18 +60,33 @@ class BenchmarkReport:
     measurements: tuple[Measurement, ...]
     matched: int | None
     refused: int | None
-    difference: float
+    differences: tuple[Difference, ...]
     device: str
     kernels: bool
 
+    @property
+    def difference(self) -> float:
+        """The larger of the relative differences of all results, and of all gradients."""
+        return max((each.relative for each in self.differences), default=0.0)
+
     def speedup(self, what: str) -> float:
-        """How many times as fast the fused function is, by the medians of the pass `what`."""
+        """How many times as fast the fused function is, by the medians of the pass `what`.
+
+        Raises:
+            ValueError: this pass was not measured; or nothing was fused, so that both programs are
+                the same, and the ratio would only show how much the measurement scatters.
+        """
+        if self.matched == 0:
+            raise ValueError(
+                "speedup: nothing was fused, so both programs are the same;"
+                " jax_bnar.explain(fun)(*args) says why."
+            )
         plain, fused = (self._of(name, what) for name in ("plain", "fused"))
         return plain.median_ms / fused.median_ms
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for `json.dump`."""
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "difference": self.difference}
 
     def plot(self, path: str | pathlib.Path) -> pathlib.Path:
         """Draws times and memory to a file, whose suffix chooses the format, such as .png or .svg.
@@ -144,8 +161,17 @@ class BenchmarkReport:
                         *("" if size is None else f"{size / MIB:.4g}" for size in sizes),
                     )
                 )
-            lines.append(f"  fused is {self.speedup(what):.2f} times as fast")
-        lines.append(f"results differ by {self.difference:.1e} at most, relative to the largest")
+            if self.matched != 0:
+                lines.append(f"  fused is {self.speedup(what):.2f} times as fast")
+        for each in self.differences:
+            lines.append(
+                f"{each.what} differ by {each.relative:.1e} of their norm, {each.norm:.1e}"
+            )
+            if each.relative:
+                lines.append(_cut(f"  most in {each.worst or 'the only one'}"))
+                lines.append(
+                    f"    by {each.worst_difference:.1e}; its norm is {each.worst_norm:.1e}"
+                )
         if self.matched == 0:
             lines.append("NOTHING was fused: jax_bnar.explain(fun)(*args) says why")
         elif self.matched is not None:
@@ -156,6 +182,9 @@ class BenchmarkReport:
         if not self.kernels:
             lines.append("NO KERNELS for this platform in this build: both are pure JAX")
         return "\n".join(lines)
+
+    # A report that an interactive session shows reads like a printed one.
+    __repr__ = __str__
 
     def _of(self, name: str, what: str) -> Measurement:
         for measurement in self.measurements:
@@ -169,6 +198,11 @@ class BenchmarkReport:
 
 def _row(head: str, *cells: str) -> str:
     return f"{head:<14}" + "".join(f"{cell:>12}" for cell in cells)
+
+
+def _cut(line: str) -> str:
+    """The line within 80 columns, without the middle of a long path."""
+    return line if len(line) <= 80 else f"{line[:30]}...{line[-47:]}"
 
 
 def _time(ms: float) -> str:

@@ -86,8 +86,10 @@ def test_the_table_is_whole_at_80_columns(report: jax_bnar.BenchmarkReport) -> N
         "resid. MiB",
     ]
     assert [line.strip().split()[0] for line in lines[2:]] == (
-        ["forward", "plain", "fused", "fused"] * 2 + ["results", "fused:"]
+        ["forward", "plain", "fused", "fused"] * 2
+        + ["results", "most", "by", "gradients", "most", "by", "fused:"]
     )
+    assert repr(report) == str(report)
     assert lines[-1] == "fused: 1 place; refused: 0 (explain says why)"
 
 
@@ -146,11 +148,92 @@ def test_another_function_to_compare_with() -> None:
         jax_bnar.benchmark(block, *operands(), fused=lambda x, z, s: x[:1], **SHORT)
 
 
+def test_a_gradient_that_is_zero_is_no_difference() -> None:
+    """A bias in front of a BatchNorm has a gradient of rounding errors alone."""
+
+    def loss(parameters: Any, x: jax.Array) -> jax.Array:
+        return block(x * parameters["scale"] + parameters["bias"], x, x[0, 0, 0]).sum()
+
+    x = operands()[0]
+    parameters = {"bias": jnp.ones(16, jnp.float32), "scale": jnp.ones(16, jnp.float32)}
+    found = jax_bnar.benchmark(loss, parameters, x, **SHORT)
+    gradients = [jax.grad(function)(parameters, x) for function in (loss, jax_bnar.fuse(loss))]
+    apart, size = (
+        np.linalg.norm(each["bias"])
+        for each in (jax.tree.map(jnp.subtract, *gradients), gradients[0])
+    )
+    assert apart > 0.1 * size  # Relative to its own norm, it would be a large difference.
+    assert found.difference < 1e-5
+    assert [each.what for each in found.differences] == ["results", "gradients"]
+
+
+def test_the_worst_array_is_named() -> None:
+    def other(parameters: Any, x: jax.Array, z: jax.Array) -> Any:
+        return {"y": parameters["a"] * x, "z": z + 1e-3}
+
+    def plain(parameters: Any, x: jax.Array, z: jax.Array) -> Any:
+        return {"y": parameters["a"] * x + 0 * parameters["b"], "z": z}
+
+    a = {"a": jnp.float32(2), "b": jnp.float32(2)}
+    x, z = jnp.full(4, 3, jnp.float32), jnp.full((2, 2), 0.5, jnp.float32)
+    results, gradients = jax_bnar.benchmark(plain, a, x, z, fused=other, **SHORT).differences
+    assert results.worst == "z"
+    assert results.norm == pytest.approx(np.sqrt(4 * 36 + 1))
+    assert results.relative == pytest.approx(2e-3 / results.norm, rel=1e-3)
+    assert (results.worst_difference, results.worst_norm) == pytest.approx((2e-3, 1), rel=1e-3)
+    assert gradients.relative == 0
+
+    def nan(parameters: Any, x: jax.Array, z: jax.Array) -> Any:
+        return {"y": plain(parameters, x, z)["y"], "z": z.at[0, 0].set(jnp.nan)}
+
+    found = jax_bnar.benchmark(plain, a, x, z, fused=nan, gradient=False, **SHORT)
+    assert found.difference == np.inf
+    assert jax_bnar.benchmark(nan, a, x, z, fused=nan, gradient=False, **SHORT).difference == 0
+
+
+def test_a_long_path_is_cut() -> None:
+    def plain(x: jax.Array) -> Any:
+        return {"a" * 60: {"b" * 60: x}}
+
+    x = jnp.ones(4, jnp.float32)
+    found = jax_bnar.benchmark(plain, x, fused=lambda x: [x + 1], **SHORT)
+    lines = str(found).splitlines()
+    assert max(map(len, lines)) == 80
+    assert any(line.endswith("b" * 40) for line in lines)
+
+
+def test_one_interrupt_ends_it() -> None:
+    """Python drops what is raised in a callback of the garbage collector, such as JAX's own."""
+    printed = run_python(
+        """
+        import gc, signal
+        import jax.numpy as jnp, jax_bnar
+
+        def interrupt(phase, info):
+            gc.callbacks.remove(interrupt)
+            signal.raise_signal(signal.SIGINT)
+
+        gc.disable()  # The benchmark itself collects garbage before it measures.
+        gc.callbacks.append(interrupt)
+        try:
+            jax_bnar.benchmark(jnp.sin, jnp.ones(4), rounds=1, min_sample_ms=0)
+        except KeyboardInterrupt:
+            print("interrupted", interrupt not in gc.callbacks)
+        """,
+        timeout=120,
+        prelude="",
+    )
+    assert printed == "interrupted True\n"
+
+
 def test_nothing_to_fuse_is_said() -> None:
     found = jax_bnar.benchmark(lambda x: jnp.sin(x), jnp.ones(8, jnp.float32), **SHORT)
     assert found.matched == 0
     assert found.difference == 0
     assert "NOTHING was fused: jax_bnar.explain(fun)(*args) says why" in str(found)
+    assert "times as fast" not in str(found)
+    with pytest.raises(ValueError, match="nothing was fused, so both programs are the same"):
+        found.speedup("forward")
 
 
 def refuse(kind: type[Exception], sentence: str, *given: Any, **options: Any) -> None:
