@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base.config import Save
+from jax_bnar._base.dtypes import SUPPORTED
 from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._layers import masked
 from jax_bnar._layers.activation import LayerActivation, layer_activation
@@ -176,9 +177,10 @@ def checked_mask(mask: Any, x: jax.Array) -> jax.Array | None:
 def require_real(x: jax.Array, result: Any, instead: str) -> None:
     for name, dtype in (("x", x.dtype), ("the result", result)):
         if jnp.issubdtype(dtype, jnp.complexfloating):
-            raise NotImplementedError(
-                f"BatchNorm: {name} has the complex dtype {np.dtype(dtype)}, which the fused"
-                f" operators do not support; use {instead}."
+            names = ", ".join(supported.name for supported in SUPPORTED)
+            raise TypeError(
+                f"BatchNorm: {name} has the complex dtype {np.dtype(dtype)}, but the operators take"
+                f" real numbers: {names}, or integers; use {instead}, which takes complex x."
             )
 
 

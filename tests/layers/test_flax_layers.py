@@ -1,6 +1,7 @@
 """The Linen BatchNorm against `flax.linen.BatchNorm`."""
 
 import dataclasses
+import functools
 import importlib.util
 import inspect
 import sys
@@ -30,6 +31,8 @@ from jax_bnar._base.config import Save
 from jax_bnar.flax_layers import BatchNorm
 
 pytestmark = pytest.mark.quick
+
+FROZEN = functools.partial(BatchNorm, update_batch_stats=False)
 
 _FIELDS = [
     {},
@@ -186,12 +189,24 @@ def test_gradients_equal_flax(fields: dict[str, Any], dtype: Any, train: bool) -
 
 def test_batch_statistics_without_update() -> None:
     x, layer = normal(0), BatchNorm(use_running_average=False)
+    frozen = layer.clone(update_batch_stats=False)
     variables = some_variables(BatchNorm(), x)
     y, updated = apply(layer, variables, x, mutable=["batch_stats"])
-    np.testing.assert_array_equal(apply(layer, variables, x), y)
-    y, nothing = apply(layer, variables, x, mutable=["intermediates"])
-    assert not nothing
     assert not np.array_equal(updated["batch_stats"]["mean"], variables["batch_stats"]["mean"])
+    np.testing.assert_array_equal(apply(frozen, variables, x), y)
+    y, same = apply(frozen, variables, x, mutable=["batch_stats"])
+    assert_close(same["batch_stats"], variables["batch_stats"], 0)
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm, BatchNorm])
+@pytest.mark.parametrize("mutable", [False, ["intermediates"]])
+def test_training_needs_mutable_statistics_as_in_flax(kind: Any, mutable: Any) -> None:
+    x = normal(0)
+    variables = some_variables(BatchNorm(), x)
+    layer = kind(use_running_average=False)
+    words = 'Cannot update variable "mean" in "/" because collection "batch_stats" is immutable'
+    with as_flax_needs_it(), pytest.raises(errors.ModifyScopeVariableError, match=words):
+        layer.apply(variables, x, mutable=mutable)
 
 
 def test_evaluation_leaves_running_statistics_alone() -> None:
@@ -211,7 +226,7 @@ def test_residual_and_relu(
     dtype: Any, residual_dtype: Any, axis: Any, save: Save, train: bool
 ) -> None:
     x, residual = normal(0, dtype=dtype), -normal(1, dtype=residual_dtype)
-    fused = BatchNorm(use_running_average=not train, axis=axis, activation="relu", save=save)
+    fused = FROZEN(use_running_average=not train, axis=axis, activation="relu", save=save)
     plain = nn.BatchNorm(use_running_average=not train, axis=axis, use_fast_variance=False)
     variables = some_variables(BatchNorm(axis=axis), x)
 
@@ -240,7 +255,7 @@ def test_residual_and_relu(
 
 def test_residual_decides_the_dtype_like_any_operand() -> None:
     x = normal(0, dtype=jnp.bfloat16)
-    layer = BatchNorm(use_running_average=False, param_dtype=jnp.bfloat16, activation="relu")
+    layer = FROZEN(use_running_average=False, param_dtype=jnp.bfloat16, activation="relu")
     variables = some_variables(BatchNorm(param_dtype=jnp.bfloat16), x)
     assert apply(layer, variables, x, residual=x).dtype == jnp.bfloat16
     assert apply(layer, variables, x, residual=x.astype(jnp.float32)).dtype == jnp.float32
@@ -251,7 +266,7 @@ def test_residual_decides_the_dtype_like_any_operand() -> None:
 @pytest.mark.parametrize("train", [True, False])
 def test_residual_without_activation(train: bool) -> None:
     x, residual = normal(0), normal(1)
-    layer = BatchNorm(use_running_average=not train)
+    layer = FROZEN(use_running_average=not train)
     variables = some_variables(BatchNorm(), x)
     np.testing.assert_array_equal(
         apply(layer, variables, x, residual=residual), apply(layer, variables, x) + residual
@@ -300,7 +315,7 @@ def test_unbiased_running_var(batch: int) -> None:
             ValueError,
             "axis_name is None",
         ),
-        ({"dtype": jnp.complex64}, {"use_running_average": False}, NotImplementedError, "result"),
+        ({"dtype": jnp.complex64}, {"use_running_average": False}, TypeError, "the result has the"),
         ({"dtype": jnp.int32}, {"use_running_average": False}, ValueError, "inexact"),
         (
             {},
@@ -322,7 +337,8 @@ def test_errors(
 
 def test_complex_input_is_refused() -> None:
     x = normal(0).astype(jnp.complex64)
-    with pytest.raises(NotImplementedError, match=r"x has the complex dtype.*flax\.linen"):
+    words = r"x has the complex dtype complex64.*float16, bfloat16, float32, float64.*flax\.linen"
+    with pytest.raises(TypeError, match=words):
         init(BatchNorm(use_running_average=False), x)
 
 

@@ -45,9 +45,12 @@ modes = pytest.mark.parametrize("train", [True, False])
 residuals = pytest.mark.parametrize("with_residual", [True, False])
 
 
+frozen_linen = functools.partial(flax_layers.BatchNorm, update_batch_stats=False)
+
+
 def linen(x: jax.Array, train: bool, residual: Any, **fields: Any) -> Callable[[jax.Array], Any]:
     """A Linen layer with given variables, as a function of x."""
-    layer = flax_layers.BatchNorm(use_running_average=not train, **fields)
+    layer = frozen_linen(use_running_average=not train, **fields)
     variables = some_variables(flax_layers.BatchNorm(), x)
     return lambda x: apply(layer, variables, x, residual=residual)
 
@@ -109,7 +112,7 @@ def test_another_function_comes_after_norm_and_residual(
 
 
 def test_another_function_with_a_mask_and_other_results() -> None:
-    x, layer = normal(0), flax_layers.BatchNorm(use_running_average=False, axis=(1, 3))
+    x, layer = normal(0), frozen_linen(use_running_average=False, axis=(1, 3))
     variables = some_variables(flax_layers.BatchNorm(axis=(1, 3)), x)
     mask = x[..., :1] > 2
     function = functools.partial(jnp.argmax, axis=-1)
@@ -122,7 +125,7 @@ def test_another_function_with_a_mask_and_other_results() -> None:
 def test_a_module_is_part_of_the_layer() -> None:
     """PReLU has a parameter, which is stored under the field's name."""
     x = normal(0) - 3
-    layer = flax_layers.BatchNorm(use_running_average=False, activation=nn.PReLU())
+    layer = frozen_linen(use_running_average=False, activation=nn.PReLU())
     variables = init(layer, x)
     assert variables["params"]["activation"].keys() == {"negative_slope"}
     plain = layer.clone(activation=None)

@@ -401,7 +401,7 @@ def test_convert_batch_norms_takes_the_relus_of_a_sequential() -> None:
         ({"epsilon": 0.0}, {}, ValueError, "epsilon"),
         ({"num_groups": 4}, {}, ValueError, "num_groups"),
         ({"implementation": "tpu"}, {}, ValueError, "implementation"),
-        ({"dtype": jnp.complex64}, {}, NotImplementedError, r"the result.*flax\.nnx"),
+        ({"dtype": jnp.complex64}, {}, TypeError, r"the result has the complex dtype complex64"),
         ({}, {"residual": np.zeros(3, np.float32)}, ValueError, "residual must have the shape"),
     ],
     ids=["mode", "features", "axis", "epsilon", "groups", "tpu", "complex", "shape"],
@@ -412,6 +412,12 @@ def test_errors(
     layer = make(BatchNorm, **fields)
     with pytest.raises(error, match=words):
         layer(normal(0), **call)
+
+
+def test_complex_input_is_refused() -> None:
+    words = r"x has the complex dtype complex64.*float16, bfloat16, float32, float64.*flax\.nnx"
+    with pytest.raises(TypeError, match=words):
+        make(BatchNorm)(normal(0).astype(jnp.complex64))
 
 
 def test_without_flax_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The NNX networks against the same ones with `flax.nnx.BatchNorm`, and against Linen's."""
 
 import functools
+import inspect
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from flax_tools import (
 from programs import ours
 
 from jax_bnar import flax_layers, torch_weights
+from jax_bnar._layers.nnx.batch_norm import Shortcut
 from jax_bnar.nnx_layers import BatchNorm, FusedBottleneck, ResNet, ResNet50, convert_batch_norms
 
 PLAIN = functools.partial(nnx.BatchNorm, use_fast_variance=False)
@@ -84,7 +86,7 @@ def test_a_layer_that_takes_another_ones_call() -> None:
         layer.set_attributes(update_batch_stats=False)
 
     def run(shortcut: BatchNorm, **options: Any) -> Any:
-        return lambda x1, x2: last(x1, residual=shortcut.prepare(x2), **options)
+        return lambda x1, x2: last(x1, residual=Shortcut(shortcut, x2), **options)
 
     assert ours(run(same), x1, x2) == {"dual_forward": 1}
     assert ours(run(other), x1, x2) == {"forward": 2}
@@ -96,6 +98,25 @@ def test_a_layer_that_takes_another_ones_call() -> None:
     for shortcut, options in cases:
         expected = last(x1, residual=shortcut(x2), **options)
         np.testing.assert_allclose(run(shortcut, **options)(x1, x2), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_tabulate_leaves_the_classes_as_they_were() -> None:
+    """`nnx.tabulate` jits every public method of every class, and leaves them so if it fails."""
+    classes = (BatchNorm, nnx.BatchNorm, FusedBottleneck, nnx.Conv)
+
+    def methods() -> list[Any]:
+        return [inspect.getmembers(kind, inspect.isfunction) for kind in classes]
+
+    before = methods()
+    model = ResNet((1, 1), 5, num_filters=4, stem="small", rngs=nnx.Rngs(0))
+    table = nnx.tabulate(model, normal(0, (2, 8, 8, 3)), console_kwargs={"width": 200})
+    assert methods() == before
+    for row in ("stem/bn", "layer0/blocks/0/bn2", "layer1/blocks/0/downsample/conv", "fc"):
+        assert row in table
+    layer = BatchNorm(3, rngs=nnx.Rngs(0))
+    x = normal(0, (2, 8, 8, 3))
+    assert "BatchNorm Summary" in nnx.tabulate(layer, x, residual=x, mask=jnp.ones((2, 8, 8, 1)))
+    assert methods() == before
 
 
 def test_resnet50_has_the_state_of_bonsai() -> None:

@@ -54,10 +54,9 @@ class BatchNorm(nn.BatchNorm):
     variables (`params/{scale, bias}`, `batch_stats/{mean, var}`), so checkpoints are
     interchangeable. Additional fields default to Flax's behaviour. There are three modes:
 
-    - training: batch statistics. If `batch_stats` is mutable, the running statistics become
-      `momentum*old + (1-momentum)*batch` (but not during `init`).
-    - batch statistics without an update: the same call with `batch_stats` immutable, for which Flax
-      raises an error.
+    - training: batch statistics. The running statistics, whose collection `batch_stats` must be
+      mutable, become `momentum*old + (1-momentum)*batch` (but not during `init`).
+    - batch statistics without an update: training with `update_batch_stats=False`.
     - evaluation: `use_running_average=True` normalises with the running statistics.
 
     The result has dtype `dtype` or, if that is None, the promotion of x, scale, bias and residual:
@@ -69,7 +68,7 @@ class BatchNorm(nn.BatchNorm):
     - A result narrower than x is computed in the dtype of x and then rounded. For the gradient, y
       is kept in the wide dtype; `save="mask"` avoids that.
 
-    Complex x is not supported. Integers are computed in float32.
+    Integers are computed in float32. Complex x, which `flax.linen.BatchNorm` takes, is refused.
 
     Beware of automatic names when you merge a norm, an addition and a ReLU into one call. Linen
     numbers modules in the order of their construction, and a residual must exist before the call
@@ -111,6 +110,8 @@ class BatchNorm(nn.BatchNorm):
             averages over the groups of their means and variances. Ignored during `init`.
         save: where backward finds the sign of the ReLU, "y" or "mask": see `jax_bnar.bn_add_relu`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
+        update_batch_stats: whether training updates the running statistics. If False, it neither
+            changes `batch_stats` nor needs it to be mutable.
     """
 
     # Inherited fields, in the same positions; only their types are wider than in Flax.
@@ -122,6 +123,7 @@ class BatchNorm(nn.BatchNorm):
     num_groups: int = 1
     save: Save = "y"
     implementation: Implementation = None
+    update_batch_stats: bool = True
 
     @nn.compact
     def __call__(
@@ -147,11 +149,13 @@ class BatchNorm(nn.BatchNorm):
             y, with the shape of x.
 
         Raises:
+            flax.errors.ModifyScopeVariableError: in training, `batch_stats` is not mutable: pass
+                `mutable=["batch_stats"]` to `apply`, or `update_batch_stats=False` to the layer.
             ValueError: use_running_average is given twice or not at all, or a shape or the value of
                 a field is invalid.
-            TypeError: the type of a field is invalid.
-            NotImplementedError: x is complex, or `implementation="ffi"` is combined with a mask, or
-                a field that a newer `flax.linen.BatchNorm` added is not at its default.
+            TypeError: the type of a field is invalid, or x or the dtype of the result is complex.
+            NotImplementedError: `implementation="ffi"` is combined with a mask, or a field that a
+                newer `flax.linen.BatchNorm` added is not at its default.
         """
         x = jnp.asarray(x)
         mask = checked_mask(mask, x)
@@ -210,10 +214,9 @@ def _prepared(
             x, scale, bias, scalar_of(residual_dtype), dtype=layer.dtype
         )
     require_real(x, result, "flax.linen.BatchNorm")
-    updates = layer.is_mutable_collection("batch_stats") and not initializing
 
     def update(statistics: BatchStatistics) -> None:
-        if not updates:
+        if initializing or not layer.update_batch_stats:
             return
         var = unbiased(statistics) if layer.unbiased_running_var else statistics.var
         statistic_dtype = _statistic_dtype(layer, x)

@@ -1,7 +1,7 @@
 """The NNX layer; import it from `jax_bnar.nnx_layers`."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,8 +45,8 @@ class BatchNorm(nnx.BatchNorm):
     the result is rounded once, as in Linen. If you pass your own `promote_dtype`, it is called and
     its results are used unchanged, so a function that does the same as NNX's also rounds like it.
 
-    Complex x is not supported. `use_fast_variance` has no effect: the variance is always computed
-    from deviations.
+    Complex x, which `nnx.BatchNorm` takes, is refused. `use_fast_variance` has no effect: the
+    variance is always computed from deviations.
 
     Args:
         num_features: number of channels.
@@ -109,22 +109,26 @@ class BatchNorm(nnx.BatchNorm):
 
         Raises:
             ValueError: the mode is not set, or a shape or the value of an argument is invalid.
-            TypeError: the type of an argument is invalid.
-            NotImplementedError: x is complex, or `implementation="ffi"` is combined with a mask.
+            TypeError: the type of an argument is invalid, or x or the dtype of the result is
+                complex.
+            NotImplementedError: `implementation="ffi"` is combined with a mask.
         """
         x = jnp.asarray(x)
         mask = checked_mask(mask, x)
-        if isinstance(residual, PreparedCall):
-            joined = self.prepare(x, use_running_average, residual_dtype=residual.result)
-            return joined.join(residual, mask)
+        if isinstance(residual, Shortcut):
+            shortcut = residual.norm._prepared(residual.x)
+            joined = self._prepared(x, use_running_average, residual_dtype=shortcut.result)
+            return joined.join(shortcut, mask)
         residual = checked_residual(residual, x)
         dtype = None if residual is None else residual.dtype
-        return self.prepare(x, use_running_average, residual_dtype=dtype).run(residual, mask)
+        return self._prepared(x, use_running_average, residual_dtype=dtype).run(residual, mask)
 
-    def prepare(
+    # `nnx.tabulate` jits every method whose name has no underscore, so what those take and return
+    # must be pytrees of arrays and modules, which a prepared call is not.
+    def _prepared(
         self, x: Any, use_running_average: bool | None = None, *, residual_dtype: Any = None
     ) -> PreparedCall:
-        """The call, not yet run, which another layer may be given as its residual.
+        """The call, not yet run.
 
         `residual_dtype` is the dtype of the residual that this call will get, if it gets one.
         """
@@ -184,6 +188,16 @@ class BatchNorm(nnx.BatchNorm):
                 f"BatchNorm: x of shape {x.shape} has {math.prod(features)} features along axis"
                 f" {self.axis}, but the layer was made for num_features={self.num_features}."
             )
+
+
+class Shortcut(NamedTuple):
+    """The `BatchNorm` of a block's shortcut and its input, as the residual of another `BatchNorm`.
+
+    The two norms and the addition become one call of the operator if that is possible.
+    """
+
+    norm: BatchNorm
+    x: jax.Array
 
 
 def stored_activation(activation: Any) -> ActivationLike:

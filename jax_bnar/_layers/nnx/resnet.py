@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_bnar._layers.activation import RELU, ActivationLike, layer_activation
-from jax_bnar._layers.nnx.batch_norm import BatchNorm
+from jax_bnar._layers.nnx.batch_norm import BatchNorm, Shortcut
 from jax_bnar._layers.resnet_options import (
     PADDINGS,
     Padding,
@@ -118,7 +118,8 @@ class FusedBottleneck(nnx.Module):
             return _norm_act(self.bn2, self.act, y, x)
         # Exactly our class: a subclass may be called in another way.
         if type(self.bn2) is type(self.downsample.bn) is BatchNorm and _takes_in_relu(self.bn2):
-            return self.bn2(y, residual=self.downsample.bn.prepare(self.downsample.conv(x)))
+            shortcut = Shortcut(self.downsample.bn, self.downsample.conv(x))
+            return self.bn2(y, residual=shortcut)
         return _norm_act(self.bn2, self.act, y, self.downsample(x))
 
 
