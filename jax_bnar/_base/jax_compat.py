@@ -4,12 +4,14 @@ They have been checked on jax 0.10.2 and 0.12.0.1.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.core
-from jax._src import core, dispatch, sharding_impls, source_info_util
+from jax._src import core, dispatch, dtypes, sharding_impls, source_info_util
+from jax._src.lax import lax
 from jax.experimental import custom_partitioning as partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval, xla
@@ -222,6 +224,33 @@ def derivative_rule_of(equation: Any) -> Any:
         return rule.f if len(rule.transforms) == 1 else None
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
+
+
+def as_typed(array: Any, aval: Any) -> Any:
+    """The array with the weak type of an abstract value of its dtype; a literal as an array."""
+    if not hasattr(aval, "weak_type") or dtypes.issubdtype(aval.dtype, dtypes.extended):
+        return array
+    dtype = getattr(
+        array, "dtype", aval.dtype
+    )  # JAX keeps the literals True and False as they are.
+    return lax._convert_element_type(array, dtype, weak_type=aval.weak_type)
+
+
+def is_token(leaf: Any) -> bool:
+    """Whether a leaf is a token of `jax.lax.create_token`, or stands for one while it is traced."""
+    return isinstance(leaf, core.Token) or (
+        isinstance(leaf, core.Tracer) and isinstance(leaf.aval, core.AbstractToken)
+    )
+
+
+def symbolic_factors(size: Any) -> tuple[int, tuple[tuple[Any, int], ...]]:
+    """A number, and expressions with their powers, of which a symbolic size is the product."""
+    terms = size._sorted_terms
+    if len(terms) == 1:
+        ((term, number),) = terms
+        return number, tuple(term._factors)
+    number = math.gcd(*(coefficient for _, coefficient in terms))
+    return number, ((size // number, 1),)
 
 
 def mapped_axes() -> dict[Any, int]:

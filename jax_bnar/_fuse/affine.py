@@ -7,7 +7,7 @@ program computes the vectors does not matter.
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ from jax_bnar._fuse.nodes import (
 from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.relu import is_relu
+from jax_bnar._fuse.sizes import is_at_least, is_long
 from jax_bnar._fuse.tail import refused_residual
 from jax_bnar._fuse.training import RefusalError, UsedElsewhereError
 from jax_bnar._fuse.unknowns import Foreign
@@ -88,26 +89,22 @@ _STEPS = ("add", "sub", "mul", "div")
 _FARTHEST = 300
 
 
-def affine_candidates(
-    graph: Graph, taken: Collection[Value]
-) -> Iterator[AffineMatch | RefusedMatch]:
-    """The matches, and the refusals of ReLUs that cannot be matched."""
-    for node in graph.nodes:
-        if node.name != "custom_jvp_call" or node.outputs[0] in taken:
-            continue
-        activated = node.inputs[0]
-        if not isinstance(activated, Value) or len(activated.shape) < 2 or not is_relu(node):
-            continue
-        if activated in taken or not is_real(activated.dtype):
-            continue
-        try:
-            match = _match(graph, node, activated)
-        except RefusalError as refusal:
-            is_used_elsewhere = isinstance(refusal, UsedElsewhereError)
-            yield RefusedMatch(node, str(refusal), is_used_elsewhere=is_used_elsewhere)
-        else:
-            if match is not None:
-                yield match
+def affine_candidate(
+    graph: Graph, node: Node, taken: Collection[Value]
+) -> AffineMatch | RefusedMatch | None:
+    """The match that ends in this node, if it is a ReLU, or the reason why it cannot be matched."""
+    if not is_relu(node) or node.outputs[0] in taken:
+        return None
+    activated = node.inputs[0]
+    if not isinstance(activated, Value) or len(activated.shape) < 2:
+        return None
+    if activated in taken or not is_real(activated.dtype):
+        return None
+    try:
+        return _match(graph, node, activated)
+    except RefusalError as refusal:
+        is_used_elsewhere = isinstance(refusal, UsedElsewhereError)
+        return RefusedMatch(node, str(refusal), is_used_elsewhere=is_used_elsewhere)
 
 
 def pays(dtype: Any) -> bool:
@@ -213,7 +210,7 @@ def _affine(
     if len(axes) != 1:
         return None
     (axis,) = axes
-    if not isinstance(axis, int) or (axis == 0 and region.x.shape[0] > 1):
+    if not isinstance(axis, int) or (axis == 0 and is_long(region.x.shape[0])):
         return None
     if unknowns.polynomial_varies(rest) - axes:
         return None
@@ -247,10 +244,13 @@ def _is_statistic(value: Value, x: Value) -> bool:
 
     A ReLU with such a vector must not be matched as evaluation.
     """
+    size_of_x = math.prod(x.shape)
     waiting, seen = [value], {value}
     while waiting:
         value = waiting.pop()
-        if math.prod(value.shape) >= math.prod(x.shape) > 1 or len(seen) > _FARTHEST:
+        if len(seen) > _FARTHEST or (
+            size_of_x != 1 and is_at_least(math.prod(value.shape), size_of_x)
+        ):
             return True
         if value.producer is not None:
             for operand in values_of(value.producer.inputs):

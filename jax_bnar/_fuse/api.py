@@ -19,9 +19,11 @@ def fuse(fun: _Function) -> _Function:
     The function is traced. Code that normalises an array by its own statistics is recognised from
     the arithmetic alone, whatever library or spelling it comes from, and becomes `batch_norm`,
     `bn_relu`, `bn_add_relu` or `dual_bn_add_relu`. `relu(scale * (x - mean) + bias + z)` with given
-    vectors, as in evaluation, becomes one of the `*_inference` operators. Everything else runs
-    unchanged, and a function with nothing to fuse keeps its jaxpr. Results and gradients are those
-    of `fun`, with an error that is no larger.
+    vectors, as in evaluation, becomes one of the `*_inference` operators. So does `batch_norm` of
+    this package, with the addition or the ReLU that follows it. Everything else runs unchanged, and
+    a function with nothing to fuse keeps its jaxpr. Results and gradients are those of `fun`, with
+    an error that is no larger. If the analysis fails, there is a RuntimeWarning, and the program
+    stays as it is.
 
     Apply it inside the transformation that differentiates: `jax.grad(fuse(loss))`. It may stand on
     either side of `jit`, `vmap`, `scan`, `shard_map` and `jax.checkpoint`; it looks into their
@@ -48,7 +50,7 @@ def fuse(fun: _Function) -> _Function:
     Args:
         fun: any function of arrays, pytrees of arrays, and other values. Arrays are traced; other
             leaves (flags, functions, Python numbers) are passed to `fun` unchanged. NNX modules may
-            be arguments: their new state is written back.
+            be arguments: what it changes in them is written back.
 
     Returns:
         A function with the signature and the results of `fun`.

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jax_bnar._fuse.sizes import is_long
+
 Labels = tuple[tuple[Any, ...], ...]
 
 # The axis along which several statistics are stacked.
@@ -15,7 +17,7 @@ STACK = -1
 
 def own(shape: Sequence[int]) -> Labels:
     """The labels of x itself."""
-    return tuple((axis,) if size > 1 else () for axis, size in enumerate(shape))
+    return tuple((axis,) if is_long(size) else () for axis, size in enumerate(shape))
 
 
 def merged(shape: Sequence[int], operands: Sequence[tuple[Sequence[int], Labels]]) -> Labels | None:
@@ -44,13 +46,13 @@ def reshaped(
     for size, label in zip(before, labels, strict=True):
         if label:
             pieces.extend((sizes[axis], (axis,)) for axis in label)
-        elif size > 1:
+        elif is_long(size):
             pieces.append((size, ()))
     pieces.reverse()
     result = []
     for size in after:
         parts = []
-        while pieces and math.prod(n for n, _ in parts) < size:
+        while pieces and math.prod(n for n, _ in parts) != size:
             parts.append(pieces.pop())
         if math.prod(n for n, _ in parts) != size or (
             len(parts) > 1 and any(not p for _, p in parts)

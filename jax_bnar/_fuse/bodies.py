@@ -48,17 +48,25 @@ def rebuilt(node: Node, inner: Sequence["Plan"], planner: "Planner") -> Node:
         return dataclasses.replace(node, run=_remat(node, inner[0]))
     if node.name == "shard_map":
         return dataclasses.replace(node, run=_shard_map(node, inner[0]))
-    closed = [
-        _traced(body, plan, planner) if plan.changes else body
-        for body, plan in zip(_bodies(node), inner, strict=True)
-    ]
-    waiting = iter(closed)
-    params = dict(node.params)
-    for name in _BODIES[node.name]:
-        many = isinstance(params[name], tuple | list)
-        params[name] = tuple(next(waiting) for _ in params[name]) if many else next(waiting)
-    equation = node.equation.replace(params=params)
-    return dataclasses.replace(node, params=params, run=jax_compat.binder(equation))
+    return dataclasses.replace(node, run=_with_new_bodies(node, inner, planner))
+
+
+def _with_new_bodies(node: Node, inner: Sequence["Plan"], planner: "Planner") -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        # The bodies are traced where the node runs, because a shard_map around it binds the names
+        # of the axes over which they may communicate.
+        closed = [
+            _traced(body, plan, planner) if plan.changes else body
+            for body, plan in zip(_bodies(node), inner, strict=True)
+        ]
+        waiting = iter(closed)
+        params = dict(node.params)
+        for name in _BODIES[node.name]:
+            many = isinstance(params[name], tuple | list)
+            params[name] = tuple(next(waiting) for _ in params[name]) if many else next(waiting)
+        return jax_compat.binder(node.equation.replace(params=params))(*args)
+
+    return run
 
 
 def _traced(body: Any, plan: "Plan", planner: "Planner") -> Any:

@@ -1,13 +1,22 @@
-"""Folds constant scalars while matching: counts, `ddof`, branches that constants select."""
+"""What a program computes from literals alone: counts, `ddof`, branches that constants select.
 
+Recognition reads these values. The program that `fuse` returns computes them itself, by its own
+equations, so a value that is not known here costs a match and never a result.
+"""
+
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
+import jax.numpy as jnp
 import numpy as np
+from jax.errors import InconclusiveDimensionOperation
+from jax.export import is_symbolic_dim
 
-from jax_bnar._fuse.nodes import Constant, Operand
+from jax_bnar._fuse.nodes import Constant, Operand, converted, is_number
 
-_SCALAR: dict[str, Callable[..., Any]] = {
+# NumPy computes these as XLA does, if it is given operands of the program's own dtypes.
+_ON_NUMBERS: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -23,25 +32,75 @@ _SCALAR: dict[str, Callable[..., Any]] = {
     "ge": np.greater_equal,
     "lt": np.less,
     "le": np.less_equal,
-    "not": np.logical_not,
-    "convert_element_type": lambda value: value,
-    "copy": lambda value: value,
-    "stop_gradient": lambda value: value,
+    "not": np.invert,
 }
+_ON_SIZES: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "max": lambda a, b: a if a >= b else b,
+    "min": lambda a, b: b if a >= b else a,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "lt": operator.lt,
+    "le": operator.le,
+}
+_UNCHANGED = frozenset(["copy", "stop_gradient"])
 
 
 def fold(equation: Any, operands: Sequence[Operand]) -> Operand | None:
-    """The operand that replaces the equation's result, or None if the equation has to run."""
+    """The constant or the operand to which the equation's only result is equal, if it is known."""
     name = equation.primitive.name
-    chosen = operands[0] if name == "select_n" else None
-    if isinstance(chosen, Constant) and chosen.shape == ():
-        return operands[1 + int(chosen.value)]
-    constants = [o for o in operands if isinstance(o, Constant) and o.shape == ()]
-    if name not in _SCALAR or len(constants) < len(operands):
+    if name == "dim_as_value":
+        return Constant(equation.outvars[0].aval, equation.params["dim"])
+    if name == "select_n":
+        return _chosen(operands)
+    constants = [operand for operand in operands if _is_number(operand)]
+    if not constants or len(constants) < len(operands):
         return None
     aval = equation.outvars[0].aval
-    if name == "div" and not np.issubdtype(aval.dtype, np.inexact):
+    if name in _UNCHANGED:
+        value = constants[0].value
+    elif name == "convert_element_type":
+        value = converted(constants[0], aval.dtype)
+    elif any(is_symbolic_dim(constant.value) for constant in constants):
+        value = _of_sizes(name, constants)
+    else:
+        value = _of_numbers(name, constants, aval.dtype)
+    return None if value is None else Constant(aval, value)
+
+
+def _chosen(operands: Sequence[Operand]) -> Operand | None:
+    """The case that a constant selects; like XLA, this takes the nearest index that there is."""
+    which = operands[0]
+    if not _is_number(which) or is_symbolic_dim(which.value):
+        return None
+    return operands[1 + min(max(int(which.value), 0), len(operands) - 2)]
+
+
+def _of_numbers(name: str, constants: Sequence[Constant], dtype: Any) -> Any:
+    if name not in _ON_NUMBERS:
+        return None
+    if name == "div" and not jnp.issubdtype(dtype, jnp.floating):
         return None  # lax rounds the quotient of integers towards zero, but NumPy does not
     with np.errstate(all="ignore"):
-        value = _SCALAR[name](*(np.asarray(operand.value) for operand in constants))
-    return Constant(aval, np.asarray(value).astype(aval.dtype)[()])
+        operands = (np.asarray(constant.value, constant.dtype) for constant in constants)
+        return np.asarray(_ON_NUMBERS[name](*operands)).astype(dtype)[()]
+
+
+def _of_sizes(name: str, constants: Sequence[Constant]) -> Any:
+    """The result of integers and of symbolic sizes (jax.export)."""
+    values = [
+        constant.value if is_symbolic_dim(constant.value) else float(constant.value)
+        for constant in constants
+    ]
+    if name not in _ON_SIZES or any(isinstance(v, float) and v != int(v) for v in values):
+        return None
+    try:
+        return _ON_SIZES[name](*(int(v) if isinstance(v, float) else v for v in values))
+    except InconclusiveDimensionOperation:
+        return None
+
+
+def _is_number(operand: Operand) -> TypeGuard[Constant]:
+    return isinstance(operand, Constant) and operand.shape == () and is_number(operand.dtype)

@@ -6,26 +6,33 @@ from typing import Any
 from jax.extend import core
 
 from jax_bnar._base import jax_compat
+from jax_bnar._fuse.failures import Failure, caught
 from jax_bnar._fuse.folding import fold
-from jax_bnar._fuse.nodes import Constant, Node, Operand, Value
+from jax_bnar._fuse.nodes import Constant, Node, Operand, Value, seen, values_of
 
 
 class Graph:
-    """The nodes of one jaxpr, in its order, and the nodes that read each value."""
+    """The nodes of one jaxpr, in its order, and the nodes that read each value.
+
+    Readers are those that recognition sees: `Node.inputs`, not `Node.operands`.
+    """
 
     def __init__(self, jaxpr: core.Jaxpr) -> None:
         self.nodes: list[Node] = []
+        self.failures: list[Failure] = []
         self.inputs = [Value(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)]
         self.outputs = self._add(jaxpr, self.inputs, None)
         self.users: dict[Value, list[Node]] = {}
         for order, node in enumerate(self.nodes):
             node.order = order
+            if any(value.known is not None for value in node.outputs):
+                continue  # Its readers read what is known instead.
             for operand in node.inputs:
                 if isinstance(operand, Value):
                     users = self.users.setdefault(operand, [])
                     if not users or users[-1] is not node:
                         users.append(node)
-        self.returned = {value for value in self.outputs if isinstance(value, Value)}
+        self.returned = set(values_of(map(seen, self.outputs)))
 
     def _add(self, jaxpr: core.Jaxpr, inputs: Sequence[Operand], name_stack: Any) -> list[Operand]:
         env: dict[Any, Operand] = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
@@ -37,10 +44,11 @@ class Graph:
             operands = [read(atom) for atom in equation.invars]
             stack = equation.source_info.name_stack
             stack = stack if name_stack is None else name_stack + stack
-            if (inner := inlinable(equation)) is not None:
+            inner = None
+            with caught(self.failures):
+                inner = inlinable(equation)
+            if inner is not None:
                 results = self._add(inner, operands, stack)
-            elif (folded := fold(equation, operands)) is not None:
-                results = [folded]
             else:
                 results = self._append(equation, operands, stack)
             env.update(zip(equation.outvars, results, strict=True))
@@ -59,6 +67,9 @@ class Graph:
         )
         for value in node.outputs:
             value.producer = node
+        with caught(self.failures, node):
+            if (known := fold(equation, node.inputs)) is not None:
+                node.outputs[0].known = known
         self.nodes.append(node)
         return node.outputs
 
@@ -76,10 +87,10 @@ class Graph:
 # a loop) stays a call.
 _INLINED = frozenset(
     """
-    abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy copy_p div eq
-    exp expand_dims ge gt integer_pow is_finite le log lt max min mul ne neg not or pow psum
-    psum_invariant pvary reduce_max reduce_min reduce_sum reshape rsqrt select_n sign slice sqrt
-    square squeeze stop_gradient sub transpose
+    abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy copy_p
+    dim_as_value div eq exp expand_dims ge gt integer_pow is_finite le log lt max min mul ne neg not
+    or pow psum psum_invariant pvary reduce_max reduce_min reduce_sum reshape rsqrt select_n sign
+    slice sqrt square squeeze stop_gradient sub transpose
     """.split()  # noqa: SIM905 (a list would fill a page)
 )
 _LARGEST_INLINED = 60

@@ -1,11 +1,10 @@
 """Finds the training form of BatchNorm(-Add)(-ReLU) in a graph."""
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
-
-import numpy as np
 
 from jax_bnar._fuse import axes as axes_of
 from jax_bnar._fuse.graph import Graph
@@ -19,6 +18,7 @@ from jax_bnar._fuse.nodes import (
     source,
 )
 from jax_bnar._fuse.region import Region
+from jax_bnar._fuse.sizes import is_long
 from jax_bnar._fuse.tail import Tail, tail_of
 from jax_bnar._fuse.training import (
     Normalisation,
@@ -96,17 +96,14 @@ class RefusedMatch:
     is_used_elsewhere: bool = False
 
 
-def normalised_arrays(graph: Graph) -> Iterator[Value]:
-    """The arrays that the program sums: each sum may be a statistic that normalises its array."""
-    seen = set()
-    for node in graph.nodes:
-        if node.name not in SUMS:
-            continue
-        x = _before_the_sum(node.inputs[0])
-        if isinstance(x, Value) and x not in seen:
-            seen.add(x)
-            if len(x.shape) >= 2 and np.prod(x.shape) and is_real(x.dtype):
-                yield x
+def summed_array(node: Node) -> Value | None:
+    """The array of which a node takes the sum, which may be a statistic that normalises it."""
+    if node.name not in SUMS:
+        return None
+    x = _before_the_sum(node.inputs[0])
+    if isinstance(x, Value) and len(x.shape) >= 2 and 0 not in x.shape and is_real(x.dtype):
+        return x
+    return None
 
 
 def training_candidates(
@@ -205,10 +202,10 @@ def _statistics(region: Region, form: Normalisation) -> Iterator[Statistic]:
     """The statistics with one number for each channel (and group), not broadcasts of them."""
     shape = region.x.shape
     axes = [axis for axis in (0, form.axis) if axis == form.axis or form.num_groups > 1]
-    axes = [axis for axis in axes if shape[axis] > 1]
-    count = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
+    axes = [axis for axis in axes if is_long(shape[axis])]
+    count = math.prod(shape[axis] for axis in axes)
     for value, term in region.terms.items():
-        if np.prod(value.shape, dtype=np.int64) != count or not axes_of.in_order(term.labels, axes):
+        if math.prod(value.shape) != count or not axes_of.in_order(term.labels, axes):
             continue
         if (found := statistic(region, value, form.over)) is not None:
             yield Statistic(value, *found)

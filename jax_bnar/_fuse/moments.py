@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from jax_bnar._fuse.polynomial import Monomial, Polynomial
-from jax_bnar._fuse.unknowns import Axis, Moment, Unknowns, X
+from jax_bnar._fuse.unknowns import Axis, Moment, SymbolicSize, Unknowns, X
 
 _ONE = Fraction(1)
 
@@ -46,9 +46,10 @@ def _mean(monomial: Monomial, over: frozenset[Axis], unknowns: Unknowns) -> Poly
 def _may_vary(number: int, over: Iterable[Axis], unknowns: Unknowns) -> bool:
     """Whether an unknown may vary along the axes.
 
-    Along mapped axes everything may, even a vector of the program, except a mean over them.
+    Along mapped axes everything may, even a vector of the program, except a mean over them
+    and a size.
     """
     if unknowns.varies(number) & frozenset(over):
         return True
     mapped = any(not isinstance(axis, int) for axis in over)
-    return mapped and not isinstance(unknowns[number], Moment)
+    return mapped and not isinstance(unknowns[number], Moment | SymbolicSize)

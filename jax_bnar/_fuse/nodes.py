@@ -7,43 +7,47 @@ from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 
 from jax_bnar._base import jax_compat
 from jax_bnar._base.dtypes import SUPPORTED
+from jax_bnar._fuse.failures import PlaceOfError
+from jax_bnar._fuse.sizes import Size, is_long
 
 _SUPPORTED_NAMES: Final = tuple(dtype.name for dtype in SUPPORTED)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Value:
-    """One array of the program."""
-
+class _Typed:
     aval: Any
-    producer: "Node | None" = None
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
+    def shape(self) -> tuple[Size, ...]:
+        return getattr(self.aval, "shape", ())  # a token of lax has none
 
     @property
-    def dtype(self) -> np.dtype:
-        return self.aval.dtype
+    def dtype(self) -> Any:
+        return getattr(self.aval, "dtype", None)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Constant:
-    """A literal of the program, or a scalar that was folded to one."""
+class Value(_Typed):
+    """One array of the program.
 
-    aval: Any
+    Attributes:
+        producer: the node that computes it; None for an argument.
+        known: the constant or the other value to which it is equal, if recognition knows one.
+    """
+
+    producer: "Node | None" = None
+    known: "Operand | None" = None
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Constant(_Typed):
+    """A literal of the program, or the known value of a scalar, which may be a symbolic size."""
+
     value: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.aval.dtype
 
 
 Operand = Value | Constant
@@ -56,24 +60,34 @@ class Node:
     Attributes:
         name: the name of the primitive.
         params: the parameters of the primitive.
-        inputs: what it reads.
+        operands: what it reads when it runs.
         outputs: what it defines.
         equation: the equation it comes from, which has the context and the source line.
         name_stack: that of the equation, below those of the inlined calls around it.
-        run: takes the arrays of `inputs` and returns those of `outputs`.
+        run: takes the arrays of `operands` and returns those of `outputs`.
         order: its position in the program, or -1 if a rewrite made it.
         has_effects: whether it has effects; nodes with effects keep their order.
+        inputs: what it reads as recognition sees it: what an operand is known to be, or itself.
     """
 
     name: str
     params: dict[str, Any]
-    inputs: list[Operand]
+    operands: list[Operand]
     outputs: list[Value]
     equation: Any
     name_stack: Any
     run: Callable[..., Sequence[Any]]
     order: int = -1
     has_effects: bool = False
+    inputs: list[Operand] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inputs = [seen(operand) for operand in self.operands]
+
+
+def seen(operand: Operand) -> Operand:
+    """What recognition takes an operand to be."""
+    return (isinstance(operand, Value) and operand.known) or operand
 
 
 def source(operand: Operand) -> tuple[Operand, tuple[int | None, ...]]:
@@ -82,7 +96,7 @@ def source(operand: Operand) -> tuple[Operand, tuple[int | None, ...]]:
     None stands for an axis of size 1, or one along which the operand repeats.
     """
     axes: tuple[int | None, ...] = tuple(
-        i if size > 1 else None for i, size in enumerate(operand.shape)
+        i if is_long(size) else None for i, size in enumerate(operand.shape)
     )
     while isinstance(operand, Value) and (node := operand.producer) is not None:
         inner = node.inputs[0] if node.inputs else None
@@ -92,7 +106,7 @@ def source(operand: Operand) -> tuple[Operand, tuple[int | None, ...]]:
             back = {
                 int(dim): i
                 for i, dim in enumerate(node.params["broadcast_dimensions"])
-                if inner.shape[i] > 1
+                if is_long(inner.shape[i])
             }
         elif node.name in ("reshape", "squeeze", "expand_dims"):
             if not is_reshape_of_ones(inner.shape, operand.shape):
@@ -103,7 +117,8 @@ def source(operand: Operand) -> tuple[Operand, tuple[int | None, ...]]:
             if not isinstance(origin, Constant):
                 break
             # In shard_map, jax later than 0.10.2 first makes the literal varying, then converts it.
-            return Constant(operand.aval, np.asarray(origin.value).astype(operand.dtype)), ()
+            value = converted(origin, operand.dtype)
+            return (operand if value is None else Constant(operand.aval, value)), ()
         elif node.name == "pvary":
             back = {i: i for i in range(len(operand.shape))}
         else:
@@ -114,12 +129,12 @@ def source(operand: Operand) -> tuple[Operand, tuple[int | None, ...]]:
 
 
 def _real_axes(shape: Sequence[int]) -> list[int]:
-    return [i for i, size in enumerate(shape) if size > 1]
+    return [i for i, size in enumerate(shape) if is_long(size)]
 
 
 def is_reshape_of_ones(before: Sequence[int], after: Sequence[int]) -> bool:
     """Whether a reshape only adds and removes axes of size 1."""
-    return [n for n in before if n > 1] == [n for n in after if n > 1]
+    return [n for n in before if is_long(n)] == [n for n in after if is_long(n)]
 
 
 def array_and_vector(node: Node) -> tuple[Operand, Operand] | None:
@@ -136,43 +151,71 @@ def is_broadcast(operand: Operand, result: Value) -> bool:
     if operand.shape != result.shape:
         return True
     _, axes = source(operand)
-    return any(a is None and n > 1 for a, n in zip(axes, operand.shape, strict=True))
+    return any(a is None and is_long(n) for a, n in zip(axes, operand.shape, strict=True))
 
 
 def evaluate(
     nodes: Iterable[Node], inputs: Sequence[Value], outputs: Sequence[Operand], args: Sequence[Any]
 ) -> list[Any]:
-    """Runs the nodes on arrays or tracers, and drops each value after its last use."""
+    """Runs the nodes on arrays or tracers, and drops each value after its last use.
+
+    The results have the weak types of `outputs`, which a fused node does not keep by itself.
+    """
     nodes = list(nodes)
     env: dict[Value, Any] = dict(zip(inputs, args, strict=True))
     kept = {value for value in outputs if isinstance(value, Value)}
-    last: dict[Value, Node] = {value: node for node in nodes for value in values_of(node.inputs)}
+    last: dict[Value, Node] = {value: node for node in nodes for value in values_of(node.operands)}
 
     def read(operand: Operand) -> Any:
         return operand.value if isinstance(operand, Constant) else env[operand]
 
-    def result(operand: Operand) -> Any:
-        array = read(operand)
-        return jnp.asarray(array, operand.dtype) if isinstance(operand, Constant) else array
-
     for node in nodes:
-        arrays = [read(operand) for operand in node.inputs]
+        arrays = [read(operand) for operand in node.operands]
         with jax_compat.context_of(node.equation, node.name_stack):
-            results = node.run(*arrays)
+            try:
+                results = node.run(*arrays)
+            except PlaceOfError as place:
+                place.is_within(node)
+                raise
+            except Exception as error:
+                raise PlaceOfError(node, error) from error
         env.update(zip(node.outputs, results, strict=True))
-        for value in values_of(node.inputs):
+        for value in values_of(node.operands):
             if last[value] is node and value not in kept:
                 env.pop(value, None)
-    return [result(operand) for operand in outputs]
+    return [jax_compat.as_typed(read(operand), operand.aval) for operand in outputs]
 
 
 def values_of(operands: Iterable[Operand]) -> Iterator[Value]:
     return (operand for operand in operands if isinstance(operand, Value))
 
 
+def converted(constant: Constant, dtype: Any) -> Any:
+    """The value of a constant in another dtype, or None if it is not known."""
+    value = constant.value
+    if is_symbolic_dim(value):
+        return value
+    value = np.asarray(value, constant.dtype)
+    if not (is_number(value.dtype) and is_number(dtype)):
+        return None
+    if value.dtype.kind not in "biu" and np.dtype(dtype).kind in "iu":
+        # XLA clamps where NumPy wraps around.
+        limits = np.iinfo(dtype)
+        if not limits.min <= float(value) <= limits.max:
+            return None
+    with np.errstate(all="ignore"):
+        return value.astype(dtype)[()]
+
+
+def is_number(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.bool_) or (
+        jnp.issubdtype(dtype, jnp.number) and not jnp.issubdtype(dtype, jnp.complexfloating)
+    )
+
+
 def is_real(dtype: Any) -> bool:
     """Whether the operators take arrays of this dtype, which may be an extended dtype of JAX."""
-    return dtype.name in _SUPPORTED_NAMES
+    return getattr(dtype, "name", None) in _SUPPORTED_NAMES
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from jax_bnar._fuse.affine import AffineMatch
 from jax_bnar._fuse.dual import DualMatch
 from jax_bnar._fuse.match import Statistic, TrainingMatch
 from jax_bnar._fuse.nodes import Node, Value
+from jax_bnar._fuse.own import OwnMatch
 from jax_bnar._fuse.training import Normalisation
 from jax_bnar._fuse.vectors import Vector, arrays_of
 from jax_bnar._operators.api import (
@@ -24,13 +25,17 @@ from jax_bnar._operators.api import (
 )
 from jax_bnar._operators.dual import dual_bn_add_relu
 
-Match = TrainingMatch | DualMatch | AffineMatch
+Match = TrainingMatch | DualMatch | AffineMatch | OwnMatch
 
 
 def node_of(match: Match) -> Node:
     """The node with the fused operator that replaces a match."""
     if isinstance(match, AffineMatch):
         return _node(match, _affine_inputs(match), _Affine(match))
+    if isinstance(match, OwnMatch):
+        vectors = (v for call in match.calls for v in call.vectors if v is not None)
+        inputs = [*(call.x for call in match.calls), *match.tail.residuals, *vectors]
+        return _node(match, inputs, _Own(match))
     if isinstance(match, DualMatch):
         inputs = [
             match.first.x,
@@ -178,6 +183,39 @@ def _restored(
     if statistic.factor != 1:
         array = array * jnp.asarray(float(statistic.factor), array.dtype)
     return array.astype(statistic.value.dtype).reshape(statistic.value.shape)
+
+
+@dataclasses.dataclass
+class _Own:
+    match: OwnMatch
+
+    def __call__(self, *arrays: Any) -> list[jax.Array]:
+        calls, residuals = self.match.calls, self.match.tail.residuals
+        waiting = iter(arrays)
+        xs = [next(waiting) for _ in calls]
+        z = _sum([next(waiting) for _ in residuals]) if residuals else None
+        vectors: list[Any] = [
+            None if vector is None else next(waiting).reshape(-1)
+            for call in calls
+            for vector in call.vectors
+        ]
+        options = dict(calls[0].options)
+        if len(calls) == 2:
+            results: Any = dual_bn_add_relu(*xs, *vectors, **options)
+        else:
+            (x,) = xs
+            if calls[0].is_inference:
+                if z is None:
+                    return [bn_relu_inference(x, *vectors, **options)]
+                return [bn_add_relu_inference(x, z, *vectors, **options)]
+            scale, bias = vectors
+            if z is None:
+                results = bn_relu(x, scale, bias, **options)
+            else:
+                results = bn_add_relu(x, z, scale, bias, **options)
+        y, *statistics = results
+        pairs = zip(statistics, self.match.statistics, strict=True)
+        return [y, *(array.reshape(value.shape) for array, value in pairs)]
 
 
 # The scale already contains the reciprocal root, so the operators get a variance of 1, and an

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from jax.export import is_symbolic_dim
 
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._fuse import axes as axes_of
@@ -30,6 +31,7 @@ from jax_bnar._fuse.nodes import (
     source,
 )
 from jax_bnar._fuse.polynomial import Polynomial
+from jax_bnar._fuse.sizes import is_long
 from jax_bnar._fuse.unknowns import Clamped, Foreign, ReciprocalRoot, Unknowns, X
 
 
@@ -138,8 +140,8 @@ class Region:
             return dataclasses.replace(self.terms[operand], labels=labels)
         origin, axes = source(operand)
         if isinstance(origin, Constant):
-            value = _finite_scalar(origin)
-            return None if value is None else Term((Polynomial.constant(value),), labels)
+            number = self._number(origin)
+            return None if number is None else Term((number,), labels)
         found: list[int | None] = [None] * len(origin.shape)
         for axis, label in zip(axes, labels[-len(axes) :] if axes else (), strict=True):
             if axis is None:
@@ -147,9 +149,17 @@ class Region:
             if len(label) != 1 or label == (STACK,):
                 return None
             found[axis] = label[0]
-        if any(n > 1 and axis is None for n, axis in zip(origin.shape, found, strict=True)):
+        if any(is_long(n) and axis is None for n, axis in zip(origin.shape, found, strict=True)):
             return None
         return Term((self.unknowns.polynomial(Foreign(origin, tuple(found))),), labels)
+
+    def _number(self, constant: Constant) -> Polynomial | None:
+        if is_symbolic_dim(constant.value):
+            return self.unknowns.size(constant.value)
+        value = np.asarray(constant.value)
+        if value.shape != () or value.dtype.kind == "c" or not np.isfinite(float(value)):
+            return None
+        return Polynomial.constant(Fraction(float(value)))
 
     # Rules
 
@@ -215,16 +225,15 @@ class Region:
         over = frozenset(names).union(*(term.labels[d] for d in dims))
         if STACK in over:
             return None
-        count = math.prod(shape[d] for d in dims)
-        for name in names:
-            if name not in self.axis_sizes:
-                return None
-            count *= self.axis_sizes[name]
+        if any(name not in self.axis_sizes for name in names):
+            return None
+        sizes = [*(shape[d] for d in dims), *(self.axis_sizes[name] for name in names)]
+        count = self.unknowns.size(math.prod(sizes))
         means = [expectation(p, over, self.unknowns) for p in term.polynomials]
         if any(mean is None for mean in means):
             return None
         labels = tuple(label for d, label in enumerate(term.labels) if d not in set(dims))
-        return Term(tuple(m.scaled(Fraction(count)) for m in means if m is not None), labels)
+        return Term(tuple(m * count for m in means if m is not None), labels)
 
     def _psum(self, node: Node, term: Term) -> Term | None:
         if node.params.get("axis_index_groups") is not None:
@@ -233,13 +242,6 @@ class Region:
         dims = [axis for axis in axes if isinstance(axis, int)]
         names = [axis for axis in axes if not isinstance(axis, int)]
         return self.mean_over(term, node.inputs[0].shape, dims, names)
-
-
-def _finite_scalar(constant: Constant) -> Fraction | None:
-    value = np.asarray(constant.value)
-    if value.shape != () or value.dtype.kind == "c" or not np.isfinite(float(value)):
-        return None
-    return Fraction(float(value))
 
 
 def _elementwise(

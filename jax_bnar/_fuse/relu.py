@@ -15,7 +15,7 @@ import jax
 
 from jax_bnar._base import jax_compat
 from jax_bnar._fuse.graph import Graph
-from jax_bnar._fuse.nodes import Constant, Node, Operand, Value, is_real, source
+from jax_bnar._fuse.nodes import Constant, Node, Operand, Value, is_real, seen, source
 
 _CUSTOM_JVP = "custom_jvp_call"
 # No spelling of ReLU's derivative has more operations than this.
@@ -65,7 +65,8 @@ def is_selection_by_sign(readers: Sequence[Node]) -> bool:
 
 def _has_body_of_relu(node: Node) -> bool:
     graph = Graph(node.params["call_jaxpr"].jaxpr)
-    nodes = [n for n in graph.nodes if n.outputs[0].shape]  # leaves out the nodes that make the 0
+    # Leaves out the nodes that make the 0.
+    nodes = [n for n in graph.nodes if n.has_effects or any(v.shape for v in n.outputs)]
     if len(nodes) != 1 or nodes[0].name != "max" or graph.outputs != nodes[0].outputs:
         return False
     left, right = nodes[0].inputs
@@ -93,6 +94,7 @@ def _derivative(function: Any, aval: Any) -> str:
 
 def _expression(operand: Operand, names: Mapping[Value, str]) -> str:
     """The expression that computes a value, without broadcasts of constants and without calls."""
+    operand = seen(operand)
     origin, _ = source(operand)
     if isinstance(origin, Constant):
         return str(origin.value)

@@ -2,17 +2,18 @@
 
 import collections
 import dataclasses
-import math
 from collections.abc import Iterator
 
 from jax_bnar._base import jax_compat
 from jax_bnar._fuse import html, paddle_form
 from jax_bnar._fuse.affine import AffineMatch
 from jax_bnar._fuse.differentiated import HINT, needs_fuse_inside_grad
+from jax_bnar._fuse.failures import Failure
 from jax_bnar._fuse.match import RefusedMatch
 from jax_bnar._fuse.nodes import Node
 from jax_bnar._fuse.operators import Match
 from jax_bnar._fuse.plan import Plan
+from jax_bnar._fuse.sizes import of_each_symbol_one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +26,12 @@ class Candidate:
         reason: why it is refused, or why the operator covers less than it might ("" otherwise).
         line: where the user's program computes it.
         shape: shape of x.
-        dtype: dtype of x.
+        dtype: dtype of x; "" if the analysis failed here.
         calls: how often the program runs it (a jitted function called again, a scan).
         bytes_saved: the bytes that one training step no longer moves, over all calls: the
             normalised array and the pre-activation, if the operator computes them, each written
             once and read once. They are counted from shapes, not measured: XLA may already have
-            avoided some of them.
+            avoided some of them. Symbolic sizes (jax.export) count as 1.
     """
 
     module: str
@@ -50,6 +51,8 @@ class Candidate:
         where = self.module or "(no module)"
         times = f" x{self.calls}" if self.calls > 1 else ""
         array = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        if not self.dtype:
+            return f"{where}{times}: {self.reason}, at {self.line}"
         if self.operator is None:
             return f"{where}{times}: refused: {self.reason} [{array}] at {self.line}"
         note = f" ({self.reason})" if self.reason else ""
@@ -122,8 +125,15 @@ def report(plan: Plan) -> FusionReport:
             calls[id(place)] += times
             found.setdefault(id(place), (place, around))
     return FusionReport(
-        tuple(_candidate(place, calls[id(place)], around) for place, around in found.values())
+        (
+            *(_candidate(place, calls[id(place)], around) for place, around in found.values()),
+            *map(_failed, plan.all_failures()),
+        )
     )
+
+
+def _failed(failure: Failure) -> Candidate:
+    return Candidate(str(failure.name_stack), None, failure.reason, failure.line, (), "", 1, 0)
 
 
 def _plans(plan: Plan, times: int, around: str) -> Iterator[tuple[Plan, int, str]]:
@@ -156,7 +166,7 @@ def _candidate(place: Match | RefusedMatch, calls: int, around: str) -> Candidat
     result = place.result.producer
     assert result is not None
     x = place.x
-    size = math.prod(x.shape) * x.dtype.itemsize
+    size = of_each_symbol_one(x.shape) * x.dtype.itemsize
     return Candidate(
         module,
         place.operator,

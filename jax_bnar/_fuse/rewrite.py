@@ -60,7 +60,7 @@ class Rewrite:
         return order
 
     def _needs(self, node: Node) -> Iterator[Node]:
-        yield from self._defining(values_of(node.inputs))
+        yield from self._defining(values_of(node.operands))
         if node in self._before:
             yield self._before[node]
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, source
 from jax_bnar._fuse.relu import is_relu, is_selection_by_sign, looks_like_relu
+from jax_bnar._fuse.sizes import is_long
 
 _MOST_RESIDUALS = 3
 
@@ -59,7 +60,7 @@ def refused_residual(other: Operand, value: Value) -> str:
     if not isinstance(origin, Value) or not isinstance(other, Value):
         return "a constant is added"
     if other.shape != value.shape or any(
-        axis is None and size > 1 for axis, size in zip(axes, other.shape, strict=True)
+        axis is None and is_long(size) for axis, size in zip(axes, other.shape, strict=True)
     ):
         return "what is added is broadcast, but the kernel needs a residual with the shape of x"
     if other.dtype != value.dtype:

@@ -1,7 +1,7 @@
 """Traces a function and its arguments to a program: a jaxpr, its arrays, and its result tree."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import jax.extend
 import numpy as np
 
 from jax_bnar._base import jax_compat
-from jax_bnar._fuse import nnx_state
+from jax_bnar._fuse import failures, nnx_state
 from jax_bnar._fuse.plan import Plan, Planner
 
 
@@ -18,8 +18,8 @@ class Program:
     """A traced function.
 
     Attributes:
-        closed: its jaxpr.
-        plan: what is fused in it.
+        closed: its jaxpr, in which everything is fused.
+        plan: how that came about.
         arrays: the arguments of the jaxpr: the state of NNX modules, then the other arrays.
         finish: builds the function's result from the results of the jaxpr.
     """
@@ -30,11 +30,8 @@ class Program:
     finish: Callable[[list[Any]], Any]
 
     def run(self) -> Any:
-        if self.plan.changes:
-            results = self.plan.run(*self.closed.consts, *self.arrays)
-        else:
-            results = jax.extend.core.jaxpr_as_fun(self.closed)(*self.arrays)
-        return self.finish(results)
+        failures.warn(self.plan.all_failures())
+        return self.finish(jax.extend.core.jaxpr_as_fun(self.closed)(*self.arrays))
 
 
 def trace(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
@@ -49,7 +46,7 @@ def trace(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         for position, array in zip(positions, arrays, strict=True):
             given[position] = array
         copies = modules.copies(state)
-        waiting = iter(copies)
+        waiting = iter(copies.modules)
         given = [next(waiting) if nnx_state.is_module(leaf) else leaf for leaf in given]
         called_args, called_kwargs = jax.tree.unflatten(tree, given)
         result = fun(*called_args, **called_kwargs)
@@ -57,8 +54,9 @@ def trace(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         fixed["leaves"] = [None if is_array(leaf) else leaf for leaf in results]
         fixed["is_array"] = [is_array(leaf) for leaf in results]
         changes = modules.changes(copies, state)
-        fixed["changed"] = tuple(changes)
-        return list(changes.values()), [leaf for leaf in results if is_array(leaf)]
+        fixed["changed"] = tuple(changes.arrays)
+        fixed["attributes"] = changes.attributes
+        return list(changes.arrays.values()), [leaf for leaf in results if is_array(leaf)]
 
     arrays = [leaves[position] for position in positions]
     state = modules.state
@@ -68,21 +66,39 @@ def trace(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
     def finish(results: list[Any]) -> Any:
         changed = fixed["changed"]
-        modules.update(dict(zip(changed, results, strict=False)))
+        for change in fixed["attributes"]:
+            change()
+        modules.update(changed, results[: len(changed)])
         waiting = iter(results[len(changed) :])
         found = zip(fixed["is_array"], fixed["leaves"], strict=True)
         return jax.tree.unflatten(
             fixed["tree"], [next(waiting) if array else leaf for array, leaf in found]
         )
 
-    return Program(closed, plan, [*state, *arrays], finish)
+    return Program(_fused(closed, plan, [*state, *arrays]), plan, [*state, *arrays], finish)
+
+
+def _fused(closed: Any, plan: Plan, arrays: Sequence[Any]) -> Any:
+    """The rewritten jaxpr, or the given one if there is nothing to fuse or fusing it fails.
+
+    The rewritten program is traced as a whole before any of it runs, so a failure has no effects.
+    """
+    if not plan.changes:
+        return closed
+    with failures.caught(plan.failures):
+        fused = jax.make_jaxpr(lambda *args: plan.run(*closed.consts, *args))(*arrays)
+        if fused.out_avals == closed.out_avals:
+            return fused
+        raise TypeError(f"results of {fused.out_avals} instead of {closed.out_avals}")
+    plan.abandon()
+    return closed
 
 
 def is_array(leaf: Any) -> bool:
     """Whether `jax.jit` would trace a leaf; not a Python number, on which a program may branch."""
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind not in "OSUV" or leaf.dtype.name in _EXTENDED
-    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or jax_compat.is_token(leaf)
 
 
 # NumPy reports kind "V" for the dtypes of ml_dtypes.

@@ -9,6 +9,7 @@ from jax_bnar._fuse import axes as axes_of
 from jax_bnar._fuse.nodes import Value, holds
 from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.region import Region
+from jax_bnar._fuse.sizes import is_long
 from jax_bnar._fuse.unknowns import Clamped, Foreign, Moment, ReciprocalRoot, Unknowns
 
 
@@ -193,7 +194,7 @@ def _not_foreign(name: str, vector: Polynomial, unknowns: Unknowns) -> str:
 def _channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
     """The channel axis and the number of groups of the statistics."""
     shape = region.x.shape
-    kept = [axis for axis, size in enumerate(shape) if size > 1 and axis not in over]
+    kept = [axis for axis, size in enumerate(shape) if is_long(size) and axis not in over]
     if not kept:
         ones = [axis for axis, size in enumerate(shape) if size == 1]
         if not ones:
@@ -224,7 +225,7 @@ def _arrangement(
 ) -> tuple[tuple[int, ...], int]:
     """The order of x's axes in the normalised array, and its channel axis."""
     order = tuple(a for label in labels for a in label)
-    real = [a for a, size in enumerate(x_shape) if size > 1]
+    real = [a for a, size in enumerate(x_shape) if is_long(size)]
     if sorted(order) != real or (num_groups > 1 and list(order) != real):
         raise RefusalError(
             "the normalised array lacks an axis of x, or does not keep its groups apart"
@@ -243,4 +244,4 @@ def _is_ghost(x: Value) -> bool:
     if node is None or node.name != "reshape":
         return False
     before, after = node.inputs[0].shape, x.shape
-    return after[1] > 1 and before[0] == after[0] * after[1] and before[1:] == after[2:]
+    return is_long(after[1]) and before[0] == after[0] * after[1] and before[1:] == after[2:]

@@ -5,11 +5,13 @@ nothing is refused. This module looks for arrays that are divided by the root of
 from two sums of an array, as a mean and a variance are. Nothing is ever fused because of it.
 """
 
+import math
 from collections.abc import Collection, Iterator
 
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import RefusedMatch
-from jax_bnar._fuse.nodes import Constant, Node, Value, array_and_vector, is_real, source, values_of
+from jax_bnar._fuse.nodes import Node, Value, array_and_vector, is_real, source, values_of
+from jax_bnar._fuse.sizes import is_at_least
 
 _ROOTS = frozenset(["rsqrt", "sqrt", "pow"])
 # The primitives between a vector of roots and the array that it scales.
@@ -85,7 +87,7 @@ def _scaled_by(graph: Graph, root: Node) -> Node | None:
 
 def _what_goes_into(scaled: Node) -> tuple[set[str], int]:
     """The names of the primitives that compute the array, and the number of sums among them."""
-    size = _size(scaled.outputs[0])
+    size = math.prod(scaled.outputs[0].shape)
     names: set[str] = set()
     sums = 0
     waiting = [(value, 0) for value in values_of(scaled.inputs)]
@@ -95,10 +97,14 @@ def _what_goes_into(scaled: Node) -> tuple[set[str], int]:
         node = value.producer
         if node is None:
             continue
-        is_array = _size(value) >= size
+        is_array = is_at_least(math.prod(value.shape), size)
         if is_array and (node.name not in _ARRAY_STEPS or chain > _LONGEST_CHAIN):
             continue
-        if node.name in _SUMS and not is_array and any(_size(v) >= size for v in node.inputs):
+        if (
+            node.name in _SUMS
+            and not is_array
+            and any(is_at_least(math.prod(v.shape), size) for v in node.inputs)
+        ):
             sums += 2 if node.name in ("scan", "while") else 1
         names.add(node.name)
         for operand in values_of(node.inputs):
@@ -106,13 +112,6 @@ def _what_goes_into(scaled: Node) -> tuple[set[str], int]:
                 seen.add(operand)
                 waiting.append((operand, chain + 1 if is_array else 0))
     return names, sums
-
-
-def _size(value: Value | Constant) -> int:
-    size = 1
-    for length in value.shape:
-        size *= length
-    return size
 
 
 def _reason(names: Collection[str], scaled: Node) -> str:

@@ -3,8 +3,12 @@
 import dataclasses
 from typing import Any
 
+from jax.export import is_symbolic_dim
+
+from jax_bnar._base import jax_compat
 from jax_bnar._fuse.nodes import Value
 from jax_bnar._fuse.polynomial import Polynomial
+from jax_bnar._fuse.sizes import Size
 
 # An axis of x, given by its number, or a mapped axis, given by its name.
 Axis = Any
@@ -32,6 +36,13 @@ class Foreign:
 
 
 @dataclasses.dataclass(frozen=True)
+class SymbolicSize:
+    """A size of which only the name is known (jax.export)."""
+
+    expression: Any
+
+
+@dataclasses.dataclass(frozen=True)
 class ReciprocalRoot:
     """1/sqrt(of)."""
 
@@ -45,7 +56,7 @@ class Clamped:
     of: Polynomial
 
 
-Unknown = X | Moment | Foreign | ReciprocalRoot | Clamped
+Unknown = X | Moment | Foreign | SymbolicSize | ReciprocalRoot | Clamped
 
 
 class Unknowns:
@@ -73,6 +84,16 @@ class Unknowns:
     def polynomial(self, unknown: Unknown, power: int = 1) -> Polynomial:
         return Polynomial.unknown(self.number(unknown), power)
 
+    def size(self, size: Size) -> Polynomial:
+        """A size as a number, or as the product of a number and the unknowns in its name."""
+        if not is_symbolic_dim(size):
+            return Polynomial.constant(size)
+        number, factors = jax_compat.symbolic_factors(size)
+        product = Polynomial.constant(number)
+        for expression, power in factors:
+            product = product * self.polynomial(SymbolicSize(expression), power)
+        return product
+
     def varies(self, number: int) -> frozenset[Axis]:
         return self._varies[number]
 
@@ -89,4 +110,6 @@ class Unknowns:
             return self._axes_of_x - unknown.over
         if isinstance(unknown, Foreign):
             return frozenset(axis for axis in unknown.axes if axis is not None)
+        if isinstance(unknown, SymbolicSize):
+            return frozenset()
         return self.polynomial_varies(unknown.of)

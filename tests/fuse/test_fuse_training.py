@@ -176,16 +176,6 @@ def test_nnx_in_a_closure_is_refused() -> None:
     _agree(_nnx_statistics(model), before, 0)
 
 
-def test_nnx_variables_that_appear_are_refused() -> None:
-    class Counting(nnx.Module):
-        def __call__(self, x: Any) -> Any:
-            self.seen = nnx.Variable(x.sum())
-            return x
-
-    with pytest.raises(ValueError, match="variables that it did not have"):
-        jax_bnar.fuse(lambda module, x: module(x))(Counting(), SMALL)
-
-
 def test_equinox_trains_the_same() -> None:
     equinox = pytest.importorskip("equinox")
     from benchmarks.models import equinox as equinox_models

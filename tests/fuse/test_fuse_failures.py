@@ -1,0 +1,113 @@
+"""An analysis never breaks a program: what it cannot cope with stays as it is, with a warning."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fuse_operands import BIAS, SCALE, X, Z, batch_norm
+from fuse_tools import assert_fused, kernels
+from jax import lax
+
+import jax_bnar
+from jax_bnar._fuse import operators, plan
+
+
+def _join(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
+    return jax.nn.relu(batch_norm(x, scale, bias) + z)
+
+
+class UnforeseenError(Exception):
+    pass
+
+
+def _raises(*args: Any, **options: Any) -> Any:
+    raise UnforeseenError("boom")
+
+
+_PARTS = (
+    *("fold", "inlinable"),
+    *("summed_array", "training_candidates", "node_of", "duals", "affine_candidate", "unexplained"),
+    *("Rewrite.nodes", "bodies.plans", "bn_add_relu"),
+)
+
+
+@pytest.mark.parametrize("part", _PARTS)
+def test_unforeseen_errors(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever part of the recognition raises, results stay, and there is one warning."""
+    from jax_bnar._fuse import graph
+
+    modules: dict[str, Any] = {"fold": graph, "inlinable": graph, "bn_add_relu": operators}
+    target, _, name = part.rpartition(".")
+    owner = modules.get(part, plan)
+    monkeypatch.setattr(getattr(owner, target) if target else owner, name, _raises)
+    expected = jax.jit(_join)(X, Z, SCALE, BIAS)
+    with pytest.warns(RuntimeWarning, match=r"UnforeseenError: boom.*please report") as warned:
+        given = jax.jit(jax_bnar.fuse(_join))(X, Z, SCALE, BIAS)
+    assert len(warned) == 1
+    np.testing.assert_allclose(given, expected, rtol=1e-5, atol=1e-5)
+    text = str(jax_bnar.explain(_join)(X, Z, SCALE, BIAS))
+    assert "UnforeseenError: boom" in text
+
+
+def test_a_fused_program_with_other_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rewritten program is compared with the original one before it runs."""
+
+    def wrong(*args: Any, **options: Any) -> Any:
+        y, mean, var = jax_bnar.bn_add_relu(*args, **options)
+        return y.astype(jnp.float16), mean, var
+
+    monkeypatch.setattr(operators, "bn_add_relu", wrong)
+    with pytest.warns(RuntimeWarning, match="float16"):
+        given = jax.jit(jax_bnar.fuse(_join))(X, Z, SCALE, BIAS)
+    np.testing.assert_array_equal(given, jax.jit(_join)(X, Z, SCALE, BIAS))
+    assert not jax_bnar.explain(_join)(X, Z, SCALE, BIAS).matched
+
+
+def test_the_warning_names_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "bn_add_relu", _raises)
+
+    def program(*args: Any) -> Any:
+        with jax.named_scope("the_block"):
+            return lax.scan(lambda c, _: (_join(c, *args[1:]), None), args[0], length=2)[0]
+
+    with pytest.warns(RuntimeWarning, match=rf"the_block.* at .*{re.escape('.py')}:\d+: "):
+        jax_bnar.fuse(program)(X, Z, SCALE, BIAS)
+
+
+def _without_results(x: jax.Array) -> tuple[()]:
+    del x
+    return ()
+
+
+def _with_a_callback(x: jax.Array) -> jax.Array:
+    jax.debug.callback(lambda value: None, x[0, 0, 0, 0])
+    return jnp.maximum(x, 0)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("body", [_without_results, _with_a_callback])
+def test_custom_rules(body: Any) -> None:
+    rule = jax.custom_jvp(body)
+    rule.defjvp(lambda primals, tangents: (body(*primals), jax.jvp(body, primals, tangents)[1]))
+
+    def program(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        y = batch_norm(x, scale, bias)
+        return y, rule(y), jax.nn.relu(batch_norm(z, bias, scale))
+
+    assert_fused(program, X, Z, SCALE, BIAS, batch_norm=1, bn_relu=1)
+
+
+@pytest.mark.quick
+def test_tokens() -> None:
+    def program(token: Any, *args: Any) -> Any:
+        return lax.after_all(token), _join(*args)
+
+    token = lax.create_token()
+    fused = jax.jit(jax_bnar.fuse(program))
+    after, given = fused(token, X, Z, SCALE, BIAS)
+    assert type(after) is type(token)
+    assert kernels(jax_bnar.fuse(program), token, X, Z, SCALE, BIAS) == 1
+    np.testing.assert_allclose(given, _join(X, Z, SCALE, BIAS), rtol=1e-5, atol=1e-5)
