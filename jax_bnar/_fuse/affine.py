@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._fuse.dtypes import is_real
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import RefusedMatch
 from jax_bnar._fuse.nodes import (
@@ -22,7 +23,6 @@ from jax_bnar._fuse.nodes import (
     Value,
     array_and_vector,
     is_broadcast,
-    is_real,
     source,
     values_of,
 )
@@ -93,7 +93,7 @@ def affine_candidate(
     graph: Graph, node: Node, taken: Collection[Value]
 ) -> AffineMatch | RefusedMatch | None:
     """The match that ends in this node, if it is a ReLU, or the reason why it cannot be matched."""
-    if not is_relu(node) or node.outputs[0] in taken:
+    if any(output in taken for output in node.outputs) or not is_relu(node):
         return None
     activated = node.inputs[0]
     if not isinstance(activated, Value) or len(activated.shape) < 2:

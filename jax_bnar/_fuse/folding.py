@@ -13,7 +13,8 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 
-from jax_bnar._fuse.nodes import Constant, Operand, converted, is_number
+from jax_bnar._fuse.dtypes import converted, is_number
+from jax_bnar._fuse.nodes import Constant, Operand
 
 # NumPy computes these as XLA does, if it is given operands of the program's own dtypes.
 _ON_NUMBERS: dict[str, Callable[..., Any]] = {
@@ -62,7 +63,7 @@ def fold(equation: Any, operands: Sequence[Operand]) -> Operand | None:
     if name in _UNCHANGED:
         value = constants[0].value
     elif name == "convert_element_type":
-        value = converted(constants[0], aval.dtype)
+        value = converted(constants[0].value, constants[0].dtype, aval.dtype)
     elif any(is_symbolic_dim(constant.value) for constant in constants):
         value = _of_sizes(name, constants)
     else:

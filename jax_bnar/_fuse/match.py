@@ -7,14 +7,13 @@ from fractions import Fraction
 from typing import Any
 
 from jax_bnar._fuse import axes as axes_of
+from jax_bnar._fuse.dtypes import holds, is_real
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import (
     Node,
     Operand,
     Value,
     array_and_vector,
-    holds,
-    is_real,
     source,
 )
 from jax_bnar._fuse.region import Region

@@ -1,20 +1,13 @@
 """The values and nodes of a program's graph, and how the graph runs."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
-
-import jax.numpy as jnp
-import numpy as np
-from jax.export import is_symbolic_dim
+from typing import Any
 
 from jax_bnar._base import jax_compat
-from jax_bnar._base.dtypes import SUPPORTED
+from jax_bnar._fuse.dtypes import converted
 from jax_bnar._fuse.failures import PlaceOfError
 from jax_bnar._fuse.sizes import Size, is_long
-
-_SUPPORTED_NAMES: Final = tuple(dtype.name for dtype in SUPPORTED)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -117,7 +110,7 @@ def source(operand: Operand) -> tuple[Operand, tuple[int | None, ...]]:
             if not isinstance(origin, Constant):
                 break
             # In shard_map, jax later than 0.10.2 first makes the literal varying, then converts it.
-            value = converted(origin, operand.dtype)
+            value = converted(origin.value, origin.dtype, operand.dtype)
             return (operand if value is None else Constant(operand.aval, value)), ()
         elif node.name == "pvary":
             back = {i: i for i in range(len(operand.shape))}
@@ -188,38 +181,3 @@ def evaluate(
 
 def values_of(operands: Iterable[Operand]) -> Iterator[Value]:
     return (operand for operand in operands if isinstance(operand, Value))
-
-
-def converted(constant: Constant, dtype: Any) -> Any:
-    """The value of a constant in another dtype, or None if it is not known."""
-    value = constant.value
-    if is_symbolic_dim(value):
-        return value
-    value = np.asarray(value, constant.dtype)
-    if not (is_number(value.dtype) and is_number(dtype)):
-        return None
-    if value.dtype.kind not in "biu" and np.dtype(dtype).kind in "iu":
-        # XLA clamps where NumPy wraps around.
-        limits = np.iinfo(dtype)
-        if not limits.min <= float(value) <= limits.max:
-            return None
-    with np.errstate(all="ignore"):
-        return value.astype(dtype)[()]
-
-
-def is_number(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.bool_) or (
-        jnp.issubdtype(dtype, jnp.number) and not jnp.issubdtype(dtype, jnp.complexfloating)
-    )
-
-
-def is_real(dtype: Any) -> bool:
-    """Whether the operators take arrays of this dtype, which may be an extended dtype of JAX."""
-    return getattr(dtype, "name", None) in _SUPPORTED_NAMES
-
-
-@functools.cache
-def holds(wide: Any, narrow: Any) -> bool:
-    """Whether every number of the dtype `narrow` is also a number of `wide`."""
-    a, b = jnp.finfo(wide), jnp.finfo(narrow)
-    return a.nmant >= b.nmant and a.maxexp >= b.maxexp

@@ -19,6 +19,7 @@ from jax.export import is_symbolic_dim
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._fuse import axes as axes_of
 from jax_bnar._fuse.axes import STACK, Labels
+from jax_bnar._fuse.dtypes import holds, is_real
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.moments import expectation
 from jax_bnar._fuse.nodes import (
@@ -26,8 +27,6 @@ from jax_bnar._fuse.nodes import (
     Node,
     Operand,
     Value,
-    holds,
-    is_real,
     source,
 )
 from jax_bnar._fuse.polynomial import Polynomial

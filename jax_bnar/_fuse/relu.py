@@ -14,8 +14,9 @@ from typing import Any
 import jax
 
 from jax_bnar._base import jax_compat
+from jax_bnar._fuse.dtypes import is_real
 from jax_bnar._fuse.graph import Graph
-from jax_bnar._fuse.nodes import Constant, Node, Operand, Value, is_real, seen, source
+from jax_bnar._fuse.nodes import Constant, Node, Operand, Value, seen, source
 
 _CUSTOM_JVP = "custom_jvp_call"
 # No spelling of ReLU's derivative has more operations than this.

@@ -6,7 +6,8 @@ from fractions import Fraction
 from typing import Any
 
 from jax_bnar._fuse import axes as axes_of
-from jax_bnar._fuse.nodes import Value, holds
+from jax_bnar._fuse.dtypes import holds
+from jax_bnar._fuse.nodes import Value
 from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.sizes import is_long

@@ -8,9 +8,10 @@ from two sums of an array, as a mean and a variance are. Nothing is ever fused b
 import math
 from collections.abc import Collection, Iterator
 
+from jax_bnar._fuse.dtypes import is_real
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import RefusedMatch
-from jax_bnar._fuse.nodes import Node, Value, array_and_vector, is_real, source, values_of
+from jax_bnar._fuse.nodes import Node, Value, array_and_vector, source, values_of
 from jax_bnar._fuse.sizes import is_at_least
 
 _ROOTS = frozenset(["rsqrt", "sqrt", "pow"])
