@@ -1,9 +1,9 @@
 """Builds what a package index would take, into dist/: make_dist.py [--cuda auto|on|off].
 
 An sdist, and from it, for each Python in WHEELS, a wheel of jax-bnar with the CPU kernels and, if
-there is a CUDA compiler, one of jax-bnar-cuda13. auditwheel gives them the tag of the oldest
-distributions that they run on; abi3audit and twine check what they find. Prints names and sizes.
-`make dist` runs this in .venv, which has the tools.
+there is a CUDA compiler, one of jax-bnar-cuda13. On Linux auditwheel gives them the tag of the
+oldest distributions that they run on; abi3audit and twine check what they find. Prints names and
+sizes. `make dist` runs this in .venv, which has the tools.
 """
 
 import argparse
@@ -99,7 +99,9 @@ def build_wheel(source: pathlib.Path, name: str, build: dict[str, str], *defines
     shutil.rmtree(raw, ignore_errors=True)
     raw.mkdir(parents=True)
     print(f"compiling {name}", flush=True)
-    options = [f"--config-settings=cmake.define.{d}" for d in ("JAX_BNAR_MANYLINUX=ON", *defines)]
+    if sys.platform == "linux":
+        defines = ("JAX_BNAR_MANYLINUX=ON", *defines)
+    options = [f"--config-settings=cmake.define.{define}" for define in defines]
     run_logged(
         WORK / f"{name}.log",
         build["PYTHON"], "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-build-isolation",
@@ -107,6 +109,10 @@ def build_wheel(source: pathlib.Path, name: str, build: dict[str, str], *defines
         **build,
     )  # fmt: skip
     (wheel,) = raw.glob("*.whl")
+    if sys.platform != "linux":
+        # On macOS the module needs only the system's own libraries, and its tag is right as it is.
+        shutil.copy2(wheel, DIST)
+        return
     run(
         sys.executable, "-m", "auditwheel", "repair",
         "--plat", PLATFORM, "--wheel-dir", DIST, wheel,

@@ -109,14 +109,14 @@ inline double SampledOrigin(const Context& context, const void* x,
 template <typename A>
 Phase FindOrigins(const Context& context, const void* x,
                   ColumnVector<A>* origins) {
-  const Shape& shape = context.plan.shape;
   return ForEachChannelBlock(
-      shape, [=, &context, &shape](int64_t group, const Range& block) {
+      context.plan.shape, [=, &context](int64_t group, const Range& block) {
         for (int64_t c = block.begin; c < block.end; ++c) {
           double origin;
           if constexpr (std::is_same_v<A, double>) {
             origin = SampledOrigin(context, x, group, c);
           } else {
+            const Shape& shape = context.plan.shape;
             origin = ElementAsDouble(
                 context.dtype, x, group * shape.group_size() + c * shape.inner);
           }

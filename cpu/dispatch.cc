@@ -5,6 +5,12 @@
 #include <string>
 #include <vector>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
 namespace jax_bnar::cpu {
 
 // CMake compiles cpu/isa/ once for each of these namespaces.
@@ -19,6 +25,10 @@ namespace avx512 {
 const TileKernels& Kernels(DType dtype);
 }
 namespace avx512bf16 {
+const TileKernels& Kernels(DType dtype);
+}
+#elif defined(__aarch64__)
+namespace neonbf16 {
 const TileKernels& Kernels(DType dtype);
 }
 #endif
@@ -38,6 +48,24 @@ bool HasAvx512() {
          __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vl");
 }
+#elif defined(__aarch64__)
+// Whether NEON converts float to bfloat16 (FEAT_BF16: Neoverse N2 and V1, Apple
+// M2, and later ones).
+bool HasNeonBFloat16() {
+#if defined(__linux__)
+  // HWCAP2_BF16, which the headers of older systems lack.
+  constexpr unsigned long kBFloat16 = 1ul << 14;
+  return (getauxval(AT_HWCAP2) & kBFloat16) != 0;
+#elif defined(__APPLE__)
+  int has = 0;
+  size_t size = sizeof(has);
+  return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, nullptr, 0) ==
+             0 &&
+         has != 0;
+#else
+  return false;
+#endif
+}
 #endif
 
 // The instruction sets, best first. The last one runs everywhere.
@@ -50,6 +78,8 @@ const std::vector<Isa>& All() {
       // Every processor with AVX2 has F16C, and GCC 12 cannot test for it.
       {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"),
        avx2::Kernels},
+#elif defined(__aarch64__)
+      {"neonbf16", HasNeonBFloat16(), neonbf16::Kernels},
 #endif
       {"baseline", true, baseline::Kernels},
   };

@@ -8,8 +8,8 @@
 
 namespace jax_bnar::cpu::BNAR_ISA {
 
-// The constants of sixteen columns, or of one plane. a1, a2 and bias are set in
-// forward, and in backward if the gate needs them (Gate::kX).
+// The constants of a vector of columns, or of one plane. a1, a2 and bias are
+// set in forward, and in backward if the gate needs them (Gate::kX).
 template <typename A>
 struct DualVectors {
   Vec<A> mean1;
@@ -44,7 +44,7 @@ struct DualColumns {
         a2(static_cast<const A*>(args.a[1])),
         bias(static_cast<const A*>(args.bias)) {}
 
-  // Loads the constants of sixteen columns.
+  // Loads the constants of a vector of columns.
   template <Gate kGate>
   BNAR_INLINE DualVectors<A> At(int64_t column) const {
     DualVectors<A> r{};

@@ -1,5 +1,5 @@
-// What is computed from sixteen elements, whether they are columns of a row or
-// a piece of a plane.
+// What is computed from the elements of a vector, whether they are columns of a
+// row or a piece of a plane.
 
 #ifndef JAX_BNAR_CPU_ISA_ELEMENTS_H_
 #define JAX_BNAR_CPU_ISA_ELEMENTS_H_
@@ -31,7 +31,7 @@ BNAR_INLINE Vec<A> NormalisedElements(const Vec<A>& x, const T* z,
   return y;
 }
 
-// The constants of sixteen columns, or of one plane.
+// The constants of a vector of columns, or of one plane.
 template <typename A>
 struct GateVectors {
   Vec<A> mean;
@@ -64,8 +64,8 @@ struct GatedValue {
   Stored<T> stored;
 };
 
-// Returns dy where the gate is open and 0 elsewhere, for sixteen elements. For
-// Gate::kX, normalised() returns the value that forward rounded to y.
+// Returns dy where the gate is open and 0 elsewhere. For Gate::kX, normalised()
+// returns the value that forward rounded to y.
 template <Gate kGate, typename T, typename F>
 BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* saved, int64_t i,
                                 F normalised) {
@@ -78,7 +78,7 @@ BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* saved, int64_t i,
   }
   r.e = Load(dy + i);
   if constexpr (kGate == Gate::kMask) {
-    uint16_t bits;
+    MaskBits<Accumulator<T>> bits;
     std::memcpy(&bits,
                 static_cast<const uint8_t*>(saved) +
                     static_cast<uint64_t>(i) / 8,  // i >= 0: this is a shift

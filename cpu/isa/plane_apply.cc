@@ -11,6 +11,8 @@ namespace {
 template <typename T, Gate kGate, bool kStream>
 void Apply(const Plane& plane, const ApplyArgs& args) {
   using A = Accumulator<T>;
+  const void* saved = args.saved;
+  const int64_t mask_bit = plane.mask_bit;
   const T* dy = static_cast<const T*>(args.e);
   const T* x = static_cast<const T*>(args.x);
   T* dx = static_cast<T*>(args.dx);
@@ -18,20 +20,20 @@ void Apply(const Plane& plane, const ApplyArgs& args) {
   const Vec<A> a = Broadcast(*static_cast<const A*>(args.a));
   const Vec<A> b = Broadcast(*static_cast<const A*>(args.b));
   const Vec<A> k = Broadcast(*static_cast<const A*>(args.k));
-  ForEachVector(
+  ForEachVector<T>(
       plane.size,
-      [&](int64_t i) {
+      [&](int64_t i) BNAR_LAMBDA {
         const Vec<A> centred = Load(x + i) - vectors.mean;
         const Vec<A> e = PlaneGated<kGate>(
-            dy, args.saved, i, plane.mask_bit,
+            dy, saved, i, mask_bit,
             [&]() BNAR_LAMBDA { return vectors.Normalised(centred); });
         StoreResult<T, kStream>(dx + i,
                                 GradientElements<T>(e, centred, a, b, k));
       },
-      [&](int64_t i, int n) {
+      [&](int64_t i, int n) BNAR_LAMBDA {
         const Vec<A> centred = LoadPartial(x + i, n) - vectors.mean;
         const Vec<A> e = PlaneGatedPartial<kGate>(
-            dy, args.saved, i, plane.mask_bit,
+            dy, saved, i, mask_bit,
             [&]() BNAR_LAMBDA { return vectors.Normalised(centred); }, n);
         StorePartial(dx + i, GradientElements<T>(e, centred, a, b, k), n);
       });

@@ -16,25 +16,26 @@ void Normalise(const Plane& plane, const DualNormaliseArgs& args) {
   const T* x2 = static_cast<const T*>(args.x[1]);
   T* y = static_cast<T*>(args.y);
   uint8_t* mask = args.mask;
+  const int64_t mask_bit = plane.mask_bit;
   const auto vectors = DualColumns<A>(args).template OfPlane<Gate::kX>();
-  ForEachVector(
+  ForEachVector<T>(
       plane.size,
-      [&](int64_t i) {
+      [&](int64_t i) BNAR_LAMBDA {
         const Vec<A> value = Relu(vectors.Normalised(
             Load(x1 + i) - vectors.mean1, Load(x2 + i) - vectors.mean2));
         StoreResult<T, kStream>(y + i, Round<T>(value));
         if constexpr (kMask) {
-          WriteBits(mask, plane.mask_bit + i, kLanes, PositiveBits<T>(value));
+          WriteBits(mask, mask_bit + i, kVecLanes<A>, PositiveBits<T>(value));
         }
       },
-      [&](int64_t i, int n) {
+      [&](int64_t i, int n) BNAR_LAMBDA {
         const Vec<A> value =
             Relu(vectors.Normalised(LoadPartial(x1 + i, n) - vectors.mean1,
                                     LoadPartial(x2 + i, n) - vectors.mean2));
         StorePartial(y + i, Round<T>(value), n);
         if constexpr (kMask) {
           const uint32_t bits = PositiveBits<T>(value);
-          WriteBits(mask, plane.mask_bit + i, n, bits & ((1u << n) - 1u));
+          WriteBits(mask, mask_bit + i, n, bits & ((1u << n) - 1u));
         }
       });
   if constexpr (kStream) StreamingFence();

@@ -14,6 +14,8 @@ namespace {
 template <typename T, Gate kGate>
 void Reduce(const Plane& plane, const DualReduceArgs& args) {
   using A = Accumulator<T>;
+  const void* saved = args.saved;
+  const int64_t mask_bit = plane.mask_bit;
   const T* dy = static_cast<const T*>(args.dy);
   const T* x1 = static_cast<const T*>(args.x[0]);
   const T* x2 = static_cast<const T*>(args.x[1]);
@@ -21,32 +23,31 @@ void Reduce(const Plane& plane, const DualReduceArgs& args) {
   double sum_e = 0, sum_e_centred1 = 0, sum_e_centred2 = 0;
   for (int64_t begin = 0; begin < plane.size; begin += kSegment) {
     const int64_t size = std::min(kSegment, plane.size - begin);
-    Vec<A> s0[2] = {Zero<A>(), Zero<A>()};
-    Vec<A> s1[2] = {Zero<A>(), Zero<A>()};
-    Vec<A> s2[2] = {Zero<A>(), Zero<A>()};
-    ForEachVector(
+    Vec<A> s0[kSums<A>] = {};
+    Vec<A> s1[kSums<A>] = {};
+    Vec<A> s2[kSums<A>] = {};
+    ForEachSummand<T>(
         size,
-        [&](int64_t j) {
+        [&](int64_t j, auto p) BNAR_LAMBDA {
           const int64_t i = begin + j;
-          const int p = (j / kLanes) & 1;
           const Vec<A> centred1 = Load(x1 + i) - vectors.mean1;
           const Vec<A> centred2 = Load(x2 + i) - vectors.mean2;
-          const Vec<A> e = PlaneGated<kGate>(
-              dy, args.saved, i, plane.mask_bit, [&]() BNAR_LAMBDA {
+          const Vec<A> e =
+              PlaneGated<kGate>(dy, saved, i, mask_bit, [&]() BNAR_LAMBDA {
                 return vectors.Normalised(centred1, centred2);
               });
           s0[p] = s0[p] + e;
           s1[p] = s1[p] + e * centred1;
           s2[p] = s2[p] + e * centred2;
         },
-        [&](int64_t j, int n) {
+        [&](int64_t j, int n) BNAR_LAMBDA {
           const int64_t i = begin + j;
           const Vec<A> centred1 =
               FirstLanes(LoadPartial(x1 + i, n) - vectors.mean1, n);
           const Vec<A> centred2 =
               FirstLanes(LoadPartial(x2 + i, n) - vectors.mean2, n);
           const Vec<A> e = PlaneGatedPartial<kGate>(
-              dy, args.saved, i, plane.mask_bit,
+              dy, saved, i, mask_bit,
               [&]() BNAR_LAMBDA {
                 return vectors.Normalised(centred1, centred2);
               },
@@ -55,9 +56,9 @@ void Reduce(const Plane& plane, const DualReduceArgs& args) {
           s1[0] = s1[0] + e * centred1;
           s2[0] = s2[0] + e * centred2;
         });
-    sum_e += LaneSum(s0[0]) + LaneSum(s0[1]);
-    sum_e_centred1 += LaneSum(s1[0]) + LaneSum(s1[1]);
-    sum_e_centred2 += LaneSum(s2[0]) + LaneSum(s2[1]);
+    sum_e += LaneSum(s0);
+    sum_e_centred1 += LaneSum(s1);
+    sum_e_centred2 += LaneSum(s2);
   }
   *args.sum_e = sum_e;
   *args.sum_e_centred[0] = sum_e_centred1;

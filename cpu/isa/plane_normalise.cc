@@ -16,22 +16,23 @@ void Normalise(const Plane& plane, const NormaliseArgs& args) {
   const T* x = static_cast<const T*>(args.x);
   const T* z = static_cast<const T*>(args.z);
   T* y = static_cast<T*>(args.y);
+  uint8_t* mask = args.mask;
+  const int64_t mask_bit = plane.mask_bit;
   const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean));
   const Vec<A> a = Broadcast(*static_cast<const A*>(args.a));
   const Vec<A> bias = Broadcast(*static_cast<const A*>(args.bias));
-  ForEachVector(
+  ForEachVector<T>(
       plane.size,
-      [&](int64_t i) {
+      [&](int64_t i) BNAR_LAMBDA {
         const Vec<A> value = NormalisedElements<kRelu, kResidual>(
             Load(x + i), kResidual ? z + i : z, mean, a, bias);
         StoreResult<T, kStream>(y + i, Round<T>(value));
         if constexpr (kMask) {
-          WriteBits(args.mask, plane.mask_bit + i, kLanes,
-                    PositiveBits<T>(value));
+          WriteBits(mask, mask_bit + i, kVecLanes<A>, PositiveBits<T>(value));
         }
       },
-      [&](int64_t i, int n) {
-        T residual[kLanes] = {};
+      [&](int64_t i, int n) BNAR_LAMBDA {
+        T residual[kVecLanes<A>] = {};
         if constexpr (kResidual) {
           std::memcpy(static_cast<void*>(residual), z + i, n * sizeof(T));
         }
@@ -40,7 +41,7 @@ void Normalise(const Plane& plane, const NormaliseArgs& args) {
         StorePartial(y + i, Round<T>(value), n);
         if constexpr (kMask) {
           const uint32_t bits = PositiveBits<T>(value);
-          WriteBits(args.mask, plane.mask_bit + i, n, bits & ((1u << n) - 1u));
+          WriteBits(mask, mask_bit + i, n, bits & ((1u << n) - 1u));
         }
       });
   if constexpr (kStream) StreamingFence();

@@ -15,12 +15,15 @@ namespace {
 // the same five places, so that only a few cache lines are waited for.
 template <typename T>
 BNAR_INLINE Accumulator<T> ShiftOfPlane(const T* x, int64_t size) {
-  const auto sample = [&](int i) {
-    return Load(x + SampleAt(i, size - kLanes + 1));
-  };
-  Accumulator<T> lanes[kLanes], spread[kSamples];
-  StoreLanes(lanes,
-             Median(sample(0), sample(1), sample(2), sample(3), sample(4)));
+  using A = Accumulator<T>;
+  A lanes[kLanes], spread[kSamples];
+  for (int lane = 0; lane < kLanes; lane += kVecLanes<A>) {
+    const auto sample = [&](int i) {
+      return Load(x + SampleAt(i, size - kLanes + 1) + lane);
+    };
+    StoreLanes(lanes + lane,
+               Median(sample(0), sample(1), sample(2), sample(3), sample(4)));
+  }
   for (int i = 0; i < kSamples; ++i) spread[i] = lanes[3 * i];
   return FiniteMedian(spread);
 }
@@ -37,24 +40,22 @@ void PlaneStatistics(const Plane& plane, const StatisticsArgs& args) {
   for (int64_t begin = 0; begin < plane.size; begin += kSegment) {
     const T* x = static_cast<const T*>(args.x) + begin;
     const int64_t size = std::min(kSegment, plane.size - begin);
-    // Two pairs of sums hide the latency of an addition.
-    Vec<A> s1[2] = {Zero<A>(), Zero<A>()};
-    Vec<A> s2[2] = {Zero<A>(), Zero<A>()};
-    ForEachVector(
+    Vec<A> s1[kSums<A>] = {};
+    Vec<A> s2[kSums<A>] = {};
+    ForEachSummand<T>(
         size,
-        [&](int64_t i) {
+        [&](int64_t i, auto p) BNAR_LAMBDA {
           const Vec<A> d = Load(x + i) - shift;
-          const int p = (i / kLanes) & 1;
           s1[p] = s1[p] + d;
           s2[p] = s2[p] + d * d;
         },
-        [&](int64_t i, int n) {
+        [&](int64_t i, int n) BNAR_LAMBDA {
           const Vec<A> d = FirstLanes(LoadPartial(x + i, n) - shift, n);
           s1[0] = s1[0] + d;
           s2[0] = s2[0] + d * d;
         });
-    total += LaneSum(s1[0]) + LaneSum(s1[1]);
-    total_squares += LaneSum(s2[0]) + LaneSum(s2[1]);
+    total += LaneSum(s1);
+    total_squares += LaneSum(s2);
   }
   const double n = static_cast<double>(plane.size);
   *args.sum = n * (static_cast<double>(shift_scalar) -

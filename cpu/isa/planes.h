@@ -5,6 +5,7 @@
 #define JAX_BNAR_CPU_ISA_PLANES_H_
 
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/isa/elements.h"
 #include "cpu/isa/simd_memory.h"
@@ -16,12 +17,18 @@ namespace jax_bnar::cpu::BNAR_ISA {
 // sum is added to one in double.
 constexpr int64_t kSegment = 2048;
 
-template <typename A>
-BNAR_INLINE double LaneSum(const Vec<A>& v) {
-  A lanes[kLanes];
-  std::memcpy(lanes, &v, sizeof(lanes));
+template <int kValue>
+using Constant = std::integral_constant<int, kValue>;
+
+// Adds up all lanes.
+template <typename A, int kCount>
+BNAR_INLINE double LaneSum(const Vec<A> (&vectors)[kCount]) {
   double sum = 0;
-  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
+  for (const Vec<A>& v : vectors) {
+    A lanes[kVecLanes<A>];
+    StoreLanes(lanes, v);
+    for (const A lane : lanes) sum += lane;
+  }
   return sum;
 }
 
@@ -33,10 +40,34 @@ BNAR_INLINE Vec<A> FirstLanes(const Vec<A>& v, int n) {
 
 // Calls full(i) for the whole vector that begins at each i, and partial(i, n)
 // for the n elements that remain, if any.
-template <typename Full, typename Partial>
+template <typename T, typename Full, typename Partial>
 BNAR_INLINE void ForEachVector(int64_t size, Full full, Partial partial) {
+  constexpr int kStep = kVecLanes<Accumulator<T>>;
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) full(i);
+  for (; i + kStep <= size; i += kStep) full(i);
+  if (i < size) partial(i, static_cast<int>(size - i));
+}
+
+// Two sums of one register each hide the latency of an addition. A Vec of more
+// registers does so by itself.
+template <typename A>
+constexpr int kSums = Part<A>::kCount > 1 ? 1 : 2;
+
+// The same for a pass that sums: calls full(i, p), where p is one of kSums in
+// turn. It is a constant, because the compiler keeps an array that is indexed
+// by a variable in memory.
+template <typename T, typename Full, typename Partial>
+BNAR_INLINE void ForEachSummand(int64_t size, Full full, Partial partial) {
+  using A = Accumulator<T>;
+  int64_t i = 0;
+  if constexpr (kSums<A> == 2) {
+    constexpr int64_t kStep = 2 * kVecLanes<A>;
+    for (; i + kStep <= size; i += kStep) {
+      full(i, Constant<0>());
+      full(i + kVecLanes<A>, Constant<1>());
+    }
+  }
+  for (; i + kVecLanes<A> <= size; i += kVecLanes<A>) full(i, Constant<0>());
   if (i < size) partial(i, static_cast<int>(size - i));
 }
 
@@ -84,7 +115,7 @@ BNAR_INLINE Vec<A> PlaneGated(const T* dy, const void* saved, int64_t i,
                               int64_t mask_bit, F normalised) {
   if constexpr (kGate == Gate::kMask) {
     const uint8_t* mask = static_cast<const uint8_t*>(saved);
-    return WhereBits(ReadBits(mask, mask_bit + i, kLanes), Load(dy + i));
+    return WhereBits(ReadBits(mask, mask_bit + i, kVecLanes<A>), Load(dy + i));
   } else {
     return Gated<kGate>(dy, saved, i, normalised).e;
   }

@@ -44,7 +44,7 @@ struct Block {
 template <int kStreams, typename F>
 BNAR_INLINE void ForEachBlock(const RowsTile& tile, F block) {
   const auto rows = [&](int64_t begin, int64_t count, int64_t distance,
-                        int64_t before, auto streams) {
+                        int64_t before, auto streams) BNAR_LAMBDA {
     for (int64_t c = 0; c < tile.width; c += kSumColumns) {
       block(Block{begin, count, distance, before, c,
                   std::min(kSumColumns, tile.width - c)},
@@ -84,7 +84,7 @@ __attribute__((noinline)) void HandOver(const Block& block, const A* sums,
 // (4K aliasing).
 constexpr int64_t kAliasBytes = 4096;
 
-// Calls element(index, distance, column, streams) for each sixteen columns of
+// Calls element(index, distance, column, streams) for each vector of columns of
 // each row of an elementwise pass over T. `index` is that of the first element,
 // `distance` leads from there to the second stream, and `streams` is the number
 // of streams as an integral constant. If results bypass the caches there is one
@@ -94,9 +94,9 @@ constexpr int64_t kAliasBytes = 4096;
 template <typename T, bool kStream, typename F>
 BNAR_INLINE void ForEachElement(RowsTile tile, F element) {
   const auto rows = [&](int64_t begin, int64_t end, int64_t distance,
-                        auto streams) {
+                        auto streams) BNAR_LAMBDA {
     for (int64_t r = begin; r < end; ++r) {
-      for (int64_t c = 0; c < tile.width; c += kLanes) {
+      for (int64_t c = 0; c < tile.width; c += kVecLanes<Accumulator<T>>) {
         element(r * tile.stride + c, distance * tile.stride, c, streams);
       }
     }

@@ -21,7 +21,8 @@ void Apply(const RowsTile& tile, const ApplyArgs& args) {
   const A* bias = static_cast<const A*>(args.bias);
   const void* saved = args.saved;
   ForEachElement<T, kStream>(
-      tile, [&](int64_t index, int64_t distance, int64_t column, auto streams) {
+      tile, [&](int64_t index, int64_t distance, int64_t column,
+                auto streams) BNAR_LAMBDA {
         const auto vectors =
             GateVectors<A>::template Columns<kGate>(mean, a, bias, column);
         const Vec<A> of_e = Load(a + column);

@@ -24,7 +24,8 @@ void Apply(const RowsTile& tile, const DualApplyArgs& args) {
   const A* k1s = static_cast<const A*>(args.k[0]);
   const A* k2s = static_cast<const A*>(args.k[1]);
   ForEachElement<T, kStream>(
-      tile, [&](int64_t index, int64_t distance, int64_t column, auto streams) {
+      tile, [&](int64_t index, int64_t distance, int64_t column,
+                auto streams) BNAR_LAMBDA {
         const auto vectors = columns.template At<kGate>(column);
         const Vec<A> a1 = Load(columns.a1 + column);
         const Vec<A> a2 = Load(columns.a2 + column);

@@ -20,7 +20,8 @@ void Normalise(const RowsTile& tile, const DualNormaliseArgs& args) {
   uint8_t* mask = args.mask;
   const DualColumns<A> columns(args);
   ForEachElement<T, kStream>(
-      tile, [&](int64_t index, int64_t distance, int64_t column, auto streams) {
+      tile, [&](int64_t index, int64_t distance, int64_t column,
+                auto streams) BNAR_LAMBDA {
         const auto vectors = columns.template At<Gate::kX>(column);
         BNAR_UNROLL
         for (int i = 0; i < decltype(streams)::value; ++i) {
@@ -29,7 +30,7 @@ void Normalise(const RowsTile& tile, const DualNormaliseArgs& args) {
               Load(x1 + at) - vectors.mean1, Load(x2 + at) - vectors.mean2));
           StoreResult<T, kStream>(y + at, Round<T>(value));
           if constexpr (kMask) {
-            const uint16_t bits = static_cast<uint16_t>(PositiveBits<T>(value));
+            const auto bits = static_cast<MaskBits<A>>(PositiveBits<T>(value));
             std::memcpy(mask + at / 8, &bits, sizeof(bits));
           }
         }

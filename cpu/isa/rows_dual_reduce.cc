@@ -22,12 +22,14 @@ void Reduce(const RowsTile& tile, const DualReduceArgs& args) {
   const void* saved = args.saved;
   const DualColumns<A> columns(args);
   alignas(64) A s0[kSumColumns], s1[kSumColumns], s2[kSumColumns];
-  ForEachBlock<2>(tile, [&](const Block& block, auto streams) {
+  ForEachBlock<2>(tile, [&](const Block& block, auto streams) BNAR_LAMBDA {
     constexpr int kStreams = decltype(streams)::value;
-    for (A* sums : {s0, s1, s2}) std::fill(sums, sums + block.columns, A{0});
+    std::fill(s0, s0 + block.columns, A{0});
+    std::fill(s1, s1 + block.columns, A{0});
+    std::fill(s2, s2 + block.columns, A{0});
     for (int64_t r = block.begin; r < block.begin + block.count; ++r) {
       const int64_t row = r * stride + block.column;
-      for (int64_t c = 0; c < block.columns; c += kLanes) {
+      for (int64_t c = 0; c < block.columns; c += kVecLanes<A>) {
         const auto vectors = columns.template At<kGate>(block.column + c);
         Vec<A> sum = Load(s0 + c);
         Vec<A> sum_centred1 = Load(s1 + c), sum_centred2 = Load(s2 + c);

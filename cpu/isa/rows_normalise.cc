@@ -21,7 +21,8 @@ void Normalise(const RowsTile& tile, const NormaliseArgs& args) {
   const A* multipliers = static_cast<const A*>(args.a);
   const A* biases = static_cast<const A*>(args.bias);
   ForEachElement<T, kStream>(
-      tile, [&](int64_t index, int64_t distance, int64_t column, auto streams) {
+      tile, [&](int64_t index, int64_t distance, int64_t column,
+                auto streams) BNAR_LAMBDA {
         const Vec<A> mean = Load(means + column);
         const Vec<A> a = Load(multipliers + column);
         const Vec<A> bias = Load(biases + column);
@@ -32,7 +33,7 @@ void Normalise(const RowsTile& tile, const NormaliseArgs& args) {
               Load(x + at), kResidual ? z + at : z, mean, a, bias);
           StoreResult<T, kStream>(y + at, Round<T>(value));
           if constexpr (kMask) {
-            const uint16_t bits = static_cast<uint16_t>(PositiveBits<T>(value));
+            const auto bits = static_cast<MaskBits<A>>(PositiveBits<T>(value));
             std::memcpy(mask + at / 8, &bits, sizeof(bits));
           }
         }

@@ -23,39 +23,41 @@ void Reduce(const RowsTile& tile, const ReduceArgs& args) {
   const A* a = static_cast<const A*>(args.a);
   const A* bias = static_cast<const A*>(args.bias);
   alignas(64) A s0[kSumColumns], s1[kSumColumns];
-  ForEachBlock<kResidual ? 1 : 2>(tile, [&](const Block& block, auto streams) {
-    constexpr int kStreams = decltype(streams)::value;
-    const int64_t columns = block.columns;
-    std::fill(s0, s0 + columns, A{0});
-    std::fill(s1, s1 + columns, A{0});
-    for (int64_t r = block.begin; r < block.begin + block.count; ++r) {
-      const int64_t row = r * stride + block.column;
-      for (int64_t c = 0; c < columns; c += kLanes) {
-        const auto vectors = GateVectors<A>::template Columns<kGate>(
-            mean, a, bias, block.column + c);
-        Vec<A> sum = Load(s0 + c), sum_centred = Load(s1 + c);
-        BNAR_UNROLL
-        for (int k = 0; k < kStreams; ++k) {
-          const int64_t at = row + k * block.distance * stride + c;
-          const Vec<A> centred = Load(x + at) - vectors.mean;
-          const GatedValue<T> gated = Gated<kGate>(
-              dy, saved, at,
-              [&]() BNAR_LAMBDA { return vectors.Normalised(centred); });
-          sum = sum + gated.e;
-          sum_centred = sum_centred + gated.e * centred;
-          // The store comes after the load of x. If the arrays lie a multiple
-          // of 4 KiB apart, that load would otherwise wait for this store.
-          if constexpr (kResidual) {
-            StoreResult<T, kStream>(dz + at, gated.stored);
+  ForEachBlock<kResidual ? 1 : 2>(
+      tile, [&](const Block& block, auto streams) BNAR_LAMBDA {
+        constexpr int kStreams = decltype(streams)::value;
+        const int64_t columns = block.columns;
+        std::fill(s0, s0 + columns, A{0});
+        std::fill(s1, s1 + columns, A{0});
+        for (int64_t r = block.begin; r < block.begin + block.count; ++r) {
+          const int64_t row = r * stride + block.column;
+          for (int64_t c = 0; c < columns; c += kVecLanes<A>) {
+            const auto vectors = GateVectors<A>::template Columns<kGate>(
+                mean, a, bias, block.column + c);
+            Vec<A> sum = Load(s0 + c), sum_centred = Load(s1 + c);
+            BNAR_UNROLL
+            for (int k = 0; k < kStreams; ++k) {
+              const int64_t at = row + k * block.distance * stride + c;
+              const Vec<A> centred = Load(x + at) - vectors.mean;
+              const GatedValue<T> gated = Gated<kGate>(
+                  dy, saved, at,
+                  [&]() BNAR_LAMBDA { return vectors.Normalised(centred); });
+              sum = sum + gated.e;
+              sum_centred = sum_centred + gated.e * centred;
+              // The store comes after the load of x. If the arrays lie a
+              // multiple of 4 KiB apart, that load would otherwise wait for
+              // this store.
+              if constexpr (kResidual) {
+                StoreResult<T, kStream>(dz + at, gated.stored);
+              }
+            }
+            StoreLanes(s0 + c, sum);
+            StoreLanes(s1 + c, sum_centred);
           }
         }
-        StoreLanes(s0 + c, sum);
-        StoreLanes(s1 + c, sum_centred);
-      }
-    }
-    HandOver(block, s0, args.sum_e);
-    HandOver(block, s1, args.sum_e_centred);
-  });
+        HandOver(block, s0, args.sum_e);
+        HandOver(block, s1, args.sum_e_centred);
+      });
   if constexpr (kStream) StreamingFence();
 }
 

@@ -33,18 +33,18 @@ BNAR_INLINE void StripStatistics(const RowsTile& tile, const T* first,
   using A = Accumulator<T>;
   const int64_t stride = tile.stride;
   alignas(64) A shift[kSumColumns], s1[kSumColumns], s2[kSumColumns];
-  for (int64_t c = 0; c < tile.width; c += kLanes) {
+  for (int64_t c = 0; c < tile.width; c += kVecLanes<A>) {
     StoreLanes(shift + c, ShiftOfColumns(tile, first + c));
   }
   // Sum the differences from the shift and their squares.
-  ForEachBlock<2>(tile, [&](const Block& block, auto streams) {
+  ForEachBlock<2>(tile, [&](const Block& block, auto streams) BNAR_LAMBDA {
     constexpr int kStreams = decltype(streams)::value;
     const int64_t distance = block.distance * stride;
     std::fill(s1, s1 + tile.width, A{0});
     std::fill(s2, s2 + tile.width, A{0});
     for (int64_t r = block.begin; r < block.begin + block.count; ++r) {
       const T* row = first + r * stride;
-      for (int64_t c = 0; c < tile.width; c += kLanes) {
+      for (int64_t c = 0; c < tile.width; c += kVecLanes<A>) {
         const Vec<A> around = Load(shift + c);
         Vec<A> sum_of_rows = Load(s1 + c), squares = Load(s2 + c);
         BNAR_UNROLL

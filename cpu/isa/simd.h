@@ -1,4 +1,4 @@
-// Sixteen lanes of float or double on any instruction set.
+// Vectors of float or double on any instruction set.
 //
 // This header is compiled once for each instruction set, in a namespace of its
 // own (BNAR_ISA), so that the linker cannot merge the variants. The arithmetic
@@ -40,6 +40,11 @@ constexpr int kNativeBytes = 32;
 #else
 constexpr int kNativeBytes = 16;
 #endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kRegisters = 32;
+#else
+constexpr int kRegisters = 16;
+#endif
 
 template <typename T>
 using Accumulator =
@@ -50,18 +55,34 @@ struct VectorOf {
   typedef E Type __attribute__((vector_size(kBytes)));
 };
 
+// The number of lanes of a Vec<A>: eight or sixteen, so that a row has a whole
+// number of vectors and a vector a whole number of bytes of the mask. A Vec
+// takes at most an eighth of the registers, because the kernels use several at
+// a time, unless eight lanes take more.
+template <typename A>
+constexpr int kVecLanes =
+    kRegisters / 8 * kNativeBytes / static_cast<int>(sizeof(A)) >= kLanes
+        ? kLanes
+        : kLanes / 2;
+
+// The bits of the mask that belong to a Vec<A>.
+template <typename A>
+using MaskBits = std::conditional_t<kVecLanes<A> == 8, uint8_t, uint16_t>;
+
 // The types of one part of a Vec<A>, which fills a native register.
 template <typename A>
 struct Part {
   static constexpr int kLanesPerPart = kNativeBytes / sizeof(A);
-  static constexpr int kCount = kLanes / kLanesPerPart;
+  static constexpr int kCount = kVecLanes<A> / kLanesPerPart;
   using Bits = std::conditional_t<sizeof(A) == 8, uint64_t, uint32_t>;
   using Float = typename VectorOf<A, kNativeBytes>::Type;
   using UInt = typename VectorOf<Bits, kNativeBytes>::Type;
-  // What a comparison of Float returns: all bits of a lane are set, or none.
   using Int = typename VectorOf<std::make_signed_t<Bits>, kNativeBytes>::Type;
-  // The 16-bit storage of the same lanes.
-  using Half = typename VectorOf<uint16_t, kLanesPerPart * 2>::Type;
+  using Words = typename VectorOf<uint32_t, kNativeBytes>::Type;
+  // A register of 16-bit floats, or as much of one as the Vec fills.
+  static constexpr int kHalfBytes =
+      kNativeBytes < kVecLanes<A> * 2 ? kNativeBytes : kVecLanes<A> * 2;
+  using Half = typename VectorOf<uint16_t, kHalfBytes>::Type;
 };
 
 template <typename A>
@@ -156,35 +177,37 @@ BNAR_INLINE Vec<A> WhereRoundsPositive(const Vec<A>& gate, const Vec<A>& v) {
   return r;
 }
 
-// In each lane of part i, the bit that belongs to this lane.
+// The bit that belongs to each lane of part i, in words of 32 bits: SSE2 cannot
+// compare wider ones.
 template <typename A>
-BNAR_INLINE typename Part<A>::UInt LaneBits(int i) {
+BNAR_INLINE typename Part<A>::Words LaneBits(int i) {
   using P = Part<A>;
-  typename P::Bits lanes[P::kLanesPerPart];
-  for (int j = 0; j < P::kLanesPerPart; ++j) {
-    lanes[j] = typename P::Bits{1} << (i * P::kLanesPerPart + j);
+  constexpr int kWords = sizeof(A) / sizeof(uint32_t);
+  uint32_t words[P::kLanesPerPart * kWords];
+  for (int j = 0; j < P::kLanesPerPart * kWords; ++j) {
+    words[j] = 1u << (i * P::kLanesPerPart + j / kWords);
   }
-  return BitCast<typename P::UInt>(lanes);
+  return BitCast<typename P::Words>(words);
 }
 
 // Returns v where its bit is set and 0 elsewhere. Bit i belongs to lane i.
 template <typename A>
 BNAR_INLINE Vec<A> WhereBits(uint32_t bits, const Vec<A>& v) {
+  using P = Part<A>;
+  using Words = typename P::Words;
+  Vec<A> r;
 #if defined(__AVX512F__)
   if constexpr (sizeof(A) == 4) {
-    Vec<A> r;
-    r.part[0] = BitCast<typename Part<A>::Float>(_mm512_maskz_mov_ps(
+    r.part[0] = BitCast<typename P::Float>(_mm512_maskz_mov_ps(
         static_cast<__mmask16>(bits), BitCast<__m512>(v.part[0])));
     return r;
   }
 #endif
-  using P = Part<A>;
-  Vec<A> r;
   BNAR_UNROLL
   for (int i = 0; i < P::kCount; ++i) {
-    const typename P::UInt set = LaneBits<A>(i) & typename P::Bits{bits};
-    const typename P::Float zero{};
-    r.part[i] = set != typename P::UInt{} ? v.part[i] : zero;
+    const Words lanes = LaneBits<A>(i);
+    const auto set = BitCast<Words>((lanes & bits) == lanes);
+    r.part[i] = BitCast<typename P::Float>(BitCast<Words>(v.part[i]) & set);
   }
   return r;
 }
@@ -206,16 +229,13 @@ BNAR_INLINE uint32_t PositiveBits(const Vec<A>& v) {
   uint32_t bits = 0;
 #if defined(__aarch64__)
   // Each lane keeps the bit of its place, and all lanes are added.
-  typename P::UInt set{};
+  typename P::Words set{};
   BNAR_UNROLL
   for (int i = 0; i < P::kCount; ++i) {
-    set |= BitCast<typename P::UInt>(v.part[i] > kZero) & LaneBits<A>(i);
+    set |= BitCast<typename P::Words>(v.part[i] > kZero) & LaneBits<A>(i);
   }
-  if constexpr (sizeof(A) == 4) {
-    bits = vaddvq_u32(BitCast<uint32x4_t>(set));
-  } else {
-    bits = static_cast<uint32_t>(vaddvq_u64(BitCast<uint64x2_t>(set)));
-  }
+  // A lane of double has its bit in two words.
+  bits = vaddvq_u32(BitCast<uint32x4_t>(set)) / (sizeof(A) / sizeof(uint32_t));
 #else
   BNAR_UNROLL
   for (int i = 0; i < P::kCount; ++i) {

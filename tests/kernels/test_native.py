@@ -1,4 +1,4 @@
-"""Runs the kernels' C++ tests (tests/native) under sanitizers, and compiles them for aarch64."""
+"""Runs the kernels' C++ tests (tests/native) under sanitizers, and for aarch64 in an emulator."""
 
 import os
 import pathlib
@@ -9,26 +9,11 @@ from collections.abc import Sequence
 import jax.ffi
 import pytest
 from checkout import ROOT
-from native_build import run, tool
+from native_build import aarch64_options, build, optional_tool, run, tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_python]
 
 REQUIRE_AARCH64 = "JAX_BNAR_REQUIRE_AARCH64"
-
-
-def build(name: str, options: Sequence[str], targets: Sequence[str] = ()) -> pathlib.Path:
-    """Configures and builds in build/native-NAME, which keeps objects between runs."""
-    directory = ROOT / "build" / f"native-{name}"
-    # Discard what an older CMake, ninja or compiler has cached.
-    (directory / "CMakeCache.txt").unlink(missing_ok=True)
-    run(
-        tool("cmake"), "-S", ROOT, "-B", directory, "-G", "Ninja",
-        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-        "-DJAX_BNAR_MODULE=OFF", "-DJAX_BNAR_NATIVE_TESTS=ON",
-        "-DJAX_BNAR_WARNINGS_AS_ERRORS=ON", *options,
-    )  # fmt: skip
-    run(tool("cmake"), "--build", directory, *(f"--target={target}" for target in targets))
-    return directory
 
 
 def sanitize(sanitizers: str, targets: Sequence[str] = ()) -> pathlib.Path:
@@ -71,34 +56,27 @@ def test_thread_sanitizer() -> None:
     run_tests(directory, "^executor_test$", without_address_randomisation())
 
 
-@pytest.fixture(scope="module")
-def aarch64_compiler() -> str:
-    compiler = shutil.which("aarch64-linux-gnu-g++")
-    if compiler is None:
-        message = "aarch64-linux-gnu-g++ is missing (Debian: g++-aarch64-linux-gnu)"
-        if os.environ.get(REQUIRE_AARCH64):
-            pytest.fail(f"{message}, and {REQUIRE_AARCH64} is set", pytrace=False)
-        pytest.skip(message)
-    return compiler
+# Nobody has an aarch64 machine for every change, so an emulator runs the programs.
+@pytest.mark.timeout(3600)
+def test_kernels_under_emulated_aarch64() -> None:
+    emulator = optional_tool("qemu-aarch64", "qemu-user", REQUIRE_AARCH64)
+    libraries = "/usr/aarch64-linux-gnu"
+    options = [*aarch64_options(), f"-DCMAKE_CROSSCOMPILING_EMULATOR={emulator};-L;{libraries}"]
+    names = ("kernels_test", "dual_test", "half_test", "plan_test", "executor_test")
+    run_tests(build("aarch64", options, names), f"^({'|'.join(names)})")
 
 
-def test_kernels_compile_for_aarch64(aarch64_compiler: str) -> None:
-    """Builds the native tests too, so that everything is linked."""
-    build(
-        "aarch64",
-        [
-            "-DCMAKE_SYSTEM_NAME=Linux",
-            "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-            f"-DCMAKE_CXX_COMPILER={aarch64_compiler}",
-        ],
-    )
+def test_cuda_emulation_compiles_for_aarch64() -> None:
+    """Builds all native tests, so that everything is linked."""
+    build("aarch64", aarch64_options())
 
 
 @pytest.mark.parametrize(
     "source", ["native/ffi_api_version.cc", "native/ffi_call.cc", "cpu/ffi_handlers.cc"]
 )
-def test_handlers_compile_for_aarch64(aarch64_compiler: str, source: str) -> None:
+def test_handlers_compile_for_aarch64(source: str) -> None:
+    compiler = optional_tool("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu", REQUIRE_AARCH64)
     run(
-        aarch64_compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
+        compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
         f"-I{ROOT}", "-isystem", jax.ffi.include_dir(), ROOT / source,
     )  # fmt: skip

@@ -5,6 +5,7 @@ import pathlib
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Sequence
 
 import pytest
 from checkout import ROOT
@@ -41,3 +42,43 @@ def tool(name: str) -> str:
     if found is None:
         pytest.fail(f"{name} was not found: `pip install {name}`", pytrace=False)
     return found
+
+
+def build(name: str, options: Sequence[str], targets: Sequence[str] = ()) -> pathlib.Path:
+    """Configures and builds in build/native-NAME, which keeps objects between runs."""
+    directory = ROOT / "build" / f"native-{name}"
+    # Discard what an older CMake, ninja or compiler has cached.
+    (directory / "CMakeCache.txt").unlink(missing_ok=True)
+    run(
+        tool("cmake"), "-S", ROOT, "-B", directory, "-G", "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        "-DJAX_BNAR_MODULE=OFF", "-DJAX_BNAR_NATIVE_TESTS=ON",
+        "-DJAX_BNAR_WARNINGS_AS_ERRORS=ON", *options,
+    )  # fmt: skip
+    run(tool("cmake"), "--build", directory, *(f"--target={target}" for target in targets))
+    return directory
+
+
+def optional_tool(name: str, package: str, variable: str) -> str:
+    """The path of a program, without which a test is skipped, or fails if `variable` is set."""
+    found = shutil.which(name, path=PATH)
+    if found is None:
+        message = f"{name} is missing (Debian: {package})"
+        if os.environ.get(variable):
+            pytest.fail(f"{message}, and {variable} is set", pytrace=False)
+        pytest.skip(message)
+    return found
+
+
+def aarch64_options() -> Sequence[str]:
+    """Those of a build by the cross compiler."""
+    compiler = optional_tool(
+        "aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu", "JAX_BNAR_REQUIRE_AARCH64"
+    )
+    return (
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        f"-DCMAKE_CXX_COMPILER={compiler}",
+        # The checks of single elements, not the kernels, which have options of their own.
+        "-DCMAKE_CXX_FLAGS=-O1",
+    )
