@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.figures import theme
-from benchmarks.sites.sizes import NAMED_SHAPES
+from benchmarks.sites.sizes import NAMED_SHAPES, names_of
 
 
 def draw(figure: Figure, document: dict[str, Any]) -> None:
@@ -26,7 +26,7 @@ def _panel(axes: Axes, run: dict[str, Any], part: str) -> None:
     named = [list(shape) for shape in NAMED_SHAPES]
     rows = [size for size in run["sizes"] if size["shape"] not in named]
     others = [size for size in run["sizes"] if size["shape"] in named]
-    for name in run["sizes"][0][part]:
+    for name in names_of(run):
         colour, label = theme.PEER_COLOURS[name], theme.PEER_LABELS[name]
         axes.plot(*_points(rows, part, name), "o-", markersize=3, color=colour, label=label)
         axes.plot(*_points(others, part, name), "x", color=colour)
@@ -39,6 +39,7 @@ def _panel(axes: Axes, run: dict[str, Any], part: str) -> None:
 
 
 def _points(sizes: list[dict[str, Any]], part: str, name: str) -> tuple[list[int], list[float]]:
-    ordered = sorted(sizes, key=lambda size: size["elements"])
+    measured = [size for size in sizes if name in size[part]]
+    ordered = sorted(measured, key=lambda size: size["elements"])
     times = [size[part][name]["median_ms"] * 1e3 for size in ordered]
     return [size["elements"] for size in ordered], times

@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.common.contention import Contention
 from benchmarks.common.copy_bandwidth import CopyRoof
 from benchmarks.common.sites import Site, two_read_bytes, two_read_bytes_without_y
-from benchmarks.sites import peers
-from benchmarks.sites.problem import DType, check_results, expected, itemsize, make_problem
+from benchmarks.sites import checked, peers
+from benchmarks.sites.problem import DType, itemsize, make_problem
 from jax_bnar._benchmark.timing import interleave
 
 
@@ -29,20 +29,15 @@ def measure_site(
     roof: CopyRoof,
     settings: Settings,
 ) -> dict[str, Any]:
-    """Checks every peer's results, then times the peers and a copy in turn."""
-    problem = make_problem(site, batch, dtype)
-    reference = expected(problem)
-    runs = {}
-    for name in names:
-        step = peers.build(name, problem)
-        check_results(name, problem, step.to_results(step.run()), reference)
-        runs[name] = step.run
-    del reference, problem
+    """Checks every peer's results, then times the peers and a copy in turn.
 
+    Peers that cannot be measured here are listed with the reason, under "unavailable".
+    """
+    steps, unavailable = checked.build(names, make_problem(site, batch, dtype))
     copies: list[float] = []
     contention = Contention()
     timings = interleave(
-        runs,
+        {name: step.run for name, step in steps.items()},
         rounds=settings.rounds,
         min_sample_ms=settings.min_sample_ms,
         each_round=lambda: copies.append(roof.measure()),
@@ -53,7 +48,12 @@ def measure_site(
         "two_read_bytes": two_read_bytes(site, batch, itemsize(dtype)),
         "two_read_bytes_without_y": two_read_bytes_without_y(site, batch, itemsize(dtype)),
         "copy_bytes_per_s": median(copies),
-        "peers": {name: timing.as_dict() for name, timing in timings.items()},
+        "peers": {
+            name: timing.as_dict() | ({"details": details} if details else {})
+            for name, timing in timings.items()
+            for details in [dict(steps[name].details)]
+        },
+        "unavailable": unavailable,
     }
 
 
@@ -75,7 +75,11 @@ def measure_sites(
 
 
 def sum_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sums the sites, weighted by their counts; the floors use the median copy bandwidth."""
+    """Sums the sites, weighted by their counts; the floors use the median copy bandwidth.
+
+    A peer has a sum only if it was measured at all sites; otherwise it has a reason.
+    """
+    unavailable = {name: why for row in reversed(rows) for name, why in row["unavailable"].items()}
     bandwidth = median(row["copy_bytes_per_s"] for row in rows)
 
     def total(value: Callable[[dict[str, Any]], float]) -> float:
@@ -96,5 +100,7 @@ def sum_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 "min_ms": total(lambda row, name=name: row["peers"][name]["min_ms"]),
             }
             for name in rows[0]["peers"]
+            if name not in unavailable
         },
+        "unavailable": unavailable,
     }

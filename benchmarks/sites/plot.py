@@ -44,7 +44,7 @@ def draw(figure: Figure, runs: Sequence[dict[str, Any]], machine: str) -> None:
 def _draw_run(axes: Axes, run: dict[str, Any]) -> None:
     rows, step = run["sites"], run["step"]
     names = list(step["peers"])
-    width = 0.8 / len(names)
+    width = 0.8 / max(1, len(names))
     for index, name in enumerate(names):
         left = [site - 0.4 + width * (index + 0.5) for site in range(len(rows))]
         times = [row["peers"].get(name, {"median_ms": math.nan})["median_ms"] for row in rows]

@@ -20,9 +20,9 @@ from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
 from benchmarks.common.kernels import require_kernels
 from benchmarks.common.sites import Site
-from benchmarks.sites import peers
+from benchmarks.sites import checked
 from benchmarks.sites.peers import PeerName
-from benchmarks.sites.problem import DType, check_results, expected, itemsize, make_problem
+from benchmarks.sites.problem import DType, itemsize, make_problem
 from jax_bnar._benchmark.timing import interleave
 
 SCHEMA: Final = 1
@@ -88,11 +88,8 @@ def measure(shape: tuple[int, ...], dtype: DType, options: Options) -> dict[str,
     batch, *middle, channels = shape
     height, width = middle or (1, 1)
     problem = make_problem(Site(height, width, channels, "bn_add_relu"), batch, dtype)
-    reference = expected(problem)
-    steps = {name: peers.build(name, problem) for name in options.peers}
-    for name, step in steps.items():
-        check_results(name, problem, step.to_results(step.run()), reference)
-    del problem, reference
+    steps, unavailable = checked.build(options.peers, problem)
+    del problem
     settings = {"rounds": options.rounds, "min_sample_ms": options.min_sample_ms}
     contention = Contention()
 
@@ -106,6 +103,7 @@ def measure(shape: tuple[int, ...], dtype: DType, options: Options) -> dict[str,
         "forward": timed({name: step.forward for name, step in steps.items()}),
         "step": timed({name: step.run for name, step in steps.items()}),
         "contention": contention.share(),
+        "unavailable": unavailable,
     }
 
 
@@ -113,12 +111,18 @@ def _line(size: dict[str, Any], dtype: str) -> str:
     times = ", ".join(
         f"{name} {timing['median_ms'] * 1e3:.0f} us" for name, timing in size["step"].items()
     )
-    return f"{dtype} {'x'.join(map(str, size['shape']))}: {times} a step"
+    missing = "".join(f"; {name}: {why}" for name, why in size["unavailable"].items())
+    return f"{dtype} {'x'.join(map(str, size['shape']))}: {times} a step{missing}"
+
+
+def names_of(run: dict[str, Any]) -> list[str]:
+    """The peers that were measured at any size, in the order in which they were named."""
+    return list(dict.fromkeys(name for size in run["sizes"] for name in size["step"]))
 
 
 def table(run: dict[str, Any]) -> Table:
     """The ratios of each peer's median times to those of jax_bnar."""
-    others = [name for name in run["sizes"][0]["step"] if name != "ours"]
+    others = [name for name in names_of(run) if name != "ours"]
     result = Table("shape", "forward us", "step us", title=f"{run['dtype']}: time over ours")
     for name in others:
         result.add_column(f"{name} fwd", justify="right")
@@ -127,8 +131,9 @@ def table(run: dict[str, Any]) -> Table:
         cells = [f"{size[part]['ours']['median_ms'] * 1e3:.0f}" for part in ("forward", "step")]
         for name in others:
             for part in ("forward", "step"):
-                ratio = size[part][name]["median_ms"] / size[part]["ours"]["median_ms"]
-                cells.append(f"{ratio:.2f}")
+                times = size[part]
+                ours = times["ours"]["median_ms"]
+                cells.append(f"{times[name]['median_ms'] / ours:.2f}" if name in times else "-")
         result.add_row("x".join(map(str, size["shape"])), *cells)
     return result
 

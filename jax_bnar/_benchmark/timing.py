@@ -53,7 +53,7 @@ def interleave(
         for index in range(rounds):
             if each_round is not None:
                 each_round()
-            first = index % len(names)
+            first = index % len(names) if names else 0
             for name in names[first:] + names[:first]:
                 samples[name].append(_sample_ms(runs[name], repetitions[name]))
     return {name: Timing(repetitions[name], samples[name]) for name in names}

@@ -1,5 +1,6 @@
 """Smoke tests of benchmarks/: the sites are those of ResNet-50, and PyTorch is not required."""
 
+import dataclasses
 import io
 import json
 import sys
@@ -26,8 +27,19 @@ from benchmarks.common.sites import (  # noqa: E402
 )
 from benchmarks.network import folded_inference, resnet50_step  # noqa: E402
 from benchmarks.sharding import collective_bytes  # noqa: E402
-from benchmarks.sites import dual_join, isa, launch, page_faults, plot, report  # noqa: E402
+from benchmarks.sites import (  # noqa: E402
+    checked,
+    dual_join,
+    isa,
+    launch,
+    measure,
+    page_faults,
+    peers,
+    plot,
+    report,
+)
 from benchmarks.sites import run as sites_run  # noqa: E402
+from benchmarks.sites.peers import Step, UnavailableError  # noqa: E402
 from benchmarks.sites.problem import DType, check_results, expected, make_problem  # noqa: E402
 from jax_bnar._benchmark.timing import interleave  # noqa: E402
 from jax_bnar._kernels import targets  # noqa: E402
@@ -111,6 +123,82 @@ def test_a_peer_that_computes_something_else_is_refused(field: str):
     for wrong in (getattr(reference, field) + np.float32(0.1), getattr(reference, field) * np.nan):
         with pytest.raises(ValueError, match=f"wrong at 3x3x5 bn_add_relu float32: {field}"):
             check_results("wrong", problem, reference._replace(**{field: wrong}), reference)
+
+
+def test_a_missing_package_is_a_row_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """None in sys.modules makes `import torch` fail, as if it were not installed."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for module in ("_torch", "torch_eager", "torch_compiled"):
+        monkeypatch.delitem(sys.modules, f"benchmarks.sites.peers.{module}", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    output = tmp_path / "missing.json"
+    options = sites_run.Options(
+        ("float32",), 1, ("ours", "torch", "torch_compile"), output, ("7x7x512",), 1, 1.0
+    )
+    sites_run.benchmark(dataclasses.replace(options, copy_mib_per_core=8))
+
+    (run,) = json.loads(output.read_text())["runs"]
+    reason = "torch is not installed; pip install torch"
+    missing = {"torch": reason, "torch_compile": reason}
+    assert [site["unavailable"] for site in run["sites"]] == [missing]
+    assert run["step"]["unavailable"] == missing
+    assert set(run["step"]["peers"]) == set(run["sites"][0]["peers"]) == {"ours"}
+    printed = capsys.readouterr().out
+    for name in missing:
+        (row,) = (row for row in map(str.split, printed.splitlines()) if row[:1] == [name])
+        assert row[1:5] == ["-", "-", "not", "measured:"]
+    assert "pip install torch" in " ".join(printed.split())
+
+
+def test_a_run_may_have_nothing_to_measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """As when the only peer named does not have one of the dtypes."""
+
+    def build(*_: object) -> Step:
+        raise UnavailableError("no float16 here")
+
+    monkeypatch.setattr(peers, "build", build)
+    output = tmp_path / "nothing.json"
+    options = sites_run.Options(("float16",), 1, ("torch",), output, ("7x7x512",), 1, 1.0)
+    document = sites_run.benchmark(dataclasses.replace(options, copy_mib_per_core=8))
+    assert document["runs"][0]["step"]["unavailable"] == {"torch": "no float16 here"}
+    assert output.with_suffix(".svg").stat().st_size > 0
+
+
+def test_a_wrong_peer_or_a_bug_ends_the_run(monkeypatch: pytest.MonkeyPatch):
+    problem = make_problem(Site(3, 3, 5, "bn_relu"), 4, "float32")
+    reference = expected(problem)
+    wrong = reference._replace(dx=reference.dx + 1)
+    monkeypatch.setattr(
+        peers, "build", lambda *_: Step(lambda: None, lambda: None, lambda _: wrong)
+    )
+    with pytest.raises(ValueError, match="flax at 3x3x5 bn_relu float32: dx is wrong"):
+        checked.build(["flax"], problem)
+
+    def fail(*_: object) -> Step:
+        raise ImportError("no such name", name="benchmarks.sites.peers._torch")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(peers.importlib, "import_module", fail)
+    with pytest.raises(ImportError, match="no such name"):
+        checked.build(["torch"], problem)
+
+
+def test_only_peers_measured_at_all_sites_have_a_sum():
+    def row(**times: float) -> dict[str, Any]:
+        timings = {name: {"median_ms": time, "min_ms": time} for name, time in times.items()}
+        common = {"count": 2, "copy_bytes_per_s": 1e9, "unavailable": {}}
+        missing = {"unavailable": {} if "torch" in times else {"torch": "why"}}
+        bytes_moved = {"two_read_bytes": 8, "two_read_bytes_without_y": 8}
+        return {**common, **missing, **bytes_moved, "peers": timings}
+
+    step = measure.sum_up([row(ours=1.0, torch=2.0), row(ours=3.0)])
+    assert step["peers"] == {"ours": {"median_ms": 8.0, "min_ms": 8.0}}
+    assert step["unavailable"] == {"torch": "why"}
+    step = measure.sum_up([row(ours=1.0, torch=2.0), row(ours=3.0, torch=1.0)])
+    assert step["peers"]["torch"]["median_ms"] == 6.0
+    assert step["unavailable"] == {}
 
 
 def test_unknown_site_is_refused():
@@ -282,6 +370,23 @@ def test_the_table_of_sites_is_whole_at_80_columns() -> None:
     assert line.split() == (
         ["14x14x1024", "add", "relu", "16"] + ["1234"] * 4 + ["1.00"] * 3 + ["810.0", "44.4"]
     )
+
+
+def test_many_peers_are_several_tables_of_80_columns() -> None:
+    machine = {"allocator": {"name": "jemalloc"}, "jax_bnar_isa": "avx2", "cpu": "a", "cores": 2}
+    run = a_run((*PEERS, "torch_compile"))
+    run["step"]["unavailable"] = {"another": "it is not installed; " + "pip install it " * 8}
+    console = Console(file=io.StringIO(), width=80)
+    report.print_run(run, machine, console)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert "…" not in "".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if "14x14x1024" in line]) == 2
+    rows = [line.split()[:5] for line in lines]
+    assert ["ours", "1234", "1.00"] in rows
+    assert ["torch_compile", "1234", "1.00"] in rows
+    assert ["another", "-", "-", "not", "measured:"] in rows
 
 
 def test_other_tables_are_whole_at_80_columns(

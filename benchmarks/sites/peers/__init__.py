@@ -5,8 +5,8 @@ bias, running statistics and dy.
 """
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, cast
 
 from benchmarks.sites.problem import Problem, Results
@@ -22,11 +22,20 @@ class Step:
         run: computes all results, waits for them and returns them.
         forward: computes only y and the new running statistics, and waits for them.
         to_results: converts what the first `run` returned, for comparison.
+        details: what the peer says of the code that runs, by name; for the results.
     """
 
     run: Callable[[], Any]
     forward: Callable[[], Any]
     to_results: Callable[[Any], Results]
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+class UnavailableError(Exception):
+    """A peer cannot be measured here: the message says why and, if there is one, the way out.
+
+    Other errors, wrong results among them, are bugs, and end the run.
+    """
 
 
 class PeerModule(Protocol):
@@ -41,7 +50,28 @@ _MODULES: Final[dict[PeerName, str]] = {
     "torch": "benchmarks.sites.peers.torch_eager",
     "torch_compile": "benchmarks.sites.peers.torch_compiled",
 }
+# The packages that bring the modules which peers import.
+_DISTRIBUTIONS: Final = {"flax": "flax", "torch": "torch"}
 
 
 def build(name: PeerName, problem: Problem) -> Step:
-    return cast(PeerModule, importlib.import_module(_MODULES[name])).build(problem)
+    """The peer's step.
+
+    Raises:
+        UnavailableError: a package is missing or does not load, or the peer does not have the dtype
+            here.
+    """
+    try:
+        module = importlib.import_module(_MODULES[name])
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("benchmarks", "jax_bnar"):
+            raise
+        raise UnavailableError(_why_not_imported(error, package)) from error
+    return cast(PeerModule, module).build(problem)
+
+
+def _why_not_imported(error: ImportError, package: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and package in _DISTRIBUTIONS:
+        return f"{package} is not installed; pip install {_DISTRIBUTIONS[package]}"
+    return f"an import failed: {error}"

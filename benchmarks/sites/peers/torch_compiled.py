@@ -3,14 +3,25 @@
 It is not a default peer, because compiling takes a while at each site.
 """
 
+import os
+import shutil
+import sys
+
 import torch
 from torch.nn import functional
 
-from benchmarks.sites.peers import Step, _torch
+from benchmarks.sites.peers import Step, UnavailableError, _torch
 from benchmarks.sites.problem import EPSILON, MOMENTUM, Problem
 
 
 def build(problem: Problem) -> Step:
+    # The compiler that Inductor calls unless its configuration names another.
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        raise UnavailableError(
+            f"torch.compile needs a C++ compiler, and there is no {compiler}; install one, or name"
+            " another in CXX"
+        )
     torch.compiler.reset()  # otherwise it stops compiling a function after a few shapes
 
     @torch.compile(dynamic=False, fullgraph=True)
