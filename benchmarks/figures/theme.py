@@ -16,6 +16,8 @@ SKY: Final = "#56B4E9"
 ORANGE: Final = "#E69F00"
 PINK: Final = "#CC79A7"
 GREEN: Final = "#009E73"
+VERMILLION: Final = "#D55E00"
+YELLOW: Final = "#F0E442"
 GREY: Final = "#999999"
 
 PEER_COLOURS: Final = {
@@ -24,6 +26,8 @@ PEER_COLOURS: Final = {
     "flax": ORANGE,
     "torch": PINK,
     "torch_compile": GREY,
+    "onednn": VERMILLION,
+    "onednn_blocked": YELLOW,
     "cudnn": GREEN,
 }
 PEER_LABELS: Final = {
@@ -32,6 +36,8 @@ PEER_LABELS: Final = {
     "flax": "Flax under XLA",
     "torch": "PyTorch",
     "torch_compile": "PyTorch, torch.compile",
+    "onednn": "oneDNN, NHWC",
+    "onednn_blocked": "oneDNN, blocked",
     "cudnn": "cuDNN",
 }
 

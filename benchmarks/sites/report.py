@@ -9,7 +9,11 @@ from rich.table import Table
 from benchmarks.common.contention import print_warning
 
 # Short, so that four peers with their ratios fit into the 80 columns of a log or a pipe.
-_HEADS: Final[dict[str, str]] = {"ours_mask": "mask", "torch_compile": "torch c"}
+_HEADS: Final[dict[str, str]] = {
+    "ours_mask": "mask",
+    "torch_compile": "torch c",
+    "onednn_blocked": "onednn b",
+}
 _FORMS: Final[dict[str, str]] = {"bn_relu": "relu", "bn_add_relu": "add relu", "batch_norm": ""}
 
 
@@ -42,6 +46,8 @@ def _title(run: dict[str, Any], environment: dict[str, Any]) -> str:
         isas.append(f"XLA: at most {environment['xla_max_isa']}")
     if environment.get("torch_isa"):
         isas.append(f"PyTorch: {environment['torch_isa']}")
+    if environment.get("onednn"):
+        isas.append("oneDNN {version}: {isa}".format(**environment["onednn"]))
     return (
         f"ResNet-50 BatchNorm sites, {run['dtype']}, batch {run['batch']},"
         " forward + backward: median ms per call\n"

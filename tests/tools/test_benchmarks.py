@@ -4,8 +4,11 @@ import dataclasses
 import io
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -39,7 +42,13 @@ from benchmarks.sites import (  # noqa: E402
     report,
 )
 from benchmarks.sites import run as sites_run  # noqa: E402
-from benchmarks.sites.peers import Step, UnavailableError  # noqa: E402
+from benchmarks.sites.peers import (  # noqa: E402
+    PeerName,
+    Step,
+    UnavailableError,
+    _dnnl_library,
+    _onednn_plan,
+)
 from benchmarks.sites.problem import DType, check_results, expected, make_problem  # noqa: E402
 from jax_bnar._benchmark.timing import interleave  # noqa: E402
 from jax_bnar._kernels import targets  # noqa: E402
@@ -183,6 +192,71 @@ def test_a_wrong_peer_or_a_bug_ends_the_run(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(peers.importlib, "import_module", fail)
     with pytest.raises(ImportError, match="no such name"):
         checked.build(["torch"], problem)
+
+
+Oracle = Callable[[PeerName, Form, DType, int], Mapping[str, str]]
+
+
+@pytest.fixture
+def oracle() -> Oracle:
+    """Compares a peer's results, those of a second call too, with the oracle; returns details."""
+
+    def compare(name: PeerName, form: Form, dtype: DType, channels: int) -> Mapping[str, str]:
+        problem = make_problem(Site(5, 7, channels, form), 4, dtype)
+        try:
+            step = peers.build(name, problem)
+        except UnavailableError as why:
+            pytest.skip(str(why))
+        reference = expected(problem)
+        check_results(name, problem, step.to_results(step.run()), reference)
+        step.forward()
+        return step.details
+
+    return compare
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("form", ["bn_relu", "bn_add_relu", "batch_norm"])
+def test_onednn_computes_the_step(form: Form, dtype: DType, oracle: Oracle):
+    for channels in (64, 5):  # oneDNN has optimised code only for whole vectors of channels
+        details = oracle("onednn", form, dtype, channels)
+        assert details["layout"] == "nhwc"
+        assert {"forward", "backward"} <= details.keys()
+        blocked = oracle("onednn_blocked", form, dtype, channels)
+        assert blocked["layout"] in ("nChw16c", "nChw8c")
+    environment = isa.describe(["onednn"])
+    assert environment["onednn"]["version"].startswith("3.")
+
+
+def test_blocked_layout_pads_channels_and_leaves_them_out():
+    values = np.arange(2 * 3 * 5 * 11, dtype=np.float32).reshape(2, 3, 5, 11)
+    (_, layout) = _onednn_plan.BLOCKED
+    stored = layout.from_nhwc(values)
+    assert stored.shape == (2, 2, 3, 5, 8)
+    assert stored[1, 1, 2, 4, 2] == values[1, 2, 4, 10]
+    assert np.array_equal(layout.to_nhwc(stored, 11), values)
+
+
+@pytest.mark.parametrize(
+    ("named", "version", "reason"),
+    [
+        ("libdnnl-of-nobody.so.3", 3, "oneDNN does not load: libdnnl-of-nobody"),
+        (None, 2, r"this is oneDNN 2\.6\.3, .* oneDNN 3; pip install onednn-cpu-gomp, or name"),
+    ],
+)
+def test_onednn_that_cannot_be_used_is_a_reason(
+    named: str | None, version: int, reason: str, monkeypatch: pytest.MonkeyPatch
+):
+    load = _dnnl_library.load.__wrapped__  # what another test has loaded is no concern of this one
+    monkeypatch.setenv(_dnnl_library.VARIABLE, named or "libdnnl.so.2")
+    monkeypatch.setattr(_dnnl_library, "_library_of_paddle", lambda: None)
+    if named is None:
+        of_debian = _dnnl_library._Version(version, 6, 3, b"", 2, 0)
+        versions = mock.Mock(return_value=SimpleNamespace(contents=of_debian))
+        library = SimpleNamespace(dnnl_version=versions)
+        monkeypatch.setattr(_dnnl_library.ctypes, "CDLL", lambda _: library)
+    with pytest.raises(UnavailableError, match=reason):
+        load()
 
 
 def test_only_peers_measured_at_all_sites_have_a_sum():

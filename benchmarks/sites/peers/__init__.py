@@ -11,7 +11,9 @@ from typing import Any, Final, Literal, Protocol, cast
 
 from benchmarks.sites.problem import Problem, Results
 
-PeerName = Literal["ours", "ours_mask", "flax", "torch", "torch_compile"]
+PeerName = Literal[
+    "ours", "ours_mask", "flax", "torch", "torch_compile", "onednn", "onednn_blocked"
+]
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ _MODULES: Final[dict[PeerName, str]] = {
     "flax": "benchmarks.sites.peers.flax_linen",
     "torch": "benchmarks.sites.peers.torch_eager",
     "torch_compile": "benchmarks.sites.peers.torch_compiled",
+    "onednn": "benchmarks.sites.peers.onednn",
+    "onednn_blocked": "benchmarks.sites.peers.onednn_blocked",
 }
 # The packages that bring the modules which peers import.
 _DISTRIBUTIONS: Final = {"flax": "flax", "torch": "torch"}

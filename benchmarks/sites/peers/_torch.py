@@ -13,6 +13,11 @@ from benchmarks.sites.problem import MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Proble
 Forward = Callable[..., torch.Tensor]
 
 
+def isa() -> str:
+    """The instruction set of PyTorch's own kernels."""
+    return torch.backends.cpu.get_cpu_capability()
+
+
 def _activation(values: np.ndarray, problem: Problem) -> torch.Tensor:
     """A logical NCHW tensor in channels_last format, in memory that torch owns."""
     nhwc = torch.tensor(values, dtype=getattr(torch, problem.dtype))
