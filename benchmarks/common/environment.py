@@ -12,7 +12,17 @@ from typing import Any, Final
 import jax_bnar
 from jax_bnar._kernels import targets
 
-_PACKAGES: Final = ("jax", "jaxlib", "flax", "torch", "numpy")
+_PACKAGES: Final = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "torch",
+    "tensorflow",
+    "tensorflow-cpu",
+    "keras",
+    "paddlepaddle",
+    "numpy",
+)
 
 
 def core_count() -> int:

@@ -19,6 +19,10 @@ GREEN: Final = "#009E73"
 VERMILLION: Final = "#D55E00"
 YELLOW: Final = "#F0E442"
 GREY: Final = "#999999"
+# Of Paul Tol's palettes, for the same readers.
+INDIGO: Final = "#332288"
+WINE: Final = "#882255"
+TEAL: Final = "#44AA99"
 
 PEER_COLOURS: Final = {
     "ours": BLUE,
@@ -28,6 +32,9 @@ PEER_COLOURS: Final = {
     "torch_compile": GREY,
     "onednn": VERMILLION,
     "onednn_blocked": YELLOW,
+    "tensorflow": TEAL,
+    "keras": INDIGO,
+    "paddle": WINE,
     "cudnn": GREEN,
 }
 PEER_LABELS: Final = {
@@ -38,9 +45,20 @@ PEER_LABELS: Final = {
     "torch_compile": "PyTorch, torch.compile",
     "onednn": "oneDNN, NHWC",
     "onednn_blocked": "oneDNN, blocked",
+    "tensorflow": "TensorFlow",
+    "keras": "Keras on TensorFlow",
+    "paddle": "Paddle",
     "cudnn": "cuDNN",
 }
 
+_LIBRARIES: Final = {
+    "jax": "jax",
+    "flax": "flax",
+    "torch": "PyTorch",
+    "tensorflow": "TensorFlow",
+    "tensorflow-cpu": "TensorFlow",
+    "paddlepaddle": "Paddle",
+}
 _INK: Final = {"light": "#1f2328", "dark": "#e6edf3"}
 
 
@@ -79,9 +97,7 @@ def save(folder: Path, name: str, size: tuple[float, float], draw: Draw) -> list
 def machine_of(environment: dict[str, Any]) -> str:
     versions = environment["versions"]
     libraries = ", ".join(
-        f"{name} {versions[key]}"
-        for key, name in (("jax", "jax"), ("flax", "flax"), ("torch", "PyTorch"))
-        if versions.get(key)
+        f"{name} {versions[key]}" for key, name in _LIBRARIES.items() if versions.get(key)
     )
     processor = environment["cpu"].partition(",")[0]
     allocator = environment["allocator"]["name"]

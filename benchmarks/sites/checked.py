@@ -23,7 +23,7 @@ def build(names: Sequence[peers.PeerName], problem: Problem) -> Checked:
     """
     reference = expected(problem)
     checked = Checked({}, {})
-    for name in names:
+    for name in peers.in_order(names):
         try:
             step = peers.build(name, problem)
         except peers.UnavailableError as why:

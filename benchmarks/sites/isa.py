@@ -54,7 +54,8 @@ def limit(isa: IsaName) -> None:
 def describe(peers: Collection[str]) -> dict[str, Any]:
     """What limits XLA, and what the other libraries say they run with if they are among the peers.
 
-    None stands for no limit, and for a library that is no peer, is missing or does not say.
+    None stands for no limit, and for a library that is no peer or is missing. TensorFlow and Paddle
+    do not say what they run with.
     """
     flags = os.environ.get("XLA_FLAGS", "").split()
     limits = [flag.partition("=")[2] for flag in flags if flag.startswith(f"{_XLA_FLAG}=")]

@@ -119,6 +119,12 @@ def expected(problem: Problem) -> Results:
     )
 
 
+def biased_running_var(unbiased: np.ndarray, problem: Problem) -> np.ndarray:
+    """What the running variance would be, had it been updated with the biased batch variance."""
+    kept = MOMENTUM * RUNNING_VAR
+    return kept + (unbiased - kept) * (problem.count - 1) / problem.count
+
+
 def check_results(peer: str, problem: Problem, results: Results, reference: Results) -> None:
     """Raises ValueError if a peer's results are not those of the problem."""
     norm_tolerance, element_tolerance = _TOLERANCES[problem.dtype]

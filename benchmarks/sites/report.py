@@ -11,8 +11,10 @@ from benchmarks.common.contention import print_warning
 # Short, so that four peers with their ratios fit into the 80 columns of a log or a pipe.
 _HEADS: Final[dict[str, str]] = {
     "ours_mask": "mask",
-    "torch_compile": "torch c",
-    "onednn_blocked": "onednn b",
+    "torch_compile": "torch\ncomp",
+    "onednn": "dnnl",
+    "onednn_blocked": "dnnl\nblk",
+    "tensorflow": "tf",
 }
 _FORMS: Final[dict[str, str]] = {"bn_relu": "relu", "bn_add_relu": "add relu", "batch_norm": ""}
 

@@ -228,6 +228,38 @@ def test_onednn_computes_the_step(form: Form, dtype: DType, oracle: Oracle):
     assert environment["onednn"]["version"].startswith("3.")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("form", ["bn_relu", "bn_add_relu", "batch_norm"])
+@pytest.mark.parametrize("name", ["paddle", "tensorflow", "keras"])
+def test_other_peers_compute_the_step(name: PeerName, form: Form, dtype: DType, oracle: Oracle):
+    oracle(name, form, dtype, 5)
+
+
+def test_paddle_is_built_before_tensorflow(monkeypatch: pytest.MonkeyPatch):
+    """Importing it afterwards ends the process."""
+    assert peers.in_order(["keras", "tensorflow", "paddle", "ours"])[:2] == ["ours", "paddle"]
+    monkeypatch.setitem(sys.modules, "tensorflow", mock.Mock())
+    for module in [name for name in sys.modules if name.partition(".")[0] == "paddle"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, "benchmarks.sites.peers.paddle_eager", raising=False)
+    problem = make_problem(Site(3, 3, 5, "bn_relu"), 4, "float32")
+    with pytest.raises(UnavailableError, match="imported after TensorFlow"):
+        peers.build("paddle", problem)
+
+
+def test_keras_with_another_backend_is_a_reason(monkeypatch: pytest.MonkeyPatch):
+    """Its backend belongs to the process, and here it may be that of a user of Keras on JAX."""
+    on_jax = SimpleNamespace(backend=SimpleNamespace(backend=lambda: "jax"))
+    monkeypatch.setitem(sys.modules, "keras", on_jax)
+    monkeypatch.setitem(sys.modules, "benchmarks.sites.peers._tf", mock.Mock())
+    monkeypatch.delitem(sys.modules, "benchmarks.sites.peers.keras_on_tensorflow", raising=False)
+    monkeypatch.delattr(peers, "_tf", raising=False)
+    problem = make_problem(Site(3, 3, 5, "bn_relu"), 4, "float32")
+    with pytest.raises(UnavailableError, match="Keras was imported before and runs on jax"):
+        peers.build("keras", problem)
+    del sys.modules["benchmarks.sites.peers.keras_on_tensorflow"]  # it has the stand-ins
+
+
 def test_blocked_layout_pads_channels_and_leaves_them_out():
     values = np.arange(2 * 3 * 5 * 11, dtype=np.float32).reshape(2, 3, 5, 11)
     (_, layout) = _onednn_plan.BLOCKED
@@ -448,7 +480,7 @@ def test_the_table_of_sites_is_whole_at_80_columns() -> None:
 
 def test_many_peers_are_several_tables_of_80_columns() -> None:
     machine = {"allocator": {"name": "jemalloc"}, "jax_bnar_isa": "avx2", "cpu": "a", "cores": 2}
-    run = a_run((*PEERS, "torch_compile"))
+    run = a_run((*PEERS, "torch_compile", "onednn", "onednn_blocked", "paddle", "tensorflow"))
     run["step"]["unavailable"] = {"another": "it is not installed; " + "pip install it " * 8}
     console = Console(file=io.StringIO(), width=80)
     report.print_run(run, machine, console)
@@ -456,7 +488,7 @@ def test_many_peers_are_several_tables_of_80_columns() -> None:
     lines = console.file.getvalue().splitlines()
     assert "…" not in "".join(lines)
     assert max(map(len, lines)) <= 80
-    assert len([line for line in lines if "14x14x1024" in line]) == 2
+    assert len([line for line in lines if "14x14x1024" in line]) == 3
     rows = [line.split()[:5] for line in lines]
     assert ["ours", "1234", "1.00"] in rows
     assert ["torch_compile", "1234", "1.00"] in rows

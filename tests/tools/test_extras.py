@@ -39,7 +39,9 @@ OPTIONAL = {
     "torchvision": "a peer",
     "haiku": "a model of benchmarks that says how to install it",
     "equinox": "a model of benchmarks that says how to install it",
-    "keras": "a model of benchmarks that says how to install it",
+    "keras": "a model of benchmarks that says how to install it, and a peer",
+    "tensorflow": "a peer",
+    "paddle": "a peer",
 }
 PROGRAMS = {
     "flax": """
@@ -125,9 +127,21 @@ def modules(extra: str) -> tuple[list[str], list[str]]:
             root = ROOT
         parts = source.relative_to(root).with_suffix("").parts
         # __main__ runs when it is imported, and the peers of a benchmark are optional.
-        if parts[-1] != "__main__" and not OPTIONAL.keys() & imported(source, at_top=True):
+        if parts[-1] != "__main__" and not needs_optional(source):
             names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return path, names
+
+
+def needs_optional(source: pathlib.Path) -> bool:
+    """Whether a file, or one beside it that it imports, imports an optional package at its top."""
+    beside = {path.stem: path for path in source.parent.glob("*.py")}
+    nodes = [
+        node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ImportFrom)
+    ]
+    names = {alias.name for node in nodes for alias in node.names}
+    names |= {(node.module or "").rpartition(".")[2] for node in nodes}
+    files = [source, *(beside[name] for name in names & beside.keys())]
+    return any(OPTIONAL.keys() & imported(path, at_top=True) for path in files)
 
 
 def imported(source: pathlib.Path, at_top: bool = False) -> set[str]:

@@ -5,14 +5,23 @@ bias, running statistics and dy.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, cast
 
 from benchmarks.sites.problem import Problem, Results
 
 PeerName = Literal[
-    "ours", "ours_mask", "flax", "torch", "torch_compile", "onednn", "onednn_blocked"
+    "ours",
+    "ours_mask",
+    "flax",
+    "torch",
+    "torch_compile",
+    "onednn",
+    "onednn_blocked",
+    "paddle",
+    "tensorflow",
+    "keras",
 ]
 
 
@@ -45,6 +54,7 @@ class PeerModule(Protocol):
 
 
 # Peers are imported when they are used, so that a missing package affects only the peer it is for.
+# They are in the order in which they can be imported, see `paddle_eager`.
 _MODULES: Final[dict[PeerName, str]] = {
     "ours": "benchmarks.sites.peers.ours",
     "ours_mask": "benchmarks.sites.peers.ours_mask",
@@ -53,9 +63,23 @@ _MODULES: Final[dict[PeerName, str]] = {
     "torch_compile": "benchmarks.sites.peers.torch_compiled",
     "onednn": "benchmarks.sites.peers.onednn",
     "onednn_blocked": "benchmarks.sites.peers.onednn_blocked",
+    "paddle": "benchmarks.sites.peers.paddle_eager",
+    "tensorflow": "benchmarks.sites.peers.tensorflow_graph",
+    "keras": "benchmarks.sites.peers.keras_on_tensorflow",
 }
 # The packages that bring the modules which peers import.
-_DISTRIBUTIONS: Final = {"flax": "flax", "torch": "torch"}
+_DISTRIBUTIONS: Final = {
+    "flax": "flax",
+    "torch": "torch",
+    "tensorflow": "tensorflow-cpu",
+    "keras": "keras",
+    "paddle": "paddlepaddle",
+}
+
+
+def in_order(names: Iterable[PeerName]) -> list[PeerName]:
+    """The peers in the order in which they can be built in one process."""
+    return sorted(names, key=list(_MODULES).index)
 
 
 def build(name: PeerName, problem: Problem) -> Step:

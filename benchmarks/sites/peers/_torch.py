@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.common.environment import core_count
 from benchmarks.sites.peers import Step
-from benchmarks.sites.problem import MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
+from benchmarks.sites.problem import RUNNING_MEAN, RUNNING_VAR, Problem, Results, biased_running_var
 
 Forward = Callable[..., torch.Tensor]
 
@@ -52,13 +52,10 @@ def make_step(problem: Problem, forward: Forward) -> Step:
     def to_results(outputs: Any) -> Results:
         y, gradients = outputs
         dx, *dz, dscale, dbias = gradients
-        # torch updates its running variance with the unbiased batch variance.
-        kept = MOMENTUM * RUNNING_VAR
-        biased_var = kept + (_to_numpy(running_var) - kept) * (problem.count - 1) / problem.count
         return Results(
             _to_numpy(y),
             _to_numpy(running_mean),
-            biased_var,
+            biased_running_var(_to_numpy(running_var), problem),
             _to_numpy(dx),
             _to_numpy(dz[0]) if dz else None,
             _to_numpy(dscale),
