@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_bnar
-from jax_bnar._kernels import targets
+from jax_bnar._kernels import cuda_driver, targets
 
 checkout = pathlib.Path(__file__).resolve().parents[1]
 package = pathlib.Path(jax_bnar.__file__).resolve()
@@ -40,11 +40,12 @@ print(f"{package}: the kernels agree with pure JAX")
 trace = jax.jit(jax.grad(loss, (0, 1)), static_argnums=2).trace(x, z, None)
 text = trace.lower(lowering_platforms=("cuda",)).as_text()
 calls = [name for name in ("forward", "backward") if f"@jax_bnar_{name}_v1" in text]
-if "--cuda" in sys.argv:
+# A program for the GPU of another machine calls the kernels, whether this one has them or not.
+if "--cuda" in sys.argv or not cuda_driver.devices():
     assert calls == ["forward", "backward"], targets.why_no_cuda()
+if "--cuda" in sys.argv:
     module = targets.cuda.__name__
     assert module == "jax_bnar_cuda13._cuda", module
     print(f"{module}: CUDA {targets.cuda.cuda_version()}, {targets.cuda.cuda_architectures()}")
 else:
-    assert calls == []
     assert "jax-bnar-cuda13 is not installed" in targets.why_no_cuda()

@@ -7,6 +7,13 @@ target_link_libraries(bnar_ffi PUBLIC bnar_options)
 # Handlers are separate targets because nanobind compiles its modules with -Os.
 target_compile_options(bnar_ffi PRIVATE -O2)
 
+# What programs for CUDA and the kernels agree on; errors name the package's version.
+add_library(bnar_cuda_abi STATIC native/cuda_abi.cc)
+target_link_libraries(bnar_cuda_abi PUBLIC bnar_ffi)
+target_compile_options(bnar_cuda_abi PRIVATE -O2)
+target_compile_definitions(bnar_cuda_abi PRIVATE
+  "JAX_BNAR_VERSION=\"${SKBUILD_PROJECT_VERSION}\"")
+
 if(NOT JAX_BNAR_CUDA STREQUAL "ONLY")
   add_library(bnar_cpu_ffi STATIC cpu/ffi_handlers.cc)
   target_link_libraries(bnar_cpu_ffi PUBLIC bnar_ffi bnar_cpu)
@@ -20,9 +27,10 @@ if(NOT JAX_BNAR_CUDA STREQUAL "ONLY")
   target_compile_options(bnar_cuda_planner PRIVATE -O2)
 
   nanobind_add_module(_native NB_STATIC STABLE_ABI
-    native/module.cc native/cuda_planner.cc)
+    native/module.cc native/cuda_planner.cc native/missing_cuda.cc)
   bnar_link_for_manylinux(_native pthread)
-  target_link_libraries(_native PRIVATE bnar_cpu_ffi bnar_cuda_planner)
+  target_link_libraries(_native PRIVATE
+    bnar_cpu_ffi bnar_cuda_planner bnar_cuda_abi)
   target_compile_definitions(_native PRIVATE
     "JAX_BNAR_WHY_NO_CUDA=\"${JAX_BNAR_WHY_NO_CUDA}\"")
   install(TARGETS _native LIBRARY DESTINATION jax_bnar)
@@ -30,7 +38,7 @@ endif()
 
 if(JAX_BNAR_HAS_CUDA)
   add_library(bnar_cuda_ffi STATIC cuda/ffi_handlers.cc)
-  target_link_libraries(bnar_cuda_ffi PUBLIC bnar_ffi bnar_cuda)
+  target_link_libraries(bnar_cuda_ffi PUBLIC bnar_cuda_abi bnar_cuda)
   target_compile_options(bnar_cuda_ffi PRIVATE -O2)
 
   nanobind_add_module(_cuda NB_STATIC STABLE_ABI native/cuda_module.cc)

@@ -185,7 +185,11 @@ class ArrayOperation(ArrayPrimitive):
             function = self._on_one_device
         # With an Explicit mesh the types name shardings; here, arrays are those of one device.
         ctx = ctx.replace(avals_in=jax_compat.without_shardings(ctx.avals_in))
-        return jax_compat.lower_fun(function, multiple_results=True)(ctx, *operands, **params)
+        lower = jax_compat.lower_fun(function, multiple_results=True)
+        if automatic is not None:
+            return lower(ctx, *operands, **params)
+        with jax_compat.keeping_nothing_when_stored(ctx):
+            return lower(ctx, *operands, **params)
 
     def _partitioned(
         self,

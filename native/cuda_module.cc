@@ -21,6 +21,7 @@
 #include "cuda/host/workspace.h"
 #include "cuda/launch/build_info.h"
 #include "cuda/launch/launch_counts.h"
+#include "native/cuda_abi.h"
 #include "native/encapsulate.h"
 #include "native/ffi_api_version.h"
 #include "native/operations.h"
@@ -33,6 +34,7 @@ namespace {
 template <typename T>
 nb::dict Stages(T* execute) {
   nb::dict stages;
+  stages["instantiate"] = jax_bnar::Encapsulate(jax_bnar::CheckCudaAbi);
   stages["initialize"] = jax_bnar::Encapsulate(jax_bnar::InitializeCuda);
   stages["execute"] = jax_bnar::Encapsulate(execute);
   return stages;
@@ -41,7 +43,7 @@ nb::dict Stages(T* execute) {
 nb::dict Registrations() {
   nb::dict cuda;
 #define BNAR_REGISTER(name, python, ...) \
-  cuda[python] = Stages(jax_bnar::name##Cuda);
+  cuda[python] = Stages(jax_bnar::CudaTarget<jax_bnar::name##Cuda>);
   BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
   BNAR_FOR_EACH_DUAL_OPERATION(BNAR_REGISTER)
 #undef BNAR_REGISTER
@@ -91,6 +93,9 @@ NB_MODULE(_cuda, m) {
         nb::arg("item_size"),
         "How many channels of a row have their bits together in a mask, or 0 "
         "where the bits are in the order of the elements.");
+  m.def(
+      "cuda_abi", [] { return jax_bnar::kCudaAbi; },
+      "The version of the calls of the CUDA kernels, their attribute abi.");
   m.def("cuda_version", &CudaVersion,
         "(major, minor) of the CUDA that the kernels were compiled with.");
   m.def("cuda_architectures", &jax_bnar::cuda::Architectures,

@@ -15,9 +15,12 @@
 #include "cpu/dispatch.h"
 #include "cpu/ffi_handlers.h"
 #include "cpu/huge_pages.h"
+#include "cuda/host/tiling.h"
+#include "cuda/host/workspace.h"
 #include "native/cuda_planner.h"
 #include "native/encapsulate.h"
 #include "native/ffi_api_version.h"
+#include "native/missing_cuda.h"
 #include "native/operations.h"
 
 namespace nb = nanobind;
@@ -36,19 +39,31 @@ nb::dict Registrations() {
   return platforms;
 }
 
+// What the CUDA kernels need is known here as well, so that programs for them
+// can be compiled where they are not installed.
+bool IsCuda(const std::string& platform) { return platform == "CUDA"; }
+
 // The CPU kernels need no workspace: they allocate their scratch memory.
-int64_t WorkspaceBytes(const std::string&, int64_t, int64_t, int64_t, int64_t) {
-  return 0;
+int64_t WorkspaceBytes(const std::string& platform, int64_t groups,
+                       int64_t rows, int64_t channels, int64_t inner) {
+  if (!IsCuda(platform)) return 0;
+  return jax_bnar::cuda::WorkspaceBytes({groups, rows, channels, inner});
 }
 
-std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(const std::string&) {
-  return {0, 0, 0};
+std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(
+    const std::string& platform) {
+  if (!IsCuda(platform)) return {0, 0, 0};
+  const jax_bnar::cuda::WorkspaceBound bound =
+      jax_bnar::cuda::BoundOfWorkspace();
+  return {bound.bytes, bound.bytes_per_group, bound.bytes_per_channel};
 }
 
 // The CPU kernels write rows, and a mask in the order of the elements.
-int64_t MaskChannels(const std::string&, int64_t, int64_t, int64_t, int64_t,
-                     int64_t) {
-  return 0;
+int64_t MaskChannels(const std::string& platform, int64_t groups, int64_t rows,
+                     int64_t channels, int64_t inner, int64_t item_size) {
+  if (!IsCuda(platform)) return 0;
+  return jax_bnar::cuda::MaskChannels({groups, rows, channels, inner},
+                                      item_size);
 }
 
 const char* CpuIsa() {
@@ -105,4 +120,5 @@ NB_MODULE(_native, m) {
         "(major, minor) of the runtime that ffi_api_probe was last registered "
         "with, None before.");
   jax_bnar::AddCudaPlanner(m);
+  jax_bnar::AddMissingCuda(m);
 }

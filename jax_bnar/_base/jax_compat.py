@@ -148,6 +148,40 @@ def is_for_export(ctx: Any) -> bool:
     return ctx.module_context.lowering_parameters.for_export
 
 
+class _NotStored(list[Any]):
+    """Objects that a compiled program keeps alive, and that are not stored with it."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return tuple, ()
+
+
+@contextlib.contextmanager
+def keeping_nothing_when_stored(ctx: Any) -> Iterator[None]:
+    """What is lowered in this context keeps nothing alive in a program read from a file.
+
+    JAX keeps the callbacks of custom_partitioning with a program. XLA calls them only while it
+    compiles, and they cannot be pickled, so without this the programs of several devices could not
+    be serialised.
+    """
+    kept = ctx.module_context.keepalives
+    before = len(kept)
+    yield
+    if len(kept) > before:
+        kept[before:] = [_NotStored(kept[before:])]
+
+
+def has_gpu_of_program(ctx: Any) -> bool | None:
+    """Whether this process has the GPU that a program is lowered for.
+
+    It has not if the GPU is of a topology (`jax.experimental.topologies`), which can be compiled
+    for and nothing else. None if that is not known, because JAX runs on another platform.
+    """
+    backend = ctx.module_context.backend
+    if type(backend).__name__ == "CompileOnlyPyClient":
+        return False
+    return True if getattr(backend, "platform", None) in ("gpu", "cuda") else None
+
+
 def without_shardings(avals: Sequence[Any]) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in avals]
 

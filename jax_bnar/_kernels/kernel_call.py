@@ -32,7 +32,7 @@ from jax_bnar._base.canonical import CanonicalShape, mask_bytes
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation, warn_once
 from jax_bnar._base.signatures import Signature
-from jax_bnar._kernels import targets
+from jax_bnar._kernels import ahead_of_time, targets
 from jax_bnar._kernels.mask_layout import mask_layout
 
 
@@ -59,9 +59,9 @@ class Operation:
         new.def_impl(functools.partial(jax_compat.apply_primitive, new))
         new.def_abstract_eval(self._abstract)
         jax_compat.register_lowering(new, self._lower_reference)
-        for platform in {platform for _, platform in targets.kernels}:
-            if (self.name, platform) in targets.kernels:
-                lower = functools.partial(self._lower_where_kernels_load, platform)
+        for platform in {platform for _, platform in targets.callable_kernels}:
+            if (self.name, platform) in targets.callable_kernels:
+                lower = functools.partial(self._lower_on, platform)
                 jax_compat.register_lowering(new, lower, platform=platform)
         return new
 
@@ -105,15 +105,18 @@ class Operation:
         del implementation
         return self.reference(*self.signature.unbind(given, present).values(), **statics)
 
-    def _lower_where_kernels_load(
-        self, platform: str, ctx: Any, *operands: Any, **params: Any
-    ) -> Any:
-        """Lowers to the kernel, or to the reference if this machine cannot load the kernels."""
-        obstacle = targets.obstacle(platform)
-        if obstacle is None:
+    def _lower_on(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+        """Lowers to the kernel, or to the reference where the kernel is missing or not loaded."""
+        implementation = params["implementation"]
+        if platform == "cuda" and ahead_of_time.runs_elsewhere(ctx):
+            if ahead_of_time.calls_kernel(self.name, ctx, implementation):
+                return self._lower_kernel(platform, ctx, *operands, **params)
+        elif targets.has_kernel(self.name, platform):
             return self._lower_kernel(platform, ctx, *operands, **params)
-        if params["implementation"] is None:
-            warn_once(f"its {platform.upper()} kernels", *obstacle)
+        elif (self.name, platform) in targets.kernels and implementation is None:
+            obstacle = targets.obstacle(platform)
+            if obstacle is not None:
+                warn_once(f"its {platform.upper()} kernels", *obstacle)
         return self._lower_reference(ctx, *operands, **params)
 
     def _lower_reference(self, ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -203,6 +206,8 @@ class Operation:
             has_inner=not _is_one(inner),
             **has,
             **{name: _attribute(value) for name, value in statics.items()},
+            # Programs for the CPU are compiled where they run, by the kernels' own version.
+            **({"abi": targets.cuda_abi()} if platform == "cuda" else {}),
         )
         outputs = outputs[: len(results)]
         return [o.reshape(aval.shape) for o, aval in zip(outputs, results, strict=True)]

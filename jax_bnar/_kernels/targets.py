@@ -1,4 +1,8 @@
-"""The kernels of this installation, and the registration of their FFI targets, once, at import."""
+"""The kernels of this installation, and the registration of their FFI targets, once, at import.
+
+The CUDA targets are registered everywhere. Without kernels that can be loaded, programs can be
+compiled for the GPUs of other machines (`ahead_of_time`), and running one here is an error.
+"""
 
 import functools
 from collections.abc import Collection
@@ -37,6 +41,13 @@ kernels: Final = frozenset(
     for platform, module in modules.items()
     for operation in module.registrations()[platform]
 )
+# The (operation, MLIR platform) pairs that a program may call: those, and the CUDA kernels of an
+# installation on another machine, for which the CPU module knows workspaces and masks as well.
+callable_kernels: Final = kernels | frozenset(
+    (operation, "cuda") for operation in (native.registrations()["cpu"] if native else ())
+)
+# The modules that know what a call takes, by XLA's name of its platform.
+_planners: Final[dict[str, Any]] = ({"CUDA": native} if native else {}) | modules
 # What the CUDA kernels were compiled with and for; None if there are none.
 cuda_build: Final = CudaBuild.of(cuda) if cuda is not None else None
 
@@ -59,7 +70,23 @@ def _register() -> frozenset[tuple[str, str]]:
         for operation, handler in module.registrations()[platform].items():
             jax.ffi.register_ffi_target(target_name(operation), handler, platform=platform)
             registered.add((operation, _MLIR_PLATFORM[platform]))
+    if native is not None and not any(platform == "cuda" for _, platform in registered):
+        # XLA compiles calls only of targets that it knows. These end a run with the reason.
+        refusing = native.missing_cuda_kernels("{}. Way out: {}".format(*_why_cuda_is_missing()))
+        for operation, handler in refusing.items():
+            jax.ffi.register_ffi_target(target_name(operation), handler, platform="CUDA")
     return frozenset(registered)
+
+
+def _why_cuda_is_missing() -> Obstacle:
+    """Why no CUDA kernel is registered, and the way out, for a program that calls one."""
+    if cuda_load_error is not None:
+        return Obstacle(*installation.why_no_cuda_module(cuda_load_error))
+    return driver_obstacle() or Obstacle(
+        f"this installation has no CUDA kernels ({why_no_cuda()})",
+        f"install the wheel of {CUDA_DISTRIBUTION} of the same version (`make dist` builds both),"
+        " or compile the program in pure JAX (JAX_BNAR_IMPLEMENTATION=xla)",
+    )
 
 
 def driver_obstacle() -> Obstacle | None:
@@ -95,12 +122,6 @@ def has_kernel(operation: str, platform: str) -> bool:
     return (operation, platform) in kernels and obstacle(platform) is None
 
 
-# The (operation, MLIR platform) pairs whose handlers XLA knows. The driver is asked here but not
-# its devices, which would have to be initialised at import. If they cannot load the kernels,
-# programs are lowered without them (`cuda_obstacle`).
-registered: Final = _register()
-
-
 def cpu_isa() -> str | None:
     """The instruction set that the CPU kernels use here, or None without a native module.
 
@@ -126,7 +147,7 @@ def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner:
     It may be 0. If a size is symbolic (jax.export), the result is an upper bound.
     """
     xla_platform = XLA_PLATFORM[platform]
-    module = modules[xla_platform]
+    module = _planners[xla_platform]
     sizes = (groups, rows, channels, inner)
     if all(isinstance(size, (int, np.integer)) for size in sizes):
         return module.workspace_bytes(xla_platform, *map(int, sizes))
@@ -144,7 +165,12 @@ def mask_channels(platform: str, canonical: CanonicalShape, itemsize: int) -> in
     if not all(isinstance(size, (int, np.integer)) for size in canonical):
         return 0
     xla_platform = XLA_PLATFORM[platform]
-    return modules[xla_platform].mask_channels(xla_platform, *map(int, canonical), itemsize)
+    return _planners[xla_platform].mask_channels(xla_platform, *map(int, canonical), itemsize)
+
+
+def cuda_abi() -> np.int64:
+    """The attribute `abi` of calls for CUDA, by which kernels know how they are called."""
+    return np.int64(_planners["CUDA"].cuda_abi())
 
 
 def cuda_launches() -> dict[str, int]:
@@ -181,3 +207,9 @@ def why_no_kernel(operation: str, wanted: Collection[str] = ()) -> str:
     return (
         f"this installation has kernels for {', '.join(platforms) or 'no platform'} only{because}"
     )
+
+
+# The (operation, MLIR platform) pairs whose kernels XLA knows. The driver is asked here but not its
+# devices, which would have to be initialised at import. If they cannot load the kernels, programs
+# are lowered without them (`cuda_obstacle`).
+registered: Final = _register()

@@ -50,6 +50,7 @@ def build() -> Build:
         if cuda_error is None
         else f"{type(cuda_error).__name__}: {cuda_error}",
         cuda_version=None if cuda is None else "{}.{}".format(*cuda.toolkit),
+        cuda_abi=None if native is None else native.cuda_abi(),
         cuda_architectures=() if cuda is None else cuda.images(),
     )
 

@@ -115,6 +115,8 @@ class Build:
             or comes with the distribution jax-bnar-cuda13; None if there is none.
         cuda_load_error: why it did not load.
         cuda_version: the CUDA version that it was compiled with; None without CUDA kernels.
+        cuda_abi: the version of the calls of CUDA kernels in programs that are compiled here, and
+            of the kernels; machines must agree on it to exchange programs.
         cuda_architectures: what its CUDA kernels are compiled for: "sm_80" stands for machine code,
             and "PTX for 12.0 and newer" for what the driver compiles on newer GPUs.
     """
@@ -125,6 +127,7 @@ class Build:
     cuda_module: str | None
     cuda_load_error: str | None
     cuda_version: str | None
+    cuda_abi: int | None
     cuda_architectures: tuple[str, ...]
 
 
@@ -237,6 +240,7 @@ def _environment(report: Report) -> Iterator[str]:
         "CPU kernels": machine.cpu_isa or "none",
         "huge pages": "requested for large results" if machine.huge_pages else "not requested",
         "CUDA kernels": _cuda_kernels(build),
+        "CUDA calls": "none" if build.cuda_abi is None else f"version {build.cuda_abi}",
         "XLA FFI API": "; ".join([f"{_dotted(build.ffi_api_version)} in the build", *runtimes]),
         **machine.environment_variables,
     }
@@ -247,7 +251,10 @@ def _environment(report: Report) -> Iterator[str]:
 
 def _cuda_kernels(build: Build) -> str:
     if build.cuda_version is None:
-        return f"none ({build.cuda_load_error})" if build.cuda_load_error else "none"
+        if build.cuda_load_error:
+            return f"none ({build.cuda_load_error})"
+        elsewhere = "programs for CUDA that are compiled ahead of time need them where they run"
+        return "none" if build.cuda_abi is None else f"none; {elsewhere}"
     return f"CUDA {build.cuda_version}, {', '.join(build.cuda_architectures)}, {build.cuda_module}"
 
 

@@ -14,8 +14,11 @@
 #include "cuda/ffi_backend.h"
 #include "cuda/host/tiling.h"
 #include "cuda/launch/launch_counts.h"
+#include "native/cuda_abi.h"
+#include "native/encapsulate.h"
 #include "native/ffi_dual_operations.h"
 #include "native/ffi_operations.h"
+#include "native/missing_cuda.h"
 
 namespace nb = nanobind;
 
@@ -35,15 +38,19 @@ BNAR_DEFINE_HANDLERS(Emulated, EmulatedBackend,
 BNAR_DEFINE_DUAL_HANDLERS(Emulated, EmulatedBackend,
                           ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
 
+// The handlers of one custom call by stage, as native/cuda_module.cc has them.
 template <typename T>
-nb::capsule Encapsulate(T* handler) {
-  return nb::capsule(reinterpret_cast<void*>(handler));
+nb::dict Stages(T* execute) {
+  nb::dict stages;
+  stages["instantiate"] = Encapsulate(CheckCudaAbi);
+  stages["execute"] = Encapsulate(execute);
+  return stages;
 }
 
 nb::dict Registrations() {
   nb::dict handlers;
 #define BNAR_REGISTER(name, python, ...) \
-  handlers[python] = Encapsulate(name##Emulated);
+  handlers[python] = Stages(CudaTarget<name##Emulated>);
   BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
   BNAR_FOR_EACH_DUAL_OPERATION(BNAR_REGISTER)
 #undef BNAR_REGISTER
@@ -81,5 +88,6 @@ NB_MODULE(_native, m) {
   m.def("workspace_bound", &jax_bnar::WorkspaceBound);
   m.def("mask_channels", &jax_bnar::MaskChannels);
   m.def("cuda_launches", &jax_bnar::cuda::LaunchCounts);
+  jax_bnar::AddMissingCuda(m);
   m.def("why_no_cuda", [] { return "this is the emulation"; });
 }

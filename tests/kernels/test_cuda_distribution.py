@@ -7,7 +7,7 @@ import json
 import pathlib
 
 import pytest
-from cuda_stand_ins import LOWER, STAND_IN, install, run
+from cuda_stand_ins import LOWER, STAND_IN, driver, install, run
 
 import jax_bnar
 from jax_bnar._kernels import targets
@@ -38,11 +38,21 @@ def test_the_doctor_names_its_module(tmp_path: pathlib.Path) -> None:
     assert "forward" in found["platforms"]["cuda"]["kernels"]
 
 
-def test_without_it_there_are_cpu_kernels_alone(tmp_path: pathlib.Path) -> None:
+def test_without_it_there_are_cpu_kernels_alone(
+    tmp_path: pathlib.Path, stand_in_driver: pathlib.Path
+) -> None:
+    """A GPU of this machine runs pure JAX; a program for another machine calls the kernels."""
+    block = "import sys\nsys.modules['jax_bnar_cuda13'] = None\n"
     code = """
 assert targets.why_no_cuda().endswith("jax-bnar-cuda13 is not installed"), targets.why_no_cuda()
-assert "custom_call @jax_bnar" not in lowered("cuda")
+assert ("forward", "cuda") not in targets.registered
 assert "custom_call @jax_bnar_forward_v1" in lowered("cpu")
+"""
+    elsewhere = 'assert "custom_call @jax_bnar_forward_v1" in lowered("cuda")\n'
+    finished = run(tmp_path, block + LOWER + code + elsewhere, "-W", "error")
+    assert finished.returncode == 0, finished.stderr
+    here = """
+assert "custom_call @jax_bnar" not in lowered("cuda")
 try:
     jax.jit(lambda x: jax_bnar.bn_relu(x, None, None, implementation="ffi").y).trace(x).lower(
         lowering_platforms=("cuda",)
@@ -53,8 +63,10 @@ except NotImplementedError as error:
 else:
     raise AssertionError("lowered")
 """
-    block = "import sys\nsys.modules['jax_bnar_cuda13'] = None\n"
-    finished = run(tmp_path, block + LOWER + code, "-W", "error")
+    environment = driver(stand_in_driver, "13.0", "9.0")
+    finished = run(
+        tmp_path, block + LOWER + code + here, "-W", "error", environment=environment
+    )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
 
 
@@ -76,7 +88,9 @@ def test_another_version_is_refused(tmp_path: pathlib.Path) -> None:
     assert "executed    float32" in finished.stdout  # the CPU kernels were examined all the same
 
 
-def test_a_module_that_does_not_load_is_worth_a_warning(tmp_path: pathlib.Path) -> None:
+def test_a_module_that_does_not_load_is_worth_a_warning(
+    tmp_path: pathlib.Path, stand_in_driver: pathlib.Path
+) -> None:
     install(tmp_path, jax_bnar.__version__, "raise ImportError('GLIBC_2.99 not found')")
     code = """
 with warnings.catch_warnings(record=True) as caught:
@@ -87,7 +101,8 @@ with warnings.catch_warnings(record=True) as caught:
 assert "without its CUDA kernels" in str(warning.message), warning
 assert "GLIBC_2.99 not found" in str(warning.message), warning
 """
-    finished = run(tmp_path, LOWER + code)
+    environment = driver(stand_in_driver, "13.0", "9.0")
+    finished = run(tmp_path, LOWER + code, environment=environment)
     assert finished.returncode == 0, finished.stderr
     finished = run(tmp_path, "", "-m", "jax_bnar.doctor")
     assert finished.returncode == 1, finished.stdout + finished.stderr

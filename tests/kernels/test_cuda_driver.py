@@ -6,12 +6,11 @@ The answers of the driver come from a stand-in for it, as the tests run without 
 import json
 import pathlib
 import re
-import sys
 
 import jax
 import pytest
 from checkout import ROOT
-from cuda_stand_ins import LOWER, STAND_IN, build_driver, driver, install, run
+from cuda_stand_ins import LOWER, STAND_IN, driver, install, run
 
 import jax_bnar
 from jax_bnar._kernels import cuda_images, targets
@@ -93,13 +92,6 @@ def test_drivers_that_do_not(supported: Version | None, reason: str, way_out: st
     assert found is not None
     assert reason in found.reason
     assert way_out in found.way_out
-
-
-@pytest.fixture(scope="module")
-def stand_in_driver(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    if sys.platform != "linux":
-        pytest.skip("the driver is looked up as on Linux")
-    return build_driver(tmp_path_factory.mktemp("driver"))
 
 
 def lowered(

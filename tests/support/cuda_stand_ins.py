@@ -30,6 +30,9 @@ def workspace_bound(platform):
 def mask_channels(platform, groups, rows, channels, inner, item_size):
     return 0
 
+def cuda_abi():
+    return _native.cuda_abi()
+
 def cuda_version():
     return 13, 0
 

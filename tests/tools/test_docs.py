@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 
+import gpu_compiler
 import pytest
 from checkout import ROOT, TESTS
 from subprocesses import run_python
@@ -34,6 +35,8 @@ def test_guide_runs(page: pathlib.Path) -> None:
     if page.stem == "gpu":
         assert blocks == []  # there is nothing to run without a GPU
         return
+    if page.stem == "ahead_of_time" and (reason := gpu_compiler.why_none()):
+        pytest.skip(reason)
     assert blocks
     ends = "print('done')"
     prelude = 'import jax\njax.config.update("jax_num_cpu_devices", 8)\n'
