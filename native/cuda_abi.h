@@ -15,8 +15,8 @@ namespace jax_bnar {
 
 // Increase this when a CUDA call needs more workspace than before, reads
 // another order of the bits of a mask, or means something else by its operands
-// or attributes (test_cuda_abi.py fails then). Calls without the attribute were
-// compiled before it was introduced; they are of version 1.
+// or attributes (test_ahead_of_time.py notices the first two). Calls without
+// the attribute were compiled before it was introduced; they are of version 1.
 inline constexpr int64_t kCudaAbi = 1;
 
 // The handler of the stage "instantiate" of all CUDA targets: an error that

@@ -17,6 +17,7 @@ from cuda_stand_ins import LOWER, STAND_IN, driver, install, run
 from jax import export
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from subprocesses import run_python
 
 import jax_bnar
 from jax_bnar._base.implementation import Implementation
@@ -157,6 +158,48 @@ def test_calls_of_another_version_are_refused_when_they_are_loaded(version: int)
     assert f"compile it again with jax_bnar {ours}" in message
     with pytest.raises(jax.errors.JaxRuntimeError, match="abi must be an integer of 64 bits"):
         checked_call(abi="1")
+
+
+STORED = """
+import pickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import serialize_executable
+from jax_bnar import _native
+
+check = _native.missing_cuda_kernels("")["forward"]["instantiate"]
+
+def register(**stages):
+    execute = _native.ffi_api_probe()
+    jax.ffi.register_ffi_target("stored_call", {"execute": execute, **stages}, platform="cpu")
+"""
+STORE = """
+register()
+call = jax.ffi.ffi_call("stored_call", jax.ShapeDtypeStruct((3,), jnp.float32))
+program = jax.jit(lambda x: call(x, abi=np.int64(2))).lower(jnp.ones(3, jnp.float32)).compile()
+with open(PATH, "wb") as file:
+    pickle.dump(serialize_executable.serialize(program), file)
+"""
+LOAD = """
+register(instantiate=check)
+with open(PATH, "rb") as file:
+    stored = pickle.load(file)
+try:
+    serialize_executable.deserialize_and_load(*stored)
+except jax.errors.JaxRuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_stored_program_of_another_version_is_refused_when_it_is_loaded(
+    tmp_path: pathlib.Path,
+) -> None:
+    """By the runtime of the CPU, as there is no GPU."""
+    path = f"PATH = {str(tmp_path / 'program')!r}\n"
+    run_python(path + STORED + STORE, timeout=120)
+    printed = run_python(path + STORED + LOAD, timeout=120)
+    assert "compiled for version 2 of the calls of the CUDA kernels" in printed
 
 
 def test_the_kernels_take_calls_with_and_without_a_version() -> None:

@@ -57,6 +57,13 @@ def test_masks_have_a_layout_of_their_own(native_module: pathlib.Path) -> None:
     assert "skipped" not in printed, printed[-500:]
 
 
+@pytest.mark.timeout(600)
+def test_calls_have_a_version_that_kernels_check(native_module: pathlib.Path) -> None:
+    chosen = ("-k", "with_and_without_a_version")
+    printed = run_tests(native_module, "kernels/test_ahead_of_time.py", options=chosen)
+    assert "1 passed" in printed, printed[-500:]
+
+
 @pytest.mark.timeout(1800)
 def test_oracle_tests_pass_on_emulated_kernels(native_module: pathlib.Path) -> None:
     # Pure JAX does not use the kernels.

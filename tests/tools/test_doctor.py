@@ -74,6 +74,7 @@ def test_healthy() -> None:
     assert found["versions"]["jax"] == jax.__version__
     assert found["build"]["native_module"].endswith(".so")
     assert found["machine"]["cpu_isa"] == targets.cpu_isa()
+    assert found["build"]["cuda_abi"] == targets.cuda_abi()
     assert found["machine"]["huge_pages"] == targets.huge_pages()
     assert found["machine"]["allocator"].startswith(("glibc", "jemalloc", "tcmalloc"))
     assert found["machine"]["environment_variables"]["JAX_PLATFORMS"] == "cpu"
