@@ -1,4 +1,7 @@
-"""Vectors and pointers stay in registers in the inner loops of the CPU kernels."""
+"""Vectors and pointers stay in registers in the inner loops of the CPU kernels.
+
+And the script that asks llvm-mca how long these loops take.
+"""
 
 import pathlib
 import shutil
@@ -44,13 +47,18 @@ def test_every_kernel_keeps_its_vectors_in_registers(compiler: str) -> None:
         run(sys.executable, SCRIPT, *objects)
 
 
-def judged(directory: pathlib.Path, source: pathlib.Path, *options: str) -> tuple[int, str]:
-    """What the script says of a source that is compiled for AVX2."""
+def compiled_for_avx2(directory: pathlib.Path, source: pathlib.Path, *options: str) -> pathlib.Path:
     compiled = directory / f"{source.stem}.o"
     run(
         "g++", "-std=c++17", "-O3", "-fPIC", "-fno-loop-unroll-and-jam", *AVX2, *options,
         "-I", ROOT, "-c", source, "-o", compiled,
     )  # fmt: skip
+    return compiled
+
+
+def judged(directory: pathlib.Path, source: pathlib.Path, *options: str) -> tuple[int, str]:
+    """What the script says of a source."""
+    compiled = compiled_for_avx2(directory, source, *options)
     finished = subprocess.run([sys.executable, SCRIPT, compiled], capture_output=True, text=True)
     assert finished.stderr == ""
     return finished.returncode, finished.stdout
@@ -152,3 +160,28 @@ BNAR_INLINE Stored<T> LoadStored(const T* p) {
     assert status == 1
     assert "loads of pieces" in printed
     assert judged(tmp_path, ROOT / "cpu" / "isa" / "rows_normalise.cc")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "is_slower"),
+    [("Load(x + i)", False), ("Load(x + i) * a * a * a * a * a * a * a * a", True)],
+)
+def test_arithmetic_is_told_from_loads_and_stores(
+    tmp_path: pathlib.Path, value: str, is_slower: bool
+) -> None:
+    tool = next((t for t in ("llvm-mca-19", "llvm-mca") if shutil.which(t, path=PATH)), None)
+    if tool is None:
+        pytest.skip("llvm-mca is missing (Debian: llvm-19)")
+    source = tmp_path / "made_up.cc"
+    loop = """void Loop(float* y, const float* x, const Vec<float>& factor, int64_t n) {
+      const Vec<float> a = factor;
+      for (int64_t i = 0; i < n; i += 16) Store(y + i, Round<float>(%s));
+    }"""
+    source.write_text(KERNEL % (loop % value))
+    compiled = compiled_for_avx2(tmp_path, source)
+    script = (sys.executable, ROOT / ".ci" / "cpu_cycles.py", "--cpu", "znver3", "--tool", tool)
+    finished = subprocess.run([*script, compiled], capture_output=True, text=True)
+    assert finished.stderr == ""
+    isa, kernel, _, loops, cycles, memory, *_ = finished.stdout.splitlines()[1].split()
+    assert (isa, kernel, loops) == ("avx2", "made_up", "1")
+    assert (float(cycles) > 1.5 * float(memory)) == is_slower
