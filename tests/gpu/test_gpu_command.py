@@ -94,7 +94,7 @@ def test_what_a_running_step_has_is_reported(
     monkeypatch.setattr(steps_module, "REPORT_SECONDS", 0.2)
     output = tmp_path / "result.json"
     code = (
-        "import sys, time; print('measured a', flush=True);"
+        "import time; time.sleep(1); print('measured a', flush=True);"
         f" open({str(output)!r}, 'w').write('[1]'); time.sleep(2)"
     )
     seen: list[StepRecord] = []
