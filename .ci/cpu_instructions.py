@@ -34,6 +34,13 @@ class Allowance:
     moves: int
     reason: str
 
+    def covers(self, loop: "Loop") -> bool:
+        return bool(
+            re.fullmatch(self.isas, loop.isa)
+            and re.fullmatch(self.kernels, loop.kernel)
+            and re.fullmatch(self.elements, loop.elements)
+        )
+
 
 ALLOWED = (
     Allowance("avx2", ".*_dual_.*", ".*", 42, "two inputs have twice the constants"),
@@ -81,20 +88,7 @@ class Loop:
 
     @property
     def allowed(self) -> int:
-        names = (self.isa, self.kernel, self.elements)
-        return max(
-            (
-                allowance.moves
-                for allowance in ALLOWED
-                if all(
-                    re.fullmatch(pattern, name)
-                    for pattern, name in zip(
-                        (allowance.isas, allowance.kernels, allowance.elements), names, strict=True
-                    )
-                )
-            ),
-            default=0,
-        )
+        return max((one.moves for one in ALLOWED if one.covers(self)), default=0)
 
     @property
     def is_wrong(self) -> bool:

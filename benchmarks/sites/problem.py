@@ -15,7 +15,7 @@ MOMENTUM: Final = 0.9  # as in Flax: new = MOMENTUM * old + (1 - MOMENTUM) * bat
 RUNNING_MEAN: Final = 0.0
 RUNNING_VAR: Final = 1.0
 
-_NUMPY_DTYPES: Final = {
+NUMPY_DTYPES: Final = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
@@ -60,7 +60,7 @@ class Problem:
 
 
 def itemsize(dtype: DType) -> int:
-    return _NUMPY_DTYPES[dtype].itemsize
+    return NUMPY_DTYPES[dtype].itemsize
 
 
 def make_problem(site: Site, batch: int, dtype: DType, seed: int = 0) -> Problem:
@@ -69,7 +69,7 @@ def make_problem(site: Site, batch: int, dtype: DType, seed: int = 0) -> Problem
 
     def normal() -> np.ndarray:
         values = rng.standard_normal(shape, np.float32)
-        return values.astype(_NUMPY_DTYPES[dtype]).astype(np.float32)
+        return values.astype(NUMPY_DTYPES[dtype]).astype(np.float32)
 
     x, dy = normal(), normal()
     z = normal() if site.form == "bn_add_relu" else None

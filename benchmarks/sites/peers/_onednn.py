@@ -12,23 +12,24 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 
 from benchmarks.sites.peers import Step, _dnnl
 from benchmarks.sites.peers._dnnl import Dnnl, Memory, Primitive
 from benchmarks.sites.peers._onednn_plan import Layout, Plan, choose
-from benchmarks.sites.problem import MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
+from benchmarks.sites.problem import (
+    MOMENTUM,
+    NUMPY_DTYPES,
+    RUNNING_MEAN,
+    RUNNING_VAR,
+    Problem,
+    Results,
+)
 
 _PAGE: Final = 4096
 # Each array begins this much further into its page than the array before it. Loads are slow if a
 # store to the same place in another page is under way, as with arrays that begin alike.
 _STAGGER: Final = 320
-_NUMPY_DTYPES: Final = {
-    "float32": np.dtype(np.float32),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype(np.float16),
-}
 
 
 class _Allocator:
@@ -55,7 +56,7 @@ class _Buffers:
 
     def __init__(self, dnnl: Dnnl, plan: Plan, problem: Problem) -> None:
         allocator = _Allocator(dnnl)
-        dtype = _NUMPY_DTYPES[problem.dtype]
+        dtype = NUMPY_DTYPES[problem.dtype]
 
         def activation(values: np.ndarray | None) -> Memory | None:
             if values is None:
