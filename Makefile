@@ -13,7 +13,7 @@ VERSION_MATRIX_ARGS ?=
 DIST_ARGS ?=
 
 BIN := .venv/bin
-NATIVE_SOURCES = $(shell find cpu cuda native tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+NATIVE_SOURCES = $(shell find benchmarks cpu cuda native tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 # --- What is installed in .venv ---
 
@@ -45,6 +45,9 @@ endif
 # tests evenly. Only slow tests are divided by files, because those of a file share what they build.
 PYTEST := $(BIN)/python .ci/run_tests.py $(TEST_ARGS)
 
+# There are wheels of XLA's compiler for GPUs for Linux alone.
+GPU_COMPILER := $(if $(filter Linux,$(shell uname -s)),.venv/gpu-compiler)
+
 .PHONY: figures help demo quick test slow check pythons venv lint benchmark gpu dist clean
 # The targets write to the same folders.
 .NOTPARALLEL:
@@ -61,7 +64,7 @@ quick: .venv/installed-test .venv/module
 test: .venv/installed-test .venv/module
 	$(PYTEST) -m "not (slow or large or gpu)" --dist=worksteal
 
-slow: .venv/installed-test .venv/module
+slow: .venv/installed-test .venv/module $(GPU_COMPILER)
 	$(PYTEST) -m slow --dist=loadfile
 
 ##   make check       everything: lint, make test, sanitizers, emulated grids, other Pythons, examples
@@ -152,6 +155,14 @@ dist/.built: .venv/installed-dist .venv/build-requirements $(DIST_INPUTS)
 	$(BIN)/python .ci/requirements.py '$(or $(EXTRAS_$*),$*)' >$@.txt
 	$(BIN)/python -m pip install --quiet --requirement $@.txt
 	touch $@ $(PARTS_$*:%=.venv/installed-%)
+
+# It has a folder to itself, because JAX would look for CUDA in every process that finds the plugin,
+# and complain. It must have the version of the JAX that is installed.
+.venv/gpu-compiler: .venv/installed-test
+	rm -rf $@
+	$(BIN)/python -m pip install --quiet --target $@ 'nvidia-cuda-nvcc==13.*' \
+	  jax-cuda13-plugin==$$($(BIN)/python -c 'import jax; print(jax.__version__)')
+	touch $@
 
 # --- Documentation ---
 

@@ -1,4 +1,4 @@
-"""Builds what a package index would take, into dist/: make_dist.py [--cuda auto|on|off].
+"""Builds what a package index would take, into dist/: make_dist.py [--cuda auto|on|off] [--tag T].
 
 An sdist, and from it, for each Python in WHEELS, a wheel of jax-bnar with the CPU kernels and, if
 there is a CUDA compiler, one of jax-bnar-cuda13. On Linux auditwheel gives them the tag of the
@@ -10,6 +10,7 @@ import argparse
 import os
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,13 @@ WHEELS: Final = (("3.11",), ("3.12", "3.13", "3.14"))
 # that requires more; to one that requires less, as ours do (2.17), it gives the older tag as well.
 PLATFORM: Final = f"manylinux_2_28_{platform.machine()}"
 NVCC: Final = ("nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
+
+
+def version() -> str:
+    """The version in the sources, without importing them: what they import may be missing here."""
+    text = (ROOT / "jax_bnar" / "__init__.py").read_text()
+    (found,) = re.findall(r'^__version__ = "(.*)"$', text, re.MULTILINE)
+    return found
 
 
 def run(*command: str | pathlib.Path, environment: dict[str, str] | None = None) -> None:
@@ -142,7 +150,14 @@ def main() -> None:
         help="wheels of jax-bnar-cuda13: if nvcc is there; always, with nvcc from wheels if it"
         " is not; never (default: %(default)s)",
     )
-    cuda = parser.parse_args().cuda
+    parser.add_argument("--tag", help="the tag of the release, which must name this version")
+    arguments = parser.parse_args()
+    cuda = arguments.cuda
+    if arguments.tag is not None and arguments.tag != f"v{version()}":
+        sys.exit(
+            f"the tag is {arguments.tag}, but jax_bnar/__init__.py says version {version()}:"
+            f" tag v{version()}, or change the version"
+        )
     WORK.mkdir(parents=True, exist_ok=True)
     DIST.mkdir(exist_ok=True)
     for old in DIST.glob("jax_bnar*"):

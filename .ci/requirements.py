@@ -14,7 +14,7 @@ PROJECT = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").r
 
 
 def requirements(what: str) -> list[str]:
-    build = PROJECT["build-system"]["requires"]
+    build = PROJECT["build-system"]["requires"] + PROJECT["tool"]["jax-bnar"]["build-requires"]
     if what == "build-headers":
         return [requirement for requirement in build if name(requirement) == "jaxlib"]
     if what == "build-tools":

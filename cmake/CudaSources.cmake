@@ -12,7 +12,8 @@ endforeach()
 # These sources are plain C++. The planner is also part of the module of the CPU kernels.
 set(BNAR_CUDA_PLANNER
   host/cost.cc host/dual_plan.cc host/plan.cc host/tiling.cc host/workspace.cc)
-set(BNAR_CUDA_HOST ${BNAR_CUDA_PLANNER} host/settings.cc launch/launch_counts.cc)
+set(BNAR_CUDA_HOST
+  ${BNAR_CUDA_PLANNER} host/known_plans.cc host/settings.cc launch/launch_counts.cc)
 list(TRANSFORM BNAR_CUDA_KERNELS PREPEND "${CMAKE_CURRENT_LIST_DIR}/../cuda/")
 list(TRANSFORM BNAR_CUDA_PLANNER PREPEND "${CMAKE_CURRENT_LIST_DIR}/../cuda/")
 list(TRANSFORM BNAR_CUDA_HOST PREPEND "${CMAKE_CURRENT_LIST_DIR}/../cuda/")

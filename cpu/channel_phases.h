@@ -5,6 +5,7 @@
 #ifndef JAX_BNAR_CPU_CHANNEL_PHASES_H_
 #define JAX_BNAR_CPU_CHANNEL_PHASES_H_
 
+#include <cassert>
 #include <cmath>
 #include <type_traits>
 #include <utility>
@@ -82,6 +83,19 @@ Phase SpreadPhase(const Shape& shape,
       }
     }
   });
+}
+
+// One phase for two that have equally many tasks, each of which may run beside
+// any task of the other.
+inline Phase Joined(Phase first, Phase second) {
+  assert(first.num_tasks == second.num_tasks);
+  const int64_t tasks = first.num_tasks;
+  return {tasks,
+          [first = std::move(first), second = std::move(second)](int64_t i) {
+            first.run(i);
+            second.run(i);
+          },
+          /*last_first=*/false};
 }
 
 // The median of a few elements of a channel, or 0 if it is not finite.

@@ -16,8 +16,8 @@ namespace {
 // A step has as many arrays as one with a residual: x1, x2, y, dy, dx1, dx2.
 constexpr bool kLikeResidual = true;
 
-// Alternates between the tasks of two phases, which must have equally many, so
-// that they leave the end of x1 and the end of x2 in the cache.
+// Interleaves two phases of equal length, so that they leave the end of x1 and
+// the end of x2 in the cache.
 Phase InTurn(Phase first, Phase second) {
   assert(first.num_tasks == second.num_tasks);
   const int64_t tasks = first.num_tasks + second.num_tasks;
@@ -106,6 +106,15 @@ Phase PrepareVectors(const Shape& shape, const Both<AffineOperands>& affine,
   });
 }
 
+// The same for the operands of a half of backward.
+template <typename Operands, typename A>
+Phase PrepareVectors(const Shape& shape, const Both<Operands>& operands,
+                     DualNormaliseVectors<A>* vectors) {
+  return PrepareVectors(shape, {operands[0].affine, operands[1].affine},
+                        {operands[0].mean, operands[1].mean},
+                        {operands[0].var, operands[1].var}, vectors);
+}
+
 }  // namespace
 
 void DualNormalise(ThreadPool& pool, const Problem& problem,
@@ -179,15 +188,10 @@ void DualBackwardReduce(ThreadPool& pool, const Problem& problem,
                 }
               });
         });
-    RunPhases(
-        pool, context,
-        {SpreadPhase<A>(problem.shape, {{operands[0].mean, &vectors.mean[0]},
-                                        {operands[1].mean, &vectors.mean[1]},
-                                        {operands[0].a, &vectors.a[0]},
-                                        {operands[1].a, &vectors.a[1]},
-                                        {operands[0].bias, &vectors.bias}}),
-         DualReducePass(context, buffers, vectors.columns(), &partials),
-         finish});
+    RunPhases(pool, context,
+              {PrepareVectors(problem.shape, operands, &vectors),
+               DualReducePass(context, buffers, vectors.columns(), &partials),
+               finish});
   });
 }
 
@@ -199,18 +203,14 @@ void DualBackwardApply(ThreadPool& pool, const Problem& problem,
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
     DualApplyVectors<A> vectors(context.plan);
-    RunPhases(
-        pool, context,
-        {SpreadPhase<A>(problem.shape, {{operands[0].mean, &vectors.mean[0]},
-                                        {operands[1].mean, &vectors.mean[1]},
-                                        {operands[0].a, &vectors.a[0]},
-                                        {operands[1].a, &vectors.a[1]},
-                                        {operands[0].b, &vectors.b[0]},
-                                        {operands[1].b, &vectors.b[1]},
-                                        {operands[0].k, &vectors.k[0]},
-                                        {operands[1].k, &vectors.k[1]},
-                                        {operands[0].bias, &vectors.bias}}),
-         DualApplyPass(context, buffers, vectors.apply_columns(), dx)});
+    RunPhases(pool, context,
+              {Joined(PrepareVectors(problem.shape, operands, &vectors),
+                      SpreadPhase<A>(problem.shape,
+                                     {{operands[0].b, &vectors.b[0]},
+                                      {operands[1].b, &vectors.b[1]},
+                                      {operands[0].k, &vectors.k[0]},
+                                      {operands[1].k, &vectors.k[1]}})),
+               DualApplyPass(context, buffers, vectors.apply_columns(), dx)});
   });
 }
 

@@ -82,7 +82,7 @@ void BackwardReduce(ThreadPool& pool, const Problem& problem,
   Partials partials(context.plan);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
-    ColumnVector<A> mean(context.plan), a(context.plan), bias(context.plan);
+    NormaliseVectors<A> vectors(context.plan);
     Phase finish = ForEachChannelBlock(
         problem.shape, [&](int64_t group, const Range& block) {
           MergeSumsOfChannels<2>(
@@ -94,11 +94,9 @@ void BackwardReduce(ThreadPool& pool, const Problem& problem,
               });
         });
     RunPhases(pool, context,
-              {SpreadPhase<A>(problem.shape, {{operands.mean, &mean},
-                                              {operands.a, &a},
-                                              {operands.bias, &bias}}),
-               ReducePass(context, buffers,
-                          {mean.data(), a.data(), bias.data()}, dz, &partials),
+              {PrepareVectors(problem.shape, operands.affine, operands.mean,
+                              operands.var, &vectors),
+               ReducePass(context, buffers, vectors.columns(), dz, &partials),
                std::move(finish)});
   });
 }
@@ -111,17 +109,17 @@ void BackwardApply(ThreadPool& pool, const Problem& problem,
   const Context context(problem, buffers.gate == Gate::kNone);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
-    ColumnVector<A> mean(context.plan), a(context.plan), b(context.plan),
-        k(context.plan), bias(context.plan);
+    NormaliseVectors<A> vectors(context.plan);
+    ColumnVector<A> b(context.plan), k(context.plan);
+    const NormaliseColumns columns = vectors.columns();
     RunPhases(
         pool, context,
-        {SpreadPhase<A>(problem.shape, {{operands.mean, &mean},
-                                        {operands.a, &a},
-                                        {operands.b, &b},
-                                        {operands.k, &k},
-                                        {operands.bias, &bias}}),
+        {Joined(PrepareVectors(problem.shape, operands.affine, operands.mean,
+                               operands.var, &vectors),
+                SpreadPhase<A>(problem.shape,
+                               {{operands.b, &b}, {operands.k, &k}})),
          ApplyPass(context, buffers,
-                   {mean.data(), a.data(), b.data(), k.data(), bias.data()},
+                   {columns.mean, columns.a, b.data(), k.data(), columns.bias},
                    dx)});
   });
 }

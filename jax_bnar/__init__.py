@@ -1,6 +1,7 @@
 """Fused BatchNorm-Add-ReLU for JAX: `y = relu(batch_norm(x) + z)`, forward and backward."""
 
-__version__ = "0.1.0"  # Comes first, because the native modules' version is compared with it.
+# The only place of the version. It comes first, because the native modules compare theirs with it.
+__version__ = "0.1.0"
 
 import typing as _typing
 
@@ -8,7 +9,7 @@ from jax_bnar._base import startup as _startup
 
 _startup.require_jax()  # Must precede the imports below, which fail on an older JAX.
 
-from jax_bnar import ops
+from jax_bnar import checkpoint_policies, ops
 from jax_bnar._base.public_names import show_public_names as _show_public_names
 from jax_bnar._benchmark import BenchmarkReport, Difference, Measurement, benchmark
 from jax_bnar._fuse import FusionReport, explain, fuse
@@ -43,6 +44,7 @@ __all__ = [
     "bn_add_relu_inference",
     "bn_relu",
     "bn_relu_inference",
+    "checkpoint_policies",
     "dual_bn_add_relu",
     "dual_bn_add_relu_inference",
     "explain",

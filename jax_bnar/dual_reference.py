@@ -10,10 +10,13 @@ import jax.numpy as jnp
 from jax_bnar._base.config import Gate
 from jax_bnar.reference import (
     REDUCED,
+    as_stored,
     backward_coefficients,
     gated_by_saved,
+    multiplier,
     pack_mask,
     per_element,
+    read_again,
     reciprocal_std,
     scaled_rstd,
     statistics,
@@ -62,13 +65,14 @@ def normalise(
     """(y,) or (y, mask), with y rounded once, at the end."""
     y = _dual_normalised(
         widened(x1) - per_element(mean1, x1),
-        scaled_rstd(reciprocal_std(var1, epsilon), scale1),
+        multiplier(var1, scale1, epsilon),
         widened(x2) - per_element(mean2, x2),
-        scaled_rstd(reciprocal_std(var2, epsilon), scale2),
+        multiplier(var2, scale2, epsilon),
         sum_of_biases(bias1, bias2),
     )
     y = jax.nn.relu(y).astype(x1.dtype)
-    return (y, pack_mask(y > 0)) if save_mask else (y,)
+    mask = (pack_mask(y > 0),) if save_mask else ()
+    return (as_stored(y), *mask)
 
 
 def forward(
@@ -115,17 +119,28 @@ def backward_reduce(
     x2: jax.Array,
     saved: jax.Array | None,
     mean1: jax.Array,
-    a1: jax.Array | None,
+    var1: jax.Array | None,
     mean2: jax.Array,
-    a2: jax.Array | None,
-    bias: jax.Array | None,
+    var2: jax.Array | None,
+    scale1: jax.Array | None,
+    bias1: jax.Array | None,
+    scale2: jax.Array | None,
+    bias2: jax.Array | None,
     *,
+    epsilon: float,
     gate: Gate,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """sum(e), sum(e*(x1-mean1)) and sum(e*(x2-mean2)), of shape (G, C)."""
+    """sum(e), sum(e*(x1-mean1)) and sum(e*(x2-mean2)), of shape (G, C).
+
+    Only gate "x" uses the variances, scales and biases.
+    """
+    a1 = None if var1 is None else multiplier(var1, scale1, epsilon)
+    a2 = None if var2 is None else multiplier(var2, scale2, epsilon)
+    bias = sum_of_biases(bias1, bias2)
     centred1 = widened(x1) - per_element(mean1, x1)
     centred2 = widened(x2) - per_element(mean2, x2)
     e = widened(gated(dy, saved, centred1, a1, centred2, a2, bias, gate))
+    # As one operation, XLA:GPU would store all three arrays in float32.
     return (
         e.sum(axis=REDUCED),
         (e * centred1).sum(axis=REDUCED),
@@ -139,18 +154,25 @@ def backward_apply(
     x2: jax.Array,
     saved: jax.Array | None,
     mean1: jax.Array,
-    a1: jax.Array,
+    var1: jax.Array,
+    mean2: jax.Array,
+    var2: jax.Array,
+    scale1: jax.Array | None,
+    bias1: jax.Array | None,
+    scale2: jax.Array | None,
+    bias2: jax.Array | None,
     b1: jax.Array,
     k1: jax.Array,
-    mean2: jax.Array,
-    a2: jax.Array,
     b2: jax.Array,
     k2: jax.Array,
-    bias: jax.Array | None,
     *,
+    epsilon: float,
     gate: Gate,
 ) -> tuple[jax.Array, jax.Array]:
-    """(dx1, dx2), each a*e + b*(x-mean) + k with its own coefficients."""
+    """(dx1, dx2), each a*e + b*(x-mean) + k with its own coefficients, where a = scale*rstd."""
+    dy, x1, x2, saved = read_again(dy, x1, x2, saved)
+    a1, a2 = multiplier(var1, scale1, epsilon), multiplier(var2, scale2, epsilon)
+    bias = sum_of_biases(bias1, bias2)
     centred1 = widened(x1) - per_element(mean1, x1)
     centred2 = widened(x2) - per_element(mean2, x2)
     e = widened(gated(dy, saved, centred1, a1, centred2, a2, bias, gate))
@@ -186,13 +208,11 @@ def backward(
     """(dx1, dx2, dscale1, dscale2, dbias); both biases have the same gradient."""
     rstd1, rstd2 = reciprocal_std(var1, epsilon), reciprocal_std(var2, epsilon)
     a1, a2 = scaled_rstd(rstd1, scale1), scaled_rstd(rstd2, scale2)
-    bias = sum_of_biases(bias1, bias2)
-    dbias, centred1, centred2 = backward_reduce(
-        *(dy, x1, x2, saved, mean1, a1, mean2, a2, bias), gate=gate
-    )
+    given = (dy, x1, x2, saved, mean1, var1, mean2, var2, scale1, bias1, scale2, bias2)
+    dbias, centred1, centred2 = backward_reduce(*given, epsilon=epsilon, gate=gate)
     dscale1, dscale2 = rstd1 * centred1, rstd2 * centred2
     count = x1.shape[1] * x1.shape[3]
-    of_x1 = backward_coefficients(a1 * dbias, a1 * dscale1, a1, rstd1, dmean1, dvar1, count=count)
-    of_x2 = backward_coefficients(a2 * dbias, a2 * dscale2, a2, rstd2, dmean2, dvar2, count=count)
-    dx1, dx2 = backward_apply(dy, x1, x2, saved, mean1, *of_x1, mean2, *of_x2, bias, gate=gate)
+    of_x1 = backward_coefficients(a1 * dbias, a1 * dscale1, rstd1, dmean1, dvar1, count=count)
+    of_x2 = backward_coefficients(a2 * dbias, a2 * dscale2, rstd2, dmean2, dvar2, count=count)
+    dx1, dx2 = backward_apply(*given, *of_x1, *of_x2, epsilon=epsilon, gate=gate)
     return dx1, dx2, dscale1, dscale2, dbias

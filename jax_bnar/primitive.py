@@ -17,15 +17,16 @@ A `jax.custom_vjp` would need the same residuals and the same two kernels, but w
 forward mode. The next layer keeps y as its input anyway, so backward reads the sign of the ReLU
 from y, and the pre-ReLU tensor is never kept.
 
-There is one primitive for each operation of `_kernels.kernel_call`, with the same operands and
-results, in the shapes of `_base.layout`. These primitives handle what custom calls on canonical
-arrays cannot: sharding, which needs the array's own axes, and therefore batching too.
+There is one primitive for each operation of `_kernels.kernel_call` and `_kernels.dual`, with the
+same operands and results, in the shapes of `_base.layout`, and one for evaluation, which is not a
+kernel on every platform. These primitives handle what custom calls on canonical arrays cannot:
+sharding, which needs the array's own axes, and therefore batching too.
 """
 
 import abc
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec
 
+from jax_bnar import plain_inference
 from jax_bnar._base import jax_compat
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation
@@ -241,6 +243,91 @@ class ArrayOperation(ArrayPrimitive):
         return list(results), list(out_tangents)
 
 
+@dataclasses.dataclass(frozen=True)
+class Inference(ArrayPrimitive):
+    """Evaluation: the operation `normalise`, where no mask is wanted.
+
+    On CPUs it runs the kernel. On other platforms it is left to XLA, which computes it together
+    with what comes before and after; a custom call behind a convolution would prevent that. Which
+    one it is, is decided when the program is lowered, for each platform that it is lowered for.
+    implementation="ffi" demands the kernel on every platform.
+
+    Attributes:
+        name: the name of the primitive, without its prefix.
+        normalise: the operation that the kernel computes.
+        plain: the same function of all operands in plain JAX.
+    """
+
+    name: str
+    normalise: ArrayOperation
+    plain: Callable[..., jax.Array]
+
+    @functools.cached_property
+    def signature(self) -> Signature:  # type: ignore[override]
+        full = self.normalise.signature
+        return dataclasses.replace(full, results=full.results[:1])
+
+    def create(self) -> Primitive:
+        new = Primitive(f"bnar_{self.name}")
+        new.multiple_results = True
+        new.def_impl(functools.partial(jax_compat.apply_primitive, new))
+        new.def_abstract_eval(self._abstract)
+        jax_compat.register_lowering(new, jax_compat.lower_fun(self._in_plain_jax))
+        jax_compat.register_lowering(new, jax_compat.lower_fun(self._by_normalise), platform="cpu")
+        jax_compat.needs_devices_at_lowering(new)
+        jax_compat.primitive_batchers[new] = self.batch
+        jax_compat.primitive_jvps[new] = self._jvp
+        return new
+
+    def __call__(
+        self,
+        *operands: jax.Array | None,
+        layout: ChannelLayout,
+        implementation: Implementation,
+        **statics: Any,
+    ) -> jax.Array:
+        """y, by this primitive unless an implementation is asked for."""
+        statics |= {"layout": layout, "implementation": implementation}
+        if implementation is None:
+            return self.bind(*operands, **statics)[0]
+        given, present = self.signature.bind(operands)
+        return self._by_normalise(*given, present=present, **statics)[0]
+
+    def _abstract(self, *avals: Any, **params: Any) -> list[jax.core.ShapedArray]:
+        return self.normalise._abstract(*avals, save_mask=False, **params)
+
+    def _by_normalise(
+        self, *given: jax.Array, present: tuple[bool, ...], **statics: Any
+    ) -> tuple[jax.Array, ...]:
+        operands = list(self.signature.unbind(given, present).values())
+        if operands[-1] is None:
+            operands[-2:] = plain_inference.neutral_statistics(given[0], statics["layout"])
+        return self.normalise(*operands, save_mask=False, **statics)
+
+    def _in_plain_jax(
+        self,
+        *given: jax.Array,
+        present: tuple[bool, ...],
+        implementation: Implementation,
+        **statics: Any,
+    ) -> tuple[jax.Array, ...]:
+        del implementation
+
+        def function(*given: jax.Array) -> tuple[jax.Array]:
+            return (self.plain(*self.signature.unbind(given, present).values(), **statics),)
+
+        return with_automatic_axes(function, (jax.typeof(given[0]).sharding.spec,), *given)
+
+    def _jvp(
+        self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+    ) -> tuple[Sequence[jax.Array], Sequence[jax.Array]]:
+        """As in `ArrayOperation`."""
+        tangents = [jax_compat.instantiate_zeros(t) for t in tangents]
+        results = self.primitive.bind(*primals, **params)
+        function = functools.partial(self._in_plain_jax, **params)
+        return results, jax.jvp(function, tuple(primals), tuple(tangents))[1]
+
+
 def _leading(array: jax.Array, axis: int | None, size: int, kind: OperandKind) -> jax.Array:
     """An operand with the mapped axis, of length `size`, moved to the front."""
     if axis is not None:
@@ -277,6 +364,9 @@ dual_backward = ArrayOperation(dual.backward)
 dual_normalise = ArrayOperation(dual.normalise)
 dual_backward_reduce = ArrayOperation(dual.backward_reduce)
 dual_backward_apply = ArrayOperation(dual.backward_apply)
+
+inference = Inference("inference", normalise, plain_inference.inference)
+dual_inference = Inference("dual_inference", dual_normalise, plain_inference.dual_inference)
 
 
 def _drop_unused_mask(used: Sequence[bool], equation: Any) -> tuple[list[bool], Any]:

@@ -18,7 +18,8 @@ Formulas, with n = N*S elements in a statistics group:
 The term (x-mean) must be kept: b*x + k' would lose digits if |mean| >> std.
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +32,8 @@ REDUCED = (1, 3)  # the axes N and S
 
 
 class Coefficients(NamedTuple):
-    """dx = a*e + b*(x-mean) + k, each of shape (G, C)."""
+    """b and k of dx = a*e + b*(x-mean) + k, with a = scale*rstd; each has shape (G, C)."""
 
-    a: jax.Array
     b: jax.Array
     k: jax.Array
 
@@ -57,6 +57,11 @@ def scaled_rstd(rstd: jax.Array, scale: jax.Array | None) -> jax.Array:
     return rstd if scale is None else rstd * scale
 
 
+def multiplier(var: jax.Array, scale: jax.Array | None, epsilon: float) -> jax.Array:
+    """a of y = act(a*(x-mean) + bias + z)."""
+    return scaled_rstd(reciprocal_std(var, epsilon), scale)
+
+
 def pack_mask(positive: jax.Array) -> jax.Array:
     """Packs (G, N, C, S) booleans into (G, ceil(N*C*S/8)) bytes, lowest bit first."""
     groups, *rest = positive.shape
@@ -76,48 +81,58 @@ def unpack_mask(mask: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and population variance, (G, C) each.
+    """Mean and population variance, (G, C) each, in one pass over x:
 
-    This takes two passes, because E[x^2]-E[x]^2 is off by 26 % at mean/std = 1000. The first pass
-    sums differences from one element of the channel. Its mean is rounded, and less accurate still
-    if that element is an outlier. The second pass sums differences from that mean, and their
-    squares, and corrects the mean, whatever the order of the elements. (This is the corrected
-    two-pass algorithm of Chan, Golub and LeVeque, 1983.)
+        mean = centre + E[x-centre]    var = E[(x-centre)^2] - E[x-centre]^2
+
+    With 0 as the centre, var would be off by 26 % at mean/std = 1000. A centre at a distance of
+    s standard deviations from the mean multiplies the rounding errors of the sums by 1 + s^2.
     """
     wide = widened(x)
-    first = _finite_or(wide[:, :1, :, :1], 0)
-    # Relative to an element, so that the mean of a constant channel is exactly its value.
-    offset = (wide - jnp.broadcast_to(first, x.shape)).mean(axis=REDUCED, keepdims=True)
-    centre = first + _coarse(offset)
-    # Derivatives flow through the correction only, because the mean does not depend on the centre.
-    # An infinite centre is replaced, because Inf-Inf would turn the mean into a NaN.
-    centre = jax.lax.stop_gradient(jnp.where(jnp.isfinite(centre), centre, first))
-    centred = wide - jnp.broadcast_to(centre, x.shape)
-    correction = centred.mean(axis=REDUCED)
-    var = jnp.square(centred).mean(axis=REDUCED) - jnp.square(correction)
+    centre = widened(_centre(x))
+    # Derivatives flow through the sums only, because mean and var do not depend on the centre.
+    centred = wide - per_element(centre, x)
+    offset = centred.mean(axis=REDUCED)
+    var = jnp.square(centred).mean(axis=REDUCED) - jnp.square(offset)
     # Rounding may make the difference negative; `where` keeps a NaN.
-    return centre[:, 0, :, 0] + correction, jnp.where(var < 0, jnp.zeros_like(var), var)
+    return centre + offset, jnp.where(var < 0, jnp.zeros_like(var), var)
 
 
-def _coarse(values: jax.Array) -> jax.Array:
-    """The values with their last 12 bits cleared.
+# How many elements of each channel decide about its centre: three, three times.
+_SAMPLES = 27
+# Steps whose multiples modulo 1 are spread evenly over a line or a square (Roberts, "The
+# unreasonable effectiveness of quasirandom sequences", 2018). Even steps could meet nothing but the
+# borders of the images.
+_ROW_STEP, _INNER_STEP = 0.7548776662466927, 0.5698402909980532
 
-    XLA may compute the centre in several places, and in some of them it would contract the mean's
-    final multiplication with the addition that follows into a fused multiply-add. The centres would
-    then differ, and the correction is valid for one of them only. Clearing bits in between prevents
-    the contraction.
+
+def _centre(x: jax.Array) -> jax.Array:
+    """An element of each channel that is near its mean, (G, C).
+
+    It is the median of three medians of three medians of three elements, which are spread over the
+    group. For normal data, it is 0.3 standard deviations from the mean; outliers, borders and
+    padding do not move it. It is exactly an element, so XLA may compute it in several places, and a
+    constant channel has exactly this mean and no variance.
     """
-    values = jax.lax.stop_gradient(values)
-    integer = jnp.uint64 if values.dtype.itemsize == 8 else jnp.uint32
-    bits = jax.lax.bitcast_convert_type(values, integer)
-    last = jnp.asarray(4095, integer)
-    return jax.lax.bitcast_convert_type(bits & ~last, values.dtype)
+    rows, inner = x.shape[1], x.shape[3]
+    sample = jax.lax.stop_gradient(x)[
+        :, _spread(rows, _ROW_STEP), :, _spread(inner, _INNER_STEP)
+    ]  # (27, G, C)
+    while sample.shape[0] > 1:
+        a, b, c = jnp.split(sample, 3)
+        low, high = jnp.minimum(a, b), jnp.maximum(a, b)
+        sample = jnp.maximum(low, jnp.minimum(high, c))
+    centre = sample[0]
+    # Relative to an infinity, the mean would be a NaN.
+    return jnp.where(jnp.isfinite(centre), centre, jnp.zeros_like(centre))
 
 
-def _finite_or(values: jax.Array, otherwise: float) -> jax.Array:
-    return jax.lax.stop_gradient(
-        jnp.where(jnp.isfinite(values), values, jnp.full_like(values, otherwise))
-    )
+def _spread(size: int, step: float) -> jax.Array:
+    """Indices below `size`, which may be symbolic (jax.export)."""
+    unit = 2**15  # The products below fit into 32 bits.
+    fractions = [int((k + 0.5) * step * unit) % unit for k in range(_SAMPLES)]
+    # The integer part of size * fraction / unit.
+    return jnp.asarray([size // unit * f + size % unit * f // unit for f in fractions])
 
 
 def normalise(
@@ -133,8 +148,7 @@ def normalise(
     save_mask: bool,
 ) -> tuple[jax.Array, ...]:
     """(y,) or (y, mask), computed in the accumulation dtype and rounded once, at the end."""
-    rstd = reciprocal_std(var, epsilon)
-    y = (widened(x) - per_element(mean, x)) * per_element(scaled_rstd(rstd, scale), x)
+    y = (widened(x) - per_element(mean, x)) * per_element(multiplier(var, scale, epsilon), x)
     if bias is not None:
         y = y + per_element(bias, x)
     if z is not None:
@@ -142,7 +156,8 @@ def normalise(
     if activation == "relu":
         y = jax.nn.relu(y)
     y = y.astype(x.dtype)
-    return (y, pack_mask(y > 0)) if save_mask else (y,)
+    mask = (pack_mask(y > 0),) if save_mask else ()
+    return (y if z is None else as_stored(y), *mask)
 
 
 def forward(
@@ -197,6 +212,59 @@ def gated_by_saved(dy: jax.Array, saved: jax.Array | None, gate: Gate) -> jax.Ar
     return where_positive(saved > 0 if gate == "y" else unpack_mask(saved, dy), dy)
 
 
+@jax.custom_jvp
+def _sums_of(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The sums of two arrays over a group, (G, C) each.
+
+    As one operation, they read once what the arrays are computed from. Otherwise, XLA would store e
+    to take two sums from it. The derivative is given, because JAX's own is not made of sums.
+    """
+    return _sums_over(REDUCED)(first, second)
+
+
+@_sums_of.defjvp
+def _sums_of_jvp(arrays: tuple[Any, Any], tangents: tuple[Any, Any]) -> Any:
+    first, second = tangents
+    return _sums_of(*arrays), (first.sum(axis=REDUCED), second.sum(axis=REDUCED))
+
+
+@functools.cache
+def _sums_over(axes: tuple[int, ...]) -> Any:
+    """Sums two arrays over `axes` in one reduction.
+
+    `vmap` makes both results of such a reduction depend on what either of them depends on, so where
+    only one of the arrays is mapped, there are two reductions.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def sums(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def add(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
+            return left[0] + right[0], left[1] + right[1]
+
+        zero = jnp.zeros((), first.dtype)
+        sum1, sum2 = jax.lax.reduce((first, second), (zero, zero), add, axes)
+        return sum1, sum2
+
+    @sums.def_vmap
+    def of_mapped(_: int, mapped: list[bool], first: jax.Array, second: jax.Array) -> Any:
+        inner = tuple(axis + 1 for axis in axes)  # The mapped axis is the first one.
+        if all(mapped):
+            return _sums_over(inner)(first, second), (True, True)
+        each = zip((first, second), mapped, strict=True)
+        return tuple(array.sum(axis=inner if own else axes) for array, own in each), tuple(mapped)
+
+    return sums
+
+
+def as_stored(y: jax.Array) -> jax.Array:
+    """The y of two summands, which is the residual of the next block, as it is after rounding.
+
+    Where y has 16 bits, XLA would store it in float32 as well, unrounded, for those who widen it
+    again: the next block, and backward.
+    """
+    return jax.lax.optimization_barrier(y) if y.dtype.itemsize == 2 else y
+
+
 def where_positive(positive: jax.Array, dy: jax.Array) -> jax.Array:
     return jnp.where(positive, dy, jnp.zeros_like(dy))
 
@@ -206,35 +274,37 @@ def backward_reduce(
     x: jax.Array,
     saved: jax.Array | None,
     mean: jax.Array,
-    a: jax.Array | None,
+    var: jax.Array | None,
+    scale: jax.Array | None,
     bias: jax.Array | None,
     *,
+    epsilon: float,
     gate: Gate,
     has_z: bool,
 ) -> tuple[jax.Array, ...]:
     """(sum(e), sum(e*(x-mean))) of shape (G, C), and dz = e if there is a residual.
 
-    `saved` is y or the mask, depending on `gate`. `a` and `bias` are used by gate "x", for which
-    y > 0 where (x-mean)*a + bias > 0.
+    `saved` is y or the mask, depending on `gate`. `var`, `scale` and `bias` are used by gate "x",
+    for which y > 0 where scale*(x-mean)*rstd + bias > 0.
     """
     centred = widened(x) - per_element(mean, x)
+    a = None if var is None else multiplier(var, scale, epsilon)
     e = gated(dy, centred, saved, a, bias, gate)
     wide = widened(e)
-    sums = wide.sum(axis=REDUCED), (wide * centred).sum(axis=REDUCED)
+    sums = _sums_of(wide, wide * centred)
     return (*sums, e) if has_z else sums
 
 
 def backward_coefficients(
     sum_ae: jax.Array,
     sum_ae_normalised: jax.Array,
-    a: jax.Array,
     rstd: jax.Array,
     dmean: jax.Array,
     dvar: jax.Array,
     *,
     count: jax.Array | int,
 ) -> Coefficients:
-    """The coefficients of dx. They include the cotangents of mean and var at no further cost.
+    """b and k of dx. They include the cotangents of mean and var at no further cost.
 
     `sum_ae` is sum(a*e) and `sum_ae_normalised` is sum(a*e*(x-mean)*rstd), over all elements that
     share mean and var. The factor a = scale*rstd belongs inside the sums, because devices that
@@ -244,7 +314,16 @@ def backward_coefficients(
     # One rstd is multiplied at a time: rstd^3 underflows from |x| = 1e13 on, these products do not.
     b = (2 * dvar - rstd * sum_ae_normalised) / n
     k = (dmean - sum_ae) / n
-    return Coefficients(a, b, k)
+    return Coefficients(b, k)
+
+
+def read_again(*arrays: jax.Array | None) -> tuple[Any, ...]:
+    """The arrays as XLA sees new ones.
+
+    Without this, it would compute e once for both halves of backward and store it: more bytes than
+    it takes to compute e from dy and x again, which the second half reads anyway.
+    """
+    return jax.lax.optimization_barrier(arrays)
 
 
 def backward_apply(
@@ -252,14 +331,18 @@ def backward_apply(
     x: jax.Array,
     saved: jax.Array | None,
     mean: jax.Array,
-    a: jax.Array,
+    var: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
     b: jax.Array,
     k: jax.Array,
-    bias: jax.Array | None,
     *,
+    epsilon: float,
     gate: Gate,
 ) -> tuple[jax.Array]:
-    """(dx,) with dx = a*e + b*(x-mean) + k, and e as in `backward_reduce`."""
+    """(dx,) with dx = a*e + b*(x-mean) + k, where a = scale*rstd and e as in `backward_reduce`."""
+    dy, x, saved = read_again(dy, x, saved)
+    a = multiplier(var, scale, epsilon)
     centred = widened(x) - per_element(mean, x)
     e = widened(gated(dy, centred, saved, a, bias, gate))
     dx = per_element(a, x) * e + (per_element(b, x) * centred + per_element(k, x))
@@ -284,9 +367,13 @@ def backward(
     """(dx, dscale, dbias) or (dx, dscale, dbias, dz); dscale and dbias have shape (G, C)."""
     rstd = reciprocal_std(var, epsilon)
     a = scaled_rstd(rstd, scale)
-    dbias, sum_e_centred, *dz = backward_reduce(dy, x, saved, mean, a, bias, gate=gate, has_z=has_z)
+    given = (dy, x, saved, mean, var, scale, bias)
+    dbias, sum_e_centred, *dz = backward_reduce(*given, epsilon=epsilon, gate=gate, has_z=has_z)
     dscale = rstd * sum_e_centred
     count = x.shape[1] * x.shape[3]
-    coefficients = backward_coefficients(a * dbias, a * dscale, a, rstd, dmean, dvar, count=count)
-    (dx,) = backward_apply(dy, x, saved, mean, *coefficients, bias, gate=gate)
+    coefficients = backward_coefficients(a * dbias, a * dscale, rstd, dmean, dvar, count=count)
+    if dz:  # dz is e, so the gate has already been applied
+        dy, saved, gate = dz[0], None, "none"
+    given = (dy, x, saved, mean, var, scale, bias)
+    (dx,) = backward_apply(*given, *coefficients, epsilon=epsilon, gate=gate)
     return (dx, dscale, dbias, *dz)

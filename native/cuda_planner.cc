@@ -3,6 +3,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "cuda/host/cost.h"
 #include "cuda/host/dual_plan.h"
@@ -27,16 +29,21 @@ using Numbers = std::map<std::string, double>;
 constexpr std::pair<const char*, double cuda::CostModel::*> kCostModel[] = {
     {"copy_share", &cuda::CostModel::copy_share},
     {"kernel_share", &cuda::CostModel::kernel_share},
+    {"narrow_share", &cuda::CostModel::narrow_share},
     {"memory_latency", &cuda::CostModel::memory_latency},
     {"bytes_in_flight_per_block", &cuda::CostModel::bytes_in_flight_per_block},
     {"share_of_l2", &cuda::CostModel::share_of_l2},
     {"barrier", &cuda::CostModel::barrier},
+    {"double_sums", &cuda::CostModel::double_sums},
+    {"skew", &cuda::CostModel::skew},
     {"idle_with_two_teams", &cuda::CostModel::idle_with_two_teams},
     {"idle_with_more_teams", &cuda::CostModel::idle_with_more_teams},
     {"idle_if_covered", &cuda::CostModel::idle_if_covered},
+    {"instructions_per_cycle", &cuda::CostModel::instructions_per_cycle},
     {"issue_share", &cuda::CostModel::issue_share},
     {"cluster", &cuda::CostModel::cluster},
     {"kernel", &cuda::CostModel::kernel},
+    {"cooperative_kernel", &cuda::CostModel::cooperative_kernel},
     {"last_block", &cuda::CostModel::last_block}};
 constexpr std::pair<const char*, double cuda::Traffic::*> kTraffic[] = {
     {"first", &cuda::Traffic::first},
@@ -58,14 +65,16 @@ template <typename Struct, size_t kSize>
 void Assign(const Numbers& numbers,
             const std::pair<const char*, double Struct::*> (&members)[kSize],
             Struct* to) {
-  for (const auto& [name, value] : numbers) {
+  // Clang before 16 does not let a lambda capture a structured binding.
+  for (const auto& number : numbers) {
+    const std::string& name = number.first;
     const auto* member =
         std::find_if(std::begin(members), std::end(members),
                      [&](const auto& pair) { return name == pair.first; });
     if (member == std::end(members)) {
       throw nb::key_error(name.c_str());
     }
-    to->*(member->second) = value;
+    to->*(member->second) = number.second;
   }
 }
 
@@ -98,7 +107,7 @@ Numbers TrafficOf(const cuda::Traffic& traffic) {
   return numbers;
 }
 
-// A number that must be there.
+// Removes a required entry, and returns its value.
 double Pop(const char* name, Numbers* numbers) {
   const auto found = numbers->find(name);
   if (found == numbers->end()) throw nb::key_error(name);
@@ -111,6 +120,12 @@ cuda::Traffic TrafficFrom(Numbers numbers) {
   cuda::Traffic traffic = static_cast<int>(Pop("arrays_kept", &numbers));
   Assign(numbers, kTraffic, &traffic);
   return traffic;
+}
+
+cuda::CostModel CostModelFrom(const Numbers& numbers) {
+  cuda::CostModel model;
+  Assign(numbers, kCostModel, &model);
+  return model;
 }
 
 cuda::Device DeviceFrom(Numbers numbers) {
@@ -129,6 +144,7 @@ cuda::Device DeviceFrom(Numbers numbers) {
   device.cooperative = pop("cooperative") != 0;
   device.clusters = pop("clusters") != 0;
   device.memory_bytes_per_microsecond = pop("memory_bytes_per_microsecond");
+  device.single_to_double_ratio = pop("single_to_double_ratio");
   return device;
 }
 
@@ -164,7 +180,9 @@ nb::dict ToDict(const cuda::Plan& plan, const cuda::Cost& cost, int width) {
 nb::dict PlanOf(
     const std::tuple<int64_t, int64_t, int64_t, int64_t>& canonical_shape,
     const std::string& dtype, const Numbers& traffic, const Numbers& device,
-    const Numbers& cost_model, const std::string& strategy, int slab_channels) {
+    const Numbers& cost_model, const std::vector<Numbers>& planned_for,
+    const std::string& strategy, int slab_channels, int tiles_ahead,
+    int sm_margin) {
   const auto& [groups, rows, channels, inner] = canonical_shape;
   if (std::min({groups, rows, channels, inner}) < 1) {
     throw nb::value_error("every size must be at least 1");
@@ -174,16 +192,20 @@ nb::dict PlanOf(
       cuda::MaskChannels(problem.shape, ItemSize(problem.dtype));
   const cuda::Traffic moved = TrafficFrom(traffic);
   const cuda::Device on = DeviceFrom(device);
-  cuda::CostModel model;
-  Assign(cost_model, kCostModel, &model);
+  const cuda::CostModel model = CostModelFrom(cost_model);
+  std::vector<cuda::CostModel> models;
+  for (const Numbers& one : planned_for) models.push_back(CostModelFrom(one));
+  if (models.empty()) throw nb::value_error("planned_for must not be empty");
   cuda::Settings settings;
   settings.slab_channels = slab_channels;
+  settings.tiles_ahead = tiles_ahead;
+  settings.sm_margin = sm_margin;
   if (!cuda::FindStrategy(strategy, &settings.strategy)) {
     throw nb::value_error(("unknown strategy: " + strategy).c_str());
   }
   const int width = cuda::WidthOf(problem, /*aligned=*/true);
   const cuda::Plan plan =
-      cuda::MakePlan(problem, width, moved, on, settings, model);
+      cuda::MakePlan(problem, width, moved, on, settings, models);
   return ToDict(plan, cuda::CostOf(plan, problem, width, moved, on, model),
                 width);
 }
@@ -195,6 +217,28 @@ void AddCudaPlanner(nb::module_& m) {
       "cuda_cost_model",
       [] { return ToNumbers(cuda::CostModel(), kCostModel); },
       "The constants of cuda/host/cost.h, by name.");
+  m.def(
+      "cuda_planned_models",
+      [] {
+        std::vector<Numbers> models;
+        for (const cuda::CostModel& model : cuda::PlannedModels()) {
+          models.push_back(ToNumbers(model, kCostModel));
+        }
+        return models;
+      },
+      "The cost models for which the kernels are planned.");
+  m.def(
+      "cuda_cost_ranges",
+      [] {
+        std::map<std::string, std::tuple<double, double>> ranges;
+        for (const cuda::UncertainConstant& one : cuda::kUncertain) {
+          for (const auto& [name, member] : kCostModel) {
+            if (member == one.constant) ranges[name] = {one.least, one.most};
+          }
+        }
+        return ranges;
+      },
+      "The ranges of the uncertain constants of the cost model, by name.");
   m.def(
       "cuda_forward_traffic",
       [](const std::string& dtype, bool has_z, bool has_mask) {
@@ -227,9 +271,12 @@ void AddCudaPlanner(nb::module_& m) {
       "What backward of two inputs moves, in arrays of x1's size.");
   m.def("cuda_plan", &PlanOf, nb::arg("canonical_shape"), nb::arg("dtype"),
         nb::arg("traffic"), nb::arg("device"), nb::arg("cost_model"),
-        nb::arg("strategy"), nb::arg("slab_channels"),
-        "The plan of an operation on a device with these attributes, and its "
-        "cost. A strategy that the device lacks gives way, as on the device.");
+        nb::arg("planned_for"), nb::arg("strategy") = "auto",
+        nb::arg("slab_channels") = 0, nb::arg("tiles_ahead") = -1,
+        nb::arg("sm_margin") = 0,
+        "The plan that loses least on a device with these attributes if one of "
+        "the cost models planned_for is right, and what it costs if cost_model "
+        "is. A strategy that the device lacks gives way, as on the device.");
 }
 
 }  // namespace jax_bnar

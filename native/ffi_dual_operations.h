@@ -106,17 +106,22 @@ class FfiDualOperations : private FfiOperations<Backend> {
 
   static xla::ffi::Error DualBackwardReduce(Native native, Args args, Rets rets,
                                             bool has_groups, bool has_inner,
-                                            bool has_bias,
+                                            bool has_scale1, bool has_bias1,
+                                            bool has_scale2, bool has_bias2,
+                                            double epsilon,
                                             std::string_view gate) {
     FfiCall call(args, rets, /*x=*/1, has_groups, has_inner, "x1");
     const DualGradientBuffers buffers = ReadGradient(call, gate);
-    const bool has_a = buffers.gate == Gate::kX;
+    const bool has_var = buffers.gate == Gate::kX;
     Both<ReduceOperands> operands{};
     operands[0].mean = call.Vector("mean1");
-    operands[0].a = call.VectorIf(has_a, "a1");
+    operands[0].var = call.VectorIf(has_var, "var1");
     operands[1].mean = call.Vector("mean2");
-    operands[1].a = call.VectorIf(has_a, "a2");
-    operands[0].bias = call.VectorIf(has_bias, "bias");
+    operands[1].var = call.VectorIf(has_var, "var2");
+    const Both<AffineOperands> affine =
+        ReadAffine(call, has_scale1, has_bias1, has_scale2, has_bias2, epsilon);
+    operands[0].affine = affine[0];
+    operands[1].affine = affine[1];
     void* sum_e = call.VectorResult("sum_e");
     Both<void*> sum_e_centred;
     sum_e_centred[0] = call.VectorResult("sum_e_centred1");
@@ -130,20 +135,25 @@ class FfiDualOperations : private FfiOperations<Backend> {
 
   static xla::ffi::Error DualBackwardApply(Native native, Args args, Rets rets,
                                            bool has_groups, bool has_inner,
-                                           bool has_bias,
+                                           bool has_scale1, bool has_bias1,
+                                           bool has_scale2, bool has_bias2,
+                                           double epsilon,
                                            std::string_view gate) {
     FfiCall call(args, rets, /*x=*/1, has_groups, has_inner, "x1");
     const DualGradientBuffers buffers = ReadGradient(call, gate);
     Both<ApplyOperands> operands{};
     operands[0].mean = call.Vector("mean1");
-    operands[0].a = call.Vector("a1");
+    operands[0].var = call.Vector("var1");
+    operands[1].mean = call.Vector("mean2");
+    operands[1].var = call.Vector("var2");
+    const Both<AffineOperands> affine =
+        ReadAffine(call, has_scale1, has_bias1, has_scale2, has_bias2, epsilon);
+    operands[0].affine = affine[0];
+    operands[1].affine = affine[1];
     operands[0].b = call.Vector("b1");
     operands[0].k = call.Vector("k1");
-    operands[1].mean = call.Vector("mean2");
-    operands[1].a = call.Vector("a2");
     operands[1].b = call.Vector("b2");
     operands[1].k = call.Vector("k2");
-    operands[0].bias = call.VectorIf(has_bias, "bias");
     Both<void*> dx;
     dx[0] = call.ArrayResult("dx1");
     dx[1] = call.ArrayResult("dx2");
@@ -174,12 +184,12 @@ class FfiDualOperations : private FfiOperations<Backend> {
 
   template <typename Binding>
   static auto BindDualBackwardReduce(Binding&& binding) {
-    return Base::BindBackwardApply(std::move(binding));
+    return BindDualBackward(std::move(binding));
   }
 
   template <typename Binding>
   static auto BindDualBackwardApply(Binding&& binding) {
-    return Base::BindBackwardApply(std::move(binding));
+    return BindDualBackward(std::move(binding));
   }
 
  private:

@@ -4,9 +4,8 @@
 // A backend is constructed from what XLA's execution context holds for its
 // platform (Backend::Native) and has
 //   kTakesMaskChannels   whether Problem::mask_channels may be other than 0
-//   void ReadWorkspace(FfiCall&, int inputs)   which reads the workspace, a
-//       result that the caller never sees, of operations that sum so many
-//       inputs
+//   void ReadWorkspace(FfiCall&, int inputs)   which reads the hidden
+//       workspace for the reductions of `inputs` inputs
 //   ffi::Error Forward(...), ...   which run the operations of
 //       native/operations.h
 
@@ -108,14 +107,15 @@ class FfiOperations {
 
   static xla::ffi::Error BackwardReduce(Native native, Args args, Rets rets,
                                         bool has_groups, bool has_inner,
-                                        bool has_bias, std::string_view gate,
+                                        bool has_scale, bool has_bias,
+                                        double epsilon, std::string_view gate,
                                         bool has_z) {
     FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
     const GradientBuffers buffers = ReadGradient(call, gate);
     ReduceOperands operands{};
     operands.mean = call.Vector("mean");
-    operands.a = call.VectorIf(buffers.gate == Gate::kX, "a");
-    operands.bias = call.VectorIf(has_bias, "bias");
+    operands.var = call.VectorIf(buffers.gate == Gate::kX, "var");
+    operands.affine = ReadAffine(call, has_scale, has_bias, epsilon);
     void* sum_e = call.VectorResult("sum_e");
     void* sum_e_centred = call.VectorResult("sum_e_centred");
     void* dz = call.ArrayResultIf(has_z, "dz");
@@ -127,15 +127,16 @@ class FfiOperations {
 
   static xla::ffi::Error BackwardApply(Native native, Args args, Rets rets,
                                        bool has_groups, bool has_inner,
-                                       bool has_bias, std::string_view gate) {
+                                       bool has_scale, bool has_bias,
+                                       double epsilon, std::string_view gate) {
     FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
     const GradientBuffers buffers = ReadGradient(call, gate);
     ApplyOperands operands{};
     operands.mean = call.Vector("mean");
-    operands.a = call.Vector("a");
+    operands.var = call.Vector("var");
+    operands.affine = ReadAffine(call, has_scale, has_bias, epsilon);
     operands.b = call.Vector("b");
     operands.k = call.Vector("k");
-    operands.bias = call.VectorIf(has_bias, "bias");
     void* dx = call.ArrayResult("dx");
     return Run(native, call, Workspace::kNone, [&](Backend& backend) {
       return backend.BackwardApply(call.problem(), buffers, operands, dx);
@@ -167,26 +168,20 @@ class FfiOperations {
 
   template <typename Binding>
   static auto BindBackward(Binding&& binding) {
-    return BindShape(std::move(binding))
-        .template Attr<bool>("has_scale")
-        .template Attr<bool>("has_bias")
-        .template Attr<double>("epsilon")
-        .template Attr<std::string_view>("gate")
-        .template Attr<bool>("has_z");
+    return BindBackwardApply(std::move(binding)).template Attr<bool>("has_z");
   }
 
   template <typename Binding>
   static auto BindBackwardReduce(Binding&& binding) {
-    return BindShape(std::move(binding))
-        .template Attr<bool>("has_bias")
-        .template Attr<std::string_view>("gate")
-        .template Attr<bool>("has_z");
+    return BindBackward(std::move(binding));
   }
 
   template <typename Binding>
   static auto BindBackwardApply(Binding&& binding) {
     return BindShape(std::move(binding))
+        .template Attr<bool>("has_scale")
         .template Attr<bool>("has_bias")
+        .template Attr<double>("epsilon")
         .template Attr<std::string_view>("gate");
   }
 

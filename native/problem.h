@@ -84,21 +84,23 @@ struct GradientBuffers {
   Gate gate;
 };
 
-// With Gate::kX the gate is (x - mean) * a + bias > 0; otherwise a and bias are
-// ignored.
+// With Gate::kX the gate is (x - mean) * a + bias > 0, with the multiplier a of
+// forward (Multiplier in native/numerics.h). Otherwise var, scale and bias are
+// absent.
 struct ReduceOperands {
   VectorOperand mean;
-  VectorOperand a;
-  VectorOperand bias;
+  VectorOperand var;
+  AffineOperands affine;
 };
 
-// dx = a * e + b * (x - mean) + k; bias is used as in ReduceOperands.
+// dx = a * e + b * (x - mean) + k, with the multiplier a of forward. bias is
+// absent as in ReduceOperands.
 struct ApplyOperands {
   VectorOperand mean;
-  VectorOperand a;
+  VectorOperand var;
+  AffineOperands affine;
   VectorOperand b;
   VectorOperand k;
-  VectorOperand bias;
 };
 
 struct BackwardOperands {

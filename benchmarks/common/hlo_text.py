@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 _INSTRUCTION: Final = re.compile(r"= \(?\w+\[([\d,]*)\].*? ([\w-]+)\(")
@@ -33,8 +33,10 @@ def entry(program: str) -> str:
     return "\n".join(_ENTRY.findall(program))
 
 
-def layout_changes(program: str, least_elements: int) -> list[str]:
+def layout_changes(program: str, least_elements: int, weights: Collection[int] = ()) -> list[str]:
     """The lines that copy or transpose at least `least_elements` elements.
+
+    Arrays with as many elements as one of the `weights` are not activations, and are left out.
 
     The kernels take row-major arrays. If XLA has chosen another layout for a neighbouring
     operation, or misses that a reshape is free, it moves the whole array, which costs as much as
@@ -43,5 +45,7 @@ def layout_changes(program: str, least_elements: int) -> list[str]:
     return [
         instruction.text
         for instruction in instructions(program)
-        if instruction.opcode in _CHANGES_OF_LAYOUT and instruction.elements >= least_elements
+        if instruction.opcode in _CHANGES_OF_LAYOUT
+        and instruction.elements >= least_elements
+        and instruction.elements not in weights
     ]

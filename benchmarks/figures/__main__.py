@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import tyro
 
-from benchmarks.figures import gpu_model, network, passes, sizes, theme
+from benchmarks.figures import gpu_compiled, gpu_model, network, passes, sizes, theme
 from benchmarks.sites import plot
 
 ROOT: Final = Path(__file__).parents[2]
@@ -26,6 +26,7 @@ def draw_all(folder: Path) -> Iterator[Path]:
     compile_time = _read("compile-time-cpu-xeon-2core-default.json")
     by_size = _read("sizes-cpu-xeon-2core-default.json")
     on_a_gpu = _read("gpu-model-h200.json")
+    for_a_gpu = _read("gpu-compiled.json")
     pictures: tuple[tuple[str, tuple[float, float], theme.Draw], ...] = (
         ("passes", (7, 4), passes.draw),
         ("sites", (9, 7.5), lambda figure: plot.draw(figure, sites["runs"], _machine(sites))),
@@ -37,6 +38,7 @@ def draw_all(folder: Path) -> Iterator[Path]:
             functools.partial(network.draw_compile_time, document=compile_time),
         ),
         ("gpu-model", (10, 4.5), functools.partial(gpu_model.draw, document=on_a_gpu)),
+        ("gpu-compiled", (11, 3.6), functools.partial(gpu_compiled.draw, document=for_a_gpu)),
     )
     for name, size, draw in pictures:
         yield from theme.save(folder, name, size, draw)

@@ -68,12 +68,21 @@ def _sites(axes: Axes, run: dict[str, Any]) -> None:
         before = [a + b for a, b in zip(before, widths, strict=True)]
     for place, (site, end) in enumerate(zip(sites, before, strict=True)):
         axes.text(end, place, f" {site['floor_share']:.0%}", va="center", fontsize=7)
+    axes.plot(
+        [site["count"] * site["flax"]["predicted_us"] / 1e3 for site in sites],
+        range(len(sites)),
+        "|",
+        color=theme.VERMILLION,
+        markersize=10,
+        markeredgewidth=2,
+        label="plain Flax at least, by its compiled program",
+    )
     labels = [f"{site['count']} x {_label(site['site'])}" for site in sites]
     axes.set_yticks(range(len(sites)), labels, fontsize=8)
     axes.set_xlabel("ms of all occurrences; share of the floor")
     axes.set_title(
         f'{run["dtype"]}, batch {run["batch"]}, save="{run["save"]}": {run["sum_ms"]:.1f} ms,'
-        f" floor {run['floor_ms']:.1f}",
+        f" floor {run['floor_ms']:.1f}, plain Flax at least {run['flax_ms']:.1f}",
         loc="left",
     )
     axes.legend(fontsize=8, loc="lower right")
@@ -100,5 +109,6 @@ def _shares(axes: Axes, runs: list[dict[str, Any]]) -> None:
     axes.set_xticks(range(len(runs)), names, fontsize=7)
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
-    axes.set_title("share of the floor, by dtype, batch, save", loc="left")
+    axes.set_xlabel("dtype, batch, save")
+    axes.set_title("share of the floor", loc="left")
     axes.legend(fontsize=8, loc="upper left")

@@ -38,7 +38,7 @@ def draw_step(figure: Figure, document: dict[str, Any]) -> None:
         }
         _bars(axes, values, labels, "%.0f")
         axes.set_title(title, loc="left")
-    figure.axes[0].legend(fontsize=8)
+    theme.legend_below(figure, figure.axes[0].get_legend_handles_labels()[0], columns=4)
     machine = theme.machine_of(document["environment"])
     figure.suptitle(f"A training step of ResNet-50: {machine}", fontsize=9)
 
@@ -55,7 +55,7 @@ def draw_compile_time(figure: Figure, document: dict[str, Any]) -> None:
     }
     _bars(axes, values, [run["dtype"] for run in runs], "%.1f")
     axes.set_ylabel("s to trace, lower and compile")
-    axes.legend(fontsize=8)
+    theme.legend_below(figure, axes.get_legend_handles_labels()[0], columns=2)
     figure.suptitle("A training step of ResNet-50", fontsize=9)
 
 

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from benchmarks.figures import theme
 from benchmarks.sites.sizes import NAMED_SHAPES, names_of
@@ -18,8 +20,15 @@ def draw(figure: Figure, document: dict[str, Any]) -> None:
             _panel(axes, run, part)
     for axes in panels[-1]:
         axes.set_xlabel("elements of x")
-    panels[0][0].legend(fontsize=8)
+    handles = [*panels[0][0].get_legend_handles_labels()[0], _explanation_of_crosses()]
+    theme.legend_below(figure, handles, columns=len(handles))
     figure.suptitle(f"BatchNorm-Add-ReLU: {theme.machine_of(document['environment'])}", fontsize=9)
+
+
+def _explanation_of_crosses() -> Line2D:
+    shapes = ", ".join("x".join(map(str, shape)) for shape in NAMED_SHAPES)
+    ink = mpl.rcParams["text.color"]
+    return Line2D([], [], color=ink, linestyle="", marker="x", label=f"of shape {shapes}")
 
 
 def _panel(axes: Axes, run: dict[str, Any], part: str) -> None:

@@ -1,10 +1,11 @@
 """A common style for all figures, on light and on dark pages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -102,6 +103,11 @@ def machine_of(environment: dict[str, Any]) -> str:
     processor = environment["cpu"].partition(",")[0]
     allocator = environment["allocator"]["name"]
     return f"{processor}, {environment['cores']} cores, {allocator} allocator; {libraries}"
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
+    """A legend under all panels, where it cannot cover anything."""
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8)
 
 
 def label_bars(axes: Axes, bars: Any, form: str) -> None:

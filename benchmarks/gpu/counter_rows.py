@@ -5,8 +5,11 @@ kernel each site made.
 
 The minimum that a pass moves is one read of x (and of z, and of dy) and one write of each result,
 with a bit mask for the ReLU of a join, whatever is saved for backward; forward and backward add up
-to `sites.one_read_bytes`. If a pass takes two kernels, their ratios add up to the ratio of the
-pass. What is still in L2 when a kernel ends does not count as written, so a ratio may be below 1.
+to `sites.one_read_bytes`. Where one kernel does a pass, `planned_bytes` is what the planner expects
+memory to move, `planned_bytes_again` the part of it that L2 should have lost, and `l2_bytes_hit`
+what L2 had of all that was read. If a pass takes two kernels, their ratios add up to the ratio of
+the pass. What is still in L2 when a kernel ends does not count as written, so a ratio may be below
+1.
 """
 
 from collections import deque
@@ -17,6 +20,7 @@ from benchmarks.common.sites import Site
 from benchmarks.gpu.ncu import COUNTERS, STALLS
 from benchmarks.gpu.ncu_csv import Kernel
 
+_SECTOR_BYTES: Final = 32
 # Maps names in targets.cuda_launches() to (function, pass), in the order in which a step launches
 # them.
 KERNELS: Final = {
@@ -102,12 +106,15 @@ def _row(
     row: dict[str, Any] = {key: None if site is None else site[key] for key in keys}
     least = None if site is None or direction is None else site["minimum_bytes"][direction]
     row |= {"pass": direction, "kernel": function, "strategy": strategy, "minimum_bytes": least}
+    planned = _planned(site, direction, strategy)
+    row |= {f"planned_{name}": value for name, value in planned.items()}
     if kernel is None:
         return row
     counters = {field: kernel.metrics.get(metric) for field, metric in COUNTERS.items()}
     seconds = counters.pop("seconds")
     read, written = counters["dram_bytes_read"], counters["dram_bytes_written"]
     dram = None if read is None or written is None else read + written
+    hit = counters["l2_sectors_read_hit"]
     stalls = {
         reason: kernel.metrics[metric]
         for reason, metric in STALLS.items()
@@ -120,19 +127,36 @@ def _row(
         "milliseconds": None if seconds is None else seconds * 1e3,
         "dram_bytes": dram,
         "dram_bytes_over_minimum": None if dram is None or not least else dram / least,
+        "dram_bytes_over_planned": (
+            None if dram is None or "bytes" not in planned else dram / planned["bytes"]
+        ),
+        "l2_bytes_hit": None if hit is None else _SECTOR_BYTES * hit,
         "bytes_per_s": None if dram is None or not seconds else dram / seconds,
         **counters,
         "stalls": dict(sorted(stalls.items(), key=lambda item: -item[1])),
     }
 
 
+def _planned(
+    site: Mapping[str, Any] | None, direction: str | None, strategy: str | None
+) -> Mapping[str, float]:
+    """Empty for a device that the model does not know, and where two kernels share a pass."""
+    if site is None or direction is None or strategy in (None, "two_kernels"):
+        return {}
+    return (site.get("planned") or {}).get(direction, {})
+
+
 def summarise(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "counters: ms, bytes of memory over the least of the pass, GB/s, warps stalled per issue"
+    yield (
+        "counters: ms, bytes of memory over the least of the pass and over the plan's, GB/s,"
+        " warps stalled per issue"
+    )
     for row in rows:
         stalls = list(row.get("stalls", {}).items())[:2]
         numbers = (
             _text(row.get("milliseconds"), 9, 3),
             _text(row.get("dram_bytes_over_minimum"), 6, 2),
+            _text(row.get("dram_bytes_over_planned"), 6, 2),
             _text(row.get("bytes_per_s"), 6, 0, unit=1e9),
         )
         names = (

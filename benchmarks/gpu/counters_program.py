@@ -28,6 +28,7 @@ from benchmarks.common.sites import RESNET50_SITES, Site, one_read_bytes, two_re
 from benchmarks.gpu.chain import make_operands
 from benchmarks.gpu.counter_rows import minimum_bytes
 from benchmarks.gpu.jax_benchmark import STRATEGIES, shapes_of
+from benchmarks.gpu.planned import planned_bytes
 from benchmarks.gpu.program import make_parser
 from benchmarks.gpu.work import Wave
 from benchmarks.sites.peers import ours
@@ -158,6 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if time.monotonic() - begin > options.seconds:
             break
         entry = describe(site, wave)
+        entry["planned"] = planned_bytes(
+            document["device"], site, wave.batch, wave.dtype, options.save, options.strategy
+        )
         document["sites"].append(entry)
         try:
             run_site(site, wave, options.save, runtime, entry)

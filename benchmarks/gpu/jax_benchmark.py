@@ -35,6 +35,7 @@ VARIANTS: Final = {
     **{f"ours_ahead_{n}": {"JAX_BNAR_CUDA_TILES_AHEAD": str(n)} for n in (0, 8)},
 }
 MORE_PEERS: Final = tuple(VARIANTS)
+DECISIVE_PEERS: Final = ("ours_slab_32", "ours_slab_64")
 
 
 def copy_step(x: Any, z: Any, dy: Any, scale: Any, bias: Any) -> tuple[Any, ...]:
@@ -87,11 +88,13 @@ def check(got: Sequence[Any], expected: Sequence[Any]) -> list[float]:
 
 def run_wave(work: Work, wave: Wave, results: Results, pool: ThreadPoolExecutor) -> None:
     """Measures site by site, so that a run that is cut off has all peers where it has any."""
-    for site in work.sites:
+    for site in work.sites_of(wave):
         if work.time_is_up():
             return
         # Flax first: the others are compared with it.
-        peers = sorted(wave.peers, key=lambda peer: peer != "flax")
+        peers = sorted(results.left(site, wave), key=lambda peer: peer != "flax")
+        if not peers:
+            continue
         programs = {peer: pool.submit(compile_chain, peer, site, wave, work) for peer in peers}
         # Compiling takes the host's cores from what is measured, so it ends before.
         wait(programs.values())
@@ -124,7 +127,7 @@ def run_wave(work: Work, wave: Wave, results: Results, pool: ThreadPoolExecutor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    work = work_module.parse(__doc__, arguments, MAIN_PEERS, MORE_PEERS)
+    work = work_module.parse(__doc__, arguments, MAIN_PEERS, MORE_PEERS, DECISIVE_PEERS)
     expected = "cpu" if work.platform == "cpu" else "gpu"
     if jax.default_backend() != expected:
         raise SystemExit(f"JAX runs on {jax.default_backend()}, expected {expected}.")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from benchmarks.gpu.cuda_tool import find_cuda_tool
+from benchmarks.gpu.micro.build import find_nvcc
 from benchmarks.gpu.ncu import find_ncu
 from benchmarks.gpu.steps import Command, Step
 
@@ -34,7 +35,6 @@ ORACLE_TESTS: Final = (
     "operators/test_special_values.py",
     "operators/test_forward.py",
     "operators/test_backward.py",
-    "operators/test_dual.py",
     "operators/test_inference.py",
     "transforms/test_vmap.py",
 )
@@ -48,7 +48,7 @@ SMOKE_FLAGS: Final = (
 # What runs if --only names nothing, in this order: what a run that is cut off should have comes
 # first. `oracle` tests one strategy at greater length than `tests`.
 DEFAULT: Final = (
-    "build", "smoke", "doctor", "sites_jax", "sites_torch", "tests", "device", "programs",
+    "build", "smoke", "micro", "doctor", "sites_jax", "sites_torch", "tests", "device", "programs",
     "sanitize", "large", "benchmark_jax", "benchmark_torch", "inference_joins", "resnet50_jax",
     "counters", "resnet50_torch",
 )  # fmt: skip
@@ -101,6 +101,7 @@ class Plan:
         makers: dict[str, Callable[[], Step]] = {
             "build": self._build,
             "smoke": self._smoke,
+            "micro": self._micro,
             "doctor": self._doctor,
             "sites_jax": self._sites_jax,
             "sites_torch": self._sites_torch,
@@ -139,6 +140,13 @@ class Plan:
         # It takes 20 seconds, most of which JAX and XLA need to start; a kernel that waits for ever
         # costs a minute.
         return self._measured("smoke", "smoke", 60, XLA_FLAGS=self._flags(SMOKE_FLAGS))
+
+    def _micro(self) -> Step:
+        # Without the package, and so whatever `build` and `smoke` have come to. Compiling takes
+        # most of it.
+        step = self._measured("micro", "micro", 60)
+        missing = None if find_nvcc() else "nvcc is not installed"
+        return dataclasses.replace(step, needs=(), skip=missing)
 
     def _sites_jax(self) -> Step:
         options = ("--part", "first", *self.benchmark)

@@ -1,7 +1,8 @@
 """Whether the kernels run at all: one shape, every strategy, both directions, and a CUDA graph.
 
-This takes one process about 20 seconds. Each strategy runs its kernels alone and then in a program
-of several steps, which XLA captures in a CUDA graph under the flags that `make gpu` sets
+This takes one process about 20 seconds. Each strategy runs its kernels alone, then on four
+multiprocessors, where a block has more tiles than it keeps (FEW_BLOCKS), and then in a program of
+several steps, which XLA captures in a CUDA graph under the flags that `make gpu` sets
 (plan.SMOKE_FLAGS). The join of two batch norms, whose kernels have one strategy, runs once. Each
 part is named in the file before it begins, so that a kernel that hangs is known by name after the
 process was killed.
@@ -25,6 +26,13 @@ from benchmarks.gpu.launches import launched
 from benchmarks.gpu.program import make_document, make_parser
 
 STRATEGIES: Final = ("auto", "two_kernels", "on_chip", "cluster")
+SHAPE: Final = (16, 28, 28, 128)
+_MULTIPROCESSORS: Final = 4
+# With eight blocks, `on_chip` does at SHAPE what it does at large arrays: two teams take four slabs
+# each, of which a block has more tiles than slots and registers, so that slots are filled anew in
+# both passes while the next slab's tiles are on their way. tests/gpu/test_gpu_smoke.py asks the
+# planner.
+FEW_BLOCKS: Final = {"JAX_BNAR_CUDA_SLAB_CHANNELS": "16", "JAX_BNAR_CUDA_TILES_AHEAD": "8"}
 _RESULTS: Final = "y, mean, var, dx, dz, dscale, dbias"
 _DUAL_RESULTS: Final = "y, mean1, var1, mean2, var2, dx1, dx2, dscale1, dbias1, dscale2, dbias2"
 _STEPS_OF_A_GRAPH: Final = 4
@@ -97,6 +105,21 @@ def run_alone(operands: Operands, expected: Any, entry: dict[str, Any]) -> Any:
     return got
 
 
+def run_few_blocks(operands: Operands, expected: Any, entry: dict[str, Any]) -> None:
+    """The same on four multiprocessors; `expected` is what more blocks have computed."""
+    # An H200 has 132; JAX says how many a GPU has, but not of a CPU.
+    margin = max(0, getattr(jax.devices()[0], "core_count", 132) - _MULTIPROCESSORS)
+    variables = {**FEW_BLOCKS, "JAX_BNAR_CUDA_SM_MARGIN": str(margin)}
+    # The kernels read them when they are launched, and one step is not captured in a graph.
+    os.environ.update(variables)
+    try:
+        got = jax.block_until_ready(jax.jit(lambda *given: step(*given))(*operands))
+    finally:
+        for name in variables:
+            del os.environ[name]
+    entry["few_blocks_errors"] = errors_of(got, expected)
+
+
 def run_graph(operands: Operands, expected: Any, entry: dict[str, Any]) -> None:
     """The same in a chain, several times. The results must be equal bit for bit."""
     program = jax.jit(lambda *given: chain(*given))
@@ -138,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(__doc__)
     options = parser.parse_args(arguments)
     begin = time.monotonic()
-    shape = (2, 5, 5, 24) if options.platform == "cpu" else (16, 28, 28, 128)
+    shape = (2, 5, 5, 24) if options.platform == "cpu" else SHAPE
     document = make_document(
         "smoke",
         options.platform,
@@ -147,7 +170,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         running=None,
         strategies={},
     )
-    parts: tuple[tuple[str, Callable[..., Any]], ...] = (("alone", run_alone), ("graph", run_graph))
+    parts: tuple[tuple[str, Callable[..., Any]], ...] = (
+        ("alone", run_alone), ("few blocks", run_few_blocks), ("graph", run_graph)
+    )  # fmt: skip
     operands = make_operands(shape)
     compare = jax.jit(functools.partial(step, implementation="xla"))
     wide = [operand.astype(jnp.float32) for operand in operands]

@@ -24,13 +24,19 @@ _GUESSED_BYTES_PER_S: Final = 2.5e12
 ERROR_ALLOWED: Final = 0.15
 
 
+# The sites at which the planner's choice of slabs depends most on what nobody has measured: labels
+# begin with one of these.
+DECISIVE_SITES: Final = ("56x56x256", "28x28x128", "14x14x256")
+
+
 @dataclass(frozen=True)
 class Wave:
-    """All sites at one batch size and dtype, for a group of peers."""
+    """Sites at one batch size and dtype, for a group of peers: all sites, or the decisive ones."""
 
     batch: int
     dtype: DType
     peers: tuple[str, ...]
+    decisive: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,11 @@ class Work:
     end: float
     output: Path
 
+    def sites_of(self, wave: Wave) -> tuple[Site, ...]:
+        if not wave.decisive:
+            return self.sites
+        return tuple(site for site in self.sites if site.label.startswith(DECISIVE_SITES))
+
     def time_is_up(self) -> bool:
         return time.monotonic() > self.end
 
@@ -72,12 +83,13 @@ def parse(
     arguments: Sequence[str] | None,
     main_peers: tuple[str, ...],
     more_peers: tuple[str, ...],
+    decisive_peers: tuple[str, ...] = (),
 ) -> Work:
     """Returns the work that the options ask for.
 
     The main peers run at every combination of batch size and dtype, and the others only at the
-    first one. `--part first` asks for that first combination alone, and `--part rest` for all
-    others.
+    first one: first `decisive_peers`, which are among them, at the decisive sites. `--part first`
+    asks for that first combination alone, and `--part rest` for all others.
     """
     parser = make_parser(description)
     parser.add_argument("--part", choices=("all", "first", "rest"), default="all")
@@ -102,9 +114,7 @@ def parse(
     # The heaviest come first, so that a deadline cuts off what counts least.
     sites.sort(key=lambda site: -site.count * one_read_bytes(site, 1, 2))
     waves = tuple(
-        Wave(batch, dtype, peers)
-        for batch, dtype, peers in _waves(options, main_peers, more_peers)
-        if peers
+        wave for wave in _waves(options, main_peers, more_peers, decisive_peers) if wave.peers
     )
     return Work(
         platform=options.platform,
@@ -119,18 +129,22 @@ def parse(
 
 
 def _waves(
-    options: argparse.Namespace, main_peers: tuple[str, ...], more_peers: tuple[str, ...]
-) -> Iterator[tuple[int, DType, tuple[str, ...]]]:
+    options: argparse.Namespace,
+    main_peers: tuple[str, ...],
+    more_peers: tuple[str, ...],
+    decisive_peers: tuple[str, ...],
+) -> Iterator[Wave]:
     def asked(peers: tuple[str, ...]) -> tuple[str, ...]:
         return peers if options.peers is None else tuple(p for p in peers if p in options.peers)
 
     first, *rest = ((b, d) for b in options.batch for d in options.dtype)
     if options.part != "rest":
-        yield *first, asked(main_peers)
-        yield *first, asked(more_peers)
+        yield Wave(*first, asked(main_peers))
+        yield Wave(*first, asked(decisive_peers), decisive=True)
+        yield Wave(*first, asked(more_peers))
     if options.part != "first":
         for batch, dtype in rest:
-            yield batch, dtype, asked(main_peers)
+            yield Wave(batch, dtype, asked(main_peers))
 
 
 class Results:
@@ -149,6 +163,15 @@ class Results:
             print(f"{wave}: {len(self.document['rows'])} rows", flush=True)
         self.write(complete=not self._work.time_is_up())
         return 1 if self.document["errors"] else 0
+
+    def left(self, site: Site, wave: Wave) -> tuple[str, ...]:
+        """The peers of a wave that no earlier one has measured at the site."""
+        done = {
+            row["peer"]
+            for row in self.document["rows"]
+            if (row["site"], row["batch"], row["dtype"]) == (site.label, wave.batch, wave.dtype)
+        }
+        return tuple(peer for peer in wave.peers if peer not in done)
 
     def add(
         self, site: Site, wave: Wave, peer: str, samples_ms: Sequence[float], **more: Any

@@ -21,6 +21,8 @@ from benchmarks.common.kernels import require_kernels
 from benchmarks.common.progress import say
 from benchmarks.figures.network import draw_step
 from benchmarks.network.training_step import DType, TrainingStep, check_losses
+from benchmarks.sites import isa
+from benchmarks.sites.isa import IsaName
 from jax_bnar._benchmark.timing import interleave
 
 SCHEMA: Final = 1
@@ -40,17 +42,21 @@ class Options:
     """Samples of each network."""
     stage_sizes: tuple[int, ...] = (3, 4, 6, 3)
     """Blocks in each stage; a smoke run can use a smaller network."""
+    isa: IsaName | None = None
+    """The best instruction set that our kernels and XLA may use, as in `benchmarks.sites.run`."""
     output: Path | None = None
     """JSON file for the results, updated after each size and dtype."""
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
+    if options.isa is not None:
+        isa.limit(options.isa)
     require_kernels()
     console = Console()
     document: dict[str, Any] = {
         "schema": SCHEMA,
-        "environment": describe_environment(),
+        "environment": describe_environment() | isa.describe(()),
         "device": jax.devices()[0].device_kind,
         "settings": {"rounds": options.rounds, "stage_sizes": options.stage_sizes},
         "runs": [],

@@ -7,16 +7,20 @@ from typing import Any, Final, Literal
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 import jax_bnar
+from benchmarks.network.step_program import (
+    CLASSES,
+    initial_state,
+    loss_function,
+    resnet50,
+    sgd_step,
+)
 from jax_bnar._benchmark.memory import planned_memory, residual_bytes
-from jax_bnar.flax_layers import BatchNorm, ResNet50
+from jax_bnar.flax_layers import BatchNorm
 
 DType = Literal["float32", "bfloat16"]
-CLASSES: Final = 1000
 NORMS: Final[dict[str, Any]] = {
     "fused": BatchNorm,
     "fused, save=mask": functools.partial(BatchNorm, save="mask"),
@@ -47,44 +51,19 @@ class TrainingStep:
     def __init__(
         self, norm: str, size: int, batch: int, dtype: DType, stage_sizes: Sequence[int]
     ) -> None:
-        net = ResNet50(
-            stage_sizes=tuple(stage_sizes),
-            num_classes=CLASSES,
-            dtype=jnp.dtype(dtype),
-            norm=NORMS[norm],
-        )
-        optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
+        net = resnet50(NORMS[norm], dtype, stage_sizes)
         generator = np.random.default_rng(0)
         images = generator.standard_normal((batch, size, size, 3), np.float32)
         self._data = jax.device_put((images, generator.integers(0, CLASSES, batch)))
-
-        def loss_of(params: Any, batch_stats: Any, data: Any) -> tuple[jax.Array, Any]:
-            images, labels = data
-            logits, updated = net.apply(
-                {"params": params, "batch_stats": batch_stats}, images, mutable=["batch_stats"]
-            )
-            losses = optax.softmax_cross_entropy_with_integer_labels(
-                jnp.asarray(logits, jnp.float32), labels
-            )
-            return losses.mean(), updated["batch_stats"]
-
+        loss_of = loss_function(net)
         if norm == "flax, fuse":
             loss_of = jax_bnar.fuse(loss_of)
-
-        def step(state: Any, data: Any) -> tuple[Any, jax.Array]:
-            params, batch_stats, momentum = state
-            (loss, batch_stats), gradient = jax.value_and_grad(loss_of, has_aux=True)(
-                params, batch_stats, data
-            )
-            updates, momentum = optimizer.update(gradient, momentum, params)
-            return (optax.apply_updates(params, updates), batch_stats, momentum), loss
-
-        variables = jax.jit(net.init)(jax.random.key(0), images)
-        params, batch_stats = variables["params"], variables["batch_stats"]
+        step = sgd_step(loss_of)
+        self._state = initial_state(jax.jit(net.init)(jax.random.key(0), images))
+        params, batch_stats, _ = self._state
         self._residuals = residual_bytes(
             lambda params: loss_of(params, batch_stats, self._data)[0], params
         )
-        self._state = (params, batch_stats, optimizer.init(params))
         start, processor = perf_counter(), process_time()
         lowered = jax.jit(step, donate_argnums=0).lower(self._state, self._data)
         traced = perf_counter()

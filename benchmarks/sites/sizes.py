@@ -20,7 +20,8 @@ from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
 from benchmarks.common.kernels import require_kernels
 from benchmarks.common.sites import Site
-from benchmarks.sites import checked
+from benchmarks.sites import checked, isa
+from benchmarks.sites.isa import IsaName
 from benchmarks.sites.peers import PeerName
 from benchmarks.sites.problem import DType, itemsize, make_problem
 from jax_bnar._benchmark.timing import interleave
@@ -45,6 +46,8 @@ class Options:
     rounds: int = 7
     min_sample_ms: float = 20.0
     """Minimum length of a sample; shorter calls are repeated within it."""
+    isa: IsaName | None = None
+    """The best instruction set that all peers may use, as in `benchmarks.sites.run`."""
     output: Path | None = None
     """JSON file for the results, updated after each size."""
 
@@ -60,12 +63,14 @@ def shapes(options: Options, dtype: DType) -> Iterator[tuple[int, ...]]:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
+    if options.isa is not None:
+        isa.limit(options.isa)
     jax.config.update("jax_platforms", "cpu")
     require_kernels()
     console = Console(width=80)
     document: dict[str, Any] = {
         "schema": SCHEMA,
-        "environment": describe_environment(),
+        "environment": describe_environment() | isa.describe(options.peers),
         "settings": {"rounds": options.rounds, "min_sample_ms": options.min_sample_ms},
         "runs": [],
     }

@@ -44,7 +44,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
        index += p.tiling.num_teams) {
     const SlabOf slab(p.tiling, index, position.rank);
     stream.StartRest(slab);
-    SetReduceConstants<A>(p, shared, slab, /*whole=*/true);
+    PrefetchMail(p.tiling, p.workspace, p.block_reduction, index,
+                 position.rank);
+    SetReduceConstants<A>(p, shared, slab);
     SumGradients<T, kElements, /*kKeep=*/true, Form>(p, shared, slab, &stream);
     stream.Hold(slab);
     stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,
@@ -118,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
     const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
-    SetReduceConstants<A>(p, shared, slab, whole);
+    SetReduceConstants<A>(p, shared, slab);
     SumGradients<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);
     if (AddTeamInLast(p.tiling, shared, p.workspace, p.block_reduction, index,
                       position.rank)) {
@@ -128,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 }
 
 // If `whole`, the kernel takes the sums of a ReduceKernel; otherwise it takes
-// the caller's a, b and k.
+// the caller's b and k.
 template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ApplyKernel(const __grid_constant__ BackwardParameters p, bool whole) {
@@ -138,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
     const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
-    SetReduceConstants<A>(p, shared, slab, whole);
+    SetReduceConstants<A>(p, shared, slab);
     LoadApplyConstants<A>(p, shared, slab, index, whole,
                           /*store=*/position.rank == 0);
     ApplyTiles<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);

@@ -154,9 +154,9 @@ __device__ __forceinline__ void WithFormOf(const BackwardParameters& p, F f) {
 template <typename A, typename SlabOf>
 __device__ __forceinline__ void SetDualReduceConstants(
     const BackwardParameters& first, const BackwardParameters& second,
-    const DualSharedMemory& shared, const SlabOf& slab, bool whole) {
-  SetReduceConstants<A>(first, shared, slab, whole);
-  SetReduceConstants<A>(second, shared.second, slab, whole);
+    const DualSharedMemory& shared, const SlabOf& slab) {
+  SetReduceConstants<A>(first, shared, slab);
+  SetReduceConstants<A>(second, shared.second, slab);
   const int column = static_cast<int>(threadIdx.x);
   if (slab.HasColumn(column)) shared.AddConstants<A>(kGateBias, column);
   __syncthreads();
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   ForEachSlabOfBoth<kLayout, kElements>(
       first.tiling, /*last_first=*/false,
       [&](const Slab<kLayout, kElements>& slab, int64_t index, int rank) {
-        SetDualReduceConstants<A>(first, second, shared, slab, whole);
+        SetDualReduceConstants<A>(first, second, shared, slab);
         SumDualGradients<T, kElements, Form>(first, second, shared, slab);
         if (AddBothTeamsInLast(first, shared, index, rank)) {
           StoreTotals<A>(first, shared, slab, 2 * index, whole);
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 }
 
 // If `whole`, the kernel takes the sums of a DualReduceKernel; otherwise it
-// takes the caller's a, b and k.
+// takes the caller's b and k.
 template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     DualApplyKernel(const __grid_constant__ BackwardParameters first,
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       first.tiling, /*last_first=*/true,
       [&](const Slab<kLayout, kElements>& slab, int64_t index, int rank) {
         const bool store = rank == 0;
-        SetDualReduceConstants<A>(first, second, shared, slab, whole);
+        SetDualReduceConstants<A>(first, second, shared, slab);
         LoadApplyConstants<A>(first, shared, slab, 2 * index, whole, store);
         LoadApplyConstants<A>(second, shared.second, slab, 2 * index + 1, whole,
                               store);

@@ -111,8 +111,11 @@ class Applier {
 
 // The elementwise pass on the tiles that `stream` copies, the last one first.
 // Those that were kept are e and x. Of the others, dz is copied again if the
-// sums wrote it, and otherwise dy, with what was saved for the gate. The blocks
-// of the team have met since dz was stored, so its copies find it.
+// sums wrote it, and otherwise dy, with what was saved for the gate. A thread
+// copies only what it has stored of dz itself. Its stores go through to L2,
+// from where cp.async.cg reads. PTX does not spell out that such a copy sees
+// what the same thread has stored before; if a device ever shows that it does
+// not, one OrderMemory() for each slab, after the first pass, is enough.
 template <typename T, int kElements, typename Form, typename SlabOf,
           typename Stream>
 __device__ __forceinline__ void ApplyCopiedTiles(const BackwardParameters& p,

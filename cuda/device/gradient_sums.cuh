@@ -60,12 +60,12 @@ class GradientSums {
 };
 
 // Sets the constants of the sums: mean, and those from which gate kX recomputes
-// y. All threads of the block call it, and may use the constants afterwards.
+// y. Where nothing needs the multiplier, there may be no var. All threads of
+// the block call it, and may use the constants afterwards.
 template <typename A, typename SlabOf>
 __device__ __forceinline__ void SetReduceConstants(const BackwardParameters& p,
                                                    const SharedMemory& shared,
-                                                   const SlabOf& slab,
-                                                   bool whole) {
+                                                   const SlabOf& slab) {
   const int column = static_cast<int>(threadIdx.x);
   __syncthreads();  // The constants of the previous slab are still in use.
   if (slab.HasColumn(column)) {
@@ -76,9 +76,10 @@ __device__ __forceinline__ void SetReduceConstants(const BackwardParameters& p,
     };
     shared.Constant<A>(kGateMean)[column] = at(p.operands.mean, A{0});
     shared.Constant<A>(kGateMultiplier)[column] =
-        whole ? Multiplier(at(p.operands.scale, A{1}), at(p.operands.var, A{0}),
-                           p.operands.epsilon)
-              : at(p.a, A{0});
+        p.operands.var.data == nullptr
+            ? A{0}
+            : Multiplier(at(p.operands.scale, A{1}), at(p.operands.var, A{0}),
+                         p.operands.epsilon);
     shared.Constant<A>(kGateBias)[column] = at(p.operands.bias, A{0});
   }
   __syncthreads();

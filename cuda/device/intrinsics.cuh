@@ -163,6 +163,15 @@ __device__ __forceinline__ void StoreFlag(uint64_t* address, uint64_t flag) {
 #endif
 }
 
+// Starts to fetch what lies there to L2, and waits for nothing.
+__device__ __forceinline__ void PrefetchToL2(const void* address) {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  (void)address;  // There is no cache.
+#else
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+
 // What this thread has read or written comes before what it reads or writes
 // later, as other blocks see it. Other than __threadfence, this does not put
 // the fences of all blocks into one order, and takes less time.

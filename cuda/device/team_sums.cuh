@@ -186,6 +186,48 @@ __device__ __forceinline__ Sums Receive(Mail* boxes, int distance, int count,
   return sums;
 }
 
+// The threads of a block that add columns of the whole team. So many of them, a
+// power of 2 that is at least the team if there are enough threads, share a
+// column, and each has the messages of every `parts`-th block. Of 5 blocks with
+// 8 columns, 8 threads share a column: in block 2, threads 0 to 7 add column 2
+// and threads 8 to 15 column 7; thread 3 reads what block 3 has sent of column
+// 2, and threads 5 to 7 read nothing.
+struct AdderOfTeam {
+  int log_parts;
+  int parts;
+  int part;
+  int column;  // There may be no such column.
+};
+__device__ __forceinline__ AdderOfTeam AdderOf(int thread, int team, int rank) {
+  const int log_parts = min(32 - __clz(team - 1), __ffs(kThreads) - 1);
+  const int parts = 1 << log_parts;
+  return {log_parts, parts, thread & (parts - 1),
+          rank + (thread >> log_parts) * team};
+}
+
+// Fetches the boxes in which this thread will look for mail of a slab to L2.
+// Nobody has used them in this launch, so that the first look at each would
+// otherwise wait for memory, in both waits of AddTeamByMail.
+__device__ __forceinline__ void PrefetchMail(const Tiling& tiling,
+                                             const Workspace& workspace,
+                                             BlockReduction block_reduction,
+                                             int64_t slab, int rank) {
+  if (block_reduction != BlockReduction::kBarrier) return;
+  const int thread = Anew(static_cast<int>(threadIdx.x));
+  const int columns = tiling.columns;
+  const int team = tiling.team;
+  const int64_t first = slab * columns * team;
+  const AdderOfTeam adder = AdderOf(thread, team, rank);
+  if (adder.column < columns) {
+    for (int row = adder.part; row < team; row += adder.parts) {
+      PrefetchToL2(workspace.partial_mail + first + adder.column * team + row);
+    }
+  }
+  if (thread < columns) {
+    PrefetchToL2(workspace.total_mail + first + rank * columns + thread);
+  }
+}
+
 // Sets shared.total to the sums of a team whose blocks are all on the device:
 // the launch is cooperative, or a block that waits for mail would never get it.
 // Each column is added by one block of the team, which sends the sum to all of
@@ -213,11 +255,7 @@ __device__ __forceinline__ void AddTeamByMail(const Tiling& tiling,
   }
   meanwhile();
 
-  // So many threads, a power of 2, share a column of this block.
-  const int log_parts = min(32 - __clz(team - 1), __ffs(kThreads) - 1);
-  const int parts = 1 << log_parts;
-  const int part = thread & (parts - 1);
-  const int column = rank + (thread >> log_parts) * team;
+  const auto [log_parts, parts, part, column] = AdderOf(thread, team, rank);
   Sums sums{0, 0};
   if (column < columns) {
     for (int row = part; row < team; row += 2 * parts) {
@@ -354,8 +392,10 @@ __device__ __forceinline__ bool AddTeamInLast(const Tiling& tiling,
   for (int other = thread; other < tiling.team; other += kThreads) {
     missing = missing || LoadFlag(flags + other) != workspace.tag;
   }
+  // The flags that this thread has read come before the sums that any thread
+  // of the block reads after the barrier.
+  OrderMemory();
   if (__syncthreads_or(missing)) return false;
-  OrderMemory();  // The flags come before the sums.
   AddPartials(tiling, shared, workspace, slab);
   // The launch may be repeated with the same tag. A block that misses a flag
   // which was taken away here leaves the sums to this one.

@@ -21,28 +21,29 @@ namespace cuda {
 
 // ForEachTile in batches: before() and after() are called around the uses of
 // each batch, which are kBatch, or fewer where the first batch or the last has
-// fewer items: these have the positions [first, end), where `first` is less
-// than kBatch. (One function for both loops would spill registers in the
+// fewer items: these have the positions [skip, end), where `skip` is less than
+// kBatch. Only SecondPass skips items, where the last batch of a slab has left
+// slots empty. (One function for both loops would spill registers in the
 // kernels of two inputs, for compute capability 10.0.)
 template <int kDepth, typename Item, int kBatch, typename Load, typename Use,
           typename Before, typename After>
 __device__ __forceinline__ void ForEachTileInBatches(int end, Load load,
                                                      Use use, Before before,
                                                      After after,
-                                                     int first = 0) {
+                                                     int skip = 0) {
   constexpr int kRound = kDepth < kBatch ? kBatch : kDepth;
   static_assert(kRound % kDepth == 0 && kRound % kBatch == 0, "whole numbers");
   Item ring[kDepth];
 #pragma unroll
   for (int k = 0; k < kDepth; ++k) {
-    if (first <= k && k < end) load(&ring[k]);
+    if (skip <= k && k < end) load(&ring[k]);
   }
 #pragma unroll 1
-  while (first < end) {
+  while (skip < end) {
     // These rounds have no test for each item: all but the last one or two, and
     // but the first one if items are missing there.
 #pragma unroll 1
-    for (; first <= 0 && end >= kRound + kDepth; end -= kRound) {
+    for (; skip <= 0 && end >= kRound + kDepth; end -= kRound) {
 #pragma unroll
       for (int k = 0; k < kRound; ++k) {
         if (k % kBatch == 0) before();
@@ -55,11 +56,11 @@ __device__ __forceinline__ void ForEachTileInBatches(int end, Load load,
     for (int k = 0; k < kRound; ++k) {
       const int next = k + kDepth;
       if (k % kBatch == 0 && k < end) before();
-      if (first <= k && k < end) use(ring[k % kDepth]);
-      if (first <= next && next < end) load(&ring[k % kDepth]);
+      if (skip <= k && k < end) use(ring[k % kDepth]);
+      if (skip <= next && next < end) load(&ring[k % kDepth]);
       if ((k + 1) % kBatch == 0 && k + 1 - kBatch < end) after();
     }
-    first = 0;
+    skip = 0;
     end -= kRound;
   }
 }
@@ -86,6 +87,17 @@ constexpr bool kCopiesTiles = kElements > 1;
 // a group of copies, which is empty where nothing is left to be copied, so that
 // a thread always waits for all groups but the same number of them (see Streams
 // in host/plan.cc for how many slots this needs).
+//
+// Why this is enough, with batches of B tiles, S slots, and K of them for tiles
+// that stay there: when the first pass begins, S/B groups are closed, one for
+// each batch that has slots, in the order of their use, and each batch that has
+// been used closes one more. So before batch i, at least S/B + i groups are
+// closed, of which its own is number i: if all but the last S/B - 1 are
+// complete, it is. In the second pass, i groups are closed before batch i, and
+// that of a batch which was copied again is number i - K/B: if all but the last
+// K/B - 1 are complete, it is. The groups of the next slab's first tiles, which
+// are closed between the passes, come before those of the second pass, so they
+// are complete even earlier than the next first pass counts on.
 template <typename T, Layout kLayout, int kElements, int kArrays>
 class TileStream {
  public:

@@ -1,6 +1,7 @@
 #include "cuda/host/cost.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "cuda/host/tiling.h"
 
@@ -11,6 +12,10 @@ namespace {
 // The nominal bandwidth of an H200, divided among its multiprocessors: what is
 // assumed of a device that does not report its own.
 constexpr double kNominalBytesPerMicrosecond = 4917e3 / 132;
+
+// A line of L2 and of L1. It consists of sectors of 32 bytes that are fetched
+// one by one.
+constexpr int64_t kLineBytes = 128;
 
 double NominalRate(const Device& device) {
   return device.memory_bytes_per_microsecond > 0
@@ -38,6 +43,29 @@ double InFlightPerBlock(const Problem& problem, int width,
                          model.bytes_in_flight_per_block,
                          8.0 * kThreads *
                              static_cast<double>(ItemSize(problem.dtype)));
+}
+
+// The bytes of a slab that lie together in memory, at most a line.
+int64_t PieceBytes(const Problem& problem, const Tiling& t) {
+  if (t.layout == Layout::kChannelsFirst || t.slabs_per_group.value == 1) {
+    return kLineBytes;
+  }
+  return std::min(kLineBytes, t.columns * ItemSize(problem.dtype));
+}
+
+// The rate at which memory serves pieces of so many bytes, as a share of that
+// for whole lines.
+double PieceShare(int64_t piece, const CostModel& model) {
+  double share = 1;
+  for (; piece < kLineBytes; piece *= 2) share *= model.narrow_share;
+  return share;
+}
+
+// What adding in double takes more than where double has half the rate of
+// float.
+double SlowDoubles(const Device& device, const CostModel& model) {
+  return model.double_sums *
+         std::max(0.0, device.single_to_double_ratio / 2 - 1);
 }
 
 // Where the blocks of a launch are. They spread over all multiprocessors before
@@ -158,7 +186,26 @@ double MaskSectors(const Tiling& t, int64_t rounds, const Traffic& traffic) {
          (2 * times - 1) * traffic.mask_written;
 }
 
+std::vector<CostModel> MakePlannedModels() {
+  std::vector<CostModel> models = {CostModel()};
+  constexpr size_t kEnds = size_t{1} << std::size(kUncertain);
+  for (size_t ends = 0; ends < kEnds; ++ends) {
+    CostModel model;
+    for (size_t i = 0; i < std::size(kUncertain); ++i) {
+      const UncertainConstant& one = kUncertain[i];
+      model.*one.constant = (ends >> i & 1) != 0 ? one.most : one.least;
+    }
+    models.push_back(model);
+  }
+  return models;
+}
+
 }  // namespace
+
+const std::vector<CostModel>& PlannedModels() {
+  static const auto* models = new std::vector<CostModel>(MakePlannedModels());
+  return *models;
+}
 
 double StreamingRate(const Device& device, const CostModel& model) {
   return NominalRate(device) * model.copy_share * model.kernel_share;
@@ -171,7 +218,10 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
   const double array =
       static_cast<double>(problem.shape.groups * problem.shape.group_size() *
                           ItemSize(problem.dtype));
-  const double in_l2 = model.share_of_l2 * static_cast<double>(device.l2_bytes);
+  const int64_t piece = PieceBytes(problem, t);
+  const double in_l2 = model.share_of_l2 *
+                       static_cast<double>(device.l2_bytes) *
+                       static_cast<double>(piece) / kLineBytes;
   const bool two_kernels = plan.strategy == Strategy::kTwoKernels;
   Cost cost{};
   cost.rounds = two_kernels ? 1 : CeilDivide(t.num_slabs, t.num_teams);
@@ -197,8 +247,11 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
   // others.
   const double waves =
       static_cast<double>(CeilDivide(plan.grid, BlocksAtOnce(plan, device)));
-  const double rate = NominalRate(device) * model.copy_share;
-  const double needed = rate * model.memory_latency / device.multiprocessors;
+  const double copy_rate = NominalRate(device) * model.copy_share;
+  const double needed =
+      copy_rate * model.memory_latency / device.multiprocessors;
+  const double piece_share = PieceShare(piece, model);
+  const double rate = copy_rate * piece_share;
   const Spread spread(static_cast<double>(plan.grid) / waves, device);
   cost.busy = spread.once + spread.twice;
 
@@ -229,34 +282,42 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
   // take turns with as much as they have under way, and one half of them is as
   // far as the team that waits.
   const double slab = cost.streaming / static_cast<double>(t.num_slabs);
-  const double copied = under_way.most *
-                        static_cast<double>(tile_bytes * t.team) /
-                        StreamingRate(device, model);
+  const double usual_rate = StreamingRate(device, model) * piece_share;
+  const double copied =
+      under_way.most * static_cast<double>(tile_bytes * t.team) / usual_rate;
   const auto others = [&](int64_t teams) {
     return TilesKept(plan) >= TilesPerBlock(t)
                ? static_cast<double>(teams - 1) * slab
                : static_cast<double>(teams / 2) * std::min(slab, copied);
   };
+  // A team waits for its slowest block, in each of so many rounds or turns.
+  const double doubles = SlowDoubles(device, model);
+  const auto wait = [&](double least, int64_t rounds) {
+    return least + doubles +
+           model.skew * first_time / static_cast<double>(rounds);
+  };
   cost.launching = model.kernel;
   if (two_kernels) {
     cost.launching = 2 * model.kernel;
-    cost.waiting = model.last_block;
+    cost.waiting = model.last_block + doubles;
   } else if (plan.block_reduction == BlockReduction::kBarrier) {
+    cost.launching = model.cooperative_kernel;
     const double issue_share =
-        2 * model.issue_share / static_cast<double>(ItemSize(problem.dtype));
+        std::min(1.0, 2 * model.issue_share / model.instructions_per_cycle /
+                          static_cast<double>(ItemSize(problem.dtype)));
     const double own = std::min(
         static_cast<double>(t.prefetch_tiles * tile_bytes * t.team) /
-            StreamingRate(device, model),
+            usual_rate,
         (1 - issue_share) * first_time / static_cast<double>(t.num_slabs));
     cost.ahead = own * static_cast<double>(t.num_slabs - t.num_teams);
     cost.waiting =
         IdleTime({t.num_teams, cost.rounds, copies, others(t.num_teams)},
-                 model.barrier, own, model);
+                 wait(model.barrier, cost.rounds), own, model);
   } else if (plan.block_reduction == BlockReduction::kCluster) {
     const auto turns = static_cast<int64_t>(waves);
     const int64_t teams = CeilDivide(t.num_teams, turns);
     cost.waiting = IdleTime({teams, turns, copies, others(teams)},
-                            model.cluster, 0, model);
+                            wait(model.cluster, turns), 0, model);
   }
   return cost;
 }

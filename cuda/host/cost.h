@@ -8,6 +8,7 @@
 #define JAX_BNAR_CUDA_HOST_COST_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "cuda/host/plan.h"
 #include "native/problem.h"
@@ -17,9 +18,10 @@ namespace cuda {
 
 // The constants of the model, in microseconds unless stated otherwise. None of
 // them has been measured with these kernels: they come from the data sheets and
-// published copy rates of an H200, and from a review of the kernels' machine
-// code. Replace a constant by its measurement as soon as there is one; planner
-// and model follow.
+// published copy rates of an H200, and from reviews of the kernels and of their
+// machine code. `make gpu` measures what it can of them (benchmarks/gpu/micro).
+// Replace a constant by its measurement as soon as there is one; planner and
+// model follow.
 struct CostModel {
   // The share of the nominal bandwidth that a copy reaches: 4.3 of 4.9 TB/s on
   // an H200.
@@ -31,6 +33,11 @@ struct CostModel {
   // beside them: a pass has the rate that its copies give. (On an H200, the
   // best streaming kernels that others have published reach 0.97.)
   double kernel_share = 0.92;
+  // The rate at which memory serves rows of 64 bytes that lie apart, half a
+  // line, as a share of that of whole lines; rows of half the size have this
+  // share of that share. A page of memory is opened for less, and how much this
+  // costs is unknown.
+  double narrow_share = 0.95;
   // How long a load from memory takes under load. By Little's law, a device
   // needs this much of its bandwidth in flight.
   double memory_latency = 0.75;
@@ -38,7 +45,8 @@ struct CostModel {
   // (kInFlight in device/tiles.cuh).
   double bytes_in_flight_per_block = kBytesAtOnce * kThreads;
   // The share of L2 whose contents survive until they are read again. What is
-  // never read again (y, z, dx) passes through L2 as well.
+  // never read again (y, z, dx) passes through L2 as well. Lines have 128
+  // bytes, so that rows of 64 bytes fill a half of each.
   double share_of_l2 = 0.5;
   // A round in which the blocks of a team wait for each other's sums, from the
   // last load to the first store: 1.5 until a block has its own sums, twice
@@ -46,6 +54,15 @@ struct CostModel {
   // and 0.25 for the constants of the elementwise pass. (Scale and bias, or
   // var, come from memory while the first message is under way.)
   double barrier = 3.25;
+  // The part of it in which the two blocks of a multiprocessor add their sums
+  // in double, where double has half the rate of float. Where it has a 64th, as
+  // on devices for graphics, this takes 32 times as long.
+  double double_sums = 0.5;
+  // What the slowest block of a team needs more than the others for the first
+  // pass, as a share of that pass: the team waits for it in each round. (Some
+  // multiprocessors share their way to L2 with more neighbours, or are farther
+  // from the half of it that has the data.)
+  double skew = 0.03;
   // The share of it during which memory idles if two teams, or more, have the
   // device: the others read or write meanwhile. Clusters count as teams.
   double idle_with_two_teams = 0.75;
@@ -56,19 +73,38 @@ struct CostModel {
   // share remains of every other wait. Both are about what a simulation of two
   // blocks gave, which share a memory that serves requests in their order.
   double idle_if_covered = 0.1;
-  // What the instructions of the first pass take for a 16-bit type, as a share
-  // of what memory does: 40 for 16 bytes, at 2.5 a cycle. So much of that pass
-  // remains if tiles of the slab have come while the blocks waited. Wider
-  // elements have fewer instructions for the same bytes.
-  double issue_share = 0.5;
+  // What a multiprocessor issues, of four that it could.
+  double instructions_per_cycle = 2;
+  // What the instructions of the first pass would take for a 16-bit type at one
+  // in a cycle, as a share of what memory takes: 40 for 16 bytes. So much of
+  // that pass remains if tiles of the slab have come while the blocks waited.
+  // Wider elements have fewer instructions for the same bytes.
+  double issue_share = 1.25;
   // The same round in a cluster: 1 for two barriers and for reading the shared
   // memory of other blocks, instead of the two messages.
   double cluster = 2.75;
-  // The start and end of a kernel, and the time in which a last block adds up
-  // the sums of all others, which have ended.
+  // The start and end of a kernel, of a cooperative one, and the time in which
+  // a last block adds up the sums of all others, which have ended.
   double kernel = 1.5;
+  double cooperative_kernel = 3;
   double last_block = 4;
 };
+
+// A constant on which the choice of plans depends and that may be anywhere in a
+// range.
+struct UncertainConstant {
+  double CostModel::* constant;
+  double least;
+  double most;
+};
+constexpr UncertainConstant kUncertain[] = {
+    {&CostModel::narrow_share, 0.8, 1},
+    {&CostModel::barrier, 1.5, 5},
+    {&CostModel::instructions_per_cycle, 1.5, 2.5}};
+
+// The models for which the planner plans: the constants as they stand, which
+// come first, and all combinations of the ends of their ranges.
+const std::vector<CostModel>& PlannedModels();
 
 struct Cost {
   double bytes;             // that memory moves

@@ -170,7 +170,10 @@ struct alignas(16) Message {
   uint64_t tag;
 };
 
-// The sums of a column on their way from one block to another.
+// The sums of a column on their way from one block to another. Each mailbox has
+// one sender and one receiver, and serves once in a launch: the receiver
+// empties it by a store that nothing orders before another message, so that a
+// second one could be lost.
 struct Mail {
   Message first;
   Message second;
@@ -208,9 +211,8 @@ struct BackwardParameters {
   Workspace workspace;
   BlockReduction block_reduction;
   GradientBuffers buffers;
-  BackwardOperands operands;  // of the whole pass
-  // Of the halves. The whole pass computes them.
-  VectorOperand a;
+  BackwardOperands operands;  // the halves are given no dmean and dvar
+  // Of the last half. The whole pass computes them.
   VectorOperand b;
   VectorOperand k;
   void* dz;
@@ -220,6 +222,18 @@ struct BackwardParameters {
   void* first;
   void* second;
 };
+
+// Returns ReduceOperands or ApplyOperands in the form of those of a whole pass.
+template <typename Half>
+BackwardOperands OperandsOfHalf(const Half& half) {
+  BackwardOperands operands{};
+  operands.mean = half.mean;
+  operands.var = half.var;
+  operands.scale = half.affine.scale;
+  operands.bias = half.affine.bias;
+  operands.epsilon = half.affine.epsilon;
+  return operands;
+}
 
 }  // namespace cuda
 }  // namespace jax_bnar

@@ -230,29 +230,32 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
   return plans;
 }
 
-// The plan that should take least; of equals, the one with the widest slabs.
-// What L2 answers takes no time in the model, but some in truth, so a plan that
-// reads tiles again must be better than one that does not by more than a
-// trifle.
+// The plan that loses least. A plan loses what it takes longer than the best
+// one does, which depends on the model that is right; the most that it may lose
+// counts. Of equals, it is the plan with the widest slabs. What L2 answers
+// takes no time in the models, but some in truth, so a plan that reads tiles
+// again must be better than one that does not by more than a trifle.
 Plan Best(const std::vector<Plan>& plans, const Problem& problem, int width,
           const Traffic& traffic, const Device& device,
-          const CostModel& model) {
+          const std::vector<CostModel>& models) {
   constexpr double kTrifle = 0.02;
-  const auto total = [&](const Plan& plan) {
-    const bool again = TilesKept(plan) < TilesPerBlock(plan.tiling);
-    return CostOf(plan, problem, width, traffic, device, model).total() *
-           (again ? 1 + kTrifle : 1);
-  };
-  Plan best = plans.front();
-  double least = total(best);
-  for (const Plan& plan : plans) {
-    const double cost = total(plan);
-    if (cost < least) {
-      least = cost;
-      best = plan;
+  if (plans.size() == 1) return plans.front();
+  std::vector<double> most_lost(plans.size(), 0);
+  std::vector<double> costs(plans.size());
+  for (const CostModel& model : models) {
+    for (size_t i = 0; i < plans.size(); ++i) {
+      const Plan& plan = plans[i];
+      const bool again = TilesKept(plan) < TilesPerBlock(plan.tiling);
+      costs[i] = CostOf(plan, problem, width, traffic, device, model).total() *
+                 (again ? 1 + kTrifle : 1);
+    }
+    const double least = *std::min_element(costs.begin(), costs.end());
+    for (size_t i = 0; i < plans.size(); ++i) {
+      most_lost[i] = std::max(most_lost[i], costs[i] - least);
     }
   }
-  return best;
+  const auto best = std::min_element(most_lost.begin(), most_lost.end());
+  return plans[static_cast<size_t>(best - most_lost.begin())];
 }
 
 }  // namespace
@@ -298,12 +301,12 @@ int64_t TilesKept(const Plan& plan) {
 
 Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
               const Device& device, const Settings& settings) {
-  return MakePlan(problem, width, traffic, device, settings, CostModel());
+  return MakePlan(problem, width, traffic, device, settings, PlannedModels());
 }
 
 Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
               const Device& device, const Settings& settings,
-              const CostModel& model) {
+              const std::vector<CostModel>& models) {
   const Plan two_kernels = PlanOneKernel(problem, width, device, settings);
   // The other strategies have no path for float64.
   if (settings.strategy == Strategy::kTwoKernels ||
@@ -319,7 +322,7 @@ Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
   } else if (settings.strategy == Strategy::kAuto) {
     plans.push_back(two_kernels);
   }
-  return Best(plans, problem, width, traffic, device, model);
+  return Best(plans, problem, width, traffic, device, models);
 }
 
 Plan PlanReduction(const Problem& problem, int width, const Device& device,

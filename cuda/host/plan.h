@@ -13,14 +13,15 @@
 //   kTwoKernels  in memory: one kernel computes the sums, which its last block
 //                adds up, and one does the elementwise pass. This is always
 //                possible.
-// Of the plans that the device can run, the planner takes the one that should
-// take the least time (cost.h).
+// Of the plans that the device can run, the planner takes the one that loses
+// least if the constants of its model (cost.h) are other than assumed.
 
 #ifndef JAX_BNAR_CUDA_HOST_PLAN_H_
 #define JAX_BNAR_CUDA_HOST_PLAN_H_
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "cuda/host/parameters.h"
 #include "cuda/host/tiling.h"
@@ -39,6 +40,8 @@ struct Device {
   bool cooperative;
   bool clusters;
   double memory_bytes_per_microsecond = 0;  // nominal; 0 if it is unknown
+  // The rate of float over that of double.
+  double single_to_double_ratio = 2;
 };
 
 enum class Strategy { kAuto, kOnChip, kCluster, kTwoKernels };
@@ -97,12 +100,14 @@ int64_t TilesKept(const Plan& plan);
 
 struct CostModel;
 
-// The plan of a whole operation, forward or backward.
+// The plan of a whole operation, forward or backward: the one that can lose
+// least against the best plan, whichever of the models is right. They are
+// PlannedModels() (cost.h) unless they are given.
 Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
               const Device& device, const Settings& settings);
 Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
               const Device& device, const Settings& settings,
-              const CostModel& model);
+              const std::vector<CostModel>& models);
 
 // The plan of one kernel: of the sums, or of the elementwise pass, alone.
 Plan PlanReduction(const Problem& problem, int width, const Device& device,

@@ -1,3 +1,4 @@
+#include "cuda/host/known_plans.h"
 #include "cuda/launch/kernels.cuh"
 #include "cuda/launch/launch.cuh"
 
@@ -57,7 +58,8 @@ cudaError_t PrepareBackwardKernels() {
         const BackwardKernels kernels =
             KernelsOf(dtype, layout, width, gate, store_dz);
         if (error != cudaSuccess) return error;
-        error = PrepareEach(kernels.whole, kernels.reduce, kernels.apply);
+        error = PrepareEach(kernels.reduce, kernels.apply);
+        if (error == cudaSuccess) error = PrepareWhole(kernels.whole);
       }
     }
     return error;
@@ -65,7 +67,9 @@ cudaError_t PrepareBackwardKernels() {
 }
 
 cudaError_t PrepareKernels() {
-  cudaError_t error = PrepareForwardKernels();
+  Device device;
+  cudaError_t error = QueryDevice(&device);
+  if (error == cudaSuccess) error = PrepareForwardKernels();
   if (error == cudaSuccess) error = PrepareBackwardKernels();
   return error == cudaSuccess ? PrepareDualKernels() : error;
 }
@@ -75,14 +79,12 @@ cudaError_t BackwardReduce(Launch& launch, const Problem& problem,
                            const ReduceOperands& operands, void* sum_e,
                            void* sum_e_centred, void* dz) {
   Device device;
-  const cudaError_t error = QueryDevice(&device);
+  const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
   const int width = WidthOfCall(problem, buffers, dz, nullptr);
   BackwardParameters parameters{};
   parameters.buffers = buffers;
-  parameters.operands.mean = operands.mean;
-  parameters.operands.bias = operands.bias;
-  parameters.a = operands.a;
+  parameters.operands = OperandsOfHalf(operands);
   parameters.dz = dz;
   parameters.first = sum_e;
   parameters.second = sum_e_centred;
@@ -95,14 +97,12 @@ cudaError_t BackwardApply(Launch& launch, const Problem& problem,
                           const GradientBuffers& buffers,
                           const ApplyOperands& operands, void* dx) {
   Device device;
-  const cudaError_t error = QueryDevice(&device);
+  const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
   const int width = WidthOfCall(problem, buffers, nullptr, dx);
   BackwardParameters parameters{};
   parameters.buffers = buffers;
-  parameters.operands.mean = operands.mean;
-  parameters.operands.bias = operands.bias;
-  parameters.a = operands.a;
+  parameters.operands = OperandsOfHalf(operands);
   parameters.b = operands.b;
   parameters.k = operands.k;
   parameters.dx = dx;
@@ -117,7 +117,7 @@ cudaError_t Backward(Launch& launch, const Problem& problem,
                      const BackwardOperands& operands, void* dx, void* dscale,
                      void* dbias, void* dz) {
   Device device;
-  cudaError_t error = QueryDevice(&device);
+  cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
   const int width = WidthOfCall(problem, buffers, dz, dx);
   const BackwardKernels kernels = KernelsOf(problem, width, buffers.gate, dz);
@@ -130,9 +130,9 @@ cudaError_t Backward(Launch& launch, const Problem& problem,
   parameters.second = dscale;
 
   const Plan plan =
-      MakePlan(problem, width,
-               BackwardTraffic(problem.dtype, buffers.gate, dz != nullptr),
-               device, launch.settings);
+      KnownPlan(problem, width,
+                BackwardTraffic(problem.dtype, buffers.gate, dz != nullptr),
+                device, launch.settings);
   bool launched = false;
   error = LaunchWhole(launch, Kernel::kBackward, kernels.whole, plan, device,
                       parameters, &launched);

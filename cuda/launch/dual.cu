@@ -150,7 +150,7 @@ cudaError_t DualNormalise(Launch& launch, const Problem& problem,
                           const Both<VectorOperand>& mean,
                           const Both<VectorOperand>& var) {
   Device device;
-  const cudaError_t error = QueryDevice(&device);
+  const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
   return ForwardCall(problem, buffers, affine)
       .Normalise(launch, device, mean, var);
@@ -161,7 +161,7 @@ cudaError_t DualForward(Launch& launch, const Problem& problem,
                         const Both<AffineOperands>& affine,
                         const Both<void*>& mean, const Both<void*>& var) {
   Device device;
-  cudaError_t error = QueryDevice(&device);
+  cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
   ForwardCall call(problem, buffers, affine);
   call.first.mean = mean[0];
@@ -186,14 +186,12 @@ cudaError_t DualBackwardReduce(Launch& launch, const Problem& problem,
                                const Both<ReduceOperands>& operands,
                                void* sum_e, const Both<void*>& sum_e_centred) {
   Device device;
-  const cudaError_t error = QueryDevice(&device);
+  const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
   BackwardCall call(problem, buffers, {nullptr, nullptr});
   const auto set = [&](const ReduceOperands& own, void* centred,
                        BackwardParameters* parameters) {
-    parameters->operands.mean = own.mean;
-    parameters->operands.bias = own.bias;
-    parameters->a = own.a;
+    parameters->operands = OperandsOfHalf(own);
     // Both store the sum of e, which is the same.
     parameters->first = sum_e;
     parameters->second = centred;
@@ -208,14 +206,12 @@ cudaError_t DualBackwardApply(Launch& launch, const Problem& problem,
                               const Both<ApplyOperands>& operands,
                               const Both<void*>& dx) {
   Device device;
-  const cudaError_t error = QueryDevice(&device);
+  const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
   BackwardCall call(problem, buffers, dx);
   const auto set = [](const ApplyOperands& own,
                       BackwardParameters* parameters) {
-    parameters->operands.mean = own.mean;
-    parameters->operands.bias = own.bias;
-    parameters->a = own.a;
+    parameters->operands = OperandsOfHalf(own);
     parameters->b = own.b;
     parameters->k = own.k;
   };
@@ -230,7 +226,7 @@ cudaError_t DualBackward(Launch& launch, const Problem& problem,
                          const Both<void*>& dx, const Both<void*>& dscale,
                          void* dbias) {
   Device device;
-  cudaError_t error = QueryDevice(&device);
+  cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
   BackwardCall call(problem, buffers, dx);
   call.first.operands = operands[0];

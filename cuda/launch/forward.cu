@@ -1,3 +1,4 @@
+#include "cuda/host/known_plans.h"
 #include "cuda/launch/kernels.cuh"
 #include "cuda/launch/launch.cuh"
 
@@ -72,9 +73,9 @@ cudaError_t PrepareForwardKernels() {
           const ForwardKernels kernels =
               KernelsOf(dtype, layout, width, residual, relu, mask);
           if (error != cudaSuccess) return error;
-          error =
-              PrepareEach(kernels.whole, kernels.statistics, kernels.normalise,
-                          kernels.flat, kernels.pack_mask);
+          error = PrepareEach(kernels.statistics, kernels.normalise,
+                              kernels.flat, kernels.pack_mask);
+          if (error == cudaSuccess) error = PrepareWhole(kernels.whole);
         }
       }
     }
@@ -85,7 +86,7 @@ cudaError_t PrepareForwardKernels() {
 cudaError_t Statistics(Launch& launch, const Problem& problem, const void* x,
                        void* mean, void* var) {
   Device device;
-  const cudaError_t error = QueryDevice(&device);
+  const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
   const int width = WidthOf(problem, Aligned({x}));
   ForwardParameters parameters{};
@@ -102,7 +103,7 @@ cudaError_t Normalise(Launch& launch, const Problem& problem,
                       const AffineOperands& affine, const VectorOperand& mean,
                       const VectorOperand& var) {
   Device device;
-  const cudaError_t error = QueryDevice(&device);
+  const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
   const int width =
       WidthOf(problem, Aligned({buffers.x, buffers.z, buffers.y}));
@@ -120,7 +121,7 @@ cudaError_t Forward(Launch& launch, const Problem& problem,
                     const NormaliseBuffers& buffers,
                     const AffineOperands& affine, void* mean, void* var) {
   Device device;
-  cudaError_t error = QueryDevice(&device);
+  cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
   const int width =
       WidthOf(problem, Aligned({buffers.x, buffers.z, buffers.y}));
@@ -131,10 +132,11 @@ cudaError_t Forward(Launch& launch, const Problem& problem,
   parameters.mean = mean;
   parameters.var = var;
 
-  const Plan plan = MakePlan(problem, width,
-                             ForwardTraffic(problem.dtype, buffers.z != nullptr,
-                                            buffers.mask != nullptr),
-                             device, launch.settings);
+  const Plan plan =
+      KnownPlan(problem, width,
+                ForwardTraffic(problem.dtype, buffers.z != nullptr,
+                               buffers.mask != nullptr),
+                device, launch.settings);
   bool launched = false;
   error = LaunchWhole(launch, Kernel::kForward, kernels.whole, plan, device,
                       parameters, &launched);

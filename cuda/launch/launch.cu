@@ -1,5 +1,7 @@
 #include <atomic>
 #include <chrono>
+#include <map>
+#include <mutex>
 #include <string>
 
 #include "cuda/host/workspace.h"
@@ -13,19 +15,25 @@ namespace {
 // and 2^64 of them are different.
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
 
-// The nominal bandwidth in bytes a microsecond, or 0 where the driver does not
-// report it; that is no reason to fail.
-double MemoryBandwidth(int id) {
-  int kilohertz = 0, bits = 0;
-  if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, id) !=
-          cudaSuccess ||
-      cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, id) !=
-          cudaSuccess) {
-    cudaGetLastError();
-    return 0;
+struct KnownDevices {
+  std::mutex mutex;
+  std::map<int, Device> by_id;
+};
+
+KnownDevices& GetKnownDevices() {
+  static auto* devices = new KnownDevices;
+  return *devices;
+}
+
+// Only the choice of plans depends on such an attribute, so it is no reason to
+// fail if the driver does not report it.
+int AttributeOr(int otherwise, cudaDeviceAttr attribute, int id) {
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, attribute, id) == cudaSuccess) {
+    return value;
   }
-  // Data come at both edges of the clock.
-  return 2e-3 * kilohertz * bits / 8;
+  cudaGetLastError();
+  return otherwise;
 }
 
 }  // namespace
@@ -52,8 +60,33 @@ cudaError_t QueryDevice(Device* device) {
   // and newer.
   device->clusters = get(cudaDevAttrClusterLaunch) != 0 &&
                      get(cudaDevAttrComputeCapabilityMajor) >= 9;
-  device->memory_bytes_per_microsecond = MemoryBandwidth(id);
-  return error;
+  if (error != cudaSuccess) return error;
+  // The nominal bandwidth: data come at both edges of the clock.
+  device->memory_bytes_per_microsecond =
+      2e-3 * AttributeOr(0, cudaDevAttrMemoryClockRate, id) *
+      AttributeOr(0, cudaDevAttrGlobalMemoryBusWidth, id) / 8;
+  device->single_to_double_ratio =
+      AttributeOr(2, cudaDevAttrSingleToDoublePrecisionPerfRatio, id);
+  KnownDevices& known = GetKnownDevices();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  known.by_id[id] = *device;
+  return cudaSuccess;
+}
+
+cudaError_t DescribeDevice(Device* device) {
+  int id = 0;
+  const cudaError_t error = cudaGetDevice(&id);
+  if (error != cudaSuccess) return error;
+  KnownDevices& known = GetKnownDevices();
+  {
+    const std::lock_guard<std::mutex> lock(known.mutex);
+    const auto found = known.by_id.find(id);
+    if (found != known.by_id.end()) {
+      *device = found->second;
+      return cudaSuccess;
+    }
+  }
+  return QueryDevice(device);
 }
 
 bool Aligned(std::initializer_list<const void*> buffers) {
@@ -120,23 +153,27 @@ cudaError_t Explain(Launch& launch, Kernel name, const Plan& plan,
 }
 
 cudaError_t PrepareKernel(const void* kernel) {
-  int id = 0, limit = 0;
-  cudaError_t error = cudaGetDevice(&id);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&limit,
-                                   cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
-  }
+  Device device;
+  const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
-  return cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit);
+  return cudaFuncSetAttribute(kernel,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(device.shared_bytes_per_block));
 }
 
-cudaError_t FitsDevice(const void* kernel, const Plan& plan,
-                       const Device& device, const Settings& settings,
-                       bool* fits) {
+cudaError_t PrepareWholeKernel(const void* kernel) {
+  if (kernel == nullptr) return cudaSuccess;
+  const cudaError_t error = PrepareKernel(kernel);
+  if (error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(kernel,
+                              cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
+}
+
+cudaError_t FitsDevice(const Launch& launch, const void* kernel,
+                       const Plan& plan, const Device& device, bool* fits) {
   *fits = true;
   if (plan.block_reduction == BlockReduction::kCluster) {
-    Launch launch{};
     const LaunchConfig config(launch, plan);
     int clusters = 0;
     const cudaError_t error =
@@ -148,7 +185,8 @@ cudaError_t FitsDevice(const void* kernel, const Plan& plan,
   int blocks = 0;
   const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
       &blocks, kernel, kThreads, static_cast<size_t>(plan.shared_bytes));
-  const int64_t multiprocessors = device.multiprocessors - settings.sm_margin;
+  const int64_t multiprocessors =
+      device.multiprocessors - launch.settings.sm_margin;
   *fits = plan.grid <= blocks * (multiprocessors < 1 ? 1 : multiprocessors);
   return error;
 }

@@ -27,9 +27,12 @@ cudaError_t PrepareDualKernels();
 cudaError_t PackMask(Launch& launch, const Problem& problem,
                      const NormaliseBuffers& buffers, int width);
 
-// Describes the current device. It is queried at every call, because the driver
-// answers from memory.
+// Describes the current device, and remembers what the driver says. Some of it
+// comes from the device itself, over its bus.
 cudaError_t QueryDevice(Device* device);
+
+// The same from memory, if the current device has been queried before.
+cudaError_t DescribeDevice(Device* device);
 
 // Whether all buffers are aligned for threads that read eight elements at once.
 bool Aligned(std::initializer_list<const void*> buffers);
@@ -47,6 +50,15 @@ cudaError_t Explain(Launch& launch, Kernel name, const Plan& plan,
 // Loads a kernel, and lets it use all the shared memory that a block may have.
 cudaError_t PrepareKernel(const void* kernel);
 
+// Does the same for a kernel of both passes, if it is not null. Its
+// multiprocessors are to have as much shared memory as they can, so that two
+// blocks fit there.
+cudaError_t PrepareWholeKernel(const void* kernel);
+template <typename Kernel>
+cudaError_t PrepareWhole(Kernel kernel) {
+  return PrepareWholeKernel(reinterpret_cast<const void*>(kernel));
+}
+
 // Does the same for all kernels that are not null.
 template <typename... Kernels>
 cudaError_t PrepareEach(Kernels... kernels) {
@@ -62,9 +74,8 @@ cudaError_t PrepareEach(Kernels... kernels) {
 // Whether all blocks that wait for each other can be resident at once. The
 // multiprocessors of the SM margin are left out, because what runs there may
 // take any time.
-cudaError_t FitsDevice(const void* kernel, const Plan& plan,
-                       const Device& device, const Settings& settings,
-                       bool* fits);
+cudaError_t FitsDevice(const Launch& launch, const void* kernel,
+                       const Plan& plan, const Device& device, bool* fits);
 
 class LaunchConfig {
  public:
@@ -113,8 +124,8 @@ cudaError_t LaunchWhole(Launch& launch, Kernel name, void (*kernel)(Parameters),
                         const Parameters& parameters, bool* launched) {
   *launched = false;
   if (plan.strategy == Strategy::kTwoKernels) return cudaSuccess;
-  const cudaError_t error = FitsDevice(reinterpret_cast<const void*>(kernel),
-                                       plan, device, launch.settings, launched);
+  const cudaError_t error = FitsDevice(
+      launch, reinterpret_cast<const void*>(kernel), plan, device, launched);
   if (error != cudaSuccess) return Explain(launch, name, plan, error);
   if (!*launched) return cudaSuccess;
   const cudaError_t failed = LaunchSums(launch, name, kernel, plan, parameters);

@@ -1,8 +1,9 @@
 """Speed of single BatchNorm sites of ResNet-50, forward and backward, ours against XLA.
 
 These are a handful of the sites that `benchmarks/` measures in full, with the same operands and
-timing code. They run in a separate process, on recycled memory if libjemalloc is installed,
-because fresh pages for large results cost both sides more than the arithmetic.
+timing code. They run in separate processes: with the default allocator, and if libjemalloc is
+installed, on recycled memory, because fresh pages for large results cost both sides more than the
+arithmetic.
 
     python examples/digits/speed.py [--quick]      prints one JSON object per site
 """
@@ -20,6 +21,7 @@ from typing import Final
 # kernels) must take precedence over them.
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
 
+from benchmarks.common.environment import describe_environment
 from benchmarks.common.sites import Site
 from benchmarks.sites import launch, peers
 from benchmarks.sites.problem import make_problem
@@ -47,32 +49,50 @@ class SiteSpeed:
     batch: int
     fused_ms: float
     xla_ms: float
+    allocator: str
 
     @property
     def speedup(self) -> float:
         return self.xla_ms / self.fused_ms
 
 
-def allocator() -> str:
-    """The allocator that `measure` uses: "jemalloc" or "default"."""
+def machine() -> str:
+    """The processor, how many of its cores are used, and the instruction set of the kernels."""
+    environment = describe_environment()
+    kernels = environment["jax_bnar_isa"]
+    return ", ".join(
+        [
+            environment["cpu"],
+            f"{environment['cores']} cores",
+            f"kernels for {kernels}" if kernels else "no kernels",
+        ]
+    )
+
+
+def allocators() -> tuple[str, ...]:
+    """The allocators that `measure` uses: "default", and "jemalloc" where it is installed."""
     usable = sys.platform.startswith("linux") and launch.find_jemalloc() is not None
-    return "jemalloc" if usable else "default"
+    return ("default", "jemalloc") if usable else ("default",)
 
 
-def site_count(quick: bool) -> int:
-    return len(QUICK_SITES if quick else SITES)
+def count(quick: bool) -> int:
+    """How many speeds `measure` yields."""
+    return len(allocators()) * len(QUICK_SITES if quick else SITES)
 
 
 def measure(quick: bool) -> Iterator[SiteSpeed]:
-    """Yields the speed of one site after another, measured in a separate process."""
+    """Yields the speed of one site after another, measured in a process for each allocator."""
     command = [sys.executable, __file__, *(["--quick"] if quick else [])]
-    environment = launch.environment_for(allocator(), os.environ, launch.find_jemalloc())
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            yield SiteSpeed(**json.loads(line))
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
+    for allocator in allocators():
+        environment = launch.environment_for(allocator, os.environ, launch.find_jemalloc())
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                yield SiteSpeed(**json.loads(line), allocator=allocator)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
 
 
 def main(quick: bool) -> None:
@@ -84,8 +104,13 @@ def main(quick: bool) -> None:
             rounds=QUICK_ROUNDS if quick else ROUNDS,
             min_sample_ms=5,
         )
-        speed = SiteSpeed(site.label, batch, timings["ours"].median_ms, timings["flax"].median_ms)
-        print(json.dumps(dataclasses.asdict(speed)), flush=True)
+        speed = {
+            "site": site.label,
+            "batch": batch,
+            "fused_ms": timings["ours"].median_ms,
+            "xla_ms": timings["flax"].median_ms,
+        }
+        print(json.dumps(speed), flush=True)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def main(arguments: Arguments) -> int:
         speeds = list(
             progress.track(
                 speed.measure(arguments.quick),
-                total=speed.site_count(arguments.quick),
+                total=speed.count(arguments.quick),
                 description="timing BatchNorm sites",
             )
         )
@@ -118,14 +118,14 @@ def main(arguments: Arguments) -> int:
         "networks": {name: dataclasses.asdict(outcome) for name, outcome in outcomes.items()},
         "early_steps": EARLY_STEPS,
         "max_early_loss_difference": early_loss_difference(outcomes),
-        "allocator_at_sites": speed.allocator(),
+        "machine": speed.machine(),
         "sites": [{**dataclasses.asdict(s), "speedup": s.speedup} for s in speeds],
         "gate": gate,
         "passed": passed,
     }
     arguments.output.mkdir(parents=True, exist_ok=True)
     (arguments.output / "digits.json").write_text(json.dumps(results, indent=2) + "\n")
-    plot.save(arguments.output / "digits.png", outcomes, speeds)
+    plot.save(arguments.output / "digits.png", outcomes, speeds, results["machine"])
     report(console, results)
     console.print(f"wrote {arguments.output / 'digits.png'} and {arguments.output / 'digits.json'}")
     return 1 if arguments.check and not passed else 0
@@ -153,11 +153,12 @@ def report(console: Console, results: dict[str, Any]) -> None:
         f"largest difference between the losses in the first {results['early_steps']} steps:"
         f" {results['max_early_loss_difference']:.1e}"
     )
-    table = Table("BatchNorm site", "fused", "XLA", "times as fast")
-    table.caption = f"forward + backward in float32, {results['allocator_at_sites']} allocator"
+    table = Table("BatchNorm site", "allocator", "fused", "XLA", "times as fast")
+    table.caption = f"forward + backward in float32; {results['machine']}"
     for site in results["sites"]:
         table.add_row(
             f"{site['batch']}x{site['site']}",
+            site["allocator"],
             f"{site['fused_ms']:.2f} ms",
             f"{site['xla_ms']:.2f} ms",
             f"{site['speedup']:.2f}",

@@ -114,13 +114,12 @@ def transposed(
         dy, *residuals, *of_statistics, **config.dual_backward_statics, **options
     )
 
-    def of_vector(vector: jax.Array | None, gradient: jax.Array) -> jax.Array | None:
-        return None if vector is None else gradient.sum(axis=0, keepdims=True)
-
+    # Both biases have this one gradient, which is summed over the groups once.
+    dscale1, dscale2, dbias = (d.sum(axis=0, keepdims=True) for d in (dscale1, dscale2, dbias))
     return (
         *(dx1, dx2),
-        *(of_vector(scale1, dscale1), of_vector(bias1, dbias)),
-        *(of_vector(scale2, dscale2), of_vector(bias2, dbias)),
+        *(None if scale1 is None else dscale1, None if bias1 is None else dbias),
+        *(None if scale2 is None else dscale2, None if bias2 is None else dbias),
     )
 
 
@@ -145,11 +144,10 @@ def inference(
 
     All operands must vary over the same mesh axes (`jax_bnar._sharding.alignment`).
     """
-    (y,) = primitive.dual_normalise(
+    return primitive.dual_inference(
         *(x1, x2, scale1, bias1, scale2, bias2, mean1, var1, mean2, var2),
-        **config.dual_forward_statics(save_mask=False),
+        **config.dual_inference_statics,
     )
-    return y
 
 
 @functools.partial(inference.defjvp, symbolic_zeros=True)
@@ -171,8 +169,7 @@ class _InferenceTangent(LocalMap):
 
     config: Config
 
-    # The gate is not "x", because the `a` below and the kernel's may differ in the last bit, which
-    # may change the sign of a pre-activation close to 0.
+    # Gate "x" would be wrong, see `jax_bnar._autodiff.inference`.
     gate: Gate = "y"
 
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
@@ -198,15 +195,17 @@ class _InferenceTangent(LocalMap):
         y, (x1, x2, scale1, bias1, scale2, bias2, mean1, var1, mean2, var2) = residuals
         (dy,) = cotangents
         arrays = (dy, x1, x2, y)
-        options: dict[str, Any] = {**self.config.common_statics, "gate": self.gate}
+        options: dict[str, Any] = self.config.dual_backward_statics | {"gate": self.gate}
         sum_e, *centred = primitive.dual_backward_reduce(
-            *(*arrays, mean1, None, mean2, None, None), **options
+            *(*arrays, mean1, None, mean2, None, None, None, None, None), **options
         )
         rstd = [reference.reciprocal_std(var, self.config.epsilon) for var in (var1, var2)]
         a1, a2 = map(reference.scaled_rstd, rstd, (scale1, scale2))
         zero1, zero2 = jnp.zeros_like(a1), jnp.zeros_like(a2)
         dx1, dx2 = primitive.dual_backward_apply(
-            *(*arrays, mean1, a1, zero1, zero1, mean2, a2, zero2, zero2, None), **options
+            *(*arrays, mean1, var1, mean2, var2, scale1, None, scale2, None),
+            *(zero1, zero1, zero2, zero2),
+            **options,
         )
         dvar1, dvar2 = (
             -a * (r * (r * (c / 2)))  # rstd^3 may underflow

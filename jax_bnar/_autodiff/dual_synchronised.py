@@ -26,7 +26,7 @@ _Names = tuple[Any, ...]
 _Groups = tuple[tuple[int, ...], ...] | None
 _Results = tuple[jax.Array, ...]
 
-_HALVES = Halves(primitive.normalise, primitive.dual_backward_reduce, primitive.dual_backward_apply)
+_HALVES = Halves(primitive.dual_backward_reduce, primitive.dual_backward_apply)
 _LOCAL = LocalFunctions(
     dual_tangents.mapped_tangents,
     dual_tangents.training_tangents,

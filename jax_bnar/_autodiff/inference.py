@@ -12,6 +12,7 @@ from jax_bnar import primitive, reference
 from jax_bnar._autodiff.linear_call import LocalMap, linear_call
 from jax_bnar._autodiff.tangents import normalise_tangent
 from jax_bnar._base.config import Config, Gate
+from jax_bnar.plain_inference import neutral_statistics
 
 # x, saved (as selected by `save=`), scale, bias, mean, var
 _Residuals = tuple[
@@ -26,20 +27,22 @@ def inference(
     z: jax.Array | None,
     scale: jax.Array | None,
     bias: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
+    mean: jax.Array | None,
+    var: jax.Array | None,
     config: Config,
     save_mask: bool = False,
 ) -> _Results:
     """Returns (y, mask); scale, bias, mean and var have shape (1, C).
 
-    mask is None unless `save_mask` is set. All operands must vary over the same mesh axes
-    (`jax_bnar._sharding.alignment`).
+    mask is None unless `save_mask` is set. If mean and var are None, y = act(x + bias + z); scale
+    is None too then, and epsilon is `NEUTRAL_EPSILON`. All operands must vary over the same mesh
+    axes (`jax_bnar._sharding.alignment`).
     """
-    y, *mask = primitive.normalise(
-        x, z, scale, bias, mean, var, **config.forward_statics(save_mask=save_mask)
-    )
-    return y, mask[0] if mask else None
+    operands = (x, z, scale, bias, mean, var)
+    if not save_mask:
+        return primitive.inference(*operands, **config.inference_statics), None
+    y, mask = primitive.normalise(*operands, **config.forward_statics(save_mask=True))
+    return y, mask
 
 
 @functools.partial(inference.defjvp, symbolic_zeros=True)
@@ -50,6 +53,8 @@ def _inference_jvp(
     y, mask = inference(*primals, config, save_mask)
     x, _, scale, bias, mean, var = primals
     saved = None if config.activation == "none" else y
+    if mean is None or var is None:
+        mean, var = neutral_statistics(x, config.layout)
     moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
     residuals = (x, saved, scale, bias, mean, var)
     (y_dot,) = linear_call(_InferenceTangent(config), residuals, moving, (y,))
@@ -64,8 +69,8 @@ class _InferenceTangent(LocalMap):
 
     @property
     def gate(self) -> Gate:
-        # Gate "x" would be wrong: `a` below and in the kernel may differ in the last bit, and so
-        # might the sign.
+        # Gate "x" would be wrong if only one of the two passes is a kernel: their `a` may differ in
+        # the last bit, and so might the sign.
         return "none" if self.config.activation == "none" else "y"
 
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
@@ -97,32 +102,17 @@ class _InferenceTangent(LocalMap):
         config = self.config
         rstd = reference.reciprocal_std(var, config.epsilon)
         a = reference.scaled_rstd(rstd, scale)
+        statics: dict[str, Any] = {
+            **config.common_statics,
+            "epsilon": config.epsilon,
+            "gate": self.gate,
+        }
+        arrays = (dy, x, saved, mean)
         sum_e, sum_e_centred, *dz = primitive.backward_reduce(
-            dy,
-            x,
-            saved,
-            mean,
-            None,
-            None,
-            layout=config.layout,
-            implementation=config.implementation,
-            gate=self.gate,
-            has_z=config.has_z,
+            *arrays, None, None, None, **statics, has_z=config.has_z
         )
         zero = jnp.zeros_like(a)
-        (dx,) = primitive.backward_apply(
-            dy,
-            x,
-            saved,
-            mean,
-            a,
-            zero,
-            zero,
-            None,
-            layout=config.layout,
-            implementation=config.implementation,
-            gate=self.gate,
-        )
+        (dx,) = primitive.backward_apply(*arrays, var, scale, None, zero, zero, **statics)
         return (
             dx,
             dz[0] if dz else None,

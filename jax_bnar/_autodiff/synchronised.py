@@ -173,7 +173,7 @@ class LocalFunctions(NamedTuple):
     transposed: Callable[..., tuple[jax.Array | None, ...]]
 
 
-_HALVES = halves.Halves(primitive.normalise, primitive.backward_reduce, primitive.backward_apply)
+_HALVES = halves.Halves(primitive.backward_reduce, primitive.backward_apply)
 _LOCAL = LocalFunctions(
     mapped_tangents,
     training_tangents,

@@ -85,9 +85,10 @@ def statistics_tangents(
         sums: list[jax.Array] = list(
             halves.call(
                 kernel_call.backward_reduce,
-                *(x_dot, x, None, mean, None, None),
+                *(x_dot, x, None, mean, None, None, None),
                 layout=layout,
                 implementation="xla",
+                epsilon=0.0,  # gate "none" needs no rstd
                 gate="none",
                 has_z=False,
             )

@@ -51,6 +51,11 @@ class Config:
         }
 
     @property
+    def inference_statics(self) -> dict[str, Any]:
+        """Static parameters of the primitive `inference`."""
+        return {**self.common_statics, "epsilon": self.epsilon, "activation": self.activation}
+
+    @property
     def backward_statics(self) -> dict[str, Any]:
         """Static parameters of the primitive `backward`."""
         return {
@@ -63,6 +68,11 @@ class Config:
     def dual_forward_statics(self, *, save_mask: bool) -> dict[str, Any]:
         """Static parameters of the primitives `dual_forward` and `dual_normalise`."""
         return {**self.common_statics, "epsilon": self.epsilon, "save_mask": save_mask}
+
+    @property
+    def dual_inference_statics(self) -> dict[str, Any]:
+        """Static parameters of the primitive `dual_inference`."""
+        return {**self.common_statics, "epsilon": self.epsilon}
 
     @property
     def dual_backward_statics(self) -> dict[str, Any]:

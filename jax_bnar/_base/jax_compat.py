@@ -260,6 +260,11 @@ def derivative_rule_of(equation: Any) -> Any:
         return None
 
 
+def function_name(jaxpr: Any) -> str:
+    """The name of the Python function of which a jaxpr was traced; "" if JAX does not know it."""
+    return getattr(open_jaxpr(jaxpr).debug_info, "func_name", "")
+
+
 def as_typed(array: Any, aval: Any) -> Any:
     """The array with the weak type of an abstract value of its dtype; a literal as an array."""
     if not hasattr(aval, "weak_type") or dtypes.issubdtype(aval.dtype, dtypes.extended):

@@ -1,7 +1,8 @@
-"""The operands and results of each operation, listed here and nowhere else.
+"""The operands and results of each operation, as Python knows them.
 
 These tables determine the abstract evaluation of both layers of primitives, the shapes of operands
-on each device, the attributes of the custom calls, and the batching rules.
+on each device, the attributes of the custom calls, and the batching rules. The C++ handlers read
+the same operands, in `native/ffi_operations.h` and `native/ffi_dual_operations.h`.
 """
 
 import dataclasses
@@ -55,7 +56,8 @@ class Signature:
         name: the name of the operation, which is also part of the name of its custom call.
         operands: the operands.
         results: the results.
-        sums: of how many inputs it sums whole channels. A kernel may need a workspace for them.
+        sums: the number of inputs that it reduces per channel, for which a kernel may need a
+            workspace.
         x: the operand that decides the shapes, dtypes and shardings of the others.
     """
 
@@ -109,8 +111,8 @@ _DY = Operand("dy", "tensor")
 _SAVED = Operand("saved", "saved")
 _SCALE = Operand("scale", "vector", optional=True)
 _BIAS = Operand("bias", "vector", optional=True)
-_MEAN, _VAR, _DMEAN, _DVAR, _A, _B, _K = (
-    Operand(name, "vector") for name in ("mean", "var", "dmean", "dvar", "a", "b", "k")
+_MEAN, _VAR, _DMEAN, _DVAR, _B, _K = (
+    Operand(name, "vector") for name in ("mean", "var", "dmean", "dvar", "b", "k")
 )
 
 _STATISTICS = (
@@ -141,9 +143,12 @@ STATISTICS: Final = Signature("statistics", (_X,), _STATISTICS, sums=1)
 NORMALISE: Final = Signature(
     "normalise", (_X, _Z, _SCALE, _BIAS, _MEAN, _VAR), (Result("y", "tensor"), _MASK)
 )
+# The halves of backward compute a = scale/sqrt(var+epsilon) themselves, as forward does: gate "x"
+# needs the same bits. For the other gates, backward_reduce is given no var, scale or bias, because
+# its results do not depend on them.
 BACKWARD_REDUCE: Final = Signature(
     "backward_reduce",
-    (_DY, _X, _SAVED, _MEAN, _A, _BIAS),
+    (_DY, _X, _SAVED, _MEAN, _VAR, _SCALE, _BIAS),
     (
         Result("sum_e", "vector", depends_on="e"),
         Result("sum_e_centred", "vector"),
@@ -153,7 +158,7 @@ BACKWARD_REDUCE: Final = Signature(
 )
 BACKWARD_APPLY: Final = Signature(
     "backward_apply",
-    (_DY, _X, _SAVED, _MEAN, _A, _B, _K, _BIAS),
+    (_DY, _X, _SAVED, _MEAN, _VAR, _SCALE, _BIAS, _B, _K),
     (Result("dx", "tensor"),),
 )
 
@@ -213,7 +218,7 @@ DUAL_NORMALISE: Final = Signature(
 )
 DUAL_BACKWARD_REDUCE: Final = Signature(
     "dual_backward_reduce",
-    (_DY, *_BOTH_X, _SAVED, *_vectors("mean1", "a1", "mean2", "a2"), _BIAS),
+    (_DY, *_BOTH_X, _SAVED, *_vectors(*_BOTH_STATISTICS), *_BOTH_AFFINE),
     (
         Result("sum_e", "vector", depends_on="e"),
         Result("sum_e_centred1", "vector"),
@@ -228,8 +233,9 @@ DUAL_BACKWARD_APPLY: Final = Signature(
         _DY,
         *_BOTH_X,
         _SAVED,
-        *_vectors("mean1", "a1", "b1", "k1", "mean2", "a2", "b2", "k2"),
-        _BIAS,
+        *_vectors(*_BOTH_STATISTICS),
+        *_BOTH_AFFINE,
+        *_vectors("b1", "k1", "b2", "k2"),
     ),
     (Result("dx1", "tensor"), Result("dx2", "tensor")),
     x="x1",

@@ -20,16 +20,16 @@ from jax_bnar._kernels import targets
 
 def benchmark(
     fun: Callable[..., Any],
-    *args: Any,
+    *,
     fused: Callable[..., Any] | None = None,
     gradient: bool = True,
     rounds: int = 9,
     min_sample_ms: float = 20.0,
     progress: bool = True,
-) -> BenchmarkReport:
+) -> Callable[..., BenchmarkReport]:
     """Compares `fun` with `fuse(fun)`: time and memory, forward alone and with backward.
 
-        report = jax_bnar.benchmark(loss, params, images)
+        report = jax_bnar.benchmark(loss)(params, images)
         print(report)
         report.plot("loss.png")
 
@@ -38,14 +38,13 @@ def benchmark(
     are freed before the next call. The memory is what XLA has planned. Residuals are what forward
     keeps for backward; each array counts once, and arguments do not count.
 
-    Backward is that of `jax.vjp` with respect to every floating-point array in `args`. Its
-    cotangents are 1 for a scalar result and random numbers for other results.
+    Backward is that of `jax.vjp` with respect to every floating-point array among the arguments.
+    Its cotangents are 1 for a scalar result and random numbers for other results.
 
     Args:
         fun: a function of arrays, such as a block, a network's loss or an evaluation step. It is
             jitted and differentiated here, so pass it before applying `jax.grad`. Pass a Flax model
             as a function of its variables, and split an NNX module into graphdef and state.
-        *args: its arguments: arrays, pytrees of arrays, and other values, which stay constant.
         fused: the function to compare with, which takes the same arguments; None means `fuse(fun)`.
         gradient: whether to measure backward as well.
         rounds: the number of samples of each program.
@@ -53,13 +52,15 @@ def benchmark(
         progress: whether to report progress on standard error.
 
     Returns:
-        A `BenchmarkReport`.
+        A function of the arguments of `fun` (arrays, pytrees of arrays, and other values, which
+        stay constant), which measures and returns a `BenchmarkReport`.
 
     Raises:
-        TypeError: `fun` is not callable, there is no array among the arguments, or one of them is a
-            `jax.ShapeDtypeStruct` instead of an array, or an NNX module that was not split.
-        ValueError: `rounds` is below 1, there is nothing to differentiate, or `fun` already
-            contains the gradient of what is to be fused.
+        TypeError: `fun` or `fused` is not callable. The returned function raises it if there is no
+            array among the arguments, or if one of them is a `jax.ShapeDtypeStruct` instead of an
+            array, or an NNX module that was not split.
+        ValueError: `rounds` is below 1. The returned function raises it if there is nothing to
+            differentiate, or if `fun` already contains the gradient of what is to be fused.
 
     Examples:
         >>> import jax, jax.numpy as jnp, jax_bnar
@@ -68,7 +69,8 @@ def benchmark(
         ...     y = (x - mean) * jax.lax.rsqrt(var + 1e-5)
         ...     return jax.nn.relu(y + z)
         >>> x = jnp.arange(6.0).reshape(3, 2)
-        >>> report = jax_bnar.benchmark(block, x, x, rounds=1, min_sample_ms=0, progress=False)
+        >>> measure = jax_bnar.benchmark(block, rounds=1, min_sample_ms=0, progress=False)
+        >>> report = measure(x, x)
         >>> report.matched
         1
         >>> report.difference < 1e-6
@@ -78,35 +80,46 @@ def benchmark(
         if not callable(value) and not (name == "fused" and value is None):
             raise TypeError(
                 f"benchmark: {name} must be callable, got {type(value).__name__}; pass the"
-                " function itself, benchmark(fun, *args), not its result."
+                " function itself, benchmark(fun)(*args), not its result."
             )
     if rounds < 1:
         raise ValueError(f"benchmark: rounds must be at least 1, got {rounds}.")
-    given = _split(args)
     functions = {"plain": fun, "fused": fuse(fun) if fused is None else fused}
-    with noticed_interrupts() as interrupts:
-        found = None if fused is not None else explain(fun)(*args)
-        measurements, differences = _measured(
-            functions, given, gradient, rounds, min_sample_ms, interrupts, _speaker(progress)
+
+    @functools.wraps(fun)
+    def benchmarked(*args: Any, **kwargs: Any) -> BenchmarkReport:
+        given = _split(args, kwargs)
+        with noticed_interrupts() as interrupts:
+            found = None if fused is not None else explain(fun)(*args, **kwargs)
+            measurements, differences = _measured(
+                functions, given, gradient, rounds, min_sample_ms, interrupts, _speaker(progress)
+            )
+        device = next(iter(given.arrays[0].devices()))
+        return BenchmarkReport(
+            function=getattr(fun, "__name__", type(fun).__name__),
+            measurements=tuple(measurements),
+            matched=None if found is None else len(found.matched),
+            refused=None if found is None else len(found.refused),
+            differences=tuple(differences),
+            device=device.device_kind,
+            kernels=targets.has_kernel("forward", targets.mlir_platform(device.platform)),
         )
-    device = next(iter(given.arrays[0].devices()))
-    return BenchmarkReport(
-        function=getattr(fun, "__name__", type(fun).__name__),
-        measurements=tuple(measurements),
-        matched=None if found is None else len(found.matched),
-        refused=None if found is None else len(found.refused),
-        differences=tuple(differences),
-        device=device.device_kind,
-        kernels=targets.has_kernel("forward", targets.mlir_platform(device.platform)),
-    )
+
+    return benchmarked
 
 
 class _Arguments(NamedTuple):
-    """The arrays among the arguments, their paths, and what builds the arguments from arrays."""
+    """The arrays among the arguments, their paths, and what calls a function with arrays.
+
+    Attributes:
+        arrays: the arrays, those of keyword arguments last.
+        paths: where each is, such as "0/params/scale".
+        call: takes a function and arrays in place of `arrays`, and calls the function.
+    """
 
     arrays: list[jax.Array]
     paths: list[str]
-    rebuild: Callable[..., Any]
+    call: Callable[..., Any]
 
 
 def _measured(
@@ -119,12 +132,9 @@ def _measured(
     say: Callable[[str], None],
 ) -> tuple[list[Measurement], list[Difference]]:
     flat = {
-        name: functools.partial(_on_arrays, function, given.rebuild)
-        for name, function in functions.items()
+        name: functools.partial(_on_arrays, given, function) for name, function in functions.items()
     }
-    result = jax.eval_shape(
-        lambda *arrays: functions["plain"](*given.rebuild(*arrays)), *given.arrays
-    )
+    result = jax.eval_shape(functools.partial(given.call, functions["plain"]), *given.arrays)
     passes: list[Pass] = ["forward"]
     if gradient:
         passes.append("forward + backward")
@@ -156,17 +166,19 @@ def _measured(
     return measurements, [each for each in differences if each is not None]
 
 
-def _split(args: tuple[Any, ...]) -> _Arguments:
+def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments:
     # A call of an NNX module writes to it, which a jitted function of plain arrays may not do.
     module = getattr(sys.modules.get("flax.nnx"), "Module", None)
-    if module is not None and any(isinstance(argument, module) for argument in args):
+    if module is not None and any(
+        isinstance(argument, module) for argument in (*args, *kwargs.values())
+    ):
         raise TypeError(
             "benchmark: an argument is an NNX module, which changes when it is called; split it,"
             " graphdef, state = nnx.split(model), and measure a function of state that calls"
             " nnx.merge(graphdef, state)."
         )
-    leaves, tree = jax.tree.flatten(args)
-    paths = _paths(args)
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    paths = [*_paths(args), *_paths(kwargs)]
     where = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -178,18 +190,19 @@ def _split(args: tuple[Any, ...]) -> _Arguments:
             where.append(index)
     if not where:
         raise TypeError(
-            "benchmark: there is no array among the arguments. They follow the function:"
-            " benchmark(fun, *args)."
+            "benchmark: there is no array among the arguments of the function, which follow in a"
+            " second call: benchmark(fun)(*args)."
         )
 
-    def rebuild(*arrays: Any) -> Any:
+    def call(function: Callable[..., Any], *arrays: Any) -> Any:
         full = list(leaves)
         for index, array in zip(where, arrays, strict=True):
             full[index] = array
-        return jax.tree.unflatten(tree, full)
+        given_args, given_kwargs = jax.tree.unflatten(tree, full)
+        return function(*given_args, **given_kwargs)
 
     arrays = [jax.device_put(leaves[index]) for index in where]
-    return _Arguments(arrays, [paths[index] for index in where], rebuild)
+    return _Arguments(arrays, [paths[index] for index in where], call)
 
 
 def _paths(tree: Any) -> list[str]:
@@ -200,10 +213,8 @@ def _paths(tree: Any) -> list[str]:
     ]
 
 
-def _on_arrays(
-    function: Callable[..., Any], rebuild: Callable[..., Any], *arrays: Any
-) -> list[jax.Array]:
-    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(function(*rebuild(*arrays)))]
+def _on_arrays(given: _Arguments, function: Callable[..., Any], *arrays: Any) -> list[jax.Array]:
+    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(given.call(function, *arrays))]
 
 
 def _compiled(

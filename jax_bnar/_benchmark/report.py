@@ -1,9 +1,10 @@
-"""`BenchmarkReport`: an 80-column table, plain values, and a figure."""
+"""`BenchmarkReport`: an 80-column table, plain values, and a figure; `html.py` has the table."""
 
 import dataclasses
 import pathlib
 from typing import Any, Final, Literal
 
+from jax_bnar._benchmark import html
 from jax_bnar._benchmark.difference import Difference
 
 Pass = Literal["forward", "forward + backward"]
@@ -42,7 +43,7 @@ class Measurement:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class BenchmarkReport:
-    """What `benchmark` has measured; `print` shows it as a table, and `plot` draws it.
+    """What `benchmark` has measured; `print` and notebooks show a table, and `plot` draws it.
 
     Attributes:
         function: name of the function.
@@ -163,6 +164,18 @@ class BenchmarkReport:
                 )
             if self.matched != 0:
                 lines.append(f"  fused is {self.speedup(what):.2f} times as fast")
+        return "\n".join([*lines, *self.notes])
+
+    # A report that an interactive session shows reads like a printed one.
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html.fragment(self)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the printed report says below the table, line by line."""
+        lines = []
         for each in self.differences:
             lines.append(
                 f"{each.what} differ by {each.relative:.1e} of their norm, {each.norm:.1e}"
@@ -181,10 +194,7 @@ class BenchmarkReport:
             )
         if not self.kernels:
             lines.append("NO KERNELS for this platform in this build: both are pure JAX")
-        return "\n".join(lines)
-
-    # A report that an interactive session shows reads like a printed one.
-    __repr__ = __str__
+        return tuple(lines)
 
     def _of(self, name: str, what: str) -> Measurement:
         for measurement in self.measurements:

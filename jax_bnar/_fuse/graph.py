@@ -21,7 +21,7 @@ class Graph:
         self.nodes: list[Node] = []
         self.failures: list[Failure] = []
         self.inputs = [Value(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)]
-        self.outputs = self._add(jaxpr, self.inputs, None)
+        self.outputs = self._add(jaxpr, self.inputs, None, ())
         self.users: dict[Value, list[Node]] = {}
         for order, node in enumerate(self.nodes):
             node.order = order
@@ -34,7 +34,13 @@ class Graph:
                         users.append(node)
         self.returned = set(values_of(map(seen, self.outputs)))
 
-    def _add(self, jaxpr: core.Jaxpr, inputs: Sequence[Operand], name_stack: Any) -> list[Operand]:
+    def _add(
+        self,
+        jaxpr: core.Jaxpr,
+        inputs: Sequence[Operand],
+        name_stack: Any,
+        calls: tuple[Any, ...],
+    ) -> list[Operand]:
         env: dict[Any, Operand] = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
 
         def read(atom: Any) -> Operand:
@@ -48,13 +54,15 @@ class Graph:
             with caught(self.failures):
                 inner = inlinable(equation)
             if inner is not None:
-                results = self._add(inner, operands, stack)
+                results = self._add(inner, operands, stack, (*calls, equation))
             else:
-                results = self._append(equation, operands, stack)
+                results = self._append(equation, operands, stack, calls)
             env.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _append(self, equation: Any, operands: list[Operand], stack: Any) -> list[Value]:
+    def _append(
+        self, equation: Any, operands: list[Operand], stack: Any, calls: tuple[Any, ...]
+    ) -> list[Value]:
         node = Node(
             equation.primitive.name,
             equation.params,
@@ -64,6 +72,7 @@ class Graph:
             stack,
             jax_compat.binder(equation),
             has_effects=jax_compat.has_effects(equation.effects),
+            calls=calls,
         )
         for value in node.outputs:
             value.producer = node

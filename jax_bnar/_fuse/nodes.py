@@ -60,6 +60,7 @@ class Node:
         run: takes the arrays of `operands` and returns those of `outputs`.
         order: its position in the program, or -1 if a rewrite made it.
         has_effects: whether it has effects; nodes with effects keep their order.
+        calls: the equations of the inlined calls around it, outermost first.
         inputs: what it reads as recognition sees it: what an operand is known to be, or itself.
     """
 
@@ -72,6 +73,7 @@ class Node:
     run: Callable[..., Sequence[Any]]
     order: int = -1
     has_effects: bool = False
+    calls: tuple[Any, ...] = ()
     inputs: list[Operand] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:

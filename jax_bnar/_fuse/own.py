@@ -14,8 +14,9 @@ from jax_bnar._fuse.match import RefusedMatch
 from jax_bnar._fuse.nodes import Node, Operand, Value
 from jax_bnar._fuse.tail import Tail, tail_of
 
-# The primitives in the bodies of the two calls, and the names of their operands.
-_TRAINING, _INFERENCE = "bnar_forward", "bnar_normalise"
+# The primitives in the bodies of the two calls (implementation="ffi" demands the kernel), and the
+# names of their operands.
+_TRAINING, _INFERENCE = "bnar_forward", ("bnar_inference", "bnar_normalise")
 _OPERANDS = ("x", "z", "scale", "bias", "mean", "var")
 
 
@@ -106,7 +107,7 @@ def own_call(node: Node) -> OwnCall | None:
         return None
     (equation,) = body.eqns
     params, name = equation.params, equation.primitive.name
-    if name not in (_TRAINING, _INFERENCE) or params["activation"] != "none":
+    if name not in (_TRAINING, *_INFERENCE) or params["activation"] != "none":
         return None
     waiting = iter(node.inputs)
     given = {
@@ -116,6 +117,8 @@ def own_call(node: Node) -> OwnCall | None:
     options = {"epsilon": params["epsilon"], "implementation": params["implementation"]}
     if name == _TRAINING:
         options["num_groups"] = params["layout"].num_groups
+    elif given["mean"] is None:
+        return None  # a BatchNorm that was folded into a convolution
     vectors = tuple(vector for operand, vector in given.items() if operand not in ("x", "z"))
     return _call(node, given["x"], given["z"], vectors, params["layout"], options)
 

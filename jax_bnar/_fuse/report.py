@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from jax_bnar._base import jax_compat
-from jax_bnar._fuse import html, paddle_form
+from jax_bnar._fuse import advice, html, paddle_form
 from jax_bnar._fuse.affine import AffineMatch
 from jax_bnar._fuse.differentiated import HINT, needs_fuse_inside_grad
 from jax_bnar._fuse.failures import Failure
@@ -60,15 +60,20 @@ class Candidate:
         return f"{where}{times}: {self.operator}{note} [{array}] {saved} at {self.line}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class FusionReport:
     """What `fuse` does to a function for some arguments.
 
+    `print` shows a line for each place and then what to do next; so does an interactive session,
+    and a notebook shows a table.
+
     Attributes:
         candidates: in the order of the program.
+        own_calls: how many calls of this package's operators the function contains by itself.
     """
 
     candidates: tuple[Candidate, ...]
+    own_calls: int = 0
 
     @property
     def matched(self) -> tuple[Candidate, ...]:
@@ -86,8 +91,19 @@ class FusionReport:
         """How often the program runs this operator."""
         return sum(c.calls for c in self.candidates if c.operator == operator)
 
+    @property
+    def next_steps(self) -> tuple[str, ...]:
+        """What to do now, a sentence each; the printed report ends with them."""
+        return tuple(advice.next_steps(self))
+
     def __str__(self) -> str:
-        return "\n".join(map(str, self.candidates)) or "nothing to fuse"
+        places = [str(candidate) for candidate in self.candidates] or ["nothing to fuse"]
+        return "\n".join([*places, *(f"next: {step}" for step in self.next_steps)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html.fragment(self)
 
     def summary(self) -> str:
         """A table of how often each operator is called and how often each refusal occurs."""
@@ -128,7 +144,8 @@ def report(plan: Plan) -> FusionReport:
         (
             *(_candidate(place, calls[id(place)], around) for place, around in found.values()),
             *map(_failed, plan.all_failures()),
-        )
+        ),
+        advice.own_calls(plan),
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Collection
 
+from jax_bnar._fuse import activations
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, source
 from jax_bnar._fuse.relu import is_relu, is_selection_by_sign, looks_like_relu
@@ -40,9 +41,11 @@ def tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
         if is_relu(reader):
             return Tail(result, tuple(residuals), has_relu=True)
         if reader.name not in ("add", "add_any"):
-            return Tail(normalised, reason=_why_not(graph, reader))
+            return Tail(normalised, reason=_why_not(graph, value, reader))
         other = reader.inputs[1] if reader.inputs[0] is value else reader.inputs[0]
         reason = refused_residual(other, value)
+        if reason and (name := activations.name_of(value, [reader])):
+            reason = _follows(name)
         if reason or len(residuals) == _MOST_RESIDUALS:
             return Tail(
                 normalised, reason=reason or "more residuals are added than the search follows"
@@ -73,23 +76,34 @@ def _why_not_one_reader(graph: Graph, value: Value, normalised: Value) -> str:
     readers = graph.readers(value)
     if value in graph.returned:
         return f"the {name} is also returned" if readers else ""
+    if readers and (activation := activations.name_of(value, readers)):
+        return _follows(activation)
     if is_selection_by_sign(readers):
         return (
             f"a selection by the sign of the {name} follows; if it is meant as a ReLU, write"
             " jax.nn.relu(a) to have it fused"
         )
+    if activation := activations.gate_of(graph, value):
+        return _follows(activation)
     return f"the {name} is used more than once" if readers else ""
 
 
-def _why_not(graph: Graph, reader: Node) -> str:
+def _why_not(graph: Graph, value: Value, reader: Node) -> str:
+    if activation := activations.name_of(value, [reader]):
+        return _follows(activation)
     if looks_like_relu(graph, reader):
         return (
             "this ReLU is jnp.maximum(a, 0), whose derivative at 0 is 1/2: write jax.nn.relu(a) to"
             " have it fused"
         )
-    if reader.name == "custom_jvp_call" or reader.name == "custom_vjp_call":
-        return "what follows has a custom derivative, which is not that of jax.nn.relu"
+    if reader.name in ("custom_jvp_call", "custom_vjp_call"):
+        name = activations.name_of_custom(reader) or "what follows"
+        return f"{name} has a custom derivative, which is not that of jax.nn.relu"
     if reader.name == "name":
         return "a checkpoint_name follows instead of a ReLU"
     name = reader.params["name"] if reader.name in ("jit", "pjit") else reader.name
+    return _follows(name)
+
+
+def _follows(name: str) -> str:
     return f"{name} follows instead of a ReLU"

@@ -6,15 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_bnar._base.config import Activation
-from jax_bnar._base.implementation import Implementation
-from jax_bnar._operators import api
-
-# With these, 1/sqrt(var + epsilon) is exactly 1 in every accumulation dtype, so that normalising
-# with mean 0 changes nothing.
-_EPSILON = 2.0**-17
-_VAR = 1 - _EPSILON
-
 
 class Folded(NamedTuple):
     """The kernel and bias of a convolution that replaces a convolution and a BatchNorm."""
@@ -54,26 +45,3 @@ def fold(
         jnp.asarray(np.asarray(kernel, np.float64) * a, kernel.dtype),
         jnp.asarray(shift, mean.dtype),
     )
-
-
-def bias_act(
-    x: jax.Array,
-    residual: jax.Array | None,
-    bias: jax.Array,
-    *,
-    activation: Activation,
-    implementation: Implementation,
-) -> jax.Array:
-    """act(x + bias + residual), channels last, in one pass of the inference kernel.
-
-    The kernel adds the bias, because the convolution would need another pass over memory for it.
-    """
-    mean, var = jnp.zeros_like(bias), jnp.full_like(bias, _VAR)
-    vectors = (None, bias, mean, var)
-    options: dict[str, Any] = {"epsilon": _EPSILON, "implementation": implementation}
-    if activation == "none":
-        y = api.batch_norm_inference(x, *vectors, **options)
-        return y if residual is None else y + residual
-    if residual is None:
-        return api.bn_relu_inference(x, *vectors, **options)
-    return api.bn_add_relu_inference(x, residual, *vectors, **options)

@@ -251,7 +251,8 @@ def bn_add_relu_inference(
         var: population variance, shape (C,), any float dtype.
         epsilon: static, > 0.
         axis: the channel axis.
-        implementation: as in `bn_add_relu`.
+        implementation: as in `bn_add_relu`, but None runs the kernel on CPUs only and leaves other
+            platforms to XLA, which fuses the operator with a convolution before it.
 
     Returns:
         y, with the shape and dtype of x.

@@ -164,7 +164,7 @@ def dual_bn_add_relu_inference(
         var2: population variance of x2, as var1.
         epsilon: static, > 0, for both inputs.
         axis: the channel axis.
-        implementation: as in `bn_add_relu`.
+        implementation: as in `bn_add_relu_inference`.
 
     Returns:
         y, with the shape and dtype of x1.
@@ -195,7 +195,7 @@ def dual_bn_add_relu_inference(
     )
     given = {"mean1": mean1, "var1": var1, "mean2": mean2, "var2": var2}
     statistics = (
-        check_statistic(function, name, vector, arrays[0], layout.axis)
+        check_statistic(function, name, vector, arrays[0], layout.axis, "x1")
         for name, vector in given.items()
     )
     with jax.named_scope(function):

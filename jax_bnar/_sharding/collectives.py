@@ -1,7 +1,9 @@
 """Communication between devices: merging statistics, and the sums of backward.
 
-For each statistics group that spans devices, forward needs one all-reduce of 2*C float64 values and
-backward one of 2*C float32 values. Activations are never communicated.
+For each statistics group that spans devices, forward needs one all-reduce of 2*C float64 values
+(float64 data: two) and backward one of 2*C values in the dtype of the statistics. With two inputs,
+forward sends twice that, and backward 3*C values (4*C by axis name). Activations are never
+communicated.
 
 Each device computes the mean and variance of its own part, and these are accurate even if the
 variance is far below mean^2. Merging them must not lose that accuracy. With p parts of equal size:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from jax_bnar import dual_reference, reference
+from jax_bnar import reference
 from jax_bnar._base.config import Gate
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.layout import ChannelLayout
@@ -16,14 +16,13 @@ from jax_bnar._sharding.collectives import Span, merge_statistics, sum_packed
 from jax_bnar._sharding.halves import (
     Halves,
     Results,
+    beside_coefficients,
     call,
-    gate_multiplier,
     selected,
     with_selected,
 )
 
 ON_ONE_DEVICE: Final = Halves(
-    functools.partial(call, kernel_call.normalise),
     functools.partial(call, dual.backward_reduce),
     functools.partial(call, dual.backward_apply),
 )
@@ -97,18 +96,17 @@ def backward(
     halves: Halves = ON_ONE_DEVICE,
 ) -> Results:
     """(dx1, dx2, dscale1, dscale2, dbias) with one all-reduce; see `halves.backward`."""
-    options: dict[str, Any] = {"layout": layout, "implementation": implementation}
-    multipliers = _gate_multipliers(
-        gate,
-        (scale1, scale2),
-        (var1, var2),
-        normalise=halves.normalise,
-        implementation=implementation,
-        epsilon=epsilon,
-    )
-    bias = dual_reference.sum_of_biases(bias1, bias2) if gate == "x" else None
-    gate_vectors = selected(span, mean1, multipliers[0], mean2, multipliers[1], bias)
-    sum_e, *centred = halves.backward_reduce(dy, x1, x2, saved, *gate_vectors, **options, gate=gate)
+    options: dict[str, Any] = {
+        "layout": layout,
+        "implementation": implementation,
+        "epsilon": epsilon,
+        "gate": gate,
+    }
+    if gate != "x":
+        bias1 = bias2 = None
+    vectors = selected(span, mean1, var1, mean2, var2, scale1, bias1, scale2, bias2)
+    of_gate = vectors if gate == "x" else (vectors[0], None, vectors[2], *(None,) * 5)
+    sum_e, *centred = halves.backward_reduce(dy, x1, x2, saved, *of_gate, **options)
     rstd = [reference.reciprocal_std(var, epsilon) for var in (var1, var2)]
     a = [reference.scaled_rstd(r, s) for r, s in zip(rstd, (scale1, scale2), strict=True)]
     given = (dmean1, dvar1, dmean2, dvar2)
@@ -121,48 +119,21 @@ def backward(
         local = (a[0] * dbias, a[0] * dscale[0], a[1] * dbias, a[1] * dscale[1])
         weighted, cotangents = span.sum_backward(local, given)
     count = span.parts * layout.group_elements(x1.shape)
-    coefficients = []
-    for i, multiplier in enumerate(multipliers):
+    coefficients: list[jax.Array] = []
+    for i in range(2):
         sum_ae, sum_ae_normalised = weighted[2 * i : 2 * i + 2]
         dmean, dvar = cotangents[2 * i : 2 * i + 2]
-        of_x = reference.backward_coefficients(
-            sum_ae, sum_ae_normalised, a[i], rstd[i], dmean, dvar, count=count
+        coefficients += reference.backward_coefficients(
+            sum_ae, sum_ae_normalised, rstd[i], dmean, dvar, count=count
         )
-        coefficients.append(of_x if multiplier is None else of_x._replace(a=multiplier))
+    affine = (
+        *beside_coefficients(var1, scale1, bias1),
+        *beside_coefficients(var2, scale2, bias2),
+    )
     dx1, dx2 = halves.backward_apply(
-        *(dy, x1, x2, saved),
-        *selected(span, mean1, *coefficients[0], mean2, *coefficients[1], bias),
-        **options,
-        gate=gate,
+        *(dy, x1, x2, saved), *vectors[:4], *selected(span, *affine, *coefficients), **options
     )
     return dx1, dx2, dscale[0], dscale[1], dbias
-
-
-def _gate_multipliers(
-    gate: Gate,
-    scales: tuple[jax.Array | None, jax.Array | None],
-    variances: tuple[jax.Array, jax.Array],
-    **options: Any,
-) -> tuple[jax.Array | None, jax.Array | None]:
-    """`halves.gate_multiplier` for both inputs, in one call."""
-    if gate != "x":
-        return None, None
-    groups = jnp.broadcast_shapes(*(a.shape for a in (*scales, *variances) if a is not None))
-    scale = None
-    if any(each is not None for each in scales):
-        # A scale of 1 gives the same bits as no scale.
-        scale = jnp.concatenate(
-            [
-                jnp.ones(groups, variances[0].dtype) if s is None else jnp.broadcast_to(s, groups)
-                for s in scales
-            ],
-            axis=-1,
-        )
-    var = jnp.concatenate([jnp.broadcast_to(v, groups) for v in variances], axis=-1)
-    a = gate_multiplier(gate, scale, var, **options)
-    assert a is not None
-    a1, a2 = jnp.split(a, 2, axis=-1)
-    return a1, a2
 
 
 ACROSS_DEVICES: Final[dict[str, Callable[..., Results]]] = {

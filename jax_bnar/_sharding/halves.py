@@ -46,13 +46,11 @@ class Halves(NamedTuple):
     Like `call`, each takes operands, `layout`, `implementation` and its static parameters.
     """
 
-    normalise: Callable[..., Results]
     backward_reduce: Callable[..., Results]
     backward_apply: Callable[..., Results]
 
 
 ON_ONE_DEVICE: Final = Halves(
-    functools.partial(call, kernel_call.normalise),
     functools.partial(call, kernel_call.backward_reduce),
     functools.partial(call, kernel_call.backward_apply),
 )
@@ -140,24 +138,14 @@ def backward(
     dscale and dbias over all devices. If each device may have a different scale, each multiplies
     its contribution by its own a, and dscale and dbias are those of this device alone.
     """
-    options: dict[str, Any] = {"layout": layout, "implementation": implementation}
-    multiplier = gate_multiplier(
-        gate,
-        scale,
-        var,
-        normalise=halves.normalise,
-        implementation=implementation,
-        epsilon=epsilon,
-    )
-    gate_bias = bias if gate == "x" else None
+    options: dict[str, Any] = {
+        "layout": layout,
+        "implementation": implementation,
+        "epsilon": epsilon,
+    }
+    of_gate = (var, scale, bias) if gate == "x" else (None, None, None)
     sum_e, sum_e_centred, *dz = halves.backward_reduce(
-        dy,
-        x,
-        saved,
-        *selected(span, mean, multiplier, gate_bias),
-        **options,
-        gate=gate,
-        has_z=has_z,
+        dy, x, saved, *selected(span, mean, *of_gate), **options, gate=gate, has_z=has_z
     )
     rstd = reference.reciprocal_std(var, epsilon)
     a = reference.scaled_rstd(rstd, scale)
@@ -173,58 +161,35 @@ def backward(
     (sum_ae, sum_ae_normalised), (dmean, dvar) = weighted, cotangents
     count = span.parts * layout.group_elements(x.shape)
     coefficients = reference.backward_coefficients(
-        sum_ae, sum_ae_normalised, a, rstd, dmean, dvar, count=count
+        sum_ae, sum_ae_normalised, rstd, dmean, dvar, count=count
     )
-    if multiplier is not None:
-        coefficients = coefficients._replace(a=multiplier)
     # dz is e, so the gate has already been applied.
     gate = "none" if dz else gate
+    affine = beside_coefficients(var, scale, bias if gate == "x" else None)
     (dx,) = halves.backward_apply(
         dz[0] if dz else dy,
         x,
         None if gate == "none" else saved,
-        *selected(span, mean, *coefficients, gate_bias if gate == "x" else None),
+        *selected(span, mean, var, *affine, *coefficients),
         **options,
         gate=gate,
     )
     return (dx, dscale, dbias, *dz)
 
 
-def gate_multiplier(
-    gate: Gate,
-    scale: jax.Array | None,
-    var: jax.Array,
-    *,
-    normalise: Callable[..., Results],
-    implementation: Implementation,
-    epsilon: float,
-) -> jax.Array | None:
-    """a = scale*rstd for gate "x", bit for bit as in forward; None for the other gates.
+def beside_coefficients(
+    var: jax.Array, *parameters: jax.Array | None
+) -> tuple[jax.Array | None, ...]:
+    """The parameters, as results of the fused loop that computes the coefficients.
 
-    Gate "x" asks whether (x-mean)*a + bias rounds to a positive number, as it did in forward. With
-    `a` rounded differently, the answer may differ. The kernels compute `a` in double and round
-    once, so we obtain it from the kernel itself, by normalising the value 1 with mean 0 and no
-    bias. That costs a call on C elements; the alternative would be to keep y.
+    The same loop often updates the parameters in place, so the last half of backward cannot read
+    them there, and XLA would copy each by a kernel of its own. A variance is never negative, but
+    XLA does not know that.
     """
-    if gate != "x":
-        return None
-    groups = var.shape if scale is None else jnp.broadcast_shapes(var.shape, scale.shape)
-    # Each value of a is a statistics group with a single element.
-    vector = (*groups[:-1], 1, groups[-1])
-    (a,) = normalise(
-        jnp.ones(vector, var.dtype),
-        None,
-        None if scale is None else jnp.broadcast_to(scale, groups).reshape(vector),
-        None,
-        jnp.zeros(vector, var.dtype),
-        jnp.broadcast_to(var, groups).reshape(vector),
-        layout=ChannelLayout(axis=1, leading=var.ndim - 1),
-        implementation=implementation,
-        epsilon=epsilon,
-        activation="none",
-        save_mask=False,
+    return tuple(
+        None if each is None else jnp.where(var < 0, jnp.zeros_like(each), each)
+        for each in parameters
     )
-    return a.reshape(groups)
 
 
 def selected(span: Span, *vectors: jax.Array | None) -> tuple[jax.Array | None, ...]:

@@ -26,6 +26,7 @@ from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
 from jax_bnar._kernels import kernel_call
 from jax_bnar._sharding import dual_halves, halves
+from jax_bnar._sharding.gathers import warn_of_gather
 from jax_bnar._sharding.rule import sharding_rule
 from jax_bnar._sharding.shards import Shards
 
@@ -84,22 +85,26 @@ class Partitioned:
         there = {name: array for (name, _, _), array in zip(self.operands, given, strict=True)}
         return [there.get(operand.name) for operand in self.operation.signature.operands]
 
-    def _shards(self, mesh: Any, arguments: Sequence[Any]) -> Shards:
+    @property
+    def _has_mask(self) -> bool:
+        return "mask" in {kind for _, kind, _ in self.operands} | {kind for kind, _ in self.results}
+
+    def _shards(self, mesh: Any, arguments: Sequence[Any], *, has_mask: bool) -> Shards:
         x = arguments[self._x]
         return Shards.create(
             self.layout,
             x.shape,
             tuple(partition_spec(x.sharding, mesh)),
             mesh.shape,
-            has_mask="mask" in {kind for _, kind, _ in self.operands}
-            or "mask" in {kind for kind, _ in self.results},
+            has_mask=has_mask,
         )
 
     def _partition(
         self, mesh: Any, arguments: Sequence[Any], results: Any
     ) -> tuple[Any, Callable[..., Any], Any, Any]:
         del results
-        shards = self._shards(mesh, arguments)
+        shards = self._shards(mesh, arguments, has_mask=self._has_mask)
+        warn_of_gather(shards, self._shards(mesh, arguments, has_mask=False))
         span, layout = shards.span(), shards.local_layout()
 
         def lower(*given: jax.Array) -> tuple[jax.Array, ...]:
@@ -125,7 +130,8 @@ class Partitioned:
     def _infer(self, mesh: Any, arguments: Sequence[Any], results: Any) -> Any:
         """Used by GSPMD only; Shardy uses the sharding rule."""
         del results
-        return self._result_shardings(mesh, arguments, self._shards(mesh, arguments))
+        shards = self._shards(mesh, arguments, has_mask=self._has_mask)
+        return self._result_shardings(mesh, arguments, shards)
 
     def _result_shardings(self, mesh: Any, arguments: Sequence[Any], shards: Shards) -> Any:
         like = arguments[self._x].sharding

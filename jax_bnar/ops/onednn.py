@@ -349,16 +349,17 @@ def _with_global_statistics(
 ) -> _Differentiated:
     """The same for statistics that are constants; diff_src then requires no sums."""
     rstd = reference.reciprocal_std(var, epsilon)
-    a = reference.scaled_rstd(rstd, scale)
     sums: tuple[jax.Array, ...] = ()
     dz: list[jax.Array] = []
     if needs_sums or has_z:
         dbias, sum_e_centred, *dz = primitive.backward_reduce(
-            *(dy, x, saved, mean, None, None), has_z=has_z, **common
+            *(dy, x, saved, mean, None, None, None), epsilon=epsilon, has_z=has_z, **common
         )
         sums = rstd * sum_e_centred, dbias
-    zero = jnp.zeros_like(a)
-    (dx,) = primitive.backward_apply(dy, x, saved, mean, a, zero, zero, None, **common)
+    zero = jnp.zeros_like(mean)
+    (dx,) = primitive.backward_apply(
+        *(dy, x, saved, mean, var, scale, None, zero, zero), epsilon=epsilon, **common
+    )
     return dx, sums, dz[0] if dz else None
 
 

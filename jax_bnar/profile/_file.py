@@ -107,7 +107,7 @@ def _document(path: Path, text: str) -> Any:
             f" {error.colno}."
         ) from None
     except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
-        raise ProfileError(f"{path}: the file holds JSON that no profiler writes.") from None
+        raise ProfileError(f"{path}: unexpected JSON structure.") from None
 
 
 class _Reader:

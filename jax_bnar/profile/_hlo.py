@@ -10,18 +10,18 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(
 _SHAPE = re.compile(r"\b(pred|[subf]\w*\d+\w*)\[([\d,]*)\]")
 _REFERENCE = re.compile(r"%([\w.-]+)")
 _CALLS = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
-_TARGET = re.compile(r'custom_call_target="([^"]+)"')
+TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _DIM_LABELS = re.compile(r"dim_labels=[\w?]+_([\w?]+)->")
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s2": 2, "u2": 2}
 
 # These opcodes name something that exists already, and run nothing.
-_FREE = {
+FREE = {
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "opt-barrier"),
     *("partition-id", "replica-id"),
 }
 # Inside a fusion, these opcodes move values and compute none.
-_MOVES = _FREE | {
+_MOVES = FREE | {
     *("broadcast", "reshape", "transpose", "copy", "convert", "slice", "pad", "reverse"),
     *("concatenate", "dynamic-slice", "dynamic-update-slice", "gather", "bitcast-convert", "iota"),
 }
@@ -74,7 +74,17 @@ class HloOperator:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Instruction:
+class Instruction:
+    """A line of a computation.
+
+    Attributes:
+        name: without the percent sign.
+        opcode: as HLO spells it.
+        arrays: the result, or the parts of it if it is a tuple.
+        operands: the names of the instructions that it reads.
+        text: what follows the opcode's parenthesis: operands and attributes.
+    """
+
     name: str
     opcode: str
     arrays: tuple[Array, ...]
@@ -86,17 +96,17 @@ class _Instruction:
         return sum(math.prod(array.shape) for array in self.arrays)
 
 
-_Computation = dict[str, _Instruction]
+Computation = dict[str, Instruction]
 
 
 def operators(text: str) -> list[HloOperator]:
     """The operators of the entry computation, in the order in which they are scheduled."""
-    computations, entry = _parse(text)
+    computations, entry = parse(text)
     owner: dict[str, str] = {}  # maps an alias of an array to the instruction that wrote the array
     found = []
     has_gradients = "/transpose(" in text
     for instruction in entry.values():
-        if instruction.opcode in _FREE:
+        if instruction.opcode in FREE:
             source = instruction.operands[0] if instruction.operands else instruction.name
             is_alias = instruction.opcode in ("bitcast", "get-tuple-element", "opt-barrier")
             owner[instruction.name] = owner.get(source, source) if is_alias else instruction.name
@@ -126,10 +136,11 @@ def operators(text: str) -> list[HloOperator]:
     return found
 
 
-def _parse(text: str) -> tuple[dict[str, _Computation], _Computation]:
-    computations: dict[str, _Computation] = {}
-    entry: _Computation = {}
-    current: _Computation = {}
+def parse(text: str) -> tuple[dict[str, Computation], Computation]:
+    """All computations by name, and the entry computation."""
+    computations: dict[str, Computation] = {}
+    entry: Computation = {}
+    current: Computation = {}
     for line in text.splitlines():
         if heading := _COMPUTATION.match(line):
             current = computations.setdefault(heading[2], {})
@@ -142,7 +153,7 @@ def _parse(text: str) -> tuple[dict[str, _Computation], _Computation]:
                 for dtype, shape in _SHAPE.findall(result)
             )
             operands = tuple(_REFERENCE.findall(_within_parentheses(rest)))
-            current[name] = _Instruction(name, opcode, arrays, operands, rest)
+            current[name] = Instruction(name, opcode, arrays, operands, rest)
     return computations, entry
 
 
@@ -155,7 +166,7 @@ def _within_parentheses(rest: str) -> str:
     return rest
 
 
-def _called(instruction: _Instruction, computations: dict[str, _Computation]) -> _Computation:
+def _called(instruction: Instruction, computations: dict[str, Computation]) -> Computation:
     """The computation that a fusion or a call runs.
 
     It is {} for other instructions: if they have a `to_apply`, it is the function of a reduction.
@@ -166,9 +177,9 @@ def _called(instruction: _Instruction, computations: dict[str, _Computation]) ->
     return computations.get(match[1], {}) if match else {}
 
 
-def _classify(instruction: _Instruction, called: _Computation) -> tuple[str, str | None]:
+def _classify(instruction: Instruction, called: Computation) -> tuple[str, str | None]:
     """Returns (type, mode)."""
-    target = _TARGET.search(instruction.text)
+    target = TARGET.search(instruction.text)
     if target and target[1].startswith("jax_bnar_"):
         return "FusedBatchNorm", _mode_of_ours(target[1], instruction.text)
     inside = list(called.values()) or [instruction]
@@ -190,7 +201,7 @@ def _classify(instruction: _Instruction, called: _Computation) -> tuple[str, str
         return _camel(min(scatter)), None
     computing = [each.opcode for each in inside if each.opcode not in _MOVES]
     if not computing:
-        moving = [each.opcode for each in inside if each.opcode not in _FREE]
+        moving = [each.opcode for each in inside if each.opcode not in FREE]
         return _camel(moving[-1] if moving else instruction.opcode), None
     if not called and instruction.opcode not in _MODES:
         return _camel(instruction.opcode), None
@@ -221,7 +232,7 @@ def _mode_of_ours(target: str, text: str) -> str:
     return "_".join(parts) or "PLAIN"
 
 
-def _computation(instruction: _Instruction, entry: _Computation, called: _Computation) -> int:
+def _computation(instruction: Instruction, entry: Computation, called: Computation) -> int:
     total = 0
     for each, names in _with_operands(instruction, entry, called):
         if each.opcode in ("convolution", "dot") or _DIM_LABELS.search(each.text):
@@ -240,15 +251,15 @@ def _computation(instruction: _Instruction, entry: _Computation, called: _Comput
 
 
 def _with_operands(
-    instruction: _Instruction, entry: _Computation, called: _Computation
-) -> Iterator[tuple[_Instruction, _Computation]]:
+    instruction: Instruction, entry: Computation, called: Computation
+) -> Iterator[tuple[Instruction, Computation]]:
     if called:
         yield from ((each, called) for each in called.values())
     else:
         yield instruction, entry
 
 
-def _multiply_adds(instruction: _Instruction, names: _Computation) -> int:
+def _multiply_adds(instruction: Instruction, names: Computation) -> int:
     """Twice the number of products in a convolution or a matrix product.
 
     A call of cuDNN returns several arrays, of which the first is the result.

@@ -115,6 +115,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
     case cudaDevAttrComputeCapabilityMinor:
       *value = d.compute_capability_minor;
       return cudaSuccess;
+    case cudaDevAttrSingleToDoublePrecisionPerfRatio:
+      *value = 2;
+      return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
       *value = d.shared_memory_per_sm;
       return cudaSuccess;

@@ -75,7 +75,9 @@ def test_it_runs_the_kernels_that_are_there(
     _, _, results = quick
     available = ("forward", results["platform"]) in targets.kernels
     assert results["kernels_in_use"] == available
-    assert len(results["sites"]) == 2
+    # Two sites with each allocator; what people have, the default one, comes first.
+    allocators = [site["allocator"] for site in results["sites"]]
+    assert allocators in (["default"] * 2, ["default"] * 2 + ["jemalloc"] * 2)
     for site in results["sites"]:
         assert site["fused_ms"] > 0
         assert site["xla_ms"] > 0

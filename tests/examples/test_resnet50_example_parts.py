@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 import resnet50_example as example
+from programs import ours
 
 # isort: split
 from flax import linen as nn
@@ -290,11 +291,18 @@ class Linear(nn.Module):
         return x.reshape(x.shape[0], -1) @ kernel
 
 
-@pytest.mark.parametrize(("accumulate", "devices"), [(1, 1), (4, 1), (2, 2)])
-def test_training_step(accumulate: int, devices: int) -> None:
+@pytest.mark.parametrize(
+    ("accumulate", "devices", "remat"), [(1, 1, False), (4, 1, False), (2, 2, True)]
+)
+def test_training_step(accumulate: int, devices: int, remat: bool) -> None:
     """Compares smoothed labels, mean gradient, moving average and sums with NumPy."""
     options = dataclasses.replace(
-        RECIPE, accumulate=accumulate, ema_decay=0.5, label_smoothing=0.3, weight_decay=0.0
+        RECIPE,
+        accumulate=accumulate,
+        remat=remat,
+        ema_decay=0.5,
+        label_smoothing=0.3,
+        weight_decay=0.0,
     )
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (8, 2, 2, 1), np.uint8)
@@ -329,3 +337,21 @@ def test_training_step(accumulate: int, devices: int) -> None:
     assert tuple(map(int, counters)) == (correct, 16, 2, 2)
     # Each micro-batch updates BatchNorm's running statistics once.
     assert float(state.batch_stats["batches"]) == 2 * accumulate
+
+
+def test_remat_computes_normalised_arrays_again() -> None:
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
+    batch = {"image": np.zeros((4, 8, 8, 3), np.uint8), "label": np.zeros(4, np.int32)}
+    again = []
+    for remat in (False, True):
+        options = dataclasses.replace(RECIPE, remat=remat)
+        sgd = optimizer.make(options, optax.constant_schedule(0.1))
+        with example.as_users_run_jax():
+            state = jax.eval_shape(
+                lambda sgd=sgd: train_state.initial(NET, (8, 8, 3), sgd, False, jax.random.key(0))
+            )
+            step = train_step.compiled(NET, sgd, options, (0.4,) * 3, (0.2,) * 3, mesh)
+            counted = ours(step, state, batch)
+        again.append((counted.get("normalise", 0), counted.get("dual_normalise", 0)))
+    # The stem and two inner norms, and the end of the block.
+    assert again == [(0, 0), (3, 1)]

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import resnet50_example as example
 import subprocesses
+import tyro
 
 # isort: split
 import eval as eval_program
@@ -172,20 +173,44 @@ def test_evaluation_refuses_other_classes(
 
 
 def test_prediction(
-    finished: pathlib.Path, pictures: pathlib.Path, tmp_path: pathlib.Path, capsys: Any
+    finished: pathlib.Path,
+    pictures: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("china", "flower"):
-        picture = pictures / "train" / name / "000.jpg"
+    def percents(printed: str) -> list[float]:
+        return [float(number) for number in re.findall(r"([\d.]+)%", printed)]
+
+    paths = {name: pictures / "train" / name / "000.jpg" for name in ("china", "flower")}
+    alone = {}
+    for name, picture in paths.items():
         with example.as_users_run_jax():
-            predict.main(predict.Arguments(finished, picture, fold=name == "flower"))
-        printed = capsys.readouterr().out
-        assert "china" in printed
-        assert "flower" in printed
-        assert printed.count("%") == 2
+            predict.main(predict.Arguments(finished, (picture,), fold=name == "flower"))
+        alone[name] = capsys.readouterr().out
+        assert "china" in alone[name]
+        assert "flower" in alone[name]
+        assert alone[name].count("%") == 2
+    # Three pictures in batches of two are those two, and the first again.
+    monkeypatch.setattr(predict, "_BATCH", 2)
+    with example.as_users_run_jax():
+        predict.main(predict.Arguments(finished, (*paths.values(), paths["china"])))
+    china, flower, again = np.reshape(percents(capsys.readouterr().out), (3, 2))
+    np.testing.assert_array_equal(china, again)
+    np.testing.assert_allclose(china, percents(alone["china"]), atol=0.5)
+    np.testing.assert_allclose(flower, percents(alone["flower"]), atol=1)
     junk = tmp_path / "junk.jpg"
     junk.write_bytes(b"junk")
     with pytest.raises(UserError, match=r"junk.jpg cannot be read \(UnidentifiedImageError"):
-        predict.main(predict.Arguments(finished, junk))
+        predict.main(predict.Arguments(finished, (paths["china"], junk)))
+    with pytest.raises(UserError, match="no picture was named"):
+        predict.main(predict.Arguments(finished, ()))
+
+
+def test_the_command_line_takes_several_pictures() -> None:
+    arguments = tyro.cli(predict.Arguments, args=["runs/one", "a.jpg", "b.jpg", "--top", "2"])
+    pictures = (pathlib.Path("a.jpg"), pathlib.Path("b.jpg"))
+    assert arguments == predict.Arguments(pathlib.Path("runs/one"), pictures, top=2)
 
 
 @pytest.mark.parametrize(("norm", "dtype"), [("fused", "bfloat16"), ("flax", "float32")])

@@ -308,7 +308,7 @@ def test_affine_forms() -> None:
 
 @pytest.mark.parametrize("wide", ["float32", "bfloat16"])
 def test_affine_in_bfloat16(wide: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is left alone on a CPU, where fusing it does not pay."""
+    """It is left alone, because no platform gains by fusing it."""
 
     def given(x: Any, z: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
         inside = jnp.dtype(wide) if x.dtype == jnp.bfloat16 else x.dtype
@@ -316,7 +316,7 @@ def test_affine_in_bfloat16(wide: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return jax.nn.relu(normalise(x.astype(inside), *vectors).astype(x.dtype) + z)
 
     args = (X.astype("bfloat16"), Z.astype("bfloat16"), SCALE, BIAS, BIAS, jnp.abs(SCALE))
-    assert_untouched(given, *args, reason="faster as XLA compiles it")
+    assert_untouched(given, *args, reason="fast as XLA compiles it")
     monkeypatch.setattr(affine, "pays", lambda dtype: True)
     assert_fused(given, *args, bn_add_relu_inference=1)
 

@@ -1,5 +1,6 @@
 """Which ReLUs become part of the operator, and which the program keeps."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,16 +40,68 @@ KEPT_TAILS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "maximum": (lambda bn, z: jnp.maximum(bn + z, 0), "jax.nn.relu"),
     "maximum of zeros": (lambda bn, z: jnp.maximum(jnp.zeros_like(bn), bn + z), "jax.nn.relu"),
     "clip": (lambda bn, z: jnp.clip(bn + z, 0), "jax.nn.relu"),
-    "relu6": (lambda bn, z: jax.nn.relu6(bn + z), "a custom derivative"),
+    "relu6": (lambda bn, z: jax.nn.relu6(bn + z), "relu6 follows instead"),
     "where greater": (
         lambda bn, z: _after(bn + z, lambda a: jnp.where(a > 0, a, 0)),
         "by the sign",
     ),
     "where less": (lambda bn, z: _after(bn + z, lambda a: jnp.where(a < 0, 0, a)), "by the sign"),
     "product": (lambda bn, z: _after(bn + z, lambda a: a * (a > 0)), "by the sign"),
-    "leaky": (lambda bn, z: jax.nn.leaky_relu(bn + z), "by the sign"),
+    "leaky": (lambda bn, z: jax.nn.leaky_relu(bn + z), "leaky_relu follows instead"),
     "swish": (lambda bn, z: jax.nn.silu(bn + z), "silu follows instead"),
 }
+
+
+# What an activation is called in the report.
+ACTIVATIONS = {
+    **{
+        name: name
+        for name in """
+        celu elu hard_sigmoid hard_silu hard_tanh leaky_relu log_sigmoid mish relu6 selu silu
+        soft_sign softplus sparse_plus squareplus
+        """.split()  # noqa: SIM905 (a list would take a line for each)
+    },
+    "hard_swish": "hard_silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "sigmoid": "logistic",
+    "tanh": "tanh",
+}
+
+
+@pytest.mark.parametrize("is_in_a_block", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_named(name: str, is_in_a_block: bool) -> None:
+    """Also inside a jitted block, and after an addition."""
+
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return getattr(jax.nn, name)(batch_norm(x, scale, bias) + z)
+
+    if is_in_a_block:
+        layer = jax.jit(layer)
+    (candidate,) = jax_bnar.explain(layer)(X, Z, SCALE, BIAS).matched
+    assert candidate.operator == "batch_norm"
+    assert candidate.reason == f"{ACTIVATIONS[name]} follows instead of a ReLU"
+
+
+def test_activations_by_hand_are_named() -> None:
+    def reason(activation: Callable[[Any], Any]) -> str:
+        def layer(x: Any, scale: Any, bias: Any) -> Any:
+            with jax.numpy_dtype_promotion("standard"):
+                return activation(batch_norm(x, scale, bias))
+
+        (candidate,) = jax_bnar.explain(layer)(X, SCALE, BIAS).matched
+        return candidate.reason
+
+    assert reason(lambda a: a * jax.nn.sigmoid(a)) == "silu follows instead of a ReLU"
+    exact = functools.partial(jax.nn.gelu, approximate=False)
+    assert reason(exact) == "gelu follows instead of a ReLU"
+    assert (
+        reason(surrogate) == "surrogate has a custom derivative, which is not that of jax.nn.relu"
+    )
+    assert reason(guided) == "guided has a custom derivative, which is not that of jax.nn.relu"
+    assert reason(lambda a: a + jnp.sin(a)) == "the normalised array is used more than once"
 
 
 @pytest.mark.parametrize("name", KEPT_TAILS)

@@ -45,7 +45,8 @@ def test_lines() -> None:
     assert (stem.bytes_saved, block.bytes_saved, head.bytes_saved) == (2 * size, 4 * size, 0)
     assert report.bytes_saved == 6 * size
     lines = str(report).splitlines()
-    assert len(lines) == 3
+    assert [line.startswith("next: ") for line in lines] == [False] * 3 + [True] * 2
+    assert repr(report) == str(report)
     assert lines[0].startswith("stem: bn_relu [float32[6,5,4,3]] 2,880 bytes saved at ")
     assert re.search(r"test_fuse_report\.py:\d+$", lines[0])
     assert lines[2].startswith("head: refused: the statistics are those of each example")
@@ -92,7 +93,10 @@ def test_summary() -> None:
 
 def test_nothing_to_say() -> None:
     report = jax_bnar.explain(jnp.sin)(X)
-    assert str(report) == "nothing to fuse"
+    first, then = str(report).splitlines()
+    assert first == "nothing to fuse"
+    assert then.startswith("next: fuse looks for arrays that are normalised by their own mean")
+    assert "training mode" in then
     assert report.summary().splitlines() == ["operator   calls      bytes saved"]
     assert "Patterns" in report.html()
 
@@ -167,6 +171,50 @@ def test_example_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
         exec(re.sub(r"jnp\.(ones|zeros)\(", r"jnp.\1(dtype=jnp.float32, shape=", code), {})
     said = capsys.readouterr().out.split(" at ")[0]
     assert f"# {said} at " in code
+
+
+def test_what_to_do_next() -> None:
+    """The advice fits what was found."""
+
+    def steps(function: Any, *args: Any) -> list[str]:
+        return list(jax_bnar.explain(function)(*args).next_steps)
+
+    (use,) = steps(lambda x: jax.nn.relu(_norm(x)), X)
+    assert use.startswith("use jax.grad(jax_bnar.fuse(fun)); jax_bnar.benchmark(fun)(*args)")
+    activation, use = steps(lambda x: jax.nn.relu6(_norm(x)), X)
+    assert "only jax.nn.relu is fused" in activation
+    (refused,) = steps(lambda x: _norm(x, (3,)), X)
+    assert "what is refused runs as before" in refused
+    vector = jnp.ones((1, 1, 1, 3), jnp.float32)
+    (use,) = steps(lambda x: jax.nn.relu((x - vector) * vector), X)
+    assert use.startswith("use jax_bnar.fuse(fun); ")
+
+    def own(x: Any) -> Any:
+        return jax_bnar.bn_relu(jax_bnar.bn_relu(x, None, None).y, None, None).y
+
+    report = jax_bnar.explain(own)(X)
+    assert report.own_calls == 2
+    assert "calls the fused operators of jax_bnar itself" in report.next_steps[0]
+
+
+def test_pages_that_the_advice_names_exist() -> None:
+    source = (ROOT / "jax_bnar/_fuse/advice.py").read_text()
+    named = set(re.findall(r"docs/guide/\w+\.md", source))
+    assert len(named) == 2
+    assert [page for page in named if not (ROOT / page).exists()] == []
+
+
+def test_a_notebook_shows_a_table() -> None:
+    report = jax_bnar.explain(network)(X, Z)
+    shown = xml.etree.ElementTree.fromstring(report._repr_html_())
+    rows = [["".join(cell.itertext()) for cell in row] for row in shown.iter("tr")]
+    assert [row[:2] for row in rows[1:]] == [
+        ["stem", "bn_relu"],
+        ["block", "bn_add_relu"],
+        ["head", "refused"],
+    ]
+    assert ["".join(item.itertext()) for item in shown.iter("li")] == list(report.next_steps)
+    assert "nothing to fuse" in jax_bnar.explain(jnp.sin)(X)._repr_html_()
 
 
 def test_html_is_a_whole_page() -> None:

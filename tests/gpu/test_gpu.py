@@ -12,11 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from cases import Case, cotangents, operands, operator, with_gradients
-from dual_cases import check_against_the_oracle
-from dual_cases import compiled as compiled_dual
-from dual_cases import cotangents as dual_cotangents
-from dual_cases import given as dual_operands
+from cases import Case, Form, cotangents, operands, operator, with_gradients
 from exact_fill import arrange, exact_fill
 from gpu_cases import (
     CUDA_KERNELS,
@@ -26,9 +22,7 @@ from gpu_cases import (
     SHAPES,
     STRATEGIES,
     check,
-    check_dual_strategy,
     check_strategy,
-    dual_cases,
     environment,
     flag_cases,
     launched,
@@ -75,21 +69,6 @@ def test_shapes(case: Case, name: str) -> None:
 def test_flags(case: Case, name: str) -> None:
     with strategy(name):
         check(case)
-
-
-@all_strategies
-@each(dual_cases())
-def test_two_inputs(case: dict[str, Any], name: str) -> None:
-    with strategy(name), launched() as kernels:
-        check_against_the_oracle(**case, implementation="ffi")
-    if CUDA_KERNELS:
-        check_dual_strategy(kernels, case["dtype"], name)
-
-
-def test_two_inputs_in_groups() -> None:
-    keywords = {"num_groups": 3, "save": "mask", "implementation": "ffi"}
-    check_against_the_oracle((6, 5, 8, 72), "bfloat16", axis=-1, **keywords)
-    check_against_the_oracle((6, 72, 5, 8), "float32", axis=1, **keywords)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -174,28 +153,15 @@ def repeats(function: Any, *given: Any) -> bool:
 
 
 @all_strategies
+@pytest.mark.parametrize(
+    ("form", "save"),
+    [("bn_add_relu", "mask"), ("dual_bn_add_relu", "mask"), ("dual_bn_add_relu", "y")],
+)
 @pytest.mark.parametrize("shape_name", [LARGEST, "nhwc-odd"])
-def test_repeats_bit_for_bit(name: str, shape_name: str) -> None:
+def test_repeats_bit_for_bit(name: str, shape_name: str, form: Form, save: str) -> None:
     shape, axis = SHAPES[shape_name]
-    case = Case(shape, axis, "bfloat16", save="mask")
+    case = Case(shape, axis, "bfloat16", form, save=save)
     given = jax.tree.map(jnp.asarray, (operands(case), cotangents(case)))
     function = with_gradients(operator(case.form, implementation="ffi", **case.keywords))
-    with strategy(name):
-        assert repeats(function, *given)
-
-
-@all_strategies
-@pytest.mark.parametrize("save", ["y", "mask"])
-@pytest.mark.parametrize("shape_name", [LARGEST, "nhwc-odd"])
-def test_two_inputs_repeat_bit_for_bit(name: str, shape_name: str, save: str) -> None:
-    shape, axis = SHAPES[shape_name]
-    given = jax.tree.map(
-        jnp.asarray,
-        (
-            dual_operands("bfloat16", axis, shape),
-            dual_cotangents("bfloat16", axis, shape),
-        ),
-    )
-    function = compiled_dual(axis=axis, save=save, implementation="ffi")
     with strategy(name):
         assert repeats(function, *given)

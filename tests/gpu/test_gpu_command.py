@@ -204,9 +204,11 @@ def test_plan_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "--config-settings=cmake.define.JAX_BNAR_WARNINGS_AS_ERRORS=ON" in build.argv
     assert "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=native" in build.argv
     # What the first minutes must give comes first, and each step fits a call of ten minutes.
-    assert plan.DEFAULT[:6] == ("build", "smoke", "doctor", "sites_jax", "sites_torch", "tests")
+    assert plan.DEFAULT[:5] == ("build", "smoke", "micro", "doctor", "sites_jax")
+    assert plan.DEFAULT[5:7] == ("sites_torch", "tests")
     assert all(step.limit_s <= plan.LONGEST_STEP_S for step in steps.values())
     assert sum(steps[name].limit_s for name in plan.DEFAULT[:3]) <= 400
+    assert steps["micro"].needs == ()
     (smoke,) = steps["smoke"].commands
     assert steps["smoke"].limit_s <= 60
     assert smoke.environment["XLA_FLAGS"].startswith("--xla_a=1 --xla_gpu_enable_command_buffer=FU")
@@ -280,6 +282,19 @@ def test_work_of_the_benchmark(tmp_path: Path) -> None:
             held = 6 * wanted.sets(site, wave) * site.elements(wave.batch) * size
             assert held >= 256 << 20
     assert work.parse(None, [*given, "--seconds", "-1"], ("ours",), ()).time_is_up()
+    # What decides between slabs comes directly after the main peers, and is not measured again.
+    first, decisive, more = work.parse(
+        None, [*given, "--part", "first"], ("ours",), ("a", "slab"), ("slab",)
+    ).waves
+    assert (first.peers, decisive.peers, more.peers) == (("ours",), ("slab",), ("a", "slab"))
+    assert wanted.sites_of(first) == wanted.sites
+    labels = {site.label for site in wanted.sites_of(decisive)}
+    assert {label.split()[0] for label in labels} == {"56x56x256", "28x28x128", "14x14x256"}
+    results = work.Results(wanted, "jax", {})
+    (site, *_) = wanted.sites_of(decisive)
+    results.add(site, decisive, "slab", [1.0])
+    assert results.left(site, more) == ("a",)
+    assert results.left(site, first) == ("ours",)
     parts = {
         part: work.parse(None, [*given, "--part", part], ("copy", "ours"), ("ours_cluster",)).waves
         for part in ("first", "rest")
@@ -328,6 +343,8 @@ def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     printed = capfd.readouterr().out
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     statuses = {record["name"]: record["status"] for record in summary["steps"]}
+    # Its dry run asks whether there is a compiler.
+    assert statuses.pop("micro") in ("passed", "skipped")
     assert statuses == {
         "smoke": "passed",
         "sites_jax": "passed",

@@ -100,6 +100,11 @@ def test_kernels_go_to_their_sites() -> None:
     assert first["milliseconds"] == pytest.approx(0.2)
     assert first["dram_bytes"] == 1e9
     assert first["dram_bytes_over_minimum"] == pytest.approx(2)
+    assert first["dram_bytes_over_planned"] == pytest.approx(1.25)
+    assert first["planned_bytes_again"] == 100_000_000
+    assert first["l2_bytes_hit"] == 32 * 7
+    # Two kernels share what is planned for the pass.
+    assert [row["dram_bytes_over_planned"] is None for row in rows] == [False] * 2 + [True] * 4
     assert first["bytes_per_s"] == pytest.approx(5e12)
     assert (first["grid"], first["block"]) == ([264, 1, 1], [256, 1, 1])
     assert first["registers_per_thread"] == 7
@@ -108,7 +113,7 @@ def test_kernels_go_to_their_sites() -> None:
     assert list(first["stalls"].items())[-2:] == [("barrier", 3.1), ("wait", 1.5)]
     text = list(counter_rows.summarise(rows))
     assert len(text) == 7
-    assert text[1].split()[:5] == ["0.200", "2.00", "5000", "a", "ForwardKernel"]
+    assert text[1].split()[:6] == ["0.200", "2.00", "1.25", "5000", "a", "ForwardKernel"]
     assert "long_scoreboard 12.2" in text[1]
 
 

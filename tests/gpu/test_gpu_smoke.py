@@ -1,6 +1,8 @@
 """Tests, on the CPU, the program that `make gpu` runs first: what it says if a strategy fails."""
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.common.kernels import planner
 from benchmarks.gpu import smoke
+from benchmarks.gpu.model.devices import DEVICES
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +93,47 @@ def test_what_hangs_is_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         smoke.main(["--platform", "cpu", "--output", str(output)])
     assert json.loads(output.read_text())["running"] == "auto, graph"
+
+
+def test_few_blocks_fill_slots_anew_while_tiles_are_ahead() -> None:
+    """What `on_chip` plans for the variables, on an H200 of which four multiprocessors are left."""
+    rows = math.prod(smoke.SHAPE[:-1])
+    for arrays_kept, traffic in (
+        (1, planner().cuda_forward_traffic("bfloat16", True, True)),
+        (2, planner().cuda_backward_traffic("bfloat16", "mask", True)),
+    ):
+        assert traffic["arrays_kept"] == arrays_kept
+        plan = planner().cuda_plan(
+            (1, rows, smoke.SHAPE[-1], 1), "bfloat16", traffic, DEVICES["h200"].attributes(),
+            planner().cuda_cost_model(), planner().cuda_planned_models(), "on_chip",
+            slab_channels=int(smoke.FEW_BLOCKS["JAX_BNAR_CUDA_SLAB_CHANNELS"]),
+            tiles_ahead=int(smoke.FEW_BLOCKS["JAX_BNAR_CUDA_TILES_AHEAD"]),
+            sm_margin=132 - 4,
+        )  # fmt: skip
+        assert plan["strategy"] == "on_chip"
+        assert plan["grid"] == 8
+        assert plan["rounds"] >= 4
+        assert plan["tiles_ahead"] > 0
+        assert plan["register_tiles"] > 0
+        assert plan["tiles"] > plan["tiles_kept"]
+
+
+def test_a_wrong_result_of_few_blocks_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = smoke.step
+
+    def wrong(*operands: Any, **options: Any) -> Any:
+        result, (dx, *others) = step(*operands, **options)
+        few = "JAX_BNAR_CUDA_TILES_AHEAD" in os.environ
+        return result, (dx * (1.1 if few else 1), *others)
+
+    monkeypatch.setattr(smoke, "STRATEGIES", ("on_chip",))
+    monkeypatch.setattr(smoke, "step", wrong)
+    status, document = run(tmp_path)
+    assert status == 1
+    assert "few blocks: ValueError: y, mean" in document["strategies"]["on_chip"]["error"]
+    assert "JAX_BNAR_CUDA_TILES_AHEAD" not in os.environ
 
 
 def test_results_of_a_graph_are_those_of_the_kernels_alone() -> None:

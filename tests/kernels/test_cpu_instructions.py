@@ -47,6 +47,20 @@ def test_every_kernel_keeps_its_vectors_in_registers(compiler: str) -> None:
         run(sys.executable, SCRIPT, *objects)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_clang_builds_the_module() -> None:
+    """macOS has no other compiler; what only GCC accepts would be found there first."""
+    if shutil.which("clang++", path=PATH) is None:
+        pytest.skip("clang++ is missing")
+    pytest.importorskip("nanobind")
+    options = ["-DCMAKE_CXX_COMPILER=clang++", "-DJAX_BNAR_MODULE=ON", "-DJAX_BNAR_CUDA=OFF"]
+    directory = build(
+        "objects-clang", [*options, f"-DPython_EXECUTABLE={sys.executable}"], ["_native"]
+    )
+    assert list(directory.glob("_native*.so"))
+
+
 def compiled_for_avx2(directory: pathlib.Path, source: pathlib.Path, *options: str) -> pathlib.Path:
     compiled = directory / f"{source.stem}.o"
     run(

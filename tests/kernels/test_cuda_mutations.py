@@ -31,12 +31,12 @@ OTHERS = (
     "cuda/launch/launch_counts.cc",
     "cuda/host/cost.cc",
     "cuda/host/dual_plan.cc",
+    "cuda/host/known_plans.cc",
     "cuda/host/plan.cc",
     "cuda/host/settings.cc",
     "cuda/host/tiling.cc",
     "cuda/host/workspace.cc",
     "tests/native/cuda_kernels_test.cc",
-    "tests/native/dual_checks.cc",
     "tests/native/expectations.cc",
     "tests/native/operation_checks.cc",
 )

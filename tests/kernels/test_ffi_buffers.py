@@ -24,13 +24,13 @@ STATICS: dict[str, dict[str, Any]] = {
     "backward": {"epsilon": np.float64(1e-5), "gate": "mask", "has_z": True},
     "statistics": {},
     "normalise": {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": True},
-    "backward_reduce": {"gate": "x", "has_z": True},
-    "backward_apply": {"gate": "y"},
+    "backward_reduce": {"epsilon": np.float64(1e-5), "gate": "x", "has_z": True},
+    "backward_apply": {"epsilon": np.float64(1e-5), "gate": "y"},
     "dual_forward": {"epsilon": np.float64(1e-5), "save_mask": True},
     "dual_backward": {"epsilon": np.float64(1e-5), "gate": "mask"},
     "dual_normalise": {"epsilon": np.float64(1e-5), "save_mask": True},
-    "dual_backward_reduce": {"gate": "x"},
-    "dual_backward_apply": {"gate": "y"},
+    "dual_backward_reduce": {"epsilon": np.float64(1e-5), "gate": "x"},
+    "dual_backward_apply": {"epsilon": np.float64(1e-5), "gate": "y"},
 }
 
 

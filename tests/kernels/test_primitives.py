@@ -1,4 +1,4 @@
-"""The six primitives: kernels against reference and oracle, and halves against the whole."""
+"""The primitives of one input: kernels against reference and oracle, halves against the whole."""
 
 import functools
 from typing import Any, Literal, NamedTuple
@@ -192,20 +192,20 @@ def test_backward_kernels_against_reference(
     scale, bias = given.scale if has_scale else None, given.bias if has_z else None
     tensors = given.dy, given.x, saved, mean
     vectors = var, scale, bias, given.dmean, given.dvar
-    flags: dict[str, Any] = {"gate": gate, "has_z": has_z}
+    statics: dict[str, Any] = {"gate": gate, "epsilon": EPSILON}
 
     def passes(of: Any, tensors: Any, vectors: Any, **use: Any) -> Any:
-        _, _, bias, dmean, dvar = vectors
-        sign = dmean if gate == "x" else None, bias
+        var, scale, bias, dmean, dvar = vectors
+        of_gate = (var, scale, bias) if gate == "x" else (None, None, None)
         return (
-            of.backward(*tensors, *vectors, epsilon=EPSILON, **flags, **use),
-            of.backward_reduce(*tensors, *sign, **flags, **use),
-            of.backward_apply(*tensors, dmean, dvar, tensors[-1], bias, gate=gate, **use),
+            of.backward(*tensors, *vectors, has_z=has_z, **use),
+            of.backward_reduce(*tensors, *of_gate, has_z=has_z, **use),
+            of.backward_apply(*tensors, var, scale, bias, dmean, dvar, **use),
         )
 
-    kernels = jax.jit(functools.partial(passes, kernel_call, implementation="ffi"))
+    kernels = jax.jit(functools.partial(passes, kernel_call, implementation="ffi", **statics))
     whole, reduced, applied = kernels(tensors, vectors)
-    expected = jax.jit(functools.partial(passes, reference))(tensors, vectors)
+    expected = jax.jit(functools.partial(passes, reference, **statics))(tensors, vectors)
     expected_whole, expected_reduced, expected_applied = expected
     check_backward(whole, expected_whole, first_tensors=1)
     check_backward(reduced, expected_reduced, first_tensors=0)
@@ -245,23 +245,24 @@ def test_halves_compose_to_the_whole(
     assert_close(var_half, var, vectors=True)
     assert_close(y_half, y, vectors=False)
 
-    gate: dict[str, Any] = {"gate": "y"}
+    statics: dict[str, Any] = {**use, "gate": "y", "epsilon": EPSILON}
 
     @jax.jit
     def backward_in_halves(tensors: Any, var: Any, scale: Any, cotangents: Any) -> Any:
-        sums = kernel_call.backward_reduce(*tensors, None, None, **use, **gate, has_z=True)
-        sum_e, sum_ec, dz = sums
+        absent = (None, None, None)
+        sum_e, sum_ec, dz = kernel_call.backward_reduce(*tensors, *absent, **statics, has_z=True)
         rstd = reference.reciprocal_std(var, EPSILON)
         a, dscale = reference.scaled_rstd(rstd, scale), rstd * sum_ec
         coefficients = reference.backward_coefficients(
-            a * sum_e, a * dscale, a, rstd, *cotangents, count=shape[1] * shape[3]
+            a * sum_e, a * dscale, rstd, *cotangents, count=shape[1] * shape[3]
         )
-        (dx,) = kernel_call.backward_apply(*tensors, *coefficients, None, **use, **gate)
+        affine = (scale, None)
+        (dx,) = kernel_call.backward_apply(*tensors, var, *affine, *coefficients, **statics)
         return dx, dscale, sum_e, dz
 
     tensors = given.dy, given.x, y, mean
     cotangents = given.dmean, given.dvar
-    backward = functools.partial(kernel_call.backward, **use, **gate, epsilon=EPSILON, has_z=True)
+    backward = functools.partial(kernel_call.backward, **statics, has_z=True)
     whole = jax.jit(backward)(*tensors, var, given.scale, given.bias, *cotangents)
     halves = backward_in_halves(tensors, var, given.scale, cotangents)
     check_backward(halves, whole, first_tensors=1)

@@ -358,3 +358,30 @@ def test_without_flax_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     assert spec.loader is not None
     with pytest.raises(ImportError, match="pip install flax"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("use_scale", [True, False])
+def test_another_axis_than_that_of_the_variables(use_scale: bool, use_bias: bool) -> None:
+    x = jnp.ones((2, 4, 4, 6), jnp.float32)
+    layer = BatchNorm(use_running_average=True, use_scale=use_scale, use_bias=use_bias)
+    variables = layer.init(jax.random.key(0), x)
+    sentence = (
+        r"x of shape \(2, 4, 4, 6\) has 4 features along axis 1, but the layer's \w+ was made"
+        r" for 6. Pass the feature axis of x as axis"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        layer.clone(axis=1).apply(variables, x)
+    with pytest.raises(ValueError, match=r"has 4x6 features along axis \(1, -1\)"):
+        layer.clone(axis=(1, -1)).apply(variables, x)
+
+
+def test_variables_in_boxes_have_the_shapes_of_their_values() -> None:
+    boxed = nn.with_partitioning(nn.initializers.ones, (None,))
+    layer = BatchNorm(use_running_average=True, scale_init=boxed)
+    x = normal(0)
+    variables: Any = layer.init(jax.random.key(0), x)
+    assert isinstance(variables["params"]["scale"], nn.Partitioned)
+    y: Any = layer.apply(variables, x)
+    expected: Any = nn.BatchNorm(use_running_average=True).apply(nn.unbox(variables), x)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)

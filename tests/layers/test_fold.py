@@ -15,7 +15,7 @@ from programs import hlo_calls
 
 from jax_bnar import flax_layers, nnx_layers, torch_weights
 from jax_bnar._base.implementation import Implementation
-from jax_bnar._layers import fold
+from jax_bnar._operators.folded import bias_act
 
 IMAGES = (4, 36, 36, 3)
 
@@ -49,7 +49,7 @@ def test_one_pass_adds_exactly(implementation: Implementation, dtype: str, resid
     x = normal(0, (5, 7, 33), dtype) - jnp.asarray(3, dtype)
     z = normal(1, (5, 7, 33), dtype) - jnp.asarray(3, dtype) if residual else None
     bias = normal(2, (33,)) - 3
-    y = fold.bias_act(x, z, bias, activation="relu", implementation=implementation)
+    y = bias_act(x, z, bias, activation="relu", implementation=implementation)
     wide = np.float64 if dtype == "float64" else np.float32
     exact = np.asarray(x, wide) + np.asarray(bias, wide)
     exact = exact if z is None else exact + np.asarray(z, wide)

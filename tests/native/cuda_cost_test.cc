@@ -1,8 +1,10 @@
 // Tests what plans are expected to take on devices of different sizes.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cuda/host/cost.h"
 #include "cuda/host/parameters.h"
@@ -19,13 +21,24 @@ using cuda::Device;
 using cuda::Plan;
 using cuda::Strategy;
 
+// Without the spread between blocks, with rows of 64 bytes as fast as others,
+// and with half of the first pass left to instructions: numbers that one can
+// follow by hand.
+cuda::CostModel SimpleModel() {
+  cuda::CostModel model;
+  model.skew = 0;
+  model.narrow_share = 1;
+  model.instructions_per_cycle = 2.5;
+  return model;
+}
+
 // The terms that decide.
 void TestCost() {
   context = "cost";
   const auto cost = [](const Shape& shape, Strategy strategy, double barrier) {
     const Problem problem{shape, DType::kBFloat16};
     const int width = cuda::WidthOf(problem, true);
-    cuda::CostModel model;
+    cuda::CostModel model = SimpleModel();
     model.barrier = barrier;
     return cuda::CostOf(PlanOf(shape, kHopper, strategy), problem, width,
                         cuda::kForwardArrays, kHopper, model);
@@ -112,7 +125,7 @@ void TestBandwidth() {
   const Plan plan = PlanOf(problem.shape, kHopper);
   const auto cost = [&](const Device& device) {
     return cuda::CostOf(plan, problem, cuda::kWidth, cuda::kForwardArrays,
-                        device);
+                        device, SimpleModel());
   };
   // If it is unknown, that of an H200 is assumed.
   const double ratio = cost(slow).streaming / cost(kHopper).streaming;
@@ -125,9 +138,10 @@ void TestBandwidth() {
 void TestCostOfTilesAhead() {
   context = "cost of tiles ahead";
   const Problem problem{{1, 256 * 28 * 28, 512, 1}, DType::kBFloat16};
+  const cuda::CostModel model = SimpleModel();
   const auto waiting = [&](const Plan& plan) {
     return cuda::CostOf(plan, problem, cuda::kWidth, cuda::kForwardArrays,
-                        kHopper)
+                        kHopper, model)
         .waiting;
   };
   Plan alone = cuda::MakePlan(problem, cuda::kWidth, cuda::kForwardArrays,
@@ -139,9 +153,9 @@ void TestCostOfTilesAhead() {
     plan->tiling.shared_tiles = 12;
   }
   ahead.tiling.prefetch_tiles = 4;
-  const double rate = cuda::StreamingRate(kHopper, cuda::CostModel());
+  const double rate = cuda::StreamingRate(kHopper, model);
   const double covered = 4 * 4096.0 * ahead.tiling.team / rate;
-  const double barrier = cuda::CostModel().barrier;
+  const double barrier = model.barrier;
   BNAR_CHECK(
       std::abs(waiting(alone) - 16 * barrier) < 1e-9 &&
           std::abs(waiting(ahead) - 15 * (barrier - covered) - barrier) < 1e-9,
@@ -162,7 +176,7 @@ void TestCostOfStream() {
   // A slab of 32 channels has 48 tiles for each of 262 blocks, or 53 MB.
   const Problem problem{{1, 256 * 56 * 56, 256, 1}, DType::kBFloat16};
   const double array = 256.0 * 56 * 56 * 256 * 2;
-  cuda::CostModel model;
+  cuda::CostModel model = SimpleModel();
   const double barrier = model.barrier;
   const auto cost_of = [&](const Plan& plan) {
     return cuda::CostOf(plan, problem, cuda::kWidth, cuda::kForwardArrays,
@@ -192,8 +206,9 @@ void TestCostOfStream() {
   const cuda::Cost cost = cost_of(plan);
   const double expected =
       array / rate(first) + (array + cost.bytes_again) / rate(second);
+  // Rows of 64 bytes fill one half of each line of L2.
   const double in_l2 =
-      model.share_of_l2 * static_cast<double>(kHopper.l2_bytes);
+      model.share_of_l2 * static_cast<double>(kHopper.l2_bytes) / 2;
   BNAR_CHECK(
       std::abs(cost.streaming - expected) < 0.005 * expected,
       std::to_string(cost.streaming) + " and " + std::to_string(expected));
@@ -222,6 +237,113 @@ void TestCostOfStream() {
   // No round takes more than its wait.
   model.barrier = 0.1;
   BNAR_CHECK(cost_of(teams).waiting <= 4 * 0.1, "covered");
+}
+
+// Rows of half a line, and of a quarter, come at a lower rate; where a slab has
+// all channels, its rows lie next to each other.
+void TestNarrowRows() {
+  context = "narrow rows";
+  cuda::CostModel model = SimpleModel();
+  const auto streaming = [&](const Shape& shape, int channels) {
+    const Problem problem{shape, DType::kBFloat16};
+    const Plan plan = PlanOf(shape, kHopper, Strategy::kOnChip, false,
+                             DType::kBFloat16, channels);
+    BNAR_CHECK(plan.tiling.columns == channels, std::to_string(channels));
+    return cuda::CostOf(plan, problem, cuda::kWidth, cuda::kForwardArrays,
+                        kHopper, model)
+        .streaming;
+  };
+  // All of it stays on chip, whatever the slabs.
+  const Shape small = {1, 256 * 7 * 7, 512, 1};
+  const Shape alone = {1, 256 * 28 * 28, 32, 1};
+  const double full[] = {streaming(small, 64), streaming(small, 32),
+                         streaming(small, 16), streaming(alone, 32)};
+  model.narrow_share = 0.8;
+  const double narrow[] = {streaming(small, 64), streaming(small, 32),
+                           streaming(small, 16), streaming(alone, 32)};
+  const double shares[] = {1, 0.8, 0.64, 1};
+  for (int i = 0; i < 4; ++i) {
+    BNAR_CHECK(std::abs(narrow[i] * shares[i] / full[i] - 1) < 1e-9,
+               std::to_string(narrow[i] / full[i]));
+  }
+}
+
+// What a team waits for beside its messages: its slowest block, and sums in
+// double where these are slow.
+void TestWaits() {
+  context = "waits";
+  const Shape shape = {1, 256 * 14 * 14, 1024, 1};
+  const Problem problem{shape, DType::kBFloat16};
+  const Plan plan =
+      PlanOf(shape, kHopper, Strategy::kOnChip, false, DType::kBFloat16, 64);
+  cuda::CostModel model = SimpleModel();
+  model.idle_if_covered = 1;
+  model.idle_with_two_teams = 0;
+  const auto cost_on = [&](const Device& device) {
+    return cuda::CostOf(plan, problem, cuda::kWidth, cuda::kForwardArrays,
+                        device, model);
+  };
+  const cuda::Cost even = cost_on(kHopper);
+  const auto rounds = static_cast<double>(even.rounds);
+  BNAR_CHECK(std::abs(even.waiting - rounds * model.barrier) < 1e-9, "");
+  BNAR_CHECK(even.launching == model.cooperative_kernel, "cooperative");
+  Device graphics = kHopper;
+  graphics.single_to_double_ratio = 64;
+  BNAR_CHECK(std::abs(cost_on(graphics).waiting - even.waiting -
+                      rounds * 31 * model.double_sums) < 1e-9,
+             "32 times as long");
+  // The first pass takes about half of the time of the stream, in all rounds.
+  model.skew = 0.1;
+  const double late = cost_on(kHopper).waiting - even.waiting;
+  BNAR_CHECK(0.04 * even.streaming < late && late < 0.06 * even.streaming,
+             std::to_string(late));
+}
+
+// The plan that loses least whichever model is right, which need not be the
+// best plan of any of them.
+void TestPlannedModels() {
+  context = "planned models";
+  const std::vector<cuda::CostModel>& models = cuda::PlannedModels();
+  BNAR_CHECK(
+      models.size() == 1 + 8 && models[0].barrier == cuda::CostModel().barrier,
+      "as assumed, and all ends");
+  for (const Shape& shape :
+       {Shape{1, 256 * 56 * 56, 256, 1}, Shape{1, 256 * 28 * 28, 128, 1},
+        Shape{1, 256 * 28 * 28, 512, 1}, Shape{1, 256 * 14 * 14, 256, 1}}) {
+    for (const bool backward : {false, true}) {
+      const Problem problem{shape, DType::kBFloat16};
+      const int arrays = ArraysKept(backward);
+      const auto plan_for = [&](const std::vector<cuda::CostModel>& given) {
+        return cuda::MakePlan(problem, cuda::kWidth, arrays, kHopper, {},
+                              given);
+      };
+      std::vector<Plan> plans = {
+          cuda::MakePlan(problem, cuda::kWidth, arrays, kHopper, {})};
+      for (const cuda::CostModel& model : models) {
+        plans.push_back(plan_for({model}));
+      }
+      std::vector<double> lost(plans.size(), 0);
+      for (size_t m = 0; m < models.size(); ++m) {
+        const auto total = [&](const Plan& plan) {
+          // Reading again counts a trifle more.
+          const bool again =
+              cuda::TilesKept(plan) < cuda::TilesPerBlock(plan.tiling);
+          return (again ? 1.02 : 1) * cuda::CostOf(plan, problem, cuda::kWidth,
+                                                   arrays, kHopper, models[m])
+                                          .total();
+        };
+        const double best = total(plans[m + 1]);
+        for (size_t i = 0; i < plans.size(); ++i) {
+          lost[i] = std::max(lost[i], total(plans[i]) - best);
+        }
+      }
+      for (const double other : lost) {
+        BNAR_CHECK(
+            lost[0] <= other + 1e-9,
+            std::to_string(lost[0]) + " us, not " + std::to_string(other));
+      }
+    }
+  }
 }
 
 // A plan copies either all tiles of a slab, or has room for two batches.
@@ -256,6 +378,9 @@ int main() {
   TestBandwidth();
   TestCostOfTilesAhead();
   TestCostOfStream();
+  TestNarrowRows();
+  TestWaits();
+  TestPlannedModels();
   TestRoomOfStream();
   return Finish();
 }

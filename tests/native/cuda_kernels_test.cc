@@ -17,7 +17,6 @@
 #include "cuda/launch/launch_counts.h"
 #include "tests/native/calls.h"
 #include "tests/native/cuda_platform.h"
-#include "tests/native/dual_checks.h"
 #include "tests/native/expectations.h"
 #include "tests/native/operation_checks.h"
 
@@ -48,14 +47,16 @@ std::vector<Emulated> Devices() {
           {"1 multiprocessor", DeviceOf(1, 8, 8)}};
 }
 
-void TestCase(const Case& c, const cuda::Settings& settings, Calls calls) {
+void TestCase(Case c, const cuda::Settings& settings, Calls calls) {
   CudaPlatform platform(settings);
-  const Inputs in(c);
-  CheckForwardCalls(platform, in, c.Name(), calls);
-  CheckBackwardCalls(platform, in, c.Name(), calls);
-  CheckInputsAreUntouched(in, Inputs(c), c.Name());
-  // Those with two inputs do not depend on the strategy either.
-  if (calls == Calls::kAll) CheckDualCalls(platform, c, c.Name());
+  // The operations with two inputs do not depend on the strategy.
+  const int most_inputs = calls == Calls::kAll ? 2 : 1;
+  for (c.inputs = 1; c.inputs <= most_inputs; ++c.inputs) {
+    const Inputs in(c);
+    CheckForwardCalls(platform, in, c.Name(), calls);
+    CheckBackwardCalls(platform, in, c.Name(), calls);
+    CheckInputsAreUntouched(in, Inputs(c), c.Name());
+  }
 }
 
 // The strategy does not change the halves.
@@ -83,6 +84,14 @@ int64_t LaunchesOf(const char* kernel) {
   return found == counts.end() ? 0 : found->second;
 }
 
+// Takes the place of the device, of which the kernels' host code remembers what
+// PrepareKernels has found out.
+void Use(const cuda_emulation::Device& device) {
+  cuda_emulation::SetDevice(device);
+  BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess,
+             cuda_emulation::LastMessage());
+}
+
 // Teams with fewer blocks than columns and with more, in which part of a warp,
 // a warp, several warps or a block adds a column. The largest ones take long,
 // and the stacks of their threads too much memory under AddressSanitizer.
@@ -94,7 +103,7 @@ void TestTeams(cuda::Settings settings) {
 #endif
   for (const int multiprocessors : {1, 3, 20, 70, 132}) {
     if (multiprocessors > kMostMultiprocessors) break;
-    cuda_emulation::SetDevice(DeviceOf(multiprocessors, 4, 64));
+    Use(DeviceOf(multiprocessors, 4, 64));
     const int64_t tiles = 2 * multiprocessors;
     const int64_t before = LaunchesOf("Forward on_chip");
     const Case narrow{{1, tiles * 256 - 3, 8, 1}, DType::kFloat32, 0, 0, true};
@@ -106,7 +115,7 @@ void TestTeams(cuda::Settings settings) {
       CudaPlatform platform(settings);
       const Inputs in(wide);
       context = wide.Name() + " in a large team";
-      CheckStatistics(in, CallForward(platform, in, kNormaliseOptions[0]));
+      CheckStatistics(in, CallForward(platform, in, NormaliseOptionsOf(1)[0]));
     }
     BNAR_CHECK(LaunchesOf("Forward on_chip") > before, "two kernels");
     settings.zero_workspace = !settings.zero_workspace;
@@ -180,8 +189,7 @@ void TestStream(cuda::Settings settings) {
   // The last ones are more than there is room for in registers.
   for (const Slots& slots :
        {Slots{16, 0}, Slots{16, 4}, Slots{16, 8}, Slots{32, 16}}) {
-    cuda_emulation::SetDevice(DeviceOf(2, slots.all, 64));
-    BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess, "");
+    Use(DeviceOf(2, slots.all, 64));
     settings.tiles_ahead = slots.ahead;
     // Batches of up to four tiles, the last of which have all numbers of tiles.
     for (const int tiles : {1, 7, 10, 37}) {
@@ -210,15 +218,14 @@ void TestStream(cuda::Settings settings) {
 
 // More tiles than a thread adds in its own dtype.
 void TestManyTiles(const cuda::Settings& settings) {
-  cuda_emulation::SetDevice(DeviceOf(1, 16, 64));
-  BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess, "");
+  Use(DeviceOf(1, 16, 64));
   const int64_t tiles = 2 * 300;  // of two blocks
   const int64_t before = LaunchesOf("Forward on_chip");
   CudaPlatform platform(settings);
   const Inputs in(
       Case{{1, tiles * 256 - 3, 8, 1}, DType::kBFloat16, 0, 0, true});
   context = "many tiles";
-  CheckStatistics(in, CallForward(platform, in, kNormaliseOptions[0]));
+  CheckStatistics(in, CallForward(platform, in, NormaliseOptionsOf(1)[0]));
   BNAR_CHECK(LaunchesOf("Forward on_chip") > before, "two kernels");
 }
 
@@ -226,7 +233,7 @@ void TestManyTiles(const cuda::Settings& settings) {
 void TestRefusedCooperation(const cuda::Settings& settings) {
   cuda_emulation::Device device = DeviceOf(3, 8, 64);
   device.blocks_per_sm_not_had = 4;
-  cuda_emulation::SetDevice(device);
+  Use(device);
   const int64_t before[] = {LaunchesOf("Forward on_chip"),
                             LaunchesOf("Backward on_chip"),
                             LaunchesOf("Normalise two_kernels"),
@@ -269,8 +276,7 @@ void TestStrategy(const cuda::Settings& settings, bool few) {
                                   DType::kFloat32, DType::kFloat64};
   const std::vector<DType> wide = {DType::kBFloat16, DType::kFloat32};
   for (const Emulated& emulated : Devices()) {
-    cuda_emulation::SetDevice(emulated.device);
-    BNAR_CHECK(cuda::PrepareKernels() == cudaSuccess, emulated.name);
+    Use(emulated.device);
     // The last tile is not full, and there are several tiles, slabs and teams.
     TestShapes({{1, 301, 72, 1}}, few ? wide : all, settings);
     TestMasks(settings);

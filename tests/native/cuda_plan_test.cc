@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/host/cost.h"
+#include "cuda/host/known_plans.h"
 #include "cuda/host/parameters.h"
 #include "cuda/host/plan.h"
 #include "cuda/host/tiling.h"
@@ -169,6 +171,45 @@ void TestEveryPlan() {
   }
 }
 
+// A plan that is remembered is the one of the same question, whatever else has
+// been asked in between.
+void TestKnownPlans() {
+  context = "known plans";
+  for (int time = 0; time < 2; ++time) {
+    for (const Named& named : kDevices) {
+      for (const Strategy strategy : kStrategies) {
+        for (const int slab_channels : {0, 16}) {
+          for (const bool backward : {false, true}) {
+            for (const int64_t rows : {3000, 256 * 56 * 56}) {
+              const Problem problem{{1, rows, 256, 1}, DType::kBFloat16};
+              const Settings settings{strategy, 0, slab_channels};
+              const auto by = [&](auto make) {
+                const Plan plan =
+                    make(problem, cuda::kWidth, ArraysKept(backward),
+                         named.device, settings);
+                const cuda::Tiling& t = plan.tiling;
+                return std::vector<int64_t>{static_cast<int>(plan.strategy),
+                                            plan.grid,
+                                            plan.shared_bytes,
+                                            t.columns,
+                                            t.team,
+                                            t.shared_tiles,
+                                            t.prefetch_tiles,
+                                            t.register_tiles};
+              };
+              const auto made =
+                  by([](const auto&... of) { return cuda::MakePlan(of...); });
+              const auto known =
+                  by([](const auto&... of) { return cuda::KnownPlan(of...); });
+              BNAR_CHECK(made == known, named.name);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // ResNet-50 at batch 256 in bfloat16, on the device that the design is for.
 void TestChoice() {
   context = "choice";
@@ -194,11 +235,10 @@ void TestChoice() {
   for (const Shape& shape : {middle, last}) {
     for (const bool backward : {false, true}) {
       const Plan plan = PlanOf(shape, kHopper, Strategy::kAuto, backward);
-      const cuda::Tiling& t = plan.tiling;
-      const int64_t tiles = t.rows_per_block / (cuda::kThreads / t.row_vectors);
-      BNAR_CHECK(tiles <= t.shared_tiles, std::to_string(tiles) + " tiles, " +
-                                              std::to_string(t.shared_tiles) +
-                                              " kept");
+      const int64_t tiles = cuda::TilesPerBlock(plan.tiling);
+      BNAR_CHECK(tiles <= cuda::TilesKept(plan),
+                 std::to_string(tiles) + " tiles, " +
+                     std::to_string(cuda::TilesKept(plan)) + " kept");
     }
   }
 }
@@ -251,22 +291,33 @@ void TestRegisterTiles() {
 }
 
 // Slabs have half the channels if this saves more rereading than the additional
-// rounds cost, down to pieces of 64 bytes.
+// rounds cost. This takes rows of 128 bytes, or the certainty that memory
+// serves rows of 64 bytes as fast.
 void TestSlabChannels() {
   context = "channels of a slab";
   const Shape wide = {1, 256 * 56 * 56, 256, 1};
   const Shape middle = {1, 256 * 28 * 28, 512, 1};
   const Shape last = {1, 256 * 7 * 7, 512, 1};
   const auto columns = [](const Plan& plan) { return plan.tiling.columns; };
-  BNAR_CHECK(columns(PlanOf(wide, kHopper)) == 32, "103 MB, and 51 are kept");
+  BNAR_CHECK(columns(PlanOf(wide, kHopper)) == 64, "rows of 128 bytes");
   BNAR_CHECK(columns(PlanOf(wide, kHopper, Strategy::kAuto, false,
-                            DType::kFloat32)) == 16,
-             "64 bytes are 16 channels of float32");
+                            DType::kFloat32)) == 32,
+             "128 bytes are 32 channels of float32");
+  cuda::CostModel certain;
+  certain.narrow_share = 1;
+  const auto columns_if_certain = [&](const Shape& shape, bool backward,
+                                      DType dtype) {
+    return columns(cuda::MakePlan({shape, dtype}, cuda::kWidth,
+                                  ArraysKept(backward), kHopper, {},
+                                  {certain}));
+  };
+  BNAR_CHECK(columns_if_certain(wide, false, DType::kBFloat16) == 32,
+             "103 MB, and 51 are kept");
   const Plan two_teams = PlanOf(middle, kHopper);
   BNAR_CHECK(columns(two_teams) == 64 && two_teams.tiling.num_teams == 2,
              "of two teams one reads while one waits; L2 has what is left");
-  BNAR_CHECK(columns(PlanOf(middle, kHopper, Strategy::kAuto, true)) == 32,
-             "a wait costs less than reading again");
+  BNAR_CHECK(columns(PlanOf(middle, kHopper, Strategy::kAuto, true)) == 64,
+             "L2 would hold half as much of rows of 64 bytes");
   const Plan cluster = PlanOf(last, kHopper, Strategy::kCluster);
   BNAR_CHECK(columns(cluster) == 32 && cluster.grid == 128,
              "8 clusters would leave half of the device idle");
@@ -315,6 +366,7 @@ void TestTilesAhead() {
 int main() {
   using namespace jax_bnar::testing;
   TestEveryPlan();
+  TestKnownPlans();
   TestChoice();
   TestRegisterTiles();
   TestSlabChannels();

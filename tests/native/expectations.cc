@@ -33,7 +33,7 @@ void CheckNear(const char* what, int64_t i, double got, double expected,
 // with the given total magnitude.
 class StoredTolerance {
  public:
-  explicit StoredTolerance(const Inputs& in)
+  explicit StoredTolerance(const Input& in)
       : of_terms_(kRoundings * in.accumulator.roundoff()),
         of_storing_(in.format.roundoff() * (1 + 1e-6)),
         least_(in.format.smallest_subnormal()) {}
@@ -51,11 +51,11 @@ class StoredTolerance {
 // 1 / standard deviation for each of (G, C).
 std::vector<double> RstdOf(const std::vector<double>& var) {
   std::vector<double> rstd(var);
-  for (double& value : rstd) value = 1 / std::sqrt(value + Inputs::kEpsilon);
+  for (double& value : rstd) value = 1 / std::sqrt(value + Input::kEpsilon);
   return rstd;
 }
 
-void CheckVector(const Inputs& in, const char* what, const Array& got,
+void CheckVector(const Input& in, const char* what, const Array& got,
                  const std::vector<double>& expected, double roundings) {
   for (int64_t i = 0; i < got.size(); ++i) {
     const double value = expected[static_cast<size_t>(i)];
@@ -69,7 +69,7 @@ struct Sums {
 };
 
 // These sums are exact, because the inputs are chosen so.
-Sums SumsOf(const Inputs& in, const std::vector<double>& e) {
+Sums SumsOf(const Input& in, const std::vector<double>& e) {
   const size_t channels =
       static_cast<size_t>(in.c.shape.groups * in.c.shape.channels);
   Sums sums{std::vector<double>(channels), std::vector<double>(channels)};
@@ -106,27 +106,26 @@ void CheckMask(const Inputs& in, const Results& results) {
   }
 }
 
-}  // namespace
+// The coefficients of one input, for each of (G, C).
+struct Coefficients {
+  std::vector<double> mean, a, bias;
+};
 
-std::vector<double> GatedGradient(Platform& platform, const Inputs& in,
-                                  Gate gate) {
-  std::vector<double> e(static_cast<size_t>(in.c.size()));
-  Results forward;
-  if (gate == Gate::kX) {
-    // CheckNormalised checks what forward stores.
-    forward = CallNormalise(platform, in, {true, false, false, true});
+Coefficients CoefficientsOf(const Input& in, bool affine,
+                            const Results::OfInput& of) {
+  const bool own_statistics = of.mean != nullptr;
+  Coefficients result{in.Spread(own_statistics ? *of.mean : in.mean),
+                      RstdOf(in.Spread(own_statistics ? *of.var : in.var)),
+                      in.Spread(in.bias)};
+  const std::vector<double> scale = in.Spread(in.scale);
+  for (size_t c = 0; c < scale.size(); ++c) {
+    if (affine) result.a[c] *= scale[c];
+    if (!affine) result.bias[c] = 0;
   }
-  for (int64_t i = 0; i < in.c.size(); ++i) {
-    bool open = true;
-    if (gate == Gate::kY) open = in.y[i] > 0;
-    if (gate == Gate::kMask) open = in.c.MaskBit(in.mask.data(), i);
-    if (gate == Gate::kX) open = (*forward.y)[i] > 0;
-    e[static_cast<size_t>(i)] = open ? in.dy[i] : 0.0;
-  }
-  return e;
+  return result;
 }
 
-void CheckStatistics(const Inputs& in, const Results& results) {
+void CheckStatisticsOf(const Input& in, const Results::OfInput& of) {
   const size_t channels =
       static_cast<size_t>(in.c.shape.groups * in.c.shape.channels);
   // Add integers: values are multiples of 1/4, and their squares of 1/16.
@@ -150,96 +149,35 @@ void CheckStatistics(const Inputs& in, const Results& results) {
   const double roundings = in.c.dtype == DType::kFloat64 ? 50 : 2;
   for (size_t c = 0; c < channels; ++c) {
     const int64_t i = static_cast<int64_t>(c);
-    CheckNear("mean", i, (*results.mean)[i], mean[c],
+    CheckNear("mean", i, (*of.mean)[i], mean[c],
               2 * in.accumulator.roundoff() * std::fabs(mean[c]) + 0x1p-49);
-    CheckNear("var", i, (*results.var)[i], var[c],
+    CheckNear("var", i, (*of.var)[i], var[c],
               roundings * in.accumulator.roundoff() * (var[c] + 1e-6));
   }
 }
 
-void CheckNormalised(const Inputs& in, const NormaliseOptions& options,
-                     const Results& results) {
-  const bool own_statistics = results.mean != nullptr;
-  const std::vector<double> mean =
-      in.Spread(own_statistics ? *results.mean : in.mean);
-  const std::vector<double> rstd =
-      RstdOf(in.Spread(own_statistics ? *results.var : in.var));
-  const std::vector<double> scales = in.Spread(in.scale);
-  const std::vector<double> biases = in.Spread(in.bias);
-  const StoredTolerance tolerance(in);
-  for (int64_t i = 0; i < in.c.size(); ++i) {
-    const size_t c = in.ChannelOf(i);
-    const double scale = options.affine ? scales[c] : 1.0;
-    const double bias = options.affine ? biases[c] : 0.0;
-    const double z = options.residual ? in.z[i] : 0.0;
-    const double scaled = (in.x[i] - mean[c]) * scale * rstd[c];
-    double expected = scaled + bias + z;
-    if (options.relu && expected < 0) expected = 0;
-    CheckNear("y", i, (*results.y)[i], expected,
-              tolerance(expected,
-                        std::fabs(scaled) + std::fabs(bias) + std::fabs(z)));
-  }
-  if (results.mask != nullptr) CheckMask(in, results);
-}
-
-void CheckDualNormalised(const Inputs& in1, const Inputs& in2, bool affine,
-                         const Results& first, const Results& second) {
-  const bool own_statistics = first.mean != nullptr;
-  std::vector<double> mean[2], a[2], bias[2];
-  for (int input = 0; input < 2; ++input) {
-    const Inputs& in = input == 0 ? in1 : in2;
-    const Results& results = input == 0 ? first : second;
-    mean[input] = in.Spread(own_statistics ? *results.mean : in.mean);
-    a[input] = RstdOf(in.Spread(own_statistics ? *results.var : in.var));
-    bias[input] = in.Spread(in.bias);
-    const std::vector<double> scale = in.Spread(in.scale);
-    for (size_t c = 0; c < scale.size(); ++c) {
-      if (affine) a[input][c] *= scale[c];
-      if (!affine) bias[input][c] = 0;
-    }
-  }
-  const StoredTolerance tolerance(in1);
-  for (int64_t i = 0; i < in1.c.size(); ++i) {
-    const size_t c = in1.ChannelOf(i);
-    const double of_x1 = (in1.x[i] - mean[0][c]) * a[0][c];
-    const double of_x2 = (in2.x[i] - mean[1][c]) * a[1][c];
-    const double sum = of_x1 + bias[0][c] + of_x2 + bias[1][c];
-    const double expected = sum < 0 ? 0 : sum;
-    CheckNear(
-        "y", i, (*first.y)[i], expected,
-        tolerance(expected, std::fabs(of_x1) + std::fabs(of_x2) +
-                                std::fabs(bias[0][c]) + std::fabs(bias[1][c])));
-  }
-  if (first.mask != nullptr) CheckMask(in1, first);
-}
-
-void CheckReduced(const Inputs& in, const std::vector<double>& e,
-                  const Results& results) {
-  const Sums sums = SumsOf(in, e);
-  CheckVector(in, "sum_e", *results.first, sums.e, 1);
-  CheckVector(in, "sum_e_centred", *results.second, sums.e_centred, 1);
-  CheckDz(in, e, results);
-}
-
-void CheckApplied(const Inputs& in, const std::vector<double>& e,
-                  const Results& results) {
-  const std::vector<double> a = in.Spread(in.a), b = in.Spread(in.b),
+void CheckAppliedTo(const Input& in, const std::vector<double>& e,
+                    const Results::OfInput& of) {
+  const std::vector<double> rstd = RstdOf(in.Spread(in.var)),
+                            scale = in.Spread(in.scale), b = in.Spread(in.b),
                             k = in.Spread(in.k), mean = in.Spread(in.mean);
   const StoredTolerance tolerance(in);
   for (int64_t i = 0; i < in.c.size(); ++i) {
     const size_t c = in.ChannelOf(i);
-    const double first = a[c] * e[static_cast<size_t>(i)];
+    const double first = scale[c] * rstd[c] * e[static_cast<size_t>(i)];
     const double second = b[c] * (in.x[i] - mean[c]);
     const double third = k[c];
     const double expected = first + second + third;
-    CheckNear("dx", i, (*results.dx)[i], expected,
+    CheckNear("dx", i, (*of.dx)[i], expected,
               tolerance(expected, std::fabs(first) + std::fabs(second) +
                                       std::fabs(third)));
   }
 }
 
-void CheckBackward(const Inputs& in, const std::vector<double>& e,
-                   bool statistics_cotangents, const Results& results) {
+// Of one input, whose sum of e all inputs share.
+void CheckBackwardOf(const Input& in, const std::vector<double>& e,
+                     bool statistics_cotangents, const Array& dbias,
+                     const Results::OfInput& of) {
   const Sums sums = SumsOf(in, e);
   const double count = static_cast<double>(in.c.shape.count());
   const std::vector<double> rstds = RstdOf(in.Spread(in.var)),
@@ -249,9 +187,8 @@ void CheckBackward(const Inputs& in, const std::vector<double>& e,
                             dvar = in.Spread(in.dvar);
   std::vector<double> dscale(sums.e_centred);
   for (size_t c = 0; c < dscale.size(); ++c) dscale[c] *= rstds[c];
-  CheckVector(in, "dbias", *results.first, sums.e, 1);
-  CheckVector(in, "dscale", *results.second, dscale, 6);
-  CheckDz(in, e, results);
+  CheckVector(in, "dbias", dbias, sums.e, 1);
+  CheckVector(in, "dscale", *of.second, dscale, 6);
   const double present = statistics_cotangents ? 1 : 0;
   const StoredTolerance tolerance(in);
   for (int64_t i = 0; i < in.c.size(); ++i) {
@@ -270,9 +207,87 @@ void CheckBackward(const Inputs& in, const std::vector<double>& e,
     const double magnitude = std::fabs(from_dy) + std::fabs(from_sum) +
                              std::fabs(from_centred) + std::fabs(from_dmean) +
                              std::fabs(from_dvar);
-    CheckNear("dx", i, (*results.dx)[i], expected,
+    CheckNear("dx", i, (*of.dx)[i], expected, tolerance(expected, magnitude));
+  }
+}
+
+}  // namespace
+
+std::vector<double> GatedGradient(Platform& platform, const Inputs& in,
+                                  Gate gate) {
+  const Input& first = in.first();
+  std::vector<double> e(static_cast<size_t>(in.c.size()));
+  Results forward;
+  if (gate == Gate::kX) {
+    // CheckNormalised checks what forward stores.
+    forward = CallNormalise(platform, in, {true, false, false, true});
+  }
+  for (int64_t i = 0; i < in.c.size(); ++i) {
+    bool open = true;
+    if (gate == Gate::kY) open = first.y[i] > 0;
+    if (gate == Gate::kMask) open = in.c.MaskBit(first.mask.data(), i);
+    if (gate == Gate::kX) open = (*forward.y)[i] > 0;
+    e[static_cast<size_t>(i)] = open ? first.dy[i] : 0.0;
+  }
+  return e;
+}
+
+void CheckStatistics(const Inputs& in, const Results& results) {
+  for (int i = 0; i < in.count(); ++i) CheckStatisticsOf(in[i], results.of[i]);
+}
+
+void CheckNormalised(const Inputs& in, const NormaliseOptions& options,
+                     const Results& results) {
+  std::vector<Coefficients> coefficients;
+  for (int input = 0; input < in.count(); ++input) {
+    coefficients.push_back(
+        CoefficientsOf(in[input], options.affine, results.of[input]));
+  }
+  const Input& first = in.first();
+  const StoredTolerance tolerance(first);
+  for (int64_t i = 0; i < in.c.size(); ++i) {
+    const size_t c = first.ChannelOf(i);
+    double expected = 0, magnitude = 0;
+    for (int input = 0; input < in.count(); ++input) {
+      const Coefficients& of = coefficients[static_cast<size_t>(input)];
+      const double scaled = (in[input].x[i] - of.mean[c]) * of.a[c];
+      expected += scaled + of.bias[c];
+      magnitude += std::fabs(scaled) + std::fabs(of.bias[c]);
+    }
+    if (options.residual) {
+      expected += first.z[i];
+      magnitude += std::fabs(first.z[i]);
+    }
+    if (options.relu && expected < 0) expected = 0;
+    CheckNear("y", i, (*results.y)[i], expected,
               tolerance(expected, magnitude));
   }
+  if (results.mask != nullptr) CheckMask(in, results);
+}
+
+void CheckReduced(const Inputs& in, const std::vector<double>& e,
+                  const Results& results) {
+  for (int i = 0; i < in.count(); ++i) {
+    const Sums sums = SumsOf(in[i], e);
+    CheckVector(in[i], "sum_e", *results.first, sums.e, 1);
+    CheckVector(in[i], "sum_e_centred", *results.of[i].second, sums.e_centred,
+                1);
+  }
+  CheckDz(in, e, results);
+}
+
+void CheckApplied(const Inputs& in, const std::vector<double>& e,
+                  const Results& results) {
+  for (int i = 0; i < in.count(); ++i) CheckAppliedTo(in[i], e, results.of[i]);
+}
+
+void CheckBackward(const Inputs& in, const std::vector<double>& e,
+                   bool statistics_cotangents, const Results& results) {
+  for (int i = 0; i < in.count(); ++i) {
+    CheckBackwardOf(in[i], e, statistics_cotangents, *results.first,
+                    results.of[i]);
+  }
+  CheckDz(in, e, results);
 }
 
 }  // namespace testing

@@ -30,11 +30,6 @@ void CheckApplied(const Inputs& in, const std::vector<double>& e,
 void CheckBackward(const Inputs& in, const std::vector<double>& e,
                    bool statistics_cotangents, const Results& results);
 
-// y and the mask of relu(batch_norm(x1) + batch_norm(x2)), both in `first`; the
-// statistics are those of the results where they have them.
-void CheckDualNormalised(const Inputs& in1, const Inputs& in2, bool affine,
-                         const Results& first, const Results& second);
-
 }  // namespace testing
 }  // namespace jax_bnar
 

@@ -1,11 +1,13 @@
-// The operands of one case. Activations are small multiples of 1/4, so that
-// sums of them, and of their products, are exact in any order.
+// The operands of one case, which has one or two inputs. Activations are small
+// multiples of 1/4, so that sums of them, and of their products, are exact in
+// any order.
 
 #ifndef JAX_BNAR_TESTS_NATIVE_INPUTS_H_
 #define JAX_BNAR_TESTS_NATIVE_INPUTS_H_
 
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <string>
 #include <vector>
@@ -45,6 +47,8 @@ struct Case {
   // Whether vectors have a row for each group, or one for all groups.
   bool vectors_by_group = false;
   int64_t mask_channels = 0;
+  // How many arrays are normalised and added up: 1 or 2.
+  int inputs = 1;
 
   Problem problem() const { return {shape, dtype, mask_channels}; }
   int64_t size() const { return shape.groups * shape.group_size(); }
@@ -73,18 +77,20 @@ struct Case {
     std::string name = FormatOf(dtype).name;
     for (const int64_t n :
          {shape.groups, shape.rows, shape.channels, shape.inner, operand_lead,
-          result_lead, vector_groups(), mask_channels}) {
+          result_lead, vector_groups(), mask_channels,
+          static_cast<int64_t>(inputs)}) {
       name += " " + std::to_string(n);
     }
     return name;
   }
 };
 
-struct Inputs {
+// One array that is normalised, with its vectors, and the arrays beside it.
+struct Input {
   static constexpr double kEpsilon = 1e-3;
 
   // Another `seed`, other elements.
-  explicit Inputs(const Case& c, uint64_t seed = 7)
+  Input(const Case& c, uint64_t seed)
       : c(c),
         format(FormatOf(c.dtype)),
         accumulator(FormatOf(AccumulatorOf(c.dtype))),
@@ -99,7 +105,6 @@ struct Inputs {
         bias(MakeVector()),
         dmean(MakeVector()),
         dvar(MakeVector()),
-        a(MakeVector()),
         b(MakeVector()),
         k(MakeVector()),
         channels_(ChannelOfEach(c)) {
@@ -137,8 +142,7 @@ struct Inputs {
   // y is what is saved for the gate; it is independent of x.
   Array x, z, dy, y;
   ExactMemory mask;
-  // a is the factor that forward computes from scale, var and epsilon.
-  Array mean, var, scale, bias, dmean, dvar, a, b, k;
+  Array mean, var, scale, bias, dmean, dvar, b, k;
 
  private:
   std::vector<size_t> channels_;
@@ -167,14 +171,19 @@ struct Inputs {
     // Values around the largest that round to zero in 16-bit dtypes: where
     // y = bias, its sign is the gate.
     const double tiny[] = {0.0, 0x1p-25, 0x1.000002p-25, 0x1p-134, 0x1.1p-134};
+    // These cancel (x - mean) * a exactly for one value of x, so that the last
+    // bit of a is the gate.
+    const double centred[] = {0.25, -0.5, 1.0, -2.0};
     for (int64_t i = 0; i < mean.size(); ++i) {
       mean.Set(i, random->Quarters(20));
       var.Set(i, 0.5 + std::fabs(random->Quarters(8)));
       scale.Set(i, random->Quarters(8));
-      bias.Set(i, i % 3 == 0 ? tiny[i / 3 % 5] : random->Quarters(4) / 3);
+      const double a = scale[i] * (1.0 / std::sqrt(var[i] + kEpsilon));
+      bias.Set(i, i % 3 == 0   ? tiny[i / 3 % 5]
+                  : i % 3 == 1 ? -centred[i / 3 % 4] * a
+                               : random->Quarters(4) / 3);
       dmean.Set(i, random->Quarters(8));
       dvar.Set(i, random->Quarters(8));
-      a.Set(i, scale[i] * (1.0 / std::sqrt(var[i] + kEpsilon)));
       b.Set(i, random->Quarters(8) / 3);
       k.Set(i, random->Quarters(8) / 3);
     }
@@ -199,6 +208,33 @@ struct Inputs {
       mask.data()[bit / 8] &= static_cast<uint8_t>(~(1u << (bit % 8)));
     }
   }
+};
+
+// All inputs of a case. What they share (z, dy, y and the mask) is that of the
+// first one.
+class Inputs {
+ public:
+  explicit Inputs(const Case& c) : c(c) {
+    for (int i = 0; i < c.inputs; ++i) {
+      each_.emplace_back(c, /*seed=*/static_cast<uint64_t>(7 + 4 * i));
+      if (i == 0) continue;
+      // Where y is only the bias, one of two biases may be tiny and the other
+      // is 0: AVX-512's conversion to bfloat16 flushes the sum of two tiny ones
+      // to 0, and this comparison has no tolerance.
+      Array& bias = each_.back().bias;
+      for (int64_t k = 0; k < bias.size(); k += 3) bias.Set(k, 0);
+    }
+  }
+
+  int count() const { return c.inputs; }
+  const Input& operator[](int i) const { return each_[static_cast<size_t>(i)]; }
+  // The one whose z, dy, y and mask all of them share.
+  const Input& first() const { return each_.front(); }
+
+  Case c;
+
+ private:
+  std::deque<Input> each_;  // whose elements never move
 };
 
 }  // namespace testing

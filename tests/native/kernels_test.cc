@@ -1,8 +1,11 @@
-// Tests the six operations with many shapes, dtypes and flags against plain
-// loops, on operands that end where their memory ends, and checks that results
-// have the same bytes for any number of threads.
+// Tests the operations with many shapes, dtypes and flags against plain loops,
+// on operands that end where their memory ends, and checks that results have
+// the same bytes for any number of threads.
+//
+// Argument: how many inputs are normalised, 1 or 2.
 
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,13 +22,18 @@ namespace jax_bnar {
 namespace testing {
 namespace {
 
-void TestShape(const Shape& shape) {
+void TestShape(const Shape& shape, int inputs = 1) {
   CallerOnly pool;
   CpuPlatform platform(pool);
   for (const DType dtype : kDTypes) {
     for (const int64_t lead : {0, 1}) {
-      const Case c{shape, dtype, lead, lead,
-                   /*vectors_by_group=*/lead == 0};
+      const Case c{shape,
+                   dtype,
+                   lead,
+                   lead,
+                   /*vectors_by_group=*/lead == 0,
+                   /*mask_channels=*/0,
+                   inputs};
       const Inputs in(c);
       CheckForwardCalls(platform, in, c.Name());
       CheckBackwardCalls(platform, in, c.Name());
@@ -85,28 +93,57 @@ void TestPlanesLayout() {
   TestShape({3, 2, 1, 77});
 }
 
-void TestStreamingCase(const Case& c) {
+// Fewer of each kind, because what differs from one input is how a row and a
+// plane are computed, and not how they are divided.
+void TestTwoInputs() {
+  for (const int64_t channels : {1, 3, 65, 251}) {
+    for (const int64_t rows : {1, 2, 17, 33}) {
+      TestShape({1, rows, channels, 1}, 2);
+    }
+  }
+  for (const int64_t channels : {16, 64, 80}) {
+    TestShape({1, 37, channels, 1}, 2);
+  }
+  for (const int64_t rows : {129, 300}) TestShape({1, rows, 16, 1}, 2);
+  TestShape({1, 2100, 3, 1}, 2);
+  for (const int64_t channels : {528, 1040, 2064}) {
+    TestShape({1, 35, channels, 1}, 2);
+  }
+  TestShape({3, 19, 65, 1}, 2);
+  TestShape({2, 40, 32, 1}, 2);
+  TestShape({2, 5, 7, 3}, 2);
+  for (const int64_t inner : {16, 17, 31, 49, 196}) {
+    TestShape({1, 3, 5, inner}, 2);
+    TestShape({2, 2, 3, inner}, 2);
+  }
+  TestShape({1, 2, 3, 2049}, 2);
+  TestShape({3, 2, 1, 77}, 2);
+}
+
+void TestStreamingCase(Case c, int inputs) {
+  c.inputs = inputs;
   QueuePool pool(2);
   CpuPlatform platform(pool);
   const Inputs in(c);
-  const NormaliseOptions options = kNormaliseOptions[c.result_lead];
+  const NormaliseOptions options =
+      NormaliseOptionsOf(inputs)[static_cast<size_t>(c.result_lead)];
   context = c.Name() + " streaming forward";
   const Results forward = CallForward(platform, in, options);
   CheckStatistics(in, forward);
   CheckNormalised(in, options, forward);
   context = c.Name() + " streaming backward";
   for (const Gate gate : {Gate::kX, Gate::kMask, Gate::kY}) {
-    const bool residual = gate != Gate::kX;
+    const bool residual = gate != Gate::kX && inputs == 1;
     CheckBackward(in, GatedGradient(platform, in, gate), true,
                   CallBackward(platform, in, gate, residual, true));
   }
 }
 
 // Results that are too large for the cache bypass it if they are aligned.
-void TestStreaming() {
+void TestStreaming(int inputs) {
   for (const DType dtype : kDTypes) {
     const int64_t elements = cpu::kCacheBytes /
-                             cpu::ArraysOfStep(/*residual=*/false) /
+                             cpu::ArraysOfStep(/*residual=*/inputs > 1) /
                              FormatOf(dtype).item_size;
     const Shape aligned[] = {
         {1, elements / 64 + 3, 64, 1},
@@ -115,16 +152,18 @@ void TestStreaming() {
         {1, elements / (3 * 256) + 1, 3, 256},
     };
     for (const Shape& shape : aligned) {
-      TestStreamingCase({shape, dtype, /*operand_lead=*/1, 0, true});
+      TestStreamingCase({shape, dtype, /*operand_lead=*/1, 0, true}, inputs);
     }
-    TestStreamingCase({aligned[0], dtype, 0, /*result_lead=*/1, true});
+    TestStreamingCase({aligned[0], dtype, 0, /*result_lead=*/1, true}, inputs);
     if (dtype != DType::kFloat32) continue;
     // Too large for backward to read dy and y again instead of dz.
-    TestStreamingCase({{1, elements * 3 / 2 / 64, 64, 1}, dtype, 0, 0, true});
+    TestStreamingCase({{1, elements * 3 / 2 / 64, 64, 1}, dtype, 0, 0, true},
+                      inputs);
     // The second group, or the second plane, is not aligned.
-    TestStreamingCase({{2, elements / 2 / 33 + 2, 33, 1}, dtype, 0, 0, true});
+    TestStreamingCase({{2, elements / 2 / 33 + 2, 33, 1}, dtype, 0, 0, true},
+                      inputs);
     TestStreamingCase(
-        {{1, elements / (5 * 196) + 1, 5, 196}, dtype, 0, 0, true});
+        {{1, elements / (5 * 196) + 1, 5, 196}, dtype, 0, 0, true}, inputs);
   }
 }
 
@@ -141,27 +180,28 @@ void CheckSameForAnyNumberOfThreads(
   }
 }
 
-void TestNumberOfThreads() {
+void TestNumberOfThreads(int inputs) {
   const Shape shapes[] = {
       {1, 3001, 65, 1}, {1, 700, 256, 1}, {1, 65, 3000, 1},
       {3, 401, 64, 1},  {2, 501, 33, 7},  {4, 8, 30, 196},
   };
   for (const DType dtype : kDTypes) {
     for (const Shape& shape : shapes) {
-      const Case c{shape, dtype, 0, 0, true};
+      const Case c{shape, dtype, 0, 0, true, /*mask_channels=*/0, inputs};
       const Inputs in(c);
       context = c.Name() + " threads";
       CheckSameForAnyNumberOfThreads(
           [&](Platform& platform) { return CallStatistics(platform, in); });
       CheckSameForAnyNumberOfThreads([&](Platform& platform) {
-        return CallForward(platform, in, kNormaliseOptions[0]);
+        return CallForward(platform, in, NormaliseOptionsOf(inputs)[0]);
       });
-      for (const Gate gate : kGates) {
+      for (const Gate gate : GatesOf(inputs)) {
+        const bool residual = gate != Gate::kX && inputs == 1;
         CheckSameForAnyNumberOfThreads([&](Platform& platform) {
-          return CallReduce(platform, in, gate, gate != Gate::kX);
+          return CallReduce(platform, in, gate, residual);
         });
         CheckSameForAnyNumberOfThreads([&](Platform& platform) {
-          return CallBackward(platform, in, gate, gate != Gate::kX, true);
+          return CallBackward(platform, in, gate, residual, true);
         });
       }
     }
@@ -172,13 +212,18 @@ void TestNumberOfThreads() {
 }  // namespace testing
 }  // namespace jax_bnar
 
-int main() {
+int main(int argc, char** argv) {
   using namespace jax_bnar::testing;
+  const int inputs = argc > 1 ? std::atoi(argv[1]) : 1;
   SkipUnlessWantedIsa();
-  TestRowsLayout();
-  TestShortPlanes();
-  TestPlanesLayout();
-  TestStreaming();
-  TestNumberOfThreads();
+  if (inputs == 1) {
+    TestRowsLayout();
+    TestShortPlanes();
+    TestPlanesLayout();
+  } else {
+    TestTwoInputs();
+  }
+  TestStreaming(inputs);
+  TestNumberOfThreads(inputs);
   return Finish();
 }

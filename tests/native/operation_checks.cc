@@ -1,5 +1,6 @@
 #include "tests/native/operation_checks.h"
 
+#include <string>
 #include <vector>
 
 #include "tests/native/check.h"
@@ -13,7 +14,7 @@ void CheckForwardCalls(Platform& platform, const Inputs& in,
   const bool all = calls == Calls::kAll;
   context = name + " statistics";
   if (all) CheckStatistics(in, CallStatistics(platform, in));
-  for (const NormaliseOptions& options : kNormaliseOptions) {
+  for (const NormaliseOptions& options : NormaliseOptionsOf(in.count())) {
     const std::string flags = std::string(options.relu ? " relu" : "") +
                               (options.residual ? " residual" : "") +
                               (options.mask ? " mask" : "") +
@@ -31,36 +32,39 @@ void CheckForwardCalls(Platform& platform, const Inputs& in,
 
 void CheckBackwardCalls(Platform& platform, const Inputs& in,
                         const std::string& name, Calls calls) {
-  const bool all = calls == Calls::kAll;
-  for (const Gate gate : kGates) {
+  for (const Gate gate : GatesOf(in.count())) {
     const std::string suffix =
         " with gate " + std::to_string(static_cast<int>(gate));
     context = name + " normalise for" + suffix;
     const std::vector<double> e = GatedGradient(platform, in, gate);
+    for (const bool more : {false, true}) {
+      const bool residual = more && in.count() == 1;
+      context = name + " backward" + suffix + (more ? " and more" : "");
+      CheckBackward(in, e, more,
+                    CallBackward(platform, in, gate, residual, more));
+    }
+    if (calls != Calls::kAll) continue;
     for (const bool residual : {false, true}) {
-      const std::string flags = suffix + (residual ? " and residual" : "");
-      context = name + " reduce" + flags;
-      if (all) {
-        CheckReduced(in, e, CallReduce(platform, in, gate, residual));
-      }
-      context = name + " backward" + flags;
-      CheckBackward(in, e, residual,
-                    CallBackward(platform, in, gate, residual, residual));
+      if (residual && in.count() > 1) break;
+      context = name + " reduce" + suffix + (residual ? " and residual" : "");
+      CheckReduced(in, e, CallReduce(platform, in, gate, residual));
     }
     context = name + " apply" + suffix;
-    if (all) CheckApplied(in, e, CallApply(platform, in, gate));
+    CheckApplied(in, e, CallApply(platform, in, gate));
   }
 }
 
 void CheckInputsAreUntouched(const Inputs& in, const Inputs& same,
                              const std::string& name) {
   context = name + " operands";
-  BNAR_CHECK(in.x.memory().Copy() == same.x.memory().Copy() &&
-                 in.z.memory().Copy() == same.z.memory().Copy() &&
-                 in.dy.memory().Copy() == same.dy.memory().Copy() &&
-                 in.y.memory().Copy() == same.y.memory().Copy() &&
-                 in.mask.Copy() == same.mask.Copy(),
-             "an operand was written");
+  for (int i = 0; i < in.count(); ++i) {
+    BNAR_CHECK(in[i].x.memory().Copy() == same[i].x.memory().Copy() &&
+                   in[i].z.memory().Copy() == same[i].z.memory().Copy() &&
+                   in[i].dy.memory().Copy() == same[i].dy.memory().Copy() &&
+                   in[i].y.memory().Copy() == same[i].y.memory().Copy() &&
+                   in[i].mask.Copy() == same[i].mask.Copy(),
+               "an operand was written");
+  }
 }
 
 }  // namespace testing

@@ -4,6 +4,7 @@
 #define JAX_BNAR_TESTS_NATIVE_OPERATION_CHECKS_H_
 
 #include <string>
+#include <vector>
 
 #include "tests/native/calls.h"
 #include "tests/native/inputs.h"
@@ -14,12 +15,23 @@ namespace testing {
 
 constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32,
                              DType::kFloat64};
-constexpr Gate kGates[] = {Gate::kNone, Gate::kY, Gate::kMask, Gate::kX};
-constexpr NormaliseOptions kNormaliseOptions[] = {
-    {true, true, true, true},    {true, true, false, true},
-    {true, false, true, true},   {true, false, false, false},
-    {false, true, false, false}, {false, false, false, true},
-};
+// Two inputs have a ReLU, whose sign backward finds somewhere.
+inline std::vector<Gate> GatesOf(int inputs) {
+  if (inputs > 1) return {Gate::kY, Gate::kMask, Gate::kX};
+  return {Gate::kNone, Gate::kY, Gate::kMask, Gate::kX};
+}
+// Two inputs also have no residual.
+inline std::vector<NormaliseOptions> NormaliseOptionsOf(int inputs) {
+  if (inputs > 1) {
+    return {{true, false, true, true},
+            {true, false, false, true},
+            {true, false, true, false},
+            {true, false, false, false}};
+  }
+  return {{true, true, true, true},    {true, true, false, true},
+          {true, false, true, true},   {true, false, false, false},
+          {false, true, false, false}, {false, false, false, true}};
+}
 
 // All operations, or only the whole passes (Forward and Backward).
 enum class Calls { kAll, kWholePasses };

@@ -20,32 +20,50 @@ TRAINING = {
     "bn_add_relu": jax_bnar.bn_add_relu,
     "bn_relu": lambda x, z, *rest, **keywords: jax_bnar.bn_relu(x, *rest, **keywords),
     "batch_norm": lambda x, z, *rest, **keywords: jax_bnar.batch_norm(x, *rest, **keywords),
+    "dual_bn_add_relu": jax_bnar.dual_bn_add_relu,
 }
 INFERENCE = {
     "bn_add_relu_inference": jax_bnar.bn_add_relu_inference,
     "bn_relu_inference": lambda x, z, *rest, **k: jax_bnar.bn_relu_inference(x, *rest, **k),
     "batch_norm_inference": lambda x, z, *rest, **k: jax_bnar.batch_norm_inference(x, *rest, **k),
+    "dual_bn_add_relu_inference": jax_bnar.dual_bn_add_relu_inference,
 }
 EVERY = list(TRAINING | INFERENCE)
-RESIDUAL = ["bn_add_relu", "bn_add_relu_inference"]
+# With a tensor that must be like x: z, or x2.
+RESIDUAL = [name for name in EVERY if "add" in name]
+# The operand with two inputs that is wrong where these are with one.
+OF_TWO = {
+    "x": "x1",
+    "z": "x2",
+    "scale": "scale2",
+    "bias": "bias1",
+    "mean": "mean2",
+    "var": "var1",
+}
 
 ones = functools.partial(np.ones, dtype=np.float32)
 
 
+def operand(function: str, name: str) -> str:
+    """The operand of this function that has the role of `name`."""
+    return OF_TWO.get(name, name) if function.startswith("dual") else name
+
+
 def call(function: str, **changes: Any) -> Callable[[], Any]:
     """A function that makes a valid call of the operator with some arguments replaced."""
-    arguments: dict[str, Any] = {
-        "x": ones((4, 5, 6)),
-        "z": ones((4, 5, 6)),
-        "scale": ones(6),
-        "bias": ones(6),
-    }
-    operator: Callable[..., Any] = (TRAINING | INFERENCE)[function]
+    if function.startswith("dual"):
+        names = ["x1", "x2", "scale1", "bias1", "scale2", "bias2"]
+        statistics = ["mean1", "var1", "mean2", "var2"]
+    else:
+        names, statistics = ["x", "z", "scale", "bias"], ["mean", "var"]
     if function in INFERENCE:
-        arguments |= {"mean": ones(6), "var": ones(6)}
-    arguments |= changes
-    names = ("x", "z", "scale", "bias", "mean", "var")
-    arrays = [arguments.pop(name) for name in names if name in arguments]
+        names += statistics
+    arguments: dict[str, Any] = {
+        name: ones((4, 5, 6)) if name[0] in "xz" else ones(6) for name in names
+    }
+    arguments |= {operand(function, name): value for name, value in changes.items()}
+    arrays = [arguments.pop(name) for name in names]
+    operator: Callable[..., Any] = (TRAINING | INFERENCE)[function]
     return lambda: operator(*arrays, **arguments)
 
 
@@ -56,7 +74,7 @@ def assert_raises(
         call(function, **changes)()
     assert type(raised.value) is error
     message = str(raised.value)
-    for fragment in (function, *fragments):
+    for fragment in (function, *(operand(function, fragment) for fragment in fragments)):
         assert fragment in message, f"{fragment!r} not in: {message}"
 
 
@@ -86,7 +104,7 @@ EVERYWHERE: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ({"axis": -4}, ValueError, ("axis", "-4", "[-3, 3)")),
     ({"axis": 1.5}, TypeError, ("axis", "1.5", "integer")),
     ({"axis": (1, 2)}, TypeError, ("axis", "(1, 2)", "integer")),
-    ({"axis": 1}, ValueError, ("scale", "(6,)", "(5,)", "axis 1")),
+    ({"axis": 1}, ValueError, ("(6,)", "(5,)", "axis 1")),
     ({"epsilon": 0.0}, ValueError, ("epsilon", "0.0", "> 0")),
     ({"epsilon": 0}, ValueError, ("epsilon", "0", "> 0")),
     ({"epsilon": -1e-5}, ValueError, ("epsilon", "-1e-05", "> 0")),
@@ -122,7 +140,7 @@ def test_every_operator(
         ({"num_groups": -2}, ValueError, ("num_groups", "-2", "at least 1")),
         ({"num_groups": 2.0}, TypeError, ("num_groups", "2.0", "integer")),
         (
-            {"num_groups": 2, "axis": 0, "scale": None, "bias": None},
+            {"num_groups": 2, "axis": 0},
             ValueError,
             ("num_groups", "2", "axis=0"),
         ),
@@ -173,7 +191,7 @@ def test_training_operators(
 def test_residual(
     function: str, z: Any, error: type[Exception], fragments: tuple[str, ...]
 ) -> None:
-    assert_raises(error, function, ("z ", *fragments), z=z)
+    assert_raises(error, function, ("z", *fragments), z=z)
 
 
 @pytest.mark.parametrize("function", INFERENCE)
@@ -190,6 +208,8 @@ def test_residual(
 def test_statistics_of_inference(
     function: str, name: str, value: Any, error: type[Exception], fragments: tuple[str, ...]
 ) -> None:
+    if error is ValueError:  # which tensor has the channels
+        fragments = (*fragments, f"of {operand(function, 'x')}, whose shape is (4, 5, 6)")
     assert_raises(error, function, (name, *fragments), **{name: value})
 
 

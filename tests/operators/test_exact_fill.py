@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from cases import both_implementations
+from cases import Form, both_implementations, call
 from exact_fill import arrange, exact_fill
 
 import jax_bnar
@@ -39,11 +39,11 @@ XLA_ULP = 4
 
 
 @functools.cache
-def statistics(**keywords: Any) -> Any:
+def statistics(form: Form = "batch_norm", **keywords: Any) -> Any:
     """A function that returns the mean and variance of x."""
 
     def of(x: Any) -> Any:
-        result = jax_bnar.batch_norm(x, None, None, **keywords)
+        result = call(form, x, None, None, None, **keywords)
         return result.mean, result.var
 
     return jax.jit(of)
@@ -71,6 +71,21 @@ def test_statistics_are_exact(
     mean, var = statistics(axis=axis, implementation=implementation)(x)
     assert_exact(implementation, mean, fill.mean)
     assert_exact(implementation, var, fill.var)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("before", "channels", "after"), [SHAPES[i] for i in (2, 3, 7)])
+def test_statistics_of_two_inputs_are_exact(
+    dtype: str, before: tuple[int, ...], channels: int, after: tuple[int, ...]
+) -> None:
+    count = int(np.prod(before + after))
+    fills = [exact_fill(count, channels, dtype, seed) for seed in (1, 2)]
+    (x1, axis), (x2, _) = (arrange(fill.x, before, after) for fill in fills)
+    function = statistics("dual_bn_add_relu", axis=axis, implementation="ffi")
+    means, variances = function((x1, x2))
+    for fill, mean, var in zip(fills, means, variances, strict=True):
+        np.testing.assert_array_equal(mean, fill.mean)
+        np.testing.assert_array_equal(var, fill.var)
 
 
 @both_implementations

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
@@ -11,15 +12,18 @@ from cases import (
     CORNER_SHAPES,
     RESNET_SHAPES,
     Case,
+    Form,
     all_dtypes,
     both_implementations,
     cases,
     layouts,
+    one_or_two_inputs,
     operands,
     operator,
     unfused,
 )
 from hypothesis import given, settings
+from outcomes import check_results, expected_results
 
 import jax_bnar
 from jax_bnar._base.implementation import Implementation
@@ -27,30 +31,18 @@ from jax_bnar._base.implementation import Implementation
 pytestmark = pytest.mark.quick
 
 
-def forward(
-    case: Case, implementation: Implementation, *arrays: oracle.Array | None
-) -> list[oracle.Array]:
+def forward(case: Case, implementation: Implementation, *arrays: Any) -> list[Any]:
+    """y, mean and var as NumPy arrays."""
     function = operator(case.form, implementation=implementation, **case.keywords)
-    return [np.asarray(result) for result in function(*arrays)]
+    return list(jax.tree.map(np.asarray, tuple(function(*arrays))))
 
 
 def check(case: Case, implementation: Implementation) -> None:
     given_operands = operands(case)
-    expected = oracle.forward(
-        *given_operands,
-        epsilon=case.epsilon,
-        axis=case.axis,
-        num_groups=case.num_groups,
-        relu=case.relu,
-    )
     y, mean, var = forward(case, implementation, *given_operands)
-    assert y.dtype == given_operands.x.dtype
-    assert mean.dtype == var.dtype == case.statistics_dtype
-    oracle.assert_within("mean", mean, expected.mean, expected.mean_allowance)
     # XLA may add the squares one after the other, and then rounds once for each of them.
     chain = 2 if implementation == "xla" else 1
-    oracle.assert_within("var", var, expected.var, chain * expected.var_allowance)
-    oracle.assert_within("y", y, expected.y, expected.y_allowance)
+    check_results(case, y, mean, var, expected_results(case, given_operands), chain=chain)
 
 
 @both_implementations
@@ -61,45 +53,76 @@ def test_agrees_with_oracle(implementation: Implementation, case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("implementation", "dtype"), [("ffi", "float32"), ("ffi", "bfloat16"), ("xla", "float32")]
+    ("form", "implementation", "dtype"),
+    [
+        ("bn_add_relu", "ffi", "float32"),
+        ("bn_add_relu", "ffi", "bfloat16"),
+        ("bn_add_relu", "xla", "float32"),
+        ("dual_bn_add_relu", "ffi", "bfloat16"),
+        pytest.param("dual_bn_add_relu", "ffi", "float32", marks=pytest.mark.slow),
+    ],
 )
 @layouts(CORNER_SHAPES | RESNET_SHAPES)
 def test_shapes(
-    implementation: Implementation, dtype: str, shape: tuple[int, ...], axis: int
+    form: Form, implementation: Implementation, dtype: str, shape: tuple[int, ...], axis: int
 ) -> None:
-    check(Case(shape, axis, dtype, save="mask"), implementation)
+    check(Case(shape, axis, dtype, form, save="mask"), implementation)
 
 
 @both_implementations
 @all_dtypes
+@pytest.mark.parametrize(
+    "keywords",
+    [{}, {"axis": 1, "save": "mask", "epsilon": 1e-2}, {"num_groups": 3}],
+    ids=["nhwc", "nchw-mask", "groups"],
+)
+def test_two_inputs_of_every_dtype(
+    implementation: Implementation, dtype: str, keywords: dict[str, Any]
+) -> None:
+    check(Case((6, 5, 4, 7), dtype=dtype, form="dual_bn_add_relu", **keywords), implementation)
+
+
+@both_implementations
+@all_dtypes
+@one_or_two_inputs
 @pytest.mark.parametrize("shape", [(1, 24), (1, 5, 1, 1)])
 def test_single_element_has_no_variance(
-    implementation: Implementation, dtype: str, shape: tuple[int, ...]
+    implementation: Implementation, dtype: str, form: Form, shape: tuple[int, ...]
 ) -> None:
-    case = Case(shape, axis=1, dtype=dtype, scale_dtype=None, bias_dtype=None)
+    case = Case(shape, 1, dtype, form, scale_dtype=None, bias_dtype=None)
     x, z, _, _ = operands(case)
     y, mean, var = forward(case, implementation, x, z, None, None)
-    np.testing.assert_array_equal(mean, x.ravel().astype(mean.dtype))
-    np.testing.assert_array_equal(var, np.zeros_like(var))
-    np.testing.assert_array_equal(y, np.maximum(z, np.zeros_like(z)))
+    for own_x, own_mean, own_var in oracle.each_input(x, mean, var):
+        np.testing.assert_array_equal(own_mean, own_x.ravel().astype(own_mean.dtype))
+        np.testing.assert_array_equal(own_var, np.zeros_like(own_var))
+    np.testing.assert_array_equal(y, np.zeros_like(y) if z is None else np.maximum(z, 0 * z))
 
 
 @both_implementations
 @all_dtypes
+@one_or_two_inputs
 @pytest.mark.parametrize("axis", [1, -1])
-def test_constant_channels(implementation: Implementation, dtype: str, axis: int) -> None:
-    case = Case((6, 37, 5, 37), axis, dtype)
-    _, z, scale, bias = operands(case)
+def test_constant_channels(
+    implementation: Implementation, dtype: str, form: Form, axis: int
+) -> None:
+    case = Case((6, 37, 5, 37), axis, dtype, form)
+    given_operands = operands(case)
     along_channels = [1, 37, 1, 1] if axis == 1 else [1, 1, 1, 37]
     # The values cannot be summed exactly: a running sum of 0.1 drifts from multiples of 0.1.
     values = (0.1 * np.arange(-18, 19)).reshape(along_channels)
-    x = np.broadcast_to(values, case.shape).astype(z.dtype)
-    y, mean, var = forward(case, implementation, x, z, scale, bias)
-    constants = (x[0, :, 0, 0] if axis == 1 else x[0, 0, 0]).astype(mean.dtype)
-    # A sum finished in float64 may be wrong in its last digits, which only float64 results show.
-    np.testing.assert_array_max_ulp(mean, constants, maxulp=2 if dtype == "float64" else 0)
-    assert (var <= np.square(2.0**-50 * constants)).all()
-    wide = z.astype(np.longdouble) + bias.reshape(along_channels)
+    for i in range(case.inputs):
+        constant = np.broadcast_to(values + i, case.shape).astype(jnp.dtype(dtype))
+        given_operands = given_operands.with_x(i, constant)
+    x, z, _, bias = given_operands
+    y, mean, var = forward(case, implementation, *given_operands)
+    wide: Any = np.zeros(case.shape, np.longdouble) if z is None else z.astype(np.longdouble)
+    for own_x, own_bias, own_mean, own_var in oracle.each_input(x, bias, mean, var):
+        constants = (own_x[0, :, 0, 0] if axis == 1 else own_x[0, 0, 0]).astype(own_mean.dtype)
+        # A sum finished in float64 may be wrong in its last digits, which only float64 results
+        # show.
+        np.testing.assert_array_max_ulp(own_mean, constants, maxulp=2 if dtype == "float64" else 0)
+        assert (own_var <= np.square(2.0**-50 * constants)).all()
+        wide = wide + own_bias.reshape(along_channels)
     allowance = 4 * oracle.unit_roundoff(dtype) * np.abs(wide) + 1e-7
     oracle.assert_within("y", y, np.maximum(wide, 0), allowance)
 
@@ -115,7 +138,7 @@ def test_variance_survives_large_means(
 ) -> None:
     case = Case(shape, axis, ratio=ratio, form="batch_norm", scale_dtype=None, bias_dtype=None)
     x = operands(case).x
-    expected = oracle.forward(x, None, None, None, epsilon=1e-5, axis=axis, relu=False)
+    expected = expected_results(case, operands(case))
     y, mean, var = forward(case, implementation, x, None, None, None)
     np.testing.assert_allclose(var, expected.var, rtol=1e-5)
     np.testing.assert_allclose(mean, expected.mean, rtol=2e-7)

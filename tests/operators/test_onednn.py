@@ -302,7 +302,7 @@ def test_calls() -> None:
     assert forward(use_global_stats=True, fuse_norm_relu=True) == {"jax_bnar_normalise_v1": 1}
     assert ours(
         lambda x: ops.batch_norm_inference(x, None, None, vector, vector, epsilon=1e-5), x
-    ) == {"normalise": 1}
+    ) == {"inference": 1}
 
 
 @pytest.mark.quick

@@ -201,7 +201,7 @@ def test_relu_backward_batch_norm_training_backward() -> None:
         ("diff_gamma", found.diff_gamma, exact.dscale, exact.dscale_allowance),
         ("diff_beta", found.diff_beta, exact.dbias, exact.dbias_allowance),
     ):
-        rounding = oracle.unit_roundoff("float32") * np.abs(value)
+        rounding = oracle.rounding(value, np.float32)
         oracle.assert_within(name, got, value, allowance + rounding)
     assert hlo_calls(ours, x, diff_dst, dst) == {"jax_bnar_backward_v1": 1}
 
@@ -286,7 +286,7 @@ def test_convolutional_bottleneck_training_backward() -> None:
     assert calls.total() == 2 * backward
 
 
-def test_who_returns_the_normalised_array_gets_no_join() -> None:
+def test_a_returned_normalised_array_is_not_joined() -> None:
     """Patterns may return the normalised array; a fused join has none, and `fuse` says so."""
 
     def block(x: Any, z: Any, norm: Any) -> Any:

@@ -90,7 +90,7 @@ def check(
         old = old.astype(exact.mean.dtype)
         moved = MOMENTUM * old + (1 - MOMENTUM) * new
         roundings = oracle.ROUNDINGS * unit * (np.abs(old) + np.abs(new))
-        roundings = roundings + oracle.unit_roundoff(running_dtype) * np.abs(moved)
+        roundings = roundings + oracle.rounding(moved, running_dtype)
         oracle.assert_within(name, got, moved, error + roundings)
     bits = np.unpackbits(result.reserve_space.ravel(), bitorder="little")
     np.testing.assert_array_equal(bits[: x.size], (result.relu_out > 0).ravel())
@@ -112,7 +112,7 @@ def check(
         for name in ("dx", "dscale", "dbias"):
             if found[name] is None:  # no such operand
                 continue
-            rounding = oracle.unit_roundoff(found[name].dtype) * np.abs(getattr(expected, name))
+            rounding = oracle.rounding(getattr(expected, name), found[name].dtype)
             allowance = getattr(expected, f"{name}_allowance") + rounding
             oracle.assert_within(name, found[name], getattr(expected, name), allowance)
     assert by_operator.scale_grad.dtype == (wide if scale is None else scale.dtype)

@@ -6,20 +6,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 from cases import (
     Case,
     Cotangents,
+    Form,
     Operands,
     Outcome,
+    call,
+    call_inference,
     cotangents,
+    one_or_two_inputs,
     operands,
     operator,
+    product_of_statistics,
     with_gradients,
 )
-from gradients import check_gradients
 from jax.sharding import PartitionSpec as P
+from outcomes import check_outcome
 from sharding_tools import MeshKind, make_mesh, put, relative_difference, use_mesh
 from subprocesses import run_python
 
@@ -28,6 +32,15 @@ import jax_bnar
 pytestmark = pytest.mark.quick
 
 kinds = pytest.mark.parametrize("kind", ["auto", "explicit"])
+kinds_and_inputs = pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("auto", "bn_add_relu"),
+        ("explicit", "bn_add_relu"),
+        ("auto", "dual_bn_add_relu"),
+        pytest.param("explicit", "dual_bn_add_relu", marks=pytest.mark.slow),
+    ],
+)
 
 # Shape, channel axis, mesh, and the sharding of x.
 LAYOUTS: dict[str, tuple[tuple[int, ...], int, dict[str, int], P]] = {
@@ -56,32 +69,31 @@ def outcome_on(
     dout: Cotangents,
 ) -> Outcome:
     mesh = make_mesh(kind, **sizes)
-    along = [*spec, *[None] * (given.x.ndim - len(spec))]
+    along = [*spec, *[None] * (len(case.shape) - len(spec))]
     # On Explicit meshes a cotangent must be sharded like its result: mean and var like the
     # channels, and also like the batch if each device has whole groups.
     groups = [along[0] if case.num_groups % mesh.size == 0 else None]
     statistic = P(*(groups if case.num_groups > 1 else []), along[case.axis])
-    place = functools.partial(put, mesh=mesh)
+
+    def place(tree: Any, spec: P) -> Any:
+        return jax.tree.map(lambda array: put(array, mesh, spec), tree)
+
     placed = Operands(
-        place(given.x, spec=spec),
-        place(given.z, spec=spec),
-        place(given.scale, spec=P()),
-        place(given.bias, spec=P()),
+        place(given.x, spec), place(given.z, spec), place(given.scale, P()), place(given.bias, P())
     )
     function = operator(case.form, implementation=implementation, **case.keywords)
     with use_mesh(mesh):
         results, gradients = with_gradients(function)(
             placed,
             Cotangents(
-                place(dout.y, spec=spec),
-                place(dout.mean, spec=statistic),
-                place(dout.var, spec=statistic),
+                place(dout.y, spec), place(dout.mean, statistic), place(dout.var, statistic)
             ),
         )
     # A gathered result would have the right values too, so check its sharding.
     if implementation == "ffi":
-        for array in (results[0], gradients.x):
-            assert array.sharding.is_equivalent_to(placed.x.sharding, array.ndim)
+        sharding = jax.tree.leaves(placed.x)[0].sharding
+        for array in jax.tree.leaves((results[0], gradients.x)):
+            assert array.sharding.is_equivalent_to(sharding, array.ndim)
     return Outcome(*jax.tree.map(np.asarray, (*results, *gradients)))
 
 
@@ -90,94 +102,92 @@ def check(
 ) -> None:
     given, dout = operands(case), cotangents(case)
     actual = outcome_on(case, kind, sizes, spec, implementation, given, dout)
-    expected = oracle.forward(
-        *given, epsilon=case.epsilon, axis=case.axis, num_groups=case.num_groups, relu=case.relu
-    )
-    for name in ("mean", "var", "y"):
-        oracle.assert_within(
-            name,
-            getattr(actual, name),
-            getattr(expected, name),
-            getattr(expected, f"{name}_allowance"),
-        )
-    check_gradients(case, given, dout, actual)
+    check_outcome(case, given, dout, actual)
 
 
-@kinds
+@kinds_and_inputs
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts(kind: MeshKind, name: str) -> None:
+def test_layouts(kind: MeshKind, form: Form, name: str) -> None:
     shape, axis, sizes, spec = LAYOUTS[name]
-    save = "y" if name in ("batch", "odd") else "mask"
-    check(Case(shape, axis, save=save), kind, sizes, spec)
+    save = "y" if name in ("batch", "data x rows", "odd") else "mask"
+    check(Case(shape, axis, form=form, save=save), kind, sizes, spec)
 
 
-@kinds
+@kinds_and_inputs
 @pytest.mark.parametrize("name", ["batch", "data x channels", "rows of the image"])
-def test_pure_jax(kind: MeshKind, name: str) -> None:
+def test_pure_jax(kind: MeshKind, form: Form, name: str) -> None:
     shape, axis, sizes, spec = LAYOUTS[name]
-    check(Case(shape, axis, save="mask"), kind, sizes, spec, "xla")
+    check(Case(shape, axis, form=form, save="mask"), kind, sizes, spec, "xla")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-@pytest.mark.parametrize("name", ["batch", "data x channels"])
-def test_dtypes(dtype: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ("bn_add_relu", "batch"),
+        ("bn_add_relu", "data x channels"),
+        ("dual_bn_add_relu", "data x channels"),
+    ],
+)
+def test_dtypes(dtype: str, form: Form, name: str) -> None:
     shape, axis, sizes, spec = LAYOUTS[name]
-    check(Case(shape, axis, dtype, save="mask"), "auto", sizes, spec)
+    check(Case(shape, axis, dtype, form, save="mask"), "auto", sizes, spec)
 
 
 @pytest.mark.parametrize("save", ["y", "mask"])
-@pytest.mark.parametrize("form", ["bn_relu", "batch_norm"])
-def test_forms(form: Any, save: str) -> None:
-    """With bn_relu, backward recovers the sign of the ReLU from x."""
+@pytest.mark.parametrize("form", ["bn_relu", "batch_norm", "dual_bn_add_relu"])
+def test_forms(form: Form, save: str) -> None:
+    """Without a residual, backward recovers the sign of the ReLU from x."""
     shape, axis, sizes, spec = LAYOUTS["batch"]
     check(Case(shape, axis, form=form, save=save, bias_dtype=None), "auto", sizes, spec)
 
 
 @pytest.mark.parametrize("how", ["jit", "vmap"])
-def test_sign_found_in_x_is_that_of_forward(how: str) -> None:
+@pytest.mark.parametrize("form", ["bn_relu", "dual_bn_add_relu"])
+def test_sign_found_in_x_is_that_of_forward(form: Form, how: str) -> None:
     """Without a residual, backward recomputes y and must get the same sign.
 
     The bias moves one y of each channel to 0, where the last bit of scale*rstd decides. With dy = 1
     the gradient of the bias counts the open gates.
     """
-    x, _, scale, _ = operands(Case((16, 3, 512)))
+    x, _, scale, _ = operands(Case((16, 3, 512), form=form))
     mesh = make_mesh("auto", d=8)
 
-    def forward(x: Any, bias: Any) -> Any:
+    def forward(x: Any, scale: Any, bias: Any) -> Any:
+        biases = (bias, None) if isinstance(x, tuple) else bias
         if how == "jit":
-            return jax_bnar.bn_relu(x, scale, bias).y
+            return call(form, x, None, scale, biases).y
         mapped = jax.vmap(
-            lambda x: jax_bnar.bn_relu(x, scale, bias, axis_name="d").y, axis_name="d"
+            lambda x: call(form, x, None, scale, biases, axis_name="d").y, axis_name="d"
         )
-        return mapped(x.reshape(8, 2, 3, -1)).reshape(x.shape)
+        return mapped(jax.tree.map(lambda x: x.reshape(8, 2, 3, -1), x)).reshape(16, 3, -1)
 
-    x = put(x, mesh, P("d")) if how == "jit" else x
-    without_bias = jax.jit(lambda x: jax_bnar.batch_norm(x, scale, None).y)(x)
-    both = jax.jit(
-        lambda x, bias: jax.value_and_grad(_sum_and_y(forward), 1, has_aux=True)(x, bias)
-    )
-    (_, y), counted = both(x, -np.asarray(without_bias)[0, 0])
-    np.testing.assert_array_equal(counted, (np.asarray(y) > 0).sum((0, 1)))
+    if how == "jit":
+        x = jax.tree.map(lambda x: put(x, mesh, P("d")), x)
+    # The batch norm of a negated scale is exactly the negative one, so this is it without a ReLU.
+    of_either_sign = jax.jit(functools.partial(forward, bias=None))
+    pre = of_either_sign(x, scale) - of_either_sign(x, jax.tree.map(np.negative, scale))
 
-
-def _sum_and_y(forward: Any) -> Any:
-    def function(x: Any, bias: Any) -> Any:
-        y = forward(x, bias)
+    def sum_and_y(bias: Any, x: Any) -> Any:
+        y = forward(x, scale, bias)
         return y.sum(), y
 
-    return function
+    both = jax.jit(jax.value_and_grad(sum_and_y, has_aux=True))
+    (_, y), counted = both(-np.asarray(pre)[0, 0], x)
+    np.testing.assert_array_equal(counted, (np.asarray(y) > 0).sum((0, 1)))
 
 
 # On 8 devices a group is one device, half a device, two devices, or crosses their boundaries.
 GROUPS = {"whole": (16, 8), "several": (32, 16), "spanning": (16, 4), "straddling": (24, 6)}
 
 
-@kinds
+@kinds_and_inputs
 @pytest.mark.parametrize("save", ["y", "mask"])
 @pytest.mark.parametrize("name", GROUPS)
-def test_ghost_batch(kind: MeshKind, name: str, save: str) -> None:
+def test_ghost_batch(kind: MeshKind, form: Form, name: str, save: str) -> None:
     batch, num_groups = GROUPS[name]
-    check(Case((batch, 3, 8), num_groups=num_groups, save=save), kind, {"d": 8}, P("d"))
+    case = Case((batch, 3, 8), form=form, num_groups=num_groups, save=save)
+    check(case, kind, {"d": 8}, P("d"))
 
 
 def test_ghost_batch_on_a_plane() -> None:
@@ -218,13 +228,28 @@ def test_special_values_stay_in_their_channel() -> None:
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
 
 
-def loss(x: Any, z: Any, scale: Any, bias: Any, **keywords: Any) -> Any:
-    result = jax_bnar.bn_add_relu(x, z, scale, bias, **keywords)
-    return (result.y * jnp.cos(result.y)).sum() + (result.mean * result.var).sum()
+def loss(x: Any, z: Any, scale: Any, bias: Any, form: Form = "bn_add_relu", **keywords: Any) -> Any:
+    y, mean, var = call(form, x, z, scale, bias, **keywords)
+    return (y * jnp.cos(y)).sum() + product_of_statistics(mean, var)
 
 
-gradients = jax.value_and_grad(loss, (0, 1, 2, 3))
-CASE = Case((16, 4, 16))
+@functools.cache
+def gradients(form: Form) -> Any:
+    return jax.value_and_grad(functools.partial(loss, form=form), (0, 1, 2, 3))
+
+
+def of(form: Form, shape: tuple[int, ...] = (16, 4, 16)) -> Operands:
+    return operands(Case(shape, form=form))
+
+
+def placed_at(given: Operands, mesh: Any, spec: P) -> Operands:
+    """The tensors sharded like this, and the vectors replicated."""
+    return Operands(
+        *jax.tree.map(lambda a: put(a, mesh, spec if np.ndim(a) > 1 else P()), tuple(given))
+    )
+
+
+# Where x, z, scale and bias lie. A second x lies where z would.
 PLACES = {
     "z replicated": (P("d"), P(), P(), P()),
     "x replicated": (P(), P("d"), P(), P()),
@@ -234,83 +259,97 @@ PLACES = {
 }
 
 
-@kinds
+@kinds_and_inputs
 @pytest.mark.parametrize("name", PLACES)
-def test_operands_that_lie_elsewhere(kind: MeshKind, name: str) -> None:
-    given, mesh = operands(CASE), make_mesh(kind, d=8)
-    placed = [put(a, mesh, spec) for a, spec in zip(given, PLACES[name], strict=True)]
+def test_operands_that_lie_elsewhere(kind: MeshKind, form: Form, name: str) -> None:
+    given, mesh = of(form), make_mesh(kind, d=8)
+    x, z, scale, bias = PLACES[name]
+    if isinstance(given.x, tuple):
+        places: Any = Operands((x, z), None, (scale, scale), (bias, bias))
+    else:
+        places = Operands(x, z, scale, bias)
+    placed = jax.tree.map(lambda a, spec: put(a, mesh, spec), given, places)
     with use_mesh(mesh):
-        actual = jax.jit(gradients)(*placed)
-    assert relative_difference(actual, jax.jit(gradients)(*given)) < 5e-6
+        actual = jax.jit(gradients(form))(*placed)
+    assert relative_difference(actual, jax.jit(gradients(form))(*given)) < 5e-6
 
 
 def test_eager() -> None:
-    given, mesh = operands(CASE), make_mesh("auto", d=8)
-    placed = [put(a, mesh, P("d") if np.ndim(a) > 1 else P()) for a in given]
-    assert relative_difference(gradients(*placed), gradients(*given)) < 5e-6
+    given, mesh = of("bn_add_relu"), make_mesh("auto", d=8)
+    placed = placed_at(given, mesh, P("d"))
+    function = gradients("bn_add_relu")
+    assert relative_difference(function(*placed), function(*given)) < 5e-6
     result = jax_bnar.bn_add_relu(*placed)
-    assert result.y.sharding.is_equivalent_to(placed[0].sharding, 3)
+    assert result.y.sharding.is_equivalent_to(placed.x.sharding, 3)
 
 
-def test_uneven_shards() -> None:
+@one_or_two_inputs
+def test_uneven_shards(form: Form) -> None:
     """With four rows on eight devices XLA pads, and the padding must not count."""
-    given, mesh = operands(CASE), make_mesh("auto", d=8)
+    given, mesh = of(form), make_mesh("auto", d=8)
+    sharding = jax.sharding.NamedSharding(mesh, P(None, "d"))
 
     def function(x: Any, *rest: Any) -> Any:
-        sharding = jax.sharding.NamedSharding(mesh, P(None, "d"))
-        return loss(jax.lax.with_sharding_constraint(x, sharding), *rest)
+        x = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, sharding), x)
+        return loss(x, *rest, form=form)
 
     actual = jax.jit(jax.value_and_grad(function, (0, 1, 2, 3)))(*given)
-    assert relative_difference(actual, jax.jit(gradients)(*given)) < 5e-6
+    assert relative_difference(actual, jax.jit(gradients(form))(*given)) < 5e-6
 
 
-def test_inference() -> None:
-    x, z, scale, bias = operands(CASE)
-    mean, var = x.mean((0, 1)), x.var((0, 1))
+@one_or_two_inputs
+def test_inference(form: Form) -> None:
+    given, mesh = of(form), make_mesh("auto", d=8)
+    mean = jax.tree.map(lambda x: x.mean((0, 1)), given.x)
+    var = jax.tree.map(lambda x: x.var((0, 1)), given.x)
 
     def function(*given: Any) -> Any:
-        return jnp.square(jax_bnar.bn_add_relu_inference(*given)).sum()
+        return jnp.square(call_inference(form, *given)).sum()
 
-    mesh = make_mesh("auto", d=8)
     both = jax.jit(jax.value_and_grad(function, tuple(range(6))))
-    placed = (put(x, mesh, P("d")), put(z, mesh, P("d")), scale, bias, mean, var)
-    assert relative_difference(both(*placed), both(x, z, scale, bias, mean, var)) < 5e-6
+    actual = both(*placed_at(given, mesh, P("d")), mean, var)
+    assert relative_difference(actual, both(*given, mean, var)) < 5e-6
 
 
+@one_or_two_inputs
 @pytest.mark.parametrize("spec", [P("d"), P(None, "d"), P("s", "d")], ids=["0", "1", "2"])
-def test_vmap_of_sharded(spec: P) -> None:
+def test_vmap_of_sharded(form: Form, spec: P) -> None:
     """vmap over the sharded axis, over another one, and with both sharded."""
-    x, z, scale, bias = operands(Case((8, 16, 3, 8)))
+    given = of(form, (8, 16, 3, 8))
     mesh = make_mesh("auto", d=8) if spec != P("s", "d") else make_mesh("auto", d=4, s=2)
-    both = jax.jit(jax.vmap(gradients, (0, 0, None, None)))
-    actual = both(put(x, mesh, spec), put(z, mesh, spec), scale, bias)
-    assert relative_difference(actual, both(x, z, scale, bias)) < 5e-6
+    both = jax.jit(jax.vmap(gradients(form), (0, 0, None, None)))
+    actual = both(*placed_at(given, mesh, spec))
+    assert relative_difference(actual, both(*given)) < 5e-6
 
 
-def test_scan_of_remat() -> None:
-    given, mesh = operands(CASE), make_mesh("auto", d=8)
+@one_or_two_inputs
+def test_scan_of_remat(form: Form) -> None:
+    given, mesh = of(form), make_mesh("auto", d=8)
 
     def function(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-        @jax.checkpoint
-        def block(x: Any, _: Any) -> Any:
-            return jax_bnar.bn_add_relu(x, z, scale, bias, save="mask").y, None
+        def others(y: Any) -> Any:
+            return (y, *x[1:]) if isinstance(x, tuple) else y
 
-        y, _ = jax.lax.scan(block, x, None, length=3)
+        @jax.checkpoint
+        def block(y: Any, _: Any) -> Any:
+            return call(form, others(y), z, scale, bias, save="mask").y, None
+
+        y, _ = jax.lax.scan(block, jax.tree.leaves(x)[0], None, length=3)
         return jnp.square(y).sum()
 
     both = jax.jit(jax.value_and_grad(function, (0, 1, 2, 3)))
-    placed = [put(a, mesh, P("d") if np.ndim(a) > 1 else P()) for a in given]
-    assert relative_difference(both(*placed), both(*given)) < 2e-5
+    assert relative_difference(both(*placed_at(given, mesh, P("d"))), both(*given)) < 2e-5
 
 
-@kinds
-def test_second_order(kind: MeshKind) -> None:
-    x, z, scale, bias = operands(CASE)
+@kinds_and_inputs
+def test_second_order(kind: MeshKind, form: Form) -> None:
+    given = of(form)
     mesh = make_mesh(kind, d=8)
-    hessian = jax.jit(jax.hessian(loss, 2))
-    expected = hessian(x, z, scale, bias)
+    hessian = jax.jit(jax.hessian(functools.partial(loss, form=form), 2))
+    expected = hessian(*given)
     with use_mesh(mesh):
-        actual = hessian(put(x, mesh, P("d")), put(z, mesh, P("d")), scale, bias)
+        placed = placed_at(given, mesh, P("d"))._replace(scale=given.scale, bias=given.bias)
+        actual = hessian(*placed)
     assert relative_difference(actual, expected) < 1e-5
 
 

@@ -2,15 +2,16 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from oracle import Array
+from oracle import Array, PerInput, each_input
 
 import jax_bnar
 from jax_bnar._base.implementation import Implementation
@@ -19,13 +20,22 @@ from jax_bnar._base.implementation import Implementation
 both_implementations = pytest.mark.parametrize("implementation", ["ffi", "xla"])
 all_dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 
-Form = Literal["bn_add_relu", "bn_relu", "batch_norm"]
+Form = Literal["bn_add_relu", "bn_relu", "batch_norm", "dual_bn_add_relu"]
+FORMS: Final[tuple[Form, ...]] = get_args(Form)
 Operator = Callable[..., jax_bnar.BatchNormResult]
+# A case of which everything is float64.
+FLOAT64: Final[dict[str, Any]] = dict.fromkeys(("dtype", "scale_dtype", "bias_dtype"), "float64")
+# With a residual, or with a second batch norm in its place.
+one_or_two_inputs = pytest.mark.parametrize("form", ["bn_add_relu", "dual_bn_add_relu"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One call, except for the values, which follow from `seed` and `ratio` = |mean|/std."""
+    """One call, except for the values, which follow from `seed` and `ratio` = |mean|/std.
+
+    A second input has the dtypes of scale and bias the other way round, so that each of the four
+    may be absent alone.
+    """
 
     shape: tuple[int, ...]
     axis: int = -1
@@ -38,6 +48,11 @@ class Case:
     epsilon: float = 1e-5
     ratio: float = 1.0
     seed: int = 0
+
+    @property
+    def inputs(self) -> int:
+        """How many arrays are normalised and added up."""
+        return inputs_of(self.form)
 
     @property
     def relu(self) -> bool:
@@ -66,18 +81,29 @@ class Case:
 
 
 class Operands(NamedTuple):
-    """NumPy arrays, or None where the operator has no such operand."""
+    """NumPy arrays, or None where the operator has no such operand.
+
+    Here and below, what belongs to an input is a tuple, with one array for each input, if the
+    operator has several.
+    """
 
     x: Any
     z: Any
     scale: Any
     bias: Any
 
+    def with_x(self, number: int, x: Array) -> "Operands":
+        """The same with another x, that of the input of this number, from 0 on."""
+        if not isinstance(self.x, tuple):
+            assert number == 0
+            return self._replace(x=x)
+        return self._replace(x=(*self.x[:number], x, *self.x[number + 1 :]))
+
 
 class Cotangents(NamedTuple):
     y: Array
-    mean: Array
-    var: Array
+    mean: PerInput
+    var: PerInput
 
 
 class Outcome(NamedTuple):
@@ -96,8 +122,54 @@ def as_dtype(values: Array, dtype: str) -> Array:
     return values.astype(jnp.dtype(dtype))
 
 
+def inputs_of(form: Form) -> int:
+    return 2 if form == "dual_bn_add_relu" else 1
+
+
+def operation_of(form: Form, name: str) -> str:
+    """The form's own operation of this name, such as "forward" or "dual_forward"."""
+    return name if inputs_of(form) == 1 else f"dual_{name}"
+
+
+def product_of_statistics(mean: PerInput, var: PerInput) -> Any:
+    """The sum of mean * var over all inputs: a term of a loss that depends on each of them."""
+    products = [(own_mean * own_var).sum() for own_mean, own_var in each_input(mean, var)]
+    return functools.reduce(jnp.add, products)
+
+
+def names_of(form: Form) -> tuple[str, ...]:
+    """The operands in the order of the operator, two tensors first; some forms do not read z."""
+    if inputs_of(form) == 1:
+        return ("x", "z", "scale", "bias")
+    return ("x1", "x2", "scale1", "bias1", "scale2", "bias2")
+
+
+def by_input(form: Form, *given: Any) -> Operands:
+    """Operands in the order of `names_of`, as those of `call`."""
+    if inputs_of(form) == 1:
+        return Operands(*given)
+    x1, x2, scale1, bias1, scale2, bias2 = given
+    return Operands((x1, x2), None, (scale1, scale2), (bias1, bias2))
+
+
+def in_order(given: Operands) -> tuple[Any, ...]:
+    """The inverse of `by_input`."""
+    if not isinstance(given.x, tuple):
+        return tuple(given)
+    each = each_input(given.x, given.scale, given.bias)
+    return (*given.x, *itertools.chain(*(own[1:] for own in each)))
+
+
 def operands(case: Case) -> Operands:
-    random = np.random.default_rng(case.seed)
+    each = [_operands_of_input(case, number) for number in range(case.inputs)]
+    if case.inputs == 1:
+        return each[0]
+    x, _, scale, bias = zip(*each, strict=True)
+    return Operands(x, None, scale, bias)
+
+
+def _operands_of_input(case: Case, number: int) -> Operands:
+    random = np.random.default_rng([case.seed, number] if number else case.seed)
     along_channels = [1] * len(case.shape)
     along_channels[case.axis] = case.channels
     std = 2.0 ** random.integers(-3, 4, along_channels)
@@ -106,39 +178,94 @@ def operands(case: Case) -> Operands:
     z = random.standard_normal(case.shape)
     scale = random.uniform(-2, 2, case.channels)
     bias = random.uniform(-1, 1, case.channels)
+    dtypes = (case.scale_dtype, case.bias_dtype)
+    scale_dtype, bias_dtype = dtypes[::-1] if number % 2 else dtypes
     return Operands(
         as_dtype(x, case.dtype),
         as_dtype(z, case.dtype) if case.form == "bn_add_relu" else None,
-        None if case.scale_dtype is None else as_dtype(scale, case.scale_dtype),
-        None if case.bias_dtype is None else as_dtype(bias, case.bias_dtype),
+        None if scale_dtype is None else as_dtype(scale, scale_dtype),
+        None if bias_dtype is None else as_dtype(bias, bias_dtype),
     )
 
 
 def cotangents(case: Case) -> Cotangents:
     random = np.random.default_rng(case.seed + 1)
-    statistics = random.standard_normal((2, *case.statistics_shape))
-    return Cotangents(
-        as_dtype(random.standard_normal(case.shape), case.dtype),
-        *as_dtype(statistics, case.statistics_dtype),
-    )
+    each = [
+        as_dtype(random.standard_normal((2, *case.statistics_shape)), case.statistics_dtype)
+        for _ in range(case.inputs)
+    ]
+    mean, var = each[0] if case.inputs == 1 else zip(*each, strict=True)
+    return Cotangents(as_dtype(random.standard_normal(case.shape), case.dtype), mean, var)
+
+
+def call(
+    form: Form, x: PerInput, z: Any, scale: PerInput, bias: PerInput, **keywords: Any
+) -> jax_bnar.BatchNormResult:
+    """Any operator as a function of (x, z, scale, bias); z is ignored if it has none."""
+    if form != "dual_bn_add_relu":
+        tensors = (x, z) if form == "bn_add_relu" else (x,)
+        return getattr(jax_bnar, form)(*tensors, scale, bias, **keywords)
+    vectors = itertools.chain(*(own[1:] for own in each_input(x, scale, bias)))
+    y, *statistics = jax_bnar.dual_bn_add_relu(*x, *vectors, **keywords)
+    mean: Any = tuple(statistics[::2])
+    var: Any = tuple(statistics[1::2])
+    return jax_bnar.BatchNormResult(y, mean, var)
+
+
+def call_inference(
+    form: Form,
+    x: PerInput,
+    z: Any,
+    scale: PerInput,
+    bias: PerInput,
+    mean: PerInput,
+    var: PerInput,
+    **keywords: Any,
+) -> jax.Array:
+    """Any inference form, like `call`."""
+    function = getattr(jax_bnar, f"{form}_inference")
+    if form != "dual_bn_add_relu":
+        tensors = (x, z) if form == "bn_add_relu" else (x,)
+        return function(*tensors, scale, bias, mean, var, **keywords)
+    each = list(each_input(x, scale, bias, mean, var))
+    affine = itertools.chain(*(own[1:3] for own in each))
+    statistics = itertools.chain(*(own[3:] for own in each))
+    return function(*x, *affine, *statistics, **keywords)
 
 
 @functools.cache
 def operator(form: Form, **keywords: Any) -> Operator:
-    """The compiled operator as a function of (x, z, scale, bias); z is ignored if it has none."""
-    if form == "bn_add_relu":
-        return jax.jit(lambda *operands: jax_bnar.bn_add_relu(*operands, **keywords))
-    function = {"bn_relu": jax_bnar.bn_relu, "batch_norm": jax_bnar.batch_norm}[form]
-    return jax.jit(lambda x, z, scale, bias: function(x, scale, bias, **keywords))
+    """`call`, compiled."""
+    return jax.jit(functools.partial(call, form, **keywords))
 
 
 def unfused(
-    x: Any, z: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5, axis: int = -1
+    x: PerInput,
+    z: Any,
+    scale: PerInput,
+    bias: PerInput,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    relu: bool = True,
 ) -> jax_bnar.BatchNormResult:
     """What users write without jax_bnar: float32 statistics, then one rounding per operation.
 
-    It is `flax.linen.BatchNorm(dtype=x.dtype, use_fast_variance=False)` followed by add and relu.
+    It is `flax.linen.BatchNorm(dtype=x.dtype, use_fast_variance=False)` of each input, followed by
+    add and relu.
     """
+    results = [_unfused(*own, epsilon=epsilon, axis=axis) for own in each_input(x, scale, bias)]
+    ys, mean, var = zip(*results, strict=True)
+    y = functools.reduce(jnp.add, ys if z is None else (*ys, z))
+    y = jax.nn.relu(y) if relu else y
+    if not isinstance(x, tuple):
+        (mean,), (var,) = mean, var
+    return jax_bnar.BatchNormResult(y, mean, var)  # type: ignore[arg-type]
+
+
+def _unfused(
+    x: Any, scale: Any, bias: Any, *, epsilon: float, axis: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     axis %= x.ndim
     reduced = tuple(a for a in range(x.ndim) if a != axis)
     wide = x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
@@ -152,10 +279,7 @@ def unfused(
     y = centred * jnp.broadcast_to(multiplier, x.shape)
     if bias is not None:
         y = y + jnp.broadcast_to(bias.astype(wide.dtype).reshape(along_channels), x.shape)
-    y = y.astype(x.dtype)
-    if z is not None:
-        y = y + z
-    return jax_bnar.BatchNormResult(jax.nn.relu(y), mean.ravel(), var.ravel())
+    return y.astype(x.dtype), mean.ravel(), var.ravel()
 
 
 def run(case: Case, implementation: Implementation, given: Operands, dout: Cotangents) -> Outcome:
@@ -196,7 +320,7 @@ def cases(draw: st.DrawFn) -> Case:
         shape=(*others[:axis], channels, *others[axis:]),
         axis=draw(st.sampled_from([axis, axis - rank])),
         dtype=draw(st.sampled_from(["float32", "bfloat16", "float16", "float64"])),
-        form=draw(st.sampled_from(["bn_add_relu", "bn_relu", "batch_norm"])),
+        form=draw(st.sampled_from(FORMS)),
         scale_dtype=draw(parameter_dtypes),
         bias_dtype=draw(parameter_dtypes),
         num_groups=num_groups,

@@ -34,7 +34,7 @@ MUTATIONS = {
         "LoadFlag(flags + other) == 0", "forward", "two_kernels",
     ),
     "a scale that nobody loads while the team waits": Mutation(
-        "team_sums.cuh", "  meanwhile();\n\n  // So many", "  // So many", "forward", "on_chip"
+        "team_sums.cuh", "  meanwhile();\n\n", "", "forward", "on_chip"
     ),
     "var and scale of the slab before": Mutation(
         "team_sums.cuh",
@@ -90,11 +90,11 @@ MUTATIONS = {
         "tiles.cuh", "if (k + kDepth < count) load(&ring[k]);", "", "backward", "two_kernels"
     ),
     "the last items of a loop in batches are not used": Mutation(
-        "tile_stream.cuh", "if (first <= k && k < end) use(",
-        "if (first <= k && k + 1 < end) use(", "forward", "on_chip", "stream",
+        "tile_stream.cuh", "if (skip <= k && k < end) use(",
+        "if (skip <= k && k + 1 < end) use(", "forward", "on_chip", "stream",
     ),
     "a loop in batches uses an item before it is loaded": Mutation(
-        "tile_stream.cuh", "if (first <= next && next < end) load(&ring[k % kDepth]);", "",
+        "tile_stream.cuh", "if (skip <= next && next < end) load(&ring[k % kDepth]);", "",
         "forward", "on_chip", "stream",
     ),
     "tiles that are read again in the wrong place": Mutation(

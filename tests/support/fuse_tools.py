@@ -25,7 +25,9 @@ def operators(function: Callable[..., Any], *args: Any) -> dict[str, int]:
 def kernels(function: Callable[..., Any], *args: Any) -> int:
     """The number of our operators in the jaxpr of a function."""
     text = str(jax.make_jaxpr(function)(*args))
-    return len(re.findall(r" (bnar_(?:dual_)?(?:forward|normalise)|jax_bnar_named)\[", text))
+    return len(
+        re.findall(r" (bnar_(?:dual_)?(?:forward|inference|normalise)|jax_bnar_named)\[", text)
+    )
 
 
 def assert_fused(function: Callable[..., Any], *args: Any, **counts: int) -> None:

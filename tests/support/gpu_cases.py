@@ -8,13 +8,12 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import oracle
 import pytest
-from cases import Case, Cotangents, Operands, cotangents, operands, run
-from gradients import check_gradients
+from cases import FORMS, Case, Cotangents, Operands, cotangents, operands, run
+from outcomes import check_gradients, check_results, expected_results
 
 from benchmarks.gpu.launches import launched as launched
 from jax_bnar._kernels import targets
@@ -71,24 +70,20 @@ def shape_cases() -> Iterator[tuple[str, Case]]:
         if dtype != "float64" or size(shape) <= _MOST_ELEMENTS_OF_FLOAT64:
             save = ("y", "mask")[(index + len(name)) % 2]
             yield f"{name}-{dtype}-{save}", Case(shape, axis, dtype, save=save)
-
-
-def dual_cases() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Calls with two inputs, small because these take the oracle twice as long."""
+    # With two inputs the arrays are small, because the oracle takes twice as long.
     shapes = {"nhwc-200": ((5, 9, 9, 200), -1), "nchw-24": ((4, 24, 16, 16), 1)}
     shapes |= {name: at for name, at in SHAPES.items() if size(at[0]) <= 200_000}
-    dtypes = ("bfloat16", "float32", "float16", "float64")
     for dtype, save, (name, (shape, axis)) in itertools.product(
         dtypes, ("y", "mask"), (_TINY_SHAPES if DRY_RUN else shapes).items()
     ):
-        case = {"shape": shape, "dtype": dtype, "axis": axis, "save": save}
-        yield f"{name}-{dtype}-{save}", case
+        case = Case(shape, axis, dtype, "dual_bn_add_relu", save=save)
+        yield f"two-{name}-{dtype}-{save}", case
 
 
 def flag_cases() -> Iterator[tuple[str, Case]]:
     """Every combination of form, `save`, parameters and groups, in both layouts."""
     combinations = itertools.product(
-        ("bn_add_relu", "bn_relu", "batch_norm"),
+        FORMS,
         ("y", "mask"),
         (("float32", "float32"), (None, None), ("bfloat16", None), (None, "float64")),
         (1, 3),
@@ -140,14 +135,7 @@ def strategy(name: str) -> contextlib.AbstractContextManager[None]:
 def _prepare(case: Case) -> tuple[Operands, Cotangents, oracle.Forward]:
     """Operands and expectations, cached because the oracle takes longer than the kernels."""
     given = operands(case)
-    expected = oracle.forward(
-        *given,
-        epsilon=case.epsilon,
-        axis=case.axis,
-        num_groups=case.num_groups,
-        relu=case.relu,
-    )
-    return given, cotangents(case), expected
+    return given, cotangents(case), expected_results(case, given)
 
 
 def check(case: Case) -> None:
@@ -155,10 +143,7 @@ def check(case: Case) -> None:
     assert jax.default_backend() == PLATFORM, "JAX does not run on the platform to be tested"
     given, dout, expected = _prepare(case)
     got = run(case, "ffi", given, dout)
-    assert got.y.dtype == given.x.dtype
-    oracle.assert_within("mean", got.mean, expected.mean, expected.mean_allowance)
-    oracle.assert_within("var", got.var, expected.var, expected.var_allowance)
-    oracle.assert_within("y", got.y, expected.y, expected.y_allowance)
+    check_results(case, got.y, got.mean, got.var, expected)
     check_gradients(case, given, dout, got)
 
 
@@ -168,27 +153,20 @@ def check_strategy(kernels: set[str], case: Case, name: str) -> None:
     If the device has no room for a strategy, another one replaces it and the results are still
     right; this would go unnoticed otherwise.
     """
-    # float64 has only one path.
-    simple = name == "two_kernels" or case.dtype == "float64"
+    # float64 and two inputs have only one path.
+    simple = name == "two_kernels" or case.dtype == "float64" or case.inputs == 2
     # If threads handle single elements, another kernel packs the mask's bits afterwards.
     kernels = kernels - {"PackMask two_kernels"}
     # NormaliseFlat is for planes that are not multiples of a vector.
     kernels = {name.replace("NormaliseFlat", "Normalise") for name in kernels}
     if simple:
         halves = ("Statistics", "Normalise", "BackwardReduce", "BackwardApply")
-        assert kernels == {f"{kernel} two_kernels" for kernel in halves}
+        prefix = "Dual" if case.inputs == 2 else ""
+        assert kernels == {f"{prefix}{kernel} two_kernels" for kernel in halves}
     elif name == "auto":
         assert {kernel.split()[0] for kernel in kernels} >= {"Forward", "Backward"}
     elif name != "cluster" or has_clusters():
         assert kernels == {f"Forward {name}", f"Backward {name}"}
-
-
-def check_dual_strategy(kernels: set[str], dtype: str, name: str) -> None:
-    """The same for two inputs, which have two kernels each way whatever the strategy."""
-    del dtype, name
-    halves = ("Statistics", "Normalise", "BackwardReduce", "BackwardApply")
-    kernels = kernels - {"PackMask two_kernels"}
-    assert kernels == {f"Dual{kernel} two_kernels" for kernel in halves}
 
 
 def has_clusters() -> bool:

@@ -39,5 +39,9 @@ def site(label: str, **launches: int) -> dict[str, Any]:
     return {
         "site": label, "count": 3, "batch": 256, "dtype": "bfloat16",
         "minimum_bytes": {"forward": 500_000_000, "backward": 800_000_000},
+        "planned": {
+            "forward": {"bytes": 800_000_000, "bytes_again": 100_000_000},
+            "backward": {"bytes": 900_000_000, "bytes_again": 0},
+        },
         "launches": {name.replace("__", " "): count for name, count in launches.items()},
     }  # fmt: skip

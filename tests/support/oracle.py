@@ -6,14 +6,21 @@ The formulas of batch normalization and of its gradient are written down indepen
 An allowance is an elementwise bound on the error: one rounding at the store, plus `ROUNDINGS` units
 of the accumulation dtype times the sum of the magnitudes that enter the result. A second rounding,
 or cancellation in the variance, exceeds it.
+
+The operator is y = act(sum of batch_norm(x) over its inputs + z). What belongs to an input (x,
+scale, bias, mean, var, and their gradients) is one array if there is one input, and a tuple of
+arrays, one for each input, if there are several.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+# An array of the only input, or a tuple with an array of each input.
+PerInput = Any
 
 # The number of roundings in the accumulation dtype that a result may have. The sums in the tests
 # are short enough for a plain chain of float32 additions to stay below it.
@@ -22,28 +29,46 @@ ROUNDINGS = 24
 
 class Forward(NamedTuple):
     y: Array
-    mean: Array
-    var: Array
+    mean: PerInput
+    var: PerInput
     y_allowance: Array
-    mean_allowance: Array
-    var_allowance: Array
+    mean_allowance: PerInput
+    var_allowance: PerInput
 
 
 class Backward(NamedTuple):
-    dx: Array
+    dx: PerInput
     dz: Array
-    dscale: Array
-    dbias: Array
-    dx_allowance: Array
-    dscale_allowance: Array
-    dbias_allowance: Array
+    dscale: PerInput
+    dbias: PerInput
+    dx_allowance: PerInput
+    dscale_allowance: PerInput
+    dbias_allowance: PerInput
 
 
 class InferenceBackward(NamedTuple):
     """Gradients and allowances in the order of the operands x, z, scale, bias, mean, var."""
 
-    gradients: tuple[Array, ...]
-    allowances: tuple[Array, ...]
+    gradients: tuple[PerInput, ...]
+    allowances: tuple[PerInput, ...]
+
+
+def each_input(x: PerInput, *others: PerInput) -> Iterator[tuple[Any, ...]]:
+    """What belongs to each input, input by input; None stands for a None of each."""
+    if not isinstance(x, tuple):
+        return iter([(x, *others)])
+    return zip(x, *((None,) * len(x) if o is None else o for o in others), strict=True)
+
+
+def per_input(x: PerInput, results: Sequence[Sequence[Any]]) -> list[PerInput]:
+    """The inverse of `each_input`: for each result, what belongs to all inputs."""
+    columns = zip(*results, strict=True)
+    return [column if isinstance(x, tuple) else column[0] for column in columns]
+
+
+def shape_and_dtype(x: PerInput) -> tuple[tuple[int, ...], Any]:
+    first = x[0] if isinstance(x, tuple) else x
+    return first.shape, first.dtype
 
 
 def wide_dtype(dtype: Any) -> Any:
@@ -65,7 +90,7 @@ def canonical(array: Array, axis: int, num_groups: int = 1) -> Array:
     return array.reshape(shape).astype(wide_dtype(array.dtype))
 
 
-def _rounding(exact: Array, dtype: Any) -> Array:
+def rounding(exact: Array, dtype: Any) -> Array:
     """Half a unit in the last place of `exact` when stored as `dtype`."""
     subnormal = float(ml_dtypes.finfo(np.dtype(dtype)).smallest_subnormal)
     return unit_roundoff(dtype) * np.abs(exact) + subnormal / 2
@@ -88,88 +113,115 @@ def _sum(array: Array) -> Array:
 
 def _normalised(
     x: Array,
-    z: Array | None,
     scale: Array | None,
     bias: Array | None,
     mean: Array,
     var: Array,
     epsilon: float,
-    relu: bool,
-    unit: float,
     mean_error: Array | float = 0.0,
 ) -> tuple[Array, Array]:
-    """y of canonical wide operands, and the allowance for the arithmetic before the store.
+    """The batch norm of one canonical wide input, and the sum of the magnitudes that enter it.
 
     `mean_error` is the possible error of a computed mean, in units of roundoff.
     """
     multiplier = _vector(scale, 1, x) / np.sqrt(var + epsilon)
     shift = _vector(bias, 0, x)
-    residual = np.zeros_like(x) if z is None else z
-    pre = (x - mean) * multiplier + shift + residual
     magnitude = (np.abs(x - mean) + np.abs(mean) + mean_error) * np.abs(multiplier)
-    magnitude = magnitude + np.abs(shift) + np.abs(residual)
-    return np.maximum(pre, 0) if relu else pre, ROUNDINGS * unit * magnitude
+    return (x - mean) * multiplier + shift, magnitude + np.abs(shift)
+
+
+def _joined(
+    parts: Sequence[tuple[Array, Array]], z: Array | None, relu: bool, shape: Any, dtype: Any
+) -> tuple[Array, Array]:
+    """y from what `_normalised` gives for each input and a canonical z, and its allowance."""
+    if z is not None:
+        parts = [*parts, (z, np.abs(z))]
+    # Not sum(), which would add the first one to an integer.
+    pre, magnitude = parts[0]
+    for value, size in parts[1:]:
+        pre, magnitude = pre + value, magnitude + size
+    y = np.maximum(pre, 0) if relu else pre
+    unit = unit_roundoff(accumulation_dtype(dtype))
+    allowance = ROUNDINGS * unit * magnitude + rounding(y, dtype)
+    return y.reshape(shape), allowance.reshape(shape)
 
 
 def forward(
-    x: Array,
+    x: PerInput,
     z: Array | None,
-    scale: Array | None,
-    bias: Array | None,
+    scale: PerInput,
+    bias: PerInput,
     *,
     epsilon: float,
     axis: int = -1,
     num_groups: int = 1,
     relu: bool = True,
 ) -> Forward:
-    wide = canonical(x, axis, num_groups)
-    n = wide.shape[1] * wide.shape[3]
-    mean = _sum(wide) / n
-    var = _sum(np.square(wide - mean)) / n
-    unit = unit_roundoff(accumulation_dtype(x.dtype))
-    y, allowance = _normalised(
-        wide,
-        None if z is None else canonical(z, axis, num_groups),
-        scale,
-        bias,
-        mean,
-        var,
-        epsilon,
-        relu,
-        unit,
-        mean_error=np.sqrt(var),
-    )
-    return Forward(
-        y=y.reshape(x.shape),
-        mean=_squeeze(mean, num_groups),
-        var=_squeeze(var, num_groups),
-        y_allowance=(allowance + _rounding(y, x.dtype)).reshape(x.shape),
-        mean_allowance=_squeeze(unit * (np.abs(mean) + ROUNDINGS * np.sqrt(var)), num_groups),
-        var_allowance=_squeeze(unit * ROUNDINGS * var, num_groups),
-    )
+    shape, dtype = shape_and_dtype(x)
+    unit = unit_roundoff(accumulation_dtype(dtype))
+    parts, statistics = [], []
+    for own_x, own_scale, own_bias in each_input(x, scale, bias):
+        wide = canonical(own_x, axis, num_groups)
+        n = wide.shape[1] * wide.shape[3]
+        mean = _sum(wide) / n
+        var = _sum(np.square(wide - mean)) / n
+        std = np.sqrt(var)
+        parts.append(_normalised(wide, own_scale, own_bias, mean, var, epsilon, mean_error=std))
+        of_input = (mean, var, unit * (np.abs(mean) + ROUNDINGS * std), unit * ROUNDINGS * var)
+        statistics.append([_squeeze(vector, num_groups) for vector in of_input])
+    residual = None if z is None else canonical(z, axis, num_groups)
+    y, y_allowance = _joined(parts, residual, relu, shape, dtype)
+    mean, var, mean_allowance, var_allowance = per_input(x, statistics)
+    return Forward(y, mean, var, y_allowance, mean_allowance, var_allowance)
 
 
 def backward(
     dy: Array,
-    x: Array,
+    x: PerInput,
     y: Array | None,
-    scale: Array | None,
-    dmean: Array | None,
-    dvar: Array | None,
+    scale: PerInput,
+    dmean: PerInput,
+    dvar: PerInput,
     *,
     epsilon: float,
     axis: int = -1,
     num_groups: int = 1,
     parameter_dtype: Any = np.float64,
 ) -> Backward:
-    """Gradients with the gate of the ReLU taken from the given y; None means no ReLU."""
-    wide = canonical(x, axis, num_groups)
+    """Gradients with the gate of the ReLU taken from the given y; None means no ReLU.
+
+    All inputs have the same gated cotangent, so the gradients of each are those of a single one.
+    """
+    dz = np.where(_open_gate(y, dy), dy, np.zeros_like(dy))
+    options: dict[str, Any] = {
+        "epsilon": epsilon,
+        "axis": axis,
+        "num_groups": num_groups,
+        "parameter_dtype": parameter_dtype,
+    }
+    results = [_backward(dz, *own, **options) for own in each_input(x, scale, dmean, dvar)]
+    dx, dscale, dbias, *allowances = per_input(x, results)
+    return Backward(dx, dz, dscale, dbias, *allowances)
+
+
+def _backward(
+    dz: Array,
+    x: Array,
+    scale: Array | None,
+    dmean: Array | None,
+    dvar: Array | None,
+    *,
+    epsilon: float,
+    axis: int,
+    num_groups: int,
+    parameter_dtype: Any,
+) -> tuple[Array, ...]:
+    """(dx, dscale, dbias) of one input and their allowances, from the gated cotangent dz."""
+    wide, e = canonical(x, axis, num_groups), canonical(dz, axis, num_groups)
     n = wide.shape[1] * wide.shape[3]
     mean = _sum(wide) / n
     centred = wide - mean
     rstd = 1 / np.sqrt(_sum(np.square(centred)) / n + epsilon)
-    e = np.where(_open_gate(y, dy), dy, np.zeros_like(dy))
-    dz, e = e, canonical(e, axis, num_groups)
     a = _vector(scale, 1, wide) * rstd
     dm, dv = _vector(dmean, 0, wide), _vector(dvar, 0, wide)
     dbias, dscale = _sum(e), _sum(e * centred) * rstd
@@ -185,15 +237,13 @@ def backward(
     unit = ROUNDINGS * unit_roundoff(accumulation_dtype(x.dtype))
     # The gradients of scale and bias are summed over the groups, which share them.
     dscale, dbias = dscale.sum(axis=0).ravel(), dbias.sum(axis=0).ravel()
-    return Backward(
-        dx=dx.reshape(x.shape),
-        dz=dz,
-        dscale=dscale,
-        dbias=dbias,
-        dx_allowance=(unit * magnitude + _rounding(dx, x.dtype)).reshape(x.shape),
-        dscale_allowance=unit * (sum_ec * rstd).sum(axis=0).ravel()
-        + _rounding(dscale, parameter_dtype),
-        dbias_allowance=unit * sum_e.sum(axis=0).ravel() + _rounding(dbias, parameter_dtype),
+    return (
+        dx.reshape(x.shape),
+        dscale,
+        dbias,
+        (unit * magnitude + rounding(dx, x.dtype)).reshape(x.shape),
+        unit * (sum_ec * rstd).sum(axis=0).ravel() + rounding(dscale, parameter_dtype),
+        unit * sum_e.sum(axis=0).ravel() + rounding(dbias, parameter_dtype),
     )
 
 
@@ -202,48 +252,63 @@ def _open_gate(y: Array | None, dy: Array) -> Array:
 
 
 def inference(
-    x: Array,
+    x: PerInput,
     z: Array | None,
-    scale: Array | None,
-    bias: Array | None,
-    mean: Array,
-    var: Array,
+    scale: PerInput,
+    bias: PerInput,
+    mean: PerInput,
+    var: PerInput,
     *,
     epsilon: float,
     axis: int = -1,
     relu: bool = True,
 ) -> tuple[Array, Array]:
     """Computes y and its allowance."""
-    wide = canonical(x, axis)
-    y, allowance = _normalised(
-        wide,
-        None if z is None else canonical(z, axis),
-        scale,
-        bias,
-        _vector(mean, 0, wide),
-        _vector(var, 0, wide),
-        epsilon,
-        relu,
-        unit_roundoff(accumulation_dtype(x.dtype)),
-    )
-    return y.reshape(x.shape), (allowance + _rounding(y, x.dtype)).reshape(x.shape)
+    parts = []
+    for own_x, own_scale, own_bias, own_mean, own_var in each_input(x, scale, bias, mean, var):
+        wide = canonical(own_x, axis)
+        statistics = _vector(own_mean, 0, wide), _vector(own_var, 0, wide)
+        parts.append(_normalised(wide, own_scale, own_bias, *statistics, epsilon))
+    return _joined(parts, None if z is None else canonical(z, axis), relu, *shape_and_dtype(x))
 
 
 def inference_backward(
     dy: Array,
-    x: Array,
+    x: PerInput,
     y: Array | None,
-    scale: Array | None,
-    mean: Array,
-    var: Array,
+    scale: PerInput,
+    mean: PerInput,
+    var: PerInput,
     *,
     epsilon: float,
     axis: int = -1,
     parameter_dtype: Any = np.float64,
 ) -> InferenceBackward:
-    wide = canonical(x, axis)
     dz = np.where(_open_gate(y, dy), dy, np.zeros_like(dy))
-    e = canonical(dz, axis)
+    results = [
+        _inference_backward(dz, *own, epsilon=epsilon, axis=axis, parameter_dtype=parameter_dtype)
+        for own in each_input(x, scale, mean, var)
+    ]
+    (dx, dx_allowance), *vectors = (per_input(x, column) for column in zip(*results, strict=True))
+    return InferenceBackward(
+        gradients=(dx, dz, *(gradient for gradient, _ in vectors)),
+        allowances=(dx_allowance, np.zeros(dz.shape), *(allowance for _, allowance in vectors)),
+    )
+
+
+def _inference_backward(
+    dz: Array,
+    x: Array,
+    scale: Array | None,
+    mean: Array,
+    var: Array,
+    *,
+    epsilon: float,
+    axis: int,
+    parameter_dtype: Any,
+) -> list[tuple[Array, Array]]:
+    """The gradients of x, scale, bias, mean and var of one input, each with its allowance."""
+    wide, e = canonical(x, axis), canonical(dz, axis)
     m, factor = _vector(mean, 0, wide), _vector(scale, 1, wide)
     rstd = 1 / np.sqrt(_vector(var, 0, wide) + epsilon)
     a = factor * rstd
@@ -258,24 +323,30 @@ def inference_backward(
     ]
     unit = ROUNDINGS * unit_roundoff(accumulation_dtype(x.dtype))
     dx = a * e
-    return InferenceBackward(
-        gradients=(dx.reshape(x.shape), dz, *(v.ravel() for v, _ in vectors)),
-        allowances=(
-            (unit * np.abs(dx) + _rounding(dx, x.dtype)).reshape(x.shape),
-            np.zeros(x.shape),
-            *((unit * m + _rounding(v, parameter_dtype)).ravel() for v, m in vectors),
-        ),
-    )
+    return [
+        (dx.reshape(x.shape), (unit * np.abs(dx) + rounding(dx, x.dtype)).reshape(x.shape)),
+        *((v.ravel(), (unit * m + rounding(v, parameter_dtype)).ravel()) for v, m in vectors),
+    ]
 
 
-def assert_within(name: str, got: Any, exact: Array, allowance: Array) -> None:
-    """Asserts |got - exact| <= allowance elementwise; the message names the worst element."""
+def assert_within(
+    name: str, got: PerInput, exact: PerInput, allowance: PerInput, *, times: float = 1
+) -> None:
+    """Asserts |got - exact| <= times * allowance elementwise, for each input if there are several.
+
+    The message names the worst element.
+    """
+    if isinstance(exact, tuple):
+        assert isinstance(got, tuple), name
+        for i, own in enumerate(zip(got, exact, allowance, strict=True), start=1):
+            assert_within(f"{name}{i}", *own, times=times)
+        return
     actual = np.asarray(got)
     assert actual.shape == exact.shape, f"{name}: shape {actual.shape}, expected {exact.shape}"
     error = np.abs(actual.astype(exact.dtype) - exact)
-    excess = np.where(np.isnan(error), np.inf, error - allowance)
+    excess = np.where(np.isnan(error), np.inf, error - times * allowance)
     worst = np.unravel_index(np.argmax(excess), excess.shape)
     assert excess[worst] <= 0, (
         f"{name}[{', '.join(map(str, worst))}]: {actual[worst]}, exact {exact[worst]},"
-        f" error {error[worst]:.3e}, allowed {allowance[worst]:.3e}"
+        f" error {error[worst]:.3e}, allowed {times * allowance[worst]:.3e}"
     )

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import jax_bnar
 
 Arrays = tuple[Any, ...]
-# A function of arrays that returns (y, mean, var), or (y,) with given statistics.
+# A function of arrays that returns y and the mean and var of each input, or (y,) with given
+# statistics.
 Function = Callable[..., Arrays]
 
 # Shape, channel axis, and groups that divide the first axis. There are few because each one has to
@@ -36,46 +37,68 @@ LAYOUTS = [
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call, except for the values, which follow from `seed`."""
+    """One call, except for the values, which follow from `seed`.
 
+    `form` is that of one input; with two, the operator adds them up and has a ReLU.
+    """
+
+    inputs: int
     form: str
     given_statistics: bool
     shape: tuple[int, ...]
     axis: int
     num_groups: int
     save: str
-    has_scale: bool
-    has_bias: bool
+    has_scale: tuple[bool, ...]  # of each input
+    has_bias: tuple[bool, ...]
     epsilon: float
     implementation: str
     seed: int
 
     @property
+    def numbers(self) -> tuple[str, ...]:
+        """What the names of the arrays of each input end with."""
+        return ("",) if self.inputs == 1 else tuple(str(i + 1) for i in range(self.inputs))
+
+    @property
+    def relu(self) -> bool:
+        return self.form != "batch_norm"
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """The names of the arrays that the functions take."""
-        present = {
-            "x": True,
-            "z": self.form == "bn_add_relu",
-            "scale": self.has_scale,
-            "bias": self.has_bias,
-            "mean": self.given_statistics,
-            "var": self.given_statistics,
-        }
-        return tuple(name for name, there in present.items() if there)
+        """The names of the arrays that the functions take, in the order of the operators."""
+        tensors = [f"x{number}" for number in self.numbers]
+        if self.form == "bn_add_relu":
+            tensors.append("z")
+        each = zip(self.numbers, self.has_scale, self.has_bias, strict=True)
+        affine = [
+            f"{name}{number}"
+            for number, *present in each
+            for name, there in zip(("scale", "bias"), present, strict=True)
+            if there
+        ]
+        statistics = [f"{name}{number}" for number in self.numbers for name in ("mean", "var")]
+        return (*tensors, *affine, *(statistics if self.given_statistics else ()))
 
     @property
     def arguments(self) -> tuple[int, ...]:
         return tuple(range(len(self.names)))
 
 
+def is_tensor(name: str) -> bool:
+    """Whether an array has elements, and not only channels."""
+    return name[0] in "xz"
+
+
 @st.composite
-def calls(draw: st.DrawFn, first: int = 0, *, training_only: bool = False) -> Call:
+def calls(draw: st.DrawFn, first: int = 0, *, inputs: int = 1, training_only: bool = False) -> Call:
     """Calls of any form, layout and flags.
 
     Args:
         draw: passed by Hypothesis.
         first: rotates the values of each flag. Hypothesis always tries the first ones; tests that
             have time for one example get different ones this way.
+        inputs: how many arrays are normalised, 1 or 2.
         training_only: leaves out the inference forms.
     """
 
@@ -85,15 +108,19 @@ def calls(draw: st.DrawFn, first: int = 0, *, training_only: bool = False) -> Ca
 
     given_statistics = one_of(False, False, True) and not training_only
     shape, axis, num_groups = one_of(*LAYOUTS)
+    form = one_of("bn_add_relu", "bn_relu", "bn_add_relu", "batch_norm", "bn_add_relu")
+    has_scale = one_of(True, True, True, False)
+    has_bias = one_of(True, True, True, True, False)
     return Call(
-        form=one_of("bn_add_relu", "bn_relu", "bn_add_relu", "batch_norm", "bn_add_relu"),
+        inputs=inputs,
+        form=form if inputs == 1 else "dual_bn_add_relu",
         given_statistics=given_statistics,
         shape=shape,
         axis=axis,
         num_groups=1 if given_statistics else num_groups,
         save=one_of("mask", "y"),
-        has_scale=one_of(True, True, True, False),
-        has_bias=one_of(True, True, True, True, False),
+        has_scale=(has_scale, has_bias)[:inputs],
+        has_bias=(has_bias, has_scale)[:inputs],
         epsilon=one_of(1e-5, 1e-2),
         implementation=one_of("ffi", "xla", "xla", "ffi"),
         seed=draw(st.integers(0, 2**31)),
@@ -105,9 +132,9 @@ def arrays(call: Call, more_seed: int = 0) -> Arrays:
     random = np.random.default_rng([call.seed, more_seed])
     results = []
     for name in call.names:
-        shape = call.shape if name in "xz" else (call.shape[call.axis],)
+        shape = call.shape if is_tensor(name) else (call.shape[call.axis],)
         value = random.standard_normal(shape)
-        results.append(np.square(value) + 0.5 if name == "var" else value + 0.25)
+        results.append(np.square(value) + 0.5 if name.startswith("var") else value + 0.25)
     return tuple(results)
 
 
@@ -125,7 +152,8 @@ def values(call: Call) -> Values:
 
 def operands(call: Call, given: Arrays) -> dict[str, Any]:
     """The operands by name; scale and bias are None if the call leaves them out."""
-    return {"scale": None, "bias": None, **dict(zip(call.names, given, strict=True))}
+    affine = [f"{name}{number}" for number in call.numbers for name in ("scale", "bias")]
+    return dict.fromkeys(affine) | dict(zip(call.names, given, strict=True))
 
 
 def ours(call: Call, **keywords: Any) -> Function:
@@ -143,15 +171,14 @@ def ours(call: Call, **keywords: Any) -> Function:
 
 
 def formula(call: Call, axis_name: str | None = None) -> Function:
-    """What the operator computes, written in plain JAX."""
+    """What the operator computes, written in plain JAX: the sum over its inputs."""
 
     def averaged(array: jax.Array, reduced: tuple[int, ...]) -> jax.Array:
         mean = array.mean(reduced, keepdims=True)
         return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
 
-    def function(*given: Any) -> Arrays:
-        named: dict[str, Any] = operands(call, tuple(map(jnp.asarray, given)))
-        x, z = named["x"], named.get("z")
+    def normalised(x: Any, scale: Any, bias: Any, mean: Any = None, var: Any = None) -> Arrays:
+        """The batch norm of one input, with its mean and var in the shapes of the results."""
         groups = call.num_groups
         grouped = x.reshape(groups, x.shape[0] // groups, *x.shape[1:])
         channel = call.axis % x.ndim + 1
@@ -163,26 +190,31 @@ def formula(call: Call, axis_name: str | None = None) -> Function:
             return jnp.broadcast_to(vector, grouped.shape)
 
         if call.given_statistics:
-            mean, var = (named[name].reshape(along) for name in ("mean", "var"))
+            mean, var = (vector.reshape(along) for vector in (mean, var))
             centred = grouped - spread(mean)
         else:
             mean = averaged(grouped, reduced)
             centred = grouped - spread(mean)
             var = averaged(jnp.square(centred), reduced)
         y = centred * spread(jax.lax.rsqrt(var + call.epsilon))
-        if named["scale"] is not None:
-            y = y * spread(named["scale"].reshape(along))
-        if named["bias"] is not None:
-            y = y + spread(named["bias"].reshape(along))
-        y = y.reshape(x.shape)
-        if z is not None:
-            y = y + z
-        if call.form != "batch_norm":
-            y = jax.nn.relu(y)
-        if call.given_statistics:
-            return (y,)
+        if scale is not None:
+            y = y * spread(scale.reshape(along))
+        if bias is not None:
+            y = y + spread(bias.reshape(along))
         shape = (along[channel],) if groups == 1 else (groups, along[channel])
-        return y, mean.reshape(shape), var.reshape(shape)
+        return y.reshape(x.shape), mean.reshape(shape), var.reshape(shape)
+
+    def function(*given: Any) -> Arrays:
+        named: dict[str, Any] = operands(call, tuple(map(jnp.asarray, given)))
+        own = ("x", "scale", "bias", *(("mean", "var") if call.given_statistics else ()))
+        each = [normalised(*(named[name + number] for name in own)) for number in call.numbers]
+        y = functools.reduce(jnp.add, [y for y, *_ in each])
+        if call.form == "bn_add_relu":
+            y = y + named["z"]
+        if call.relu:
+            y = jax.nn.relu(y)
+        statistics = [vector for _, *vectors in each for vector in vectors]
+        return (y,) if call.given_statistics else (y, *statistics)
 
     return function
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-from transformation_cases import Arrays, Call, Function, Values, scalar
+from transformation_cases import Arrays, Call, Function, Values, is_tensor, scalar
 from transformations import (
     Transformation,
     custom_jvp_around,
@@ -14,6 +14,8 @@ from transformations import (
     forward_along,
     reverse_along,
 )
+
+import jax_bnar
 
 _policies: Any = jax.checkpoint_policies
 POLICIES: Final[dict[str, Any]] = {
@@ -31,6 +33,7 @@ POLICIES: Final[dict[str, Any]] = {
     "dots or mask": _policies.save_from_both_policies(
         _policies.dots_saveable, _policies.save_only_these_names("bnar_mask")
     ),
+    "dots and statistics": jax_bnar.checkpoint_policies.dots_and_statistics_saveable,
     "others offloaded": _policies.save_and_offload_only_these_names(
         names_which_can_be_saved=["bnar_statistics"],
         names_which_can_be_offloaded=["other"],
@@ -152,17 +155,18 @@ ENCLOSED: Final[dict[str, Callable[[Function], Function]]] = {
 def named_axis(way: str, *, own_parameters: bool) -> Transformation:
     """For an f whose statistics are taken over the axis "i" of three examples, and are unmapped.
 
-    With `own_parameters` each example has not only its own x and z, but also scale and bias.
+    With `own_parameters` each example has not only its own tensors, but also scale and bias.
     """
 
     def transformation(f: Function, call: Call, at: Values) -> Any:
-        mapped = [own_parameters or name in "xz" for name in call.names]
+        mapped = [own_parameters or is_tensor(name) for name in call.names]
         in_axes = [0 if m else None for m in mapped]
         given = tuple(
             jnp.stack([array, 0.2 - 0.5 * array, array * array]) if m else jnp.asarray(array)
             for array, m in zip(at.given, mapped, strict=True)
         )
-        together = jax.vmap(f, in_axes, (0, None, None), axis_name="i")
+        out_axes = (0, *[None] * (2 * call.inputs))
+        together = jax.vmap(f, in_axes, out_axes, axis_name="i")
         loss = scalar(together)
         if way == "grad outside":
             return together(*given), jax.value_and_grad(loss, call.arguments)(*given)

@@ -12,7 +12,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-from transformation_cases import Arrays, Call, Function, Values, scalar
+from transformation_cases import Arrays, Call, Function, Values, is_tensor, scalar
 
 import jax_bnar
 
@@ -190,7 +190,8 @@ def forward_over_forward_over_reverse(f: Function, call: Call, at: Values) -> An
 @compiled
 def whole_third_derivative(f: Function, call: Call, at: Values) -> Any:
     """The third derivative in one operand only, because it has the cube of its size."""
-    argument = call.names.index("scale") if call.has_scale else 0
+    vectors = [i for i, name in enumerate(call.names) if not is_tensor(name)]
+    argument = vectors[0] if vectors else 0
     return jax.jacfwd(jax.hessian(scalar(f), argument), argument)(*at.given)
 
 
@@ -205,7 +206,7 @@ def vmap_of_grad_of_vmap(f: Function, call: Call, at: Values) -> Any:
             array = jnp.stack([array, array * 0.5 + 0.1, -array * array], axis)
         if leading is not None:
             array = jnp.stack([array, 1.5 * array - 0.3])
-        stacked.append(jnp.abs(array) if name == "var" else array)
+        stacked.append(jnp.abs(array) if name.startswith("var") else array)
 
     def loss(*given: Any) -> Any:
         return jax.vmap(scalar(f), inner)(*given).sum()
@@ -311,13 +312,17 @@ def custom_rules_around(f: Function, call: Call, at: Values) -> Any:
 
 @compiled
 def aliasing(f: Function, call: Call, at: Values) -> Any:
-    """z is x and bias is scale: the gradient of a shared array is the sum of both."""
+    """One array is several operands: its gradient is the sum of theirs."""
     same_as = {"z": "x", "bias": "scale", "var": "mean"}
+    if call.inputs > 1:
+        same_as = {"x2": "x1", "scale2": "scale1", "bias2": "bias1", "mean2": "mean1"}
+        same_as |= {"var1": "mean1", "var2": "mean1"}
 
     def shared(*given: Any) -> Arrays:
         named = dict(zip(call.names, given, strict=True))
-        if call.given_statistics:
-            named["mean"] = jnp.square(named["mean"]) + 0.5
+        for name in call.names:
+            if name.startswith("mean"):
+                named[name] = jnp.square(named[name]) + 0.5
         return f(*(named.get(same_as.get(name, name), named[name]) for name in call.names))
 
     return shared(*at.given), jax.grad(scalar(shared), call.arguments)(*at.given)

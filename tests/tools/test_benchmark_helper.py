@@ -4,6 +4,7 @@ import functools
 import json
 import pathlib
 import re
+import xml.etree.ElementTree
 from typing import Any
 
 import flax.linen as nn
@@ -48,7 +49,7 @@ def report() -> jax_bnar.BenchmarkReport:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(timing, "_SETTLE_SECONDS", 0)
-        return jax_bnar.benchmark(block, *operands(), **SHORT)
+        return jax_bnar.benchmark(block, **SHORT)(*operands())
 
 
 def test_plain_and_fused_are_measured(report: jax_bnar.BenchmarkReport) -> None:
@@ -93,6 +94,17 @@ def test_the_table_is_whole_at_80_columns(report: jax_bnar.BenchmarkReport) -> N
     assert lines[-1] == "fused: 1 place; refused: 0 (explain says why)"
 
 
+def test_a_notebook_shows_a_table(report: jax_bnar.BenchmarkReport) -> None:
+    shown = report._repr_html_()
+    table = xml.etree.ElementTree.fromstring(shown)  # raises unless elements are closed
+    assert table.find(".//caption") is not None
+    rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
+    assert [row[:2] for row in rows[1:]] == [[m.what, m.name] for m in report.measurements]
+    assert rows[1][2] == f"{report.measurements[0].median_ms:.4g}"
+    assert "fused: 1 place; refused: 0" in shown
+    assert f"fused is {report.speedup('forward'):.2f} times as fast" in shown
+
+
 def test_values_and_picture(report: jax_bnar.BenchmarkReport, tmp_path: pathlib.Path) -> None:
     values = json.loads(json.dumps(report.to_json()))
     assert values["measurements"][0]["name"] == "plain"
@@ -102,7 +114,7 @@ def test_values_and_picture(report: jax_bnar.BenchmarkReport, tmp_path: pathlib.
 
 def test_progress_is_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     given: dict[str, Any] = {**SHORT, "progress": True, "gradient": False}
-    found = jax_bnar.benchmark(block, *operands(), **given)
+    found = jax_bnar.benchmark(block, **given)(*operands())
     assert {m.what for m in found.measurements} == {"forward"}
     out, err = capsys.readouterr()
     assert out == ""
@@ -131,7 +143,7 @@ def test_a_network_with_labels_flags_and_state() -> None:
         return value * data["labels"].sum(), updated, data["labels"]
 
     data = {"labels": np.arange(1, 3, dtype=np.int32), "images": images}
-    found = jax_bnar.benchmark(loss, variables, data, True, **SHORT)
+    found = jax_bnar.benchmark(loss, **SHORT)(variables, data, train=True)
     assert found.matched == 1
     assert found.difference < 1e-4
 
@@ -140,12 +152,12 @@ def test_another_function_to_compare_with() -> None:
     def fused(x: jax.Array, z: jax.Array, scale: jax.Array) -> jax.Array:
         return jax_bnar.bn_add_relu(x, z, scale, None).y
 
-    found = jax_bnar.benchmark(block, *operands(), fused=fused, **SHORT)
+    found = jax_bnar.benchmark(block, fused=fused, **SHORT)(*operands())
     assert found.matched is None
     assert "place" not in str(found)
     assert found.difference < 1e-4
     with pytest.raises(ValueError, match="the two functions do not compute the same"):
-        jax_bnar.benchmark(block, *operands(), fused=lambda x, z, s: x[:1], **SHORT)
+        jax_bnar.benchmark(block, fused=lambda x, z, s: x[:1], **SHORT)(*operands())
 
 
 def test_a_gradient_that_is_zero_is_no_difference() -> None:
@@ -156,7 +168,7 @@ def test_a_gradient_that_is_zero_is_no_difference() -> None:
 
     x = operands()[0]
     parameters = {"bias": jnp.ones(16, jnp.float32), "scale": jnp.ones(16, jnp.float32)}
-    found = jax_bnar.benchmark(loss, parameters, x, **SHORT)
+    found = jax_bnar.benchmark(loss, **SHORT)(parameters, x)
     gradients = [jax.grad(function)(parameters, x) for function in (loss, jax_bnar.fuse(loss))]
     apart, size = (
         np.linalg.norm(each["bias"])
@@ -176,7 +188,7 @@ def test_the_worst_array_is_named() -> None:
 
     a = {"a": jnp.float32(2), "b": jnp.float32(2)}
     x, z = jnp.full(4, 3, jnp.float32), jnp.full((2, 2), 0.5, jnp.float32)
-    results, gradients = jax_bnar.benchmark(plain, a, x, z, fused=other, **SHORT).differences
+    results, gradients = jax_bnar.benchmark(plain, fused=other, **SHORT)(a, x, z).differences
     assert results.worst == "z"
     assert results.norm == pytest.approx(np.sqrt(4 * 36 + 1))
     assert results.relative == pytest.approx(2e-3 / results.norm, rel=1e-3)
@@ -186,9 +198,10 @@ def test_the_worst_array_is_named() -> None:
     def nan(parameters: Any, x: jax.Array, z: jax.Array) -> Any:
         return {"y": plain(parameters, x, z)["y"], "z": z.at[0, 0].set(jnp.nan)}
 
-    found = jax_bnar.benchmark(plain, a, x, z, fused=nan, gradient=False, **SHORT)
+    found = jax_bnar.benchmark(plain, fused=nan, gradient=False, **SHORT)(a, x, z)
     assert found.difference == np.inf
-    assert jax_bnar.benchmark(nan, a, x, z, fused=nan, gradient=False, **SHORT).difference == 0
+    same = jax_bnar.benchmark(nan, fused=nan, gradient=False, **SHORT)(a, x, z)
+    assert same.difference == 0
 
 
 def test_a_long_path_is_cut() -> None:
@@ -196,7 +209,7 @@ def test_a_long_path_is_cut() -> None:
         return {"a" * 60: {"b" * 60: x}}
 
     x = jnp.ones(4, jnp.float32)
-    found = jax_bnar.benchmark(plain, x, fused=lambda x: [x + 1], **SHORT)
+    found = jax_bnar.benchmark(plain, fused=lambda x: [x + 1], **SHORT)(x)
     lines = str(found).splitlines()
     assert max(map(len, lines)) == 80
     assert any(line.endswith("b" * 40) for line in lines)
@@ -216,7 +229,7 @@ def test_one_interrupt_ends_it() -> None:
         gc.disable()  # The benchmark itself collects garbage before it measures.
         gc.callbacks.append(interrupt)
         try:
-            jax_bnar.benchmark(jnp.sin, jnp.ones(4), rounds=1, min_sample_ms=0)
+            jax_bnar.benchmark(jnp.sin, rounds=1, min_sample_ms=0)(jnp.ones(4))
         except KeyboardInterrupt:
             print("interrupted", interrupt not in gc.callbacks)
         """,
@@ -227,7 +240,7 @@ def test_one_interrupt_ends_it() -> None:
 
 
 def test_nothing_to_fuse_is_said() -> None:
-    found = jax_bnar.benchmark(lambda x: jnp.sin(x), jnp.ones(8, jnp.float32), **SHORT)
+    found = jax_bnar.benchmark(lambda x: jnp.sin(x), **SHORT)(jnp.ones(8, jnp.float32))
     assert found.matched == 0
     assert found.difference == 0
     assert "NOTHING was fused: jax_bnar.explain(fun)(*args) says why" in str(found)
@@ -236,23 +249,23 @@ def test_nothing_to_fuse_is_said() -> None:
         found.speedup("forward")
 
 
-def refuse(kind: type[Exception], sentence: str, *given: Any, **options: Any) -> None:
+def refuse(kind: type[Exception], sentence: str, fun: Any, *given: Any, **options: Any) -> None:
     with pytest.raises(kind, match=sentence):
-        jax_bnar.benchmark(*given, **{**SHORT, **options})
+        jax_bnar.benchmark(fun, **{**SHORT, **options})(*given)
 
 
 def test_refusals() -> None:
     x = jnp.ones((4, 8), jnp.float32)
     refuse(TypeError, "fun must be callable, got ", jnp.sin(x), x)
     refuse(TypeError, "fused must be callable, got int", jnp.sin, x, fused=3)
-    refuse(TypeError, "there is no array among the arguments", jnp.sin)
+    refuse(TypeError, r"there is no array .*benchmark\(fun\)\(\*args\)", jnp.sin)
     shape = jax.ShapeDtypeStruct((2, 3), jnp.float32)
     refuse(TypeError, r"it needs arrays; got ShapeDtypeStruct.*jax_bnar.explain", jnp.sin, shape)
     refuse(ValueError, "rounds must be at least 1, got 0", jnp.sin, x, rounds=0)
     integers = jnp.arange(4)
     refuse(ValueError, "none of the arguments is a floating-point array", jnp.sin, integers)
     refuse(ValueError, "none of the results is a floating-point array", jnp.argmax, x)
-    assert jax_bnar.benchmark(jnp.argmax, x, gradient=False, **SHORT).difference == 0
+    assert jax_bnar.benchmark(jnp.argmax, gradient=False, **SHORT)(x).difference == 0
     gradient = jax.grad(lambda *given: block(*given).sum())
     refuse(ValueError, r"grad\(fuse\(", gradient, *operands())
     model = nnx.BatchNorm(8, rngs=nnx.Rngs(0))
@@ -266,11 +279,11 @@ def test_an_nnx_module_that_was_split() -> None:
     def apply(state: Any, x: jax.Array) -> jax.Array:
         return jax.nn.relu(nnx.merge(graphdef, state)(x))
 
-    assert jax_bnar.benchmark(apply, state, operands()[0], **SHORT).matched == 1
+    assert jax_bnar.benchmark(apply, **SHORT)(state, operands()[0]).matched == 1
 
 
 def test_a_function_without_a_name() -> None:
-    found = jax_bnar.benchmark(functools.partial(block), *operands(), gradient=False, **SHORT)
+    found = jax_bnar.benchmark(functools.partial(block), gradient=False, **SHORT)(*operands())
     assert found.function == "partial"
 
 
@@ -281,7 +294,8 @@ def test_without_kernels_it_says_so() -> None:
         os.environ["JAX_BNAR_IMPLEMENTATION"] = "xla"
         sys.modules["jax_bnar._native"] = None
         import jax, jax.numpy as jnp, jax_bnar
-        print(jax_bnar.benchmark(jnp.sin, jnp.ones(4), rounds=1, min_sample_ms=0, progress=False))
+        measure = jax_bnar.benchmark(jnp.sin, rounds=1, min_sample_ms=0, progress=False)
+        print(measure(jnp.ones(4)))
         """,
         timeout=120,
         prelude="",

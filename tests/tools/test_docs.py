@@ -35,11 +35,12 @@ def test_guide_runs(page: pathlib.Path) -> None:
     if page.stem == "gpu":
         assert blocks == []  # there is nothing to run without a GPU
         return
-    if page.stem == "ahead_of_time" and (reason := gpu_compiler.why_none()):
-        pytest.skip(reason)
+    prelude = 'import jax\njax.config.update("jax_num_cpu_devices", 8)\n'
+    if page.stem == "ahead_of_time":
+        gpu_compiler.require()
+        prelude = gpu_compiler.ON_THE_PATH + prelude
     assert blocks
     ends = "print('done')"
-    prelude = 'import jax\njax.config.update("jax_num_cpu_devices", 8)\n'
     printed = run_python("\n".join([*blocks, ends]), timeout=300, prelude=prelude)
     assert printed.endswith("done\n")
 

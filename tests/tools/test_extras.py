@@ -159,6 +159,7 @@ def imported(source: pathlib.Path, at_top: bool = False) -> set[str]:
 def test_every_extra_of_users_is_tried() -> None:
     others = {
         "cuda13": "its kernels need a GPU; .ci/version_matrix installs the distribution",
+        "gpu-compiler": "XLA calls it; the tests have it from make .venv/gpu-compiler",
         "test": "the tests import all of it; .ci/run runs them with it alone",
         "dist": "programs that .ci/make_dist.py calls",
         "docs": "the program that make docs calls",

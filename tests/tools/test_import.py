@@ -202,6 +202,7 @@ OPERATORS = (
     jax_bnar.fuse,
     jax_bnar.explain,
     jax_bnar.benchmark,
+    jax_bnar.checkpoint_policies.dots_and_statistics_saveable,
     jax_bnar.ops.batch_norm_forward_training,
     jax_bnar.ops.batch_norm_inference,
     jax_bnar.ops.batch_norm_training_backward,

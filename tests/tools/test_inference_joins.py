@@ -44,7 +44,7 @@ def test_one_pass_moves_three_arrays_of_five(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("allocator", ["jemalloc", "default"])
 def test_committed_results(allocator: str) -> None:
-    """At batch 10 the vectors are nothing: at most 0.61 of the bytes of ADD and FUSE_ADD_RELU."""
+    """At batch 10, vectors are negligible: at most 0.61 of the bytes of ADD and FUSE_ADD_RELU."""
     path = RESULTS / f"inference-joins-cpu-xeon-2core-{allocator}.json"
     document = json.loads(path.read_text())
     assert document["settings"]["batch"] == 10

@@ -1,5 +1,7 @@
 """Facts stated in two files of the project agree, and files that are named exist."""
 
+import email
+import email.message
 import os
 import pathlib
 import re
@@ -12,9 +14,14 @@ import pytest
 from checkout import ROOT
 from native_build import PATH
 
+import jax_bnar
 from jax_bnar._base import startup
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+BUILD_REQUIRES = [
+    *PROJECT["build-system"]["requires"],
+    *PROJECT["tool"]["jax-bnar"]["build-requires"],
+]
 FOLDERS = ("jax_bnar", "cpu", "cuda", "native", "tests", "benchmarks", "examples", "cmake", ".ci")
 NATIVE = {".cc", ".h", ".cu", ".cuh"}
 SOURCES = sorted(
@@ -28,7 +35,7 @@ SOURCES = sorted(
 def specifiers(requirements: list[str]) -> dict[str, str]:
     found = {}
     for requirement in requirements:
-        match = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?(.*)", requirement)
+        match = re.fullmatch(r"([\w-]+)(?:\[[\w,-]+\])?(.*)", requirement)
         assert match is not None, requirement
         found[match[1]] = match[2]
     return found
@@ -39,14 +46,14 @@ def test_oldest_jax() -> None:
     required = specifiers(PROJECT["project"]["dependencies"])
     assert required["jax"] == required["jaxlib"] == oldest
     # The headers must be the oldest ones too, because older runtimes reject newer headers.
-    built_with = specifiers(PROJECT["build-system"]["requires"])["jaxlib"]
+    built_with = specifiers(BUILD_REQUIRES)["jaxlib"]
     assert built_with.replace("==", ">=") == oldest
 
 
 @pytest.mark.parametrize("extra", PROJECT["project"]["optional-dependencies"])
 def test_extras_ask_for_what_the_build_needs(extra: str) -> None:
     """Without isolation, a build would use an older nanobind that an extra has installed."""
-    build = specifiers(PROJECT["build-system"]["requires"])
+    build = specifiers(BUILD_REQUIRES)
     found = specifiers(PROJECT["project"]["optional-dependencies"][extra])
     for name in build.keys() & found.keys():
         assert found[name] == build[name], name
@@ -66,7 +73,8 @@ def test_the_hook_formats_what_lint_checks() -> None:
     pattern = re.search(r"id: clang-format\n(?:.*\n)*?\s+files: (.*)\n", text)
     assert pattern is not None
     sources = [path.relative_to(ROOT).as_posix() for path in SOURCES if path.suffix in NATIVE]
-    assert {name.split("/")[0] for name in sources} == {"cpu", "cuda", "native", "tests"}
+    folders = {name.split("/")[0] for name in sources}
+    assert folders == {"benchmarks", "cpu", "cuda", "native", "tests"}
     assert [name for name in sources if not re.search(pattern[1], name)] == []
 
 
@@ -166,8 +174,8 @@ def requirements(what: str) -> list[str]:
 
 
 def test_requirements_of_the_build_and_of_extras() -> None:
-    build = PROJECT["build-system"]["requires"]
-    assert set(build) <= {*requirements("build-tools"), *requirements("build-headers")}
+    needed = {*requirements("build-tools"), *requirements("build-headers")}
+    assert set(BUILD_REQUIRES) <= needed
     (headers,) = requirements("build-headers")
     assert headers.startswith("jaxlib==")
     extras = PROJECT["project"]["optional-dependencies"]
@@ -194,21 +202,58 @@ def test_every_mark_is_one_that_a_target_runs() -> None:
 CUDA_DISTRIBUTION = ROOT / "distributions/cuda13"
 
 
-def test_versions_agree() -> None:
-    """The two distributions name each other in one version, and so do their packages."""
-    version = PROJECT["project"]["version"]
-    cuda = tomllib.loads((CUDA_DISTRIBUTION / "pyproject.toml").read_text())
-    assert cuda["project"]["version"] == version
-    assert cuda["project"]["dependencies"] == [f"jax-bnar=={version}"]
-    assert f"jax-bnar-cuda13=={version}" in PROJECT["project"]["optional-dependencies"]["cuda13"]
-    for package in (ROOT / "jax_bnar", CUDA_DISTRIBUTION / "jax_bnar_cuda13"):
-        text = (package / "__init__.py").read_text()
-        assert re.findall(r'^__version__ = "(.*?)"', text, re.MULTILINE) == [version], package
+def test_the_version_is_written_once(tmp_path: pathlib.Path) -> None:
+    """Both distributions take it from there, and the CUDA kernels require it of the package."""
+    pytest.importorskip("scikit_build_core", reason="only a build needs it")
+    checkout = tmp_path / "checkout"
+    for folder in (".", "distributions/cuda13"):
+        (checkout / folder).mkdir(parents=True, exist_ok=True)
+        for name in ("pyproject.toml", "README.md", "LICENSE", "AUTHORS"):
+            if (ROOT / folder / name).exists():
+                shutil.copy(ROOT / folder / name, checkout / folder)
+    (checkout / "jax_bnar").mkdir()
+    text = (ROOT / "jax_bnar/__init__.py").read_text()
+    bumped, places = re.subn(
+        r'^__version__ = ".*"$', '__version__ = "7.8.9"', text, flags=re.MULTILINE
+    )
+    assert places == 1
+    (checkout / "jax_bnar/__init__.py").write_text(bumped)
+    package, cuda = (metadata_of(checkout / folder) for folder in (".", "distributions/cuda13"))
+    assert package["Version"] == cuda["Version"] == "7.8.9"
+    assert cuda.get_all("Requires-Dist") == ["jax-bnar==7.8.9"]
+    extra = [line for line in package.get_all("Requires-Dist", []) if "cuda13" in line]
+    assert any(line.startswith("jax-bnar-cuda13;") for line in extra)
+
+
+def test_a_release_has_the_version_of_its_tag() -> None:
+    finished = subprocess.run(
+        [sys.executable, ROOT / ".ci/make_dist.py", "--tag", "v7.8.9"],
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 1
+    version = jax_bnar.__version__
+    assert f"tag is v7.8.9, but jax_bnar/__init__.py says version {version}" in finished.stderr
+    assert f"tag v{version}" in finished.stderr
+
+
+def metadata_of(checkout: pathlib.Path) -> email.message.Message:
+    """What a wheel built there would say of itself."""
+    program = """
+import sys
+from scikit_build_core.build import prepare_metadata_for_build_wheel
+prepare_metadata_for_build_wheel(sys.argv[1])
+"""
+    output = checkout / "metadata"
+    output.mkdir()
+    subprocess.run([sys.executable, "-c", program, output], cwd=checkout, check=True)
+    (metadata,) = output.glob("*.dist-info/METADATA")
+    return email.message_from_string(metadata.read_text())
 
 
 def test_distributions_are_built_alike() -> None:
     cuda = tomllib.loads((CUDA_DISTRIBUTION / "pyproject.toml").read_text())
-    assert cuda["build-system"] == PROJECT["build-system"]
+    assert cuda["build-system"]["requires"] == BUILD_REQUIRES
     for key in ("requires-python", "license"):
         assert cuda["project"][key] == PROJECT["project"][key]
     assert (CUDA_DISTRIBUTION / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
@@ -264,11 +309,14 @@ def test_no_message_installs_a_name_of_an_index() -> None:
 def test_workflow_runs_make_targets_alone() -> None:
     """What CI does can be done, and was tried, on any machine."""
     makefile = (ROOT / "Makefile").read_text()
-    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
-    commands = re.findall(r"^ +- run: (.*)$|^ +run: (.*)$", workflow, re.MULTILINE)
-    lines = [first or second for first, second in commands]
-    assert {"make test", "make lint", "make docs"} <= set(lines)
-    for line in lines:
+    workflows = (ROOT / ".github/workflows").glob("*.yml")
+    commands = {
+        path.stem: re.findall(r"^ +(?:- )?run: (.*)$", path.read_text(), re.MULTILINE)
+        for path in workflows
+    }
+    assert {"make test", "make lint", "make docs"} <= set(commands["ci"])
+    assert commands["check"] == [".ci/run"]  # the gate of a change, as CONTRIBUTING.md says
+    for line in [*commands["ci"], *commands["release"]]:
         target = re.match(r"make (\w+)(?: |$)", line)
         assert target is not None, line
         assert re.search(rf"^{target[1]}:", makefile, re.MULTILINE), line
@@ -310,3 +358,43 @@ def test_a_build_without_compiler_says_so(tmp_path: pathlib.Path) -> None:
     message = " ".join(finished.stderr.split())
     assert "building from the sources needs a C++17 compiler, and none was found" in message
     assert "apt install g++" in message
+
+
+def asked_for_requirements(
+    path: pathlib.Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """What the build backend answers pip, with `path` as PATH."""
+    pytest.importorskip("scikit_build_core", reason="the backend wraps it")
+    question = "import jax_bnar_build; print(jax_bnar_build.get_requires_for_build_wheel())"
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("CMAKE", "CXX"))}
+    return subprocess.run(
+        [sys.executable, "-c", question],
+        cwd=ROOT,
+        env=inherited | {"PATH": str(path), "PYTHONPATH": str(ROOT / "cmake")} | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_missing_compiler_is_told_before_anything_is_downloaded(tmp_path: pathlib.Path) -> None:
+    """pip asks the backend what else a build needs before it downloads jaxlib."""
+    assert [specifiers([r]).keys() for r in PROJECT["build-system"]["requires"]] == [
+        {"scikit-build-core"}
+    ]
+    without = asked_for_requirements(tmp_path)
+    assert without.returncode != 0
+    assert "a C++17 compiler, and none was found. Install g++" in without.stderr
+    assert "Traceback" not in without.stderr
+    named = asked_for_requirements(tmp_path, CXX="no-compiler -O2")
+    assert "and CXX names no-compiler, which does not exist" in named.stderr
+
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    for answer in (
+        asked_for_requirements(tmp_path),
+        asked_for_requirements(tmp_path / "nothing", CMAKE_ARGS="-DCMAKE_CXX_COMPILER=/opt/c++"),
+    ):
+        assert answer.returncode == 0, answer.stderr
+        assert all(repr(each) in answer.stdout for each in BUILD_REQUIRES[1:])

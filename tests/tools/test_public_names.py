@@ -19,6 +19,7 @@ import pytest
 from checkout import ROOT
 
 import jax_bnar
+import jax_bnar.checkpoint_policies
 import jax_bnar.flax_layers
 import jax_bnar.nnx_layers
 import jax_bnar.ops
@@ -32,6 +33,7 @@ MODULES = (
     jax_bnar.flax_layers,
     jax_bnar.nnx_layers,
     jax_bnar.torch_weights,
+    jax_bnar.checkpoint_policies,
 )
 OPTIONS = {"save": Save, "implementation": Implementation}
 

@@ -12,6 +12,7 @@ def test_snippets_run() -> None:
     snippets = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(snippets) == 3
     ends = "print(y.shape, dx.shape)"
-    report, shapes = run_python("\n".join([*snippets, ends]), timeout=300).splitlines()
+    report, advice, shapes = run_python("\n".join([*snippets, ends]), timeout=300).splitlines()
+    assert advice.startswith("next: ")
     assert "bn_add_relu [float64[16,56,56,256]]" in report  # float64, as conftest enables x64
     assert shapes == "(16, 56, 56, 256) (16, 56, 56, 256)"

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import Case, operands
+from cases import FORMS, Case, Form, call, inputs_of, one_or_two_inputs, operands, operation_of
 from jax.sharding import PartitionSpec as P
 from programs import hlo_calls, ours
 from sharding_tools import Collective, collectives, make_mesh, put, relative_difference
@@ -23,19 +23,15 @@ from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
-FORMS = ["bn_add_relu", "bn_relu", "batch_norm"]
 CASE = Case((16, 3, 6))
 PARTS = 8
 X, Z, SCALE, BIAS = operands(CASE)
+# A residual is there for all forms of one input, some of which do not read it.
+GIVEN = {form: operands(Case(CASE.shape, form=form))._replace(z=Z) for form in FORMS}
 _RANDOM = np.random.default_rng(7)
 WEIGHT = _RANDOM.standard_normal(CASE.shape).astype(np.float32)
 WEIGHT_OF_MEAN = _RANDOM.standard_normal(6).astype(np.float32)
 ALL = (0, 1, 2, 3)
-
-
-def call(form: str, x: Any, z: Any, *vectors: Any, **keywords: Any) -> Any:
-    tensors = (x, z) if form == "bn_add_relu" else (x,)
-    return tuple(getattr(jax_bnar, form)(*tensors, *vectors, **keywords))
 
 
 def total(y: Any, mean: Any, var: Any, weight: Any = WEIGHT) -> Any:
@@ -44,29 +40,36 @@ def total(y: Any, mean: Any, var: Any, weight: Any = WEIGHT) -> Any:
 
 
 def of_statistics(mean: Any, var: Any) -> Any:
-    return (mean * WEIGHT_OF_MEAN + var * var).sum()
+    """The statistics of a second input count otherwise than those of the first one."""
+    each = zip(jax.tree.leaves(mean), jax.tree.leaves(var), strict=True)
+    return sum((i * m * WEIGHT_OF_MEAN + v * v).sum() for i, (m, v) in enumerate(each, start=1))
 
 
 @functools.cache
-def expected(form: str, **keywords: Any) -> Any:
+def expected(form: Form, **keywords: Any) -> Any:
     def loss(*given: Any) -> Any:
         return total(*call(form, *given, **keywords))
 
-    return jax.tree.map(np.asarray, jax.jit(jax.value_and_grad(loss, ALL))(X, Z, SCALE, BIAS))
+    return jax.tree.map(np.asarray, jax.jit(jax.value_and_grad(loss, ALL))(*GIVEN[form]))
 
 
-def assert_as_expected(actual: Any, form: str, **keywords: Any) -> None:
+def assert_as_expected(actual: Any, form: Form, **keywords: Any) -> None:
     assert relative_difference(actual, expected(form, **keywords)) < 2e-6
 
 
-def split(array: Any, *parts: int) -> Any:
-    return array.reshape(*parts, -1, *array.shape[1:])
+def split(tree: Any, *parts: int) -> Any:
+    return jax.tree.map(lambda array: array.reshape(*parts, -1, *array.shape[1:]), tree)
 
 
-def grad_around_shard_map(form: str, mesh: Any, *, check_vma: bool, **keywords: Any) -> Any:
+def results_of(form: Form, *given: Any, **keywords: Any) -> Any:
+    """(y, mean, var), not as a named tuple."""
+    return tuple(call(form, *given, **keywords))
+
+
+def grad_around_shard_map(form: Form, mesh: Any, *, check_vma: bool, **keywords: Any) -> Any:
     names = mesh.axis_names
     mapped = jax.shard_map(
-        functools.partial(call, form, axis_name=names, **keywords),
+        functools.partial(results_of, form, axis_name=names, **keywords),
         mesh=mesh,
         in_specs=(P(names), P(names), P(), P()),
         out_specs=(P(names), P(), P()),
@@ -75,13 +78,13 @@ def grad_around_shard_map(form: str, mesh: Any, *, check_vma: bool, **keywords: 
     return jax.jit(jax.value_and_grad(lambda *given: total(*mapped(*given)), ALL))
 
 
-def grad_inside_shard_map(form: str, mesh: Any, *, check_vma: bool, **keywords: Any) -> Any:
+def grad_inside_shard_map(form: Form, mesh: Any, *, check_vma: bool, **keywords: Any) -> Any:
     """With check_vma, JAX sums the gradients of what devices share; otherwise the user does."""
     names = mesh.axis_names
 
     def step(x: Any, z: Any, scale: Any, bias: Any, weight: Any) -> Any:
         def loss(*given: Any) -> Any:
-            y, mean, var = call(form, *given, axis_name=names, **keywords)
+            y, mean, var = results_of(form, *given, axis_name=names, **keywords)
             own = (y * weight).sum()
             if check_vma:
                 return jax.lax.psum(own, names) + of_statistics(mean, var)
@@ -113,10 +116,10 @@ checks = pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("save", ["y", "mask"])
 @checks
 @shard_map_programs
-def test_shard_map(program: Callable[..., Any], check_vma: bool, save: Save, form: str) -> None:
+def test_shard_map(program: Callable[..., Any], check_vma: bool, save: Save, form: Form) -> None:
     mesh = make_mesh("auto", d=PARTS)
     run = program(form, mesh, check_vma=check_vma, save=save)
-    assert_as_expected(run(X, Z, SCALE, BIAS), form)
+    assert_as_expected(run(*GIVEN[form]), form)
 
 
 @checks
@@ -139,7 +142,7 @@ def test_groups_of_the_batch_too() -> None:
     """Synchronised ghost batch: group g of every device forms one group."""
     mesh = make_mesh("auto", d=2)
     mapped = jax.shard_map(
-        functools.partial(call, "bn_relu", axis_name="d", num_groups=4),
+        functools.partial(results_of, "bn_relu", axis_name="d", num_groups=4),
         mesh=mesh,
         in_specs=(P("d"), P(), P(), P()),
         out_specs=(P("d"), P(), P()),
@@ -160,59 +163,68 @@ def through(mapped: Callable[..., Any]) -> Callable[..., Any]:
     def loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
         y, mean, var = mapped(split(x, PARTS), split(z, PARTS), scale, bias)
         # Take them from different parts, so that no single part gets the whole cotangent.
-        return (y.reshape(x.shape) * WEIGHT).sum() + of_statistics(mean[0], var[-1])
+        first, last = (jax.tree.map(lambda v, i=i: v[i], v) for i, v in ((0, mean), (-1, var)))
+        return (y.reshape(WEIGHT.shape) * WEIGHT).sum() + of_statistics(first, last)
 
     return jax.value_and_grad(loss, ALL)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_grad_of_vmap(save: Save, form: str) -> None:
+def test_grad_of_vmap(save: Save, form: Form) -> None:
     mapped = jax.vmap(
-        functools.partial(call, form, axis_name="d", save=save), (0, 0, None, None), axis_name="d"
+        functools.partial(results_of, form, axis_name="d", save=save),
+        (0, 0, None, None),
+        axis_name="d",
     )
-    assert_as_expected(jax.jit(through(mapped))(X, Z, SCALE, BIAS), form)
+    assert_as_expected(jax.jit(through(mapped))(*GIVEN[form]), form)
 
 
 @pytest.mark.parametrize("implementation", ["ffi", "xla"])
-def test_grad_of_pmap(implementation: Implementation) -> None:
+@pytest.mark.parametrize("form", ["bn_relu", "dual_bn_add_relu"])
+def test_grad_of_pmap(form: Form, implementation: Implementation) -> None:
     mapped = jax.pmap(
-        functools.partial(call, "bn_relu", axis_name="d", implementation=implementation),
+        functools.partial(results_of, form, axis_name="d", implementation=implementation),
         axis_name="d",
         in_axes=(0, 0, None, None),
     )
-    assert_as_expected(through(mapped)(X, Z, SCALE, BIAS), "bn_relu")
+    assert_as_expected(through(mapped)(*GIVEN[form]), form)
 
 
-def test_vmap_of_grad() -> None:
+@one_or_two_inputs
+def test_vmap_of_grad(form: Form) -> None:
     """Each example differentiates its part of the loss, through the shared statistics."""
+    x, z, scale, bias = GIVEN[form]
 
     def part(x: Any, z: Any, weight: Any) -> Any:
-        def loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-            y, mean, var = call("bn_add_relu", x, z, scale, bias, axis_name="d")
+        def loss(*given: Any) -> Any:
+            y, mean, var = results_of(form, *given, axis_name="d")
             return (y * weight).sum() + of_statistics(mean, var) / PARTS
 
-        return jax.value_and_grad(loss, ALL)(x, z, SCALE, BIAS)
+        return jax.value_and_grad(loss, ALL)(x, z, scale, bias)
 
-    value, (dx, dz, dscale, dbias) = jax.jit(jax.vmap(part, axis_name="d"))(
-        *(split(a, PARTS) for a in (X, Z, WEIGHT))
+    value, (dx, dz, *shared) = jax.jit(jax.vmap(part, axis_name="d"))(
+        *(split(a, PARTS) for a in (x, z, WEIGHT))
     )
-    gradients = dx.reshape(X.shape), dz.reshape(X.shape), dscale.sum(0), dbias.sum(0)
-    assert_as_expected((value.sum(), gradients), "bn_add_relu")
+    whole = jax.tree.map(lambda a: a.reshape(WEIGHT.shape), (dx, dz))
+    gradients = (*whole, *jax.tree.map(lambda a: a.sum(0), tuple(shared)))
+    assert_as_expected((value.sum(), gradients), form)
 
 
-def test_nested_axes_in_a_nested_tuple() -> None:
+@one_or_two_inputs
+def test_nested_axes_in_a_nested_tuple(form: Form) -> None:
     mapped: Callable[..., Any]
-    mapped = functools.partial(call, "bn_add_relu", axis_name=("i", ("j",)), save="mask")
+    mapped = functools.partial(results_of, form, axis_name=("i", ("j",)), save="mask")
     for name in ("j", "i"):
         mapped = jax.vmap(mapped, (0, 0, None, None), axis_name=name)
 
     def loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
         y, mean, var = mapped(split(x, 4, 2), split(z, 4, 2), scale, bias)
-        return (y.reshape(x.shape) * WEIGHT).sum() + of_statistics(mean[0, 1], var[3, 0])
+        one = jax.tree.map(lambda v: v[0, 1], mean), jax.tree.map(lambda v: v[3, 0], var)
+        return (y.reshape(WEIGHT.shape) * WEIGHT).sum() + of_statistics(*one)
 
-    actual = jax.jit(jax.value_and_grad(loss, ALL))(X, Z, SCALE, BIAS)
-    assert_as_expected(actual, "bn_add_relu")
+    actual = jax.jit(jax.value_and_grad(loss, ALL))(*GIVEN[form])
+    assert_as_expected(actual, form)
 
 
 def test_one_of_two_mapped_axes() -> None:
@@ -220,7 +232,7 @@ def test_one_of_two_mapped_axes() -> None:
 
     def synchronised(x: Any) -> Any:
         return jax.vmap(
-            lambda x: call("bn_relu", x, None, SCALE, BIAS, axis_name="j"), axis_name="j"
+            lambda x: results_of("bn_relu", x, None, SCALE, BIAS, axis_name="j"), axis_name="j"
         )(x)
 
     y, mean, var = jax.jit(jax.vmap(synchronised, axis_name="i"))(split(X, 2, 4))
@@ -232,23 +244,32 @@ def test_one_of_two_mapped_axes() -> None:
             np.testing.assert_allclose(var[i, j], alone.var, rtol=1e-5)
 
 
-def test_operand_that_is_not_mapped() -> None:
-    """With one x and several residuals, the gradient of x is the sum over all its uses."""
-    residuals = np.stack([Z, 2 * Z, -Z])
+@one_or_two_inputs
+def test_operand_that_is_not_mapped(form: Form) -> None:
+    """With one x and several residuals or second inputs, its gradient sums over all its uses."""
+    x, z, scale, bias = GIVEN[form]
+    other = z if form == "bn_add_relu" else x[1]
+    others = np.stack([other, 2 * other, -other])
     weights = np.stack([WEIGHT, -WEIGHT, 2 * WEIGHT])
 
-    def loss(x: Any, residuals: Any, scale: Any, bias: Any) -> Any:
+    def with_other(first: Any, other: Any, *vectors: Any, **keywords: Any) -> Any:
+        tensors = (first, other) if form == "bn_add_relu" else ((first, other), None)
+        return results_of(form, *tensors, *vectors, **keywords)
+
+    def loss(first: Any, others: Any, *vectors: Any) -> Any:
         y, mean, var = jax.vmap(
-            lambda z: call("bn_add_relu", x, z, scale, bias, axis_name="d"), axis_name="d"
-        )(residuals)
-        return (y * weights).sum() + of_statistics(mean[0], var[2])
+            lambda other: with_other(first, other, *vectors, axis_name="d"), axis_name="d"
+        )(others)
+        one = jax.tree.map(lambda v: v[0], mean), jax.tree.map(lambda v: v[2], var)
+        return (y * weights).sum() + of_statistics(*one)
 
-    def loop(x: Any, residuals: Any, scale: Any, bias: Any) -> Any:
-        each = [call("bn_add_relu", x, z, scale, bias) for z in residuals]
-        terms = ((y * weight).sum() for (y, _, _), weight in zip(each, weights, strict=True))
-        return sum(terms) + of_statistics(each[0][1], each[0][2])
+    def loop(first: Any, others: Any, *vectors: Any) -> Any:
+        # Statistics of three equal parts are those of one; a second input has three parts.
+        whole = jnp.concatenate([first] * 3)
+        y, mean, var = with_other(whole, others.reshape(48, 3, 6), *vectors)
+        return (y.reshape(3, 16, 3, 6) * weights).sum() + of_statistics(mean, var)
 
-    given = X, residuals, SCALE, BIAS
+    given = jax.tree.leaves(x)[0], others, scale, bias
     actual, want = (jax.jit(jax.value_and_grad(f, ALL))(*given) for f in (loss, loop))
     assert relative_difference(actual, want) < 2e-6
 
@@ -257,7 +278,10 @@ def test_operand_that_does_not_vary() -> None:
     """The same with shard_map: x is replicated, and JAX knows that."""
     mesh = make_mesh("auto", d=PARTS)
     mapped = jax.shard_map(
-        functools.partial(call, "bn_relu", axis_name="d"), mesh=mesh, in_specs=P(), out_specs=P()
+        functools.partial(results_of, "bn_relu", axis_name="d"),
+        mesh=mesh,
+        in_specs=P(),
+        out_specs=P(),
     )
     actual = jax.jit(jax.value_and_grad(lambda *given: total(*mapped(*given)), ALL))(
         X, Z, SCALE, BIAS
@@ -265,16 +289,15 @@ def test_operand_that_does_not_vary() -> None:
     assert_as_expected(actual, "bn_relu")
 
 
+@one_or_two_inputs
 @pytest.mark.parametrize("groups", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[1, 4, 6], [0, 2, 3, 5], [7]]])
-def test_groups_of_indices(groups: list[list[int]]) -> None:
+def test_groups_of_indices(form: Form, groups: list[list[int]]) -> None:
     """Groups may differ in size; values and gradients are weighted by their counts."""
     mesh = make_mesh("auto", d=PARTS)
 
-    def body(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-        y, mean, var = call(
-            "bn_add_relu", x, z, scale, bias, axis_name="d", axis_index_groups=groups
-        )
-        return y, mean[None], var[None]
+    def body(*given: Any) -> Any:
+        y, *statistics = results_of(form, *given, axis_name="d", axis_index_groups=groups)
+        return y, *jax.tree.map(lambda v: v[None], tuple(statistics))
 
     mapped = jax.shard_map(
         body,
@@ -286,17 +309,21 @@ def test_groups_of_indices(groups: list[list[int]]) -> None:
 
     def loss(*given: Any) -> Any:
         y, mean, var = mapped(*given)
-        return (y * WEIGHT).sum() + sum(of_statistics(mean[g[0]], var[g[-1]]) for g in groups)
+        of_groups = [
+            (jax.tree.map(lambda v, i=g[0]: v[i], mean), jax.tree.map(lambda v, i=g[-1]: v[i], var))
+            for g in groups
+        ]
+        return (y * WEIGHT).sum() + sum(of_statistics(*each) for each in of_groups)
 
     def by_hand(x: Any, z: Any, scale: Any, bias: Any) -> Any:
         value = jnp.zeros((), np.float32)
         for group in groups:
             rows = np.concatenate([np.arange(2 * i, 2 * i + 2) for i in group])
-            value += total(*call("bn_add_relu", x[rows], z[rows], scale, bias), weight=WEIGHT[rows])
+            own_x, own_z = jax.tree.map(lambda a, rows=rows: a[rows], (x, z))
+            value += total(*results_of(form, own_x, own_z, scale, bias), weight=WEIGHT[rows])
         return value
 
-    given = X, Z, SCALE, BIAS
-    actual, want = (jax.jit(jax.value_and_grad(f, ALL))(*given) for f in (loss, by_hand))
+    actual, want = (jax.jit(jax.value_and_grad(f, ALL))(*GIVEN[form]) for f in (loss, by_hand))
     assert relative_difference(actual, want) < 2e-6
 
 
@@ -318,53 +345,58 @@ def test_without_axis_name_statistics_are_local(check_vma: bool) -> None:
 def test_far_away_mean() -> None:
     x = operands(Case((64, 8, 6), ratio=1e4)).x
     _, _, var = jax.jit(
-        jax.vmap(lambda x: call("bn_relu", x, None, None, None, axis_name="d"), axis_name="d")
+        jax.vmap(lambda x: results_of("bn_relu", x, None, None, None, axis_name="d"), axis_name="d")
     )(split(x, PARTS))
     exact = x.astype(np.float64).var((0, 1))
     assert np.abs(np.asarray(var) / exact - 1).max() < 1e-3
 
 
 @checks
-def test_collectives_and_calls(check_vma: bool) -> None:
+@one_or_two_inputs
+@pytest.mark.parametrize("save", ["y", "mask"])
+def test_collectives_and_calls(check_vma: bool, form: Form, save: Save) -> None:
     """There is one all-reduce forward and one backward, and the halves of the kernels."""
     mesh = make_mesh("auto", d=PARTS)
     mapped = jax.shard_map(
-        functools.partial(call, "bn_add_relu", axis_name="d", implementation="ffi"),
+        functools.partial(results_of, form, axis_name="d", save=save, implementation="ffi"),
         mesh=mesh,
         in_specs=(P("d"), P("d"), P(), P()),
         out_specs=(P("d"), P(), P()),
         check_vma=check_vma,
     )
+    x, z, scale, bias = GIVEN[form]
+    inputs = inputs_of(form)
 
-    def step(x: Any, z: Any, dy: Any, dstatistic: Any) -> Any:
-        (y, *_), vjp = jax.vjp(lambda x, z: mapped(x, z, SCALE, BIAS), x, z)
-        return y, vjp((dy, dstatistic, dstatistic))
+    def step(x: Any, z: Any, dy: Any, dstatistics: Any) -> Any:
+        (y, *_), vjp = jax.vjp(lambda x, z: mapped(x, z, scale, bias), x, z)
+        return y, vjp((dy, *dstatistics))
 
-    given = X, Z, X, BIAS
+    given = x, z, X, (bias, bias)
     # Without check_vma each device has cotangents of the statistics, which are reduced too.
-    backward = 2 * 6 if check_vma else 4 * 6
+    backward = (2 if check_vma else 4) * inputs * 6
     assert collectives(step, *given) == [
-        [Collective("all-reduce", "f64", (1, 2 * 6))],
+        [Collective("all-reduce", "f64", (1, 2 * inputs * 6))],
         [Collective("all-reduce", "f32", (1, backward))],
     ]
     assert hlo_calls(step, *given) == {
-        "jax_bnar_statistics_v1": 1,
-        "jax_bnar_normalise_v1": 1,
-        "jax_bnar_backward_reduce_v1": 1,
-        "jax_bnar_backward_apply_v1": 1,
+        "jax_bnar_statistics_v1": inputs,
+        **{f"jax_bnar_{name}_v1": count for name, count in later_halves(form).items()},
     }
 
 
-def test_vmap_folds_into_one_call_of_each_half() -> None:
+def later_halves(form: Form) -> dict[str, int]:
+    """The operations after the statistics."""
+    names = ("normalise", "backward_reduce", "backward_apply")
+    return {operation_of(form, name): 1 for name in names}
+
+
+@one_or_two_inputs
+def test_vmap_folds_into_one_call_of_each_half(form: Form) -> None:
     mapped = jax.vmap(
-        functools.partial(call, "bn_add_relu", axis_name="d"), (0, 0, None, None), axis_name="d"
+        functools.partial(results_of, form, axis_name="d"), (0, 0, None, None), axis_name="d"
     )
-    assert ours(through(mapped), X, Z, SCALE, BIAS) == {
-        "statistics": 1,
-        "normalise": 1,
-        "backward_reduce": 1,
-        "backward_apply": 1,
-    }
+    expected = {"statistics": inputs_of(form)} | later_halves(form)
+    assert ours(through(mapped), *GIVEN[form]) == expected
 
 
 def test_wrong_out_specs_are_refused() -> None:

@@ -12,38 +12,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import FORMS, Form, by_input, call, inputs_of, names_of, one_or_two_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from oracle import each_input
 from property_tests import example_count
 from sharding_tools import make_mesh, relative_difference
 
-import jax_bnar
-
 EPSILON = 1e-3
-NAMES = ("x", "z", "scale", "bias")
 AXIS = "v"
 Operator = Callable[..., tuple[Any, Any, Any]]
 How = Literal["vmap", "pmap", "check_vma", "no check_vma"]
 HOW: tuple[How, ...] = ("vmap", "pmap", "check_vma", "no check_vma")
 
 
-def ours(form: str, x: Any, z: Any, scale: Any, bias: Any, **keywords: Any) -> Any:
-    tensors = (x, z) if form == "bn_add_relu" else (x,)
-    operator = getattr(jax_bnar, form)
-    return tuple(operator(*tensors, scale, bias, epsilon=EPSILON, **keywords))
+def ours(form: Form, *given: Any, **keywords: Any) -> Any:
+    return tuple(call(form, *by_input(form, *given), epsilon=EPSILON, **keywords))
 
 
-def formula(
-    form: str,
-    x: Any,
-    z: Any,
-    scale: Any,
-    bias: Any,
-    *,
-    axis_name: Any,
-    axis_index_groups: Any = None,
-) -> Any:
+def formula(form: Form, *given: Any, axis_name: Any, axis_index_groups: Any = None) -> Any:
     """What a user would write; the groups in `axis_index_groups` may differ in size."""
     if axis_index_groups is None:
         size = jax.lax.axis_size(axis_name)
@@ -56,16 +44,25 @@ def formula(
         total = jax.lax.psum(values.mean(0), axis_name, axis_index_groups=axis_index_groups)
         return total / size
 
-    mean = average(x)
-    centred = x - jnp.broadcast_to(mean, x.shape)
-    var = average(jnp.square(centred))
-    y = centred * jnp.broadcast_to(jax.lax.rsqrt(var + EPSILON), x.shape)
-    if scale is not None:
-        y = y * jnp.broadcast_to(scale, x.shape)
-    if bias is not None:
-        y = y + jnp.broadcast_to(bias, x.shape)
+    def normalised(x: Any, scale: Any, bias: Any) -> Any:
+        mean = average(x)
+        centred = x - jnp.broadcast_to(mean, x.shape)
+        var = average(jnp.square(centred))
+        y = centred * jnp.broadcast_to(jax.lax.rsqrt(var + EPSILON), x.shape)
+        if scale is not None:
+            y = y * jnp.broadcast_to(scale, x.shape)
+        if bias is not None:
+            y = y + jnp.broadcast_to(bias, x.shape)
+        return y, mean, var
+
+    x, z, scale, bias = by_input(form, *given)
+    each = [normalised(*own) for own in each_input(x, scale, bias)]
+    ys, mean, var = zip(*each, strict=True)
+    y = functools.reduce(jnp.add, ys)
     if form == "bn_add_relu":
         y = y + z
+    if inputs_of(form) == 1:
+        (mean,), (var,) = mean, var
     return y if form == "batch_norm" else jax.nn.relu(y), mean, var
 
 
@@ -93,8 +90,9 @@ def of_every_device(
 
 
 def random_operands(is_mapped: Sequence[bool], size: int, seed: int) -> list[Any]:
+    """Two tensors, then vectors."""
     random = np.random.default_rng(seed)
-    shapes = ((5, 3), (5, 3), (3,), (3,))
+    shapes = [(5, 3)] * 2 + [(3,)] * (len(is_mapped) - 2)
     return [
         jnp.asarray(random.standard_normal((size, *shape) if each else shape))
         for shape, each in zip(shapes, is_mapped, strict=True)
@@ -105,7 +103,7 @@ def loss_of(results: Any, seed: int) -> Any:
     """A loss that depends on all of y, mean and var, and differently on each device."""
     random = np.random.default_rng(seed)
     total = jnp.zeros(())
-    for result in results:
+    for result in jax.tree.leaves(results):
         total = total + (jnp.asarray(random.standard_normal(result.shape)) * result**2).sum()
     return total
 
@@ -167,7 +165,7 @@ DERIVATIVES = {
 def check(
     derivative: str,
     how: How,
-    form: str,
+    form: Form,
     is_mapped: Sequence[bool],
     *,
     size: int = 4,
@@ -176,7 +174,8 @@ def check(
     **keywords: Any,
 ) -> None:
     operands = random_operands(is_mapped, size, seed)
-    argnums = tuple(i for i, name in enumerate(NAMES) if name != "z" or form == "bn_add_relu")
+    is_read = [name != "z" or form == "bn_add_relu" for name in names_of(form)]
+    argnums = tuple(np.flatnonzero(is_read).tolist())
     where: dict[str, Any] = {"axis_name": AXIS, "axis_index_groups": groups}
     program = functools.partial(
         DERIVATIVES[derivative], how=how, is_mapped=is_mapped, size=size, argnums=argnums
@@ -186,33 +185,57 @@ def check(
     assert relative_difference(actual, expected) < 1e-9
 
 
-@settings(max_examples=example_count(20))
+@st.composite
+def forms_and_mapped_operands(draw: st.DrawFn, inputs: int) -> dict[str, Any]:
+    forms: list[Form] = [form for form in FORMS if inputs_of(form) == inputs]
+    form: Form = draw(st.sampled_from(forms))
+    # The first x is always mapped: statistics over devices that have the same are not interesting.
+    others = [draw(st.booleans()) for _ in names_of(form)[1:]]
+    return {"form": form, "is_mapped": (True, *others)}
+
+
+@pytest.mark.parametrize("inputs", [1, 2])
+@settings(max_examples=example_count(12))
 @given(
+    data=st.data(),
     derivative=st.sampled_from(sorted(DERIVATIVES)),
     how=st.sampled_from(HOW),
-    form=st.sampled_from(["bn_add_relu", "bn_relu", "batch_norm"]),
-    # x is always mapped: statistics over devices that have the same x are not interesting.
-    is_mapped=st.tuples(st.just(True), *[st.booleans()] * 3),
     size=st.sampled_from([2, 3, 4]),
     seed=st.integers(0, 1000),
     save=st.sampled_from(["y", "mask"]),
     implementation=st.sampled_from(["ffi", "xla"]),
 )
-def test_any_operand_mapped_or_not(**drawn: Any) -> None:
-    check(**drawn)
+def test_any_operand_mapped_or_not(inputs: int, data: st.DataObject, **drawn: Any) -> None:
+    check(**data.draw(forms_and_mapped_operands(inputs)), **drawn)
 
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("derivative", sorted(DERIVATIVES))
-def test_every_device_has_a_scale_of_its_own(derivative: str, how: How) -> None:
-    check(derivative, how, "bn_add_relu", (True,) * 4)
+@one_or_two_inputs
+def test_every_device_has_a_scale_of_its_own(form: Form, derivative: str, how: How) -> None:
+    check(derivative, how, form, (True,) * len(names_of(form)))
+
+
+@pytest.mark.parametrize("mapped", [0, 1])
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("derivative", sorted(DERIVATIVES))
+def test_one_of_two_inputs_is_mapped(derivative: str, how: How, mapped: int) -> None:
+    """The statistics of the other one are those of each device, which come from the same merge."""
+    is_mapped = tuple(i == mapped for i in range(6))
+    check(derivative, how, "dual_bn_add_relu", is_mapped, save="mask")
 
 
 @pytest.mark.parametrize("groups", [[[0, 3], [1, 2]], [[0], [1, 2, 3]]], ids=["equal", "unequal"])
 @pytest.mark.parametrize("how", ["pmap", "no check_vma"])
-@pytest.mark.parametrize("derivative", sorted(DERIVATIVES))
-def test_groups_of_devices(derivative: str, how: How, groups: list[list[int]]) -> None:
-    check(derivative, how, "bn_relu", (True,) * 4, groups=groups)
+@pytest.mark.parametrize(
+    ("derivative", "form"),
+    [
+        *((derivative, "bn_relu") for derivative in sorted(DERIVATIVES)),
+        ("around", "dual_bn_add_relu"),
+    ],
+)
+def test_groups_of_devices(derivative: str, form: Form, how: How, groups: list[list[int]]) -> None:
+    check(derivative, how, form, (True,) * len(names_of(form)), groups=groups)
 
 
 @pytest.mark.parametrize("is_mapped", [(True, False), (False, True), (True, True)])
@@ -278,19 +301,24 @@ def test_under_jit_over_a_mesh(mesh_kind: Any) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["ffi", "xla"])
-def test_statistics_are_one_value_for_all_examples(implementation: str) -> None:
+@pytest.mark.parametrize("form", ["bn_relu", "dual_bn_add_relu"])
+def test_statistics_are_one_value_for_all_examples(form: Form, implementation: str) -> None:
     """`out_axes=None` works, as in Flax's documentation on mapping a BatchNorm over examples."""
-    x, _, scale, bias = random_operands((True, False, False, False), 4, 0)
+    is_mapped = (True, inputs_of(form) == 2) + (False,) * (len(names_of(form)) - 2)
+    operands = random_operands(is_mapped, 4, 0)
+    tensors, vectors = operands[: 2 if is_mapped[1] else 1], operands[2:]
+    absent = () if is_mapped[1] else (None,)
 
-    def one(x: Any) -> Any:
-        return ours("bn_relu", x, None, scale, bias, axis_name=AXIS, implementation=implementation)
+    def one(*tensors: Any) -> Any:
+        keywords: Any = {"axis_name": AXIS, "implementation": implementation}
+        return ours(form, *tensors, *absent, *vectors, **keywords)
 
-    def with_tangents(x: Any) -> Any:
-        return jax.jvp(one, (x,), (x,))
+    def with_tangents(*tensors: Any) -> Any:
+        return jax.jvp(one, tensors, tensors)
 
     axes = (0, None, None)
-    y, mean, var = jax.vmap(one, out_axes=axes, axis_name=AXIS)(x)
-    whole = ours("bn_relu", x.reshape(20, 3), None, scale, bias)
+    y, mean, var = jax.vmap(one, out_axes=axes, axis_name=AXIS)(*tensors)
+    whole = ours(form, *(x.reshape(20, 3) for x in tensors), *absent, *vectors)
     assert relative_difference((y.reshape(20, 3), mean, var), whole) < 1e-12
-    _, (_, mean_dot, var_dot) = jax.vmap(with_tangents, out_axes=(axes, axes), axis_name=AXIS)(x)
-    assert mean_dot.shape == var_dot.shape == (3,)
+    dots = jax.vmap(with_tangents, out_axes=(axes, axes), axis_name=AXIS)(*tensors)[1]
+    assert {dot.shape for dot in jax.tree.leaves(dots[1:])} == {(3,)}

@@ -7,24 +7,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import Case, both_implementations, operands, unfused
+from cases import (
+    FLOAT64,
+    Case,
+    Form,
+    both_implementations,
+    call,
+    call_inference,
+    inputs_of,
+    one_or_two_inputs,
+    operands,
+    operation_of,
+    product_of_statistics,
+    unfused,
+)
+from oracle import each_input
 from programs import hlo_calls, ours, primitives
 from trees import assert_trees_close
 
-import jax_bnar
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
-CASE = Case((4, 3, 2), dtype="float64", scale_dtype="float64", bias_dtype="float64", seed=3)
+CASE = Case((4, 3, 2), seed=3, **FLOAT64)
 EVERYTHING = (0, 1, 2, 3)
 saves = pytest.mark.parametrize("save", ["y", "mask"])
 
 
-def fused(implementation: Implementation = None, **keywords: Any) -> Any:
+def of(form: Form) -> tuple[Any, ...]:
+    return tuple(operands(Case((4, 3, 2), form=form, seed=3, **FLOAT64)))
+
+
+def fused(
+    implementation: Implementation = None, form: Form = "bn_add_relu", **keywords: Any
+) -> Any:
     def function(*given: Any) -> tuple[Any, ...]:
-        return tuple(jax_bnar.bn_add_relu(*given, implementation=implementation, **keywords))
+        return tuple(call(form, *given, implementation=implementation, **keywords))
 
     return function
 
@@ -33,18 +52,24 @@ def plain(*given: Any) -> tuple[Any, ...]:
     return tuple(unfused(*given))
 
 
-def tangents(given: Any, seed: int = 5) -> tuple[Any, ...]:
+def tangents(given: Any, seed: int = 5) -> Any:
     random = np.random.default_rng(seed)
-    return tuple(random.standard_normal(array.shape).astype(array.dtype) for array in given)
+    return jax.tree.map(lambda a: random.standard_normal(a.shape).astype(a.dtype), given)
+
+
+def nonlinear(y: Any, mean: Any, var: Any) -> Any:
+    """A loss that depends on every result."""
+    return (y**3).sum() + product_of_statistics(mean, var)
 
 
 @both_implementations
+@one_or_two_inputs
 @saves
-def test_jvp_and_linearize(implementation: Implementation, save: Save) -> None:
+def test_jvp_and_linearize(implementation: Implementation, form: Form, save: Save) -> None:
     """Tangents of y, mean and var."""
-    given = tuple(operands(CASE))
+    given = of(form)
     moved = tangents(given)
-    function = fused(implementation, save=save)
+    function = fused(implementation, form, save=save)
     expected = jax.jvp(plain, given, moved)
     assert_trees_close(jax.jvp(function, given, moved), expected, tolerance=1e-10)
     value, linear = jax.linearize(jax.jit(function), *given)
@@ -52,38 +77,52 @@ def test_jvp_and_linearize(implementation: Implementation, save: Save) -> None:
 
 
 @pytest.mark.parametrize("form", ["bn_relu", "batch_norm"])
-def test_jvp_without_residual(form: str) -> None:
+def test_jvp_without_residual(form: Form) -> None:
     """The gate is recovered from x, or there is none."""
-    x, _, scale, bias = operands(CASE)
+    given = of(form)
 
-    def expected(x: Any, scale: Any, bias: Any) -> Any:
-        mean, var = x.mean((0, 1)), x.var((0, 1))
-        wide = [jnp.broadcast_to(v, x.shape) for v in (mean, var, scale, bias)]
-        y = wide[2] * (x - wide[0]) * jax.lax.rsqrt(wide[1] + 1e-5) + wide[3]
-        return jax.nn.relu(y) if form == "bn_relu" else y, mean, var
+    def formula(*given: Any) -> tuple[Any, ...]:
+        return tuple(unfused(*given, relu=form != "batch_norm"))
 
-    given = (x, scale, bias)
-    actual = jax.jvp(lambda *g: tuple(getattr(jax_bnar, form)(*g)), given, tangents(given))
-    assert_trees_close(actual, jax.jvp(expected, given, tangents(given)), tolerance=1e-10)
+    actual = jax.jvp(fused(form=form), given, tangents(given))
+    expected = jax.jvp(formula, given, tangents(given))
+    assert_trees_close(actual, expected, tolerance=1e-10)
 
 
 @pytest.mark.parametrize("absent", [(), (2,), (3,), (2, 3)], ids=["all", "scale", "bias", "both"])
-@pytest.mark.parametrize("moving", EVERYTHING)
-def test_jvp_in_one_operand(absent: tuple[int, ...], moving: int) -> None:
-    """The other tangents are symbolic zeros, and scale and bias may be None."""
-    given = [None if i in absent else array for i, array in enumerate(operands(CASE))]
-    if moving in absent:
+@pytest.mark.parametrize(
+    ("form", "moving"),
+    [
+        *(("bn_add_relu", (i,)) for i in EVERYTHING),
+        *(("dual_bn_add_relu", moving) for moving in ((0, 0), (0, 1), (2, 1), (3, 0))),
+    ],
+    ids=str,
+)
+def test_jvp_in_one_operand(form: Form, moving: tuple[int, ...], absent: tuple[int, ...]) -> None:
+    """The other tangents are symbolic zeros, and scale and bias may be None.
+
+    `moving` is the position of the operand, and of the input that it belongs to if there are two.
+    """
+    operand, *number = moving
+    if operand in absent:
         return
+    given: list[Any] = [None if i in absent else tree for i, tree in enumerate(of(form))]
 
     def along(function: Any) -> Any:
         def of_one(array: Any) -> Any:
-            return function(*(array if i == moving else other for i, other in enumerate(given)))
+            arguments = list(given)
+            if number:
+                pair = list(given[operand])
+                pair[number[0]] = array
+                array = tuple(pair)
+            arguments[operand] = array
+            return function(*arguments)
 
-        primal = given[moving]
-        assert primal is not None
+        primal = given[operand][number[0]] if number else given[operand]
         return jax.jvp(of_one, (primal,), tangents((primal,)))
 
-    assert_trees_close(along(fused(save="mask")), along(plain), tolerance=1e-10)
+    actual = along(fused(form=form, save="mask"))
+    assert_trees_close(actual, along(plain), tolerance=1e-10)
 
 
 @both_implementations
@@ -104,8 +143,7 @@ def test_hessians(implementation: Implementation, outer: Any, inner: Any) -> Non
 
     def hessian(function: Any, outer: Any, inner: Any) -> Any:
         def loss(*given: Any) -> Any:
-            y, mean, var = function(*given)
-            return (y**3).sum() + (mean * var).sum()
+            return nonlinear(*function(*given))
 
         return jax.jit(outer(inner(loss, EVERYTHING), EVERYTHING))(*given)
 
@@ -153,15 +191,15 @@ def test_gradient_of_vmap_with_unmapped_operands() -> None:
 
 
 @both_implementations
+@one_or_two_inputs
 @pytest.mark.parametrize("order", ["rev-rev", "fwd-rev", "rev-fwd", "fwd-fwd"])
-def test_hessian_vector_products(implementation: Implementation, order: str) -> None:
-    given = tuple(operands(CASE))
+def test_hessian_vector_products(implementation: Implementation, form: Form, order: str) -> None:
+    given = of(form)
     moved = tangents(given)
 
     def product(function: Any) -> Any:
         def loss(*given: Any) -> Any:
-            y, mean, var = function(*given)
-            return (y**3).sum() + (mean * var).sum()
+            return nonlinear(*function(*given))
 
         def slope(*given: Any) -> Any:
             return jax.jvp(loss, given, moved)[1]
@@ -174,12 +212,16 @@ def test_hessian_vector_products(implementation: Implementation, order: str) -> 
             return jax.jvp(slope, given, tangents(given, seed=6))[1]
 
         def along(*given: Any) -> Any:
-            pairs = zip(jax.grad(loss, EVERYTHING)(*given), moved, strict=True)
-            return sum((gradient * direction).sum() for gradient, direction in pairs)
+            slopes = jax.tree.map(
+                lambda gradient, direction: (gradient * direction).sum(),
+                jax.grad(loss, EVERYTHING)(*given),
+                moved,
+            )
+            return sum(jax.tree.leaves(slopes))
 
         return jax.grad(along, EVERYTHING)(*given)
 
-    actual = jax.jit(lambda: product(fused(implementation, save="mask")))()
+    actual = jax.jit(lambda: product(fused(implementation, form, save="mask")))()
     assert_trees_close(actual, jax.jit(lambda: product(plain))(), tolerance=1e-8)
 
 
@@ -196,48 +238,57 @@ def test_third_order() -> None:
     np.testing.assert_allclose(third(fused())(1.3), third(plain)(1.3), rtol=1e-9)
 
 
-def test_inference_forward_mode() -> None:
-    x, z, scale, bias = operands(CASE)
-    given = (x, z, scale, bias, np.array([0.1, -0.2]), np.array([1.0, 2.0]))
+@one_or_two_inputs
+def test_inference_forward_mode(form: Form) -> None:
+    x, z, scale, bias = of(form)
+    statistics = (np.array([0.1, -0.2]), np.array([1.0, 2.0]))
+    mean, var = (jax.tree.map(lambda _, v=v: v, scale) for v in statistics)
+    given = (x, z, scale, bias, mean, var)
 
-    def expected(x: Any, z: Any, *vectors: Any) -> Any:
-        scale, bias, mean, var = (jnp.broadcast_to(v, x.shape) for v in vectors)
-        return jax.nn.relu(scale * (x - mean) * jax.lax.rsqrt(var + 1e-5) + bias + z)
+    def formula(x: Any, z: Any, *vectors: Any) -> Any:
+        def normalised(x: Any, *vectors: Any) -> Any:
+            scale, bias, mean, var = (jnp.broadcast_to(v, x.shape) for v in vectors)
+            return scale * (x - mean) * jax.lax.rsqrt(var + 1e-5) + bias
 
-    actual = jax.jvp(jax_bnar.bn_add_relu_inference, given, tangents(given))
-    assert_trees_close(actual, jax.jvp(expected, given, tangents(given)), tolerance=1e-10)
+        y = functools.reduce(jnp.add, [normalised(*own) for own in each_input(x, *vectors)])
+        return jax.nn.relu(y if z is None else y + z)
+
+    actual = jax.jvp(functools.partial(call_inference, form), given, tangents(given))
+    assert_trees_close(actual, jax.jvp(formula, given, tangents(given)), tolerance=1e-10)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_tangent_is_rounded_once(dtype: str) -> None:
+@one_or_two_inputs
+def test_tangent_is_rounded_once(dtype: str, form: Form) -> None:
     """Like y, the tangent is as close to float64 as the unfused one."""
-    case = Case((64, 3, 5), dtype=dtype)
-    given = tuple(operands(case))
+    given = tuple(operands(Case((64, 3, 5), dtype=dtype, form=form)))
     moved = tangents(given)
-    wide = [tuple(a.astype(np.float64) for a in arrays) for arrays in (given, moved)]
-    exact = jax.jvp(plain, wide[0], wide[1])[1]
+    wide = jax.tree.map(lambda a: a.astype(np.float64), (given, moved))
+    exact = jax.jvp(plain, *wide)[1]
     errors = []
-    for function in (fused(), plain):
+    for function in (fused(form=form), plain):
         y_dot, *_ = jax.jvp(function, given, moved)[1]
-        assert y_dot.dtype == given[0].dtype
+        assert y_dot.dtype == jnp.dtype(dtype)
         # Elements whose pre-activation is at the kink may take either side.
         error = np.abs(np.asarray(y_dot, np.float64) - exact[0])
         errors.append(np.quantile(error, 0.95))
     assert errors[0] <= errors[1]
 
 
+@one_or_two_inputs
 @saves
-def test_first_order_is_two_kernels(save: Save) -> None:
+def test_first_order_is_two_kernels(form: Form, save: Save) -> None:
     """Support for forward mode costs reverse mode nothing: no tangents are left in the program."""
-    given = operands(Case((8, 6, 5)))
+    given = operands(Case((8, 6, 5), form=form))
+    names = [operation_of(form, name) for name in ("forward", "backward")]
 
     def loss(*given: Any) -> Any:
-        return fused(save=save)(*given)[0].sum()
+        return fused(form=form, save=save)(*given)[0].sum()
 
     for gradient in (jax.grad(loss, EVERYTHING), jax.jit(jax.grad(jax.jit(loss), EVERYTHING))):
-        assert ours(gradient, *given) == {"forward": 1, "backward": 1}
+        assert ours(gradient, *given) == dict.fromkeys(names, 1)
         assert "jax_bnar_linear" not in primitives(gradient, *given)
-        assert hlo_calls(gradient, *given) == {"jax_bnar_forward_v1": 1, "jax_bnar_backward_v1": 1}
+        assert hlo_calls(gradient, *given) == {f"jax_bnar_{name}_v1": 1 for name in names}
 
 
 def test_forward_alone_holds_no_tangent() -> None:
@@ -247,24 +298,28 @@ def test_forward_alone_holds_no_tangent() -> None:
     assert hlo_calls(function, *given) == {"jax_bnar_forward_v1": 1}
 
 
-def test_linearized_function_reads_the_residuals_of_backward() -> None:
-    """It keeps one mask and x, and does not run forward again for each tangent."""
-    given = tuple(operands(Case((8, 6, 5))))
-    _, linear = jax.linearize(fused(save="mask"), *given)
-    size = given[0].size
+@one_or_two_inputs
+def test_linearized_function_reads_the_residuals_of_backward(form: Form) -> None:
+    """It keeps one mask and every x, and does not run forward again for each tangent."""
+    given = tuple(operands(Case((8, 6, 5), form=form)))
+    _, linear = jax.linearize(fused(form=form, save="mask"), *given)
+    size = 8 * 6 * 5
     saved = [leaf for leaf in jax.tree.leaves(linear) if leaf.size > 5]
-    assert sorted(leaf.nbytes for leaf in saved) == [size // 8, size * 4]
+    expected = [size // 8, *[size * 4] * inputs_of(form)]
+    assert sorted(leaf.nbytes for leaf in saved) == expected
     assert ours(linear, *given) == {}
 
 
-def test_derivative_of_a_derivative_keeps_the_kernels() -> None:
+@one_or_two_inputs
+def test_derivative_of_a_derivative_keeps_the_kernels(form: Form) -> None:
     """At second order, forward and backward run once each; the rest is pure JAX."""
-    given = operands(CASE)
+    x, *others = of(form)
 
     def loss(x: Any, *rest: Any) -> Any:
-        return (fused()(x, *rest)[0] ** 2).sum()
+        return (fused(form=form)(x, *rest)[0] ** 2).sum()
 
     def product(x: Any) -> Any:
-        return jax.jvp(lambda x: jax.grad(loss)(x, *given[1:]), (x,), (x,))
+        return jax.jvp(lambda x: jax.grad(loss)(x, *others), (x,), (x,))
 
-    assert ours(product, given.x) == {"forward": 1, "backward": 1}
+    names = [operation_of(form, name) for name in ("forward", "backward")]
+    assert ours(product, x) == dict.fromkeys(names, 1)

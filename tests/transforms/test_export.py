@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import Case, all_dtypes, both_implementations, operands
+from cases import (
+    Case,
+    Form,
+    all_dtypes,
+    both_implementations,
+    call,
+    one_or_two_inputs,
+    operands,
+    product_of_statistics,
+)
 from jax import export
 from subprocesses import run_python
 
@@ -21,9 +30,11 @@ CASE = Case((4, 5, 6, 17))
 TRAINING = ["jax_bnar_forward_v1", "jax_bnar_backward_v1"]
 
 
-def y_and_statistics(implementation: Implementation, save: Save = "mask") -> Any:
-    def function(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-        return jax_bnar.bn_add_relu(x, z, scale, bias, save=save, implementation=implementation)
+def y_and_statistics(
+    implementation: Implementation, save: Save = "mask", form: Form = "bn_add_relu"
+) -> Any:
+    def function(*given: Any) -> Any:
+        return call(form, *given, save=save, implementation=implementation)
 
     return function
 
@@ -36,17 +47,26 @@ def exported(function: Any, *arguments: Any, platforms: tuple[str, ...] = ("cpu"
     return export.deserialize(program.serialize(vjp_order=1))
 
 
-def loss(implementation: Implementation, save: Save) -> Any:
+def loss(implementation: Implementation, save: Save, form: Form = "bn_add_relu") -> Any:
     def function(*given: Any) -> Any:
-        y, mean, var = y_and_statistics(implementation, save)(*given)
+        y, mean, var = y_and_statistics(implementation, save, form)(*given)
         weights = jnp.linspace(-1, 1, y.size).astype(y.dtype).reshape(y.shape)
-        return (y * weights).sum() + (mean * var).sum().astype(y.dtype)
+        return (y * weights).sum() + product_of_statistics(mean, var).astype(y.dtype)
 
     return function
 
 
-def shapes(*arrays: Any) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+def shapes(*arrays: Any) -> list[Any]:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), list(arrays))
+
+
+def with_symbolic_batch(form: Form) -> list[Any]:
+    """The shapes of CASE's operands in float64, for any batch size."""
+    given = operands(Case(CASE.shape, dtype="float64", form=form))
+    batch = export.symbolic_shape("batch, 5, 6, 17")
+    return jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(batch if a.ndim > 1 else a.shape, a.dtype), list(given)
+    )
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -94,16 +114,14 @@ def test_exported_training_step(implementation: Implementation) -> None:
 
 
 @both_implementations
+@one_or_two_inputs
 @pytest.mark.parametrize("save", ["y", "mask"])
-def test_symbolic_batch(implementation: Implementation, save: Save) -> None:
+def test_symbolic_batch(implementation: Implementation, form: Form, save: Save) -> None:
     """One stored program works for every batch size, including its gradients."""
-    batch = export.symbolic_shape("batch, 5, 6, 17")
-    tensor = jax.ShapeDtypeStruct(batch, np.float64)
-    vector = jax.ShapeDtypeStruct((17,), np.float32)
-    step = jax.jit(jax.value_and_grad(loss(implementation, save), (0, 1, 2, 3)))
-    program = exported(step, tensor, tensor, vector, vector)
+    step = jax.jit(jax.value_and_grad(loss(implementation, save, form), (0, 1, 2, 3)))
+    program = exported(step, *with_symbolic_batch(form))
     for size in (1, 3, 8):
-        given = operands(Case((size, 5, 6, 17), dtype="float64"))
+        given = operands(Case((size, 5, 6, 17), dtype="float64", form=form))
         actual, expected = jax.tree.leaves(program.call(*given)), jax.tree.leaves(step(*given))
         for left, right in zip(actual, expected, strict=True):
             np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-10)
@@ -136,21 +154,20 @@ def test_one_program_for_three_platforms() -> None:
 
 
 @both_implementations
+@one_or_two_inputs
 @pytest.mark.parametrize("save", ["y", "mask"])
 def test_gradient_of_an_exported_program_with_symbolic_batch(
-    implementation: Implementation, save: Save
+    implementation: Implementation, form: Form, save: Save
 ) -> None:
     """The stored VJP is symbolic too, with its residuals and the number of bytes of the mask."""
-    tensor = jax.ShapeDtypeStruct(export.symbolic_shape("batch, 5, 6, 17"), np.float64)
-    vector = jax.ShapeDtypeStruct((17,), np.float32)
-    function = loss(implementation, save)
-    program = exported(function, tensor, tensor, vector, vector)
+    function = loss(implementation, save, form)
+    program = exported(function, *with_symbolic_batch(form))
     everything = (0, 1, 2, 3)
     expected = jax.jit(jax.grad(function, everything))
     for size in (1, 6):
-        given = operands(Case((size, 5, 6, 17), dtype="float64"))
-        actual = jax.jit(jax.grad(program.call, everything))(*given)
-        for left, right in zip(actual, expected(*given), strict=True):
+        given = operands(Case((size, 5, 6, 17), dtype="float64", form=form))
+        actual = jax.tree.leaves(jax.jit(jax.grad(program.call, everything))(*given))
+        for left, right in zip(actual, jax.tree.leaves(expected(*given)), strict=True):
             np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-10)
 
 

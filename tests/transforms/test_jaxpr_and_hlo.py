@@ -8,31 +8,51 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracle
 import pytest
-from cases import Case, both_implementations, operands, unfused
+from cases import (
+    FORMS,
+    Case,
+    Cotangents,
+    Form,
+    Operands,
+    both_implementations,
+    call,
+    call_inference,
+    cotangents,
+    inputs_of,
+    one_or_two_inputs,
+    operands,
+    operation_of,
+    unfused,
+)
 from programs import hlo_calls, opcodes_of_size, ours, primitives, stablehlo_calls
 
 import jax_bnar
-from jax_bnar import reference
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
 
 CASE = Case((4, 6, 5, 33))
-FORMS = ["bn_add_relu", "bn_relu", "batch_norm"]
 SAVES = ["y", "mask"]
 
 
-def loss(form: str, save: Save, implementation: Implementation) -> Any:
+def target_of(form: Form, name: str) -> str:
+    """The target of the custom call of an operation."""
+    return f"jax_bnar_{operation_of(form, name)}_v1"
+
+
+def of(form: Form) -> Operands:
+    return operands(Case(CASE.shape, form=form))
+
+
+def loss(form: Form, save: Save, implementation: Implementation) -> Any:
     """A training step's loss, which uses y and the statistics."""
 
-    def function(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-        tensors = (x, z) if form == "bn_add_relu" else (x,)
-        result = getattr(jax_bnar, form)(
-            *tensors, scale, bias, save=save, implementation=implementation
-        )
-        return (result.y**2).sum() + result.mean.sum() + result.var.sum()
+    def function(*given: Any) -> Any:
+        y, *statistics = call(form, *given, save=save, implementation=implementation)
+        return (y**2).sum() + sum(vector.sum() for vector in jax.tree.leaves(statistics))
 
     return function
 
@@ -48,11 +68,11 @@ def gradient(function: Any) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("save", SAVES)
-def test_kernels_are_one_call_each(form: str, save: Save) -> None:
-    given = operands(CASE)
+def test_kernels_are_one_call_each(form: Form, save: Save) -> None:
+    given = of(form)
     function = loss(form, save, "ffi")
-    forward = {"jax_bnar_forward_v1": 1}
-    both = forward | {"jax_bnar_backward_v1": 1}
+    forward = {target_of(form, "forward"): 1}
+    both = forward | {target_of(form, "backward"): 1}
     for count in (stablehlo_calls, hlo_calls):
         assert count(function, *given) == forward
         assert count(gradient(function), *given) == both
@@ -60,11 +80,12 @@ def test_kernels_are_one_call_each(form: str, save: Save) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("save", SAVES)
-def test_default_binds_one_primitive_each(form: str, save: Save) -> None:
-    given = operands(CASE)
+def test_default_binds_one_primitive_each(form: Form, save: Save) -> None:
+    given = of(form)
     function = loss(form, save, None)
-    assert ours(function, *given) == {"forward": 1}
-    assert ours(gradient(function), *given) == {"forward": 1, "backward": 1}
+    forward = {operation_of(form, "forward"): 1}
+    assert ours(function, *given) == forward
+    assert ours(gradient(function), *given) == forward | {operation_of(form, "backward"): 1}
 
 
 def test_default_is_the_kernel() -> None:
@@ -72,27 +93,35 @@ def test_default_is_the_kernel() -> None:
     assert hlo_calls(loss("bn_add_relu", "y", None), *operands(CASE)) == {"jax_bnar_forward_v1": 1}
 
 
-def test_inference_kernel_is_one_call() -> None:
-    given = operands(CASE)
-    mean, var = jnp.zeros(33, np.float32), jnp.ones(33, np.float32)
+@one_or_two_inputs
+def test_inference_kernel_is_one_call(form: Form) -> None:
+    given = of(form)
+    zeros, ones = jnp.zeros(33, np.float32), jnp.ones(33, np.float32)
+    mean, var = (jax.tree.map(lambda _, v=v: v, given.scale) for v in (zeros, ones))
 
-    def function(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-        y = jax_bnar.bn_add_relu_inference(x, z, scale, bias, mean, var, implementation="ffi")
-        return (y**2).sum()
+    def function(*given: Any) -> Any:
+        everything: Any = (*given, mean, var)
+        return (call_inference(form, *everything, implementation="ffi") ** 2).sum()
 
-    assert hlo_calls(function, *given) == {"jax_bnar_normalise_v1": 1}
-    assert hlo_calls(gradient(function), *given) == {
-        "jax_bnar_normalise_v1": 1,
-        "jax_bnar_backward_reduce_v1": 1,
-        "jax_bnar_backward_apply_v1": 1,
+    normalise = {target_of(form, "normalise"): 1}
+    assert hlo_calls(function, *given) == normalise
+    assert hlo_calls(gradient(function), *given) == normalise | {
+        target_of(form, "backward_reduce"): 1,
+        target_of(form, "backward_apply"): 1,
     }
 
 
 @pytest.mark.parametrize(
-    "function", [loss("bn_add_relu", "y", "xla"), loss("bn_add_relu", "mask", "xla"), unfused_loss]
+    ("form", "function"),
+    [
+        ("bn_add_relu", loss("bn_add_relu", "y", "xla")),
+        ("bn_add_relu", loss("bn_add_relu", "mask", "xla")),
+        ("dual_bn_add_relu", loss("dual_bn_add_relu", "mask", "xla")),
+        ("bn_add_relu", unfused_loss),
+    ],
 )
-def test_comparison_sides_hold_none_of_our_calls(function: Any) -> None:
-    given = operands(CASE)
+def test_comparison_sides_hold_none_of_our_calls(form: Form, function: Any) -> None:
+    given = of(form)
     for program in (function, gradient(function)):
         assert ours(program, *given) == {}
         assert not stablehlo_calls(program, *given)
@@ -116,56 +145,51 @@ def test_unfused_side_rounds_three_times() -> None:
 
 
 def residuals(
-    form: str, save: Save, implementation: Implementation
+    form: Form, save: Save, implementation: Implementation
 ) -> tuple[Any, list[np.ndarray]]:
     """y, and the arrays that backward keeps alive."""
-    given = operands(CASE)
 
-    def function(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-        tensors = (x, z) if form == "bn_add_relu" else (x,)
-        return getattr(jax_bnar, form)(
-            *tensors, scale, bias, save=save, implementation=implementation
-        )
+    def function(*given: Any) -> Any:
+        return call(form, *given, save=save, implementation=implementation)
 
-    result, vjp = jax.vjp(function, *given)
+    result, vjp = jax.vjp(function, *of(form))
     return result.y, [np.asarray(leaf) for leaf in jax.tree.leaves(vjp)]
+
+
+def pre_activation(given: Operands) -> oracle.Array:
+    """What the ReLU is applied to, without a residual."""
+    exact = oracle.forward(given.x, None, given.scale, given.bias, epsilon=1e-5, relu=False)
+    return exact.y.ravel()
 
 
 @both_implementations
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("save", SAVES)
 def test_residuals_hold_no_pre_relu_tensor(
-    implementation: Implementation, form: str, save: Save
+    implementation: Implementation, form: Form, save: Save
 ) -> None:
-    x, z, scale, bias = operands(CASE)
+    given = of(form)
     y, saved = residuals(form, save, implementation)
-    full = [array.ravel() for array in saved if array.size >= x.size]
-    expected = [x.ravel()]
+    full = [array.ravel() for array in saved if array.size >= y.size]
+    expected = [x.ravel() for x in jax.tree.leaves(given.x)]
     if form == "bn_add_relu" and save == "y":
         expected.append(np.asarray(y).ravel())
     assert len(full) == len(expected)
     for array in expected:
         assert any(np.array_equal(array, other) for other in full)
 
-    # The small ones are mean, var, scale, bias, and the mask with one bit per element.
-    small = sorted(array.nbytes for array in saved if array.size < x.size)
-    vectors = [x.shape[-1] * 4] * 4
+    # The small ones are mean, var, scale and bias, and the mask with one bit per element.
+    small = sorted(array.nbytes for array in saved if array.size < y.size)
+    vectors = [33 * 4] * (4 * inputs_of(form))
     masked = form != "batch_norm" and save == "mask"
-    assert small == sorted(vectors + ([-(-x.size // 8)] if masked else []))
+    assert small == sorted(vectors + ([-(-y.size // 8)] if masked else []))
 
-    pre, *_ = reference.normalise(
-        x.reshape(1, -1, 33, 1),
-        None if form != "bn_add_relu" else z.reshape(1, -1, 33, 1),
-        scale.reshape(1, 33),
-        bias.reshape(1, 33),
-        *reference.statistics(x.reshape(1, -1, 33, 1)),
-        epsilon=1e-5,
-        activation="none",
-        save_mask=False,
-    )
     if form != "batch_norm":
+        pre = pre_activation(given)
+        whole = pre if given.z is None else pre + given.z.ravel()
         for array in full:
-            assert not np.allclose(array, np.asarray(pre).ravel(), atol=1e-3)
+            assert not np.allclose(array, pre, atol=1e-3)
+            assert not np.allclose(array, whole, atol=1e-3)
 
 
 @both_implementations
@@ -192,44 +216,45 @@ def test_forward_without_gradient_makes_no_mask(save: Save) -> None:
     assert "u8[" not in str(jaxpr)
 
 
+# Shapes and keywords. Some dimensions are 1: after global pooling, and of sequences.
+CONTIGUOUS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((4, 6, 5, 32), {}),
+    ((4, 32, 6, 5), {"axis": 1}),
+    ((40, 32), {}),
+    ((1, 6, 5, 3), {}),
+    ((4, 6, 5, 32), {"num_groups": 2}),
+    ((4, 32, 6, 5), {"axis": 1, "num_groups": 2}),
+    ((40, 1, 1, 32), {}),
+    ((40, 32, 1, 1), {"axis": 1}),
+    ((4, 1, 6, 32), {}),
+    ((1, 32, 1, 30), {"axis": 1}),
+    ((40, 1, 1, 32), {"num_groups": 2}),
+]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
-    ("shape", "keywords"),
+    ("form", "shape", "keywords"),
     [
-        ((4, 6, 5, 32), {}),
-        ((4, 32, 6, 5), {"axis": 1}),
-        ((40, 32), {}),
-        ((1, 6, 5, 3), {}),
-        ((4, 6, 5, 32), {"num_groups": 2}),
-        ((4, 32, 6, 5), {"axis": 1, "num_groups": 2}),
-        # Dimensions of size 1: after global pooling, and of sequences.
-        ((40, 1, 1, 32), {}),
-        ((40, 32, 1, 1), {"axis": 1}),
-        ((4, 1, 6, 32), {}),
-        ((1, 32, 1, 30), {"axis": 1}),
-        ((40, 1, 1, 32), {"num_groups": 2}),
+        *(("bn_add_relu", *each) for each in CONTIGUOUS),
+        *(("dual_bn_add_relu", *CONTIGUOUS[i]) for i in (0, 5, 6)),
     ],
 )
 @pytest.mark.parametrize("save", SAVES)
 def test_no_copy_of_an_array(
-    shape: tuple[int, ...], keywords: dict[str, Any], save: Save, dtype: str
+    form: Form, shape: tuple[int, ...], keywords: dict[str, Any], save: Save, dtype: str
 ) -> None:
     """XLA:CPU once copied every bfloat16 operand, to move its dimensions of size 1."""
-    x = jnp.ones(shape, dtype)
-    channels = shape[keywords.get("axis", -1)]
-    vector = jnp.ones(channels, jnp.float32)
-    statistic = jnp.ones((2, channels) if "num_groups" in keywords else (channels,), jnp.float32)
+    case = Case(shape, dtype=dtype, form=form, save=save, **keywords)
 
-    def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any, dstatistic: Any) -> Any:
+    def step(given: Operands, dout: Cotangents) -> Any:
         result, vjp = jax.vjp(
-            lambda *given: jax_bnar.bn_add_relu(
-                *given, save=save, implementation="ffi", **keywords
-            ),
-            *(x, z, scale, bias),
+            lambda *given: tuple(call(form, *given, implementation="ffi", **case.keywords)), *given
         )
-        return result, vjp(jax_bnar.BatchNormResult(dy, dstatistic, dstatistic))
+        return result, vjp(tuple(dout))
 
-    moving = opcodes_of_size(x.size, step, x, x, vector, vector, x, statistic) - {
+    size = int(np.prod(shape))
+    moving = opcodes_of_size(size, step, operands(case), cotangents(case)) - {
         *("parameter", "bitcast", "custom-call", "get-tuple-element", "tuple")
     }
     assert not moving

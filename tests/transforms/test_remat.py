@@ -7,12 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import Case, operands, unfused
+from cases import (
+    FLOAT64,
+    Case,
+    Form,
+    call,
+    inputs_of,
+    one_or_two_inputs,
+    operands,
+    operation_of,
+    unfused,
+)
 from flax_tools import init, normal
 from programs import hlo_calls, ours
+from residuals import saved_bytes
 from trees import assert_trees_close
 
-import jax_bnar
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 from jax_bnar.flax_layers import BatchNorm, FusedBottleneck
@@ -23,51 +33,66 @@ CASE = Case((6, 5, 16))
 SIZE, CHANNELS = 6 * 5 * 16, 16
 NAMES = ("bnar_statistics", "bnar_mask")
 NAMED = jax.checkpoint_policies.save_only_these_names(*NAMES)
-ONCE = {"forward": 1, "backward": 1}
-NORMALISED = {"forward": 1, "normalise": 1, "backward": 1}
+saves = pytest.mark.parametrize("save", ["y", "mask"])
+
+
+def once(form: Form = "bn_add_relu") -> dict[str, int]:
+    return {operation_of(form, name): 1 for name in ("forward", "backward")}
+
+
+def normalised(form: Form = "bn_add_relu") -> dict[str, int]:
+    """With y, but not the statistics, computed again."""
+    return once(form) | {operation_of(form, "normalise"): 1}
+
+
+def operands_of_block(form: Form, **keywords: Any) -> tuple[Any, Any, Any]:
+    """x, scale and bias of a block."""
+    x, _, scale, bias = operands(Case(form=form, **{"shape": CASE.shape, **keywords}))
+    return jax.tree.leaves(x)[0], scale, bias
+
+
+def tensors(x: Any, scale: Any) -> Any:
+    """The operands of a residual block that are not vectors: x and z, or two x."""
+    return ((jnp.sin(x), x), None) if isinstance(scale, tuple) else (jnp.sin(x), x)
 
 
 def block(x: Any, scale: Any, bias: Any, **keywords: Any) -> Any:
-    """A residual block with relu(batch_norm(w) + x), of which backward reads w, x and y."""
-    w = jnp.sin(x)
-    return jnp.cos(jax_bnar.bn_add_relu(w, x, scale, bias, **keywords).y) * x
+    """A residual block with relu(batch_norm(w) + x), of which backward reads w, x and y.
+
+    With a pair of scales it is relu(batch_norm(w) + batch_norm(x)).
+    """
+    form = "dual_bn_add_relu" if isinstance(scale, tuple) else "bn_add_relu"
+    first, second = tensors(x, scale)
+    return jnp.cos(call(form, first, second, scale, bias, **keywords).y) * x
 
 
 def plain_block(x: Any, scale: Any, bias: Any) -> Any:
-    return jnp.cos(unfused(jnp.sin(x), x, scale, bias).y) * x
+    first, second = tensors(x, scale)
+    return jnp.cos(unfused(first, second, scale, bias).y) * x
 
 
-def saved_bytes(function: Any, *given: Any) -> list[int]:
-    """Sizes of the arrays that backward keeps alive, without the operands."""
-    pointers = {array.unsafe_buffer_pointer() for array in jax.tree.leaves(given)}
-    _, vjp = jax.vjp(function, *given)
-    return sorted(
-        leaf.nbytes for leaf in jax.tree.leaves(vjp) if leaf.unsafe_buffer_pointer() not in pointers
-    )
-
-
+@one_or_two_inputs
 @pytest.mark.parametrize(
-    ("save", "names", "expected"),
-    [
-        ("mask", NAMES, [CHANNELS * 4] * 2 + [SIZE // 8]),
-        ("mask", NAMES[:1], [CHANNELS * 4] * 2),
-        ("y", NAMES, [CHANNELS * 4] * 2),
-        ("mask", (), []),
-    ],
+    ("save", "names", "vectors", "masks"),
+    [("mask", NAMES, 2, 1), ("mask", NAMES[:1], 2, 0), ("y", NAMES, 2, 0), ("mask", (), 0, 0)],
     ids=["statistics-and-mask", "statistics", "statistics-y", "nothing"],
 )
-def test_residual_bytes(save: Save, names: tuple[str, ...], expected: list[int]) -> None:
-    x, _, scale, bias = map(jnp.asarray, operands(CASE))
+def test_residual_bytes(
+    form: Form, save: Save, names: tuple[str, ...], vectors: int, masks: int
+) -> None:
+    """`vectors` are the statistics of each input."""
+    given = jax.tree.map(jnp.asarray, operands_of_block(form))
     policy = jax.checkpoint_policies.save_only_these_names(*names)
     function = jax.checkpoint(lambda *given: block(*given, save=save), policy=policy)
-    sizes = saved_bytes(function, x, scale, bias)
-    assert sorted(sizes) == sorted(expected)
+    expected = [CHANNELS * 4] * (vectors * inputs_of(form)) + [SIZE // 8] * masks
+    assert saved_bytes(function, *given) == sorted(expected)
 
 
 @pytest.mark.parametrize("implementation", ["ffi", "xla"])
-@pytest.mark.parametrize("save", ["y", "mask"])
-def test_gradients(implementation: Implementation, save: Save) -> None:
-    x, _, scale, bias = operands(CASE)
+@one_or_two_inputs
+@saves
+def test_gradients(implementation: Implementation, form: Form, save: Save) -> None:
+    given = operands_of_block(form)
 
     def loss(function: Any) -> Any:
         return jax.jit(jax.grad(lambda *given: function(*given).sum(), (0, 1, 2)))
@@ -75,31 +100,34 @@ def test_gradients(implementation: Implementation, save: Save) -> None:
     def ours_block(*given: Any) -> Any:
         return block(*given, save=save, implementation=implementation)
 
-    actual = loss(jax.checkpoint(ours_block, policy=NAMED))(x, scale, bias)
-    assert_trees_close(actual, loss(plain_block)(x, scale, bias), tolerance=1e-4)
+    actual = loss(jax.checkpoint(ours_block, policy=NAMED))(*given)
+    assert_trees_close(actual, loss(plain_block)(*given), tolerance=1e-4)
 
 
-def test_statistics_run_once_in_the_compiled_program() -> None:
+@one_or_two_inputs
+@saves
+def test_statistics_run_once_in_the_compiled_program(form: Form, save: Save) -> None:
     """Forward runs once; backward recomputes only y, from the saved statistics."""
-    x, _, scale, bias = operands(CASE)
-    function = jax.checkpoint(lambda *given: block(*given, save="mask"), policy=NAMED)
+    function = jax.checkpoint(lambda *given: block(*given, save=save), policy=NAMED)
     gradient = jax.grad(lambda *given: function(*given).sum(), (0, 1, 2))
-    assert hlo_calls(gradient, x, scale, bias) == {
-        f"jax_bnar_{name}_v1": count for name, count in NORMALISED.items()
+    assert hlo_calls(gradient, *operands_of_block(form)) == {
+        f"jax_bnar_{name}_v1": count for name, count in normalised(form).items()
     }
 
 
-def test_mask_saved_is_not_computed_again() -> None:
-    x, _, scale, bias = operands(CASE)
+@one_or_two_inputs
+def test_mask_saved_is_not_computed_again(form: Form) -> None:
+    x, scale, bias = operands_of_block(form)
     function = jax.checkpoint(lambda *given: block(*given, save="mask"), policy=NAMED)
     jaxpr = str(jax.make_jaxpr(jax.grad(lambda x: function(x, scale, bias).sum()))(x))
-    _, again = jaxpr.split("bnar_normalise")
+    _, again = jaxpr.split("normalise")
     assert "save_mask=False" in again.split("]")[0]
 
 
-@pytest.mark.parametrize("save", ["y", "mask"])
+@one_or_two_inputs
+@saves
 @pytest.mark.parametrize("saved", ["all but elementwise", "forward"])
-def test_policy_that_saves_y(saved: str, save: Save) -> None:
+def test_policy_that_saves_y(saved: str, form: Form, save: Save) -> None:
     """If y is saved, nothing runs again."""
 
     def policy(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -107,9 +135,9 @@ def test_policy_that_saves_y(saved: str, save: Save) -> None:
             return primitive.name == "custom_jvp_call"
         return primitive.name not in ("sin", "cos", "mul")
 
-    x, _, scale, bias = operands(CASE)
+    x, scale, bias = operands_of_block(form)
     function = jax.checkpoint(lambda *given: block(*given, save=save), policy=policy)
-    assert ours(jax.grad(lambda x: function(x, scale, bias).sum()), x) == ONCE
+    assert ours(jax.grad(lambda x: function(x, scale, bias).sum()), x) == once(form)
 
 
 def test_policy_that_offloads_other_names() -> None:
@@ -122,7 +150,7 @@ def test_policy_that_offloads_other_names() -> None:
     )
     x, _, scale, bias = operands(CASE)
     function = jax.checkpoint(lambda *given: block(*given, save="mask"), policy=policy)
-    assert ours(jax.grad(lambda x: function(x, scale, bias).sum()), x) == NORMALISED
+    assert ours(jax.grad(lambda x: function(x, scale, bias).sum()), x) == normalised()
 
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
@@ -160,15 +188,16 @@ def test_scan_over_layers(where: str) -> None:
     each = [layers * CHANNELS * 4] * 2 + [layers * SIZE // 8]
     if where == "inside":
         assert sizes == sorted([*each, layers * SIZE * 4])
-        assert ours(gradient(fused), *given) == NORMALISED
+        assert ours(gradient(fused), *given) == normalised()
     else:
         # The layers' inputs are recomputed too, by one more scan of normalise.
         assert sizes == sorted(each)
         assert ours(gradient(fused), *given)["forward"] == 1
 
 
-def test_vmap_of_checkpoint_and_checkpoint_of_vmap() -> None:
-    x, _, scale, bias = operands(CASE)
+@one_or_two_inputs
+def test_vmap_of_checkpoint_and_checkpoint_of_vmap(form: Form) -> None:
+    x, scale, bias = operands_of_block(form)
     xs = np.stack([x, x + 1])
 
     def one(x: Any, scale: Any, bias: Any) -> Any:
@@ -182,12 +211,12 @@ def test_vmap_of_checkpoint_and_checkpoint_of_vmap() -> None:
     for function in (outside, inside):
         gradient = jax.grad(lambda *given, f=function: f(*given).sum(), (0, 1, 2))
         assert_trees_close(gradient(xs, scale, bias), expected, tolerance=1e-4)
-        assert ours(gradient, xs, scale, bias) == NORMALISED
+        assert ours(gradient, xs, scale, bias) == normalised(form)
 
 
-def test_forward_mode_and_second_order_of_checkpoint() -> None:
-    case = Case((4, 3, 2), dtype="float64", scale_dtype="float64", bias_dtype="float64", seed=3)
-    x, _, scale, bias = operands(case)
+@one_or_two_inputs
+def test_forward_mode_and_second_order_of_checkpoint(form: Form) -> None:
+    x, scale, bias = operands_of_block(form, shape=(4, 3, 2), seed=3, **FLOAT64)
 
     def product(function: Any) -> Any:
         gradient = jax.grad(lambda x: function(x, scale, bias).sum())
@@ -202,7 +231,7 @@ def test_forward_mode_and_second_order_of_checkpoint() -> None:
     )
 
 
-@pytest.mark.parametrize("save", ["y", "mask"])
+@saves
 def test_bottleneck(save: Save) -> None:
     """A checkpoint around a block that saves convolutions keeps them, statistics and masks.
 

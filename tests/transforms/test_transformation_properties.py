@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from property_tests import example_count
+from tiers import slow_except
 from transformation_cases import Call, calls, formula, ours, values
 from transformation_families import (
     ENCLOSED,
@@ -45,9 +46,46 @@ def examples(count: int) -> hypothesis.settings:
     )
 
 
+# With two inputs a program is twice as large, and XLA takes twice as long. The other ones show each
+# rule of the operator: both modes up to the third order, and what a policy may save.
+SLOW_WITH_TWO: Final = {
+    "jacfwd_of_jacfwd",
+    "jacfwd_of_jacrev",
+    "jacrev_of_jacrev",
+    "grad_of_forward_along_of_forward_along",
+    "grad_of_forward_along_of_reverse_along",
+    "grad_of_reverse_along_of_reverse_along",
+    "forward_over_forward_over_reverse",
+    "cond_and_switch",
+    "while_loop",
+    "custom_rules_around",
+    "everything",
+    "nothing",
+    "dots",
+    "dots without batch",
+    "dots offloaded",
+    "anything but statistics",
+    "any name but mask",
+    "others offloaded",
+}
+
+
 def numbered(names: Iterable[str]) -> Callable[[Any], Any]:
-    """Parametrizes with each name and its number."""
-    return pytest.mark.parametrize(("number", "name"), list(enumerate(names)))
+    """Parametrizes with each name, its number, and the number of inputs."""
+    return pytest.mark.parametrize(
+        ("number", "name", "inputs"),
+        [
+            pytest.param(
+                number,
+                name,
+                inputs,
+                id=f"{name}-{inputs}",
+                marks=pytest.mark.slow if inputs == 2 and name in SLOW_WITH_TWO else (),
+            )
+            for number, name in enumerate(names)
+            for inputs in (1, 2)
+        ],
+    )
 
 
 def check_compiled(transformation: Transformation, call: Call, **keywords: Any) -> None:
@@ -61,8 +99,8 @@ def check_compiled(transformation: Transformation, call: Call, **keywords: Any) 
 @numbered(OUTSIDE_JIT)
 @examples(1)
 @hypothesis.given(data=st.data())
-def test_outside_jit(data: st.DataObject, number: int, name: str) -> None:
-    call = data.draw(calls(number))
+def test_outside_jit(data: st.DataObject, number: int, name: str, inputs: int) -> None:
+    call = data.draw(calls(number, inputs=inputs))
     transformation, at = OUTSIDE_JIT[name], values(call)
     expected = transformation(jax.jit(formula(call)), call, at)
     assert_equal_trees(transformation(ours(call), call, at), expected)
@@ -71,39 +109,42 @@ def test_outside_jit(data: st.DataObject, number: int, name: str) -> None:
 @numbered(COMPILED)
 @examples(1)
 @hypothesis.given(data=st.data())
-def test_compiled(data: st.DataObject, number: int, name: str) -> None:
-    check_compiled(COMPILED[name], data.draw(calls(number)))
+def test_compiled(data: st.DataObject, number: int, name: str, inputs: int) -> None:
+    check_compiled(COMPILED[name], data.draw(calls(number, inputs=inputs)))
 
 
 @numbered(POLICIES)
 @examples(1)
 @hypothesis.given(data=st.data())
-def test_checkpoint(data: st.DataObject, number: int, name: str) -> None:
-    call = data.draw(calls(number, training_only=True))
+def test_checkpoint(data: st.DataObject, number: int, name: str, inputs: int) -> None:
+    call = data.draw(calls(number, inputs=inputs, training_only=True))
     check_compiled(checkpoint(POLICIES[name]), call)
 
 
 @numbered(NAMED_AXIS)
 @examples(1)
 @hypothesis.given(data=st.data())
-def test_named_axis(data: st.DataObject, number: int, name: str) -> None:
+def test_named_axis(data: st.DataObject, number: int, name: str, inputs: int) -> None:
     """All examples share the statistics, which none could compute alone."""
-    call = data.draw(calls(number, training_only=True))
+    call = data.draw(calls(number, inputs=inputs, training_only=True))
     check_compiled(NAMED_AXIS[name], call, axis_name="i")
 
 
 @numbered(ENCLOSED)
 @examples(1)
 @hypothesis.given(data=st.data())
-def test_named_axis_within(data: st.DataObject, number: int, name: str) -> None:
+def test_named_axis_within(data: st.DataObject, number: int, name: str, inputs: int) -> None:
     """The mapped function is traced first, and then differentiated from outside."""
-    call = data.draw(calls(number, training_only=True))
+    call = data.draw(calls(number, inputs=inputs, training_only=True))
     check_compiled(named_axis(name, own_parameters=False), call, axis_name="i")
 
 
-@examples(3)
+@pytest.mark.parametrize("inputs", slow_except({1}, [1, 2]))
+@examples(2)
 @hypothesis.given(
-    call=calls(), around=st.lists(st.sampled_from(sorted(WRAPPERS)), min_size=2, max_size=3)
+    data=st.data(), around=st.lists(st.sampled_from(sorted(WRAPPERS)), min_size=2, max_size=3)
 )
-def test_transformations_of_transformations(call: Call, around: list[str]) -> None:
-    check_compiled(composition(around), call)
+def test_transformations_of_transformations(
+    data: st.DataObject, around: list[str], inputs: int
+) -> None:
+    check_compiled(composition(around), data.draw(calls(inputs=inputs)))

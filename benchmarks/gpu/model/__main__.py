@@ -3,6 +3,7 @@
 python -m benchmarks.gpu.model --device h200 --batch 256 --dtype bf16 --save mask
 """
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,13 @@ from benchmarks.gpu.model import report
 from benchmarks.gpu.model.devices import DEVICES, DeviceName
 from benchmarks.gpu.model.kinds import Save
 from benchmarks.gpu.model.measured import add_measured
-from benchmarks.gpu.model.predict import Assumptions, constants_of, predict
+from benchmarks.gpu.model.predict import (
+    Assumptions,
+    constants_of,
+    measured_constants,
+    predict,
+)
+from benchmarks.gpu.model.range import over_the_range, print_range
 from benchmarks.sites.problem import DType
 
 _DTYPES: Final[dict[str, DType]] = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -42,6 +49,10 @@ class Options:
     """The four joins after a shortcut's BatchNorm as one operation with two inputs."""
     constants: tuple[str, ...] = ()
     """Constants of cuda/host/cost.h to replace, such as barrier=3 or kernel_share=0.97."""
+    measured_constants: Path | None = None
+    """build/gpu/micro.json of `make gpu`: replaces the constants that were measured."""
+    range: bool = False
+    """Print instead what the sum is over the range of each constant that is uncertain."""
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -55,8 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 def run(options: Options) -> dict[str, Any]:
     if options.batch < 1:
         raise ValueError(f"--batch must be at least 1, got {options.batch}.")
+    if options.range:
+        return run_range(options)
+    measured = options.measured_constants
     assumptions = Assumptions(
-        constants_of(options.constants),
+        {
+            **({} if measured is None else measured_constants(measured)),
+            **constants_of(options.constants),
+        },
         options.strategy,
         options.slab_channels,
     )
@@ -75,6 +92,31 @@ def run(options: Options) -> dict[str, Any]:
         print()
     else:
         report.print_prediction(document, Console())
+    return document
+
+
+def run_range(options: Options) -> dict[str, Any]:
+    fixed = dataclasses.replace(
+        Options(), device=options.device, batch=options.batch, dtype=options.dtype,
+        save=options.save, json=options.json, range=True,
+    )  # fmt: skip
+    if options != fixed:
+        raise ValueError("--range takes only --device, --batch, --dtype, --save and --json.")
+    device, dtype = DEVICES[options.device], _DTYPES[options.dtype]
+    rows = over_the_range(device, options.batch, dtype, options.save)
+    document = {
+        "modelled": True, "device": device.title, "batch": options.batch, "dtype": dtype,
+        "save": options.save, "range": rows,
+    }  # fmt: skip
+    if options.json:
+        json.dump(document, sys.stdout, indent=1)
+        print()
+    else:
+        title = (
+            f"MODELLED, not measured: {device.title}, {dtype}, batch {options.batch},"
+            f' save="{options.save}"'
+        )
+        print_range(rows, title, Console())
     return document
 
 

@@ -23,6 +23,7 @@ class Device:
         memory_mhz: the memory clock; data come at both of its edges.
         memory_bits: the width of the memory bus.
         clock_ghz: the highest clock of the multiprocessors, at which instructions are priced.
+        single_to_double: the rate of float over that of double.
     """
 
     title: str
@@ -33,6 +34,7 @@ class Device:
     memory_mhz: int
     memory_bits: int
     clock_ghz: float
+    single_to_double: int
 
     @property
     def bytes_per_us(self) -> float:
@@ -49,12 +51,13 @@ class Device:
             "cooperative": 1,
             "clusters": int(self.compute_capability >= 90),
             "memory_bytes_per_microsecond": self.bytes_per_us,
+            "single_to_double_ratio": self.single_to_double,
         }
 
 
 DEVICES: Final[dict[DeviceName, Device]] = {
-    "h200": Device("H200 SXM", 90, 132, 228, 60, 3201, 6144, 1.98),
-    "h100": Device("H100 SXM", 90, 132, 228, 50, 2619, 5120, 1.98),
-    "a100": Device("A100 80GB SXM", 80, 108, 164, 40, 1593, 5120, 1.41),
-    "l4": Device("L4", 89, 58, 100, 48, 6251, 192, 2.04),
+    "h200": Device("H200 SXM", 90, 132, 228, 60, 3201, 6144, 1.98, 2),
+    "h100": Device("H100 SXM", 90, 132, 228, 50, 2619, 5120, 1.98, 2),
+    "a100": Device("A100 80GB SXM", 80, 108, 164, 40, 1593, 5120, 1.41, 2),
+    "l4": Device("L4", 89, 58, 100, 48, 6251, 192, 2.04, 64),
 }

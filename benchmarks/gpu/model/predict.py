@@ -5,20 +5,24 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from benchmarks.common.kernels import planner
 from benchmarks.common.sites import RESNET50_SITES, Site
+from benchmarks.gpu.model import flax
 from benchmarks.gpu.model.devices import Device
 from benchmarks.gpu.model.kinds import VECTOR, Direction, Save, directions
 from benchmarks.sites.problem import DType, itemsize
 
 # Written by .ci/cuda_instructions.py. The counts are those of sm_90, for every device.
 INSTRUCTIONS: Final = Path(__file__).with_name("instructions.json")
-# Of the four that a multiprocessor can issue: what memory-bound loops of this kind reach, as the
-# review of the machine code assumes.
-INSTRUCTIONS_PER_CYCLE: Final = 2.5
 _WARP: Final = 32
+
+# What the planner knows of the constants that are replaced:
+#   told    these constants, so that only the others remain uncertain;
+#   built   nothing: the plans are those of the kernels as they are;
+#   sure    all constants, so that the plan is the best one for them.
+Planner = Literal["told", "built", "sure"]
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,28 @@ class Assumptions:
         constants: constants of cuda/host/cost.h to replace, by name.
         strategy: "auto", or the strategy that every direction is forced to.
         slab_channels: 0, or the width of all slabs.
+        planner: what the planner knows of `constants`.
     """
 
     constants: Mapping[str, float] = dataclasses.field(default_factory=dict)
     strategy: str = "auto"
     slab_channels: int = 0
+    planner: Planner = "told"
+
+
+def measured_constants(path: Path) -> dict[str, float]:
+    """The constants that the microbenchmark of `make gpu` has measured, from its JSON.
+
+    Raises:
+        ValueError: the file has none.
+    """
+    constants = json.loads(path.read_text()).get("constants")
+    if not isinstance(constants, dict):
+        raise ValueError(
+            f"{path} has no `constants`: expected what the step `micro` of `make gpu` writes,"
+            " build/gpu/micro.json."
+        )
+    return constants
 
 
 def constants_of(texts: Sequence[str]) -> dict[str, float]:
@@ -65,6 +86,17 @@ def cost_model(constants: Mapping[str, float]) -> dict[str, float]:
     return {**defaults, **constants}
 
 
+def planned_models(assumptions: Assumptions) -> list[dict[str, float]]:
+    """The cost models of which the planner takes each for possible."""
+    if assumptions.planner == "sure":
+        return [cost_model(assumptions.constants)]
+    models: list[dict[str, float]] = planner().cuda_planned_models()
+    if assumptions.planner == "built":
+        return models
+    told = [{**model, **assumptions.constants} for model in models]
+    return [model for index, model in enumerate(told) if model not in told[:index]]
+
+
 def predict_direction(
     canonical_shape: tuple[int, int, int, int],
     dtype: DType,
@@ -86,6 +118,7 @@ def predict_direction(
         traffic,
         device.attributes(),
         model,
+        planned_models(assumptions),
         strategy,
         assumptions.slab_channels,
     )
@@ -102,7 +135,8 @@ def predict_direction(
     ahead = min(plan["ahead_us"], first / rate)
     memory = (first / rate - ahead, (plan["bytes"] - first) / rate)
     cycles_per_us = 1e3 * device.clock_ghz * device.multiprocessors * plan["busy"]
-    us_per_instruction = elements / (VECTOR * _WARP) / INSTRUCTIONS_PER_CYCLE / cycles_per_us
+    issued = model["instructions_per_cycle"] * cycles_per_us
+    us_per_instruction = elements / (VECTOR * _WARP) / issued
     issue = tuple(
         (kept * shared + (1 - kept) * streamed) * us_per_instruction
         for shared, streamed in _instructions(dtype, direction, plan)
@@ -152,6 +186,8 @@ def predict(
 ) -> dict[str, Any]:
     """All sites and their sum, weighted by how often each occurs, as a JSON object."""
     assumptions = assumptions or Assumptions()
+    model = cost_model(assumptions.constants)
+    plain = flax.predict(device, batch, dtype, _copy_rate(device, assumptions.constants), model)
     rows = []
     for site in sites:
         shape = (1, batch * site.height * site.width, site.channels, 1)
@@ -168,6 +204,7 @@ def predict(
                 "predicted_us": predicted,
                 "floor_us": floor,
                 "floor_share": floor / predicted,
+                "flax": plain.get(site.label),
                 **predictions,
             }
         )
@@ -180,11 +217,12 @@ def predict(
         "batch": batch,
         "dtype": dtype,
         "save": save,
-        "constants": cost_model(assumptions.constants),
+        "constants": model,
         "copy_bytes_per_us": _copy_rate(device, assumptions.constants),
         "instructions": {name: instructions[name] for name in ("architecture", "commit")},
         "sum_ms": total,
         "floor_ms": floor_ms,
         "floor_share": floor_ms / total,
+        "flax_ms": flax.sum_ms(rows),
         "sites": rows,
     }

@@ -29,8 +29,9 @@ def print_prediction(document: dict[str, Any], console: Console) -> None:
     table.add_column("strategy", no_wrap=True)
     for head in ("slab", "MB", "turns", "KB\nfly", "us", "floor", "share"):
         table.add_column(head, justify="right", no_wrap=True)
-    if measured:
-        table.add_column("meas-\nured", justify="right", no_wrap=True)
+    # There is room for one of them.
+    last = "meas-\nured" if measured else "Flax"
+    table.add_column(last, justify="right", no_wrap=True)
     for site in document["sites"]:
         size, form = site["site"].split(" ")
         label = f"{size} {_FORMS.get(form, form)}"
@@ -39,16 +40,16 @@ def print_prediction(document: dict[str, Any], console: Console) -> None:
             ("backward", "   backward", ""),
         ):
             cells = [head, count, *_cells(site[name])]
-            if measured:
-                cells.append(_us(site["measured_us"]) if name == "forward" else "")
+            flax = site["flax"] and site["flax"]["predicted_us"]
+            both = site["measured_us"] if measured else flax
+            cells.append(_us(both) if name == "forward" else "")
             table.add_row(*cells)
     table.add_section()
     total = ["sum in ms", str(sum(site["count"] for site in document["sites"]))]
     total += ["", "", "", "", "", f"{document['sum_ms']:.2f}", f"{document['floor_ms']:.2f}"]
     total.append(f"{document['floor_share']:.0%}")
-    if measured:
-        value = document["measured_ms"]
-        total.append("" if value is None else f"{value:.2f}")
+    value = document["measured_ms" if measured else "flax_ms"]
+    total.append("" if value is None else f"{value:.2f}")
     table.add_row(*total, style="bold")
     console.print(table)
     counted = document["instructions"]
@@ -57,7 +58,12 @@ def print_prediction(document: dict[str, Any], console: Console) -> None:
         "turns: slabs that a team takes one after the other, with a wait in each.\n"
         "KB fly: bytes in flight on a multiprocessor, on average.\n"
         f"Instructions: {counted['architecture']} at commit {counted['commit']}."
-        " Constants: cuda/host/cost.h." + ("\nmeasured: both directions." if measured else ""),
+        " Constants: cuda/host/cost.h.\n"
+        + (
+            "measured: both directions."
+            if measured
+            else "Flax: both directions of plain Flax, at least, as XLA compiles it."
+        ),
         highlight=False,
     )
 

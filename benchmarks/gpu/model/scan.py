@@ -57,6 +57,7 @@ def microseconds(
             traffic_of(dtype, direction),
             device.attributes(),
             dict(model),
+            [dict(model)],
             strategy,
             0,
         )

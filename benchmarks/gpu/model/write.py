@@ -13,6 +13,7 @@ from benchmarks.common.json_file import write_json
 from benchmarks.gpu.model.devices import DEVICES
 from benchmarks.gpu.model.kinds import Save
 from benchmarks.gpu.model.predict import predict
+from benchmarks.gpu.model.range import over_the_range
 from benchmarks.sites.problem import DType
 
 RESULTS: Final = Path(__file__).parents[2] / "results" / "gpu-model-h200.json"
@@ -35,7 +36,9 @@ def predictions() -> dict[str, Any]:
             for name in ("sites", "constants", "instructions"):
                 del document[name]
         runs.append(document)
-    return {"schema": 1, "modelled": True, "runs": runs}
+    batch, dtype, save = CASES[0]
+    rows = _rounded(over_the_range(DEVICES["h200"], batch, dtype, save))
+    return {"schema": 1, "modelled": True, "runs": runs, "range": rows}
 
 
 def _rounded(value: Any) -> Any:

@@ -15,20 +15,22 @@ from benchmarks.common.sites import Site
 from benchmarks.sites.peers import Step, _jax
 from benchmarks.sites.problem import EPSILON, MOMENTUM, RUNNING_MEAN, RUNNING_VAR, Problem, Results
 from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
 
 Operator = Callable[..., tuple[jax.Array, Any]]
 
 
-def operator(site: Site, save: Save = "y") -> Operator:
+def operator(site: Site, save: Save = "y", implementation: Implementation = None) -> Operator:
     """A function from (x, z, scale, bias) to y and, as auxiliary results, (mean, var)."""
+    options: Any = {"epsilon": EPSILON, "implementation": implementation}
 
     def apply(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
         if site.form == "bn_add_relu":
-            y, mean, var = jax_bnar.bn_add_relu(x, z, scale, bias, epsilon=EPSILON, save=save)
+            y, mean, var = jax_bnar.bn_add_relu(x, z, scale, bias, save=save, **options)
         elif site.form == "bn_relu":
-            y, mean, var = jax_bnar.bn_relu(x, scale, bias, epsilon=EPSILON, save=save)
+            y, mean, var = jax_bnar.bn_relu(x, scale, bias, save=save, **options)
         else:
-            y, mean, var = jax_bnar.batch_norm(x, scale, bias, epsilon=EPSILON)
+            y, mean, var = jax_bnar.batch_norm(x, scale, bias, **options)
         return y, (mean, var)
 
     return apply

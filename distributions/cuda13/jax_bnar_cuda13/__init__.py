@@ -1,3 +1,5 @@
 """The CUDA kernels of `jax_bnar`, which finds them here: there is nothing else to import."""
 
-__version__ = "0.1.0"
+from importlib.metadata import version
+
+__version__ = version("jax-bnar-cuda13")

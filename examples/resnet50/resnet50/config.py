@@ -76,6 +76,9 @@ class Training:
     """Pictures per optimizer step, over all devices and micro-batches."""
     accumulate: int = 1
     """Micro-batches per step, to save memory. BatchNorm normalises each one separately."""
+    remat: bool = False
+    """Keep only the results of convolutions and the statistics for backward, and compute the rest
+    again there: about a third less memory."""
     learning_rate: float = 0.256
     """Peak learning rate for a batch of 256; it is scaled with batch_size."""
     warmup_epochs: float = 8.0

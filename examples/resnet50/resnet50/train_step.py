@@ -9,6 +9,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from jax_bnar.checkpoint_policies import dots_and_statistics_saveable
 from resnet50 import devices
 from resnet50.config import Training
 from resnet50.inference import normalise
@@ -47,6 +48,8 @@ def compiled(
             correct = (logits.argmax(-1) == labels).sum(dtype=jnp.int32)
             return loss, (updated["batch_stats"], correct)
 
+        if options.remat:
+            loss_of = jax.checkpoint(loss_of, policy=dots_and_statistics_saveable)
         (loss, (batch_stats, correct)), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
         return batch_stats, (gradient, loss, correct)
 

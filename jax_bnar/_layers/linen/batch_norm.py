@@ -151,8 +151,8 @@ class BatchNorm(nn.BatchNorm):
         Raises:
             flax.errors.ModifyScopeVariableError: in training, `batch_stats` is not mutable: pass
                 `mutable=["batch_stats"]` to `apply`, or `update_batch_stats=False` to the layer.
-            ValueError: use_running_average is given twice or not at all, or a shape or the value of
-                a field is invalid.
+            ValueError: use_running_average is given twice or not at all, a shape or the value of a
+                field is invalid, or x has other features than the variables.
             TypeError: the type of a field is invalid, or x or the dtype of the result is complex.
             NotImplementedError: `implementation="ffi"` is combined with a mask, or a field that a
                 newer `flax.linen.BatchNorm` added is not at its default.
@@ -199,6 +199,7 @@ def _prepared(
     if initializing:
         call = call.without_groups()
     features = channel_view(layer.axis, x.shape).features
+    _require_features_of_variables(layer, x, features)
 
     stored = jnp.float32 if layer.force_float32_reductions else layer.param_dtype
     running_mean = layer.variable("batch_stats", "mean", jnp.zeros, features, stored)
@@ -227,6 +228,27 @@ def _prepared(
 
     given = (running_mean.value, running_var.value) if use_running_average else None
     return PreparedCall(call, x, scale, bias, given, result, update)
+
+
+def _require_features_of_variables(
+    layer: BatchNorm, x: jax.Array, features: tuple[int, ...]
+) -> None:
+    """Flax compares the shapes too, but its error does not mention the axis."""
+    for collection, name in (("params", "scale"), ("params", "bias"), ("batch_stats", "mean")):
+        if not layer.has_variable(collection, name):
+            continue
+        stored = np.shape(nn.unbox(layer.get_variable(collection, name)))
+        if stored != features:
+            raise ValueError(
+                f"BatchNorm: x of shape {x.shape} has {_shape_text(features)} features along axis"
+                f" {layer.axis}, but the layer's {name} was made for {_shape_text(stored)}. Pass"
+                " the feature axis of x as axis (axis=1 for NCHW, axis=-1 for NHWC), or the"
+                " variables of this network."
+            )
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _statistic_dtype(layer: BatchNorm, x: jax.Array) -> np.dtype:

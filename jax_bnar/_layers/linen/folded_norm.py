@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike, layer_activation
-from jax_bnar._layers.fold import bias_act
+from jax_bnar._operators.folded import bias_act
 
 
 class FoldedBatchNorm(nn.Module):

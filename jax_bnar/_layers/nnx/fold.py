@@ -13,9 +13,10 @@ from jax_bnar._layers.activation import (
     LayerActivation,
     layer_activation,
 )
-from jax_bnar._layers.fold import Folded, bias_act, fold
+from jax_bnar._layers.fold import Folded, fold
 from jax_bnar._layers.nnx.batch_norm import BatchNorm
 from jax_bnar._layers.nnx.resnet import Downsample, FusedBottleneck, ResNet, Stem
+from jax_bnar._operators.folded import bias_act
 
 
 class FoldedBatchNorm(nnx.Module):

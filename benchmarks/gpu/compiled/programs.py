@@ -1,0 +1,196 @@
+"""The programs: a training step and the evaluation of ResNet-50, one block, and one operator.
+
+Each is a function of what every device has as a whole (parameters, running statistics) and of what
+is divided over the devices (images, activations). They are built from shapes, so nothing runs.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+import jax_bnar
+from benchmarks.common.sites import Site
+from benchmarks.network import step_program
+from benchmarks.sites.peers import flax_linen, ours
+from benchmarks.sites.problem import MOMENTUM, DType
+from jax_bnar.flax_layers import BatchNorm, FusedBottleneck
+
+ProgramName = Literal["step", "evaluation", "block", "operator"]
+Variant = Literal["ours", "ours_mask", "ours_xla", "fuse", "flax"]
+PROGRAMS: Final[tuple[ProgramName, ...]] = get_args(ProgramName)
+VARIANTS: Final[tuple[Variant, ...]] = get_args(Variant)
+
+# Images on a device. ResNet-50 is served at smaller batches than it is trained at.
+BATCHES: Final[dict[ProgramName, int]] = {
+    "step": 256,
+    "evaluation": 32,
+    "block": 256,
+    "operator": 256,
+}
+# The heaviest site of ResNet-50, and the input of the block.
+SITE: Final = Site(56, 56, 256, "bn_add_relu")
+_IMAGE: Final = (224, 224, 3)
+_SMALLEST_ACTIVATION: Final = 7 * 7 * 512
+
+_NORMS: Final[dict[Variant, Any]] = {
+    "ours": BatchNorm,
+    "ours_mask": functools.partial(BatchNorm, save="mask"),
+    "ours_xla": functools.partial(BatchNorm, implementation="xla"),
+    "fuse": nn.BatchNorm,
+    "flax": nn.BatchNorm,
+}
+
+
+class Program(NamedTuple):
+    """A program and the shapes of its arguments.
+
+    Attributes:
+        function: takes `whole` and `divided`.
+        whole: a tree of shapes that every device has.
+        divided: a tree of shapes whose first axis is divided over the devices.
+        donated: whether the results take the memory of `whole`.
+        least_activation: the elements of the smallest activation on a device.
+    """
+
+    function: Callable[[Any, Any], Any]
+    whole: Any
+    divided: Any
+    donated: bool
+    least_activation: int
+
+    def weight_sizes(self) -> frozenset[int]:
+        """The numbers of elements of the parameters."""
+        return frozenset(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.whole))
+
+
+def build(
+    name: ProgramName, variant: Variant, dtype: DType, batch: int, devices: int = 1
+) -> Program:
+    """A program with `batch` images on each of `devices`."""
+    if name == "operator":
+        return operator(SITE, variant, dtype, batch, devices)
+    builders = {"step": _step, "evaluation": _evaluation, "block": _block}
+    return builders[name](variant, dtype, batch, devices)
+
+
+def _step(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
+    net = step_program.resnet50(_NORMS[variant], dtype)
+    loss_of = step_program.loss_function(net)
+    images = _images(batch * devices)
+    variables = jax.eval_shape(net.init, jax.random.key(0), images)
+    labels = jax.ShapeDtypeStruct((batch * devices,), jnp.int32)
+    return Program(
+        step_program.sgd_step(_fused(variant, loss_of)),
+        jax.eval_shape(step_program.initial_state, variables),
+        (images, labels),
+        donated=True,
+        least_activation=batch * _SMALLEST_ACTIVATION,
+    )
+
+
+def _evaluation(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
+    net = step_program.resnet50(_NORMS[variant], dtype)
+
+    def evaluate(variables: Any, images: jax.Array) -> Any:
+        return net.apply(variables, images, train=False)
+
+    images = _images(batch * devices)
+    variables = jax.eval_shape(net.init, jax.random.key(0), images)
+    return Program(
+        _fused(variant, evaluate),
+        variables,
+        images,
+        donated=False,
+        least_activation=batch * _SMALLEST_ACTIVATION,
+    )
+
+
+def _block(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
+    """The second block of ResNet-50, forward and backward."""
+    block = FusedBottleneck(
+        SITE.channels // 4,
+        conv=functools.partial(nn.Conv, use_bias=False, dtype=jnp.dtype(dtype)),
+        norm=functools.partial(_NORMS[variant], dtype=jnp.dtype(dtype)),
+    )
+
+    def forward(params: Any, batch_stats: Any, x: jax.Array) -> Any:
+        variables = {"params": params, "batch_stats": batch_stats}
+        y, updated = block.apply(variables, x, False, mutable=["batch_stats"])
+        return y, updated["batch_stats"]
+
+    forward = _fused(variant, forward)
+
+    def step(variables: Any, divided: Any) -> Any:
+        x, dy = divided
+        stats = variables["batch_stats"]
+        y, pullback, stats = jax.vjp(
+            lambda params, x: forward(params, stats, x), variables["params"], x, has_aux=True
+        )
+        return y, stats, pullback(dy)
+
+    x = jax.ShapeDtypeStruct(SITE.shape(batch * devices), jnp.dtype(dtype))
+    init = functools.partial(block.init, use_running_average=False)
+    return Program(
+        step,
+        jax.eval_shape(init, jax.random.key(0), x),
+        (x, x),
+        donated=False,
+        least_activation=SITE.elements(batch) // 4,
+    )
+
+
+def operator(site: Site, variant: Variant, dtype: DType, batch: int, devices: int = 1) -> Program:
+    """A BatchNorm and what is fused into it, forward and backward in one program."""
+    if variant in ("flax", "fuse"):
+        apply = _fused(variant, flax_linen.forward(site, dtype))
+    else:
+        apply = _ours(
+            ours.operator(
+                site,
+                save="mask" if variant == "ours_mask" else "y",
+                implementation="xla" if variant == "ours_xla" else None,
+            )
+        )
+
+    def step(whole: Any, divided: Any) -> Any:
+        params, stats = whole
+        x, z, dy = divided
+        y, pullback, stats = jax.vjp(
+            lambda x, z, params: apply(x, z, params, stats), x, z, params, has_aux=True
+        )
+        return y, stats, pullback(dy)
+
+    vector = jax.ShapeDtypeStruct((site.channels,), jnp.float32)
+    tensor = jax.ShapeDtypeStruct(site.shape(batch * devices), jnp.dtype(dtype))
+    return Program(
+        step,
+        ({"scale": vector, "bias": vector}, {"mean": vector, "var": vector}),
+        (tensor, tensor if site.form == "bn_add_relu" else None, tensor),
+        donated=False,
+        least_activation=site.elements(batch),
+    )
+
+
+def _ours(operator: ours.Operator) -> Callable[..., Any]:
+    """An operator with the arguments of Flax's layer, running statistics included."""
+
+    def apply(x: Any, z: Any, params: Any, stats: Any) -> Any:
+        y, (mean, var) = operator(x, z, params["scale"], params["bias"])
+        new = {"mean": mean, "var": var}
+        updated = jax.tree.map(lambda old, new: MOMENTUM * old + (1 - MOMENTUM) * new, stats, new)
+        return y, updated
+
+    return apply
+
+
+def _fused(variant: Variant, function: Callable[..., Any]) -> Callable[..., Any]:
+    return jax_bnar.fuse(function) if variant == "fuse" else function
+
+
+def _images(batch: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((batch, *_IMAGE), jnp.float32)

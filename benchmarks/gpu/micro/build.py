@@ -1,0 +1,42 @@
+"""Compiles the microbenchmark, with nvcc alone."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from benchmarks.gpu.cuda_tool import find_cuda_tool
+
+ROOT: Final = Path(__file__).parents[3]
+_SOURCES: Final = (
+    "benchmarks/gpu/micro/main.cu", "cuda/host/tiling.cc", "cuda/host/workspace.cc",
+)  # fmt: skip
+
+
+def find_nvcc() -> str | None:
+    """Of a toolkit, or of the wheels of CUDA 13."""
+    found = find_cuda_tool("nvcc")
+    wheels = importlib.util.find_spec("nvidia")
+    folders = [] if wheels is None else wheels.submodule_search_locations or []
+    return found or shutil.which(
+        "nvcc", path=os.pathsep.join(f"{folder}/cu13/bin" for folder in folders)
+    )
+
+
+def compile_micro(nvcc: str, program: Path, architecture: str) -> None:
+    """Compiles and links; warnings and spills are errors.
+
+    Raises:
+        RuntimeError: nvcc failed; the message is what it printed.
+    """
+    argv = [
+        nvcc, "-std=c++17", "-O3", f"-arch={architecture}", "-lineinfo", f"-I{ROOT}",
+        "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror",
+        "-Xptxas=-warn-spills,-Werror", *(str(ROOT / source) for source in _SOURCES),
+        "-o", str(program),
+    ]  # fmt: skip
+    finished = subprocess.run(argv, capture_output=True, text=True)
+    if finished.returncode != 0:
+        raise RuntimeError(f"{' '.join(argv)}\n{finished.stdout}{finished.stderr}")

@@ -1,0 +1,59 @@
+"""What to do after reading a report: the sentences with which it ends."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jax_bnar._fuse.plan import Plan
+    from jax_bnar._fuse.report import FusionReport
+
+
+def next_steps(report: "FusionReport") -> Iterator[str]:
+    """One sentence for each thing that the user may do."""
+    if not report.candidates:
+        yield _of_nothing(report.own_calls)
+        return
+    if report.refused:
+        yield (
+            "what is refused runs as before; docs/guide/fuse.md says what is refused and how to"
+            " write it instead"
+        )
+    if any(candidate.reason for candidate in report.matched):
+        yield (
+            "where a reason is given, what follows the BatchNorm is not fused with it: of all"
+            " activations only jax.nn.relu is fused, and the others run as before"
+            " (docs/guide/activations.md)"
+        )
+    if report.matched:
+        operators = [candidate.operator or "" for candidate in report.matched]
+        in_training = not all(operator.endswith("_inference") for operator in operators)
+        use = "jax.grad(jax_bnar.fuse(fun))" if in_training else "jax_bnar.fuse(fun)"
+        yield f"use {use}; jax_bnar.benchmark(fun)(*args) measures what it gains on this machine"
+
+
+def _of_nothing(own_calls: int) -> str:
+    if own_calls:
+        return (
+            "nothing: fun calls the fused operators of jax_bnar itself, and jax_bnar.fuse would"
+            " leave it as it is"
+        )
+    return (
+        "fuse looks for arrays that are normalised by their own mean and variance over the batch,"
+        " which BatchNorm does in training: is fun called in training mode, and is its norm a"
+        " BatchNorm? (docs/guide/fuse.md)"
+    )
+
+
+def own_calls(plan: "Plan") -> int:
+    """How many calls of jax_bnar's operators a program contains before anything is fused."""
+    here = sum(_is_own(node) for node in plan.graph.nodes)
+    return here + sum(own_calls(one) for inner in plan.inner.values() for one in inner)
+
+
+def _is_own(node: Any) -> bool:
+    if node.name == "jax_bnar_named" or node.name.startswith("bnar_"):
+        return True
+    if node.name != "custom_jvp_call":
+        return False
+    equations = node.params["call_jaxpr"].jaxpr.eqns
+    return any(equation.primitive.name.startswith("bnar_") for equation in equations)

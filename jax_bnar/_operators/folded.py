@@ -1,0 +1,41 @@
+"""What remains of a BatchNorm that was folded into a convolution."""
+
+from typing import Any
+
+import jax
+
+from jax_bnar._autodiff.inference import inference
+from jax_bnar._base.config import Activation, Config
+from jax_bnar._base.implementation import Implementation, resolve_implementation
+from jax_bnar._operators.validation import check_operands
+from jax_bnar._sharding.alignment import align_operands
+from jax_bnar.plain_inference import NEUTRAL_EPSILON
+
+
+def bias_act(
+    x: Any,
+    z: Any,
+    bias: Any,
+    *,
+    activation: Activation,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """act(x + bias + z), with channels last; z may be None.
+
+    The kernel computes it as `relu(batch_norm(x) + z)` of mean 0 and variance 1. In plain JAX it is
+    the sum as it stands, which XLA for GPUs computes within the convolution.
+    """
+    if activation == "none" and z is not None:
+        return bias_act(x, None, bias, activation="none", implementation=implementation) + z
+    operands = check_operands("bias_act", x, z, None, bias, axis=-1)
+    config = Config(
+        epsilon=NEUTRAL_EPSILON,
+        activation=activation,
+        save="y",
+        implementation=resolve_implementation("bias_act", implementation),
+        has_z=operands.z is not None,
+        layout=operands.layout,
+    )
+    with jax.named_scope("bias_act"):
+        y, _ = inference(*align_operands(operands.layout, *operands[:4], None, None), config)
+    return y

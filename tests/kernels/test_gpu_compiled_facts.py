@@ -1,0 +1,89 @@
+"""What must hold in programs that XLA compiles for GPUs, and programs in which it does not hold.
+
+The programs are compiled for GPUs that are not there, and nothing runs. Each fact has a second
+program that breaks it, so that a check that sees nothing would fail.
+"""
+
+import functools
+import json
+from typing import Any
+
+import compiled_programs
+import gpu_compiler
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.one_python]
+
+
+@pytest.fixture(autouse=True)
+def _compiler() -> None:
+    gpu_compiler.require()
+
+
+@functools.cache
+def results(*names: str) -> dict[str, Any]:
+    """What functions of tests/support/compiled_programs.py return, by their names."""
+    code = f"import compiled_programs\ncompiled_programs.main(*{names!r})\n"
+    return json.loads(gpu_compiler.run_with_gpu_compiler(code, timeout=600))
+
+
+def on_one_device() -> dict[str, Any]:
+    return results("on_one_device", "transposed_before", "in_pure_jax")
+
+
+def on_eight_devices() -> dict[str, Any]:
+    return results("on_eight_devices", "accurate_flax_on_eight_devices", "gathered_after")
+
+
+def test_no_activation_is_copied_or_transposed() -> None:
+    found = on_one_device()["on_one_device"]
+    dtypes, layouts, saves = (
+        compiled_programs.DTYPES,
+        compiled_programs.LAYOUTS,
+        compiled_programs.SAVES,
+    )
+    assert len(found) == 3 * len(dtypes) * len(layouts) * len(saves)
+    assert {name: facts["copies"] for name, facts in found.items() if facts["copies"]} == {}
+    assert len(on_one_device()["transposed_before"]["copies"]) >= 2
+
+
+def test_forward_and_backward_are_one_call_each() -> None:
+    for name, facts in on_one_device()["on_one_device"].items():
+        dual = "dual_" if name.startswith("dual") else ""
+        expected = [f"jax_bnar_{dual}{direction}_v1" for direction in ("forward", "backward")]
+        assert facts["calls"] == expected, name
+    assert on_one_device()["in_pure_jax"]["calls"] == []
+
+
+def test_devices_exchange_one_all_reduce_each_way_and_nothing_else() -> None:
+    found = on_eight_devices()
+    for name, facts in found["on_eight_devices"].items():
+        assert facts["collectives"] == ["all-reduce", "all-reduce"], name
+        assert facts["copies"] == [], name
+    assert found["accurate_flax_on_eight_devices"]["collectives"].count("all-reduce") > 2
+    assert "all-gather" in found["gathered_after"]["collectives"]
+
+
+def test_our_calls_are_recorded_in_command_buffers() -> None:
+    found = results("command_buffers", "call_that_may_not_be_recorded")
+    for name, calls in found["command_buffers"].items():
+        assert calls == {"inside": 2, "outside": 0}, name
+    assert found["call_that_may_not_be_recorded"] == {"inside": 2, "outside": 1}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_step_moves_much_less_than_plain_flax(dtype: str) -> None:
+    rows = results(f"steps_{dtype}")[f"steps_{dtype}"]
+    moved = {name: row["bytes_outside_convolutions"] for name, row in rows.items()}
+    assert moved["ours"] <= 0.65 * moved["flax"]
+    assert rows["ours"]["activation_copies"] == 0
+    # 49 places, of which 4 join two BatchNorms.
+    assert rows["ours"]["calls"] == {
+        "jax_bnar_forward_v1": 45,
+        "jax_bnar_backward_v1": 45,
+        "jax_bnar_dual_forward_v1": 4,
+        "jax_bnar_dual_backward_v1": 4,
+    }
+    if dtype == "bfloat16":
+        # The same formulas without our calls.
+        assert moved["ours_xla"] > 0.65 * moved["flax"]
