@@ -161,9 +161,8 @@ nb::dict ToDict(const cuda::Plan& plan, const cuda::Cost& cost, int width) {
   dict["cluster"] = plan.cluster;
   dict["shared_bytes"] = plan.shared_bytes;
   dict["tiles"] = cuda::TilesPerBlock(t);
-  dict["tiles_kept"] = cuda::TilesKept(plan);
+  dict["tiles_kept"] = t.shared_tiles;
   dict["tiles_ahead"] = t.prefetch_tiles;
-  dict["register_tiles"] = t.register_tiles;
   dict["bytes"] = cost.bytes;
   dict["bytes_again"] = cost.bytes_again;
   dict["bytes_of_sectors"] = cost.bytes_of_sectors;

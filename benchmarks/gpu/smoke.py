@@ -29,7 +29,7 @@ STRATEGIES: Final = ("auto", "two_kernels", "on_chip", "cluster")
 SHAPE: Final = (16, 28, 28, 128)
 _MULTIPROCESSORS: Final = 4
 # With eight blocks, `on_chip` does at SHAPE what it does at large arrays: two teams take four slabs
-# each, of which a block has more tiles than slots and registers, so that slots are filled anew in
+# each, of which a block has more tiles than slots, so that slots are filled anew in
 # both passes while the next slab's tiles are on their way. tests/gpu/test_gpu_smoke.py asks the
 # planner.
 FEW_BLOCKS: Final = {"JAX_BNAR_CUDA_SLAB_CHANNELS": "16", "JAX_BNAR_CUDA_TILES_AHEAD": "8"}

@@ -48,7 +48,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                  position.rank);
     SetReduceConstants<A>(p, shared, slab);
     SumGradients<T, kElements, /*kKeep=*/true, Form>(p, shared, slab, &stream);
-    stream.Hold(slab);
     stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,
                                        position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,

@@ -73,7 +73,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                  position.rank);
     SumStatistics<T, kElements, /*kKeep=*/true>(
         p.tiling, shared, slab, static_cast<const T*>(p.buffers.x), &stream);
-    stream.Hold(slab);
     stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,
                                        position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,

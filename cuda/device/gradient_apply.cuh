@@ -139,27 +139,25 @@ __device__ __forceinline__ void ApplyCopiedTiles(const BackwardParameters& p,
   };
   const auto nothing = [](Nothing*) {};
   constexpr int kDepth = Stream::kBatch;
-  const int rest =
-      stream->template ForEachHeld<1, Nothing>(count, nothing, store_kept);
   const SlabOf again = slab.Again();
-  auto pass = stream->Second(again, rest, {{dy, p.buffers.x}});
-  if (again.tiles() <= stream->kept()) {
-    pass.template ForEachKept<kDepth, Nothing>(rest, nothing, store_kept);
+  auto pass = stream->Second(again, count, {{dy, p.buffers.x}});
+  if (again.tiles() <= stream->shared_tiles()) {
+    pass.template ForEachKept<kDepth, Nothing>(count, nothing, store_kept);
     return;
   }
   if constexpr (kGate == Gate::kNone) {
-    pass.template ForEach</*kCopied=*/true, kDepth, Nothing>(rest, nothing,
+    pass.template ForEach</*kCopied=*/true, kDepth, Nothing>(count, nothing,
                                                              store_kept);
   } else {
-    const int kept = min(rest, pass.kept());
+    const int kept = min(count, pass.kept());
     pass.template ForEach</*kCopied=*/false, kDepth, Nothing>(kept, nothing,
                                                               store_kept);
     const GradientLoader<T, kElements, kGate> loader(dy, p.buffers);
     const Gating<T, kElements, kGate> gating(shared, slab);
-    auto in = loader.template At<-1>(again, rest - 1 - kept);
+    auto in = loader.template At<-1>(again, count - 1 - kept);
     pass.template ForEach</*kCopied=*/true,
                           kSavedInFlight<T, kElements, kGate, SlabOf>, Ahead>(
-        rest - kept,
+        count - kept,
         [&](Ahead* saved) {
           loader.template LoadSaved<Reuse::kNever>(in, saved);
           in.Advance();

@@ -183,16 +183,12 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     const auto use = [&](const auto& tile, const Ahead& item) {
       store(out, tile.Get(0), item);
     };
-    // Tiles in registers leave less room for z.
-    constexpr int kDepthHeld = kInFlight<T, kElements, 2>;
-    const int rest =
-        stream->template ForEachHeld<kDepthHeld, Ahead>(count, load, use);
     const SlabOf again = slab.Again();
-    auto pass = stream->Second(again, rest, {{x}});
-    if (again.tiles() <= stream->kept()) {
-      pass.template ForEachKept<kDepthAhead, Ahead>(rest, load, use);
+    auto pass = stream->Second(again, count, {{x}});
+    if (again.tiles() <= stream->shared_tiles()) {
+      pass.template ForEachKept<kDepthAhead, Ahead>(count, load, use);
     } else {
-      pass.template ForEach</*kCopied=*/true, kDepthAhead, Ahead>(rest, load,
+      pass.template ForEach</*kCopied=*/true, kDepthAhead, Ahead>(count, load,
                                                                   use);
     }
     return;

@@ -72,15 +72,12 @@ constexpr bool kCopiesTiles = kElements > 1;
 // The tiles of a block as one stream of copies through the ring. Position p of
 // the stream lies in slot p of the ring, and a slot is filled anew as soon as
 // the tiles of its batch have been used, unless the block keeps it:
-//   first pass    all tiles in order. The last ones stay: `shared_tiles` and
-//                 `register_tiles`;
-//   wait          the last `register_tiles` move to registers. In their slots,
-//                 and in those behind them, come the first tiles of the next
+//   first pass    all tiles in order. The last `shared_tiles` stay;
+//   wait          in the slots behind them come the first tiles of the next
 //                 slab (`prefetch_tiles`);
-//   second pass   all tiles in the reverse order, which begins with those in
-//                 registers. The slots of those that stayed there take the
-//                 others again, of which L2 has had the least time to evict the
-//                 last.
+//   second pass   all tiles in the reverse order. The slots of those that
+//                 stayed take the others again, of which L2 has had the least
+//                 time to evict the last.
 // The stream goes on by batches: what a thread uses between two waits. Slots,
 // and the tiles that stay, are whole batches. A slab begins with a new batch,
 // and its last one may leave slots empty. Each batch that has been used closes
@@ -103,11 +100,8 @@ class TileStream {
  public:
   using Ring = TileRing<T, kElements, kArrays>;
   using V = typename Ring::V;
-  static constexpr int kRegisterTiles =
-      RegisterTiles(kLayout, kElements, sizeof(T), kArrays);
   static constexpr int kBatch =
       TilesOfBatch(kElements, Ring::kSlotWords * sizeof(typename Ring::Word));
-  static_assert(kRegisterTiles % kBatch == 0, "whole batches stay");
 
   struct Arrays {
     const void* at[kArrays];
@@ -148,32 +142,9 @@ class TileStream {
   }
   __device__ __forceinline__ const Ring& ring() const { return ring_; }
 
-  // The tiles of a slab that stay on chip between the passes.
-  __device__ __forceinline__ int kept() const {
-    return tiling_.shared_tiles + register_tiles();
-  }
-
-  // Takes the last tiles of this slab from their slots to registers, between
-  // the passes. The next slab then begins in these slots.
-  template <typename SlabOf>
-  __device__ __forceinline__ void Hold(const SlabOf& slab) {
-    if constexpr (kRegisterTiles > 0) {
-      const int count = slab.Count(0, slab.tiles());
-      const int held = Held(count);
-      if (held > 0) slot_ = ring_.Before(slot_, EmptySlots(count));
-#pragma unroll
-      for (int k = 0; k < kRegisterTiles; ++k) {
-        // Otherwise those of the slab before would seem to be needed until now.
-        held_[k] = {};
-        if (k < held) {
-          slot_ = ring_.Before(slot_);
-#pragma unroll
-          for (int a = 0; a < kArrays; ++a) {
-            held_[k].vectors[a] = ring_.Get(slot_, a);
-          }
-        }
-      }
-    }
+  // The tiles of a slab that stay in their slots between the passes.
+  __device__ __forceinline__ int shared_tiles() const {
+    return tiling_.shared_tiles;
   }
 
   // What a thread does to the tile that it uses.
@@ -191,11 +162,6 @@ class TileStream {
    private:
     const Ring& ring_;
     const int slot_;
-  };
-  // The same of a tile in registers.
-  struct HeldTile {
-    V vectors[kArrays];
-    __device__ __forceinline__ V Get(int array) const { return vectors[array]; }
   };
 
   // The first pass.
@@ -217,7 +183,8 @@ class TileStream {
       const auto wait = [&] { WaitForBatch(ring.slots()); };
       // The last batch stays, so these are whole ones.
       const int streamed =
-          min(count, max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0));
+          min(count,
+              max(SlotsOf(left_ + ring.slots() - stream_.shared_tiles()), 0));
       ForEachTileInBatches<kDepth, Item, kBatch>(
           streamed, load,
           [&](Item& item) {
@@ -229,7 +196,8 @@ class TileStream {
           [&] {
             slot -= kBatch * Ring::kSlotWords;
             stream_.template CopyBatch<1>(stream_.arrays_, left_,
-                                          left_ > stream_.kept(), slot, &next_);
+                                          left_ > stream_.shared_tiles(), slot,
+                                          &next_);
             left_ -= kBatch;
             slot = ring.Next(slot, kBatch);
           });
@@ -260,43 +228,24 @@ class TileStream {
     return FirstPass<SlabOf>(this, slab);
   }
 
-  // Begins the second pass of this thread's `count` tiles with those in
-  // registers: use(tile, item). Returns how many are left.
-  template <int kDepth, typename Item, typename Load, typename Use>
-  __device__ __forceinline__ int ForEachHeld(int count, Load load,
-                                             Use use) const {
-    const int held = min(Held(count), kRegisterTiles);
-    Item ring[kDepth];
-#pragma unroll
-    for (int k = 0; k < kDepth; ++k) {
-      if (k < held) load(&ring[k]);
-    }
-#pragma unroll
-    for (int k = 0; k < kRegisterTiles; ++k) {
-      if (k < held) use(held_[k], ring[k % kDepth]);
-      if (k + kDepth < held) load(&ring[k % kDepth]);
-    }
-    return count - held;
-  }
-
-  // The rest of the second pass: of this thread's first `rest` tiles. What was
-  // not kept is read from `arrays`.
+  // The second pass of this thread's `count` tiles. What was not kept is read
+  // from `arrays`.
   template <typename SlabOf>
   class SecondPass {
    public:
     __device__ __forceinline__ SecondPass(const TileStream& stream,
-                                          const SlabOf& slab, int rest,
+                                          const SlabOf& slab, int count,
                                           const Arrays& arrays)
         : stream_(stream),
           arrays_(arrays),
-          empty_(EmptySlots(rest)),
-          left_(SlotsOf(rest) - stream.tiling_.shared_tiles),
+          empty_(EmptySlots(count)),
+          left_(SlotsOf(count) - stream.shared_tiles()),
           next_(slab.template At<-1>(max(left_ - 1, 0))),
           slot_(stream.ring_.Before(stream.slot_, empty_ + 1)) {}
 
-    // The number of tiles that stayed in slots, if there were more.
+    // The number of tiles that were kept, if there were more.
     __device__ __forceinline__ int kept() const {
-      return stream_.tiling_.shared_tiles - empty_;
+      return stream_.shared_tiles() - empty_;
     }
 
     // Goes on with the next `count` tiles: use(tile, item). kCopied says that
@@ -314,7 +263,7 @@ class TileStream {
             slot_ -= Ring::kSlotWords;
           },
           [&] {
-            if constexpr (kCopied) WaitForBatch(stream_.tiling_.shared_tiles);
+            if constexpr (kCopied) WaitForBatch(stream_.shared_tiles());
           },
           [&] {
             stream_.template CopyBatch<-1>(arrays_, left_, /*again=*/false,
@@ -350,24 +299,12 @@ class TileStream {
   };
 
   template <typename SlabOf>
-  __device__ __forceinline__ auto Second(const SlabOf& slab, int rest,
+  __device__ __forceinline__ auto Second(const SlabOf& slab, int count,
                                          const Arrays& arrays) const {
-    return SecondPass<SlabOf>(*this, slab, rest, arrays);
+    return SecondPass<SlabOf>(*this, slab, count, arrays);
   }
 
  private:
-  // Where the compiler knows that there are none, they take no registers.
-  __device__ __forceinline__ int register_tiles() const {
-    return kRegisterTiles > 0 ? tiling_.register_tiles : 0;
-  }
-  // Returns how many of this thread's `count` tiles stay in registers: those in
-  // the last batches, if there are more than stay in slots.
-  __device__ __forceinline__ int Held(int count) const {
-    return max(
-        min(count - tiling_.shared_tiles, register_tiles() - EmptySlots(count)),
-        0);
-  }
-
   // The slots of the batches of so many tiles, and how many of them are empty.
   static __device__ __forceinline__ int SlotsOf(int tiles) {
     return tiles + EmptySlots(tiles);
@@ -391,7 +328,8 @@ class TileStream {
       int slot = ring_.Next(slot_, begin);
 #pragma unroll 1
       for (int tile = begin; tile < end; tile += kBatch) {
-        CopyBatch<1>(arrays_, mine - tile, mine - tile > kept(), slot, &in);
+        CopyBatch<1>(arrays_, mine - tile, mine - tile > shared_tiles(), slot,
+                     &in);
         slot = ring_.Next(slot, kBatch);
       }
     }
@@ -427,7 +365,6 @@ class TileStream {
   const Ring ring_;
   const Arrays arrays_;
   int slot_;  // The slot of the position that the next first pass begins with.
-  HeldTile held_[kRegisterTiles > 0 ? kRegisterTiles : 1];
 };
 
 // Takes the place of a stream where nothing is kept.

@@ -109,7 +109,7 @@ struct CopiesUnderWay {
 int64_t TilesAgain(const Plan& plan, int width, int64_t tile_bytes) {
   const int batch = TilesOfBatch(width, tile_bytes);
   return std::max<int64_t>(
-      0, RoundUp(TilesPerBlock(plan.tiling), batch) - TilesKept(plan));
+      0, RoundUp(TilesPerBlock(plan.tiling), batch) - plan.tiling.shared_tiles);
 }
 
 // In the first pass, a copy has been started as many tiles before its use as
@@ -122,7 +122,7 @@ CopiesUnderWay UnderWay(const Plan& plan, int64_t tile_bytes) {
   const int64_t tiles = std::max<int64_t>(1, TilesPerBlock(t));
   const auto all = static_cast<double>(tiles);
   // Copies of all tiles begin at once.
-  if (TilesKept(plan) >= tiles) return {all / 2, 0, all};
+  if (plan.tiling.shared_tiles >= tiles) return {all / 2, 0, all};
   const int batch = TilesOfBatch(kWidth, tile_bytes);
   const auto most = [&](int slots) {
     return static_cast<double>(
@@ -286,7 +286,7 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
   const double copied =
       under_way.most * static_cast<double>(tile_bytes * t.team) / usual_rate;
   const auto others = [&](int64_t teams) {
-    return TilesKept(plan) >= TilesPerBlock(t)
+    return plan.tiling.shared_tiles >= TilesPerBlock(t)
                ? static_cast<double>(teams - 1) * slab
                : static_cast<double>(teams / 2) * std::min(slab, copied);
   };

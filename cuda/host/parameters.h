@@ -54,17 +54,6 @@ constexpr int kBackwardArrays = 2;
 // Where the channels of an array lie: last (S == 1), or before other axes.
 enum class Layout { kChannelsLast, kChannelsFirst };
 
-// The most tiles of `arrays` arrays that a block can keep in registers, with
-// `width` elements of each in a thread: as many as fit beside what the wait and
-// the second pass need, for all forms and compute capabilities. Where channels
-// are first, finding a vector takes these registers.
-BNAR_HOST_DEVICE constexpr int RegisterTiles(Layout layout, int width,
-                                             int64_t item_size, int arrays) {
-  if (layout == Layout::kChannelsFirst || width == 1) return 0;
-  const int64_t bytes = arrays == kForwardArrays ? 128 : 192;
-  return static_cast<int>(bytes / (width * item_size * arrays));
-}
-
 // The tiles of `tile_bytes` in a batch: what threads use between two waits. It
 // is a power of 2 for the arrays that the kernels keep. Single elements are not
 // copied, and need no batches.
@@ -127,15 +116,12 @@ struct Tiling {
   int32_t team;
   int32_t num_teams;
   // Tiles that a block keeps in shared memory, in whole batches like those of
-  // the next two numbers.
+  // the next number.
   int32_t shared_tiles;
   // Tiles of the next slab whose copies are under way while the blocks of the
   // team wait for each other. They are at most `shared_tiles`, and have room in
   // shared memory beside those.
   int32_t prefetch_tiles;
-  // Tiles that a block keeps in registers, because the next slab's have taken
-  // their slots: at most `prefetch_tiles`, and RegisterTiles().
-  int32_t register_tiles;
 };
 
 // Returns the index in a group's mask of the bit of an element, where channels

@@ -56,12 +56,11 @@ std::vector<Tiling> Cuts(const Problem& problem, int width,
 
 // Keeps what fits of each block's tiles in `shared_tiles` of the `slots`. Where
 // teams take several slabs, `ahead` of the slots that are left, or all of them
-// if it is -1, are for the next one; then as many tiles, but at most
-// `register_tiles`, move from these slots to registers. The rest is read twice.
-// Single elements are not copied to slots. All numbers but that of the tiles
-// are made whole batches.
-void KeepTiles(int shared_tiles, int slots, int ahead, int register_tiles,
-               int width, int64_t tile_bytes, Plan* plan) {
+// if it is -1, are for the next one. The rest is read twice. Single elements
+// are not copied to slots. All numbers but that of the tiles are made whole
+// batches.
+void KeepTiles(int shared_tiles, int slots, int ahead, int width,
+               int64_t tile_bytes, Plan* plan) {
   Tiling& t = plan->tiling;
   const int batch = TilesOfBatch(width, tile_bytes);
   const int64_t wanted = RoundUp(TilesPerBlock(t), batch);
@@ -73,8 +72,6 @@ void KeepTiles(int shared_tiles, int slots, int ahead, int register_tiles,
         ahead < 0
             ? left
             : static_cast<int32_t>(RoundDown(std::min(ahead, left), batch));
-    t.register_tiles = static_cast<int32_t>(std::min<int64_t>(
-        std::min(register_tiles, t.prefetch_tiles), wanted - t.shared_tiles));
   }
   plan->shared_bytes =
       SharedBytes(t.shared_tiles + t.prefetch_tiles, tile_bytes);
@@ -135,16 +132,16 @@ Plan PlanCluster(const Tiling& tiling, int width, const Device& device,
                                                : BlockReduction::kCluster;
   plan.cluster = plan.tiling.team == 1 ? 0 : plan.tiling.team;
   SetGrid(plan.tiling.num_slabs, &plan);
-  KeepTiles(shared_tiles, shared_tiles, settings.tiles_ahead,
-            /*register_tiles=*/0, width, tile_bytes, &plan);
+  KeepTiles(shared_tiles, shared_tiles, settings.tiles_ahead, width, tile_bytes,
+            &plan);
   return plan;
 }
 
 // `ahead` of a block's slots are for the next slab, and there are at least
 // `least_teams` teams.
 Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
-                const Settings& settings, int64_t tile_bytes,
-                int register_tiles, int slots, int ahead, int64_t least_teams) {
+                const Settings& settings, int64_t tile_bytes, int slots,
+                int ahead, int64_t least_teams) {
   Plan plan{};
   plan.strategy = Strategy::kOnChip;
   plan.tiling = tiling;
@@ -153,8 +150,7 @@ Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
       ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
   // As many teams as hold their slabs on chip; every block belongs to one.
   const int64_t needed =
-      CeilDivide(TilesOfSlab(tiling),
-                 std::max(1, shared_tiles + std::min(register_tiles, ahead)));
+      CeilDivide(TilesOfSlab(tiling), std::max(1, shared_tiles));
   const int64_t teams =
       std::clamp<int64_t>(std::max(blocks / needed, least_teams), 1,
                           std::min(blocks, tiling.num_slabs));
@@ -166,8 +162,8 @@ Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
   SetGrid(
       plan.tiling.team == 1 ? plan.tiling.num_slabs : blocks / plan.tiling.team,
       &plan);
-  KeepTiles(shared_tiles, slots, settings.tiles_ahead, register_tiles, width,
-            tile_bytes, &plan);
+  KeepTiles(shared_tiles, slots, settings.tiles_ahead, width, tile_bytes,
+            &plan);
   return plan;
 }
 
@@ -175,7 +171,7 @@ Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
 // batch is used while the next is copied. This is also enough for the three
 // tiles of up to 32 bytes a thread that forward looks at before it begins.
 bool Streams(const Plan& plan, int width, int64_t tile_bytes) {
-  return width == 1 || TilesKept(plan) >= TilesPerBlock(plan.tiling) ||
+  return width == 1 || plan.tiling.shared_tiles >= TilesPerBlock(plan.tiling) ||
          plan.tiling.shared_tiles >= 2 * TilesOfBatch(width, tile_bytes);
 }
 
@@ -184,9 +180,6 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
                              int width, const Traffic& traffic,
                              const Device& device, const Settings& settings) {
   const int64_t tile_bytes = TileBytes(problem, width, traffic.arrays_kept);
-  const int register_tiles =
-      RegisterTiles(LayoutOf(problem.shape), width, ItemSize(problem.dtype),
-                    traffic.arrays_kept);
   const bool any = strategy == Strategy::kAuto;
   std::vector<Plan> plans;
   for (const Tiling& tiling : Cuts(problem, width, settings)) {
@@ -195,7 +188,8 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
         const Plan plan =
             PlanCluster(tiling, width, device, settings, tile_bytes, blocks);
         // If a slab exceeds its shared memory, a cluster is only a small team.
-        const bool fits = TilesPerBlock(plan.tiling) <= TilesKept(plan);
+        const bool fits =
+            TilesPerBlock(plan.tiling) <= plan.tiling.shared_tiles;
         if (fits || (!any && Streams(plan, width, tile_bytes))) {
           plans.push_back(plan);
         }
@@ -219,9 +213,8 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
       }
       for (const int64_t least_teams : {1, 2}) {
         for (const int ahead : choices) {
-          const Plan plan =
-              PlanOnChip(tiling, width, device, settings, tile_bytes,
-                         register_tiles, slots, ahead, least_teams);
+          const Plan plan = PlanOnChip(tiling, width, device, settings,
+                                       tile_bytes, slots, ahead, least_teams);
           if (Streams(plan, width, tile_bytes)) plans.push_back(plan);
         }
       }
@@ -245,7 +238,7 @@ Plan Best(const std::vector<Plan>& plans, const Problem& problem, int width,
   for (const CostModel& model : models) {
     for (size_t i = 0; i < plans.size(); ++i) {
       const Plan& plan = plans[i];
-      const bool again = TilesKept(plan) < TilesPerBlock(plan.tiling);
+      const bool again = plan.tiling.shared_tiles < TilesPerBlock(plan.tiling);
       costs[i] = CostOf(plan, problem, width, traffic, device, model).total() *
                  (again ? 1 + kTrifle : 1);
     }
@@ -293,10 +286,6 @@ Traffic BackwardTraffic(DType dtype, Gate gate, bool has_dz) {
   // it, and needs no gate.
   if (!has_dz) traffic.again += saved;
   return traffic;
-}
-
-int64_t TilesKept(const Plan& plan) {
-  return int64_t{plan.tiling.shared_tiles} + plan.tiling.register_tiles;
 }
 
 Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,

@@ -95,9 +95,6 @@ struct Plan {
   int64_t shared_bytes;
 };
 
-// The tiles that a block keeps on chip between the passes.
-int64_t TilesKept(const Plan& plan);
-
 struct CostModel;
 
 // The plan of a whole operation, forward or backward: the one that can lose

@@ -81,20 +81,18 @@ def test_a_site_on_chip_is_what_one_computes_by_hand() -> None:
 def test_a_site_that_streams_is_what_one_computes_by_hand() -> None:
     """56x56x256 with residual, forward: a slab of 64 channels has 96 tiles for each block.
 
-    24 slots hold 16 tiles that stay and the first 8 of the next slab, and registers hold 8. In the
-    first pass, a thread waits until 5 of 6 batches are left, uses the four tiles of one and starts
-    the copies of another. In the second one, it waits until 3 of 4 are left. Half of L2 has a part
-    of the other 72 tiles.
+    24 of them stay in slots. In both passes, a thread waits until 5 of 6 batches are left, uses the
+    four tiles of one and starts the copies of another. Half of L2 has a part of the other 72 tiles.
     """
     document = predict(H200, 256, "bfloat16", "mask")
     forward = site(document, "56x56x256 bn_add_relu")["forward"]
     array = 256 * 56 * 56 * 256 * 2
     assert (forward["slab_channels"], forward["team"], forward["teams"]) == (64, 262, 1)
-    assert (forward["rounds"], forward["tiles_ahead"], forward["register_tiles"]) == (4, 8, 8)
+    assert (forward["rounds"], forward["tiles_ahead"]) == (4, 0)
     assert forward["kept_share"] == pytest.approx(24 / 96)
     again = 4 * (72 * 262 * 4096 - 30 * 2**20)
     assert forward["bytes_again"] == pytest.approx(again)
-    tiles = {"first": 24 - 24**2 / (2 * 96), "second": 16 * 72 / 96}
+    tiles = {"first": 24 - 24**2 / (2 * 96), "second": 24 * 72 / 96}
     # Two of 132 multiprocessors have one block.
     first, second = (
         COPY * (130 * share_of_copy(2 * 4 * n) + 2 * share_of_copy(4 * n)) / 132
@@ -103,8 +101,21 @@ def test_a_site_that_streams_is_what_one_computes_by_hand() -> None:
     mask_z_and_y = (2 + 1 / 16) * array
     streaming = array / first + (mask_z_and_y + again) / second
     assert forward["streaming_us"] == pytest.approx(streaming, rel=1e-4)
-    # Of three waits, a part is covered by tiles of the next slab; there is none after the last. At
-    # 2 instructions a cycle, 0.625 of the first pass remain.
+    wait = 3.25 + 0.03 * array / first / 4
+    assert forward["waiting_us"] == pytest.approx(4 * wait, rel=1e-4)
+
+
+def test_tiles_ahead_cover_a_wait_as_one_computes_by_hand() -> None:
+    """The same where 8 of the 24 slots are for the next slab, which none has after the last."""
+    assumptions = Assumptions(strategy="on_chip", tiles_ahead=8)
+    forward = site(predict(H200, 256, "bfloat16", "mask", assumptions), "56x56x256 bn_add_relu")[
+        "forward"
+    ]
+    array = 256 * 56 * 56 * 256 * 2
+    assert (forward["rounds"], forward["tiles_ahead"]) == (4, 8)
+    tiles = 24 - 24**2 / (2 * 96)
+    first = COPY * (130 * share_of_copy(2 * 4 * tiles) + 2 * share_of_copy(4 * tiles)) / 132
+    # At 2 instructions a cycle, 0.625 of the first pass remain.
     slab = array / first / 4
     covered = min(8 * 4096 * 262 / STREAMING, 0.375 * slab)
     wait = 3.25 + 0.03 * slab

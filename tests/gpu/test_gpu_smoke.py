@@ -114,7 +114,6 @@ def test_few_blocks_fill_slots_anew_while_tiles_are_ahead() -> None:
         assert plan["grid"] == 8
         assert plan["rounds"] >= 4
         assert plan["tiles_ahead"] > 0
-        assert plan["register_tiles"] > 0
         assert plan["tiles"] > plan["tiles_kept"]
 
 

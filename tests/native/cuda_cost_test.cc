@@ -186,14 +186,13 @@ void TestCostOfStream() {
                                    kHopper, {Strategy::kOnChip, 0, 32, 12});
   const cuda::Tiling& t = plan.tiling;
   BNAR_CHECK(cuda::TilesPerBlock(t) == 48 && t.team == 262 &&
-                 t.shared_tiles == 12 && t.prefetch_tiles == 12 &&
-                 t.register_tiles == 8,
+                 t.shared_tiles == 12 && t.prefetch_tiles == 12,
              std::to_string(t.shared_tiles));
   // Of 6 batches of four tiles, a thread waits until 5 are left, uses one and
   // starts one. Of the 3 batches of tiles that stay there, it waits until 2 are
-  // left; 8 tiles stay in registers, and 28 are copied again.
+  // left, and 36 tiles are copied again.
   const double first = 24 - 24.0 * 24 / (2 * 48);
-  const double second = 12 * 28.0 / 48;
+  const double second = 12 * 36.0 / 48;
   const double copy = cuda::StreamingRate(kHopper, model) / model.kernel_share;
   const auto share = [](double tiles) {
     return 1 - 0.08 * 32 / (2 * 4 * tiles);
@@ -212,7 +211,7 @@ void TestCostOfStream() {
   BNAR_CHECK(
       std::abs(cost.streaming - expected) < 0.005 * expected,
       std::to_string(cost.streaming) + " and " + std::to_string(expected));
-  BNAR_CHECK(std::abs(cost.bytes_again - 8 * (28 * 4096.0 * 262 - in_l2)) < 1,
+  BNAR_CHECK(std::abs(cost.bytes_again - 8 * (36 * 4096.0 * 262 - in_l2)) < 1,
              std::to_string(cost.bytes_again));
   // The tiles of the next slab cover each of eight waits but the last, except
   // for a tenth of it.
@@ -227,7 +226,6 @@ void TestCostOfStream() {
     two.tiling.num_teams = 2;
     two.tiling.prefetch_tiles = 0;
     two.tiling.shared_tiles = 20;
-    two.tiling.register_tiles = 0;
     return two;
   }();
   const double others = 20 * 4096.0 * 131 / (copy * model.kernel_share);
@@ -327,7 +325,7 @@ void TestPlannedModels() {
         const auto total = [&](const Plan& plan) {
           // Reading again counts a trifle more.
           const bool again =
-              cuda::TilesKept(plan) < cuda::TilesPerBlock(plan.tiling);
+              plan.tiling.shared_tiles < cuda::TilesPerBlock(plan.tiling);
           return (again ? 1.02 : 1) * cuda::CostOf(plan, problem, cuda::kWidth,
                                                    arrays, kHopper, models[m])
                                           .total();

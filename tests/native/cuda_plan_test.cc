@@ -60,18 +60,14 @@ void CheckCoverage(const Problem& problem, int width, const Plan& plan) {
 void CheckResources(const Problem& problem, const Plan& plan, int batch,
                     const Device& device, const Settings& settings) {
   const cuda::Tiling& t = plan.tiling;
-  for (const int tiles : {t.shared_tiles, t.prefetch_tiles, t.register_tiles}) {
+  for (const int tiles : {t.shared_tiles, t.prefetch_tiles}) {
     BNAR_CHECK(tiles % batch == 0, std::to_string(tiles) + " tiles in batches");
   }
   BNAR_CHECK(t.prefetch_tiles >= 0 && t.prefetch_tiles <= t.shared_tiles &&
                  (t.prefetch_tiles == 0 || t.num_slabs > t.num_teams),
              std::to_string(t.prefetch_tiles) + " tiles ahead");
-  BNAR_CHECK(
-      t.register_tiles >= 0 && t.register_tiles <= t.prefetch_tiles &&
-          cuda::TilesKept(plan) <=
-              std::max<int64_t>(t.shared_tiles,
-                                cuda::RoundUp(cuda::TilesPerBlock(t), batch)),
-      std::to_string(t.register_tiles) + " tiles in registers");
+  BNAR_CHECK(t.shared_tiles <= cuda::RoundUp(cuda::TilesPerBlock(t), batch),
+             std::to_string(t.shared_tiles) + " tiles stay");
   BNAR_CHECK(plan.shared_bytes <= device.shared_bytes_per_block,
              "shared memory of a block");
   // A block of a cluster, or alone, may take a whole multiprocessor.
@@ -194,8 +190,7 @@ void TestKnownPlans() {
                                             t.columns,
                                             t.team,
                                             t.shared_tiles,
-                                            t.prefetch_tiles,
-                                            t.register_tiles};
+                                            t.prefetch_tiles};
               };
               const auto made =
                   by([](const auto&... of) { return cuda::MakePlan(of...); });
@@ -236,17 +231,16 @@ void TestChoice() {
     for (const bool backward : {false, true}) {
       const Plan plan = PlanOf(shape, kHopper, Strategy::kAuto, backward);
       const int64_t tiles = cuda::TilesPerBlock(plan.tiling);
-      BNAR_CHECK(tiles <= cuda::TilesKept(plan),
+      BNAR_CHECK(tiles <= plan.tiling.shared_tiles,
                  std::to_string(tiles) + " tiles, " +
-                     std::to_string(cuda::TilesKept(plan)) + " kept");
+                     std::to_string(plan.tiling.shared_tiles) + " kept");
     }
   }
 }
 
-// Where tiles of the next slab take the slots of tiles that would have stayed
-// there, as many of these stay in registers as there is room for.
-void TestRegisterTiles() {
-  context = "tiles in registers";
+// Tiles of the next slab take the slots of tiles that would have stayed there.
+void TestSlotsOfTilesAhead() {
+  context = "slots of tiles ahead";
   const Shape wide{1, 256 * 56 * 56, 256, 1};  // 48 tiles for each block
   const auto plan_of = [](const Shape& shape, DType dtype, bool backward,
                           int ahead) {
@@ -258,36 +252,32 @@ void TestRegisterTiles() {
     DType dtype;
     bool backward;
     int ahead;  // as asked for
-    int shared, registers;
+    int shared;
   };
   // 24 slots hold x of 16 bits, 12 of them e and x, or x of 32 bits.
-  for (const Expected& expected : {Expected{DType::kBFloat16, false, 0, 24, 0},
-                                   Expected{DType::kBFloat16, false, 4, 20, 4},
-                                   Expected{DType::kFloat16, false, 12, 12, 8},
-                                   Expected{DType::kBFloat16, true, 0, 12, 0},
-                                   Expected{DType::kBFloat16, true, 6, 6, 6},
-                                   Expected{DType::kFloat32, false, 6, 6, 4},
-                                   Expected{DType::kFloat32, true, 3, 3, 3}}) {
+  for (const Expected& expected : {Expected{DType::kBFloat16, false, 0, 24},
+                                   Expected{DType::kBFloat16, false, 4, 20},
+                                   Expected{DType::kFloat16, false, 12, 12},
+                                   Expected{DType::kBFloat16, true, 0, 12},
+                                   Expected{DType::kBFloat16, true, 6, 6},
+                                   Expected{DType::kFloat32, false, 6, 6},
+                                   Expected{DType::kFloat32, true, 3, 3}}) {
     const cuda::Tiling t =
         plan_of(wide, expected.dtype, expected.backward, expected.ahead);
-    BNAR_CHECK(t.shared_tiles == expected.shared &&
-                   t.prefetch_tiles == expected.ahead &&
-                   t.register_tiles == expected.registers,
-               std::to_string(t.shared_tiles) + ", " +
-                   std::to_string(t.prefetch_tiles) + " and " +
-                   std::to_string(t.register_tiles));
+    BNAR_CHECK(
+        t.shared_tiles == expected.shared && t.prefetch_tiles == expected.ahead,
+        std::to_string(t.shared_tiles) + " and " +
+            std::to_string(t.prefetch_tiles));
   }
-  // 24 tiles have as many slots. If the next slab gets eight of these, as many
-  // tiles move to registers; what does not make a batch is rounded down.
+  // What does not make a batch is rounded down.
   const Shape middle{1, 256 * 14 * 14, 1024, 1};
   for (const int ahead : {8, 11}) {
     const cuda::Tiling t = plan_of(middle, DType::kBFloat16, false, ahead);
-    BNAR_CHECK(t.prefetch_tiles == 8 && t.register_tiles == 8,
-               "a slab that fits on chip");
+    BNAR_CHECK(t.prefetch_tiles == 8, "whole batches");
   }
   const Shape planes{1, 256, 64, 56 * 56};
   const cuda::Tiling t = plan_of(planes, DType::kBFloat16, false, 4);
-  BNAR_CHECK(t.prefetch_tiles == 4 && t.register_tiles == 0, "channels first");
+  BNAR_CHECK(t.prefetch_tiles == 4, "channels first");
 }
 
 // Slabs have half the channels if this saves more rereading than the additional
@@ -368,7 +358,7 @@ int main() {
   TestEveryPlan();
   TestKnownPlans();
   TestChoice();
-  TestRegisterTiles();
+  TestSlotsOfTilesAhead();
   TestSlabChannels();
   TestTilesAhead();
   return Finish();

@@ -110,8 +110,8 @@ MUTATIONS = {
         "WaitForAllCopiesBut(slots / kBatch)", "backward", "on_chip", "stream",
     ),
     "a wait of the second pass that leaves the batch that is used": Mutation(
-        "tile_stream.cuh", "WaitForBatch(stream_.tiling_.shared_tiles)",
-        "WaitForBatch(stream_.tiling_.shared_tiles + kBatch)", "forward", "on_chip", "stream",
+        "tile_stream.cuh", "WaitForBatch(stream_.shared_tiles())",
+        "WaitForBatch(stream_.shared_tiles() + kBatch)", "forward", "on_chip", "stream",
     ),
     "no wait for tiles that are read again": Mutation(
         "tile_stream.cuh", "if constexpr (kCopied)", "if constexpr (!kCopied)",
@@ -122,8 +122,8 @@ MUTATIONS = {
         "groups < kMostGroupsLeft ? groups + 1 ", "forward", "on_chip", "stream",
     ),
     "a batch that is filled before it has been used": Mutation(
-        "tile_stream.cuh", "left_ > stream_.kept(), slot, &next_);",
-        "left_ > stream_.kept(), ring.Next(slot, kBatch), &next_);",
+        "tile_stream.cuh", "left_ > stream_.shared_tiles(), slot, &next_);",
+        "left_ > stream_.shared_tiles(), ring.Next(slot, kBatch), &next_);",
         "backward", "on_chip", "stream",
     ),
     "a batch that is filled before its last tile has been used": Mutation(
@@ -151,66 +151,13 @@ MUTATIONS = {
         "backward", "on_chip", "stream",
     ),
     "a tile that stays as if it were read again": Mutation(
-        "tile_stream.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
-        "max(SlotsOf(left_ + ring.slots() - stream_.kept() + 1), 0)",
+        "tile_stream.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.shared_tiles()), 0)",
+        "max(SlotsOf(left_ + ring.slots() - stream_.shared_tiles() + 1), 0)",
         "backward", "on_chip", "stream",
     ),
     "a batch that stays without the tiles that it lacks": Mutation(
-        "tile_stream.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
-        "max(left_ + ring.slots() - stream_.kept(), 0)", "forward", "on_chip", "stream",
-    ),
-    "tiles in registers as if they were read again": Mutation(
-        "tile_stream.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.kept()), 0)",
-        "max(SlotsOf(left_ + ring.slots() - stream_.tiling_.shared_tiles), 0)",
-        "backward", "on_chip", "stream",
-    ),
-    "tiles that move to registers when the next ones have their slots": Mutation(
-        "forward.cuh",
-        "    stream.Hold(slab);\n    stream.template StartFirst<SlabOf>"
-        "(index + p.tiling.num_teams,\n"
-        "                                       position.rank);\n",
-        "    stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,\n"
-        "                                       position.rank);\n    stream.Hold(slab);\n",
-        "forward", "on_chip", "stream",
-    ),
-    "registers that hold the tiles one slot further on": Mutation(
-        "tile_stream.cuh", "slot_ = ring_.Before(slot_);\n#pragma", "#pragma",
-        "forward", "on_chip", "stream",
-    ),
-    "one tile too few in registers": Mutation(
-        "tile_stream.cuh", "if (k < held) {", "if (k + 1 < held) {", "backward", "on_chip", "stream"
-    ),
-    "one tile too many in registers": Mutation(
-        "tile_stream.cuh", "register_tiles() - EmptySlots(count)", "register_tiles()",
-        "forward", "on_chip", "stream",
-    ),
-    "empty slots that are taken to registers": Mutation(
-        "tile_stream.cuh", "if (held > 0) slot_ = ring_.Before(slot_, EmptySlots(count));", "",
-        "backward", "on_chip", "stream",
-    ),
-    "tiles in registers in the wrong order": Mutation(
-        "tile_stream.cuh", "use(held_[k], ", "use(held_[kRegisterTiles - 1 - k], ",
-        "backward", "on_chip", "stream",
-    ),
-    "a tile in registers that is used twice": Mutation(
-        "tile_stream.cuh", "use(held_[k], ", "use(held_[k - k % 2], ", "forward", "on_chip",
-        "stream",
-    ),
-    "tiles in registers that are counted as left": Mutation(
-        "tile_stream.cuh", "return count - held;", "return count;", "forward", "on_chip", "stream"
-    ),
-    "z of a tile in registers that is not loaded": Mutation(
-        "tile_stream.cuh", "if (k + kDepth < held) load(&ring[k % kDepth]);", "",
-        "forward", "on_chip", "stream",
-    ),
-    "tiles in registers that are read again": Mutation(
-        "tile_stream.cuh", "left_(SlotsOf(rest) -",
-        "left_(SlotsOf(slab.Count(0, slab.tiles())) -",
-        "backward", "on_chip", "stream",
-    ),
-    "a gate that begins with the tiles in registers": Mutation(
-        "gradient_apply.cuh", "At<-1>(again, rest - 1 - kept)", "At<-1>(again, count - 1 - kept)",
-        "backward", "on_chip", "stream",
+        "tile_stream.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.shared_tiles()), 0)",
+        "max(left_ + ring.slots() - stream_.shared_tiles(), 0)", "forward", "on_chip", "stream",
     ),
     "the wrong tile is read again": Mutation(
         "tile_stream.cuh", "max(left_ - 1, 0)", "max(left_ - 2, 0)", "backward", "on_chip", "stream"

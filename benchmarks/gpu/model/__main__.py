@@ -45,6 +45,8 @@ class Options:
     """A summary.json of `make gpu`: adds the measured times."""
     strategy: Literal["auto", "on_chip", "cluster", "two_kernels"] = "auto"
     slab_channels: Literal[0, 8, 16, 32, 64] = 0
+    tiles_ahead: int = -1
+    """How many tiles of its next slab a block copies before it waits; -1: the planner's choice."""
     dual: bool = False
     """The four joins after a shortcut's BatchNorm as one operation with two inputs."""
     constants: tuple[str, ...] = ()
@@ -76,6 +78,7 @@ def run(options: Options) -> dict[str, Any]:
         },
         options.strategy,
         options.slab_channels,
+        options.tiles_ahead,
     )
     document = predict(
         DEVICES[options.device],

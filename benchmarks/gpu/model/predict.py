@@ -33,12 +33,14 @@ class Assumptions:
         constants: constants of cuda/host/cost.h to replace, by name.
         strategy: "auto", or the strategy that every direction is forced to.
         slab_channels: 0, or the width of all slabs.
+        tiles_ahead: -1, or how many tiles of its next slab a block copies before it waits.
         planner: what the planner knows of `constants`.
     """
 
     constants: Mapping[str, float] = dataclasses.field(default_factory=dict)
     strategy: str = "auto"
     slab_channels: int = 0
+    tiles_ahead: int = -1
     planner: Planner = "told"
 
 
@@ -121,6 +123,7 @@ def predict_direction(
         planned_models(assumptions),
         strategy,
         assumptions.slab_channels,
+        assumptions.tiles_ahead,
     )
     groups, rows, channels, inner = canonical_shape
     elements = groups * rows * channels * inner
@@ -146,8 +149,7 @@ def predict_direction(
     floor = direction.floor * array / _copy_rate(device, assumptions.constants)
     names = (
         "strategy", "slab_channels", "team", "teams", "bytes", "bytes_again", "rounds",
-        "bytes_in_flight", "tiles_ahead", "register_tiles", "ahead_us", "waiting_us",
-        "launching_us",
+        "bytes_in_flight", "tiles_ahead", "ahead_us", "waiting_us", "launching_us",
     )  # fmt: skip
     return {
         **{name: plan[name] for name in names},
