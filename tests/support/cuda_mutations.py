@@ -122,8 +122,8 @@ MUTATIONS = {
         "groups < kMostGroupsLeft ? groups + 1 ", "forward", "on_chip", "stream",
     ),
     "a batch that is filled before it has been used": Mutation(
-        "tile_stream.cuh", "left_ > stream_.shared_tiles(), slot, &next_);",
-        "left_ > stream_.shared_tiles(), ring.Next(slot, kBatch), &next_);",
+        "tile_stream.cuh", "left_ > stream_.shared_tiles(), slot,",
+        "left_ > stream_.shared_tiles(), ring.Next(slot, kBatch),",
         "backward", "on_chip", "stream",
     ),
     "a batch that is filled before its last tile has been used": Mutation(
@@ -236,8 +236,8 @@ MUTATIONS = {
         "const void* dy = p.buffers.dy;", "backward", "on_chip", "stream",
     ),
     "a tile that is read again without its gate": Mutation(
-        "gradient_apply.cuh", "const int kept = min(rest, pass.kept());",
-        "const int kept = min(rest, pass.kept() + 1);", "backward", "on_chip", "stream",
+        "gradient_apply.cuh", "const int kept = min(count, pass.kept());",
+        "const int kept = min(count, pass.kept() + 1);", "backward", "on_chip", "stream",
     ),
     "a tile left out where sums are added": Mutation(
         "tiles.cuh", "    begin = end;\n", "    begin = end + 1;\n", "forward", "on_chip", "many"
