@@ -11,6 +11,7 @@ GPU_ARGS ?=
 # The empty default does smoke, install and check; .ci/run does them separately.
 VERSION_MATRIX_ARGS ?=
 DIST_ARGS ?=
+DOCKER ?= docker
 
 BIN := .venv/bin
 NATIVE_SOURCES = $(shell find benchmarks cpu cuda native tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
@@ -48,7 +49,7 @@ PYTEST := $(BIN)/python .ci/run_tests.py $(TEST_ARGS)
 # There are wheels of XLA's compiler for GPUs for Linux alone.
 GPU_COMPILER := $(if $(filter Linux,$(shell uname -s)),.venv/gpu-compiler)
 
-.PHONY: figures help demo quick test slow check pythons venv lint benchmark gpu dist clean
+.PHONY: figures help demo quick test slow check pythons venv lint benchmark gpu dist image clean
 # The targets write to the same folders.
 .NOTPARALLEL:
 
@@ -75,7 +76,7 @@ check: lint test slow pythons
 pythons: dist/.built
 	.ci/version_matrix $(VERSION_MATRIX_ARGS)
 
-##   make lint        formatting, lint, types, imports between rooms, unused code
+##   make lint        formatting, lint, types, imports between rooms, unused code, Dockerfile
 lint: .venv/installed-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -83,6 +84,7 @@ lint: .venv/installed-lint
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/vulture
+	$(BIN)/hadolint Dockerfile
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE_SOURCES)
 
 ##   make benchmark   the 53 BatchNorm sites of ResNet-50 against Flax (and PyTorch, if installed)
@@ -105,6 +107,13 @@ gpu:
 ##   make dist        build sdist and wheels into dist/, and check them
 # The CUDA wheels are for all architectures, unless CUDAARCHS names some. --cuda on installs nvcc.
 dist: dist/.built
+
+##   make image       the image of Dockerfile, whose doctor must find it healthy
+# Of the image with CUDA, only the kernels are built, because JAX's plugin for it has gigabytes.
+image:
+	$(DOCKER) build --tag jax_bnar .
+	$(DOCKER) run --rm jax_bnar
+	$(DOCKER) build --target build-cuda13 --build-arg CUDAARCHS=$(or $(CUDAARCHS),90-real) .
 
 ##   make venv        create an empty .venv
 venv: .venv/created

@@ -1,6 +1,9 @@
 """docs/notebooks/quickstart.ipynb runs from top to bottom, and shows what its text promises."""
 
+import importlib.util
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,3 +49,39 @@ def test_the_notebook_runs() -> None:
     assert "bn_add_relu [float32[8,16,16,32]]" in printed
     assert "fused: 1 place; refused: 0" in printed
     assert "residual" in texts[-1] or "z" in texts[-1]
+
+
+@pytest.fixture
+def install_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The cell that installs the package, in an empty folder of a machine that does not have it."""
+    notebook: Any = nbformat.read(NOTEBOOK, as_version=4)
+    (cell,) = (cell for cell in notebook.cells if "pip" in cell.source and cell.cell_type == "code")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    return cell.source
+
+
+def test_it_says_what_to_upload(install_cell: str) -> None:
+    with pytest.raises(FileNotFoundError, match="make dist"):
+        exec(install_cell, {})
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (("jax_bnar-1-cp312-abi3-linux.whl", "jax_bnar-1.tar.gz"), "cp312-abi3-linux.whl"),
+        (("jax_bnar-1.tar.gz",), "jax_bnar-1.tar.gz"),
+    ],
+)
+def test_it_installs_what_was_uploaded(
+    install_cell: str, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], chosen: str
+) -> None:
+    for name in names:
+        Path(name).touch()
+    commands: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
+    exec(install_cell, {})
+    ((*pip, archive),) = commands
+    assert pip[:4] == [sys.executable, "-m", "pip", "install"]
+    assert archive.startswith("./")
+    assert archive.endswith(f"{chosen}[flax]")
