@@ -1,31 +1,31 @@
 """What to do after reading a report: the sentences with which it ends."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
 
-if TYPE_CHECKING:
-    from jax_bnar._fuse.plan import Plan
-    from jax_bnar._fuse.report import FusionReport
+from jax_bnar._fuse.candidate import Candidate
+from jax_bnar._fuse.nodes import Node
+from jax_bnar._fuse.plan import Plan
 
 
-def next_steps(report: "FusionReport") -> Iterator[str]:
+def next_steps(candidates: Sequence[Candidate], own_calls: int) -> Iterator[str]:
     """One sentence for each thing that the user may do."""
-    if not report.candidates:
-        yield _of_nothing(report.own_calls)
+    if not candidates:
+        yield _of_nothing(own_calls)
         return
-    if report.refused:
+    matched = [candidate for candidate in candidates if candidate.is_matched]
+    if len(matched) < len(candidates):
         yield (
             "what is refused runs as before; docs/guide/fuse.md says what is refused and how to"
             " write it instead"
         )
-    if any(candidate.reason for candidate in report.matched):
+    if any(candidate.reason for candidate in matched):
         yield (
             "where a reason is given, what follows the BatchNorm is not fused with it: of all"
             " activations only jax.nn.relu is fused, and the others run as before"
             " (docs/guide/activations.md)"
         )
-    if report.matched:
-        operators = [candidate.operator or "" for candidate in report.matched]
+    if matched:
+        operators = [candidate.operator or "" for candidate in matched]
         in_training = not all(operator.endswith("_inference") for operator in operators)
         use = "jax.grad(jax_bnar.fuse(fun))" if in_training else "jax_bnar.fuse(fun)"
         yield f"use {use}; jax_bnar.benchmark(fun)(*args) measures what it gains on this machine"
@@ -44,13 +44,12 @@ def _of_nothing(own_calls: int) -> str:
     )
 
 
-def own_calls(plan: "Plan") -> int:
+def own_calls(plan: Plan) -> int:
     """How many calls of jax_bnar's operators a program contains before anything is fused."""
-    here = sum(_is_own(node) for node in plan.graph.nodes)
-    return here + sum(own_calls(one) for inner in plan.inner.values() for one in inner)
+    return sum(_is_own(node) for one, _, _ in plan.walk() for node in one.graph.nodes)
 
 
-def _is_own(node: Any) -> bool:
+def _is_own(node: Node) -> bool:
     if node.name == "jax_bnar_named" or node.name.startswith("bnar_"):
         return True
     if node.name != "custom_jvp_call":

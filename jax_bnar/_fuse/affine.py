@@ -10,10 +10,14 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._fuse.dtypes import is_real
 from jax_bnar._fuse.graph import Graph
-from jax_bnar._fuse.match import RefusedMatch
+from jax_bnar._fuse.match import Match, RefusedMatch, summed
 from jax_bnar._fuse.nodes import (
     Constant,
     Node,
@@ -28,13 +32,19 @@ from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.relu import is_relu
 from jax_bnar._fuse.sizes import is_at_least, is_long
-from jax_bnar._fuse.tail import refused_residual
+from jax_bnar._fuse.tail import Tail, refused_residual
 from jax_bnar._fuse.training import RefusalError, UsedElsewhereError
 from jax_bnar._fuse.unknowns import Foreign
+from jax_bnar._fuse.vectors import Vector, arrays_of
+from jax_bnar._operators.api import bn_add_relu_inference, bn_relu_inference
+
+# The scale already contains the reciprocal root, so the operators get a variance of 1, and an
+# epsilon that leaves it at 1.
+_NO_EPSILON = float(np.finfo(np.float32).tiny)
 
 
-@dataclasses.dataclass
-class AffineMatch:
+@dataclasses.dataclass(eq=False)
+class AffineMatch(Match):
     """A ReLU of an affine function of x, with residuals.
 
     Attributes:
@@ -43,9 +53,6 @@ class AffineMatch:
         scale: the factor of the difference.
         bias: what is added to the product.
         axis: the channel axis.
-        normalised: the resulting value.
-        residuals: what is added before the ReLU.
-        relu: the node of the ReLU.
     """
 
     region: Region
@@ -53,25 +60,41 @@ class AffineMatch:
     scale: Polynomial
     bias: Polynomial
     axis: int
-    normalised: Value
-    residuals: tuple[Value, ...]
-    relu: Node
-
-    @property
-    def x(self) -> Value:
-        return self.region.x
-
-    @property
-    def result(self) -> Value:
-        return self.relu.outputs[0]
 
     @property
     def operator(self) -> str:
-        return "bn_add_relu_inference" if self.residuals else "bn_relu_inference"
+        return "bn_add_relu_inference" if self.tail.residuals else "bn_relu_inference"
 
     @property
-    def replaced(self) -> list[Value]:
-        return [self.result]
+    def operands(self) -> list[Operand]:
+        vectors = [value for vector in self._vectors for value in vector.values]
+        return [self.x, *self.tail.residuals, *vectors]
+
+    def call(self, wanted: Collection[Value], *arrays: Any) -> list[jax.Array]:
+        del wanted  # nothing is computed but the result
+        x, *rest = arrays
+        channels, count = x.shape[self.axis], len(self.tail.residuals)
+        residuals, rest = rest[:count], rest[count:]
+        scale, bias, mean = arrays_of(self._vectors, rest, channels, x.dtype)
+        dtype = accumulation_dtype(x.dtype)
+        mean = jnp.zeros(channels, dtype) if mean is None else mean
+        var = jnp.ones(channels, dtype)
+        options: dict[str, Any] = {"epsilon": _NO_EPSILON, "axis": self.axis}
+        if residuals:
+            z = summed(residuals).reshape(x.shape)
+            y = bn_add_relu_inference(x, z, scale, bias, mean, var, **options)
+        else:
+            y = bn_relu_inference(x, scale, bias, mean, var, **options)
+        return [y.reshape(self.result.shape)]
+
+    @property
+    def _vectors(self) -> list[Vector]:
+        unknowns = self.region.unknowns
+        return [
+            Vector.of(self.scale, unknowns, neutral=1),
+            Vector.of(self.bias, unknowns, neutral=0),
+            Vector.of(self.mean, unknowns, neutral=0),
+        ]
 
 
 # If one of these computes x, XLA computes x in the same pass as what follows; a separate operator
@@ -134,7 +157,8 @@ def _match(graph: Graph, relu: Node, activated: Value) -> AffineMatch | None:
         _require_alone(graph, addend, x)
         if not pays(x.dtype):
             raise RefusalError(f"evaluation in {x.dtype} is at least as fast as XLA compiles it")
-        return AffineMatch(region, *affine, addend, residuals, relu)
+        tail = Tail(relu.outputs[0], residuals, has_relu=True)
+        return AffineMatch(x, addend, tail, region, *affine)
     return None
 
 

@@ -1,7 +1,5 @@
 """Detects programs that contain their own gradient; `fuse` has to go inside `jax.grad` instead."""
 
-from collections.abc import Iterator
-
 from jax_bnar._fuse.match import RefusedMatch
 from jax_bnar._fuse.plan import Plan
 
@@ -20,14 +18,6 @@ def needs_fuse_inside_grad(refused: RefusedMatch, around: str = "") -> bool:
 
 
 def require_undifferentiated(plan: Plan) -> None:
-    for refused, around in _refused(plan, ""):
-        if needs_fuse_inside_grad(refused, around):
+    for one, _, around in plan.walk():
+        if any(needs_fuse_inside_grad(refused, around) for refused in one.refused):
             raise ValueError(f"fuse: {HINT}.")
-
-
-def _refused(plan: Plan, around: str) -> Iterator[tuple[RefusedMatch, str]]:
-    for refused in plan.refused:
-        yield refused, around
-    for node, inner in plan.inner.items():
-        for one in inner:
-            yield from _refused(one, f"{around}{node.name_stack}/")

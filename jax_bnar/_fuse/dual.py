@@ -1,45 +1,59 @@
 """The join of two BatchNorms: `relu(batch_norm(x1) + batch_norm(x2))`."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from jax_bnar._fuse.match import Statistic, TrainingMatch
-from jax_bnar._fuse.nodes import Value
-from jax_bnar._fuse.tail import Tail
+import jax
+
+from jax_bnar._fuse.match import Match
+from jax_bnar._fuse.nodes import Operand, Value
+from jax_bnar._fuse.training_match import TrainingMatch, with_nans_of
+from jax_bnar._fuse.vectors import arrays_of
+from jax_bnar._operators.dual import dual_bn_add_relu
 
 
-@dataclasses.dataclass
-class DualMatch:
+@dataclasses.dataclass(eq=False)
+class DualMatch(Match):
     """Two matches, of which the second gives the residual of the first."""
 
     first: TrainingMatch
     second: TrainingMatch
 
-    operator = "dual_bn_add_relu"
+    @property
+    def operator(self) -> str:
+        return "dual_bn_add_relu"
 
     @property
-    def x(self) -> Value:
-        return self.first.x
+    def other_results(self) -> list[Value]:
+        return [*self.first.other_results, *self.second.other_results]
 
     @property
-    def normalised(self) -> Value:
-        return self.first.normalised
+    def operands(self) -> list[Operand]:
+        vectors = [*self.first.vectors, *self.second.vectors]
+        return [self.first.x, self.second.x, *(v for vector in vectors for v in vector.values)]
 
-    @property
-    def tail(self) -> Tail:
-        return self.first.tail
-
-    @property
-    def result(self) -> Value:
-        return self.first.result
-
-    @property
-    def statistics(self) -> list[Statistic]:
-        return [*self.first.statistics, *self.second.statistics]
-
-    @property
-    def replaced(self) -> list[Value]:
-        return [self.result, *(statistic.value for statistic in self.statistics)]
+    def call(self, wanted: Collection[Value], *arrays: Any) -> list[jax.Array]:
+        first, second = self.first, self.second
+        x1, x2, *rest = arrays
+        scale1, bias1, shift1, scale2, bias2, shift2 = arrays_of(
+            [*first.vectors, *second.vectors], rest, x1.shape[first.form.axis], first.form.dtype
+        )
+        shape, options = first.shape_and_options(self.result.shape)
+        y, mean1, var1, mean2, var2 = dual_bn_add_relu(
+            first.arranged(x1, shape),
+            second.arranged(x2, shape),
+            scale1,
+            with_nans_of(shift1, bias1),
+            scale2,
+            with_nans_of(shift2, bias2),
+            **options,
+        )
+        return [
+            y.reshape(self.result.shape),
+            *first.restored(wanted, mean1, var1, shift1),
+            *second.restored(wanted, mean2, var2, shift2),
+        ]
 
 
 def duals(matches: Sequence[TrainingMatch]) -> list[DualMatch]:
@@ -54,7 +68,7 @@ def duals(matches: Sequence[TrainingMatch]) -> list[DualMatch]:
         if len(first.tail.residuals) == 1:
             second = normalised.get(first.tail.residuals[0])
             if second is not None and _agree(first, second):
-                found.append(DualMatch(first, second))
+                found.append(DualMatch(first.x, first.normalised, first.tail, first, second))
     return found
 
 

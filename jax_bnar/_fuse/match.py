@@ -1,81 +1,77 @@
-"""Finds the training form of BatchNorm(-Add)(-ReLU) in a graph."""
+"""What a search finds: something that a fused operator replaces, or the reason why none does."""
 
+import abc
 import dataclasses
-import math
-from collections.abc import Collection, Iterator, Mapping
-from fractions import Fraction
+import functools
+import operator
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from jax_bnar._fuse import axes as axes_of
-from jax_bnar._fuse.dtypes import holds, is_real
-from jax_bnar._fuse.graph import Graph
-from jax_bnar._fuse.nodes import (
-    Node,
-    Operand,
-    Value,
-    array_and_vector,
-    source,
-)
+import jax
+
+from jax_bnar._fuse.nodes import Node, Operand, Value
 from jax_bnar._fuse.region import Region
-from jax_bnar._fuse.sizes import is_long
-from jax_bnar._fuse.tail import Tail, tail_of
-from jax_bnar._fuse.training import (
-    Normalisation,
-    RefusalError,
-    UsedElsewhereError,
-    normalisation,
-    statistic,
-)
-from jax_bnar._fuse.unknowns import ReciprocalRoot
-
-# The primitives whose operand may be an array that is normalised.
-SUMS = {"reduce_sum"}
+from jax_bnar._fuse.tail import Tail
 
 
-@dataclasses.dataclass(frozen=True)
-class Statistic:
-    """A value of the program that is `factor` times a statistic of x."""
-
-    value: Value
-    name: str
-    factor: Fraction
-
-
-@dataclasses.dataclass
-class TrainingMatch:
-    """A normalisation by batch statistics, with what follows it.
+@dataclasses.dataclass(eq=False)
+class Match(abc.ABC):
+    """What one call of a fused operator replaces.
 
     Attributes:
-        region: what is computed from x.
-        form: the normalisation that the polynomials prove.
+        x: the array that is normalised; the first of two.
         normalised: the normalised array.
-        tail: the add and the ReLU that follow it.
-        statistics: the other values of the program that can be taken from the kernel's results.
+        tail: the residuals and the ReLU that follow it.
     """
 
-    region: Region
-    form: Normalisation
+    x: Value
     normalised: Value
     tail: Tail
-    statistics: list[Statistic]
 
     @property
-    def x(self) -> Value:
-        return self.region.x
+    @abc.abstractmethod
+    def operator(self) -> str:
+        """The name of the public function."""
+
+    @property
+    @abc.abstractmethod
+    def operands(self) -> list[Operand]:
+        """The values whose arrays `call` takes."""
+
+    @abc.abstractmethod
+    def call(self, wanted: Collection[Value], *arrays: Any) -> list[jax.Array]:
+        """Calls the public function; returns the result, then those other results in `wanted`."""
+
+    @property
+    def other_results(self) -> Sequence[Value]:
+        """The values of the program, except the result, that the operator gives as well."""
+        return ()
 
     @property
     def result(self) -> Value:
         return self.tail.result
 
     @property
-    def operator(self) -> str:
-        if not self.tail.has_relu:
-            return "batch_norm"
-        return "bn_add_relu" if self.tail.residuals else "bn_relu"
-
-    @property
     def replaced(self) -> list[Value]:
-        return [self.result, *(statistic.value for statistic in self.statistics)]
+        return [self.result, *self.other_results]
+
+    def node(self, read: Collection[Value] | None = None) -> Node:
+        """The node with the fused operator.
+
+        It defines the result and, of the other results, those in `read`, or all if that is None.
+        """
+        producer = self.result.producer
+        assert producer is not None
+        wanted = [value for value in self.other_results if read is None or value in read]
+        return Node(
+            self.operator,
+            {},
+            self.operands,
+            [self.result, *wanted],
+            producer.equation,
+            producer.name_stack,
+            functools.partial(self.call, wanted),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,160 +91,6 @@ class RefusedMatch:
     is_used_elsewhere: bool = False
 
 
-def summed_array(node: Node) -> Value | None:
-    """The array of which a node takes the sum, which may be a statistic that normalises it."""
-    if node.name not in SUMS:
-        return None
-    x = _before_the_sum(node.inputs[0])
-    if isinstance(x, Value) and len(x.shape) >= 2 and 0 not in x.shape and is_real(x.dtype):
-        return x
-    return None
-
-
-def training_candidates(
-    graph: Graph, x: Value, taken: Collection[Value], axis_sizes: Mapping[Any, int]
-) -> Iterator[TrainingMatch | RefusedMatch]:
-    """The possible matches of the normalisation of x, the best first, then the refusal if any."""
-    region = Region(graph, x, axis_sizes)
-    if not _divides_by_a_root(region):
-        return
-    unshifted = without_shift(x)
-    if unshifted is not x:
-        matches = _candidates(Region(graph, unshifted, axis_sizes, x), taken)
-        yield from (match for match in matches if isinstance(match, TrainingMatch))
-    yield from _candidates(region, taken)
-
-
-def without_shift(x: Value) -> Value:
-    """x without the vectors that the program adds to it, such as the bias of a convolution.
-
-    They cancel in the normalisation, so the sum of array and vector need not be computed.
-    """
-    while x.producer is not None and x.producer.name == "add":
-        pair = array_and_vector(x.producer)
-        if pair is None or not isinstance(pair[0], Value) or pair[0].dtype != x.dtype:
-            break
-        if not isinstance(source(pair[1])[0], Value):
-            break  # a literal
-        x = pair[0]
-    return x
-
-
-def _candidates(region: Region, taken: Collection[Value]) -> Iterator[TrainingMatch | RefusedMatch]:
-    graph, x = region.graph, region.x
-    refused: RefusedMatch | None = None
-    is_used_elsewhere = False
-    for value in reversed(region.terms):
-        if region.degree(value) != 1 or value is x or value in taken:
-            continue
-        try:
-            form = normalisation(region, value)
-            statistics = list(_statistics(region, form))
-            _require_unused(region, value, statistics)
-        except RefusalError as refusal:
-            if _is_divided_by_a_root(region, value):
-                refused = refused or RefusedMatch(_producer(value), str(refusal), region)
-                is_used_elsewhere |= isinstance(refusal, UsedElsewhereError)
-            continue
-        tail = tail_of(graph, value, taken)
-        yield TrainingMatch(region, form, value, tail, statistics)
-        if tail.residuals:
-            reason = "the residual depends on the statistics: a cycle"
-            yield TrainingMatch(region, form, value, Tail(value, reason=reason), statistics)
-    if refused is not None:
-        yield dataclasses.replace(refused, is_used_elsewhere=is_used_elsewhere)
-
-
-def _before_the_sum(operand: Operand) -> Operand:
-    """The array itself, if what is summed is its square, a wider copy or a flattened one."""
-    while isinstance(operand, Value) and (node := operand.producer) is not None:
-        inner = node.inputs[0] if node.inputs else operand
-        if (
-            node.name == "square"
-            or (node.name == "integer_pow" and node.params["y"] == 2)
-            or (node.name == "mul" and node.inputs[0] is node.inputs[1])
-        ):
-            pass
-        elif node.name == "convert_element_type":
-            if not is_real(inner.dtype) or not holds(operand.dtype, inner.dtype):
-                break
-        elif node.name in ("reshape", "squeeze", "expand_dims"):
-            labels = axes_of.own(inner.shape)
-            sizes = dict(enumerate(inner.shape))
-            if axes_of.reshaped(inner.shape, labels, operand.shape, sizes) is None:
-                break
-        elif node.name not in ("pvary", "copy"):
-            break
-        operand = inner
-    return operand
-
-
-def _divides_by_a_root(region: Region) -> bool:
-    return any(_is_divided_by_a_root(region, value) for value in region.terms)
-
-
-def _is_divided_by_a_root(region: Region, value: Value) -> bool:
-    slopes = (p.by_power_of(region.x_number).get(1) for p in region.terms[value].polynomials)
-    return any(
-        isinstance(region.unknowns[number], ReciprocalRoot)
-        for slope in slopes
-        if slope is not None
-        for number in slope.unknowns
-    )
-
-
-def _statistics(region: Region, form: Normalisation) -> Iterator[Statistic]:
-    """The statistics with one number for each channel (and group), not broadcasts of them."""
-    shape = region.x.shape
-    axes = [axis for axis in (0, form.axis) if axis == form.axis or form.num_groups > 1]
-    axes = [axis for axis in axes if is_long(shape[axis])]
-    count = math.prod(shape[axis] for axis in axes)
-    for value, term in region.terms.items():
-        if math.prod(value.shape) != count or not axes_of.in_order(term.labels, axes):
-            continue
-        if (found := statistic(region, value, form.over)) is not None:
-            yield Statistic(value, *found)
-
-
-def _require_unused(region: Region, end: Value, statistics: list[Statistic]) -> None:
-    """Raises UsedElsewhereError if an array between x and the normalised one has another use."""
-    replaced = {end, *(statistic.value for statistic in statistics)}
-    wanted: set[Value] = set()
-    for value in reversed(region.terms):  # a reader comes before the values that it reads
-        results = (r for reader in region.graph.readers(value) for r in reader.outputs)
-        if value not in replaced and (
-            value in region.graph.returned
-            or any(r not in replaced and (r not in region.terms or r in wanted) for r in results)
-        ):
-            wanted.add(value)
-    for value in _between(region, end):
-        if value is not end and value in wanted and _depends_on_more_than_x(region, value):
-            raise UsedElsewhereError("an array between x and the normalised one is used elsewhere")
-
-
-def _depends_on_more_than_x(region: Region, value: Value) -> bool:
-    return region.degree(value) != 0 and any(
-        polynomial.unknowns != {region.x_number} for polynomial in region.terms[value].polynomials
-    )
-
-
-def _between(region: Region, end: Value) -> set[Value]:
-    """The values of the region from which the end is computed."""
-    found: set[Value] = set()
-    waiting = [end]
-    while waiting:
-        value = waiting.pop()
-        if value in found or value is region.x:
-            continue
-        found.add(value)
-        waiting.extend(
-            operand
-            for operand in _producer(value).inputs
-            if isinstance(operand, Value) and operand in region.terms
-        )
-    return found
-
-
-def _producer(value: Value) -> Node:
-    assert value.producer is not None
-    return value.producer
+def summed(residuals: Sequence[jax.Array]) -> jax.Array:
+    """The sum of the residuals, which an operator takes as one array."""
+    return functools.reduce(operator.add, residuals)

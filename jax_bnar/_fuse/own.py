@@ -10,9 +10,16 @@ from typing import Any
 import jax
 
 from jax_bnar._fuse.graph import Graph
-from jax_bnar._fuse.match import RefusedMatch
+from jax_bnar._fuse.match import Match, RefusedMatch, summed
 from jax_bnar._fuse.nodes import Node, Operand, Value
-from jax_bnar._fuse.tail import Tail, tail_of
+from jax_bnar._fuse.tail import tail_of
+from jax_bnar._operators.api import (
+    bn_add_relu,
+    bn_add_relu_inference,
+    bn_relu,
+    bn_relu_inference,
+)
+from jax_bnar._operators.dual import dual_bn_add_relu
 
 # The primitives in the bodies of the two calls (implementation="ffi" demands the kernel), and the
 # names of their operands.
@@ -41,24 +48,11 @@ class OwnCall:
         return len(self.vectors) == 4
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnMatch:
+@dataclasses.dataclass(eq=False)
+class OwnMatch(Match):
     """One or two calls (whose results are added), with what follows them."""
 
     calls: tuple[OwnCall, ...]
-    tail: Tail
-
-    @property
-    def x(self) -> Value:
-        return self.calls[0].x
-
-    @property
-    def normalised(self) -> Value:
-        return self.calls[0].results[0]
-
-    @property
-    def result(self) -> Value:
-        return self.tail.result
 
     @property
     def operator(self) -> str:
@@ -68,12 +62,41 @@ class OwnMatch:
         return f"{name}_inference" if self.calls[0].is_inference else name
 
     @property
-    def statistics(self) -> list[Value]:
+    def other_results(self) -> list[Value]:
         return [value for call in self.calls for value in call.results[1:]]
 
     @property
-    def replaced(self) -> list[Value]:
-        return [self.result, *self.statistics]
+    def operands(self) -> list[Operand]:
+        vectors = (v for call in self.calls for v in call.vectors if v is not None)
+        return [*(call.x for call in self.calls), *self.tail.residuals, *vectors]
+
+    def call(self, wanted: Collection[Value], *arrays: Any) -> list[jax.Array]:
+        waiting = iter(arrays)
+        x, *others = [next(waiting) for _ in self.calls]
+        residuals = [next(waiting) for _ in self.tail.residuals]
+        z = summed(residuals) if residuals else None
+        vectors: list[Any] = [
+            None if vector is None else next(waiting).reshape(-1)
+            for call in self.calls
+            for vector in call.vectors
+        ]
+        options = dict(self.calls[0].options)
+        results: Any
+        if others:
+            results = dual_bn_add_relu(x, *others, *vectors, **options)
+        elif self.calls[0].is_inference:
+            if z is None:
+                return [bn_relu_inference(x, *vectors, **options)]
+            return [bn_add_relu_inference(x, z, *vectors, **options)]
+        else:
+            scale, bias = vectors
+            if z is None:
+                results = bn_relu(x, scale, bias, **options)
+            else:
+                results = bn_add_relu(x, z, scale, bias, **options)
+        y, *statistics = results
+        pairs = zip(statistics, self.other_results, strict=True)
+        return [y, *(array.reshape(value.shape) for array, value in pairs if value in wanted)]
 
 
 def own_candidates(
@@ -88,11 +111,12 @@ def own_candidates(
         if not tail.reason:
             return []
         return [RefusedMatch(node, f"it is an operator of jax_bnar already; {tail.reason}")]
-    found: list[OwnMatch | RefusedMatch] = [OwnMatch((call,), tail)]
+    found: list[OwnMatch | RefusedMatch] = [OwnMatch(call.x, call.results[0], tail, (call,))]
     if len(tail.residuals) == 1 and (producer := tail.residuals[0].producer) is not None:
         other = own_call(producer)
         if other is not None and graph.sole_reader(tail.residuals[0]) and _agree(call, other):
-            found.insert(0, OwnMatch((call, other), dataclasses.replace(tail, residuals=())))
+            both = dataclasses.replace(tail, residuals=())
+            found.insert(0, OwnMatch(call.x, call.results[0], both, (call, other)))
     return found
 
 

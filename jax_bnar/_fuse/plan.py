@@ -1,26 +1,24 @@
 """The rewritten form of one jaxpr and of the jaxprs inside it."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.extend import core
 
+from jax_bnar._base import jax_compat
 from jax_bnar._fuse import bodies
 from jax_bnar._fuse.affine import affine_candidate
 from jax_bnar._fuse.dual import duals
 from jax_bnar._fuse.failures import Failure, caught
 from jax_bnar._fuse.graph import Graph
-from jax_bnar._fuse.match import (
-    RefusedMatch,
-    TrainingMatch,
-    summed_array,
-    training_candidates,
-)
+from jax_bnar._fuse.match import Match, RefusedMatch
 from jax_bnar._fuse.nodes import Node, Value, evaluate, values_of
-from jax_bnar._fuse.operators import Match, node_of, without_unread
 from jax_bnar._fuse.own import own_candidates
 from jax_bnar._fuse.rewrite import CycleError, Rewrite
+from jax_bnar._fuse.search import summed_array, training_candidates
+from jax_bnar._fuse.training_match import TrainingMatch
 from jax_bnar._fuse.unexplained import unexplained
 
 
@@ -43,6 +41,7 @@ class Plan:
     refused: list[RefusedMatch]
     failures: list[Failure]
     inner: dict[Node, list["Plan"]]
+    _closed: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def changes(self) -> bool:
@@ -53,20 +52,36 @@ class Plan:
     def run(self, *args: Any) -> list[Any]:
         return evaluate(self.nodes, self.graph.inputs, self.graph.outputs, args)
 
+    def closed(self, body: Any) -> Any:
+        """A closed jaxpr, traced once, however many equations have this body."""
+        if id(body) not in self._closed:
+            avals = [value.aval for value in self.graph.inputs][len(body.consts) :]
+            run: Callable[..., Any] = lambda *args: self.run(*body.consts, *args)  # noqa: E731
+            # Keeping the body alive prevents another one from getting its id.
+            self._closed[id(body)] = (body, jax.make_jaxpr(run)(*avals))
+        return self._closed[id(body)][1]
+
+    def walk(self, times: int = 1, around: str = "") -> Iterator[tuple["Plan", int, str]]:
+        """All plans of a program, each with how often it runs and the names around it.
+
+        A loop of unknown length counts as one run.
+        """
+        yield self, times, around
+        for node, plans in self.inner.items():
+            length = node.params["length"] if node.name == "scan" else 1
+            names = f"{around}{node.name_stack}/" if str(node.name_stack) else around
+            for plan in plans:
+                yield from plan.walk(times * length, names)
+
     def abandon(self) -> None:
         """Fuses nothing after all, here and in the jaxprs inside this one."""
-        self.matches, self.nodes = [], list(self.graph.nodes)
-        for plans in self.inner.values():
-            for plan in plans:
-                plan.abandon()
+        for plan, _, _ in self.walk():
+            plan.matches, plan.nodes = [], list(plan.graph.nodes)
 
     def all_failures(self) -> list[Failure]:
         """The failures in this jaxpr and in those inside it, each once."""
-        found = {id(failure): failure for failure in self.failures}
-        for plans in self.inner.values():
-            for plan in plans:
-                found.update((id(failure), failure) for failure in plan.all_failures())
-        return list(found.values())
+        failures = (failure for plan, _, _ in self.walk() for failure in plan.failures)
+        return list({id(failure): failure for failure in failures}.values())
 
 
 class Planner:
@@ -74,7 +89,6 @@ class Planner:
 
     def __init__(self) -> None:
         self._plans: dict[Any, tuple[core.Jaxpr, Plan]] = {}
-        self.rebuilt: dict[tuple[int, int], tuple[Any, ...]] = {}
 
     def plan(self, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int]) -> Plan:
         key = (id(jaxpr), tuple(axis_sizes.items()))
@@ -91,11 +105,15 @@ class Planner:
             plan.matches, plan.nodes = _rewritten(graph, matches)
         for index, node in enumerate(plan.nodes):
             with caught(plan.failures, node):
-                if inner := bodies.plans(node, self, axis_sizes):
+                if inner := self._plans_of_bodies(node, axis_sizes):
                     plan.inner[node] = inner
                     if any(p.changes for p in inner):
-                        plan.nodes[index] = bodies.rebuilt(node, inner, self)
+                        plan.nodes[index] = bodies.rebuilt(node, inner)
         return plan
+
+    def _plans_of_bodies(self, node: Node, axis_sizes: Mapping[Any, int]) -> list[Plan]:
+        within = bodies.axis_sizes_within(node, axis_sizes)
+        return [self.plan(jax_compat.open_jaxpr(body), within) for body in bodies.bodies_of(node)]
 
 
 def _found(
@@ -116,14 +134,14 @@ def _found(
             for candidate in training_candidates(graph, x, taken, axis_sizes):
                 if isinstance(candidate, RefusedMatch):
                     refused.append(candidate)
-                elif rewrite.add(node_of(candidate)):
+                elif rewrite.add(candidate.node()):
                     training.append(candidate)
                     taken.update(candidate.replaced)
                     break
     matches: list[Match] = list(training)
     with caught(failures):
         for dual in duals(training):
-            if rewrite.add(node_of(dual)):
+            if rewrite.add(dual.node()):
                 matches[matches.index(dual.first)] = dual
                 matches.remove(dual.second)
     for node in graph.nodes:
@@ -131,7 +149,7 @@ def _found(
             found = affine_candidate(graph, node, taken)
             if isinstance(found, RefusedMatch):
                 refused.append(found)
-            elif found is not None and rewrite.add(node_of(found)):
+            elif found is not None and rewrite.add(found.node()):
                 matches.append(found)
                 taken.update(found.replaced)
     for node in graph.nodes:
@@ -139,7 +157,7 @@ def _found(
             for candidate in own_candidates(graph, node, taken):
                 if isinstance(candidate, RefusedMatch):
                     refused.append(candidate)
-                elif rewrite.add(node_of(candidate)):
+                elif rewrite.add(candidate.node()):
                     matches.append(candidate)
                     taken.update((*candidate.replaced, *(c.results[0] for c in candidate.calls)))
                     break
@@ -158,13 +176,12 @@ def _rewritten(graph: Graph, matches: Sequence[Match]) -> tuple[list[Match], lis
     matches = list(matches)
     while True:
         rewrite = Rewrite(graph)
-        added = [(match, node) for match in matches if rewrite.add(node := node_of(match))]
+        added = [(match, node) for match in matches if rewrite.add(node := match.node())]
         try:
             nodes = rewrite.nodes()
         except CycleError:
             matches = [match for match, _ in added[:-1]]
             continue
         read = {*values_of(graph.outputs), *(v for n in nodes for v in values_of(n.operands))}
-        for _, node in added:
-            without_unread(node, read)
-        return [match for match, _ in added], nodes
+        final = {node: match.node(read) for match, node in added}
+        return [match for match, _ in added], [final.get(node, node) for node in nodes]

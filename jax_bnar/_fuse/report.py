@@ -2,62 +2,16 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterator
 
 from jax_bnar._base import jax_compat
 from jax_bnar._fuse import advice, html, paddle_form
-from jax_bnar._fuse.affine import AffineMatch
+from jax_bnar._fuse.candidate import Candidate
 from jax_bnar._fuse.differentiated import HINT, needs_fuse_inside_grad
 from jax_bnar._fuse.failures import Failure
-from jax_bnar._fuse.match import RefusedMatch
+from jax_bnar._fuse.match import Match, RefusedMatch
 from jax_bnar._fuse.nodes import Node
-from jax_bnar._fuse.operators import Match
 from jax_bnar._fuse.plan import Plan
 from jax_bnar._fuse.sizes import of_each_symbol_one
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """One place where a program normalises an array.
-
-    Attributes:
-        module: path of the module, from the name stack; "" if the program has no names.
-        operator: the public operator that it becomes, such as "bn_add_relu"; None if refused.
-        reason: why it is refused, or why the operator covers less than it might ("" otherwise).
-        line: where the user's program computes it.
-        shape: shape of x.
-        dtype: dtype of x; "" if the analysis failed here.
-        calls: how often the program runs it (a jitted function called again, a scan).
-        bytes_saved: the bytes that one training step no longer moves, over all calls: the
-            normalised array and the pre-activation, if the operator computes them, each written
-            once and read once. They are counted from shapes, not measured: XLA may already have
-            avoided some of them. Symbolic sizes (jax.export) count as 1.
-    """
-
-    module: str
-    operator: str | None
-    reason: str
-    line: str
-    shape: tuple[int, ...]
-    dtype: str
-    calls: int
-    bytes_saved: int
-
-    @property
-    def is_matched(self) -> bool:
-        return self.operator is not None
-
-    def __str__(self) -> str:
-        where = self.module or "(no module)"
-        times = f" x{self.calls}" if self.calls > 1 else ""
-        array = f"{self.dtype}[{','.join(map(str, self.shape))}]"
-        if not self.dtype:
-            return f"{where}{times}: {self.reason}, at {self.line}"
-        if self.operator is None:
-            return f"{where}{times}: refused: {self.reason} [{array}] at {self.line}"
-        note = f" ({self.reason})" if self.reason else ""
-        saved = f"{self.bytes_saved:,} bytes saved"
-        return f"{where}{times}: {self.operator}{note} [{array}] {saved} at {self.line}"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -94,7 +48,7 @@ class FusionReport:
     @property
     def next_steps(self) -> tuple[str, ...]:
         """What to do now, a sentence each; the printed report ends with them."""
-        return tuple(advice.next_steps(self))
+        return tuple(advice.next_steps(self.candidates, self.own_calls))
 
     def __str__(self) -> str:
         places = [str(candidate) for candidate in self.candidates] or ["nothing to fuse"]
@@ -103,7 +57,7 @@ class FusionReport:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html.fragment(self)
+        return html.fragment(self.candidates, self.next_steps)
 
     def summary(self) -> str:
         """A table of how often each operator is called and how often each refusal occurs."""
@@ -127,15 +81,15 @@ class FusionReport:
         return paddle_form.text(list(operators))
 
     def html(self) -> str:
-        """A self-contained page: the table of candidates, and the graph of each pattern."""
-        return html.page(self)
+        """A self-contained page: the table of candidates, and the graphs of the patterns."""
+        return html.page(self.candidates, self.next_steps, self.graphs())
 
 
 def report(plan: Plan) -> FusionReport:
     """The report on a function, from its plan."""
     calls: dict[int, int] = collections.Counter()
     found: dict[int, tuple[Match | RefusedMatch, str]] = {}
-    for one, times, around in _plans(plan, 1, ""):
+    for one, times, around in plan.walk():
         places = sorted((*one.matches, *one.refused), key=lambda place: _node(place).order)
         for place in places:
             calls[id(place)] += times
@@ -151,19 +105,6 @@ def report(plan: Plan) -> FusionReport:
 
 def _failed(failure: Failure) -> Candidate:
     return Candidate(str(failure.name_stack), None, failure.reason, failure.line, (), "", 1, 0)
-
-
-def _plans(plan: Plan, times: int, around: str) -> Iterator[tuple[Plan, int, str]]:
-    """All plans of a program, each with how often it runs and the names around it.
-
-    A loop of unknown length counts as one run.
-    """
-    yield plan, times, around
-    for node, inner in plan.inner.items():
-        length = node.params["length"] if node.name == "scan" else 1
-        names = f"{around}{node.name_stack}/" if str(node.name_stack) else around
-        for one in inner:
-            yield from _plans(one, times * length, names)
 
 
 def _candidate(place: Match | RefusedMatch, calls: int, around: str) -> Candidate:
@@ -187,7 +128,7 @@ def _candidate(place: Match | RefusedMatch, calls: int, around: str) -> Candidat
     return Candidate(
         module,
         place.operator,
-        "" if isinstance(place, AffineMatch) else place.tail.reason,
+        place.tail.reason,
         jax_compat.source_line(result.equation),
         x.shape,
         str(x.dtype),

@@ -12,7 +12,7 @@ from fuse_tools import assert_fused, kernels
 from jax import lax
 
 import jax_bnar
-from jax_bnar._fuse import operators, plan
+from jax_bnar._fuse import plan, training_match
 
 
 def _join(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
@@ -29,8 +29,15 @@ def _raises(*args: Any, **options: Any) -> Any:
 
 _PARTS = (
     *("fold", "inlinable"),
-    *("summed_array", "training_candidates", "node_of", "duals", "affine_candidate", "unexplained"),
-    *("Rewrite.nodes", "bodies.plans", "bn_add_relu"),
+    *(
+        "summed_array",
+        "training_candidates",
+        "Match.node",
+        "duals",
+        "affine_candidate",
+        "unexplained",
+    ),
+    *("Rewrite.nodes", "bodies.bodies_of", "bn_add_relu"),
 )
 
 
@@ -39,7 +46,7 @@ def test_unforeseen_errors(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever part of the recognition raises, results stay, and there is one warning."""
     from jax_bnar._fuse import graph
 
-    modules: dict[str, Any] = {"fold": graph, "inlinable": graph, "bn_add_relu": operators}
+    modules: dict[str, Any] = {"fold": graph, "inlinable": graph, "bn_add_relu": training_match}
     target, _, name = part.rpartition(".")
     owner = modules.get(part, plan)
     monkeypatch.setattr(getattr(owner, target) if target else owner, name, _raises)
@@ -59,7 +66,7 @@ def test_a_fused_program_with_other_results(monkeypatch: pytest.MonkeyPatch) -> 
         y, mean, var = jax_bnar.bn_add_relu(*args, **options)
         return y.astype(jnp.float16), mean, var
 
-    monkeypatch.setattr(operators, "bn_add_relu", wrong)
+    monkeypatch.setattr(training_match, "bn_add_relu", wrong)
     with pytest.warns(RuntimeWarning, match="float16"):
         given = jax.jit(jax_bnar.fuse(_join))(X, Z, SCALE, BIAS)
     np.testing.assert_array_equal(given, jax.jit(_join)(X, Z, SCALE, BIAS))
@@ -67,7 +74,7 @@ def test_a_fused_program_with_other_results(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_warning_names_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "bn_add_relu", _raises)
+    monkeypatch.setattr(training_match, "bn_add_relu", _raises)
 
     def program(*args: Any) -> Any:
         with jax.named_scope("the_block"):

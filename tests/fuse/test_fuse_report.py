@@ -14,7 +14,7 @@ from fuse_tools import assert_fused, operators
 from jax import lax
 
 import jax_bnar
-from jax_bnar._fuse import match, region
+from jax_bnar._fuse import region, search
 
 
 def _norm(x: Any, axes: Any = AXES) -> jax.Array:
@@ -159,7 +159,7 @@ def test_example_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
     readme = (ROOT / "jax_bnar/_fuse/README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     monkeypatch.setattr(region, "_RULES", dict(region._RULES))
-    monkeypatch.setattr(match, "SUMS", {*match.SUMS, "reduce_window_sum"})
+    monkeypatch.setattr(search, "SUMS", {*search.SUMS, "reduce_window_sum"})
     exec(code, dict(vars(region)))
     assert_fused(pooled, X, Z, bn_add_relu=1)
 
@@ -222,6 +222,6 @@ def test_html_is_a_whole_page() -> None:
     assert page.startswith("<!DOCTYPE html>")
     xml.etree.ElementTree.fromstring(page)  # raises unless elements are closed and text is escaped
     assert page.count("<tr class=") == 3
-    assert page.count("<svg") == page.count("</svg>") == 8
+    assert page.count(" pattern graph in [") == 8
     assert "pd_op.fused_bn_add_activation_grad" in page
     assert "http" not in page

@@ -1,0 +1,47 @@
+"""One line of the report."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One place where a program normalises an array.
+
+    Attributes:
+        module: path of the module, from the name stack; "" if the program has no names.
+        operator: the public operator that it becomes, such as "bn_add_relu"; None if refused.
+        reason: why it is refused, or why the operator covers less than it might ("" otherwise).
+        line: where the user's program computes it.
+        shape: shape of x.
+        dtype: dtype of x; "" if the analysis failed here.
+        calls: how often the program runs it (a jitted function called again, a scan).
+        bytes_saved: the bytes that one training step no longer moves, over all calls: the
+            normalised array and the pre-activation, if the operator computes them, each written
+            once and read once. They are counted from shapes, not measured: XLA may already have
+            avoided some of them. Symbolic sizes (jax.export) count as 1.
+    """
+
+    module: str
+    operator: str | None
+    reason: str
+    line: str
+    shape: tuple[int, ...]
+    dtype: str
+    calls: int
+    bytes_saved: int
+
+    @property
+    def is_matched(self) -> bool:
+        return self.operator is not None
+
+    def __str__(self) -> str:
+        where = self.module or "(no module)"
+        times = f" x{self.calls}" if self.calls > 1 else ""
+        array = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        if not self.dtype:
+            return f"{where}{times}: {self.reason}, at {self.line}"
+        if self.operator is None:
+            return f"{where}{times}: refused: {self.reason} [{array}] at {self.line}"
+        note = f" ({self.reason})" if self.reason else ""
+        saved = f"{self.bytes_saved:,} bytes saved"
+        return f"{where}{times}: {self.operator}{note} [{array}] {saved} at {self.line}"

@@ -1,0 +1,136 @@
+"""A normalisation by batch statistics, and the public operators that compute it."""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_bnar._fuse.match import Match, summed
+from jax_bnar._fuse.nodes import Operand, Value
+from jax_bnar._fuse.region import Region
+from jax_bnar._fuse.training import Normalisation
+from jax_bnar._fuse.vectors import Vector, arrays_of
+from jax_bnar._operators.api import batch_norm, bn_add_relu, bn_relu
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+    """A value of the program that is `factor` times a statistic of x."""
+
+    value: Value
+    name: str
+    factor: Fraction
+
+
+@dataclasses.dataclass(eq=False)
+class TrainingMatch(Match):
+    """A normalisation by batch statistics, with what follows it.
+
+    Attributes:
+        region: what is computed from x.
+        form: the normalisation that the polynomials prove.
+        statistics: the other values of the program that can be taken from the kernel's results.
+    """
+
+    region: Region
+    form: Normalisation
+    statistics: list[Statistic]
+
+    @property
+    def operator(self) -> str:
+        if not self.tail.has_relu:
+            return "batch_norm"
+        return "bn_add_relu" if self.tail.residuals else "bn_relu"
+
+    @property
+    def other_results(self) -> list[Value]:
+        return [statistic.value for statistic in self.statistics]
+
+    @property
+    def vectors(self) -> list[Vector]:
+        """Scale, bias and shift."""
+        unknowns = self.region.unknowns
+        return [
+            Vector.of(self.form.scale, unknowns, neutral=1),
+            Vector.of(self.form.bias, unknowns, neutral=0),
+            Vector.of(self.form.shift, unknowns, neutral=0),
+        ]
+
+    @property
+    def operands(self) -> list[Operand]:
+        vectors = [value for vector in self.vectors for value in vector.values]
+        return [self.x, *self.tail.residuals, *vectors]
+
+    def call(self, wanted: Collection[Value], *arrays: Any) -> list[jax.Array]:
+        x, *rest = arrays
+        count = len(self.tail.residuals)
+        residuals, rest = rest[:count], rest[count:]
+        scale, bias, shift = arrays_of(self.vectors, rest, x.shape[self.form.axis], self.form.dtype)
+        bias = with_nans_of(shift, bias)
+        shape, options = self.shape_and_options(self.result.shape)
+        x = self.arranged(x, shape)
+        if not self.tail.has_relu:
+            y, mean, var = batch_norm(x, scale, bias, **options)
+        elif not residuals:
+            y, mean, var = bn_relu(x, scale, bias, **options)
+        else:
+            z = summed(residuals).reshape(shape)
+            y, mean, var = bn_add_relu(x, z, scale, bias, **options)
+        return [y.reshape(self.result.shape), *self.restored(wanted, mean, var, shift)]
+
+    def shape_and_options(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, Any]]:
+        """The shape that the operator's arrays take, and its keywords, for a result of `shape`."""
+        form = self.form
+        axis = form.result_axis
+        if form.num_groups > 1 and form.groups_are_apart:
+            # Here the groups have a separate axis, which the operator expects within the batch.
+            shape, axis = (shape[0] * shape[1], *shape[2:]), axis - 1
+        options = {
+            "epsilon": form.epsilon,
+            "axis": axis,
+            "axis_name": form.axis_name or None,
+            "num_groups": form.num_groups,
+        }
+        return shape, options
+
+    def arranged(self, x: jax.Array, shape: Sequence[int]) -> jax.Array:
+        """x as the operator takes it: its axes are in the order of the normalised array."""
+        order = self.form.order
+        x = x.astype(self.form.dtype)
+        if list(order) != sorted(order):
+            x = x.reshape([size for size in x.shape if size > 1])
+            x = x.transpose([sorted(order).index(axis) for axis in order])
+        return x.reshape(shape)
+
+    def restored(
+        self, wanted: Collection[Value], mean: jax.Array, var: jax.Array, shift: jax.Array | None
+    ) -> list[jax.Array]:
+        """Those statistics of the program that are wanted, from the kernel's results."""
+        return [_restored(s, mean, var, shift) for s in self.statistics if s.value in wanted]
+
+
+def with_nans_of(shift: jax.Array | None, vector: jax.Array | None) -> jax.Array | None:
+    """The vector with NaN where the shift is not finite, because only a finite shift cancels."""
+    if shift is None:
+        return vector
+    return 0 * shift if vector is None else vector + (0 * shift).astype(vector.dtype)
+
+
+def _restored(
+    statistic: Statistic, mean: jax.Array, var: jax.Array, shift: jax.Array | None
+) -> jax.Array:
+    """The value that the program computed itself, restored from the kernel's results."""
+    if shift is not None:
+        shift = jnp.broadcast_to(shift.astype(mean.dtype).reshape(mean.shape[-1:]), mean.shape)
+    if statistic.name == "var":
+        array = var if shift is None else var + 0 * shift
+    else:
+        array = mean if shift is None else mean + shift
+        if statistic.name == "mean of squares":
+            array = var + array * array
+    if statistic.factor != 1:
+        array = array * jnp.asarray(float(statistic.factor), array.dtype)
+    return array.astype(statistic.value.dtype).reshape(statistic.value.shape)
