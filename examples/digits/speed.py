@@ -1,44 +1,63 @@
 """Speed of single BatchNorm sites of ResNet-50, forward and backward, ours against XLA.
 
-These are a handful of the sites that `benchmarks/` measures in full, with the same operands and
-timing code. They run in separate processes: with the default allocator, and if libjemalloc is
-installed, on recycled memory, because fresh pages for large results cost both sides more than the
-arithmetic.
+`jax_bnar.benchmark` measures them in separate processes: with the default allocator, and if
+libjemalloc is installed, on recycled memory, because fresh pages for large results cost both sides
+more than the arithmetic. (`benchmarks/` measures every site, in more ways.)
 
     python examples/digits/speed.py [--quick]      prints one JSON object per site
 """
 
+import ctypes.util
 import dataclasses
 import json
 import os
 import pathlib
+import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
-# Last on the path: the root also contains the sources of jax_bnar, and an installed package (with
-# kernels) must take precedence over them.
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
 
-from benchmarks.common.environment import describe_environment
-from benchmarks.common.sites import Site
-from benchmarks.sites import launch, peers
-from benchmarks.sites.problem import make_problem
-from jax_bnar._benchmark import timing
+import jax_bnar
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A BatchNorm with a ReLU of ResNet-50, at the end of a block with the residual."""
+
+    size: int
+    channels: int
+    has_residual: bool
+
+    @property
+    def label(self) -> str:
+        operator = "bn_add_relu" if self.has_residual else "bn_relu"
+        return f"{self.size}x{self.size}x{self.channels} {operator}"
+
 
 SITES: Final = (
-    Site(56, 56, 64, "bn_relu"),
-    Site(56, 56, 256, "bn_add_relu"),
-    Site(28, 28, 512, "bn_add_relu"),
-    Site(14, 14, 1024, "bn_add_relu"),
-    Site(7, 7, 2048, "bn_add_relu"),
+    Site(56, 64, False),
+    Site(56, 256, True),
+    Site(28, 512, True),
+    Site(14, 1024, True),
+    Site(7, 2048, True),
 )
 BATCH: Final = 16
 ROUNDS: Final = 11
-QUICK_SITES: Final = (Site(14, 14, 256, "bn_relu"), Site(7, 7, 512, "bn_add_relu"))
+QUICK_SITES: Final = (Site(14, 256, False), Site(7, 512, True))
 QUICK_BATCH: Final = 2
 QUICK_ROUNDS: Final = 3
+
+# Never return freed pages to the system, so that results land on pages that were touched before.
+_MALLOC_CONF: Final = (
+    "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always,oversize_threshold:0,narenas:1"
+)
 
 
 @dataclasses.dataclass
@@ -57,21 +76,17 @@ class SiteSpeed:
 
 
 def machine() -> str:
-    """The processor, how many of its cores are used, and the instruction set of the kernels."""
-    environment = describe_environment()
-    kernels = environment["jax_bnar_isa"]
-    return ", ".join(
-        [
-            environment["cpu"],
-            f"{environment['cores']} cores",
-            f"kernels for {kernels}" if kernels else "no kernels",
-        ]
+    """The processor, and how many cores it has."""
+    information = pathlib.Path("/proc/cpuinfo")
+    names = re.findall(
+        r"model name\s*: (.*)", information.read_text() if information.exists() else ""
     )
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
 def allocators() -> tuple[str, ...]:
     """The allocators that `measure` uses: "default", and "jemalloc" where it is installed."""
-    usable = sys.platform.startswith("linux") and launch.find_jemalloc() is not None
+    usable = sys.platform.startswith("linux") and ctypes.util.find_library("jemalloc") is not None
     return ("default", "jemalloc") if usable else ("default",)
 
 
@@ -84,7 +99,10 @@ def measure(quick: bool) -> Iterator[SiteSpeed]:
     """Yields the speed of one site after another, measured in a process for each allocator."""
     command = [sys.executable, __file__, *(["--quick"] if quick else [])]
     for allocator in allocators():
-        environment = launch.environment_for(allocator, os.environ, launch.find_jemalloc())
+        environment = dict(os.environ)
+        if allocator == "jemalloc":
+            library = str(ctypes.util.find_library("jemalloc"))
+            environment |= {"LD_PRELOAD": library, "MALLOC_CONF": _MALLOC_CONF}
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, text=True
         ) as process:
@@ -95,20 +113,49 @@ def measure(quick: bool) -> Iterator[SiteSpeed]:
             raise subprocess.CalledProcessError(process.returncode, command)
 
 
+def plain(x: jax.Array, z: jax.Array | None, scale: jax.Array, bias: jax.Array) -> jax.Array:
+    """What XLA compiles: Flax's BatchNorm, and the addition and the ReLU after it."""
+    variables = {
+        "params": {"scale": scale, "bias": bias},
+        "batch_stats": {"mean": jnp.zeros_like(bias), "var": jnp.ones_like(bias)},
+    }
+    layer = nn.BatchNorm(use_running_average=False)
+    y, _ = layer.apply(variables, x, mutable=["batch_stats"])
+    return nn.relu(y if z is None else y + z)
+
+
+def fused(x: jax.Array, z: jax.Array | None, scale: jax.Array, bias: jax.Array) -> jax.Array:
+    if z is None:
+        return jax_bnar.bn_relu(x, scale, bias).y
+    return jax_bnar.bn_add_relu(x, z, scale, bias).y
+
+
+def operands(site: Site, batch: int) -> tuple[Any, ...]:
+    numbers = np.random.default_rng(0)
+    shape = (batch, site.size, site.size, site.channels)
+    x, z = (numbers.standard_normal(shape, np.float32) for _ in range(2))
+    ones = np.ones(site.channels, np.float32)
+    return x, z if site.has_residual else None, ones, 0 * ones
+
+
 def main(quick: bool) -> None:
     batch = QUICK_BATCH if quick else BATCH
+    rounds = QUICK_ROUNDS if quick else ROUNDS
     for site in QUICK_SITES if quick else SITES:
-        problem = make_problem(site, batch, "float32")
-        timings = timing.interleave(
-            {name: peers.build(name, problem).run for name in ("ours", "flax")},
-            rounds=QUICK_ROUNDS if quick else ROUNDS,
-            min_sample_ms=5,
+        compare = jax_bnar.benchmark(
+            plain, fused=fused, rounds=rounds, min_sample_ms=5, progress=False
         )
+        report = compare(*operands(site, batch))
+        median_ms = {
+            measurement.name: measurement.median_ms
+            for measurement in report.measurements
+            if measurement.what == "forward + backward"
+        }
         speed = {
             "site": site.label,
             "batch": batch,
-            "fused_ms": timings["ours"].median_ms,
-            "xla_ms": timings["flax"].median_ms,
+            "fused_ms": median_ms["fused"],
+            "xla_ms": median_ms["plain"],
         }
         print(json.dumps(speed), flush=True)
 

@@ -50,13 +50,13 @@ def assert_only_sums_travel(options: config.Config, output: pathlib.Path) -> Non
         everywhere, split = devices.replicated(mesh), devices.split_batch(mesh)
         state = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
-            jax.eval_shape(trainer._initial, jax.random.key(0)),
+            jax.eval_shape(trainer.programs.initial, jax.random.key(0)),
         )
         batch = {
             "image": jax.ShapeDtypeStruct((64, 8, 8, 1), np.uint8, sharding=split),
             "label": jax.ShapeDtypeStruct((64,), np.int32, sharding=split),
         }
-        program = trainer._step.lower(state, batch).compile()  # pyright: ignore
+        program = trainer.programs.step.lower(state, batch).compile()  # pyright: ignore
         trainer.close()
     operations = compiled_collectives(program)
     assert operations

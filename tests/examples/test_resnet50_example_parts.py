@@ -20,10 +20,10 @@ from flax import linen as nn
 from resnet50 import (
     accuracy,
     config,
-    loop,
     metrics,
     model,
     optimizer,
+    steps,
     train_state,
     train_step,
     weights,
@@ -62,20 +62,20 @@ def test_schedule() -> None:
 def test_the_last_epoch_is_evaluated_once() -> None:
     """The digits have 22.45 steps in an epoch: 20 epochs end with step 450, not with 440 or 449."""
     epoch = 1437 / 64
-    twenty = sorted(loop.evaluation_steps(epoch, loop.whole_steps(20 * epoch)))
+    twenty = sorted(steps.evaluation_steps(epoch, steps.whole_steps(20 * epoch)))
     assert len(twenty) == 20
     assert twenty[:3] == [23, 45, 68]
     assert twenty[-2:] == [427, 450]
-    assert loop.evaluation_steps(epoch, loop.whole_steps(epoch)) == {23}
-    assert loop.evaluation_steps(100 * epoch, 12) == {12}
-    assert loop.evaluation_steps(math.inf, 12) == {12}
+    assert steps.evaluation_steps(epoch, steps.whole_steps(epoch)) == {23}
+    assert steps.evaluation_steps(100 * epoch, 12) == {12}
+    assert steps.evaluation_steps(math.inf, 12) == {12}
 
 
 def test_fractions_of_an_epoch_are_not_rounded_up_for_a_rounding_error() -> None:
     assert 0.1 * 3 * 10 > 3
-    assert loop.whole_steps(0.1 * 3 * 10) == 3
-    assert loop.evaluation_steps(0.1 * 3 * 10, 9) == {3, 6, 9}
-    assert loop.evaluation_steps(0.01, 3) == {1, 2, 3}
+    assert steps.whole_steps(0.1 * 3 * 10) == 3
+    assert steps.evaluation_steps(0.1 * 3 * 10, 9) == {3, 6, 9}
+    assert steps.evaluation_steps(0.01, 3) == {1, 2, 3}
 
 
 def test_a_warmup_is_shorter_than_the_training() -> None:

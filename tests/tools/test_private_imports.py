@@ -1,7 +1,9 @@
-"""Only one file imports modules of JAX that are not public API."""
+"""Who may import what is not public: one file for JAX, and no example for the package."""
 
 import ast
 import pathlib
+
+from checkout import ROOT
 
 import jax_bnar
 
@@ -27,3 +29,19 @@ def test_private_modules_of_jax_are_imported_in_one_place() -> None:
         if name.startswith(("jax.", "jaxlib.")) and "._" in name
     }
     assert private == {"_base/jax_compat.py"}
+
+
+def test_examples_import_what_users_can() -> None:
+    """Users copy the examples, so these need nothing but installed packages and their public names.
+
+    `primitive`, `reference` and `dual_reference` have public-looking names but are internal.
+    """
+    internal = ("jax_bnar.primitive", "jax_bnar.reference", "jax_bnar.dual_reference")
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "examples").rglob("*.py")
+        for name in imported(path)
+        if name.startswith(("benchmarks", "tests", *internal))
+        or (name.startswith("jax_bnar.") and "._" in name)
+    }
+    assert found == set()

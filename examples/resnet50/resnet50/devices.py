@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from resnet50.config import Platform, Run
@@ -83,3 +84,10 @@ def describe(devices: list[Any]) -> str:
     processes = jax.process_count()
     text = f"{len(devices)} x {', '.join(kinds)} ({devices[0].platform})"
     return text if processes == 1 else f"{text} in {processes} processes"
+
+
+def as_process_0_knows(fact: bool) -> bool:
+    """The fact of process 0, in all processes; it alone writes the metrics."""
+    if jax.process_count() == 1:
+        return fact
+    return bool(multihost_utils.broadcast_one_to_all(np.asarray(fact)))

@@ -27,6 +27,7 @@ class Display:
         self.console = console
         self._clock = clock
         self._progress: Progress | None = None
+        self._unreadable: set[str] = set()
 
     @contextlib.contextmanager
     def training(self, step: int, total: int) -> Iterator[None]:
@@ -103,6 +104,12 @@ class Display:
 
     def warn(self, sentence: str) -> None:
         self.console.print(sentence, soft_wrap=True, highlight=False, style="bold red")
+
+    def unreadable(self, picture: str, action: str) -> None:
+        """Reports a picture once, however many epochs come past it."""
+        if picture not in self._unreadable:
+            self._unreadable.add(picture)
+            self.warn(f"the picture {picture} cannot be read; {action}")
 
     def _line(self, sentence: str) -> None:
         self._last_line = self._clock()

@@ -1,26 +1,24 @@
 """The training loop."""
 
 import dataclasses
-import itertools
 import math
 import pathlib
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from rich.console import Console
 
 from resnet50 import (
     accuracy,
     devices,
-    inference,
     metrics,
     model,
     optimizer,
+    programs,
+    steps,
     summary,
     train_state,
-    train_step,
     weights,
 )
 from resnet50.checkpoints import Checkpoints
@@ -31,7 +29,7 @@ from resnet50.display import Display
 from resnet50.errors import UserError
 from resnet50.instruments import Profile, Stop, Watch
 from resnet50.metrics import Recorder
-from resnet50.train_state import TrainState, Window
+from resnet50.train_state import TrainState
 
 
 def train(
@@ -48,7 +46,9 @@ def train(
         UserError: something that the user can fix.
     """
     on = on or devices.start(config.run.platform, config.run)
-    trainer = Trainer(config, devices.data_mesh(on), console or _console())
+    trainer = Trainer(
+        config, devices.data_mesh(on), console or Console(quiet=jax.process_index() != 0)
+    )
     trainer.display.say(
         f"{trainer.dataset.description}: {len(trainer.dataset.train)} pictures to train on,"
         f" {len(trainer.dataset.val)} held out, {len(trainer.dataset.classes)} classes;"
@@ -59,34 +59,6 @@ def train(
         return trainer.run()
     finally:
         trainer.close()
-
-
-def whole_steps(steps: float) -> int:
-    """A fractional number of steps, rounded up; errors of the arithmetic do not count."""
-    return math.ceil(round(steps, 6))
-
-
-def evaluation_steps(interval: float, total_steps: int) -> frozenset[int]:
-    """The steps after which the network is evaluated: every `interval` steps, and the last.
-
-    An interval of whole epochs is seldom a whole number of steps. Each evaluation follows the step
-    that completes its interval, so that the last epoch ends with the last step and not before it.
-    """
-    interval = max(1.0, interval)
-    multiples = (index * interval for index in itertools.count(1))
-    before_the_end = itertools.takewhile(lambda steps: steps < total_steps, multiples)
-    return frozenset([*map(whole_steps, before_the_end), total_steps])
-
-
-def _everywhere(fact: bool) -> bool:
-    """The fact as process 0 knows it, which alone writes the metrics."""
-    if jax.process_count() == 1:
-        return fact
-    return bool(multihost_utils.broadcast_one_to_all(np.asarray(fact)))
-
-
-def _console() -> Console:
-    return Console(quiet=jax.process_index() != 0)
 
 
 class Trainer:
@@ -101,7 +73,7 @@ class Trainer:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1.")
         self.dataset = sources.open_dataset(config)
         self.steps_per_epoch = len(self.dataset.train) / recipe.batch_size
-        self.total_steps = whole_steps(recipe.epochs * self.steps_per_epoch)
+        self.total_steps = steps.whole_steps(recipe.epochs * self.steps_per_epoch)
         if self.total_steps < 1:
             raise UserError(f"--epochs must be positive, got {recipe.epochs:g}.")
         warmup = optimizer.warmup_epochs(recipe)
@@ -110,12 +82,12 @@ class Trainer:
                 f"--warmup-epochs {recipe.warmup_epochs:g} is not shorter than the training: the"
                 f" learning rate warms up for {warmup:g} epochs, half of it"
             )
-        self.evaluation_steps = evaluation_steps(
+        self.evaluation_steps = steps.evaluation_steps(
             options.evaluate_every * self.steps_per_epoch, self.total_steps
         )
         self.learning_rate = optimizer.schedule(recipe, self.steps_per_epoch, self.total_steps)
         self.net = model.build(config.model, len(self.dataset.classes))
-        self._make_functions()
+        self.programs = programs.build(self.net, recipe, self.dataset, self.learning_rate, mesh)
 
         shard = (jax.process_index(), jax.process_count())
         workers = config.data.workers
@@ -125,31 +97,10 @@ class Trainer:
             self.dataset, self.local_batch, recipe.seed, self.workers, shard
         )
         self._shard = shard
-        self._seen_unreadable: set[str] = set()
         self._results: dict[str, accuracy.Result] = {}
         self._stopped = False
         self.recorder: Recorder | None = None
         self._open_output()
-
-    def _make_functions(self) -> None:
-        recipe, dataset = self.config.training, self.dataset
-        sgd = optimizer.make(recipe, self.learning_rate)
-        self._sgd = sgd
-        self._step = train_step.compiled(
-            self.net, sgd, recipe, dataset.mean, dataset.std, self.mesh
-        )
-        logits = inference.logits_function(self.net, dataset.mean, dataset.std)
-        self._sums = accuracy.compiled(logits, self.mesh)
-        everywhere = devices.replicated(self.mesh)
-
-        def initial(key: jax.Array) -> TrainState:
-            return train_state.initial(
-                self.net, dataset.image_shape, sgd, recipe.ema_decay > 0, key
-            )
-
-        self._initial = jax.jit(initial, out_shardings=everywhere)
-        self._all_finite = jax.jit(train_state.all_finite)
-        self._empty_window = jax.jit(Window.empty, out_shardings=everywhere)
 
     def _open_output(self) -> None:
         options = self.config.run
@@ -161,10 +112,10 @@ class Trainer:
             raise UserError(
                 f"the folder --output {options.output} cannot be used ({error.strerror})."
             ) from error
-        steps = self.checkpoints.steps()
-        if steps and not options.resume:
+        saved = self.checkpoints.steps()
+        if saved and not options.resume:
             raise UserError(
-                f"{options.output} holds a run that reached step {steps[-1]}: continue it with"
+                f"{options.output} holds a run that reached step {saved[-1]}: continue it with"
                 " --resume, or choose another --output."
             )
 
@@ -178,7 +129,7 @@ class Trainer:
         state, step = self.first_state()
         # A checkpoint is saved before the evaluation of its step, so a stopped run may have ended
         # between the two.
-        self._evaluated = _everywhere(
+        self._evaluated = devices.as_process_0_knows(
             metrics.was_evaluated(self.config.run.output / metrics.FILE, step)
         )
         if jax.process_index() == 0:
@@ -202,7 +153,7 @@ class Trainer:
         everywhere = devices.replicated(self.mesh)
         target = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
-            jax.eval_shape(self._initial, key),
+            jax.eval_shape(self.programs.initial, key),
         )
         if self.config.run.resume:
             restored = self.checkpoints.restore(target, self.display.console)
@@ -210,13 +161,15 @@ class Trainer:
                 self.batches.restore(restored.data)
                 self.display.say(f"resuming after step {restored.step}")
                 return restored.state, restored.step
-        state = self._initial(key)
+        state = self.programs.initial(key)
         source = self.config.training.init_from
         if source is not None:
             variables, with_head = weights.begin_with(
                 state.variables, pathlib.Path(source), self.net
             )
-            begun = train_state.begin(variables, self._sgd, self.config.training.ema_decay > 0)
+            begun = train_state.begin(
+                variables, self.programs.optimizer, self.config.training.ema_decay > 0
+            )
             state = jax.device_put(begun, everywhere)
             self.display.say(
                 f"starting from {source}" + ("" if with_head else "; the head is newly initialised")
@@ -239,7 +192,7 @@ class Trainer:
             given = {name: batch[name] for name in ("image", "label")}
             profile.before(step)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
-                state = self._step(state, devices.put_batch(given, self.mesh))
+                state = self.programs.step(state, devices.put_batch(given, self.mesh))
             step += 1
             self._evaluated = False
             profile.after(step, state)
@@ -281,11 +234,11 @@ class Trainer:
             self._fail_not_finite(step)
         self._record(step, "train", values)
         self.display.metrics(step, self.total_steps, values)
-        return state._replace(window=self._empty_window())
+        return state._replace(window=self.programs.empty_window())
 
     def _save(self, state: TrainState, step: int, last: bool) -> None:
         # A checkpoint with NaN in it is useless.
-        if not self._all_finite(state):
+        if not self.programs.all_finite(state):
             self._fail_not_finite(step)
         problem = self.checkpoints.save(step, state, self.batches.state)
         if problem is not None and last:
@@ -308,7 +261,7 @@ class Trainer:
             advance()
 
         results = accuracy.evaluate(
-            self._sums,
+            self.programs.sums,
             networks,
             pipeline.evaluation_batches(self.dataset, self.local_batch, self.workers, self._shard),
             self.mesh,
@@ -326,18 +279,15 @@ class Trainer:
 
     def _report_unreadable(self, batch: pipeline.Batch, pictures: Pictures, action: str) -> None:
         for index in batch["unreadable"][batch["unreadable"] >= 0]:
-            name = pictures.name(int(index))
-            if name not in self._seen_unreadable:
-                self._seen_unreadable.add(name)
-                self.display.warn(f"the picture {name} cannot be read; {action}")
+            self.display.unreadable(pictures.name(int(index)), action)
 
     def _record(self, step: int, kind: str, values: dict[str, float]) -> None:
         if self.recorder is not None:
             self.recorder.write(step, kind, values)
 
     def _fail_not_finite(self, step: int) -> None:
-        steps = self.checkpoints.steps()
-        good = f"the checkpoint of step {steps[-1]} is good" if steps else "no checkpoint was saved"
+        saved = self.checkpoints.steps()
+        good = f"the checkpoint of step {saved[-1]} is good" if saved else "no checkpoint was saved"
         raise UserError(
             f"the loss is not finite at step {step}; {good}. A lower --learning-rate or a longer"
             " --warmup-epochs usually helps."
