@@ -1,18 +1,16 @@
-"""Examines one platform in a separate process: `python -m jax_bnar.doctor._examination FILE`.
+"""Examines one platform in a separate process: `python -m jax_bnar.doctor._examination`.
 
 `examine_in_process` starts that process and reads what it found. A separate process is needed
-because a backend that fails to start, or a kernel, may crash it. After each step, FILE holds the
-`Examination` so far, as JSON. The platform is JAX's default, which the caller selects with
-JAX_PLATFORMS.
+because a backend that fails to start, or a kernel, may crash it. It prints what it is about to do
+and what it finds, as JSON objects with fields of `Examination`, so what it printed tells how far it
+came. The platform is JAX's default, which the caller selects with JAX_PLATFORMS.
 """
 
 import dataclasses
 import functools
 import json
 import os
-import pathlib
 import sys
-import tempfile
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +33,8 @@ _RESULTS = ("y", "mean", "var", "dx", "dz", "dscale", "dbias")
 # Tolerated float32 roundings between two ways to compute a result, relative to its largest value.
 _ROUNDINGS = 16
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+# Begins our lines, of which each begins with a line break as well: a plugin may print, too.
+_FOUND = "jax_bnar.doctor found "
 
 
 class Examined(NamedTuple):
@@ -50,78 +50,73 @@ def examine_in_process(jax_platforms: str | None, *, timeout: float) -> Examined
     environment = dict(os.environ)
     if jax_platforms is not None:
         environment["JAX_PLATFORMS"] = jax_platforms
-    with tempfile.TemporaryDirectory(prefix="jax_bnar_doctor_") as directory:
-        file = pathlib.Path(directory) / "found.json"
-        finished = _processes.run(
-            [sys.executable, "-m", "jax_bnar.doctor._examination", str(file)],
-            timeout=timeout,
-            environment=environment,
-        )
-        found = _read(file)
+    finished = _processes.run(
+        [sys.executable, "-m", "jax_bnar.doctor._examination"],
+        timeout=timeout,
+        environment=environment,
+    )
+    found = read(finished.stdout)
     return Examined(found, finished.problem, finished.stderr)
 
 
-def _read(file: pathlib.Path) -> Examination:
-    if not file.exists():
-        return Examination()
-    found = json.loads(file.read_text())
-    version, obstacle = found["runtime_ffi_api_version"], found["cuda_obstacle"]
-    found["runtime_ffi_api_version"] = None if version is None else (version[0], version[1])
-    found["cuda_obstacle"] = None if obstacle is None else Problem(**obstacle)
-    found["cases"] = tuple(Case(**case) for case in found["cases"])
+def read(printed: str) -> Examination:
+    """What a process has found, as far as it came."""
+    found: dict[str, Any] = {}
+    # A line without an end was cut off when the process died.
+    for line in printed.split("\n")[:-1]:
+        if line.startswith(_FOUND):
+            found |= json.loads(line.removeprefix(_FOUND))
+    if version := found.get("runtime_ffi_api_version"):
+        found["runtime_ffi_api_version"] = (version[0], version[1])
+    if obstacle := found.get("cuda_obstacle"):
+        found["cuda_obstacle"] = Problem(**obstacle)
+    found["cases"] = tuple(Case(**case) for case in found.get("cases", ()))
     return Examination(**found)
 
 
-class Examiner:
-    """Runs the steps and writes the findings so far to disk after each."""
+def note(**fields: Any) -> None:
+    """Prints fields of `Examination` at once, because the next step may crash the process."""
+    print(f"\n{_FOUND}{json.dumps(fields, default=dataclasses.asdict)}", flush=True)
 
-    def __init__(self, file: pathlib.Path) -> None:
-        self._file = file
-        self.found = Examination()
 
-    def update(self, **changes: Any) -> None:
-        self.found = dataclasses.replace(self.found, **changes)
-        temporary = self._file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(dataclasses.asdict(self.found)))
-        temporary.replace(self._file)  # Atomic, so the file is never incomplete.
+def examine() -> None:
+    note(step="start of the backend")
+    # Without preallocation, this works on a GPU whose memory another job has filled.
+    added = _PREALLOCATE not in os.environ
+    os.environ.setdefault(_PREALLOCATE, "false")
+    try:
+        devices = jax.local_devices()
+        platform = device_platform(devices[0])
+    except Exception as error:
+        note(error=describe(error))
+        return
+    finally:
+        if added:
+            del os.environ[_PREALLOCATE]  # Otherwise jax.print_environment_info would show it.
+    note(platform=platform, device_kind=devices[0].device_kind, device_count=len(devices))
+    note(runtime_ffi_api_version=runtime_ffi_api_version(platform))
+    if platform == "cuda":
+        ask_the_driver()
+    if targets.has_kernel("forward", platform) and targets.has_kernel("backward", platform):
+        cases = []
+        for dtype in ("float32", "bfloat16"):
+            for layout in _LAYOUTS:
+                note(step=f"operator in {dtype}, {layout}")
+                cases.append(examine_case(dtype, layout))
+                note(cases=cases)
+    if platform != "cuda":
+        ask_the_driver()
+    # This comes last, because it runs nvidia-smi and waits for it.
+    note(step="jax.print_environment_info")
+    note(jax_environment=jax.print_environment_info(return_string=True))
+    note(step="end")
 
-    def run(self) -> None:
-        self.update(step="start of the backend")
-        # Without preallocation, this works on a GPU whose memory another job has filled.
-        added = _PREALLOCATE not in os.environ
-        os.environ.setdefault(_PREALLOCATE, "false")
-        try:
-            devices = jax.local_devices()
-            platform = device_platform(devices[0])
-        except Exception as error:
-            self.update(error=describe(error))
-            return
-        finally:
-            if added:
-                del os.environ[_PREALLOCATE]  # Otherwise jax.print_environment_info would show it.
-        self.update(
-            platform=platform, device_kind=devices[0].device_kind, device_count=len(devices)
-        )
-        self.update(runtime_ffi_api_version=runtime_ffi_api_version(platform))
-        if platform == "cuda":
-            self._ask_the_driver()
-        if targets.has_kernel("forward", platform) and targets.has_kernel("backward", platform):
-            for dtype in ("float32", "bfloat16"):
-                for layout in _LAYOUTS:
-                    self.update(step=f"operator in {dtype}, {layout}")
-                    self.update(cases=(*self.found.cases, examine_case(dtype, layout)))
-        if platform != "cuda":
-            self._ask_the_driver()
-        # This comes last, because it runs nvidia-smi and waits for it.
-        self.update(step="jax.print_environment_info")
-        self.update(jax_environment=jax.print_environment_info(return_string=True))
-        self.update(step="end")
 
-    def _ask_the_driver(self) -> None:
-        self.update(step="devices of the CUDA driver")
-        obstacle = targets.cuda_obstacle()
-        if obstacle is not None:
-            self.update(cuda_obstacle=Problem(*obstacle))
+def ask_the_driver() -> None:
+    note(step="devices of the CUDA driver")
+    obstacle = targets.cuda_obstacle()
+    if obstacle is not None:
+        note(cuda_obstacle=Problem(*obstacle))
 
 
 def describe(error: BaseException) -> str:
@@ -229,10 +224,5 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.max(np.abs(got - expected) / bound))
 
 
-def main(file: str) -> int:
-    Examiner(pathlib.Path(file)).run()
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    examine()

@@ -375,6 +375,30 @@ def test_crash(step: str, status: str, works: bool) -> None:
     assert "jax.print_environment_info() returned nothing" in render(found)
 
 
+def test_a_process_that_crashes_says_how_far_it_came() -> None:
+    code = """
+import os, signal
+from jax_bnar.doctor import _examination
+examine_case = _examination.examine_case
+def crashes(dtype, layout):
+    if dtype == "bfloat16":
+        print("a plugin speaks", flush=True, end="")
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return examine_case(dtype, layout)
+_examination.examine_case = crashes
+print("a plugin speaks", end="")
+_examination.examine()
+"""
+    finished = _processes.run([sys.executable, "-c", code], timeout=120)
+    assert finished.problem == "killed by SIGSEGV"
+    found = _examination.read(finished.stdout)
+    assert (found.step, found.platform) == ("operator in bfloat16, NHWC", "cpu")
+    assert found.runtime_ffi_api_version is not None
+    assert [case.agrees for case in found.cases] == [True, True]
+    # Of a line that is cut off, nothing counts.
+    assert _examination.read(finished.stdout + finished.stdout[:-2].rstrip("}")) == found
+
+
 @pytest.mark.usefixtures("no_variables")
 def test_runtime_older_than_the_build() -> None:
     case = Case("float32", "NHWC", agrees=False, error="XlaRuntimeError: No FFI handler registered")
