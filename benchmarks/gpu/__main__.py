@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import math
 import os
 import signal
@@ -83,7 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             directory=work,
             working_directory=plan.ROOT,
             budget_s=options.budget,
-            load=lambda path: json.loads(path.read_text()),
             while_running=report.update,
             after_each=report.finish,
         )

@@ -9,7 +9,6 @@ import dataclasses
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
 
@@ -98,27 +97,56 @@ class Plan:
         }
 
     def steps(self, names: tuple[str, ...]) -> list[Step]:
-        makers: dict[str, Callable[[], Step]] = {
-            "build": self._build,
-            "smoke": self._smoke,
-            "micro": self._micro,
-            "doctor": self._doctor,
-            "sites_jax": self._sites_jax,
-            "sites_torch": self._sites_torch,
-            "device": self._device,
-            "tests": self._tests,
-            "programs": self._programs,
-            "sanitize": self._sanitize,
-            "large": self._large,
-            "benchmark_jax": self._benchmark_jax,
-            "benchmark_torch": self._benchmark_torch,
-            "inference_joins": self._inference_joins,
-            "resnet50_jax": self._resnet50_jax,
-            "counters": self._counters,
-            "resnet50_torch": self._resnet50_torch,
-            "oracle": self._oracle,
-        }
-        return [makers[name]() for name in NAMES if name in names]
+        """The steps with these names, in the order in which they run."""
+        torch = _missing("torch")
+        first, rest = (("--part", part, *self.benchmark) for part in ("first", "rest"))
+        no_graphs = _flags(NO_GRAPHS)
+        lacks_ncu = self.platform == "cuda" and not find_ncu()
+        all_of_them = [
+            self._build(),
+            # It takes 20 seconds, most of which JAX and XLA need to start; a kernel that waits for
+            # ever costs a minute.
+            self._measured("smoke", 60, XLA_FLAGS=_flags(SMOKE_FLAGS)),
+            # Without the package, and so whatever `build` and `smoke` have come to. Compiling takes
+            # most of it.
+            self._measured(
+                "micro", 60, needs=(), skip=None if find_nvcc() else "nvcc is not installed"
+            ),
+            self._doctor(),
+            self._measured("sites_jax", 200, *first, module="jax_benchmark"),
+            self._measured(
+                "sites_torch", 120, *first, module="torch_benchmark", needs=(), skip=torch
+            ),
+            self._pytest("tests", 200, "gpu", "gpu/test_gpu.py", XLA_FLAGS=no_graphs),
+            self._device(),
+            # Each starts a process of JAX, and some fill all the memory that they may have.
+            self._pytest(
+                "programs", 150, "gpu", "gpu/test_gpu_programs.py",
+                workers=min(self.workers, 2), timeout_s=140,
+            ),
+            self._sanitize(),
+            self._pytest(
+                "large", 90, "large", "operators/test_large.py", workers=0,
+                skip=None if self.platform == "cuda" else "needs 20 GB on the CPU; pytest -m large",
+            ),
+            self._measured("benchmark_jax", 300, *rest, module="jax_benchmark"),
+            self._measured(
+                "benchmark_torch", 300, *rest, module="torch_benchmark", needs=(), skip=torch
+            ),
+            self._measured("inference_joins", 60),
+            # XLA spends most of it on finding the fastest algorithm for each convolution.
+            self._measured("resnet50_jax", 400),
+            # A replayed graph would be a single entry of the profile, whatever it launches.
+            self._measured(
+                "counters", 200, XLA_FLAGS=no_graphs,
+                skip="ncu is not installed" if lacks_ncu else None,
+            ),
+            self._measured(
+                "resnet50_torch", 300, needs=(), skip=torch or _missing("torchvision")
+            ),
+            self._pytest("oracle", 400, "not gpu and not large", *ORACLE_TESTS, "-k", "not xla"),
+        ]  # fmt: skip
+        return [step for step in all_of_them if step.name in names]
 
     def _build(self) -> Step:
         pip = [
@@ -136,27 +164,6 @@ class Plan:
         # A caller's PYTHONPATH would hide what this Python builds with.
         return Step("build", (Command(tuple(argv)),), limit_s=240)
 
-    def _smoke(self) -> Step:
-        # It takes 20 seconds, most of which JAX and XLA need to start; a kernel that waits for ever
-        # costs a minute.
-        return self._measured("smoke", "smoke", 60, XLA_FLAGS=self._flags(SMOKE_FLAGS))
-
-    def _micro(self) -> Step:
-        # Without the package, and so whatever `build` and `smoke` have come to. Compiling takes
-        # most of it.
-        step = self._measured("micro", "micro", 60)
-        missing = None if find_nvcc() else "nvcc is not installed"
-        return dataclasses.replace(step, needs=(), skip=missing)
-
-    def _sites_jax(self) -> Step:
-        options = ("--part", "first", *self.benchmark)
-        return self._measured("sites_jax", "jax_benchmark", 200, *options)
-
-    def _sites_torch(self) -> Step:
-        options = ("--part", "first", *self.benchmark)
-        step = self._measured("sites_torch", "torch_benchmark", 120, *options)
-        return dataclasses.replace(step, needs=(), skip=_missing("torch"))
-
     def _device(self) -> Step:
         output = self.directory / "device.json"
         command = self._module("benchmarks.gpu.device", "--output", str(output), output=output)
@@ -171,31 +178,12 @@ class Plan:
             "doctor", (Command(argv, self.environment(), output),), limit_s=90, needs=("build",)
         )
 
-    def _tests(self) -> Step:
-        command = self._pytest("gpu", "gpu/test_gpu.py", XLA_FLAGS=self._flags())
-        return Step("tests", (command,), limit_s=200, needs=("build",))
-
-    def _programs(self) -> Step:
-        # Each starts a process of JAX, and some fill all the memory that they may have.
-        workers = min(self.workers, 2)
-        command = self._pytest("gpu", "gpu/test_gpu_programs.py", workers=workers, timeout_s=140)
-        return Step("programs", (command,), limit_s=150, needs=("build",))
-
-    def _large(self) -> Step:
-        skip = None if self.platform == "cuda" else "needs 20 GB on the CPU; pytest -m large"
-        command = self._pytest("large", "operators/test_large.py", workers=0)
-        return Step("large", (command,), limit_s=90, needs=("build",), skip=skip)
-
-    def _oracle(self) -> Step:
-        command = self._pytest("not gpu and not large", *ORACLE_TESTS, "-k", "not xla")
-        return Step("oracle", (command,), limit_s=400, needs=("build",))
-
     def _sanitize(self) -> Step:
         program = (sys.executable, str(ROOT / "tests" / "gpu" / "gpu_sanitize.py"))
         environment = self.environment(
             # Each buffer is a separate allocation; in a pool, no access would be out of bounds.
             XLA_PYTHON_CLIENT_ALLOCATOR="platform",
-            XLA_FLAGS=self._flags(),
+            XLA_FLAGS=_flags(NO_GRAPHS),
         )
         if self.platform == "cpu":
             return Step("sanitize", (Command(program, environment),), 60, needs=("build",))
@@ -215,43 +203,18 @@ class Plan:
         skip = None if tool else "compute-sanitizer is not installed"
         return Step("sanitize", commands, limit_s=240, needs=("build",), skip=skip)
 
-    def _benchmark_jax(self) -> Step:
-        options = ("--part", "rest", *self.benchmark)
-        return self._measured("benchmark_jax", "jax_benchmark", 300, *options)
-
-    def _benchmark_torch(self) -> Step:
-        options = ("--part", "rest", *self.benchmark)
-        step = self._measured("benchmark_torch", "torch_benchmark", 300, *options)
-        return dataclasses.replace(step, needs=(), skip=_missing("torch"))
-
-    def _inference_joins(self) -> Step:
-        return self._measured("inference_joins", "inference_joins", 60)
-
-    def _resnet50_jax(self) -> Step:
-        # XLA spends most of it on finding the fastest algorithm for each convolution.
-        return self._measured("resnet50_jax", "resnet50_jax", 400)
-
-    def _resnet50_torch(self) -> Step:
-        step = self._measured("resnet50_torch", "resnet50_torch", 300)
-        skip = _missing("torch") or _missing("torchvision")
-        return dataclasses.replace(step, needs=(), skip=skip)
-
-    def _counters(self) -> Step:
-        # A replayed graph would be a single entry of the profile, whatever it launches.
-        step = self._measured("counters", "counters", 200, XLA_FLAGS=self._flags())
-        there = self.platform == "cpu" or find_ncu()
-        return dataclasses.replace(step, skip=None if there else "ncu is not installed")
-
     def _measured(
-        self, name: str, module: str, limit_s: float, *options: str, **environment: str
-    ) -> Step:
-        """A module that writes JSON and ends by itself."""
+        self, name: str, limit_s: float, *options: str, module: str | None = None,
+        needs: tuple[str, ...] = ("build",), skip: str | None = None, **environment: str,
+    ) -> Step:  # fmt: skip
+        """A module of benchmarks.gpu that writes JSON and ends by itself."""
         output = self.directory / f"{name}.json"
         command = self._module(
-            f"benchmarks.gpu.{module}", "--platform", self.platform, "--output", str(output),
-            *options, output=output, deadline_option="--seconds", **environment,
+            f"benchmarks.gpu.{module or name}", "--platform", self.platform,
+            "--output", str(output), *options,
+            output=output, deadline_option="--seconds", **environment,
         )  # fmt: skip
-        return Step(name, (command,), limit_s, needs=("build",))
+        return Step(name, (command,), limit_s, needs, skip)
 
     def _module(
         self, name: str, *options: str, output: Path, deadline_option: str | None = None,
@@ -263,9 +226,9 @@ class Plan:
         return Command(argv, environment, output, deadline_option)
 
     def _pytest(
-        self, marker: str, *arguments: str, workers: int | None = None, timeout_s: float = 90,
-        **more: str,
-    ) -> Command:  # fmt: skip
+        self, name: str, limit_s: float, marker: str, *arguments: str, workers: int | None = None,
+        timeout_s: float = 90, skip: str | None = None, **more: str,
+    ) -> Step:  # fmt: skip
         workers = self.workers if workers is None else workers
         argv = [
             sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker,
@@ -277,10 +240,13 @@ class Plan:
             "--timeout", f"{timeout_s:g}", "--timeout-method", "thread",
         ]  # fmt: skip
         argv += [str(ROOT / "tests" / a) if a.endswith(".py") else a for a in arguments]
-        return Command(tuple(argv), self.environment(**more))
+        return Step(
+            name, (Command(tuple(argv), self.environment(**more)),), limit_s, ("build",), skip
+        )
 
-    def _flags(self, flags: str = NO_GRAPHS) -> str:
-        return " ".join([*os.environ.get("XLA_FLAGS", "").split(), flags])
+
+def _flags(flags: str) -> str:
+    return " ".join([*os.environ.get("XLA_FLAGS", "").split(), flags])
 
 
 def _missing(package: str) -> str | None:

@@ -6,6 +6,7 @@ any moment.
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -112,7 +113,7 @@ class _Started:
             return None
         return 127 if self.process is None else self.process.returncode
 
-    def record(self, begin: float, load: Callable[[Path], Any]) -> CommandRecord:
+    def record(self, begin: float) -> CommandRecord:
         seconds = time.monotonic() - begin if self.seconds is None else self.seconds
         return CommandRecord(
             argv=self.argv,
@@ -121,7 +122,7 @@ class _Started:
             seconds=round(seconds, 1),
             log=str(self.log),
             tail=self.log.read_text(errors="replace")[-_TAIL_CHARACTERS:],
-            result=_result(self.command.output, load),
+            result=_result(self.command.output),
         )
 
 
@@ -131,11 +132,10 @@ def run_steps(
     directory: Path,
     working_directory: Path,
     budget_s: float,
-    load: Callable[[Path], Any],
     while_running: Callable[[StepRecord], None],
     after_each: Callable[[StepRecord], None],
 ) -> list[StepRecord]:
-    """Runs all steps; logs go to `directory`. `load` reads a command's output file.
+    """Runs all steps; logs go to `directory`.
 
     `while_running` gets the record of a step at its beginning and every few seconds.
     """
@@ -156,7 +156,7 @@ def run_steps(
             reason = f"{max(left, 0):.0f} s of {budget_s:g} s were left"
             record = StepRecord(step.name, "not_run", reason, 0.0, step.limit_s)
         else:
-            record = _run(step, limit, directory, working_directory, load, while_running)
+            record = _run(step, limit, directory, working_directory, while_running)
         records[step.name] = record
         after_each(record)
     return list(records.values())
@@ -167,13 +167,12 @@ def _run(
     limit: float,
     directory: Path,
     working_directory: Path,
-    load: Callable[[Path], Any],
     while_running: Callable[[StepRecord], None],
 ) -> StepRecord:
     begin = time.monotonic()
 
     def record(status: Status, reason: str | None) -> StepRecord:
-        records = tuple(one.record(begin, load) for one in started)
+        records = tuple(one.record(begin) for one in started)
         seconds = round(time.monotonic() - begin, 1)
         return StepRecord(step.name, status, reason, seconds, limit, records)
 
@@ -242,10 +241,10 @@ def _reason(statuses: Sequence[int | None], limit: float) -> str:
     )
 
 
-def _result(path: Path | None, load: Callable[[Path], Any]) -> Any:
+def _result(path: Path | None) -> Any:
     if path is None or not path.exists():
         return None
     try:
-        return load(path)
+        return json.loads(path.read_text())
     except ValueError as error:
         return {"error": f"{path.name} is no JSON: {error}"}

@@ -31,7 +31,6 @@ def run(steps: list[Step], directory: Path, budget_s: float = 100) -> dict[str, 
         directory=directory,
         working_directory=directory,
         budget_s=budget_s,
-        load=lambda path: json.loads(path.read_text()),
         while_running=lambda record: None,
         after_each=records.append,
     )
@@ -103,7 +102,6 @@ def test_what_a_running_step_has_is_reported(
         directory=tmp_path,
         working_directory=tmp_path,
         budget_s=30,
-        load=lambda path: json.loads(path.read_text()),
         while_running=seen.append,
         after_each=lambda record: None,
     )
@@ -128,7 +126,6 @@ def test_an_exception_ends_the_programs(tmp_path: Path) -> None:
             directory=tmp_path,
             working_directory=tmp_path,
             budget_s=30,
-            load=lambda path: None,
             while_running=interrupt,
             after_each=lambda record: None,
         )
@@ -150,11 +147,13 @@ row = dict(site="a", count=1, batch=2, dtype="float32", peer="ours", median_ms=1
            one_read_bytes=1, two_read_bytes=1)
 document = dict(family="jax", rows=[row])
 writes = f"open({{str(output)!r}}, 'w').write({{json.dumps(document)!r}}); "
-waits = "print('so far', flush=True); import time; time.sleep(60)"
-program = (sys.executable, "-c", writes + waits)
+says, waits = "print('so far', flush=True); ", "import time; time.sleep(60)"
+program = (sys.executable, "-c", says + writes + waits)
+summary = Path({str(tmp_path / "out" / "summary.json")!r})
 plan.Plan.steps = lambda self, names: [Step("smoke", (Command(program, {{}}, output),), 60)]
 def terminate():
-    time.sleep(3)
+    while not (summary.exists() and "sum_ms" in summary.read_text()):
+        time.sleep(0.05)
     signal.raise_signal(signal.SIGTERM)
 threading.Thread(target=terminate).start()
 command.main(["--only", "smoke", "--work", {str(tmp_path / "work")!r},
