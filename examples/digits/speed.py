@@ -76,12 +76,14 @@ class SiteSpeed:
 
 
 def machine() -> str:
-    """The processor, and how many cores it has."""
+    """The processor, and how many of its cores this process may use."""
     information = pathlib.Path("/proc/cpuinfo")
-    names = re.findall(
-        r"model name\s*: (.*)", information.read_text() if information.exists() else ""
+    names = (
+        re.findall(r"model name\s*: (.*)", information.read_text()) if information.exists() else []
     )
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    cores = os.cpu_count() if affinity is None else len(affinity(0))
+    return f"{names[0] if names else platform.machine()}, {cores} cores"
 
 
 def allocators() -> tuple[str, ...]:
@@ -101,8 +103,9 @@ def measure(quick: bool) -> Iterator[SiteSpeed]:
     for allocator in allocators():
         environment = dict(os.environ)
         if allocator == "jemalloc":
-            library = str(ctypes.util.find_library("jemalloc"))
-            environment |= {"LD_PRELOAD": library, "MALLOC_CONF": _MALLOC_CONF}
+            preloaded = [ctypes.util.find_library("jemalloc"), os.environ.get("LD_PRELOAD")]
+            environment["LD_PRELOAD"] = ":".join(filter(None, preloaded))
+            environment["MALLOC_CONF"] = _MALLOC_CONF
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, text=True
         ) as process:
