@@ -1,14 +1,15 @@
-"""The inference forms in plain `jax.numpy`, in the user's layout, as XLA fuses them best.
+"""The inference form in plain `jax.numpy`, in the user's layout, as XLA fuses them best.
 
 This module is internal and may change without notice. Outside CPUs, evaluation runs these functions
 instead of a kernel (`jax_bnar.primitive.Inference`): XLA computes them in the loop, or in the
 convolution, that comes before or after. They do not reshape x, so that XLA sees the convolution.
 
-Operands are those of the primitives `normalise` and `dual_normalise`. Statistics that are None
+Arguments are those of the operation `normalise`, for any number of inputs. Statistics that are None
 stand for a mean of 0 and a deviation of 1, which is what remains of a BatchNorm that was folded
 into a convolution.
 """
 
+import functools
 from typing import Final
 
 import jax
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 
 from jax_bnar._base.config import Activation
 from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar.reference import multiplier, widened
 
@@ -24,72 +26,64 @@ from jax_bnar.reference import multiplier, widened
 NEUTRAL_EPSILON: Final = 2.0**-17
 
 
-def neutral_statistics(x: jax.Array, layout: ChannelLayout) -> tuple[jax.Array, jax.Array]:
-    """The mean and var that None stands for, if epsilon is `NEUTRAL_EPSILON`."""
+def given_or_neutral(
+    x: tuple[jax.Array, ...], statistics: tuple[Statistics, ...], layout: ChannelLayout
+) -> tuple[Statistics, ...]:
+    """The statistics, with those that None stands for if epsilon is `NEUTRAL_EPSILON`."""
+    return tuple(
+        _neutral_statistics(own_x, layout) if own.mean is None else own
+        for own_x, own in zip(x, statistics, strict=True)
+    )
+
+
+def _neutral_statistics(x: jax.Array, layout: ChannelLayout) -> Statistics:
     shape = (*[1] * layout.leading, 1, x.shape[layout.channel_axis()])
     dtype = accumulation_dtype(x.dtype)
-    return jnp.zeros(shape, dtype), jnp.full(shape, 1 - NEUTRAL_EPSILON, dtype)
+    return Statistics(jnp.zeros(shape, dtype), jnp.full(shape, 1 - NEUTRAL_EPSILON, dtype))
 
 
 def inference(
-    x: jax.Array,
+    x: tuple[jax.Array, ...],
     z: jax.Array | None,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mean: jax.Array | None,
-    var: jax.Array | None,
+    affine: tuple[Affine, ...],
+    statistics: tuple[Statistics, ...],
     *,
     layout: ChannelLayout,
     epsilon: float,
-    activation: Activation,
+    activation: Activation = "relu",
 ) -> jax.Array:
     """y in the dtype of x.
 
-    Arrays are added in the dtype of x, as in Flax. XLA for GPUs makes `relu(conv + bias + z)` one
-    call of cuDNN, but not if its parts are converted in between. And where a residual is converted
-    to float32, XLA also stores it in float32, beside the 16-bit array that the next convolution
-    reads.
+    Several inputs are added in the accumulation dtype, and z in the dtype of x, as in Flax. XLA for
+    GPUs makes `relu(conv + bias + z)` one call of cuDNN, but not if its parts are converted in
+    between. And where a residual is converted to float32, XLA also stores it in float32, beside the
+    16-bit array that the next convolution reads.
     """
-    if mean is None or var is None:
-        assert scale is None
-        y = x if bias is None else x + _per_element(bias.astype(x.dtype), x, layout)
-        y = y if z is None else y + z
-    else:
-        y = _normalised(x, scale, bias, mean, var, layout, epsilon)
-        y = y if z is None else y.astype(x.dtype) + z
-    return (jax.nn.relu(y) if activation == "relu" else y).astype(x.dtype)
-
-
-def dual_inference(
-    x1: jax.Array,
-    x2: jax.Array,
-    scale1: jax.Array | None,
-    bias1: jax.Array | None,
-    scale2: jax.Array | None,
-    bias2: jax.Array | None,
-    mean1: jax.Array,
-    var1: jax.Array,
-    mean2: jax.Array,
-    var2: jax.Array,
-    *,
-    layout: ChannelLayout,
-    epsilon: float,
-) -> jax.Array:
-    """relu(batch_norm(x1) + batch_norm(x2)) in the dtype of x1, rounded once."""
-    first = _normalised(x1, scale1, bias1, mean1, var1, layout, epsilon)
-    second = _normalised(x2, scale2, bias2, mean2, var2, layout, epsilon)
-    return jax.nn.relu(first + second).astype(x1.dtype)
+    dtype = x[0].dtype
+    y = functools.reduce(
+        jnp.add,
+        (
+            _normalised(*own, layout=layout, epsilon=epsilon)
+            for own in zip(x, affine, statistics, strict=True)
+        ),
+    )
+    y = y if z is None else y.astype(dtype) + z
+    return (jax.nn.relu(y) if activation == "relu" else y).astype(dtype)
 
 
 def _normalised(
     x: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
+    affine: Affine,
+    statistics: Statistics,
+    *,
     layout: ChannelLayout,
     epsilon: float,
 ) -> jax.Array:
+    scale, bias = affine
+    mean, var = statistics
+    if mean is None:
+        assert scale is None
+        return x if bias is None else x + _per_element(bias.astype(x.dtype), x, layout)
     a = _per_element(multiplier(var, scale, epsilon), x, layout)
     y = (widened(x) - _per_element(mean, x, layout)) * a
     return y if bias is None else y + _per_element(bias, x, layout)

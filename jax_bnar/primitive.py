@@ -17,17 +17,17 @@ A `jax.custom_vjp` would need the same residuals and the same two kernels, but w
 forward mode. The next layer keeps y as its input anyway, so backward reads the sign of the ReLU
 from y, and the pre-ReLU tensor is never kept.
 
-There is one primitive for each operation of `_kernels.kernel_call` and `_kernels.dual`, with the
-same operands and results, in the shapes of `_base.layout`, and one for evaluation, which is not a
-kernel on every platform. These primitives handle what custom calls on canonical arrays cannot:
+There is one primitive for each operation of `_kernels.kernel_call`, with the same operands and
+results, in the shapes of `_base.layout`, and one for evaluation, which is not a kernel on every
+platform. These primitives handle what custom calls on canonical arrays cannot:
 sharding, which needs the array's own axes, and therefore batching too.
 """
 
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.core
@@ -39,10 +39,10 @@ from jax_bnar import plain_inference
 from jax_bnar._base import jax_compat
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.inputs import PREFIXES
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind, Signature
-from jax_bnar._kernels import dual, kernel_call
-from jax_bnar._sharding import halves
+from jax_bnar._kernels import kernel_call
 from jax_bnar._sharding.alignment import with_automatic_axes
 from jax_bnar._sharding.partitioning import Partitioned
 from jax_bnar._sharding.shards import Shards
@@ -65,17 +65,22 @@ class ArrayPrimitive(abc.ABC):
 
     def bind(
         self,
-        *operands: jax.Array | None,
+        *arguments: Any,
         layout: ChannelLayout,
         implementation: Implementation,
         **statics: Any,
-    ) -> tuple[jax.Array, ...]:
-        given, present = self.signature.bind(jax_compat.reconcile_vma(operands))
-        return tuple(
-            self.primitive.bind(
-                *given, present=present, layout=layout, implementation=implementation, **statics
-            )
+    ) -> Any:
+        """The results of the primitive, structured like its arguments."""
+        signature = self.signature
+        given, present = signature.bind_structured(arguments)
+        results = self.primitive.bind(
+            *jax_compat.reconcile_vma(given),
+            present=present,
+            layout=layout,
+            implementation=implementation,
+            **statics,
         )
+        return signature.returned(results, statics)
 
     def named(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
         """The operands that are present, by name."""
@@ -140,17 +145,19 @@ class ArrayOperation(ArrayPrimitive):
 
     def __call__(
         self,
-        *operands: jax.Array | None,
+        *arguments: Any,
         layout: ChannelLayout,
         implementation: Implementation,
         **statics: Any,
-    ) -> tuple[jax.Array, ...]:
+    ) -> Any:
         """Binds the primitive, or computes the reference if the implementation is 'xla'."""
-        statics |= {"layout": layout, "implementation": implementation}
+        options: dict[str, Any] = {"layout": layout, "implementation": implementation, **statics}
         if implementation != "xla":
-            return self.bind(*operands, **statics)
-        given, present = self.signature.bind(operands)
-        return self._reference(*given, present=present, **statics)
+            return self.bind(*arguments, **options)
+        signature = self.signature
+        given, present = signature.bind_structured(arguments)
+        results = self._reference(*given, present=present, **options)
+        return signature.returned(results, statics)
 
     def _abstract(
         self,
@@ -161,8 +168,9 @@ class ArrayOperation(ArrayPrimitive):
         **statics: Any,
     ) -> list[jax.core.ShapedArray]:
         del implementation
-        kinds = self.signature.result_kinds(statics)
-        return _result_avals(self.named(avals, present)[self.signature.x], layout, kinds)
+        signature = self.signature
+        kinds, named = signature.result_kinds(statics), signature.unbind(avals, present)
+        return _result_avals(named[signature.x], layout, kinds)
 
     def _lower(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         automatic = jax_compat.automatic_axes(ctx)
@@ -220,9 +228,8 @@ class ArrayOperation(ArrayPrimitive):
     def _on_one_device(
         self, *given: jax.Array, present: tuple[bool, ...], **statics: Any
     ) -> tuple[jax.Array, ...]:
-        return halves.call(
-            self.canonical, *self.signature.unbind(given, present).values(), **statics
-        )
+        operands = list(self.signature.unbind(given, present).values())
+        return self.canonical.bind_in_layout(operands, **statics)
 
     def _reference(self, *given: jax.Array, **params: Any) -> tuple[jax.Array, ...]:
         """The operation in pure JAX, which XLA can partition for any sharding."""
@@ -255,17 +262,15 @@ class Inference(ArrayPrimitive):
     Attributes:
         name: the name of the primitive, without its prefix.
         normalise: the operation that the kernel computes.
-        plain: the same function of all operands in plain JAX.
     """
 
     name: str
     normalise: ArrayOperation
-    plain: Callable[..., jax.Array]
 
     @functools.cached_property
     def signature(self) -> Signature:  # type: ignore[override]
         full = self.normalise.signature
-        return dataclasses.replace(full, results=full.results[:1])
+        return dataclasses.replace(full, outputs=full.outputs[:1])
 
     def create(self) -> Primitive:
         new = Primitive(f"bnar_{self.name}")
@@ -281,7 +286,7 @@ class Inference(ArrayPrimitive):
 
     def __call__(
         self,
-        *operands: jax.Array | None,
+        *arguments: Any,
         layout: ChannelLayout,
         implementation: Implementation,
         **statics: Any,
@@ -289,8 +294,8 @@ class Inference(ArrayPrimitive):
         """y, by this primitive unless an implementation is asked for."""
         statics |= {"layout": layout, "implementation": implementation}
         if implementation is None:
-            return self.bind(*operands, **statics)[0]
-        given, present = self.signature.bind(operands)
+            return self.bind(*arguments, **statics)[0]
+        given, present = self.signature.bind_structured(arguments)
         return self._by_normalise(*given, present=present, **statics)[0]
 
     def _abstract(self, *avals: Any, **params: Any) -> list[jax.core.ShapedArray]:
@@ -299,10 +304,9 @@ class Inference(ArrayPrimitive):
     def _by_normalise(
         self, *given: jax.Array, present: tuple[bool, ...], **statics: Any
     ) -> tuple[jax.Array, ...]:
-        operands = list(self.signature.unbind(given, present).values())
-        if operands[-1] is None:
-            operands[-2:] = plain_inference.neutral_statistics(given[0], statics["layout"])
-        return self.normalise(*operands, save_mask=False, **statics)
+        x, z, affine, statistics = self.signature.unbind_structured(given, present)
+        statistics = plain_inference.given_or_neutral(x, statistics, statics["layout"])
+        return self.normalise(x, z, affine, statistics, save_mask=False, **statics)[:1]
 
     def _in_plain_jax(
         self,
@@ -314,7 +318,8 @@ class Inference(ArrayPrimitive):
         del implementation
 
         def function(*given: jax.Array) -> tuple[jax.Array]:
-            return (self.plain(*self.signature.unbind(given, present).values(), **statics),)
+            arguments = self.signature.unbind_structured(given, present)
+            return (plain_inference.inference(*arguments, **statics),)
 
         return with_automatic_axes(function, (jax.typeof(given[0]).sharding.spec,), *given)
 
@@ -352,21 +357,31 @@ def _result_avals(
     return jax_compat.sharded_avals(x, shapes, [dtype_of[kind] for kind in kinds], specs)
 
 
-forward = ArrayOperation(kernel_call.forward)
-backward = ArrayOperation(kernel_call.backward)
-statistics = ArrayOperation(kernel_call.statistics)
-normalise = ArrayOperation(kernel_call.normalise)
-backward_reduce = ArrayOperation(kernel_call.backward_reduce)
-backward_apply = ArrayOperation(kernel_call.backward_apply)
+class Operations(NamedTuple):
+    """The primitives of an operator; `statistics` is the same for any number of inputs."""
 
-dual_forward = ArrayOperation(dual.forward)
-dual_backward = ArrayOperation(dual.backward)
-dual_normalise = ArrayOperation(dual.normalise)
-dual_backward_reduce = ArrayOperation(dual.backward_reduce)
-dual_backward_apply = ArrayOperation(dual.backward_apply)
+    forward: ArrayOperation
+    backward: ArrayOperation
+    statistics: ArrayOperation
+    normalise: ArrayOperation
+    backward_reduce: ArrayOperation
+    backward_apply: ArrayOperation
+    inference: Inference
 
-inference = Inference("inference", normalise, plain_inference.inference)
-dual_inference = Inference("dual_inference", dual_normalise, plain_inference.dual_inference)
+
+# Equal operations are one object, with one primitive.
+_operation = functools.cache(ArrayOperation)
+
+
+def _operations(inputs: int) -> Operations:
+    of_arrays = [_operation(each) for each in kernel_call.OPERATIONS[inputs]]
+    normalise = _operation(kernel_call.OPERATIONS[inputs].normalise)
+    inference = Inference(f"{PREFIXES[inputs]}inference", normalise)
+    return Operations(*of_arrays, inference=inference)
+
+
+# By the number of inputs.
+OPERATIONS: Final = {inputs: _operations(inputs) for inputs in PREFIXES}
 
 
 def _drop_unused_mask(used: Sequence[bool], equation: Any) -> tuple[list[bool], Any]:
@@ -380,5 +395,6 @@ def _drop_unused_mask(used: Sequence[bool], equation: Any) -> tuple[list[bool], 
     return [True] * len(equation.invars), equation
 
 
-for _operation in (forward, normalise, dual_forward, dual_normalise):
-    jax_compat.register_dce_rule(_operation.primitive, _drop_unused_mask)
+for _operations_of_inputs in OPERATIONS.values():
+    for _masked in (_operations_of_inputs.forward, _operations_of_inputs.normalise):
+        jax_compat.register_dce_rule(_masked.primitive, _drop_unused_mask)

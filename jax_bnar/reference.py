@@ -3,15 +3,19 @@
 This module is internal and may change without notice: pass `implementation="xla"` to an operator of
 `jax_bnar` to compute with it.
 
-There is one function for each operation of `jax_bnar._kernels.kernel_call`, with the same operands
+There is one function for each operation of `jax_bnar._kernels.kernel_call`, with the same arguments
 and results. These functions are used on platforms without a kernel, for `implementation="xla"`, and
 for the derivatives of the primitives. Vectors (scale, bias, mean, ...) have shape (G, C) or (1, C)
 and the accumulation dtype.
 
-Formulas, with n = N*S elements in a statistics group:
+The operator is y = act(sum of batch_norm(x) over its inputs + z), for any number of inputs. What
+belongs to an input is in a tuple with one entry for each of them: x, and the pairs `Affine`,
+`Statistics` and `Coefficients` of vectors.
+
+Formulas for each input, with n = N*S elements in a statistics group; all inputs share e and dbias:
 
     mean = sum(x)/n    var = sum((x-mean)^2)/n    rstd = 1/sqrt(var+epsilon)
-    y = act(scale*(x-mean)*rstd + bias + z)
+    y = act(sum of scale*(x-mean)*rstd + bias over the inputs + z)
     e = dy where y > 0 else 0    dz = e    dbias = sum(e)    dscale = rstd*sum(e*(x-mean))
     dx = a*e + b*(x-mean) + k
 
@@ -19,7 +23,8 @@ The term (x-mean) must be kept: b*x + k' would lose digits if |mean| >> std.
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +32,11 @@ import jax.numpy as jnp
 from jax_bnar._base.canonical import mask_bytes
 from jax_bnar._base.config import Activation, Gate
 from jax_bnar._base.dtypes import accumulation_dtype, smallest_epsilon
+from jax_bnar._base.inputs import Affine, Coefficients, Statistics
 
 REDUCED = (1, 3)  # the axes N and S
 
-
-class Coefficients(NamedTuple):
-    """b and k of dx = a*e + b*(x-mean) + k, with a = scale*rstd; each has shape (G, C)."""
-
-    b: jax.Array
-    k: jax.Array
+Arrays = tuple[jax.Array, ...]
 
 
 def widened(x: jax.Array) -> jax.Array:
@@ -55,6 +56,33 @@ def reciprocal_std(var: jax.Array, epsilon: float) -> jax.Array:
 def scaled_rstd(rstd: jax.Array, scale: jax.Array | None) -> jax.Array:
     """a = scale*rstd; either operand may have a single group that applies to all."""
     return rstd if scale is None else rstd * scale
+
+
+def sum_of_biases(affine: Sequence[Affine]) -> jax.Array | None:
+    """The sum of all biases, of shape (G, C) if one of them has that shape, otherwise (1, C)."""
+    biases = [own.bias for own in affine if own.bias is not None]
+    if not biases:
+        return None
+    shape = jnp.broadcast_shapes(*(bias.shape for bias in biases))
+    return functools.reduce(jnp.add, (jnp.broadcast_to(bias, shape) for bias in biases))
+
+
+def centred_inputs(x: Arrays, statistics: Sequence[Statistics]) -> Arrays:
+    """x-mean of each input, in the accumulation dtype."""
+    return tuple(
+        widened(own) - per_element(of_input.mean, own)
+        for own, of_input in zip(x, statistics, strict=True)
+    )
+
+
+def multipliers(
+    statistics: Sequence[Statistics], affine: Sequence[Affine], epsilon: float
+) -> Arrays:
+    """`multiplier` of each input."""
+    return tuple(
+        multiplier(of_input.var, own.scale, epsilon)
+        for of_input, own in zip(statistics, affine, strict=True)
+    )
 
 
 def multiplier(var: jax.Array, scale: jax.Array | None, epsilon: float) -> jax.Array:
@@ -80,7 +108,7 @@ def unpack_mask(mask: jax.Array, like: jax.Array) -> jax.Array:
     return bits.astype(bool).reshape(like.shape)
 
 
-def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def statistics(x: jax.Array) -> Statistics:
     """Mean and population variance, (G, C) each, in one pass over x:
 
         mean = centre + E[x-centre]    var = E[(x-centre)^2] - E[x-centre]^2
@@ -95,7 +123,7 @@ def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     offset = centred.mean(axis=REDUCED)
     var = jnp.square(centred).mean(axis=REDUCED) - jnp.square(offset)
     # Rounding may make the difference negative; `where` keeps a NaN.
-    return centre + offset, jnp.where(var < 0, jnp.zeros_like(var), var)
+    return Statistics(centre + offset, jnp.where(var < 0, jnp.zeros_like(var), var))
 
 
 # How many elements of each channel decide about its centre: three, three times.
@@ -136,78 +164,84 @@ def _spread(size: int, step: float) -> jax.Array:
 
 
 def normalise(
-    x: jax.Array,
+    x: Arrays,
     z: jax.Array | None,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
+    affine: tuple[Affine, ...],
+    statistics: tuple[Statistics, ...],
     *,
     epsilon: float,
-    activation: Activation,
+    activation: Activation = "relu",
     save_mask: bool,
-) -> tuple[jax.Array, ...]:
-    """(y,) or (y, mask), computed in the accumulation dtype and rounded once, at the end."""
-    y = (widened(x) - per_element(mean, x)) * per_element(multiplier(var, scale, epsilon), x)
-    if bias is not None:
-        y = y + per_element(bias, x)
+) -> tuple[jax.Array, jax.Array | None]:
+    """(y, mask), computed in the accumulation dtype and rounded once, at the end.
+
+    The mask is None unless `save_mask` is set.
+    """
+    y = _normalised(
+        centred_inputs(x, statistics),
+        multipliers(statistics, affine, epsilon),
+        sum_of_biases(affine),
+    )
     if z is not None:
         y = y + widened(z)
     if activation == "relu":
         y = jax.nn.relu(y)
-    y = y.astype(x.dtype)
-    mask = (pack_mask(y > 0),) if save_mask else ()
-    return (y if z is None else as_stored(y), *mask)
+    y = y.astype(x[0].dtype)
+    mask = pack_mask(y > 0) if save_mask else None
+    return y if z is None and len(x) == 1 else as_stored(y), mask
+
+
+def _normalised(centred: Arrays, a: Arrays, bias: jax.Array | None) -> jax.Array:
+    """The sum of centred*a over the inputs, and the bias, in the accumulation dtype."""
+    y, *others = (
+        own * per_element(of_input, own) for own, of_input in zip(centred, a, strict=True)
+    )
+    if bias is not None:
+        y = y + per_element(bias, y)
+    return functools.reduce(jnp.add, others, y)
 
 
 def forward(
-    x: jax.Array,
+    x: Arrays,
     z: jax.Array | None,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
+    affine: tuple[Affine, ...],
     *,
     epsilon: float,
-    activation: Activation,
+    activation: Activation = "relu",
     save_mask: bool,
-) -> tuple[jax.Array, ...]:
-    """(y, mean, var) or (y, mean, var, mask)."""
-    mean, var = statistics(x)
-    y, *mask = normalise(
+) -> tuple[jax.Array, tuple[Statistics, ...], jax.Array | None]:
+    """(y, statistics, mask); the mask is None unless `save_mask` is set."""
+    of_inputs = tuple(map(statistics, x))
+    y, mask = normalise(
         x,
         z,
-        scale,
-        bias,
-        mean,
-        var,
+        affine,
+        of_inputs,
         epsilon=epsilon,
         activation=activation,
         save_mask=save_mask,
     )
-    return (y, mean, var, *mask)
+    return y, of_inputs, mask
 
 
 def gated(
     dy: jax.Array,
-    centred: jax.Array,
+    centred: Arrays,
     saved: jax.Array | None,
-    a: jax.Array | None,
+    a: Arrays | None,
     bias: jax.Array | None,
     gate: Gate,
 ) -> jax.Array:
-    """e = dy where y > 0, else 0, in the dtype of dy."""
+    """e = dy where y > 0, else 0, in the dtype of dy.
+
+    `bias` is the sum of all biases. Only gate "x" uses it and a.
+    """
     if gate == "none":
         return dy
-    if gate != "x":
-        return gated_by_saved(dy, saved, gate)
-    assert a is not None
-    y = centred * per_element(a, dy)
-    if bias is not None:
-        y = y + per_element(bias, dy)
-    return where_positive(y.astype(dy.dtype) > 0, dy)
-
-
-def gated_by_saved(dy: jax.Array, saved: jax.Array | None, gate: Gate) -> jax.Array:
-    """The same for the gates "y" and "mask"."""
+    if gate == "x":
+        assert a is not None
+        y = _normalised(centred, a, bias)
+        return where_positive(y.astype(dy.dtype) > 0, dy)
     assert saved is not None
     return where_positive(saved > 0 if gate == "y" else unpack_mask(saved, dy), dy)
 
@@ -257,7 +291,7 @@ def _sums_over(axes: tuple[int, ...]) -> Any:
 
 
 def as_stored(y: jax.Array) -> jax.Array:
-    """The y of two summands, which is the residual of the next block, as it is after rounding.
+    """The y of several summands, which is the residual of the next block, as it is after rounding.
 
     Where y has 16 bits, XLA would store it in float32 as well, unrounded, for those who widen it
     again: the next block, and backward.
@@ -271,28 +305,31 @@ def where_positive(positive: jax.Array, dy: jax.Array) -> jax.Array:
 
 def backward_reduce(
     dy: jax.Array,
-    x: jax.Array,
+    x: Arrays,
     saved: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array | None,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
+    statistics: tuple[Statistics, ...],
+    affine: tuple[Affine, ...],
     *,
     epsilon: float,
     gate: Gate,
-    has_z: bool,
-) -> tuple[jax.Array, ...]:
-    """(sum(e), sum(e*(x-mean))) of shape (G, C), and dz = e if there is a residual.
+    has_z: bool = False,
+) -> tuple[jax.Array, Arrays, jax.Array | None]:
+    """sum(e), sum(e*(x-mean)) of each input, of shape (G, C), and dz = e if there is a residual.
 
     `saved` is y or the mask, depending on `gate`. `var`, `scale` and `bias` are used by gate "x",
-    for which y > 0 where scale*(x-mean)*rstd + bias > 0.
+    for which y > 0 where the sum of scale*(x-mean)*rstd + bias over the inputs is; for the other
+    gates they may be None.
     """
-    centred = widened(x) - per_element(mean, x)
-    a = None if var is None else multiplier(var, scale, epsilon)
-    e = gated(dy, centred, saved, a, bias, gate)
+    centred = centred_inputs(x, statistics)
+    a = multipliers(statistics, affine, epsilon) if gate == "x" else None
+    e = gated(dy, centred, saved, a, sum_of_biases(affine), gate)
     wide = widened(e)
-    sums = _sums_of(wide, wide * centred)
-    return (*sums, e) if has_z else sums
+    dz = e if has_z else None
+    if len(x) == 1:
+        sum_e, sum_e_centred = _sums_of(wide, wide * centred[0])
+        return sum_e, (sum_e_centred,), dz
+    # As one operation, XLA:GPU would store all arrays that are summed in float32.
+    return wide.sum(axis=REDUCED), tuple((wide * own).sum(axis=REDUCED) for own in centred), dz
 
 
 def backward_coefficients(
@@ -317,7 +354,7 @@ def backward_coefficients(
     return Coefficients(b, k)
 
 
-def read_again(*arrays: jax.Array | None) -> tuple[Any, ...]:
+def read_again(*arrays: Any) -> tuple[Any, ...]:
     """The arrays as XLA sees new ones.
 
     Without this, it would compute e once for both halves of backward and store it: more bytes than
@@ -328,52 +365,58 @@ def read_again(*arrays: jax.Array | None) -> tuple[Any, ...]:
 
 def backward_apply(
     dy: jax.Array,
-    x: jax.Array,
+    x: Arrays,
     saved: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    b: jax.Array,
-    k: jax.Array,
+    statistics: tuple[Statistics, ...],
+    affine: tuple[Affine, ...],
+    coefficients: tuple[Coefficients, ...],
     *,
     epsilon: float,
     gate: Gate,
-) -> tuple[jax.Array]:
-    """(dx,) with dx = a*e + b*(x-mean) + k, where a = scale*rstd and e as in `backward_reduce`."""
+) -> Arrays:
+    """dx = a*e + b*(x-mean) + k of each input, a = scale*rstd and e as in `backward_reduce`."""
     dy, x, saved = read_again(dy, x, saved)
-    a = multiplier(var, scale, epsilon)
-    centred = widened(x) - per_element(mean, x)
-    e = widened(gated(dy, centred, saved, a, bias, gate))
-    dx = per_element(a, x) * e + (per_element(b, x) * centred + per_element(k, x))
-    return (dx.astype(x.dtype),)
+    a = multipliers(statistics, affine, epsilon)
+    centred = centred_inputs(x, statistics)
+    e = widened(gated(dy, centred, saved, a, sum_of_biases(affine), gate))
+    dx = (
+        per_element(own_a, e) * e + (per_element(own.b, e) * own_centred + per_element(own.k, e))
+        for own_a, own_centred, own in zip(a, centred, coefficients, strict=True)
+    )
+    return tuple(own.astype(dy.dtype) for own in dx)
 
 
 def backward(
     dy: jax.Array,
-    x: jax.Array,
+    x: Arrays,
     saved: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    dmean: jax.Array,
-    dvar: jax.Array,
+    statistics: tuple[Statistics, ...],
+    affine: tuple[Affine, ...],
+    cotangents: tuple[Statistics, ...],
     *,
     epsilon: float,
     gate: Gate,
-    has_z: bool,
-) -> tuple[jax.Array, ...]:
-    """(dx, dscale, dbias) or (dx, dscale, dbias, dz); dscale and dbias have shape (G, C)."""
-    rstd = reciprocal_std(var, epsilon)
-    a = scaled_rstd(rstd, scale)
-    given = (dy, x, saved, mean, var, scale, bias)
-    dbias, sum_e_centred, *dz = backward_reduce(*given, epsilon=epsilon, gate=gate, has_z=has_z)
-    dscale = rstd * sum_e_centred
-    count = x.shape[1] * x.shape[3]
-    coefficients = backward_coefficients(a * dbias, a * dscale, rstd, dmean, dvar, count=count)
-    if dz:  # dz is e, so the gate has already been applied
-        dy, saved, gate = dz[0], None, "none"
-    given = (dy, x, saved, mean, var, scale, bias)
-    (dx,) = backward_apply(*given, *coefficients, epsilon=epsilon, gate=gate)
-    return (dx, dscale, dbias, *dz)
+    has_z: bool = False,
+) -> tuple[Arrays, Arrays, jax.Array, jax.Array | None]:
+    """(dx, dscale, dbias, dz), with dz None unless there is a residual.
+
+    `cotangents` are those of mean and var. dscale and dbias have shape (G, C); all biases have the
+    same gradient.
+    """
+    given = (dy, x, saved, statistics, affine)
+    dbias, centred, dz = backward_reduce(*given, epsilon=epsilon, gate=gate, has_z=has_z)
+    rstd = [reciprocal_std(of_input.var, epsilon) for of_input in statistics]
+    dscale = tuple(r * own for r, own in zip(rstd, centred, strict=True))
+    count = x[0].shape[1] * x[0].shape[3]
+    coefficients: list[Coefficients] = []
+    for own_rstd, own, own_dscale, (dmean, dvar) in zip(
+        rstd, affine, dscale, cotangents, strict=True
+    ):
+        a = scaled_rstd(own_rstd, own.scale)
+        coefficients.append(
+            backward_coefficients(a * dbias, a * own_dscale, own_rstd, dmean, dvar, count=count)
+        )
+    if dz is not None:  # dz is e, so the gate has already been applied
+        given, gate = (dz, x, None, statistics, affine), "none"
+    dx = backward_apply(*given, tuple(coefficients), epsilon=epsilon, gate=gate)
+    return dx, dscale, dbias, dz

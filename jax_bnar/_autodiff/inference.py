@@ -1,4 +1,8 @@
-"""The inference form (given mean and var) in the user's layout, with its derivatives."""
+"""The inference form (given mean and var) in the user's layout, with its derivatives.
+
+Operands are (x, z, affine, statistics), and what belongs to the inputs is in tuples; see
+`jax_bnar._base.inputs`.
+"""
 
 import dataclasses
 import functools
@@ -6,29 +10,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero, zero_from_primal
+from jax.custom_derivatives import zero_from_primal
 
 from jax_bnar import primitive, reference
 from jax_bnar._autodiff.linear_call import LocalMap, linear_call
-from jax_bnar._autodiff.tangents import normalise_tangent
+from jax_bnar._autodiff.tangents import Residuals, normalise_tangent
+from jax_bnar._autodiff.training import moving
 from jax_bnar._base.config import Config, Gate
-from jax_bnar.plain_inference import neutral_statistics
+from jax_bnar._base.inputs import Affine, Coefficients, Statistics, means_alone
+from jax_bnar.plain_inference import given_or_neutral
 
-# x, saved (as selected by `save=`), scale, bias, mean, var
-_Residuals = tuple[
-    jax.Array, jax.Array | None, jax.Array | None, jax.Array | None, jax.Array, jax.Array
-]
 _Results = tuple[jax.Array, jax.Array | None]  # y, mask
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(6, 7))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
 def inference(
-    x: jax.Array,
+    x: tuple[jax.Array, ...],
     z: jax.Array | None,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mean: jax.Array | None,
-    var: jax.Array | None,
+    affine: tuple[Affine, ...],
+    statistics: tuple[Statistics, ...],
     config: Config,
     save_mask: bool = False,
 ) -> _Results:
@@ -38,11 +38,10 @@ def inference(
     is None too then, and epsilon is `NEUTRAL_EPSILON`. All operands must vary over the same mesh
     axes (`jax_bnar._sharding.alignment`).
     """
-    operands = (x, z, scale, bias, mean, var)
+    operations, operands = primitive.OPERATIONS[config.inputs], (x, z, affine, statistics)
     if not save_mask:
-        return primitive.inference(*operands, **config.inference_statics), None
-    y, mask = primitive.normalise(*operands, **config.forward_statics(save_mask=True))
-    return y, mask
+        return operations.inference(*operands, **config.inference_statics), None
+    return operations.normalise(*operands, **config.forward_statics(save_mask=True))
 
 
 @functools.partial(inference.defjvp, symbolic_zeros=True)
@@ -51,19 +50,17 @@ def _inference_jvp(
 ) -> tuple[_Results, tuple[Any, ...]]:
     """Like the rule of the training form, see `jax_bnar._autodiff.training`."""
     y, mask = inference(*primals, config, save_mask)
-    x, _, scale, bias, mean, var = primals
+    x, _, affine, statistics = primals
     saved = None if config.activation == "none" else y
-    if mean is None or var is None:
-        mean, var = neutral_statistics(x, config.layout)
-    moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
-    residuals = (x, saved, scale, bias, mean, var)
-    (y_dot,) = linear_call(_InferenceTangent(config), residuals, moving, (y,))
+    statistics = given_or_neutral(x, statistics, config.layout)
+    residuals = Residuals(x, saved, statistics, affine)
+    (y_dot,) = linear_call(_InferenceTangent(config), residuals, moving(tangents), (y,))
     return (y, mask), (y_dot, zero_from_primal(mask, symbolic_zeros=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class _InferenceTangent(LocalMap):
-    """The linear map from the tangents of (x, z, scale, bias, mean, var) to the tangent of y."""
+    """The linear map from the tangents of (x, z, affine, statistics) to the tangent of y."""
 
     config: Config
 
@@ -77,47 +74,46 @@ class _InferenceTangent(LocalMap):
         del axis_name
         return (any(jax.tree.leaves((residuals, tangents))),)
 
-    def tangent(
-        self, residuals: _Residuals, tangents: tuple[jax.Array | None, ...]
-    ) -> tuple[jax.Array]:
+    def tangent(self, residuals: Residuals, tangents: Any) -> tuple[jax.Array]:
         y_dot = normalise_tangent(
-            *residuals,
-            tangents,  # type: ignore[arg-type]
+            residuals,
+            tangents,
             layout=self.config.layout,
             epsilon=self.config.epsilon,
             gate=self.gate,
         )
         return (y_dot,)
 
-    def transpose(
-        self, residuals: _Residuals, cotangents: tuple[jax.Array]
-    ) -> tuple[jax.Array | None, ...]:
-        """Cotangents of (x, z, scale, bias, mean, var), where mean and var do not depend on x:
+    def transpose(self, residuals: Residuals, cotangents: tuple[jax.Array]) -> tuple[Any, ...]:
+        """Cotangents of (x, z, affine, statistics), where mean and var do not depend on x:
 
         dx = scale*rstd*e    dmean = -scale*rstd*sum(e)
         dvar = -scale*rstd^3/2 * sum(e*(x-mean))
         """
-        x, saved, scale, bias, mean, var = residuals
+        x, saved, statistics, affine = residuals
         (dy,) = cotangents
-        config = self.config
-        rstd = reference.reciprocal_std(var, config.epsilon)
-        a = reference.scaled_rstd(rstd, scale)
-        statics: dict[str, Any] = {
-            **config.common_statics,
-            "epsilon": config.epsilon,
-            "gate": self.gate,
-        }
-        arrays = (dy, x, saved, mean)
-        sum_e, sum_e_centred, *dz = primitive.backward_reduce(
-            *arrays, None, None, None, **statics, has_z=config.has_z
+        config, operations = self.config, primitive.OPERATIONS[self.config.inputs]
+        sum_e, centred, dz = operations.backward_reduce(
+            *(dy, x, saved, *means_alone(statistics)),
+            **config.backward_statics(self.gate),
         )
-        zero = jnp.zeros_like(a)
-        (dx,) = primitive.backward_apply(*arrays, var, scale, None, zero, zero, **statics)
+        rstd = [reference.reciprocal_std(own.var, config.epsilon) for own in statistics]
+        a = [reference.scaled_rstd(r, own.scale) for r, own in zip(rstd, affine, strict=True)]
+        zeros = [jnp.zeros_like(own) for own in a]
+        dx = operations.backward_apply(
+            *(dy, x, saved, statistics, tuple(Affine(own.scale, None) for own in affine)),
+            tuple(Coefficients(zero, zero) for zero in zeros),
+            **config.apply_statics(self.gate),
+        )
         return (
             dx,
-            dz[0] if dz else None,
-            None if scale is None else rstd * sum_e_centred,
-            None if bias is None else sum_e,
-            -a * sum_e,
-            -a * (rstd * (rstd * (sum_e_centred / 2))),  # rstd^3 itself may underflow.
+            dz,
+            tuple(
+                Affine(None if own.scale is None else r * c, None if own.bias is None else sum_e)
+                for own, r, c in zip(affine, rstd, centred, strict=True)
+            ),
+            tuple(
+                Statistics(-own * sum_e, -own * (r * (r * (c / 2))))  # rstd^3 may underflow.
+                for own, r, c in zip(a, rstd, centred, strict=True)
+            ),
         )

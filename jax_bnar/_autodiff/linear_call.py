@@ -31,8 +31,11 @@ class LinearMap(Protocol):
         """The map: linear in `tangents` (None means zero), differentiable in float residuals."""
         ...
 
-    def transpose(self, residuals: Any, cotangents: Any) -> _Arrays:
-        """One cotangent per input, including inputs whose tangent was None; may contain None."""
+    def transpose(self, residuals: Any, cotangents: Any) -> Any:
+        """One cotangent per input, including inputs whose tangent was None; may contain None.
+
+        They have the structure of the tangents.
+        """
         ...
 
     def sees(self, axis_name: Any) -> bool:
@@ -58,14 +61,14 @@ class LocalMap:
 
 
 def linear_call(
-    linear_map: LinearMap, residuals: Any, tangents: _Arrays, like: Sequence[jax.Array]
+    linear_map: LinearMap, residuals: Any, tangents: Any, like: Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:
     """`linear_map.tangent(residuals, tangents)`: the tangents of the arrays `like`."""
     out_avals = tuple(jax.typeof(array).to_tangent_aval() for array in like)
     return _bind(linear_map, residuals, tangents, out_avals)
 
 
-def _bind(linear_map: LinearMap, residuals: Any, tangents: _Arrays, out_avals: Any) -> Any:
+def _bind(linear_map: LinearMap, residuals: Any, tangents: Any, out_avals: Any) -> Any:
     leaves, tree = jax.tree.flatten((residuals, tangents))
     return tuple(
         linear_p.bind(
@@ -125,12 +128,17 @@ def _transpose(cotangents: Sequence[Any], *leaves: Any, **params: Any) -> list[A
         residuals, tuple(jax_compat.instantiate_zeros(ct) for ct in cotangents)
     )
     results: list[Any] = [None] * len(leaves)
-    for position, cotangent in zip(positions, everything, strict=True):
+    for position, cotangent in zip(*map(_with_nones, (positions, everything)), strict=True):
         # A tangent that is known is a constant here, so it has no cotangent.
         if position is not None and jax_compat.is_undefined_primal(leaves[position]):
             results[position] = cotangent
     assert not any(map(jax_compat.is_undefined_primal, leaves[:count]))
     return results
+
+
+def _with_nones(tree: Any) -> list[Any]:
+    """The leaves of a structure of tangents, with None for those that are zero."""
+    return jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,11 +155,11 @@ class _Mapped:
         name = self.axis.name_seen_inside(axis_name)
         return self.inner.mapped_results(name, residuals, tangents)
 
-    def tangent(self, residuals: _Arrays, tangents: _Arrays) -> _Arrays:
+    def tangent(self, residuals: Any, tangents: Any) -> _Arrays:
         function = self.axis.vmap(self.inner.tangent, self.axis.in_axes, self.axis.out_dims)
         return function(residuals, tangents)
 
-    def transpose(self, residuals: _Arrays, cotangents: Sequence[jax.Array]) -> _Arrays:
+    def transpose(self, residuals: Any, cotangents: Sequence[jax.Array]) -> Any:
         residual_axes, tangent_axes = self.axis.in_axes
         # True for each tangent that is an array; None, as in the tree, for one that is zero.
         _, is_given = jax.tree.unflatten(self.axis.tree, [True] * len(self.axis.dims))
@@ -161,11 +169,12 @@ class _Mapped:
             for cotangent, axis in zip(cotangents, self.axis.out_dims, strict=True)
         )
         function = self.axis.vmap(self.inner.transpose, (residual_axes, 0), 0)
-        return tuple(
-            _unbatched(cotangent, axis) if given and cotangent is not None else None
-            for cotangent, axis, given in zip(
-                function(residuals, cotangents), tangent_axes, is_given, strict=True
-            )
+        return jax.tree.map(
+            lambda cotangent, axis, given: (
+                _unbatched(cotangent, axis) if given and cotangent is not None else None
+            ),
+            *(function(residuals, cotangents), tangent_axes, is_given),
+            is_leaf=lambda leaf: leaf is None,
         )
 
 

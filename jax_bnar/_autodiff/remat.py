@@ -5,12 +5,12 @@ would run the whole forward kernel, statistics included, because it cannot look 
 `recomputable` is applied to y before anything else uses it. It is the identity unless its results
 are rematerialised while the statistics are saved; then it becomes the `normalise` primitive, which
 reads x once. If the statistics are rematerialised as well, one whole forward pass is cheapest.
-`dual_recomputable` does the same for two inputs.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax
 from jax.ad_checkpoint import Recompute, checkpoint_name
@@ -19,6 +19,7 @@ from jax.extend.core import Primitive, Var
 from jax_bnar import primitive
 from jax_bnar._base import jax_compat
 from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.inputs import PREFIXES
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import Operand, Signature
 
@@ -34,18 +35,21 @@ class _Recomputable(primitive.ArrayPrimitive):
     Attributes:
         name: of the primitive.
         normalise: what makes them again.
-        statistics: its operands that are means and variances.
     """
 
     name: str
     normalise: primitive.ArrayOperation
-    statistics: frozenset[str]
 
-    @property
-    def signature(self) -> Signature:
+    @functools.cached_property
+    def signature(self) -> Signature:  # type: ignore[override]
         of_normalise = self.normalise.signature
-        operands = (Operand("y", "tensor"), Operand("mask", "mask"), *of_normalise.operands)
-        return Signature(self.name, operands, of_normalise.results, x=of_normalise.x)
+        arguments = (Operand("y", "tensor"), Operand("mask", "mask"), *of_normalise.arguments)
+        return dataclasses.replace(of_normalise, name=self.name, arguments=arguments)
+
+    @functools.cached_property
+    def statistics(self) -> frozenset[str]:
+        """The operands that are means and variances."""
+        return frozenset(operand.name for operand in jax.tree.leaves(self.signature.arguments[-1]))
 
     def create(self) -> Primitive:
         new = Primitive(self.name)
@@ -61,17 +65,17 @@ class _Recomputable(primitive.ArrayPrimitive):
 
     def __call__(
         self,
-        *operands: jax.Array | None,
+        *arguments: Any,
         layout: ChannelLayout,
         implementation: Implementation,
         **statics: Any,
-    ) -> tuple[jax.Array, ...]:
-        """(y,) or (y, mask)."""
-        statics |= {"layout": layout, "implementation": implementation}
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """(y, mask)."""
+        options: dict[str, Any] = {"layout": layout, "implementation": implementation, **statics}
         if implementation == "xla":
             # JAX can look inside this one, and XLA merges it with the computation of y.
-            return self.normalise(*operands[2:], **statics)
-        return self.bind(*operands, **statics)
+            return self.normalise(*arguments[2:], **options)
+        return self.bind(*arguments, **options)
 
     def _results(self, *given: Any, present: tuple[bool, ...], **_: Any) -> list[Any]:
         named = self.named(given, present)
@@ -138,11 +142,10 @@ class _Recomputable(primitive.ArrayPrimitive):
         return equation, staged, [False] * count, [True] * count, residuals
 
 
-recomputable = _Recomputable(
-    "jax_bnar_recomputable", primitive.normalise, frozenset({"mean", "var"})
-)
-dual_recomputable = _Recomputable(
-    "jax_bnar_dual_recomputable",
-    primitive.dual_normalise,
-    frozenset({"mean1", "var1", "mean2", "var2"}),
-)
+# By the number of inputs.
+recomputable: Final = {
+    inputs: _Recomputable(
+        f"jax_bnar_{PREFIXES[inputs]}recomputable", primitive.OPERATIONS[inputs].normalise
+    )
+    for inputs in PREFIXES
+}

@@ -4,7 +4,7 @@ With x_dot, z_dot, ... the tangents of x, z, ..., n the number of elements of a 
 and a = scale*rstd:
 
     mean_dot = sum(x_dot)/n    var_dot = 2*sum((x-mean)*x_dot)/n
-    y_dot = a*x_dot + b*(x-mean) + k + z_dot where y > 0, else 0
+    y_dot = sum of a*x_dot + b*(x-mean) + k over the inputs + z_dot where y > 0, else 0
     b = rstd*scale_dot - a*rstd^2*var_dot/2    k = bias_dot - a*mean_dot
 
 The gate y > 0 is taken from `saved`, which backward reads too, so that the two agree on it for
@@ -12,88 +12,90 @@ every element. A tangent of None means zero.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jax_bnar import reference
 from jax_bnar._base.config import Config, Gate
+from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
-from jax_bnar._kernels import kernel_call
-from jax_bnar._sharding import halves
+from jax_bnar._kernels.kernel_call import OPERATIONS
 from jax_bnar._sharding.alignment import with_automatic_axes
 from jax_bnar._sharding.collectives import Span, sum_packed
 
 
-def training_tangents(
-    residuals: tuple[Any, ...],
-    tangents: tuple[jax.Array | None, ...],
-    config: Config,
-    span: Span | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(y_dot, mean_dot, var_dot) of the training form.
+class Residuals(NamedTuple):
+    """What backward needs of forward: the operands but for z, and `saved`, as chosen by `save=`."""
 
-    `residuals` are (x, saved, mean, var, scale, bias); `tangents` are those of (x, z, scale, bias).
+    x: Any
+    saved: Any
+    statistics: Any
+    affine: Any
+
+
+def training_tangents(
+    residuals: Residuals, tangents: tuple[Any, ...], config: Config, span: Span | None = None
+) -> tuple[jax.Array, ...]:
+    """y_dot and, in a row, mean_dot and var_dot of each input, of the training form.
+
+    `tangents` are those of (x, z, affine).
     """
-    x, saved, mean, var, scale, bias = residuals
-    x_dot, z_dot, scale_dot, bias_dot = tangents
-    mean_dot, var_dot = statistics_tangents(x, mean, x_dot, layout=config.layout, span=span)
+    x_dot, z_dot, affine_dot = tangents
+    statistics_dot = tuple(
+        _statistics_tangents(x, of_input.mean, own, layout=config.layout, span=span)
+        for x, of_input, own in zip(residuals.x, residuals.statistics, x_dot, strict=True)
+    )
     y_dot = normalise_tangent(
-        x,
-        saved,
-        scale,
-        bias,
-        mean,
-        var,
-        (x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot),
+        residuals,
+        (x_dot, z_dot, affine_dot, statistics_dot),
         layout=config.layout,
         epsilon=config.epsilon,
         gate=config.gate,
     )
-    return y_dot, mean_dot, var_dot
+    return y_dot, *jax.tree.leaves(statistics_dot)
 
 
-def mapped_tangents(
-    residuals: tuple[Any, ...], tangents: tuple[Any, ...]
-) -> tuple[bool, bool, bool]:
-    """Which of (y_dot, mean_dot, var_dot) vary along a mapped axis.
+def mapped_tangents(residuals: Residuals, tangents: tuple[Any, ...]) -> tuple[bool, ...]:
+    """Which of the results of `training_tangents` vary along a mapped axis.
 
     The arguments are those of `training_tangents`, with each array replaced by whether it is
     mapped over that axis.
     """
-    x, _, mean, *_ = residuals
     x_dot, *_ = tangents
-    of_statistics = mean if x_dot is None else x or mean or x_dot
-    return any(jax.tree.leaves((residuals, tangents))), of_statistics, of_statistics
+    y_varies = any(jax.tree.leaves((residuals, tangents)))
+    inputs = zip(residuals.x, residuals.statistics, x_dot, strict=True)
+    of_statistics = (
+        statistics.mean if own is None else x or statistics.mean or own
+        for x, statistics, own in inputs
+    )
+    return y_varies, *(varies for own in of_statistics for varies in (own, own))
 
 
-def statistics_tangents(
+def _statistics_tangents(
     x: jax.Array,
     mean: jax.Array,
     x_dot: jax.Array | None,
     *,
     layout: ChannelLayout,
     span: Span | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """(mean_dot, var_dot) of shape (num_groups, C), over all parts of `span` if there is one."""
+) -> Statistics:
+    """Those of an input, of shape (num_groups, C), over all parts of `span` if there is one."""
     if x_dot is None:
-        return jnp.zeros_like(mean), jnp.zeros_like(mean)
+        return Statistics(jnp.zeros_like(mean), jnp.zeros_like(mean))
 
     def tangents(x: jax.Array, mean: jax.Array, x_dot: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sums: list[jax.Array] = list(
-            halves.call(
-                kernel_call.backward_reduce,
-                *(x_dot, x, None, mean, None, None, None),
-                layout=layout,
-                implementation="xla",
-                epsilon=0.0,  # gate "none" needs no rstd
-                gate="none",
-                has_z=False,
-            )
+        sum_of_dots, (of_centred,), _ = OPERATIONS[1].backward_reduce.on_one_device(
+            *(x_dot, (x,), None, (Statistics(mean, None),), (Affine(None, None),)),
+            layout=layout,
+            implementation="xla",
+            epsilon=0.0,  # gate "none" needs no rstd
+            gate="none",
+            has_z=False,
         )
-        parts: jax.Array | int = 1
+        sums, parts = [sum_of_dots, of_centred], 1
         if span is not None:
             sums, parts = sum_packed(span, *sums), span.parts
         n = jnp.asarray(parts * layout.group_elements(x.shape)).astype(mean.dtype)
@@ -101,94 +103,82 @@ def statistics_tangents(
         return sums[0] / n, 2 * sums[1] / n
 
     spec = jax.typeof(mean).sharding.spec
-    return with_automatic_axes(tangents, (spec, spec), x, mean, x_dot)
+    return Statistics(*with_automatic_axes(tangents, (spec, spec), x, mean, x_dot))
 
 
 def normalise_tangent(
-    x: jax.Array,
-    saved: jax.Array | None,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
-    tangents: tuple[
-        jax.Array | None,
-        jax.Array | None,
-        jax.Array | None,
-        jax.Array | None,
-        jax.Array | None,
-        jax.Array | None,
-    ],
+    residuals: Residuals,
+    tangents: tuple[Any, ...],
     *,
     layout: ChannelLayout,
     epsilon: float,
     gate: Gate,
 ) -> jax.Array:
-    """y_dot in the dtype of x, rounded once; `tangents` are of (x, z, scale, bias, mean, var)."""
+    """y_dot in the dtype of x, rounded once; `tangents` are of (x, z, affine, statistics)."""
     function = functools.partial(_normalise_tangent, layout=layout, epsilon=epsilon, gate=gate)
-    specs = (jax.typeof(x).sharding.spec,)
-    arrays = (x, saved, scale, bias, mean, var, *tangents)
-    return with_automatic_axes(function, specs, *arrays)[0]
+    specs = (jax.typeof(residuals.x[0]).sharding.spec,)
+    return with_automatic_axes(function, specs, residuals, tangents)[0]
 
 
 def _normalise_tangent(
-    x: jax.Array,
-    saved: jax.Array | None,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
-    *tangents: jax.Array | None,
+    residuals: Residuals,
+    tangents: tuple[Any, ...],
+    *,
     layout: ChannelLayout,
     epsilon: float,
     gate: Gate,
 ) -> tuple[jax.Array]:
-    shape = x.shape
-    vectors: tuple[OperandKind, ...] = ("vector",) * 4
-    x, saved, scale, bias, mean, var = layout.to_canonical(
-        (x, saved, scale, bias, mean, var),
-        ("tensor", "mask" if gate == "mask" else "tensor", *vectors),
-        shape,
+    shape, dtype = residuals.x[0].shape, residuals.x[0].dtype
+
+    def canonical(kind: OperandKind, arrays: Any) -> Any:
+        return jax.tree.map(lambda array: layout.to_canonical([array], [kind], shape)[0], arrays)
+
+    x = canonical("tensor", residuals.x)
+    saved = canonical("mask" if gate == "mask" else "tensor", residuals.saved)
+    statistics, affine = canonical("vector", (residuals.statistics, residuals.affine))
+    (x_dot, z_dot), (affine_dot, statistics_dot) = (
+        canonical("tensor", tangents[:2]),
+        canonical("vector", tangents[2:]),
     )
-    x_dot, z_dot, scale_dot, bias_dot, mean_dot, var_dot = layout.to_canonical(
-        tangents, ("tensor", "tensor", *vectors), shape
+    centred = reference.centred_inputs(x, statistics)
+    a = reference.multipliers(statistics, affine, epsilon)
+    dots = (
+        _affine_tangent(own_centred, own, of_input, epsilon, *own_dots)
+        for own_centred, own, of_input, *own_dots in zip(
+            *(centred, affine, statistics, x_dot, affine_dot, statistics_dot), strict=True
+        )
     )
-    y_dot, centred, a = affine_tangent(
-        x, scale, mean, var, (x_dot, scale_dot, bias_dot, mean_dot, var_dot), epsilon
-    )
+    y_dot = functools.reduce(jnp.add, dots)
     if z_dot is not None:
         y_dot = y_dot + z_dot.astype(y_dot.dtype)
-    y_dot = reference.gated(y_dot.astype(x.dtype), centred, saved, a, bias, gate)
+    bias = reference.sum_of_biases(affine)
+    y_dot = reference.gated(y_dot.astype(dtype), centred, saved, a, bias, gate)
     (y_dot,) = layout.from_canonical([y_dot], ["tensor"], shape)
     return (y_dot,)
 
 
-def affine_tangent(
-    x: jax.Array,
-    scale: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
-    tangents: tuple[jax.Array | None, ...],
+def _affine_tangent(
+    centred: jax.Array,
+    affine: Affine,
+    statistics: Statistics,
     epsilon: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The tangent of (x-mean)*a + bias in the accumulation dtype, beside x-mean and a.
-
-    Arrays are canonical; `tangents` are of (x, scale, bias, mean, var).
-    """
-    x_dot, scale_dot, bias_dot, mean_dot, var_dot = tangents
-    rstd = reference.reciprocal_std(var, epsilon)
-    a = reference.scaled_rstd(rstd, scale)
-    centred = reference.widened(x) - reference.per_element(mean, x)
+    x_dot: jax.Array | None,
+    affine_dot: Affine,
+    statistics_dot: Statistics,
+) -> jax.Array:
+    """The tangent of (x-mean)*a + bias of an input, canonical, in the accumulation dtype."""
+    rstd = reference.reciprocal_std(statistics.var, epsilon)
+    a = reference.scaled_rstd(rstd, affine.scale)
     b = k = jnp.zeros_like(a)
-    if scale_dot is not None:
-        b = b + rstd * scale_dot
-    if var_dot is not None:
-        b = b - a * (rstd * (rstd * (var_dot / 2)))  # rstd^3 itself may underflow.
-    if bias_dot is not None:
-        k = k + bias_dot
-    if mean_dot is not None:
-        k = k - a * mean_dot
-    y_dot = reference.per_element(b, x) * centred + reference.per_element(k, x)
+    if affine_dot.scale is not None:
+        b = b + rstd * affine_dot.scale
+    if statistics_dot.var is not None:
+        b = b - a * (rstd * (rstd * (statistics_dot.var / 2)))  # rstd^3 itself may underflow.
+    if affine_dot.bias is not None:
+        k = k + affine_dot.bias
+    if statistics_dot.mean is not None:
+        k = k - a * statistics_dot.mean
+    y_dot = reference.per_element(b, centred) * centred + reference.per_element(k, centred)
     if x_dot is not None:
-        y_dot = y_dot + reference.per_element(a, x) * x_dot.astype(y_dot.dtype)
-    return y_dot, centred, a
+        y_dot = y_dot + reference.per_element(a, centred) * x_dot.astype(y_dot.dtype)
+    return y_dot

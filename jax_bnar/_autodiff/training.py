@@ -4,6 +4,9 @@ It is not a `jax.custom_vjp`, which would not support forward mode. It is a `jax
 tangent is one linear primitive with our backward as its transpose. This has the same residuals and
 the same two kernels as a custom_vjp, and supports `jax.jvp`, `jax.linearize` and `jax.jacfwd` as
 well; see `linear_call`.
+
+Operands are (x, z, affine), and what belongs to the inputs is in tuples; see
+`jax_bnar._base.inputs`.
 """
 
 import dataclasses
@@ -18,84 +21,84 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jax_bnar import primitive
 from jax_bnar._autodiff.linear_call import LocalMap, linear_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME, recomputable
-from jax_bnar._autodiff.tangents import mapped_tangents, training_tangents
+from jax_bnar._autodiff.tangents import Residuals, mapped_tangents, training_tangents
 from jax_bnar._base.config import Config
+from jax_bnar._base.inputs import Affine, Statistics
 
-# x, saved (as selected by `save=`), mean, var, scale, bias
-_Residuals = tuple[
-    jax.Array, jax.Array | None, jax.Array, jax.Array, jax.Array | None, jax.Array | None
-]
-# y, mean, var, mask
-_Results = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
+# y, statistics, mask
+_Results = tuple[jax.Array, tuple[Statistics, ...], jax.Array | None]
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
 def training(
-    x: jax.Array,
+    x: tuple[jax.Array, ...],
     z: jax.Array | None,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
+    affine: tuple[Affine, ...],
     config: Config,
     save_mask: bool = False,
 ) -> _Results:
-    """Returns (y, mean, var, mask); mean and var have shape (num_groups, C).
+    """Returns (y, statistics, mask); mean and var have shape (num_groups, C).
 
     mask is None unless `save_mask` is set. All operands must vary over the same mesh axes
     (`jax_bnar._sharding.alignment`).
     """
-    y, mean, var, *mask = primitive.forward(
-        x, z, scale, bias, **config.forward_statics(save_mask=save_mask)
-    )
-    return y, mean, var, mask[0] if mask else None
+    operations = primitive.OPERATIONS[config.inputs]
+    return operations.forward(x, z, affine, **config.forward_statics(save_mask=save_mask))
 
 
 @functools.partial(training.defjvp, symbolic_zeros=True)
 def _training_jvp(
     config: Config, save_mask: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[_Results, tuple[Any, ...]]:
-    """The residuals are those passed to `linear_call`: x, saved, mean, var, scale, bias."""
-    x, z, scale, bias = primals
-    results, residuals = _forward(x, z, scale, bias, config, save_mask or config.save_mask)
-    y, mean, var, mask = results
-    moving = tuple(None if isinstance(t, SymbolicZero) else t for t in tangents)
-    dots = linear_call(_TrainingTangent(config), residuals, moving, (y, mean, var))
+    (y, statistics, mask), saved = _forward(primals, config, save_mask or config.save_mask)
+    x, _, affine = primals
+    dots = linear_call(
+        _TrainingTangent(config),
+        Residuals(x, saved, statistics, affine),
+        moving(tangents),
+        (y, *jax.tree.leaves(statistics)),
+    )
+    y_dot, statistics_dot = jax.tree.unflatten(jax.tree.structure((y, statistics)), dots)
     # The mask is returned only if the caller asked for it, which happens in second derivatives.
     mask = mask if save_mask else None
-    return (y, mean, var, mask), (*dots, zero_from_primal(mask, symbolic_zeros=True))
+    mask_dot = zero_from_primal(mask, symbolic_zeros=True)
+    return (y, statistics, mask), (y_dot, statistics_dot, mask_dot)
+
+
+def moving(tangents: Any) -> Any:
+    """The tangents that a rule is given, with None for those that are zero."""
+    return jax.tree.map(lambda t: None if isinstance(t, SymbolicZero) else t, tangents)
 
 
 def _forward(
-    x: jax.Array,
-    z: jax.Array | None,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    config: Config,
-    save_mask: bool,
-) -> tuple[_Results, _Residuals]:
+    operands: tuple[Any, ...], config: Config, save_mask: bool
+) -> tuple[_Results, jax.Array | None]:
+    """The results, and what backward finds the sign of the ReLU in."""
     # This calls `training` rather than the primitive, so that second derivatives use the rule
     # above.
-    y, mean, var, mask = training(x, z, scale, bias, config, save_mask)
+    y, statistics, mask = training(*operands, config, save_mask)
     # They are named before their first use, so that a policy that saves them ends the
     # recomputation here.
-    mean = checkpoint_name(mean, STATISTICS_NAME)
-    var = checkpoint_name(var, STATISTICS_NAME)
-    operands = (x, z, scale, bias, mean, var)
-    statics = config.forward_statics(save_mask=save_mask)
-    y, *masks = recomputable(y, mask, *operands, **statics)
-    saved = mask = None
-    if masks:
-        mask = checkpoint_name(masks[0], MASK_NAME)
+    statistics = checkpoint_name(statistics, STATISTICS_NAME)
+    y, mask = recomputable[config.inputs](
+        y, mask, *operands, statistics, **config.forward_statics(save_mask=save_mask)
+    )
+    if mask is not None:
+        mask = checkpoint_name(mask, MASK_NAME)
+    return (y, statistics, mask), saved_for(config, y, mask)
+
+
+def saved_for(config: Config, y: jax.Array, mask: jax.Array | None) -> jax.Array | None:
+    """What backward finds the sign of the ReLU in, or None if it recomputes it from x."""
     if config.gate == "y":
         # y instead of the pre-ReLU tensor: y is the output and is kept anyway (K. Hou's post).
-        saved = y
-    elif config.gate == "mask":
-        saved = mask
-    return (y, mean, var, mask), (x, saved, mean, var, scale, bias)
+        return y
+    return mask if config.gate == "mask" else None
 
 
 @dataclasses.dataclass(frozen=True)
 class _TrainingTangent(LocalMap):
-    """The linear map from the tangents of (x, z, scale, bias) to those of (y, mean, var)."""
+    """The linear map from the tangents of (x, z, affine) to those of y and the statistics."""
 
     config: Config
 
@@ -103,33 +106,33 @@ class _TrainingTangent(LocalMap):
         del axis_name
         return mapped_tangents(residuals, tangents)
 
-    def tangent(
-        self, residuals: _Residuals, tangents: tuple[jax.Array | None, ...]
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def tangent(self, residuals: Residuals, tangents: Any) -> tuple[jax.Array, ...]:
         return training_tangents(residuals, tangents, self.config)
 
-    def transpose(
-        self, residuals: _Residuals, cotangents: tuple[jax.Array, ...]
-    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]:
-        return transposed(primitive.backward, residuals, cotangents, self.config)
+    def transpose(self, residuals: Residuals, cotangents: tuple[jax.Array, ...]) -> tuple[Any, ...]:
+        backward = primitive.OPERATIONS[self.config.inputs].backward
+        return transposed(backward, residuals, cotangents, self.config)
 
 
 def transposed(
-    backward: Callable[..., tuple[jax.Array, ...]],
-    residuals: _Residuals,
+    backward: Callable[..., Any],
+    residuals: Residuals,
     cotangents: tuple[jax.Array, ...],
     config: Config,
     **options: Any,
-) -> tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]:
-    """Cotangents of (x, z, scale, bias) by `backward`; None for an operand that is None."""
-    *_, scale, bias = residuals
-    dy, dmean, dvar = cotangents
-    dx, dscale, dbias, *dz = backward(
-        dy, *residuals, dmean, dvar, **config.backward_statics, **options
-    )
+) -> tuple[Any, ...]:
+    """Cotangents of (x, z, affine) by `backward`; None for an operand that is None."""
+    dy, *rest = cotangents
+    of_statistics = jax.tree.unflatten(jax.tree.structure(residuals.statistics), rest)
+    statics = config.backward_statics(config.gate)
+    dx, dscale, dbias, dz = backward(dy, *residuals, of_statistics, **statics, **options)
+    # All biases have the one gradient dbias, which is summed over the groups once.
+    *dscale, dbias = (own.sum(axis=0, keepdims=True) for own in (*dscale, dbias))
     return (
         dx,
-        dz[0] if dz else None,
-        None if scale is None else dscale.sum(axis=0, keepdims=True),
-        None if bias is None else dbias.sum(axis=0, keepdims=True),
+        dz,
+        tuple(
+            Affine(None if own.scale is None else own_dscale, None if own.bias is None else dbias)
+            for own, own_dscale in zip(residuals.affine, dscale, strict=True)
+        ),
     )

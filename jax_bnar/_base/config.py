@@ -15,7 +15,11 @@ Gate = Literal["none", "x", "y", "mask"]
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything about one call that is known at trace time."""
+    """Everything about one call that is known at trace time.
+
+    Several inputs (`inputs`) are always followed by a ReLU, and no residual is added to them. So
+    their primitives do not have the static parameters `activation` and `has_z`.
+    """
 
     epsilon: float
     activation: Activation
@@ -23,6 +27,7 @@ class Config:
     implementation: Implementation
     has_z: bool
     layout: ChannelLayout
+    inputs: int = 1
 
     @property
     def gate(self) -> Gate:
@@ -43,38 +48,19 @@ class Config:
 
     def forward_statics(self, *, save_mask: bool) -> dict[str, Any]:
         """Static parameters of the primitives `forward` and `normalise`."""
-        return {
-            **self.common_statics,
-            "epsilon": self.epsilon,
-            "activation": self.activation,
-            "save_mask": save_mask,
-        }
+        return {**self.inference_statics, "save_mask": save_mask}
 
     @property
     def inference_statics(self) -> dict[str, Any]:
         """Static parameters of the primitive `inference`."""
-        return {**self.common_statics, "epsilon": self.epsilon, "activation": self.activation}
+        activation = {"activation": self.activation} if self.inputs == 1 else {}
+        return {**self.common_statics, "epsilon": self.epsilon, **activation}
 
-    @property
-    def backward_statics(self) -> dict[str, Any]:
-        """Static parameters of the primitive `backward`."""
-        return {
-            **self.common_statics,
-            "epsilon": self.epsilon,
-            "gate": self.gate,
-            "has_z": self.has_z,
-        }
+    def apply_statics(self, gate: Gate) -> dict[str, Any]:
+        """Static parameters of the primitive `backward_apply`."""
+        return {**self.common_statics, "epsilon": self.epsilon, "gate": gate}
 
-    def dual_forward_statics(self, *, save_mask: bool) -> dict[str, Any]:
-        """Static parameters of the primitives `dual_forward` and `dual_normalise`."""
-        return {**self.common_statics, "epsilon": self.epsilon, "save_mask": save_mask}
-
-    @property
-    def dual_inference_statics(self) -> dict[str, Any]:
-        """Static parameters of the primitive `dual_inference`."""
-        return {**self.common_statics, "epsilon": self.epsilon}
-
-    @property
-    def dual_backward_statics(self) -> dict[str, Any]:
-        """Static parameters of the primitive `dual_backward`."""
-        return {**self.common_statics, "epsilon": self.epsilon, "gate": self.gate}
+    def backward_statics(self, gate: Gate) -> dict[str, Any]:
+        """Static parameters of the primitives `backward` and `backward_reduce`."""
+        has_z = {"has_z": self.has_z} if self.inputs == 1 else {}
+        return {**self.apply_statics(gate), **has_z}

@@ -1,13 +1,21 @@
 """The operands and results of each operation, as Python knows them.
 
-These tables determine the abstract evaluation of both layers of primitives, the shapes of operands
-on each device, the attributes of the custom calls, and the batching rules. The C++ handlers read
-the same operands, in `native/ffi_operations.h` and `native/ffi_dual_operations.h`.
+An operation takes and returns what belongs to the inputs of the operator in tuples with one entry
+for each (`jax_bnar._base.inputs`). A primitive takes and returns the same arrays in a row. These
+tables hold both: the structure of the arguments and, flattened, the operands in order. They
+determine the abstract evaluation of both layers of primitives, the shapes of operands on each
+device, the attributes of the custom calls, and the batching rules. The C++ handlers read the same
+operands, in `native/ffi_operations.h` and `native/ffi_dual_operations.h`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
+
+import jax
+
+from jax_bnar._base.inputs import PREFIXES, Affine, Coefficients, Statistics, numbered
 
 # A tensor has one element per element of x, a vector one per channel of each group, and a mask one
 # bit per element of x. `jax_bnar._base.layout` defines their shapes.
@@ -47,37 +55,70 @@ class Result:
     present_if: str | None = None
     depends_on: str = "all"
 
+    def is_present(self, statics: Mapping[str, Any]) -> bool:
+        return self.present_if is None or bool(statics[self.present_if])
+
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """Operands and results of one operation, in order.
+    """Arguments and results of one operation, with an `Operand` or a `Result` for each array.
 
     Attributes:
         name: the name of the operation, which is also part of the name of its custom call.
-        operands: the operands.
-        results: the results.
+        arguments: the arguments; None for one that the operation does not have for so many inputs.
+        outputs: the results.
         sums: the number of inputs that it reduces per channel, for which a kernel may need a
             workspace.
         x: the operand that decides the shapes, dtypes and shardings of the others.
     """
 
     name: str
-    operands: tuple[Operand, ...]
-    results: tuple[Result, ...]
+    arguments: tuple[Any, ...]
+    outputs: tuple[Any, ...]
     sums: int = 0
     x: str = "x"
 
+    @functools.cached_property
+    def operands(self) -> tuple[Operand, ...]:
+        """The operands, in order."""
+        return tuple(jax.tree.leaves(self.arguments))
+
+    @functools.cached_property
+    def results(self) -> tuple[Result, ...]:
+        """The results, in order."""
+        return tuple(jax.tree.leaves(self.outputs))
+
+    def flat(self, arguments: tuple[Any, ...]) -> list[Any]:
+        """The operands in order, with None for those that are absent."""
+        return jax.tree.structure(self.arguments).flatten_up_to(arguments)
+
+    def structured(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """The inverse of `flat`."""
+        return jax.tree.unflatten(jax.tree.structure(self.arguments), operands)
+
+    def returned(self, results: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        """The structured results, with None for those that are absent."""
+        rest = iter(results)
+        return jax.tree.map(lambda r: next(rest) if r.is_present(statics) else None, self.outputs)
+
     def bind(self, operands: Sequence[Any]) -> tuple[list[Any], tuple[bool, ...]]:
         """The operands that are not None, and the static parameter `present`."""
-        assert len(operands) == len(self.operands), self.name
         given = [operand for operand in operands if operand is not None]
         return given, tuple(operand is not None for operand in operands)
+
+    def bind_structured(self, arguments: tuple[Any, ...]) -> tuple[list[Any], tuple[bool, ...]]:
+        """The same for the arguments."""
+        return self.bind(self.flat(arguments))
 
     def unbind(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
         """All operands by name, with None for those that are absent."""
         rest = iter(given)
         pairs = zip(self.operands, present, strict=True)
         return {operand.name: next(rest) if there else None for operand, there in pairs}
+
+    def unbind_structured(self, given: Sequence[Any], present: tuple[bool, ...]) -> tuple[Any, ...]:
+        """The inverse of `bind_structured`."""
+        return self.structured(list(self.unbind(given, present).values()))
 
     def operand_kinds(self, statics: Mapping[str, Any]) -> dict[str, OperandKind]:
         saved: OperandKind = "mask" if statics.get("gate") == "mask" else "tensor"
@@ -88,7 +129,7 @@ class Signature:
 
     def results_with(self, statics: Mapping[str, Any]) -> list[Result]:
         """The results that are present with these static parameters."""
-        return [r for r in self.results if r.present_if is None or statics[r.present_if]]
+        return [result for result in self.results if result.is_present(statics)]
 
     def result_kinds(self, statics: Mapping[str, Any]) -> list[OperandKind]:
         return [result.kind for result in self.results_with(statics)]
@@ -105,138 +146,75 @@ class Signature:
         return everything & by_gate.get(statics["gate"], everything)
 
 
-_X = Operand("x", "tensor")
-_Z = Operand("z", "tensor", optional=True)
-_DY = Operand("dy", "tensor")
-_SAVED = Operand("saved", "saved")
-_SCALE = Operand("scale", "vector", optional=True)
-_BIAS = Operand("bias", "vector", optional=True)
-_MEAN, _VAR, _DMEAN, _DVAR, _B, _K = (
-    Operand(name, "vector") for name in ("mean", "var", "dmean", "dvar", "b", "k")
-)
+class Signatures(NamedTuple):
+    """The operations of an operator, in the order of `native/operations.h`."""
 
-_STATISTICS = (
-    Result("mean", "vector", depends_on="x"),
-    Result("var", "vector", depends_on="x"),
-)
-_MASK = Result("mask", "mask", present_if="save_mask")
-_DZ = Result("dz", "tensor", present_if="has_z", depends_on="e")
+    forward: Signature
+    backward: Signature
+    statistics: Signature
+    normalise: Signature
+    backward_reduce: Signature
+    backward_apply: Signature
 
-FORWARD: Final = Signature(
-    "forward",
-    (_X, _Z, _SCALE, _BIAS),
-    (Result("y", "tensor"), *_STATISTICS, _MASK),
+
+STATISTICS: Final = Signature(
+    "statistics",
+    (Operand("x", "tensor"),),
+    Statistics(Result("mean", "vector", depends_on="x"), Result("var", "vector", depends_on="x")),
     sums=1,
 )
-BACKWARD: Final = Signature(
-    "backward",
-    (_DY, _X, _SAVED, _MEAN, _VAR, _SCALE, _BIAS, _DMEAN, _DVAR),
-    (
-        Result("dx", "tensor"),
-        Result("dscale", "vector"),
+
+
+@functools.cache
+def signatures(inputs: int) -> Signatures:
+    """The operations on so many inputs; `statistics` takes one of them at a time."""
+
+    def vectors(name: str, *, optional: bool = False) -> tuple[Operand, ...]:
+        return tuple(Operand(own, "vector", optional) for own in numbered(name, inputs))
+
+    def each_result(name: str, kind: OperandKind) -> tuple[Result, ...]:
+        return tuple(Result(own, kind) for own in numbered(name, inputs))
+
+    dy, saved = Operand("dy", "tensor"), Operand("saved", "saved")
+    y, mask = Result("y", "tensor"), Result("mask", "mask", present_if="save_mask")
+    x = tuple(Operand(name, "tensor") for name in numbered("x", inputs))
+    parameters = vectors("scale", optional=True), vectors("bias", optional=True)
+    affine = tuple(map(Affine, *parameters))
+    statistics = tuple(map(Statistics, vectors("mean"), vectors("var")))
+    cotangents = tuple(map(Statistics, vectors("dmean"), vectors("dvar")))
+    coefficients = tuple(map(Coefficients, vectors("b"), vectors("k")))
+    computed = tuple(
+        Statistics(*(Result(vector.name, "vector", depends_on=own.name) for vector in pair))
+        for own, pair in zip(x, statistics, strict=True)
+    )
+    # The kernels of several inputs take no residual, because no network has one there.
+    z = Operand("z", "tensor", optional=True) if inputs == 1 else None
+    dz = Result("dz", "tensor", present_if="has_z", depends_on="e") if inputs == 1 else None
+    # All biases have the one gradient dbias.
+    gradients = (
+        each_result("dx", "tensor"),
+        each_result("dscale", "vector"),
         Result("dbias", "vector", depends_on="e"),
-        _DZ,
-    ),
-    sums=1,
-)
-STATISTICS: Final = Signature("statistics", (_X,), _STATISTICS, sums=1)
-NORMALISE: Final = Signature(
-    "normalise", (_X, _Z, _SCALE, _BIAS, _MEAN, _VAR), (Result("y", "tensor"), _MASK)
-)
-# The halves of backward compute a = scale/sqrt(var+epsilon) themselves, as forward does: gate "x"
-# needs the same bits. For the other gates, backward_reduce is given no var, scale or bias, because
-# its results do not depend on them.
-BACKWARD_REDUCE: Final = Signature(
-    "backward_reduce",
-    (_DY, _X, _SAVED, _MEAN, _VAR, _SCALE, _BIAS),
-    (
+        dz,
+    )
+    sums = (
         Result("sum_e", "vector", depends_on="e"),
-        Result("sum_e_centred", "vector"),
-        _DZ,
-    ),
-    sums=1,
-)
-BACKWARD_APPLY: Final = Signature(
-    "backward_apply",
-    (_DY, _X, _SAVED, _MEAN, _VAR, _SCALE, _BIAS, _B, _K),
-    (Result("dx", "tensor"),),
-)
+        each_result("sum_e_centred", "vector"),
+        dz,
+    )
+    of_gate = (dy, x, saved, statistics, affine)
 
-# --- y = relu(batch_norm(x1) + batch_norm(x2)) ---
+    def signature(name: str, *sides: tuple[Any, ...], sums: int = 0) -> Signature:
+        return Signature(PREFIXES[inputs] + name, *sides, sums=sums, x=x[0].name)
 
-
-def _vectors(*names: str) -> tuple[Operand, ...]:
-    return tuple(Operand(name, "vector") for name in names)
-
-
-_BOTH_X = (Operand("x1", "tensor"), Operand("x2", "tensor"))
-_BOTH_AFFINE = tuple(
-    Operand(name, "vector", optional=True) for name in ("scale1", "bias1", "scale2", "bias2")
-)
-_BOTH_STATISTICS = ("mean1", "var1", "mean2", "var2")
-
-DUAL_FORWARD: Final = Signature(
-    "dual_forward",
-    (*_BOTH_X, *_BOTH_AFFINE),
-    (
-        Result("y", "tensor"),
-        Result("mean1", "vector", depends_on="x1"),
-        Result("var1", "vector", depends_on="x1"),
-        Result("mean2", "vector", depends_on="x2"),
-        Result("var2", "vector", depends_on="x2"),
-        _MASK,
-    ),
-    sums=2,
-    x="x1",
-)
-# Both biases have the one gradient dbias.
-DUAL_BACKWARD: Final = Signature(
-    "dual_backward",
-    (
-        _DY,
-        *_BOTH_X,
-        _SAVED,
-        *_vectors(*_BOTH_STATISTICS),
-        *_BOTH_AFFINE,
-        *_vectors("dmean1", "dvar1", "dmean2", "dvar2"),
-    ),
-    (
-        Result("dx1", "tensor"),
-        Result("dx2", "tensor"),
-        Result("dscale1", "vector"),
-        Result("dscale2", "vector"),
-        Result("dbias", "vector", depends_on="e"),
-    ),
-    sums=2,
-    x="x1",
-)
-DUAL_NORMALISE: Final = Signature(
-    "dual_normalise",
-    (*_BOTH_X, *_BOTH_AFFINE, *_vectors(*_BOTH_STATISTICS)),
-    (Result("y", "tensor"), _MASK),
-    x="x1",
-)
-DUAL_BACKWARD_REDUCE: Final = Signature(
-    "dual_backward_reduce",
-    (_DY, *_BOTH_X, _SAVED, *_vectors(*_BOTH_STATISTICS), *_BOTH_AFFINE),
-    (
-        Result("sum_e", "vector", depends_on="e"),
-        Result("sum_e_centred1", "vector"),
-        Result("sum_e_centred2", "vector"),
-    ),
-    sums=2,
-    x="x1",
-)
-DUAL_BACKWARD_APPLY: Final = Signature(
-    "dual_backward_apply",
-    (
-        _DY,
-        *_BOTH_X,
-        _SAVED,
-        *_vectors(*_BOTH_STATISTICS),
-        *_BOTH_AFFINE,
-        *_vectors("b1", "k1", "b2", "k2"),
-    ),
-    (Result("dx1", "tensor"), Result("dx2", "tensor")),
-    x="x1",
-)
+    return Signatures(
+        forward=signature("forward", (x, z, affine), (y, computed, mask), sums=inputs),
+        backward=signature("backward", (*of_gate, cotangents), gradients, sums=inputs),
+        statistics=STATISTICS,
+        normalise=signature("normalise", (x, z, affine, statistics), (y, mask)),
+        # The halves of backward compute a = scale/sqrt(var+epsilon) themselves, as forward does:
+        # gate "x" needs the same bits. For the other gates, backward_reduce is given no var, scale
+        # or bias, because its results do not depend on them.
+        backward_reduce=signature("backward_reduce", of_gate, sums, sums=inputs),
+        backward_apply=signature("backward_apply", (*of_gate, coefficients), gradients[0]),
+    )

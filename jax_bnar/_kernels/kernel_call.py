@@ -4,10 +4,10 @@ forward and backward are whole passes for one device. statistics, normalise, bac
 backward_apply are their halves: a collective goes between two halves, and inference is normalise
 alone.
 
-Each operation takes the same operands as its namesake in `jax_bnar.reference`. Operands that are
-None are left out of the call and recorded in the static parameter `present`. On a platform without
-a kernel, the lowering is the reference itself, so one trace lowers for cpu, cuda and tpu. The
-operations with two normalised inputs are in `dual`.
+Each operation takes the same arguments as its namesake in `jax_bnar.reference`; there are some for
+each number of inputs that have kernels. Operands that are None are left out of the call and
+recorded in the static parameter `present`. On a platform without a kernel, the lowering is the
+reference itself, so one trace lowers for cpu, cuda and tpu.
 
 These inner primitives are bound only while an outer primitive of `jax_bnar.primitive` is lowered.
 JAX transforms the outer ones, so the inner ones need no rules for derivatives or batching.
@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.core
@@ -27,11 +27,13 @@ import numpy as np
 from jax.extend.core import Primitive
 
 from jax_bnar import reference
-from jax_bnar._base import jax_compat, signatures
+from jax_bnar._base import jax_compat
 from jax_bnar._base.canonical import CanonicalShape, mask_bytes
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation, warn_once
-from jax_bnar._base.signatures import Signature
+from jax_bnar._base.inputs import PREFIXES
+from jax_bnar._base.layout import ChannelLayout
+from jax_bnar._base.signatures import Signature, signatures
 from jax_bnar._kernels import ahead_of_time, targets
 from jax_bnar._kernels.mask_layout import mask_layout
 
@@ -41,12 +43,12 @@ class Operation:
     """One custom call.
 
     Attributes:
-        signature: its operands and results.
+        signature: its arguments and results.
         reference: the reference that defines its results, in pure JAX.
     """
 
     signature: Signature
-    reference: Callable[..., tuple[jax.Array, ...]]
+    reference: Callable[..., Any]
 
     @property
     def name(self) -> str:
@@ -65,16 +67,56 @@ class Operation:
                 jax_compat.register_lowering(new, lower, platform=platform)
         return new
 
-    def __call__(
-        self, *operands: jax.Array | None, implementation: Implementation, **statics: Any
+    def __call__(self, *arguments: Any, implementation: Implementation, **statics: Any) -> Any:
+        """The operation on canonical arrays."""
+        operands = self.signature.flat(arguments)
+        results = self.bind(operands, implementation=implementation, **statics)
+        return self.signature.returned(results, statics)
+
+    def on_one_device(
+        self,
+        *arguments: Any,
+        layout: ChannelLayout,
+        implementation: Implementation,
+        **statics: Any,
+    ) -> Any:
+        """The operation on the arrays of one device, in the user's layout."""
+        operands = self.signature.flat(arguments)
+        results = self.bind_in_layout(
+            operands, layout=layout, implementation=implementation, **statics
+        )
+        return self.signature.returned(results, statics)
+
+    def bind(
+        self,
+        operands: Sequence[jax.Array | None],
+        *,
+        implementation: Implementation,
+        **statics: Any,
     ) -> tuple[jax.Array, ...]:
         """Binds the primitive, or computes the reference if the implementation is 'xla'."""
-        if implementation == "xla":
-            return self.reference(*operands, **statics)
         given, present = self.signature.bind(operands)
-        return tuple(
-            self.primitive.bind(*given, present=present, implementation=implementation, **statics)
-        )
+        statics |= {"present": present, "implementation": implementation}
+        if implementation == "xla":
+            return self._reference(*given, **statics)
+        return tuple(self.primitive.bind(*given, **statics))
+
+    def bind_in_layout(
+        self,
+        operands: Sequence[jax.Array | None],
+        *,
+        layout: ChannelLayout,
+        implementation: Implementation,
+        **statics: Any,
+    ) -> tuple[jax.Array, ...]:
+        """The same on arrays of this layout."""
+        signature = self.signature
+        kinds = signature.operand_kinds(statics)
+        x = operands[list(kinds).index(signature.x)]
+        assert x is not None
+        canonical = layout.to_canonical(operands, kinds.values(), x.shape)
+        results = self.bind(canonical, implementation=implementation, **statics)
+        return layout.from_canonical(results, signature.result_kinds(statics), x.shape)
 
     def _abstract(
         self,
@@ -85,6 +127,7 @@ class Operation:
     ) -> list[jax.core.ShapedArray]:
         del implementation
         x = self.signature.unbind(avals, present)[self.signature.x]
+        kinds = self.signature.result_kinds(statics)
         groups, rows, channels, inner = x.shape
         shape_of = {
             "tensor": x.shape,
@@ -92,7 +135,6 @@ class Operation:
             "mask": (groups, mask_bytes(rows, channels, inner)),
         }
         dtype_of = {"tensor": x.dtype, "vector": accumulation_dtype(x.dtype), "mask": jnp.uint8}
-        kinds = self.signature.result_kinds(statics)
         return jax_compat.out_avals(x, [shape_of[k] for k in kinds], [dtype_of[k] for k in kinds])
 
     def _reference(
@@ -103,7 +145,8 @@ class Operation:
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
         del implementation
-        return self.reference(*self.signature.unbind(given, present).values(), **statics)
+        arguments = self.signature.unbind_structured(given, present)
+        return tuple(jax.tree.leaves(self.reference(*arguments, **statics)))
 
     def _lower_on(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
         """Lowers to the kernel, or to the reference where the kernel is missing or not loaded."""
@@ -158,8 +201,8 @@ class Operation:
         del implementation
         named = self.signature.unbind(operands, present)
         kind_of = self.signature.operand_kinds(statics)
-        given_kinds = [kind_of[name] for name, operand in named.items() if operand is not None]
         result_kinds = self.signature.result_kinds(statics)
+        given_kinds = [kind_of[name] for name, operand in named.items() if operand is not None]
 
         x = named[self.signature.x]
         canonical = CanonicalShape(*x.shape)
@@ -233,11 +276,30 @@ def _attribute(value: Any) -> Any:
     return np.float64(value) if isinstance(value, float) else value
 
 
-forward = Operation(signatures.FORWARD, reference.forward)
-backward = Operation(signatures.BACKWARD, reference.backward)
-statistics = Operation(signatures.STATISTICS, reference.statistics)
-normalise = Operation(signatures.NORMALISE, reference.normalise)
-backward_reduce = Operation(signatures.BACKWARD_REDUCE, reference.backward_reduce)
-backward_apply = Operation(signatures.BACKWARD_APPLY, reference.backward_apply)
+class Operations(NamedTuple):
+    """The operations of an operator; `statistics` is the same for any number of inputs."""
 
-OPERATIONS = (forward, backward, statistics, normalise, backward_reduce, backward_apply)
+    forward: Operation
+    backward: Operation
+    statistics: Operation
+    normalise: Operation
+    backward_reduce: Operation
+    backward_apply: Operation
+
+
+_REFERENCES: Final = (
+    reference.forward,
+    reference.backward,
+    reference.statistics,
+    reference.normalise,
+    reference.backward_reduce,
+    reference.backward_apply,
+)
+# `statistics` is equal for all numbers of inputs. This makes it one operation, with one primitive.
+_operation = functools.cache(Operation)
+# By the number of inputs.
+OPERATIONS: Final = {
+    inputs: Operations(*map(_operation, signatures(inputs), _REFERENCES)) for inputs in PREFIXES
+}
+# All of them, in the order of `native/operations.h`.
+ALL: Final = tuple(dict.fromkeys(each for family in OPERATIONS.values() for each in family))

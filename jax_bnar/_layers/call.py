@@ -14,6 +14,7 @@ import numpy as np
 from jax_bnar._base.config import Save
 from jax_bnar._base.dtypes import SUPPORTED
 from jax_bnar._base.implementation import Implementation, resolve_implementation
+from jax_bnar._base.inputs import Affine
 from jax_bnar._layers import masked
 from jax_bnar._layers.activation import LayerActivation, layer_activation
 from jax_bnar._layers.channel_view import ChannelView, channel_view
@@ -146,7 +147,12 @@ class LayerCall:
                 " implementation=None computes the result in plain JAX."
             )
         operands = check_operands(
-            "BatchNorm", x, residual, scale, bias, axis=view.axis, num_groups=self.num_groups
+            "BatchNorm",
+            (x,),
+            residual,
+            (Affine(scale, bias),),
+            axis=view.axis,
+            num_groups=self.num_groups,
         )
         with names_in_scope("BatchNorm", self.axis_name):
             return masked.normalise(

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from jax_bnar import reference
 from jax_bnar._base.config import Activation
+from jax_bnar._base.inputs import Statistics
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators.validation import Operands, check_epsilon
 from jax_bnar._sharding.alignment import with_automatic_axes
@@ -29,22 +30,20 @@ def normalise(
 
     Statistics cover the whole batch over the named axes, weighted by the number of such elements.
     """
-    x, z, scale, bias, layout = operands
+    (x,), z, affine, layout = operands
 
     def canonical_normalise(
-        x: jax.Array, z: Any, scale: Any, bias: Any, mask: jax.Array
+        x: jax.Array, z: Any, affine: Any, mask: jax.Array
     ) -> tuple[jax.Array, ...]:
         shape = layout.canonical(x.shape)
         statistics = _statistics(
             x.reshape(shape), mask.reshape(shape), axis_name, axis_index_groups
         )
-        (y,) = reference.normalise(
-            x.reshape(shape),
+        y, _ = reference.normalise(
+            (x.reshape(shape),),
             None if z is None else z.reshape(shape),
-            scale,
-            bias,
-            statistics.mean,
-            statistics.var,
+            affine,
+            (Statistics(statistics.mean, statistics.var),),
             epsilon=check_epsilon("BatchNorm", epsilon),
             activation=activation,
             save_mask=False,
@@ -54,7 +53,7 @@ def normalise(
     spec = jax.typeof(x).sharding.spec
     vector = PartitionSpec(None, spec[layout.axis])
     y, *statistics = with_automatic_axes(
-        canonical_normalise, (spec, vector, vector, vector), x, z, scale, bias, mask
+        canonical_normalise, (spec, vector, vector, vector), x, z, affine, mask
     )
     if layout.num_groups == 1:
         statistics = [s[0] for s in statistics]

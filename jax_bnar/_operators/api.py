@@ -1,24 +1,14 @@
-"""The public operators: they validate their arguments and call the differentiable forms."""
+"""The public operators with one input."""
 
 from typing import Any, NamedTuple
 
 import jax
 from jax.typing import ArrayLike
 
-from jax_bnar._autodiff.inference import inference
-from jax_bnar._autodiff.synchronised import synchronised
-from jax_bnar._autodiff.training import training
-from jax_bnar._base.config import Activation, Config, Save
-from jax_bnar._base.implementation import Implementation, resolve_implementation
-from jax_bnar._operators.validation import (
-    check_epsilon,
-    check_named_axes,
-    check_operands,
-    check_save,
-    check_statistic,
-    names_in_scope,
-)
-from jax_bnar._sharding.alignment import align_operands
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.inputs import Affine, Statistics
+from jax_bnar._operators.forms import infer, train
 
 
 class BatchNormResult(NamedTuple):
@@ -106,12 +96,11 @@ def bn_add_relu(
 
     The backward formula and the use of y follow K. Hou's post on fusing BatchNorm-Add-ReLU.
     """
-    return _train(
+    results = train(
         "bn_add_relu",
-        x,
+        (x,),
         _require_residual("bn_add_relu", z),
-        scale,
-        bias,
+        (Affine(scale, bias),),
         "relu",
         epsilon=epsilon,
         axis=axis,
@@ -121,6 +110,7 @@ def bn_add_relu(
         save=save,
         implementation=implementation,
     )
+    return BatchNormResult(*results)
 
 
 def bn_relu(
@@ -165,12 +155,11 @@ def bn_relu(
         >>> [round(float(value), 3) for value in y[:, 0]]
         [0.0, 0.0, 1.225]
     """
-    return _train(
+    results = train(
         "bn_relu",
-        x,
+        (x,),
         None,
-        scale,
-        bias,
+        (Affine(scale, bias),),
         "relu",
         epsilon=epsilon,
         axis=axis,
@@ -180,6 +169,7 @@ def bn_relu(
         save=save,
         implementation=implementation,
     )
+    return BatchNormResult(*results)
 
 
 def batch_norm(
@@ -207,12 +197,11 @@ def batch_norm(
         >>> [round(float(value), 3) for value in y[:, 0]]
         [-1.225, 0.0, 1.225]
     """
-    return _train(
+    results = train(
         "batch_norm",
-        x,
+        (x,),
         None,
-        scale,
-        bias,
+        (Affine(scale, bias),),
         "none",
         epsilon=epsilon,
         axis=axis,
@@ -222,6 +211,7 @@ def batch_norm(
         save=save,
         implementation=implementation,
     )
+    return BatchNormResult(*results)
 
 
 def bn_add_relu_inference(
@@ -269,14 +259,12 @@ def bn_add_relu_inference(
         [0.0, 0.5, 1.5]
     """
     z = _require_residual("bn_add_relu_inference", z)
-    return _infer(
+    return infer(
         "bn_add_relu_inference",
-        x,
+        (x,),
         z,
-        scale,
-        bias,
-        mean,
-        var,
+        (Affine(scale, bias),),
+        (Statistics(mean, var),),
         "relu",
         epsilon=epsilon,
         axis=axis,
@@ -304,14 +292,12 @@ def bn_relu_inference(
         >>> [round(float(value), 3) for value in y[:, 0]]
         [0.0, 0.5, 1.5]
     """
-    return _infer(
+    return infer(
         "bn_relu_inference",
-        x,
+        (x,),
         None,
-        scale,
-        bias,
-        mean,
-        var,
+        (Affine(scale, bias),),
+        (Statistics(mean, var),),
         "relu",
         epsilon=epsilon,
         axis=axis,
@@ -339,14 +325,12 @@ def batch_norm_inference(
         >>> [round(float(value), 3) for value in y[:, 0]]
         [-0.5, 0.5, 1.5]
     """
-    return _infer(
+    return infer(
         "batch_norm_inference",
-        x,
+        (x,),
         None,
-        scale,
-        bias,
-        mean,
-        var,
+        (Affine(scale, bias),),
+        (Statistics(mean, var),),
         "none",
         epsilon=epsilon,
         axis=axis,
@@ -361,73 +345,3 @@ def _require_residual(function: str, z: Any) -> Any:
             f" {function.replace('_add', '')}."
         )
     return z
-
-
-def _train(
-    function: str,
-    x: Any,
-    z: Any,
-    scale: Any,
-    bias: Any,
-    activation: Activation,
-    *,
-    epsilon: float,
-    axis: int,
-    axis_name: Any,
-    axis_index_groups: Any,
-    num_groups: int,
-    save: Save,
-    implementation: Implementation,
-) -> BatchNormResult:
-    names, groups = check_named_axes(function, axis_name, axis_index_groups)
-    operands = check_operands(function, x, z, scale, bias, axis=axis, num_groups=num_groups)
-    config = Config(
-        epsilon=check_epsilon(function, epsilon),
-        activation=activation,
-        save=check_save(function, save),
-        implementation=resolve_implementation(function, implementation),
-        has_z=operands.z is not None,
-        layout=operands.layout,
-    )
-    with jax.named_scope(function):
-        x, z, scale, bias = align_operands(operands.layout, *operands[:4])
-        if names:
-            with names_in_scope(function, axis_name):
-                y, mean, var = synchronised(x, z, scale, bias, config, names, groups)
-        else:
-            y, mean, var, _ = training(x, z, scale, bias, config)
-    if operands.layout.num_groups == 1:
-        mean, var = mean[0], var[0]
-    return BatchNormResult(y, mean, var)
-
-
-def _infer(
-    function: str,
-    x: Any,
-    z: Any,
-    scale: Any,
-    bias: Any,
-    mean: Any,
-    var: Any,
-    activation: Activation,
-    *,
-    epsilon: float,
-    axis: int,
-    implementation: Implementation,
-) -> jax.Array:
-    operands = check_operands(function, x, z, scale, bias, axis=axis)
-    config = Config(
-        epsilon=check_epsilon(function, epsilon),
-        activation=activation,
-        save="y",
-        implementation=resolve_implementation(function, implementation),
-        has_z=operands.z is not None,
-        layout=operands.layout,
-    )
-    statistics = (
-        check_statistic(function, name, vector, operands.x, operands.layout.axis)
-        for name, vector in (("mean", mean), ("var", var))
-    )
-    with jax.named_scope(function):
-        y, _ = inference(*align_operands(operands.layout, *operands[:4], *statistics), config)
-    return y

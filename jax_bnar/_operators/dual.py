@@ -5,24 +5,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.typing import ArrayLike
 
-from jax_bnar._autodiff.dual import inference, training
-from jax_bnar._autodiff.dual_synchronised import synchronised
-from jax_bnar._base.config import Config, Save
-from jax_bnar._base.implementation import Implementation, resolve_implementation
-from jax_bnar._base.layout import ChannelLayout
-from jax_bnar._operators.validation import (
-    check_epsilon,
-    check_like,
-    check_named_axes,
-    check_operands,
-    check_save,
-    check_statistic,
-    check_vector,
-    names_in_scope,
-)
-from jax_bnar._sharding.alignment import align_operands
-
-_NAME = "dual_bn_add_relu"
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.inputs import Affine, Statistics
+from jax_bnar._operators.forms import infer, train
 
 
 class DualBatchNormResult(NamedTuple):
@@ -103,29 +89,21 @@ def dual_bn_add_relu(
         >>> [round(float(value), 3) for value in y[:, 0]]
         [0.0, 0.0, 2.449]
     """
-    names, groups = check_named_axes(_NAME, axis_name, axis_index_groups)
-    arrays, layout = _checked(
-        _NAME, x1, x2, scale1, bias1, scale2, bias2, axis=axis, num_groups=num_groups
+    results = train(
+        "dual_bn_add_relu",
+        (x1, x2),
+        None,
+        (Affine(scale1, bias1), Affine(scale2, bias2)),
+        "relu",
+        epsilon=epsilon,
+        axis=axis,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        num_groups=num_groups,
+        save=save,
+        implementation=implementation,
     )
-    config = Config(
-        epsilon=check_epsilon(_NAME, epsilon),
-        activation="relu",
-        save=check_save(_NAME, save),
-        implementation=resolve_implementation(_NAME, implementation),
-        has_z=False,
-        layout=layout,
-    )
-    with jax.named_scope(_NAME):
-        operands = tuple(align_operands(layout, *arrays))
-        if names:
-            with names_in_scope(_NAME, axis_name):
-                results = synchronised(operands, config, names, groups)
-        else:
-            *results, _ = training(*operands, config)
-    y, *statistics = results
-    if layout.num_groups == 1:
-        statistics = [vector[0] for vector in statistics]
-    return DualBatchNormResult(y, *statistics)
+    return DualBatchNormResult(*results)
 
 
 def dual_bn_add_relu_inference(
@@ -181,38 +159,14 @@ def dual_bn_add_relu_inference(
         >>> [round(float(value), 3) for value in y[:, 0]]
         [0.0, 1.0, 3.0]
     """
-    function = f"{_NAME}_inference"
-    arrays, layout = _checked(
-        function, x1, x2, scale1, bias1, scale2, bias2, axis=axis, num_groups=1
+    return infer(
+        "dual_bn_add_relu_inference",
+        (x1, x2),
+        None,
+        (Affine(scale1, bias1), Affine(scale2, bias2)),
+        (Statistics(mean1, var1), Statistics(mean2, var2)),
+        "relu",
+        epsilon=epsilon,
+        axis=axis,
+        implementation=implementation,
     )
-    config = Config(
-        epsilon=check_epsilon(function, epsilon),
-        activation="relu",
-        save="y",
-        implementation=resolve_implementation(function, implementation),
-        has_z=False,
-        layout=layout,
-    )
-    given = {"mean1": mean1, "var1": var1, "mean2": mean2, "var2": var2}
-    statistics = (
-        check_statistic(function, name, vector, arrays[0], layout.axis, "x1")
-        for name, vector in given.items()
-    )
-    with jax.named_scope(function):
-        return inference(*align_operands(layout, *arrays, *statistics), config)
-
-
-def _checked(
-    function: str, x1: Any, x2: Any, *vectors: Any, axis: Any, num_groups: Any
-) -> tuple[tuple[Any, ...], ChannelLayout]:
-    """The operands as checked arrays, with vectors of shape (1, C), and the layout."""
-    first = check_operands(
-        function, x1, None, None, None, axis=axis, num_groups=num_groups, x_name="x1"
-    )
-    second = check_like(function, "x2", x2, first.x, "x1")
-    names = ("scale1", "bias1", "scale2", "bias2")
-    checked = (
-        check_vector(function, name, vector, first.x, first.layout.axis, "x1")
-        for name, vector in zip(names, vectors, strict=True)
-    )
-    return (first.x, second, *checked), first.layout

@@ -7,6 +7,7 @@ import jax
 from jax_bnar._autodiff.inference import inference
 from jax_bnar._base.config import Activation, Config
 from jax_bnar._base.implementation import Implementation, resolve_implementation
+from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._operators.validation import check_operands
 from jax_bnar._sharding.alignment import align_operands
 from jax_bnar.plain_inference import NEUTRAL_EPSILON
@@ -27,15 +28,16 @@ def bias_act(
     """
     if activation == "none" and z is not None:
         return bias_act(x, None, bias, activation="none", implementation=implementation) + z
-    operands = check_operands("bias_act", x, z, None, bias, axis=-1)
+    given, z, affine, layout = check_operands("bias_act", (x,), z, (Affine(None, bias),), axis=-1)
     config = Config(
         epsilon=NEUTRAL_EPSILON,
         activation=activation,
         save="y",
         implementation=resolve_implementation("bias_act", implementation),
-        has_z=operands.z is not None,
-        layout=operands.layout,
+        has_z=z is not None,
+        layout=layout,
     )
     with jax.named_scope("bias_act"):
-        y, _ = inference(*align_operands(operands.layout, *operands[:4], None, None), config)
+        (given, z), affine = align_operands(layout, (given, z), affine)
+        y, _ = inference(given, z, affine, (Statistics(None, None),), config)
     return y

@@ -14,16 +14,16 @@ import numpy as np
 
 from jax_bnar._base.config import Save
 from jax_bnar._base.dtypes import SUPPORTED, accumulation_dtype
+from jax_bnar._base.inputs import Affine, numbered
 from jax_bnar._base.layout import ChannelLayout
 
 
 class Operands(NamedTuple):
     """Validated operands; vectors have shape (1, C) and the accumulation dtype."""
 
-    x: jax.Array
+    x: tuple[jax.Array, ...]
     z: jax.Array | None
-    scale: jax.Array | None
-    bias: jax.Array | None
+    affine: tuple[Affine, ...]
     layout: ChannelLayout
 
 
@@ -117,23 +117,35 @@ def _flat_names(axis_name: Any) -> Iterator[Any]:
 
 def check_operands(
     function: str,
-    x: Any,
+    x: tuple[Any, ...],
     z: Any,
-    scale: Any,
-    bias: Any,
+    affine: tuple[Affine, ...],
     *,
     axis: Any,
     num_groups: Any = 1,
-    x_name: str = "x",
 ) -> Operands:
-    x = check_x(function, x, x_name)
-    axis = _check_axis(function, axis, x.shape, x_name)
-    num_groups = _check_num_groups(function, num_groups, axis, x.shape, x_name)
+    """The operands of y = act(sum of batch_norm(x) over the inputs + z)."""
+    inputs = len(x)
+    name, *other_names = numbered("x", inputs)
+    first = check_x(function, x[0], name)
+    axis = _check_axis(function, axis, first.shape, name)
+    num_groups = _check_num_groups(function, num_groups, axis, first.shape, name)
+    others = (
+        check_like(function, other_name, other, first, name)
+        for other_name, other in zip(other_names, x[1:], strict=True)
+    )
     return Operands(
-        x=x,
-        z=None if z is None else check_like(function, "z", z, x),
-        scale=check_vector(function, "scale", scale, x, axis),
-        bias=check_vector(function, "bias", bias, x, axis),
+        x=(first, *others),
+        z=None if z is None else check_like(function, "z", z, first),
+        affine=tuple(
+            Affine(
+                check_vector(function, scale_name, own.scale, first, axis, name),
+                check_vector(function, bias_name, own.bias, first, axis, name),
+            )
+            for scale_name, bias_name, own in zip(
+                numbered("scale", inputs), numbered("bias", inputs), affine, strict=True
+            )
+        ),
         layout=ChannelLayout(axis, num_groups),
     )
 

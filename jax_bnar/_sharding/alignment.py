@@ -15,45 +15,47 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax_bnar._base.jax_compat import reconcile_vma
 from jax_bnar._base.layout import ChannelLayout
 
-_Array = TypeVar("_Array", jax.Array, jax.Array | None)
+_Tensors = TypeVar("_Tensors")
+_Vectors = TypeVar("_Vectors")
 
 
 def align_operands(
-    layout: ChannelLayout, x: jax.Array, z: jax.Array | None, *vectors: jax.Array | None
-) -> list[Any]:
-    """Makes x, z and the vectors of shape (1, C) agree about mesh axes.
+    layout: ChannelLayout, tensors: _Tensors, vectors: _Vectors
+) -> tuple[_Tensors, _Vectors]:
+    """Makes tensors of the shape of x, and vectors of shape (1, C), agree about mesh axes.
 
     They then vary over the same manual mesh axes (`shard_map`), and are sharded alike over Explicit
-    axes: like x, or like z if x is not sharded.
+    axes: like the first of the tensors that is sharded.
     """
-    if sharded := _explicit_shardings(x, z):
+    if sharded := _explicit_shardings(tensors):
         mesh, spec = sharded[0].mesh, sharded[0].spec
         channels = PartitionSpec(None, spec[layout.axis])
-        x, z = _resharded(x, mesh, spec), _resharded(z, mesh, spec)
-        vectors = tuple(_resharded(a, mesh, channels) for a in vectors)
-    return reconcile_vma([x, z, *vectors])
+        tensors = jax.tree.map(lambda array: _resharded(array, mesh, spec), tensors)
+        vectors = jax.tree.map(lambda array: _resharded(array, mesh, channels), vectors)
+    leaves, tree = jax.tree.flatten((tensors, vectors))
+    return jax.tree.unflatten(tree, reconcile_vma(leaves))
 
 
 def with_automatic_axes(
-    function: Callable[..., Any], out_specs: tuple[PartitionSpec, ...], *arrays: jax.Array | None
+    function: Callable[..., Any], out_specs: tuple[PartitionSpec, ...], *arrays: Any
 ) -> Any:
     """function(*arrays), with the mesh axes automatic inside, so that XLA chooses the shardings.
 
     The `jnp` code merges array axes, which the types of Explicit meshes forbid if one is sharded.
     """
-    sharded = _explicit_shardings(*arrays)
+    sharded = _explicit_shardings(arrays)
     if not sharded:
         return function(*arrays)
     shardings = tuple(NamedSharding(sharded[0].mesh, spec) for spec in out_specs)
     return jax.sharding.auto_axes(function, out_sharding=shardings)(*arrays)
 
 
-def _explicit_shardings(*arrays: jax.Array | None) -> list[Any]:
-    types = [jax.typeof(array).sharding for array in arrays if array is not None]
+def _explicit_shardings(arrays: Any) -> list[Any]:
+    types = [jax.typeof(array).sharding for array in jax.tree.leaves(arrays)]
     return [sharding for sharding in types if any(entry is not None for entry in sharding.spec)]
 
 
-def _resharded(array: _Array, mesh: Any, spec: PartitionSpec) -> _Array:
-    if array is None or jax.typeof(array).sharding.spec == spec:
+def _resharded(array: jax.Array, mesh: Any, spec: PartitionSpec) -> jax.Array:
+    if jax.typeof(array).sharding.spec == spec:
         return array
     return jax.sharding.reshard(array, NamedSharding(mesh, spec))

@@ -26,6 +26,7 @@ The remaining error comes from each device's mean, which is rounded to float32. 
 there is no wider type, so it uses the two all-reduces.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
@@ -33,6 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base import jax_compat
+from jax_bnar._base.inputs import Statistics
 
 Vectors = tuple[jax.Array, ...]
 
@@ -120,8 +122,23 @@ def sum_packed(span: Span, *vectors: jax.Array) -> list[jax.Array]:
     return jnp.split(span.sum(jnp.concatenate(vectors, axis=-1)), len(vectors), axis=-1)
 
 
-def merge_statistics(mean: jax.Array, var: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of whole groups from those of this device's parts."""
+def merge_statistics(parts: Sequence[Statistics], span: Span) -> tuple[Statistics, ...]:
+    """Mean and variance of whole groups from those of this device's parts, for each input."""
+    means, variances = zip(*parts, strict=True)
+    mean, var = _merged(_packed(means), _packed(variances), span)
+    count = len(parts)
+    return tuple(map(Statistics, _unpacked(mean, count), _unpacked(var, count)))
+
+
+def _packed(vectors: Sequence[jax.Array]) -> jax.Array:
+    return vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors, axis=-1)
+
+
+def _unpacked(packed: jax.Array, count: int) -> list[jax.Array]:
+    return [packed] if count == 1 else jnp.split(packed, count, axis=-1)
+
+
+def _merged(mean: jax.Array, var: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
     if mean.dtype == np.float64:
         parts = jnp.asarray(span.parts).astype(mean.dtype)
         whole = span.sum(mean) / parts

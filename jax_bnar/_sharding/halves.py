@@ -1,217 +1,196 @@
-"""The operations on the arrays of one device, in the user's layout.
+"""The operations if statistics groups span devices, on the arrays of one device.
 
-If every statistics group lies on one device, each operation is one kernel call. If groups span
-devices (`span`), the whole passes are composed of their halves, with a collective in between.
+The whole passes are composed of their halves, with a collective in between (`span`). Arguments and
+results are those of the operations of `jax_bnar._kernels.kernel_call`, in the user's layout.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from jax_bnar import reference
-from jax_bnar._base.config import Activation, Gate
+from jax_bnar._base.config import Gate
 from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.inputs import Affine, Statistics, means_alone
 from jax_bnar._base.layout import ChannelLayout
-from jax_bnar._kernels import kernel_call
+from jax_bnar._kernels.kernel_call import OPERATIONS, Operation
 from jax_bnar._sharding.collectives import Span, merge_statistics, sum_packed
 
-Operands = tuple[jax.Array | None, ...]
-Results = tuple[jax.Array, ...]
-
-
-def call(
-    operation: kernel_call.Operation,
-    *operands: jax.Array | None,
-    layout: ChannelLayout,
-    implementation: Implementation,
-    **statics: Any,
-) -> Results:
-    """Applies a canonical operation to arrays of this layout."""
-    signature = operation.signature
-    kinds = signature.operand_kinds(statics)
-    named = dict(zip(kinds, operands, strict=True))
-    x = named[signature.x]
-    assert x is not None
-    canonical = layout.to_canonical(named.values(), kinds.values(), x.shape)
-    results = operation(*canonical, implementation=implementation, **statics)
-    return layout.from_canonical(results, signature.result_kinds(statics), x.shape)
+Arrays = tuple[jax.Array, ...]
+_Vectors = TypeVar("_Vectors")
 
 
 class Halves(NamedTuple):
     """The operations that backward is composed of if it has a collective in the middle.
 
-    Like `call`, each takes operands, `layout`, `implementation` and its static parameters.
+    Each takes its arguments, `layout`, `implementation` and its static parameters.
     """
 
-    backward_reduce: Callable[..., Results]
-    backward_apply: Callable[..., Results]
+    backward_reduce: Callable[..., Any]
+    backward_apply: Callable[..., Any]
 
 
-ON_ONE_DEVICE: Final = Halves(
-    functools.partial(call, kernel_call.backward_reduce),
-    functools.partial(call, kernel_call.backward_apply),
-)
+def on_one_device(inputs: int) -> Halves:
+    operations = OPERATIONS[inputs]
+    return Halves(operations.backward_reduce.on_one_device, operations.backward_apply.on_one_device)
+
+
+def statistics_of_groups(
+    x: Arrays, span: Span, statistics: Callable[..., Any], **options: Any
+) -> tuple[Statistics, ...]:
+    """Those of whole groups, by one all-reduce; `statistics` gives those of parts."""
+    return merge_statistics([statistics(own, **options) for own in x], span)
 
 
 def forward(
-    x: jax.Array,
+    x: Arrays,
     z: jax.Array | None,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
+    affine: tuple[Affine, ...],
     *,
     span: Span,
     layout: ChannelLayout,
     implementation: Implementation,
-    epsilon: float,
-    activation: Activation,
-    save_mask: bool,
-) -> Results:
-    mean, var = statistics(x, span=span, layout=layout, implementation=implementation)
-    y, *mask = normalise(
-        x,
-        z,
-        scale,
-        bias,
-        mean,
-        var,
-        span=span,
-        layout=layout,
-        implementation=implementation,
-        epsilon=epsilon,
-        activation=activation,
-        save_mask=save_mask,
-    )
-    return (y, mean, var, *mask)
+    **statics: Any,
+) -> tuple[jax.Array, tuple[Statistics, ...], jax.Array | None]:
+    options: dict[str, Any] = {"layout": layout, "implementation": implementation}
+    local = OPERATIONS[len(x)].statistics.on_one_device
+    of_groups = statistics_of_groups(x, span, local, **options)
+    y, mask = normalise(x, z, affine, of_groups, span=span, **options, **statics)
+    return y, of_groups, mask
 
 
-def statistics(
-    x: jax.Array, *, span: Span, layout: ChannelLayout, implementation: Implementation
-) -> Results:
-    mean, var = call(kernel_call.statistics, x, layout=layout, implementation=implementation)
-    return merge_statistics(mean, var, span)
+def statistics(x: jax.Array, *, span: Span, **options: Any) -> Statistics:
+    (whole,) = statistics_of_groups((x,), span, OPERATIONS[1].statistics.on_one_device, **options)
+    return whole
 
 
-def normalise(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
-    return call(
-        kernel_call.normalise, *with_selected(kernel_call.normalise, operands, span), **statics
-    )
+def normalise(x: Arrays, *arguments: Any, span: Span, **statics: Any) -> Any:
+    operation = OPERATIONS[len(x)].normalise
+    return operation.on_one_device(*_with_selected(operation, (x, *arguments), span), **statics)
 
 
-def backward_reduce(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
-    own = with_selected(kernel_call.backward_reduce, operands, span)
-    sum_e, sum_e_centred, *dz = call(kernel_call.backward_reduce, *own, **statics)
-    return (*sum_packed(span, sum_e, sum_e_centred), *dz)
+def backward_reduce(
+    dy: jax.Array, x: Arrays, *arguments: Any, span: Span, **statics: Any
+) -> tuple[jax.Array, Arrays, jax.Array | None]:
+    operation = OPERATIONS[len(x)].backward_reduce
+    own = _with_selected(operation, (dy, x, *arguments), span)
+    sum_e, sum_e_centred, dz = operation.on_one_device(*own, **statics)
+    sum_e, *centred = sum_packed(span, sum_e, *sum_e_centred)
+    return sum_e, tuple(centred), dz
 
 
-def backward_apply(*operands: jax.Array | None, span: Span, **statics: Any) -> Results:
-    own = with_selected(kernel_call.backward_apply, operands, span)
-    return call(kernel_call.backward_apply, *own, **statics)
+def backward_apply(dy: jax.Array, x: Arrays, *arguments: Any, span: Span, **statics: Any) -> Arrays:
+    operation = OPERATIONS[len(x)].backward_apply
+    return operation.on_one_device(*_with_selected(operation, (dy, x, *arguments), span), **statics)
 
 
 def backward(
     dy: jax.Array,
-    x: jax.Array,
+    x: Arrays,
     saved: jax.Array | None,
-    mean: jax.Array,
-    var: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    dmean: jax.Array,
-    dvar: jax.Array,
+    statistics: tuple[Statistics, ...],
+    affine: tuple[Affine, ...],
+    cotangents: tuple[Statistics, ...],
     *,
     span: Span,
     layout: ChannelLayout,
     implementation: Implementation,
     epsilon: float,
     gate: Gate,
-    has_z: bool,
-    halves: Halves = ON_ONE_DEVICE,
-) -> Results:
-    """(dx, dscale, dbias, *dz) with one all-reduce. With S the sum over devices and a = scale*rstd:
+    halves: Halves | None = None,
+    **has_z: bool,
+) -> tuple[Arrays, Arrays, jax.Array, jax.Array | None]:
+    """(dx, dscale, dbias, dz) with one all-reduce. With S the sum over devices and a = scale*rstd:
 
         dx = a*e - S[a*sum(e)]/n - rstd*(x-mean)*S[a*sum(e*xhat)]/n + dmean/n + 2*dvar*(x-mean)/n
 
-    If the devices share a scale, the result of the all-reduce is multiplied by a, and it also gives
-    dscale and dbias over all devices. If each device may have a different scale, each multiplies
-    its contribution by its own a, and dscale and dbias are those of this device alone.
+    for each input. If the devices share a scale, the result of the all-reduce is multiplied by a,
+    and it also gives dscale and dbias over all devices. If each device may have a different scale,
+    each multiplies its contribution by its own a, and dscale and dbias are those of this device
+    alone.
     """
+    reduce, apply = halves or on_one_device(len(x))
     options: dict[str, Any] = {
         "layout": layout,
         "implementation": implementation,
         "epsilon": epsilon,
     }
-    of_gate = (var, scale, bias) if gate == "x" else (None, None, None)
-    sum_e, sum_e_centred, *dz = halves.backward_reduce(
-        dy, x, saved, *selected(span, mean, *of_gate), **options, gate=gate, has_z=has_z
+    of_gate = (statistics, affine) if gate == "x" else means_alone(statistics)
+    sum_e, centred, dz = reduce(
+        dy, x, saved, *_selected(span, of_gate), **options, gate=gate, **has_z
     )
-    rstd = reference.reciprocal_std(var, epsilon)
-    a = reference.scaled_rstd(rstd, scale)
-    if span.shares_scale:
-        (dbias, sum_e_centred), cotangents = span.sum_backward(
-            (sum_e, sum_e_centred), (dmean, dvar)
+    rstd = [reference.reciprocal_std(own.var, epsilon) for own in statistics]
+    a = [reference.scaled_rstd(r, own.scale) for r, own in zip(rstd, affine, strict=True)]
+
+    def weighted(dbias: jax.Array, dscale: Sequence[jax.Array]) -> Arrays:
+        """a*dbias and a*dscale of each input, in a row."""
+        return tuple(
+            own_a * total
+            for own_a, own_dscale in zip(a, dscale, strict=True)
+            for total in (dbias, own_dscale)
         )
-        dscale = rstd * sum_e_centred
-        weighted = (a * dbias, a * dscale)
+
+    given = tuple(jax.tree.leaves(cotangents))
+    if span.shares_scale:
+        (dbias, *centred), given = span.sum_backward((sum_e, *centred), given)
+        dscale = tuple(r * own for r, own in zip(rstd, centred, strict=True))
+        sums = weighted(dbias, dscale)
     else:
-        dbias, dscale = sum_e, rstd * sum_e_centred
-        weighted, cotangents = span.sum_backward((a * dbias, a * dscale), (dmean, dvar))
-    (sum_ae, sum_ae_normalised), (dmean, dvar) = weighted, cotangents
-    count = span.parts * layout.group_elements(x.shape)
-    coefficients = reference.backward_coefficients(
-        sum_ae, sum_ae_normalised, rstd, dmean, dvar, count=count
+        dbias, dscale = sum_e, tuple(r * own for r, own in zip(rstd, centred, strict=True))
+        sums, given = span.sum_backward(weighted(dbias, dscale), given)
+    count = span.parts * layout.group_elements(x[0].shape)
+    coefficients = tuple(
+        reference.backward_coefficients(*own, count=count)
+        for own in zip(sums[::2], sums[1::2], rstd, given[::2], given[1::2], strict=True)
     )
-    # dz is e, so the gate has already been applied.
-    gate = "none" if dz else gate
-    affine = beside_coefficients(var, scale, bias if gate == "x" else None)
-    (dx,) = halves.backward_apply(
-        dz[0] if dz else dy,
-        x,
-        None if gate == "none" else saved,
-        *selected(span, mean, var, *affine, *coefficients),
+    if dz is not None:  # dz is e, so the gate has already been applied.
+        dy, saved, gate = dz, None, "none"
+    beside = tuple(
+        _beside_coefficients(of_input.var, own if gate == "x" else own._replace(bias=None))
+        for of_input, own in zip(statistics, affine, strict=True)
+    )
+    dx = apply(
+        *(dy, x, saved),
+        *_selected(span, (statistics, beside, coefficients)),
         **options,
         gate=gate,
     )
-    return (dx, dscale, dbias, *dz)
+    return dx, dscale, dbias, dz
 
 
-def beside_coefficients(
-    var: jax.Array, *parameters: jax.Array | None
-) -> tuple[jax.Array | None, ...]:
+def _beside_coefficients(var: jax.Array, parameters: Affine) -> Affine:
     """The parameters, as results of the fused loop that computes the coefficients.
 
     The same loop often updates the parameters in place, so the last half of backward cannot read
     them there, and XLA would copy each by a kernel of its own. A variance is never negative, but
     XLA does not know that.
     """
-    return tuple(
-        None if each is None else jnp.where(var < 0, jnp.zeros_like(each), each)
-        for each in parameters
-    )
+    return jax.tree.map(lambda own: jnp.where(var < 0, jnp.zeros_like(own), own), parameters)
 
 
-def selected(span: Span, *vectors: jax.Array | None) -> tuple[jax.Array | None, ...]:
+def _selected(span: Span, vectors: _Vectors) -> _Vectors:
     """The values of group vectors for this device's parts."""
-    return tuple(None if vector is None else span.select(vector) for vector in vectors)
+    return jax.tree.map(span.select, vectors)
 
 
-def with_selected(
-    operation: kernel_call.Operation, operands: Operands, span: Span
-) -> tuple[jax.Array | None, ...]:
-    """The operands, with each vector replaced by its values for this device's parts."""
-    return tuple(
-        span.select(array) if array is not None and operand.kind == "vector" else array
-        for operand, array in zip(operation.signature.operands, operands, strict=True)
+def _with_selected(operation: Operation, arguments: tuple[Any, ...], span: Span) -> tuple[Any, ...]:
+    """The arguments, with each vector replaced by its values for this device's parts."""
+    signature = operation.signature
+    operands = zip(signature.operands, signature.flat(arguments), strict=True)
+    return signature.structured(
+        [
+            span.select(array) if array is not None and operand.kind == "vector" else array
+            for operand, array in operands
+        ]
     )
 
 
-ACROSS_DEVICES: Final[dict[str, Callable[..., Results]]] = {
-    "forward": forward,
-    "backward": backward,
-    "statistics": statistics,
-    "normalise": normalise,
-    "backward_reduce": backward_reduce,
-    "backward_apply": backward_apply,
+_OF_HALVES: Final = (forward, backward, statistics, normalise, backward_reduce, backward_apply)
+# By the name of the operation.
+ACROSS_DEVICES: Final[dict[str, Callable[..., Any]]] = {
+    operation.name: function
+    for operations in OPERATIONS.values()
+    for operation, function in zip(operations, _OF_HALVES, strict=True)
 }

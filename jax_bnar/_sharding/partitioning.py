@@ -11,7 +11,7 @@ x determines all shardings. y, z, dy and dx are sharded like x, whatever shardin
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax
 
@@ -25,14 +25,12 @@ from jax_bnar._base.jax_compat import (
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
 from jax_bnar._kernels import kernel_call
-from jax_bnar._sharding import dual_halves, halves
 from jax_bnar._sharding.gathers import warn_of_gather
+from jax_bnar._sharding.halves import ACROSS_DEVICES
 from jax_bnar._sharding.rule import sharding_rule
 from jax_bnar._sharding.shards import Shards
 
 _Operand = tuple[str, OperandKind, tuple[int, ...]]
-
-_ACROSS_DEVICES: Final = halves.ACROSS_DEVICES | dual_halves.ACROSS_DEVICES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +71,8 @@ class Partitioned:
     def _on_one_device(
         self, layout: ChannelLayout, given: Sequence[jax.Array]
     ) -> tuple[jax.Array, ...]:
-        return halves.call(
-            self.operation,
-            *self._with_nones(given),
+        return self.operation.bind_in_layout(
+            self._with_nones(given),
             layout=layout,
             implementation=self.implementation,
             **self.statics,
@@ -113,13 +110,14 @@ class Partitioned:
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 if span is None:
                     return self._on_one_device(layout, given)
-                return _ACROSS_DEVICES[self.operation.name](
-                    *self._with_nones(given),
+                results = ACROSS_DEVICES[self.operation.name](
+                    *self.operation.signature.structured(self._with_nones(given)),
                     span=span,
                     layout=layout,
                     implementation=self.implementation,
                     **self.statics,
                 )
+                return tuple(jax.tree.leaves(results))
 
         like = arguments[self._x].sharding
         operand_shardings = tuple(

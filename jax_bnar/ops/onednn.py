@@ -18,6 +18,7 @@ from jax_bnar._autodiff.inference import inference
 from jax_bnar._autodiff.training import training
 from jax_bnar._base.config import Config, Gate
 from jax_bnar._base.implementation import Implementation, resolve_implementation
+from jax_bnar._base.inputs import Affine, Coefficients, Statistics
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._operators.validation import (
     check_epsilon,
@@ -142,12 +143,13 @@ def batch_norm_forward_training(
     )
     mean_dtype, variance_dtype = jnp.asarray(mean).dtype, jnp.asarray(variance).dtype
     with jax.named_scope(_TRAINING):
-        *tensors, old_mean, old_variance = operands
+        *tensors, ((old_mean, old_variance),) = operands
         if use_global_stats:
             dst, workspace = inference(*operands, config, config.save_mask)
             given = old_mean[0].astype(mean_dtype), old_variance[0].astype(variance_dtype)
             return ForwardTraining(dst, given[0], given[1], given[0], given[1], workspace)
-        dst, batch_mean, batch_variance, workspace = training(*tensors, config, config.save_mask)
+        dst, batch, workspace = training(*tensors, config, config.save_mask)
+        ((batch_mean, batch_variance),) = batch
         return ForwardTraining(
             dst=dst,
             running_mean=moved(old_mean, batch_mean, weight, mean_dtype),
@@ -295,9 +297,9 @@ def batch_norm_training_backward(
         "gate": gate,
     }
     with jax.named_scope(_BACKWARD):
-        x, dy, mean_, var, scale = align_operands(layout, src, dy, *statistics, scale)
+        (x, dy), (mean_, var, scale) = align_operands(layout, (src, dy), (*statistics, scale))
         if gate == "y":
-            _, saved = align_operands(layout, x, saved)
+            (_, saved), _ = align_operands(layout, (x, saved), ())
         operands = (dy, x, saved, mean_, var, scale)
         options: dict[str, Any] = {"epsilon": value, "has_z": fuse_norm_add_relu, **common}
         diff_src, sums, dz = (
@@ -328,10 +330,14 @@ def _with_batch_statistics(
 ) -> _Differentiated:
     """(diff_src, (diff_gamma, diff_beta), diff_src_1); the same call gives the sums at no cost."""
     zero = jnp.zeros_like(mean)
-    dx, dscale, dbias, *dz = primitive.backward(
-        *(dy, x, saved, mean, var, scale, None, zero, zero), epsilon=epsilon, has_z=has_z, **common
+    (dx,), (dscale,), dbias, dz = primitive.OPERATIONS[1].backward(
+        *(dy, (x,), saved, (Statistics(mean, var),), (Affine(scale, None),)),
+        (Statistics(zero, zero),),
+        epsilon=epsilon,
+        has_z=has_z,
+        **common,
     )
-    return dx, (dscale, dbias), dz[0] if dz else None
+    return dx, (dscale, dbias), dz
 
 
 def _with_global_statistics(
@@ -350,17 +356,23 @@ def _with_global_statistics(
     """The same for statistics that are constants; diff_src then requires no sums."""
     rstd = reference.reciprocal_std(var, epsilon)
     sums: tuple[jax.Array, ...] = ()
-    dz: list[jax.Array] = []
+    dz = None
     if needs_sums or has_z:
-        dbias, sum_e_centred, *dz = primitive.backward_reduce(
-            *(dy, x, saved, mean, None, None, None), epsilon=epsilon, has_z=has_z, **common
+        dbias, (sum_e_centred,), dz = primitive.OPERATIONS[1].backward_reduce(
+            *(dy, (x,), saved, (Statistics(mean, None),), (Affine(None, None),)),
+            epsilon=epsilon,
+            has_z=has_z,
+            **common,
         )
         sums = rstd * sum_e_centred, dbias
     zero = jnp.zeros_like(mean)
-    (dx,) = primitive.backward_apply(
-        *(dy, x, saved, mean, var, scale, None, zero, zero), epsilon=epsilon, **common
+    (dx,) = primitive.OPERATIONS[1].backward_apply(
+        *(dy, (x,), saved, (Statistics(mean, var),), (Affine(scale, None),)),
+        (Coefficients(zero, zero),),
+        epsilon=epsilon,
+        **common,
     )
-    return dx, sums, dz[0] if dz else None
+    return dx, sums, dz
 
 
 def _forward_operands(
@@ -376,8 +388,8 @@ def _forward_operands(
     relu: bool,
     add_relu: bool,
     implementation: Implementation,
-) -> tuple[list[Any], Config]:
-    """(src, src_1, gamma, beta, mean, variance), checked and aligned, and the static config."""
+) -> tuple[tuple[Any, ...], Config]:
+    """(src, src_1, affine, statistics), checked and aligned, and the static config."""
     src = check_x(function, src, "src")
     layout = check_data_format(function, data_format, _AXES, src.shape)
     _check_flags(function, relu, add_relu)
@@ -405,7 +417,10 @@ def _forward_operands(
         has_z=add_relu,
         layout=layout,
     )
-    return align_operands(layout, src, z, *vectors, *statistics), config
+    (src, z), aligned = align_operands(
+        layout, (src, z), ((Affine(*vectors),), (Statistics(*statistics),))
+    )
+    return ((src,), z, *aligned), config
 
 
 def _check_flags(function: str, relu: bool, add_relu: bool) -> None:

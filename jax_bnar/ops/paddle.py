@@ -16,6 +16,7 @@ from jax_bnar._autodiff.training import training
 from jax_bnar._base.config import Config
 from jax_bnar._base.dtypes import smallest_epsilon
 from jax_bnar._base.implementation import Implementation, resolve_implementation
+from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._operators.validation import (
     check_epsilon,
     check_like,
@@ -156,10 +157,12 @@ def fused_bn_add_activation(
     )
     factor = unbiased_factor(layout, x.shape) if unbiased_running_variance else 1.0
     with jax.named_scope(_FORWARD):
-        aligned = align_operands(layout, x, z, *vectors, *statistics)
-        y, batch_mean, batch_var, mask = training(*aligned[:4], config, save_mask=True)
+        (x, z), (affine, (old_mean, old_var)) = align_operands(
+            layout, (x, z), (Affine(*vectors), statistics)
+        )
+        y, batch, mask = training((x,), z, (affine,), config, save_mask=True)
         assert mask is not None
-        old_mean, old_var = aligned[4:]
+        ((batch_mean, batch_var),) = batch
         return FusedBnAddActivation(
             relu_out=y,
             mean_out=moved(old_mean, batch_mean, weight, jnp.asarray(mean).dtype),
@@ -239,15 +242,18 @@ def fused_bn_add_activation_grad(
         mask = check_mask(_GRAD, "reserve_space", reserve_space, layout, x.shape)
     chosen = resolve_implementation(_GRAD, implementation)
     with jax.named_scope(_GRAD):
-        tensor, dy, mean, rstd, factor = align_operands(layout, x, dy, *statistics, factor)
-        saved = align_operands(layout, tensor, y)[1] if mask is None else mask
+        (tensor, dy), ((mean, rstd), factor) = align_operands(layout, (x, dy), (statistics, factor))
+        saved = mask
+        if mask is None:
+            (_, saved), _ = align_operands(layout, (tensor, y), ())
         # The kernel takes a variance and adds an epsilon to it, so we subtract the smallest epsilon
         # that it accepts beforehand.
         least = smallest_epsilon(rstd.dtype)
         var = jnp.maximum(jnp.square(1 / rstd) - jnp.asarray(least, rstd.dtype), 0)
         zero = jnp.zeros_like(mean)
-        dx, dscale, dbias, dz = primitive.backward(
-            *(dy, tensor, saved, mean, var, factor, None, zero, zero),
+        (dx,), (dscale,), dbias, dz = primitive.OPERATIONS[1].backward(
+            *(dy, (tensor,), saved, (Statistics(mean, var),), (Affine(factor, None),)),
+            (Statistics(zero, zero),),
             layout=layout,
             implementation=chosen,
             epsilon=least,

@@ -15,7 +15,7 @@ from tiers import slow_except
 import jax_bnar
 from jax_bnar import reference
 from jax_bnar._base.canonical import CanonicalShape
-from jax_bnar._kernels import dual, kernel_call, targets
+from jax_bnar._kernels import kernel_call, targets
 
 GROUPS, ROWS, CHANNELS, INNER = SHAPE = (2, 3, 5, 7)
 OPTIONAL = ("z", "scale", "bias", "scale1", "bias1", "scale2", "bias2")
@@ -63,7 +63,7 @@ def good_call(operation: kernel_call.Operation) -> Call:
             rows = 1 if name in OPTIONAL else GROUPS
             operands[name] = jnp.ones((rows, CHANNELS), jnp.float32)
     results = jax.eval_shape(
-        lambda *given: operation(*given, implementation=None, **statics), *operands.values()
+        lambda *given: operation.bind(given, implementation=None, **statics), *operands.values()
     )
     operands = {name: operand for name, operand in operands.items() if operand is not None}
     results = [
@@ -75,7 +75,7 @@ def good_call(operation: kernel_call.Operation) -> Call:
     return Call(operation.name, operands, list(results), present | dimensions | statics)
 
 
-OPERATIONS = (*kernel_call.OPERATIONS, *dual.OPERATIONS)
+OPERATIONS = kernel_call.ALL
 every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=[o.name for o in OPERATIONS])
 SPOILERS = {
     "rank": lambda shape, dtype: ((*shape, 1), dtype),
@@ -238,7 +238,7 @@ def test_short_buffers_do_not_crash() -> None:
 
 
 def test_the_process_survives_a_refusal() -> None:
-    call = good_call(kernel_call.forward)
+    call = good_call(kernel_call.OPERATIONS[1].forward)
     assert_refused(call._replace(results=call.results[:-1]), "a missing result")
     x = jnp.ones((2, 3), jnp.float32)
     np.testing.assert_array_equal(jax_bnar.bn_relu(x, None, None, implementation="ffi").var, 0)

@@ -8,7 +8,7 @@ import pytest
 from checkout import ROOT
 
 import jax_bnar
-from jax_bnar._kernels import dual, kernel_call, targets
+from jax_bnar._kernels import kernel_call, targets
 
 PACKAGE = pathlib.Path(jax_bnar.__file__).parent
 NATIVE_NAMES = {"_native": "_native", "native": "_native", "_cuda": "_cuda", "cuda_module": "_cuda"}
@@ -110,6 +110,6 @@ def test_channels_of_a_mask_that_lie_together(platform: str) -> None:
 
 def test_every_operation_has_a_kernel() -> None:
     """native/operations.h and jax_bnar/_base/signatures.py list the same names."""
-    names = [operation.name for operation in (*kernel_call.OPERATIONS, *dual.OPERATIONS)]
+    names = [operation.name for operation in kernel_call.ALL]
     for platform, module in targets.modules.items():
         assert list(module.registrations()[platform]) == names, platform
