@@ -23,7 +23,8 @@ class Allowance:
     """How many instructions of a loop may move whole vectors to or from the stack.
 
     Attributes:
-        isas, kernels, elements: regular expressions; an instruction set of aarch64 is "aarch64".
+        isas, kernels, elements: regular expressions; an instruction set of aarch64 is "aarch64",
+            and the kernel rows_apply for two inputs is "rows_apply<2>".
         moves: the most that Debian's GCC 12 and Clang 14 need.
         reason: why the registers do not suffice.
     """
@@ -43,18 +44,18 @@ class Allowance:
 
 
 ALLOWED = (
-    Allowance("avx2", ".*_dual_.*", ".*", 42, "two inputs have twice the constants"),
+    Allowance("avx2", ".*<2>", ".*", 42, "two inputs have twice the constants"),
     Allowance("avx2", "rows_apply", "BFloat16|Float16", 11, "constants of the rounding"),
     Allowance("avx2", "rows_statistics", "Float16", 17, "the median of five rows"),
-    Allowance("baseline", ".*_dual_.*", "float", 25, "two inputs have twice the constants"),
-    Allowance("baseline", ".*_dual_.*", "BFloat16", 42, "two inputs, constants of the rounding"),
-    Allowance("baseline", ".*_dual_.*", "Float16", 157, "two inputs, float16 by arithmetic"),
-    Allowance("baseline", ".*_dual_.*", "double", 112, "two inputs, vectors of four registers"),
+    Allowance("baseline", ".*<2>", "float", 25, "two inputs have twice the constants"),
+    Allowance("baseline", ".*<2>", "BFloat16", 42, "two inputs, constants of the rounding"),
+    Allowance("baseline", ".*<2>", "Float16", 157, "two inputs, float16 by arithmetic"),
+    Allowance("baseline", ".*<2>", "double", 112, "two inputs, vectors of four registers"),
     Allowance("baseline", "rows_apply", "BFloat16", 12, "constants of the rounding"),
     Allowance("baseline", "rows_statistics|rows_reduce", "float", 4, "the sums of two rows"),
     Allowance("baseline", ".*", "Float16", 73, "float16 is converted by arithmetic"),
     Allowance("baseline", ".*", "double", 36, "vectors of eight doubles take four registers"),
-    Allowance("aarch64", ".*_dual_.*", ".*", 54, "two inputs have twice the constants"),
+    Allowance("aarch64", ".*<2>", ".*", 54, "two inputs have twice the constants"),
     Allowance("aarch64", "rows_apply", "BFloat16|Float16", 6, "constants of the rounding"),
     Allowance("aarch64", "rows_statistics", ".*", 1, "GCC keeps a weight of the merge there"),
     Allowance("aarch64", "plane_reduce", "float|double", 3, "Clang keeps a sum in memory"),
@@ -107,10 +108,16 @@ def loops_of(path: pathlib.Path) -> list[Loop]:
     machine = machine_code.machine_of(path)
     kernel = path.name.partition(".")[0]
     return [
-        _judged(machine, kernel, name, body)
+        _judged(machine, kernel + _inputs(name), name, body)
         for name, instructions in machine_code.functions(machine, path)
         for body in machine_code.loops(machine, instructions)
     ]
+
+
+def _inputs(function: str) -> str:
+    """What names the number of inputs of a function: "<2>", or nothing for one."""
+    found = re.search(r"(?:Normalise|Reduce|Apply)<[\w:]+, (\d+)", function)
+    return "" if found is None or found[1] == "1" else f"<{found[1]}>"
 
 
 def _judged(machine: Machine, kernel: str, function: str, body: list[Instruction]) -> Loop:

@@ -19,9 +19,11 @@ namespace jax_bnar::cpu {
 #endif
 constexpr int64_t kCacheBytes = int64_t{BNAR_CACHE_MIB} << 20;
 
-// The number of arrays of x's shape in such a step: x, y, dy and dx, and with a
-// residual also z and dz.
-constexpr int64_t ArraysOfStep(bool residual) { return residual ? 6 : 4; }
+// The number of arrays of x's shape in such a step: y and dy, x and dx of each
+// input, and with a residual also z and dz.
+constexpr int64_t ArraysOfStep(int inputs, bool residual) {
+  return 2 + 2 * (inputs + (residual ? 1 : 0));
+}
 
 // Bytes of x for each additional thread. With less work than this, a thread
 // costs more than it gains.

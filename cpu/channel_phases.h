@@ -32,42 +32,98 @@ inline void RunPhases(ThreadPool& pool, const Context& context,
   Run(pool, context.array_bytes / kBytesPerThread + 1, std::move(phases));
 }
 
-template <typename A>
+// A vector of columns for each input.
+template <typename A, int N>
+PerInput<ColumnVector<A>, N> NewColumnVectors(const Plan& plan) {
+  return PerInputOf<N>([&](int) { return ColumnVector<A>(plan); });
+}
+
+template <typename A, int N>
+PerInput<const void*, N> DataOf(const PerInput<ColumnVector<A>, N>& vectors) {
+  return PerInputOf<N>(
+      [&](int input) -> const void* { return vectors[input].data(); });
+}
+
+// The vectors that the normalisation and the gate of backward share. The biases
+// of all inputs are combined into one vector, their sum.
+template <typename A, int N>
 struct NormaliseVectors {
   explicit NormaliseVectors(const Plan& plan)
-      : mean(plan), a(plan), bias(plan) {}
+      : mean(NewColumnVectors<A, N>(plan)),
+        a(NewColumnVectors<A, N>(plan)),
+        bias(plan) {}
 
-  void Set(const AffineOperands& affine, int64_t channels, int64_t group,
-           int64_t channel, A channel_mean, A channel_var) {
-    const A scale = ElementOr<A>(affine.scale, channels, group, channel, 1);
-    mean.Set(group, channel, channel_mean);
-    a.Set(group, channel, Multiplier(scale, channel_var, affine.epsilon));
-    bias.Set(group, channel,
-             ElementOr<A>(affine.bias, channels, group, channel, 0));
+  // Sets the vectors of one input and, if it is the first, the bias too.
+  void Set(const PerInput<AffineOperands, N>& affine, int64_t channels,
+           int input, int64_t group, int64_t channel, A channel_mean,
+           A channel_var) {
+    const AffineOperands& own = affine[input];
+    const A scale = ElementOr<A>(own.scale, channels, group, channel, 1);
+    mean[input].Set(group, channel, channel_mean);
+    a[input].Set(group, channel, Multiplier(scale, channel_var, own.epsilon));
+    if (input > 0) return;
+    A sum = ElementOr<A>(own.bias, channels, group, channel, 0);
+    for (int other = 1; other < N; ++other) {
+      sum += ElementOr<A>(affine[other].bias, channels, group, channel, 0);
+    }
+    bias.Set(group, channel, sum);
   }
 
-  NormaliseColumns columns() const {
-    return {mean.data(), a.data(), bias.data()};
+  NormaliseColumns<N> columns() const {
+    return {DataOf<A, N>(mean), DataOf<A, N>(a), bias.data()};
   }
 
-  ColumnVector<A> mean;
-  ColumnVector<A> a;
+  PerInput<ColumnVector<A>, N> mean;
+  PerInput<ColumnVector<A>, N> a;
   ColumnVector<A> bias;
 };
 
+// The vectors of the last pass of backward.
+template <typename A, int N>
+struct ApplyVectors : NormaliseVectors<A, N> {
+  explicit ApplyVectors(const Plan& plan)
+      : NormaliseVectors<A, N>(plan),
+        b(NewColumnVectors<A, N>(plan)),
+        k(NewColumnVectors<A, N>(plan)) {}
+
+  ApplyColumns<N> apply_columns() const {
+    const NormaliseColumns<N> shared = this->columns();
+    return {shared.mean, shared.a, DataOf<A, N>(b), DataOf<A, N>(k),
+            shared.bias};
+  }
+
+  PerInput<ColumnVector<A>, N> b;
+  PerInput<ColumnVector<A>, N> k;
+};
+
 // Fills the vectors from given statistics. `vectors` must outlive the phase.
-template <typename A>
-Phase PrepareVectors(const Shape& shape, const AffineOperands& affine,
-                     const VectorOperand& mean, const VectorOperand& var,
-                     NormaliseVectors<A>* vectors) {
+template <typename A, int N>
+Phase PrepareVectors(const Shape& shape,
+                     const PerInput<AffineOperands, N>& affine,
+                     const PerInput<VectorOperand, N>& mean,
+                     const PerInput<VectorOperand, N>& var,
+                     NormaliseVectors<A, N>* vectors) {
   const int64_t channels = shape.channels;
   return ForEachChannelBlock(shape, [=](int64_t group, const Range& block) {
-    for (int64_t c = block.begin; c < block.end; ++c) {
-      vectors->Set(affine, channels, group, c,
-                   ElementOr<A>(mean, channels, group, c, 0),
-                   ElementOr<A>(var, channels, group, c, 0));
+    for (int input = 0; input < N; ++input) {
+      for (int64_t c = block.begin; c < block.end; ++c) {
+        vectors->Set(affine, channels, input, group, c,
+                     ElementOr<A>(mean[input], channels, group, c, 0),
+                     ElementOr<A>(var[input], channels, group, c, 0));
+      }
     }
   });
+}
+
+// The same for the operands of backward, whose affine operands are
+// affine(operands of an input).
+template <typename A, int N, typename Operands, typename F>
+Phase PrepareVectors(const Shape& shape, const PerInput<Operands, N>& operands,
+                     F affine, NormaliseVectors<A, N>* vectors) {
+  return PrepareVectors<A, N>(
+      shape, PerInputOf<N>([&](int i) { return affine(operands[i]); }),
+      PerInputOf<N>([&](int i) { return operands[i].mean; }),
+      PerInputOf<N>([&](int i) { return operands[i].var; }), vectors);
 }
 
 // Copies each operand to its columns, which must outlive the phase.
@@ -95,6 +151,19 @@ inline Phase Joined(Phase first, Phase second) {
             first.run(i);
             second.run(i);
           },
+          /*last_first=*/false};
+}
+
+// Interleaves phases of equal length, one of each input, so that they leave the
+// end of every x in the cache.
+template <int N>
+Phase InTurn(const PerInput<Phase, N>& phases) {
+  for (const Phase& phase : phases) {
+    assert(phase.num_tasks == phases[0].num_tasks);
+    (void)phase;
+  }
+  return {N * phases[0].num_tasks,
+          [phases](int64_t i) { phases[i % N].run(i / N); },
           /*last_first=*/false};
 }
 

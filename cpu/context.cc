@@ -20,13 +20,13 @@ double ElementAsDouble(DType dtype, const void* array, int64_t index) {
   }
 }
 
-Context::Context(const Problem& problem, bool residual)
+Context::Context(const Problem& problem, int inputs, bool residual)
     : dtype(problem.dtype),
       item_size(ItemSize(problem.dtype)),
       accumulator_size(problem.dtype == DType::kFloat64 ? 8 : 4),
       plan(MakePlan(problem.shape, item_size)),
       kernels(&KernelsFor(problem.dtype)),
       array_bytes(plan.shape.groups * plan.shape.group_size() * item_size),
-      fits_cache(ArraysOfStep(residual) * array_bytes <= kCacheBytes) {}
+      fits_cache(ArraysOfStep(inputs, residual) * array_bytes <= kCacheBytes) {}
 
 }  // namespace jax_bnar::cpu

@@ -9,8 +9,7 @@
 
 #include "cpu/executor.h"
 #include "cpu/operations.h"
-#include "native/ffi_dual_operations.h"
-#include "native/ffi_operations.h"
+#include "native/ffi_targets.h"
 
 namespace jax_bnar::cpu {
 namespace {
@@ -47,7 +46,6 @@ class CpuBackend {
     return Caught([&] { cpu::name(pool_, args...); }); \
   }
   BNAR_FOR_EACH_OPERATION(BNAR_RUN_ON_POOL)
-  BNAR_FOR_EACH_DUAL_OPERATION(BNAR_RUN_ON_POOL)
 #undef BNAR_RUN_ON_POOL
 
  private:
@@ -74,7 +72,5 @@ class CpuBackend {
 
 BNAR_DEFINE_HANDLERS(Handler, CpuBackend,
                      ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
-BNAR_DEFINE_DUAL_HANDLERS(Handler, CpuBackend,
-                          ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
 
 }  // namespace jax_bnar::cpu

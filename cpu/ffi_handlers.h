@@ -1,5 +1,5 @@
-// The FFI handlers of the CPU: ForwardHandler and so on, one for each operation
-// of native/operations.h.
+// The FFI handlers of the CPU: ForwardHandler and so on, one for each custom
+// call of native/operations.h.
 
 #ifndef JAX_BNAR_CPU_FFI_HANDLERS_H_
 #define JAX_BNAR_CPU_FFI_HANDLERS_H_
@@ -9,7 +9,6 @@
 namespace jax_bnar::cpu {
 
 BNAR_DECLARE_HANDLERS(Handler)
-BNAR_DECLARE_DUAL_HANDLERS(Handler)
 
 }  // namespace jax_bnar::cpu
 

@@ -6,21 +6,22 @@
 namespace jax_bnar::cpu {
 namespace {
 
-NormaliseArgs NormaliseArgsAt(const Context& context,
-                              const NormaliseBuffers& buffers,
-                              const NormaliseColumns& columns, bool stream,
-                              const Position& at) {
+template <int N>
+NormaliseArgs<N> NormaliseArgsAt(const Context& context,
+                                 const NormaliseBuffers<N>& buffers,
+                                 const NormaliseColumns<N>& columns,
+                                 bool stream, const Position& at) {
   const int64_t bytes = at.element * context.item_size;
   const int64_t vector_bytes = at.column * context.accumulator_size;
-  NormaliseArgs args;
+  NormaliseArgs<N> args;
   args.x = Offset(buffers.x, bytes);
   args.z = Offset(buffers.z, bytes);
   args.y = Offset(buffers.y, bytes);
   args.mask = buffers.mask == nullptr ? nullptr
                                       : buffers.mask + MaskByteAt(context, at);
-  args.mean = columns.mean + vector_bytes;
-  args.a = columns.a + vector_bytes;
-  args.bias = columns.bias + vector_bytes;
+  args.mean = Offset(columns.mean, vector_bytes);
+  args.a = Offset(columns.a, vector_bytes);
+  args.bias = Offset(columns.bias, vector_bytes);
   args.relu = buffers.relu;
   args.stream = stream;
   return args;
@@ -65,8 +66,10 @@ Phase StatisticsPass(const Context& context, const void* x, const char* origin,
       });
 }
 
-Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
-                    const NormaliseColumns& columns) {
+template <int N>
+Phase NormalisePass(const Context& context, const NormaliseBuffers<N>& buffers,
+                    const NormaliseColumns<N>& columns) {
+  const InputKernels<N>& kernels = context.kernels->of_inputs<N>();
   AdviseHugePages(buffers.y, context.array_bytes);
   const bool stream = MayStream(context, buffers.y);
   const auto args_at = [=, &context](int64_t group, int64_t in_group,
@@ -76,30 +79,36 @@ Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
   };
   return ElementwisePhase(
       context,
-      [=, &context](int64_t group, const RowsTile& tile, int64_t in_group,
+      [=, &kernels](int64_t group, const RowsTile& tile, int64_t in_group,
                     bool whole) {
-        context.kernels->rows_normalise(tile,
-                                        args_at(group, in_group, 0, whole));
+        kernels.rows_normalise(tile, args_at(group, in_group, 0, whole));
       },
-      [=, &context](int64_t group, int64_t count, int64_t in_group,
-                    int64_t column) {
-        const NormaliseArgs target = args_at(group, in_group, column, false);
-        Padded x(context.item_size, count), z(context.item_size, count),
-            y(context.item_size, count), mask(1, (count + 7) / 8);
-        NormaliseArgs args = target;
+      [=, &context, &kernels](int64_t group, int64_t count, int64_t in_group,
+                              int64_t column) {
+        const NormaliseArgs<N> target = args_at(group, in_group, column, false);
+        PaddedInputs<N> x(context.item_size, count);
+        Padded z(context.item_size, count), y(context.item_size, count),
+            mask(1, (count + 7) / 8);
+        NormaliseArgs<N> args = target;
         args.x = x.In(target.x);
         args.z = z.In(target.z);
         args.y = y.Out();
         if (target.mask != nullptr) args.mask = mask.OutMask();
-        context.kernels->rows_normalise(kOneVector, args);
+        kernels.rows_normalise(kOneVector, args);
         y.CopyOut(target.y);
         if (target.mask != nullptr) mask.CopyOutBits(target.mask, count);
       },
-      [=, &context](int64_t group, const Plane& plane, int64_t in_group,
+      [=, &kernels](int64_t group, const Plane& plane, int64_t in_group,
                     int64_t channel) {
-        context.kernels->plane_normalise(
-            plane, args_at(group, in_group, channel, true));
+        kernels.plane_normalise(plane, args_at(group, in_group, channel, true));
       });
 }
+
+#define BNAR_INSTANTIATE(N, ...)                                   \
+  template Phase NormalisePass(const Context& context,             \
+                               const NormaliseBuffers<N>& buffers, \
+                               const NormaliseColumns<N>& columns);
+BNAR_FOR_EACH_INPUT_COUNT(BNAR_INSTANTIATE)
+#undef BNAR_INSTANTIATE
 
 }  // namespace jax_bnar::cpu

@@ -1,6 +1,7 @@
 #include "cpu/operations.h"
 
 #include <utility>
+#include <vector>
 
 #include "cpu/cache.h"
 #include "cpu/channel_phases.h"
@@ -16,17 +17,23 @@ namespace {
 // reduction has written it to dz; the bits are the same. A dz that bypassed the
 // caches is in memory, while the end of what the reduction read is still in the
 // cache. dy and a mask have hardly more bytes than dz. dy and y have twice as
-// many, which is worth it only if they fit in the cache together with x.
-bool ReadsDyAgain(const Context& context, const GradientBuffers& buffers) {
+// many, which is worth it only if they fit in the cache together with every x.
+template <int N>
+bool ReadsDyAgain(const Context& context, const GradientBuffers<N>& buffers) {
   return !context.fits_cache && (buffers.gate == Gate::kMask ||
-                                 3 * context.array_bytes <= kCacheBytes);
+                                 (2 + N) * context.array_bytes <= kCacheBytes);
+}
+
+template <typename Half>
+AffineOperands AffineOfHalf(const Half& operands) {
+  return operands.affine;
 }
 
 }  // namespace
 
 void Statistics(ThreadPool& pool, const Problem& problem, const void* x,
                 void* mean, void* var) {
-  const Context context(problem, /*residual=*/false);
+  const Context context(problem, /*inputs=*/1, /*residual=*/false);
   Partials partials(context.plan);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
@@ -39,139 +46,168 @@ void Statistics(ThreadPool& pool, const Problem& problem, const void* x,
   });
 }
 
+template <int N>
 void Normalise(ThreadPool& pool, const Problem& problem,
-               const NormaliseBuffers& buffers, const AffineOperands& affine,
-               const VectorOperand& mean, const VectorOperand& var) {
-  const Context context(problem, buffers.z != nullptr);
+               const NormaliseBuffers<N>& buffers,
+               const PerInput<AffineOperands, N>& affine,
+               const PerInput<VectorOperand, N>& mean,
+               const PerInput<VectorOperand, N>& var) {
+  const Context context(problem, N, buffers.z != nullptr);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
-    NormaliseVectors<A> vectors(context.plan);
+    NormaliseVectors<A, N> vectors(context.plan);
     RunPhases(pool, context,
-              {PrepareVectors(problem.shape, affine, mean, var, &vectors),
-               NormalisePass(context, buffers, vectors.columns())});
+              {PrepareVectors<A, N>(problem.shape, affine, mean, var, &vectors),
+               NormalisePass<N>(context, buffers, vectors.columns())});
   });
 }
 
+template <int N>
 void Forward(ThreadPool& pool, const Problem& problem,
-             const NormaliseBuffers& buffers, const AffineOperands& affine,
-             void* mean, void* var) {
-  const Context context(problem, buffers.z != nullptr);
-  Partials partials(context.plan);
+             const NormaliseBuffers<N>& buffers,
+             const PerInput<AffineOperands, N>& affine,
+             const PerInput<void*, N>& mean, const PerInput<void*, N>& var) {
+  const Context context(problem, N, buffers.z != nullptr);
+  const Plan& plan = context.plan;
+  auto partials = PerInputOf<N>([&](int) { return Partials(plan); });
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
-    NormaliseVectors<A> vectors(context.plan);
+    NormaliseVectors<A, N> vectors(plan);
     const int64_t channels = problem.shape.channels;
-    ColumnVector<A> origins(context.plan);
-    RunPhases(
-        pool, context,
-        {FindOrigins(context, buffers.x, &origins),
-         StatisticsPass(context, buffers.x, origins.data(), &partials),
-         FinishStatistics<A>(context.plan, &origins, &partials, mean, var,
-                             [&, channels](int64_t group, int64_t c, A m, A v) {
-                               vectors.Set(affine, channels, group, c, m, v);
-                             }),
-         NormalisePass(context, buffers, vectors.columns())});
+    auto origins = NewColumnVectors<A, N>(plan);
+    const auto find = [&](int input) {
+      return FindOrigins(context, buffers.x[input], &origins[input]);
+    };
+    const auto sum = [&](int input) {
+      return StatisticsPass(context, buffers.x[input], origins[input].data(),
+                            &partials[input]);
+    };
+    const auto finish = [&](int input) {
+      return FinishStatistics<A>(
+          plan, &origins[input], &partials[input], mean[input], var[input],
+          [&, channels, input](int64_t group, int64_t c, A m, A v) {
+            vectors.Set(affine, channels, input, group, c, m, v);
+          });
+    };
+    RunPhases(pool, context,
+              {InTurn<N>(PerInputOf<N>(find)), InTurn<N>(PerInputOf<N>(sum)),
+               InTurn<N>(PerInputOf<N>(finish)),
+               NormalisePass<N>(context, buffers, vectors.columns())});
   });
 }
 
+template <int N>
 void BackwardReduce(ThreadPool& pool, const Problem& problem,
-                    const GradientBuffers& buffers,
-                    const ReduceOperands& operands, void* sum_e,
-                    void* sum_e_centred, void* dz) {
-  const Context context(problem, dz != nullptr);
-  Partials partials(context.plan);
+                    const GradientBuffers<N>& buffers,
+                    const PerInput<ReduceOperands, N>& operands, void* sum_e,
+                    const PerInput<void*, N>& sum_e_centred, void* dz) {
+  const Context context(problem, N, dz != nullptr);
+  Partials partials(context.plan, 1 + N);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
-    NormaliseVectors<A> vectors(context.plan);
+    NormaliseVectors<A, N> vectors(context.plan);
     Phase finish = ForEachChannelBlock(
         problem.shape, [&](int64_t group, const Range& block) {
-          MergeSumsOfChannels<2>(
+          MergeSumsOfChannels<1 + N>(
               context.plan, &partials, group, block,
               [&](int64_t c, const double* sums) {
                 const int64_t i = group * problem.shape.channels + c;
                 static_cast<A*>(sum_e)[i] = static_cast<A>(sums[0]);
-                static_cast<A*>(sum_e_centred)[i] = static_cast<A>(sums[1]);
+                for (int input = 0; input < N; ++input) {
+                  static_cast<A*>(sum_e_centred[input])[i] =
+                      static_cast<A>(sums[1 + input]);
+                }
               });
         });
-    RunPhases(pool, context,
-              {PrepareVectors(problem.shape, operands.affine, operands.mean,
-                              operands.var, &vectors),
-               ReducePass(context, buffers, vectors.columns(), dz, &partials),
-               std::move(finish)});
-  });
-}
-
-void BackwardApply(ThreadPool& pool, const Problem& problem,
-                   const GradientBuffers& buffers,
-                   const ApplyOperands& operands, void* dx) {
-  // If e is dz, there was a residual. With gate kNone e may be dz, so a
-  // residual is assumed.
-  const Context context(problem, buffers.gate == Gate::kNone);
-  WithAccumulator(problem.dtype, [&](auto zero) {
-    using A = decltype(zero);
-    NormaliseVectors<A> vectors(context.plan);
-    ColumnVector<A> b(context.plan), k(context.plan);
-    const NormaliseColumns columns = vectors.columns();
     RunPhases(
         pool, context,
-        {Joined(PrepareVectors(problem.shape, operands.affine, operands.mean,
-                               operands.var, &vectors),
-                SpreadPhase<A>(problem.shape,
-                               {{operands.b, &b}, {operands.k, &k}})),
-         ApplyPass(context, buffers,
-                   {columns.mean, columns.a, b.data(), k.data(), columns.bias},
-                   dx)});
+        {PrepareVectors<A, N>(problem.shape, operands,
+                              AffineOfHalf<ReduceOperands>, &vectors),
+         ReducePass<N>(context, buffers, vectors.columns(), dz, &partials),
+         std::move(finish)});
   });
 }
 
+template <int N>
+void BackwardApply(ThreadPool& pool, const Problem& problem,
+                   const GradientBuffers<N>& buffers,
+                   const PerInput<ApplyOperands, N>& operands,
+                   const PerInput<void*, N>& dx) {
+  // If e is dz, there was a residual. With gate kNone e may be dz, so a
+  // residual is assumed.
+  const Context context(problem, N, buffers.gate == Gate::kNone);
+  WithAccumulator(problem.dtype, [&](auto zero) {
+    using A = decltype(zero);
+    ApplyVectors<A, N> vectors(context.plan);
+    std::vector<std::pair<VectorOperand, ColumnVector<A>*>> given;
+    for (int input = 0; input < N; ++input) {
+      given.emplace_back(operands[input].b, &vectors.b[input]);
+      given.emplace_back(operands[input].k, &vectors.k[input]);
+    }
+    RunPhases(
+        pool, context,
+        {Joined(PrepareVectors<A, N>(problem.shape, operands,
+                                     AffineOfHalf<ApplyOperands>, &vectors),
+                SpreadPhase<A>(problem.shape, std::move(given))),
+         ApplyPass<N>(context, buffers, vectors.apply_columns(), dx)});
+  });
+}
+
+template <int N>
 void Backward(ThreadPool& pool, const Problem& problem,
-              const GradientBuffers& buffers, const BackwardOperands& operands,
-              void* dx, void* dscale, void* dbias, void* dz) {
-  const Context context(problem, dz != nullptr);
-  Partials partials(context.plan);
+              const GradientBuffers<N>& buffers,
+              const PerInput<BackwardOperands, N>& operands,
+              const PerInput<void*, N>& dx, const PerInput<void*, N>& dscale,
+              void* dbias, void* dz) {
+  const Context context(problem, N, dz != nullptr);
+  Partials partials(context.plan, 1 + N);
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
     const Plan& plan = context.plan;
     const int64_t channels = problem.shape.channels;
     const double count = static_cast<double>(problem.shape.count());
-    NormaliseVectors<A> vectors(plan);
-    ColumnVector<A> b(plan), k(plan);
-    Phase prepare = PrepareVectors(
-        problem.shape, {operands.scale, operands.bias, operands.epsilon},
-        operands.mean, operands.var, &vectors);
+    ApplyVectors<A, N> vectors(plan);
+    const auto affine = [](const BackwardOperands& own) {
+      return AffineOperands{own.scale, own.bias, own.epsilon};
+    };
     Phase coefficients = ForEachChannelBlock(
         problem.shape, [&](int64_t group, const Range& block) {
-          MergeSumsOfChannels<2>(
+          MergeSumsOfChannels<1 + N>(
               plan, &partials, group, block,
               [&](int64_t c, const double* sums) {
-                const auto at = [&](const VectorOperand& v, A otherwise) {
-                  return ElementOr<A>(v, channels, group, c, otherwise);
-                };
-                const auto channel = BackwardChannelOf<A>(
-                    at(operands.var, 0), at(operands.scale, 1),
-                    at(operands.dmean, 0), at(operands.dvar, 0),
-                    operands.epsilon, sums[0], sums[1], count);
                 const int64_t i = group * channels + c;
-                static_cast<A*>(dscale)[i] = channel.dscale;
-                static_cast<A*>(dbias)[i] = channel.dbias;
-                b.Set(group, c, channel.b);
-                k.Set(group, c, channel.k);
+                static_cast<A*>(dbias)[i] = static_cast<A>(sums[0]);
+                for (int input = 0; input < N; ++input) {
+                  const BackwardOperands& own = operands[input];
+                  const auto at = [&](const VectorOperand& v, A otherwise) {
+                    return ElementOr<A>(v, channels, group, c, otherwise);
+                  };
+                  const auto channel = BackwardChannelOf<A>(
+                      at(own.var, 0), at(own.scale, 1), at(own.dmean, 0),
+                      at(own.dvar, 0), own.epsilon, sums[0], sums[1 + input],
+                      count);
+                  static_cast<A*>(dscale[input])[i] = channel.dscale;
+                  vectors.b[input].Set(group, c, channel.b);
+                  vectors.k[input].Set(group, c, channel.k);
+                }
               });
         });
-    const GradientBuffers apply_buffers =
+    const GradientBuffers<N> apply_buffers =
         dz == nullptr || ReadsDyAgain(context, buffers)
             ? buffers
-            : GradientBuffers{dz, buffers.x, nullptr, Gate::kNone};
-    const NormaliseColumns columns = vectors.columns();
+            : GradientBuffers<N>{dz, buffers.x, nullptr, Gate::kNone};
     RunPhases(
         pool, context,
-        {std::move(prepare),
-         ReducePass(context, buffers, columns, dz, &partials),
+        {PrepareVectors<A, N>(problem.shape, operands, affine, &vectors),
+         ReducePass<N>(context, buffers, vectors.columns(), dz, &partials),
          std::move(coefficients),
-         ApplyPass(context, apply_buffers,
-                   {columns.mean, columns.a, b.data(), k.data(), columns.bias},
-                   dx)});
+         ApplyPass<N>(context, apply_buffers, vectors.apply_columns(), dx)});
   });
 }
+
+#define BNAR_INSTANTIATE(N, ...) \
+  BNAR_DECLARE_OPERATIONS(template, void, ThreadPool&, N);
+BNAR_FOR_EACH_INPUT_COUNT(BNAR_INSTANTIATE)
+#undef BNAR_INSTANTIATE
 
 }  // namespace jax_bnar::cpu

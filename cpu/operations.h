@@ -8,8 +8,8 @@
 
 namespace jax_bnar::cpu {
 
-BNAR_DECLARE_OPERATIONS(void, ThreadPool&);
-BNAR_DECLARE_DUAL_OPERATIONS(void, ThreadPool&);
+BNAR_DECLARE_STATISTICS(void, ThreadPool&);
+BNAR_DECLARE_OPERATIONS(template <int N>, void, ThreadPool&, N);
 
 }  // namespace jax_bnar::cpu
 

@@ -22,6 +22,13 @@ inline char* Offset(void* p, int64_t bytes) {
   return p == nullptr ? nullptr : static_cast<char*>(p) + bytes;
 }
 
+// The same for an array, or a vector, of each input.
+template <typename Pointer, int N>
+PerInput<Pointer, N> Offset(const PerInput<Pointer, N>& all, int64_t bytes) {
+  return PerInputOf<N>(
+      [&](int input) -> Pointer { return Offset(all[input], bytes); });
+}
+
 // Where a task's elements lie: `element` counts from the first element of the
 // array, `bit` from the first element of the group, and `column` from the first
 // column of the first group.
@@ -66,6 +73,30 @@ class Padded {
  private:
   size_t bytes_;
   alignas(64) char data_[kLanes * sizeof(double)];
+};
+
+// Scratch memory for the elements of each input.
+template <int N>
+class PaddedInputs {
+ public:
+  PaddedInputs(int64_t item_size, int64_t count)
+      : all_(PerInputOf<N>([&](int) { return Padded(item_size, count); })) {}
+
+  PerInput<const void*, N> In(const PerInput<const void*, N>& sources) {
+    return PerInputOf<N>(
+        [&](int input) { return all_[input].In(sources[input]); });
+  }
+  PerInput<void*, N> Out() {
+    return PerInputOf<N>([&](int input) { return all_[input].Out(); });
+  }
+  void CopyOut(const PerInput<void*, N>& targets) const {
+    for (int input = 0; input < N; ++input) {
+      all_[input].CopyOut(targets[input]);
+    }
+  }
+
+ private:
+  PerInput<Padded, N> all_;
 };
 
 // Processes the tail of a group, a single row that is shorter than the others.

@@ -17,7 +17,7 @@ namespace jax_bnar::cpu {
 
 // What every pass of one operation shares.
 struct Context {
-  Context(const Problem& problem, bool residual);
+  Context(const Problem& problem, int inputs, bool residual);
 
   DType dtype;
   int64_t item_size;         // of x
@@ -34,7 +34,7 @@ struct Context {
 
 double ElementAsDouble(DType dtype, const void* array, int64_t index);
 
-// Two or three double sums for each group, chunk (or tail) and column.
+// Two double sums, or more, for each group, chunk (or tail) and column.
 class Partials {
  public:
   explicit Partials(const Plan& plan, int64_t sums = 2)
@@ -63,22 +63,25 @@ class Partials {
 
 // Vectors laid out by column, so that a kernel reads them along memory:
 // `columns` elements of the accumulation dtype for each group.
+template <int N>
 struct NormaliseColumns {
-  const char* mean;
-  const char* a;
-  const char* bias;
+  PerInput<const void*, N> mean;
+  PerInput<const void*, N> a;
+  const void* bias;  // the sum of those of all inputs
 };
 
 // a and bias are read with Gate::kX only.
-using ReduceColumns = NormaliseColumns;
+template <int N>
+using ReduceColumns = NormaliseColumns<N>;
 
 // bias is read with Gate::kX only.
+template <int N>
 struct ApplyColumns {
-  const char* mean;
-  const char* a;
-  const char* b;
-  const char* k;
-  const char* bias;
+  PerInput<const void*, N> mean;
+  PerInput<const void*, N> a;
+  PerInput<const void*, N> b;
+  PerInput<const void*, N> k;
+  const void* bias;
 };
 
 // The context, the partials and what the columns point at must outlive the
@@ -86,46 +89,18 @@ struct ApplyColumns {
 Phase StatisticsPass(const Context& context, const void* x, const char* origin,
                      Partials* partials);
 
-Phase NormalisePass(const Context& context, const NormaliseBuffers& buffers,
-                    const NormaliseColumns& columns);
+template <int N>
+Phase NormalisePass(const Context& context, const NormaliseBuffers<N>& buffers,
+                    const NormaliseColumns<N>& columns);
 
-Phase ReducePass(const Context& context, const GradientBuffers& buffers,
-                 const ReduceColumns& columns, void* dz, Partials* partials);
+// The partials have 1 + N sums: those of e, and of e * (x_i - mean_i).
+template <int N>
+Phase ReducePass(const Context& context, const GradientBuffers<N>& buffers,
+                 const ReduceColumns<N>& columns, void* dz, Partials* partials);
 
-Phase ApplyPass(const Context& context, const GradientBuffers& buffers,
-                const ApplyColumns& columns, void* dx);
-
-// --- two inputs --------------------------------------------------------------
-
-struct DualNormaliseColumns {
-  Both<const char*> mean;
-  Both<const char*> a;
-  const char* bias;
-};
-
-// a and bias are read with Gate::kX only.
-using DualReduceColumns = DualNormaliseColumns;
-
-// bias is read with Gate::kX only.
-struct DualApplyColumns {
-  Both<const char*> mean;
-  Both<const char*> a;
-  Both<const char*> b;
-  Both<const char*> k;
-  const char* bias;
-};
-
-Phase DualNormalisePass(const Context& context,
-                        const DualNormaliseBuffers& buffers,
-                        const DualNormaliseColumns& columns);
-
-// The partials have three sums: those of e, e * (x1 - mean1) and
-// e * (x2 - mean2).
-Phase DualReducePass(const Context& context, const DualGradientBuffers& buffers,
-                     const DualReduceColumns& columns, Partials* partials);
-
-Phase DualApplyPass(const Context& context, const DualGradientBuffers& buffers,
-                    const DualApplyColumns& columns, const Both<void*>& dx);
+template <int N>
+Phase ApplyPass(const Context& context, const GradientBuffers<N>& buffers,
+                const ApplyColumns<N>& columns, const PerInput<void*, N>& dx);
 
 }  // namespace jax_bnar::cpu
 

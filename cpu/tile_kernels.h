@@ -34,84 +34,51 @@ struct StatisticsArgs {
   double* m2;   // sum((x - mean)^2); overwritten
 };
 
+// y = act(sum_i (x_i - mean_i) * a_i + bias + z), where `bias` is the sum of
+// the biases of all inputs.
+template <int N>
 struct NormaliseArgs {
-  const void* x;
+  PerInput<const void*, N> x;
   const void* z;  // null without a residual
   void* y;
-  uint8_t* mask;     // null if no mask is wanted
-  const void* mean;  // y = act((x - mean) * a + bias + z)
-  const void* a;
+  uint8_t* mask;  // null if no mask is wanted
+  PerInput<const void*, N> mean;
+  PerInput<const void*, N> a;
   const void* bias;
   bool relu;
   bool stream;  // y bypasses the caches
 };
 
+// With kX the gate is sum_i (x_i - mean_i) * a_i + bias > 0.
+template <int N>
 struct ReduceArgs {
   const void* dy;
-  const void* x;
+  PerInput<const void*, N> x;
   const void* saved;
   void* dz;  // null without a residual
-  const void* mean;
-  const void* a;          // with kX: the gate is (x - mean) * a + bias > 0
-  const void* bias;       // with kX
-  double* sum_e;          // overwritten
-  double* sum_e_centred;  // overwritten
+  PerInput<const void*, N> mean;
+  PerInput<const void*, N> a;          // with kX
+  const void* bias;                    // with kX
+  double* sum_e;                       // overwritten
+  PerInput<double*, N> sum_e_centred;  // overwritten
   Gate gate;
   bool stream;  // dz bypasses the caches
 };
 
+// dx_i = a_i * e + b_i * (x_i - mean_i) + k_i, with the gate of ReduceArgs.
+template <int N>
 struct ApplyArgs {
   const void* e;  // dy, or dz with gate kNone
-  const void* x;
+  PerInput<const void*, N> x;
   const void* saved;
-  void* dx;
-  const void* mean;  // dx = a * e + b * (x - mean) + k
-  const void* a;
-  const void* b;
-  const void* k;
-  const void* bias;  // with kX: the gate is (x - mean) * a + bias > 0
-  Gate gate;
-  bool stream;  // dx bypasses the caches
-};
-
-// The same for y = relu(batch_norm(x1) + batch_norm(x2)); `bias` is the sum of
-// both biases.
-
-struct DualNormaliseArgs {
-  Both<const void*> x;
-  void* y;
-  uint8_t* mask;  // null if no mask is wanted
-  Both<const void*>
-      mean;  // y = relu((x1 - mean1) * a1 + (x2 - mean2) * a2 + bias)
-  Both<const void*> a;
-  const void* bias;
-  bool stream;
-};
-
-struct DualReduceArgs {
-  const void* dy;
-  Both<const void*> x;
-  const void* saved;
-  Both<const void*> mean;
-  Both<const void*> a;  // with kX
-  const void* bias;     // with kX
-  double* sum_e;
-  Both<double*> sum_e_centred;
-  Gate gate;  // not kNone
-};
-
-struct DualApplyArgs {
-  const void* dy;
-  Both<const void*> x;
-  const void* saved;
-  Both<void*> dx;
-  Both<const void*> mean;
-  Both<const void*> a;
-  Both<const void*> b;
-  Both<const void*> k;
+  PerInput<void*, N> dx;
+  PerInput<const void*, N> mean;
+  PerInput<const void*, N> a;
+  PerInput<const void*, N> b;
+  PerInput<const void*, N> k;
   const void* bias;  // with kX
-  Gate gate;         // not kNone
-  bool stream;
+  Gate gate;
+  bool stream;  // the dx_i bypass the caches
 };
 
 // Each vector of a plane is the one value of its channel, and the plane's mask
@@ -121,23 +88,30 @@ struct Plane {
   int64_t mask_bit;  // of the first element, counted from the mask pointer
 };
 
-struct TileKernels {
+struct StatisticsKernels {
   void (*rows_statistics)(const RowsTile&, const StatisticsArgs&);
-  void (*rows_normalise)(const RowsTile&, const NormaliseArgs&);
-  void (*rows_reduce)(const RowsTile&, const ReduceArgs&);
-  void (*rows_apply)(const RowsTile&, const ApplyArgs&);
-  void (*rows_dual_normalise)(const RowsTile&, const DualNormaliseArgs&);
-  void (*rows_dual_reduce)(const RowsTile&, const DualReduceArgs&);
-  void (*rows_dual_apply)(const RowsTile&, const DualApplyArgs&);
-
   void (*plane_statistics)(const Plane&, const StatisticsArgs&);
-  void (*plane_normalise)(const Plane&, const NormaliseArgs&);
-  void (*plane_reduce)(const Plane&, const ReduceArgs&);
-  void (*plane_apply)(const Plane&, const ApplyArgs&);
-  void (*plane_dual_normalise)(const Plane&, const DualNormaliseArgs&);
-  void (*plane_dual_reduce)(const Plane&, const DualReduceArgs&);
-  void (*plane_dual_apply)(const Plane&, const DualApplyArgs&);
 };
+
+template <int N>
+struct InputKernels {
+  void (*rows_normalise)(const RowsTile&, const NormaliseArgs<N>&);
+  void (*rows_reduce)(const RowsTile&, const ReduceArgs<N>&);
+  void (*rows_apply)(const RowsTile&, const ApplyArgs<N>&);
+  void (*plane_normalise)(const Plane&, const NormaliseArgs<N>&);
+  void (*plane_reduce)(const Plane&, const ReduceArgs<N>&);
+  void (*plane_apply)(const Plane&, const ApplyArgs<N>&);
+};
+
+#define BNAR_AND_INPUT_KERNELS(N, ...) , InputKernels<N>
+struct TileKernels
+    : StatisticsKernels BNAR_FOR_EACH_INPUT_COUNT(BNAR_AND_INPUT_KERNELS) {
+  template <int N>
+  const InputKernels<N>& of_inputs() const {
+    return *this;
+  }
+};
+#undef BNAR_AND_INPUT_KERNELS
 
 }  // namespace jax_bnar::cpu
 

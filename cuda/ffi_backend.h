@@ -48,7 +48,6 @@ class FfiBackend {
     return Run([&] { return cuda::name(launch_, args...); }); \
   }
   BNAR_FOR_EACH_OPERATION(BNAR_RUN_ON_STREAM)
-  BNAR_FOR_EACH_DUAL_OPERATION(BNAR_RUN_ON_STREAM)
 #undef BNAR_RUN_ON_STREAM
 
  private:

@@ -6,8 +6,7 @@
 #include <cstdint>
 
 #include "cuda/ffi_backend.h"
-#include "native/ffi_dual_operations.h"
-#include "native/ffi_operations.h"
+#include "native/ffi_targets.h"
 
 namespace jax_bnar {
 namespace {
@@ -49,9 +48,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(InitializeCuda, Initialize,
 BNAR_DEFINE_HANDLERS(Cuda, CudaBackend,
                      ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>(),
                      {ffi::Traits::kCmdBufferCompatible})
-BNAR_DEFINE_DUAL_HANDLERS(
-    Cuda, CudaBackend,
-    ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>(),
-    {ffi::Traits::kCmdBufferCompatible})
 
 }  // namespace jax_bnar

@@ -1,4 +1,4 @@
-// The FFI handlers of the GPU, one for each operation of
+// The FFI handlers of the GPU, one for each custom call of
 // native/operations.h, and what runs before the first of them.
 
 #ifndef JAX_BNAR_CUDA_FFI_HANDLERS_H_
@@ -11,7 +11,6 @@ namespace jax_bnar {
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(InitializeCuda);
 BNAR_DECLARE_HANDLERS(Cuda)
-BNAR_DECLARE_DUAL_HANDLERS(Cuda)
 
 }  // namespace jax_bnar
 

@@ -37,8 +37,9 @@ struct Launch {
 // called once before the first operation, and never while a stream is captured.
 cudaError_t PrepareKernels();
 
-BNAR_DECLARE_OPERATIONS(cudaError_t, Launch&);
-BNAR_DECLARE_DUAL_OPERATIONS(cudaError_t, Launch&);
+BNAR_DECLARE_STATISTICS(cudaError_t, Launch&);
+BNAR_DECLARE_OPERATIONS(, cudaError_t, Launch&, 1);
+BNAR_DECLARE_OPERATIONS(, cudaError_t, Launch&, 2);
 
 }  // namespace cuda
 }  // namespace jax_bnar

@@ -44,8 +44,7 @@ nb::dict Registrations() {
   nb::dict cuda;
 #define BNAR_REGISTER(name, python, ...) \
   cuda[python] = Stages(jax_bnar::CudaTarget<jax_bnar::name##Cuda>);
-  BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
-  BNAR_FOR_EACH_DUAL_OPERATION(BNAR_REGISTER)
+  BNAR_FOR_EACH_TARGET(BNAR_REGISTER)
 #undef BNAR_REGISTER
   nb::dict platforms;
   platforms["CUDA"] = cuda;

@@ -1,4 +1,5 @@
-// Declarations of the FFI handlers of a platform, one for each operation.
+// Declarations of the FFI handlers of a platform, one for each custom
+// call of native/operations.h.
 
 #ifndef JAX_BNAR_NATIVE_FFI_HANDLERS_H_
 #define JAX_BNAR_NATIVE_FFI_HANDLERS_H_
@@ -9,11 +10,8 @@
 #define BNAR_DECLARE_HANDLER(name, python, suffix) \
   XLA_FFI_DECLARE_HANDLER_SYMBOL(name##suffix);
 
-// Declares Forward<suffix>, Backward<suffix> and so on.
+// Declares Forward<suffix>, DualForward<suffix> and so on.
 #define BNAR_DECLARE_HANDLERS(suffix) \
-  BNAR_FOR_EACH_OPERATION(BNAR_DECLARE_HANDLER, suffix)
-
-#define BNAR_DECLARE_DUAL_HANDLERS(suffix) \
-  BNAR_FOR_EACH_DUAL_OPERATION(BNAR_DECLARE_HANDLER, suffix)
+  BNAR_FOR_EACH_TARGET(BNAR_DECLARE_HANDLER, suffix)
 
 #endif  // JAX_BNAR_NATIVE_FFI_HANDLERS_H_

@@ -1,5 +1,5 @@
-// The custom call of each operation, for any platform. It reads the buffers and
-// attributes, checks them, and hands them to a backend.
+// The custom calls of the operations, for any platform and number of inputs.
+// They read the buffers and attributes, check them, and hand them to a backend.
 //
 // A backend is constructed from what XLA's execution context holds for its
 // platform (Backend::Native) and has
@@ -8,13 +8,14 @@
 //       workspace for the reductions of `inputs` inputs
 //   ffi::Error Forward(...), ...   which run the operations of
 //       native/operations.h
+//
+// native/ffi_targets.h has the attributes of each custom call.
 
 #ifndef JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
 #define JAX_BNAR_NATIVE_FFI_OPERATIONS_H_
 
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "native/ffi_call.h"
 #include "native/operations.h"
@@ -22,226 +23,233 @@
 
 namespace jax_bnar {
 
-template <typename Backend>
+// The attributes that every operation has.
+struct ShapeAttributes {
+  bool has_groups;
+  bool has_inner;
+};
+
+// Which vectors of each input there are.
+template <int N>
+struct AffineAttributes {
+  PerInput<bool, N> has_scale;
+  PerInput<bool, N> has_bias;
+  double epsilon;
+};
+
+struct NormaliseAttributes {
+  bool has_z;
+  std::string_view activation;
+  bool save_mask;
+};
+
+struct GradientAttributes {
+  std::string_view gate;
+  bool has_z;
+};
+
+// An operation for N inputs. With more than one, errors number their operands.
+template <typename Backend, int N>
 class FfiOperations {
  public:
+  using Error = xla::ffi::Error;
   using Native = typename Backend::Native;
   using Args = xla::ffi::RemainingArgs;
   using Rets = xla::ffi::RemainingRets;
+  using Affine = AffineAttributes<N>;
 
-  static xla::ffi::Error Forward(Native native, Args args, Rets rets,
-                                 bool has_groups, bool has_inner, bool has_z,
-                                 bool has_scale, bool has_bias, double epsilon,
-                                 std::string_view activation, bool save_mask) {
-    FfiCall call(args, rets, /*x=*/0, has_groups, has_inner);
-    NormaliseBuffers buffers{};
-    buffers.x = call.Array("x");
-    buffers.z = call.ArrayIf(has_z, "z");
-    const AffineOperands affine =
-        ReadAffine(call, has_scale, has_bias, epsilon);
-    buffers.relu = call.ParseRelu(activation);
+  static Error Forward(Native native, Args args, Rets rets,
+                       ShapeAttributes shape, const Affine& attributes,
+                       const NormaliseAttributes& normalise) {
+    FfiCall call = Call(args, rets, /*x=*/0, shape);
+    NormaliseBuffers<N> buffers = ReadNormalised(call, normalise);
+    const auto affine = ReadAffine(call, attributes);
+    buffers.relu = call.ParseRelu(normalise.activation);
     buffers.y = call.ArrayResult("y");
-    void* mean = call.VectorResult("mean");
-    void* var = call.VectorResult("var");
-    buffers.mask = call.MaskResultIf(save_mask, "mask");
-    return Run(native, call, Workspace::kSums, [&](Backend& backend) {
+    PerInput<void*, N> mean, var;
+    for (int i = 0; i < N; ++i) {
+      mean[i] = call.VectorResult(Name("mean", i).c_str());
+      var[i] = call.VectorResult(Name("var", i).c_str());
+    }
+    buffers.mask = call.MaskResultIf(normalise.save_mask, "mask");
+    return Run(native, call, /*summed_inputs=*/N, [&](Backend& backend) {
       return backend.Forward(call.problem(), buffers, affine, mean, var);
     });
   }
 
-  static xla::ffi::Error Normalise(Native native, Args args, Rets rets,
-                                   bool has_groups, bool has_inner, bool has_z,
-                                   bool has_scale, bool has_bias,
-                                   double epsilon, std::string_view activation,
-                                   bool save_mask) {
-    FfiCall call(args, rets, /*x=*/0, has_groups, has_inner);
-    NormaliseBuffers buffers{};
-    buffers.x = call.Array("x");
-    buffers.z = call.ArrayIf(has_z, "z");
-    const AffineOperands affine =
-        ReadAffine(call, has_scale, has_bias, epsilon);
-    const VectorOperand mean = call.Vector("mean");
-    const VectorOperand var = call.Vector("var");
-    buffers.relu = call.ParseRelu(activation);
+  static Error Normalise(Native native, Args args, Rets rets,
+                         ShapeAttributes shape, const Affine& attributes,
+                         const NormaliseAttributes& normalise) {
+    FfiCall call = Call(args, rets, /*x=*/0, shape);
+    NormaliseBuffers<N> buffers = ReadNormalised(call, normalise);
+    const auto affine = ReadAffine(call, attributes);
+    PerInput<VectorOperand, N> mean, var;
+    for (int i = 0; i < N; ++i) {
+      mean[i] = call.Vector(Name("mean", i).c_str());
+      var[i] = call.Vector(Name("var", i).c_str());
+    }
+    buffers.relu = call.ParseRelu(normalise.activation);
     buffers.y = call.ArrayResult("y");
-    buffers.mask = call.MaskResultIf(save_mask, "mask");
-    return Run(native, call, Workspace::kNone, [&](Backend& backend) {
+    buffers.mask = call.MaskResultIf(normalise.save_mask, "mask");
+    return Run(native, call, /*summed_inputs=*/0, [&](Backend& backend) {
       return backend.Normalise(call.problem(), buffers, affine, mean, var);
     });
   }
 
-  static xla::ffi::Error Statistics(Native native, Args args, Rets rets,
-                                    bool has_groups, bool has_inner) {
-    FfiCall call(args, rets, /*x=*/0, has_groups, has_inner);
+  static Error Statistics(Native native, Args args, Rets rets,
+                          ShapeAttributes shape) {
+    static_assert(N == 1, "each input has statistics of its own");
+    FfiCall call = Call(args, rets, /*x=*/0, shape);
     const void* x = call.Array("x");
     void* mean = call.VectorResult("mean");
     void* var = call.VectorResult("var");
-    return Run(native, call, Workspace::kSums, [&](Backend& backend) {
+    return Run(native, call, /*summed_inputs=*/1, [&](Backend& backend) {
       return backend.Statistics(call.problem(), x, mean, var);
     });
   }
 
-  static xla::ffi::Error Backward(Native native, Args args, Rets rets,
-                                  bool has_groups, bool has_inner,
-                                  bool has_scale, bool has_bias, double epsilon,
-                                  std::string_view gate, bool has_z) {
-    FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
-    const GradientBuffers buffers = ReadGradient(call, gate);
-    BackwardOperands operands{};
-    operands.mean = call.Vector("mean");
-    operands.var = call.Vector("var");
-    operands.scale = call.VectorIf(has_scale, "scale");
-    operands.bias = call.VectorIf(has_bias, "bias");
-    operands.dmean = call.Vector("dmean");
-    operands.dvar = call.Vector("dvar");
-    operands.epsilon = call.CheckEpsilon(epsilon);
-    void* dx = call.ArrayResult("dx");
-    void* dscale = call.VectorResult("dscale");
+  static Error Backward(Native native, Args args, Rets rets,
+                        ShapeAttributes shape, const Affine& attributes,
+                        const GradientAttributes& gradient) {
+    FfiCall call = Call(args, rets, /*x=*/1, shape);
+    const GradientBuffers<N> buffers = ReadGradient(call, gradient.gate);
+    PerInput<BackwardOperands, N> operands{};
+    for (int i = 0; i < N; ++i) {
+      operands[i].mean = call.Vector(Name("mean", i).c_str());
+      operands[i].var = call.Vector(Name("var", i).c_str());
+    }
+    const auto affine = ReadAffine(call, attributes);
+    for (int i = 0; i < N; ++i) {
+      operands[i].scale = affine[i].scale;
+      operands[i].bias = affine[i].bias;
+      operands[i].epsilon = affine[i].epsilon;
+      operands[i].dmean = call.Vector(Name("dmean", i).c_str());
+      operands[i].dvar = call.Vector(Name("dvar", i).c_str());
+    }
+    const auto dx = ArrayResults(call, "dx");
+    const auto dscale = VectorResults(call, "dscale");
     void* dbias = call.VectorResult("dbias");
-    void* dz = call.ArrayResultIf(has_z, "dz");
-    return Run(native, call, Workspace::kSums, [&](Backend& backend) {
+    void* dz = call.ArrayResultIf(gradient.has_z, "dz");
+    return Run(native, call, /*summed_inputs=*/N, [&](Backend& backend) {
       return backend.Backward(call.problem(), buffers, operands, dx, dscale,
                               dbias, dz);
     });
   }
 
-  static xla::ffi::Error BackwardReduce(Native native, Args args, Rets rets,
-                                        bool has_groups, bool has_inner,
-                                        bool has_scale, bool has_bias,
-                                        double epsilon, std::string_view gate,
-                                        bool has_z) {
-    FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
-    const GradientBuffers buffers = ReadGradient(call, gate);
-    ReduceOperands operands{};
-    operands.mean = call.Vector("mean");
-    operands.var = call.VectorIf(buffers.gate == Gate::kX, "var");
-    operands.affine = ReadAffine(call, has_scale, has_bias, epsilon);
+  static Error BackwardReduce(Native native, Args args, Rets rets,
+                              ShapeAttributes shape, const Affine& attributes,
+                              const GradientAttributes& gradient) {
+    FfiCall call = Call(args, rets, /*x=*/1, shape);
+    const GradientBuffers<N> buffers = ReadGradient(call, gradient.gate);
+    const bool has_var = buffers.gate == Gate::kX;
+    PerInput<ReduceOperands, N> operands{};
+    for (int i = 0; i < N; ++i) {
+      operands[i].mean = call.Vector(Name("mean", i).c_str());
+      operands[i].var = call.VectorIf(has_var, Name("var", i).c_str());
+    }
+    const auto affine = ReadAffine(call, attributes);
+    for (int i = 0; i < N; ++i) operands[i].affine = affine[i];
     void* sum_e = call.VectorResult("sum_e");
-    void* sum_e_centred = call.VectorResult("sum_e_centred");
-    void* dz = call.ArrayResultIf(has_z, "dz");
-    return Run(native, call, Workspace::kSums, [&](Backend& backend) {
+    const auto sum_e_centred = VectorResults(call, "sum_e_centred");
+    void* dz = call.ArrayResultIf(gradient.has_z, "dz");
+    return Run(native, call, /*summed_inputs=*/N, [&](Backend& backend) {
       return backend.BackwardReduce(call.problem(), buffers, operands, sum_e,
                                     sum_e_centred, dz);
     });
   }
 
-  static xla::ffi::Error BackwardApply(Native native, Args args, Rets rets,
-                                       bool has_groups, bool has_inner,
-                                       bool has_scale, bool has_bias,
-                                       double epsilon, std::string_view gate) {
-    FfiCall call(args, rets, /*x=*/1, has_groups, has_inner);
-    const GradientBuffers buffers = ReadGradient(call, gate);
-    ApplyOperands operands{};
-    operands.mean = call.Vector("mean");
-    operands.var = call.Vector("var");
-    operands.affine = ReadAffine(call, has_scale, has_bias, epsilon);
-    operands.b = call.Vector("b");
-    operands.k = call.Vector("k");
-    void* dx = call.ArrayResult("dx");
-    return Run(native, call, Workspace::kNone, [&](Backend& backend) {
+  static Error BackwardApply(Native native, Args args, Rets rets,
+                             ShapeAttributes shape, const Affine& attributes,
+                             std::string_view gate) {
+    FfiCall call = Call(args, rets, /*x=*/1, shape);
+    const GradientBuffers<N> buffers = ReadGradient(call, gate);
+    PerInput<ApplyOperands, N> operands{};
+    for (int i = 0; i < N; ++i) {
+      operands[i].mean = call.Vector(Name("mean", i).c_str());
+      operands[i].var = call.Vector(Name("var", i).c_str());
+    }
+    const auto affine = ReadAffine(call, attributes);
+    for (int i = 0; i < N; ++i) {
+      operands[i].affine = affine[i];
+      operands[i].b = call.Vector(Name("b", i).c_str());
+      operands[i].k = call.Vector(Name("k", i).c_str());
+    }
+    const auto dx = ArrayResults(call, "dx");
+    return Run(native, call, /*summed_inputs=*/0, [&](Backend& backend) {
       return backend.BackwardApply(call.problem(), buffers, operands, dx);
     });
   }
 
-  // Each function binds what the handler of that name takes after the context,
-  // in order.
-  template <typename Binding>
-  static auto BindForward(Binding&& binding) {
-    return BindNormalise(std::move(binding));
+ private:
+  // What errors call an operand or result of one input.
+  static std::string Name(const char* name, int input) {
+    return N == 1 ? name : name + std::to_string(input + 1);
   }
 
-  template <typename Binding>
-  static auto BindNormalise(Binding&& binding) {
-    return BindShape(std::move(binding))
-        .template Attr<bool>("has_z")
-        .template Attr<bool>("has_scale")
-        .template Attr<bool>("has_bias")
-        .template Attr<double>("epsilon")
-        .template Attr<std::string_view>("activation")
-        .template Attr<bool>("save_mask");
+  static FfiCall Call(Args args, Rets rets, size_t x, ShapeAttributes shape) {
+    return FfiCall(args, rets, x, shape.has_groups, shape.has_inner,
+                   Name("x", 0).c_str());
   }
 
-  template <typename Binding>
-  static auto BindStatistics(Binding&& binding) {
-    return BindShape(std::move(binding));
+  // The rest of the buffers comes after other operands.
+  static NormaliseBuffers<N> ReadNormalised(
+      FfiCall& call, const NormaliseAttributes& attributes) {
+    NormaliseBuffers<N> buffers{};
+    buffers.x = ReadInputs(call);
+    buffers.z = call.ArrayIf(attributes.has_z, "z");
+    return buffers;
   }
 
-  template <typename Binding>
-  static auto BindBackward(Binding&& binding) {
-    return BindBackwardApply(std::move(binding)).template Attr<bool>("has_z");
-  }
-
-  template <typename Binding>
-  static auto BindBackwardReduce(Binding&& binding) {
-    return BindBackward(std::move(binding));
-  }
-
-  template <typename Binding>
-  static auto BindBackwardApply(Binding&& binding) {
-    return BindShape(std::move(binding))
-        .template Attr<bool>("has_scale")
-        .template Attr<bool>("has_bias")
-        .template Attr<double>("epsilon")
-        .template Attr<std::string_view>("gate");
-  }
-
- protected:
-  // For how many inputs an operation has sums in a workspace.
-  enum class Workspace { kNone = 0, kSums = 1, kSumsOfBoth = 2 };
-
-  template <typename Binding>
-  static auto BindShape(Binding&& binding) {
-    return std::move(binding)
-        .RemainingArgs()
-        .RemainingRets()
-        .template Attr<bool>("has_groups")
-        .template Attr<bool>("has_inner");
-  }
-
-  // `number` is appended to the names of the operands in errors.
-  static AffineOperands ReadAffine(FfiCall& call, bool has_scale, bool has_bias,
-                                   double epsilon,
-                                   const std::string& number = "") {
-    AffineOperands affine{};
-    affine.scale = call.VectorIf(has_scale, ("scale" + number).c_str());
-    affine.bias = call.VectorIf(has_bias, ("bias" + number).c_str());
-    affine.epsilon = call.CheckEpsilon(epsilon);
-    return affine;
-  }
-
-  static GradientBuffers ReadGradient(FfiCall& call, std::string_view gate) {
-    GradientBuffers buffers{};
+  static GradientBuffers<N> ReadGradient(FfiCall& call, std::string_view gate) {
+    GradientBuffers<N> buffers{};
     buffers.dy = call.Array("dy");
-    buffers.x = call.Array("x");
-    buffers.gate = call.ParseGate(gate);
+    buffers.x = ReadInputs(call);
+    buffers.gate =
+        kHasEveryForm<N> ? call.ParseGate(gate) : call.ParseDualGate(gate);
     buffers.saved = call.Saved(buffers.gate);
     return buffers;
   }
 
+  static PerInput<const void*, N> ReadInputs(FfiCall& call) {
+    return PerInputOf<N>(
+        [&](int i) { return call.Array(Name("x", i).c_str()); });
+  }
+
+  static PerInput<AffineOperands, N> ReadAffine(FfiCall& call,
+                                                const Affine& attributes) {
+    return PerInputOf<N>([&](int i) {
+      AffineOperands affine{};
+      affine.scale =
+          call.VectorIf(attributes.has_scale[i], Name("scale", i).c_str());
+      affine.bias =
+          call.VectorIf(attributes.has_bias[i], Name("bias", i).c_str());
+      affine.epsilon = call.CheckEpsilon(attributes.epsilon);
+      return affine;
+    });
+  }
+
+  static PerInput<void*, N> ArrayResults(FfiCall& call, const char* name) {
+    return PerInputOf<N>(
+        [&](int i) { return call.ArrayResult(Name(name, i).c_str()); });
+  }
+
+  static PerInput<void*, N> VectorResults(FfiCall& call, const char* name) {
+    return PerInputOf<N>(
+        [&](int i) { return call.VectorResult(Name(name, i).c_str()); });
+  }
+
+  // `summed_inputs` is for how many inputs the operation has sums in a
+  // workspace.
   template <typename F>
-  static xla::ffi::Error Run(Native native, FfiCall& call, Workspace workspace,
-                             F f) {
+  static Error Run(Native native, FfiCall& call, int summed_inputs, F f) {
     Backend backend(native);
     if (!Backend::kTakesMaskChannels) call.RequireMaskInOrder();
-    if (workspace != Workspace::kNone) {
-      backend.ReadWorkspace(call, static_cast<int>(workspace));
-    }
-    xla::ffi::Error error = call.Finish();
+    if (summed_inputs > 0) backend.ReadWorkspace(call, summed_inputs);
+    Error error = call.Finish();
     if (error.failure()) return error;
     return f(backend);
   }
 };
-
-#define BNAR_DEFINE_HANDLER(name, python, suffix, Backend, context, ...) \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                         \
-      name##suffix, FfiOperations<Backend>::name,                        \
-      FfiOperations<Backend>::Bind##name(context), ##__VA_ARGS__);
-
-// Defines the handlers Forward<suffix>, Backward<suffix> and so on. The
-// argument after the backend is the binding of the context from which
-// Backend::Native is decoded; the traits of the handlers may follow.
-#define BNAR_DEFINE_HANDLERS(suffix, Backend, ...) \
-  BNAR_FOR_EACH_OPERATION(BNAR_DEFINE_HANDLER, suffix, Backend, __VA_ARGS__)
 
 }  // namespace jax_bnar
 

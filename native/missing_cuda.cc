@@ -53,8 +53,7 @@ nb::dict MissingCudaKernels(std::string why) {
   Why() = std::move(why);
   nb::dict handlers;
 #define BNAR_REGISTER(name, python, ...) handlers[python] = Stages();
-  BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
-  BNAR_FOR_EACH_DUAL_OPERATION(BNAR_REGISTER)
+  BNAR_FOR_EACH_TARGET(BNAR_REGISTER)
 #undef BNAR_REGISTER
   return handlers;
 }

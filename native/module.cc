@@ -31,8 +31,7 @@ nb::dict Registrations() {
   nb::dict cpu;
 #define BNAR_REGISTER(name, python, ...) \
   cpu[python] = jax_bnar::Encapsulate(jax_bnar::cpu::name##Handler);
-  BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
-  BNAR_FOR_EACH_DUAL_OPERATION(BNAR_REGISTER)
+  BNAR_FOR_EACH_TARGET(BNAR_REGISTER)
 #undef BNAR_REGISTER
   nb::dict platforms;
   platforms["cpu"] = cpu;

@@ -7,10 +7,10 @@
 #ifndef JAX_BNAR_NATIVE_PROBLEM_H_
 #define JAX_BNAR_NATIVE_PROBLEM_H_
 
-#include <array>
 #include <cstdint>
 
 #include "native/host_device.h"
+#include "native/per_input.h"
 
 namespace jax_bnar {
 
@@ -67,9 +67,10 @@ struct AffineOperands {
   double epsilon;
 };
 
-// The arrays that y = act(batch_norm(x) + z) reads and writes.
+// The arrays that y = act(sum_i batch_norm(x_i) + z) reads and writes.
+template <int N>
 struct NormaliseBuffers {
-  const void* x;
+  PerInput<const void*, N> x;
   const void* z;  // may be null
   void* y;
   uint8_t* mask;  // may be null
@@ -77,16 +78,19 @@ struct NormaliseBuffers {
 };
 
 // The arrays that backward reads.
+template <int N>
 struct GradientBuffers {
   const void* dy;
-  const void* x;
+  PerInput<const void*, N> x;
   const void* saved;  // y or the mask, as the gate says, or null
   Gate gate;
 };
 
-// With Gate::kX the gate is (x - mean) * a + bias > 0, with the multiplier a of
-// forward (Multiplier in native/numerics.h). Otherwise var, scale and bias are
-// absent.
+// The operands of one input follow.
+
+// With Gate::kX the gate is sum_i (x_i - mean_i) * a_i + bias > 0, with the
+// multipliers a_i of forward (Multiplier in native/numerics.h) and the sum of
+// all biases. Otherwise var, scale and bias are absent.
 struct ReduceOperands {
   VectorOperand mean;
   VectorOperand var;
@@ -111,27 +115,6 @@ struct BackwardOperands {
   VectorOperand dmean;
   VectorOperand dvar;
   double epsilon;
-};
-
-// What belongs to x1 and what belongs to x2, in
-// y = relu(batch_norm(x1) + batch_norm(x2)).
-template <typename T>
-using Both = std::array<T, 2>;
-
-struct DualNormaliseBuffers {
-  Both<const void*> x;
-  void* y;
-  uint8_t* mask;  // may be null
-};
-
-// The gate is never Gate::kNone. With Gate::kX it is
-// (x1 - mean1) * a1 + (x2 - mean2) * a2 + bias > 0, where bias is the sum of
-// both biases.
-struct DualGradientBuffers {
-  const void* dy;
-  Both<const void*> x;
-  const void* saved;  // y or the mask, as the gate says, or null
-  Gate gate;
 };
 
 }  // namespace jax_bnar

@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "cpu/isa/inputs.h"
 #include "cpu/isa/simd_memory.h"
 #include "cpu/tile_kernels.h"
 
@@ -20,42 +21,15 @@ BNAR_INLINE void StoreResult(T* p, const Stored<T>& stored) {
   }
 }
 
-// Returns y before it is rounded.
-template <bool kRelu, bool kResidual, typename T, typename A = Accumulator<T>>
-BNAR_INLINE Vec<A> NormalisedElements(const Vec<A>& x, const T* z,
-                                      const Vec<A>& mean, const Vec<A>& a,
-                                      const Vec<A>& bias) {
-  Vec<A> y = (x - mean) * a + bias;
+// Returns y before it is rounded, of the elements that load(input) returns.
+template <bool kRelu, bool kResidual, typename A, int N, typename F, typename T>
+BNAR_INLINE Vec<A> NormalisedElements(const InputVectors<A, N>& vectors, F load,
+                                      const T* z) {
+  Vec<A> y = vectors.Normalised(vectors.Centred(load));
   if constexpr (kResidual) y = y + Load(z);
   if constexpr (kRelu) y = Relu(y);
   return y;
 }
-
-// The constants of a vector of columns, or of one plane.
-template <typename A>
-struct GateVectors {
-  Vec<A> mean;
-  Vec<A> a;     // set only with Gate::kX
-  Vec<A> bias;  // set only with Gate::kX
-
-  template <Gate kGate>
-  static BNAR_INLINE GateVectors Columns(const A* mean, const A* a,
-                                         const A* bias, int64_t c) {
-    GateVectors r{};
-    r.mean = Load(mean + c);
-    if constexpr (kGate == Gate::kX) {
-      r.a = Load(a + c);
-      r.bias = Load(bias + c);
-    }
-    return r;
-  }
-
-  // Returns the sum that Normalise forms. The operations are the same, so the
-  // sign is the same.
-  BNAR_INLINE Vec<A> Normalised(const Vec<A>& centred) const {
-    return centred * a + bias;
-  }
-};
 
 // e, and its stored form in dz, which is exact.
 template <typename T>
@@ -91,11 +65,13 @@ BNAR_INLINE GatedValue<T> Gated(const T* dy, const void* saved, int64_t i,
   return r;
 }
 
-template <typename T, typename A = Accumulator<T>>
-BNAR_INLINE Stored<T> GradientElements(const Vec<A>& e, const Vec<A>& centred,
-                                       const Vec<A>& a, const Vec<A>& b,
-                                       const Vec<A>& k) {
-  return Round<T>(a * e + (b * centred + k));
+// Returns dx of one input.
+template <typename T, typename A, int N>
+BNAR_INLINE Stored<T> GradientElements(const GradientVectors<A, N>& vectors,
+                                       int input, const Vec<A>& e,
+                                       const InputVecs<A, N>& centred) {
+  return Round<T>(vectors.a[input] * e +
+                  (vectors.b[input] * centred[input] + vectors.k[input]));
 }
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

@@ -21,11 +21,12 @@ void WithBool(bool value, F f) {
   value ? f(Bool<true>()) : f(Bool<false>());
 }
 
-template <typename F>
+template <int N, typename F>
 void WithGate(Gate gate, F f) {
   switch (gate) {
     case Gate::kNone:
-      return f(GateConstant<Gate::kNone>());
+      if constexpr (kHasEveryForm<N>) f(GateConstant<Gate::kNone>());
+      return;
     case Gate::kY:
       return f(GateConstant<Gate::kY>());
     case Gate::kMask:
@@ -35,36 +36,35 @@ void WithGate(Gate gate, F f) {
   }
 }
 
-// The same for two inputs, where there is always a ReLU.
-template <typename F>
-void WithDualGate(Gate gate, F f) {
-  switch (gate) {
-    case Gate::kY:
-      return f(GateConstant<Gate::kY>());
-    case Gate::kMask:
-      return f(GateConstant<Gate::kMask>());
-    default:
-      return f(GateConstant<Gate::kX>());
-  }
-}
-
 // Calls f(relu, residual, mask, stream) with integral constants.
-template <typename F>
-void WithNormaliseFlags(const NormaliseArgs& args, F f) {
-  WithBool(args.z != nullptr, [&](auto residual) {
-    WithBool(args.stream, [&](auto stream) {
-      if (!args.relu) return f(Bool<false>(), residual, Bool<false>(), stream);
-      WithBool(args.mask != nullptr,
-               [&](auto mask) { f(Bool<true>(), residual, mask, stream); });
-    });
+template <int N, typename F>
+void WithNormaliseFlags(const NormaliseArgs<N>& args, F f) {
+  const auto with_relu = [&](auto residual, auto stream) {
+    WithBool(args.mask != nullptr,
+             [&](auto mask) { f(Bool<true>(), residual, mask, stream); });
+  };
+  WithBool(args.stream, [&](auto stream) {
+    if constexpr (kHasEveryForm<N>) {
+      WithBool(args.z != nullptr, [&](auto residual) {
+        if (args.relu) return with_relu(residual, stream);
+        f(Bool<false>(), residual, Bool<false>(), stream);
+      });
+    } else {
+      with_relu(Bool<false>(), stream);
+    }
   });
 }
 
 // Calls f(residual, stream) with integral constants.
-template <typename F>
-void WithResidual(const ReduceArgs& args, F f) {
-  if (args.dz == nullptr) return f(Bool<false>(), Bool<false>());
-  WithBool(args.stream, [&](auto stream) { f(Bool<true>(), stream); });
+template <int N, typename F>
+void WithResidual(const ReduceArgs<N>& args, F f) {
+  if constexpr (kHasEveryForm<N>) {
+    if (args.dz != nullptr) {
+      return WithBool(args.stream,
+                      [&](auto stream) { f(Bool<true>(), stream); });
+    }
+  }
+  f(Bool<false>(), Bool<false>());
 }
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

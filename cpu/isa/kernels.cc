@@ -5,13 +5,17 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
+template <typename T, int N>
+constexpr InputKernels<N> kInputKernels = {
+    RowsNormalise<T, N>,  RowsReduce<T, N>,  RowsApply<T, N>,
+    PlaneNormalise<T, N>, PlaneReduce<T, N>, PlaneApply<T, N>};
+
+#define BNAR_AND_INPUT_KERNELS(N, ...) , kInputKernels<T, N>
 template <typename T>
 constexpr TileKernels kTable = {
-    RowsStatistics<T>,  RowsNormalise<T>,     RowsReduce<T>,
-    RowsApply<T>,       RowsDualNormalise<T>, RowsDualReduce<T>,
-    RowsDualApply<T>,   PlaneStatistics<T>,   PlaneNormalise<T>,
-    PlaneReduce<T>,     PlaneApply<T>,        PlaneDualNormalise<T>,
-    PlaneDualReduce<T>, PlaneDualApply<T>};
+    {RowsStatistics<T>,
+     PlaneStatistics<T>} BNAR_FOR_EACH_INPUT_COUNT(BNAR_AND_INPUT_KERNELS)};
+#undef BNAR_AND_INPUT_KERNELS
 
 }  // namespace
 

@@ -1,5 +1,5 @@
 // The kernels of one instruction set (BNAR_ISA). Each has a source file of its
-// own, which instantiates it for every dtype.
+// own, which instantiates it for every dtype and number of inputs.
 
 #ifndef JAX_BNAR_CPU_ISA_KERNELS_H_
 #define JAX_BNAR_CPU_ISA_KERNELS_H_
@@ -11,39 +11,30 @@ namespace jax_bnar::cpu::BNAR_ISA {
 
 template <typename T>
 void RowsStatistics(const RowsTile& tile, const StatisticsArgs& args);
-template <typename T>
-void RowsNormalise(const RowsTile& tile, const NormaliseArgs& args);
-template <typename T>
-void RowsReduce(const RowsTile& tile, const ReduceArgs& args);
-template <typename T>
-void RowsApply(const RowsTile& tile, const ApplyArgs& args);
-template <typename T>
-void RowsDualNormalise(const RowsTile& tile, const DualNormaliseArgs& args);
-template <typename T>
-void RowsDualReduce(const RowsTile& tile, const DualReduceArgs& args);
-template <typename T>
-void RowsDualApply(const RowsTile& tile, const DualApplyArgs& args);
+template <typename T, int N>
+void RowsNormalise(const RowsTile& tile, const NormaliseArgs<N>& args);
+template <typename T, int N>
+void RowsReduce(const RowsTile& tile, const ReduceArgs<N>& args);
+template <typename T, int N>
+void RowsApply(const RowsTile& tile, const ApplyArgs<N>& args);
 
 template <typename T>
 void PlaneStatistics(const Plane& plane, const StatisticsArgs& args);
-template <typename T>
-void PlaneNormalise(const Plane& plane, const NormaliseArgs& args);
-template <typename T>
-void PlaneReduce(const Plane& plane, const ReduceArgs& args);
-template <typename T>
-void PlaneApply(const Plane& plane, const ApplyArgs& args);
-template <typename T>
-void PlaneDualNormalise(const Plane& plane, const DualNormaliseArgs& args);
-template <typename T>
-void PlaneDualReduce(const Plane& plane, const DualReduceArgs& args);
-template <typename T>
-void PlaneDualApply(const Plane& plane, const DualApplyArgs& args);
+template <typename T, int N>
+void PlaneNormalise(const Plane& plane, const NormaliseArgs<N>& args);
+template <typename T, int N>
+void PlaneReduce(const Plane& plane, const ReduceArgs<N>& args);
+template <typename T, int N>
+void PlaneApply(const Plane& plane, const ApplyArgs<N>& args);
 
 #define BNAR_INSTANTIATE(kernel, Tile, Args)                \
   template void kernel<Float16>(const Tile&, const Args&);  \
   template void kernel<BFloat16>(const Tile&, const Args&); \
   template void kernel<float>(const Tile&, const Args&);    \
-  template void kernel<double>(const Tile&, const Args&)
+  template void kernel<double>(const Tile&, const Args&);
+
+#define BNAR_INSTANTIATE_FOR_INPUTS(N, kernel, Tile, Args) \
+  BNAR_INSTANTIATE(kernel, Tile, Args<N>)
 
 }  // namespace jax_bnar::cpu::BNAR_ISA
 

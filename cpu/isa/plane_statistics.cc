@@ -64,6 +64,6 @@ void PlaneStatistics(const Plane& plane, const StatisticsArgs& args) {
   *args.m2 = SquaredDeviations(total, total_squares, n);
 }
 
-BNAR_INSTANTIATE(PlaneStatistics, Plane, StatisticsArgs);
+BNAR_INSTANTIATE(PlaneStatistics, Plane, StatisticsArgs)
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

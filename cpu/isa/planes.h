@@ -5,9 +5,9 @@
 #define JAX_BNAR_CPU_ISA_PLANES_H_
 
 #include <cstring>
-#include <type_traits>
 
 #include "cpu/isa/elements.h"
+#include "cpu/isa/inputs.h"
 #include "cpu/isa/simd_memory.h"
 #include "cpu/tile_kernels.h"
 
@@ -16,9 +16,6 @@ namespace jax_bnar::cpu::BNAR_ISA {
 // The number of elements that are summed in the accumulation type before the
 // sum is added to one in double.
 constexpr int64_t kSegment = 2048;
-
-template <int kValue>
-using Constant = std::integral_constant<int, kValue>;
 
 // Adds up all lanes.
 template <typename A, int kCount>
@@ -96,18 +93,6 @@ BNAR_INLINE void WriteBits(uint8_t* mask, int64_t bit, int n, uint32_t bits) {
 }
 
 // --- the gate of backward ----------------------------------------------------
-
-template <Gate kGate, typename A>
-BNAR_INLINE GateVectors<A> PlaneVectors(const void* mean, const void* a,
-                                        const void* bias) {
-  GateVectors<A> r{};
-  r.mean = Broadcast(*static_cast<const A*>(mean));
-  if constexpr (kGate == Gate::kX) {
-    r.a = Broadcast(*static_cast<const A*>(a));
-    r.bias = Broadcast(*static_cast<const A*>(bias));
-  }
-  return r;
-}
 
 // Returns e as Gated does, for a mask whose bits start anywhere in a byte.
 template <Gate kGate, typename T, typename F, typename A = Accumulator<T>>

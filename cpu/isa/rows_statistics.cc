@@ -82,6 +82,6 @@ void RowsStatistics(const RowsTile& tile, const StatisticsArgs& args) {
   }
 }
 
-BNAR_INSTANTIATE(RowsStatistics, RowsTile, StatisticsArgs);
+BNAR_INSTANTIATE(RowsStatistics, RowsTile, StatisticsArgs)
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

@@ -74,7 +74,7 @@ template <typename T, int kElements, Gate kGate>
 class GradientLoader {
  public:
   __device__ __forceinline__ GradientLoader(const void* dy,
-                                            const GradientBuffers& buffers)
+                                            const BackwardBuffers& buffers)
       : dy_(static_cast<const T*>(dy)),
         x_(static_cast<const T*>(buffers.x)),
         saved_(buffers.saved) {}

@@ -178,11 +178,36 @@ struct Workspace {
   Mail* total_mail;    // [slab][rank][column], to each block of the team
 };
 
+// NormaliseBuffers and GradientBuffers as the kernels of one input take them.
+// Those of two inputs take the parameters of each.
+struct ForwardBuffers {
+  const void* x;
+  const void* z;
+  void* y;
+  uint8_t* mask;
+  bool relu;
+};
+
+struct BackwardBuffers {
+  const void* dy;
+  const void* x;
+  const void* saved;
+  Gate gate;
+};
+
+inline ForwardBuffers BuffersOf(const NormaliseBuffers<1>& given) {
+  return {given.x[0], given.z, given.y, given.mask, given.relu};
+}
+
+inline BackwardBuffers BuffersOf(const GradientBuffers<1>& given) {
+  return {given.dy, given.x[0], given.saved, given.gate};
+}
+
 struct ForwardParameters {
   Tiling tiling;
   Workspace workspace;
   BlockReduction block_reduction;
-  NormaliseBuffers buffers;
+  ForwardBuffers buffers;
   AffineOperands affine;
   // (G, C): results of the whole pass and of the statistics.
   void* mean;
@@ -196,7 +221,7 @@ struct BackwardParameters {
   Tiling tiling;
   Workspace workspace;
   BlockReduction block_reduction;
-  GradientBuffers buffers;
+  BackwardBuffers buffers;
   BackwardOperands operands;  // the halves are given no dmean and dvar
   // Of the last half. The whole pass computes them.
   VectorOperand b;

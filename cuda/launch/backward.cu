@@ -41,7 +41,7 @@ cudaError_t ApplyAlone(Launch& launch, const Problem& problem, int width,
 // Gate kX is for calls without z, which have no dz. Only tests ask for both,
 // and no kernel that reads vectors is compiled for them: they get the one that
 // reads single elements.
-int WidthOfCall(const Problem& problem, const GradientBuffers& buffers,
+int WidthOfCall(const Problem& problem, const BackwardBuffers& buffers,
                 const void* dz, const void* dx) {
   const void* y = buffers.gate == Gate::kY ? buffers.saved : nullptr;
   return WidthOf(problem, (buffers.gate != Gate::kX || dz == nullptr) &&
@@ -75,37 +75,41 @@ cudaError_t PrepareKernels() {
 }
 
 cudaError_t BackwardReduce(Launch& launch, const Problem& problem,
-                           const GradientBuffers& buffers,
-                           const ReduceOperands& operands, void* sum_e,
-                           void* sum_e_centred, void* dz) {
+                           const GradientBuffers<1>& given,
+                           const PerInput<ReduceOperands, 1>& operands,
+                           void* sum_e, const PerInput<void*, 1>& sum_e_centred,
+                           void* dz) {
   Device device;
   const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
+  const BackwardBuffers buffers = BuffersOf(given);
   const int width = WidthOfCall(problem, buffers, dz, nullptr);
   BackwardParameters parameters{};
   parameters.buffers = buffers;
-  parameters.operands = OperandsOfHalf(operands);
+  parameters.operands = OperandsOfHalf(operands[0]);
   parameters.dz = dz;
   parameters.first = sum_e;
-  parameters.second = sum_e_centred;
+  parameters.second = sum_e_centred[0];
   return ReduceAlone(launch, problem, width, device,
                      KernelsOf(problem, width, buffers.gate, dz), parameters,
                      /*whole=*/false);
 }
 
 cudaError_t BackwardApply(Launch& launch, const Problem& problem,
-                          const GradientBuffers& buffers,
-                          const ApplyOperands& operands, void* dx) {
+                          const GradientBuffers<1>& given,
+                          const PerInput<ApplyOperands, 1>& operands,
+                          const PerInput<void*, 1>& dx) {
   Device device;
   const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
-  const int width = WidthOfCall(problem, buffers, nullptr, dx);
+  const BackwardBuffers buffers = BuffersOf(given);
+  const int width = WidthOfCall(problem, buffers, nullptr, dx[0]);
   BackwardParameters parameters{};
   parameters.buffers = buffers;
-  parameters.operands = OperandsOfHalf(operands);
-  parameters.b = operands.b;
-  parameters.k = operands.k;
-  parameters.dx = dx;
+  parameters.operands = OperandsOfHalf(operands[0]);
+  parameters.b = operands[0].b;
+  parameters.k = operands[0].k;
+  parameters.dx = dx[0];
   return ApplyAlone(launch, problem, width, device,
                     KernelsOf(problem, width, buffers.gate, nullptr),
                     parameters,
@@ -113,21 +117,23 @@ cudaError_t BackwardApply(Launch& launch, const Problem& problem,
 }
 
 cudaError_t Backward(Launch& launch, const Problem& problem,
-                     const GradientBuffers& buffers,
-                     const BackwardOperands& operands, void* dx, void* dscale,
-                     void* dbias, void* dz) {
+                     const GradientBuffers<1>& given,
+                     const PerInput<BackwardOperands, 1>& operands,
+                     const PerInput<void*, 1>& dx,
+                     const PerInput<void*, 1>& dscale, void* dbias, void* dz) {
   Device device;
   cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
-  const int width = WidthOfCall(problem, buffers, dz, dx);
+  const BackwardBuffers buffers = BuffersOf(given);
+  const int width = WidthOfCall(problem, buffers, dz, dx[0]);
   const BackwardKernels kernels = KernelsOf(problem, width, buffers.gate, dz);
   BackwardParameters parameters{};
   parameters.buffers = buffers;
-  parameters.operands = operands;
+  parameters.operands = operands[0];
   parameters.dz = dz;
-  parameters.dx = dx;
+  parameters.dx = dx[0];
   parameters.first = dbias;
-  parameters.second = dscale;
+  parameters.second = dscale[0];
 
   const Plan plan =
       KnownPlan(problem, width,

@@ -49,8 +49,8 @@ cudaError_t LaunchBoth(Launch& launch, Kernel name,
 
 // The parameters of x1 and of x2 in forward, and what is known of the call.
 struct ForwardCall {
-  ForwardCall(const Problem& problem, const DualNormaliseBuffers& buffers,
-              const Both<AffineOperands>& affine)
+  ForwardCall(const Problem& problem, const NormaliseBuffers<2>& buffers,
+              const PerInput<AffineOperands, 2>& affine)
       : problem(problem),
         width(
             WidthOf(problem, Aligned({buffers.x[0], buffers.x[1], buffers.y}))),
@@ -64,8 +64,8 @@ struct ForwardCall {
   }
 
   cudaError_t Normalise(Launch& launch, const Device& device,
-                        const Both<VectorOperand>& mean,
-                        const Both<VectorOperand>& var) {
+                        const PerInput<VectorOperand, 2>& mean,
+                        const PerInput<VectorOperand, 2>& var) {
     first.given_mean = mean[0];
     first.given_var = var[0];
     second.given_mean = mean[1];
@@ -87,8 +87,8 @@ struct ForwardCall {
 
 // The same in backward.
 struct BackwardCall {
-  BackwardCall(const Problem& problem, const DualGradientBuffers& buffers,
-               const Both<void*>& dx)
+  BackwardCall(const Problem& problem, const GradientBuffers<2>& buffers,
+               const PerInput<void*, 2>& dx)
       : problem(problem),
         width(WidthOf(problem, Aligned({buffers.dy, buffers.x[0], buffers.x[1],
                                         buffers.gate == Gate::kY ? buffers.saved
@@ -144,11 +144,11 @@ cudaError_t PrepareDualKernels() {
   });
 }
 
-cudaError_t DualNormalise(Launch& launch, const Problem& problem,
-                          const DualNormaliseBuffers& buffers,
-                          const Both<AffineOperands>& affine,
-                          const Both<VectorOperand>& mean,
-                          const Both<VectorOperand>& var) {
+cudaError_t Normalise(Launch& launch, const Problem& problem,
+                      const NormaliseBuffers<2>& buffers,
+                      const PerInput<AffineOperands, 2>& affine,
+                      const PerInput<VectorOperand, 2>& mean,
+                      const PerInput<VectorOperand, 2>& var) {
   Device device;
   const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
@@ -156,10 +156,11 @@ cudaError_t DualNormalise(Launch& launch, const Problem& problem,
       .Normalise(launch, device, mean, var);
 }
 
-cudaError_t DualForward(Launch& launch, const Problem& problem,
-                        const DualNormaliseBuffers& buffers,
-                        const Both<AffineOperands>& affine,
-                        const Both<void*>& mean, const Both<void*>& var) {
+cudaError_t Forward(Launch& launch, const Problem& problem,
+                    const NormaliseBuffers<2>& buffers,
+                    const PerInput<AffineOperands, 2>& affine,
+                    const PerInput<void*, 2>& mean,
+                    const PerInput<void*, 2>& var) {
   Device device;
   cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
@@ -173,7 +174,8 @@ cudaError_t DualForward(Launch& launch, const Problem& problem,
       PlanDualStatistics(problem, call.width, device, launch.settings),
       call.first, call.second);
   if (error != cudaSuccess) return error;
-  const auto given = [&](const Both<void*>& vectors) -> Both<VectorOperand> {
+  const auto given =
+      [&](const PerInput<void*, 2>& vectors) -> PerInput<VectorOperand, 2> {
     const int64_t groups = problem.shape.groups;
     return {VectorOperand{vectors[0], groups},
             VectorOperand{vectors[1], groups}};
@@ -181,10 +183,11 @@ cudaError_t DualForward(Launch& launch, const Problem& problem,
   return call.Normalise(launch, device, given(mean), given(var));
 }
 
-cudaError_t DualBackwardReduce(Launch& launch, const Problem& problem,
-                               const DualGradientBuffers& buffers,
-                               const Both<ReduceOperands>& operands,
-                               void* sum_e, const Both<void*>& sum_e_centred) {
+cudaError_t BackwardReduce(Launch& launch, const Problem& problem,
+                           const GradientBuffers<2>& buffers,
+                           const PerInput<ReduceOperands, 2>& operands,
+                           void* sum_e, const PerInput<void*, 2>& sum_e_centred,
+                           void* /*dz*/) {
   Device device;
   const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
@@ -201,10 +204,10 @@ cudaError_t DualBackwardReduce(Launch& launch, const Problem& problem,
   return call.Reduce(launch, device, /*whole=*/false);
 }
 
-cudaError_t DualBackwardApply(Launch& launch, const Problem& problem,
-                              const DualGradientBuffers& buffers,
-                              const Both<ApplyOperands>& operands,
-                              const Both<void*>& dx) {
+cudaError_t BackwardApply(Launch& launch, const Problem& problem,
+                          const GradientBuffers<2>& buffers,
+                          const PerInput<ApplyOperands, 2>& operands,
+                          const PerInput<void*, 2>& dx) {
   Device device;
   const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
@@ -220,11 +223,12 @@ cudaError_t DualBackwardApply(Launch& launch, const Problem& problem,
   return call.Apply(launch, device, /*whole=*/false);
 }
 
-cudaError_t DualBackward(Launch& launch, const Problem& problem,
-                         const DualGradientBuffers& buffers,
-                         const Both<BackwardOperands>& operands,
-                         const Both<void*>& dx, const Both<void*>& dscale,
-                         void* dbias) {
+cudaError_t Backward(Launch& launch, const Problem& problem,
+                     const GradientBuffers<2>& buffers,
+                     const PerInput<BackwardOperands, 2>& operands,
+                     const PerInput<void*, 2>& dx,
+                     const PerInput<void*, 2>& dscale, void* dbias,
+                     void* /*dz*/) {
   Device device;
   cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;

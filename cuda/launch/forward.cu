@@ -15,7 +15,7 @@ ForwardKernels KernelsOf(DType dtype, Layout layout, int width, bool residual,
 }
 
 ForwardKernels KernelsOf(const Problem& problem, int width,
-                         const NormaliseBuffers& buffers) {
+                         const ForwardBuffers& buffers) {
   return KernelsOf(problem.dtype, LayoutOf(problem.shape), width,
                    buffers.z != nullptr, buffers.relu, buffers.mask != nullptr);
 }
@@ -23,7 +23,7 @@ ForwardKernels KernelsOf(const Problem& problem, int width,
 cudaError_t NormaliseAlone(Launch& launch, const Problem& problem, int width,
                            const Device& device, const ForwardKernels& kernels,
                            const ForwardParameters& given) {
-  const NormaliseBuffers& buffers = given.buffers;
+  const ForwardBuffers& buffers = given.buffers;
   if (IsFlat(problem, Aligned({buffers.x, buffers.z, buffers.y}))) {
     const FlatTiling tiling = CutFlat(problem);
     return LaunchPlanned(launch, Kernel::kNormaliseFlat, kernels.flat,
@@ -49,7 +49,7 @@ cudaError_t StatisticsAlone(Launch& launch, const Problem& problem, int width,
 }  // namespace
 
 cudaError_t PackMask(Launch& launch, const Problem& problem,
-                     const NormaliseBuffers& buffers, int width) {
+                     const ForwardBuffers& buffers, int width) {
   if (buffers.mask == nullptr || (width == kWidth && buffers.relu)) {
     return cudaSuccess;
   }
@@ -99,38 +99,43 @@ cudaError_t Statistics(Launch& launch, const Problem& problem, const void* x,
 }
 
 cudaError_t Normalise(Launch& launch, const Problem& problem,
-                      const NormaliseBuffers& buffers,
-                      const AffineOperands& affine, const VectorOperand& mean,
-                      const VectorOperand& var) {
+                      const NormaliseBuffers<1>& given,
+                      const PerInput<AffineOperands, 1>& affine,
+                      const PerInput<VectorOperand, 1>& mean,
+                      const PerInput<VectorOperand, 1>& var) {
   Device device;
   const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
+  const ForwardBuffers buffers = BuffersOf(given);
   const int width =
       WidthOf(problem, Aligned({buffers.x, buffers.z, buffers.y}));
   ForwardParameters parameters{};
   parameters.buffers = buffers;
-  parameters.affine = affine;
-  parameters.given_mean = mean;
-  parameters.given_var = var;
+  parameters.affine = affine[0];
+  parameters.given_mean = mean[0];
+  parameters.given_var = var[0];
   return NormaliseAlone(launch, problem, width, device,
                         KernelsOf(problem, width, parameters.buffers),
                         parameters);
 }
 
 cudaError_t Forward(Launch& launch, const Problem& problem,
-                    const NormaliseBuffers& buffers,
-                    const AffineOperands& affine, void* mean, void* var) {
+                    const NormaliseBuffers<1>& given,
+                    const PerInput<AffineOperands, 1>& affine,
+                    const PerInput<void*, 1>& mean,
+                    const PerInput<void*, 1>& var) {
   Device device;
   cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
+  const ForwardBuffers buffers = BuffersOf(given);
   const int width =
       WidthOf(problem, Aligned({buffers.x, buffers.z, buffers.y}));
   const ForwardKernels kernels = KernelsOf(problem, width, buffers);
   ForwardParameters parameters{};
   parameters.buffers = buffers;
-  parameters.affine = affine;
-  parameters.mean = mean;
-  parameters.var = var;
+  parameters.affine = affine[0];
+  parameters.mean = mean[0];
+  parameters.var = var[0];
 
   const Plan plan =
       KnownPlan(problem, width,
@@ -145,8 +150,8 @@ cudaError_t Forward(Launch& launch, const Problem& problem,
   error = StatisticsAlone(launch, problem, width, device, kernels, parameters);
   if (error != cudaSuccess) return error;
   const int64_t groups = problem.shape.groups;
-  parameters.given_mean = {mean, groups};
-  parameters.given_var = {var, groups};
+  parameters.given_mean = {mean[0], groups};
+  parameters.given_var = {var[0], groups};
   return NormaliseAlone(launch, problem, width, device, kernels, parameters);
 }
 

@@ -25,7 +25,7 @@ cudaError_t PrepareDualKernels();
 // Packs the bits that kernels of single elements cannot write, and the bits of
 // y where there is no ReLU, which only tests ask for.
 cudaError_t PackMask(Launch& launch, const Problem& problem,
-                     const NormaliseBuffers& buffers, int width);
+                     const ForwardBuffers& buffers, int width);
 
 // Describes the current device, and remembers what the driver says. Some of it
 // comes from the device itself, over its bus.

@@ -5,7 +5,7 @@ for each (`jax_bnar._base.inputs`). A primitive takes and returns the same array
 tables hold both: the structure of the arguments and, flattened, the operands in order. They
 determine the abstract evaluation of both layers of primitives, the shapes of operands on each
 device, the attributes of the custom calls, and the batching rules. The C++ handlers read the same
-operands, in `native/ffi_operations.h` and `native/ffi_dual_operations.h`.
+operands, in `native/ffi_operations.h`.
 """
 
 import dataclasses

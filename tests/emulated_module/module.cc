@@ -16,8 +16,7 @@
 #include "cuda/launch/launch_counts.h"
 #include "native/cuda_abi.h"
 #include "native/encapsulate.h"
-#include "native/ffi_dual_operations.h"
-#include "native/ffi_operations.h"
+#include "native/ffi_targets.h"
 #include "native/missing_cuda.h"
 
 namespace nb = nanobind;
@@ -35,8 +34,6 @@ class EmulatedBackend : public cuda::FfiBackend {
 
 BNAR_DEFINE_HANDLERS(Emulated, EmulatedBackend,
                      ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
-BNAR_DEFINE_DUAL_HANDLERS(Emulated, EmulatedBackend,
-                          ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
 
 // The handlers of one custom call by stage, as native/cuda_module.cc has them.
 template <typename T>
@@ -51,8 +48,7 @@ nb::dict Registrations() {
   nb::dict handlers;
 #define BNAR_REGISTER(name, python, ...) \
   handlers[python] = Stages(CudaTarget<name##Emulated>);
-  BNAR_FOR_EACH_OPERATION(BNAR_REGISTER)
-  BNAR_FOR_EACH_DUAL_OPERATION(BNAR_REGISTER)
+  BNAR_FOR_EACH_TARGET(BNAR_REGISTER)
 #undef BNAR_REGISTER
   nb::dict platforms;
   platforms["cpu"] = handlers;

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "native/problem.h"
@@ -65,8 +66,28 @@ inline AffineOperands Affine(const Input& in, bool present) {
   return {in.Operand(in.scale), in.Operand(in.bias), Input::kEpsilon};
 }
 
-inline Both<const void*> BothX(const Inputs& in) {
-  return {in[0].x.data(), in[1].x.data()};
+// Calls f with the number of inputs as a constant.
+template <typename F>
+void WithInputCount(const Inputs& in, F f) {
+  in.count() == 1 ? f(std::integral_constant<int, 1>())
+                  : f(std::integral_constant<int, 2>());
+}
+
+template <int N>
+PerInput<const void*, N> ArraysX(const Inputs& in) {
+  return PerInputOf<N>([&](int i) -> const void* { return in[i].x.data(); });
+}
+
+// The data of one kind of result, of each input.
+template <int N>
+PerInput<void*, N> DataOf(const Results& results,
+                          std::unique_ptr<Array> Results::OfInput::* member) {
+  return PerInputOf<N>(
+      [&](int i) -> void* { return (results.of[i].*member)->data(); });
+}
+
+inline void* DataOrNull(const std::unique_ptr<Array>& array) {
+  return array == nullptr ? nullptr : array->data();
 }
 
 inline uint8_t* NewMask(const Case& c, bool present, Results* results) {
@@ -82,21 +103,21 @@ inline AffineOperands AffineOfApply(const Input& in, Gate gate) {
   return affine;
 }
 
-inline NormaliseBuffers NewNormaliseBuffers(const Inputs& in,
-                                            const NormaliseOptions& options,
-                                            Results* results) {
+// Two inputs have a ReLU and no residual.
+template <int N>
+NormaliseBuffers<N> NewNormaliseBuffers(const Inputs& in,
+                                        const NormaliseOptions& options,
+                                        Results* results) {
   results->y = NewArray(in.c);
-  const Input& first = in.first();
-  return {first.x.data(), options.residual ? first.z.data() : nullptr,
+  return {ArraysX<N>(in), options.residual ? in.first().z.data() : nullptr,
           results->y->data(), NewMask(in.c, options.mask, results),
           options.relu};
 }
 
-// Two inputs have a ReLU and no residual.
-inline DualNormaliseBuffers NewDualNormaliseBuffers(
-    const Inputs& in, const NormaliseOptions& options, Results* results) {
-  results->y = NewArray(in.c);
-  return {BothX(in), results->y->data(), NewMask(in.c, options.mask, results)};
+template <int N>
+PerInput<AffineOperands, N> AffineOfEach(const Inputs& in,
+                                         const NormaliseOptions& options) {
+  return PerInputOf<N>([&](int i) { return Affine(in[i], options.affine); });
 }
 
 inline Results NewStatistics(const Inputs& in) {
@@ -120,49 +141,37 @@ inline Results CallStatistics(Platform& platform, const Inputs& in) {
 inline Results CallNormalise(Platform& platform, const Inputs& in,
                              const NormaliseOptions& options) {
   Results r;
-  const Input& first = in.first();
-  if (in.count() == 1) {
-    platform.Normalise(in.c.problem(), NewNormaliseBuffers(in, options, &r),
-                       Affine(first, options.affine), first.Operand(first.mean),
-                       first.Operand(first.var));
-  } else {
-    platform.DualNormalise(
-        in.c.problem(), NewDualNormaliseBuffers(in, options, &r),
-        {Affine(in[0], options.affine), Affine(in[1], options.affine)},
-        {in[0].Operand(in[0].mean), in[1].Operand(in[1].mean)},
-        {in[0].Operand(in[0].var), in[1].Operand(in[1].var)});
-  }
+  WithInputCount(in, [&](auto inputs) {
+    constexpr int N = inputs.value;
+    platform.Normalise(
+        in.c.problem(), NewNormaliseBuffers<N>(in, options, &r),
+        AffineOfEach<N>(in, options),
+        PerInputOf<N>([&](int i) { return in[i].Operand(in[i].mean); }),
+        PerInputOf<N>([&](int i) { return in[i].Operand(in[i].var); }));
+  });
   return r;
 }
 
 inline Results CallForward(Platform& platform, const Inputs& in,
                            const NormaliseOptions& options) {
   Results r = NewStatistics(in);
-  if (in.count() == 1) {
-    platform.Forward(in.c.problem(), NewNormaliseBuffers(in, options, &r),
-                     Affine(in[0], options.affine), r.of[0].mean->data(),
-                     r.of[0].var->data());
-  } else {
-    platform.DualForward(
-        in.c.problem(), NewDualNormaliseBuffers(in, options, &r),
-        {Affine(in[0], options.affine), Affine(in[1], options.affine)},
-        {r.of[0].mean->data(), r.of[1].mean->data()},
-        {r.of[0].var->data(), r.of[1].var->data()});
-  }
+  WithInputCount(in, [&](auto inputs) {
+    constexpr int N = inputs.value;
+    platform.Forward(in.c.problem(), NewNormaliseBuffers<N>(in, options, &r),
+                     AffineOfEach<N>(in, options),
+                     DataOf<N>(r, &Results::OfInput::mean),
+                     DataOf<N>(r, &Results::OfInput::var));
+  });
   return r;
 }
 
-inline GradientBuffers Gradient(const Inputs& in, Gate gate) {
+template <int N>
+GradientBuffers<N> Gradient(const Inputs& in, Gate gate) {
   const Input& first = in.first();
   const void* saved = nullptr;
   if (gate == Gate::kY) saved = first.y.data();
   if (gate == Gate::kMask) saved = first.mask.data();
-  return {first.dy.data(), first.x.data(), saved, gate};
-}
-
-inline DualGradientBuffers DualGradient(const Inputs& in, Gate gate) {
-  const GradientBuffers one = Gradient(in, gate);
-  return {one.dy, BothX(in), one.saved, gate};
+  return {first.dy.data(), ArraysX<N>(in), saved, gate};
 }
 
 // first = sum_e, second = sum_e_centred. Two inputs have no residual.
@@ -171,45 +180,38 @@ inline Results CallReduce(Platform& platform, const Inputs& in, Gate gate,
   Results r;
   r.first = NewVector(in.c);
   const bool from_x = gate == Gate::kX;
-  Both<ReduceOperands> operands;
-  for (int i = 0; i < in.count(); ++i) {
-    const Input& one = in[i];
-    r.of[i].second = NewVector(in.c);
-    // Without kX these are absent, because nothing may depend on them.
-    operands[i] = {one.Operand(one.mean),
-                   from_x ? one.Operand(one.var) : VectorOperand{},
-                   Affine(one, from_x)};
-  }
-  if (in.count() == 1) {
-    if (residual) r.dz = NewArray(in.c);
-    platform.BackwardReduce(in.c.problem(), Gradient(in, gate), operands[0],
-                            r.first->data(), r.of[0].second->data(),
-                            residual ? r.dz->data() : nullptr);
-  } else {
-    platform.DualBackwardReduce(
-        in.c.problem(), DualGradient(in, gate), operands, r.first->data(),
-        {r.of[0].second->data(), r.of[1].second->data()});
-  }
+  for (int i = 0; i < in.count(); ++i) r.of[i].second = NewVector(in.c);
+  if (residual && in.count() == 1) r.dz = NewArray(in.c);
+  WithInputCount(in, [&](auto inputs) {
+    constexpr int N = inputs.value;
+    const auto operands = PerInputOf<N>([&](int i) {
+      const Input& one = in[i];
+      // Without kX these are absent, because nothing may depend on them.
+      return ReduceOperands{one.Operand(one.mean),
+                            from_x ? one.Operand(one.var) : VectorOperand{},
+                            Affine(one, from_x)};
+    });
+    platform.BackwardReduce(
+        in.c.problem(), Gradient<N>(in, gate), operands, r.first->data(),
+        DataOf<N>(r, &Results::OfInput::second), DataOrNull(r.dz));
+  });
   return r;
 }
 
 inline Results CallApply(Platform& platform, const Inputs& in, Gate gate) {
   Results r;
-  Both<ApplyOperands> operands;
-  for (int i = 0; i < in.count(); ++i) {
-    const Input& one = in[i];
-    r.of[i].dx = NewArray(in.c);
-    operands[i] = {one.Operand(one.mean), one.Operand(one.var),
-                   AffineOfApply(one, gate), one.Operand(one.b),
-                   one.Operand(one.k)};
-  }
-  if (in.count() == 1) {
-    platform.BackwardApply(in.c.problem(), Gradient(in, gate), operands[0],
-                           r.of[0].dx->data());
-  } else {
-    platform.DualBackwardApply(in.c.problem(), DualGradient(in, gate), operands,
-                               {r.of[0].dx->data(), r.of[1].dx->data()});
-  }
+  for (int i = 0; i < in.count(); ++i) r.of[i].dx = NewArray(in.c);
+  WithInputCount(in, [&](auto inputs) {
+    constexpr int N = inputs.value;
+    const auto operands = PerInputOf<N>([&](int i) {
+      const Input& one = in[i];
+      return ApplyOperands{one.Operand(one.mean), one.Operand(one.var),
+                           AffineOfApply(one, gate), one.Operand(one.b),
+                           one.Operand(one.k)};
+    });
+    platform.BackwardApply(in.c.problem(), Gradient<N>(in, gate), operands,
+                           DataOf<N>(r, &Results::OfInput::dx));
+  });
   return r;
 }
 
@@ -218,33 +220,32 @@ inline Results CallBackward(Platform& platform, const Inputs& in, Gate gate,
                             bool residual, bool statistics_cotangents) {
   Results r;
   r.first = NewVector(in.c);
-  Both<BackwardOperands> operands;
   for (int i = 0; i < in.count(); ++i) {
-    const Input& one = in[i];
     r.of[i].second = NewVector(in.c);
     r.of[i].dx = NewArray(in.c);
-    const auto cotangent = [&](const Array& vector) {
-      return statistics_cotangents ? one.Operand(vector) : VectorOperand{};
-    };
-    operands[i] = {one.Operand(one.mean),
-                   one.Operand(one.var),
-                   one.Operand(one.scale),
-                   gate == Gate::kX ? one.Operand(one.bias) : VectorOperand{},
-                   cotangent(one.dmean),
-                   cotangent(one.dvar),
-                   Input::kEpsilon};
   }
-  if (in.count() == 1) {
-    if (residual) r.dz = NewArray(in.c);
-    platform.Backward(in.c.problem(), Gradient(in, gate), operands[0],
-                      r.of[0].dx->data(), r.of[0].second->data(),
-                      r.first->data(), residual ? r.dz->data() : nullptr);
-  } else {
-    platform.DualBackward(in.c.problem(), DualGradient(in, gate), operands,
-                          {r.of[0].dx->data(), r.of[1].dx->data()},
-                          {r.of[0].second->data(), r.of[1].second->data()},
-                          r.first->data());
-  }
+  if (residual && in.count() == 1) r.dz = NewArray(in.c);
+  WithInputCount(in, [&](auto inputs) {
+    constexpr int N = inputs.value;
+    const auto operands = PerInputOf<N>([&](int i) {
+      const Input& one = in[i];
+      const auto cotangent = [&](const Array& vector) {
+        return statistics_cotangents ? one.Operand(vector) : VectorOperand{};
+      };
+      return BackwardOperands{
+          one.Operand(one.mean),
+          one.Operand(one.var),
+          one.Operand(one.scale),
+          gate == Gate::kX ? one.Operand(one.bias) : VectorOperand{},
+          cotangent(one.dmean),
+          cotangent(one.dvar),
+          Input::kEpsilon};
+    });
+    platform.Backward(in.c.problem(), Gradient<N>(in, gate), operands,
+                      DataOf<N>(r, &Results::OfInput::dx),
+                      DataOf<N>(r, &Results::OfInput::second), r.first->data(),
+                      DataOrNull(r.dz));
+  });
   return r;
 }
 

@@ -27,100 +27,27 @@ class CudaPlatform : public Platform {
 
   void Statistics(const Problem& problem, const void* x, void* mean,
                   void* var) override {
-    Check(problem, [&](cuda::Launch& launch) {
+    Check(problem, 1, [&](cuda::Launch& launch) {
       return cuda::Statistics(launch, problem, x, mean, var);
     });
   }
-  void Normalise(const Problem& problem, const NormaliseBuffers& buffers,
-                 const AffineOperands& affine, const VectorOperand& mean,
-                 const VectorOperand& var) override {
-    Check(problem, [&](cuda::Launch& launch) {
-      return cuda::Normalise(launch, problem, buffers, affine, mean, var);
-    });
+#define BNAR_LAUNCHED(N, name, parameters, ...)   \
+  void name parameters override {                 \
+    Check(problem, N, [&](cuda::Launch& launch) { \
+      return cuda::name(launch, __VA_ARGS__);     \
+    });                                           \
   }
-  void Forward(const Problem& problem, const NormaliseBuffers& buffers,
-               const AffineOperands& affine, void* mean, void* var) override {
-    Check(problem, [&](cuda::Launch& launch) {
-      return cuda::Forward(launch, problem, buffers, affine, mean, var);
-    });
-  }
-  void BackwardReduce(const Problem& problem, const GradientBuffers& buffers,
-                      const ReduceOperands& operands, void* sum_e,
-                      void* sum_e_centred, void* dz) override {
-    Check(problem, [&](cuda::Launch& launch) {
-      return cuda::BackwardReduce(launch, problem, buffers, operands, sum_e,
-                                  sum_e_centred, dz);
-    });
-  }
-  void BackwardApply(const Problem& problem, const GradientBuffers& buffers,
-                     const ApplyOperands& operands, void* dx) override {
-    Check(problem, [&](cuda::Launch& launch) {
-      return cuda::BackwardApply(launch, problem, buffers, operands, dx);
-    });
-  }
-  void Backward(const Problem& problem, const GradientBuffers& buffers,
-                const BackwardOperands& operands, void* dx, void* dscale,
-                void* dbias, void* dz) override {
-    Check(problem, [&](cuda::Launch& launch) {
-      return cuda::Backward(launch, problem, buffers, operands, dx, dscale,
-                            dbias, dz);
-    });
-  }
-
-  void DualForward(const Problem& problem, const DualNormaliseBuffers& buffers,
-                   const Both<AffineOperands>& affine, const Both<void*>& mean,
-                   const Both<void*>& var) override {
-    CheckBoth(problem, [&](cuda::Launch& launch) {
-      return cuda::DualForward(launch, problem, buffers, affine, mean, var);
-    });
-  }
-  void DualNormalise(const Problem& problem,
-                     const DualNormaliseBuffers& buffers,
-                     const Both<AffineOperands>& affine,
-                     const Both<VectorOperand>& mean,
-                     const Both<VectorOperand>& var) override {
-    CheckBoth(problem, [&](cuda::Launch& launch) {
-      return cuda::DualNormalise(launch, problem, buffers, affine, mean, var);
-    });
-  }
-  void DualBackward(const Problem& problem, const DualGradientBuffers& buffers,
-                    const Both<BackwardOperands>& operands,
-                    const Both<void*>& dx, const Both<void*>& dscale,
-                    void* dbias) override {
-    CheckBoth(problem, [&](cuda::Launch& launch) {
-      return cuda::DualBackward(launch, problem, buffers, operands, dx, dscale,
-                                dbias);
-    });
-  }
-  void DualBackwardReduce(const Problem& problem,
-                          const DualGradientBuffers& buffers,
-                          const Both<ReduceOperands>& operands, void* sum_e,
-                          const Both<void*>& sum_e_centred) override {
-    CheckBoth(problem, [&](cuda::Launch& launch) {
-      return cuda::DualBackwardReduce(launch, problem, buffers, operands, sum_e,
-                                      sum_e_centred);
-    });
-  }
-  void DualBackwardApply(const Problem& problem,
-                         const DualGradientBuffers& buffers,
-                         const Both<ApplyOperands>& operands,
-                         const Both<void*>& dx) override {
-    CheckBoth(problem, [&](cuda::Launch& launch) {
-      return cuda::DualBackwardApply(launch, problem, buffers, operands, dx);
-    });
-  }
+#define BNAR_ALL_LAUNCHED(N, ...) BNAR_FOR_EACH_CALL(N, BNAR_LAUNCHED)
+  BNAR_FOR_EACH_INPUT_COUNT(BNAR_ALL_LAUNCHED)
+#undef BNAR_ALL_LAUNCHED
+#undef BNAR_LAUNCHED
 
  private:
+  // Operations with N inputs have the workspace of N times as many groups.
   template <typename F>
-  void Check(const Problem& problem, F f) {
-    CheckWith(problem.shape, f);
-  }
-
-  // Operations with two inputs have the workspace of twice as many groups.
-  template <typename F>
-  void CheckBoth(const Problem& problem, F f) {
+  void Check(const Problem& problem, int inputs, F f) {
     Shape shape = problem.shape;
-    shape.groups *= 2;
+    shape.groups *= inputs;
     CheckWith(shape, f);
   }
 

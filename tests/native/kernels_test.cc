@@ -143,7 +143,7 @@ void TestStreamingCase(Case c, int inputs) {
 void TestStreaming(int inputs) {
   for (const DType dtype : kDTypes) {
     const int64_t elements = cpu::kCacheBytes /
-                             cpu::ArraysOfStep(/*residual=*/inputs > 1) /
+                             cpu::ArraysOfStep(inputs, /*residual=*/false) /
                              FormatOf(dtype).item_size;
     const Shape aligned[] = {
         {1, elements / 64 + 3, 64, 1},

@@ -9,53 +9,48 @@
 namespace jax_bnar {
 namespace testing {
 
+// Expands to OPERATION(N, name, (parameters), arguments...) for each operation
+// of N inputs, as native/operations.h has them after the context.
+#define BNAR_FOR_EACH_CALL(N, OPERATION)                                     \
+  OPERATION(N, Normalise,                                                    \
+            (const Problem& problem, const NormaliseBuffers<N>& buffers,     \
+             const PerInput<AffineOperands, N>& affine,                      \
+             const PerInput<VectorOperand, N>& mean,                         \
+             const PerInput<VectorOperand, N>& var),                         \
+            problem, buffers, affine, mean, var)                             \
+  OPERATION(N, Forward,                                                      \
+            (const Problem& problem, const NormaliseBuffers<N>& buffers,     \
+             const PerInput<AffineOperands, N>& affine,                      \
+             const PerInput<void*, N>& mean, const PerInput<void*, N>& var), \
+            problem, buffers, affine, mean, var)                             \
+  OPERATION(N, BackwardReduce,                                               \
+            (const Problem& problem, const GradientBuffers<N>& buffers,      \
+             const PerInput<ReduceOperands, N>& operands, void* sum_e,       \
+             const PerInput<void*, N>& sum_e_centred, void* dz),             \
+            problem, buffers, operands, sum_e, sum_e_centred, dz)            \
+  OPERATION(N, BackwardApply,                                                \
+            (const Problem& problem, const GradientBuffers<N>& buffers,      \
+             const PerInput<ApplyOperands, N>& operands,                     \
+             const PerInput<void*, N>& dx),                                  \
+            problem, buffers, operands, dx)                                  \
+  OPERATION(N, Backward,                                                     \
+            (const Problem& problem, const GradientBuffers<N>& buffers,      \
+             const PerInput<BackwardOperands, N>& operands,                  \
+             const PerInput<void*, N>& dx, const PerInput<void*, N>& dscale, \
+             void* dbias, void* dz),                                         \
+            problem, buffers, operands, dx, dscale, dbias, dz)
+
 class Platform {
  public:
   virtual ~Platform() = default;
 
   virtual void Statistics(const Problem& problem, const void* x, void* mean,
                           void* var) = 0;
-  virtual void Normalise(const Problem& problem,
-                         const NormaliseBuffers& buffers,
-                         const AffineOperands& affine,
-                         const VectorOperand& mean,
-                         const VectorOperand& var) = 0;
-  virtual void Forward(const Problem& problem, const NormaliseBuffers& buffers,
-                       const AffineOperands& affine, void* mean, void* var) = 0;
-  virtual void BackwardReduce(const Problem& problem,
-                              const GradientBuffers& buffers,
-                              const ReduceOperands& operands, void* sum_e,
-                              void* sum_e_centred, void* dz) = 0;
-  virtual void BackwardApply(const Problem& problem,
-                             const GradientBuffers& buffers,
-                             const ApplyOperands& operands, void* dx) = 0;
-  virtual void Backward(const Problem& problem, const GradientBuffers& buffers,
-                        const BackwardOperands& operands, void* dx,
-                        void* dscale, void* dbias, void* dz) = 0;
-
-  virtual void DualForward(const Problem& problem,
-                           const DualNormaliseBuffers& buffers,
-                           const Both<AffineOperands>& affine,
-                           const Both<void*>& mean, const Both<void*>& var) = 0;
-  virtual void DualNormalise(const Problem& problem,
-                             const DualNormaliseBuffers& buffers,
-                             const Both<AffineOperands>& affine,
-                             const Both<VectorOperand>& mean,
-                             const Both<VectorOperand>& var) = 0;
-  virtual void DualBackward(const Problem& problem,
-                            const DualGradientBuffers& buffers,
-                            const Both<BackwardOperands>& operands,
-                            const Both<void*>& dx, const Both<void*>& dscale,
-                            void* dbias) = 0;
-  virtual void DualBackwardReduce(const Problem& problem,
-                                  const DualGradientBuffers& buffers,
-                                  const Both<ReduceOperands>& operands,
-                                  void* sum_e,
-                                  const Both<void*>& sum_e_centred) = 0;
-  virtual void DualBackwardApply(const Problem& problem,
-                                 const DualGradientBuffers& buffers,
-                                 const Both<ApplyOperands>& operands,
-                                 const Both<void*>& dx) = 0;
+#define BNAR_VIRTUAL(N, name, parameters, ...) virtual void name parameters = 0;
+#define BNAR_VIRTUALS(N, ...) BNAR_FOR_EACH_CALL(N, BNAR_VIRTUAL)
+  BNAR_FOR_EACH_INPUT_COUNT(BNAR_VIRTUALS)
+#undef BNAR_VIRTUALS
+#undef BNAR_VIRTUAL
 };
 
 class CpuPlatform : public Platform {
@@ -66,62 +61,12 @@ class CpuPlatform : public Platform {
                   void* var) override {
     cpu::Statistics(pool_, problem, x, mean, var);
   }
-  void Normalise(const Problem& problem, const NormaliseBuffers& buffers,
-                 const AffineOperands& affine, const VectorOperand& mean,
-                 const VectorOperand& var) override {
-    cpu::Normalise(pool_, problem, buffers, affine, mean, var);
-  }
-  void Forward(const Problem& problem, const NormaliseBuffers& buffers,
-               const AffineOperands& affine, void* mean, void* var) override {
-    cpu::Forward(pool_, problem, buffers, affine, mean, var);
-  }
-  void BackwardReduce(const Problem& problem, const GradientBuffers& buffers,
-                      const ReduceOperands& operands, void* sum_e,
-                      void* sum_e_centred, void* dz) override {
-    cpu::BackwardReduce(pool_, problem, buffers, operands, sum_e, sum_e_centred,
-                        dz);
-  }
-  void BackwardApply(const Problem& problem, const GradientBuffers& buffers,
-                     const ApplyOperands& operands, void* dx) override {
-    cpu::BackwardApply(pool_, problem, buffers, operands, dx);
-  }
-  void Backward(const Problem& problem, const GradientBuffers& buffers,
-                const BackwardOperands& operands, void* dx, void* dscale,
-                void* dbias, void* dz) override {
-    cpu::Backward(pool_, problem, buffers, operands, dx, dscale, dbias, dz);
-  }
-
-  void DualForward(const Problem& problem, const DualNormaliseBuffers& buffers,
-                   const Both<AffineOperands>& affine, const Both<void*>& mean,
-                   const Both<void*>& var) override {
-    cpu::DualForward(pool_, problem, buffers, affine, mean, var);
-  }
-  void DualNormalise(const Problem& problem,
-                     const DualNormaliseBuffers& buffers,
-                     const Both<AffineOperands>& affine,
-                     const Both<VectorOperand>& mean,
-                     const Both<VectorOperand>& var) override {
-    cpu::DualNormalise(pool_, problem, buffers, affine, mean, var);
-  }
-  void DualBackward(const Problem& problem, const DualGradientBuffers& buffers,
-                    const Both<BackwardOperands>& operands,
-                    const Both<void*>& dx, const Both<void*>& dscale,
-                    void* dbias) override {
-    cpu::DualBackward(pool_, problem, buffers, operands, dx, dscale, dbias);
-  }
-  void DualBackwardReduce(const Problem& problem,
-                          const DualGradientBuffers& buffers,
-                          const Both<ReduceOperands>& operands, void* sum_e,
-                          const Both<void*>& sum_e_centred) override {
-    cpu::DualBackwardReduce(pool_, problem, buffers, operands, sum_e,
-                            sum_e_centred);
-  }
-  void DualBackwardApply(const Problem& problem,
-                         const DualGradientBuffers& buffers,
-                         const Both<ApplyOperands>& operands,
-                         const Both<void*>& dx) override {
-    cpu::DualBackwardApply(pool_, problem, buffers, operands, dx);
-  }
+#define BNAR_ON_POOL(N, name, parameters, ...) \
+  void name parameters override { cpu::name(pool_, __VA_ARGS__); }
+#define BNAR_ALL_ON_POOL(N, ...) BNAR_FOR_EACH_CALL(N, BNAR_ON_POOL)
+  BNAR_FOR_EACH_INPUT_COUNT(BNAR_ALL_ON_POOL)
+#undef BNAR_ALL_ON_POOL
+#undef BNAR_ON_POOL
 
  private:
   cpu::ThreadPool& pool_;
