@@ -152,7 +152,9 @@ def _synchronised(node: Node) -> OwnCall | None:
     config: Any = getattr(function, "config", None)
     if config is None or getattr(config, "activation", None) != "none":
         return None
-    x, z, scale, bias = jax.tree.unflatten(node.params["tree"], node.inputs)
+    if config.inputs != 1:
+        return None
+    (x,), z, (affine,) = jax.tree.unflatten(node.params["tree"], node.inputs)
     options = {
         "epsilon": config.epsilon,
         "implementation": config.implementation,
@@ -160,7 +162,7 @@ def _synchronised(node: Node) -> OwnCall | None:
         "axis_name": function.names,
         "axis_index_groups": function.groups,
     }
-    return _call(node, x, z, (scale, bias), config.layout, options)
+    return _call(node, x, z, tuple(affine), config.layout, options)
 
 
 def _call(
