@@ -162,7 +162,7 @@ nb::dict ToDict(const cuda::Plan& plan, const cuda::Cost& cost, int width) {
   dict["shared_bytes"] = plan.shared_bytes;
   dict["tiles"] = cuda::TilesPerBlock(t);
   dict["tiles_kept"] = t.shared_tiles;
-  dict["tiles_ahead"] = t.prefetch_tiles;
+  dict["tiles_ahead"] = t.tiles_ahead;
   dict["bytes"] = cost.bytes;
   dict["bytes_again"] = cost.bytes_again;
   dict["bytes_of_sectors"] = cost.bytes_of_sectors;

@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
        index += p.tiling.num_teams) {
     const SlabOf slab(p.tiling, index, position.rank);
     stream.StartRest(slab);
-    PrefetchMail(p.tiling, p.workspace, p.block_reduction, index,
-                 position.rank);
+    PrefetchMailboxes(p.tiling, p.workspace, p.block_reduction, index,
+                      position.rank);
     SetReduceConstants<A>(p, shared, slab);
     SumGradients<T, kElements, /*kKeep=*/true, Form>(p, shared, slab, &stream);
     stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,

@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
        index += p.tiling.num_teams) {
     const SlabOf slab(p.tiling, index, position.rank);
     stream.StartRest(slab);
-    PrefetchMail(p.tiling, p.workspace, p.block_reduction, index,
-                 position.rank);
+    PrefetchMailboxes(p.tiling, p.workspace, p.block_reduction, index,
+                      position.rank);
     SumStatistics<T, kElements, /*kKeep=*/true>(
         p.tiling, shared, slab, static_cast<const T*>(p.buffers.x), &stream);
     stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,

@@ -143,17 +143,17 @@ __device__ __forceinline__ void AddRows(const Tiling& tiling,
   __syncthreads();
 }
 
-__device__ __forceinline__ void Send(Mail* box, const Sums& sums,
+__device__ __forceinline__ void Send(Mailbox* box, const Sums& sums,
                                      uint64_t tag) {
   StoreMessage(&box->first, {sums.first, tag});
   StoreMessage(&box->second, {sums.second, tag});
 }
 
-// Waits for mail in the first `count` of kCount boxes, which are `distance`
+// Waits for messages in the first `count` of kCount boxes, which are `distance`
 // apart, and returns its sum. Each box has one sender and one receiver, who
 // leaves it empty: the launch may be repeated with the same tag.
 template <int kCount>
-__device__ __forceinline__ Sums Receive(Mail* boxes, int distance, int count,
+__device__ __forceinline__ Sums Receive(Mailbox* boxes, int distance, int count,
                                         uint64_t tag) {
   Message first[kCount], second[kCount];
   for (;;) {
@@ -205,13 +205,12 @@ __device__ __forceinline__ AdderOfTeam AdderOf(int thread, int team, int rank) {
           rank + (thread >> log_parts) * team};
 }
 
-// Fetches the boxes in which this thread will look for mail of a slab to L2.
-// Nobody has used them in this launch, so that the first look at each would
-// otherwise wait for memory, in both waits of AddTeamByMail.
-__device__ __forceinline__ void PrefetchMail(const Tiling& tiling,
-                                             const Workspace& workspace,
-                                             BlockReduction block_reduction,
-                                             int64_t slab, int rank) {
+// Fetches the boxes in which this thread will look for messages of a slab to
+// L2. Nobody has used them in this launch, so that the first look at each would
+// otherwise wait for memory, in both waits of AddTeamByMessages.
+__device__ __forceinline__ void PrefetchMailboxes(
+    const Tiling& tiling, const Workspace& workspace,
+    BlockReduction block_reduction, int64_t slab, int rank) {
   if (block_reduction != BlockReduction::kBarrier) return;
   const int thread = Anew(static_cast<int>(threadIdx.x));
   const int columns = tiling.columns;
@@ -220,26 +219,27 @@ __device__ __forceinline__ void PrefetchMail(const Tiling& tiling,
   const AdderOfTeam adder = AdderOf(thread, team, rank);
   if (adder.column < columns) {
     for (int row = adder.part; row < team; row += adder.parts) {
-      PrefetchToL2(workspace.partial_mail + first + adder.column * team + row);
+      PrefetchToL2(workspace.partial_mailboxes + first + adder.column * team +
+                   row);
     }
   }
   if (thread < columns) {
-    PrefetchToL2(workspace.total_mail + first + rank * columns + thread);
+    PrefetchToL2(workspace.total_mailboxes + first + rank * columns + thread);
   }
 }
 
 // Sets shared.total to the sums of a team whose blocks are all on the device:
-// the launch is cooperative, or a block that waits for mail would never get it.
-// Each column is added by one block of the team, which sends the sum to all of
-// them. Thus each block waits twice, for about as long as it takes to write to
-// L2 and to read from there; meanwhile() is called in the first of these waits.
-// All threads of the block call it.
+// the launch is cooperative, or a block that waits for a message would never
+// get it. Each column is added by one block of the team, which sends the sum to
+// all of them. Thus each block waits twice, for about as long as it takes to
+// write to L2 and to read from there; meanwhile() is called in the first of
+// these waits. All threads of the block call it.
 template <typename F>
-__device__ __forceinline__ void AddTeamByMail(const Tiling& tiling,
-                                              const SharedMemory& shared,
-                                              const Workspace& workspace,
-                                              int64_t slab, int rank,
-                                              F meanwhile) {
+__device__ __forceinline__ void AddTeamByMessages(const Tiling& tiling,
+                                                  const SharedMemory& shared,
+                                                  const Workspace& workspace,
+                                                  int64_t slab, int rank,
+                                                  F meanwhile) {
   // There are threads for every column, because `parts` is less than two teams.
   static_assert(kThreads >= 2 * kMaxColumns, "columns without threads");
   // What follows from the number of the thread is the same for all slabs, but
@@ -248,8 +248,8 @@ __device__ __forceinline__ void AddTeamByMail(const Tiling& tiling,
   const int columns = tiling.columns;
   const int team = tiling.team;
   const int64_t boxes = static_cast<int64_t>(columns) * team;
-  Mail* partials = workspace.partial_mail + slab * boxes;
-  Mail* totals = workspace.total_mail + slab * boxes;
+  Mailbox* partials = workspace.partial_mailboxes + slab * boxes;
+  Mailbox* totals = workspace.total_mailboxes + slab * boxes;
   if (thread < columns) {
     Send(partials + thread * team + rank, shared.block[thread], workspace.tag);
   }
@@ -294,7 +294,7 @@ __device__ __forceinline__ void KeepBlockSums(const Tiling& tiling,
 }
 
 // The column, if any, that a thread prepares while its block waits for the
-// team. The first threads are the ones that send and receive mail.
+// team. The first threads are the ones that send and receive messages.
 __device__ __forceinline__ int ColumnMeanwhile() {
   return kThreads - 1 - static_cast<int>(threadIdx.x);
 }
@@ -328,7 +328,7 @@ __device__ __forceinline__ void AddTeam(const Tiling& tiling,
     WaitForCluster();
     return;
   }
-  AddTeamByMail(tiling, shared, workspace, slab, rank, meanwhile);
+  AddTeamByMessages(tiling, shared, workspace, slab, rank, meanwhile);
 }
 
 // The partial sums of a slab in the workspace: [rank][column].

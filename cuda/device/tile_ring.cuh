@@ -31,7 +31,7 @@ class TileRing {
       : tiling_(tiling), words_(reinterpret_cast<Word*>(shared.tiles)) {}
 
   __device__ __forceinline__ int slots() const {
-    return tiling_.shared_tiles + tiling_.prefetch_tiles;
+    return tiling_.shared_tiles + tiling_.tiles_ahead;
   }
   // Returns slot `index`, which is less than slots().
   __device__ __forceinline__ int At(int index) const {

@@ -74,7 +74,7 @@ constexpr bool kCopiesTiles = kElements > 1;
 // the tiles of its batch have been used, unless the block keeps it:
 //   first pass    all tiles in order. The last `shared_tiles` stay;
 //   wait          in the slots behind them come the first tiles of the next
-//                 slab (`prefetch_tiles`);
+//                 slab (`tiles_ahead`);
 //   second pass   all tiles in the reverse order. The slots of those that
 //                 stayed take the others again, of which L2 has had the least
 //                 time to evict the last.
@@ -121,15 +121,15 @@ class TileStream {
   // slab.
   template <typename SlabOf>
   __device__ __forceinline__ void StartFirst(int64_t index, int rank) const {
-    if (tiling_.prefetch_tiles > 0 && index < tiling_.num_slabs) {
-      Start(SlabOf(tiling_, index, rank), 0, tiling_.prefetch_tiles);
+    if (tiling_.tiles_ahead > 0 && index < tiling_.num_slabs) {
+      Start(SlabOf(tiling_, index, rank), 0, tiling_.tiles_ahead);
     }
   }
 
   // Starts the copies of as many other tiles of this slab as have slots.
   template <typename SlabOf>
   __device__ __forceinline__ void StartRest(const SlabOf& slab) const {
-    Start(slab, tiling_.prefetch_tiles, ring_.slots());
+    Start(slab, tiling_.tiles_ahead, ring_.slots());
   }
 
   // Waits for the first tiles of this slab, and returns the first array of one
@@ -254,8 +254,7 @@ class TileStream {
               typename Use>
     __device__ __forceinline__ void ForEach(int count, Load load, Use use) {
       const Ring& ring = stream_.ring_;
-      const int first =
-          ring.Next(stream_.slot_, stream_.tiling_.prefetch_tiles);
+      const int first = ring.Next(stream_.slot_, stream_.tiling_.tiles_ahead);
       ForEachTileInBatches<kDepth, Item, kBatch>(
           empty_ + count, load,
           [&](Item& item) {

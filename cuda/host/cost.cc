@@ -128,7 +128,7 @@ CopiesUnderWay UnderWay(const Plan& plan, int64_t tile_bytes) {
     return static_cast<double>(
         std::min<int64_t>(tiles, (GroupsLeft(slots / batch - 1) + 1) * batch));
   };
-  const double first = most(t.shared_tiles + t.prefetch_tiles);
+  const double first = most(t.shared_tiles + t.tiles_ahead);
   const double again =
       static_cast<double>(TilesAgain(plan, kWidth, tile_bytes)) / all;
   return {first - first * first / (2 * all), again * most(t.shared_tiles),
@@ -306,8 +306,7 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
         std::min(1.0, 2 * model.issue_share / model.instructions_per_cycle /
                           static_cast<double>(ItemSize(problem.dtype)));
     const double own = std::min(
-        static_cast<double>(t.prefetch_tiles * tile_bytes * t.team) /
-            usual_rate,
+        static_cast<double>(t.tiles_ahead * tile_bytes * t.team) / usual_rate,
         (1 - issue_share) * first_time / static_cast<double>(t.num_slabs));
     cost.ahead = own * static_cast<double>(t.num_slabs - t.num_teams);
     cost.waiting =

@@ -121,7 +121,7 @@ struct Tiling {
   // Tiles of the next slab whose copies are under way while the blocks of the
   // team wait for each other. They are at most `shared_tiles`, and have room in
   // shared memory beside those.
-  int32_t prefetch_tiles;
+  int32_t tiles_ahead;
 };
 
 // Returns the index in a group's mask of the bit of an element, where channels
@@ -160,7 +160,7 @@ struct alignas(16) Message {
 // one sender and one receiver, and serves once in a launch: the receiver
 // empties it by a store that nothing orders before another message, so that a
 // second one could be lost.
-struct Mail {
+struct Mailbox {
   Message first;
   Message second;
 };
@@ -170,12 +170,14 @@ struct Mail {
 // has that tag when the launch ends, because a replayed CUDA graph launches the
 // kernel with the same tag again.
 struct Workspace {
-  uint64_t tag;        // never 0
-  Sums* totals;        // [slab][column]
-  uint64_t* flags;     // [slab][rank], the tag where partial sums are there
-  Sums* partials;      // [slab][rank][column]
-  Mail* partial_mail;  // [slab][column][rank], to the block that adds a column
-  Mail* total_mail;    // [slab][rank][column], to each block of the team
+  uint64_t tag;     // never 0
+  Sums* totals;     // [slab][column]
+  uint64_t* flags;  // [slab][rank], the tag where partial sums are there
+  Sums* partials;   // [slab][rank][column]
+  // [slab][column][rank], to the block that adds a column.
+  Mailbox* partial_mailboxes;
+  // [slab][rank][column], to each block of the team.
+  Mailbox* total_mailboxes;
 };
 
 // NormaliseBuffers and GradientBuffers as the kernels of one input take them.

@@ -68,13 +68,12 @@ void KeepTiles(int shared_tiles, int slots, int ahead, int width,
       static_cast<int32_t>(std::min<int64_t>(shared_tiles, wanted));
   if (width > 1 && t.num_slabs > t.num_teams) {
     const int left = std::min(t.shared_tiles, slots - t.shared_tiles);
-    t.prefetch_tiles =
+    t.tiles_ahead =
         ahead < 0
             ? left
             : static_cast<int32_t>(RoundDown(std::min(ahead, left), batch));
   }
-  plan->shared_bytes =
-      SharedBytes(t.shared_tiles + t.prefetch_tiles, tile_bytes);
+  plan->shared_bytes = SharedBytes(t.shared_tiles + t.tiles_ahead, tile_bytes);
 }
 
 void SetGrid(int64_t num_teams, Plan* plan) {
@@ -231,7 +230,7 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
 Plan Best(const std::vector<Plan>& plans, const Problem& problem, int width,
           const Traffic& traffic, const Device& device,
           const std::vector<CostModel>& models) {
-  constexpr double kTrifle = 0.02;
+  constexpr double kTieTolerance = 0.02;
   if (plans.size() == 1) return plans.front();
   std::vector<double> most_lost(plans.size(), 0);
   std::vector<double> costs(plans.size());
@@ -240,7 +239,7 @@ Plan Best(const std::vector<Plan>& plans, const Problem& problem, int width,
       const Plan& plan = plans[i];
       const bool again = plan.tiling.shared_tiles < TilesPerBlock(plan.tiling);
       costs[i] = CostOf(plan, problem, width, traffic, device, model).total() *
-                 (again ? 1 + kTrifle : 1);
+                 (again ? 1 + kTieTolerance : 1);
     }
     const double least = *std::min_element(costs.begin(), costs.end());
     for (size_t i = 0; i < plans.size(); ++i) {

@@ -25,10 +25,11 @@ WorkspaceLayout LayWorkspace(const Tiling& t) {
   layout.flags = bytes(columns, sizeof(Sums));
   layout.partials =
       layout.flags + bytes(t.num_slabs * t.team, sizeof(uint64_t));
-  layout.partial_mail = layout.flags;
-  layout.total_mail =
-      layout.partial_mail + bytes(columns * t.team, sizeof(Mail));
-  layout.bytes = layout.total_mail + bytes(columns * t.team, sizeof(Mail));
+  layout.partial_mailboxes = layout.flags;
+  layout.total_mailboxes =
+      layout.partial_mailboxes + bytes(columns * t.team, sizeof(Mailbox));
+  layout.bytes =
+      layout.total_mailboxes + bytes(columns * t.team, sizeof(Mailbox));
   return layout;
 }
 
@@ -50,13 +51,13 @@ int64_t WorkspaceBytes(const Shape& shape) {
 }
 
 WorkspaceBound BoundOfWorkspace() {
-  // A column has its totals and the mail of a cluster's blocks, which is more
-  // than their partial sums and flags. Larger teams share kPartialColumns. The
-  // channels of a group fill all its slabs except the last.
-  const int64_t mail = 2 * sizeof(Mail);
+  // A column has its totals and the messages of a cluster's blocks, which is
+  // more than their partial sums and flags. Larger teams share kPartialColumns.
+  // The channels of a group fill all its slabs except the last.
+  const int64_t messages = 2 * sizeof(Mailbox);
   const int64_t per_column =
-      static_cast<int64_t>(sizeof(Sums)) + kMaxCluster * mail;
-  return {kPartialColumns * mail + 3 * kAlignment, kMaxColumns * per_column,
+      static_cast<int64_t>(sizeof(Sums)) + kMaxCluster * messages;
+  return {kPartialColumns * messages + 3 * kAlignment, kMaxColumns * per_column,
           per_column};
 }
 

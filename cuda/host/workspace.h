@@ -32,13 +32,13 @@ WorkspaceBound BoundOfWorkspace();
 
 // Offsets in bytes. That of the totals depends only on how slabs are cut, so
 // that two kernels with teams of different sizes find the same totals. A launch
-// uses either partial sums and flags or mail.
+// uses either partial sums and flags or messages.
 struct WorkspaceLayout {
   int64_t totals;
   int64_t flags;
   int64_t partials;
-  int64_t partial_mail;
-  int64_t total_mail;
+  int64_t partial_mailboxes;
+  int64_t total_mailboxes;
   int64_t bytes;
 };
 

@@ -122,8 +122,8 @@ Workspace PlaceWorkspace(const Launch& launch, const Tiling& tiling) {
           reinterpret_cast<Sums*>(base + layout.totals),
           reinterpret_cast<uint64_t*>(base + layout.flags),
           reinterpret_cast<Sums*>(base + layout.partials),
-          reinterpret_cast<Mail*>(base + layout.partial_mail),
-          reinterpret_cast<Mail*>(base + layout.total_mail)};
+          reinterpret_cast<Mailbox*>(base + layout.partial_mailboxes),
+          reinterpret_cast<Mailbox*>(base + layout.total_mailboxes)};
 }
 
 cudaError_t ZeroWorkspace(Launch& launch, const Tiling& tiling) {

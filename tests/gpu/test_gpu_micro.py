@@ -60,7 +60,7 @@ def measured() -> dict[str, Any]:
                 }
             )
     for name, us in (("warm", 1.6), ("cold", 3.0), ("prefetched", 1.7)):
-        rows.append({"what": f"mail_{name}", "team": 198, "us": us})
+        rows.append({"what": f"messages_{name}", "team": 198, "us": us})
     for piece, kept in ((64, 12 * MIB), (128, 24 * MIB)):
         for mib in (8, 16, 32):
             size = mib * MIB

@@ -152,7 +152,7 @@ void TestCostOfTilesAhead() {
     plan->tiling.num_teams = 1;
     plan->tiling.shared_tiles = 12;
   }
-  ahead.tiling.prefetch_tiles = 4;
+  ahead.tiling.tiles_ahead = 4;
   const double rate = cuda::StreamingRate(kHopper, model);
   const double covered = 4 * 4096.0 * ahead.tiling.team / rate;
   const double barrier = model.barrier;
@@ -162,7 +162,7 @@ void TestCostOfTilesAhead() {
       std::to_string(waiting(ahead)));
   // However many there are, one half of the first pass is left to do: the slab
   // is 12 tiles, of which each block has 6 under way on average.
-  ahead.tiling.prefetch_tiles = 1000;
+  ahead.tiling.tiles_ahead = 1000;
   const double share = 1 - 0.08 * 32 / (2 * 6 * 4);
   const double pass = 256.0 * 28 * 28 * 32 * 2 / (rate / 0.92 * share);
   BNAR_CHECK(
@@ -186,7 +186,7 @@ void TestCostOfStream() {
                                    kHopper, {Strategy::kOnChip, 0, 32, 12});
   const cuda::Tiling& t = plan.tiling;
   BNAR_CHECK(cuda::TilesPerBlock(t) == 48 && t.team == 262 &&
-                 t.shared_tiles == 12 && t.prefetch_tiles == 12,
+                 t.shared_tiles == 12 && t.tiles_ahead == 12,
              std::to_string(t.shared_tiles));
   // Of 6 batches of four tiles, a thread waits until 5 are left, uses one and
   // starts one. Of the 3 batches of tiles that stay there, it waits until 2 are
@@ -224,7 +224,7 @@ void TestCostOfStream() {
     Plan two = plan;
     cuda::SetTeam(131, &two.tiling);
     two.tiling.num_teams = 2;
-    two.tiling.prefetch_tiles = 0;
+    two.tiling.tiles_ahead = 0;
     two.tiling.shared_tiles = 20;
     return two;
   }();

@@ -163,7 +163,7 @@ struct StreamPlans {
     const cuda::Plan plan =
         cuda::MakePlan(problem, cuda::kWidth, traffic, device, settings);
     const cuda::Tiling& t = plan.tiling;
-    if (t.prefetch_tiles > 0) {
+    if (t.tiles_ahead > 0) {
       ++(t.shared_tiles >= TilesPerBlock(t) ? fits : exceeds);
     }
   }

@@ -74,8 +74,8 @@ void TestPieces() {
 }
 
 // Every block sends its rank: the same boxes in each launch, as in a graph.
-void TestMail(bool prefetch) {
-  context = prefetch ? "mail that is prefetched" : "mail";
+void TestMessages(bool prefetch) {
+  context = prefetch ? "messages that are prefetched" : "messages";
   constexpr int kTeam = 5, kRounds = 3;
   cuda::Tiling tiling =
       cuda::CutSlabs({1, 1 << 20, 64 * kRounds, 1}, cuda::kWidth);
@@ -89,10 +89,10 @@ void TestMail(bool prefetch) {
       "memory");
   cuda::Workspace workspace{};
   workspace.tag = 77;
-  workspace.partial_mail =
-      reinterpret_cast<cuda::Mail*>(memory + layout.partial_mail);
-  workspace.total_mail =
-      reinterpret_cast<cuda::Mail*>(memory + layout.total_mail);
+  workspace.partial_mailboxes =
+      reinterpret_cast<cuda::Mailbox*>(memory + layout.partial_mailboxes);
+  workspace.total_mailboxes =
+      reinterpret_cast<cuda::Mailbox*>(memory + layout.total_mailboxes);
   for (int launch = 0; launch < 2; ++launch) {
     std::vector<cuda::Sums> totals(cuda::kMaxColumns, {0, 0});
     cudaLaunchAttribute attribute;
@@ -106,8 +106,8 @@ void TestMail(bool prefetch) {
         &attribute,
         1};
     const cudaError_t error =
-        cudaLaunchKernelEx(&config, micro::SendMail, tiling, workspace, kRounds,
-                           prefetch, totals.data());
+        cudaLaunchKernelEx(&config, micro::SendMessages, tiling, workspace,
+                           kRounds, prefetch, totals.data());
     BNAR_CHECK(error == cudaSuccess, cuda_emulation::LastMessage());
     for (int column = 0; column < tiling.columns; ++column) {
       const cuda::Sums& sums = totals[static_cast<size_t>(column)];
@@ -119,8 +119,8 @@ void TestMail(bool prefetch) {
   BNAR_CHECK(cudaFree(memory) == cudaSuccess, "memory");
 }
 
-void TestWithoutMail() {
-  context = "without mail";
+void TestWithoutMessages() {
+  context = "without messages";
   const cudaError_t error =
       Launch({2, kThreads, static_cast<size_t>(cuda::SharedBytes(0, 0))},
              micro::SendNothing, 3, true);
@@ -134,8 +134,8 @@ void TestWithoutMail() {
 int main() {
   using namespace jax_bnar::testing;
   TestPieces();
-  TestMail(false);
-  TestMail(true);
-  TestWithoutMail();
+  TestMessages(false);
+  TestMessages(true);
+  TestWithoutMessages();
   return Finish();
 }

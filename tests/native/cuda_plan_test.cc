@@ -60,12 +60,12 @@ void CheckCoverage(const Problem& problem, int width, const Plan& plan) {
 void CheckResources(const Problem& problem, const Plan& plan, int batch,
                     const Device& device, const Settings& settings) {
   const cuda::Tiling& t = plan.tiling;
-  for (const int tiles : {t.shared_tiles, t.prefetch_tiles}) {
+  for (const int tiles : {t.shared_tiles, t.tiles_ahead}) {
     BNAR_CHECK(tiles % batch == 0, std::to_string(tiles) + " tiles in batches");
   }
-  BNAR_CHECK(t.prefetch_tiles >= 0 && t.prefetch_tiles <= t.shared_tiles &&
-                 (t.prefetch_tiles == 0 || t.num_slabs > t.num_teams),
-             std::to_string(t.prefetch_tiles) + " tiles ahead");
+  BNAR_CHECK(t.tiles_ahead >= 0 && t.tiles_ahead <= t.shared_tiles &&
+                 (t.tiles_ahead == 0 || t.num_slabs > t.num_teams),
+             std::to_string(t.tiles_ahead) + " tiles ahead");
   BNAR_CHECK(t.shared_tiles <= cuda::RoundUp(cuda::TilesPerBlock(t), batch),
              std::to_string(t.shared_tiles) + " tiles stay");
   BNAR_CHECK(plan.shared_bytes <= device.shared_bytes_per_block,
@@ -190,7 +190,7 @@ void TestKnownPlans() {
                                             t.columns,
                                             t.team,
                                             t.shared_tiles,
-                                            t.prefetch_tiles};
+                                            t.tiles_ahead};
               };
               const auto made =
                   by([](const auto&... of) { return cuda::MakePlan(of...); });
@@ -265,19 +265,19 @@ void TestSlotsOfTilesAhead() {
     const cuda::Tiling t =
         plan_of(wide, expected.dtype, expected.backward, expected.ahead);
     BNAR_CHECK(
-        t.shared_tiles == expected.shared && t.prefetch_tiles == expected.ahead,
+        t.shared_tiles == expected.shared && t.tiles_ahead == expected.ahead,
         std::to_string(t.shared_tiles) + " and " +
-            std::to_string(t.prefetch_tiles));
+            std::to_string(t.tiles_ahead));
   }
   // What does not make a batch is rounded down.
   const Shape middle{1, 256 * 14 * 14, 1024, 1};
   for (const int ahead : {8, 11}) {
     const cuda::Tiling t = plan_of(middle, DType::kBFloat16, false, ahead);
-    BNAR_CHECK(t.prefetch_tiles == 8, "whole batches");
+    BNAR_CHECK(t.tiles_ahead == 8, "whole batches");
   }
   const Shape planes{1, 256, 64, 56 * 56};
   const cuda::Tiling t = plan_of(planes, DType::kBFloat16, false, 4);
-  BNAR_CHECK(t.prefetch_tiles == 4, "channels first");
+  BNAR_CHECK(t.tiles_ahead == 4, "channels first");
 }
 
 // Slabs have half the channels if this saves more rereading than the additional
@@ -335,17 +335,17 @@ void TestTilesAhead() {
                           settings);
   };
   const Plan none = plan_of(0), some = plan_of(4);
-  BNAR_CHECK(none.tiling.prefetch_tiles == 0 && some.tiling.prefetch_tiles == 4,
+  BNAR_CHECK(none.tiling.tiles_ahead == 0 && some.tiling.tiles_ahead == 4,
              "as asked for");
   const auto bytes = [](const Plan& plan) {
-    return cuda::SharedBytes(
-        plan.tiling.shared_tiles + plan.tiling.prefetch_tiles, 4096);
+    return cuda::SharedBytes(plan.tiling.shared_tiles + plan.tiling.tiles_ahead,
+                             4096);
   };
   BNAR_CHECK(
       none.shared_bytes == bytes(none) && some.shared_bytes == bytes(some),
       "room for them");
-  BNAR_CHECK(plan_of(1000).tiling.prefetch_tiles <= 12, "half of the room");
-  BNAR_CHECK(plan_of(4, 1).tiling.prefetch_tiles == 0,
+  BNAR_CHECK(plan_of(1000).tiling.tiles_ahead <= 12, "half of the room");
+  BNAR_CHECK(plan_of(4, 1).tiling.tiles_ahead == 0,
              "there are no copies of two bytes");
 }
 

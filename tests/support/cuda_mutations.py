@@ -14,15 +14,15 @@ class Mutation:
 
 
 MUTATIONS = {
-    "mail that is taken before it comes": Mutation(
-        # Forward's blocks come so close behind each other here that all mail is there in time.
+    "a message that is taken before it comes": Mutation(
+        # Forward's blocks come so close behind each other here that all messages are there in time.
         "team_sums.cuh", "    if (arrived) break;\n", "    break;\n", "backward", "on_chip"
     ),
-    "mail of which only one half has come": Mutation(
+    "a message of which only one half has come": Mutation(
         "team_sums.cuh", "first[k].tag == tag && second[k].tag == tag", "first[k].tag == tag",
         "backward", "on_chip",
     ),
-    "mail that is left to the next launch": Mutation(
+    "a message that is left to the next launch": Mutation(
         "team_sums.cuh", "      StoreMessage(&boxes[k * distance].second, {0, 0});\n", "",
         "forward", "on_chip",
     ),
@@ -196,8 +196,8 @@ MUTATIONS = {
         "forward", "on_chip", "stream",
     ),
     "copies that do not begin where the first ones ended": Mutation(
-        "tile_stream.cuh", "Start(slab, tiling_.prefetch_tiles,",
-        "Start(slab, tiling_.prefetch_tiles + kBatch,", "backward", "on_chip", "stream",
+        "tile_stream.cuh", "Start(slab, tiling_.tiles_ahead,",
+        "Start(slab, tiling_.tiles_ahead + kBatch,", "backward", "on_chip", "stream",
     ),
     "the first tiles of a slab in the wrong slots": Mutation(
         "tile_stream.cuh", "int slot = ring_.Next(slot_, begin);",

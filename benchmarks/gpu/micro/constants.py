@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-# What of a wait is not mail: until a block has its own sums, and the constants of the elementwise
-# pass (`barrier` in cuda/host/cost.h).
-_WAIT_BESIDE_MAIL_US: Final = 1.75
+# What of a wait is not messages: until a block has its own sums, and the constants of the
+# elementwise pass (`barrier` in cuda/host/cost.h).
+_WAIT_BESIDE_MESSAGES_US: Final = 1.75
 # Below this share of the best rate, requests under way are what limits it.
 _LIMITED: Final = 0.7
 _LINE: Final = 128
@@ -25,7 +25,7 @@ def constants_of(document: dict[str, Any]) -> dict[str, float]:
         "narrow_share": min(1.0, _narrow_share(rows)),
         "memory_latency": _latency(rows, device["multiprocessors"]),
         "share_of_l2": min(1.0, _bytes_in_l2(rows, _LINE) / device["l2_bytes"]),
-        "barrier": _WAIT_BESIDE_MAIL_US + _us(rows, "mail_prefetched"),
+        "barrier": _WAIT_BESIDE_MESSAGES_US + _us(rows, "messages_prefetched"),
         "skew": _us(rows, "spread", "late_us") / _us(rows, "spread"),
         "kernel": _kernel(rows, cooperative=0),
         "cooperative_kernel": _kernel(rows, cooperative=1),
@@ -49,8 +49,10 @@ def findings(document: dict[str, Any]) -> Iterator[str]:
         if row["what"] == "in_flight"
     ]
     yield f"read, GB/s by what a multiprocessor has in flight: {', '.join(flights)}"
-    mail = [f"{name} {_us(rows, f'mail_{name}'):.2f}" for name in ("warm", "cold", "prefetched")]
-    yield f"both messages of a round, us: {', '.join(mail)}"
+    times = [
+        f"{name} {_us(rows, f'messages_{name}'):.2f}" for name in ("warm", "cold", "prefetched")
+    ]
+    yield f"both messages of a round, us: {', '.join(times)}"
     halves, lines = (_bytes_in_l2(rows, piece) for piece in (_HALF_LINE, _LINE))
     yield (
         f"L2 keeps {lines / 2**20:.0f} MiB of whole lines and {halves / 2**20:.0f} MiB of half"

@@ -95,20 +95,20 @@ __global__ void __launch_bounds__(cuda::kThreads)
 }
 
 // What the kernels do between their passes, and nothing else: all blocks are a
-// team, which adds sums by mail in each round. `totals` gets those of the last
-// round, as the last block has them.
+// team, which adds sums by messages in each round. `totals` gets those of the
+// last round, as the last block has them.
 __global__ void __launch_bounds__(cuda::kThreads,
                                   cuda::kBlocksPerMultiprocessor)
-    SendMail(const __grid_constant__ cuda::Tiling tiling,
-             const __grid_constant__ cuda::Workspace workspace, int rounds,
-             bool prefetch, cuda::Sums* totals) {
+    SendMessages(const __grid_constant__ cuda::Tiling tiling,
+                 const __grid_constant__ cuda::Workspace workspace, int rounds,
+                 bool prefetch, cuda::Sums* totals) {
   const cuda::SharedMemory shared;
   const int thread = static_cast<int>(threadIdx.x);
   const int rank = static_cast<int>(blockIdx.x);
   for (int round = 0; round < rounds; ++round) {
     if (prefetch) {
-      cuda::PrefetchMail(tiling, workspace, cuda::BlockReduction::kBarrier,
-                         round, rank);
+      cuda::PrefetchMailboxes(tiling, workspace, cuda::BlockReduction::kBarrier,
+                              round, rank);
       // Instead of a first pass, during which the boxes come.
       __nanosleep(2000);
     }
@@ -117,14 +117,14 @@ __global__ void __launch_bounds__(cuda::kThreads,
                               static_cast<double>(round + thread)};
     }
     __syncthreads();
-    cuda::AddTeamByMail(tiling, shared, workspace, round, rank, [] {});
+    cuda::AddTeamByMessages(tiling, shared, workspace, round, rank, [] {});
   }
   if (rank == tiling.team - 1 && thread < tiling.columns) {
     totals[thread] = shared.total[thread];
   }
 }
 
-// The same rounds without mail, whose time is subtracted.
+// The same rounds without messages, whose time is subtracted.
 __global__ void __launch_bounds__(cuda::kThreads,
                                   cuda::kBlocksPerMultiprocessor)
     SendNothing(int rounds, bool prefetch) {

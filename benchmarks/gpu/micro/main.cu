@@ -59,7 +59,7 @@ class Micro {
     ReadWithLessInFlight();
     Spread();
     Kernels();
-    Mail();
+    Messages();
     ReadAgain();
     Attributes();
     std::printf("\n]}\n");
@@ -225,7 +225,7 @@ class Micro {
 
   // Rounds of a team of nearly all blocks. The difference between many rounds
   // and one leaves out what a launch takes.
-  void Mail() {
+  void Messages() {
     constexpr int kRounds = 17;
     cuda::Tiling tiling =
         cuda::CutSlabs({1, int64_t{1} << 22, 64 * kRounds, 1}, cuda::kWidth);
@@ -240,16 +240,16 @@ class Micro {
           "memory");
     Check(cudaMemset(memory, 0, static_cast<size_t>(layout.bytes)), "memory");
     cuda::Workspace workspace{};
-    workspace.partial_mail =
-        reinterpret_cast<cuda::Mail*>(memory + layout.partial_mail);
-    workspace.total_mail =
-        reinterpret_cast<cuda::Mail*>(memory + layout.total_mail);
+    workspace.partial_mailboxes =
+        reinterpret_cast<cuda::Mailbox*>(memory + layout.partial_mailboxes);
+    workspace.total_mailboxes =
+        reinterpret_cast<cuda::Mailbox*>(memory + layout.total_mailboxes);
     const int shared = static_cast<int>(cuda::SharedBytes(0, 0));
-    const auto time = [&](bool cold, bool prefetch, bool mail, int rounds) {
+    const auto time = [&](bool cold, bool prefetch, bool messages, int rounds) {
       const auto launch = [&] {
         ++workspace.tag;
-        if (mail) {
-          Launch(SendMail, team, shared, true, tiling, workspace, rounds,
+        if (messages) {
+          Launch(SendMessages, team, shared, true, tiling, workspace, rounds,
                  prefetch, totals);
         } else {
           Launch(SendNothing, team, shared, true, rounds, prefetch);
@@ -258,9 +258,9 @@ class Micro {
       launch();
       return stopwatch_.Median(15, [&] { cold ? Flush() : launch(); }, launch);
     };
-    const auto slope = [&](bool cold, bool prefetch, bool mail) {
-      return (time(cold, prefetch, mail, kRounds) -
-              time(cold, prefetch, mail, 1)) /
+    const auto slope = [&](bool cold, bool prefetch, bool messages) {
+      return (time(cold, prefetch, messages, kRounds) -
+              time(cold, prefetch, messages, 1)) /
              (kRounds - 1);
     };
     const auto report = [&](const char* boxes, bool cold, bool prefetch) {
@@ -268,9 +268,9 @@ class Micro {
                      {"us", slope(cold, prefetch, true) -
                                 slope(cold, prefetch, false)}});
     };
-    report("mail_warm", false, false);
-    report("mail_cold", true, false);
-    report("mail_prefetched", true, true);
+    report("messages_warm", false, false);
+    report("messages_cold", true, false);
+    report("messages_prefetched", true, true);
     Check(cudaFree(memory), "memory");
     Check(cudaFree(totals), "memory");
   }
