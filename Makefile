@@ -14,7 +14,7 @@ DIST_ARGS ?=
 DOCKER ?= docker
 
 BIN := .venv/bin
-NATIVE_SOURCES = $(shell find benchmarks cpu cuda native tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+NATIVE_SOURCES = $(shell find benchmarks cpu cuda native python_module tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 # --- What is installed in .venv ---
 
@@ -29,7 +29,7 @@ PARTS_test := demo
 PARTS_lint := demo test bench
 
 # What the native module is built from. The install is editable, so Python sources do not count.
-BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cmake cpu cuda native -type f)
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cmake cpu cuda native python_module -type f)
 DIST_INPUTS := $(BUILD_INPUTS) README.md LICENSE AUTHORS .ci/make_dist.py .ci/check_wheel.py \
   $(shell find jax_bnar distributions -name '*.py' -o -name '*.pyi' -o -name '*.toml')
 # The CUDA kernels are compiled for the machine's GPU. Where there is none they are left out, unless

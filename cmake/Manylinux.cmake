@@ -69,7 +69,7 @@ endif()
 # it on the command line needs, hence --no-as-needed.
 function(bnar_link_for_manylinux module)
   if(JAX_BNAR_MANYLINUX)
-    target_sources(${module} PRIVATE "${PROJECT_SOURCE_DIR}/native/manylinux.cc")
+    target_sources(${module} PRIVATE "${PROJECT_SOURCE_DIR}/python_module/manylinux.cc")
     list(TRANSFORM ARGN PREPEND bnar_glibc_ OUTPUT_VARIABLE stand_ins)
     target_link_libraries(${module} PRIVATE ${stand_ins})
     target_link_options(${module} PRIVATE

@@ -1,7 +1,7 @@
 # There are two Python modules: _native contains the CPU kernels, _cuda the CUDA kernels.
 # One stable-ABI binary of each serves Python 3.12 and later; 3.11 needs separate ones.
 
-add_library(bnar_ffi STATIC native/ffi_api_version.cc native/ffi_call.cc)
+add_library(bnar_ffi STATIC python_module/ffi_api_version.cc native/ffi_call.cc)
 target_include_directories(bnar_ffi SYSTEM PUBLIC "${jaxlib_include}")
 target_link_libraries(bnar_ffi PUBLIC bnar_options)
 # Handlers are separate targets because nanobind compiles its modules with -Os.
@@ -27,7 +27,7 @@ if(NOT JAX_BNAR_CUDA STREQUAL "ONLY")
   target_compile_options(bnar_cuda_planner PRIVATE -O2)
 
   nanobind_add_module(_native NB_STATIC STABLE_ABI
-    native/module.cc native/cuda_planner.cc native/missing_cuda.cc)
+    python_module/native_module.cc python_module/cuda_planner.cc python_module/missing_cuda.cc)
   bnar_link_for_manylinux(_native pthread)
   target_link_libraries(_native PRIVATE
     bnar_cpu_ffi bnar_cuda_planner bnar_cuda_abi)
@@ -41,7 +41,7 @@ if(JAX_BNAR_HAS_CUDA)
   target_link_libraries(bnar_cuda_ffi PUBLIC bnar_cuda_abi bnar_cuda)
   target_compile_options(bnar_cuda_ffi PRIVATE -O2)
 
-  nanobind_add_module(_cuda NB_STATIC STABLE_ABI native/cuda_module.cc)
+  nanobind_add_module(_cuda NB_STATIC STABLE_ABI python_module/cuda_module.cc)
   bnar_link_for_manylinux(_cuda pthread dl rt)
   target_link_libraries(_cuda PRIVATE bnar_cuda_ffi)
   target_compile_definitions(_cuda PRIVATE "JAX_BNAR_CUDA_PTX=${JAX_BNAR_CUDA_PTX}")

@@ -15,9 +15,9 @@
 #include "cuda/host/tiling.h"
 #include "cuda/launch/launch_counts.h"
 #include "native/cuda_abi.h"
-#include "native/encapsulate.h"
 #include "native/ffi_targets.h"
-#include "native/missing_cuda.h"
+#include "python_module/encapsulate.h"
+#include "python_module/missing_cuda.h"
 
 namespace nb = nanobind;
 
@@ -35,7 +35,8 @@ class EmulatedBackend : public cuda::FfiBackend {
 BNAR_DEFINE_HANDLERS(Emulated, EmulatedBackend,
                      ffi::Ffi::Bind().Ctx<ffi::ThreadPool>())
 
-// The handlers of one custom call by stage, as native/cuda_module.cc has them.
+// The handlers of one custom call by stage, as python_module/cuda_module.cc has
+// them.
 template <typename T>
 nb::dict Stages(T* execute) {
   nb::dict stages;

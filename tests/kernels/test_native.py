@@ -72,7 +72,7 @@ def test_cuda_emulation_compiles_for_aarch64() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["native/ffi_api_version.cc", "native/ffi_call.cc", "cpu/ffi_handlers.cc"]
+    "source", ["python_module/ffi_api_version.cc", "native/ffi_call.cc", "cpu/ffi_handlers.cc"]
 )
 def test_handlers_compile_for_aarch64(source: str) -> None:
     compiler = optional_tool("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu", REQUIRE_AARCH64)

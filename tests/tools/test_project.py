@@ -22,7 +22,7 @@ BUILD_REQUIRES = [
     *PROJECT["build-system"]["requires"],
     *PROJECT["tool"]["jax-bnar"]["build-requires"],
 ]
-FOLDERS = ("jax_bnar", "cpu", "cuda", "native", "tests", "benchmarks", "examples", "cmake", ".ci")
+FOLDERS = ("jax_bnar", "cpu", "cuda", "native", "python_module", "tests", "benchmarks", "examples", "cmake", ".ci")
 NATIVE = {".cc", ".h", ".cu", ".cuh"}
 SOURCES = sorted(
     path
@@ -74,7 +74,7 @@ def test_the_hook_formats_what_lint_checks() -> None:
     assert pattern is not None
     sources = [path.relative_to(ROOT).as_posix() for path in SOURCES if path.suffix in NATIVE]
     folders = {name.split("/")[0] for name in sources}
-    assert folders == {"benchmarks", "cpu", "cuda", "native", "tests"}
+    assert folders == {"benchmarks", "cpu", "cuda", "native", "python_module", "tests"}
     assert [name for name in sources if not re.search(pattern[1], name)] == []
 
 

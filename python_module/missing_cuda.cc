@@ -1,4 +1,4 @@
-#include "native/missing_cuda.h"
+#include "python_module/missing_cuda.h"
 
 #include <nanobind/stl/string.h>
 
@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "native/cuda_abi.h"
-#include "native/encapsulate.h"
 #include "native/operations.h"
+#include "python_module/encapsulate.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace nb = nanobind;

@@ -1,8 +1,8 @@
 // Wraps an FFI handler in a capsule, the form in which Python hands it to
 // jax.ffi.register_ffi_target.
 
-#ifndef JAX_BNAR_NATIVE_ENCAPSULATE_H_
-#define JAX_BNAR_NATIVE_ENCAPSULATE_H_
+#ifndef JAX_BNAR_PYTHON_MODULE_ENCAPSULATE_H_
+#define JAX_BNAR_PYTHON_MODULE_ENCAPSULATE_H_
 
 #include <nanobind/nanobind.h>
 
@@ -21,4 +21,4 @@ nanobind::capsule Encapsulate(T* handler) {
 
 }  // namespace jax_bnar
 
-#endif  // JAX_BNAR_NATIVE_ENCAPSULATE_H_
+#endif  // JAX_BNAR_PYTHON_MODULE_ENCAPSULATE_H_

@@ -2,8 +2,8 @@
 // module of the CPU kernels has it as well, and a machine without a GPU can
 // predict what another one would do (`python -m benchmarks.gpu.model`).
 
-#ifndef JAX_BNAR_NATIVE_CUDA_PLANNER_H_
-#define JAX_BNAR_NATIVE_CUDA_PLANNER_H_
+#ifndef JAX_BNAR_PYTHON_MODULE_CUDA_PLANNER_H_
+#define JAX_BNAR_PYTHON_MODULE_CUDA_PLANNER_H_
 
 #include <nanobind/nanobind.h>
 
@@ -15,4 +15,4 @@ void AddCudaPlanner(nanobind::module_& m);
 
 }  // namespace jax_bnar
 
-#endif  // JAX_BNAR_NATIVE_CUDA_PLANNER_H_
+#endif  // JAX_BNAR_PYTHON_MODULE_CUDA_PLANNER_H_

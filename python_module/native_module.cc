@@ -17,11 +17,11 @@
 #include "cpu/huge_pages.h"
 #include "cuda/host/tiling.h"
 #include "cuda/host/workspace.h"
-#include "native/cuda_planner.h"
-#include "native/encapsulate.h"
-#include "native/ffi_api_version.h"
-#include "native/missing_cuda.h"
 #include "native/operations.h"
+#include "python_module/cuda_planner.h"
+#include "python_module/encapsulate.h"
+#include "python_module/ffi_api_version.h"
+#include "python_module/missing_cuda.h"
 
 namespace nb = nanobind;
 

@@ -1,4 +1,4 @@
-#include "native/cuda_planner.h"
+#include "python_module/cuda_planner.h"
 
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>

@@ -22,9 +22,9 @@
 #include "cuda/launch/build_info.h"
 #include "cuda/launch/launch_counts.h"
 #include "native/cuda_abi.h"
-#include "native/encapsulate.h"
-#include "native/ffi_api_version.h"
 #include "native/operations.h"
+#include "python_module/encapsulate.h"
+#include "python_module/ffi_api_version.h"
 
 namespace nb = nanobind;
 

@@ -1,4 +1,4 @@
-#include "native/ffi_api_version.h"
+#include "python_module/ffi_api_version.h"
 
 #include <mutex>
 

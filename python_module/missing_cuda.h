@@ -2,8 +2,8 @@
 // program only for targets that it knows, so they let it compile programs for
 // the GPUs of other machines; to run one here is an error.
 
-#ifndef JAX_BNAR_NATIVE_MISSING_CUDA_H_
-#define JAX_BNAR_NATIVE_MISSING_CUDA_H_
+#ifndef JAX_BNAR_PYTHON_MODULE_MISSING_CUDA_H_
+#define JAX_BNAR_PYTHON_MODULE_MISSING_CUDA_H_
 
 #include <nanobind/nanobind.h>
 
@@ -14,4 +14,4 @@ void AddMissingCuda(nanobind::module_& m);
 
 }  // namespace jax_bnar
 
-#endif  // JAX_BNAR_NATIVE_MISSING_CUDA_H_
+#endif  // JAX_BNAR_PYTHON_MODULE_MISSING_CUDA_H_

@@ -1,8 +1,8 @@
 // The versions of XLA's FFI API in this build and in the runtime. A runtime
 // rejects handlers that are built for a newer API than its own.
 
-#ifndef JAX_BNAR_NATIVE_FFI_API_VERSION_H_
-#define JAX_BNAR_NATIVE_FFI_API_VERSION_H_
+#ifndef JAX_BNAR_PYTHON_MODULE_FFI_API_VERSION_H_
+#define JAX_BNAR_PYTHON_MODULE_FFI_API_VERSION_H_
 
 #include <optional>
 #include <utility>
@@ -28,4 +28,4 @@ std::optional<FfiApiVersion> RuntimeFfiApiVersion();
 
 }  // namespace jax_bnar
 
-#endif  // JAX_BNAR_NATIVE_FFI_API_VERSION_H_
+#endif  // JAX_BNAR_PYTHON_MODULE_FFI_API_VERSION_H_
