@@ -107,10 +107,11 @@ void Normalise(DType dtype, const Array& x, const Array& mean,
   Array var(DType::kFloat32, channels, 0);
   for (int64_t i = 0; i < channels; ++i) var.Set(i, 1);
   CallerOnly pool;
-  cpu::Normalise(pool, {{1, 1, channels, 1}, dtype},
-                 {x.data(), nullptr, y->data(), nullptr, false},
-                 {{}, {bias.data(), 1}, 1e-30}, {mean.data(), 1},
-                 {var.data(), 1});
+  cpu::Normalise<1>(pool, {{1, 1, channels, 1}, dtype},
+                    {{x.data()}, nullptr, y->data(), nullptr, false},
+                    {{AffineOperands{{}, {bias.data(), 1}, 1e-30}}},
+                    {{VectorOperand{mean.data(), 1}}},
+                    {{VectorOperand{var.data(), 1}}});
 }
 
 // Tests the kernels' loads: x passes through unchanged.
