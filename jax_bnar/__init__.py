@@ -12,6 +12,7 @@ _startup.require_jax()  # Must precede the imports below, which fail on an older
 from jax_bnar import checkpoint_policies, ops
 from jax_bnar._base.public_names import show_public_names as _show_public_names
 from jax_bnar._benchmark import BenchmarkReport, Difference, Measurement, benchmark
+from jax_bnar._fold import FoldedLayer, FoldedNetwork, FoldingReport, fold_batch_norms
 from jax_bnar._fuse import FusionReport, explain, fuse
 from jax_bnar._kernels.export import DISABLED_EXPORT_CHECKS
 from jax_bnar._operators.api import (
@@ -35,6 +36,9 @@ __all__ = [
     "BenchmarkReport",
     "Difference",
     "DualBatchNormResult",
+    "FoldedLayer",
+    "FoldedNetwork",
+    "FoldingReport",
     "FusionReport",
     "Measurement",
     "batch_norm",
@@ -48,6 +52,7 @@ __all__ = [
     "dual_bn_add_relu",
     "dual_bn_add_relu_inference",
     "explain",
+    "fold_batch_norms",
     "fuse",
     "ops",
 ]
@@ -57,7 +62,7 @@ _show_public_names(globals())
 # Imported when they are first asked for, because they need Flax.
 _LAZY_MODULES = ("flax_layers", "nnx_layers", "torch_weights")
 # Where a user may look for what these modules have.
-_LAYERS = ("BatchNorm", "FusedBottleneck", "ResNet", "ResNet50", "fold_batch_norms")
+_LAYERS = ("BatchNorm", "FusedBottleneck", "ResNet", "ResNet50")
 
 if _typing.TYPE_CHECKING:
     from jax_bnar import flax_layers as flax_layers

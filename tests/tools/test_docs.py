@@ -15,7 +15,18 @@ from subprocesses import run_python
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 GUIDE = sorted((DOCS / "guide").glob("*.md"))
-FOLDERS = ("jax_bnar", "cpu", "cuda", "native", "python_module", "tests", "benchmarks", "examples", "cmake", "docs")
+FOLDERS = (
+    "jax_bnar",
+    "cpu",
+    "cuda",
+    "native",
+    "python_module",
+    "tests",
+    "benchmarks",
+    "examples",
+    "cmake",
+    "docs",
+)
 VARIABLE = re.compile(r"JAX_BNAR_\w*\w")
 
 

@@ -22,7 +22,18 @@ BUILD_REQUIRES = [
     *PROJECT["build-system"]["requires"],
     *PROJECT["tool"]["jax-bnar"]["build-requires"],
 ]
-FOLDERS = ("jax_bnar", "cpu", "cuda", "native", "python_module", "tests", "benchmarks", "examples", "cmake", ".ci")
+FOLDERS = (
+    "jax_bnar",
+    "cpu",
+    "cuda",
+    "native",
+    "python_module",
+    "tests",
+    "benchmarks",
+    "examples",
+    "cmake",
+    ".ci",
+)
 NATIVE = {".cc", ".h", ".cu", ".cuh"}
 SOURCES = sorted(
     path

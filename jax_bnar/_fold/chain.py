@@ -1,0 +1,163 @@
+"""What follows a weighted sum and multiplies or shifts its channels: a BatchNorm in evaluation.
+
+The operations need not be those of any library: as long as the value is `factor * sum + offset`
+with given vectors along one axis, each operation changes the factor and the offset, and the next
+one follows.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_bnar._fuse.dtypes import is_real
+from jax_bnar._fuse.graph import Graph
+from jax_bnar._fuse.nodes import Node, Operand, Value, is_reshape_of_ones, source
+from jax_bnar._fuse.sizes import is_long
+
+# Factor and offset of each channel, or a number each.
+_Affine = tuple[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One operation on factor and offset.
+
+    Attributes:
+        vectors: what it reads, an array of the program each; None for a vector that is absent.
+        change: takes factor, offset and the vectors; returns the new factor and offset.
+        multiplies: whether it multiplies channels by a given vector.
+        axis: the axis of the start along which the vectors run; None if they are numbers.
+    """
+
+    vectors: tuple[Operand | None, ...]
+    change: Callable[..., _Affine]
+    multiplies: bool
+    axis: int | None
+
+
+@dataclasses.dataclass
+class Chain:
+    """Operations from `start` to `end` on one array, where nothing else reads what is between.
+
+    Attributes:
+        start: the result of the weighted sum.
+        end: what is computed.
+        steps: what changes factor and offset.
+        moves: the nodes that only move elements: transpositions, axes of size 1.
+    """
+
+    start: Value
+    end: Value
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    moves: list[Node] = dataclasses.field(default_factory=list)
+
+    @property
+    def normalises(self) -> bool:
+        """Whether it multiplies channels, as a BatchNorm does and a bias does not."""
+        return any(step.multiplies for step in self.steps)
+
+    @property
+    def axis(self) -> int | None:
+        """The axis of `start` along which its vectors run; None if there are only numbers."""
+        return next((step.axis for step in self.steps if step.axis is not None), None)
+
+    @property
+    def vectors(self) -> list[Operand]:
+        """What `affine` takes."""
+        return [vector for step in self.steps for vector in step.vectors if vector is not None]
+
+    def affine(self, arrays: Sequence[Any], dtype: Any) -> _Affine:
+        """Factor and offset, each a number or an array with an element for each channel."""
+        waiting = iter(arrays)
+        state: _Affine = (jnp.ones((), dtype), jnp.zeros((), dtype))
+        for step in self.steps:
+            vectors = [None if v is None else _vector(next(waiting), dtype) for v in step.vectors]
+            state = step.change(*state, *vectors)
+        return state
+
+
+def follow(graph: Graph, start: Value, axes: Collection[int], given: Collection[Value]) -> Chain:
+    """The longest chain from `start` whose vectors are given and run along one of these axes."""
+    chain = Chain(start, start)
+    # The axis of `start` from which each axis of the current value comes.
+    origins: list[int | None] = list(range(len(start.shape)))
+    while (node := graph.sole_reader(chain.end)) is not None:
+        if len(node.outputs) != 1 or not is_real(node.outputs[0].dtype):
+            break
+        if node.name == "convert_element_type":
+            pass
+        elif (moved := _moved(node, origins)) is not None:
+            chain.moves.append(node)
+            origins = moved
+        else:
+            step = _step(node, chain.end, origins)
+            if step is None or not all(_is_given(vector, given) for vector in step.vectors):
+                break
+            if step.axis is not None and (
+                step.axis not in axes or chain.axis not in (None, step.axis)
+            ):
+                break
+            chain.steps.append(step)
+        chain.end = node.outputs[0]
+    return chain
+
+
+def _moved(node: Node, origins: Sequence[int | None]) -> list[int | None] | None:
+    """The origins of the axes of the node's result, if it only moves elements."""
+    if node.name == "transpose":
+        return [origins[axis] for axis in node.params["permutation"]]
+    if node.name not in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
+        return None
+    before, after = node.inputs[0].shape, node.outputs[0].shape
+    if len(node.inputs) != 1 or not is_reshape_of_ones(before, after):
+        return None
+    long = iter([o for o, size in zip(origins, before, strict=True) if is_long(size)])
+    return [next(long) if is_long(size) else None for size in after]
+
+
+def _step(node: Node, value: Value, origins: Sequence[int | None]) -> Step | None:
+    """The step of an addition, a subtraction, a product or a quotient with a vector."""
+    if node.name not in _ARITHMETIC or len(node.inputs) != 2:
+        return None
+    is_first = node.inputs[0] is value
+    other = node.inputs[1 if is_first else 0]
+    function = _ARITHMETIC[node.name]
+    if other is value or (node.name == "div" and not is_first):
+        return None
+    vector, places = source(other)
+    varying = {origins[i] for i, place in enumerate(places) if place is not None}
+    if len(varying) > 1 or None in varying:
+        return None
+    if sum(is_long(size) for size in vector.shape) != len(varying):
+        return None
+    multiplies = node.name in ("mul", "div")
+
+    def changed(factor: Any, offset: Any, given: Any) -> _Affine:
+        if multiplies:
+            return function(factor, given), function(offset, given)
+        if is_first or node.name == "add":
+            return factor, function(offset, given)
+        return -factor, given - offset
+
+    has_vector = multiplies and isinstance(vector, Value)
+    return Step((vector,), changed, has_vector, next(iter(varying), None))
+
+
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+}
+
+
+def _is_given(vector: Operand | None, given: Collection[Value]) -> bool:
+    return not isinstance(vector, Value) or vector in given
+
+
+def _vector(array: Any, dtype: Any) -> Any:
+    array = jnp.asarray(array, dtype)
+    return array.reshape(()) if array.size == 1 else array.reshape(-1)

@@ -1,0 +1,82 @@
+"""A jaxpr without calls, in which evaluation by this package's operators is plain arithmetic.
+
+In evaluation neither jit nor `jax.checkpoint` means anything but its body, and a BatchNorm often
+lies on the other side of such a boundary from its convolution.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from jax_bnar import plain_inference, primitive
+from jax_bnar._base import jax_compat
+
+_CALLS = ("jit", "pjit", "checkpoint", "remat2")
+_EVALUATIONS = {
+    f"bnar_{operations.inference.name}": operations.inference.signature
+    for operations in primitive.OPERATIONS.values()
+}
+
+
+def inlined(closed: Any, arrays: Sequence[Any]) -> Any:
+    """The closed jaxpr with the bodies of its calls, calls within them included.
+
+    A jit with shardings, layouts or options of its own stays, and so does a kernel that was asked
+    for (implementation="ffi").
+    """
+    return jax.make_jaxpr(lambda *args: _run(closed.jaxpr, closed.consts, args, None))(*arrays)
+
+
+def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], name_stack: Any) -> list[Any]:
+    env: dict[Any, Any] = dict(
+        zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
+    )
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else env[atom]
+
+    for equation in jaxpr.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        stack = equation.source_info.name_stack
+        stack = stack if name_stack is None else name_stack + stack
+        body = _body(equation)
+        if body is not None:
+            inner = jax_compat.open_jaxpr(body)
+            results: Sequence[Any] = _run(inner, getattr(body, "consts", ()), operands, stack)
+        else:
+            with jax_compat.context_of(equation, stack):
+                results = (_evaluation(equation) or jax_compat.binder(equation))(*operands)
+        env.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _body(equation: Any) -> Any:
+    if equation.primitive.name not in _CALLS:
+        return None
+    is_jit = equation.primitive.name in ("jit", "pjit")
+    if is_jit and not jax_compat.is_plain_jit(equation.params):
+        return None
+    return equation.params["jaxpr"]
+
+
+def _evaluation(equation: Any) -> Callable[..., Sequence[Any]] | None:
+    """The arithmetic of an operator with given statistics, if the equation is one."""
+    if equation.primitive.name == "custom_jvp_call":
+        body = equation.params["call_jaxpr"].jaxpr
+        if len(body.eqns) != 1 or body.eqns[0].invars != body.invars:
+            return None
+        (equation,) = body.eqns
+    signature = _EVALUATIONS.get(equation.primitive.name)
+    if signature is None:
+        return None
+    present = equation.params["present"]
+    params = equation.params
+    # The form of two inputs always has a ReLU.
+    statics = {name: params[name] for name in ("layout", "epsilon", "activation") if name in params}
+
+    def evaluated(*given: Any) -> Sequence[Any]:
+        return [plain_inference.inference(*signature.unbind_structured(given, present), **statics)]
+
+    return evaluated

@@ -1,0 +1,194 @@
+"""The program with the folded weights, and its division: what is computed once, and what remains.
+
+A folded node computes the new weight and the offset from the old weight and the vectors of its
+chain, and another one is the convolution with the new weight, plus the offset. Everything that
+depends on the variables alone is then computed once. What the rest of the program reads of it are
+the new variables.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+
+from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._fold.chain import Chain, follow
+from jax_bnar._fold.producers import WeightedSum, weighted_sum
+from jax_bnar._fuse.graph import Graph
+from jax_bnar._fuse.nodes import Node, Operand, Value, evaluate, values_of
+from jax_bnar._fuse.rewrite import Rewrite
+
+
+@dataclasses.dataclass(frozen=True)
+class Fold:
+    """A weighted sum with the BatchNorm that was folded into it."""
+
+    sum: WeightedSum
+    chain: Chain
+
+
+class Network:
+    """A function of variables and inputs, in which each BatchNorm that can be is folded.
+
+    Attributes:
+        graph: the program before that.
+        given: the values that follow from the variables alone.
+        folds: what is folded.
+    """
+
+    def __init__(self, jaxpr: Any, num_given: int) -> None:
+        """The first `num_given` inputs of the jaxpr, its constants included, are the variables."""
+        self.graph = Graph(jaxpr)
+        self._variables = self.graph.inputs[:num_given]
+        self._inputs = self.graph.inputs[num_given:]
+        self.given = _given(self.graph, self._variables)
+        self.folds: list[Fold] = []
+        rewrite = Rewrite(self.graph)
+        for node in self.graph.nodes:
+            found = weighted_sum(node, self.given)
+            if found is None:
+                continue
+            chain = follow(self.graph, found.result, found.channels, self.given)
+            if not chain.normalises or (chain.axis is None and len(found.channels) != 1):
+                continue
+            once, each = _nodes(found, chain)
+            if rewrite.add(once) and rewrite.add(each):
+                self.given.update(once.outputs)
+                self.folds.append(Fold(found, chain))
+        self._once, self._each, self._boundary = self._divided(rewrite.nodes())
+
+    @property
+    def variables(self) -> list[Any]:
+        """Shapes and dtypes of the new variables."""
+        return [value.aval for value in self._boundary]
+
+    def fold(self, arrays: Sequence[Any]) -> list[Any]:
+        """The new variables, from the old ones."""
+        return evaluate(self._once, self._variables, self._boundary, arrays)
+
+    def run(self, variables: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """The results of the program, from the new variables and the other inputs."""
+        return evaluate(
+            self._each,
+            [*self._boundary, *self._inputs],
+            self.graph.outputs,
+            [*variables, *inputs],
+        )
+
+    def _divided(self, nodes: Sequence[Node]) -> tuple[list[Node], list[Node], list[Value]]:
+        """The nodes that run once, those that run each time, and what the latter read."""
+        # What repeats fewer numbers is better computed each time from these. Arrays of the size of
+        # the batch among the variables would also tie them to that size.
+        contents = _contents(self._variables, (node for node in nodes if not node.has_effects))
+        boundary: dict[Value, None] = {}
+        each: list[Node] = []
+        wanted: set[Value] = set()
+
+        def want(operands: Iterable[Operand]) -> None:
+            for value in values_of(operands):
+                if value in self.given and contents[value] == math.prod(value.shape):
+                    boundary[value] = None
+                else:
+                    wanted.add(value)
+
+        want(self.graph.outputs)
+        for node in reversed(nodes):
+            if node.has_effects or any(value in wanted for value in node.outputs):
+                each.append(node)
+                want(node.operands)
+        needed = set(boundary)
+        once: list[Node] = []
+        for node in reversed(nodes):
+            if any(value in needed for value in node.outputs):
+                once.append(node)
+                needed.update(values_of(node.operands))
+        return once[::-1], each[::-1], list(boundary)
+
+
+def _given(graph: Graph, variables: Sequence[Value]) -> set[Value]:
+    """The values that are computed from the variables and from literals."""
+    given = set(variables)
+    for node in graph.nodes:
+        if not node.has_effects and all(value in given for value in values_of(node.operands)):
+            given.update(node.outputs)
+    return given
+
+
+def _contents(variables: Sequence[Value], nodes: Iterable[Node]) -> dict[Value, int]:
+    """For each value, at most how many numbers determine it: fewer than it has, if it repeats."""
+    contents = {value: math.prod(value.shape) for value in variables}
+    for node in nodes:
+        behind = sum(contents.get(value, 0) for value in values_of(node.operands))
+        for value in node.outputs:
+            contents[value] = min(behind, math.prod(value.shape))
+    return contents
+
+
+def _nodes(found: WeightedSum, chain: Chain) -> tuple[Node, Node]:
+    """The node that computes weight and offset, and the one that computes the end of the chain."""
+    weight = found.node.operands[found.weight]
+    axis = chain.axis if chain.axis is not None else next(iter(found.channels))
+    channels = found.result.shape[axis]
+    dtype = accumulation_dtype(found.result.dtype)
+    new_weight = Value(weight.aval)
+    offset = Value(ShapedArray((channels,), dtype))
+    once = Node(
+        "fold",
+        {},
+        [_before_rounding(weight), *chain.vectors],
+        [new_weight, offset],
+        found.node.equation,
+        found.node.name_stack,
+        functools.partial(_folded, chain, weight, found.channels[axis], channels, dtype),
+    )
+    producer = chain.end.producer
+    assert producer is not None
+    each = Node(
+        "folded",
+        {},
+        [found.array, new_weight, offset],
+        [chain.end],
+        producer.equation,
+        found.node.name_stack,
+        functools.partial(_applied, found, chain, axis),
+    )
+    new_weight.producer = offset.producer = once
+    return once, each
+
+
+def _before_rounding(weight: Operand) -> Operand:
+    """The weight in the widest dtype that the program has it in, so that it is rounded once."""
+    while isinstance(weight, Value) and (node := weight.producer) is not None:
+        inner = node.inputs[0] if node.inputs else weight
+        if node.name != "convert_element_type" or not jnp.issubdtype(inner.dtype, jnp.floating):
+            break
+        weight = inner
+    return weight
+
+
+def _folded(
+    chain: Chain, weight: Operand, axis: int, channels: int, dtype: Any, given: Any, *vectors: Any
+) -> list[jax.Array]:
+    factor, offset = chain.affine(vectors, dtype)
+    shape = [1] * len(weight.shape)
+    shape[axis] = channels if factor.ndim else 1
+    folded = jnp.asarray(given, dtype) * factor.reshape(shape)
+    return [folded.astype(weight.dtype), jnp.broadcast_to(offset, (channels,))]
+
+
+def _applied(
+    found: WeightedSum, chain: Chain, axis: int, array: Any, weight: Any, offset: Any
+) -> list[jax.Array]:
+    operands = (array, weight) if found.weight == 1 else (weight, array)
+    (result,) = found.node.run(*operands)
+    shape = [1] * result.ndim
+    shape[axis] = result.shape[axis]
+    result = result.astype(offset.dtype) + offset.reshape(shape)
+    for move in chain.moves:
+        (result,) = move.run(result)
+    return [result.astype(chain.end.dtype)]

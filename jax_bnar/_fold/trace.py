@@ -1,0 +1,116 @@
+"""Traces a function of variables and inputs to a `Network`."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jax_bnar._fold.inlined import inlined
+from jax_bnar._fold.network import Network
+from jax_bnar._fuse import nnx_state
+from jax_bnar._fuse.trace import is_array
+
+
+@dataclasses.dataclass(frozen=True)
+class Variables:
+    """The variables of a network: a pytree of arrays, other leaves and NNX modules.
+
+    Attributes:
+        arrays: the arrays in it, those of modules included.
+        rebuild: the same pytree with other arrays.
+    """
+
+    arrays: list[Any]
+    rebuild: Callable[[Sequence[Any]], Any]
+
+    @classmethod
+    def of(cls, tree: Any) -> "Variables":
+        leaves, structure = jax.tree.flatten(tree, is_leaf=nnx_state.is_module)
+        modules = [leaf if nnx_state.is_module(leaf) else None for leaf in leaves]
+        if not any(module is not None for module in modules):
+            return cls(*_split(leaves, structure.unflatten))
+        nnx: Any = sys.modules["flax.nnx"]
+        # All at once, because they may share variables.
+        definition, state = nnx.split([module for module in modules if module is not None])
+        states, of_state = jax.tree.flatten(state)
+        others = [leaf for leaf, module in zip(leaves, modules, strict=True) if module is None]
+
+        def unflatten(given: Sequence[Any]) -> Any:
+            copies = iter(nnx.merge(definition, of_state.unflatten(given[: len(states)])))
+            rest = iter(given[len(states) :])
+            are_modules = [module is not None for module in modules]
+            return structure.unflatten([next(copies if one else rest) for one in are_modules])
+
+        return cls(*_split([*states, *others], unflatten))
+
+    def without_arrays(self) -> "Variables":
+        """The same structure, which keeps no array alive."""
+        return dataclasses.replace(self, arrays=[])
+
+
+def _split(
+    leaves: Sequence[Any], unflatten: Callable[[Sequence[Any]], Any]
+) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The arrays among the leaves, and what puts others in their place."""
+    places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+    fixed = [None if is_array(leaf) else leaf for leaf in leaves]
+
+    def rebuild(arrays: Sequence[Any]) -> Any:
+        given = list(fixed)
+        for place, array in zip(places, arrays, strict=True):
+            given[place] = array
+        return unflatten(given)
+
+    return [leaves[place] for place in places], rebuild
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A traced call.
+
+    Attributes:
+        network: its program.
+        variables: the arrays on which the new variables depend.
+        inputs: the other arrays.
+        finish: builds the function's result from the results of the program.
+    """
+
+    network: Network
+    variables: list[Any]
+    inputs: list[Any]
+    finish: Callable[[Sequence[Any]], Any]
+
+    def run(self, variables: Sequence[Any]) -> Any:
+        """The result of the call, from the new variables."""
+        return self.finish(self.network.run(variables, self.inputs))
+
+
+def trace(
+    function: Callable[..., Any],
+    variables: Variables,
+    arrays: Sequence[Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Program:
+    """Traces a call, in which the variables are these arrays or have these shapes."""
+    inputs, rebuild = _split(*_flattened((tuple(args), kwargs)))
+    fixed: dict[str, Any] = {}
+
+    def flat(given: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        called_args, called_kwargs = rebuild(inputs)
+        result = function(variables.rebuild(given), *called_args, **called_kwargs)
+        results, fixed["finish"] = _split(*_flattened(result))
+        return results
+
+    with nnx_state.explained_errors():
+        closed: Any = jax.make_jaxpr(flat)(list(arrays), inputs)
+    closed = inlined(closed, [*arrays, *inputs])
+    given = [*closed.consts, *arrays]
+    return Program(Network(closed.jaxpr, len(given)), given, inputs, fixed["finish"])
+
+
+def _flattened(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    leaves, structure = jax.tree.flatten(tree)
+    return leaves, structure.unflatten

@@ -1,0 +1,131 @@
+"""What `fold_batch_norms` leaves as it was, with the reason, and what it rejects."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+import jax_bnar
+
+X = jax.random.normal(jax.random.key(0), (3, 4), jnp.float32)
+W = {
+    "kernel": jax.random.normal(jax.random.key(1), (4, 6), jnp.float32),
+    "mean": jax.random.normal(jax.random.key(2), (6,), jnp.float32),
+    "var": jnp.full((6,), 2.0, jnp.float32),
+    "rows": jax.random.normal(jax.random.key(3), (3, 1), jnp.float32),
+}
+
+
+def norm(y: jax.Array, w: Any) -> jax.Array:
+    return (y - w["mean"].reshape(1, 6)) * lax.rsqrt(w["var"].reshape(1, 6) + 1e-3)
+
+
+def by_the_batch(w: Any, x: jax.Array) -> jax.Array:
+    y = x @ w["kernel"]
+    mean = y.mean(0, keepdims=True)
+    return (y - mean) * lax.rsqrt(((y - mean) ** 2).mean(0, keepdims=True) + 1e-3)
+
+
+def read_twice(w: Any, x: jax.Array) -> jax.Array:
+    y = x @ w["kernel"]
+    return norm(y, w) + y
+
+
+def along_the_rows(w: Any, x: jax.Array) -> jax.Array:
+    return x @ w["kernel"] * lax.rsqrt(w["rows"] ** 2 + 1)
+
+
+REFUSED: dict[str, tuple[Callable[[Any, jax.Array], jax.Array], str]] = {
+    "statistics of the batch": (by_the_batch, "its statistics are those of the batch"),
+    "our training form": (
+        lambda w, x: jax_bnar.batch_norm(x @ w["kernel"], None, None)[0],
+        "its statistics are those of the batch",
+    ),
+    "the sum is read twice": (read_twice, "is used elsewhere as well"),
+    "the sum is returned": (
+        lambda w, x: (y := x @ w["kernel"], norm(y, w)),  # type: ignore[dict-item]
+        "is used elsewhere as well",
+    ),
+    "no sum before it": (lambda w, x: norm(jnp.sin(x @ w["kernel"]), w), "comes from sin"),
+    "an activation before it": (
+        lambda w, x: norm(jax.nn.relu(x @ w["kernel"]), w),
+        "comes from relu",
+    ),
+    "a sum of two products before it": (
+        lambda w, x: norm(x @ w["kernel"] + (x * 2) @ w["kernel"], w),
+        "comes from add",
+    ),
+    "an input before it": (
+        lambda w, x: norm(jnp.tile(x[:, :2], (1, 3)), w),
+        "not from a convolution or a matrix product",
+    ),
+    "a weight that is computed from the input": (
+        lambda w, x: norm(x @ (w["kernel"] * x[0, 0]), w),
+        "is not one of the variables",
+    ),
+    "vectors along another axis": (along_the_rows, "do not run along the channels"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    net, reason = REFUSED[name]
+    network = jax_bnar.fold_batch_norms(net, W, X)
+    assert not network.report.folded, network.report
+    (refused, *_) = network.report.refused
+    assert reason in refused.reason
+    assert refused.reason in str(network.report)
+    assert ".py:" in refused.line
+    before, after = jax.jit(net)(W, X), jax.jit(network.apply)(network.variables, X)
+    for left, right in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_bias_is_no_batch_norm() -> None:
+    network = jax_bnar.fold_batch_norms(lambda w, x: x @ w["kernel"] + 1 + w["mean"][None], W, X)
+    assert network.report.layers == ()
+    assert str(network.report) == "no BatchNorm in evaluation was found"
+
+
+class _Model(nnx.Module):
+    def __init__(self) -> None:
+        self.layer = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+        self.norm = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.norm(self.layer(x))
+
+
+def test_a_module_in_training_says_so() -> None:
+    network = jax_bnar.fold_batch_norms(_Model(), X)
+    (layer,) = network.report.layers
+    assert "call the network in evaluation" in layer.reason
+
+
+def test_arguments_of_training_are_rejected() -> None:
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array, train: bool, use_scale: bool = True) -> jax.Array:
+            y = nn.BatchNorm(use_running_average=not train)(nn.Dense(6)(x))
+            return y if use_scale else x
+
+    net = Net()
+    variables = net.init(jax.random.key(0), X, train=False)
+    network = jax_bnar.fold_batch_norms(net.apply, variables, X, train=False)
+    with pytest.raises(ValueError, match="what these arguments need must be the arrays that"):
+        network.apply(network.variables, X, use_scale=False)
+    with pytest.raises(ValueError, match=r"the variables must be the arrays .*got float32\[6\]"):
+        network.apply((jnp.zeros(6, jnp.float32),), X, train=False)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(TypeError, match="fun must be a function of variables and inputs"):
+        jax_bnar.fold_batch_norms(3, W, X)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="there are no variables; pass them"):
+        jax_bnar.fold_batch_norms(norm)

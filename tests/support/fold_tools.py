@@ -1,0 +1,39 @@
+"""Checks of folded networks: their results, and that nothing of a BatchNorm runs each time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fuse_tools import error, in_float64
+
+import jax_bnar
+
+
+def folded(fun: Callable[..., Any], variables: Any, *args: Any) -> jax_bnar.FoldedNetwork:
+    """The folded network, after a check that its results are as close to float64 as before."""
+    network = jax_bnar.fold_batch_norms(fun, variables, *args)
+    assert_no_worse(network, fun, variables, *args)
+    return network
+
+
+def assert_no_worse(
+    network: jax_bnar.FoldedNetwork, fun: Callable[..., Any], variables: Any, *args: Any
+) -> None:
+    exact = jax.tree.leaves(jax.jit(fun)(*in_float64((variables, *args))))
+    before = jax.jit(fun)(variables, *args)
+    after = jax.jit(network.apply)(network.variables, *args)
+    assert jax.tree.structure(after) == jax.tree.structure(before)
+    leaves = zip(jax.tree.leaves(after), jax.tree.leaves(before), exact, strict=True)
+    for ours, theirs, oracle in leaves:
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        size = 1 + float(np.max(np.abs(oracle)))
+        slack = 8 * float(jnp.finfo(ours.dtype).eps)
+        assert error(ours, oracle) / size <= 1.5 * error(theirs, oracle) / size + slack
+
+
+def runs_each_time(network: jax_bnar.FoldedNetwork, *args: Any) -> set[str]:
+    """The names of the primitives that the folded network runs in each call."""
+    closed: Any = jax.make_jaxpr(network.apply)(network.variables, *args)
+    return {equation.primitive.name for equation in closed.eqns}
