@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jax_bnar._fuse.dtypes import is_real
 from jax_bnar._fuse.graph import Graph
@@ -26,14 +27,14 @@ class Step:
     """One operation on factor and offset.
 
     Attributes:
-        vectors: what it reads, an array of the program each; None for a vector that is absent.
-        change: takes factor, offset and the vectors; returns the new factor and offset.
-        multiplies: whether it multiplies channels by a given vector.
-        axis: the axis of the start along which the vectors run; None if they are numbers.
+        vector: the array of the program that it reads.
+        change: takes factor, offset and the vector; returns the new factor and offset.
+        multiplies: whether it multiplies channels by a vector that is no literal.
+        axis: the axis of the start along which the vector runs; None if it is a number.
     """
 
-    vectors: tuple[Operand | None, ...]
-    change: Callable[..., _Affine]
+    vector: Operand
+    change: Callable[[Any, Any, Any], _Affine]
     multiplies: bool
     axis: int | None
 
@@ -67,15 +68,14 @@ class Chain:
     @property
     def vectors(self) -> list[Operand]:
         """What `affine` takes."""
-        return [vector for step in self.steps for vector in step.vectors if vector is not None]
+        return [step.vector for step in self.steps]
 
     def affine(self, arrays: Sequence[Any], dtype: Any) -> _Affine:
         """Factor and offset, each a number or an array with an element for each channel."""
-        waiting = iter(arrays)
         state: _Affine = (jnp.ones((), dtype), jnp.zeros((), dtype))
-        for step in self.steps:
-            vectors = [None if v is None else _vector(next(waiting), dtype) for v in step.vectors]
-            state = step.change(*state, *vectors)
+        for step, array in zip(self.steps, arrays, strict=True):
+            vector = jnp.asarray(array, dtype).reshape(() if np.size(array) == 1 else -1)
+            state = step.change(*state, vector)
         return state
 
 
@@ -94,7 +94,7 @@ def follow(graph: Graph, start: Value, axes: Collection[int], given: Collection[
             origins = moved
         else:
             step = _step(node, chain.end, origins)
-            if step is None or not all(_is_given(vector, given) for vector in step.vectors):
+            if step is None or (isinstance(step.vector, Value) and step.vector not in given):
                 break
             if step.axis is not None and (
                 step.axis not in axes or chain.axis not in (None, step.axis)
@@ -143,7 +143,7 @@ def _step(node: Node, value: Value, origins: Sequence[int | None]) -> Step | Non
         return -factor, given - offset
 
     has_vector = multiplies and isinstance(vector, Value)
-    return Step((vector,), changed, has_vector, next(iter(varying), None))
+    return Step(vector, changed, has_vector, next(iter(varying), None))
 
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
@@ -152,12 +152,3 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "mul": operator.mul,
     "div": operator.truediv,
 }
-
-
-def _is_given(vector: Operand | None, given: Collection[Value]) -> bool:
-    return not isinstance(vector, Value) or vector in given
-
-
-def _vector(array: Any, dtype: Any) -> Any:
-    array = jnp.asarray(array, dtype)
-    return array.reshape(()) if array.size == 1 else array.reshape(-1)

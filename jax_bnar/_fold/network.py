@@ -22,6 +22,7 @@ from jax_bnar._fold.producers import WeightedSum, weighted_sum
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, evaluate, values_of
 from jax_bnar._fuse.rewrite import Rewrite
+from jax_bnar._fuse.sizes import is_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,8 @@ def _contents(variables: Sequence[Value], nodes: Iterable[Node]) -> dict[Value, 
     for node in nodes:
         behind = sum(contents.get(value, 0) for value in values_of(node.operands))
         for value in node.outputs:
-            contents[value] = min(behind, math.prod(value.shape))
+            size = math.prod(value.shape)
+            contents[value] = behind if is_at_least(size, behind) else size
     return contents
 
 

@@ -234,6 +234,21 @@ def test_another_batch_size_and_transformations() -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+def test_a_batch_of_any_size_is_exported() -> None:
+    def net(w: Any, x: jax.Array) -> jax.Array:
+        y = jax.nn.relu(normalised(conv(NHWC)(w, x), w))
+        return y + w["bias"].reshape(1, 1, 1, C)
+
+    w, x = variables((3, 3, 4, C)), images((3, 5, 5, 4))
+    network = jax_bnar.fold_batch_norms(net, w, x)
+    (size,) = jax.export.symbolic_shape("b")
+    batch = jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in network.variables]
+    exported = jax.export.export(jax.jit(network.apply))(tuple(shapes), batch)
+    y = exported.call(network.variables, x)
+    np.testing.assert_allclose(y, net(w, x), rtol=1e-5, atol=1e-5)
+
+
 def test_arguments_that_are_no_arrays() -> None:
     def net(w: Any, x: jax.Array, *, form: str, train: bool) -> dict[str, Any]:
         assert not train
