@@ -29,10 +29,12 @@ from jax_bnar._operators.dual import (
     dual_bn_add_relu,
     dual_bn_add_relu_inference,
 )
+from jax_bnar._operators.statistics import BatchStatisticsResult, batch_statistics
 
 __all__ = [
     "DISABLED_EXPORT_CHECKS",
     "BatchNormResult",
+    "BatchStatisticsResult",
     "BenchmarkReport",
     "Difference",
     "DualBatchNormResult",
@@ -43,6 +45,7 @@ __all__ = [
     "Measurement",
     "batch_norm",
     "batch_norm_inference",
+    "batch_statistics",
     "benchmark",
     "bn_add_relu",
     "bn_add_relu_inference",

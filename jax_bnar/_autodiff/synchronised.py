@@ -71,7 +71,7 @@ class _Synchronised:
         # `parts` is saved, because psum(1, names) in backward would be a NameError under
         # grad(vmap(axis_name)).
         residuals = (*Residuals(x, saved_for(self.config, y, mask), statistics, affine), parts)
-        linear_map = _SynchronisedTangent(self.config, self.names, self.groups)
+        linear_map = SynchronisedTangent(self.config, self.names, self.groups)
         return results, linear_call(linear_map, residuals, tangents, results)
 
     def _forward(
@@ -104,7 +104,7 @@ class _Synchronised:
 
 
 @dataclasses.dataclass(frozen=True)
-class _SynchronisedTangent:
+class SynchronisedTangent:
     """The linear map from the tangents of (x, z, affine) to those of y and the statistics.
 
     Its residuals are those of the form on one device, followed by the number of parts.

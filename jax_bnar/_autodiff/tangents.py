@@ -45,7 +45,7 @@ def training_tangents(
     """
     x_dot, z_dot, affine_dot = tangents
     statistics_dot = tuple(
-        _statistics_tangents(x, of_input.mean, own, layout=config.layout, span=span)
+        statistics_tangents(x, of_input.mean, own, layout=config.layout, span=span)
         for x, of_input, own in zip(residuals.x, residuals.statistics, x_dot, strict=True)
     )
     y_dot = normalise_tangent(
@@ -74,7 +74,7 @@ def mapped_tangents(residuals: Residuals, tangents: tuple[Any, ...]) -> tuple[bo
     return y_varies, *(varies for own in of_statistics for varies in (own, own))
 
 
-def _statistics_tangents(
+def statistics_tangents(
     x: jax.Array,
     mean: jax.Array,
     x_dot: jax.Array | None,

@@ -53,7 +53,7 @@ def _training_jvp(
     (y, statistics, mask), saved = _forward(primals, config, save_mask or config.save_mask)
     x, _, affine = primals
     dots = linear_call(
-        _TrainingTangent(config),
+        TrainingTangent(config),
         Residuals(x, saved, statistics, affine),
         moving(tangents),
         (y, *jax.tree.leaves(statistics)),
@@ -97,7 +97,7 @@ def saved_for(config: Config, y: jax.Array, mask: jax.Array | None) -> jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class _TrainingTangent(LocalMap):
+class TrainingTangent(LocalMap):
     """The linear map from the tangents of (x, z, affine) to those of y and the statistics."""
 
     config: Config
@@ -127,12 +127,25 @@ def transposed(
     statics = config.backward_statics(config.gate)
     dx, dscale, dbias, dz = backward(dy, *residuals, of_statistics, **statics, **options)
     # All biases have the one gradient dbias, which is summed over the groups once.
-    *dscale, dbias = (own.sum(axis=0, keepdims=True) for own in (*dscale, dbias))
+    of_groups = (*dscale, dbias)
+    *shared, shared_dbias = (own.sum(axis=0, keepdims=True) for own in of_groups)
     return (
         dx,
         dz,
         tuple(
-            Affine(None if own.scale is None else own_dscale, None if own.bias is None else dbias)
-            for own, own_dscale in zip(residuals.affine, dscale, strict=True)
+            Affine(
+                _of_parameter(own.scale, own_dscale, own_shared),
+                _of_parameter(own.bias, dbias, shared_dbias),
+            )
+            for own, own_dscale, own_shared in zip(residuals.affine, dscale, shared, strict=True)
         ),
     )
+
+
+def _of_parameter(
+    parameter: jax.Array | None, of_groups: jax.Array, shared: jax.Array
+) -> jax.Array | None:
+    """The gradient of a parameter: that of each group if it has a value for each."""
+    if parameter is None:
+        return None
+    return shared if parameter.shape[0] == 1 else of_groups

@@ -1,4 +1,4 @@
-"""The training form and the inference form of all operators, which check and align operands."""
+"""The forms of all operators, for training, inference and statistics: they check and align."""
 
 import operator
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from jax_bnar._autodiff.inference import inference
+from jax_bnar._autodiff.statistics import batch_statistics
 from jax_bnar._autodiff.synchronised import synchronised
 from jax_bnar._autodiff.training import training
 from jax_bnar._base.config import Activation, Config, Save
@@ -100,3 +101,27 @@ def infer(
         (x, z), (affine, checked) = align_operands(layout, (x, z), (affine, checked))
         y, _ = inference(x, z, affine, checked, config)
     return y
+
+
+def describe(
+    function: str,
+    x: Any,
+    *,
+    axis: int,
+    axis_name: Any,
+    axis_index_groups: Any,
+    num_groups: int,
+    implementation: Implementation,
+) -> Statistics:
+    """The mean and var of x."""
+    names, groups = check_named_axes(function, axis_name, axis_index_groups)
+    operands = check_operands(
+        function, (x,), None, (Affine(None, None),), axis=axis, num_groups=num_groups
+    )
+    (x,), _, _, layout = operands
+    implementation = resolve_implementation(function, implementation)
+    with jax.named_scope(function), names_in_scope(function, axis_name):
+        statistics = batch_statistics(x, layout, implementation, names, groups)
+    if layout.num_groups == 1:
+        statistics = Statistics(*(own[0] for own in statistics))
+    return statistics

@@ -87,17 +87,23 @@ class NamedSpan:
         return vector
 
     def sum_backward(self, sums: Vectors, cotangents: Vectors) -> tuple[Vectors, Vectors]:
+        varying = jax_compat.varying_axes(sums[0])
+        if varying.isdisjoint(self._axis_name):
+            # All of them in one all-reduce.
+            every = sum_packed(self, *jax_compat.reconcile_vma([*sums, *cotangents]))
+            return tuple(every[: len(sums)]), tuple(every[len(sums) :])
+        return tuple(sum_packed(self, *sums)), self.sum_cotangents(cotangents, varying)
+
+    def sum_cotangents(self, cotangents: Vectors, varying: frozenset[Any]) -> Vectors:
+        """The cotangents of statistics of an x that is known to vary over the axes `varying`."""
         # If JAX knows that x varies over an axis (check_vma=True), all devices along it share mean
         # and var as one value, and therefore also their cotangents. Otherwise each device has its
         # own cotangents, which must be summed.
-        names, varying = self._axis_name, jax_compat.varying_axes(sums[0])
-        apart = tuple(name for name in names if name not in varying)
-        if apart == names:
-            every = sum_packed(self, *jax_compat.reconcile_vma([*sums, *cotangents]))
-            return tuple(every[: len(sums)]), tuple(every[len(sums) :])
-        if apart:
-            cotangents = tuple(sum_packed(NamedSpan(apart, None, 1), *cotangents))
-        return tuple(sum_packed(self, *sums)), cotangents
+        apart = tuple(name for name in self._axis_name if name not in varying)
+        if not apart:
+            return cotangents
+        span = self if apart == self._axis_name else NamedSpan(apart, None, 1)
+        return tuple(sum_packed(span, *jax_compat.reconcile_vma(cotangents)))
 
 
 def parts_of(axis_name: Any, axis_index_groups: Any) -> jax.Array | int:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import jax_bnar
+from jax_bnar import batch_statistics
+from jax_bnar._operators.renorm import batch_renorm
 
 Arrays = tuple[Any, ...]
 # A function of arrays that returns y and the mean and var of each input, or (y,) with given
@@ -39,7 +41,9 @@ LAYOUTS = [
 class Call:
     """One call, except for the values, which follow from `seed`.
 
-    `form` is that of one input; with two, the operator adds them up and has a ReLU.
+    `form` is that of one input; with two, the operator adds them up and has a ReLU. The form
+    "batch_statistics" is a `batch_norm` that a user has written around that operator, and a form
+    "renorm_..." is another one, corrected towards the `RUNNING` statistics.
     """
 
     inputs: int
@@ -62,13 +66,17 @@ class Call:
 
     @property
     def relu(self) -> bool:
-        return self.form != "batch_norm"
+        return self.form.endswith("relu")
+
+    @property
+    def is_renorm(self) -> bool:
+        return self.form.startswith("renorm_")
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the arrays that the functions take, in the order of the operators."""
         tensors = [f"x{number}" for number in self.numbers]
-        if self.form == "bn_add_relu":
+        if self.form.endswith("bn_add_relu") and self.inputs == 1:
             tensors.append("z")
         each = zip(self.numbers, self.has_scale, self.has_bias, strict=True)
         affine = [
@@ -90,30 +98,44 @@ def is_tensor(name: str) -> bool:
     return name[0] in "xz"
 
 
+# The forms that are drawn for each kind of operator, and how many arrays they normalise. Statistics
+# are given only to operators of the first two kinds.
+_ONE_INPUT = ("bn_add_relu", "bn_relu", "bn_add_relu", "batch_norm", "bn_add_relu")
+KINDS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
+    "1": (1, _ONE_INPUT),
+    "2": (2, ("dual_bn_add_relu",)),
+    "statistics": (1, ("batch_statistics",)),
+    "renorm": (1, tuple(f"renorm_{form}" for form in _ONE_INPUT)),
+}
+# What BatchRenorm corrects towards; some of the random statistics are limited by it, others not.
+RUNNING: Final = {"mean": 0.1, "var": 1.3, "r_max": 1.4, "d_max": 0.3}
+
+
 @st.composite
-def calls(draw: st.DrawFn, first: int = 0, *, inputs: int = 1, training_only: bool = False) -> Call:
+def calls(draw: st.DrawFn, first: int = 0, *, kind: str = "1", training_only: bool = False) -> Call:
     """Calls of any form, layout and flags.
 
     Args:
         draw: passed by Hypothesis.
         first: rotates the values of each flag. Hypothesis always tries the first ones; tests that
             have time for one example get different ones this way.
-        inputs: how many arrays are normalised, 1 or 2.
+        kind: the kind of operator, one of `KINDS`.
         training_only: leaves out the inference forms.
     """
+    inputs, forms = KINDS[kind]
 
     def one_of(*options: Any) -> Any:
         start = first % len(options)
         return draw(st.sampled_from(options[start:] + options[:start]))
 
-    given_statistics = one_of(False, False, True) and not training_only
+    given_statistics = one_of(False, False, True) and not training_only and kind in ("1", "2")
     shape, axis, num_groups = one_of(*LAYOUTS)
-    form = one_of("bn_add_relu", "bn_relu", "bn_add_relu", "batch_norm", "bn_add_relu")
+    form = one_of(*forms)
     has_scale = one_of(True, True, True, False)
     has_bias = one_of(True, True, True, True, False)
     return Call(
         inputs=inputs,
-        form=form if inputs == 1 else "dual_bn_add_relu",
+        form=form,
         given_statistics=given_statistics,
         shape=shape,
         axis=axis,
@@ -162,6 +184,11 @@ def ours(call: Call, **keywords: Any) -> Function:
     options = {"epsilon": call.epsilon, "axis": call.axis, "implementation": call.implementation}
     if not call.given_statistics:
         options |= {"num_groups": call.num_groups, "save": call.save}
+    if call.form == "batch_statistics":
+        del options["epsilon"], options["save"]
+        return formula(call, statistics=functools.partial(batch_statistics, **options, **keywords))
+    if call.is_renorm:
+        return functools.partial(_renormalised, call, **options, **keywords)
 
     def function(*given: Any) -> Arrays:
         result = getattr(jax_bnar, name)(**operands(call, given), **options, **keywords)
@@ -170,8 +197,29 @@ def ours(call: Call, **keywords: Any) -> Function:
     return function
 
 
-def formula(call: Call, axis_name: str | None = None) -> Function:
-    """What the operator computes, written in plain JAX: the sum over its inputs."""
+def _renormalised(call: Call, *given: Any, **options: Any) -> Arrays:
+    """BatchRenorm's operator, which takes running statistics as arrays and has them from layers."""
+    named: dict[str, Any] = {"z": None} | operands(call, given)
+    running = (jnp.full(call.shape[call.axis], RUNNING[name]) for name in ("mean", "var"))
+    keywords = {"axis_name": None, "axis_index_groups": None} | options
+    result = batch_renorm(
+        *(named[name] for name in ("x", "z", "scale", "bias")),
+        *(*running, RUNNING["r_max"], RUNNING["d_max"]),
+        "relu" if call.relu else "none",
+        **keywords,
+    )
+    return tuple(result)
+
+
+def formula(
+    call: Call,
+    axis_name: str | None = None,
+    statistics: Callable[[Any], Any] | None = None,
+) -> Function:
+    """What the operator computes, written in plain JAX: the sum over its inputs.
+
+    `statistics` may compute mean and var from x.
+    """
 
     def averaged(array: jax.Array, reduced: tuple[int, ...]) -> jax.Array:
         mean = array.mean(reduced, keepdims=True)
@@ -189,14 +237,24 @@ def formula(call: Call, axis_name: str | None = None) -> Function:
         def spread(vector: jax.Array) -> jax.Array:
             return jnp.broadcast_to(vector, grouped.shape)
 
-        if call.given_statistics:
-            mean, var = (vector.reshape(along) for vector in (mean, var))
+        if statistics is not None:
+            mean, var = statistics(x)
+        if mean is not None:
+            of_groups = [groups, *along[1:]]
+            mean, var = (jnp.asarray(vector).reshape(of_groups) for vector in (mean, var))
             centred = grouped - spread(mean)
         else:
             mean = averaged(grouped, reduced)
             centred = grouped - spread(mean)
             var = averaged(jnp.square(centred), reduced)
         y = centred * spread(jax.lax.rsqrt(var + call.epsilon))
+        if call.is_renorm:
+            running_std = np.sqrt(RUNNING["var"] + call.epsilon)
+            r = jnp.sqrt(var + call.epsilon) / running_std
+            d = (mean - RUNNING["mean"]) / running_std
+            r = jnp.clip(r, 1 / RUNNING["r_max"], RUNNING["r_max"])
+            d = jnp.clip(d, -RUNNING["d_max"], RUNNING["d_max"])
+            y = y * spread(jax.lax.stop_gradient(r)) + spread(jax.lax.stop_gradient(d))
         if scale is not None:
             y = y * spread(scale.reshape(along))
         if bias is not None:
@@ -209,7 +267,7 @@ def formula(call: Call, axis_name: str | None = None) -> Function:
         own = ("x", "scale", "bias", *(("mean", "var") if call.given_statistics else ()))
         each = [normalised(*(named[name + number] for name in own)) for number in call.numbers]
         y = functools.reduce(jnp.add, [y for y, *_ in each])
-        if call.form == "bn_add_relu":
+        if "z" in call.names:
             y = y + named["z"]
         if call.relu:
             y = jax.nn.relu(y)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from property_tests import example_count
 from tiers import slow_except
-from transformation_cases import Call, calls, formula, ours, values
+from transformation_cases import KINDS, Call, calls, formula, ours, values
 from transformation_families import (
     ENCLOSED,
     NAMED_AXIS,
@@ -46,9 +46,10 @@ def examples(count: int) -> hypothesis.settings:
     )
 
 
-# With two inputs a program is twice as large, and XLA takes twice as long. The other ones show each
-# rule of the operator: both modes up to the third order, and what a policy may save.
-SLOW_WITH_TWO: Final = {
+# The first kind of operator has all of them in `make test`. With two inputs a program is twice as
+# large, and XLA takes twice as long. The ones that are not slow for the other kinds show each rule
+# of theirs: both modes up to the third order, and what a policy may save.
+SLOW_WITH_OTHERS: Final = {
     "jacfwd_of_jacfwd",
     "jacfwd_of_jacrev",
     "jacrev_of_jacrev",
@@ -71,19 +72,19 @@ SLOW_WITH_TWO: Final = {
 
 
 def numbered(names: Iterable[str]) -> Callable[[Any], Any]:
-    """Parametrizes with each name, its number, and the number of inputs."""
+    """Parametrizes with each name, its number, and the kind of operator."""
     return pytest.mark.parametrize(
-        ("number", "name", "inputs"),
+        ("number", "name", "kind"),
         [
             pytest.param(
                 number,
                 name,
-                inputs,
-                id=f"{name}-{inputs}",
-                marks=pytest.mark.slow if inputs == 2 and name in SLOW_WITH_TWO else (),
+                kind,
+                id=f"{name}-{kind}",
+                marks=pytest.mark.slow if kind != "1" and name in SLOW_WITH_OTHERS else (),
             )
             for number, name in enumerate(names)
-            for inputs in (1, 2)
+            for kind in KINDS
         ],
     )
 
@@ -99,8 +100,8 @@ def check_compiled(transformation: Transformation, call: Call, **keywords: Any) 
 @numbered(OUTSIDE_JIT)
 @examples(1)
 @hypothesis.given(data=st.data())
-def test_outside_jit(data: st.DataObject, number: int, name: str, inputs: int) -> None:
-    call = data.draw(calls(number, inputs=inputs))
+def test_outside_jit(data: st.DataObject, number: int, name: str, kind: str) -> None:
+    call = data.draw(calls(number, kind=kind))
     transformation, at = OUTSIDE_JIT[name], values(call)
     expected = transformation(jax.jit(formula(call)), call, at)
     assert_equal_trees(transformation(ours(call), call, at), expected)
@@ -109,42 +110,42 @@ def test_outside_jit(data: st.DataObject, number: int, name: str, inputs: int) -
 @numbered(COMPILED)
 @examples(1)
 @hypothesis.given(data=st.data())
-def test_compiled(data: st.DataObject, number: int, name: str, inputs: int) -> None:
-    check_compiled(COMPILED[name], data.draw(calls(number, inputs=inputs)))
+def test_compiled(data: st.DataObject, number: int, name: str, kind: str) -> None:
+    check_compiled(COMPILED[name], data.draw(calls(number, kind=kind)))
 
 
 @numbered(POLICIES)
 @examples(1)
 @hypothesis.given(data=st.data())
-def test_checkpoint(data: st.DataObject, number: int, name: str, inputs: int) -> None:
-    call = data.draw(calls(number, inputs=inputs, training_only=True))
+def test_checkpoint(data: st.DataObject, number: int, name: str, kind: str) -> None:
+    call = data.draw(calls(number, kind=kind, training_only=True))
     check_compiled(checkpoint(POLICIES[name]), call)
 
 
 @numbered(NAMED_AXIS)
 @examples(1)
 @hypothesis.given(data=st.data())
-def test_named_axis(data: st.DataObject, number: int, name: str, inputs: int) -> None:
+def test_named_axis(data: st.DataObject, number: int, name: str, kind: str) -> None:
     """All examples share the statistics, which none could compute alone."""
-    call = data.draw(calls(number, inputs=inputs, training_only=True))
+    call = data.draw(calls(number, kind=kind, training_only=True))
     check_compiled(NAMED_AXIS[name], call, axis_name="i")
 
 
 @numbered(ENCLOSED)
 @examples(1)
 @hypothesis.given(data=st.data())
-def test_named_axis_within(data: st.DataObject, number: int, name: str, inputs: int) -> None:
+def test_named_axis_within(data: st.DataObject, number: int, name: str, kind: str) -> None:
     """The mapped function is traced first, and then differentiated from outside."""
-    call = data.draw(calls(number, inputs=inputs, training_only=True))
+    call = data.draw(calls(number, kind=kind, training_only=True))
     check_compiled(named_axis(name, own_parameters=False), call, axis_name="i")
 
 
-@pytest.mark.parametrize("inputs", slow_except({1}, [1, 2]))
+@pytest.mark.parametrize("kind", slow_except({"1", "renorm"}, list(KINDS)))
 @examples(2)
 @hypothesis.given(
     data=st.data(), around=st.lists(st.sampled_from(sorted(WRAPPERS)), min_size=2, max_size=3)
 )
 def test_transformations_of_transformations(
-    data: st.DataObject, around: list[str], inputs: int
+    data: st.DataObject, around: list[str], kind: str
 ) -> None:
-    check_compiled(composition(around), data.draw(calls(inputs=inputs)))
+    check_compiled(composition(around), data.draw(calls(kind=kind)))

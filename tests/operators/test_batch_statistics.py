@@ -1,0 +1,210 @@
+"""`batch_statistics`: the statistics of `batch_norm` bit for bit, and gradients of the oracle.
+
+Its transformations are those of every operator: `test_transformation_properties.py`, where it is
+the kind "statistics", and `test_bad_input.py` has its errors.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import (
+    CORNER_SHAPES,
+    RESNET_SHAPES,
+    Case,
+    all_dtypes,
+    both_implementations,
+    cases,
+    cotangents,
+    layouts,
+    operands,
+    operator,
+)
+from hypothesis import given, settings
+from jax.sharding import PartitionSpec as P
+from outcomes import expected_results
+from programs import hlo_calls, opcodes_of_size, ours, stablehlo_calls
+from sharding_tools import (
+    Collective,
+    MeshKind,
+    collectives,
+    make_mesh,
+    put,
+    relative_difference,
+    use_mesh,
+)
+
+import jax_bnar
+from jax_bnar._base.implementation import Implementation
+
+pytestmark = pytest.mark.quick
+
+
+def of_input(case: Case) -> oracle.Array:
+    """The x of a case, or the first of them."""
+    x = operands(case).x
+    return x[0] if isinstance(x, tuple) else x
+
+
+def as_batch_norm(case: Case) -> Case:
+    """The same x without anything that its statistics do not depend on."""
+    return Case(
+        case.shape,
+        case.axis,
+        case.dtype,
+        form="batch_norm",
+        scale_dtype=None,
+        bias_dtype=None,
+        num_groups=case.num_groups,
+        ratio=case.ratio,
+        seed=case.seed,
+    )
+
+
+def statistics(case: Case, implementation: Implementation, x: Any) -> Any:
+    return jax_bnar.batch_statistics(
+        x, axis=case.axis, num_groups=case.num_groups, implementation=implementation
+    )
+
+
+def with_gradient(case: Case, implementation: Implementation) -> Any:
+    """mean, var and dx, as a compiled function of x, dmean and dvar."""
+
+    @jax.jit
+    def function(x: Any, dmean: Any, dvar: Any) -> Any:
+        results, vjp = jax.vjp(lambda x: tuple(statistics(case, implementation, x)), x)
+        return *results, *vjp((dmean, dvar))
+
+    return function
+
+
+def check(case: Case, implementation: Implementation) -> None:
+    case = as_batch_norm(case)
+    x, dout = of_input(case), cotangents(case)
+    mean, var, dx = map(np.asarray, with_gradient(case, implementation)(x, dout.mean, dout.var))
+    exact = expected_results(case, operands(case))
+    assert mean.dtype == var.dtype == np.dtype(case.statistics_dtype)
+    assert dx.dtype == x.dtype
+    oracle.assert_within("mean", mean, exact.mean, exact.mean_allowance)
+    # XLA may add the squares one after the other, and then rounds once for each of them.
+    times = 2 if implementation == "xla" else 1
+    oracle.assert_within("var", var, exact.var, exact.var_allowance, times=times)
+    gradient = oracle.backward(
+        np.zeros_like(dout.y),
+        *(x, None, None, dout.mean, dout.var),
+        epsilon=case.epsilon,
+        axis=case.axis,
+        num_groups=case.num_groups,
+    )
+    oracle.assert_within("dx", dx, gradient.dx, gradient.dx_allowance)
+    result = operator("batch_norm", implementation=implementation, **case.keywords)(
+        x, None, None, None
+    )
+    np.testing.assert_array_equal(mean, result.mean)
+    np.testing.assert_array_equal(var, result.var)
+
+
+@both_implementations
+@settings(max_examples=20)
+@given(case=cases())
+def test_agrees_with_oracle_and_batch_norm(implementation: Implementation, case: Case) -> None:
+    check(case, implementation)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@layouts(RESNET_SHAPES | {name: CORNER_SHAPES[name] for name in ("one-element", "rows4099")})
+def test_shapes(dtype: str, shape: tuple[int, ...], axis: int) -> None:
+    check(Case(shape, axis, dtype), "ffi")
+
+
+@both_implementations
+@pytest.mark.parametrize("ratio", [1e3, 1e6])
+def test_variance_survives_large_means(implementation: Implementation, ratio: float) -> None:
+    case = Case((4099, 16), ratio=ratio, form="batch_norm")
+    exact = expected_results(case, operands(case))
+    mean, var = jax.jit(lambda x: statistics(case, implementation, x))(of_input(case))
+    np.testing.assert_allclose(var, exact.var, rtol=1e-5)
+    np.testing.assert_allclose(mean, exact.mean, rtol=2e-7)
+
+
+@all_dtypes
+def test_result(dtype: str) -> None:
+    case = Case((6, 5, 7), dtype=dtype, num_groups=3)
+    result = statistics(case, None, of_input(case))
+    assert type(result) is jax_bnar.BatchStatisticsResult
+    assert result.mean.shape == result.var.shape == (3, 7)
+    np.testing.assert_array_equal(
+        jax_bnar.batch_statistics(of_input(case).transpose(0, 2, 1), axis=1).mean,
+        jax_bnar.batch_norm(of_input(case).transpose(0, 2, 1), None, None, axis=1).mean,
+    )
+
+
+def loss(x: Any, **keywords: Any) -> Any:
+    mean, var = jax_bnar.batch_statistics(x, **keywords)
+    return jnp.square(x).sum() + (mean * var).sum()
+
+
+def test_one_call_and_none_for_the_gradient() -> None:
+    """dx is in the loop of XLA that adds it to the other gradient of x."""
+    x = of_input(Case((4, 6, 5, 33)))
+    gradient = jax.value_and_grad(loss)
+    for function in (loss, gradient):
+        assert ours(function, x) == {"statistics": 1}
+        for count in (stablehlo_calls, hlo_calls):
+            assert count(function, x) == {"jax_bnar_statistics_v1": 1}
+        assert not hlo_calls(lambda x, f=function: f(x, implementation="xla"), x)
+    whole = opcodes_of_size(x.size, jax.grad(loss), x) - {"parameter", "bitcast", "call"}
+    assert whole == {"fusion"}
+
+
+PLACES: dict[str, tuple[tuple[int, ...], dict[str, int], P, int]] = {
+    "batch": ((16, 3, 24), {"d": 8}, P("d"), 24),
+    "rows": ((3, 8, 24), {"d": 8}, P(None, "d"), 24),
+    "data x channels": ((8, 3, 16), {"d": 4, "c": 2}, P("d", None, "c"), 8),
+}
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("name", PLACES)
+def test_over_a_mesh_there_is_one_small_all_reduce(name: str, kind: MeshKind) -> None:
+    """None follows in backward, because the devices share the cotangents of the statistics."""
+    shape, sizes, spec, channels = PLACES[name]
+    x, mesh = of_input(Case(shape)), make_mesh(kind, **sizes)
+    placed = put(x, mesh, spec)
+
+    def function(x: Any) -> Any:
+        results, vjp = jax.vjp(lambda x: tuple(jax_bnar.batch_statistics(x)), x)
+        return results, vjp(tuple(jnp.cos(r) for r in results))[0]
+
+    with use_mesh(mesh):
+        found = collectives(function, placed)
+        actual = jax.jit(function)(placed)
+    assert found == [[Collective("all-reduce", "f64", (1, 2 * channels))]]
+    assert relative_difference(actual, jax.jit(function)(x)) < 5e-6
+    assert actual[1].sharding.is_equivalent_to(placed.sharding, x.ndim)
+
+
+@pytest.mark.parametrize(("num_groups", "expected"), [(16, []), (4, ["all-reduce"])])
+def test_groups_over_a_mesh(num_groups: int, expected: list[str]) -> None:
+    x, mesh = of_input(Case((32, 3, 24))), make_mesh("auto", d=8)
+
+    def function(x: Any) -> Any:
+        return jax_bnar.batch_statistics(x, num_groups=num_groups)
+
+    placed = put(x, mesh, P("d"))
+    assert [c.opcode for o in collectives(function, placed) for c in o] == expected
+    assert relative_difference(jax.jit(function)(placed), function(x)) < 1e-6
+    gradient = jax.jit(jax.grad(lambda x: loss(x, num_groups=num_groups)))
+    assert relative_difference(gradient(placed), gradient(x)) < 1e-5
+
+
+def test_statistics_can_be_saved_by_name() -> None:
+    """Under a policy that saves them, backward computes them no second time."""
+    x = of_input(Case((4, 6, 33)))
+    for policy, count in (("bnar_statistics", 1), ("other", 2)):
+        rule = jax.checkpoint_policies.save_only_these_names(policy)
+        block = jax.checkpoint(lambda x: jnp.sin(loss(jnp.sin(x))), policy=rule)
+        assert ours(jax.jit(jax.value_and_grad(block)), x) == {"statistics": count}
