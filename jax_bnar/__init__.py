@@ -65,7 +65,7 @@ _show_public_names(globals())
 # Imported when they are first asked for, because they need Flax.
 _LAZY_MODULES = ("flax_layers", "nnx_layers", "torch_weights")
 # Where a user may look for what these modules have.
-_LAYERS = ("BatchNorm", "FusedBottleneck", "ResNet", "ResNet50")
+_LAYERS = ("BatchNorm", "BatchRenorm", "FusedBottleneck", "ResNet", "ResNet50")
 
 if _typing.TYPE_CHECKING:
     from jax_bnar import flax_layers as flax_layers

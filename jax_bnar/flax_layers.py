@@ -1,4 +1,4 @@
-"""Flax Linen layers on the fused operators: `BatchNorm`, `FusedBottleneck`, `ResNet`, `ResNet50`.
+"""Flax Linen layers on the fused operators: `BatchNorm`, `BatchRenorm`, `ResNet` and others.
 
 Their variables have the names, shapes and dtypes of `flax.linen.BatchNorm` and of Flax's ImageNet
 example, so checkpoints are interchangeable. (Linen names variables after the class, hence the name
@@ -16,11 +16,13 @@ except ModuleNotFoundError as error:
 
 from jax_bnar._base.public_names import show_public_names as _show_public_names
 from jax_bnar._layers.linen.batch_norm import BatchNorm
+from jax_bnar._layers.linen.batch_renorm import BatchRenorm
 from jax_bnar._layers.linen.fold import fold_batch_norms
 from jax_bnar._layers.linen.resnet import FusedBottleneck, ResNet, ResNet50
 
 __all__ = [
     "BatchNorm",
+    "BatchRenorm",
     "FusedBottleneck",
     "ResNet",
     "ResNet50",

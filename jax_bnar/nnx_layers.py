@@ -1,4 +1,4 @@
-"""Flax NNX layers on the fused operators: `BatchNorm`, `FusedBottleneck`, `ResNet`, `ResNet50`.
+"""Flax NNX layers on the fused operators: `BatchNorm`, `BatchRenorm`, `ResNet` and others.
 
 `convert_batch_norms` replaces the BatchNorms of an existing model by ours, in place;
 `fold_batch_norms` converts a trained `ResNet` for inference.
@@ -15,12 +15,14 @@ except ModuleNotFoundError as error:
 
 from jax_bnar._base.public_names import show_public_names as _show_public_names
 from jax_bnar._layers.nnx.batch_norm import BatchNorm
+from jax_bnar._layers.nnx.batch_renorm import BatchRenorm
 from jax_bnar._layers.nnx.convert import convert_batch_norms
 from jax_bnar._layers.nnx.fold import fold_batch_norms
 from jax_bnar._layers.nnx.resnet import FusedBottleneck, ResNet, ResNet50
 
 __all__ = [
     "BatchNorm",
+    "BatchRenorm",
     "FusedBottleneck",
     "ResNet",
     "ResNet50",

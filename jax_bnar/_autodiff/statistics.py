@@ -83,7 +83,8 @@ class _Tangent(LocalMap):
         return tuple(statistics_tangents(x, mean, tangents, layout=self.layout))
 
     def transpose(self, residuals: Any, cotangents: _Pair) -> jax.Array:
-        return _gradient(*residuals, cotangents, self.layout)
+        x, mean = residuals
+        return _gradient(x, mean, cotangents, self.layout)
 
 
 @dataclasses.dataclass(frozen=True)

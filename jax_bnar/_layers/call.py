@@ -19,8 +19,10 @@ from jax_bnar._layers import masked
 from jax_bnar._layers.activation import LayerActivation, layer_activation
 from jax_bnar._layers.channel_view import ChannelView, channel_view
 from jax_bnar._layers.promotion import compute_dtype
+from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators import api
+from jax_bnar._operators.renorm import batch_renorm
 from jax_bnar._operators.validation import (
     check_named_axes,
     check_operands,
@@ -69,6 +71,7 @@ class LayerCall:
         *,
         mask: jax.Array | None,
         result: Any,
+        correction: Correction | None = None,
     ) -> tuple[jax.Array, BatchStatistics]:
         """(y, statistics of x); y has dtype `result` unless the activation function changes it."""
         view = channel_view(self.axis, x.shape)
@@ -85,7 +88,13 @@ class LayerCall:
             "save": self.save,
             "implementation": self.implementation,
         }
-        if self.activation.fused == "none":
+        fused = self.activation.fused
+        if correction is not None:
+            z = residual if fused == "relu" else None
+            towards = correction.of_channels()
+            y, mean, var = batch_renorm(x, z, scale, bias, *towards, fused, **options)
+            y = y if residual is None or fused == "relu" else y + residual
+        elif fused == "none":
             y, mean, var = api.batch_norm(x, scale, bias, **options)
             y = y if residual is None else y + residual
         elif residual is None:

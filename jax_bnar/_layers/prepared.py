@@ -15,6 +15,7 @@ from jax_bnar._layers.activation import NONE, RELU
 from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.promotion import compute_dtype
+from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators import dual
 
@@ -31,6 +32,7 @@ class PreparedCall:
         given: mean and var if the layer uses its running statistics, otherwise None.
         result: the dtype of the layer's result.
         update: what the layer does with the batch statistics.
+        correction: what BatchRenorm corrects batch statistics towards, or None.
     """
 
     call: LayerCall
@@ -40,13 +42,16 @@ class PreparedCall:
     given: tuple[jax.Array, jax.Array] | None
     result: Any
     update: Callable[[BatchStatistics], None]
+    correction: Correction | None = None
 
     def run(self, residual: jax.Array | None = None, mask: jax.Array | None = None) -> jax.Array:
         """act(norm(x) + residual)."""
         arrays = (self.x, residual, self.scale, self.bias)
         if self.given is not None:
             return self.call.with_given_statistics(*arrays, *self.given, result=self.result)
-        y, statistics = self.call.with_batch_statistics(*arrays, mask=mask, result=self.result)
+        y, statistics = self.call.with_batch_statistics(
+            *arrays, mask=mask, result=self.result, correction=self.correction
+        )
         self.update(statistics)
         return y
 
@@ -97,6 +102,8 @@ class PreparedCall:
         return (
             same_options
             and self.call.activation == RELU
+            and self.correction is None
+            and other.correction is None
             and self.x.shape == other.x.shape
             and (self.given is None) == (other.given is None)
             # Otherwise x2 would be normalised in another dtype here than in a separate call.

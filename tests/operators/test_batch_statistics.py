@@ -1,4 +1,4 @@
-"""`batch_statistics`: the statistics of `batch_norm` bit for bit, and gradients of the oracle.
+"""`batch_statistics`: the oracle's statistics and gradients, and the bits of `batch_norm` on CPUs.
 
 Its transformations are those of every operator: `test_transformation_properties.py`, where it is
 the kind "statistics", and `test_bad_input.py` has its errors.
@@ -100,6 +100,8 @@ def check(case: Case, implementation: Implementation) -> None:
         num_groups=case.num_groups,
     )
     oracle.assert_within("dx", dx, gradient.dx, gradient.dx_allowance)
+    if implementation == "xla":
+        return  # XLA adds up in another order in another program.
     result = operator("batch_norm", implementation=implementation, **case.keywords)(
         x, None, None, None
     )

@@ -200,11 +200,17 @@ def ours(call: Call, **keywords: Any) -> Function:
 def _renormalised(call: Call, *given: Any, **options: Any) -> Arrays:
     """BatchRenorm's operator, which takes running statistics as arrays and has them from layers."""
     named: dict[str, Any] = {"z": None} | operands(call, given)
-    running = (jnp.full(call.shape[call.axis], RUNNING[name]) for name in ("mean", "var"))
-    keywords = {"axis_name": None, "axis_index_groups": None} | options
+    channels = call.shape[call.axis]
+    keywords: dict[str, Any] = {"axis_name": None, "axis_index_groups": None} | options
     result = batch_renorm(
-        *(named[name] for name in ("x", "z", "scale", "bias")),
-        *(*running, RUNNING["r_max"], RUNNING["d_max"]),
+        named["x"],
+        named["z"],
+        named["scale"],
+        named["bias"],
+        jnp.full(channels, RUNNING["mean"]),
+        jnp.full(channels, RUNNING["var"]),
+        RUNNING["r_max"],
+        RUNNING["d_max"],
         "relu" if call.relu else "none",
         **keywords,
     )

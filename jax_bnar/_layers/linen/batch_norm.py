@@ -160,10 +160,10 @@ class BatchNorm(nn.BatchNorm):
         x = jnp.asarray(x)
         mask = checked_mask(mask, x)
         if isinstance(residual, PreparedCall):
-            return _prepared(self, x, use_running_average, residual.result).join(residual, mask)
+            return prepared(self, x, use_running_average, residual.result).join(residual, mask)
         residual = checked_residual(residual, x)
         dtype = None if residual is None else residual.dtype
-        return _prepared(self, x, use_running_average, dtype).run(residual, mask)
+        return prepared(self, x, use_running_average, dtype).run(residual, mask)
 
 
 class JoinedBatchNorm(BatchNorm):
@@ -182,10 +182,10 @@ class JoinedBatchNorm(BatchNorm):
     @nn.compact
     def prepare(self, x: Any, use_running_average: bool | None = None) -> PreparedCall:
         """The call, to be passed to another layer as its residual."""
-        return _prepared(self, jnp.asarray(x), use_running_average, None)
+        return prepared(self, jnp.asarray(x), use_running_average, None)
 
 
-def _prepared(
+def prepared(
     layer: BatchNorm, x: jax.Array, use_running_average: bool | None, residual_dtype: Any
 ) -> PreparedCall:
     """The call of a layer, in whose compact method this runs."""

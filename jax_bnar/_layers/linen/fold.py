@@ -60,7 +60,8 @@ def fold_batch_norms(
             module[conv]["kernel"],
             affine.get("scale"),
             affine.get("bias"),
-            **state[norm],
+            state[norm]["mean"],
+            state[norm]["var"],
             epsilon=net.epsilon,
             more_bias=more_bias,
         )
@@ -79,7 +80,8 @@ def fold_batch_norms(
             result[block][names.shortcut_conv] = {"kernel": shortcut.kernel}
             more_bias = shortcut.bias
         for i in range(3):
-            conv = folded((block,), f"Conv_{i}", f"BatchNorm_{i}", more_bias if i == 2 else None)
+            norm_name = f"{kind.__name__}_{i}"
+            conv = folded((block,), f"Conv_{i}", norm_name, more_bias if i == 2 else None)
             result[block][f"Conv_{i}"] = {"kernel": conv.kernel}
             result[block][f"FoldedBatchNorm_{i}"] = {"bias": conv.bias}
     norm = functools.partial(FoldedBatchNorm, implementation=implementation)
