@@ -12,10 +12,11 @@ parameter.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 
 from jax_bnar._autodiff.mapped_axis import MappedAxis
@@ -43,6 +44,16 @@ class NamedFunction(Protocol):
         """Which results vary along an axis of this name that `jax.vmap` maps.
 
         In `operands`, each array is replaced by whether it is mapped over that axis.
+        """
+        ...
+
+    def of_all_examples(
+        self, axis_name: Any, operands: Any
+    ) -> Callable[[Any], Sequence[jax.Array]] | None:
+        """The function of all examples along this axis at once, or None if there is no such one.
+
+        `operands` is that of `mapped_results`. What is mapped has the axis first, in the operands
+        of the function and in its results.
         """
         ...
 
@@ -103,6 +114,9 @@ class _Mapped:
     def mapped_results(self, axis_name: Any, operands: Any) -> tuple[bool, ...]:
         return self.inner.mapped_results(self.axis.name_seen_inside(axis_name), operands)
 
+    def of_all_examples(self, axis_name: Any, operands: Any) -> None:
+        return None
+
 
 def _batch(
     axis_data: Any,
@@ -118,6 +132,15 @@ def _batch(
         return results, [None] * len(out_avals)
     operands = jax.tree.unflatten(tree, [dim is not None for dim in dims])
     is_mapped = function.mapped_results(axis_data.name, operands)
+    whole = function.of_all_examples(axis_data.name, operands)
+    # An axis that belongs to a mesh must stay an axis of its own.
+    if whole is not None and not (axis_data.spmd_name or axis_data.explicit_mesh_axis):
+        in_front = [
+            leaf if dim is None else jnp.moveaxis(leaf, dim, 0)
+            for leaf, dim in zip(leaves, dims, strict=True)
+        ]
+        results = list(whole(jax.tree.unflatten(tree, in_front)))
+        return results, [0 if each else None for each in is_mapped]
     axis = MappedAxis.create(axis_data, tree, dims, is_mapped)
     results = named_p.bind(
         *leaves, function=_Mapped(function, axis), tree=tree, out_avals=axis.batched(out_avals)

@@ -8,9 +8,13 @@ number of elements of a group on all devices, and S[.] the sum over the devices,
 
 The factor a = scale*rstd may differ between devices. dscale and dbias are each device's
 contribution; JAX sums them, as it does for any operand that devices share.
+
+If the axis is that of a `jax.vmap`, the examples lie in one array, and nothing needs to be merged:
+the training form of that array is one call each way, with the statistics of all examples.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +25,7 @@ from jax_bnar._autodiff.linear_call import linear_call
 from jax_bnar._autodiff.named_call import named_call
 from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME
 from jax_bnar._autodiff.tangents import Residuals, mapped_tangents, training_tangents
-from jax_bnar._autodiff.training import saved_for, transposed
+from jax_bnar._autodiff.training import saved_for, training, transposed
 from jax_bnar._base.config import Config
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._sharding import halves
@@ -101,6 +105,30 @@ class _Synchronised:
         # array.
         of_statistics = any(x) and not self.sees(axis_name)
         return any(jax.tree.leaves(operands)), *(of_statistics,) * (2 * len(x))
+
+    def of_all_examples(self, axis_name: Any, operands: Any) -> Callable[[Any], _Results] | None:
+        x, z, affine = operands
+        layout = self.config.layout
+        if (
+            not self.sees(axis_name)
+            or self.groups is not None
+            or layout.num_groups > 1  # The groups of all examples would not lie side by side.
+            or not all(jax.tree.leaves((x, z)))
+            or any(jax.tree.leaves(affine))
+        ):
+            return None
+        names = tuple(name for name in self.names if name != axis_name)
+        layout = dataclasses.replace(layout, axis=layout.axis + 1)
+        config = dataclasses.replace(self.config, layout=layout)
+
+        def whole(operands: Any) -> _Results:
+            if names:
+                y, statistics = synchronised(*operands, config, names, None)
+            else:
+                y, statistics, _ = training(*operands, config)
+            return y, *jax.tree.leaves(statistics)
+
+        return whole
 
 
 @dataclasses.dataclass(frozen=True)

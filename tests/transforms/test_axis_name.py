@@ -391,12 +391,55 @@ def later_halves(form: Form) -> dict[str, int]:
 
 
 @one_or_two_inputs
-def test_vmap_folds_into_one_call_of_each_half(form: Form) -> None:
+def test_vmap_folds_into_one_call_each_way(form: Form) -> None:
+    """The examples lie in one array, so nothing is merged: the call is that of the whole batch."""
     mapped = jax.vmap(
         functools.partial(results_of, form, axis_name="d"), (0, 0, None, None), axis_name="d"
     )
-    expected = {"statistics": inputs_of(form)} | later_halves(form)
+    expected = {operation_of(form, name): 1 for name in ("forward", "backward")}
     assert ours(through(mapped), *GIVEN[form]) == expected
+
+
+@one_or_two_inputs
+def test_vmap_of_some_names_folds_within_each_device(form: Form) -> None:
+    """Examples on each of several devices: one call of each half for all examples of a device."""
+    mesh = make_mesh("auto", d=2)
+    function = functools.partial(results_of, form, axis_name=("d", "i"))
+    mapped = jax.shard_map(
+        jax.vmap(function, (0, 0, None, None), (0, None, None), axis_name="i"),
+        mesh=mesh,
+        in_specs=(P("d"), P("d"), P(), P()),
+        out_specs=(P("d"), P(), P()),
+        # With check_vma, JAX has no psum over axes of shard_map and of vmap together.
+        check_vma=False,
+    )
+
+    def loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        y, mean, var = mapped(split(x, PARTS), split(z, PARTS), scale, bias)
+        return (y.reshape(WEIGHT.shape) * WEIGHT).sum() + of_statistics(mean, var)
+
+    program = jax.value_and_grad(loss, ALL)
+    assert ours(program, *GIVEN[form]) == {"statistics": inputs_of(form)} | later_halves(form)
+    assert_as_expected(jax.jit(program)(*GIVEN[form]), form)
+
+
+def test_vmap_that_also_maps_the_scale_runs_one_call_of_each_half() -> None:
+    """Each example then has a scale of its own, which one call cannot apply."""
+
+    def loss(x: Any, scale: Any) -> Any:
+        mapped = jax.vmap(
+            lambda x, scale: results_of("bn_relu", x, None, scale, BIAS, axis_name="d"),
+            axis_name="d",
+        )
+        y, mean, var = mapped(split(x, PARTS), scale)
+        return (y.reshape(WEIGHT.shape) * WEIGHT).sum() + of_statistics(mean[0], var[-1])
+
+    scales = np.stack([SCALE] * PARTS)
+    gradient = jax.value_and_grad(loss, (0, 1))
+    assert ours(gradient, X, scales) == {"statistics": 1} | later_halves("bn_relu")
+    value, (dx, dscale) = jax.jit(gradient)(X, scales)
+    whole, (want_dx, _, want_dscale, _) = expected("bn_relu")
+    assert relative_difference((value, dx, dscale.sum(0)), (whole, want_dx, want_dscale)) < 2e-6
 
 
 def test_wrong_out_specs_are_refused() -> None:
