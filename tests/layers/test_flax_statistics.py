@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from flax_tools import (
     SHAPE,
     apply,
@@ -21,9 +22,29 @@ from flax_tools import (
 )
 from jax.sharding import PartitionSpec
 
+from jax_bnar import nnx_layers
 from jax_bnar.flax_layers import BatchNorm
 
 pytestmark = pytest.mark.quick
+
+
+def test_initial_statistics() -> None:
+    """`mean_init` and `var_init` take the place of zeros and ones, and change nothing else."""
+    x = normal(0)
+    constant, random = nn.initializers.constant(3.0), nn.initializers.uniform()
+    fields = {"use_running_average": False, "scale_init": random, "bias_init": random}
+    of_flax = nn.BatchNorm(**fields).init(jax.random.key(0), x)
+    ours = BatchNorm(**fields).init(jax.random.key(0), x)
+    assert_close(ours, of_flax, 0)
+    layer = BatchNorm(**fields, mean_init=constant, var_init=random)
+    given = layer.init(jax.random.key(0), x)["batch_stats"]
+    np.testing.assert_array_equal(given["mean"], np.full(3, 3.0, np.float32))
+    assert given["var"].dtype == jnp.float32
+    assert len(np.unique(given["var"])) == 3
+    same = nnx_layers.BatchNorm(3, mean_init=constant, var_init=random, rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(same.mean[...], given["mean"])
+    assert same.var[...].dtype == jnp.float32
+    assert len(np.unique(same.var[...])) == 3
 
 
 @pytest.mark.parametrize("masked", [False, True])

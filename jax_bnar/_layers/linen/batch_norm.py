@@ -1,6 +1,7 @@
 """The Linen layer; import it from `jax_bnar.flax_layers`."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -112,6 +113,8 @@ class BatchNorm(nn.BatchNorm):
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
         update_batch_stats: whether training updates the running statistics. If False, it neither
             changes `batch_stats` nor needs it to be mutable.
+        mean_init: initializer of the running mean; None is Flax's zeros.
+        var_init: initializer of the running variance; None is Flax's ones.
     """
 
     # Inherited fields, in the same positions; only their types are wider than in Flax.
@@ -124,6 +127,8 @@ class BatchNorm(nn.BatchNorm):
     save: Save = "y"
     implementation: Implementation = None
     update_batch_stats: bool = True
+    mean_init: Callable[..., Any] | None = None
+    var_init: Callable[..., Any] | None = None
 
     @nn.compact
     def __call__(
@@ -202,8 +207,13 @@ def prepared(
     _require_features_of_variables(layer, x, features)
 
     stored = jnp.float32 if layer.force_float32_reductions else layer.param_dtype
-    running_mean = layer.variable("batch_stats", "mean", jnp.zeros, features, stored)
-    running_var = layer.variable("batch_stats", "var", jnp.ones, features, stored)
+    running_mean, running_var = (
+        layer.variable("batch_stats", name, _initial(layer, given, flax), features, stored)
+        for name, given, flax in (
+            ("mean", layer.mean_init, jnp.zeros),
+            ("var", layer.var_init, jnp.ones),
+        )
+    )
     scale = bias = None
     if layer.use_scale:
         scale = layer.param("scale", layer.scale_init, features, layer.param_dtype)
@@ -228,6 +238,15 @@ def prepared(
 
     given = (running_mean.value, running_var.value) if use_running_average else None
     return PreparedCall(call, x, scale, bias, given, result, update)
+
+
+def _initial(
+    layer: BatchNorm, given: Callable[..., Any] | None, flax: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What makes a running statistic of a shape and a dtype."""
+    if given is None:
+        return flax  # It takes no key: a key for it would change those of scale and bias.
+    return lambda *shape_and_dtype: given(layer.make_rng("params"), *shape_and_dtype)
 
 
 def _require_features_of_variables(

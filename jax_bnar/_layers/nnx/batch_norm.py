@@ -1,6 +1,7 @@
 """The NNX layer; import it from `jax_bnar.nnx_layers`."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -61,6 +62,8 @@ class BatchNorm(nnx.BatchNorm):
         save: where backward finds the sign of the ReLU, "y" or "mask": see `jax_bnar.bn_add_relu`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
         update_batch_stats: whether training updates the running statistics.
+        mean_init: initializer of the running mean; None is NNX's zeros.
+        var_init: initializer of the running variance; None is NNX's ones.
         rngs: as in `nnx.BatchNorm`.
         **fields: the other arguments of `nnx.BatchNorm`.
     """
@@ -75,10 +78,16 @@ class BatchNorm(nnx.BatchNorm):
         save: Save = "y",
         implementation: Implementation = None,
         update_batch_stats: bool = True,
+        mean_init: Callable[..., Any] | None = None,
+        var_init: Callable[..., Any] | None = None,
         rngs: nnx.Rngs,
         **fields: Any,
     ) -> None:
         super().__init__(num_features, rngs=rngs, **fields)
+        for running, given in ((self.mean, mean_init), (self.var, var_init)):
+            if given is not None:
+                old = running[...]
+                running[...] = given(rngs.params(), old.shape, old.dtype)
         self.activation: ActivationLike = stored_activation(activation)
         self.unbiased_running_var = unbiased_running_var
         self.num_groups = num_groups

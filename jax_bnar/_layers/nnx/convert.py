@@ -12,11 +12,12 @@ from flax import nnx
 from jax_bnar._layers.nnx.batch_norm import BatchNorm, stored_activation
 
 _RELUS: Final = (nnx.relu, jax.nn.relu)
-# The options that our BatchNorm adds, with their defaults.
+# The options that our BatchNorm adds, with their defaults. Initializers are not options of a layer
+# that exists already.
 _DEFAULTS: Final[dict[str, Any]] = {
     name: parameter.default
     for name, parameter in inspect.signature(BatchNorm.__init__).parameters.items()
-    if parameter.default is not parameter.empty
+    if parameter.default is not parameter.empty and not name.endswith("_init")
 }
 
 
