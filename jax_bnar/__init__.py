@@ -62,13 +62,15 @@ __all__ = [
 
 _show_public_names(globals())
 
-# Imported when they are first asked for, because they need Flax.
-_LAZY_MODULES = ("flax_layers", "nnx_layers", "torch_weights")
+# Imported when they are first asked for, because each needs a library of layers.
+_LAZY_MODULES = ("equinox_layers", "flax_layers", "haiku_layers", "nnx_layers", "torch_weights")
 # Where a user may look for what these modules have.
 _LAYERS = ("BatchNorm", "BatchRenorm", "FusedBottleneck", "ResNet", "ResNet50")
 
 if _typing.TYPE_CHECKING:
+    from jax_bnar import equinox_layers as equinox_layers
     from jax_bnar import flax_layers as flax_layers
+    from jax_bnar import haiku_layers as haiku_layers
     from jax_bnar import nnx_layers as nnx_layers
     from jax_bnar import torch_weights as torch_weights
 else:  # A type checker would take this for a package in which every name exists.

@@ -122,10 +122,11 @@ class _Synchronised:
         config = dataclasses.replace(self.config, layout=layout)
 
         def whole(operands: Any) -> _Results:
+            x, z, affine = operands
             if names:
-                y, statistics = synchronised(*operands, config, names, None)
+                y, statistics = synchronised(x, z, affine, config, names, None)
             else:
-                y, statistics, _ = training(*operands, config)
+                y, statistics, _ = training(x, z, affine, config)
             return y, *jax.tree.leaves(statistics)
 
         return whole

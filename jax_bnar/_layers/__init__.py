@@ -1,1 +1,1 @@
-"""Flax layers built on the operators; this level holds what Linen and NNX share."""
+"""Layers built on the operators; this level holds what the libraries of layers share."""

@@ -1,6 +1,6 @@
-"""One call of a BatchNorm layer: the arithmetic between Flax's variables and the operators.
+"""One call of a BatchNorm layer: the arithmetic between a layer's variables and the operators.
 
-The operators support one channel axis and one dtype. Flax's layers also support several feature
+The operators support one channel axis and one dtype. The layers also support several feature
 axes, masks, named axes, and a separate result dtype.
 """
 

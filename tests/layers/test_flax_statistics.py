@@ -37,7 +37,7 @@ def test_initial_statistics() -> None:
     ours = BatchNorm(**fields).init(jax.random.key(0), x)
     assert_close(ours, of_flax, 0)
     layer = BatchNorm(**fields, mean_init=constant, var_init=random)
-    given = layer.init(jax.random.key(0), x)["batch_stats"]
+    given: Any = layer.init(jax.random.key(0), x)["batch_stats"]
     np.testing.assert_array_equal(given["mean"], np.full(3, 3.0, np.float32))
     assert given["var"].dtype == jnp.float32
     assert len(np.unique(given["var"])) == 3

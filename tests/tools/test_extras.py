@@ -32,6 +32,8 @@ FOLDERS = {
     "profile": ["jax_bnar/profile"],
     "weights": [],
     "flax": [],
+    "equinox": [],
+    "haiku": [],
 }
 # Imported by programs only if the user asks for what they do, or has them anyway.
 OPTIONAL = {
@@ -47,6 +49,8 @@ PROGRAMS = {
     "flax": """
         import jax_bnar.flax_layers, jax_bnar.nnx_layers
     """,
+    "equinox": "import jax_bnar.equinox_layers",
+    "haiku": "import jax_bnar.haiku_layers",
     "weights": """
         import numpy as np, tempfile
         from safetensors.numpy import save_file

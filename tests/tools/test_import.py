@@ -16,7 +16,7 @@ def test_import_without_flax() -> None:
     run_python(
         """
         import sys
-        for name in ("flax", "optax", "scipy", "sklearn", "matplotlib"):
+        for name in ("flax", "equinox", "haiku", "optax", "scipy", "sklearn", "matplotlib"):
             sys.modules[name] = None
         import jax_bnar
         import numpy as np
@@ -168,7 +168,8 @@ def test_layers_are_attributes_of_the_package() -> None:
         import sys
         import jax_bnar
         assert "flax" not in sys.modules
-        assert {"flax_layers", "nnx_layers", "torch_weights"} <= set(dir(jax_bnar))
+        modules = {"flax_layers", "nnx_layers", "torch_weights", "equinox_layers", "haiku_layers"}
+        assert modules <= set(dir(jax_bnar))
         assert jax_bnar.flax_layers.BatchNorm is not jax_bnar.nnx_layers.BatchNorm
         jax_bnar.torch_weights.read
         try:

@@ -20,7 +20,9 @@ from checkout import ROOT
 
 import jax_bnar
 import jax_bnar.checkpoint_policies
+import jax_bnar.equinox_layers
 import jax_bnar.flax_layers
+import jax_bnar.haiku_layers
 import jax_bnar.nnx_layers
 import jax_bnar.ops
 import jax_bnar.torch_weights
@@ -32,6 +34,8 @@ MODULES = (
     jax_bnar.ops,
     jax_bnar.flax_layers,
     jax_bnar.nnx_layers,
+    jax_bnar.equinox_layers,
+    jax_bnar.haiku_layers,
     jax_bnar.torch_weights,
     jax_bnar.checkpoint_policies,
 )
@@ -104,7 +108,7 @@ def test_options_have_the_types_of_their_values() -> None:
                     assert annotation == OPTIONS[option], f"{module.__name__}.{name}: {option}"
                     seen.add((module, option))
     assert {(jax_bnar, "save"), (jax_bnar.nnx_layers, "save")} <= seen
-    assert {(module, "implementation") for module in MODULES[:4]} <= seen
+    assert {(module, "implementation") for module in MODULES[:6]} <= seen
 
 
 def test_type_checkers_know_which_names_there_are() -> None:

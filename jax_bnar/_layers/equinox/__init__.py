@@ -1,0 +1,1 @@
+"""The Equinox layer; import it from `jax_bnar.equinox_layers`."""

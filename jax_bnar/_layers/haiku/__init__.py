@@ -1,0 +1,1 @@
+"""The Haiku layer; import it from `jax_bnar.haiku_layers`."""
