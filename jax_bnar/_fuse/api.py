@@ -31,10 +31,11 @@ def fuse(fun: _Function) -> _Function:
 
     It accepts: a variance computed as E[x^2] - E[x]^2 or as E[(x - mean)^2], clamped at 0 or not;
     means computed from sums and counts, over several axes at once or one after another, also over
-    mapped axes by `psum`; any algebraic form of the normalisation; running averages of any kind,
-    because they only read the statistics; ghost batches made by a reshape; one residual or a sum of
-    up to three, on either side of the add; any single channel axis except the first; float16,
-    bfloat16, float32, float64, and results that are wider than x.
+    mapped axes by `psum`, with `axis_index_groups` of equal size or without, each statistic by
+    itself or several stacked in one array; any algebraic form of the normalisation; running
+    averages of any kind, because they only read the statistics; ghost batches made by a reshape;
+    one residual or a sum of up to three, on either side of the add; any single channel axis except
+    the first; float16, bfloat16, float32, float64, and results that are wider than x.
 
     It refuses the following, and `explain` gives the reason for each: an array between x and the
     result that is used elsewhere or returned; a residual that is broadcast or has another dtype;
@@ -44,8 +45,8 @@ def fuse(fun: _Function) -> _Function:
     derivative at 0 or in how they treat NaN, so they stay as they are, after a fused BatchNorm.
 
     It does not yet recognise statistics computed by a matrix product, by `lax.reduce_window` or in
-    a loop; `axis_index_groups`; or a normalisation that crosses the boundary of a large jitted
-    function, of a loop or of `jax.checkpoint`.
+    a loop; groups of devices that differ in size; or a normalisation that crosses the boundary of a
+    large jitted function, of a loop or of `jax.checkpoint`.
 
     Args:
         fun: any function of arrays, pytrees of arrays, and other values. Arrays are traced; other

@@ -8,6 +8,7 @@ import jax
 
 from jax_bnar._fuse.match import Match
 from jax_bnar._fuse.nodes import Operand, Value
+from jax_bnar._fuse.training import Normalisation
 from jax_bnar._fuse.training_match import TrainingMatch, with_nans_of
 from jax_bnar._fuse.vectors import arrays_of
 from jax_bnar._operators.dual import dual_bn_add_relu
@@ -74,11 +75,16 @@ def duals(matches: Sequence[TrainingMatch]) -> list[DualMatch]:
 
 def _agree(first: TrainingMatch, second: TrainingMatch) -> bool:
     """Whether one call can compute both, which requires the same dtype and the same keywords."""
-    a, b = first.form, second.form
-    return (a.dtype, a.epsilon, a.result_axis, a.num_groups, a.axis_name) == (
-        b.dtype,
-        b.epsilon,
-        b.result_axis,
-        b.num_groups,
-        b.axis_name,
+    return _shared(first.form) == _shared(second.form)
+
+
+def _shared(form: Normalisation) -> tuple[Any, ...]:
+    """What one call has once for both of its inputs."""
+    return (
+        form.dtype,
+        form.epsilon,
+        form.result_axis,
+        form.num_groups,
+        form.axis_name,
+        form.axis_index_groups,
     )

@@ -4,8 +4,9 @@ Recognition reads these values. The program that `fuse` returns computes them it
 equations, so a value that is not known here costs a match and never a result.
 """
 
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 
+from jax_bnar._fuse import named_axes
 from jax_bnar._fuse.dtypes import converted, is_number
 from jax_bnar._fuse.nodes import Constant, Operand
 
@@ -46,11 +48,37 @@ _ON_SIZES: dict[str, Callable[..., Any]] = {
     "lt": operator.lt,
     "le": operator.le,
 }
-_UNCHANGED = frozenset(["copy", "stop_gradient"])
+_UNCHANGED = frozenset(["copy", "pvary", "stop_gradient"])
+_SUMS = frozenset(["psum", "psum_invariant"])
 
 
-def fold(equation: Any, operands: Sequence[Operand]) -> Operand | None:
-    """The constant or the operand to which the equation's only result is equal, if it is known."""
+def fold(
+    equation: Any, operands: Sequence[Operand], axis_sizes: Mapping[Any, int]
+) -> Sequence[Operand | None]:
+    """What each of the equation's results is equal to, a constant or an operand, if it is known."""
+    if equation.primitive.name in _SUMS:
+        return [
+            _summed(equation.params, operand, result.aval, axis_sizes)
+            for operand, result in zip(operands, equation.outvars, strict=True)
+        ]
+    return [_folded(equation, operands)]
+
+
+def _summed(
+    params: Mapping[str, Any], operand: Operand, aval: Any, axis_sizes: Mapping[Any, int]
+) -> Operand | None:
+    """The sum over mapped axes of a number that is the same on all devices, such as a count."""
+    names = named_axes.summed_axes(params, axis_sizes)
+    if names is None or not _is_number(operand) or is_symbolic_dim(operand.value):
+        return None
+    if named_axes.dims_of(params):
+        return None
+    count = math.prod(named_axes.size_of(name, axis_sizes) for name in names)
+    value = np.asarray(operand.value, operand.dtype)
+    return Constant(aval, (value * count).astype(aval.dtype)[()])
+
+
+def _folded(equation: Any, operands: Sequence[Operand]) -> Operand | None:
     name = equation.primitive.name
     if name == "dim_as_value":
         return Constant(equation.outvars[0].aval, equation.params["dim"])

@@ -1,6 +1,7 @@
 """A jaxpr as a graph of nodes, with the small jitted functions in it inlined."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jax.extend import core
@@ -17,15 +18,16 @@ class Graph:
     Readers are those that recognition sees: `Node.inputs`, not `Node.operands`.
     """
 
-    def __init__(self, jaxpr: core.Jaxpr) -> None:
+    def __init__(self, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int] = MappingProxyType({})):
         self.nodes: list[Node] = []
         self.failures: list[Failure] = []
+        self._axis_sizes = axis_sizes
         self.inputs = [Value(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)]
         self.outputs = self._add(jaxpr, self.inputs, None, ())
         self.users: dict[Value, list[Node]] = {}
         for order, node in enumerate(self.nodes):
             node.order = order
-            if any(value.known is not None for value in node.outputs):
+            if node.outputs and all(value.known is not None for value in node.outputs):
                 continue  # Its readers read what is known instead.
             for operand in node.inputs:
                 if isinstance(operand, Value):
@@ -77,8 +79,9 @@ class Graph:
         for value in node.outputs:
             value.producer = node
         with caught(self.failures, node):
-            if (known := fold(equation, node.inputs)) is not None:
-                node.outputs[0].known = known
+            known = fold(equation, node.inputs, self._axis_sizes)
+            for value, equal in zip(node.outputs, known, strict=False):
+                value.known = equal
         self.nodes.append(node)
         return node.outputs
 
@@ -99,7 +102,7 @@ _INLINED = frozenset(
     abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy copy_p
     dim_as_value div eq exp expand_dims ge gt integer_pow is_finite le log lt max min mul ne neg not
     or pow psum psum_invariant pvary reduce_max reduce_min reduce_sum reshape rsqrt select_n sign
-    slice sqrt square squeeze stop_gradient sub transpose
+    slice split sqrt square squeeze stack stop_gradient sub transpose unstack
     """.split()  # noqa: SIM905 (a list would fill a page)
 )
 _LARGEST_INLINED = 60

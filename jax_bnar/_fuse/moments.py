@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from fractions import Fraction
 
+from jax_bnar._fuse import named_axes
 from jax_bnar._fuse.polynomial import Monomial, Polynomial
 from jax_bnar._fuse.unknowns import Axis, Moment, SymbolicSize, Unknowns, X
 
@@ -39,7 +40,8 @@ def _mean(monomial: Monomial, over: frozenset[Axis], unknowns: Unknowns) -> Poly
     if isinstance(unknown, X) and power in (1, 2):
         return factor * unknowns.polynomial(Moment(power, over))
     if isinstance(unknown, Moment) and power == 1:
-        return factor * unknowns.polynomial(Moment(unknown.power, unknown.over | over))
+        both = named_axes.of_both(unknown.over, over)
+        return None if both is None else factor * unknowns.polynomial(Moment(unknown.power, both))
     return None
 
 
@@ -47,9 +49,13 @@ def _may_vary(number: int, over: Iterable[Axis], unknowns: Unknowns) -> bool:
     """Whether an unknown may vary along the axes.
 
     Along mapped axes everything may, even a vector of the program, except a mean over them
-    and a size.
+    and a size. A mean over groups of an axis varies along it, but not within these groups.
     """
-    if unknowns.varies(number) & frozenset(over):
+    unknown, axes = unknowns[number], named_axes.flat(over)
+    along = unknowns.varies(number) & axes
+    if isinstance(unknown, Moment):
+        along -= named_axes.flat(unknown.over.intersection(over))
+    if along:
         return True
-    mapped = any(not isinstance(axis, int) for axis in over)
-    return mapped and not isinstance(unknowns[number], Moment | SymbolicSize)
+    mapped = any(not isinstance(axis, int) for axis in axes)
+    return mapped and not isinstance(unknown, Moment | SymbolicSize)

@@ -98,7 +98,7 @@ class Planner:
         return self._plans[key][1]
 
     def _make(self, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int]) -> Plan:
-        graph = Graph(jaxpr)
+        graph = Graph(jaxpr, axis_sizes)
         plan = Plan(graph, list(graph.nodes), [], [], graph.failures, {})
         matches, plan.refused = _found(graph, axis_sizes, plan.failures)
         with caught(plan.failures):
@@ -164,7 +164,8 @@ def _found(
     regions = [r for one in (*training, *refused) if (r := one.region) is not None]
     known = {value.producer for region in regions for value in region.terms}
     with caught(failures):
-        refused.extend(unexplained(graph, {node for node in known if node is not None}))
+        known_nodes = {node for node in known if node is not None}
+        refused.extend(unexplained(graph, known_nodes, axis_sizes))
     return matches, refused
 
 

@@ -8,6 +8,7 @@ it does not understand stays as it is in the program, and nothing is concluded f
 
 import dataclasses
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -18,6 +19,7 @@ from jax.export import is_symbolic_dim
 
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._fuse import axes as axes_of
+from jax_bnar._fuse import named_axes, stacks
 from jax_bnar._fuse.axes import STACK, Labels
 from jax_bnar._fuse.dtypes import holds, is_real
 from jax_bnar._fuse.graph import Graph
@@ -31,19 +33,8 @@ from jax_bnar._fuse.nodes import (
 )
 from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.sizes import is_long
+from jax_bnar._fuse.term import Term
 from jax_bnar._fuse.unknowns import Clamped, Foreign, ReciprocalRoot, Unknowns, X
-
-
-@dataclasses.dataclass(frozen=True)
-class Term:
-    """A value of the region: one polynomial, or several that are stacked along an axis."""
-
-    polynomials: tuple[Polynomial, ...]
-    labels: Labels
-
-    @property
-    def polynomial(self) -> Polynomial | None:
-        return self.polynomials[0] if len(self.polynomials) == 1 else None
 
 
 class Region:
@@ -104,17 +95,13 @@ class Region:
                         heapq.heappush(waiting, (reader.order, reader))
 
     def _understand(self, node: Node) -> list[tuple[Value, Term]]:
-        if node.name in ("psum", "psum_invariant"):
-            rule = self._psum
-            pairs = [
-                (output, rule(node, self.terms[operand]))
-                for output, operand in zip(node.outputs, node.inputs, strict=True)
-                if operand in self.terms
-            ]
-            return [(output, term) for output, term in pairs if term is not None]
-        rule = _RULES.get(node.name)
-        term = None if rule is None else rule(self, node)
-        return [] if term is None else [(node.outputs[0], term)]
+        if (rule_of_many := _RULES_OF_MANY.get(node.name)) is not None:
+            terms = rule_of_many(self, node)
+        else:
+            rule = _RULES.get(node.name)
+            terms = [] if rule is None else [rule(self, node)]
+        pairs = zip(node.outputs, terms, strict=False)
+        return [(output, term) for output, term in pairs if term is not None]
 
     # Operands
 
@@ -131,12 +118,13 @@ class Region:
         )
         if labels is None:
             return None
-        terms = [self._operand(operand, labels) for operand in node.inputs]
+        terms = [self.operand(operand, labels) for operand in node.inputs]
         return None if any(t is None for t in terms) else terms  # type: ignore[return-value]
 
-    def _operand(self, operand: Operand, labels: Labels) -> Term | None:
+    def operand(self, operand: Operand, labels: Labels) -> Term | None:
         if isinstance(operand, Value) and operand in self.terms:
-            return dataclasses.replace(self.terms[operand], labels=labels)
+            term = dataclasses.replace(self.terms[operand], labels=labels)
+            return None if stacks.is_ambiguous(term) else term
         origin, axes = source(operand)
         if isinstance(origin, Constant):
             number = self._number(origin)
@@ -224,23 +212,14 @@ class Region:
         over = frozenset(names).union(*(term.labels[d] for d in dims))
         if STACK in over:
             return None
-        if any(name not in self.axis_sizes for name in names):
-            return None
-        sizes = [*(shape[d] for d in dims), *(self.axis_sizes[name] for name in names)]
+        mapped = [named_axes.size_of(name, self.axis_sizes) for name in names]
+        sizes = [*(shape[d] for d in dims), *mapped]
         count = self.unknowns.size(math.prod(sizes))
         means = [expectation(p, over, self.unknowns) for p in term.polynomials]
         if any(mean is None for mean in means):
             return None
         labels = tuple(label for d, label in enumerate(term.labels) if d not in set(dims))
         return Term(tuple(m * count for m in means if m is not None), labels)
-
-    def _psum(self, node: Node, term: Term) -> Term | None:
-        if node.params.get("axis_index_groups") is not None:
-            return None
-        axes = node.params["axes"]
-        dims = [axis for axis in axes if isinstance(axis, int)]
-        names = [axis for axis in axes if not isinstance(axis, int)]
-        return self.mean_over(term, node.inputs[0].shape, dims, names)
 
 
 def _elementwise(
@@ -313,42 +292,70 @@ def _transpose(region: Region, node: Node) -> Term | None:
 
 
 def _stack(region: Region, node: Node) -> Term | None:
-    """Several statistics stacked in one array, as Flax packs them for one psum."""
-    axis = int(node.params["axis"] if node.name == "stack" else node.params["dimension"])
-    terms = [region.terms.get(operand) for operand in node.inputs]  # type: ignore[arg-type]
-    if any(term is None or term.polynomial is None for term in terms):
+    terms = _alike(region, node)
+    return None if terms is None else stacks.stacked(terms, int(node.params["axis"]))
+
+
+def _concatenate(region: Region, node: Node) -> Term | None:
+    terms, axis = _alike(region, node), int(node.params["dimension"])
+    if terms is None:
         return None
-    known = [term for term in terms if term is not None]
-    first = known[0].labels
-    if any(term.labels != first for term in known):
-        return None
-    if node.name == "stack":
-        labels = (*first[:axis], (STACK,), *first[axis:])
-    elif all(operand.shape[axis] == 1 for operand in node.inputs):
-        labels = (*first[:axis], (STACK,), *first[axis + 1 :])
-    else:
-        return None
-    return Term(tuple(p for term in known for p in term.polynomials), labels)
+    return stacks.concatenated(terms, axis, [operand.shape[axis] for operand in node.inputs])
+
+
+def _alike(region: Region, node: Node) -> list[Term] | None:
+    """The terms of a node's operands, those outside the region with the labels of those inside."""
+    known = [region.terms[o] for o in node.inputs if isinstance(o, Value) and o in region.terms]
+    terms = [
+        region.terms[o]
+        if isinstance(o, Value) and o in region.terms
+        else region.operand(o, known[0].labels)
+        for o in node.inputs
+    ]
+    return None if any(term is None for term in terms) else terms  # type: ignore[return-value]
 
 
 def _slice(region: Region, node: Node) -> Term | None:
-    """One of several stacked statistics."""
-    labels = region.labels(node)
-    if labels is None or (STACK,) not in labels or node.params["strides"] is not None:
+    """Some of several stacked statistics."""
+    operand, strides = node.inputs[0], node.params["strides"]
+    if strides is not None and any(stride != 1 for stride in strides):
         return None
-    stacked = labels.index((STACK,))
-    starts, limits = node.params["start_indices"], node.params["limit_indices"]
-    for dim, size in enumerate(node.inputs[0].shape):
-        whole = (starts[dim], limits[dim]) == (0, size)
-        if not whole and (dim != stacked or limits[dim] - starts[dim] != 1):
-            return None
-    if limits[stacked] - starts[stacked] != 1:
-        return None
-    term = region.terms[node.inputs[0]]  # type: ignore[index]
-    return Term(
-        (term.polynomials[starts[stacked]],),
-        tuple(() if dim == stacked else label for dim, label in enumerate(labels)),
-    )
+    term: Term | None = region.terms[operand]  # type: ignore[index]
+    sizes = region.sizes(node)
+    bounds = zip(node.params["start_indices"], node.params["limit_indices"], strict=True)
+    for axis, (start, limit) in enumerate(bounds):
+        if term is not None and (start, limit) != (0, operand.shape[axis]):
+            term = stacks.part(term, axis, start, limit, sizes)
+    return term
+
+
+def _split(region: Region, node: Node) -> list[Term | None]:
+    axis, sizes = int(node.params["axis"]), region.sizes(node)
+    term: Term = region.terms[node.inputs[0]]  # type: ignore[index]
+    limits = list(itertools.accumulate(node.params["sizes"]))
+    starts = [0, *limits[:-1]]
+    return [
+        stacks.part(term, axis, start, limit, sizes)
+        for start, limit in zip(starts, limits, strict=True)
+    ]
+
+
+def _unstack(region: Region, node: Node) -> Sequence[Term | None]:
+    term: Term = region.terms[node.inputs[0]]  # type: ignore[index]
+    return stacks.unstacked(term, int(node.params["axis"])) or []
+
+
+def _psum(region: Region, node: Node) -> list[Term | None]:
+    names = named_axes.summed_axes(node.params, region.axis_sizes)
+    if names is None:
+        return []
+    dims = named_axes.dims_of(node.params)
+    return [
+        region.mean_over(region.terms[operand], operand.shape, dims, names)
+        if isinstance(operand, Value) and operand in region.terms
+        else None
+        for operand in node.inputs
+    ]
 
 
 # To support another primitive, add its rule here; see README.md.
@@ -375,6 +382,13 @@ _RULES: dict[str, Callable[[Region, Node], Term | None]] = {
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
     "stack": _stack,
-    "concatenate": _stack,
+    "concatenate": _concatenate,
     "slice": _slice,
+}
+# The rules of primitives with several results give a term, or None, for each of them.
+_RULES_OF_MANY: dict[str, Callable[[Region, Node], Sequence[Term | None]]] = {
+    "psum": _psum,
+    "psum_invariant": _psum,
+    "split": _split,
+    "unstack": _unstack,
 }

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from jax_bnar._fuse import axes as axes_of
+from jax_bnar._fuse import named_axes
 from jax_bnar._fuse.dtypes import holds, is_real
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import RefusedMatch
@@ -29,13 +30,16 @@ from jax_bnar._fuse.training import (
 from jax_bnar._fuse.training_match import Statistic, TrainingMatch
 from jax_bnar._fuse.unknowns import ReciprocalRoot
 
-# The primitives whose operand may be an array that is normalised.
-SUMS = {"reduce_sum"}
+# The primitives whose operand may be an array that is normalised. A psum sums over an axis of its
+# operand where a `vmap` inside the program has bound the name.
+SUMS = {"reduce_sum", "psum"}
+# What may hold an array and its square before they are summed.
+_STACKS = ("stack", "concatenate")
 
 
 def summed_array(node: Node) -> Value | None:
     """The array of which a node takes the sum, which may be a statistic that normalises it."""
-    if node.name not in SUMS:
+    if node.name not in SUMS or (node.name == "psum" and not named_axes.dims_of(node.params)):
         return None
     x = _before_the_sum(node.inputs[0])
     if isinstance(x, Value) and len(x.shape) >= 2 and 0 not in x.shape and is_real(x.dtype):
@@ -98,7 +102,10 @@ def _candidates(region: Region, taken: Collection[Value]) -> Iterator[TrainingMa
 
 
 def _before_the_sum(operand: Operand) -> Operand:
-    """The array itself, if what is summed is its square, a wider copy or a flattened one."""
+    """The array itself, if what is summed is its square, a wider copy or a flattened one.
+
+    A program may also stack the array and its square, and sum both at once.
+    """
     while isinstance(operand, Value) and (node := operand.producer) is not None:
         inner = node.inputs[0] if node.inputs else operand
         if (
@@ -115,7 +122,11 @@ def _before_the_sum(operand: Operand) -> Operand:
             sizes = dict(enumerate(inner.shape))
             if axes_of.reshaped(inner.shape, labels, operand.shape, sizes) is None:
                 break
-        elif node.name not in ("pvary", "copy"):
+        elif node.name == "transpose":
+            stack = inner.producer if isinstance(inner, Value) else None
+            if stack is None or stack.name not in _STACKS:
+                break
+        elif node.name not in ("pvary", "copy", *_STACKS):
             break
         operand = inner
     return operand

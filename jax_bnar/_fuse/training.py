@@ -7,6 +7,7 @@ from typing import Any
 
 from jax_bnar._fuse import axes as axes_of
 from jax_bnar._fuse.dtypes import holds
+from jax_bnar._fuse.named_axes import GroupedAxis
 from jax_bnar._fuse.nodes import Value
 from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.region import Region
@@ -38,6 +39,8 @@ class Normalisation:
         num_groups: the number of groups of a ghost batch, otherwise 1.
         groups_are_apart: whether the groups have a separate axis in the normalised array.
         axis_name: the mapped axes over which the statistics are taken.
+        axis_index_groups: the groups of indices of these axes that have their own statistics, or
+            None.
         over: all axes over which they are taken.
         dtype: the dtype of the normalised array. x may be narrower; it is then first widened, which
             is exact.
@@ -53,6 +56,7 @@ class Normalisation:
     num_groups: int
     groups_are_apart: bool
     axis_name: tuple[Any, ...]
+    axis_index_groups: tuple[tuple[int, ...], ...] | None
     over: frozenset[Any]
     dtype: Any
 
@@ -70,6 +74,7 @@ def normalisation(region: Region, value: Value) -> Normalisation:
     slope, rest = parts[1], parts.get(0, Polynomial.constant(0))
     root = _root(slope, unknowns)
     epsilon, over = _variance(root, unknowns)
+    names, groups = _mapped(region, over)
     inverse = unknowns.polynomial(root, -1)
     scale = slope * inverse
     bias = rest + slope * unknowns.polynomial(Moment(1, over))
@@ -84,7 +89,6 @@ def normalisation(region: Region, value: Value) -> Normalisation:
     order, result_axis = _arrangement(term.labels, region.x.shape, value.shape, axis, num_groups)
     if not holds(value.dtype, region.x.dtype):
         raise RefusalError(f"the normalised array is {value.dtype} where x is {region.x.dtype}")
-    names = tuple(name for name in region.axis_sizes if name in over)
     return Normalisation(
         scale=scale,
         bias=bias,
@@ -96,6 +100,7 @@ def normalisation(region: Region, value: Value) -> Normalisation:
         num_groups=num_groups,
         groups_are_apart=term.labels[0] == (0,),
         axis_name=names,
+        axis_index_groups=groups,
         over=over,
         dtype=value.dtype,
     )
@@ -215,6 +220,22 @@ def _channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
     raise RefusalError(
         f"there are statistics along several axes {tuple(kept)}, not one per channel"
     )
+
+
+def _mapped(
+    region: Region, over: frozenset[Any]
+) -> tuple[tuple[Any, ...], tuple[tuple[int, ...], ...] | None]:
+    """The names and the groups of the mapped axes over which the statistics are taken."""
+    names = tuple(name for name in region.axis_sizes if name in over)
+    grouped = [axis for axis in over if isinstance(axis, GroupedAxis)]
+    if not grouped:
+        return names, None
+    if names or len(grouped) > 1:
+        raise RefusalError(
+            "the statistics are taken over groups of one named axis and over another axis as well;"
+            " an operator takes axis_index_groups over both names at once"
+        )
+    return grouped[0].names, grouped[0].groups
 
 
 def _arrangement(

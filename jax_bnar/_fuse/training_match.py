@@ -92,6 +92,7 @@ class TrainingMatch(Match):
             "epsilon": form.epsilon,
             "axis": axis,
             "axis_name": form.axis_name or None,
+            "axis_index_groups": form.axis_index_groups,
             "num_groups": form.num_groups,
         }
         return shape, options

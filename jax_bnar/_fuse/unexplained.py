@@ -6,8 +6,10 @@ from two sums of an array, as a mean and a variance are. Nothing is ever fused b
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
+from jax_bnar._fuse import named_axes
 from jax_bnar._fuse.dtypes import is_real
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import RefusedMatch
@@ -46,12 +48,15 @@ _REASONS = {
 _MOST_VALUES, _LONGEST_CHAIN = 200, 12
 
 
-def unexplained(graph: Graph, known: Collection[Node]) -> Iterator[RefusedMatch]:
+def unexplained(
+    graph: Graph, known: Collection[Node], axis_sizes: Mapping[Any, int]
+) -> Iterator[RefusedMatch]:
     """The normalisations that are not understood.
 
     Args:
         graph: the graph to search.
         known: the nodes of what was matched, or was refused for a known reason.
+        axis_sizes: the sizes of the mapped axes in scope.
     """
     seen: set[Node] = set()
     for root in graph.nodes:
@@ -61,9 +66,9 @@ def unexplained(graph: Graph, known: Collection[Node]) -> Iterator[RefusedMatch]
         if scaled is None or scaled in known or scaled in seen:
             continue
         seen.add(scaled)
-        names, sums = _what_goes_into(scaled)
+        nodes, sums = _what_goes_into(scaled)
         if sums >= 2:
-            yield RefusedMatch(scaled, _reason(names, scaled))
+            yield RefusedMatch(scaled, _reason(nodes, scaled, axis_sizes))
 
 
 def _scaled_by(graph: Graph, root: Node) -> Node | None:
@@ -86,10 +91,10 @@ def _scaled_by(graph: Graph, root: Node) -> Node | None:
     return None
 
 
-def _what_goes_into(scaled: Node) -> tuple[set[str], int]:
-    """The names of the primitives that compute the array, and the number of sums among them."""
+def _what_goes_into(scaled: Node) -> tuple[list[Node], int]:
+    """The nodes that compute the array, and the number of sums among them."""
     size = math.prod(scaled.outputs[0].shape)
-    names: set[str] = set()
+    nodes: list[Node] = []
     sums = 0
     waiting = [(value, 0) for value in values_of(scaled.inputs)]
     seen: set[Value] = {value for value, _ in waiting}
@@ -107,16 +112,20 @@ def _what_goes_into(scaled: Node) -> tuple[set[str], int]:
             and any(is_at_least(math.prod(v.shape), size) for v in node.inputs)
         ):
             sums += 2 if node.name in ("scan", "while") else 1
-        names.add(node.name)
+        nodes.append(node)
         for operand in values_of(node.inputs):
             if operand not in seen:
                 seen.add(operand)
                 waiting.append((operand, chain + 1 if is_array else 0))
-    return names, sums
+    return nodes, sums
 
 
-def _reason(names: Collection[str], scaled: Node) -> str:
+def _reason(nodes: Collection[Node], scaled: Node, axis_sizes: Mapping[Any, int]) -> str:
+    names = {node.name for node in nodes}
     reasons = dict.fromkeys(reason for name, reason in _REASONS.items() if name in names)
+    for node in nodes:
+        if node.name == "psum" and (reason := named_axes.why_not(node.params, axis_sizes)):
+            reasons[reason] = None
     if not reasons:
         dtypes = sorted({str(v.dtype) for v in (*values_of(scaled.inputs), *scaled.outputs)})
         return (

@@ -6,12 +6,10 @@ from typing import Any
 from jax.export import is_symbolic_dim
 
 from jax_bnar._base import jax_compat
+from jax_bnar._fuse.named_axes import Axis
 from jax_bnar._fuse.nodes import Value
 from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.sizes import Size
-
-# An axis of x, given by its number, or a mapped axis, given by its name.
-Axis = Any
 
 
 @dataclasses.dataclass(frozen=True)
