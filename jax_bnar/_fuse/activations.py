@@ -28,7 +28,7 @@ def name_of(value: Value, readers: Sequence[Node]) -> str:
     around = () if value.producer is None else value.producer.calls
     calls = [reader.calls[_common(around, reader.calls) :] for reader in readers]
     shared = calls[0][: min(_common(calls[0], each) for each in calls)]
-    names = [call.params["name"] for call in shared]
+    names = [call.params.get("name", "") for call in shared]
     if len(readers) == 1 and readers[0].name in _CUSTOM_DERIVATIVES:
         names.append(name_of_custom(readers[0]))
     return next((name for name in names if _is_another_activation(name)), "")

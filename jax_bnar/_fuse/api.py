@@ -46,7 +46,8 @@ def fuse(fun: _Function) -> _Function:
 
     It does not yet recognise statistics computed by a matrix product, by `lax.reduce_window` or in
     a loop; groups of devices that differ in size; or a normalisation that crosses the boundary of a
-    large jitted function, of a loop or of `jax.checkpoint`.
+    loop. What crosses that of `jax.checkpoint` is refused, and what crosses that of a jitted
+    function is fused: this call is inlined, and all others stay calls.
 
     Args:
         fun: any function of arrays, pytrees of arrays, and other values. Arrays are traced; other

@@ -26,6 +26,10 @@ class DualMatch(Match):
         return "dual_bn_add_relu"
 
     @property
+    def arrays(self) -> tuple[Value, ...]:
+        return self.first.x, self.second.x
+
+    @property
     def other_results(self) -> list[Value]:
         return [*self.first.other_results, *self.second.other_results]
 

@@ -1,6 +1,6 @@
 """A jaxpr as a graph of nodes, with the small jitted functions in it inlined."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,13 +15,21 @@ from jax_bnar._fuse.nodes import Constant, Node, Operand, Value, seen, values_of
 class Graph:
     """The nodes of one jaxpr, in its order, and the nodes that read each value.
 
-    Readers are those that recognition sees: `Node.inputs`, not `Node.operands`.
+    Readers are those that recognition sees: `Node.inputs`, not `Node.operands`. `opens` gives, for
+    the calls around an equation and the equation itself, its body if that is inlined although it is
+    not small.
     """
 
-    def __init__(self, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int] = MappingProxyType({})):
+    def __init__(
+        self,
+        jaxpr: core.Jaxpr,
+        axis_sizes: Mapping[Any, int] = MappingProxyType({}),
+        opens: Callable[[tuple[Any, ...]], core.Jaxpr | None] = lambda calls: None,
+    ) -> None:
         self.nodes: list[Node] = []
         self.failures: list[Failure] = []
         self._axis_sizes = axis_sizes
+        self._opens = opens
         self.inputs = [Value(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)]
         self.outputs = self._add(jaxpr, self.inputs, None, ())
         self.users: dict[Value, list[Node]] = {}
@@ -54,7 +62,7 @@ class Graph:
             stack = stack if name_stack is None else name_stack + stack
             inner = None
             with caught(self.failures):
-                inner = inlinable(equation)
+                inner = inlinable(equation) or self._opens((*calls, equation))
             if inner is not None:
                 results = self._add(inner, operands, stack, (*calls, equation))
             else:
@@ -110,6 +118,14 @@ _LARGEST_INLINED = 60
 
 def inlinable(equation: Any) -> core.Jaxpr | None:
     """The body of a small jitted function, if inlining it loses nothing but the call."""
+    body = openable(equation)
+    if body is None:
+        return None
+    return body if len(body.eqns) <= _LARGEST_INLINED and all(map(_is_small, body.eqns)) else None
+
+
+def openable(equation: Any) -> core.Jaxpr | None:
+    """The body of a jitted function of any size, if inlining it loses nothing but the call."""
     if equation.primitive.name not in ("jit", "pjit"):
         return None
     closed = equation.params["jaxpr"]
@@ -119,8 +135,7 @@ def inlinable(equation: Any) -> core.Jaxpr | None:
         or not jax_compat.is_plain_jit(equation.params)
     ):
         return None
-    body = closed.jaxpr
-    return body if len(body.eqns) <= _LARGEST_INLINED and all(map(_is_small, body.eqns)) else None
+    return closed.jaxpr
 
 
 def _is_small(equation: Any) -> bool:

@@ -48,6 +48,11 @@ class Match(abc.ABC):
         return ()
 
     @property
+    def arrays(self) -> tuple[Value, ...]:
+        """The arrays that are normalised."""
+        return (self.x,)
+
+    @property
     def result(self) -> Value:
         return self.tail.result
 

@@ -62,6 +62,10 @@ class OwnMatch(Match):
         return f"{name}_inference" if self.calls[0].is_inference else name
 
     @property
+    def arrays(self) -> tuple[Value, ...]:
+        return tuple(call.x for call in self.calls)
+
+    @property
     def other_results(self) -> list[Value]:
         return [value for call in self.calls for value in call.results[1:]]
 

@@ -1,25 +1,19 @@
 """The rewritten form of one jaxpr and of the jaxprs inside it."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 from jax.extend import core
 
 from jax_bnar._base import jax_compat
-from jax_bnar._fuse import bodies
-from jax_bnar._fuse.affine import affine_candidate
-from jax_bnar._fuse.dual import duals
+from jax_bnar._fuse import bodies, boundaries
 from jax_bnar._fuse.failures import Failure, caught
+from jax_bnar._fuse.find import found, rewritten
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import Match, RefusedMatch
-from jax_bnar._fuse.nodes import Node, Value, evaluate, values_of
-from jax_bnar._fuse.own import own_candidates
-from jax_bnar._fuse.rewrite import CycleError, Rewrite
-from jax_bnar._fuse.search import summed_array, training_candidates
-from jax_bnar._fuse.training_match import TrainingMatch
-from jax_bnar._fuse.unexplained import unexplained
+from jax_bnar._fuse.nodes import Node, evaluate
 
 
 @dataclasses.dataclass
@@ -99,10 +93,16 @@ class Planner:
 
     def _make(self, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int]) -> Plan:
         graph = Graph(jaxpr, axis_sizes)
-        plan = Plan(graph, list(graph.nodes), [], [], graph.failures, {})
-        matches, plan.refused = _found(graph, axis_sizes, plan.failures)
+        failures: list[Failure] = []
+        across: list[RefusedMatch] = []
+        with caught(failures):
+            graph = boundaries.opened(graph, jaxpr, axis_sizes)
+            across = boundaries.across_checkpoints(graph, jaxpr, axis_sizes)
+        plan = Plan(graph, list(graph.nodes), [], [], graph.failures + failures, {})
+        matches, plan.refused = found(graph, axis_sizes, plan.failures)
+        plan.refused += across
         with caught(plan.failures):
-            plan.matches, plan.nodes = _rewritten(graph, matches)
+            plan.matches, plan.nodes = rewritten(graph, matches)
         for index, node in enumerate(plan.nodes):
             with caught(plan.failures, node):
                 if inner := self._plans_of_bodies(node, axis_sizes):
@@ -114,75 +114,3 @@ class Planner:
     def _plans_of_bodies(self, node: Node, axis_sizes: Mapping[Any, int]) -> list[Plan]:
         within = bodies.axis_sizes_within(node, axis_sizes)
         return [self.plan(jax_compat.open_jaxpr(body), within) for body in bodies.bodies_of(node)]
-
-
-def _found(
-    graph: Graph, axis_sizes: Mapping[Any, int], failures: list[Failure]
-) -> tuple[list[Match], list[RefusedMatch]]:
-    """The matches that can be added one after another, training forms first, and the refusals."""
-    training: list[TrainingMatch] = []
-    refused: list[RefusedMatch] = []
-    taken: set[Value] = set()
-    rewrite = Rewrite(graph)
-    examined: set[Value] = set()
-    for node in graph.nodes:
-        with caught(failures, node):
-            x = summed_array(node)
-            if x is None or x in examined:
-                continue
-            examined.add(x)
-            for candidate in training_candidates(graph, x, taken, axis_sizes):
-                if isinstance(candidate, RefusedMatch):
-                    refused.append(candidate)
-                elif rewrite.add(candidate.node()):
-                    training.append(candidate)
-                    taken.update(candidate.replaced)
-                    break
-    matches: list[Match] = list(training)
-    with caught(failures):
-        for dual in duals(training):
-            if rewrite.add(dual.node()):
-                matches[matches.index(dual.first)] = dual
-                matches.remove(dual.second)
-    for node in graph.nodes:
-        with caught(failures, node):
-            found = affine_candidate(graph, node, taken)
-            if isinstance(found, RefusedMatch):
-                refused.append(found)
-            elif found is not None and rewrite.add(found.node()):
-                matches.append(found)
-                taken.update(found.replaced)
-    for node in graph.nodes:
-        with caught(failures, node):
-            for candidate in own_candidates(graph, node, taken):
-                if isinstance(candidate, RefusedMatch):
-                    refused.append(candidate)
-                elif rewrite.add(candidate.node()):
-                    matches.append(candidate)
-                    taken.update((*candidate.replaced, *(c.results[0] for c in candidate.calls)))
-                    break
-    regions = [r for one in (*training, *refused) if (r := one.region) is not None]
-    known = {value.producer for region in regions for value in region.terms}
-    with caught(failures):
-        known_nodes = {node for node in known if node is not None}
-        refused.extend(unexplained(graph, known_nodes, axis_sizes))
-    return matches, refused
-
-
-def _rewritten(graph: Graph, matches: Sequence[Match]) -> tuple[list[Match], list[Node]]:
-    """The matches that are kept, and the nodes to run.
-
-    While the matches together make a cycle, the last one is dropped.
-    """
-    matches = list(matches)
-    while True:
-        rewrite = Rewrite(graph)
-        added = [(match, node) for match in matches if rewrite.add(node := match.node())]
-        try:
-            nodes = rewrite.nodes()
-        except CycleError:
-            matches = [match for match, _ in added[:-1]]
-            continue
-        read = {*values_of(graph.outputs), *(v for n in nodes for v in values_of(n.operands))}
-        final = {node: match.node(read) for match, node in added}
-        return [match for match, _ in added], [final.get(node, node) for node in nodes]

@@ -392,3 +392,5 @@ _RULES_OF_MANY: dict[str, Callable[[Region, Node], Sequence[Term | None]]] = {
     "split": _split,
     "unstack": _unstack,
 }
+# The primitives of which a normalisation may consist.
+UNDERSTOOD = frozenset([*_RULES, *_RULES_OF_MANY])

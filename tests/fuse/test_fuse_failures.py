@@ -12,7 +12,7 @@ from fuse_tools import assert_fused, kernels
 from jax import lax
 
 import jax_bnar
-from jax_bnar._fuse import plan, training_match
+from jax_bnar._fuse import find, plan, training_match
 
 
 def _join(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
@@ -38,6 +38,7 @@ _PARTS = (
         "unexplained",
     ),
     *("Rewrite.nodes", "bodies.bodies_of", "bn_add_relu"),
+    *("boundaries.opened", "boundaries.across_checkpoints"),
 )
 
 
@@ -48,7 +49,7 @@ def test_unforeseen_errors(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     modules: dict[str, Any] = {"fold": graph, "inlinable": graph, "bn_add_relu": training_match}
     target, _, name = part.rpartition(".")
-    owner = modules.get(part, plan)
+    owner = modules.get(part, plan if target in ("bodies", "boundaries") else find)
     monkeypatch.setattr(getattr(owner, target) if target else owner, name, _raises)
     expected = jax.jit(_join)(X, Z, SCALE, BIAS)
     with pytest.warns(RuntimeWarning, match=r"UnforeseenError: boom.*please report") as warned:

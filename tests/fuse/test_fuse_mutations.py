@@ -139,7 +139,7 @@ def test_the_bases_are_taken() -> None:
 )
 @hypothesis.settings(max_examples=example_count(60))
 def test_mutants_compute_the_same(base: Callable[..., Any], index: int, mutation: str) -> None:
-    _require_equal(mutant(base, index, mutation))
+    require_equal(mutant(base, index, mutation))
 
 
 @pytest.mark.slow
@@ -148,12 +148,12 @@ def test_every_mutant_computes_the_same(base: Callable[..., Any]) -> None:
     for index in range(len(jax.make_jaxpr(base)(*ARGUMENTS).jaxpr.eqns)):
         for mutation in MUTATIONS:
             try:
-                _require_equal(mutant(base, index, mutation))
+                require_equal(mutant(base, index, mutation))
             except Exception as error:
                 raise AssertionError(f"{mutation} at equation {index}") from error
 
 
-def _require_equal(program: Callable[..., Any]) -> None:
+def require_equal(program: Callable[..., Any]) -> None:
     fused = jax_bnar.fuse(program)
     if not operators(program, *ARGUMENTS):
         untouched = str(jax.make_jaxpr(program)(*ARGUMENTS))
