@@ -134,3 +134,6 @@ class _Synchronised:
     def mapped_results(self, axis_name: Any, operands: Any) -> tuple[bool, ...]:
         del axis_name
         return (any(jax.tree.leaves(operands)),)
+
+    def of_all_examples(self, axis_name: Any, operands: Any) -> None:
+        return None

@@ -11,6 +11,7 @@ adds it to the other gradients of x. A kernel would write it to memory once more
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -124,6 +125,16 @@ class _Synchronised:
     def mapped_results(self, axis_name: Any, operands: Any) -> tuple[bool, ...]:
         # Along an axis in `names`, all examples share the same statistics.
         return (bool(operands) and not self.sees(axis_name),) * 2
+
+    def of_all_examples(self, axis_name: Any, operands: Any) -> Callable[[Any], _Pair] | None:
+        # The groups of all examples would not lie side by side.
+        if not self.sees(axis_name) or self.groups is not None or self.layout.num_groups > 1:
+            return None
+        if not operands:
+            return None
+        names = tuple(name for name in self.names if name != axis_name)
+        layout = dataclasses.replace(self.layout, axis=self.layout.axis + 1)
+        return lambda x: tuple(batch_statistics(x, layout, self.implementation, names, None))
 
 
 @dataclasses.dataclass(frozen=True)
