@@ -24,6 +24,7 @@ from cases import (
     operator,
 )
 from hypothesis import given, settings
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from outcomes import expected_results
 from programs import hlo_calls, opcodes_of_size, ours, stablehlo_calls
@@ -210,3 +211,45 @@ def test_statistics_can_be_saved_by_name() -> None:
         rule = jax.checkpoint_policies.save_only_these_names(policy)
         block = jax.checkpoint(lambda x: jnp.sin(loss(jnp.sin(x))), policy=rule)
         assert ours(jax.jit(jax.value_and_grad(block)), x) == {"statistics": count}
+
+
+@pytest.mark.parametrize("groups", [None, [[0, 3], [1, 2]], [[0], [1, 2, 3]]], ids=str)
+@pytest.mark.parametrize("how", ["pmap", "check_vma", "no check_vma"])
+def test_gradients_over_a_named_axis(how: str, groups: Any) -> None:
+    """Against the plain mean of the groups, on four devices, each with results of its own."""
+    if groups is not None and how == "check_vma":
+        pytest.skip("JAX does not support axis_index_groups there")
+    x = of_input(Case((4, 6, 5), dtype="float64"))
+
+    def mapped(x: Any) -> Any:
+        def own(x: Any) -> Any:
+            options: Any = {"axis_name": "d", "axis_index_groups": groups}
+            return jnp.stack(jax_bnar.batch_statistics(x, **options))
+
+        if how == "pmap":
+            return jax.pmap(own, "d", devices=jax.devices()[:4])(x)
+        return jax.shard_map(
+            lambda x: own(x[0])[None],
+            mesh=Mesh(np.array(jax.devices()[:4]), ("d",)),
+            in_specs=P("d"),
+            out_specs=P("d"),
+            check_vma=how == "check_vma",
+        )(x)
+
+    def formula(x: Any) -> Any:
+        results = [jnp.zeros(())] * 4
+        for group in groups or [range(4)]:
+            whole = x[np.asarray(list(group))].reshape(-1, 5)
+            for index in group:
+                results[index] = jnp.stack([whole.mean(0), whole.var(0)])
+        return jnp.stack(results)
+
+    def both(function: Any) -> Any:
+        def weighted(x: Any) -> Any:
+            results = function(x)
+            weights = jnp.cos(jnp.arange(results.size)).reshape(results.shape)
+            return (jnp.sin(results) * weights).sum(), results
+
+        return jax.jit(jax.value_and_grad(weighted, has_aux=True))(x)
+
+    assert relative_difference(both(mapped), both(formula)) < 1e-12
