@@ -14,7 +14,7 @@ import pytest
 from flax_tools import as_flax_needs_it, assert_close, normal, tolerance
 from jax.sharding import PartitionSpec as P
 from programs import hlo_calls, opcodes_of_size, ours, primitives
-from sharding_tools import make_mesh
+from sharding_tools import collectives, make_mesh, put
 
 from jax_bnar import equinox_layers
 from jax_bnar.equinox_layers import BatchNorm, Shortcut
@@ -311,6 +311,23 @@ def test_several_devices(mode: str) -> None:
     )
     parts = jax.jit(mapped_over_devices)(x, residual, state)
     assert_close(jax.tree.leaves(parts), jax.tree.leaves(whole), tolerance(x.dtype))
+
+
+@modes
+def test_sharded_under_jit(mode: str) -> None:
+    """A batch on several devices, under `vmap` as on one: nothing is gathered."""
+    x, residual = normal(0, (8, 3, 4, 5)), normal(1, (8, 3, 4, 5))
+    model, state = make(BatchNorm, mode, activation="relu")
+
+    def run(x: Any, residual: Any) -> Any:
+        y, new = mapped(model, x, state, residual)
+        return y, jax.tree.leaves(new)
+
+    mesh = make_mesh("auto", devices=4)
+    placed = [put(a, mesh, P("devices")) for a in (x, residual)]
+    assert_close(jax.jit(run)(*placed), run(x, residual), tolerance(x.dtype))
+    found = {c.opcode for each in collectives(run, *placed) for c in each}
+    assert found == {"all-reduce"}
 
 
 def test_an_ensemble_has_statistics_of_its_own() -> None:

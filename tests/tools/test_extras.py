@@ -67,7 +67,7 @@ PROGRAMS = {
     """,
 }
 HIDE = """
-import importlib, json, runpy, sys, textwrap
+import importlib, importlib.util, json, runpy, sys, textwrap
 hidden, path, modules, program = json.loads(sys.argv[1])
 
 # None in sys.modules would hide a module, too, but some packages look there to see whether PyTorch
@@ -77,6 +77,11 @@ class Hidden:
         if name.partition(".")[0] in hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
+# Packages that ask whether another one is there expect an answer, not an error.
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: (
+    None if name.partition(".")[0] in hidden else find_spec(name, package)
+)
 sys.meta_path.insert(0, Hidden())
 sys.path[:0] = path
 for name in modules:
