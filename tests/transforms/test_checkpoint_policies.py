@@ -192,13 +192,11 @@ def test_sharded_statistics_are_communicated_once() -> None:
     assert sent == expected
 
 
-@pytest.mark.parametrize(
-    ("groups", "operation"), [(None, "forward"), (((0, 1),), "statistics")], ids=["whole", "groups"]
-)
-def test_axis_names(groups: Any, operation: str) -> None:
+@pytest.mark.parametrize(("num_groups", "operation"), [(1, "forward"), (2, "statistics")])
+def test_axis_names(num_groups: int, operation: str) -> None:
     """Statistics over a mapped axis are kept, so no collective runs again.
 
-    Without groups of examples, all of them are one call.
+    Without ghost batches, all examples are one call.
     """
     x, *parameters = operands()
     parts = x.reshape(2, 4, *SHAPE[1:])
@@ -209,7 +207,7 @@ def test_axis_names(groups: Any, operation: str) -> None:
 
         return mapped
 
-    function = functools.partial(block, axis_name="i", axis_index_groups=groups)
+    function = functools.partial(block, axis_name="i", num_groups=num_groups)
     checkpointed = jax.checkpoint(synchronised(function), policy=policy)
     sizes = saved_bytes(checkpointed, parts, *parameters)
     assert [size for size in sizes if size > 2 * VECTOR] == [KEPT] * 2
