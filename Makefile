@@ -1,5 +1,5 @@
 # Everything runs in .venv, which PYTHON creates. `make help` lists the targets; CONTRIBUTING.md says
-# when to use each and how long it takes.
+# of those for tests, lint and docs when to use each and how long it takes.
 
 .DEFAULT_GOAL := help
 

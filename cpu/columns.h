@@ -44,7 +44,7 @@ class ColumnVector {
   void Set(int64_t group, int64_t channel, A value) {
     // Every NaN becomes the quiet one, because rounding to bfloat16 could turn
     // a NaN with another payload into a number (see Round in
-    // cpu/isa/simd_memory.h).
+    // cpu/isa/convert.h).
     if (std::isnan(value)) value = std::numeric_limits<A>::quiet_NaN();
     for (int64_t r = 0; r < runs_.count; ++r) {
       A* run = values_.data() + group * columns_ + r * runs_.stride +

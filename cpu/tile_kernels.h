@@ -1,9 +1,9 @@
 // The inner loops. There is a table of them for each dtype and instruction set.
 //
-// A "rows" tile is a matrix whose columns are channels (NHWC); its width is a
-// multiple of 16, which the plan arranges. A "plane" is a contiguous run of
-// elements of one channel (NCHW). Sums are returned in double, so that partial
-// results merge without loss.
+// A "rows" tile is a matrix whose columns each belong to one channel (see
+// Plan); its width is a multiple of 16, which the plan arranges. A "plane" is a
+// contiguous run of elements of one channel (NCHW). Sums are returned in
+// double, so that partial results merge without loss.
 
 #ifndef JAX_BNAR_CPU_TILE_KERNELS_H_
 #define JAX_BNAR_CPU_TILE_KERNELS_H_

@@ -34,7 +34,8 @@ struct Launch {
 };
 
 // Loads the kernels on the current device and sets their attributes. It is
-// called once before the first operation, and never while a stream is captured.
+// called once for each device, before the first operation there, and never
+// while a stream is captured.
 cudaError_t PrepareKernels();
 
 BNAR_DECLARE_STATISTICS(cudaError_t, Launch&);

@@ -1,5 +1,5 @@
-// The only list of the operations: their names, and the arguments that they
-// take on every platform. Declarations, handlers and registrations are
+// The only list of the operations in C++: their names, and the arguments that
+// they take on every platform. Declarations, handlers and registrations are
 // generated from it.
 
 #ifndef JAX_BNAR_NATIVE_OPERATIONS_H_

@@ -83,10 +83,9 @@ NB_MODULE(_cuda, m) {
         nb::arg("groups"), nb::arg("rows"), nb::arg("channels"),
         nb::arg("inner"),
         "Bytes that an operation which sums needs as one more result.");
-  m.def(
-      "workspace_bound", &WorkspaceBound, nb::arg("platform"),
-      "(bytes, bytes a group, bytes a channel of a group), whose sum is never "
-      "below workspace_bytes.");
+  m.def("workspace_bound", &WorkspaceBound, nb::arg("platform"),
+        "(b, g, c), where b + groups * (g + channels * c) is never below "
+        "workspace_bytes.");
   m.def("mask_channels", &MaskChannels, nb::arg("platform"), nb::arg("groups"),
         nb::arg("rows"), nb::arg("channels"), nb::arg("inner"),
         nb::arg("item_size"),

@@ -1,5 +1,6 @@
 // The Python module jax_bnar._native, which exports the handlers of the CPU
-// kernels and answers questions about XLA's FFI API. cuda_module.cc is the
+// kernels and answers questions about XLA's FFI API. It also has the planner of
+// the CUDA kernels, and handlers that stand in for them. cuda_module.cc is the
 // module of the CUDA kernels.
 
 #include <nanobind/nanobind.h>
@@ -95,10 +96,9 @@ NB_MODULE(_native, m) {
         nb::arg("groups"), nb::arg("rows"), nb::arg("channels"),
         nb::arg("inner"),
         "Bytes that an operation which sums needs as one more result, or 0.");
-  m.def(
-      "workspace_bound", &WorkspaceBound, nb::arg("platform"),
-      "(bytes, bytes a group, bytes a channel of a group), whose sum is never "
-      "below workspace_bytes; zeros where that is 0.");
+  m.def("workspace_bound", &WorkspaceBound, nb::arg("platform"),
+        "(b, g, c), where b + groups * (g + channels * c) is never below "
+        "workspace_bytes; zeros where that is 0.");
   m.def("mask_channels", &MaskChannels, nb::arg("platform"), nb::arg("groups"),
         nb::arg("rows"), nb::arg("channels"), nb::arg("inner"),
         nb::arg("item_size"),

@@ -1,4 +1,6 @@
-"""The program that ncu watches: forward and backward at the heaviest sites of ResNet-50, once each.
+"""The program that ncu watches: forward and backward, once, at some sites of ResNet-50.
+
+These are the heaviest sites and the most frequent ones.
 
     XLA_PYTHON_CLIENT_PREALLOCATE=false XLA_FLAGS=--xla_gpu_enable_command_buffer= \
         ncu --profile-from-start off python -m benchmarks.gpu.counters_program --output sites.json
@@ -64,6 +66,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def heaviest_first(prefixes: Sequence[str] | None) -> list[Site]:
     """Selects sites, so that a deadline cuts off those that count least."""
+    # One image, two bytes an element.
     sites = sorted(RESNET50_SITES, key=lambda site: -site.count * one_read_bytes(site, 1, 2))
     if prefixes is None:
         more = [site for site in sites[_HEAVIEST:] if site.label.startswith(_FREQUENT)]

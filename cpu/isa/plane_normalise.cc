@@ -20,6 +20,7 @@ void Normalise(const Plane& plane, const NormaliseArgs<N>& args) {
   T* y = static_cast<T*>(args.y);
   uint8_t* mask = args.mask;
   const int64_t mask_bit = plane.mask_bit;
+  // The constants of forward are those of gate kX: a and bias too.
   const auto vectors = InputColumns<A, N>(args).template OfPlane<Gate::kX>();
   ForEachVector<T>(
       plane.size,

@@ -23,6 +23,7 @@ void Normalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
   ForEachElement<T, kStream>(tile, [&](int64_t index, int64_t distance,
                                        int64_t column,
                                        auto streams) BNAR_LAMBDA {
+    // The constants of forward are those of gate kX: a and bias too.
     const auto vectors = columns.template At<Gate::kX>(column);
     BNAR_UNROLL
     for (int k = 0; k < decltype(streams)::value; ++k) {

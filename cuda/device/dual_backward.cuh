@@ -1,7 +1,7 @@
 // dx1 = a1 * e + b1 * (x1 - mean1) + k1, and dx2 likewise, with e = dy where
 // the ReLU was open: the sums of both (DualReduceKernel) and both gradients
-// (DualApplyKernel). Parameters of x1 come first; its buffers are those of the
-// call.
+// (DualApplyKernel). dy, saved and the gate are those of the first parameters;
+// the second ones have x2, its vectors and dx2.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_DUAL_BACKWARD_CUH_
 #define JAX_BNAR_CUDA_DEVICE_DUAL_BACKWARD_CUH_
@@ -36,8 +36,9 @@ struct DualGradientItem : GradientItem<T, kElements, kGate> {
 };
 
 // How many tiles a thread has in flight. Gate kX computes y again; where each
-// element has constants of its own, these leave registers for one tile. For
-// compute capability 8.x, so does y beside the constants of both gradients.
+// element has constants of its own, these leave registers for one tile. Below
+// compute capability 9.0, gate kY leaves registers for one tile too, because y
+// is kept beside the constants of both gradients.
 template <Gate kGate>
 constexpr bool kLeavesOneTile =
     kGate == Gate::kX || (kGate == Gate::kY && kArchitecture < 900);

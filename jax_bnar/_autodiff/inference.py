@@ -35,8 +35,8 @@ def inference(
     """Returns (y, mask); scale, bias, mean and var have shape (1, C).
 
     mask is None unless `save_mask` is set. If mean and var are None, y = act(x + bias + z); scale
-    is None too then, and epsilon is `NEUTRAL_EPSILON`. All operands must vary over the same mesh
-    axes (`jax_bnar._sharding.alignment`).
+    is None too then, and epsilon is `jax_bnar.plain_inference.NEUTRAL_EPSILON`. All operands must
+    vary over the same mesh axes (`jax_bnar._sharding.alignment`).
     """
     operations, operands = primitive.OPERATIONS[config.inputs], (x, z, affine, statistics)
     if not save_mask:
@@ -66,8 +66,8 @@ class _InferenceTangent(LocalMap):
 
     @property
     def gate(self) -> Gate:
-        # Gate "x" would be wrong if only one of the two passes is a kernel: their `a` may differ in
-        # the last bit, and so might the sign.
+        # Gate "x" would be wrong if only one of forward and backward is a kernel: their `a` may
+        # differ in the last bit, and so might the sign.
         return "none" if self.config.activation == "none" else "y"
 
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:

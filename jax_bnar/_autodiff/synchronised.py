@@ -33,7 +33,7 @@ from jax_bnar._sharding.collectives import NamedSpan, parts_of
 
 _Names = tuple[Any, ...]
 _Groups = tuple[tuple[int, ...], ...] | None
-# y and, in a row, the mean and var of each input
+# y, followed by the mean and var of each input
 _Results = tuple[jax.Array, ...]
 
 
@@ -112,7 +112,8 @@ class _Synchronised:
         if (
             not self.sees(axis_name)
             or self.groups is not None
-            or layout.num_groups > 1  # The groups of all examples would not lie side by side.
+            # A ghost batch would be a slice of each example, and these do not lie side by side.
+            or layout.num_groups > 1
             or not all(jax.tree.leaves((x, z)))
             or any(jax.tree.leaves(affine))
         ):

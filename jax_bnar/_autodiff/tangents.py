@@ -39,7 +39,7 @@ class Residuals(NamedTuple):
 def training_tangents(
     residuals: Residuals, tangents: tuple[Any, ...], config: Config, span: Span | None = None
 ) -> tuple[jax.Array, ...]:
-    """y_dot and, in a row, mean_dot and var_dot of each input, of the training form.
+    """y_dot, followed by mean_dot and var_dot of each input, of the training form.
 
     `tangents` are those of (x, z, affine).
     """

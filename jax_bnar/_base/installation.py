@@ -36,7 +36,7 @@ def why_no_native_module(load_error: ImportError) -> tuple[str, str]:
         return (
             f"the native module of jax_bnar did not load ({load_error})",
             "install the package by running `pip install .` in its source tree; it needs a C++17"
-            " compiler (GCC >= 9 or Clang >= 12)",
+            " compiler (GCC >= 10 or Clang >= 12)",
         )
     return (
         f"the sources in {imported_package()}, which have no native module, were imported instead"

@@ -1,8 +1,8 @@
 """The operands and results of each operation, as Python knows them.
 
 An operation takes and returns what belongs to the inputs of the operator in tuples with one entry
-for each (`jax_bnar._base.inputs`). A primitive takes and returns the same arrays in a row. These
-tables hold both: the structure of the arguments and, flattened, the operands in order. They
+for each (`jax_bnar._base.inputs`). A primitive takes and returns the same arrays as a flat list.
+These tables hold both: the structure of the arguments and, flattened, the operands in order. They
 determine the abstract evaluation of both layers of primitives, the shapes of operands on each
 device, the attributes of the custom calls, and the batching rules. The C++ handlers read the same
 operands, in `native/ffi_operations.h`.

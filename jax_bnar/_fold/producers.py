@@ -32,7 +32,10 @@ class WeightedSum:
 
 
 def weighted_sum(node: Node, given: set[Value]) -> WeightedSum | None:
-    """The node as a weighted sum, if exactly one of its operands is given, which is the weight."""
+    """The node as a weighted sum, if exactly one of its operands is given, which is the weight.
+
+    `given` are the values that are computed from the variables and from literals alone.
+    """
     if node.name not in _CHANNELS or not is_real(node.outputs[0].dtype):
         return None
     are_given = [not isinstance(operand, Value) or operand in given for operand in node.operands]

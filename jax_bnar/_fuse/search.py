@@ -65,6 +65,7 @@ def without_shift(x: Value) -> Value:
     """x without the vectors that the program adds to it, such as the bias of a convolution.
 
     They cancel in the normalisation, so the sum of array and vector need not be computed.
+    The mean still contains them, and their NaNs are kept: see `README.md`.
     """
     while x.producer is not None and x.producer.name == "add":
         pair = array_and_vector(x.producer)

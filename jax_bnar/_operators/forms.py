@@ -38,7 +38,7 @@ def train(
     save: Save,
     implementation: Implementation,
 ) -> list[jax.Array]:
-    """y and, in a row, the mean and var of each input."""
+    """y, followed by the mean and var of each input."""
     names, groups = check_named_axes(function, axis_name, axis_index_groups)
     x, z, affine, layout = check_operands(function, x, z, affine, axis=axis, num_groups=num_groups)
     config = Config(

@@ -125,25 +125,27 @@ def backward(
     a = [reference.scaled_rstd(r, own.scale) for r, own in zip(rstd, affine, strict=True)]
 
     def weighted(dbias: jax.Array, dscale: Sequence[jax.Array]) -> Arrays:
-        """a*dbias and a*dscale of each input, in a row."""
+        """a*dbias and a*dscale of the first input, then those of the second."""
         return tuple(
             own_a * total
             for own_a, own_dscale in zip(a, dscale, strict=True)
             for total in (dbias, own_dscale)
         )
 
-    given = tuple(jax.tree.leaves(cotangents))
+    dstatistics = tuple(jax.tree.leaves(cotangents))
     if span.shares_scale:
-        (dbias, *centred), given = span.sum_backward((sum_e, *centred), given)
+        (dbias, *centred), dstatistics = span.sum_backward((sum_e, *centred), dstatistics)
         dscale = tuple(r * own for r, own in zip(rstd, centred, strict=True))
         sums = weighted(dbias, dscale)
     else:
         dbias, dscale = sum_e, tuple(r * own for r, own in zip(rstd, centred, strict=True))
-        sums, given = span.sum_backward(weighted(dbias, dscale), given)
+        sums, dstatistics = span.sum_backward(weighted(dbias, dscale), dstatistics)
     count = span.parts * layout.group_elements(x[0].shape)
     coefficients = tuple(
         reference.backward_coefficients(*own, count=count)
-        for own in zip(sums[::2], sums[1::2], rstd, given[::2], given[1::2], strict=True)
+        for own in zip(
+            sums[::2], sums[1::2], rstd, dstatistics[::2], dstatistics[1::2], strict=True
+        )
     )
     if dz is not None:  # dz is e, so the gate has already been applied.
         dy, saved, gate = dz, None, "none"
@@ -164,8 +166,9 @@ def _beside_coefficients(var: jax.Array, parameters: Affine) -> Affine:
     """The parameters, as results of the fused loop that computes the coefficients.
 
     The same loop often updates the parameters in place, so the last half of backward cannot read
-    them there, and XLA would copy each by a kernel of its own. A variance is never negative, but
-    XLA does not know that.
+    them there, and XLA would copy each by a kernel of its own. A variance is never negative, so
+    the `where` always returns the parameter. XLA does not know that, and writes a copy in that
+    loop.
     """
     return jax.tree.map(lambda own: jnp.where(var < 0, jnp.zeros_like(own), own), parameters)
 

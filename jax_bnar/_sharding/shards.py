@@ -134,7 +134,7 @@ class MeshSpan:
     the slot of its group, and the single all-reduce has a slot for every group.
     """
 
-    shares_scale = True  # Vectors are sharded over channels only, and no group spans channels.
+    shares_scale = True  # No vector is sharded over the axes that a group spans.
 
     def __init__(self, shards: Shards) -> None:
         local = shards.local_layout()

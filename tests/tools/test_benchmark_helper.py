@@ -222,6 +222,9 @@ def test_one_interrupt_ends_it() -> None:
         import gc, signal
         import jax.numpy as jnp, jax_bnar
 
+        # A shell starts background jobs with interrupts ignored, and processes inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
         def interrupt(phase, info):
             gc.callbacks.remove(interrupt)
             signal.raise_signal(signal.SIGINT)

@@ -25,7 +25,7 @@ def fold_batch_norms(
     which one pass of the inference kernel adds together with the residual and the ReLU. A shortcut
     with a BatchNorm needs no pass, because its bias is added to that of the last convolution. The
     result equals that of the unfolded network up to rounding in `dtype`, because kernels are
-    rounded after they are scaled.
+    rounded after they are scaled. `jax_bnar.fold_batch_norms` folds any other network.
 
     Args:
         net: `ResNet` or `ResNet50` with our BatchNorm or `flax.linen.BatchNorm`.

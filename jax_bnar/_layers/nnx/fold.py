@@ -68,7 +68,7 @@ def fold_batch_norms(model: ResNet, *, implementation: Implementation = None) ->
     which one pass of the inference kernel adds together with the residual and the ReLU. A shortcut
     with a BatchNorm needs no pass, because its bias is added to that of the last convolution. The
     result equals that of the unfolded network up to rounding in `dtype`, because kernels are
-    rounded after they are scaled.
+    rounded after they are scaled. `jax_bnar.fold_batch_norms` folds any other network.
 
     Args:
         model: `ResNet` or `ResNet50` with our BatchNorm or `flax.nnx.BatchNorm`; not modified.
