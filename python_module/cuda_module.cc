@@ -6,25 +6,21 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstdint>
 #include <map>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "cuda/ffi_handlers.h"
-#include "cuda/host/tiling.h"
-#include "cuda/host/workspace.h"
 #include "cuda/launch/build_info.h"
 #include "cuda/launch/launch_counts.h"
 #include "native/cuda_abi.h"
 #include "native/operations.h"
 #include "python_module/encapsulate.h"
 #include "python_module/ffi_api_version.h"
+#include "python_module/workspace_sizes.h"
 
 namespace nb = nanobind;
 
@@ -51,23 +47,6 @@ nb::dict Registrations() {
   return platforms;
 }
 
-int64_t WorkspaceBytes(const std::string&, int64_t groups, int64_t rows,
-                       int64_t channels, int64_t inner) {
-  return jax_bnar::cuda::WorkspaceBytes({groups, rows, channels, inner});
-}
-
-std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(const std::string&) {
-  const jax_bnar::cuda::WorkspaceBound bound =
-      jax_bnar::cuda::BoundOfWorkspace();
-  return {bound.bytes, bound.bytes_per_group, bound.bytes_per_channel};
-}
-
-int64_t MaskChannels(const std::string&, int64_t groups, int64_t rows,
-                     int64_t channels, int64_t inner, int64_t item_size) {
-  return jax_bnar::cuda::MaskChannels({groups, rows, channels, inner},
-                                      item_size);
-}
-
 std::pair<int, int> CudaVersion() {
   const int version = jax_bnar::cuda::ToolkitVersion();
   return {version / 1000, version % 1000 / 10};
@@ -79,18 +58,7 @@ NB_MODULE(_cuda, m) {
   m.doc() = "FFI handlers of jax_bnar on NVIDIA GPUs.";
   m.def("registrations", &Registrations,
         "Capsules of the handlers, by platform, operation and stage.");
-  m.def("workspace_bytes", &WorkspaceBytes, nb::arg("platform"),
-        nb::arg("groups"), nb::arg("rows"), nb::arg("channels"),
-        nb::arg("inner"),
-        "Bytes that an operation which sums needs as one more result.");
-  m.def("workspace_bound", &WorkspaceBound, nb::arg("platform"),
-        "(b, g, c), where b + groups * (g + channels * c) is never below "
-        "workspace_bytes.");
-  m.def("mask_channels", &MaskChannels, nb::arg("platform"), nb::arg("groups"),
-        nb::arg("rows"), nb::arg("channels"), nb::arg("inner"),
-        nb::arg("item_size"),
-        "How many channels of a row have their bits together in a mask, or 0 "
-        "where the bits are in the order of the elements.");
+  jax_bnar::AddWorkspaceSizes(m, [](const std::string&) { return true; });
   m.def(
       "cuda_abi", [] { return jax_bnar::kCudaAbi; },
       "The version of the calls of the CUDA kernels, their attribute abi.");

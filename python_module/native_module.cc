@@ -7,22 +7,18 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 
-#include <cstdint>
 #include <string>
-#include <tuple>
 
 #include "cpu/dispatch.h"
 #include "cpu/ffi_handlers.h"
 #include "cpu/huge_pages.h"
-#include "cuda/host/tiling.h"
-#include "cuda/host/workspace.h"
 #include "native/operations.h"
 #include "python_module/cuda_planner.h"
 #include "python_module/encapsulate.h"
 #include "python_module/ffi_api_version.h"
 #include "python_module/missing_cuda.h"
+#include "python_module/workspace_sizes.h"
 
 namespace nb = nanobind;
 
@@ -42,29 +38,6 @@ nb::dict Registrations() {
 // What the CUDA kernels need is known here as well, so that programs for them
 // can be compiled where they are not installed.
 bool IsCuda(const std::string& platform) { return platform == "CUDA"; }
-
-// The CPU kernels need no workspace: they allocate their scratch memory.
-int64_t WorkspaceBytes(const std::string& platform, int64_t groups,
-                       int64_t rows, int64_t channels, int64_t inner) {
-  if (!IsCuda(platform)) return 0;
-  return jax_bnar::cuda::WorkspaceBytes({groups, rows, channels, inner});
-}
-
-std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(
-    const std::string& platform) {
-  if (!IsCuda(platform)) return {0, 0, 0};
-  const jax_bnar::cuda::WorkspaceBound bound =
-      jax_bnar::cuda::BoundOfWorkspace();
-  return {bound.bytes, bound.bytes_per_group, bound.bytes_per_channel};
-}
-
-// The CPU kernels write rows, and a mask in the order of the elements.
-int64_t MaskChannels(const std::string& platform, int64_t groups, int64_t rows,
-                     int64_t channels, int64_t inner, int64_t item_size) {
-  if (!IsCuda(platform)) return 0;
-  return jax_bnar::cuda::MaskChannels({groups, rows, channels, inner},
-                                      item_size);
-}
 
 const char* CpuIsa() {
   if (!jax_bnar::cpu::WrongIsa().empty()) {
@@ -92,18 +65,7 @@ NB_MODULE(_native, m) {
   m.def("huge_pages", &HugePages,
         "Whether the CPU kernels ask this machine for huge pages for large "
         "results; ValueError where JAX_BNAR_HUGE_PAGES is neither 0 nor 1.");
-  m.def("workspace_bytes", &WorkspaceBytes, nb::arg("platform"),
-        nb::arg("groups"), nb::arg("rows"), nb::arg("channels"),
-        nb::arg("inner"),
-        "Bytes that an operation which sums needs as one more result, or 0.");
-  m.def("workspace_bound", &WorkspaceBound, nb::arg("platform"),
-        "(b, g, c), where b + groups * (g + channels * c) is never below "
-        "workspace_bytes; zeros where that is 0.");
-  m.def("mask_channels", &MaskChannels, nb::arg("platform"), nb::arg("groups"),
-        nb::arg("rows"), nb::arg("channels"), nb::arg("inner"),
-        nb::arg("item_size"),
-        "How many channels of a row have their bits together in a mask, or 0 "
-        "where the bits are in the order of the elements.");
+  jax_bnar::AddWorkspaceSizes(m, IsCuda);
   m.def(
       "why_no_cuda", [] { return JAX_BNAR_WHY_NO_CUDA; },
       "Why the CUDA kernels were not built with this module; an empty string "

@@ -9,6 +9,7 @@ import jax
 from jax_bnar._fold.report import FoldingReport, report
 from jax_bnar._fold.trace import Variables, trace
 from jax_bnar._fuse import nnx_state
+from jax_bnar._fuse.candidate import described
 
 
 class FoldedNetwork(NamedTuple):
@@ -86,14 +87,14 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
     network = Variables.of(variables)
     first = trace(function, network, network.arrays, inputs, kwargs)
     weights = tuple(first.network.fold(first.variables))
-    needed = [_type(array) for array in weights]
+    needed = _described(weights)
     shapes = [jax.eval_shape(lambda a: a, array) for array in network.arrays]
     network, options = network.without_arrays(), kwargs
 
     def apply(variables: Sequence[jax.Array], /, *args: Any, **kwargs: Any) -> Any:
-        _require("the variables", [_type(array) for array in variables], needed)
+        _require("the variables", _described(variables), needed)
         program = trace(function, network, shapes, args, {**options, **kwargs})
-        _require("what these arguments need", [_type(v) for v in program.network.variables], needed)
+        _require("what these arguments need", _described(program.network.variables), needed)
         return program.run(variables)
 
     return FoldedNetwork(apply, weights, report(first.network))
@@ -122,12 +123,12 @@ def _call(model: Any, *args: Any, **kwargs: Any) -> Any:
     return model(*args, **kwargs)
 
 
-def _type(array: Any) -> str:
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+def _described(arrays: Sequence[Any]) -> list[str]:
+    return [described(array.shape, array.dtype) for array in arrays]
 
 
-def _require(what: str, found: Sequence[str], needed: Sequence[str]) -> None:
-    if list(found) != list(needed):
+def _require(what: str, found: list[str], needed: list[str]) -> None:
+    if found != needed:
         raise ValueError(
             f"folded network: {what} must be the arrays that fold_batch_norms returned,"
             f" {', '.join(needed)}; got {', '.join(found)}. Fold again with arguments like these,"

@@ -21,6 +21,16 @@ from jax_bnar._fuse.sizes import is_long
 # Factor and offset of each channel, or a number each.
 _Affine = tuple[Any, Any]
 
+# The primitives of which a chain may consist, beside conversions: those that change factor or
+# offset, and those that may do no more than move elements.
+ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+}
+MOVES = ("transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim")
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -109,7 +119,7 @@ def _moved(node: Node, origins: Sequence[int | None]) -> list[int | None] | None
     """The origins of the axes of the node's result, if it only moves elements."""
     if node.name == "transpose":
         return [origins[axis] for axis in node.params["permutation"]]
-    if node.name not in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
+    if node.name not in MOVES:
         return None
     before, after = node.inputs[0].shape, node.outputs[0].shape
     if len(node.inputs) != 1 or not is_reshape_of_ones(before, after):
@@ -120,11 +130,11 @@ def _moved(node: Node, origins: Sequence[int | None]) -> list[int | None] | None
 
 def _step(node: Node, value: Value, origins: Sequence[int | None]) -> Step | None:
     """The step of an addition, a subtraction, a product or a quotient with a vector."""
-    if node.name not in _ARITHMETIC or len(node.inputs) != 2:
+    if node.name not in ARITHMETIC or len(node.inputs) != 2:
         return None
     is_first = node.inputs[0] is value
     other = node.inputs[1 if is_first else 0]
-    function = _ARITHMETIC[node.name]
+    function = ARITHMETIC[node.name]
     if other is value or (node.name == "div" and not is_first):
         return None
     vector, places = source(other)
@@ -144,11 +154,3 @@ def _step(node: Node, value: Value, origins: Sequence[int | None]) -> Step | Non
 
     has_vector = multiplies and isinstance(vector, Value)
     return Step(vector, changed, has_vector, next(iter(varying), None))
-
-
-_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.truediv,
-}

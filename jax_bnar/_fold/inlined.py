@@ -1,7 +1,9 @@
 """A jaxpr without calls, in which evaluation by this package's operators is plain arithmetic.
 
 In evaluation neither jit nor `jax.checkpoint` means anything but its body, and a BatchNorm often
-lies on the other side of such a boundary from its convolution.
+lies on the other side of such a boundary from its convolution. `Graph` can open bodies too, but not
+those with constants; here the arrays that a jitted function captured, which may be weights, become
+constants of the program.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +14,7 @@ from jax.extend import core
 
 from jax_bnar import plain_inference, primitive
 from jax_bnar._base import jax_compat
+from jax_bnar._fuse.own import sole_equation
 
 _CALLS = ("jit", "pjit", "checkpoint", "remat2")
 _EVALUATIONS = {
@@ -64,10 +67,9 @@ def _body(equation: Any) -> Any:
 def _evaluation(equation: Any) -> Callable[..., Sequence[Any]] | None:
     """The arithmetic of an operator with given statistics, if the equation is one."""
     if equation.primitive.name == "custom_jvp_call":
-        body = equation.params["call_jaxpr"].jaxpr
-        if len(body.eqns) != 1 or body.eqns[0].invars != body.invars:
+        equation = sole_equation(equation.params)
+        if equation is None:
             return None
-        (equation,) = body.eqns
     signature = _EVALUATIONS.get(equation.primitive.name)
     if signature is None:
         return None

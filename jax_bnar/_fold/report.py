@@ -3,12 +3,14 @@
 import collections
 import dataclasses
 import html
+import operator
 from collections.abc import Collection, Iterator
 
 from jax_bnar._base import jax_compat
-from jax_bnar._fold.chain import follow
+from jax_bnar._fold.chain import ARITHMETIC, MOVES, follow
 from jax_bnar._fold.network import Fold, Network
 from jax_bnar._fold.producers import weighted_sum
+from jax_bnar._fuse.candidate import described
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, is_broadcast, source, values_of
 from jax_bnar._fuse.own import own_call
@@ -36,7 +38,7 @@ class FoldedLayer:
 
     def __str__(self) -> str:
         result = f"folded into the {self.folded_into}" if self.folded_into else "not folded: "
-        array = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        array = described(self.shape, self.dtype)
         return f"{self.module or '(no module)'}: {result}{self.reason} [{array}] at {self.line}"
 
 
@@ -71,9 +73,9 @@ def report(network: Network) -> FoldingReport:
     """The report on a network."""
     layers = [
         *((fold.sum.node.order, _folded(fold)) for fold in network.folds),
-        *((node.order, _refused(node, reason)) for node, reason in _left(network)),
+        *((node.order, _layer(node, None, reason)) for node, reason in _left(network)),
     ]
-    return FoldingReport(tuple(layer for _, layer in sorted(layers, key=lambda one: one[0])))
+    return FoldingReport(tuple(layer for _, layer in sorted(layers, key=operator.itemgetter(0))))
 
 
 _KINDS = {"conv_general_dilated": "convolution", "dot_general": "matrix product"}
@@ -82,15 +84,12 @@ _FARTHEST = 40
 
 
 def _folded(fold: Fold) -> FoldedLayer:
-    return _layer(fold.chain.end.producer, _KINDS[fold.sum.node.name], "")
+    last = fold.chain.end.producer
+    assert last is not None
+    return _layer(last, _KINDS[fold.sum.node.name], "")
 
 
-def _refused(node: Node, reason: str) -> FoldedLayer:
-    return _layer(node, None, reason)
-
-
-def _layer(node: Node | None, folded_into: str | None, reason: str) -> FoldedLayer:
-    assert node is not None
+def _layer(node: Node, folded_into: str | None, reason: str) -> FoldedLayer:
     (x, *_) = node.outputs
     return FoldedLayer(
         str(node.name_stack),
@@ -194,14 +193,13 @@ def _reason(graph: Graph, array: Value, given: set[Value]) -> str:
         if node.name in _KINDS:
             return "the weight of the convolution before it is not one of the variables"
         arrays = [v for v in values_of(node.inputs) if v not in given]
-        is_step = node.name in ("add", "sub", "mul", "div", "convert_element_type")
-        if len(arrays) != 1 or not (is_step or node.name in _MOVES):
+        if len(arrays) != 1 or node.name not in _PASSED:
             return f"its input comes from {_name(node)}, not from a convolution or a matrix product"
         (value,) = arrays
     return "its input is not the result of a convolution or a matrix product"
 
 
-_MOVES = ("reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim", "copy")
+_PASSED = frozenset([*ARITHMETIC, *MOVES, "convert_element_type", "copy"])
 
 
 def _name(node: Node) -> str:

@@ -1,6 +1,7 @@
 """Traces a function of variables and inputs to a `Network`."""
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,19 +29,20 @@ class Variables:
     @classmethod
     def of(cls, tree: Any) -> "Variables":
         leaves, structure = jax.tree.flatten(tree, is_leaf=nnx_state.is_module)
-        modules = [leaf if nnx_state.is_module(leaf) else None for leaf in leaves]
-        if not any(module is not None for module in modules):
+        are_modules = [nnx_state.is_module(leaf) for leaf in leaves]
+        if not any(are_modules):
             return cls(*_split(leaves, structure.unflatten))
         nnx: Any = sys.modules["flax.nnx"]
         # All at once, because they may share variables.
-        definition, state = nnx.split([module for module in modules if module is not None])
+        definition, state = nnx.split(list(itertools.compress(leaves, are_modules)))
         states, of_state = jax.tree.flatten(state)
-        others = [leaf for leaf, module in zip(leaves, modules, strict=True) if module is None]
+        others = [leaf for leaf, is_one in zip(leaves, are_modules, strict=True) if not is_one]
+        count = len(states)
 
+        # It holds neither a module nor an array, so that the network does not keep its old weights.
         def unflatten(given: Sequence[Any]) -> Any:
-            copies = iter(nnx.merge(definition, of_state.unflatten(given[: len(states)])))
-            rest = iter(given[len(states) :])
-            are_modules = [module is not None for module in modules]
+            copies = iter(nnx.merge(definition, of_state.unflatten(given[:count])))
+            rest = iter(given[count:])
             return structure.unflatten([next(copies if one else rest) for one in are_modules])
 
         return cls(*_split([*states, *others], unflatten))

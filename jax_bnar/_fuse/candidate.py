@@ -1,6 +1,8 @@
 """One line of the report."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Candidate:
     def __str__(self) -> str:
         where = self.module or "(no module)"
         times = f" x{self.calls}" if self.calls > 1 else ""
-        array = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        array = described(self.shape, self.dtype)
         if not self.dtype:
             return f"{where}{times}: {self.reason}, at {self.line}"
         if self.operator is None:
@@ -45,3 +47,8 @@ class Candidate:
         note = f" ({self.reason})" if self.reason else ""
         saved = f"{self.bytes_saved:,} bytes saved"
         return f"{where}{times}: {self.operator}{note} [{array}] {saved} at {self.line}"
+
+
+def described(shape: Sequence[Any], dtype: Any) -> str:
+    """The type of an array as reports and errors name it, such as float32[2,3]."""
+    return f"{dtype}[{','.join(map(str, shape))}]"

@@ -130,10 +130,9 @@ def own_call(node: Node) -> OwnCall | None:
         return _synchronised(node)
     if node.name != "custom_jvp_call":
         return None
-    body = node.params["call_jaxpr"].jaxpr
-    if len(body.eqns) != 1 or body.eqns[0].invars != body.invars:
+    equation = sole_equation(node.params)
+    if equation is None:
         return None
-    (equation,) = body.eqns
     params, name = equation.params, equation.primitive.name
     if name not in (_TRAINING, *_INFERENCE) or params["activation"] != "none":
         return None
@@ -151,12 +150,18 @@ def own_call(node: Node) -> OwnCall | None:
     return _call(node, given["x"], given["z"], vectors, params["layout"], options)
 
 
+def sole_equation(params: Mapping[str, Any]) -> Any:
+    """The equation of which a custom_jvp_call consists, with the same operands, or None."""
+    body = params["call_jaxpr"].jaxpr
+    if len(body.eqns) != 1 or body.eqns[0].invars != body.invars:
+        return None
+    return body.eqns[0]
+
+
 def _synchronised(node: Node) -> OwnCall | None:
     function = node.params["function"]
     config: Any = getattr(function, "config", None)
-    if config is None or getattr(config, "activation", None) != "none":
-        return None
-    if config.inputs != 1:
+    if config is None or config.activation != "none" or config.inputs != 1:
         return None
     (x,), z, (affine,) = jax.tree.unflatten(node.params["tree"], node.inputs)
     options = {

@@ -5,10 +5,10 @@ from typing import Any
 import jax
 
 from jax_bnar._autodiff.inference import inference
-from jax_bnar._base.config import Activation, Config
-from jax_bnar._base.implementation import Implementation, resolve_implementation
+from jax_bnar._base.config import Activation
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics
-from jax_bnar._operators.validation import check_operands
+from jax_bnar._operators.forms import checked
 from jax_bnar._sharding.alignment import align_operands
 from jax_bnar.plain_inference import NEUTRAL_EPSILON
 
@@ -28,14 +28,11 @@ def bias_act(
     """
     if activation == "none" and z is not None:
         return bias_act(x, None, bias, activation="none", implementation=implementation) + z
-    given, z, affine, layout = check_operands("bias_act", (x,), z, (Affine(None, bias),), axis=-1)
-    config = Config(
+    (given, z, affine, layout), config = checked(
+        *("bias_act", (x,), z, (Affine(None, bias),), activation),
         epsilon=NEUTRAL_EPSILON,
-        activation=activation,
-        save="y",
-        implementation=resolve_implementation("bias_act", implementation),
-        has_z=z is not None,
-        layout=layout,
+        axis=-1,
+        implementation=implementation,
     )
     with jax.named_scope("bias_act"):
         (given, z), affine = align_operands(layout, (given, z), affine)

@@ -12,7 +12,9 @@ from jax_bnar._autodiff.training import training
 from jax_bnar._base.config import Activation, Config, Save
 from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._base.inputs import Affine, Statistics, numbered
+from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._operators.validation import (
+    Operands,
     check_epsilon,
     check_named_axes,
     check_operands,
@@ -21,6 +23,40 @@ from jax_bnar._operators.validation import (
     names_in_scope,
 )
 from jax_bnar._sharding.alignment import align_operands
+
+
+def checked(
+    function: str,
+    x: tuple[Any, ...],
+    z: Any,
+    affine: tuple[Affine, ...],
+    activation: Activation,
+    *,
+    epsilon: float,
+    axis: int,
+    num_groups: int = 1,
+    save: Save = "y",
+    implementation: Implementation,
+) -> tuple[Operands, Config]:
+    """The operands and the static parameters of a form, both checked."""
+    operands = check_operands(function, x, z, affine, axis=axis, num_groups=num_groups)
+    config = Config(
+        epsilon=check_epsilon(function, epsilon),
+        activation=activation,
+        save=check_save(function, save),
+        implementation=resolve_implementation(function, implementation),
+        has_z=operands.z is not None,
+        layout=operands.layout,
+        inputs=len(operands.x),
+    )
+    return operands, config
+
+
+def of_channels(statistics: Any, layout: ChannelLayout) -> Any:
+    """The arrays, of shape (num_groups, C), as the user gets them: (C,) if there is one group."""
+    if layout.num_groups > 1:
+        return statistics
+    return jax.tree.map(operator.itemgetter(0), statistics)
 
 
 def train(
@@ -40,15 +76,13 @@ def train(
 ) -> list[jax.Array]:
     """y, followed by the mean and var of each input."""
     names, groups = check_named_axes(function, axis_name, axis_index_groups)
-    x, z, affine, layout = check_operands(function, x, z, affine, axis=axis, num_groups=num_groups)
-    config = Config(
-        epsilon=check_epsilon(function, epsilon),
-        activation=activation,
-        save=check_save(function, save),
-        implementation=resolve_implementation(function, implementation),
-        has_z=z is not None,
-        layout=layout,
-        inputs=len(x),
+    (x, z, affine, layout), config = checked(
+        *(function, x, z, affine, activation),
+        epsilon=epsilon,
+        axis=axis,
+        num_groups=num_groups,
+        save=save,
+        implementation=implementation,
     )
     with jax.named_scope(function):
         (x, z), affine = align_operands(layout, (x, z), affine)
@@ -57,9 +91,7 @@ def train(
                 y, statistics = synchronised(x, z, affine, config, names, groups)
         else:
             y, statistics, _ = training(x, z, affine, config)
-    if layout.num_groups == 1:
-        statistics = jax.tree.map(operator.itemgetter(0), statistics)
-    return jax.tree.leaves((y, statistics))
+    return jax.tree.leaves((y, of_channels(statistics, layout)))
 
 
 def infer(
@@ -75,21 +107,17 @@ def infer(
     implementation: Implementation,
 ) -> jax.Array:
     """y from given statistics."""
-    x, z, affine, layout = check_operands(function, x, z, affine, axis=axis)
-    inputs = len(x)
-    config = Config(
-        epsilon=check_epsilon(function, epsilon),
-        activation=activation,
-        save="y",
-        implementation=resolve_implementation(function, implementation),
-        has_z=z is not None,
-        layout=layout,
-        inputs=inputs,
+    (x, z, affine, layout), config = checked(
+        *(function, x, z, affine, activation),
+        epsilon=epsilon,
+        axis=axis,
+        implementation=implementation,
     )
+    inputs = config.inputs
     with jax.named_scope(function):
         x_name = numbered("x", inputs)[0]
         names = map(Statistics, numbered("mean", inputs), numbered("var", inputs))
-        checked = tuple(
+        given = tuple(
             Statistics(
                 *(
                     check_statistic(function, name, vector, x[0], layout.axis, x_name)
@@ -98,8 +126,8 @@ def infer(
             )
             for names_of_input, of_input in zip(names, statistics, strict=True)
         )
-        (x, z), (affine, checked) = align_operands(layout, (x, z), (affine, checked))
-        y, _ = inference(x, z, affine, checked, config)
+        (x, z), (affine, given) = align_operands(layout, (x, z), (affine, given))
+        y, _ = inference(x, z, affine, given, config)
     return y
 
 
@@ -122,6 +150,4 @@ def describe(
     implementation = resolve_implementation(function, implementation)
     with jax.named_scope(function), names_in_scope(function, axis_name):
         statistics = batch_statistics(x, layout, implementation, names, groups)
-    if layout.num_groups == 1:
-        statistics = Statistics(*(own[0] for own in statistics))
-    return statistics
+    return of_channels(statistics, layout)

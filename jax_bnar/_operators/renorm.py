@@ -27,18 +27,12 @@ import numpy as np
 
 from jax_bnar._autodiff.known_statistics import training_with_statistics
 from jax_bnar._autodiff.statistics import batch_statistics
-from jax_bnar._base.config import Activation, Config, Save
-from jax_bnar._base.implementation import Implementation, resolve_implementation
+from jax_bnar._base.config import Activation, Save
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._operators.api import BatchNormResult
-from jax_bnar._operators.validation import (
-    check_epsilon,
-    check_named_axes,
-    check_operands,
-    check_save,
-    check_statistic,
-    names_in_scope,
-)
+from jax_bnar._operators.forms import checked, of_channels
+from jax_bnar._operators.validation import check_named_axes, check_statistic, names_in_scope
 from jax_bnar._sharding.alignment import align_operands, with_automatic_axes
 
 
@@ -64,16 +58,13 @@ def batch_renorm(
     """The formula above; with ghost batches, each has its own r and d."""
     function = "BatchRenorm"
     names, groups = check_named_axes(function, axis_name, axis_index_groups)
-    (x,), z, (affine,), layout = check_operands(
-        function, (x,), z, (Affine(scale, bias),), axis=axis, num_groups=num_groups
-    )
-    config = Config(
-        epsilon=check_epsilon(function, epsilon),
-        activation=activation,
-        save=check_save(function, save),
-        implementation=resolve_implementation(function, implementation),
-        has_z=z is not None,
-        layout=layout,
+    ((x,), z, (affine,), layout), config = checked(
+        *(function, (x,), z, (Affine(scale, bias),), activation),
+        epsilon=epsilon,
+        axis=axis,
+        num_groups=num_groups,
+        save=save,
+        implementation=implementation,
     )
     running = Statistics(
         check_statistic(function, "mean", running_mean, x, layout.axis),
@@ -84,9 +75,7 @@ def batch_renorm(
         statistics = batch_statistics(x, layout, config.implementation, names, groups)
         corrected = _corrected(affine, statistics, running, r_max, d_max, config.epsilon)
         y = training_with_statistics(x, z, corrected, statistics, config, names, groups)
-    if layout.num_groups == 1:
-        statistics = Statistics(*(own[0] for own in statistics))
-    return BatchNormResult(y, *statistics)
+    return BatchNormResult(y, *of_channels(statistics, layout))
 
 
 def _corrected(

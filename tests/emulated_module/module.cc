@@ -5,19 +5,16 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 
-#include <cstdint>
 #include <string>
-#include <tuple>
 
 #include "cuda/ffi_backend.h"
-#include "cuda/host/tiling.h"
 #include "cuda/launch/launch_counts.h"
 #include "native/cuda_abi.h"
 #include "native/ffi_targets.h"
 #include "python_module/encapsulate.h"
 #include "python_module/missing_cuda.h"
+#include "python_module/workspace_sizes.h"
 
 namespace nb = nanobind;
 
@@ -56,21 +53,6 @@ nb::dict Registrations() {
   return platforms;
 }
 
-int64_t WorkspaceBytes(const std::string&, int64_t groups, int64_t rows,
-                       int64_t channels, int64_t inner) {
-  return cuda::WorkspaceBytes({groups, rows, channels, inner});
-}
-
-std::tuple<int64_t, int64_t, int64_t> WorkspaceBound(const std::string&) {
-  const cuda::WorkspaceBound bound = cuda::BoundOfWorkspace();
-  return {bound.bytes, bound.bytes_per_group, bound.bytes_per_channel};
-}
-
-int64_t MaskChannels(const std::string&, int64_t groups, int64_t rows,
-                     int64_t channels, int64_t inner, int64_t item_size) {
-  return cuda::MaskChannels({groups, rows, channels, inner}, item_size);
-}
-
 }  // namespace
 }  // namespace jax_bnar
 
@@ -81,9 +63,7 @@ NB_MODULE(_native, m) {
   m.def("registrations", &jax_bnar::Registrations);
   m.def("cpu_isa", [] { return "emulation of CUDA"; });
   m.def("huge_pages", [] { return false; });
-  m.def("workspace_bytes", &jax_bnar::WorkspaceBytes);
-  m.def("workspace_bound", &jax_bnar::WorkspaceBound);
-  m.def("mask_channels", &jax_bnar::MaskChannels);
+  jax_bnar::AddWorkspaceSizes(m, [](const std::string&) { return true; });
   m.def("cuda_launches", &jax_bnar::cuda::LaunchCounts);
   jax_bnar::AddMissingCuda(m);
   m.def("why_no_cuda", [] { return "this is the emulation"; });

@@ -1,5 +1,7 @@
 """`fold_batch_norms` of whole networks, of every library."""
 
+import gc
+import weakref
 from typing import Any
 
 import equinox as eqx
@@ -164,3 +166,15 @@ def test_nnx() -> None:
         result = jax.jit(network.apply)(network.variables, IMAGES)
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
     jax.tree.map(np.testing.assert_array_equal, nnx.state(model), state)
+
+
+def test_the_old_weights_are_let_go() -> None:
+    model = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+    network = jax_bnar.fold_batch_norms(
+        lambda w, x: w["net"](x) * 2, {"net": model}, IMAGES[0, 0, :, :1].repeat(4, 1)
+    )
+    old = weakref.ref(model)
+    del model
+    gc.collect()
+    assert old() is None
+    assert network.apply(network.variables, jnp.ones((1, 4), jnp.float32)).shape == (1, 6)

@@ -9,24 +9,13 @@ import tomllib
 
 import gpu_compiler
 import pytest
-from checkout import ROOT, TESTS
+from checkout import FOLDERS, ROOT, TESTS
 from subprocesses import run_python
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 GUIDE = sorted((DOCS / "guide").glob("*.md"))
-FOLDERS = (
-    "jax_bnar",
-    "cpu",
-    "cuda",
-    "native",
-    "python_module",
-    "tests",
-    "benchmarks",
-    "examples",
-    "cmake",
-    "docs",
-)
+NAMED = (*FOLDERS, "docs")
 VARIABLE = re.compile(r"JAX_BNAR_\w*\w")
 
 
@@ -66,10 +55,10 @@ def test_paths_exist() -> None:
 
     A name with a folder is a path from the root of the checkout; one without may be anywhere.
     """
-    folders = "|".join(FOLDERS)
+    folders = "|".join(NAMED)
     suffixes = "md|toml|yml|py|cc|h|cuh?"
     quoted = re.compile(rf"`((?:{folders})/[\w./*-]*|[\w-]+\.(?:{suffixes})|Makefile)`")
-    files = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")}
+    files = {path.name for folder in NAMED for path in (ROOT / folder).rglob("*.*")}
     files |= {path.name for path in ROOT.iterdir()}
     names = [
         (page, name)
@@ -110,7 +99,7 @@ def test_every_variable_is_in_the_table() -> None:
     suffixes = {".py", ".cc", ".h", ".cu", ".cuh", ".cmake", ".toml"}
     places = [ROOT / name for name in ("CMakeLists.txt", "Makefile", "pyproject.toml")]
     places += [path for path in (ROOT / ".ci").iterdir() if path.is_file()]
-    for folder in (*FOLDERS, ".ci"):
+    for folder in (*NAMED, ".ci"):
         places += [p for p in (ROOT / folder).rglob("*") if p.suffix in suffixes]
         places += (ROOT / folder).rglob("CMakeLists.txt")
     in_sources = {

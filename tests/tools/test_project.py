@@ -11,7 +11,7 @@ import sys
 import tomllib
 
 import pytest
-from checkout import ROOT
+from checkout import FOLDERS, ROOT
 from native_build import PATH
 
 import jax_bnar
@@ -22,22 +22,11 @@ BUILD_REQUIRES = [
     *PROJECT["build-system"]["requires"],
     *PROJECT["tool"]["jax-bnar"]["build-requires"],
 ]
-FOLDERS = (
-    "jax_bnar",
-    "cpu",
-    "cuda",
-    "native",
-    "python_module",
-    "tests",
-    "benchmarks",
-    "examples",
-    "cmake",
-    ".ci",
-)
+NAMED = (*FOLDERS, ".ci")
 NATIVE = {".cc", ".h", ".cu", ".cuh"}
 SOURCES = sorted(
     path
-    for folder in FOLDERS
+    for folder in NAMED
     for path in (ROOT / folder).rglob("*")
     if path.suffix in NATIVE | {".py", ".pyi", ".cmake"}
 )
@@ -91,10 +80,10 @@ def test_the_hook_formats_what_lint_checks() -> None:
 
 def test_files_that_sources_name_exist() -> None:
     """Checks names of documents anywhere, and paths from the root of the checkout."""
-    folders = "|".join(map(re.escape, FOLDERS))
+    folders = "|".join(map(re.escape, NAMED))
     named = re.compile(rf"\b[\w./-]+\.md\b|(?<![\w/.])(?:{folders})/[\w./-]+\.(?:py|cc|cuh?|h)\b")
     documents = {path.name for path in ROOT.glob("*.md")} | {
-        path.name for folder in (*FOLDERS, "docs") for path in (ROOT / folder).rglob("*.md")
+        path.name for folder in (*NAMED, "docs") for path in (ROOT / folder).rglob("*.md")
     }
     missing = [
         f"{path.relative_to(ROOT)}: {name}"
