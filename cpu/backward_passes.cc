@@ -21,6 +21,7 @@ ReduceArgs<N> ReduceArgsAt(const Context& context,
   args.a = Offset(columns.a, vector_bytes);
   args.bias = Offset(columns.bias, vector_bytes);
   args.gate = buffers.gate;
+  args.activation = buffers.activation;
   args.stream = stream;
   return args;
 }
@@ -52,6 +53,7 @@ ApplyArgs<N> ApplyArgsAt(const Context& context,
   args.k = Offset(columns.k, vector_bytes);
   args.bias = Offset(columns.bias, vector_bytes);
   args.gate = buffers.gate;
+  args.activation = buffers.activation;
   args.stream = stream;
   return args;
 }

@@ -33,6 +33,7 @@ class CpuBackend {
  public:
   using Native = ffi::ThreadPool;
   static constexpr bool kTakesMaskChannels = false;
+  static constexpr bool kTakesCurves = true;
 
   explicit CpuBackend(ffi::ThreadPool& pool) : pool_(pool) {}
 

@@ -22,7 +22,7 @@ NormaliseArgs<N> NormaliseArgsAt(const Context& context,
   args.mean = Offset(columns.mean, vector_bytes);
   args.a = Offset(columns.a, vector_bytes);
   args.bias = Offset(columns.bias, vector_bytes);
-  args.relu = buffers.relu;
+  args.activation = buffers.activation;
   args.stream = stream;
   return args;
 }

@@ -20,6 +20,8 @@ namespace {
 // many, which is worth it only if they fit in the cache together with every x.
 template <int N>
 bool ReadsDyAgain(const Context& context, const GradientBuffers<N>& buffers) {
+  // The dz of other activations than ReLU is rounded.
+  if (buffers.activation.is_curve()) return false;
   return !context.fits_cache && (buffers.gate == Gate::kMask ||
                                  (2 + N) * context.array_bytes <= kCacheBytes);
 }
@@ -195,7 +197,7 @@ void Backward(ThreadPool& pool, const Problem& problem,
     const GradientBuffers<N> apply_buffers =
         dz == nullptr || ReadsDyAgain(context, buffers)
             ? buffers
-            : GradientBuffers<N>{dz, buffers.x, nullptr, Gate::kNone};
+            : GradientBuffers<N>{dz, buffers.x, nullptr, Gate::kNone, {}};
     RunPhases(
         pool, context,
         {PrepareVectors<A, N>(problem.shape, operands, affine, &vectors),

@@ -170,6 +170,7 @@ inline const void* SavedAt(const Context& context, Gate gate, const void* saved,
     case Gate::kX:
       return nullptr;
     case Gate::kY:
+    case Gate::kZ:
       return Offset(saved, at.element * context.item_size);
     case Gate::kMask:
       return Offset(saved, MaskByteAt(context, at));

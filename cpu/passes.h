@@ -70,11 +70,11 @@ struct NormaliseColumns {
   const void* bias;  // the sum of those of all inputs
 };
 
-// a and bias are read with Gate::kX only.
+// a and bias are read with Gate::kX and kZ only.
 template <int N>
 using ReduceColumns = NormaliseColumns<N>;
 
-// bias is read with Gate::kX only.
+// bias is read with Gate::kX and kZ only.
 template <int N>
 struct ApplyColumns {
   PerInput<const void*, N> mean;

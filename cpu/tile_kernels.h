@@ -45,11 +45,13 @@ struct NormaliseArgs {
   PerInput<const void*, N> mean;
   PerInput<const void*, N> a;
   const void* bias;
-  bool relu;
+  Activation activation;
   bool stream;  // y bypasses the caches
 };
 
-// With kX the gate is sum_i (x_i - mean_i) * a_i + bias > 0.
+// With kX the gate is sum_i (x_i - mean_i) * a_i + bias > 0. With another
+// activation than ReLU, e is dy times its derivative, and with kZ, `saved` is
+// added to that sum.
 template <int N>
 struct ReduceArgs {
   const void* dy;
@@ -57,11 +59,12 @@ struct ReduceArgs {
   const void* saved;
   void* dz;  // null without a residual
   PerInput<const void*, N> mean;
-  PerInput<const void*, N> a;          // with kX
-  const void* bias;                    // with kX
+  PerInput<const void*, N> a;          // with kX and kZ
+  const void* bias;                    // with kX and kZ
   double* sum_e;                       // overwritten
   PerInput<double*, N> sum_e_centred;  // overwritten
   Gate gate;
+  Activation activation;
   bool stream;  // dz bypasses the caches
 };
 
@@ -76,8 +79,9 @@ struct ApplyArgs {
   PerInput<const void*, N> a;
   PerInput<const void*, N> b;
   PerInput<const void*, N> k;
-  const void* bias;  // with kX
+  const void* bias;  // with kX and kZ
   Gate gate;
+  Activation activation;
   bool stream;  // the dx_i bypass the caches
 };
 

@@ -29,6 +29,7 @@ inline xla::ffi::Error ToFfiError(cudaError_t error, const std::string& where) {
 class FfiBackend {
  public:
   static constexpr bool kTakesMaskChannels = true;
+  static constexpr bool kTakesCurves = false;
 
   explicit FfiBackend(cudaStream_t stream) : launch_{stream, nullptr, {}, {}} {}
 

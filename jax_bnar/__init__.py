@@ -15,6 +15,7 @@ from jax_bnar._benchmark import BenchmarkReport, Difference, Measurement, benchm
 from jax_bnar._fold import FoldedLayer, FoldedNetwork, FoldingReport, fold_batch_norms
 from jax_bnar._fuse import FusionReport, explain, fuse
 from jax_bnar._kernels.export import DISABLED_EXPORT_CHECKS
+from jax_bnar._operators.activated import bn_act, bn_act_inference
 from jax_bnar._operators.api import (
     BatchNormResult,
     batch_norm,
@@ -47,6 +48,8 @@ __all__ = [
     "batch_norm_inference",
     "batch_statistics",
     "benchmark",
+    "bn_act",
+    "bn_act_inference",
     "bn_add_relu",
     "bn_add_relu_inference",
     "bn_relu",

@@ -15,7 +15,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 
-from jax_bnar._base.config import Activation
+from jax_bnar._base.activations import Activation, activate
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._base.layout import ChannelLayout
@@ -51,6 +51,7 @@ def inference(
     layout: ChannelLayout,
     epsilon: float,
     activation: Activation = "relu",
+    negative_slope: float = 0.0,
 ) -> jax.Array:
     """y in the dtype of x.
 
@@ -68,7 +69,7 @@ def inference(
         ),
     )
     y = y if z is None else y.astype(dtype) + z
-    return (jax.nn.relu(y) if activation == "relu" else y).astype(dtype)
+    return activate(y, activation, negative_slope).astype(dtype)
 
 
 def _normalised(

@@ -15,8 +15,9 @@ belongs to an input is in a tuple with one entry for each of them: x, and the pa
 Formulas for each input, with n = N*S elements in a statistics group; all inputs share e and dbias:
 
     mean = sum(x)/n    var = sum((x-mean)^2)/n    rstd = 1/sqrt(var+epsilon)
-    y = act(sum of scale*(x-mean)*rstd + bias over the inputs + z)
-    e = dy where y > 0 else 0    dz = e    dbias = sum(e)    dscale = rstd*sum(e*(x-mean))
+    u = sum of scale*(x-mean)*rstd + bias over the inputs + z    y = act(u)
+    e = dy*act'(u), which for ReLU is dy where y > 0 else 0    dz = e
+    dbias = sum(e)    dscale = rstd*sum(e*(x-mean))
     dx = a*e + b*(x-mean) + k
 
 The term (x-mean) must be kept: b*x + k' would lose digits if |mean| >> std.
@@ -29,9 +30,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_bnar._base.activations import CURVES, Activation, activate, is_open
 from jax_bnar._base.canonical import mask_bytes
-from jax_bnar._base.config import Activation, Gate
 from jax_bnar._base.dtypes import accumulation_dtype, smallest_epsilon
+from jax_bnar._base.gates import Gate, recomputes
 from jax_bnar._base.inputs import Affine, Coefficients, Statistics
 
 REDUCED = (1, 3)  # the axes N and S
@@ -171,6 +173,7 @@ def normalise(
     *,
     epsilon: float,
     activation: Activation = "relu",
+    negative_slope: float = 0.0,
     save_mask: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """(y, mask), computed in the accumulation dtype and rounded once, at the end.
@@ -184,10 +187,8 @@ def normalise(
     )
     if z is not None:
         y = y + widened(z)
-    if activation == "relu":
-        y = jax.nn.relu(y)
-    y = y.astype(x[0].dtype)
-    mask = pack_mask(y > 0) if save_mask else None
+    y = activate(y, activation, negative_slope).astype(x[0].dtype)
+    mask = pack_mask(is_open(y, activation)) if save_mask else None
     return y if z is None and len(x) == 1 else as_stored(y), mask
 
 
@@ -208,6 +209,7 @@ def forward(
     *,
     epsilon: float,
     activation: Activation = "relu",
+    negative_slope: float = 0.0,
     save_mask: bool,
 ) -> tuple[jax.Array, tuple[Statistics, ...], jax.Array | None]:
     """(y, statistics, mask); the mask is None unless `save_mask` is set."""
@@ -219,6 +221,7 @@ def forward(
         of_inputs,
         epsilon=epsilon,
         activation=activation,
+        negative_slope=negative_slope,
         save_mask=save_mask,
     )
     return y, of_inputs, mask
@@ -231,19 +234,52 @@ def gated(
     a: Arrays | None,
     bias: jax.Array | None,
     gate: Gate,
+    *,
+    dtype: Any,
+    activation: Activation = "relu",
+    negative_slope: float = 0.0,
 ) -> jax.Array:
-    """e = dy where y > 0, else 0, in the dtype of dy.
+    """e = dy*act'(u): for ReLU dy where y > 0, else 0, in the dtype of dy.
 
-    `bias` is the sum of all biases. Only gate "x" uses it and a.
+    For other activations, e is in the accumulation dtype. `bias` is the sum of all biases. Only
+    gates "x" and "z" use it and a. `dtype` is that of y.
     """
     if gate == "none":
         return dy
+    if activation in CURVES:
+        u = _unactivated(centred, saved, a, bias, gate, activation, dtype)
+        return widened(dy) * CURVES[activation].derivative(u, negative_slope)
     if gate == "x":
         assert a is not None
         y = _normalised(centred, a, bias)
-        return where_positive(y.astype(dy.dtype) > 0, dy)
+        return where_positive(y.astype(dtype) > 0, dy)
     assert saved is not None
     return where_positive(saved > 0 if gate == "y" else unpack_mask(saved, dy), dy)
+
+
+def _unactivated(
+    centred: Arrays,
+    saved: jax.Array | None,
+    a: Arrays | None,
+    bias: jax.Array | None,
+    gate: Gate,
+    activation: Activation,
+    dtype: Any,
+) -> jax.Array:
+    """What act' has the same value for as for u, in the accumulation dtype."""
+    if recomputes(gate):
+        assert a is not None
+        u = _normalised(centred, a, bias)
+        if gate == "z":
+            assert saved is not None
+            u = u + widened(saved)
+        # Where y may be saved instead, the derivative is that of the rounded value.
+        return u if CURVES[activation].is_open is None else widened(u.astype(dtype))
+    assert saved is not None
+    if gate == "y":
+        return widened(saved)
+    one = jnp.ones_like(centred[0])
+    return jnp.where(unpack_mask(saved, one), one, -one)
 
 
 @jax.custom_jvp
@@ -313,18 +349,20 @@ def backward_reduce(
     epsilon: float,
     gate: Gate,
     has_z: bool = False,
+    **activation: Any,
 ) -> tuple[jax.Array, Arrays, jax.Array | None]:
     """sum(e), sum(e*(x-mean)) of each input, of shape (G, C), and dz = e if there is a residual.
 
-    `saved` is y or the mask, depending on `gate`. `var`, `scale` and `bias` are used by gate "x",
-    for which y > 0 where the sum of scale*(x-mean)*rstd + bias over the inputs is; for the other
-    gates they may be None.
+    `saved` is y, the mask or z, by `gate`. `var`, `scale` and `bias` are used by the gates "x"
+    and "z", which compute u again; for the other gates they may be None. `activation` may hold
+    `activation` and `negative_slope`, as in forward.
     """
     centred = centred_inputs(x, statistics)
-    a = multipliers(statistics, affine, epsilon) if gate == "x" else None
-    e = gated(dy, centred, saved, a, sum_of_biases(affine), gate)
+    a = multipliers(statistics, affine, epsilon) if recomputes(gate) else None
+    bias = sum_of_biases(affine)
+    e = gated(dy, centred, saved, a, bias, gate, dtype=x[0].dtype, **activation)
     wide = widened(e)
-    dz = e if has_z else None
+    dz = e.astype(dy.dtype) if has_z else None
     if len(x) == 1:
         sum_e, sum_e_centred = _sums_of(wide, wide * centred[0])
         return sum_e, (sum_e_centred,), dz
@@ -373,12 +411,14 @@ def backward_apply(
     *,
     epsilon: float,
     gate: Gate,
+    **activation: Any,
 ) -> Arrays:
     """dx = a*e + b*(x-mean) + k of each input, a = scale*rstd and e as in `backward_reduce`."""
     dy, x, saved = read_again(dy, x, saved)
     a = multipliers(statistics, affine, epsilon)
     centred = centred_inputs(x, statistics)
-    e = widened(gated(dy, centred, saved, a, sum_of_biases(affine), gate))
+    bias = sum_of_biases(affine)
+    e = widened(gated(dy, centred, saved, a, bias, gate, dtype=x[0].dtype, **activation))
     dx = (
         per_element(own_a, e) * e + (per_element(own.b, e) * own_centred + per_element(own.k, e))
         for own_a, own_centred, own in zip(a, centred, coefficients, strict=True)
@@ -397,6 +437,7 @@ def backward(
     epsilon: float,
     gate: Gate,
     has_z: bool = False,
+    **activation: Any,
 ) -> tuple[Arrays, Arrays, jax.Array, jax.Array | None]:
     """(dx, dscale, dbias, dz), with dz None unless there is a residual.
 
@@ -404,7 +445,9 @@ def backward(
     same gradient.
     """
     given = (dy, x, saved, statistics, affine)
-    dbias, centred, dz = backward_reduce(*given, epsilon=epsilon, gate=gate, has_z=has_z)
+    dbias, centred, dz = backward_reduce(
+        *given, epsilon=epsilon, gate=gate, has_z=has_z, **activation
+    )
     rstd = [reciprocal_std(of_input.var, epsilon) for of_input in statistics]
     dscale = tuple(r * own for r, own in zip(rstd, centred, strict=True))
     count = x[0].shape[1] * x[0].shape[3]
@@ -418,5 +461,5 @@ def backward(
         )
     if dz is not None:  # dz is e, so the gate has already been applied
         given, gate = (dz, x, None, statistics, affine), "none"
-    dx = backward_apply(*given, tuple(coefficients), epsilon=epsilon, gate=gate)
+    dx = backward_apply(*given, tuple(coefficients), epsilon=epsilon, gate=gate, **activation)
     return dx, dscale, dbias, dz

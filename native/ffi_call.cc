@@ -131,8 +131,9 @@ Gate FfiCall::ParseGate(std::string_view gate) {
   if (gate == "y") return Gate::kY;
   if (gate == "mask") return Gate::kMask;
   if (gate == "x") return Gate::kX;
+  if (gate == "z") return Gate::kZ;
   if (gate != "none") {
-    Fail("attribute gate must be 'none', 'x', 'y' or 'mask', got '" +
+    Fail("attribute gate must be 'none', 'x', 'y', 'z' or 'mask', got '" +
          std::string(gate) + "'");
   }
   return Gate::kNone;
@@ -151,6 +152,7 @@ Gate FfiCall::ParseDualGate(std::string_view gate) {
 const void* FfiCall::Saved(Gate gate) {
   switch (gate) {
     case Gate::kY:
+    case Gate::kZ:
       return Array("saved");
     case Gate::kMask:
       return Mask("saved");
@@ -161,13 +163,55 @@ const void* FfiCall::Saved(Gate gate) {
   return nullptr;
 }
 
-bool FfiCall::ParseRelu(std::string_view activation) {
-  if (activation == "relu") return true;
-  if (activation != "none") {
-    Fail("attribute activation must be 'none' or 'relu', got '" +
-         std::string(activation) + "'");
+Activation FfiCall::ParseActivation(std::string_view activation,
+                                    double negative_slope) {
+  if (!(negative_slope >= 0 && negative_slope < 1)) {
+    Fail("attribute negative_slope must be at least 0 and below 1, got " +
+         std::to_string(negative_slope));
   }
-  return false;
+  const auto of = [&](ActivationKind kind) {
+    return Activation{kind, negative_slope};
+  };
+  if (activation == "relu") return of(ActivationKind::kRelu);
+  if (activation == "relu6") return of(ActivationKind::kRelu6);
+  if (activation == "leaky_relu") return of(ActivationKind::kLeakyRelu);
+  if (activation == "silu") return of(ActivationKind::kSilu);
+  if (activation == "hard_silu") return of(ActivationKind::kHardSilu);
+  if (activation != "none") {
+    Fail(
+        "attribute activation must be 'none', 'relu', 'relu6', 'leaky_relu',"
+        " 'silu' or 'hard_silu', got '" +
+        std::string(activation) + "'");
+  }
+  return of(ActivationKind::kNone);
+}
+
+void FfiCall::RequireRelu(Activation activation) {
+  if (activation.is_curve()) {
+    Fail(
+        "there are no kernels for other activations than ReLU on this"
+        " platform");
+  }
+}
+
+void FfiCall::RequireMaskable(Activation activation) {
+  if (!activation.is_piecewise_linear()) {
+    Fail(
+        "attribute save_mask must be false with this activation, whose"
+        " derivative does not follow from a bit");
+  }
+}
+
+void FfiCall::RequireGateOf(Activation activation, Gate gate) {
+  if (gate == Gate::kZ && !activation.is_curve()) {
+    Fail("attribute gate must not be 'z' with activation 'none' or 'relu'");
+  }
+  if ((gate == Gate::kY || gate == Gate::kMask) &&
+      !activation.is_piecewise_linear()) {
+    Fail(
+        "attribute gate must be 'none', 'x' or 'z' with this activation,"
+        " whose derivative does not follow from y");
+  }
 }
 
 double FfiCall::CheckEpsilon(double epsilon) {

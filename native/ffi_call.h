@@ -52,7 +52,13 @@ class FfiCall {
   Gate ParseGate(std::string_view gate);
   Gate ParseDualGate(std::string_view gate);  // without "none"
   const void* Saved(Gate gate);
-  bool ParseRelu(std::string_view activation);
+  Activation ParseActivation(std::string_view activation,
+                             double negative_slope);
+  // Note an error unless the activation is ReLU or none, has a derivative that
+  // a mask can hold, or has one that the gate finds.
+  void RequireRelu(Activation activation);
+  void RequireMaskable(Activation activation);
+  void RequireGateOf(Activation activation, Gate gate);
   double CheckEpsilon(double epsilon);
 
   // Makes it an error if a mask is not in the order of the elements.

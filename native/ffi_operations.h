@@ -4,6 +4,8 @@
 // A backend is constructed from what XLA's execution context holds for its
 // platform (Backend::Native) and has
 //   kTakesMaskChannels   whether Problem::mask_channels may be other than 0
+//   kTakesCurves         whether there are kernels for other activations than
+//       ReLU
 //   void ReadWorkspace(FfiCall&, int inputs)   which reads the hidden
 //       workspace for the reductions of `inputs` inputs
 //   ffi::Error Forward(...), ...   which run the operations of
@@ -37,15 +39,20 @@ struct AffineAttributes {
   double epsilon;
 };
 
+struct ActivationAttributes {
+  std::string_view name;
+  double negative_slope;
+};
+
 struct NormaliseAttributes {
   bool has_z;
-  std::string_view activation;
+  ActivationAttributes activation;
   bool save_mask;
 };
 
-struct GradientAttributes {
+struct GateAttributes {
   std::string_view gate;
-  bool has_z;
+  ActivationAttributes activation;
 };
 
 // An operation for N inputs. With more than one, errors number their operands.
@@ -64,7 +71,8 @@ class FfiOperations {
     FfiCall call = Call(args, rets, /*x=*/0, shape);
     NormaliseBuffers<N> buffers = ReadNormalised(call, normalise);
     const auto affine = ReadAffine(call, attributes);
-    buffers.relu = call.ParseRelu(normalise.activation);
+    buffers.activation = ReadActivation(call, normalise.activation);
+    if (normalise.save_mask) call.RequireMaskable(buffers.activation);
     buffers.y = call.ArrayResult("y");
     PerInput<void*, N> mean, var;
     for (int i = 0; i < N; ++i) {
@@ -88,7 +96,8 @@ class FfiOperations {
       mean[i] = call.Vector(Name("mean", i).c_str());
       var[i] = call.Vector(Name("var", i).c_str());
     }
-    buffers.relu = call.ParseRelu(normalise.activation);
+    buffers.activation = ReadActivation(call, normalise.activation);
+    if (normalise.save_mask) call.RequireMaskable(buffers.activation);
     buffers.y = call.ArrayResult("y");
     buffers.mask = call.MaskResultIf(normalise.save_mask, "mask");
     return Run(native, call, /*summed_inputs=*/0, [&](Backend& backend) {
@@ -110,9 +119,9 @@ class FfiOperations {
 
   static Error Backward(Native native, Args args, Rets rets,
                         ShapeAttributes shape, const Affine& attributes,
-                        const GradientAttributes& gradient) {
+                        const GateAttributes& gate, bool has_z) {
     FfiCall call = Call(args, rets, /*x=*/1, shape);
-    const GradientBuffers<N> buffers = ReadGradient(call, gradient.gate);
+    const GradientBuffers<N> buffers = ReadGradient(call, gate);
     PerInput<BackwardOperands, N> operands{};
     for (int i = 0; i < N; ++i) {
       operands[i].mean = call.Vector(Name("mean", i).c_str());
@@ -129,7 +138,7 @@ class FfiOperations {
     const auto dx = ArrayResults(call, "dx");
     const auto dscale = VectorResults(call, "dscale");
     void* dbias = call.VectorResult("dbias");
-    void* dz = call.ArrayResultIf(gradient.has_z, "dz");
+    void* dz = call.ArrayResultIf(has_z, "dz");
     return Run(native, call, /*summed_inputs=*/N, [&](Backend& backend) {
       return backend.Backward(call.problem(), buffers, operands, dx, dscale,
                               dbias, dz);
@@ -138,10 +147,10 @@ class FfiOperations {
 
   static Error BackwardReduce(Native native, Args args, Rets rets,
                               ShapeAttributes shape, const Affine& attributes,
-                              const GradientAttributes& gradient) {
+                              const GateAttributes& gate, bool has_z) {
     FfiCall call = Call(args, rets, /*x=*/1, shape);
-    const GradientBuffers<N> buffers = ReadGradient(call, gradient.gate);
-    const bool has_var = buffers.gate == Gate::kX;
+    const GradientBuffers<N> buffers = ReadGradient(call, gate);
+    const bool has_var = buffers.gate == Gate::kX || buffers.gate == Gate::kZ;
     PerInput<ReduceOperands, N> operands{};
     for (int i = 0; i < N; ++i) {
       operands[i].mean = call.Vector(Name("mean", i).c_str());
@@ -151,7 +160,7 @@ class FfiOperations {
     for (int i = 0; i < N; ++i) operands[i].affine = affine[i];
     void* sum_e = call.VectorResult("sum_e");
     const auto sum_e_centred = VectorResults(call, "sum_e_centred");
-    void* dz = call.ArrayResultIf(gradient.has_z, "dz");
+    void* dz = call.ArrayResultIf(has_z, "dz");
     return Run(native, call, /*summed_inputs=*/N, [&](Backend& backend) {
       return backend.BackwardReduce(call.problem(), buffers, operands, sum_e,
                                     sum_e_centred, dz);
@@ -160,7 +169,7 @@ class FfiOperations {
 
   static Error BackwardApply(Native native, Args args, Rets rets,
                              ShapeAttributes shape, const Affine& attributes,
-                             std::string_view gate) {
+                             const GateAttributes& gate) {
     FfiCall call = Call(args, rets, /*x=*/1, shape);
     const GradientBuffers<N> buffers = ReadGradient(call, gate);
     PerInput<ApplyOperands, N> operands{};
@@ -200,14 +209,25 @@ class FfiOperations {
     return buffers;
   }
 
-  static GradientBuffers<N> ReadGradient(FfiCall& call, std::string_view gate) {
+  static GradientBuffers<N> ReadGradient(FfiCall& call,
+                                         const GateAttributes& attributes) {
     GradientBuffers<N> buffers{};
     buffers.dy = call.Array("dy");
     buffers.x = ReadInputs(call);
-    buffers.gate =
-        kHasEveryForm<N> ? call.ParseGate(gate) : call.ParseDualGate(gate);
+    buffers.gate = kHasEveryForm<N> ? call.ParseGate(attributes.gate)
+                                    : call.ParseDualGate(attributes.gate);
+    buffers.activation = ReadActivation(call, attributes.activation);
+    call.RequireGateOf(buffers.activation, buffers.gate);
     buffers.saved = call.Saved(buffers.gate);
     return buffers;
+  }
+
+  static Activation ReadActivation(FfiCall& call,
+                                   const ActivationAttributes& attributes) {
+    const Activation activation =
+        call.ParseActivation(attributes.name, attributes.negative_slope);
+    if (!Backend::kTakesCurves) call.RequireRelu(activation);
+    return activation;
   }
 
   static PerInput<const void*, N> ReadInputs(FfiCall& call) {

@@ -35,43 +35,52 @@ class FfiTargets {
   static Error Forward(Native native, Args args, Rets rets, bool has_groups,
                        bool has_inner, bool has_z, bool has_scale,
                        bool has_bias, double epsilon,
-                       std::string_view activation, bool save_mask) {
+                       std::string_view activation, double negative_slope,
+                       bool save_mask) {
     return One::Forward(native, args, rets, {has_groups, has_inner},
                         {{has_scale}, {has_bias}, epsilon},
-                        {has_z, activation, save_mask});
+                        {has_z, {activation, negative_slope}, save_mask});
   }
 
   static Error Normalise(Native native, Args args, Rets rets, bool has_groups,
                          bool has_inner, bool has_z, bool has_scale,
                          bool has_bias, double epsilon,
-                         std::string_view activation, bool save_mask) {
+                         std::string_view activation, double negative_slope,
+                         bool save_mask) {
     return One::Normalise(native, args, rets, {has_groups, has_inner},
                           {{has_scale}, {has_bias}, epsilon},
-                          {has_z, activation, save_mask});
+                          {has_z, {activation, negative_slope}, save_mask});
   }
 
   static Error Backward(Native native, Args args, Rets rets, bool has_groups,
                         bool has_inner, bool has_scale, bool has_bias,
-                        double epsilon, std::string_view gate, bool has_z) {
+                        double epsilon, std::string_view activation,
+                        double negative_slope, std::string_view gate,
+                        bool has_z) {
     return One::Backward(native, args, rets, {has_groups, has_inner},
-                         {{has_scale}, {has_bias}, epsilon}, {gate, has_z});
+                         {{has_scale}, {has_bias}, epsilon},
+                         {gate, {activation, negative_slope}}, has_z);
   }
 
   static Error BackwardReduce(Native native, Args args, Rets rets,
                               bool has_groups, bool has_inner, bool has_scale,
                               bool has_bias, double epsilon,
-                              std::string_view gate, bool has_z) {
+                              std::string_view activation,
+                              double negative_slope, std::string_view gate,
+                              bool has_z) {
     return One::BackwardReduce(native, args, rets, {has_groups, has_inner},
                                {{has_scale}, {has_bias}, epsilon},
-                               {gate, has_z});
+                               {gate, {activation, negative_slope}}, has_z);
   }
 
   static Error BackwardApply(Native native, Args args, Rets rets,
                              bool has_groups, bool has_inner, bool has_scale,
                              bool has_bias, double epsilon,
+                             std::string_view activation, double negative_slope,
                              std::string_view gate) {
     return One::BackwardApply(native, args, rets, {has_groups, has_inner},
-                              {{has_scale}, {has_bias}, epsilon}, gate);
+                              {{has_scale}, {has_bias}, epsilon},
+                              {gate, {activation, negative_slope}});
   }
 
   template <typename Binding>
@@ -92,6 +101,7 @@ class FfiTargets {
         .template Attr<bool>("has_bias")
         .template Attr<double>("epsilon")
         .template Attr<std::string_view>("activation")
+        .template Attr<double>("negative_slope")
         .template Attr<bool>("save_mask");
   }
 
@@ -111,6 +121,8 @@ class FfiTargets {
         .template Attr<bool>("has_scale")
         .template Attr<bool>("has_bias")
         .template Attr<double>("epsilon")
+        .template Attr<std::string_view>("activation")
+        .template Attr<double>("negative_slope")
         .template Attr<std::string_view>("gate");
   }
 
@@ -143,7 +155,7 @@ class FfiTargets {
     return Two::Backward(
         native, args, rets, {has_groups, has_inner},
         {{has_scale1, has_scale2}, {has_bias1, has_bias2}, epsilon},
-        {gate, /*has_z=*/false});
+        {gate, kRelu}, /*has_z=*/false);
   }
 
   static Error DualBackwardReduce(Native native, Args args, Rets rets,
@@ -154,7 +166,7 @@ class FfiTargets {
     return Two::BackwardReduce(
         native, args, rets, {has_groups, has_inner},
         {{has_scale1, has_scale2}, {has_bias1, has_bias2}, epsilon},
-        {gate, /*has_z=*/false});
+        {gate, kRelu}, /*has_z=*/false);
   }
 
   static Error DualBackwardApply(Native native, Args args, Rets rets,
@@ -164,7 +176,8 @@ class FfiTargets {
                                  double epsilon, std::string_view gate) {
     return Two::BackwardApply(
         native, args, rets, {has_groups, has_inner},
-        {{has_scale1, has_scale2}, {has_bias1, has_bias2}, epsilon}, gate);
+        {{has_scale1, has_scale2}, {has_bias1, has_bias2}, epsilon},
+        {gate, kRelu});
   }
 
   template <typename Binding>
@@ -197,7 +210,7 @@ class FfiTargets {
   using One = FfiOperations<Backend, 1>;
   using Two = FfiOperations<Backend, 2>;
 
-  static constexpr std::string_view kRelu = "relu";
+  static constexpr ActivationAttributes kRelu{"relu", /*negative_slope=*/0};
 
   template <typename Binding>
   static auto BindShape(Binding&& binding) {

@@ -16,10 +16,38 @@ namespace jax_bnar {
 
 enum class DType { kFloat16, kBFloat16, kFloat32, kFloat64 };
 
-// Where backward finds the sign of the ReLU: nowhere (there is no ReLU), in y,
-// in a bit mask, or in x. From x it recomputes the normalised value as forward
-// did; without a residual nothing else is needed, and y is not read.
-enum class Gate { kNone, kY, kMask, kX };
+// Where backward finds the derivative of the activation: nowhere (there is no
+// activation), in y, in a bit mask, or in x. From x it recomputes the
+// normalised value as forward did; without a residual nothing else is needed,
+// and y is not read. kZ is kX with a residual, which it reads again.
+enum class Gate { kNone, kY, kMask, kX, kZ };
+
+// The functions that may follow, as in jax.nn.
+enum class ActivationKind {
+  kNone,
+  kRelu,
+  kRelu6,
+  kLeakyRelu,
+  kSilu,
+  kHardSilu
+};
+
+struct Activation {
+  ActivationKind kind = ActivationKind::kNone;
+  double negative_slope = 0;  // of kLeakyRelu, at least 0
+
+  BNAR_HOST_DEVICE bool is_relu() const {
+    return kind == ActivationKind::kRelu;
+  }
+  // Other activations than ReLU are functions of their own (cpu/isa/curves.h).
+  BNAR_HOST_DEVICE bool is_curve() const {
+    return kind > ActivationKind::kRelu;
+  }
+  // Whether the derivative follows from y, or from a bit for each element.
+  BNAR_HOST_DEVICE bool is_piecewise_linear() const {
+    return kind <= ActivationKind::kLeakyRelu;
+  }
+};
 
 // The canonical shape (G, N, C, S): G statistics groups, N elements before the
 // channel axis, C channels, and S elements after it.
@@ -74,7 +102,7 @@ struct NormaliseBuffers {
   const void* z;  // may be null
   void* y;
   uint8_t* mask;  // may be null
-  bool relu;
+  Activation activation;
 };
 
 // The arrays that backward reads.
@@ -82,15 +110,16 @@ template <int N>
 struct GradientBuffers {
   const void* dy;
   PerInput<const void*, N> x;
-  const void* saved;  // y or the mask, as the gate says, or null
+  const void* saved;  // y, the mask or z, as the gate says, or null
   Gate gate;
+  Activation activation;
 };
 
 // The operands of one input follow.
 
-// With Gate::kX the gate is sum_i (x_i - mean_i) * a_i + bias > 0, with the
-// multipliers a_i of forward (Multiplier in native/numerics.h) and the sum of
-// all biases. Otherwise var, scale and bias are absent.
+// With Gate::kX or kZ the gate is sum_i (x_i - mean_i) * a_i + bias > 0, with
+// the multipliers a_i of forward (Multiplier in native/numerics.h) and the sum
+// of all biases. Otherwise var, scale and bias are absent.
 struct ReduceOperands {
   VectorOperand mean;
   VectorOperand var;

@@ -33,6 +33,8 @@ void WithGate(Gate gate, F f) {
       return f(GateConstant<Gate::kMask>());
     case Gate::kX:
       return f(GateConstant<Gate::kX>());
+    case Gate::kZ:
+      return;  // is for other activations than ReLU
   }
 }
 
@@ -46,7 +48,7 @@ void WithNormaliseFlags(const NormaliseArgs<N>& args, F f) {
   WithBool(args.stream, [&](auto stream) {
     if constexpr (kHasEveryForm<N>) {
       WithBool(args.z != nullptr, [&](auto residual) {
-        if (args.relu) return with_relu(residual, stream);
+        if (args.activation.is_relu()) return with_relu(residual, stream);
         f(Bool<false>(), residual, Bool<false>(), stream);
       });
     } else {

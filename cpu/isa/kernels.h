@@ -27,6 +27,20 @@ void PlaneReduce(const Plane& plane, const ReduceArgs<N>& args);
 template <typename T, int N>
 void PlaneApply(const Plane& plane, const ApplyArgs<N>& args);
 
+// The same for other activations than ReLU, which have one input.
+template <typename T>
+void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<1>& args);
+template <typename T>
+void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<1>& args);
+template <typename T>
+void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<1>& args);
+template <typename T>
+void PlaneNormaliseCurve(const Plane& plane, const NormaliseArgs<1>& args);
+template <typename T>
+void PlaneReduceCurve(const Plane& plane, const ReduceArgs<1>& args);
+template <typename T>
+void PlaneApplyCurve(const Plane& plane, const ApplyArgs<1>& args);
+
 #define BNAR_INSTANTIATE(kernel, Tile, Args)                \
   template void kernel<Float16>(const Tile&, const Args&);  \
   template void kernel<BFloat16>(const Tile&, const Args&); \

@@ -51,6 +51,11 @@ void Apply(const Plane& plane, const ApplyArgs<N>& args) {
 
 template <typename T, int N>
 void PlaneApply(const Plane& plane, const ApplyArgs<N>& args) {
+  if constexpr (kHasEveryForm<N>) {
+    if (args.gate != Gate::kNone && args.activation.is_curve()) {
+      return PlaneApplyCurve<T>(plane, args);
+    }
+  }
   WithGate<N>(args.gate, [&](auto gate) {
     WithBool(args.stream, [&](auto stream) {
       Apply<T, N, gate.value, stream.value>(plane, args);

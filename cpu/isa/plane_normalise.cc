@@ -57,6 +57,11 @@ void Normalise(const Plane& plane, const NormaliseArgs<N>& args) {
 
 template <typename T, int N>
 void PlaneNormalise(const Plane& plane, const NormaliseArgs<N>& args) {
+  if constexpr (kHasEveryForm<N>) {
+    if (args.activation.is_curve()) {
+      return PlaneNormaliseCurve<T>(plane, args);
+    }
+  }
   WithNormaliseFlags(
       args, [&](auto relu, auto residual, auto mask, auto stream) {
         Normalise<T, N, relu.value, residual.value, mask.value, stream.value>(

@@ -76,6 +76,11 @@ void Reduce(const Plane& plane, const ReduceArgs<N>& args) {
 
 template <typename T, int N>
 void PlaneReduce(const Plane& plane, const ReduceArgs<N>& args) {
+  if constexpr (kHasEveryForm<N>) {
+    if (args.gate != Gate::kNone && args.activation.is_curve()) {
+      return PlaneReduceCurve<T>(plane, args);
+    }
+  }
   WithGate<N>(args.gate, [&](auto gate) {
     WithResidual(args, [&](auto residual, auto stream) {
       Reduce<T, N, gate.value, residual.value, stream.value>(plane, args);

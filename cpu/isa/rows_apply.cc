@@ -44,6 +44,11 @@ void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
 
 template <typename T, int N>
 void RowsApply(const RowsTile& tile, const ApplyArgs<N>& args) {
+  if constexpr (kHasEveryForm<N>) {
+    if (args.gate != Gate::kNone && args.activation.is_curve()) {
+      return RowsApplyCurve<T>(tile, args);
+    }
+  }
   WithGate<N>(args.gate, [&](auto gate) {
     WithBool(args.stream, [&](auto stream) {
       Apply<T, N, gate.value, stream.value>(tile, args);

@@ -45,6 +45,11 @@ void Normalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
 
 template <typename T, int N>
 void RowsNormalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
+  if constexpr (kHasEveryForm<N>) {
+    if (args.activation.is_curve()) {
+      return RowsNormaliseCurve<T>(tile, args);
+    }
+  }
   WithNormaliseFlags(
       args, [&](auto relu, auto residual, auto mask, auto stream) {
         Normalise<T, N, relu.value, residual.value, mask.value, stream.value>(

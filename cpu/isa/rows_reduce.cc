@@ -74,6 +74,11 @@ void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
 
 template <typename T, int N>
 void RowsReduce(const RowsTile& tile, const ReduceArgs<N>& args) {
+  if constexpr (kHasEveryForm<N>) {
+    if (args.gate != Gate::kNone && args.activation.is_curve()) {
+      return RowsReduceCurve<T>(tile, args);
+    }
+  }
   WithGate<N>(args.gate, [&](auto gate) {
     WithResidual(args, [&](auto residual, auto stream) {
       Reduce<T, N, gate.value, residual.value, stream.value>(tile, args);

@@ -198,7 +198,7 @@ struct BackwardBuffers {
 };
 
 inline ForwardBuffers BuffersOf(const NormaliseBuffers<1>& given) {
-  return {given.x[0], given.z, given.y, given.mask, given.relu};
+  return {given.x[0], given.z, given.y, given.mask, given.activation.is_relu()};
 }
 
 inline BackwardBuffers BuffersOf(const GradientBuffers<1>& given) {

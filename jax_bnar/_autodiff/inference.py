@@ -16,8 +16,9 @@ from jax_bnar import primitive, reference
 from jax_bnar._autodiff.linear_call import LocalMap, linear_call
 from jax_bnar._autodiff.tangents import Residuals, normalise_tangent
 from jax_bnar._autodiff.training import moving
-from jax_bnar._base.config import Config, Gate
-from jax_bnar._base.inputs import Affine, Coefficients, Statistics, means_alone
+from jax_bnar._base.config import Config
+from jax_bnar._base.gates import recomputes
+from jax_bnar._base.inputs import Affine, Coefficients, Statistics, read_by_gate
 from jax_bnar.plain_inference import given_or_neutral
 
 _Results = tuple[jax.Array, jax.Array | None]  # y, mask
@@ -50,8 +51,8 @@ def _inference_jvp(
 ) -> tuple[_Results, tuple[Any, ...]]:
     """Like the rule of the training form, see `jax_bnar._autodiff.training`."""
     y, mask = inference(*primals, config, save_mask)
-    x, _, affine, statistics = primals
-    saved = None if config.activation == "none" else y
+    x, z, affine, statistics = primals
+    saved = {"y": y, "z": z}.get(config.inference_gate)
     statistics = given_or_neutral(x, statistics, config.layout)
     residuals = Residuals(x, saved, statistics, affine)
     (y_dot,) = linear_call(_InferenceTangent(config), residuals, moving(tangents), (y,))
@@ -64,12 +65,6 @@ class _InferenceTangent(LocalMap):
 
     config: Config
 
-    @property
-    def gate(self) -> Gate:
-        # Gate "x" would be wrong if only one of forward and backward is a kernel: their `a` may
-        # differ in the last bit, and so might the sign.
-        return "none" if self.config.activation == "none" else "y"
-
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
         del axis_name
         return (any(jax.tree.leaves((residuals, tangents))),)
@@ -80,7 +75,8 @@ class _InferenceTangent(LocalMap):
             tangents,
             layout=self.config.layout,
             epsilon=self.config.epsilon,
-            gate=self.gate,
+            gate=self.config.inference_gate,
+            **self.config.activation_statics,
         )
         return (y_dot,)
 
@@ -93,17 +89,19 @@ class _InferenceTangent(LocalMap):
         x, saved, statistics, affine = residuals
         (dy,) = cotangents
         config, operations = self.config, primitive.OPERATIONS[self.config.inputs]
+        gate = config.inference_gate
         sum_e, centred, dz = operations.backward_reduce(
-            *(dy, x, saved, *means_alone(statistics)),
-            **config.backward_statics(self.gate),
+            *(dy, x, saved, *read_by_gate(gate, statistics, affine)),
+            **config.backward_statics(gate),
         )
         rstd = [reference.reciprocal_std(own.var, config.epsilon) for own in statistics]
         a = [reference.scaled_rstd(r, own.scale) for r, own in zip(rstd, affine, strict=True)]
         zeros = [jnp.zeros_like(own) for own in a]
+        of_apply = tuple(own if recomputes(gate) else own._replace(bias=None) for own in affine)
         dx = operations.backward_apply(
-            *(dy, x, saved, statistics, tuple(Affine(own.scale, None) for own in affine)),
+            *(dy, x, saved, statistics, of_apply),
             tuple(Coefficients(zero, zero) for zero in zeros),
-            **config.apply_statics(self.gate),
+            **config.apply_statics(gate),
         )
         return (
             dx,

@@ -75,12 +75,12 @@ def _of_array_jvp(
     config: Config, save_mask: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[_Results, tuple[Any, ...]]:
     """Like the rule of the training form, see `jax_bnar._autodiff.training`."""
-    statistics, x, _, affine = primals
+    statistics, x, z, affine = primals
     # This calls `_of_array` rather than the primitive, so that second derivatives use this rule.
     y, mask = _of_array(*primals, config, save_mask or config.save_mask)
     if mask is not None:
         mask = checkpoint_name(mask, MASK_NAME)
-    residuals = Residuals(x, saved_for(config, y, mask), statistics, affine)
+    residuals = Residuals(x, saved_for(config, y, mask, z), statistics, affine)
     _, *moved = moving(tangents)
     like = (y, *jax.tree.leaves(statistics))
     y_dot, *_ = linear_call(TrainingTangent(config), residuals, tuple(moved), like)
@@ -110,11 +110,11 @@ class _Synchronised:
         self, operands: Any, tangents: Any
     ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
         form = self.form
-        statistics, x, _, affine = operands
+        statistics, x, z, affine = operands
         y, mask = self._normalise(operands, save_mask=form.config.save_mask)
         if mask is not None:
             mask = checkpoint_name(mask, MASK_NAME)
-        residuals = Residuals(x, saved_for(form.config, y, mask), statistics, affine)
+        residuals = Residuals(x, saved_for(form.config, y, mask, z), statistics, affine)
         # `parts` is saved for the reason given in `jax_bnar._autodiff.synchronised`.
         parts = parts_of(form.names, form.groups)
         linear_map = SynchronisedTangent(form.config, form.names, form.groups)

@@ -70,11 +70,11 @@ class _Synchronised:
         y, statistics, mask, parts = self._forward(operands, save_mask=self.config.save_mask)
         if mask is not None:
             mask = checkpoint_name(mask, MASK_NAME)
-        x, _, affine = operands
+        x, z, affine = operands
         results = (y, *jax.tree.leaves(statistics))
         # `parts` is saved, because psum(1, names) in backward would be a NameError under
         # grad(vmap(axis_name)).
-        residuals = (*Residuals(x, saved_for(self.config, y, mask), statistics, affine), parts)
+        residuals = (*Residuals(x, saved_for(self.config, y, mask, z), statistics, affine), parts)
         linear_map = SynchronisedTangent(self.config, self.names, self.groups)
         return results, linear_call(linear_map, residuals, tangents, results)
 

@@ -4,11 +4,11 @@ With x_dot, z_dot, ... the tangents of x, z, ..., n the number of elements of a 
 and a = scale*rstd:
 
     mean_dot = sum(x_dot)/n    var_dot = 2*sum((x-mean)*x_dot)/n
-    y_dot = sum of a*x_dot + b*(x-mean) + k over the inputs + z_dot where y > 0, else 0
+    y_dot = act'(u) * (sum of a*x_dot + b*(x-mean) + k over the inputs + z_dot)
     b = rstd*scale_dot - a*rstd^2*var_dot/2    k = bias_dot - a*mean_dot
 
-The gate y > 0 is taken from `saved`, which backward reads too, so that the two agree on it for
-every element. A tangent of None means zero.
+For ReLU, act' is 1 where y > 0, else 0. Where it follows from y, it is taken from `saved`, which
+backward reads too, so that the two agree on it for every element. A tangent of None means zero.
 """
 
 import functools
@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_bnar import reference
-from jax_bnar._base.config import Config, Gate
+from jax_bnar._base.config import Config
+from jax_bnar._base.gates import Gate
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
@@ -54,6 +55,7 @@ def training_tangents(
         layout=config.layout,
         epsilon=config.epsilon,
         gate=config.gate,
+        **config.activation_statics,
     )
     return y_dot, *jax.tree.leaves(statistics_dot)
 
@@ -113,9 +115,12 @@ def normalise_tangent(
     layout: ChannelLayout,
     epsilon: float,
     gate: Gate,
+    **activation: Any,
 ) -> jax.Array:
     """y_dot in the dtype of x, rounded once; `tangents` are of (x, z, affine, statistics)."""
-    function = functools.partial(_normalise_tangent, layout=layout, epsilon=epsilon, gate=gate)
+    function = functools.partial(
+        _normalise_tangent, layout=layout, epsilon=epsilon, gate=gate, **activation
+    )
     specs = (jax.typeof(residuals.x[0]).sharding.spec,)
     return with_automatic_axes(function, specs, residuals, tangents)[0]
 
@@ -127,6 +132,7 @@ def _normalise_tangent(
     layout: ChannelLayout,
     epsilon: float,
     gate: Gate,
+    **activation: Any,
 ) -> tuple[jax.Array]:
     shape, dtype = residuals.x[0].shape, residuals.x[0].dtype
 
@@ -152,8 +158,8 @@ def _normalise_tangent(
     if z_dot is not None:
         y_dot = y_dot + z_dot.astype(y_dot.dtype)
     bias = reference.sum_of_biases(affine)
-    y_dot = reference.gated(y_dot.astype(dtype), centred, saved, a, bias, gate)
-    (y_dot,) = layout.from_canonical([y_dot], ["tensor"], shape)
+    y_dot = reference.gated(y_dot, centred, saved, a, bias, gate, dtype=dtype, **activation)
+    (y_dot,) = layout.from_canonical([y_dot.astype(dtype)], ["tensor"], shape)
     return (y_dot,)
 
 

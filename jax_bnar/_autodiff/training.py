@@ -73,7 +73,7 @@ def moving(tangents: Any) -> Any:
 def _forward(
     operands: tuple[Any, ...], config: Config, save_mask: bool
 ) -> tuple[_Results, jax.Array | None]:
-    """The results, and what backward finds the sign of the ReLU in."""
+    """The results, and what backward finds the derivative of the activation in."""
     # This calls `training` rather than the primitive, so that second derivatives use the rule
     # above.
     y, statistics, mask = training(*operands, config, save_mask)
@@ -85,15 +85,15 @@ def _forward(
     )
     if mask is not None:
         mask = checkpoint_name(mask, MASK_NAME)
-    return (y, statistics, mask), saved_for(config, y, mask)
+    return (y, statistics, mask), saved_for(config, y, mask, operands[1])
 
 
-def saved_for(config: Config, y: jax.Array, mask: jax.Array | None) -> jax.Array | None:
-    """What backward finds the sign of the ReLU in, or None if it recomputes it from x."""
-    if config.gate == "y":
-        # y instead of the pre-ReLU tensor: y is the output and is kept anyway (K. Hou's post).
-        return y
-    return mask if config.gate == "mask" else None
+def saved_for(
+    config: Config, y: jax.Array, mask: jax.Array | None, z: jax.Array | None
+) -> jax.Array | None:
+    """What backward finds the derivative of the activation in, or None if x is enough."""
+    # y instead of the pre-ReLU tensor: y is the output and is kept anyway (K. Hou's post).
+    return {"y": y, "mask": mask, "z": z}.get(config.gate)
 
 
 @dataclasses.dataclass(frozen=True)

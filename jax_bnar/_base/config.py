@@ -3,14 +3,12 @@
 import dataclasses
 from typing import Any, Literal
 
+from jax_bnar._base.activations import Activation, follows_from_y, statics_of
+from jax_bnar._base.gates import Gate
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.layout import ChannelLayout
 
-Activation = Literal["none", "relu"]
 Save = Literal["y", "mask"]
-# Where backward finds the sign of the ReLU: nowhere ("none": no activation), in y, in a bit mask,
-# or in x. From x it recomputes the normalised value, which is enough if no residual was added.
-Gate = Literal["none", "x", "y", "mask"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +16,8 @@ class Config:
     """Everything about one call that is known at trace time.
 
     Several inputs (`inputs`) are always followed by a ReLU, and no residual is added to them. So
-    their primitives do not have the static parameters `activation` and `has_z`.
+    their primitives do not have the static parameters `activation`, `negative_slope` and `has_z`.
+    `negative_slope` is that of a leaky ReLU, and 0 otherwise.
     """
 
     epsilon: float
@@ -28,14 +27,38 @@ class Config:
     has_z: bool
     layout: ChannelLayout
     inputs: int = 1
+    negative_slope: float = 0.0
 
     @property
     def gate(self) -> Gate:
         if self.activation == "none":
             return "none"
+        if not follows_from_y(self.activation):
+            return self._recomputing_gate
         if self.save == "mask":
             return "mask"
         return "y" if self.has_z else "x"
+
+    @property
+    def inference_gate(self) -> Gate:
+        """The gate if mean and var are given.
+
+        Where the derivative jumps, gate "x" would be wrong if only one of forward and backward is a
+        kernel: their `a` may differ in the last bit, and so might the side of the jump.
+        """
+        if self.activation == "none":
+            return "none"
+        return "y" if follows_from_y(self.activation) else self._recomputing_gate
+
+    @property
+    def _recomputing_gate(self) -> Gate:
+        return "z" if self.has_z else "x"
+
+    @property
+    def activation_statics(self) -> dict[str, Any]:
+        if self.inputs > 1:
+            return {}
+        return statics_of(self.activation, self.negative_slope)
 
     @property
     def save_mask(self) -> bool:
@@ -53,12 +76,11 @@ class Config:
     @property
     def inference_statics(self) -> dict[str, Any]:
         """Static parameters of the primitive `inference`."""
-        activation = {"activation": self.activation} if self.inputs == 1 else {}
-        return {**self.common_statics, "epsilon": self.epsilon, **activation}
+        return {**self.common_statics, "epsilon": self.epsilon, **self.activation_statics}
 
     def apply_statics(self, gate: Gate) -> dict[str, Any]:
         """Static parameters of the primitive `backward_apply`."""
-        return {**self.common_statics, "epsilon": self.epsilon, "gate": gate}
+        return {**self.inference_statics, "gate": gate}
 
     def backward_statics(self, gate: Gate) -> dict[str, Any]:
         """Static parameters of the primitives `backward` and `backward_reduce`."""

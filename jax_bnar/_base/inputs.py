@@ -8,6 +8,8 @@ the operands of a primitive, in order (`jax_bnar._base.signatures`).
 import functools
 from typing import Any, Final, NamedTuple
 
+from jax_bnar._base.gates import Gate, recomputes
+
 # The numbers of inputs for which there are kernels, each with the prefix of their names.
 PREFIXES: Final = {1: "", 2: "dual_"}
 
@@ -39,9 +41,11 @@ def numbered(name: str, inputs: int) -> tuple[str, ...]:
     return (name,) if inputs == 1 else tuple(f"{name}{i + 1}" for i in range(inputs))
 
 
-def means_alone(
-    statistics: tuple[Statistics, ...],
+def read_by_gate(
+    gate: Gate, statistics: tuple[Statistics, ...], affine: tuple[Affine, ...]
 ) -> tuple[tuple[Statistics, ...], tuple[Affine, ...]]:
-    """What `backward_reduce` reads of statistics and parameters for all gates but "x"."""
+    """What `backward_reduce` reads of statistics and parameters."""
+    if recomputes(gate):
+        return statistics, affine
     means = tuple(Statistics(own.mean, None) for own in statistics)
     return means, tuple(Affine(None, None) for _ in statistics)

@@ -70,6 +70,7 @@ class Signature:
         sums: the number of inputs that it reduces per channel, for which a kernel may need a
             workspace.
         x: the operand that decides the shapes, dtypes and shardings of the others.
+        has_activation: whether the static parameters `activation` and `negative_slope` exist.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Signature:
     outputs: tuple[Any, ...]
     sums: int = 0
     x: str = "x"
+    has_activation: bool = False
 
     @functools.cached_property
     def operands(self) -> tuple[Operand, ...]:
@@ -141,7 +143,7 @@ class Signature:
             return frozenset({result.depends_on})
         if result.depends_on == "all":
             return everything
-        # e = dy where y > 0, else 0.
+        # e = dy*act'(u); u depends on all operands of forward.
         by_gate = {"none": {"dy"}, "y": {"dy", "saved"}, "mask": {"dy", "saved"}}
         return everything & by_gate.get(statics["gate"], everything)
 
@@ -205,7 +207,9 @@ def signatures(inputs: int) -> Signatures:
     of_gate = (dy, x, saved, statistics, affine)
 
     def signature(name: str, *sides: tuple[Any, ...], sums: int = 0) -> Signature:
-        return Signature(PREFIXES[inputs] + name, *sides, sums=sums, x=x[0].name)
+        return Signature(
+            PREFIXES[inputs] + name, *sides, sums=sums, x=x[0].name, has_activation=inputs == 1
+        )
 
     return Signatures(
         forward=signature("forward", (x, z, affine), (y, computed, mask), sums=inputs),
@@ -213,8 +217,8 @@ def signatures(inputs: int) -> Signatures:
         statistics=STATISTICS,
         normalise=signature("normalise", (x, z, affine, statistics), (y, mask)),
         # The halves of backward compute a = scale/sqrt(var+epsilon) themselves, as forward does:
-        # gate "x" needs the same bits. For the other gates, backward_reduce is given no var, scale
-        # or bias, because its results do not depend on them.
+        # gate "x" needs the same bits. For gates that do not recompute, backward_reduce is given no
+        # var, scale or bias, because its results do not depend on them.
         backward_reduce=signature("backward_reduce", of_gate, sums, sums=inputs),
         backward_apply=signature("backward_apply", (*of_gate, coefficients), gradients[0]),
     )

@@ -20,9 +20,8 @@ def next_steps(candidates: Sequence[Candidate], own_calls: int) -> Iterator[str]
         )
     if any(candidate.reason for candidate in matched):
         yield (
-            "where a reason is given, what follows the BatchNorm is not fused with it: of all"
-            " activations only jax.nn.relu is fused, and the others run as before"
-            " (docs/guide/activations.md)"
+            "where a reason is given, what follows the BatchNorm is not fused with it, and runs as"
+            " before; docs/guide/activations.md lists the activations that are fused"
         )
     if matched:
         operators = [candidate.operator or "" for candidate in matched]

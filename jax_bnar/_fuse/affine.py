@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_bnar._base.activations import RELU
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._fuse.dtypes import is_real
 from jax_bnar._fuse.graph import Graph
@@ -157,7 +158,7 @@ def _match(graph: Graph, relu: Node, activated: Value) -> AffineMatch | None:
         _require_alone(graph, addend, x)
         if not pays(x.dtype):
             raise RefusalError(f"evaluation in {x.dtype} is at least as fast as XLA compiles it")
-        tail = Tail(relu.outputs[0], residuals, has_relu=True)
+        tail = Tail(relu.outputs[0], residuals, RELU)
         return AffineMatch(x, addend, tail, region, *affine)
     return None
 

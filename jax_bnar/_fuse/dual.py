@@ -70,7 +70,7 @@ def duals(matches: Sequence[TrainingMatch]) -> list[DualMatch]:
     }
     found = []
     for first in matches:
-        if len(first.tail.residuals) == 1:
+        if len(first.tail.residuals) == 1 and first.tail.has_relu:
             second = normalised.get(first.tail.residuals[0])
             if second is not None and _agree(first, second):
                 found.append(DualMatch(first.x, first.normalised, first.tail, first, second))

@@ -13,6 +13,7 @@ from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import Match, RefusedMatch, summed
 from jax_bnar._fuse.nodes import Node, Operand, Value
 from jax_bnar._fuse.tail import tail_of
+from jax_bnar._operators.activated import bn_act, bn_act_inference
 from jax_bnar._operators.api import (
     bn_add_relu,
     bn_add_relu_inference,
@@ -59,6 +60,8 @@ class OwnMatch(Match):
         if len(self.calls) == 2:
             return "dual_bn_add_relu"
         name = "bn_add_relu" if self.tail.residuals else "bn_relu"
+        if not self.tail.has_relu:
+            name = "bn_act"
         return f"{name}_inference" if self.calls[0].is_inference else name
 
     @property
@@ -89,12 +92,18 @@ class OwnMatch(Match):
         if others:
             results = dual_bn_add_relu(x, *others, *vectors, **options)
         elif self.calls[0].is_inference:
+            if not self.tail.has_relu:
+                act = self.tail.activation
+                scale, bias, mean, var = vectors
+                return [bn_act_inference(x, scale, bias, mean, var, act, z=z, **options)]
             if z is None:
                 return [bn_relu_inference(x, *vectors, **options)]
             return [bn_add_relu_inference(x, z, *vectors, **options)]
         else:
             scale, bias = vectors
-            if z is None:
+            if not self.tail.has_relu:
+                results = bn_act(x, scale, bias, self.tail.activation, z=z, **options)
+            elif z is None:
                 results = bn_relu(x, scale, bias, **options)
             else:
                 results = bn_add_relu(x, z, scale, bias, **options)
@@ -111,12 +120,13 @@ def own_candidates(
     if call is None or call.results[0] in taken:
         return []
     tail = tail_of(graph, call.results[0], taken)
-    if not tail.has_relu:
+    if not tail.is_activated:
         if not tail.reason:
             return []
         return [RefusedMatch(node, f"it is an operator of jax_bnar already; {tail.reason}")]
     found: list[OwnMatch | RefusedMatch] = [OwnMatch(call.x, call.results[0], tail, (call,))]
-    if len(tail.residuals) == 1 and (producer := tail.residuals[0].producer) is not None:
+    producer = tail.residuals[0].producer if len(tail.residuals) == 1 else None
+    if tail.has_relu and producer is not None:
         other = own_call(producer)
         if other is not None and graph.sole_reader(tail.residuals[0]) and _agree(call, other):
             both = dataclasses.replace(tail, residuals=())

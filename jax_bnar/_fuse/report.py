@@ -150,4 +150,6 @@ def _moves_spared(match: Match) -> int:
     """How many reads and writes of whole arrays are avoided, in units of the size of x."""
     arrays = {"batch_norm": 0, "bn_relu": 1, "bn_add_relu": 2, "dual_bn_add_relu": 2}
     operator = match.operator.removesuffix("_inference")
+    if operator == "bn_act":
+        operator = "bn_add_relu" if match.tail.residuals else "bn_relu"
     return 2 * arrays[operator]

@@ -1,9 +1,11 @@
-"""What follows the normalised array: nothing, a ReLU, or residuals and a ReLU."""
+"""What follows the normalised array: nothing, or residuals and an activation."""
 
 import dataclasses
 from collections.abc import Collection
 
+from jax_bnar._base.activations import NO_ACTIVATION, RELU, FusedActivation
 from jax_bnar._fuse import activations
+from jax_bnar._fuse.curves import curve_of
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, source
 from jax_bnar._fuse.relu import is_relu, is_selection_by_sign, looks_like_relu
@@ -14,24 +16,35 @@ _MOST_RESIDUALS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Tail:
-    """The residuals and the ReLU that follow a normalised array.
+    """The residuals and the activation that follow a normalised array.
 
     Attributes:
         result: the last value that the kernel computes.
-        residuals: what is added before the ReLU.
-        has_relu: whether there is a ReLU.
+        residuals: what is added before the activation.
+        activation: the activation; that with the name "none" if there is none.
         reason: why the kernel takes no more of what follows; empty if it takes everything.
     """
 
     result: Value
     residuals: tuple[Value, ...] = ()
-    has_relu: bool = False
+    activation: FusedActivation = NO_ACTIVATION
     reason: str = ""
+
+    @property
+    def is_activated(self) -> bool:
+        return self.activation.name != "none"
+
+    @property
+    def has_relu(self) -> bool:
+        return self.activation.name == "relu"
 
 
 def tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
     value, residuals = normalised, []
     while True:
+        curve = curve_of(graph, value)
+        if curve is not None and curve.result not in taken:
+            return Tail(curve.result, tuple(residuals), curve.activation)
         reader = graph.sole_reader(value)
         if reader is None:
             return Tail(normalised, reason=_why_not_one_reader(graph, value, normalised))
@@ -39,7 +52,7 @@ def tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
         if result in taken:
             return Tail(normalised, reason="it is the residual of another BatchNorm")
         if is_relu(reader):
-            return Tail(result, tuple(residuals), has_relu=True)
+            return Tail(result, tuple(residuals), RELU)
         if reader.name not in ("add", "add_any"):
             return Tail(normalised, reason=_why_not(graph, value, reader))
         other = reader.inputs[1] if reader.inputs[0] is value else reader.inputs[0]
@@ -100,10 +113,10 @@ def _why_not(graph: Graph, value: Value, reader: Node) -> str:
         name = activations.name_of_custom(reader) or "what follows"
         return f"{name} has a custom derivative, which is not that of jax.nn.relu"
     if reader.name == "name":
-        return "a checkpoint_name follows instead of a ReLU"
+        return "a checkpoint_name follows, which is not fused"
     name = reader.params["name"] if reader.name in ("jit", "pjit") else reader.name
     return _follows(name)
 
 
 def _follows(name: str) -> str:
-    return f"{name} follows instead of a ReLU"
+    return f"{name} follows, which is not fused"

@@ -13,6 +13,7 @@ from jax_bnar._fuse.nodes import Operand, Value
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.training import Normalisation
 from jax_bnar._fuse.vectors import Vector, arrays_of
+from jax_bnar._operators.activated import bn_act
 from jax_bnar._operators.api import batch_norm, bn_add_relu, bn_relu
 
 
@@ -41,8 +42,10 @@ class TrainingMatch(Match):
 
     @property
     def operator(self) -> str:
-        if not self.tail.has_relu:
+        if not self.tail.is_activated:
             return "batch_norm"
+        if not self.tail.has_relu:
+            return "bn_act"
         return "bn_add_relu" if self.tail.residuals else "bn_relu"
 
     @property
@@ -72,12 +75,14 @@ class TrainingMatch(Match):
         bias = with_nans_of(shift, bias)
         shape, options = self.shape_and_options(self.result.shape)
         x = self.arranged(x, shape)
-        if not self.tail.has_relu:
+        z = summed(residuals).reshape(shape) if residuals else None
+        if not self.tail.is_activated:
             y, mean, var = batch_norm(x, scale, bias, **options)
-        elif not residuals:
+        elif not self.tail.has_relu:
+            y, mean, var = bn_act(x, scale, bias, self.tail.activation, z=z, **options)
+        elif z is None:
             y, mean, var = bn_relu(x, scale, bias, **options)
         else:
-            z = summed(residuals).reshape(shape)
             y, mean, var = bn_add_relu(x, z, scale, bias, **options)
         return [y.reshape(self.result.shape), *self.restored(wanted, mean, var, shift)]
 

@@ -17,7 +17,7 @@ TransformerEngine makes the same distinction between outer and inner primitives.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -28,6 +28,7 @@ from jax.extend.core import Primitive
 
 from jax_bnar import reference
 from jax_bnar._base import jax_compat
+from jax_bnar._base.activations import CURVES, statics_of
 from jax_bnar._base.canonical import CanonicalShape, mask_bytes
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation, warn_once
@@ -151,6 +152,8 @@ class Operation:
     def _lower_on(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
         """Lowers to the kernel, or to the reference where the kernel is missing or not loaded."""
         implementation = params["implementation"]
+        if _lacks_activation(platform, params):
+            return self._lower_reference(ctx, *operands, **params)
         if platform == "cuda" and ahead_of_time.runs_elsewhere(ctx):
             if ahead_of_time.calls_kernel(self.name, ctx, implementation):
                 return self._lower_kernel(platform, ctx, *operands, **params)
@@ -165,10 +168,14 @@ class Operation:
     def _lower_reference(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         if params["implementation"] == "ffi":
             platforms = ctx.module_context.platforms
+            why = (
+                f"there is none for activation={params['activation']!r}"
+                if any(_lacks_activation(platform, params) for platform in platforms)
+                else targets.why_no_kernel(self.name, platforms)
+            )
             raise NotImplementedError(
                 f"jax_bnar: implementation='ffi' requires the {self.name} kernel on"
-                f" {', '.join(platforms)}, but {targets.why_no_kernel(self.name, platforms)}."
-                " implementation=None falls back to pure JAX."
+                f" {', '.join(platforms)}, but {why}. implementation=None falls back to pure JAX."
             )
         rule = jax_compat.lower_fun(self._reference, multiple_results=True)
         return rule(ctx, *operands, **params)
@@ -243,17 +250,24 @@ class Operation:
             input_layouts=[mask_order if kind == "mask" else None for kind in given_kinds],
             output_layouts=layouts + [None] * (len(declared) - len(layouts)),
         )
+        # Those of the reference, where a caller leaves them out.
+        activation = statics_of("relu", 0.0) if self.signature.has_activation else {}
         outputs = call(
             *given,
             has_groups=not _is_one(groups),
             has_inner=not _is_one(inner),
             **has,
-            **{name: _attribute(value) for name, value in statics.items()},
+            **{name: _attribute(value) for name, value in (activation | statics).items()},
             # Programs for the CPU are compiled where they run, by the kernels' own version.
             **({"abi": targets.cuda_abi()} if platform == "cuda" else {}),
         )
         outputs = outputs[: len(results)]
         return [o.reshape(aval.shape) for o, aval in zip(outputs, results, strict=True)]
+
+
+def _lacks_activation(platform: str, params: Mapping[str, Any]) -> bool:
+    """Whether there is no kernel because of the activation: CUDA has them for ReLU alone."""
+    return platform == "cuda" and params.get("activation") in CURVES
 
 
 def _is_one(size: Any) -> bool:

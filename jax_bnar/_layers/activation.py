@@ -5,10 +5,20 @@ from typing import Any, Final, Literal, NamedTuple
 
 import jax
 
-from jax_bnar._base.config import Activation
+from jax_bnar._base.activations import (
+    Activation,
+    FusedActivation,
+    activate,
+    fused_activation,
+    names,
+)
 
-# What a user may pass. Linen's `nn.relu` and `nnx.relu` are the same object as `jax.nn.relu`.
-ActivationLike = Literal["relu", "none"] | Callable[..., Any] | None
+# What a user may pass.
+ActivationLike = (
+    Literal["relu", "none", "relu6", "leaky_relu", "silu", "swish", "hard_silu", "hard_swish"]
+    | Callable[..., Any]
+    | None
+)
 
 
 class LayerActivation(NamedTuple):
@@ -17,10 +27,25 @@ class LayerActivation(NamedTuple):
     Attributes:
         fused: the part that the operator applies.
         after: the function that plain JAX applies to the operator's result, or None.
+        negative_slope: that of a leaky ReLU, 0 for others.
     """
 
     fused: Activation
     after: Callable[..., Any] | None = None
+    negative_slope: float = 0.0
+
+    @classmethod
+    def of(cls, fused: FusedActivation) -> "LayerActivation":
+        return cls(fused.name, negative_slope=fused.negative_slope)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the operator applies all of it, and it is not nothing."""
+        return self.after is None and self.fused != "none"
+
+    @property
+    def of_operator(self) -> FusedActivation:
+        return FusedActivation(self.fused, self.negative_slope)
 
     def finish(self, y: jax.Array) -> jax.Array:
         """Applies the rest of the activation to a y to which the operator has applied `fused`."""
@@ -36,7 +61,7 @@ class LayerActivation(NamedTuple):
 
     def unfused(self, y: jax.Array) -> jax.Array:
         """Applies the whole activation to a y to which nothing has been applied."""
-        return self.finish(jax.nn.relu(y) if self.fused == "relu" else y)
+        return self.finish(activate(y, self.fused, self.negative_slope))
 
 
 RELU: Final = LayerActivation("relu")
@@ -50,25 +75,24 @@ def layer_activation(layer: str, field: str, given: Any) -> LayerActivation:
         ValueError: the value is a string that does not name an activation.
         TypeError: the value is a class, or it is not a string, None or a callable.
     """
-    if isinstance(given, str):
-        if given not in ("relu", "none"):
-            raise ValueError(
-                f"{layer}: {field} must be 'relu', 'none', None or a callable, got {given!r}; pass"
-                " other activations as functions, such as jax.nn.gelu."
-            )
-        return LayerActivation(given)
     if given is None:
         return NONE
-    if given is jax.nn.relu:
-        return RELU
+    fused = fused_activation(given)
+    if fused is not None:
+        return LayerActivation.of(fused)
+    if isinstance(given, str):
+        raise ValueError(
+            f"{layer}: {field} must be {names()}, None or a callable, got {given!r}; pass other"
+            " activations as functions, such as jax.nn.gelu."
+        )
     if isinstance(given, type):
         raise TypeError(
-            f"{layer}: {field} must be 'relu', 'none', None or a callable, got the class"
+            f"{layer}: {field} must be {names()}, None or a callable, got the class"
             f" {given.__name__}; pass an instance of it."
         )
     if not callable(given):
         raise TypeError(
-            f"{layer}: {field} must be 'relu', 'none', None or a callable, got {given!r} of type"
+            f"{layer}: {field} must be {names()}, None or a callable, got {given!r} of type"
             f" {type(given).__name__}."
         )
     return LayerActivation("none", given)

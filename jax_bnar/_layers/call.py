@@ -21,7 +21,7 @@ from jax_bnar._layers.channel_view import ChannelView, channel_view
 from jax_bnar._layers.promotion import compute_dtype
 from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
-from jax_bnar._operators import api
+from jax_bnar._operators import activated, api
 from jax_bnar._operators.renorm import batch_renorm
 from jax_bnar._operators.validation import (
     check_named_axes,
@@ -90,13 +90,19 @@ class LayerCall:
         }
         fused = self.activation.fused
         if correction is not None:
-            z = residual if fused == "relu" else None
+            z = None if fused == "none" else residual
             towards = correction.of_channels()
-            y, mean, var = batch_renorm(x, z, scale, bias, *towards, fused, **options)
-            y = y if residual is None or fused == "relu" else y + residual
+            slope = self.activation.negative_slope
+            y, mean, var = batch_renorm(
+                x, z, scale, bias, *towards, fused, negative_slope=slope, **options
+            )
+            y = y if residual is None or fused != "none" else y + residual
         elif fused == "none":
             y, mean, var = api.batch_norm(x, scale, bias, **options)
             y = y if residual is None else y + residual
+        elif fused != "relu":
+            act = self.activation.of_operator
+            y, mean, var = activated.bn_act(x, scale, bias, act, z=residual, **options)
         elif residual is None:
             y, mean, var = api.bn_relu(x, scale, bias, **options)
         else:
@@ -124,9 +130,13 @@ class LayerCall:
             "axis": view.axis,
             "implementation": self.implementation,
         }
-        if self.activation.fused == "none":
+        fused = self.activation.fused
+        if fused == "none":
             y = api.batch_norm_inference(x, *vectors, **options)
             y = y if residual is None else y + residual
+        elif fused != "relu":
+            act = self.activation.of_operator
+            y = activated.bn_act_inference(x, *vectors, act, z=residual, **options)
         elif residual is None:
             y = api.bn_relu_inference(x, *vectors, **options)
         else:
@@ -169,6 +179,7 @@ class LayerCall:
                 view.view(mask),
                 epsilon=self.epsilon,
                 activation=self.activation.fused,
+                negative_slope=self.activation.negative_slope,
                 axis_name=self.axis_name,
                 axis_index_groups=self.axis_index_groups,
             )

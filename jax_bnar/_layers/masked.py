@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jax_bnar import reference
-from jax_bnar._base.config import Activation
+from jax_bnar._base.activations import Activation
 from jax_bnar._base.inputs import Statistics
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators.validation import Operands, check_epsilon
@@ -23,6 +23,7 @@ def normalise(
     *,
     epsilon: float,
     activation: Activation,
+    negative_slope: float,
     axis_name: Any,
     axis_index_groups: Any,
 ) -> tuple[jax.Array, BatchStatistics]:
@@ -46,6 +47,7 @@ def normalise(
             (Statistics(statistics.mean, statistics.var),),
             epsilon=check_epsilon("BatchNorm", epsilon),
             activation=activation,
+            negative_slope=negative_slope,
             save_mask=False,
         )
         return y.reshape(x.shape), *(jnp.asarray(s) for s in statistics)

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from jax_bnar._autodiff.inference import inference
-from jax_bnar._base.config import Activation
+from jax_bnar._base.activations import Activation
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._operators.forms import checked
@@ -19,6 +19,7 @@ def bias_act(
     bias: Any,
     *,
     activation: Activation,
+    negative_slope: float = 0.0,
     implementation: Implementation = None,
 ) -> jax.Array:
     """act(x + bias + z), with channels last; z may be None.
@@ -33,6 +34,7 @@ def bias_act(
         epsilon=NEUTRAL_EPSILON,
         axis=-1,
         implementation=implementation,
+        negative_slope=negative_slope,
     )
     with jax.named_scope("bias_act"):
         (given, z), affine = align_operands(layout, (given, z), affine)

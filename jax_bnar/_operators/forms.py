@@ -9,7 +9,8 @@ from jax_bnar._autodiff.inference import inference
 from jax_bnar._autodiff.statistics import batch_statistics
 from jax_bnar._autodiff.synchronised import synchronised
 from jax_bnar._autodiff.training import training
-from jax_bnar._base.config import Activation, Config, Save
+from jax_bnar._base.activations import Activation
+from jax_bnar._base.config import Config, Save
 from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._base.inputs import Affine, Statistics, numbered
 from jax_bnar._base.layout import ChannelLayout
@@ -37,6 +38,7 @@ def checked(
     num_groups: int = 1,
     save: Save = "y",
     implementation: Implementation,
+    negative_slope: float = 0.0,
 ) -> tuple[Operands, Config]:
     """The operands and the static parameters of a form, both checked."""
     operands = check_operands(function, x, z, affine, axis=axis, num_groups=num_groups)
@@ -48,6 +50,7 @@ def checked(
         has_z=operands.z is not None,
         layout=operands.layout,
         inputs=len(operands.x),
+        negative_slope=negative_slope,
     )
     return operands, config
 
@@ -73,6 +76,7 @@ def train(
     num_groups: int,
     save: Save,
     implementation: Implementation,
+    negative_slope: float = 0.0,
 ) -> list[jax.Array]:
     """y, followed by the mean and var of each input."""
     names, groups = check_named_axes(function, axis_name, axis_index_groups)
@@ -83,6 +87,7 @@ def train(
         num_groups=num_groups,
         save=save,
         implementation=implementation,
+        negative_slope=negative_slope,
     )
     with jax.named_scope(function):
         (x, z), affine = align_operands(layout, (x, z), affine)
@@ -105,6 +110,7 @@ def infer(
     epsilon: float,
     axis: int,
     implementation: Implementation,
+    negative_slope: float = 0.0,
 ) -> jax.Array:
     """y from given statistics."""
     (x, z, affine, layout), config = checked(
@@ -112,6 +118,7 @@ def infer(
         epsilon=epsilon,
         axis=axis,
         implementation=implementation,
+        negative_slope=negative_slope,
     )
     inputs = config.inputs
     with jax.named_scope(function):

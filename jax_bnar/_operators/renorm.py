@@ -27,7 +27,8 @@ import numpy as np
 
 from jax_bnar._autodiff.known_statistics import training_with_statistics
 from jax_bnar._autodiff.statistics import batch_statistics
-from jax_bnar._base.config import Activation, Save
+from jax_bnar._base.activations import Activation
+from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._operators.api import BatchNormResult
@@ -47,6 +48,7 @@ def batch_renorm(
     d_max: Any,
     activation: Activation,
     *,
+    negative_slope: float = 0.0,
     epsilon: float,
     axis: int,
     axis_name: Any,
@@ -65,6 +67,7 @@ def batch_renorm(
         num_groups=num_groups,
         save=save,
         implementation=implementation,
+        negative_slope=negative_slope,
     )
     running = Statistics(
         check_statistic(function, "mean", running_mean, x, layout.axis),

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_bnar import reference
-from jax_bnar._base.config import Gate
+from jax_bnar._base.gates import Gate, recomputes
 from jax_bnar._base.implementation import Implementation
-from jax_bnar._base.inputs import Affine, Statistics, means_alone
+from jax_bnar._base.inputs import Affine, Statistics, read_by_gate
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._kernels.kernel_call import OPERATIONS, Operation
 from jax_bnar._sharding.collectives import Span, merge_statistics, sum_packed
@@ -100,7 +100,7 @@ def backward(
     epsilon: float,
     gate: Gate,
     halves: Halves | None = None,
-    **has_z: bool,
+    **statics: Any,
 ) -> tuple[Arrays, Arrays, jax.Array, jax.Array | None]:
     """(dx, dscale, dbias, dz) with one all-reduce. With S the sum over devices and a = scale*rstd:
 
@@ -117,9 +117,9 @@ def backward(
         "implementation": implementation,
         "epsilon": epsilon,
     }
-    of_gate = (statistics, affine) if gate == "x" else means_alone(statistics)
+    of_gate = read_by_gate(gate, statistics, affine)
     sum_e, centred, dz = reduce(
-        dy, x, saved, *_selected(span, of_gate), **options, gate=gate, **has_z
+        dy, x, saved, *_selected(span, of_gate), **options, gate=gate, **statics
     )
     rstd = [reference.reciprocal_std(own.var, epsilon) for own in statistics]
     a = [reference.scaled_rstd(r, own.scale) for r, own in zip(rstd, affine, strict=True)]
@@ -150,7 +150,7 @@ def backward(
     if dz is not None:  # dz is e, so the gate has already been applied.
         dy, saved, gate = dz, None, "none"
     beside = tuple(
-        _beside_coefficients(of_input.var, own if gate == "x" else own._replace(bias=None))
+        _beside_coefficients(of_input.var, own if recomputes(gate) else own._replace(bias=None))
         for of_input, own in zip(statistics, affine, strict=True)
     )
     dx = apply(
@@ -158,6 +158,7 @@ def backward(
         *_selected(span, (statistics, beside, coefficients)),
         **options,
         gate=gate,
+        **{name: value for name, value in statics.items() if name != "has_z"},
     )
     return dx, dscale, dbias, dz
 

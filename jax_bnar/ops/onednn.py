@@ -16,7 +16,8 @@ from jax.typing import ArrayLike
 from jax_bnar import primitive, reference
 from jax_bnar._autodiff.inference import inference
 from jax_bnar._autodiff.training import training
-from jax_bnar._base.config import Config, Gate
+from jax_bnar._base.config import Config
+from jax_bnar._base.gates import Gate
 from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._base.inputs import Affine, Coefficients, Statistics
 from jax_bnar._base.layout import ChannelLayout

@@ -92,6 +92,7 @@ def test_forward_and_backward(
         "has_inner": has_inner,
         "has_scale": "true",
         "has_z": "true",
+        "negative_slope": "0.000000e+00 : f64",
         "save_mask": "true" if save == "mask" else "false",
     }
     rows_channels_inner = (4, 64, 49) if axis == 1 else (196, 64, 1)
@@ -106,6 +107,7 @@ def test_forward_and_backward(
     assert workspace == f"{expected}xui8"
     assert attributes(backward) == {
         "abi": ABI,
+        "activation": '"relu"',
         "epsilon": "1.000000e-05 : f64",
         "gate": f'"{save}"',
         "has_bias": "true",
@@ -113,6 +115,7 @@ def test_forward_and_backward(
         "has_inner": has_inner,
         "has_z": "true",
         "has_scale": "true",
+        "negative_slope": "0.000000e+00 : f64",
     }
     for call in found.values():
         # Every other operand and result is row-major: the last dimension varies fastest. Those 32

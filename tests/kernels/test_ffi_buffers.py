@@ -19,13 +19,14 @@ from jax_bnar._kernels import kernel_call, targets
 
 GROUPS, ROWS, CHANNELS, INNER = SHAPE = (2, 3, 5, 7)
 OPTIONAL = ("z", "scale", "bias", "scale1", "bias1", "scale2", "bias2")
+RELU: dict[str, Any] = {"activation": "relu", "negative_slope": np.float64(0)}
 STATICS: dict[str, dict[str, Any]] = {
-    "forward": {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": True},
-    "backward": {"epsilon": np.float64(1e-5), "gate": "mask", "has_z": True},
+    "forward": {"epsilon": np.float64(1e-5), **RELU, "save_mask": True},
+    "backward": {"epsilon": np.float64(1e-5), **RELU, "gate": "mask", "has_z": True},
     "statistics": {},
-    "normalise": {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": True},
-    "backward_reduce": {"epsilon": np.float64(1e-5), "gate": "x", "has_z": True},
-    "backward_apply": {"epsilon": np.float64(1e-5), "gate": "y"},
+    "normalise": {"epsilon": np.float64(1e-5), **RELU, "save_mask": True},
+    "backward_reduce": {"epsilon": np.float64(1e-5), **RELU, "gate": "x", "has_z": True},
+    "backward_apply": {"epsilon": np.float64(1e-5), **RELU, "gate": "y"},
     "dual_forward": {"epsilon": np.float64(1e-5), "save_mask": True},
     "dual_backward": {"epsilon": np.float64(1e-5), "gate": "mask"},
     "dual_normalise": {"epsilon": np.float64(1e-5), "save_mask": True},
@@ -187,6 +188,7 @@ def test_wrong_attributes(operation: kernel_call.Operation) -> None:
         for name, values in {
             "epsilon": [np.float32(1e-5), 1, "1e-5"],
             "activation": ["gelu", "", 1],
+            "negative_slope": [np.float32(0.5), 1, np.float64(1.0), np.float64(-0.5)],
             "gate": ["z", "", 0, "none"],
             "save_mask": [2, "true", False],
             "has_z": [2, False],
@@ -205,6 +207,14 @@ def test_wrong_attributes(operation: kernel_call.Operation) -> None:
         assert_refused(call._replace(attributes=rest), f"a call without the attribute {name}")
 
 
+@pytest.mark.parametrize("operation", ["forward", "normalise", "backward", "backward_apply"])
+def test_a_smooth_activation_follows_from_neither_y_nor_a_mask(operation: str) -> None:
+    """Forward is asked for a mask, and backward is to find the derivative in a mask or in y."""
+    call = good_call(getattr(kernel_call.OPERATIONS[1], operation))
+    attributes = call.attributes | {"activation": "silu"}
+    assert_refused(call._replace(attributes=attributes), "silu")
+
+
 def test_short_buffers_do_not_crash() -> None:
     """Reading or writing past their end would fault: the sizes differ by a factor of 2^18."""
     output = run_python(
@@ -216,7 +226,8 @@ def test_short_buffers_do_not_crash() -> None:
 
         big, small = (1, 1 << 18, 64, 1), (1, 1, 64, 1)
         flags = {f"has_{name}": True for name in ("z", "scale", "bias", "groups", "inner")}
-        statics = {"epsilon": np.float64(1e-5), "activation": "relu", "save_mask": False}
+        relu = {"activation": "relu", "negative_slope": np.float64(0)}
+        statics = {"epsilon": np.float64(1e-5), **relu, "save_mask": False}
         vector = jnp.ones((1, 64), jnp.float32)
         refused = 0
         for x, z, y in [(big, small, big), (big, big, small), (small, small, big)]:

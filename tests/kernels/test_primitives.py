@@ -12,7 +12,7 @@ from cases import all_dtypes, as_dtype, both_implementations
 from tiers import slow_except
 
 from jax_bnar import reference
-from jax_bnar._base.config import Gate
+from jax_bnar._base.gates import Gate
 from jax_bnar._base.inputs import Affine, Coefficients, Statistics
 from jax_bnar._kernels.kernel_call import OPERATIONS
 

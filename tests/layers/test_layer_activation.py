@@ -34,7 +34,7 @@ SPELLINGS = {
 spellings = pytest.mark.parametrize(("given", "name"), SPELLINGS.values(), ids=SPELLINGS.keys())
 
 REFUSED = {
-    "string": ("gelu", ValueError, "must be 'relu', 'none', None or a callable, got 'gelu'"),
+    "string": ("gelu", ValueError, "must be 'none', 'relu', .*None or a callable, got 'gelu'"),
     "number": (1, TypeError, "got 1 of type int"),
     "bool": (True, TypeError, "got True of type bool"),
     "tuple": (("relu",), TypeError, r"got \('relu',\) of type tuple"),
@@ -263,7 +263,9 @@ def test_folding_loses_no_activation() -> None:
     folded = nnx_layers.fold_batch_norms(model)
     np.testing.assert_allclose(folded(x), expected, rtol=1e-5, atol=1e-5)
     nnx_layers.convert_batch_norms(model, activation=nnx.relu)
-    with pytest.raises(ValueError, match="a norm may include the ReLU of its block but no other"):
+    with pytest.raises(
+        ValueError, match="a norm may include the activation of its block but no other"
+    ):
         nnx_layers.fold_batch_norms(model)
 
 
@@ -273,7 +275,7 @@ def test_folded_norms_take_the_same(given: Any) -> None:
     layer = FoldedBatchNorm(activation=given)
     variables = init(layer, x)
     expected = x if given is None else given(x)
-    np.testing.assert_array_equal(apply(layer, variables, x), expected)
+    np.testing.assert_allclose(apply(layer, variables, x), expected, rtol=1e-6)
 
 
 def test_relu_of_the_layer_is_one_call() -> None:

@@ -109,9 +109,11 @@ NormaliseBuffers<N> NewNormaliseBuffers(const Inputs& in,
                                         const NormaliseOptions& options,
                                         Results* results) {
   results->y = NewArray(in.c);
-  return {ArraysX<N>(in), options.residual ? in.first().z.data() : nullptr,
-          results->y->data(), NewMask(in.c, options.mask, results),
-          options.relu};
+  return {ArraysX<N>(in),
+          options.residual ? in.first().z.data() : nullptr,
+          results->y->data(),
+          NewMask(in.c, options.mask, results),
+          {options.relu ? ActivationKind::kRelu : ActivationKind::kNone}};
 }
 
 template <int N>
@@ -171,7 +173,8 @@ GradientBuffers<N> Gradient(const Inputs& in, Gate gate) {
   const void* saved = nullptr;
   if (gate == Gate::kY) saved = first.y.data();
   if (gate == Gate::kMask) saved = first.mask.data();
-  return {first.dy.data(), ArraysX<N>(in), saved, gate};
+  return {
+      first.dy.data(), ArraysX<N>(in), saved, gate, {ActivationKind::kRelu}};
 }
 
 // first = sum_e, second = sum_e_centred. Two inputs have no residual.

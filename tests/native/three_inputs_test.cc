@@ -90,19 +90,21 @@ void TestShape(const Shape& shape, Gate gate) {
       [&](int input) -> const void* { return x[input].data(); });
 
   QueuePool pool(2);
-  cpu::Forward(pool, problem,
-               NormaliseBuffers<kInputs>{x_data, nullptr, y.data(), mask.data(),
-                                         /*relu=*/true},
-               PerInputOf<kInputs>([&](int input) {
-                 return AffineOperands{operand(scale[input]),
-                                       operand(bias[input]), kEpsilon};
-               }),
-               data(mean), data(var));
+  cpu::Forward(
+      pool, problem,
+      NormaliseBuffers<kInputs>{
+          x_data, nullptr, y.data(), mask.data(), {ActivationKind::kRelu}},
+      PerInputOf<kInputs>([&](int input) {
+        return AffineOperands{operand(scale[input]), operand(bias[input]),
+                              kEpsilon};
+      }),
+      data(mean), data(var));
   const void* saved = gate == Gate::kY      ? static_cast<const void*>(y.data())
                       : gate == Gate::kMask ? mask.data()
                                             : nullptr;
   cpu::Backward(pool, problem,
-                GradientBuffers<kInputs>{dy.data(), x_data, saved, gate},
+                GradientBuffers<kInputs>{
+                    dy.data(), x_data, saved, gate, {ActivationKind::kRelu}},
                 PerInputOf<kInputs>([&](int input) {
                   return BackwardOperands{operand(mean[input]),
                                           operand(var[input]),

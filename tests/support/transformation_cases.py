@@ -66,7 +66,12 @@ class Call:
 
     @property
     def relu(self) -> bool:
-        return self.form.endswith("relu")
+        return self.form.endswith("_relu") and self.activation is None
+
+    @property
+    def activation(self) -> Any:
+        """The activation of `bn_act`, or None."""
+        return ACTIVATIONS.get(self.form.removeprefix("bn_add_").removeprefix("bn_"))
 
     @property
     def is_renorm(self) -> bool:
@@ -76,7 +81,7 @@ class Call:
     def names(self) -> tuple[str, ...]:
         """The names of the arrays that the functions take, in the order of the operators."""
         tensors = [f"x{number}" for number in self.numbers]
-        if self.form.endswith("bn_add_relu") and self.inputs == 1:
+        if "bn_add_" in self.form and self.inputs == 1:
             tensors.append("z")
         each = zip(self.numbers, self.has_scale, self.has_bias, strict=True)
         affine = [
@@ -99,11 +104,21 @@ def is_tensor(name: str) -> bool:
 
 
 # The forms that are drawn for each kind of operator, and how many arrays they normalise. Statistics
-# are given only to operators of the first two kinds.
+# are given only to operators of the first three kinds.
 _ONE_INPUT = ("bn_add_relu", "bn_relu", "bn_add_relu", "batch_norm", "bn_add_relu")
+ACTIVATIONS: Final[dict[str, Any]] = {
+    "silu": jax.nn.silu,
+    "leaky": functools.partial(jax.nn.leaky_relu, negative_slope=0.2),
+    "hard_silu": jax.nn.hard_silu,
+    "relu6": jax.nn.relu6,
+}
 KINDS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "1": (1, _ONE_INPUT),
     "2": (2, ("dual_bn_add_relu",)),
+    "activations": (
+        1,
+        tuple(f"bn_{add}{name}" for name in ACTIVATIONS for add in ("add_", "")),
+    ),
     "statistics": (1, ("batch_statistics",)),
     "renorm": (1, tuple(f"renorm_{form}" for form in _ONE_INPUT)),
 }
@@ -128,7 +143,9 @@ def calls(draw: st.DrawFn, first: int = 0, *, kind: str = "1", training_only: bo
         start = first % len(options)
         return draw(st.sampled_from(options[start:] + options[:start]))
 
-    given_statistics = one_of(False, False, True) and not training_only and kind in ("1", "2")
+    given_statistics = (
+        one_of(False, False, True) and not training_only and kind in ("1", "2", "activations")
+    )
     shape, axis, num_groups = one_of(*LAYOUTS)
     form = one_of(*forms)
     has_scale = one_of(True, True, True, False)
@@ -189,6 +206,9 @@ def ours(call: Call, **keywords: Any) -> Function:
         return formula(call, statistics=functools.partial(batch_statistics, **options, **keywords))
     if call.is_renorm:
         return functools.partial(_renormalised, call, **options, **keywords)
+    if call.activation is not None:
+        name = "bn_act_inference" if call.given_statistics else "bn_act"
+        options["activation"] = call.activation
 
     def function(*given: Any) -> Arrays:
         result = getattr(jax_bnar, name)(**operands(call, given), **options, **keywords)
@@ -277,6 +297,8 @@ def formula(
             y = y + named["z"]
         if call.relu:
             y = jax.nn.relu(y)
+        elif call.activation is not None:
+            y = call.activation(y)
         statistics = [vector for _, *vectors in each for vector in vectors]
         return (y,) if call.given_statistics else (y, *statistics)
 

@@ -58,9 +58,10 @@ class BatchNorm(eqx.nn.BatchNorm):
         inference: whether the averages normalise; `eqx.nn.inference_mode` sets it.
         dtype: dtype of weight, bias and averages; None is JAX's default.
         mode: "batch" or "ema"; Equinox warns if it is left out, and takes "ema".
-        activation: "none" (or None), "relu" (or `jax.nn.relu`), or any other function of an array.
-            Such a function is not fused: plain JAX applies it after the residual has been added. It
-            is static, so a module with parameters, such as `eqx.nn.PReLU`, is refused.
+        activation: "none" (or None), a name or function that `jax_bnar.bn_act` takes, such as
+            "relu" or `jax.nn.silu`, which is fused, or any other function of an array, which plain
+            JAX applies after the residual has been added. It is static, so a module with
+            parameters, such as `eqx.nn.PReLU`, is refused.
         save: where backward finds the sign of the ReLU, "y" or "mask": see `jax_bnar.bn_add_relu`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
 

@@ -60,8 +60,9 @@ class BatchNorm(hk.BatchNorm):
         cross_replica_axis_index_groups: groups of indices within that axis.
         data_format: where the channels are, such as "channels_last" or "NCHW".
         name: the name of the module.
-        activation: "none" (or None), "relu" (or `jax.nn.relu`), or any other function of an array.
-            Such a function is not fused: plain JAX applies it after the residual has been added.
+        activation: "none" (or None), a name or function that `jax_bnar.bn_act` takes, such as
+            "relu" or `jax.nn.silu`, which is fused, or any other function of an array, which plain
+            JAX applies after the residual has been added.
         save: where backward finds the sign of the ReLU, "y" or "mask": see `jax_bnar.bn_add_relu`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
 

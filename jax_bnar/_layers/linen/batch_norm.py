@@ -100,9 +100,9 @@ class BatchNorm(nn.BatchNorm):
             as Flax does with False.
         force_float32_reductions: False stores the running statistics in `param_dtype`, as in Flax.
             The arithmetic still runs in float32 (float64 for float64 x).
-        activation: "none" (or None), "relu" (or `nn.relu`, `jax.nn.relu`), or any other function of
-            an array. Such a function is not fused: plain JAX applies it after the residual has been
-            added.
+        activation: "none" (or None), a name or function that `jax_bnar.bn_act` takes, such as
+            "relu" or `jax.nn.silu`, which is fused, or any other function of an array, which plain
+            JAX applies after the residual has been added.
         unbiased_running_var: whether the running variance is updated with `var * n/max(n-1, 1)`, as
             in PyTorch and cuDNN, for checkpoints that will be used there. The output does not
             change.

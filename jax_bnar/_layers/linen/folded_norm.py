@@ -52,6 +52,11 @@ class FoldedBatchNorm(nn.Module):
         activation = layer_activation("FoldedBatchNorm", "activation", self.activation)
         bias = self.param("bias", nn.initializers.zeros_init(), (x.shape[-1],), jnp.float32)
         y = bias_act(
-            x, residual, bias, activation=activation.fused, implementation=self.implementation
+            x,
+            residual,
+            bias,
+            activation=activation.fused,
+            negative_slope=activation.negative_slope,
+            implementation=self.implementation,
         )
         return activation.finish(y if self.dtype is None else y.astype(self.dtype))

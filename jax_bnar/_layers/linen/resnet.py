@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jax_bnar._layers.activation import RELU, ActivationLike, layer_activation
+from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.linen.batch_norm import BatchNorm, JoinedBatchNorm
 from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
 from jax_bnar._layers.resnet_options import (
@@ -195,11 +195,12 @@ class _NormAct:
         if ours:
             require_no_activation(norm)
         self._norm = norm
+        self._given = act
         self._act = layer_activation("FusedBottleneck", "act", act)
         self._mode = (
             {} if use_running_average is None else {"use_running_average": use_running_average}
         )
-        self._fused = ours and self._act == RELU
+        self._fused = ours and self._act.is_fused
 
     def normalise(self, x: jax.Array, **fields: Any) -> jax.Array:
         return self._norm(**fields)(x, **self._mode)
@@ -218,7 +219,7 @@ class _NormAct:
 
     def __call__(self, x: jax.Array, residual: jax.Array | None = None, **fields: Any) -> jax.Array:
         if self._fused:
-            return self._norm(activation="relu", **fields)(x, residual=residual, **self._mode)
+            return self._norm(activation=self._given, **fields)(x, residual=residual, **self._mode)
         y = self.normalise(x, **fields)
         return self._act.unfused(y if residual is None else residual + y)
 

@@ -51,9 +51,10 @@ class BatchNorm(nnx.BatchNorm):
 
     Args:
         num_features: number of channels.
-        activation: "none" (or None), "relu" (or `nnx.relu`, `jax.nn.relu`), or any other function
-            of an array. Such a function is not fused: plain JAX applies it after the residual has
-            been added. A module, such as `nnx.PReLU`, becomes part of the layer's state.
+        activation: "none" (or None), a name or function that `jax_bnar.bn_act` takes, such as
+            "relu" or `jax.nn.silu`, which is fused, or any other function of an array, which plain
+            JAX applies after the residual has been added. A module, such as `nnx.PReLU`,
+            becomes part of the layer's state.
         unbiased_running_var: whether the running variance is updated with `var * n/max(n-1, 1)`, as
             in PyTorch and cuDNN. The output does not change.
         num_groups: number of ghost batches. The leading axis is split into this many equal groups,
@@ -211,5 +212,6 @@ class Shortcut(NamedTuple):
 
 def stored_activation(activation: Any) -> ActivationLike:
     """The validated activation, as a string if it has a name."""
-    fused, after = layer_activation("BatchNorm", "activation", activation)
-    return fused if after is None else after
+    given = layer_activation("BatchNorm", "activation", activation)
+    is_named = given == layer_activation("BatchNorm", "activation", given.fused)
+    return given.fused if is_named else activation

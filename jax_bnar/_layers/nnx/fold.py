@@ -8,13 +8,12 @@ from flax import nnx
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import (
     NONE,
-    RELU,
     ActivationLike,
     LayerActivation,
     layer_activation,
 )
 from jax_bnar._layers.fold import Folded, fold
-from jax_bnar._layers.nnx.batch_norm import BatchNorm
+from jax_bnar._layers.nnx.batch_norm import BatchNorm, stored_activation
 from jax_bnar._layers.nnx.resnet import Downsample, FusedBottleneck, ResNet, Stem
 from jax_bnar._operators.folded import bias_act
 
@@ -28,6 +27,9 @@ class FoldedBatchNorm(nnx.Module):
         activation: as in `BatchNorm`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
     """
+
+    # It applies its activation itself; other norms may mean anything by that attribute.
+    is_folded = True
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class FoldedBatchNorm(nnx.Module):
             residual,
             self.bias[...],
             activation=activation.fused,
+            negative_slope=activation.negative_slope,
             implementation=self.implementation,
         )
         return activation.finish(y if self.dtype is None else y.astype(self.dtype))
@@ -97,7 +100,7 @@ def fold_batch_norms(model: ResNet, *, implementation: Implementation = None) ->
         return FoldedBatchNorm(
             folded.bias,
             dtype=norm.dtype,
-            activation=activation.fused,
+            activation=stored_activation(act) if activation.is_fused else "none",
             implementation=implementation,
         )
 
@@ -126,9 +129,9 @@ def _folded(conv: Any, norm: Any, activation: LayerActivation, more_bias: Any = 
         )
     given = norm.activation if isinstance(norm, BatchNorm) else None
     taken_in = layer_activation("BatchNorm", "activation", given)
-    if taken_in != NONE and not (taken_in == RELU == activation):
+    if taken_in != NONE and not (taken_in.is_fused and taken_in == activation):
         raise ValueError(
-            "fold_batch_norms: a norm may include the ReLU of its block but no other activation,"
+            "fold_batch_norms: a norm may include the activation of its block but no other one,"
             f" got a norm with activation={given!r}."
         )
     return fold(

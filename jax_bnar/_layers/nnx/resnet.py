@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_bnar._layers.activation import RELU, ActivationLike, layer_activation
+from jax_bnar._base.activations import fused_activation
+from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.nnx.batch_norm import BatchNorm, Shortcut
 from jax_bnar._layers.resnet_options import (
     PADDINGS,
@@ -117,7 +118,9 @@ class FusedBottleneck(nnx.Module):
         if self.downsample is None:
             return _norm_act(self.bn2, self.act, y, x)
         # Exactly our class: a subclass may be called in another way.
-        if type(self.bn2) is type(self.downsample.bn) is BatchNorm and _takes_in_relu(self.bn2):
+        if type(self.bn2) is type(self.downsample.bn) is BatchNorm and (
+            _takes_in_activation(self.bn2)
+        ):
             shortcut = Shortcut(self.downsample.bn, self.downsample.conv(x))
             return self.bn2(y, residual=shortcut)
         return _norm_act(self.bn2, self.act, y, self.downsample(x))
@@ -266,26 +269,30 @@ ResNet50: Final = functools.partial(ResNet, (3, 4, 6, 3))
 
 def _with_activation(norm: ModuleFactory, act: ActivationLike) -> ModuleFactory:
     """The norm with the activation fused into it, if it supports that."""
-    fuses = layer_activation("FusedBottleneck", "act", act) == RELU
+    fuses = layer_activation("FusedBottleneck", "act", act).is_fused
     kind = norm_class(norm)
     ours = isinstance(kind, type) and issubclass(kind, BatchNorm)
     if ours:
         require_no_activation(norm)
-    return functools.partial(norm, activation="relu") if ours and fuses else norm
+    return functools.partial(norm, activation=act) if ours and fuses else norm
 
 
 def _norm_act(norm: Any, act: Any, x: jax.Array, residual: jax.Array | None = None) -> jax.Array:
     """act(norm(x) + residual). Checks the layer itself, which may have been converted since."""
-    if _takes_in_relu(norm):
+    if _takes_in_activation(norm):
         return norm(x, residual=residual)
     y = norm(x)
     activation = layer_activation("FusedBottleneck", "act", act)
     return activation.unfused(y if residual is None else residual + y)
 
 
-def _takes_in_relu(norm: Any) -> bool:
-    """Whether the norm itself applies ReLU. In a norm of another class, only "relu" means that."""
+def _takes_in_activation(norm: Any) -> bool:
+    """Whether the norm itself applies the activation.
+
+    In a norm of another class, only "relu" means that.
+    """
     given = getattr(norm, "activation", "none")
-    if isinstance(norm, BatchNorm):
-        return layer_activation("BatchNorm", "activation", given) == RELU
-    return isinstance(given, str) and given == "relu"
+    if not isinstance(norm, BatchNorm) and not getattr(norm, "is_folded", False):
+        return isinstance(given, str) and given == "relu"
+    fused = fused_activation(given)
+    return fused is not None and fused.name != "none"

@@ -1,0 +1,188 @@
+// The kernels of planes with other activations than ReLU.
+
+#include <algorithm>
+
+#include "cpu/isa/elements.h"
+#include "cpu/isa/inputs.h"
+#include "cpu/isa/kernels.h"
+#include "cpu/isa/planes.h"
+#include "cpu/isa/strips.h"
+
+namespace jax_bnar::cpu::BNAR_ISA {
+namespace {
+
+// Calls strip(begin, size) for all of a plane.
+template <typename F>
+void ForEachStrip(const Plane& plane, F strip) {
+  for (int64_t begin = 0; begin < plane.size; begin += kStrip) {
+    strip(begin, std::min(kStrip, plane.size - begin));
+  }
+}
+
+// A strip of a plane may end within a vector. The lanes after its end are those
+// of elements that are 0.
+template <typename T, typename F>
+BNAR_INLINE void ForEachVectorOf(int64_t size, F element) {
+  constexpr int kStep = kVecLanes<Accumulator<T>>;
+  for (int64_t i = 0; i < size; i += kStep) {
+    element(i, static_cast<int>(std::min<int64_t>(kStep, size - i)));
+  }
+}
+
+template <typename T>
+BNAR_INLINE Vec<Accumulator<T>> LoadFirst(const T* p, int n) {
+  return n == kVecLanes<Accumulator<T>> ? Load(p) : LoadPartial(p, n);
+}
+
+template <typename T>
+BNAR_INLINE void StoreFirst(bool stream, T* p, const Stored<T>& stored, int n) {
+  if (n == kVecLanes<Accumulator<T>>) {
+    StoreResult(stream, p, stored);
+  } else {
+    StorePartial(p, stored, n);
+  }
+}
+
+// The size of a strip's buffer that a function takes.
+template <typename A>
+int64_t WholeVectors(int64_t size) {
+  return (size + kVecLanes<A> - 1) / kVecLanes<A> * kVecLanes<A>;
+}
+
+// Writes the values before the activation to u.
+template <typename T, typename Args, typename F, typename A = Accumulator<T>>
+BNAR_INLINE void Preactivations(int64_t begin, int64_t size, const Args& args,
+                                const void* residual, F as, A* u) {
+  const T* x = static_cast<const T*>(args.x[0]) + begin;
+  const T* z = static_cast<const T*>(residual);
+  const auto vectors = InputColumns<A, 1>(args).template OfPlane<Gate::kX>();
+  ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+    Vec<A> value = vectors.Normalised(
+        vectors.Centred([&](auto) BNAR_LAMBDA { return LoadFirst(x + i, n); }));
+    if (z != nullptr) value = value + LoadFirst(z + begin + i, n);
+    StoreLanes(u + i, as(value));
+  });
+}
+
+// Writes the derivatives of the activation to `derivatives`.
+template <typename T, typename Args, typename A = Accumulator<T>>
+void Derivatives(const Plane& plane, int64_t begin, int64_t size,
+                 const Args& args, A* derivatives) {
+  const Activation activation = args.activation;
+  switch (args.gate) {
+    case Gate::kNone:
+      return;  // has no activation
+    case Gate::kX:
+    case Gate::kZ:
+      Preactivations<T>(
+          begin, size, args, args.saved,
+          [&](const Vec<A>& u)
+              BNAR_LAMBDA { return AsSaved<T>(activation, u); },
+          derivatives);
+      break;
+    case Gate::kY: {
+      const T* y = static_cast<const T*>(args.saved) + begin;
+      ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+        StoreLanes(derivatives + i, LoadFirst(y + i, n));
+      });
+      break;
+    }
+    case Gate::kMask: {
+      const uint8_t* mask = static_cast<const uint8_t*>(args.saved);
+      const int64_t bit = plane.mask_bit + begin;
+      ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+        StoreLanes(derivatives + i, OfBits<A>(ReadBits(mask, bit + i, n)));
+      });
+      break;
+    }
+  }
+  Differentiate(activation, derivatives, WholeVectors<A>(size));
+}
+
+}  // namespace
+
+template <typename T>
+void PlaneNormaliseCurve(const Plane& plane, const NormaliseArgs<1>& args) {
+  using A = Accumulator<T>;
+  const Activation activation = args.activation;
+  const bool stream = args.stream;
+  T* y = static_cast<T*>(args.y);
+  uint8_t* mask = args.mask;
+  alignas(64) A values[kStrip];
+  ForEachStrip(plane, [&](int64_t begin, int64_t size) {
+    Preactivations<T>(
+        begin, size, args, args.z,
+        [](const Vec<A>& u) BNAR_LAMBDA { return u; }, values);
+    Activate(activation, values, WholeVectors<A>(size));
+    ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+      const auto stored = Round<T>(Load(values + i));
+      StoreFirst(stream, y + begin + i, stored, n);
+      if (mask != nullptr) StoreLanes(values + i, Widen<T>(stored));
+    });
+    if (mask == nullptr) return;
+    Differentiate(activation, values, WholeVectors<A>(size));
+    const int64_t bit = plane.mask_bit + begin;
+    ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+      const uint32_t bits = BitsOf(Load(values + i), activation.negative_slope);
+      WriteBits(mask, bit + i, n, bits & ((1u << n) - 1u));
+    });
+  });
+  if (stream) StreamingFence();
+}
+
+template <typename T>
+void PlaneReduceCurve(const Plane& plane, const ReduceArgs<1>& args) {
+  using A = Accumulator<T>;
+  const bool stream = args.stream;
+  const T* dy = static_cast<const T*>(args.dy);
+  const T* x = static_cast<const T*>(args.x[0]);
+  T* dz = static_cast<T*>(args.dz);
+  const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean[0]));
+  alignas(64) A derivatives[kStrip];
+  double sum_e = 0, sum_e_centred = 0;
+  ForEachStrip(plane, [&](int64_t begin, int64_t size) {
+    Derivatives<T>(plane, begin, size, args, derivatives);
+    Vec<A> sum[1] = {}, centred_sum[1] = {};
+    ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+      const int64_t at = begin + i;
+      const Vec<A> e = LoadFirst(dy + at, n) * Load(derivatives + i);
+      sum[0] = sum[0] + e;
+      centred_sum[0] = centred_sum[0] + e * (LoadFirst(x + at, n) - mean);
+      if (dz != nullptr) StoreFirst(stream, dz + at, Round<T>(e), n);
+    });
+    sum_e += LaneSum(sum);
+    sum_e_centred += LaneSum(centred_sum);
+  });
+  if (stream) StreamingFence();
+  *args.sum_e = sum_e;
+  *args.sum_e_centred[0] = sum_e_centred;
+}
+
+template <typename T>
+void PlaneApplyCurve(const Plane& plane, const ApplyArgs<1>& args) {
+  using A = Accumulator<T>;
+  const bool stream = args.stream;
+  const T* dy = static_cast<const T*>(args.e);
+  const T* x = static_cast<const T*>(args.x[0]);
+  T* dx = static_cast<T*>(args.dx[0]);
+  const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean[0]));
+  const auto gradient = GradientColumns<A, 1>(args).OfPlane();
+  alignas(64) A derivatives[kStrip];
+  ForEachStrip(plane, [&](int64_t begin, int64_t size) {
+    Derivatives<T>(plane, begin, size, args, derivatives);
+    ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+      const int64_t at = begin + i;
+      const InputVecs<A, 1> centred{LoadFirst(x + at, n) - mean};
+      const Vec<A> e = LoadFirst(dy + at, n) * Load(derivatives + i);
+      StoreFirst(stream, dx + at, GradientElements<T>(gradient, 0, e, centred),
+                 n);
+    });
+  });
+  if (stream) StreamingFence();
+}
+
+BNAR_INSTANTIATE(PlaneNormaliseCurve, Plane, NormaliseArgs<1>)
+BNAR_INSTANTIATE(PlaneReduceCurve, Plane, ReduceArgs<1>)
+BNAR_INSTANTIATE(PlaneApplyCurve, Plane, ApplyArgs<1>)
+
+}  // namespace jax_bnar::cpu::BNAR_ISA

@@ -1,0 +1,214 @@
+// The kernels of rows tiles with other activations than ReLU.
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/isa/elements.h"
+#include "cpu/isa/inputs.h"
+#include "cpu/isa/kernels.h"
+#include "cpu/isa/rows.h"
+#include "cpu/isa/strips.h"
+
+namespace jax_bnar::cpu::BNAR_ISA {
+namespace {
+
+// Some rows of a tile, or of some columns of it. Element (r, c) of the strip is
+// element r * columns + c of its buffer.
+struct RowsStrip {
+  int64_t row;
+  int64_t rows;
+  int64_t column;
+  int64_t columns;
+
+  // The number of rows that fill a strip.
+  static int64_t RowsOf(int64_t columns) {
+    return std::max<int64_t>(1, kStrip / columns);
+  }
+};
+
+// Calls element(index, column, i) for each vector of a strip, where `index` is
+// that of its first element in the tile, and i in the buffer.
+template <typename A, typename F>
+BNAR_INLINE void ForEachVectorOf(const RowsStrip& strip, int64_t stride,
+                                 F element) {
+  for (int64_t r = 0; r < strip.rows; ++r) {
+    const int64_t index = (strip.row + r) * stride + strip.column;
+    for (int64_t c = 0; c < strip.columns; c += kVecLanes<A>) {
+      element(index + c, strip.column + c, r * strip.columns + c);
+    }
+  }
+}
+
+// Calls strip(RowsStrip) for all of a tile, row by row.
+template <typename F>
+void ForEachStrip(const RowsTile& tile, F strip) {
+  const int64_t columns = std::min(kStrip, tile.width);
+  const int64_t rows = RowsStrip::RowsOf(columns);
+  for (int64_t r = 0; r < tile.rows; r += rows) {
+    for (int64_t c = 0; c < tile.width; c += columns) {
+      strip(RowsStrip{r, std::min(rows, tile.rows - r), c,
+                      std::min(columns, tile.width - c)});
+    }
+  }
+}
+
+// Writes the values before the activation to u.
+template <typename T, typename Args, typename F, typename A = Accumulator<T>>
+BNAR_INLINE void Preactivations(const RowsStrip& strip, int64_t stride,
+                                const Args& args, const void* residual, F as,
+                                A* u) {
+  const Pointers<const T, 1> x(args.x);
+  const T* z = static_cast<const T*>(residual);
+  const InputColumns<A, 1> columns(args);
+  ForEachVectorOf<A>(
+      strip, stride, [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {
+        const auto vectors = columns.template At<Gate::kX>(column);
+        Vec<A> value = vectors.Normalised(vectors.Centred(
+            [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); }));
+        if (z != nullptr) value = value + Load(z + at);
+        StoreLanes(u + i, as(value));
+      });
+}
+
+// Writes the derivatives of the activation to `derivatives`.
+template <typename T, typename Args, typename A = Accumulator<T>>
+void Derivatives(const RowsStrip& strip, int64_t stride, const Args& args,
+                 A* derivatives) {
+  const Activation activation = args.activation;
+  switch (args.gate) {
+    case Gate::kNone:
+      return;  // has no activation
+    case Gate::kX:
+    case Gate::kZ:
+      Preactivations<T>(
+          strip, stride, args, args.saved,
+          [&](const Vec<A>& u)
+              BNAR_LAMBDA { return AsSaved<T>(activation, u); },
+          derivatives);
+      break;
+    case Gate::kY: {
+      const T* y = static_cast<const T*>(args.saved);
+      ForEachVectorOf<A>(strip, stride,
+                         [&](int64_t at, int64_t, int64_t i) BNAR_LAMBDA {
+                           StoreLanes(derivatives + i, Load(y + at));
+                         });
+      break;
+    }
+    case Gate::kMask: {
+      const uint8_t* mask = static_cast<const uint8_t*>(args.saved);
+      ForEachVectorOf<A>(strip, stride,
+                         [&](int64_t at, int64_t, int64_t i) BNAR_LAMBDA {
+                           MaskBits<A> bits;
+                           std::memcpy(&bits, mask + at / 8, sizeof(bits));
+                           StoreLanes(derivatives + i, OfBits<A>(bits));
+                         });
+      break;
+    }
+  }
+  Differentiate(activation, derivatives, strip.rows * strip.columns);
+}
+
+}  // namespace
+
+template <typename T>
+void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<1>& args) {
+  using A = Accumulator<T>;
+  const int64_t stride = tile.stride;
+  const Activation activation = args.activation;
+  const bool stream = args.stream;
+  T* y = static_cast<T*>(args.y);
+  uint8_t* mask = args.mask;
+  alignas(64) A values[kStrip];
+  ForEachStrip(tile, [&](const RowsStrip& strip) {
+    const int64_t size = strip.rows * strip.columns;
+    Preactivations<T>(
+        strip, stride, args, args.z,
+        [](const Vec<A>& u) BNAR_LAMBDA { return u; }, values);
+    Activate(activation, values, size);
+    ForEachVectorOf<A>(strip, stride,
+                       [&](int64_t at, int64_t, int64_t i) BNAR_LAMBDA {
+                         const auto stored = Round<T>(Load(values + i));
+                         StoreResult(stream, y + at, stored);
+                         if (mask != nullptr) {
+                           StoreLanes(values + i, Widen<T>(stored));
+                         }
+                       });
+    if (mask == nullptr) return;
+    Differentiate(activation, values, size);
+    ForEachVectorOf<A>(
+        strip, stride, [&](int64_t at, int64_t, int64_t i) BNAR_LAMBDA {
+          const auto bits = static_cast<MaskBits<A>>(
+              BitsOf(Load(values + i), activation.negative_slope));
+          std::memcpy(mask + at / 8, &bits, sizeof(bits));
+        });
+  });
+  if (stream) StreamingFence();
+}
+
+template <typename T>
+void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<1>& args) {
+  using A = Accumulator<T>;
+  const int64_t stride = tile.stride;
+  const bool stream = args.stream;
+  const T* dy = static_cast<const T*>(args.dy);
+  const T* x = static_cast<const T*>(args.x[0]);
+  T* dz = static_cast<T*>(args.dz);
+  const A* means = static_cast<const A*>(args.mean[0]);
+  alignas(64) A sums[kSumColumns], centred_sums[kSumColumns];
+  alignas(64) A derivatives[kStrip];
+  static_assert(kSumColumns <= kStrip, "a row of a block is a strip");
+  ForEachBlock<1>(tile, [&](const Block& block, auto) {
+    std::fill(sums, sums + block.columns, A{0});
+    std::fill(centred_sums, centred_sums + block.columns, A{0});
+    const int64_t end = block.begin + block.count;
+    const int64_t rows = RowsStrip::RowsOf(block.columns);
+    for (int64_t r = block.begin; r < end; r += rows) {
+      const RowsStrip strip{r, std::min(rows, end - r), block.column,
+                            block.columns};
+      Derivatives<T>(strip, stride, args, derivatives);
+      ForEachVectorOf<A>(
+          strip, stride,
+          [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {
+            const int64_t c = column - block.column;
+            const Vec<A> centred = Load(x + at) - Load(means + column);
+            const Vec<A> e = Load(dy + at) * Load(derivatives + i);
+            StoreLanes(sums + c, Load(sums + c) + e);
+            StoreLanes(centred_sums + c, Load(centred_sums + c) + e * centred);
+            if (dz != nullptr) StoreResult(stream, dz + at, Round<T>(e));
+          });
+    }
+    HandOver(block, sums, args.sum_e);
+    HandOver(block, centred_sums, args.sum_e_centred[0]);
+  });
+  if (stream) StreamingFence();
+}
+
+template <typename T>
+void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<1>& args) {
+  using A = Accumulator<T>;
+  const int64_t stride = tile.stride;
+  const bool stream = args.stream;
+  const T* dy = static_cast<const T*>(args.e);
+  const T* x = static_cast<const T*>(args.x[0]);
+  T* dx = static_cast<T*>(args.dx[0]);
+  const A* means = static_cast<const A*>(args.mean[0]);
+  const GradientColumns<A, 1> columns(args);
+  alignas(64) A derivatives[kStrip];
+  ForEachStrip(tile, [&](const RowsStrip& strip) {
+    Derivatives<T>(strip, stride, args, derivatives);
+    ForEachVectorOf<A>(
+        strip, stride, [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {
+          const InputVecs<A, 1> centred{Load(x + at) - Load(means + column)};
+          const Vec<A> e = Load(dy + at) * Load(derivatives + i);
+          StoreResult(stream, dx + at,
+                      GradientElements<T>(columns.At(column), 0, e, centred));
+        });
+  });
+  if (stream) StreamingFence();
+}
+
+BNAR_INSTANTIATE(RowsNormaliseCurve, RowsTile, NormaliseArgs<1>)
+BNAR_INSTANTIATE(RowsReduceCurve, RowsTile, ReduceArgs<1>)
+BNAR_INSTANTIATE(RowsApplyCurve, RowsTile, ApplyArgs<1>)
+
+}  // namespace jax_bnar::cpu::BNAR_ISA

@@ -1,0 +1,151 @@
+"""The activations that the operators fuse: y = act(u), with u the value before it.
+
+They are those of `jax.nn` in value and in derivative, also where the derivative jumps.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple, cast, get_args
+
+import jax
+import jax.numpy as jnp
+
+Activation = Literal["none", "relu", "relu6", "leaky_relu", "silu", "hard_silu"]
+_ALIASES: Final[dict[str, Activation]] = {"swish": "silu", "hard_swish": "hard_silu"}
+# The default of jax.nn.leaky_relu.
+_NEGATIVE_SLOPE: Final = 0.01
+
+
+class FusedActivation(NamedTuple):
+    """An activation as the operators take it; the slope is that of a leaky ReLU, 0 for others."""
+
+    name: Activation
+    negative_slope: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """An activation other than ReLU. Functions take u and the slope of a leaky ReLU.
+
+    Attributes:
+        value: act(u).
+        derivative: act'(u).
+        is_open: for a piecewise linear activation, where the derivative is 1; None for others. It
+            is the same for u and for y, so backward can read y, or one bit for each element. The
+            others are computed from x, and from the residual if there is one.
+    """
+
+    value: Callable[[jax.Array, float], jax.Array]
+    derivative: Callable[[jax.Array, float], jax.Array]
+    is_open: Callable[[jax.Array], jax.Array] | None = None
+
+
+NO_ACTIVATION: Final = FusedActivation("none")
+RELU: Final = FusedActivation("relu")
+
+
+def _relu6_is_open(u: jax.Array) -> jax.Array:
+    return (u > 0) & (u < 6)
+
+
+def _relu6_derivative(u: jax.Array, _: float = 0) -> jax.Array:
+    return _relu6_is_open(u).astype(u.dtype)
+
+
+def _leaky_relu_is_open(u: jax.Array) -> jax.Array:
+    return u >= 0
+
+
+def _leaky_relu(u: jax.Array, negative_slope: float) -> jax.Array:
+    return jnp.where(u >= 0, u, _like(negative_slope, u) * u)
+
+
+def _leaky_relu_derivative(u: jax.Array, negative_slope: float) -> jax.Array:
+    one, slope = jnp.ones_like(u), jnp.full_like(u, negative_slope)
+    return jnp.where(_leaky_relu_is_open(u), one, slope)
+
+
+def _silu_derivative(u: jax.Array, _: float) -> jax.Array:
+    sigmoid = jax.nn.sigmoid(u)
+    return sigmoid * (u * (1 - sigmoid) + 1)
+
+
+def _hard_silu_derivative(u: jax.Array, _: float) -> jax.Array:
+    six = _like(6, u)
+    shifted = u + _like(3, u)
+    return jax.nn.relu6(shifted) / six + u * (_relu6_derivative(shifted) / six)
+
+
+def _like(number: float, u: jax.Array) -> jax.Array:
+    return jnp.asarray(number, u.dtype)
+
+
+CURVES: Final[dict[str, Curve]] = {
+    "relu6": Curve(lambda u, _: jax.nn.relu6(u), _relu6_derivative, _relu6_is_open),
+    "leaky_relu": Curve(_leaky_relu, _leaky_relu_derivative, _leaky_relu_is_open),
+    "silu": Curve(lambda u, _: jax.nn.silu(u), _silu_derivative),
+    "hard_silu": Curve(lambda u, _: jax.nn.hard_silu(u), _hard_silu_derivative),
+}
+
+
+def fused_activation(given: Any) -> FusedActivation | None:
+    """The activation that a name or a function of `jax.nn` stands for, or None if it is no other.
+
+    A leaky ReLU with another slope is `functools.partial(jax.nn.leaky_relu, negative_slope=0.1)`.
+    """
+    if isinstance(given, FusedActivation):
+        return given
+    if isinstance(given, str):
+        name = cast(Activation, _ALIASES.get(given, given))
+        if name not in get_args(Activation):
+            return None
+        return FusedActivation(name, _NEGATIVE_SLOPE if name == "leaky_relu" else 0.0)
+    if isinstance(given, functools.partial) and given.func is jax.nn.leaky_relu:
+        return _leaky(*given.args, **given.keywords)
+    for name in get_args(Activation):
+        # Linen's and NNX's functions of these names are the same objects.
+        if name != "none" and given is getattr(jax.nn, name):
+            return fused_activation(name)
+    return None
+
+
+def _leaky(*args: Any, negative_slope: Any = _NEGATIVE_SLOPE, **others: Any) -> Any:
+    """The leaky ReLU of this slope, if it is one for which the sign of y is that of u."""
+    is_number = isinstance(negative_slope, (int, float)) and not isinstance(negative_slope, bool)
+    if args or others or not is_number or not 0 <= negative_slope < 1:
+        return None
+    return FusedActivation("leaky_relu", float(negative_slope))
+
+
+def names() -> str:
+    """The names for error messages."""
+    return ", ".join(repr(name) for name in get_args(Activation))
+
+
+def activate(u: jax.Array, activation: Activation, negative_slope: float = 0.0) -> jax.Array:
+    """act(u), in the dtype of u."""
+    if activation == "none":
+        return u
+    if activation == "relu":
+        return jax.nn.relu(u)
+    return CURVES[activation].value(u, negative_slope)
+
+
+def is_open(y: jax.Array, activation: Activation) -> jax.Array:
+    """Where the derivative of a piecewise linear activation is 1, by y or by u."""
+    if activation == "relu":
+        return y > 0
+    of_curve = CURVES[activation].is_open
+    assert of_curve is not None, activation
+    return of_curve(y)
+
+
+def follows_from_y(activation: Activation) -> bool:
+    """Whether backward finds the derivative in y or in a mask."""
+    return activation == "relu" or (activation in CURVES and CURVES[activation].is_open is not None)
+
+
+def statics_of(activation: Activation, negative_slope: float) -> dict[str, Any]:
+    """The static parameters of primitives that name an activation."""
+    return {"activation": activation, "negative_slope": negative_slope}

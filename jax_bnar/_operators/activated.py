@@ -1,0 +1,146 @@
+"""The public operators with any activation that is fused."""
+
+from typing import Any
+
+import jax
+from jax.typing import ArrayLike
+
+from jax_bnar._base.activations import FusedActivation, fused_activation, names
+from jax_bnar._base.config import Save
+from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.inputs import Affine, Statistics
+from jax_bnar._operators.api import BatchNormResult
+from jax_bnar._operators.forms import infer, train
+
+
+def bn_act(
+    x: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
+    activation: Any,
+    *,
+    z: ArrayLike | None = None,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    axis_name: Any = None,
+    axis_index_groups: Any = None,
+    num_groups: int = 1,
+    save: Save = "y",
+    implementation: Implementation = None,
+) -> BatchNormResult:
+    """Fused `act(batch_norm(x) + z)` with batch statistics, for activations other than ReLU too.
+
+        u = scale * (x - mean) / sqrt(var + epsilon) + bias + z
+        y = act(u)
+
+    Activations are those of `jax.nn`, in value and in derivative. Forward and backward are one
+    kernel call each on CPUs, and pure JAX elsewhere; for ReLU they are those of `bn_add_relu`.
+    Backward never keeps u. With ReLU6 and leaky ReLU, it finds the derivative in y, in a mask, or
+    in x, as `bn_add_relu` does. With SiLU and hard SiLU, it computes u again from x, the statistics
+    and z, and `save` has no effect.
+
+    Args:
+        x: as in `bn_add_relu`.
+        scale: shape (C,), any float dtype, or None for 1.
+        bias: shape (C,), any float dtype, or None for 0.
+        activation: "relu", "relu6", "leaky_relu", "silu" (or "swish"), "hard_silu" (or
+            "hard_swish"), "none", or the function of `jax.nn` of that name. A slope for a leaky
+            ReLU, at least 0 and below 1, is given as `functools.partial(jax.nn.leaky_relu,
+            negative_slope=0.1)`; without one it is 0.01.
+        z: residual, with the shape and dtype of x, or None.
+        epsilon: static, > 0.
+        axis: the channel axis.
+        axis_name: name of a mapped axis, or a tuple of names, over which statistics are computed.
+        axis_index_groups: lists of indices of that axis, each with separate statistics.
+        num_groups: number of ghost batches.
+        save: "y" or "mask", as in `bn_add_relu`.
+        implementation: None, "ffi" or "xla", as in `bn_add_relu`.
+
+    Returns:
+        BatchNormResult(y, mean, var).
+
+    Raises:
+        ValueError: a shape or the value of an argument is invalid, such as an unknown name.
+        TypeError: a dtype or the type of an argument is invalid, or the activation is a function
+            that cannot be fused.
+        NameError, NotImplementedError: as in `bn_add_relu`.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, jax_bnar
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> y, mean, var = jax_bnar.bn_act(x, jnp.ones(2), jnp.zeros(2), jax.nn.silu)
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [-0.278, 0.0, 0.947]
+
+    That backward needs neither u nor a copy of it is the idea of InPlace-ABN (Rota Bulo and others,
+    2018), which inverts the activation of y; here x is kept anyway, as the input of the operator.
+    """
+    fused = _checked("bn_act", activation)
+    results = train(
+        "bn_act",
+        (x,),
+        z,
+        (Affine(scale, bias),),
+        fused.name,
+        negative_slope=fused.negative_slope,
+        epsilon=epsilon,
+        axis=axis,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        num_groups=num_groups,
+        save=save,
+        implementation=implementation,
+    )
+    return BatchNormResult(*results)
+
+
+def bn_act_inference(
+    x: ArrayLike,
+    scale: ArrayLike | None,
+    bias: ArrayLike | None,
+    mean: ArrayLike,
+    var: ArrayLike,
+    activation: Any,
+    *,
+    z: ArrayLike | None = None,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """Fused `act(batch_norm(x) + z)` with given statistics: `bn_act` for evaluation.
+
+    Arguments and errors are those of `bn_act` and `bn_add_relu_inference`.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> mean, var = jnp.ones(2), jnp.full(2, 4.0)
+        >>> y = jax_bnar.bn_act_inference(x, None, None, mean, var, "silu")
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [-0.189, 0.311, 1.226]
+    """
+    fused = _checked("bn_act_inference", activation)
+    return infer(
+        "bn_act_inference",
+        (x,),
+        z,
+        (Affine(scale, bias),),
+        (Statistics(mean, var),),
+        fused.name,
+        negative_slope=fused.negative_slope,
+        epsilon=epsilon,
+        axis=axis,
+        implementation=implementation,
+    )
+
+
+def _checked(function: str, activation: Any) -> FusedActivation:
+    fused = fused_activation(activation)
+    if fused is not None:
+        return fused
+    if isinstance(activation, str):
+        raise ValueError(f"{function}: activation must be {names()}, got {activation!r}.")
+    raise TypeError(
+        f"{function}: activation must be {names()} or the function of jax.nn of that name, got"
+        f" {activation!r}; apply another function to the result of activation='none'."
+    )

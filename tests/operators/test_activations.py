@@ -1,0 +1,316 @@
+"""`bn_act`: every activation against NumPy in float64, forward and backward, in every dtype.
+
+Its transformations are those of every operator: `test_transformation_properties.py`, where it is
+the kind "activations". `test_bad_input.py` has errors of other arguments.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import Case, Operands, all_dtypes, both_implementations, cases, operands
+from hypothesis import given, settings
+from jax.sharding import PartitionSpec as P
+from programs import ours
+from sharding_tools import collectives, make_mesh, put
+
+from jax_bnar import batch_norm, bn_act, bn_act_inference, bn_add_relu, bn_relu
+from jax_bnar._base.implementation import Implementation
+
+pytestmark = pytest.mark.quick
+
+SLOPE = 0.2
+ACTIVATIONS: dict[str, Any] = {
+    "relu6": jax.nn.relu6,
+    "leaky_relu": functools.partial(jax.nn.leaky_relu, negative_slope=SLOPE),
+    "silu": jax.nn.silu,
+    "hard_silu": jax.nn.hard_silu,
+}
+every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
+# Those whose derivative follows from y.
+PIECEWISE = ("relu6", "leaky_relu")
+JUMPS = {"relu6": (0, 6), "leaky_relu": (0,), "hard_silu": (-3, 3), "silu": ()}
+
+Array = oracle.Array
+
+
+def value_and_derivative(name: str, u: Array) -> tuple[Array, Array]:
+    """act(u) and act'(u), independently of `jax.nn`."""
+    if name == "relu6":
+        return np.clip(u, 0, 6), ((u > 0) & (u < 6)).astype(u.dtype)
+    if name == "leaky_relu":
+        return np.where(u >= 0, u, SLOPE * u), np.where(u >= 0, 1.0, SLOPE)
+    if name == "silu":
+        sigmoid = 1 / (1 + np.exp(-u))
+        return u * sigmoid, sigmoid * (1 + u * (1 - sigmoid))
+    factor = np.clip((u + 3) / 6, 0, 1)
+    return u * factor, factor + np.where((u > -3) & (u < 3), u / 6, 0)
+
+
+class Problem(NamedTuple):
+    """Operands and a cotangent, and what NumPy makes of them in float64."""
+
+    operands: Operands
+    dy: Array
+    y: Array
+    e: Array
+    gradients: oracle.Backward
+
+
+def problem(case: Case, name: str) -> Problem:
+    given_operands = operands(case)
+    layout = {"epsilon": case.epsilon, "axis": case.axis, "num_groups": case.num_groups}
+    # In the wide dtype, so that the oracle's allowance is that of u before it is stored.
+    wide = jax.tree.map(lambda a: a.astype(case.statistics_dtype), given_operands)
+    before = oracle.forward(*wide, **layout, relu=False)
+    u = before.y.astype(np.float64)
+    y, derivative = value_and_derivative(name, u)
+    # Where the derivative jumps, rounding decides which one it is. Nothing depends on it there.
+    step = float(jnp.finfo(case.dtype).eps) if name in PIECEWISE else 0
+    margin = before.y_allowance + step * (1 + np.abs(u))
+    near = np.zeros(u.shape, bool)
+    for at in JUMPS[name]:
+        near |= np.abs(u - at) <= margin
+    dy = np.random.default_rng(case.seed + 1).standard_normal(case.shape)
+    dy = np.where(near, 0, dy).astype(jnp.dtype(case.dtype))
+    e = dy.astype(np.float64) * derivative
+    gradients = oracle.backward(
+        e, wide.x.astype(np.float64), None, wide.scale, None, None, **layout
+    )
+    return Problem(given_operands, dy, y, e, gradients)
+
+
+def assert_near(
+    name: str, actual: Any, exact: Array, dtype: Any, *, terms: float = 1, more: float = 0
+) -> None:
+    """Allows one rounding to `dtype`, and rounding errors of the largest of the numbers.
+
+    `terms` is how many numbers of that size are added.
+    """
+    unit = oracle.unit_roundoff(oracle.accumulation_dtype(dtype))
+    size = float(np.abs(exact).max()) + 1
+    bound = 2 * oracle.rounding(exact, dtype) + 200 * unit * size * terms + more
+    oracle.assert_within(name, np.asarray(actual, np.float64), exact, bound)
+
+
+def check(case: Case, name: str, implementation: Implementation) -> None:
+    given_operands, dy, y, e, exact = problem(case, name)
+    options: dict[str, Any] = {"implementation": implementation, **case.keywords}
+
+    @jax.jit
+    def both(given_operands: Operands, dy: Any) -> Any:
+        def function(given: Operands) -> Any:
+            x, z, scale, bias = given
+            return bn_act(x, scale, bias, ACTIVATIONS[name], z=z, **options).y
+
+        y, vjp = jax.vjp(function, given_operands)
+        return y, *vjp(dy)
+
+    actual, gradients = both(given_operands, dy)
+    assert actual.dtype == jnp.dtype(case.dtype)
+    assert_near("y", actual, y, case.dtype)
+    rounded_dz = 0.0
+    if given_operands.z is not None:
+        assert_near("dz", gradients.z, e, case.dtype)
+        # What backward stores for the residual is what it reads for x.
+        size = float(np.abs(exact.dx).max()) + float(np.abs(e).max())
+        rounded_dz = 8 * oracle.unit_roundoff(case.dtype) * size * largest_factor(case)
+    scaled = largest_factor(case) * max(case.ratio, 1)
+    assert_near("dx", gradients.x, exact.dx, case.dtype, terms=scaled, more=rounded_dz)
+    terms = e.size * max(case.ratio, 1)
+    for parameter in ("scale", "bias"):
+        gradient = getattr(gradients, parameter)
+        if gradient is not None:
+            value = getattr(exact, f"d{parameter}")
+            stored = oracle.rounding(value, gradient.dtype).max()
+            wide = case.statistics_dtype
+            assert_near(f"d{parameter}", gradient, value, wide, terms=terms, more=2 * stored)
+
+
+def largest_factor(case: Case) -> float:
+    """The most by which dx may differ from e in size: |scale|/std, as `operands` draws them."""
+    return 2 * 2.0**4
+
+
+@both_implementations
+@every_activation
+@settings(max_examples=6)
+@given(case=cases())
+def test_agrees_with_oracle(implementation: Implementation, name: str, case: Case) -> None:
+    if case.inputs > 1:
+        case = Case(case.shape, case.axis, case.dtype, "bn_relu")
+    check(case, name, implementation)
+
+
+@both_implementations
+@all_dtypes
+@every_activation
+@pytest.mark.parametrize("form", ["bn_relu", "bn_add_relu"])
+@pytest.mark.parametrize("save", ["y", "mask"])
+@pytest.mark.parametrize(("shape", "axis"), [((9, 5, 33), -1), ((3, 17, 70), 1)])
+def test_every_dtype(
+    shape: tuple[int, ...],
+    axis: int,
+    save: str,
+    form: Any,
+    name: str,
+    dtype: str,
+    implementation: Implementation,
+) -> None:
+    """With and without a residual, rows with a ragged end and planes with one."""
+    check(Case(shape, axis, dtype, form, save=save, seed=3), name, implementation)
+
+
+@both_implementations
+@every_activation
+@pytest.mark.parametrize("has_z", [False, True])
+def test_inference(has_z: bool, name: str, implementation: Implementation) -> None:
+    x, z, scale, bias = operands(Case((7, 3, 5), seed=1))
+    z = z if has_z else None
+    mean, var = np.linspace(-1, 1, 5, dtype=np.float32), np.linspace(0.5, 3, 5, dtype=np.float32)
+    options: dict[str, Any] = {"z": z, "implementation": implementation}
+
+    def function(x: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
+        return bn_act_inference(x, scale, bias, mean, var, ACTIVATIONS[name], **options)
+
+    def formula(x: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
+        each = (jnp.broadcast_to(v, x.shape) for v in (scale, bias, mean, var))
+        scale, bias, mean, var = each
+        u = (x - mean) / jnp.sqrt(var + 1e-5) * scale + bias
+        return ACTIVATIONS[name](u if z is None else u + z.astype(u.dtype))
+
+    given_arrays = (x, scale, bias, mean, var)
+    wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), given_arrays)
+    np.testing.assert_allclose(function(*given_arrays), formula(*wide), rtol=1e-5, atol=1e-5)
+    weights = np.cos(np.arange(x.size)).reshape(x.shape).astype(np.float32)
+    actual, expected = (
+        jax.grad(lambda *a, f=f: (f(*a) * weights.astype(a[0].dtype)).sum(), (0, 1, 2, 3, 4))(*at)
+        for f, at in ((function, given_arrays), (formula, wide))
+    )
+    for own, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-4)
+
+
+SPELLINGS = {
+    "silu": jax.nn.silu,
+    "swish": jax.nn.swish,
+    "hard_swish": jax.nn.hard_swish,
+    "hard_silu": jax.nn.hard_silu,
+    "relu6": jax.nn.relu6,
+    "leaky_relu": jax.nn.leaky_relu,
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_names_and_functions_are_the_same(name: str) -> None:
+    x, _, scale, bias = operands(Case((6, 4)))
+    by_name, by_function = (bn_act(x, scale, bias, act).y for act in (name, SPELLINGS[name]))
+    np.testing.assert_array_equal(by_name, by_function)
+
+
+def test_with_relu_or_nothing_it_is_the_other_operators() -> None:
+    x, z, scale, bias = operands(Case((6, 4)))
+    for other, own in (
+        (bn_add_relu(x, z, scale, bias), bn_act(x, scale, bias, "relu", z=z)),
+        (bn_relu(x, scale, bias), bn_act(x, scale, bias, jax.nn.relu)),
+        (batch_norm(x, scale, bias), bn_act(x, scale, bias, "none")),
+    ):
+        jax.tree.map(np.testing.assert_array_equal, tuple(own), tuple(other))
+
+
+@every_activation
+@pytest.mark.parametrize("has_z", [False, True])
+def test_it_is_one_call_each_way(has_z: bool, name: str) -> None:
+    x, z, scale, bias = operands(Case((8, 4, 16)))
+
+    def loss(x: Any, scale: Any, bias: Any) -> Any:
+        return bn_act(x, scale, bias, ACTIVATIONS[name], z=z if has_z else None).y.sum()
+
+    assert ours(loss, x, scale, bias) == {"forward": 1}
+    assert ours(jax.grad(loss, (0, 1, 2)), x, scale, bias) == {"forward": 1, "backward": 1}
+
+
+@every_activation
+@pytest.mark.parametrize("save", ["y", "mask"])
+@pytest.mark.parametrize("has_z", [False, True])
+def test_backward_keeps_nothing_from_before_the_activation(
+    has_z: bool, save: Any, name: str
+) -> None:
+    """It keeps x, and with a residual y or z; with a mask, that instead."""
+    x, z, scale, bias = (jnp.asarray(a) for a in operands(Case((64, 4, 16))))
+
+    def function(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        residual = z if has_z else None
+        return bn_act(x, scale, bias, ACTIVATIONS[name], z=residual, save=save).y
+
+    y, vjp = jax.vjp(function, x, z, scale, bias)
+    kept = [leaf for leaf in jax.tree.leaves(vjp) if leaf.shape == x.shape]
+    expected = [x]
+    if has_z and name not in PIECEWISE:
+        expected.append(z)
+    elif has_z and save == "y":
+        expected.append(y)
+    assert len(kept) == len(expected)
+    for own in kept:
+        assert any(np.array_equal(own, other) for other in expected)
+    masks = [leaf.nbytes for leaf in jax.tree.leaves(vjp) if leaf.dtype == jnp.uint8]
+    assert masks == ([x.size // 8] if save == "mask" and name in PIECEWISE else [])
+
+
+@pytest.mark.parametrize("has_z", [False, True])
+@pytest.mark.parametrize("name", ["silu", "relu6"])
+def test_sharded(name: str, has_z: bool) -> None:
+    """Statistics are those of the whole batch, and no array is gathered."""
+    x, z, scale, bias = (jnp.asarray(a) for a in operands(Case((16, 3, 8))))
+    mesh = make_mesh("auto", data=8)
+
+    def loss(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        y = bn_act(x, scale, bias, ACTIVATIONS[name], z=z if has_z else None).y
+        return (y * jnp.cos(y)).sum()
+
+    gradient = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3)))
+    expected = gradient(x, z, scale, bias)
+    sharded = [put(a, mesh, P("data")) for a in (x, z)]
+    actual = gradient(*sharded, scale, bias)
+    for own, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
+    found = [c.opcode for each in collectives(gradient, *sharded, scale, bias) for c in each]
+    assert set(found) == {"all-reduce"}
+
+
+def test_other_platforms_run_pure_jax() -> None:
+    """CUDA has kernels for ReLU alone, and says so if one is demanded."""
+    x = jnp.ones((4, 3), jnp.float32)
+
+    def function(implementation: Implementation) -> str:
+        f = jax.jit(lambda x: bn_act(x, None, None, "silu", implementation=implementation).y)
+        return f.trace(x).lower(lowering_platforms=("cuda",)).as_text()
+
+    assert "jax_bnar_forward" not in function(None)
+    with pytest.raises(NotImplementedError, match="none for activation='silu'"):
+        function("ffi")
+
+
+@pytest.mark.parametrize(
+    ("activation", "error", "words"),
+    [
+        ("gelu", ValueError, "must be 'none', 'relu', 'relu6'.*got 'gelu'"),
+        (jax.nn.gelu, TypeError, "apply another function to the result of activation='none'"),
+        (None, TypeError, "got None"),
+        (
+            functools.partial(jax.nn.leaky_relu, negative_slope=1.5),
+            TypeError,
+            "or the function of jax.nn of that name",
+        ),
+    ],
+)
+def test_other_activations_are_refused(activation: Any, error: Any, words: str) -> None:
+    x = jnp.ones((4, 3), jnp.float32)
+    with pytest.raises(error, match=f"bn_act: activation .*{words}"):
+        bn_act(x, None, None, activation)
+    with pytest.raises(error, match=f"bn_act_inference: activation .*{words}"):
+        bn_act_inference(x, None, None, jnp.ones(3), jnp.ones(3), activation)
