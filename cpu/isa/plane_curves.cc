@@ -13,34 +13,43 @@ namespace {
 
 // Calls strip(begin, size) for all of a plane.
 template <typename F>
-void ForEachStrip(const Plane& plane, F strip) {
-  for (int64_t begin = 0; begin < plane.size; begin += kStrip) {
-    strip(begin, std::min(kStrip, plane.size - begin));
+BNAR_INLINE void ForEachStrip(int64_t plane_size, F strip) {
+  for (int64_t begin = 0; begin < plane_size; begin += kStrip) {
+    strip(begin, std::min(kStrip, plane_size - begin));
   }
 }
 
-// A strip of a plane may end within a vector. The lanes after its end are those
-// of elements that are 0.
+// A whole vector.
+template <typename T>
+using Whole = Constant<kVecLanes<Accumulator<T>>>;
+
+// Calls element(i, n) for each vector of a strip, where n is Whole<T>, and for
+// the n elements that remain, if any. The lanes after these are those of
+// elements that are 0.
 template <typename T, typename F>
 BNAR_INLINE void ForEachVectorOf(int64_t size, F element) {
-  constexpr int kStep = kVecLanes<Accumulator<T>>;
-  for (int64_t i = 0; i < size; i += kStep) {
-    element(i, static_cast<int>(std::min<int64_t>(kStep, size - i)));
-  }
+  ForEachVector<T>(
+      size, [&](int64_t i) BNAR_LAMBDA { element(i, Whole<T>()); },
+      [&](int64_t i, int n) BNAR_LAMBDA { element(i, n); });
 }
 
+template <typename T>
+BNAR_INLINE Vec<Accumulator<T>> LoadFirst(const T* p, Whole<T>) {
+  return Load(p);
+}
 template <typename T>
 BNAR_INLINE Vec<Accumulator<T>> LoadFirst(const T* p, int n) {
-  return n == kVecLanes<Accumulator<T>> ? Load(p) : LoadPartial(p, n);
+  return LoadPartial(p, n);
 }
 
 template <typename T>
-BNAR_INLINE void StoreFirst(bool stream, T* p, const Stored<T>& stored, int n) {
-  if (n == kVecLanes<Accumulator<T>>) {
-    StoreResult(stream, p, stored);
-  } else {
-    StorePartial(p, stored, n);
-  }
+BNAR_INLINE void StoreFirst(bool stream, T* p, const Stored<T>& stored,
+                            Whole<T>) {
+  StoreResult(stream, p, stored);
+}
+template <typename T>
+BNAR_INLINE void StoreFirst(bool, T* p, const Stored<T>& stored, int n) {
+  StorePartial(p, stored, n);
 }
 
 // The size of a strip's buffer that a function takes.
@@ -56,7 +65,7 @@ BNAR_INLINE void Preactivations(int64_t begin, int64_t size, const Args& args,
   const T* x = static_cast<const T*>(args.x[0]) + begin;
   const T* z = static_cast<const T*>(residual);
   const auto vectors = InputColumns<A, 1>(args).template OfPlane<Gate::kX>();
-  ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+  ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
     Vec<A> value = vectors.Normalised(
         vectors.Centred([&](auto) BNAR_LAMBDA { return LoadFirst(x + i, n); }));
     if (z != nullptr) value = value + LoadFirst(z + begin + i, n);
@@ -82,7 +91,7 @@ void Derivatives(const Plane& plane, int64_t begin, int64_t size,
       break;
     case Gate::kY: {
       const T* y = static_cast<const T*>(args.saved) + begin;
-      ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+      ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
         StoreLanes(derivatives + i, LoadFirst(y + i, n));
       });
       break;
@@ -90,7 +99,7 @@ void Derivatives(const Plane& plane, int64_t begin, int64_t size,
     case Gate::kMask: {
       const uint8_t* mask = static_cast<const uint8_t*>(args.saved);
       const int64_t bit = plane.mask_bit + begin;
-      ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+      ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
         StoreLanes(derivatives + i, OfBits<A>(ReadBits(mask, bit + i, n)));
       });
       break;
@@ -109,12 +118,12 @@ void PlaneNormaliseCurve(const Plane& plane, const NormaliseArgs<1>& args) {
   T* y = static_cast<T*>(args.y);
   uint8_t* mask = args.mask;
   alignas(64) A values[kStrip];
-  ForEachStrip(plane, [&](int64_t begin, int64_t size) {
+  ForEachStrip(plane.size, [&](int64_t begin, int64_t size) BNAR_LAMBDA {
     Preactivations<T>(
         begin, size, args, args.z,
         [](const Vec<A>& u) BNAR_LAMBDA { return u; }, values);
     Activate(activation, values, WholeVectors<A>(size));
-    ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+    ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
       const auto stored = Round<T>(Load(values + i));
       StoreFirst(stream, y + begin + i, stored, n);
       if (mask != nullptr) StoreLanes(values + i, Widen<T>(stored));
@@ -122,7 +131,7 @@ void PlaneNormaliseCurve(const Plane& plane, const NormaliseArgs<1>& args) {
     if (mask == nullptr) return;
     Differentiate(activation, values, WholeVectors<A>(size));
     const int64_t bit = plane.mask_bit + begin;
-    ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+    ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
       const uint32_t bits = BitsOf(Load(values + i), activation.negative_slope);
       WriteBits(mask, bit + i, n, bits & ((1u << n) - 1u));
     });
@@ -140,10 +149,10 @@ void PlaneReduceCurve(const Plane& plane, const ReduceArgs<1>& args) {
   const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean[0]));
   alignas(64) A derivatives[kStrip];
   double sum_e = 0, sum_e_centred = 0;
-  ForEachStrip(plane, [&](int64_t begin, int64_t size) {
+  ForEachStrip(plane.size, [&](int64_t begin, int64_t size) BNAR_LAMBDA {
     Derivatives<T>(plane, begin, size, args, derivatives);
     Vec<A> sum[1] = {}, centred_sum[1] = {};
-    ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+    ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
       const int64_t at = begin + i;
       const Vec<A> e = LoadFirst(dy + at, n) * Load(derivatives + i);
       sum[0] = sum[0] + e;
@@ -168,9 +177,9 @@ void PlaneApplyCurve(const Plane& plane, const ApplyArgs<1>& args) {
   const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean[0]));
   const auto gradient = GradientColumns<A, 1>(args).OfPlane();
   alignas(64) A derivatives[kStrip];
-  ForEachStrip(plane, [&](int64_t begin, int64_t size) {
+  ForEachStrip(plane.size, [&](int64_t begin, int64_t size) BNAR_LAMBDA {
     Derivatives<T>(plane, begin, size, args, derivatives);
-    ForEachVectorOf<T>(size, [&](int64_t i, int n) BNAR_LAMBDA {
+    ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
       const int64_t at = begin + i;
       const InputVecs<A, 1> centred{LoadFirst(x + at, n) - mean};
       const Vec<A> e = LoadFirst(dy + at, n) * Load(derivatives + i);

@@ -31,6 +31,8 @@ struct RowsStrip {
 template <typename A, typename F>
 BNAR_INLINE void ForEachVectorOf(const RowsStrip& strip, int64_t stride,
                                  F element) {
+  // Otherwise Clang compiles a second loop for strips without elements.
+  if (strip.rows <= 0 || strip.columns <= 0) __builtin_unreachable();
   for (int64_t r = 0; r < strip.rows; ++r) {
     const int64_t index = (strip.row + r) * stride + strip.column;
     for (int64_t c = 0; c < strip.columns; c += kVecLanes<A>) {
@@ -41,7 +43,7 @@ BNAR_INLINE void ForEachVectorOf(const RowsStrip& strip, int64_t stride,
 
 // Calls strip(RowsStrip) for all of a tile, row by row.
 template <typename F>
-void ForEachStrip(const RowsTile& tile, F strip) {
+BNAR_INLINE void ForEachStrip(RowsTile tile, F strip) {
   const int64_t columns = std::min(kStrip, tile.width);
   const int64_t rows = RowsStrip::RowsOf(columns);
   for (int64_t r = 0; r < tile.rows; r += rows) {
@@ -119,7 +121,7 @@ void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<1>& args) {
   T* y = static_cast<T*>(args.y);
   uint8_t* mask = args.mask;
   alignas(64) A values[kStrip];
-  ForEachStrip(tile, [&](const RowsStrip& strip) {
+  ForEachStrip(tile, [&](const RowsStrip& strip) BNAR_LAMBDA {
     const int64_t size = strip.rows * strip.columns;
     Preactivations<T>(
         strip, stride, args, args.z,
@@ -157,7 +159,7 @@ void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<1>& args) {
   alignas(64) A sums[kSumColumns], centred_sums[kSumColumns];
   alignas(64) A derivatives[kStrip];
   static_assert(kSumColumns <= kStrip, "a row of a block is a strip");
-  ForEachBlock<1>(tile, [&](const Block& block, auto) {
+  ForEachBlock<1>(tile, [&](const Block& block, auto) BNAR_LAMBDA {
     std::fill(sums, sums + block.columns, A{0});
     std::fill(centred_sums, centred_sums + block.columns, A{0});
     const int64_t end = block.begin + block.count;
@@ -194,7 +196,7 @@ void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<1>& args) {
   const A* means = static_cast<const A*>(args.mean[0]);
   const GradientColumns<A, 1> columns(args);
   alignas(64) A derivatives[kStrip];
-  ForEachStrip(tile, [&](const RowsStrip& strip) {
+  ForEachStrip(tile, [&](const RowsStrip& strip) BNAR_LAMBDA {
     Derivatives<T>(strip, stride, args, derivatives);
     ForEachVectorOf<A>(
         strip, stride, [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {

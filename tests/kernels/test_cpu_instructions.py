@@ -43,7 +43,7 @@ def test_every_kernel_keeps_its_vectors_in_registers(compiler: str) -> None:
     directory = build(name, options, targets)
     for target in targets:
         objects = sorted((directory / "CMakeFiles" / f"{target}.dir").rglob("*.o"))
-        assert len(objects) == 9
+        assert len(objects) == 12
         run(sys.executable, SCRIPT, *objects)
 
 
