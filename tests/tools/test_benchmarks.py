@@ -26,6 +26,7 @@ from benchmarks.common.sites import (  # noqa: E402
 from benchmarks.network import folded_inference, resnet50_step  # noqa: E402
 from benchmarks.sharding import collective_bytes  # noqa: E402
 from benchmarks.sites import (  # noqa: E402
+    activations,
     dual_join,
     isa,
     launch,
@@ -231,6 +232,29 @@ def test_dual_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         one, two = (run["programs"][f"forward, {name}"] for name in ("one", "two"))
         assert two["temporary_bytes"] - one["temporary_bytes"] >= 4 * 56 * 56 * 256
     assert "56x56x256" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("default_promotion")
+def test_activations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ours and Flax's results agree, which the benchmark checks itself."""
+    output = tmp_path / "activations.json"
+    short = ["--rounds", "1", "--min-sample-ms", "1", "--output", str(output)]
+    activations.main(["--batch", "1", "--sites", "1", "--peers", "ours", "flax", *short])
+    runs = json.loads(output.read_text())["runs"]
+    assert [(run["network"], run["dtype"]) for run in runs] == [
+        (name, dtype) for name in activations.NETWORKS for dtype in ("float32", "bfloat16")
+    ]
+    for run in runs:
+        (site,) = run["sites"]
+        ours, flax = (site["peers"][peer]["median_ms"] for peer in ("ours", "flax"))
+        assert run["total_ms"] == {"ours": site["count"] * ours, "flax": site["count"] * flax}
+    assert "yolov8n" in capsys.readouterr().out
+
+
+def test_norms_of_the_networks_with_other_activations() -> None:
+    """EfficientNet-B0 has 33 norms before SiLU, and MobileNetV3 20 before hard swish."""
+    counts = {name: sum(own.sites.values()) for name, own in activations.NETWORKS.items()}
+    assert counts == {"efficientnet_b0": 33, "mobilenet_v3_large": 20, "yolov8n": 57}
 
 
 def test_table_of_collective_bytes() -> None:

@@ -1,0 +1,252 @@
+"""Other activations than ReLU, at the BatchNorm sites of EfficientNet, MobileNetV3 and YOLOv8.
+
+python -m benchmarks.sites.activations --output benchmarks/results/NAME.json
+
+Each step is forward and backward of act(batch_norm(x)), by `jax_bnar.bn_act`, by
+`flax.linen.BatchNorm` and the activation under XLA, and by PyTorch eager in channels_last, with the
+activation in place where PyTorch has that and autograd allows it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import jax_bnar
+from benchmarks.common.contention import Contention, print_warning
+from benchmarks.common.environment import describe_environment
+from benchmarks.common.json_file import write_json
+from benchmarks.common.kernels import require_kernels
+from benchmarks.common.progress import say
+from benchmarks.sites import isa
+from benchmarks.sites.isa import IsaName
+from jax_bnar._benchmark.timing import interleave
+
+SCHEMA: Final = 1
+EPSILON: Final = 1e-5
+Peer = Literal["ours", "flax", "torch"]
+Activation = Literal["silu", "hard_silu", "leaky_relu", "relu6"]
+NetworkName = Literal["efficientnet_b0", "mobilenet_v3_large", "yolov8n"]
+
+
+class Network(NamedTuple):
+    """The activation, and how many norms it follows, by height (which is also width), channels."""
+
+    activation: Activation
+    sites: dict[tuple[int, int], int]
+
+
+# By the tables of the papers at 224x224 pictures, and of YOLOv8-n at 640x640.
+NETWORKS: Final[dict[NetworkName, Network]] = {
+    "efficientnet_b0": Network(
+        "silu",
+        {
+            (112, 32): 2, (112, 96): 1, (56, 96): 1, (56, 144): 3, (28, 144): 1, (28, 240): 3,
+            (14, 240): 1, (14, 480): 6, (14, 672): 5, (7, 672): 1, (7, 1152): 8, (7, 1280): 1,
+        },
+    ),
+    "mobilenet_v3_large": Network(
+        "hard_silu",
+        {
+            (112, 16): 1, (28, 240): 1, (14, 240): 1, (14, 200): 2, (14, 184): 4, (14, 480): 2,
+            (14, 672): 3, (7, 672): 1, (7, 960): 5,
+        },
+    ),
+    "yolov8n": Network(
+        "silu",
+        {
+            (320, 16): 1, (160, 32): 3, (160, 16): 2, (80, 64): 7, (80, 32): 6, (80, 80): 2,
+            (40, 128): 7, (40, 64): 11, (40, 80): 2, (20, 256): 6, (20, 128): 6, (20, 64): 2,
+            (20, 80): 2,
+        },
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """Times act(batch_norm(x)), forward + backward."""
+
+    networks: tuple[NetworkName, ...] = ("efficientnet_b0", "mobilenet_v3_large", "yolov8n")
+    activation: Activation | None = None
+    """Another activation at the same sites."""
+    dtype: tuple[str, ...] = ("float32", "bfloat16")
+    peers: tuple[Peer, ...] = ("ours", "flax", "torch")
+    batch: int = 8
+    sites: int = 100
+    """How many sites of each network, the first ones."""
+    rounds: int = 7
+    min_sample_ms: float = 10.0
+    isa: IsaName | None = None
+    """The best instruction set that all peers may use; default: whatever each finds."""
+    output: Path | None = None
+    """JSON file for the results; without one they are only printed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = tyro.cli(Options, args=arguments, description=__doc__)
+    if options.isa is not None:
+        isa.limit(options.isa)
+    require_kernels()
+    console = Console()
+    environment = describe_environment() | isa.describe(options.peers)
+    runs = [_network(options, name, dtype) for name in options.networks for dtype in options.dtype]
+    console.print(_table(runs, options))
+    print_warning((site["contention"] for run in runs for site in run["sites"]), console)
+    settings = dataclasses.asdict(dataclasses.replace(options, output=None))
+    document = {"schema": SCHEMA, "environment": environment, "settings": settings, "runs": runs}
+    if options.output is not None:
+        write_json(options.output, document)
+        console.print(f"wrote {options.output}")
+    return document
+
+
+def _network(options: Options, name: NetworkName, dtype: str) -> dict[str, Any]:
+    network = NETWORKS[name]
+    activation = options.activation or network.activation
+    sites: list[dict[str, Any]] = [
+        _site(options, activation, dtype, height, channels) | {"count": count}
+        for (height, channels), count in list(network.sites.items())[: options.sites]
+    ]
+    say(f"{name} {dtype}: {len(sites)} sites done")
+    totals = {
+        peer: sum(site["count"] * site["peers"][peer]["median_ms"] for site in sites)
+        for peer in sites[0]["peers"]
+    }
+    run: dict[str, Any] = {
+        "network": name,
+        "activation": activation,
+        "dtype": dtype,
+        "batch": options.batch,
+    }
+    return run | {"sites": sites, "total_ms": totals}
+
+
+def _site(
+    options: Options, activation: Activation, dtype: str, height: int, channels: int
+) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    shape = (options.batch, height, height, channels)
+    x, dy = (rng.standard_normal(shape, np.float32) for _ in range(2))
+    scale = 1 + 0.1 * rng.standard_normal(channels, np.float32)
+    bias = 0.1 * rng.standard_normal(channels, np.float32)
+    steps: dict[str, Callable[[], Any]] = {}
+    for peer in options.peers:
+        try:
+            steps[peer] = _STEPS[peer](activation, dtype, x, dy, scale, bias)
+        except ImportError:
+            continue  # PyTorch is optional.
+    _check_agree({peer: step() for peer, step in steps.items()}, dtype)
+    contention = Contention()
+    timings = interleave(steps, rounds=options.rounds, min_sample_ms=options.min_sample_ms)
+    return {
+        "height": height,
+        "channels": channels,
+        "contention": contention.share(),
+        "peers": {peer: timing.as_dict() for peer, timing in timings.items()},
+    }
+
+
+def _of_jax(name: Activation) -> Callable[[Any], jax.Array]:
+    return getattr(jax.nn, name)
+
+
+def _jax_step(function: Callable[..., jax.Array], dtype: str, *operands: Any) -> Callable[[], Any]:
+    x, dy, scale, bias = operands
+
+    def step(x: Any, dy: Any, scale: Any, bias: Any) -> Any:
+        y, vjp = jax.vjp(function, x, scale, bias)
+        return y, *vjp(dy)
+
+    given = (jnp.asarray(x, dtype), jnp.asarray(dy, dtype), jnp.asarray(scale), jnp.asarray(bias))
+    compiled = jax.jit(step).lower(*given).compile()
+    return lambda: jax.block_until_ready(compiled(*given))
+
+
+def _ours(activation: Activation, dtype: str, *operands: Any) -> Callable[[], Any]:
+    def function(x: Any, scale: Any, bias: Any) -> jax.Array:
+        return jax_bnar.bn_act(x, scale, bias, activation, epsilon=EPSILON).y
+
+    return _jax_step(function, dtype, *operands)
+
+
+def _flax(activation: Activation, dtype: str, *operands: Any) -> Callable[[], Any]:
+    layer = nn.BatchNorm(use_running_average=False, epsilon=EPSILON, dtype=jnp.dtype(dtype))
+
+    def function(x: Any, scale: Any, bias: Any) -> jax.Array:
+        statistics = {"mean": jnp.zeros_like(scale), "var": jnp.ones_like(scale)}
+        variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": statistics}
+        y, _ = layer.apply(variables, x, mutable=["batch_stats"])
+        return _of_jax(activation)(y)
+
+    return _jax_step(function, dtype, *operands)
+
+
+def _torch(activation: Activation, dtype: str, *operands: Any) -> Callable[[], Any]:
+    # Only here, because PyTorch is optional.
+    from benchmarks.sites.peers import torch_activation
+
+    return torch_activation.step(activation, dtype, *operands)
+
+
+_STEPS: Final[dict[Peer, Callable[..., Callable[[], Any]]]] = {
+    "ours": _ours,
+    "flax": _flax,
+    "torch": _torch,
+}
+
+
+def _check_agree(results: dict[str, Any], dtype: str) -> None:
+    """Raises AssertionError unless all peers compute the same, up to rounding."""
+    tolerance = 1e-3 if dtype == "float32" else 0.05
+    converted = {peer: [_to_numpy(array) for array in arrays] for peer, arrays in results.items()}
+    first, *others = converted.values()
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            distance = np.linalg.norm(a - b) / np.linalg.norm(a)
+            if not distance < tolerance:
+                raise AssertionError(f"results differ by {distance:.1e} of their norm")
+
+
+def _to_numpy(array: Any) -> np.ndarray:
+    if isinstance(array, jax.Array):
+        return np.asarray(array.astype(jnp.float32))
+    from benchmarks.sites.peers import torch_activation
+
+    return torch_activation.to_numpy(array)
+
+
+def _table(runs: Sequence[dict[str, Any]], options: Options) -> Table:
+    table = Table(title=f"act(batch_norm(x)), forward + backward, batch {options.batch}, ms")
+    for column in ("network", "activation", "dtype", *options.peers, "against XLA", "slowest site"):
+        table.add_column(column)
+    for run in runs:
+        totals = run["total_ms"]
+        ratios = [
+            min(times["median_ms"] for peer, times in site["peers"].items() if peer != "ours")
+            / site["peers"]["ours"]["median_ms"]
+            for site in run["sites"]
+            if len(site["peers"]) > 1
+        ]
+        table.add_row(
+            run["network"],
+            run["activation"],
+            run["dtype"],
+            *(f"{totals[peer]:.1f}" if peer in totals else "-" for peer in options.peers),
+            f"{totals['flax'] / totals['ours']:.2f}" if {"flax", "ours"} <= totals.keys() else "-",
+            f"{min(ratios):.2f}" if ratios else "-",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

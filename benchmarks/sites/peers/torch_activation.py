@@ -1,0 +1,52 @@
+"""Eager PyTorch, channels_last, with an activation in place after the norm.
+
+The result of the norm is nobody else's, so its memory may be that of y: autograd of the activation
+keeps a copy only where it needs one.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from benchmarks.common.environment import core_count
+from benchmarks.sites.problem import EPSILON
+
+_FUNCTIONS: Final[dict[str, Callable[..., torch.Tensor]]] = {
+    "silu": functional.silu,
+    "hard_silu": functional.hardswish,
+    "leaky_relu": functional.leaky_relu,
+    "relu6": functional.relu6,
+}
+
+
+def step(
+    activation: str, dtype: str, x: Any, dy: Any, scale: Any, bias: Any
+) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """A function that returns y, dx, dscale and dbias."""
+    torch.set_num_threads(core_count())
+    act = _FUNCTIONS[activation]
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.tensor(values, dtype=getattr(torch, dtype)).permute(0, 3, 1, 2)
+
+    own_x, own_dy = tensor(x).requires_grad_(), tensor(dy)
+    own_scale, own_bias = (torch.tensor(values).requires_grad_() for values in (scale, bias))
+
+    def run() -> tuple[torch.Tensor, ...]:
+        normalised = functional.batch_norm(
+            own_x, None, None, own_scale, own_bias, True, 0.1, EPSILON
+        )
+        # SiLU and hard SiLU need what they are given, so autograd would refuse to have it changed.
+        in_place = activation in ("leaky_relu", "relu6")
+        y = act(normalised, inplace=in_place)
+        return y, *torch.autograd.grad(y, [own_x, own_scale, own_bias], own_dy)
+
+    return run
+
+
+def to_numpy(values: torch.Tensor) -> np.ndarray:
+    values = values.detach().float()
+    return (values.permute(0, 2, 3, 1) if values.ndim == 4 else values).numpy()
