@@ -17,8 +17,7 @@ ForwardKernels KernelsOf(DType dtype, Layout layout, int width, bool residual,
 ForwardKernels KernelsOf(const Problem& problem, int width,
                          const ForwardBuffers& buffers) {
   return KernelsOf(problem.dtype, LayoutOf(problem.shape), width,
-                   buffers.z != nullptr, buffers.activation.is_relu(),
-                   buffers.mask != nullptr);
+                   buffers.z != nullptr, buffers.relu, buffers.mask != nullptr);
 }
 
 cudaError_t NormaliseAlone(Launch& launch, const Problem& problem, int width,
@@ -51,8 +50,7 @@ cudaError_t StatisticsAlone(Launch& launch, const Problem& problem, int width,
 
 cudaError_t PackMask(Launch& launch, const Problem& problem,
                      const ForwardBuffers& buffers, int width) {
-  if (buffers.mask == nullptr ||
-      (width == kWidth && buffers.activation.is_relu())) {
+  if (buffers.mask == nullptr || (width == kWidth && buffers.relu)) {
     return cudaSuccess;
   }
   const int64_t bytes =
