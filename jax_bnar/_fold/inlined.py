@@ -76,7 +76,8 @@ def _evaluation(equation: Any) -> Callable[..., Sequence[Any]] | None:
     present = equation.params["present"]
     params = equation.params
     # The form of two inputs always has a ReLU.
-    statics = {name: params[name] for name in ("layout", "epsilon", "activation") if name in params}
+    names = ("layout", "epsilon", "activation", "negative_slope")
+    statics = {name: params[name] for name in names if name in params}
 
     def evaluated(*given: Any) -> Sequence[Any]:
         return [plain_inference.inference(*signature.unbind_structured(given, present), **statics)]

@@ -218,7 +218,7 @@ def _elementwise_mode(opcodes: list[str]) -> str:
 
 
 def _mode_of_ours(target: str, text: str) -> str:
-    """The operation unless it is a plain forward one, ADD for a residual, and RELU for a ReLU."""
+    """The operation unless it is a plain forward one, ADD for a residual, and the activation."""
     operation = re.sub(r"^jax_bnar_|_v\d+$", "", target)
     # A call with two normalised inputs always adds them and applies a ReLU.
     joins_two = operation.startswith("dual_")
@@ -226,9 +226,13 @@ def _mode_of_ours(target: str, text: str) -> str:
     parts = [] if operation in ("forward", "normalise") else [operation.upper()]
     if joins_two or re.search(r"\bhas_z\s*=\s*true", text):
         parts.append("ADD")
-    activation = re.search(r'\b(?:activation|gate)\s*=\s*"(\w+)"', text)
-    if joins_two or (activation and activation[1] != "none"):
+    activation, gate = (
+        re.search(rf'\b{name}\s*=\s*"(\w+)"', text) for name in ("activation", "gate")
+    )
+    if joins_two:
         parts.append("RELU")
+    elif activation and "none" not in (activation[1], gate and gate[1]):
+        parts.append(activation[1].upper())
     return "_".join(parts) or "PLAIN"
 
 

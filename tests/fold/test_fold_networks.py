@@ -1,5 +1,6 @@
 """`fold_batch_norms` of whole networks, of every library."""
 
+import functools
 import gc
 import weakref
 from typing import Any
@@ -97,6 +98,28 @@ def test_our_resnet(dtype: str) -> None:
     bound = 1e-5 if dtype == "float32" else 0.05
     error = jnp.max(jnp.abs(logits.astype(jnp.float32) - expected))
     assert float(error) <= bound * float(jnp.max(jnp.abs(expected)))
+
+
+@pytest.mark.parametrize(
+    "act", [jax.nn.silu, functools.partial(jax.nn.leaky_relu, negative_slope=0.3)]
+)
+def test_our_layer_with_another_activation(act: Any) -> None:
+    """The activation is a part of the operator, and of what is left of it."""
+    scale, bias, mean = (jnp.linspace(start, 2, 5, dtype=jnp.float32) for start in (0.5, -1, 0))
+    kernel = jax.random.normal(jax.random.key(3), (3, 5), jnp.float32)
+    variables = {"kernel": kernel, "vectors": (scale, bias, mean, scale)}
+
+    def net(variables: Any, x: jax.Array) -> jax.Array:
+        product = x @ variables["kernel"]
+        scale, bias, mean, var = variables["vectors"]
+        return jax_bnar.bn_act_inference(product, scale, bias, mean, var, act)
+
+    x = jax.random.normal(jax.random.key(4), (7, 3), jnp.float32)
+    network = jax_bnar.fold_batch_norms(net, variables, x)
+    assert len(network.report.folded) == 1, network.report
+    np.testing.assert_allclose(
+        network.apply(network.variables, x), net(variables, x), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_haiku_resnet() -> None:

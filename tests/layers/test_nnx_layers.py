@@ -1,5 +1,6 @@
 """The NNX BatchNorm against `flax.nnx.BatchNorm`."""
 
+import functools
 import importlib.util
 import sys
 from typing import Any
@@ -354,6 +355,20 @@ def test_convert_batch_norms_chooses() -> None:
         convert_batch_norms(model, epsilon=1.0)
 
 
+@pytest.mark.parametrize(
+    ("act", "stored"),
+    [(nnx.silu, "silu"), (functools.partial(nnx.leaky_relu, negative_slope=0.3), None)],
+)
+def test_convert_batch_norms_takes_other_activations_of_a_sequential(act: Any, stored: Any) -> None:
+    x = normal(0, (8, 3))
+    with as_flax_needs_it():
+        model = nnx.Sequential(nnx.BatchNorm(3, rngs=nnx.Rngs(0)), act)
+        expected = outcome(nnx.clone(model), x)
+        convert_batch_norms(model)
+        assert model.layers[0].activation == (stored or act)
+        assert_close(outcome(model, x), expected, 64 * tolerance(x.dtype))
+
+
 def test_convert_batch_norms_takes_the_relus_of_a_sequential() -> None:
     """And says which layers were only swapped; a shared layer keeps what its calls do."""
 
@@ -383,7 +398,7 @@ def test_convert_batch_norms_takes_the_relus_of_a_sequential() -> None:
         assert layers[4] is nnx.relu
         (text,) = texts
         assert "3 BatchNorm layers" in text
-        assert "1 with the ReLU that follows: body.layers.1\n" in text
+        assert "1 with the activation that follows: body.layers.1\n" in text
         assert "2 only swapped: " in text
         assert "jax_bnar.fuse" in text
 

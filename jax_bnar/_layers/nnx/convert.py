@@ -9,9 +9,9 @@ from typing import Any, Final, cast
 import jax
 from flax import nnx
 
+from jax_bnar._base.activations import fused_activation
 from jax_bnar._layers.nnx.batch_norm import BatchNorm, stored_activation
 
-_RELUS: Final = (nnx.relu, jax.nn.relu)
 # The options that our BatchNorm adds, with their defaults. Initializers are not options of a layer
 # that exists already.
 _DEFAULTS: Final[dict[str, Any]] = {
@@ -34,18 +34,18 @@ def convert_batch_norms(
     Parameters, statistics, metadata and flags do not change. Each layer remains the same object
     with the same variables, so optimizers, shared layers and other references stay valid. Layers of
     a subclass of `nnx.BatchNorm` (including ours) are left alone, because they may override
-    `__call__`. In an `nnx.Sequential`, a layer computes the ReLU that follows it, unless
-    `activation` is given or the layer is used in several places. All other activations and
-    additions are not fused, because the code that calls the layer computes them: `report` names
-    these layers.
+    `__call__`. In an `nnx.Sequential`, a layer computes the activation that follows it if
+    `jax_bnar.bn_act` takes that, unless `activation` is given or the layer is used in several
+    places. All other activations and additions are not fused, because the code that calls the layer
+    computes them: `report` names these layers.
 
     Args:
         model: an NNX module, or any tree of modules that NNX can traverse.
         only: an NNX filter that selects the layers to convert, such as a path or a predicate of
             (path, layer).
         raise_if_not_found: whether it is an error if the model has no such layer.
-        report: is called with a text that says which layers take a ReLU with them and which were
-            only swapped, such as `report=print`.
+        report: is called with a text that says which layers take an activation with them and which
+            were only swapped, such as `report=print`.
         **options: the options that our BatchNorm adds: `num_groups`, `save`,
             `unbiased_running_var`, `implementation`, `update_batch_stats`; and `activation`, if
             the code that calls the layers does not apply it.
@@ -81,25 +81,26 @@ def convert_batch_norms(
         object.__setattr__(layer, "__class__", BatchNorm)
         for name, value in {**_DEFAULTS, **options}.items():
             setattr(cast(BatchNorm, layer), name, value)
-    fused = _take_relus(model, [layer for _, layer in found]) if takes_activation else []
+    fused = _take_activations(model, [layer for _, layer in found]) if takes_activation else []
     if report is not None:
         report(_conversion_text(found, fused, options.get("activation", "none")))
     return model
 
 
 def _identity(x: Any) -> Any:
-    """Takes the place of a ReLU in `nnx.Sequential` that the layer before it now computes."""
+    """Takes the place of an activation in `nnx.Sequential` that the layer before now computes."""
     return x
 
 
-def _take_relus(model: Any, layers: Iterable[Any]) -> list[Any]:
-    """Moves ReLUs of an `nnx.Sequential` into the layers before them.
+def _take_activations(model: Any, layers: Iterable[Any]) -> list[Any]:
+    """Moves activations of an `nnx.Sequential` into the layers before them.
 
-    `_identity` replaces each of these ReLUs, so that the other layers keep their indices. A layer
-    that occurs in several places is left alone, because a ReLU may follow it in only some of them.
+    `_identity` replaces each of them, so that the other layers keep their indices. A layer that
+    occurs in several places is left alone, because an activation may follow it in only some of
+    them.
 
     Returns:
-        The layers that now compute a ReLU.
+        The layers that now compute an activation.
     """
     modules = [module for _, module in nnx.iter_modules(model)]
     places = Counter(id(child) for module in modules for child in _children(module))
@@ -110,8 +111,9 @@ def _take_relus(model: Any, layers: Iterable[Any]) -> list[Any]:
             continue
         inside: list[Any] = list(module.layers)
         for index, (layer, following) in enumerate(itertools.pairwise(inside)):
-            if id(layer) in converted and places[id(layer)] == 1 and following in _RELUS:
-                layer.activation = "relu"
+            fused = fused_activation(following) if callable(following) else None
+            if id(layer) in converted and places[id(layer)] == 1 and fused is not None:
+                layer.activation = stored_activation(following)
                 module.layers[index + 1] = _identity
                 taken.append(layer)
     return taken
@@ -132,13 +134,14 @@ def _conversion_text(
 ) -> str:
     """Which layers now compute an activation, and which were only swapped."""
     taken = {id(layer) for layer in fused}
-    with_relu, swapped = [], []
+    with_activation, swapped = [], []
     for path, layer in found:
         name = ".".join(map(str, path)) or "(the model)"
-        (with_relu if id(layer) in taken else swapped).append(name)
+        (with_activation if id(layer) in taken else swapped).append(name)
     lines = [f"convert_batch_norms: {len(found)} BatchNorm layers"]
-    if with_relu:
-        lines.append(f"  {len(with_relu)} with the ReLU that follows: {', '.join(with_relu)}")
+    if with_activation:
+        names = ", ".join(with_activation)
+        lines.append(f"  {len(with_activation)} with the activation that follows: {names}")
     if swapped and activation == "none":
         lines.append(f"  {len(swapped)} only swapped: {', '.join(swapped)}")
         lines.append(
