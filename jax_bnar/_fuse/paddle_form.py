@@ -96,10 +96,10 @@ _PATTERNS = {
 
 
 def text(operators: Iterable[str]) -> str:
-    """The patterns that become the given public operators."""
+    """The patterns that become the given public operators; Paddle has none for statistics alone."""
     parts = []
     for operator in operators:
-        for name, graphs in _PATTERNS[operator].items():
+        for name, graphs in _PATTERNS.get(operator, {}).items():
             for kind, graph in zip(("source", "result"), graphs, strict=True):
                 parts.append(f"The {kind} pattern graph in [{name}]:\n\n{_graph(graph)}\n\n\n")
     devices = {device.device_kind: None for device in jax.devices()}
