@@ -18,7 +18,13 @@ def next_steps(candidates: Sequence[Candidate], own_calls: int) -> Iterator[str]
             "what is refused runs as before; docs/guide/fuse.md says what is refused and how to"
             " write it instead"
         )
-    if any(candidate.reason for candidate in matched):
+    in_part = [candidate for candidate in matched if candidate.reason]
+    if any(candidate.operator == "batch_statistics" for candidate in in_part):
+        yield (
+            "where batch_statistics comes with a reason, no operator takes the whole normalisation,"
+            " and what is made of the statistics runs as before (docs/guide/fuse.md)"
+        )
+    if any(candidate.operator != "batch_statistics" for candidate in in_part):
         yield (
             "where a reason is given, what follows the BatchNorm is not fused with it, and runs as"
             " before; docs/guide/activations.md lists the activations that are fused"

@@ -18,6 +18,7 @@ from jax_bnar._base.activations import RELU
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._fuse.dtypes import is_real
 from jax_bnar._fuse.graph import Graph
+from jax_bnar._fuse.in_passing import FUSED_BY_XLA
 from jax_bnar._fuse.match import Match, RefusedMatch, summed
 from jax_bnar._fuse.nodes import (
     Constant,
@@ -98,13 +99,6 @@ class AffineMatch(Match):
         ]
 
 
-# If one of these computes x, XLA computes x in the same pass as what follows; a separate operator
-# would force x to be written first. "add" is missing because it joins the blocks of a network.
-_FUSED_BY_XLA = frozenset(
-    """
-    sub mul div neg exp log tanh logistic max min select_n rsqrt integer_pow square
-    """.split()  # noqa: SIM905 (a list would take a line for each)
-)
 _STEPS = ("add", "sub", "mul", "div")
 # How many values are searched behind a vector for statistics. A vector that is computed from more
 # values than this does not count as given.
@@ -238,7 +232,7 @@ def _affine(
         return None
     if unknowns.polynomial_varies(rest) - axes:
         return None
-    if region.x.producer is not None and region.x.producer.name in _FUSED_BY_XLA:
+    if region.x.producer is not None and region.x.producer.name in FUSED_BY_XLA:
         return None
     centre = Polynomial.constant(0)
     if mean is not None and (number := _number_of(region, mean)) is not None:

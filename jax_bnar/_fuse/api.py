@@ -20,10 +20,11 @@ def fuse(fun: _Function) -> _Function:
     the arithmetic alone, whatever library or spelling it comes from, and becomes `batch_norm`,
     `bn_relu`, `bn_add_relu` or `dual_bn_add_relu`. `relu(scale * (x - mean) + bias + z)` with given
     vectors, as in evaluation, becomes one of the `*_inference` operators. So does `batch_norm` of
-    this package, with the addition or the ReLU that follows it. Everything else runs unchanged, and
-    a function with nothing to fuse keeps its jaxpr. Results and gradients are those of `fun`, with
-    an error that is no larger. If the analysis fails, there is a RuntimeWarning, and the program
-    stays as it is.
+    this package, with the addition or the ReLU that follows it. Where only the mean and the
+    variance are those of a BatchNorm, they become `batch_statistics`. Everything else runs
+    unchanged, and a function with nothing to fuse keeps its jaxpr. Results and gradients are those
+    of `fun`, with an error that is no larger. If the analysis fails, there is a RuntimeWarning, and
+    the program stays as it is.
 
     Apply it inside the transformation that differentiates: `jax.grad(fuse(loss))`. It may stand on
     either side of `jit`, `vmap`, `scan`, `shard_map` and `jax.checkpoint`; it looks into their
@@ -37,10 +38,11 @@ def fuse(fun: _Function) -> _Function:
     one residual or a sum of up to three, on either side of the add; any single channel axis except
     the first; float16, bfloat16, float32, float64, and results that are wider than x.
 
-    It refuses the following, and `explain` gives the reason for each: an array between x and the
-    result that is used elsewhere or returned; a residual that is broadcast or has another dtype;
-    masks; an epsilon that is not a literal; a variance with ddof, another floor or another centre;
-    a different scale for each example; LayerNorm, InstanceNorm, GroupNorm.
+    It refuses the following, of which it may still take the statistics alone, and `explain` gives
+    the reason for each: an array between x and the result that is used elsewhere or returned; a
+    residual that is broadcast or has another dtype; masks; an epsilon that is not a literal; a
+    variance with ddof, another floor or another centre; a different scale for each example;
+    LayerNorm, InstanceNorm, GroupNorm.
     Only `jax.nn.relu` counts as ReLU: `jnp.maximum(a, 0)` and other spellings differ in their
     derivative at 0 or in how they treat NaN, so they stay as they are, after a fused BatchNorm.
 

@@ -21,6 +21,7 @@ from jax_bnar._fuse.graph import Graph, inlinable, openable
 from jax_bnar._fuse.match import Match, RefusedMatch
 from jax_bnar._fuse.nodes import Node, Value, values_of
 from jax_bnar._fuse.region import UNDERSTOOD
+from jax_bnar._fuse.statistics_match import StatisticsMatch
 
 _JITS = frozenset(["jit", "pjit"])
 _CHECKPOINTS = frozenset(["checkpoint", "remat2"])
@@ -87,6 +88,8 @@ def _crossing(
     What lies within one call, or in a call and those inside it, is found in the body of that call.
     """
     for match in found(graph, axis_sizes, [])[0]:
+        if isinstance(match, StatisticsMatch):
+            continue  # Statistics alone are not worth a call that is no longer shared.
         nodes = _between(match, match.result)
         outermost = {next(map(id, filter(is_boundary, node.calls)), None) for node in nodes}
         if len(outermost) > 1:

@@ -13,14 +13,16 @@ class Candidate:
         module: path of the module, from the name stack; "" if the program has no names.
         operator: the public operator that it becomes, such as "bn_add_relu"; None if refused.
         reason: why it is refused, or why the operator covers less than it might ("" otherwise).
+            For batch_statistics, it is why the normalisation is refused.
         line: where the user's program computes it.
         shape: shape of x.
         dtype: dtype of x; "" if the analysis failed here.
         calls: how often the program runs it (a jitted function called again, a scan).
         bytes_saved: the bytes that one training step no longer moves, over all calls: the
             normalised array and the pre-activation, if the operator computes them, each written
-            once and read once. They are counted from shapes, not measured: XLA may already have
-            avoided some of them. Symbolic sizes (jax.export) count as 1.
+            once and read once; for batch_statistics one read of x, if the program takes the
+            variance around the mean, or else none. They are counted from shapes, not measured: XLA
+            may already have avoided some of them. Symbolic sizes (jax.export) count as 1.
     """
 
     module: str

@@ -19,5 +19,5 @@ def needs_fuse_inside_grad(refused: RefusedMatch, around: str = "") -> bool:
 
 def require_undifferentiated(plan: Plan) -> None:
     for one, _, around in plan.walk():
-        if any(needs_fuse_inside_grad(refused, around) for refused in one.refused):
+        if any(needs_fuse_inside_grad(refused, around) for refused in one.refusals):
             raise ValueError(f"fuse: {HINT}.")

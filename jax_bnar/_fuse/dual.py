@@ -8,8 +8,9 @@ import jax
 
 from jax_bnar._fuse.match import Match
 from jax_bnar._fuse.nodes import Operand, Value
+from jax_bnar._fuse.statistics import restored, with_nans_of
 from jax_bnar._fuse.training import Normalisation
-from jax_bnar._fuse.training_match import TrainingMatch, with_nans_of
+from jax_bnar._fuse.training_match import TrainingMatch
 from jax_bnar._fuse.vectors import arrays_of
 from jax_bnar._operators.dual import dual_bn_add_relu
 
@@ -56,8 +57,8 @@ class DualMatch(Match):
         )
         return [
             y.reshape(self.result.shape),
-            *first.restored(wanted, mean1, var1, shift1),
-            *second.restored(wanted, mean2, var2, shift2),
+            *restored(first.statistics, wanted, mean1, var1, shift1),
+            *restored(second.statistics, wanted, mean2, var2, shift2),
         ]
 
 

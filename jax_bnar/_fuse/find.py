@@ -1,6 +1,7 @@
 """What is fused in one graph: the matches that go together, and what is refused."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_bnar._fuse.affine import affine_candidate
@@ -10,8 +11,11 @@ from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import Match, RefusedMatch
 from jax_bnar._fuse.nodes import Node, Value, values_of
 from jax_bnar._fuse.own import own_candidates
+from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.rewrite import CycleError, Rewrite
-from jax_bnar._fuse.search import summed_array, training_candidates
+from jax_bnar._fuse.search import between, summed_array, training_candidates
+from jax_bnar._fuse.statistics_match import StatisticsMatch
+from jax_bnar._fuse.statistics_search import is_tiny, populations, statistics_candidates
 from jax_bnar._fuse.training_match import TrainingMatch
 from jax_bnar._fuse.unexplained import unexplained
 
@@ -19,25 +23,33 @@ from jax_bnar._fuse.unexplained import unexplained
 def found(
     graph: Graph, axis_sizes: Mapping[Any, int], failures: list[Failure]
 ) -> tuple[list[Match], list[RefusedMatch]]:
-    """The matches that can be added one after another, training forms first, and the refusals."""
+    """The matches that can be added one after another, and the refusals.
+
+    Training forms come first. Statistics alone come last, because there an operator computes least.
+    """
     training: list[TrainingMatch] = []
     refused: list[RefusedMatch] = []
     taken: set[Value] = set()
     rewrite = Rewrite(graph)
     examined: set[Value] = set()
+    rest: list[tuple[Node, Region]] = []
     for node in graph.nodes:
         with caught(failures, node):
             x = summed_array(node)
             if x is None or x in examined:
                 continue
             examined.add(x)
-            for candidate in training_candidates(graph, x, taken, axis_sizes):
+            region = Region(graph, x, axis_sizes)
+            for candidate in training_candidates(region, taken):
                 if isinstance(candidate, RefusedMatch):
                     refused.append(candidate)
                 elif rewrite.add(candidate.node()):
                     training.append(candidate)
                     taken.update(candidate.replaced)
                     break
+            else:
+                if populations(region):
+                    rest.append((node, region))
     matches: list[Match] = list(training)
     with caught(failures):
         for dual in duals(training):
@@ -66,7 +78,54 @@ def found(
     with caught(failures):
         known_nodes = {node for node in known if node is not None}
         refused.extend(unexplained(graph, known_nodes, axis_sizes))
+    with caught(failures):
+        matches.extend(_statistics(rewrite, rest, taken, refused, failures))
     return matches, refused
+
+
+def _statistics(
+    rewrite: Rewrite,
+    rest: Sequence[tuple[Node, Region]],
+    taken: set[Value],
+    refused: list[RefusedMatch],
+    failures: list[Failure],
+) -> Iterator[StatisticsMatch]:
+    """The statistics alone, in the regions of which nothing else is fused.
+
+    What is refused of the same normalisation is taken out of `refused`, so that the report has one
+    line for each place.
+    """
+    running = rewrite.running() if rest else set()
+    for node, region in rest:
+        for over in populations(region):
+            with caught(failures, node):
+                for candidate in statistics_candidates(region, over, running, taken):
+                    whole = next((r for r in refused if _is_of(r, region, candidate)), None)
+                    if isinstance(candidate, StatisticsMatch):
+                        if not rewrite.add(candidate.node()):
+                            continue
+                        taken.update(candidate.replaced)
+                        if whole is not None:
+                            refused.remove(whole)
+                        yield dataclasses.replace(candidate, refused=whole)
+                        break
+                    if whole is not None:
+                        reason = f"{whole.reason}; {candidate.reason}"
+                        refused[refused.index(whole)] = dataclasses.replace(whole, reason=reason)
+                    elif not is_tiny(region.x):
+                        refused.append(candidate)
+
+
+def _is_of(
+    refused: RefusedMatch, region: Region, candidate: StatisticsMatch | RefusedMatch
+) -> bool:
+    """Whether a refused normalisation is one by these statistics."""
+    variance = (
+        candidate.result.producer if isinstance(candidate, StatisticsMatch) else candidate.node
+    )
+    if refused.region is not region:
+        return variance in refused.nodes
+    return any(value.producer is variance for value in between(region, refused.node.outputs[0]))
 
 
 def rewritten(graph: Graph, matches: Sequence[Match]) -> tuple[list[Match], list[Node]]:

@@ -53,6 +53,25 @@ class Match(abc.ABC):
         return (self.x,)
 
     @property
+    def reason(self) -> str:
+        """Why the operator covers less than it might; empty if nothing stands in the way."""
+        return self.tail.reason
+
+    @property
+    def refusal(self) -> "RefusedMatch | None":
+        """The normalisation of the same array that is refused, if only a part of it is fused."""
+        return None
+
+    @property
+    def moves_spared(self) -> int:
+        """How many reads and writes of whole arrays are avoided, in units of the size of x."""
+        arrays = {"batch_norm": 0, "bn_relu": 1, "bn_add_relu": 2, "dual_bn_add_relu": 2}
+        operator = self.operator.removesuffix("_inference")
+        if operator == "bn_act":
+            operator = "bn_add_relu" if self.tail.residuals else "bn_relu"
+        return 2 * arrays[operator]
+
+    @property
     def result(self) -> Value:
         return self.tail.result
 
@@ -88,12 +107,14 @@ class RefusedMatch:
         reason: why it is refused, for the report.
         region: what is understood of it, or None if nothing is.
         is_used_elsewhere: whether the only obstacle is that something else reads one of its arrays.
+        nodes: what it is computed by, as far as that was looked at; empty if there is a region.
     """
 
     node: Node
     reason: str
     region: Region | None = None
     is_used_elsewhere: bool = False
+    nodes: frozenset[Node] = frozenset()
 
 
 def summed(residuals: Sequence[jax.Array]) -> jax.Array:

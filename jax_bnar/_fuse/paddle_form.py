@@ -96,7 +96,7 @@ _PATTERNS = {
 
 
 def text(operators: Iterable[str]) -> str:
-    """The patterns that become the given public operators; Paddle has none for `bn_act`."""
+    """The patterns that become the given operators; Paddle has none for `bn_act` and statistics."""
     parts = []
     for operator in operators:
         for name, graphs in _PATTERNS.get(operator, {}).items():

@@ -43,6 +43,12 @@ class Plan:
             plan.changes for plans in self.inner.values() for plan in plans
         )
 
+    @property
+    def refusals(self) -> list[RefusedMatch]:
+        """What is refused, also where a part of it is fused."""
+        partly = (match.refusal for match in self.matches)
+        return [*self.refused, *(refusal for refusal in partly if refusal is not None)]
+
     def run(self, *args: Any) -> list[Any]:
         return evaluate(self.nodes, self.graph.inputs, self.graph.outputs, args)
 

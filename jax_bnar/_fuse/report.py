@@ -13,6 +13,8 @@ from jax_bnar._fuse.nodes import Node
 from jax_bnar._fuse.plan import Plan
 from jax_bnar._fuse.sizes import of_each_symbol_one
 
+_NO_LINE = "an unknown line"  # that of jax_compat.source_line
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class FusionReport:
@@ -90,7 +92,8 @@ def report(plan: Plan) -> FusionReport:
     calls: dict[int, int] = collections.Counter()
     found: dict[int, tuple[Match | RefusedMatch, str]] = {}
     for one, times, around in plan.walk():
-        places = sorted((*one.matches, *one.refused), key=lambda place: _node(place).order)
+        matches = (_without_hidden_hint(match, around) for match in one.matches)
+        places = sorted((*matches, *one.refused), key=lambda place: _node(place).order)
         for place in places:
             calls[id(place)] += times
             found.setdefault(id(place), (place, around))
@@ -128,13 +131,28 @@ def _candidate(place: Match | RefusedMatch, calls: int, around: str) -> Candidat
     return Candidate(
         module,
         place.operator,
-        place.tail.reason,
-        jax_compat.source_line(result.equation),
+        place.reason,
+        _line(result),
         x.shape,
         str(x.dtype),
         calls,
-        calls * size * _moves_spared(place),
+        calls * size * place.moves_spared,
     )
+
+
+def _without_hidden_hint(match: Match, around: str) -> Match | RefusedMatch:
+    """The match, or the refusal that it carries if `fuse` makes an error of that."""
+    refusal = match.refusal
+    return refusal if refusal and needs_fuse_inside_grad(refusal, around) else match
+
+
+def _line(node: Node) -> str:
+    """The line of the user's program: that of the node, or of the innermost call around it.
+
+    JAX knows no line for what is in its own jitted functions, such as `jnp.var`.
+    """
+    lines = map(jax_compat.source_line, (node.equation, *reversed(node.calls)))
+    return next((line for line in lines if line != _NO_LINE), _NO_LINE)
 
 
 def _node(place: Match | RefusedMatch) -> Node:
@@ -144,12 +162,3 @@ def _node(place: Match | RefusedMatch) -> Node:
     producer = place.normalised.producer
     assert producer is not None
     return producer
-
-
-def _moves_spared(match: Match) -> int:
-    """How many reads and writes of whole arrays are avoided, in units of the size of x."""
-    arrays = {"batch_norm": 0, "bn_relu": 1, "bn_add_relu": 2, "dual_bn_add_relu": 2}
-    operator = match.operator.removesuffix("_inference")
-    if operator == "bn_act":
-        operator = "bn_add_relu" if match.tail.residuals else "bn_relu"
-    return 2 * arrays[operator]

@@ -37,7 +37,7 @@ class Rewrite:
         """The nodes that have to run, each after those it needs, with effects in program order."""
         order: list[Node] = []
         state: dict[Node, bool] = {}  # False if a node has been begun, True if it is done
-        roots = [*self._effects, *self._defining(values_of(self.graph.outputs))]
+        roots = self._roots()
         wanted = self._reachable(roots)
         for root in [node for node in self.graph.nodes if node in wanted] + roots:
             stack: list[tuple[Node, Iterator[Node]]] = []
@@ -58,6 +58,13 @@ class Rewrite:
                     order.append(node)
                     stack.pop()
         return order
+
+    def running(self) -> set[Node]:
+        """The nodes that have to run, in no order."""
+        return self._reachable(self._roots())
+
+    def _roots(self) -> list[Node]:
+        return [*self._effects, *self._defining(values_of(self.graph.outputs))]
 
     def _needs(self, node: Node) -> Iterator[Node]:
         yield from self._defining(values_of(node.operands))

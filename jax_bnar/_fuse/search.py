@@ -1,14 +1,11 @@
 """Searches a graph for the training form of BatchNorm(-Add)(-ReLU)."""
 
 import dataclasses
-import math
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator
 
 from jax_bnar._fuse import axes as axes_of
 from jax_bnar._fuse import named_axes
 from jax_bnar._fuse.dtypes import holds, is_real
-from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import RefusedMatch
 from jax_bnar._fuse.nodes import (
     Node,
@@ -18,16 +15,14 @@ from jax_bnar._fuse.nodes import (
     source,
 )
 from jax_bnar._fuse.region import Region
-from jax_bnar._fuse.sizes import is_long
+from jax_bnar._fuse.statistics import Statistic, statistics_of
 from jax_bnar._fuse.tail import Tail, tail_of
 from jax_bnar._fuse.training import (
-    Normalisation,
     RefusalError,
     UsedElsewhereError,
     normalisation,
-    statistic,
 )
-from jax_bnar._fuse.training_match import Statistic, TrainingMatch
+from jax_bnar._fuse.training_match import TrainingMatch
 from jax_bnar._fuse.unknowns import ReciprocalRoot
 
 # The primitives whose operand may be an array that is normalised. A psum sums over an axis of its
@@ -48,25 +43,24 @@ def summed_array(node: Node) -> Value | None:
 
 
 def training_candidates(
-    graph: Graph, x: Value, taken: Collection[Value], axis_sizes: Mapping[Any, int]
+    region: Region, taken: Collection[Value]
 ) -> Iterator[TrainingMatch | RefusedMatch]:
     """The possible matches of the normalisation of x, the best first, then the refusal if any."""
-    region = Region(graph, x, axis_sizes)
     if not _divides_by_a_root(region):
         return
-    unshifted = without_shift(x)
-    if unshifted is not x:
-        matches = _candidates(Region(graph, unshifted, axis_sizes, x), taken)
+    if (unshifted := without_shift(region)) is not None:
+        matches = _candidates(unshifted, taken)
         yield from (match for match in matches if isinstance(match, TrainingMatch))
     yield from _candidates(region, taken)
 
 
-def without_shift(x: Value) -> Value:
-    """x without the vectors that the program adds to it, such as the bias of a convolution.
+def without_shift(region: Region) -> Region | None:
+    """The region of x without the vectors that the program adds to it; None if it adds none.
 
-    They cancel in the normalisation, so the sum of array and vector need not be computed.
-    The mean still contains them, and their NaNs are kept: see `README.md`.
+    Such a vector, as the bias of a convolution, cancels in the normalisation, so the sum of array
+    and vector need not be computed. The mean still contains it, and NaNs are kept: see `README.md`.
     """
+    x = region.x
     while x.producer is not None and x.producer.name == "add":
         pair = array_and_vector(x.producer)
         if pair is None or not isinstance(pair[0], Value) or pair[0].dtype != x.dtype:
@@ -74,7 +68,9 @@ def without_shift(x: Value) -> Value:
         if not isinstance(source(pair[1])[0], Value):
             break  # a literal
         x = pair[0]
-    return x
+    if x is region.x:
+        return None
+    return Region(region.graph, x, region.axis_sizes, region.x)
 
 
 def _candidates(region: Region, taken: Collection[Value]) -> Iterator[TrainingMatch | RefusedMatch]:
@@ -86,7 +82,7 @@ def _candidates(region: Region, taken: Collection[Value]) -> Iterator[TrainingMa
             continue
         try:
             form = normalisation(region, value)
-            statistics = list(_statistics(region, form))
+            statistics = list(statistics_of(region, form.axis, form.num_groups, form.over))
             _require_unused(region, value, statistics)
         except RefusalError as refusal:
             if _is_divided_by_a_root(region, value):
@@ -147,19 +143,6 @@ def _is_divided_by_a_root(region: Region, value: Value) -> bool:
     )
 
 
-def _statistics(region: Region, form: Normalisation) -> Iterator[Statistic]:
-    """The statistics with one number for each channel (and group), not broadcasts of them."""
-    shape = region.x.shape
-    axes = [axis for axis in (0, form.axis) if axis == form.axis or form.num_groups > 1]
-    axes = [axis for axis in axes if is_long(shape[axis])]
-    count = math.prod(shape[axis] for axis in axes)
-    for value, term in region.terms.items():
-        if math.prod(value.shape) != count or not axes_of.in_order(term.labels, axes):
-            continue
-        if (found := statistic(region, value, form.over)) is not None:
-            yield Statistic(value, *found)
-
-
 def _require_unused(region: Region, end: Value, statistics: list[Statistic]) -> None:
     """Raises UsedElsewhereError if an array between x and the normalised one has another use."""
     replaced = {end, *(statistic.value for statistic in statistics)}
@@ -171,7 +154,7 @@ def _require_unused(region: Region, end: Value, statistics: list[Statistic]) -> 
             or any(r not in replaced and (r not in region.terms or r in wanted) for r in results)
         ):
             wanted.add(value)
-    for value in _between(region, end):
+    for value in between(region, end):
         if value is not end and value in wanted and _depends_on_more_than_x(region, value):
             raise UsedElsewhereError("an array between x and the normalised one is used elsewhere")
 
@@ -182,7 +165,7 @@ def _depends_on_more_than_x(region: Region, value: Value) -> bool:
     )
 
 
-def _between(region: Region, end: Value) -> set[Value]:
+def between(region: Region, end: Value) -> set[Value]:
     """The values of the region from which the end is computed."""
     found: set[Value] = set()
     waiting = [end]

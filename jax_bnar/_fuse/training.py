@@ -12,6 +12,7 @@ from jax_bnar._fuse.nodes import Value
 from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.sizes import is_long
+from jax_bnar._fuse.statistics import population_variance
 from jax_bnar._fuse.unknowns import Clamped, Foreign, Moment, ReciprocalRoot, Unknowns
 
 
@@ -74,7 +75,7 @@ def normalisation(region: Region, value: Value) -> Normalisation:
     slope, rest = parts[1], parts.get(0, Polynomial.constant(0))
     root = _root(slope, unknowns)
     epsilon, over = _variance(root, unknowns)
-    names, groups = _mapped(region, over)
+    names, groups = mapped(region, over)
     inverse = unknowns.polynomial(root, -1)
     scale = slope * inverse
     bias = rest + slope * unknowns.polynomial(Moment(1, over))
@@ -82,7 +83,7 @@ def normalisation(region: Region, value: Value) -> Normalisation:
     for name, vector in vectors.items():
         if not unknowns.are_foreign(vector):
             raise RefusalError(_not_foreign(name, vector, unknowns))
-    axis, num_groups = _channels(region, over)
+    axis, num_groups = channels(region, over)
     for name, vector in vectors.items():
         if unknowns.polynomial_varies(vector) - {axis}:
             raise RefusalError(f"the {name} does not have one value per channel")
@@ -104,37 +105,6 @@ def normalisation(region: Region, value: Value) -> Normalisation:
         over=over,
         dtype=value.dtype,
     )
-
-
-def statistic(region: Region, value: Value, over: frozenset[Any]) -> tuple[str, Fraction] | None:
-    """The name of the statistic of which a value is a multiple, and the factor.
-
-    The statistic is the mean, the variance or the mean of squares. The result is None if the value
-    is a multiple of none of them.
-    """
-    term = region.terms.get(value)
-    if term is None or term.polynomial is None:
-        return None
-    polynomial, unknowns = term.polynomial, region.unknowns
-    variance = _population_variance(over, unknowns)
-    mean = unknowns.polynomial(Moment(1, over)) + region.shift
-    known = {
-        "mean": mean,
-        "mean of squares": variance + mean * mean,
-        "var": variance,
-        "clamped var": unknowns.polynomial(Clamped(variance)),
-    }
-    for name, candidate in known.items():
-        lead = candidate.terms[0]
-        coefficient = dict(polynomial.terms).get(lead[0], Fraction(0)) / lead[1]
-        if coefficient and polynomial == candidate.scaled(coefficient):
-            return name.removeprefix("clamped "), coefficient
-    return None
-
-
-def _population_variance(over: frozenset[Any], unknowns: Unknowns) -> Polynomial:
-    mean = unknowns.polynomial(Moment(1, over))
-    return unknowns.polynomial(Moment(2, over)) - mean * mean
 
 
 def _root(slope: Polynomial, unknowns: Unknowns) -> ReciprocalRoot:
@@ -181,7 +151,7 @@ def _variance(root: ReciprocalRoot, unknowns: Unknowns) -> tuple[float, frozense
     if len(seconds) != 1:
         raise RefusalError("the variance is not that of x")
     over = next(iter(seconds)).over
-    if variance != _population_variance(over, unknowns):
+    if variance != population_variance(over, unknowns):
         raise RefusalError(
             "the variance is not the population variance of x: another count (ddof), another"
             " centre, or other axes than those of the mean"
@@ -197,7 +167,7 @@ def _not_foreign(name: str, vector: Polynomial, unknowns: Unknowns) -> str:
     return f"the {name} depends on the statistics"
 
 
-def _channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
+def channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
     """The channel axis and the number of groups of the statistics."""
     shape = region.x.shape
     kept = [axis for axis, size in enumerate(shape) if is_long(size) and axis not in over]
@@ -222,7 +192,7 @@ def _channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
     )
 
 
-def _mapped(
+def mapped(
     region: Region, over: frozenset[Any]
 ) -> tuple[tuple[Any, ...], tuple[tuple[int, ...], ...] | None]:
     """The names and the groups of the mapped axes over which the statistics are taken."""

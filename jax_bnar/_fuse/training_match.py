@@ -2,28 +2,18 @@
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from fractions import Fraction
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jax_bnar._fuse.match import Match, summed
 from jax_bnar._fuse.nodes import Operand, Value
 from jax_bnar._fuse.region import Region
+from jax_bnar._fuse.statistics import Statistic, restored, with_nans_of
 from jax_bnar._fuse.training import Normalisation
 from jax_bnar._fuse.vectors import Vector, arrays_of
 from jax_bnar._operators.activated import bn_act
 from jax_bnar._operators.api import batch_norm, bn_add_relu, bn_relu
-
-
-@dataclasses.dataclass(frozen=True)
-class Statistic:
-    """A value of the program that is `factor` times a statistic of x."""
-
-    value: Value
-    name: str
-    factor: Fraction
 
 
 @dataclasses.dataclass(eq=False)
@@ -84,7 +74,7 @@ class TrainingMatch(Match):
             y, mean, var = bn_relu(x, scale, bias, **options)
         else:
             y, mean, var = bn_add_relu(x, z, scale, bias, **options)
-        return [y.reshape(self.result.shape), *self.restored(wanted, mean, var, shift)]
+        return [y.reshape(self.result.shape), *restored(self.statistics, wanted, mean, var, shift)]
 
     def shape_and_options(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, Any]]:
         """The shape that the operator's arrays take, and its keywords, for a result of `shape`."""
@@ -110,33 +100,3 @@ class TrainingMatch(Match):
             x = x.reshape([size for size in x.shape if size > 1])
             x = x.transpose([sorted(order).index(axis) for axis in order])
         return x.reshape(shape)
-
-    def restored(
-        self, wanted: Collection[Value], mean: jax.Array, var: jax.Array, shift: jax.Array | None
-    ) -> list[jax.Array]:
-        """Those statistics of the program that are wanted, from the kernel's results."""
-        return [_restored(s, mean, var, shift) for s in self.statistics if s.value in wanted]
-
-
-def with_nans_of(shift: jax.Array | None, vector: jax.Array | None) -> jax.Array | None:
-    """The vector with NaN where the shift is not finite, because only a finite shift cancels."""
-    if shift is None:
-        return vector
-    return 0 * shift if vector is None else vector + (0 * shift).astype(vector.dtype)
-
-
-def _restored(
-    statistic: Statistic, mean: jax.Array, var: jax.Array, shift: jax.Array | None
-) -> jax.Array:
-    """The value that the program computed itself, restored from the kernel's results."""
-    if shift is not None:
-        shift = jnp.broadcast_to(shift.astype(mean.dtype).reshape(mean.shape[-1:]), mean.shape)
-    if statistic.name == "var":
-        array = var if shift is None else var + 0 * shift
-    else:
-        array = mean if shift is None else mean + shift
-        if statistic.name == "mean of squares":
-            array = var + array * array
-    if statistic.factor != 1:
-        array = array * jnp.asarray(float(statistic.factor), array.dtype)
-    return array.astype(statistic.value.dtype).reshape(statistic.value.shape)

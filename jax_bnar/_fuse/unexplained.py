@@ -6,7 +6,7 @@ from two sums of an array, as a mean and a variance are. Nothing is ever fused b
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_bnar._fuse import named_axes
@@ -68,7 +68,8 @@ def unexplained(
         seen.add(scaled)
         nodes, sums = _what_goes_into(scaled)
         if sums >= 2:
-            yield RefusedMatch(scaled, _reason(nodes, scaled, axis_sizes))
+            reason = _reason(nodes, scaled, axis_sizes)
+            yield RefusedMatch(scaled, reason, nodes=frozenset(nodes))
 
 
 def _scaled_by(graph: Graph, root: Node) -> Node | None:
@@ -126,6 +127,8 @@ def _reason(nodes: Collection[Node], scaled: Node, axis_sizes: Mapping[Any, int]
     for node in nodes:
         if node.name == "psum" and (reason := named_axes.why_not(node.params, axis_sizes)):
             reasons[reason] = None
+    if not reasons and _is_another_array(nodes, scaled):
+        return "the standard deviation of one array scales another one, such as a gate"
     if not reasons:
         dtypes = sorted({str(v.dtype) for v in (*values_of(scaled.inputs), *scaled.outputs)})
         return (
@@ -133,3 +136,27 @@ def _reason(nodes: Collection[Node], scaled: Node, axis_sizes: Mapping[Any, int]
             f" ({', '.join(dtypes)})"
         )
     return "; ".join(reasons)
+
+
+def _is_another_array(nodes: Collection[Node], scaled: Node) -> bool:
+    """Whether the scaled array has no array in common with what the sums are taken of."""
+    pair = array_and_vector(scaled)
+    if pair is None or not isinstance(pair[0], Value):
+        return False
+    size = math.prod(scaled.outputs[0].shape)
+    summed = [v for node in nodes if node.name in _SUMS for v in values_of(node.inputs)]
+    return _arrays_behind([pair[0]], size).isdisjoint(_arrays_behind(summed, size))
+
+
+def _arrays_behind(values: Sequence[Value], size: int) -> set[Value]:
+    """The whole arrays from which values are computed element by element."""
+    waiting = list(values)
+    seen: set[Value] = set()
+    while waiting and len(seen) < _MOST_VALUES:
+        value = waiting.pop()
+        if value in seen or not is_at_least(math.prod(value.shape), size):
+            continue
+        seen.add(value)
+        if value.producer is not None and value.producer.name in _ARRAY_STEPS:
+            waiting.extend(values_of(value.producer.inputs))
+    return seen

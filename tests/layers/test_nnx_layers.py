@@ -362,7 +362,7 @@ def test_convert_batch_norms_chooses() -> None:
 def test_convert_batch_norms_takes_other_activations_of_a_sequential(act: Any, stored: Any) -> None:
     x = normal(0, (8, 3))
     with as_flax_needs_it():
-        model = nnx.Sequential(nnx.BatchNorm(3, rngs=nnx.Rngs(0)), act)
+        model: Any = nnx.Sequential(nnx.BatchNorm(3, rngs=nnx.Rngs(0)), act)
         expected = outcome(nnx.clone(model), x)
         convert_batch_norms(model)
         assert model.layers[0].activation == (stored or act)

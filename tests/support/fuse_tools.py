@@ -25,9 +25,8 @@ def operators(function: Callable[..., Any], *args: Any) -> dict[str, int]:
 def kernels(function: Callable[..., Any], *args: Any) -> int:
     """The number of our operators in the jaxpr of a function."""
     text = str(jax.make_jaxpr(function)(*args))
-    return len(
-        re.findall(r" (bnar_(?:dual_)?(?:forward|inference|normalise)|jax_bnar_named)\[", text)
-    )
+    names = "forward|inference|normalise|statistics"
+    return len(re.findall(rf" (bnar_(?:dual_)?(?:{names})|jax_bnar_named)\[", text))
 
 
 def assert_fused(function: Callable[..., Any], *args: Any, **counts: int) -> None:

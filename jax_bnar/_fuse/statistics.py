@@ -1,0 +1,111 @@
+"""The statistics of x among a program's values, and how a kernel's mean and variance give them."""
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_bnar._base.jax_compat import varying_axes
+from jax_bnar._fuse import axes as axes_of
+from jax_bnar._fuse.nodes import Value
+from jax_bnar._fuse.polynomial import Polynomial
+from jax_bnar._fuse.region import Region
+from jax_bnar._fuse.sizes import is_long
+from jax_bnar._fuse.unknowns import Clamped, Moment, Unknowns
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+    """A value of the program that is `factor` times a statistic of x."""
+
+    value: Value
+    name: str
+    factor: Fraction
+
+
+def statistics_of(
+    region: Region, axis: int, num_groups: int, over: frozenset[Any]
+) -> Iterator[Statistic]:
+    """The statistics with one number for each channel (and group), not broadcasts of them."""
+    shape = region.x.shape
+    axes = [a for a in (0, axis) if a == axis or num_groups > 1]
+    axes = [a for a in axes if is_long(shape[a])]
+    count = math.prod(shape[a] for a in axes)
+    for value, term in region.terms.items():
+        if math.prod(value.shape) != count or not axes_of.in_order(term.labels, axes):
+            continue
+        if (found := _statistic(region, value, over)) is not None:
+            yield Statistic(value, *found)
+
+
+def population_variance(over: frozenset[Any], unknowns: Unknowns) -> Polynomial:
+    mean = unknowns.polynomial(Moment(1, over))
+    return unknowns.polynomial(Moment(2, over)) - mean * mean
+
+
+def restored(
+    statistics: Sequence[Statistic],
+    wanted: Collection[Value],
+    mean: jax.Array,
+    var: jax.Array,
+    shift: jax.Array | None,
+) -> list[jax.Array]:
+    """Those statistics of the program that are wanted, from the kernel's results."""
+    return [_restored(s, mean, var, shift) for s in statistics if s.value in wanted]
+
+
+def with_nans_of(shift: jax.Array | None, vector: jax.Array | None) -> jax.Array | None:
+    """The vector with NaN where the shift is not finite, because only a finite shift cancels."""
+    if shift is None:
+        return vector
+    return 0 * shift if vector is None else vector + (0 * shift).astype(vector.dtype)
+
+
+def _statistic(region: Region, value: Value, over: frozenset[Any]) -> tuple[str, Fraction] | None:
+    """The name of the statistic of which a value is a multiple, and the factor.
+
+    The statistic is the mean, the variance or the mean of squares. The result is None if the value
+    is a multiple of none of them.
+    """
+    term = region.terms.get(value)
+    if term is None or term.polynomial is None:
+        return None
+    polynomial, unknowns = term.polynomial, region.unknowns
+    variance = population_variance(over, unknowns)
+    mean = unknowns.polynomial(Moment(1, over)) + region.shift
+    known = {
+        "mean": mean,
+        "mean of squares": variance + mean * mean,
+        "var": variance,
+        "clamped var": unknowns.polynomial(Clamped(variance)),
+    }
+    for name, candidate in known.items():
+        lead = candidate.terms[0]
+        coefficient = dict(polynomial.terms).get(lead[0], Fraction(0)) / lead[1]
+        if coefficient and polynomial == candidate.scaled(coefficient):
+            return name.removeprefix("clamped "), coefficient
+    return None
+
+
+def _restored(
+    statistic: Statistic, mean: jax.Array, var: jax.Array, shift: jax.Array | None
+) -> jax.Array:
+    """The value that the program computed itself, restored from the kernel's results."""
+    if shift is not None:
+        shift = jnp.broadcast_to(shift.astype(mean.dtype).reshape(mean.shape[-1:]), mean.shape)
+    if statistic.name == "var":
+        array = var if shift is None else var + 0 * shift
+    else:
+        array = mean if shift is None else mean + shift
+        if statistic.name == "mean of squares":
+            array = var + array * array
+    if statistic.factor != 1:
+        array = array * jnp.asarray(float(statistic.factor), array.dtype)
+    array = array.astype(statistic.value.dtype).reshape(statistic.value.shape)
+    # In a shard_map with check_vma, the program may have declared a synchronised statistic varying.
+    missing = statistic.value.aval.manual_axis_type.varying - varying_axes(array)
+    return jax.lax.pcast(array, tuple(missing), to="varying") if missing else array
