@@ -37,7 +37,7 @@ def run_tests(directory: pathlib.Path, pattern: str, prefix: Sequence[str] = ())
 
 
 # This takes minutes on a slow machine, most of them for compiling.
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_address_and_undefined_behaviour_sanitizer() -> None:
     run_tests(sanitize("address,undefined"), ".")
 
