@@ -398,7 +398,9 @@ def read_again(*arrays: Any) -> tuple[Any, ...]:
     Without this, it would compute e once for both halves of backward and store it: more bytes than
     it takes to compute e from dy and x again, which the second half reads anyway.
     """
-    return jax.lax.optimization_barrier(arrays)
+    # A barrier for each array: with one for all of them, jax 0.12 cannot transpose a derivative in
+    # which some of the arrays are constants.
+    return jax.tree.map(jax.lax.optimization_barrier, arrays)
 
 
 def backward_apply(
