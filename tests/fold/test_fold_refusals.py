@@ -84,7 +84,8 @@ def test_refused(name: str) -> None:
     assert ".py:" in refused.line
     before, after = jax.jit(net)(W, X), jax.jit(network.apply)(network.variables, X)
     for left, right in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        np.testing.assert_array_equal(left, right)
+        # XLA may round the two programs differently: one reads what the other computes first.
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
 
 
 def test_a_bias_is_no_batch_norm() -> None:
