@@ -35,6 +35,9 @@ every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
 PIECEWISE = ("relu6", "leaky_relu")
 JUMPS = {"relu6": (0, 6), "leaky_relu": (0,), "hard_silu": (-3, 3), "silu": ()}
 
+# The most by which dx may differ from e in size: |scale|/std, as `operands` draws them.
+LARGEST_FACTOR = 2 * 2.0**4
+
 Array = oracle.Array
 
 
@@ -118,8 +121,8 @@ def check(case: Case, name: str, implementation: Implementation) -> None:
         assert_near("dz", gradients.z, e, case.dtype)
         # What backward stores for the residual is what it reads for x.
         size = float(np.abs(exact.dx).max()) + float(np.abs(e).max())
-        rounded_dz = 8 * oracle.unit_roundoff(case.dtype) * size * largest_factor(case)
-    scaled = largest_factor(case) * max(case.ratio, 1)
+        rounded_dz = 8 * oracle.unit_roundoff(case.dtype) * size * LARGEST_FACTOR
+    scaled = LARGEST_FACTOR * max(case.ratio, 1)
     assert_near("dx", gradients.x, exact.dx, case.dtype, terms=scaled, more=rounded_dz)
     terms = e.size * max(case.ratio, 1)
     for parameter in ("scale", "bias"):
@@ -129,11 +132,6 @@ def check(case: Case, name: str, implementation: Implementation) -> None:
             stored = oracle.rounding(value, gradient.dtype).max()
             wide = case.statistics_dtype
             assert_near(f"d{parameter}", gradient, value, wide, terms=terms, more=2 * stored)
-
-
-def largest_factor(case: Case) -> float:
-    """The most by which dx may differ from e in size: |scale|/std, as `operands` draws them."""
-    return 2 * 2.0**4
 
 
 @both_implementations
