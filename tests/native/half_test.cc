@@ -108,7 +108,7 @@ void Normalise(DType dtype, const Array& x, const Array& mean,
   for (int64_t i = 0; i < channels; ++i) var.Set(i, 1);
   CallerOnly pool;
   cpu::Normalise<1>(pool, {{1, 1, channels, 1}, dtype},
-                    {{x.data()}, nullptr, y->data(), nullptr, false},
+                    {{x.data()}, nullptr, y->data(), nullptr, {}},
                     {{AffineOperands{{}, {bias.data(), 1}, 1e-30}}},
                     {{VectorOperand{mean.data(), 1}}},
                     {{VectorOperand{var.data(), 1}}});
