@@ -26,6 +26,19 @@ bool ReadsDyAgain(const Context& context, const GradientBuffers<N>& buffers) {
                                  (2 + N) * context.array_bytes <= kCacheBytes);
 }
 
+// Whether the reduction leaves e = act'(u) * dy where dx will be, although
+// there is no dz, and the last pass reads it from there: where the derivative
+// is not piecewise constant, it takes longer than writing e. The results are
+// the same only if e is not rounded, and only the kernels of rows read the
+// elements that they overwrite before they do.
+template <int N>
+bool LeavesEInDx(const Context& context, const GradientBuffers<N>& buffers,
+                 const void* dz) {
+  return dz == nullptr && !buffers.activation.is_piecewise_linear() &&
+         context.item_size == context.accumulator_size &&
+         context.plan.layout == Plan::Layout::kChannelsLast;
+}
+
 template <typename Half>
 AffineOperands AffineOfHalf(const Half& operands) {
   return operands.affine;
@@ -194,14 +207,15 @@ void Backward(ThreadPool& pool, const Problem& problem,
                 }
               });
         });
+    void* e = LeavesEInDx(context, buffers, dz) ? dx[0] : dz;
     const GradientBuffers<N> apply_buffers =
-        dz == nullptr || ReadsDyAgain(context, buffers)
+        e == nullptr || ReadsDyAgain(context, buffers)
             ? buffers
-            : GradientBuffers<N>{dz, buffers.x, nullptr, Gate::kNone, {}};
+            : GradientBuffers<N>{e, buffers.x, nullptr, Gate::kNone, {}};
     RunPhases(
         pool, context,
         {PrepareVectors<A, N>(problem.shape, operands, affine, &vectors),
-         ReducePass<N>(context, buffers, vectors.columns(), dz, &partials),
+         ReducePass<N>(context, buffers, vectors.columns(), e, &partials),
          std::move(coefficients),
          ApplyPass<N>(context, apply_buffers, vectors.apply_columns(), dx)});
   });

@@ -1,6 +1,5 @@
-// Activations other than ReLU, and their derivatives, as functions of a part of
-// a Vec. They agree with jax.nn in value and in derivative, also where the
-// derivative jumps.
+// Activations other than ReLU, and their derivatives. They agree with jax.nn in
+// value and in derivative, also where the derivative jumps.
 //
 // curves.cc, the only source that includes this header, is compiled without
 // contraction into fused multiply-adds, so that results are the same with every
@@ -10,17 +9,63 @@
 #define JAX_BNAR_CPU_ISA_CURVES_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "cpu/isa/simd.h"
 
 namespace jax_bnar::cpu::BNAR_ISA {
+
+// Some parts of a Vec<A>. Each step of a function is done for all of them
+// before the next, because e^x and a division are a long chain of steps that
+// wait for each other, and a processor looks ahead only some hundred
+// instructions for others (docs/performance.md, "Other activations").
+template <typename Element, int kParts>
+struct Parts {
+  using A = Element;
+  using Float = typename Part<A>::Float;
+  static constexpr int kCount = kParts;
+  static constexpr int64_t kLanes = kParts * Part<A>::kLanesPerPart;
+
+  Float part[kParts];
+};
+
+// Returns f(part of each argument) for all parts.
+template <typename V, typename F, typename... Vs>
+BNAR_INLINE V ForParts(F f, const V& first, const Vs&... others) {
+  V r;
+  BNAR_UNROLL
+  for (int i = 0; i < V::kCount; ++i) {
+    r.part[i] = f(first.part[i], others.part[i]...);
+  }
+  return r;
+}
+
+#define BNAR_BINARY(OP)                                                      \
+  template <typename A, int kParts>                                          \
+  BNAR_INLINE Parts<A, kParts> operator OP(const Parts<A, kParts>& a,        \
+                                           const Parts<A, kParts>& b) {      \
+    return ForParts([](const auto& v, const auto& w)                         \
+                        BNAR_LAMBDA { return v OP w; },                      \
+                    a, b);                                                   \
+  }                                                                          \
+  template <typename A, int kParts>                                          \
+  BNAR_INLINE Parts<A, kParts> operator OP(const Parts<A, kParts>& a, A b) { \
+    return ForParts([b](const auto& v) BNAR_LAMBDA { return v OP b; }, a);   \
+  }
+BNAR_BINARY(+)
+BNAR_BINARY(-)
+BNAR_BINARY(*)
+BNAR_BINARY(/)
+#undef BNAR_BINARY
 
 template <typename A>
 struct ExpConstants;
 
 template <>
 struct ExpConstants<float> {
-  static constexpr float kLowest = -88.f;  // e^x is 0 from here on
+  // e^x is 0 up to the first, and infinite from the second on.
+  static constexpr float kLowest = -88.f;
+  static constexpr float kHighest = 89.f;
   // ln 2 in two parts: products of the first with |n| < 512 are exact.
   static constexpr float kLn2High = 0x1.62e4p-1f;
   static constexpr float kLn2Low = 0x1.7f7d1cp-20f;
@@ -33,6 +78,7 @@ struct ExpConstants<float> {
 template <>
 struct ExpConstants<double> {
   static constexpr double kLowest = -709;
+  static constexpr double kHighest = 710;
   static constexpr double kLn2High = 0x1.62e42feep-1;
   static constexpr double kLn2Low = 0x1.a39ef35793c76p-33;
   static constexpr double kInteger = 0x1.8p52;
@@ -41,139 +87,179 @@ struct ExpConstants<double> {
   static constexpr int kTerms = 12;
 };
 
-// The larger of `limit` and x, and NaN where x is.
-template <typename A>
-BNAR_INLINE typename Part<A>::Float AtLeast(A limit,
-                                            const typename Part<A>::Float& x) {
-  using Float = typename Part<A>::Float;
-  const Float limits = Float{} + limit;
+// The larger and the smaller of two parts, and the second where one is NaN. The
+// compiler does not make one instruction of a comparison and a selection. (With
+// AVX-512 it takes two, because GCC 12 warns of its own intrinsics.)
+template <typename Float>
+BNAR_INLINE Float Larger(const Float& a, const Float& b) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  // The compiler does not make one instruction of a comparison and a selection.
-  if constexpr (sizeof(A) == 4) {
-    return BitCast<Float>(
-        _mm256_max_ps(BitCast<__m256>(limits), BitCast<__m256>(x)));
-  }
+  if constexpr (sizeof(a[0]) == 4) return Float(_mm256_max_ps(a, b));
+  if constexpr (sizeof(a[0]) == 8) return Float(_mm256_max_pd(a, b));
 #elif defined(__x86_64__) && !defined(__AVX512F__)
-  if constexpr (sizeof(A) == 4) {
-    return BitCast<Float>(
-        _mm_max_ps(BitCast<__m128>(limits), BitCast<__m128>(x)));
-  }
+  if constexpr (sizeof(a[0]) == 4) return Float(_mm_max_ps(a, b));
+  if constexpr (sizeof(a[0]) == 8) return Float(_mm_max_pd(a, b));
 #endif
-  return limits > x ? limits : x;
+  return a > b ? a : b;
 }
 
-// e^x for x <= 0, with an error below 1 ulp (tests/native/curves_test.cc), from
-//   x = n*ln(2) + r with an integer n and |r| <= ln(2)/2
-//   e^x = 2^n * (1 + r + r^2 * (1/2! + r/3! + ...))
-// Results below the smallest normal number are 0. The part of r that its
-// rounding to one number would lose is added at the end (as in fdlibm's
-// e_exp.c).
-template <typename A>
-BNAR_INLINE typename Part<A>::Float ExpOfNegative(
-    const typename Part<A>::Float& given) {
+template <typename Float>
+BNAR_INLINE Float Smaller(const Float& a, const Float& b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (sizeof(a[0]) == 4) return Float(_mm256_min_ps(a, b));
+  if constexpr (sizeof(a[0]) == 8) return Float(_mm256_min_pd(a, b));
+#elif defined(__x86_64__) && !defined(__AVX512F__)
+  if constexpr (sizeof(a[0]) == 4) return Float(_mm_min_ps(a, b));
+  if constexpr (sizeof(a[0]) == 8) return Float(_mm_min_pd(a, b));
+#endif
+  return a < b ? a : b;
+}
+
+// x, but at least or at most `limit`, and NaN where x is.
+template <typename V, typename A = typename V::A>
+BNAR_INLINE V AtLeast(A limit, const V& x) {
+  using Float = typename V::Float;
+  return ForParts([limit](const Float& v)
+                      BNAR_LAMBDA { return Larger<Float>(Float{} + limit, v); },
+                  x);
+}
+
+template <typename V, typename A = typename V::A>
+BNAR_INLINE V AtMost(A limit, const V& x) {
+  using Float = typename V::Float;
+  return ForParts(
+      [limit](const Float& v)
+          BNAR_LAMBDA { return Smaller<Float>(Float{} + limit, v); },
+      x);
+}
+
+// The sum of coefficients[i] * r^(i - kFirst) for i from kFirst on to kFirst +
+// kCount. Its halves are summed side by side (Estrin's scheme), which makes the
+// chain of steps shorter than Horner's.
+template <int kFirst, int kCount, typename V>
+BNAR_INLINE V Polynomial(const double* coefficients, const V& r) {
+  using A = typename V::A;
+  if constexpr (kCount == 2) {
+    return r * static_cast<A>(coefficients[kFirst + 1]) +
+           static_cast<A>(coefficients[kFirst]);
+  } else {
+    constexpr int kLow = kCount > 8 ? 8 : kCount > 4 ? 4 : 2;
+    V power = r * r;
+    for (int i = 2; i < kLow; i *= 2) power = power * power;
+    return Polynomial<kFirst, kLow>(coefficients, r) +
+           power * Polynomial<kFirst + kLow, kCount - kLow>(coefficients, r);
+  }
+}
+
+// e^-u with an error below 1 ulp (tests/native/curves_test.cc), from
+//   -u = n*ln(2) - r with an integer n and |r| <= ln(2)/2
+//   e^-u = 2^n * (1 - r + r^2 * (1/2! - r/3! + ...))
+// It is 0 where it is below the smallest normal number, and infinite from half
+// of the first power of 2 that is infinite on. The part of r that its rounding
+// to one number would lose is added at the end (as in fdlibm's e_exp.c).
+template <typename V>
+BNAR_INLINE V ExpOfNegated(const V& given) {
+  using A = typename V::A;
   using C = ExpConstants<A>;
-  using P = Part<A>;
-  using Float = typename P::Float;
-  const Float x = AtLeast<A>(C::kLowest, given);
-  const Float n =
-      (x * static_cast<A>(1.4426950408889634) + C::kInteger) - C::kInteger;
-  const Float high = x - n * C::kLn2High;
-  const Float low = n * C::kLn2Low;
-  const Float r = high - low;
-  constexpr double kInverseFactorials[] = {
-      1. / 2,       1. / 6,        1. / 24,        1. / 120,
-      1. / 720,     1. / 5040,     1. / 40320,     1. / 362880,
-      1. / 3628800, 1. / 39916800, 1. / 479001600, 1. / 6227020800.};
-  Float sum = Float{} + static_cast<A>(kInverseFactorials[C::kTerms - 1]);
-  BNAR_UNROLL
-  for (int i = C::kTerms - 2; i >= 0; --i) {
-    sum = sum * r + static_cast<A>(kInverseFactorials[i]);
-  }
-  const Float e = (high + (r * r * sum - low)) + A{1};
+  using UInt = typename Part<A>::UInt;
+  const V u = AtMost(-C::kLowest, AtLeast(-C::kHighest, given));
+  const V n =
+      (u * static_cast<A>(-1.4426950408889634) + C::kInteger) - C::kInteger;
+  const V high = u + n * C::kLn2High;
+  const V low = n * C::kLn2Low;
+  const V r = high + low;
+  constexpr double kCoefficients[] = {
+      1. / 2,       -1. / 6,        1. / 24,        -1. / 120,
+      1. / 720,     -1. / 5040,     1. / 40320,     -1. / 362880,
+      1. / 3628800, -1. / 39916800, 1. / 479001600, -1. / 6227020800.};
+  const V sum = Polynomial<0, C::kTerms>(kCoefficients, r);
+  const V e = (r * r * sum - low - high) + A{1};
   // The low bits of this sum are those of n plus the bias, which become the
-  // exponent of 2^n. Of the lowest n they are 0, and so is 2^n.
-  const Float sum_of_exponent = n + (C::kInteger + C::kBias);
-  return e * BitCast<Float>(BitCast<typename P::UInt>(sum_of_exponent)
-                            << C::kMantissaBits);
+  // exponent of 2^n. Of the lowest n they are 0, and so is 2^n; of the highest
+  // they are all set, and 2^n is infinite.
+  const V power = ForParts(
+      [](const auto& v) BNAR_LAMBDA {
+        return BitCast<typename V::Float>(BitCast<UInt>(v) << C::kMantissaBits);
+      },
+      n + (C::kInteger + C::kBias));
+  return e * power;
 }
 
-template <typename A>
+template <typename V>
 struct Relu6 {
-  using Float = typename Part<A>::Float;
+  using A = typename V::A;
+  using Float = typename V::Float;
 
-  BNAR_INLINE Float Value(const Float& u) const {
-    const Float zero{};
-    const Float positive = u <= zero ? zero : u;
-    return positive >= A{6} ? zero + A{6} : positive;
+  BNAR_INLINE V Value(const V& u) const {
+    return ForParts(
+        [](const Float& v) BNAR_LAMBDA {
+          const Float zero{};
+          const Float positive = v <= zero ? zero : v;
+          return positive >= A{6} ? zero + A{6} : positive;
+        },
+        u);
   }
-  BNAR_INLINE Float Derivative(const Float& u) const {
-    const Float zero{};
-    const Float one = zero + A{1};
-    const Float below_six = u < A{6} ? one : zero;
-    return u > zero ? below_six : zero;
+  BNAR_INLINE V Derivative(const V& u) const {
+    return ForParts(
+        [](const Float& v) BNAR_LAMBDA {
+          const Float zero{};
+          const Float one = zero + A{1};
+          const Float below_six = v < A{6} ? one : zero;
+          return v > zero ? below_six : zero;
+        },
+        u);
   }
 };
 
-template <typename A>
+template <typename V>
 struct LeakyRelu {
-  using Float = typename Part<A>::Float;
+  using A = typename V::A;
+  using Float = typename V::Float;
   A negative_slope;
 
-  BNAR_INLINE Float Value(const Float& u) const {
-    return u >= Float{} ? u : u * negative_slope;
+  BNAR_INLINE V Value(const V& u) const {
+    return ForParts([slope = negative_slope](const Float& v)
+                        BNAR_LAMBDA { return v >= Float{} ? v : v * slope; },
+                    u);
   }
-  BNAR_INLINE Float Derivative(const Float& u) const {
-    return u >= Float{} ? Float{} + A{1} : Float{} + negative_slope;
-  }
-};
-
-// 1 / (1 + e^-u) = weight / sum, and 1 less that = other / sum.
-template <typename A>
-struct Sigmoid {
-  using Float = typename Part<A>::Float;
-  Float weight;
-  Float other;
-  Float sum;
-
-  // Only e^-|u| is computed, which cannot overflow.
-  BNAR_INLINE explicit Sigmoid(const Float& u) {
-    const Float zero{};
-    const Float one = zero + A{1};
-    const Float e = ExpOfNegative<A>(u < zero ? u : -u);
-    weight = u < zero ? e : one;
-    other = u < zero ? one : e;
-    sum = e + A{1};
+  BNAR_INLINE V Derivative(const V& u) const {
+    return ForParts(
+        [slope = negative_slope](const Float& v) BNAR_LAMBDA {
+          return v >= Float{} ? Float{} + A{1} : Float{} + slope;
+        },
+        u);
   }
 };
 
-template <typename A>
+template <typename V>
 struct Silu {
-  using Float = typename Part<A>::Float;
+  using A = typename V::A;
+  using Float = typename V::Float;
 
-  BNAR_INLINE Float Value(const Float& u) const {
-    const Sigmoid<A> sigmoid(u);
-    return u * sigmoid.weight / sigmoid.sum;
-  }
-  // s + u * s * (1 - s), with one division.
-  BNAR_INLINE Float Derivative(const Float& u) const {
-    const Sigmoid<A> sigmoid(u);
-    const Float inverse = (Float{} + A{1}) / sigmoid.sum;
-    const Float value = sigmoid.weight * inverse;
-    return value * (u * (sigmoid.other * inverse) + A{1});
+  // u / (1 + e^-u), whose divisor may be infinite.
+  BNAR_INLINE V Value(const V& u) const { return u / (ExpOfNegated(u) + A{1}); }
+  // s + u * s * (1 - s) where s = 1 / (1 + e^-u), with one division. The
+  // difference is e^-u * s, which loses no digits where s is near to 1.
+  BNAR_INLINE V Derivative(const V& u) const {
+    const V e = ExpOfNegated(u);
+    const V s = ForParts([](const Float& v)
+                             BNAR_LAMBDA { return (Float{} + A{1}) / v; },
+                         e + A{1});
+    const V finite = AtMost(std::numeric_limits<A>::max(), e);
+    return s * (u * (finite * s) + A{1});
   }
 };
 
-template <typename A>
+template <typename V>
 struct HardSilu {
-  using Float = typename Part<A>::Float;
+  using A = typename V::A;
 
-  BNAR_INLINE Float Value(const Float& u) const {
-    return u * (Relu6<A>().Value(u + A{3}) / A{6});
+  BNAR_INLINE V Value(const V& u) const {
+    return u * (Relu6<V>().Value(u + A{3}) / A{6});
   }
-  BNAR_INLINE Float Derivative(const Float& u) const {
-    const Float shifted = u + A{3};
-    return Relu6<A>().Value(shifted) / A{6} +
-           u * (Relu6<A>().Derivative(shifted) / A{6});
+  BNAR_INLINE V Derivative(const V& u) const {
+    const V shifted = u + A{3};
+    return Relu6<V>().Value(shifted) / A{6} +
+           u * (Relu6<V>().Derivative(shifted) / A{6});
   }
 };
 
