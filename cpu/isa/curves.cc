@@ -56,34 +56,39 @@ BNAR_INLINE void ReplaceBy(const Activation& activation, typename V::A* values,
   }
 }
 
-template <typename A, typename F>
-BNAR_INLINE void ReplaceAll(const Activation& activation, A* values,
-                            int64_t size, F f) {
-  using Several = Parts<A, kSideBySide>;
+template <typename T, typename F>
+BNAR_INLINE void ReplaceAll(const Activation& activation,
+                            Accumulator<T>* values, int64_t size, F f) {
+  using Several = Parts<T, kSideBySide>;
   const int64_t whole = size / Several::kLanes * Several::kLanes;
   ReplaceBy<Several>(activation, values, whole, f);
-  ReplaceBy<Parts<A, 1>>(activation, values + whole, size - whole, f);
+  ReplaceBy<Parts<T, 1>>(activation, values + whole, size - whole, f);
 }
 
 }  // namespace
 
-template <typename A>
-void Activate(const Activation& activation, A* values, int64_t size) {
-  ReplaceAll(activation, values, size,
-             [](const auto& curve, const auto& u)
-                 BNAR_LAMBDA { return curve.Value(u); });
+template <typename T>
+void Activate(const Activation& activation, Accumulator<T>* values,
+              int64_t size) {
+  ReplaceAll<T>(activation, values, size,
+                [](const auto& curve, const auto& u)
+                    BNAR_LAMBDA { return curve.Value(u); });
 }
 
-template <typename A>
-void Differentiate(const Activation& activation, A* values, int64_t size) {
-  ReplaceAll(activation, values, size,
-             [](const auto& curve, const auto& u)
-                 BNAR_LAMBDA { return curve.Derivative(u); });
+template <typename T>
+void Differentiate(const Activation& activation, Accumulator<T>* values,
+                   int64_t size) {
+  ReplaceAll<T>(activation, values, size,
+                [](const auto& curve, const auto& u)
+                    BNAR_LAMBDA { return curve.Derivative(u); });
 }
 
-template void Activate(const Activation&, float*, int64_t);
-template void Activate(const Activation&, double*, int64_t);
-template void Differentiate(const Activation&, float*, int64_t);
-template void Differentiate(const Activation&, double*, int64_t);
+#define BNAR_INSTANTIATE(T)                                               \
+  template void Activate<T>(const Activation&, Accumulator<T>*, int64_t); \
+  template void Differentiate<T>(const Activation&, Accumulator<T>*, int64_t);
+BNAR_INSTANTIATE(Float16)
+BNAR_INSTANTIATE(float)
+BNAR_INSTANTIATE(double)
+#undef BNAR_INSTANTIATE
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

@@ -19,9 +19,13 @@ namespace jax_bnar::cpu::BNAR_ISA {
 // before the next, because e^x and a division are a long chain of steps that
 // wait for each other, and a processor looks ahead only some hundred
 // instructions for others (docs/performance.md, "Other activations").
+//
+// Their results are rounded to `Element`, so no more digits are computed than
+// that has.
 template <typename Element, int kParts>
 struct Parts {
-  using A = Element;
+  using T = Element;
+  using A = Accumulator<T>;
   using Float = typename Part<A>::Float;
   static constexpr int kCount = kParts;
   static constexpr int64_t kLanes = kParts * Part<A>::kLanesPerPart;
@@ -40,17 +44,18 @@ BNAR_INLINE V ForParts(F f, const V& first, const Vs&... others) {
   return r;
 }
 
-#define BNAR_BINARY(OP)                                                      \
-  template <typename A, int kParts>                                          \
-  BNAR_INLINE Parts<A, kParts> operator OP(const Parts<A, kParts>& a,        \
-                                           const Parts<A, kParts>& b) {      \
-    return ForParts([](const auto& v, const auto& w)                         \
-                        BNAR_LAMBDA { return v OP w; },                      \
-                    a, b);                                                   \
-  }                                                                          \
-  template <typename A, int kParts>                                          \
-  BNAR_INLINE Parts<A, kParts> operator OP(const Parts<A, kParts>& a, A b) { \
-    return ForParts([b](const auto& v) BNAR_LAMBDA { return v OP b; }, a);   \
+#define BNAR_BINARY(OP)                                                    \
+  template <typename T, int kParts>                                        \
+  BNAR_INLINE Parts<T, kParts> operator OP(const Parts<T, kParts>& a,      \
+                                           const Parts<T, kParts>& b) {    \
+    return ForParts([](const auto& v, const auto& w)                       \
+                        BNAR_LAMBDA { return v OP w; },                    \
+                    a, b);                                                 \
+  }                                                                        \
+  template <typename T, int kParts>                                        \
+  BNAR_INLINE Parts<T, kParts> operator OP(const Parts<T, kParts>& a,      \
+                                           Accumulator<T> b) {             \
+    return ForParts([b](const auto& v) BNAR_LAMBDA { return v OP b; }, a); \
   }
 BNAR_BINARY(+)
 BNAR_BINARY(-)
@@ -58,7 +63,7 @@ BNAR_BINARY(*)
 BNAR_BINARY(/)
 #undef BNAR_BINARY
 
-template <typename A>
+template <typename T>
 struct ExpConstants;
 
 template <>
@@ -73,6 +78,15 @@ struct ExpConstants<float> {
   static constexpr int kMantissaBits = 23;
   static constexpr float kBias = 127;
   static constexpr int kTerms = 6;
+};
+
+// Relative errors of 2^-17 and less are much smaller than those of rounding to
+// 16 bits.
+template <>
+struct ExpConstants<Float16> : ExpConstants<float> {
+  static constexpr float kLn2High = 0x1.62e43p-1f;
+  static constexpr float kLn2Low = 0;
+  static constexpr int kTerms = 4;
 };
 
 template <>
@@ -150,7 +164,7 @@ BNAR_INLINE V Polynomial(const double* coefficients, const V& r) {
   }
 }
 
-// e^-u with an error below 1 ulp (tests/native/curves_test.cc), from
+// e^-u with an error below 1 ulp of T (tests/native/curves_test.cc), from
 //   -u = n*ln(2) - r with an integer n and |r| <= ln(2)/2
 //   e^-u = 2^n * (1 - r + r^2 * (1/2! - r/3! + ...))
 // It is 0 where it is below the smallest normal number, and infinite from half
@@ -159,20 +173,22 @@ BNAR_INLINE V Polynomial(const double* coefficients, const V& r) {
 template <typename V>
 BNAR_INLINE V ExpOfNegated(const V& given) {
   using A = typename V::A;
-  using C = ExpConstants<A>;
+  using C = ExpConstants<typename V::T>;
   using UInt = typename Part<A>::UInt;
   const V u = AtMost(-C::kLowest, AtLeast(-C::kHighest, given));
   const V n =
       (u * static_cast<A>(-1.4426950408889634) + C::kInteger) - C::kInteger;
   const V high = u + n * C::kLn2High;
+  constexpr bool kInTwoParts = C::kLn2Low != 0;
   const V low = n * C::kLn2Low;
-  const V r = high + low;
+  const V r = kInTwoParts ? high + low : high;
   constexpr double kCoefficients[] = {
       1. / 2,       -1. / 6,        1. / 24,        -1. / 120,
       1. / 720,     -1. / 5040,     1. / 40320,     -1. / 362880,
       1. / 3628800, -1. / 39916800, 1. / 479001600, -1. / 6227020800.};
   const V sum = Polynomial<0, C::kTerms>(kCoefficients, r);
-  const V e = (r * r * sum - low - high) + A{1};
+  const V above_high = r * r * sum;
+  const V e = ((kInTwoParts ? above_high - low : above_high) - high) + A{1};
   // The low bits of this sum are those of n plus the bias, which become the
   // exponent of 2^n. Of the lowest n they are 0, and so is 2^n; of the highest
   // they are all set, and 2^n is infinite.

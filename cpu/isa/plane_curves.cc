@@ -105,7 +105,7 @@ void Derivatives(const Plane& plane, int64_t begin, int64_t size,
       break;
     }
   }
-  Differentiate(activation, derivatives, WholeVectors<A>(size));
+  Differentiate<Precision<T>>(activation, derivatives, WholeVectors<A>(size));
 }
 
 }  // namespace
@@ -122,14 +122,14 @@ void PlaneNormaliseCurve(const Plane& plane, const NormaliseArgs<1>& args) {
     Preactivations<T>(
         begin, size, args, args.z,
         [](const Vec<A>& u) BNAR_LAMBDA { return u; }, values);
-    Activate(activation, values, WholeVectors<A>(size));
+    Activate<Precision<T>>(activation, values, WholeVectors<A>(size));
     ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
       const auto stored = Round<T>(Load(values + i));
       StoreFirst(stream, y + begin + i, stored, n);
       if (mask != nullptr) StoreLanes(values + i, Widen<T>(stored));
     });
     if (mask == nullptr) return;
-    Differentiate(activation, values, WholeVectors<A>(size));
+    Differentiate<Precision<T>>(activation, values, WholeVectors<A>(size));
     const int64_t bit = plane.mask_bit + begin;
     ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
       const uint32_t bits = BitsOf(Load(values + i), activation.negative_slope);

@@ -107,7 +107,8 @@ void Derivatives(const RowsStrip& strip, int64_t stride, const Args& args,
       break;
     }
   }
-  Differentiate(activation, derivatives, strip.rows * strip.columns);
+  Differentiate<Precision<T>>(activation, derivatives,
+                              strip.rows * strip.columns);
 }
 
 }  // namespace
@@ -126,7 +127,7 @@ void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<1>& args) {
     Preactivations<T>(
         strip, stride, args, args.z,
         [](const Vec<A>& u) BNAR_LAMBDA { return u; }, values);
-    Activate(activation, values, size);
+    Activate<Precision<T>>(activation, values, size);
     ForEachVectorOf<A>(strip, stride,
                        [&](int64_t at, int64_t, int64_t i) BNAR_LAMBDA {
                          const auto stored = Round<T>(Load(values + i));
@@ -136,7 +137,7 @@ void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<1>& args) {
                          }
                        });
     if (mask == nullptr) return;
-    Differentiate(activation, values, size);
+    Differentiate<Precision<T>>(activation, values, size);
     ForEachVectorOf<A>(
         strip, stride, [&](int64_t at, int64_t, int64_t i) BNAR_LAMBDA {
           const auto bits = static_cast<MaskBits<A>>(

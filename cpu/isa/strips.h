@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/isa/elements.h"
 #include "cpu/isa/inputs.h"
@@ -21,13 +22,21 @@ namespace jax_bnar::cpu::BNAR_ISA {
 // The elements of a strip.
 constexpr int64_t kStrip = 1024;
 
-// Replaces each value u by act(u). `size` is a multiple of kVecLanes.
-template <typename A>
-void Activate(const Activation& activation, A* values, int64_t size);
+// What functions of an activation are compiled for: elements of 16 bits have
+// the same one.
+template <typename T>
+using Precision = std::conditional_t<sizeof(T) == 2, Float16, T>;
+
+// Replaces each value u by act(u), accurate enough to be rounded to T, which is
+// a Precision. `size` is a multiple of kVecLanes.
+template <typename T>
+void Activate(const Activation& activation, Accumulator<T>* values,
+              int64_t size);
 
 // Replaces each value u by the derivative of act at u.
-template <typename A>
-void Differentiate(const Activation& activation, A* values, int64_t size);
+template <typename T>
+void Differentiate(const Activation& activation, Accumulator<T>* values,
+                   int64_t size);
 
 // A piecewise linear activation has the derivative at y that it has where y
 // comes from, and at 1 and -1 those where the bit of the mask is set and where
