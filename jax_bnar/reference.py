@@ -248,7 +248,9 @@ def gated(
         return dy
     if activation in CURVES:
         u = _unactivated(centred, saved, a, bias, gate, activation, dtype)
-        return widened(dy) * CURVES[activation].derivative(u, negative_slope)
+        derivative = CURVES[activation].derivative(u, negative_slope)
+        e = widened(dy) * derivative
+        return where_positive(derivative != 0, e) if CURVES[activation].selects else e
     if gate == "x":
         assert a is not None
         y = _normalised(centred, a, bias)
@@ -273,8 +275,11 @@ def _unactivated(
         if gate == "z":
             assert saved is not None
             u = u + widened(saved)
-        # Where y may be saved instead, the derivative is that of the rounded value.
-        return u if CURVES[activation].is_open is None else widened(u.astype(dtype))
+        if CURVES[activation].is_open is None:
+            return u
+        # Where y may be saved instead, the derivative is that of the rounded value. In y, what is
+        # below 0 has kept its sign, and 0 has none.
+        return widened(jnp.where(u == 0, jnp.zeros_like(u), u).astype(dtype))
     assert saved is not None
     if gate == "y":
         return widened(saved)

@@ -20,6 +20,8 @@ _TESTS = pathlib.Path(__file__).parent
 sys.path.insert(0, str(_TESTS / "support"))
 sys.path.append(str(_TESTS.parent))
 
+import tiers  # noqa: E402
+
 # The number of devices is fixed once the backend starts, so set it before any test uses a device.
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
@@ -79,6 +81,12 @@ class _Memory:
 
 
 _memory = _Memory()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts the tests into tiers before `-m` selects from them."""
+    tiers.leave_combinations_to_slow(items)
 
 
 @pytest.hookimpl(trylast=True)

@@ -226,6 +226,9 @@ struct Relu6 {
   }
 };
 
+// A negative u may have a y that is 0, because the slope is 0 or y is rounded.
+// That 0 is negative then, and that of a u which is 0 is made positive, so that
+// the derivative follows from y.
 template <typename V>
 struct LeakyRelu {
   using A = typename V::A;
@@ -233,14 +236,18 @@ struct LeakyRelu {
   A negative_slope;
 
   BNAR_INLINE V Value(const V& u) const {
-    return ForParts([slope = negative_slope](const Float& v)
-                        BNAR_LAMBDA { return v >= Float{} ? v : v * slope; },
-                    u);
+    return ForParts(
+        [slope = negative_slope](const Float& v)
+            BNAR_LAMBDA { return v >= Float{} ? v + A{0} : v * slope; },
+        u);
   }
   BNAR_INLINE V Derivative(const V& u) const {
     return ForParts(
         [slope = negative_slope](const Float& v) BNAR_LAMBDA {
-          return v >= Float{} ? Float{} + A{1} : Float{} + slope;
+          const auto has_no_sign = BitCast<typename Part<A>::Int>(v) >= 0;
+          const Float slopes = Float{} + slope;
+          const Float derivative = v >= Float{} ? Float{} + A{1} : slopes;
+          return has_no_sign ? derivative : slopes;
         },
         u);
   }
@@ -268,14 +275,19 @@ struct Silu {
 template <typename V>
 struct HardSilu {
   using A = typename V::A;
+  using Float = typename V::Float;
 
   BNAR_INLINE V Value(const V& u) const {
     return u * (Relu6<V>().Value(u + A{3}) / A{6});
   }
+  // The second term is selected, because it is 0 where u is infinite.
   BNAR_INLINE V Derivative(const V& u) const {
     const V shifted = u + A{3};
-    return Relu6<V>().Value(shifted) / A{6} +
-           u * (Relu6<V>().Derivative(shifted) / A{6});
+    const V of_gate =
+        ForParts([](const Float& open, const Float& v)
+                     BNAR_LAMBDA { return open > Float{} ? v : Float{}; },
+                 Relu6<V>().Derivative(shifted), u / A{6});
+    return Relu6<V>().Value(shifted) / A{6} + of_gate;
   }
 };
 

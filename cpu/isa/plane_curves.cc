@@ -147,6 +147,7 @@ void PlaneReduceCurve(const Plane& plane, const ReduceArgs<1>& args) {
   const T* x = static_cast<const T*>(args.x[0]);
   T* dz = static_cast<T*>(args.dz);
   const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean[0]));
+  const Vec<A> stopping = StoppingDerivative<A>(args.activation);
   alignas(64) A derivatives[kStrip];
   double sum_e = 0, sum_e_centred = 0;
   ForEachStrip(plane.size, [&](int64_t begin, int64_t size) BNAR_LAMBDA {
@@ -154,7 +155,8 @@ void PlaneReduceCurve(const Plane& plane, const ReduceArgs<1>& args) {
     Vec<A> sum[1] = {}, centred_sum[1] = {};
     ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
       const int64_t at = begin + i;
-      const Vec<A> e = LoadFirst(dy + at, n) * Load(derivatives + i);
+      const Vec<A> e = Differentiated(Load(derivatives + i),
+                                      LoadFirst(dy + at, n), stopping);
       sum[0] = sum[0] + e;
       centred_sum[0] = centred_sum[0] + e * (LoadFirst(x + at, n) - mean);
       if (dz != nullptr) StoreFirst(stream, dz + at, Round<T>(e), n);
@@ -176,13 +178,15 @@ void PlaneApplyCurve(const Plane& plane, const ApplyArgs<1>& args) {
   T* dx = static_cast<T*>(args.dx[0]);
   const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean[0]));
   const auto gradient = GradientColumns<A, 1>(args).OfPlane();
+  const Vec<A> stopping = StoppingDerivative<A>(args.activation);
   alignas(64) A derivatives[kStrip];
   ForEachStrip(plane.size, [&](int64_t begin, int64_t size) BNAR_LAMBDA {
     Derivatives<T>(plane, begin, size, args, derivatives);
     ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
       const int64_t at = begin + i;
       const InputVecs<A, 1> centred{LoadFirst(x + at, n) - mean};
-      const Vec<A> e = LoadFirst(dy + at, n) * Load(derivatives + i);
+      const Vec<A> e = Differentiated(Load(derivatives + i),
+                                      LoadFirst(dy + at, n), stopping);
       StoreFirst(stream, dx + at, GradientElements<T>(gradient, 0, e, centred),
                  n);
     });

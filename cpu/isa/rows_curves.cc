@@ -158,6 +158,7 @@ void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<1>& args) {
   T* dz = static_cast<T*>(args.dz);
   const A* means = static_cast<const A*>(args.mean[0]);
   alignas(64) A sums[kSumColumns], centred_sums[kSumColumns];
+  const Vec<A> stopping = StoppingDerivative<A>(args.activation);
   alignas(64) A derivatives[kStrip];
   static_assert(kSumColumns <= kStrip, "a row of a block is a strip");
   ForEachBlock<1>(tile, [&](const Block& block, auto) BNAR_LAMBDA {
@@ -174,7 +175,8 @@ void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<1>& args) {
           [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {
             const int64_t c = column - block.column;
             const Vec<A> centred = Load(x + at) - Load(means + column);
-            const Vec<A> e = Load(dy + at) * Load(derivatives + i);
+            const Vec<A> e =
+                Differentiated(Load(derivatives + i), Load(dy + at), stopping);
             StoreLanes(sums + c, Load(sums + c) + e);
             StoreLanes(centred_sums + c, Load(centred_sums + c) + e * centred);
             if (dz != nullptr) StoreResult(stream, dz + at, Round<T>(e));
@@ -196,13 +198,15 @@ void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<1>& args) {
   T* dx = static_cast<T*>(args.dx[0]);
   const A* means = static_cast<const A*>(args.mean[0]);
   const GradientColumns<A, 1> columns(args);
+  const Vec<A> stopping = StoppingDerivative<A>(args.activation);
   alignas(64) A derivatives[kStrip];
   ForEachStrip(tile, [&](const RowsStrip& strip) BNAR_LAMBDA {
     Derivatives<T>(strip, stride, args, derivatives);
     ForEachVectorOf<A>(
         strip, stride, [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {
           const InputVecs<A, 1> centred{Load(x + at) - Load(means + column)};
-          const Vec<A> e = Load(dy + at) * Load(derivatives + i);
+          const Vec<A> e =
+              Differentiated(Load(derivatives + i), Load(dy + at), stopping);
           StoreResult(stream, dx + at,
                       GradientElements<T>(columns.At(column), 0, e, centred));
         });

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "cpu/isa/elements.h"
@@ -58,7 +59,31 @@ BNAR_INLINE uint32_t BitsOf(const Vec<A>& derivatives, double negative_slope) {
 template <typename T>
 BNAR_INLINE Vec<Accumulator<T>> AsSaved(const Activation& activation,
                                         const Vec<Accumulator<T>>& u) {
-  return activation.is_piecewise_linear() ? Widen<T>(Round<T>(u)) : u;
+  if (!activation.is_piecewise_linear()) return u;
+  // In y, 0 has no sign, and what rounds to 0 has kept its sign (LeakyRelu).
+  return Widen<T>(Round<T>(u + Zero<Accumulator<T>>()));
+}
+
+// The derivative that stops every cotangent, infinite and NaN ones as well. As
+// in jax.nn, only ReLU6 has one, and others have a NaN, which nothing equals.
+template <typename A>
+BNAR_INLINE Vec<A> StoppingDerivative(const Activation& activation) {
+  return Broadcast(activation.kind == ActivationKind::kRelu6
+                       ? A{0}
+                       : std::numeric_limits<A>::quiet_NaN());
+}
+
+// e = act'(u) * dy.
+template <typename A>
+BNAR_INLINE Vec<A> Differentiated(const Vec<A>& derivative, const Vec<A>& dy,
+                                  const Vec<A>& stopping) {
+  Vec<A> e = derivative * dy;
+  BNAR_UNROLL
+  for (int i = 0; i < Part<A>::kCount; ++i) {
+    const typename Part<A>::Float zero{};
+    e.part[i] = derivative.part[i] == stopping.part[i] ? zero : e.part[i];
+  }
+  return e;
 }
 
 // Stores a result, past the caches if `stream` is set.

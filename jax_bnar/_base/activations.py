@@ -34,11 +34,13 @@ class Curve:
         is_open: for a piecewise linear activation, where the derivative is 1; None for others. It
             is the same for u and for y, so backward can read y, or one bit for each element. The
             others are computed from x, and from the residual if there is one.
+        selects: whether a derivative of 0 stops infinite and NaN cotangents, as in `jax.nn`.
     """
 
     value: Callable[[jax.Array, float], jax.Array]
     derivative: Callable[[jax.Array, float], jax.Array]
     is_open: Callable[[jax.Array], jax.Array] | None = None
+    selects: bool = False
 
 
 NO_ACTIVATION: Final = FusedActivation("none")
@@ -53,12 +55,14 @@ def _relu6_derivative(u: jax.Array, _: float = 0) -> jax.Array:
     return _relu6_is_open(u).astype(u.dtype)
 
 
+# A negative u may have a y that is 0, because the slope is 0 or y is rounded. That 0 is negative
+# then, and that of a u which is 0 is made positive.
 def _leaky_relu_is_open(u: jax.Array) -> jax.Array:
-    return u >= 0
+    return (u >= 0) & ~jnp.signbit(u)
 
 
 def _leaky_relu(u: jax.Array, negative_slope: float) -> jax.Array:
-    return jnp.where(u >= 0, u, _like(negative_slope, u) * u)
+    return jnp.where(u >= 0, jnp.abs(u), _like(negative_slope, u) * u)
 
 
 def _leaky_relu_derivative(u: jax.Array, negative_slope: float) -> jax.Array:
@@ -74,7 +78,8 @@ def _silu_derivative(u: jax.Array, _: float) -> jax.Array:
 def _hard_silu_derivative(u: jax.Array, _: float) -> jax.Array:
     six = _like(6, u)
     shifted = u + _like(3, u)
-    return jax.nn.relu6(shifted) / six + u * (_relu6_derivative(shifted) / six)
+    of_gate = jnp.where(_relu6_is_open(shifted), u / six, jnp.zeros_like(u))
+    return jax.nn.relu6(shifted) / six + of_gate
 
 
 def _like(number: float, u: jax.Array) -> jax.Array:
@@ -82,7 +87,7 @@ def _like(number: float, u: jax.Array) -> jax.Array:
 
 
 CURVES: Final[dict[str, Curve]] = {
-    "relu6": Curve(lambda u, _: jax.nn.relu6(u), _relu6_derivative, _relu6_is_open),
+    "relu6": Curve(lambda u, _: jax.nn.relu6(u), _relu6_derivative, _relu6_is_open, selects=True),
     "leaky_relu": Curve(_leaky_relu, _leaky_relu_derivative, _leaky_relu_is_open),
     "silu": Curve(lambda u, _: jax.nn.silu(u), _silu_derivative),
     "hard_silu": Curve(lambda u, _: jax.nn.hard_silu(u), _hard_silu_derivative),

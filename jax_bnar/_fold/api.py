@@ -87,7 +87,7 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
     network = Variables.of(variables)
     first = trace(function, network, network.arrays, inputs, kwargs)
     weights = tuple(first.network.fold(first.variables))
-    needed = _described(weights)
+    needed, recipe = _described(weights), first.network.recipe
     shapes = [jax.eval_shape(lambda a: a, array) for array in network.arrays]
     network, options = network.without_arrays(), kwargs
 
@@ -95,6 +95,12 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
         _require("the variables", _described(variables), needed)
         program = trace(function, network, shapes, args, {**options, **kwargs})
         _require("what these arguments need", _described(program.network.variables), needed)
+        if program.network.recipe != recipe:
+            raise ValueError(
+                "folded network: with these arguments the network is another program, whose"
+                " variables are computed otherwise from those that were folded. Fold again with"
+                " arguments like these."
+            )
         return program.run(variables)
 
     return FoldedNetwork(apply, weights, report(first.network))

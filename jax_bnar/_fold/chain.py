@@ -37,12 +37,16 @@ class Step:
     """One operation on factor and offset.
 
     Attributes:
+        name: the primitive.
+        is_first: whether what the chain computes is its first operand.
         vector: the array of the program that it reads.
         change: takes factor, offset and the vector; returns the new factor and offset.
         multiplies: whether it multiplies channels by a vector that is no literal.
         axis: the axis of the start along which the vector runs; None if it is a number.
     """
 
+    name: str
+    is_first: bool
     vector: Operand
     change: Callable[[Any, Any, Any], _Affine]
     multiplies: bool
@@ -132,6 +136,9 @@ def _step(node: Node, value: Value, origins: Sequence[int | None]) -> Step | Non
     """The step of an addition, a subtraction, a product or a quotient with a vector."""
     if node.name not in ARITHMETIC or len(node.inputs) != 2:
         return None
+    # An operand with longer axes makes the result larger than the sum.
+    if node.outputs[0].shape != value.shape:
+        return None
     is_first = node.inputs[0] is value
     other = node.inputs[1 if is_first else 0]
     function = ARITHMETIC[node.name]
@@ -153,4 +160,4 @@ def _step(node: Node, value: Value, origins: Sequence[int | None]) -> Step | Non
         return -factor, given - offset
 
     has_vector = multiplies and isinstance(vector, Value)
-    return Step(vector, changed, has_vector, next(iter(varying), None))
+    return Step(node.name, is_first, vector, changed, has_vector, next(iter(varying), None))

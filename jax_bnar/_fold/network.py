@@ -9,6 +9,7 @@ the new variables.
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from jax.core import ShapedArray
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._fold.chain import Chain, follow
 from jax_bnar._fold.producers import WeightedSum, weighted_sum
+from jax_bnar._fuse.dtypes import holds, is_real
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, evaluate, values_of
 from jax_bnar._fuse.rewrite import Rewrite
@@ -68,6 +70,19 @@ class Network:
         """Shapes and dtypes of the new variables."""
         return [value.aval for value in self._boundary]
 
+    @property
+    def recipe(self) -> list[str]:
+        """How the new variables are computed from the old ones, as lines that can be compared."""
+        names = {value: f"variable {i}" for i, value in enumerate(self._variables)}
+        lines = []
+        for node in self._once:
+            operands = ", ".join(_name_of(operand, names) for operand in node.operands)
+            # Functions among the parameters are others in each trace.
+            params = re.sub(r" at 0x[0-9a-f]+", "", str(sorted(node.params.items())))
+            names.update((output, f"{len(lines)}.{i}") for i, output in enumerate(node.outputs))
+            lines.append(f"{node.name} {params} of {operands}")
+        return [*lines, *(names[value] for value in self._boundary)]
+
     def fold(self, arrays: Sequence[Any]) -> list[Any]:
         """The new variables, from the old ones."""
         return evaluate(self._once, self._variables, self._boundary, arrays)
@@ -111,6 +126,12 @@ class Network:
         return once[::-1], each[::-1], list(boundary)
 
 
+def _name_of(operand: Operand, names: dict[Value, str]) -> str:
+    if isinstance(operand, Value):
+        return names[operand]
+    return f"{operand.value!r} of {operand.aval}"
+
+
 def _given(graph: Graph, variables: Sequence[Value]) -> set[Value]:
     """The values that are computed from the variables and from literals."""
     given = set(variables)
@@ -139,9 +160,10 @@ def _nodes(found: WeightedSum, chain: Chain) -> tuple[Node, Node]:
     dtype = accumulation_dtype(found.result.dtype)
     new_weight = Value(weight.aval)
     offset = Value(ShapedArray((channels,), dtype))
+    steps = [(step.name, step.is_first, step.axis) for step in chain.steps]
     once = Node(
         "fold",
-        {},
+        {"steps": steps, "axis": axis, "channels": found.channels},
         [_before_rounding(weight), *chain.vectors],
         [new_weight, offset],
         found.node.equation,
@@ -164,10 +186,15 @@ def _nodes(found: WeightedSum, chain: Chain) -> tuple[Node, Node]:
 
 
 def _before_rounding(weight: Operand) -> Operand:
-    """The weight in the widest dtype that the program has it in, so that it is rounded once."""
+    """The weight in the widest dtype that the program has it in, so that it is rounded once.
+
+    A weight that is rounded and widened again, or rounded to 8 bits, is rounded on purpose.
+    """
     while isinstance(weight, Value) and (node := weight.producer) is not None:
         inner = node.inputs[0] if node.inputs else weight
-        if node.name != "convert_element_type" or not jnp.issubdtype(inner.dtype, jnp.floating):
+        if node.name != "convert_element_type" or not is_real(inner.dtype):
+            break
+        if not is_real(weight.dtype) or not holds(inner.dtype, weight.dtype):
             break
         weight = inner
     return weight

@@ -23,8 +23,8 @@ def fuse(fun: _Function) -> _Function:
     this package, with the addition or the ReLU that follows it. Where only the mean and the
     variance are those of a BatchNorm, they become `batch_statistics`. Everything else runs
     unchanged, and a function with nothing to fuse keeps its jaxpr. Results and gradients are those
-    of `fun`, with an error that is no larger. If the analysis fails, there is a RuntimeWarning, and
-    the program stays as it is.
+    of `fun` up to rounding (docs/guide/fuse.md). If the analysis fails, there is a RuntimeWarning,
+    and the program stays as it is.
 
     Apply it inside the transformation that differentiates: `jax.grad(fuse(loss))`. It may stand on
     either side of `jit`, `vmap`, `scan`, `shard_map` and `jax.checkpoint`; it looks into their

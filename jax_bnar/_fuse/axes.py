@@ -21,7 +21,11 @@ def own(shape: Sequence[int]) -> Labels:
 
 
 def merged(shape: Sequence[int], operands: Sequence[tuple[Sequence[int], Labels]]) -> Labels | None:
-    """The labels of an elementwise result, from the operands' shapes and labels."""
+    """The labels of an elementwise result, from the operands' shapes and labels.
+
+    They are None if an axis of x would be there twice, as in an outer product of x with itself,
+    whose elements combine different elements of x.
+    """
     result: list[tuple[Any, ...]] = [()] * len(shape)
     for own_shape, labels in operands:
         if not own_shape:
@@ -32,7 +36,8 @@ def merged(shape: Sequence[int], operands: Sequence[tuple[Sequence[int], Labels]
             if label and result[axis] and label != result[axis]:
                 return None
             result[axis] = result[axis] or label
-    return tuple(result)
+    axes = [axis for label in result for axis in label]
+    return tuple(result) if len(axes) == len(set(axes)) else None
 
 
 def reshaped(

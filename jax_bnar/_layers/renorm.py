@@ -40,8 +40,9 @@ class Correction(NamedTuple):
         """That of a layer with these running statistics, after so many steps."""
         is_warm = jnp.asarray(steps) >= layer.warm_up_steps
         # 1 and 0 make it a BatchNorm.
-        r_max = jnp.where(is_warm, _value(layer.r_max, steps), jnp.ones((), jnp.float32))
-        d_max = jnp.where(is_warm, _value(layer.d_max, steps), jnp.zeros((), jnp.float32))
+        r_max, d_max = _value(layer.r_max, steps), _value(layer.d_max, steps)
+        r_max = jnp.where(is_warm, r_max, jnp.ones_like(r_max))
+        d_max = jnp.where(is_warm, d_max, jnp.zeros_like(d_max))
         return cls(mean, var, r_max, d_max)
 
     def of_channels(self) -> "Correction":
@@ -91,4 +92,5 @@ def _value(limit: Limit, steps: jax.Array) -> jax.Array:
     # Schedules compute with the integer steps and with floats.
     with jax.numpy_dtype_promotion("standard"):
         value = limit(steps) if callable(limit) else limit
-    return jnp.asarray(value).astype(jnp.float32)
+    # The operator rounds them to its own dtype, which may be float64.
+    return jnp.asarray(value).astype(float)

@@ -88,6 +88,66 @@ def test_refused(name: str) -> None:
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
 
 
+ENLARGED: dict[str, Callable[[Any, jax.Array], jax.Array]] = {
+    "added to more rows": lambda w, x: (
+        norm(x[:1] @ w["kernel"], w) + jnp.zeros((5, 6), jnp.float32)
+    ),
+    "multiplied by more rows": lambda w, x: (x[:1] @ w["kernel"]) * w["rows"] * w["mean"],
+    "one channel becomes six": lambda w, x: (x @ w["kernel"][:, :1]) * w["mean"] + w["var"],
+}
+
+
+@pytest.mark.parametrize("name", ENLARGED)
+def test_what_makes_the_sum_larger_is_no_part_of_it(name: str) -> None:
+    net = ENLARGED[name]
+    with jax.numpy_rank_promotion("allow"):
+        network = jax_bnar.fold_batch_norms(net, W, X)
+        y, expected = network.apply(network.variables, X), net(W, X)
+    assert y.shape == expected.shape
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.bfloat16, jnp.float16])
+def test_a_weight_that_is_rounded_on_purpose(dtype: Any) -> None:
+    """The program computes with rounded weights in float32."""
+
+    def net(w: Any, x: jax.Array) -> jax.Array:
+        return norm(x @ w["kernel"].astype(dtype).astype(jnp.float32), w)
+
+    network = jax_bnar.fold_batch_norms(net, W, X)
+    y = network.apply(network.variables, X)
+    np.testing.assert_allclose(y, net(W, X), rtol=1e-5, atol=1e-5)
+
+
+OTHER_PROGRAMS: dict[str, tuple[Callable[..., jax.Array], dict[str, Any]]] = {
+    "another variable": (
+        lambda w, x, name="mean": (x @ w["kernel"]) * lax.rsqrt(w[name] ** 2 + 1).reshape(1, 6),
+        {"name": "var"},
+    ),
+    "another number": (
+        lambda w, x, epsilon=1e-3: (x @ w["kernel"]) * lax.rsqrt(w["var"] + epsilon).reshape(1, 6),
+        {"epsilon": 0.5},
+    ),
+    "another operation": (
+        lambda w, x, step=jnp.add: (
+            step(x @ w["kernel"], w["mean"].reshape(1, 6)) * w["var"].reshape(1, 6)
+        ),
+        {"step": jnp.subtract},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PROGRAMS)
+def test_arguments_with_which_the_variables_would_be_others(name: str) -> None:
+    """They have the same shapes, but other values."""
+    net, others = OTHER_PROGRAMS[name]
+    network = jax_bnar.fold_batch_norms(net, W, X)
+    assert network.report.folded
+    np.testing.assert_allclose(network.apply(network.variables, X), net(W, X), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="the network is another program"):
+        network.apply(network.variables, X, **others)
+
+
 def test_a_bias_is_no_batch_norm() -> None:
     network = jax_bnar.fold_batch_norms(lambda w, x: x @ w["kernel"] + 1 + w["mean"][None], W, X)
     assert network.report.layers == ()

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from fuse_operands import AXES, BIAS, SCALE, X, Z
 from fuse_tools import array, assert_fused, assert_no_worse, assert_untouched, operators
@@ -407,3 +408,30 @@ def test_long_chains() -> None:
         return jax.nn.relu(y)
 
     assert operators(overflowing, X) == {"batch_norm": 1}
+
+
+def outer_product(x: Any) -> jax.Array:
+    squares = (x[:, None] * x[None]).mean((0, 1), keepdims=True)[0]
+    mean = x.mean(0, keepdims=True)
+    return (x - mean) * lax.rsqrt(squares - mean * mean + 1)
+
+
+def sums_of_pairs(x: Any) -> Any:
+    squares = jnp.square(x[:, None] + x[None]).mean((0, 1))
+    return x.var(0), squares, (x[:, :, None] * x[:, None]).mean(0)
+
+
+@pytest.mark.parametrize("fun", [outer_product, sums_of_pairs])
+def test_products_of_different_elements_are_no_squares(fun: Callable[..., Any]) -> None:
+    x = array((16, 8))
+
+    def gradient(fun: Callable[..., Any]) -> Any:
+        return jax.grad(lambda x: sum(jnp.sin(y).sum() for y in jax.tree.leaves(fun(x))))(x)
+
+    fused = jax_bnar.fuse(fun)
+    for ours, theirs in zip(
+        jax.tree.leaves((fused(x), gradient(fused))),
+        jax.tree.leaves((fun(x), gradient(fun))),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

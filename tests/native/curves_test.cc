@@ -116,9 +116,10 @@ Expected ExpectedOf(const Activation& activation, A at) {
     case ActivationKind::kRelu6:
       return {relu6(u), open(u)};
     case ActivationKind::kLeakyRelu:
-      return u >= 0 ? Expected{u, 1}
-                    : Expected{u * activation.negative_slope,
-                               activation.negative_slope};
+      // A negative 0 is a negative number that was rounded.
+      return std::signbit(at) ? Expected{u * activation.negative_slope,
+                                         activation.negative_slope}
+                              : Expected{u, 1};
     case ActivationKind::kSilu: {
       const long double sigmoid = 1 / (1 + std::exp(-u));
       return {u * sigmoid, sigmoid * (1 + u * (1 - sigmoid))};

@@ -312,3 +312,85 @@ def test_other_activations_are_refused(activation: Any, error: Any, words: str) 
         bn_act(x, None, None, activation)
     with pytest.raises(error, match=f"bn_act_inference: activation .*{words}"):
         bn_act_inference(x, None, None, jnp.ones(3), jnp.ones(3), activation)
+
+
+def gradients_of(function: Any, x: jax.Array, z: jax.Array, dy: jax.Array) -> tuple[Any, Any]:
+    return jax.vjp(function, x, z)[1](dy)
+
+
+@both_implementations
+@pytest.mark.parametrize("save", ["y", "mask"])
+@pytest.mark.parametrize(
+    ("slope", "dtype"), [(0.0, jnp.float32), (1e-41, jnp.float32), (0.01, jnp.float16)]
+)
+def test_derivative_of_a_leaky_relu_whose_y_rounds_to_zero(
+    slope: float, dtype: Any, save: Any, implementation: Implementation
+) -> None:
+    """The sign of a y that is 0 tells on which side of 0 it comes from."""
+    act = functools.partial(jax.nn.leaky_relu, negative_slope=slope)
+    x = jnp.zeros((16, 4), dtype)
+    below = -jnp.finfo(dtype).smallest_subnormal.astype(dtype) if slope else jnp.asarray(-1, dtype)
+    z = jnp.where(jnp.arange(64).reshape(16, 4) % 3 == 0, below, 1 - below).at[0, 0].set(0)
+    options: Any = {"save": save, "implementation": implementation}
+
+    def training(x: jax.Array, z: jax.Array) -> jax.Array:
+        return bn_act(x, None, None, act, z=z, **options)[0]
+
+    def inference(x: jax.Array, z: jax.Array) -> jax.Array:
+        ones = jnp.ones(4)
+        return bn_act_inference(x, None, None, 0 * ones, ones, act, z=z)
+
+    expected = jnp.where(z < 0, jnp.asarray(slope, dtype), jnp.ones_like(z))
+    for function in (training, inference):
+        _, dz = gradients_of(function, x, z, jnp.ones_like(z))
+        np.testing.assert_array_equal(dz, expected)
+
+
+@both_implementations
+def test_derivative_of_a_leaky_relu_of_zero(implementation: Implementation) -> None:
+    """It is 1 as in `jax.nn`, also of the negative 0 that a negative scale makes of a mean."""
+    x, scale = jnp.ones((8, 4)), -jnp.ones(4)
+
+    def e(bias: jax.Array, z: jax.Array | None) -> jax.Array:
+        return bn_act(x, scale, bias, "leaky_relu", z=z, implementation=implementation)[0].sum()
+
+    for z in (None, -jnp.zeros_like(x)):
+        np.testing.assert_array_equal(jax.grad(e)(-jnp.zeros(4), z), jnp.full(4, 8.0))
+
+
+@both_implementations
+@pytest.mark.parametrize("shape", [(32, 16), (2, 16, 50)])
+@pytest.mark.parametrize("has_z", [False, True])
+@pytest.mark.parametrize("cotangent", [np.inf, np.nan])
+def test_a_closed_relu6_stops_every_cotangent(
+    cotangent: float, has_z: bool, shape: tuple[int, ...], implementation: Implementation
+) -> None:
+    random = np.random.default_rng(0)
+    x, z = (jnp.asarray(4 * random.normal(size=shape), jnp.float32) for _ in range(2))
+    z = z if has_z else jnp.zeros_like(x)
+
+    def apply(x: jax.Array, z: jax.Array) -> jax.Array:
+        residual = z if has_z else None
+        return bn_act(
+            x, None, None, "relu6", z=residual, axis=1, implementation=implementation
+        )[0]  # fmt: skip
+
+    y = apply(x, z)
+    closed = (y == 0) | (y == 6)
+    assert 0 < closed.sum() < closed.size
+    given = gradients_of(apply, x, z, jnp.where(closed, cotangent, 1.0).astype(x.dtype))
+    expected = gradients_of(apply, x, z, jnp.where(closed, 0.0, 1.0).astype(x.dtype))
+    for one, other in zip(given, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@both_implementations
+def test_hard_silu_of_infinity(implementation: Implementation) -> None:
+    x = jnp.zeros((4, 1))
+    z = jnp.asarray([[np.inf], [-np.inf], [1.0], [-1.0]], x.dtype)
+
+    def apply(x: jax.Array, z: jax.Array) -> jax.Array:
+        return bn_act(x, None, None, "hard_silu", z=z, implementation=implementation)[0]
+
+    _, dz = gradients_of(apply, x, z, jnp.ones_like(z))
+    np.testing.assert_allclose(dz, jax.vmap(jax.vmap(jax.grad(jax.nn.hard_silu)))(z), rtol=1e-6)

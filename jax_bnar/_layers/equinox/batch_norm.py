@@ -121,9 +121,9 @@ class BatchNorm(eqx.nn.BatchNorm):
             state: the state of the model.
             key: ignored, as in Equinox.
             inference: takes precedence over the attribute, also over that of a `Shortcut`.
-            residual: added before the activation; has the shape of x. If the activation is not
-                ReLU, plain JAX adds it after the rounding. A `Shortcut` stands for another norm
-                whose result is added.
+            residual: added before the activation; has the shape of x. If no operator
+                fuses the activation, plain JAX adds it after the rounding. A `Shortcut` stands for
+                another norm whose result is added.
 
         Returns:
             y, with the shape of x, and the new state.

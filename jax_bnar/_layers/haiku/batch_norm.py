@@ -129,9 +129,9 @@ class BatchNorm(hk.BatchNorm):
                 the statistics, as in conditional normalisation, is not fused: plain JAX applies
                 scale, offset, residual and activation to the result of the operator.
             offset: without `create_offset`; as scale.
-            residual: added before the activation; has the shape of inputs. If the activation is not
-                ReLU, plain JAX adds it after the rounding. A `Shortcut` stands for another norm
-                whose result is added.
+            residual: added before the activation; has the shape of inputs. If no operator
+                fuses the activation, plain JAX adds it after the rounding. A `Shortcut` stands for
+                another norm whose result is added.
 
         Returns:
             y, with the shape of inputs.

@@ -147,8 +147,8 @@ class BatchNorm(nn.BatchNorm):
             mask: broadcasts to x. Only elements where it is True count in the statistics; devices
                 are weighted by their numbers of such elements. This path runs in plain JAX, sharded
                 by XLA, instead of in the kernels. A channel without any such element becomes NaN.
-            residual: added before the activation; has the shape of x. If the activation is not
-                ReLU, plain JAX adds it after the rounding.
+            residual: added before the activation; has the shape of x. If no operator
+                fuses the activation, plain JAX adds it after the rounding.
 
         Returns:
             y, with the shape of x.

@@ -111,8 +111,8 @@ class BatchNorm(nnx.BatchNorm):
             use_running_average: takes precedence over the attribute.
             mask: broadcasts to x. Only elements where it is True count in the statistics. This path
                 runs in plain JAX for now. A channel without any such element becomes NaN.
-            residual: added before the activation; has the shape of x. If the activation is not
-                ReLU, plain JAX adds it after the rounding.
+            residual: added before the activation; has the shape of x. If no operator
+                fuses the activation, plain JAX adds it after the rounding.
 
         Returns:
             y, with the shape of x.
