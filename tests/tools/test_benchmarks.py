@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from checkout import ROOT
 from rich.console import Console
@@ -16,6 +17,9 @@ from tiers import slow_except
 for _package in ("flax", "matplotlib", "rich", "tyro"):
     pytest.importorskip(_package)
 
+from flax import linen as nn  # noqa: E402
+
+import jax_bnar  # noqa: E402
 from benchmarks.common.sites import (  # noqa: E402
     RESNET50_SITES,
     Form,
@@ -23,7 +27,8 @@ from benchmarks.common.sites import (  # noqa: E402
     two_read_bytes,
     two_read_bytes_without_y,
 )
-from benchmarks.network import folded_inference, resnet50_step  # noqa: E402
+from benchmarks.models.small import ConvNorm  # noqa: E402
+from benchmarks.network import folded_inference, resnet50_step, small_pictures  # noqa: E402
 from benchmarks.sharding import collective_bytes  # noqa: E402
 from benchmarks.sites import (  # noqa: E402
     activations,
@@ -257,6 +262,52 @@ def test_norms_of_the_networks_with_other_activations() -> None:
     assert counts == {"efficientnet_b0": 33, "mobilenet_v3_large": 20, "yolov8n": 57}
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "fused"),
+    [
+        ("ResNet-18", 11_181_642, {"bn_relu": 9, "bn_add_relu": 5, "dual_bn_add_relu": 3}),
+        ("MobileNetV2", 2_236_682, {"bn_act": 35, "batch_norm": 17}),
+    ],
+)
+def test_small_networks_are_those_of_torchvision(
+    name: str, parameters: int, fused: dict[str, int]
+) -> None:
+    """They have torchvision's parameters, with ten classes, and `fuse` finds every norm."""
+    net = small_pictures.NETWORKS[name](small_stem=False)
+    images = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
+    variables = jax.eval_shape(net.init, jax.random.key(0), images)
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == parameters
+
+    def apply(variables: Any, images: Any) -> Any:
+        return net.apply(variables, images, mutable=["batch_stats"])
+
+    report = jax_bnar.explain(apply)(variables, images)
+    assert {operator: report.count(operator) for operator in fused} == fused
+
+
+class _OneNorm(nn.Module):
+    small_stem: bool
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = ConvNorm(8, 3, activation=nn.relu, dtype=self.dtype)(x)
+        return nn.Dense(10, dtype=self.dtype)(y.mean((1, 2)))
+
+
+@pytest.mark.usefixtures("default_promotion")
+def test_small_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two losses agree, which the benchmark checks itself."""
+    monkeypatch.setitem(small_pictures.NETWORKS, "one norm", _OneNorm)
+    output = tmp_path / "small.json"
+    small = ["--networks", "one norm", "--sizes", "8", "2", "--rounds", "1"]
+    document = small_pictures.main([*small, "--output", str(output)])
+    assert json.loads(output.read_text()) == document
+    assert [run["dtype"] for run in document["runs"]] == ["float32", "bfloat16"]
+    for run in document["runs"]:
+        assert len(run["fused"]["samples_ms"]) == len(run["plain"]["samples_ms"]) == 1
+
+
 def test_table_of_collective_bytes() -> None:
     """Pins the communication of Flax, so that the published comparison stays true.
 
@@ -375,6 +426,7 @@ def test_refused_without_kernels() -> None:
             "network.resnet50_step": [],
             "network.folded_inference": [],
             "network.fused_models": [],
+            "network.small_pictures": [],
         }
         for command, arguments in commands.items():
             program = importlib.import_module(f"benchmarks.{command}")
@@ -388,8 +440,8 @@ def test_refused_without_kernels() -> None:
         timeout=120,
         prelude=f"{IN_A_NEW_PROCESS}sys.modules['jax_bnar._native'] = None\n",
     )
-    assert output.count("jax_bnar would run in pure JAX here: ") == 4
-    assert output.count("pip install") >= 4
+    assert output.count("jax_bnar would run in pure JAX here: ") == 5
+    assert output.count("pip install") >= 5
 
 
 def test_page_faults(tmp_path: Path) -> None:
