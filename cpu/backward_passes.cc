@@ -10,13 +10,13 @@ ReduceArgs<N> ReduceArgsAt(const Context& context,
                            const GradientBuffers<N>& buffers,
                            const ReduceColumns<N>& columns, void* dz,
                            bool stream, const Position& at) {
-  const int64_t bytes = at.element * context.item_size;
+  const int64_t out_bytes = at.element * context.out_item_size;
   const int64_t vector_bytes = at.column * context.accumulator_size;
   ReduceArgs<N> args;
-  args.dy = Offset(buffers.dy, bytes);
-  args.x = Offset(buffers.x, bytes);
+  args.dy = Offset(buffers.dy, out_bytes);
+  args.x = Offset(buffers.x, at.element * context.item_size);
   args.saved = SavedAt(context, buffers.gate, buffers.saved, at);
-  args.dz = Offset(dz, bytes);
+  args.dz = Offset(dz, out_bytes);
   args.mean = Offset(columns.mean, vector_bytes);
   args.a = Offset(columns.a, vector_bytes);
   args.bias = Offset(columns.bias, vector_bytes);
@@ -43,7 +43,7 @@ ApplyArgs<N> ApplyArgsAt(const Context& context,
   const int64_t bytes = at.element * context.item_size;
   const int64_t vector_bytes = at.column * context.accumulator_size;
   ApplyArgs<N> args;
-  args.e = Offset(buffers.dy, bytes);
+  args.e = Offset(buffers.dy, at.element * context.out_item_size);
   args.x = Offset(buffers.x, bytes);
   args.saved = SavedAt(context, buffers.gate, buffers.saved, at);
   args.dx = Offset(dx, bytes);
@@ -64,8 +64,9 @@ template <int N>
 Phase ReducePass(const Context& context, const GradientBuffers<N>& buffers,
                  const ReduceColumns<N>& columns, void* dz,
                  Partials* partials) {
-  AdviseHugePages(dz, context.array_bytes);
-  const bool stream = dz != nullptr && MayStream(context, dz);
+  AdviseHugePages(dz, context.out_array_bytes);
+  const bool stream =
+      dz != nullptr && MayStream(context, context.out_item_size, dz);
   const InputKernels<N>& kernels = context.kernels->of_inputs<N>();
   const auto args_at = [=, &context](const ReductionTask& task,
                                      int64_t in_group, int64_t column) {
@@ -87,7 +88,8 @@ Phase ReducePass(const Context& context, const GradientBuffers<N>& buffers,
                               int64_t in_group, int64_t column) {
         const ReduceArgs<N> target = args_at(task, in_group, column);
         PaddedInputs<N> x(context.item_size, count);
-        Padded dy(context.item_size, count), e_dz(context.item_size, count);
+        Padded dy(context.out_item_size, count),
+            e_dz(context.out_item_size, count);
         Padded saved = PaddedSaved(context, buffers.gate, count);
         ReduceArgs<N> args = target;
         args.dy = dy.In(target.dy);
@@ -121,7 +123,7 @@ Phase ApplyPass(const Context& context, const GradientBuffers<N>& buffers,
   bool stream = true;
   for (void* each : dx) {
     AdviseHugePages(each, context.array_bytes);
-    stream = stream && MayStream(context, each);
+    stream = stream && MayStream(context, context.item_size, each);
   }
   const InputKernels<N>& kernels = context.kernels->of_inputs<N>();
   const auto args_at = [=, &context](int64_t group, int64_t in_group,
@@ -140,7 +142,7 @@ Phase ApplyPass(const Context& context, const GradientBuffers<N>& buffers,
         const ApplyArgs<N> target = args_at(group, in_group, column, false);
         PaddedInputs<N> x(context.item_size, count),
             out(context.item_size, count);
-        Padded e(context.item_size, count);
+        Padded e(context.out_item_size, count);
         Padded saved = PaddedSaved(context, buffers.gate, count);
         ApplyArgs<N> args = target;
         args.e = e.In(target.e);

@@ -19,10 +19,11 @@ namespace jax_bnar::cpu {
 #endif
 constexpr int64_t kCacheBytes = int64_t{BNAR_CACHE_MIB} << 20;
 
-// The number of arrays of x's shape in such a step: y and dy, x and dx of each
-// input, and with a residual also z and dz.
-constexpr int64_t ArraysOfStep(int inputs, bool residual) {
-  return 2 + 2 * (inputs + (residual ? 1 : 0));
+// The bytes of such a step: x and dx of each input, of `bytes` each, and y and
+// dy, and with a residual also z and dz, of `out_bytes` each.
+constexpr int64_t BytesOfStep(int inputs, bool residual, int64_t bytes,
+                              int64_t out_bytes) {
+  return 2 * inputs * bytes + (residual ? 4 : 2) * out_bytes;
 }
 
 // Bytes of x for each additional thread. With less work than this, a thread

@@ -15,21 +15,21 @@ namespace jax_bnar::cpu {
 
 // CMake compiles cpu/isa/ once for each of these namespaces.
 namespace baseline {
-const TileKernels& Kernels(DType dtype);
+const TileKernels& Kernels(DType dtype, DType out_dtype);
 }
 #if defined(__x86_64__)
 namespace avx2 {
-const TileKernels& Kernels(DType dtype);
+const TileKernels& Kernels(DType dtype, DType out_dtype);
 }
 namespace avx512 {
-const TileKernels& Kernels(DType dtype);
+const TileKernels& Kernels(DType dtype, DType out_dtype);
 }
 namespace avx512bf16 {
-const TileKernels& Kernels(DType dtype);
+const TileKernels& Kernels(DType dtype, DType out_dtype);
 }
 #elif defined(__aarch64__)
 namespace neonbf16 {
-const TileKernels& Kernels(DType dtype);
+const TileKernels& Kernels(DType dtype, DType out_dtype);
 }
 #endif
 
@@ -38,7 +38,7 @@ namespace {
 struct Isa {
   const char* name;
   bool supported;
-  const TileKernels& (*kernels)(DType);
+  const TileKernels& (*kernels)(DType, DType);
 };
 
 #if defined(__x86_64__)
@@ -129,9 +129,9 @@ const Choice& Chosen() {
 
 }  // namespace
 
-const TileKernels& KernelsFor(DType dtype) {
+const TileKernels& KernelsFor(DType dtype, DType out_dtype) {
   if (!WrongIsa().empty()) throw std::invalid_argument(WrongIsa());
-  return Chosen().isa->kernels(dtype);
+  return Chosen().isa->kernels(dtype, out_dtype);
 }
 
 const char* IsaName() { return Chosen().isa->name; }

@@ -11,12 +11,12 @@ NormaliseArgs<N> NormaliseArgsAt(const Context& context,
                                  const NormaliseBuffers<N>& buffers,
                                  const NormaliseColumns<N>& columns,
                                  bool stream, const Position& at) {
-  const int64_t bytes = at.element * context.item_size;
+  const int64_t out_bytes = at.element * context.out_item_size;
   const int64_t vector_bytes = at.column * context.accumulator_size;
   NormaliseArgs<N> args;
-  args.x = Offset(buffers.x, bytes);
-  args.z = Offset(buffers.z, bytes);
-  args.y = Offset(buffers.y, bytes);
+  args.x = Offset(buffers.x, at.element * context.item_size);
+  args.z = Offset(buffers.z, out_bytes);
+  args.y = Offset(buffers.y, out_bytes);
   args.mask = buffers.mask == nullptr ? nullptr
                                       : buffers.mask + MaskByteAt(context, at);
   args.mean = Offset(columns.mean, vector_bytes);
@@ -70,8 +70,8 @@ template <int N>
 Phase NormalisePass(const Context& context, const NormaliseBuffers<N>& buffers,
                     const NormaliseColumns<N>& columns) {
   const InputKernels<N>& kernels = context.kernels->of_inputs<N>();
-  AdviseHugePages(buffers.y, context.array_bytes);
-  const bool stream = MayStream(context, buffers.y);
+  AdviseHugePages(buffers.y, context.out_array_bytes);
+  const bool stream = MayStream(context, context.out_item_size, buffers.y);
   const auto args_at = [=, &context](int64_t group, int64_t in_group,
                                      int64_t column, bool may_stream) {
     return NormaliseArgsAt(context, buffers, columns, may_stream && stream,
@@ -87,7 +87,7 @@ Phase NormalisePass(const Context& context, const NormaliseBuffers<N>& buffers,
                               int64_t column) {
         const NormaliseArgs<N> target = args_at(group, in_group, column, false);
         PaddedInputs<N> x(context.item_size, count);
-        Padded z(context.item_size, count), y(context.item_size, count),
+        Padded z(context.out_item_size, count), y(context.out_item_size, count),
             mask(1, (count + 7) / 8);
         NormaliseArgs<N> args = target;
         args.x = x.In(target.x);

@@ -22,8 +22,9 @@ template <int N>
 bool ReadsDyAgain(const Context& context, const GradientBuffers<N>& buffers) {
   // The dz of other activations than ReLU is rounded.
   if (buffers.activation.is_curve()) return false;
-  return !context.fits_cache && (buffers.gate == Gate::kMask ||
-                                 (2 + N) * context.array_bytes <= kCacheBytes);
+  return !context.fits_cache &&
+         (buffers.gate == Gate::kMask ||
+          2 * context.out_array_bytes + N * context.array_bytes <= kCacheBytes);
 }
 
 // Whether the reduction leaves e = act'(u) * dy where dx will be, although

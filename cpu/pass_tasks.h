@@ -144,10 +144,11 @@ inline ReductionTask ReductionTaskAt(const Plan& plan, int64_t task) {
 }
 
 // Output may bypass the caches if it would not be found there again, and if
-// every vector is aligned.
-inline bool MayStream(const Context& context, const void* output) {
+// every vector of its elements, which have `item_size` bytes, is aligned.
+inline bool MayStream(const Context& context, int64_t item_size,
+                      const void* output) {
   const Shape& shape = context.plan.shape;
-  const int64_t vector_bytes = kLanes * context.item_size;
+  const int64_t vector_bytes = kLanes * item_size;
   const bool aligned =
       reinterpret_cast<uintptr_t>(output) % vector_bytes == 0 &&
       (shape.groups == 1 || shape.group_size() % kLanes == 0) &&
@@ -171,7 +172,7 @@ inline const void* SavedAt(const Context& context, Gate gate, const void* saved,
       return nullptr;
     case Gate::kY:
     case Gate::kZ:
-      return Offset(saved, at.element * context.item_size);
+      return Offset(saved, at.element * context.out_item_size);
     case Gate::kMask:
       return Offset(saved, MaskByteAt(context, at));
   }
@@ -181,7 +182,7 @@ inline const void* SavedAt(const Context& context, Gate gate, const void* saved,
 // Scratch memory for what SavedAt points at.
 inline Padded PaddedSaved(const Context& context, Gate gate, int64_t count) {
   return gate == Gate::kMask ? Padded(1, (count + 7) / 8)
-                             : Padded(context.item_size, count);
+                             : Padded(context.out_item_size, count);
 }
 
 // The phase of an elementwise pass. `in_group` is the index in the group of the

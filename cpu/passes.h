@@ -20,12 +20,14 @@ struct Context {
   Context(const Problem& problem, int inputs, bool residual);
 
   DType dtype;
-  int64_t item_size;         // of x
+  int64_t item_size;         // of x and dx
+  int64_t out_item_size;     // of y, z, dy, dz and a saved y or z
   int64_t accumulator_size;  // of vectors
   Plan plan;
   const TileKernels* kernels;
-  int64_t array_bytes;  // of x, of all groups
-  bool fits_cache;      // whether the arrays of a training step do
+  int64_t array_bytes;      // of x, of all groups
+  int64_t out_array_bytes;  // of y
+  bool fits_cache;          // whether the arrays of a training step do
 
   int64_t mask_bytes_per_group() const {
     return plan.shape.mask_bytes_per_group();

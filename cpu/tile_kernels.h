@@ -1,4 +1,6 @@
-// The inner loops. There is a table of them for each dtype and instruction set.
+// The inner loops. There is a table of them for each instruction set and each
+// pair of dtypes of a Problem. Where these differ, only one input has kernels,
+// and no activation but ReLU.
 //
 // A "rows" tile is a matrix whose columns each belong to one channel (see
 // Plan); its width is a multiple of 16, which the plan arranges. A "plane" is a

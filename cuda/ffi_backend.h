@@ -30,6 +30,7 @@ class FfiBackend {
  public:
   static constexpr bool kTakesMaskChannels = true;
   static constexpr bool kTakesCurves = false;
+  static constexpr bool kTakesFloat32Outputs = false;
 
   explicit FfiBackend(cudaStream_t stream) : launch_{stream, nullptr, {}, {}} {}
 

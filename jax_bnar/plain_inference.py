@@ -10,7 +10,7 @@ into a convolution.
 """
 
 import functools
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -52,19 +52,20 @@ def inference(
     epsilon: float,
     activation: Activation = "relu",
     negative_slope: float = 0.0,
+    out_dtype: Any = None,
 ) -> jax.Array:
-    """y in the dtype of x.
+    """y in the dtype `out_dtype`, or that of x.
 
-    Several inputs are added in the accumulation dtype, and z in the dtype of x, as in Flax. XLA for
+    Several inputs are added in the accumulation dtype, and z in the dtype of y, as in Flax. XLA for
     GPUs makes `relu(conv + bias + z)` one call of cuDNN, but not if its parts are converted in
     between. And where a residual is converted to float32, XLA also stores it in float32, beside the
     16-bit array that the next convolution reads.
     """
-    dtype = x[0].dtype
+    dtype = out_dtype or x[0].dtype
     y = functools.reduce(
         jnp.add,
         (
-            _normalised(*own, layout=layout, epsilon=epsilon)
+            _normalised(*own, layout=layout, epsilon=epsilon, dtype=dtype)
             for own in zip(x, affine, statistics, strict=True)
         ),
     )
@@ -79,11 +80,13 @@ def _normalised(
     *,
     layout: ChannelLayout,
     epsilon: float,
+    dtype: Any,
 ) -> jax.Array:
     scale, bias = affine
     mean, var = statistics
     if mean is None:
         assert scale is None
+        x = x.astype(dtype)
         return x if bias is None else x + _per_element(bias.astype(x.dtype), x, layout)
     a = _per_element(multiplier(var, scale, epsilon), x, layout)
     y = (widened(x) - _per_element(mean, x, layout)) * a

@@ -37,7 +37,6 @@ from jax.sharding import PartitionSpec
 
 from jax_bnar import plain_inference
 from jax_bnar._base import jax_compat
-from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import PREFIXES
 from jax_bnar._base.layout import ChannelLayout
@@ -170,7 +169,8 @@ class ArrayOperation(ArrayPrimitive):
         del implementation
         signature = self.signature
         kinds, named = signature.result_kinds(statics), signature.unbind(avals, present)
-        return _result_avals(named[signature.x], layout, kinds)
+        dtypes = signature.result_dtypes(named, statics)
+        return _result_avals(named[signature.x], layout, kinds, dtypes)
 
     def _lower(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         automatic = jax_compat.automatic_axes(ctx)
@@ -341,10 +341,9 @@ def _leading(array: jax.Array, axis: int | None, size: int, kind: OperandKind) -
 
 
 def _result_avals(
-    x: Any, layout: ChannelLayout, kinds: Sequence[OperandKind]
+    x: Any, layout: ChannelLayout, kinds: Sequence[OperandKind], dtypes: Sequence[Any]
 ) -> list[jax.core.ShapedArray]:
     shapes = layout.shapes_of(kinds, x.shape)
-    dtype_of = {"tensor": x.dtype, "vector": accumulation_dtype(x.dtype), "mask": jnp.uint8}
     specs = [PartitionSpec()] * len(kinds)
     if any(entry is not None for entry in x.sharding.spec):
         shards = Shards.create(
@@ -354,7 +353,7 @@ def _result_avals(
             x.sharding.spec if kind == "tensor" else shards.spec(kind, shape)
             for kind, shape in zip(kinds, shapes, strict=True)
         ]
-    return jax_compat.sharded_avals(x, shapes, [dtype_of[kind] for kind in kinds], specs)
+    return jax_compat.sharded_avals(x, shapes, dtypes, specs)
 
 
 class Operations(NamedTuple):

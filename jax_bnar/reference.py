@@ -175,10 +175,11 @@ def normalise(
     activation: Activation = "relu",
     negative_slope: float = 0.0,
     save_mask: bool,
+    out_dtype: Any = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """(y, mask), computed in the accumulation dtype and rounded once, at the end.
 
-    The mask is None unless `save_mask` is set.
+    The mask is None unless `save_mask` is set. y has the dtype `out_dtype`, or that of x.
     """
     y = _normalised(
         centred_inputs(x, statistics),
@@ -187,7 +188,7 @@ def normalise(
     )
     if z is not None:
         y = y + widened(z)
-    y = activate(y, activation, negative_slope).astype(x[0].dtype)
+    y = activate(y, activation, negative_slope).astype(out_dtype or x[0].dtype)
     mask = pack_mask(is_open(y, activation)) if save_mask else None
     return y if z is None and len(x) == 1 else as_stored(y), mask
 
@@ -211,6 +212,7 @@ def forward(
     activation: Activation = "relu",
     negative_slope: float = 0.0,
     save_mask: bool,
+    out_dtype: Any = None,
 ) -> tuple[jax.Array, tuple[Statistics, ...], jax.Array | None]:
     """(y, statistics, mask); the mask is None unless `save_mask` is set."""
     of_inputs = tuple(map(statistics, x))
@@ -223,6 +225,7 @@ def forward(
         activation=activation,
         negative_slope=negative_slope,
         save_mask=save_mask,
+        out_dtype=out_dtype,
     )
     return y, of_inputs, mask
 
@@ -365,7 +368,7 @@ def backward_reduce(
     centred = centred_inputs(x, statistics)
     a = multipliers(statistics, affine, epsilon) if recomputes(gate) else None
     bias = sum_of_biases(affine)
-    e = gated(dy, centred, saved, a, bias, gate, dtype=x[0].dtype, **activation)
+    e = gated(dy, centred, saved, a, bias, gate, dtype=dy.dtype, **activation)
     wide = widened(e)
     dz = e.astype(dy.dtype) if has_z else None
     if len(x) == 1:
@@ -425,12 +428,12 @@ def backward_apply(
     a = multipliers(statistics, affine, epsilon)
     centred = centred_inputs(x, statistics)
     bias = sum_of_biases(affine)
-    e = widened(gated(dy, centred, saved, a, bias, gate, dtype=x[0].dtype, **activation))
+    e = widened(gated(dy, centred, saved, a, bias, gate, dtype=dy.dtype, **activation))
     dx = (
         per_element(own_a, e) * e + (per_element(own.b, e) * own_centred + per_element(own.k, e))
         for own_a, own_centred, own in zip(a, centred, coefficients, strict=True)
     )
-    return tuple(own.astype(dy.dtype) for own in dx)
+    return tuple(own.astype(of_input.dtype) for own, of_input in zip(dx, x, strict=True))
 
 
 def backward(

@@ -54,6 +54,8 @@ void FfiCall::ReadProblem(size_t x, const std::string& name) {
       return Fail(name + " must be F16, BF16, F32 or F64, got " +
                   Describe(dtype_, d));
   }
+  out_dtype_ = dtype_;
+  problem_.out_dtype = problem_.dtype;
   const std::string expected = std::string(has_groups_ ? "(G, " : "(") +
                                "N, C" + (has_inner_ ? ", S)" : ")");
   if (d.size() != 2u + has_groups_ + has_inner_) {
@@ -69,12 +71,34 @@ void FfiCall::ReadProblem(size_t x, const std::string& name) {
       Shape{has_groups_ ? d[0] : 1, d[n], d[n + 1], has_inner_ ? d[n + 2] : 1};
 }
 
-const void* FfiCall::Array(const char* name) {
-  return Check(name, NextOperand(name), dtype_, ArrayDimensions());
+void FfiCall::AllowFloat32Y() {
+  auto y = rets_.get<ffi::AnyBuffer>(0);
+  if (y.has_value()) AllowFloat32("y", **y);
 }
 
-const void* FfiCall::ArrayIf(bool present, const char* name) {
-  return present ? Array(name) : nullptr;
+void FfiCall::AllowFloat32Dy() {
+  const auto dy = args_.get<ffi::AnyBuffer>(0);
+  if (dy.has_value()) AllowFloat32("dy", *dy);
+}
+
+void FfiCall::AllowFloat32(const char* name, const ffi::AnyBuffer& buffer) {
+  const ffi::DataType dtype = buffer.element_type();
+  if ((dtype_ != ffi::F16 && dtype_ != ffi::BF16) || dtype == dtype_) return;
+  if (dtype != ffi::F32) {
+    std::ostringstream expected;
+    expected << name << " must be " << dtype_ << ", as x is, or F32, got ";
+    return Fail(expected.str() + Describe(dtype, DimensionsOf(buffer)));
+  }
+  out_dtype_ = dtype;
+  problem_.out_dtype = DType::kFloat32;
+}
+
+const void* FfiCall::Array(Like like, const char* name) {
+  return Check(name, NextOperand(name), TypeOf(like), ArrayDimensions());
+}
+
+const void* FfiCall::ArrayIf(bool present, Like like, const char* name) {
+  return present ? Array(like, name) : nullptr;
 }
 
 const void* FfiCall::Mask(const char* name) {
@@ -95,12 +119,12 @@ VectorOperand FfiCall::VectorIf(bool present, const char* name) {
   return present ? Vector(name) : VectorOperand{};
 }
 
-void* FfiCall::ArrayResult(const char* name) {
-  return Check(name, NextResult(name), dtype_, {problem_.shape.size()});
+void* FfiCall::ArrayResult(Like like, const char* name) {
+  return Check(name, NextResult(name), TypeOf(like), {problem_.shape.size()});
 }
 
-void* FfiCall::ArrayResultIf(bool present, const char* name) {
-  return present ? ArrayResult(name) : nullptr;
+void* FfiCall::ArrayResultIf(bool present, Like like, const char* name) {
+  return present ? ArrayResult(like, name) : nullptr;
 }
 
 uint8_t* FfiCall::MaskResultIf(bool present, const char* name) {
@@ -153,7 +177,7 @@ const void* FfiCall::Saved(Gate gate) {
   switch (gate) {
     case Gate::kY:
     case Gate::kZ:
-      return Array("saved");
+      return Array(Like::kY, "saved");
     case Gate::kMask:
       return Mask("saved");
     case Gate::kNone:
@@ -191,6 +215,15 @@ void FfiCall::RequireRelu(Activation activation) {
     Fail(
         "there are no kernels for other activations than ReLU on this"
         " platform");
+  }
+}
+
+void FfiCall::RequireReluUnlessLikeX(Activation activation) {
+  if (activation.is_curve() && out_dtype_ != dtype_) {
+    std::ostringstream message;
+    message << "y and dy must be " << dtype_ << ", as x is, with other"
+            << " activations than ReLU, got " << out_dtype_;
+    Fail(message.str());
   }
 }
 
@@ -274,6 +307,10 @@ void* FfiCall::Check(const char* name, const View& view, ffi::DataType dtype,
 
 void FfiCall::Fail(std::string message) {
   if (!failed()) error_ = std::move(message);
+}
+
+ffi::DataType FfiCall::TypeOf(Like like) const {
+  return like == Like::kX ? dtype_ : out_dtype_;
 }
 
 std::vector<int64_t> FfiCall::ArrayDimensions() const {

@@ -14,6 +14,10 @@
 
 namespace jax_bnar {
 
+// The array whose dtype others have: dx has that of x, and z, dy, dz and what
+// is saved but a mask have that of y.
+enum class Like { kX, kY };
+
 class FfiCall {
  public:
   // `x` is the position of the operand x, which determines the shape and the
@@ -24,11 +28,17 @@ class FfiCall {
 
   const Problem& problem() const { return problem_; }
 
+  // Lets y, and what is like it, be F32 where x is F16 or BF16. Whether it is
+  // follows from the first result, y, or from the first operand, dy. Without
+  // these calls y has the dtype of x.
+  void AllowFloat32Y();
+  void AllowFloat32Dy();
+
   // These functions read the operands and results in order. After the first
   // error they return null and report nothing more, so one check at the end is
   // enough.
-  const void* Array(const char* name);
-  const void* ArrayIf(bool present, const char* name);
+  const void* Array(Like like, const char* name);
+  const void* ArrayIf(bool present, Like like, const char* name);
   // A mask, whose dimensions say what Problem::mask_channels is: (G, bytes) or
   // (G, N, C / mask_channels, mask_channels / 8). The caller lays the latter
   // out in the order of the bits.
@@ -38,8 +48,8 @@ class FfiCall {
 
   // A flat array with as many elements as x; _call_kernel in
   // jax_bnar/_kernels/kernel_call.py says why it is flat.
-  void* ArrayResult(const char* name);
-  void* ArrayResultIf(bool present, const char* name);
+  void* ArrayResult(Like like, const char* name);
+  void* ArrayResultIf(bool present, Like like, const char* name);
   uint8_t* MaskResultIf(bool present, const char* name);
   // One value for each group and channel.
   void* VectorResult(const char* name);
@@ -54,9 +64,11 @@ class FfiCall {
   const void* Saved(Gate gate);
   Activation ParseActivation(std::string_view activation,
                              double negative_slope);
-  // Note an error unless the activation is ReLU or none, has a derivative that
-  // a mask can hold, or has one that the gate finds.
+  // Note an error unless the activation is ReLU or none, is one of these if y
+  // is not like x, has a derivative that a mask can hold, or has one that the
+  // gate finds.
   void RequireRelu(Activation activation);
+  void RequireReluUnlessLikeX(Activation activation);
   void RequireMaskable(Activation activation);
   void RequireGateOf(Activation activation, Gate gate);
   double CheckEpsilon(double epsilon);
@@ -78,12 +90,14 @@ class FfiCall {
   };
 
   void ReadProblem(size_t x, const std::string& name);
+  void AllowFloat32(const char* name, const xla::ffi::AnyBuffer& buffer);
   View NextOperand(const char* name);
   View NextResult(const char* name);
   void* Check(const char* name, const View& view, xla::ffi::DataType dtype,
               const std::vector<int64_t>& dimensions);
   void Fail(std::string message);
 
+  xla::ffi::DataType TypeOf(Like like) const;
   std::vector<int64_t> ArrayDimensions() const;
   // Those of a mask like `view`, if it may be one.
   std::vector<int64_t> MaskDimensions(const View& view);
@@ -96,7 +110,8 @@ class FfiCall {
   size_t next_operand_ = 0;
   size_t next_result_ = 0;
   Problem problem_{};
-  xla::ffi::DataType dtype_{};
+  xla::ffi::DataType dtype_{};      // of x
+  xla::ffi::DataType out_dtype_{};  // of y
   std::string error_;
 };
 

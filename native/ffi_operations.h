@@ -6,6 +6,8 @@
 //   kTakesMaskChannels   whether Problem::mask_channels may be other than 0
 //   kTakesCurves         whether there are kernels for other activations than
 //       ReLU
+//   kTakesFloat32Outputs whether Problem::out_dtype may be kFloat32 with 16-bit
+//       x, if there is one input
 //   void ReadWorkspace(FfiCall&, int inputs)   which reads the hidden
 //       workspace for the reductions of `inputs` inputs
 //   ffi::Error Forward(...), ...   which run the operations of
@@ -68,12 +70,12 @@ class FfiOperations {
   static Error Forward(Native native, Args args, Rets rets,
                        ShapeAttributes shape, const Affine& attributes,
                        const NormaliseAttributes& normalise) {
-    FfiCall call = Call(args, rets, /*x=*/0, shape);
+    FfiCall call = ForwardCall(args, rets, shape);
     NormaliseBuffers<N> buffers = ReadNormalised(call, normalise);
     const auto affine = ReadAffine(call, attributes);
     buffers.activation = ReadActivation(call, normalise.activation);
     if (normalise.save_mask) call.RequireMaskable(buffers.activation);
-    buffers.y = call.ArrayResult("y");
+    buffers.y = call.ArrayResult(Like::kY, "y");
     PerInput<void*, N> mean, var;
     for (int i = 0; i < N; ++i) {
       mean[i] = call.VectorResult(Name("mean", i).c_str());
@@ -88,7 +90,7 @@ class FfiOperations {
   static Error Normalise(Native native, Args args, Rets rets,
                          ShapeAttributes shape, const Affine& attributes,
                          const NormaliseAttributes& normalise) {
-    FfiCall call = Call(args, rets, /*x=*/0, shape);
+    FfiCall call = ForwardCall(args, rets, shape);
     NormaliseBuffers<N> buffers = ReadNormalised(call, normalise);
     const auto affine = ReadAffine(call, attributes);
     PerInput<VectorOperand, N> mean, var;
@@ -98,7 +100,7 @@ class FfiOperations {
     }
     buffers.activation = ReadActivation(call, normalise.activation);
     if (normalise.save_mask) call.RequireMaskable(buffers.activation);
-    buffers.y = call.ArrayResult("y");
+    buffers.y = call.ArrayResult(Like::kY, "y");
     buffers.mask = call.MaskResultIf(normalise.save_mask, "mask");
     return Run(native, call, /*summed_inputs=*/0, [&](Backend& backend) {
       return backend.Normalise(call.problem(), buffers, affine, mean, var);
@@ -109,7 +111,7 @@ class FfiOperations {
                           ShapeAttributes shape) {
     static_assert(N == 1, "each input has statistics of its own");
     FfiCall call = Call(args, rets, /*x=*/0, shape);
-    const void* x = call.Array("x");
+    const void* x = call.Array(Like::kX, "x");
     void* mean = call.VectorResult("mean");
     void* var = call.VectorResult("var");
     return Run(native, call, /*summed_inputs=*/1, [&](Backend& backend) {
@@ -120,7 +122,7 @@ class FfiOperations {
   static Error Backward(Native native, Args args, Rets rets,
                         ShapeAttributes shape, const Affine& attributes,
                         const GateAttributes& gate, bool has_z) {
-    FfiCall call = Call(args, rets, /*x=*/1, shape);
+    FfiCall call = BackwardCall(args, rets, shape);
     const GradientBuffers<N> buffers = ReadGradient(call, gate);
     PerInput<BackwardOperands, N> operands{};
     for (int i = 0; i < N; ++i) {
@@ -135,10 +137,10 @@ class FfiOperations {
       operands[i].dmean = call.Vector(Name("dmean", i).c_str());
       operands[i].dvar = call.Vector(Name("dvar", i).c_str());
     }
-    const auto dx = ArrayResults(call, "dx");
+    const auto dx = GradientResults(call);
     const auto dscale = VectorResults(call, "dscale");
     void* dbias = call.VectorResult("dbias");
-    void* dz = call.ArrayResultIf(has_z, "dz");
+    void* dz = call.ArrayResultIf(has_z, Like::kY, "dz");
     return Run(native, call, /*summed_inputs=*/N, [&](Backend& backend) {
       return backend.Backward(call.problem(), buffers, operands, dx, dscale,
                               dbias, dz);
@@ -148,7 +150,7 @@ class FfiOperations {
   static Error BackwardReduce(Native native, Args args, Rets rets,
                               ShapeAttributes shape, const Affine& attributes,
                               const GateAttributes& gate, bool has_z) {
-    FfiCall call = Call(args, rets, /*x=*/1, shape);
+    FfiCall call = BackwardCall(args, rets, shape);
     const GradientBuffers<N> buffers = ReadGradient(call, gate);
     const bool has_var = buffers.gate == Gate::kX || buffers.gate == Gate::kZ;
     PerInput<ReduceOperands, N> operands{};
@@ -160,7 +162,7 @@ class FfiOperations {
     for (int i = 0; i < N; ++i) operands[i].affine = affine[i];
     void* sum_e = call.VectorResult("sum_e");
     const auto sum_e_centred = VectorResults(call, "sum_e_centred");
-    void* dz = call.ArrayResultIf(has_z, "dz");
+    void* dz = call.ArrayResultIf(has_z, Like::kY, "dz");
     return Run(native, call, /*summed_inputs=*/N, [&](Backend& backend) {
       return backend.BackwardReduce(call.problem(), buffers, operands, sum_e,
                                     sum_e_centred, dz);
@@ -170,7 +172,7 @@ class FfiOperations {
   static Error BackwardApply(Native native, Args args, Rets rets,
                              ShapeAttributes shape, const Affine& attributes,
                              const GateAttributes& gate) {
-    FfiCall call = Call(args, rets, /*x=*/1, shape);
+    FfiCall call = BackwardCall(args, rets, shape);
     const GradientBuffers<N> buffers = ReadGradient(call, gate);
     PerInput<ApplyOperands, N> operands{};
     for (int i = 0; i < N; ++i) {
@@ -183,13 +185,16 @@ class FfiOperations {
       operands[i].b = call.Vector(Name("b", i).c_str());
       operands[i].k = call.Vector(Name("k", i).c_str());
     }
-    const auto dx = ArrayResults(call, "dx");
+    const auto dx = GradientResults(call);
     return Run(native, call, /*summed_inputs=*/0, [&](Backend& backend) {
       return backend.BackwardApply(call.problem(), buffers, operands, dx);
     });
   }
 
  private:
+  static constexpr bool kTakesFloat32Outputs =
+      Backend::kTakesFloat32Outputs && kHasEveryForm<N>;
+
   // What errors call an operand or result of one input.
   static std::string Name(const char* name, int input) {
     return N == 1 ? name : name + std::to_string(input + 1);
@@ -200,19 +205,33 @@ class FfiOperations {
                    Name("x", 0).c_str());
   }
 
+  // That of an operation whose first result is y.
+  static FfiCall ForwardCall(Args args, Rets rets, ShapeAttributes shape) {
+    FfiCall call = Call(args, rets, /*x=*/0, shape);
+    if (kTakesFloat32Outputs) call.AllowFloat32Y();
+    return call;
+  }
+
+  // That of an operation whose first operand is dy.
+  static FfiCall BackwardCall(Args args, Rets rets, ShapeAttributes shape) {
+    FfiCall call = Call(args, rets, /*x=*/1, shape);
+    if (kTakesFloat32Outputs) call.AllowFloat32Dy();
+    return call;
+  }
+
   // The rest of the buffers comes after other operands.
   static NormaliseBuffers<N> ReadNormalised(
       FfiCall& call, const NormaliseAttributes& attributes) {
     NormaliseBuffers<N> buffers{};
     buffers.x = ReadInputs(call);
-    buffers.z = call.ArrayIf(attributes.has_z, "z");
+    buffers.z = call.ArrayIf(attributes.has_z, Like::kY, "z");
     return buffers;
   }
 
   static GradientBuffers<N> ReadGradient(FfiCall& call,
                                          const GateAttributes& attributes) {
     GradientBuffers<N> buffers{};
-    buffers.dy = call.Array("dy");
+    buffers.dy = call.Array(Like::kY, "dy");
     buffers.x = ReadInputs(call);
     buffers.gate = kHasEveryForm<N> ? call.ParseGate(attributes.gate)
                                     : call.ParseDualGate(attributes.gate);
@@ -227,12 +246,13 @@ class FfiOperations {
     const Activation activation =
         call.ParseActivation(attributes.name, attributes.negative_slope);
     if (!Backend::kTakesCurves) call.RequireRelu(activation);
+    call.RequireReluUnlessLikeX(activation);
     return activation;
   }
 
   static PerInput<const void*, N> ReadInputs(FfiCall& call) {
     return PerInputOf<N>(
-        [&](int i) { return call.Array(Name("x", i).c_str()); });
+        [&](int i) { return call.Array(Like::kX, Name("x", i).c_str()); });
   }
 
   static PerInput<AffineOperands, N> ReadAffine(FfiCall& call,
@@ -248,9 +268,10 @@ class FfiOperations {
     });
   }
 
-  static PerInput<void*, N> ArrayResults(FfiCall& call, const char* name) {
-    return PerInputOf<N>(
-        [&](int i) { return call.ArrayResult(Name(name, i).c_str()); });
+  static PerInput<void*, N> GradientResults(FfiCall& call) {
+    return PerInputOf<N>([&](int i) {
+      return call.ArrayResult(Like::kX, Name("dx", i).c_str());
+    });
   }
 
   static PerInput<void*, N> VectorResults(FfiCall& call, const char* name) {

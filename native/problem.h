@@ -77,6 +77,10 @@ struct Problem {
   // followed by those of the same channels of the next row: in the order
   // (C / mask_channels, N, mask_channels). Only CUDA kernels take such masks.
   int64_t mask_channels = 0;
+  // The dtype of y, z, dy, dz and a saved y or z, while x and dx have `dtype`.
+  // Where nothing else is said it is the same, which all kernels take. Those of
+  // the CPU for one input (kHasEveryForm) also take kFloat32 with 16-bit x.
+  DType out_dtype = dtype;
 };
 
 inline int64_t ItemSize(DType dtype) {

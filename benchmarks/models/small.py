@@ -63,7 +63,8 @@ class ResNet18(nn.Module):
             x = block(64, 3, activation=nn.relu)(x)
         else:
             x = block(64, 7, 2, activation=nn.relu)(x)
-            x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+            around: Any = ((1, 1), (1, 1))
+            x = nn.max_pool(x, (3, 3), (2, 2), padding=around)
         for stage in range(4):
             features = 64 * 2**stage
             for position in range(2):

@@ -2,29 +2,39 @@
 
 #include "cpu/isa/kernels.h"
 
+#include <type_traits>
+
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-template <typename T, int N>
-constexpr InputKernels<N> kInputKernels = {
-    RowsNormalise<T, N>,  RowsReduce<T, N>,  RowsApply<T, N>,
-    PlaneNormalise<T, N>, PlaneReduce<T, N>, PlaneApply<T, N>};
+// The kernels of N inputs, or null pointers where there are none.
+template <typename In, typename Out, int N>
+constexpr InputKernels<N> KernelsOf() {
+  if constexpr (std::is_same_v<In, Out> || kHasEveryForm<N>) {
+    return {RowsNormalise<In, Out, N>, RowsReduce<In, Out, N>,
+            RowsApply<In, Out, N>,     PlaneNormalise<In, Out, N>,
+            PlaneReduce<In, Out, N>,   PlaneApply<In, Out, N>};
+  } else {
+    return {};
+  }
+}
 
-#define BNAR_AND_INPUT_KERNELS(N, ...) , kInputKernels<T, N>
-template <typename T>
+#define BNAR_AND_INPUT_KERNELS(N, ...) , KernelsOf<In, Out, N>()
+template <typename In, typename Out = In>
 constexpr TileKernels kTable = {
-    {RowsStatistics<T>,
-     PlaneStatistics<T>} BNAR_FOR_EACH_INPUT_COUNT(BNAR_AND_INPUT_KERNELS)};
+    {RowsStatistics<In>,
+     PlaneStatistics<In>} BNAR_FOR_EACH_INPUT_COUNT(BNAR_AND_INPUT_KERNELS)};
 #undef BNAR_AND_INPUT_KERNELS
 
 }  // namespace
 
-const TileKernels& Kernels(DType dtype) {
+const TileKernels& Kernels(DType dtype, DType out_dtype) {
+  const bool same = out_dtype == dtype;
   switch (dtype) {
     case DType::kFloat16:
-      return kTable<Float16>;
+      return same ? kTable<Float16> : kTable<Float16, float>;
     case DType::kBFloat16:
-      return kTable<BFloat16>;
+      return same ? kTable<BFloat16> : kTable<BFloat16, float>;
     case DType::kFloat32:
       return kTable<float>;
     default:

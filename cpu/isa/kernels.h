@@ -1,5 +1,7 @@
 // The kernels of one instruction set (BNAR_ISA). Each has a source file of its
-// own, which instantiates it for every dtype and number of inputs.
+// own, which instantiates it for every dtype and number of inputs. The elements
+// of x and dx are In; those of y, z, dy, dz and what is saved are Out, which
+// has the same accumulation type.
 
 #ifndef JAX_BNAR_CPU_ISA_KERNELS_H_
 #define JAX_BNAR_CPU_ISA_KERNELS_H_
@@ -11,23 +13,24 @@ namespace jax_bnar::cpu::BNAR_ISA {
 
 template <typename T>
 void RowsStatistics(const RowsTile& tile, const StatisticsArgs& args);
-template <typename T, int N>
+template <typename In, typename Out, int N>
 void RowsNormalise(const RowsTile& tile, const NormaliseArgs<N>& args);
-template <typename T, int N>
+template <typename In, typename Out, int N>
 void RowsReduce(const RowsTile& tile, const ReduceArgs<N>& args);
-template <typename T, int N>
+template <typename In, typename Out, int N>
 void RowsApply(const RowsTile& tile, const ApplyArgs<N>& args);
 
 template <typename T>
 void PlaneStatistics(const Plane& plane, const StatisticsArgs& args);
-template <typename T, int N>
+template <typename In, typename Out, int N>
 void PlaneNormalise(const Plane& plane, const NormaliseArgs<N>& args);
-template <typename T, int N>
+template <typename In, typename Out, int N>
 void PlaneReduce(const Plane& plane, const ReduceArgs<N>& args);
-template <typename T, int N>
+template <typename In, typename Out, int N>
 void PlaneApply(const Plane& plane, const ApplyArgs<N>& args);
 
-// The same for other activations than ReLU, which have one input.
+// The same for other activations than ReLU, which have one input and outputs of
+// its dtype.
 template <typename T>
 void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<1>& args);
 template <typename T>
@@ -47,8 +50,20 @@ void PlaneApplyCurve(const Plane& plane, const ApplyArgs<1>& args);
   template void kernel<float>(const Tile&, const Args&);    \
   template void kernel<double>(const Tile&, const Args&);
 
-#define BNAR_INSTANTIATE_FOR_INPUTS(N, kernel, Tile, Args) \
-  BNAR_INSTANTIATE(kernel, Tile, Args<N>)
+#define BNAR_INSTANTIATE_FOR(In, Out, N, kernel, Tile, Args) \
+  template void kernel<In, Out, N>(const Tile&, const Args<N>&);
+
+#define BNAR_INSTANTIATE_FOR_INPUTS(N, kernel, Tile, Args)        \
+  BNAR_INSTANTIATE_FOR(Float16, Float16, N, kernel, Tile, Args)   \
+  BNAR_INSTANTIATE_FOR(BFloat16, BFloat16, N, kernel, Tile, Args) \
+  BNAR_INSTANTIATE_FOR(float, float, N, kernel, Tile, Args)       \
+  BNAR_INSTANTIATE_FOR(double, double, N, kernel, Tile, Args)
+
+// Only one input has outputs of another dtype (kHasEveryForm).
+#define BNAR_INSTANTIATE_ALL(kernel, Tile, Args)                             \
+  BNAR_FOR_EACH_INPUT_COUNT(BNAR_INSTANTIATE_FOR_INPUTS, kernel, Tile, Args) \
+  BNAR_INSTANTIATE_FOR(Float16, float, 1, kernel, Tile, Args)                \
+  BNAR_INSTANTIATE_FOR(BFloat16, float, 1, kernel, Tile, Args)
 
 }  // namespace jax_bnar::cpu::BNAR_ISA
 

@@ -9,17 +9,17 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-template <typename T, int N, Gate kGate, bool kStream>
+template <typename In, typename Out, int N, Gate kGate, bool kStream>
 void Apply(const Plane& plane, const ApplyArgs<N>& args) {
-  using A = Accumulator<T>;
+  using A = Accumulator<In>;
   const void* saved = args.saved;
   const int64_t mask_bit = plane.mask_bit;
-  const T* dy = static_cast<const T*>(args.e);
-  const Pointers<const T, N> x(args.x);
-  const Pointers<T, N> dx(args.dx);
+  const Out* dy = static_cast<const Out*>(args.e);
+  const Pointers<const In, N> x(args.x);
+  const Pointers<In, N> dx(args.dx);
   const auto vectors = InputColumns<A, N>(args).template OfPlane<kGate>();
   const auto gradient = GradientColumns<A, N>(args).OfPlane();
-  ForEachVector<T>(
+  ForEachVector<In>(
       plane.size,
       [&](int64_t i) BNAR_LAMBDA {
         const auto centred = vectors.Centred(
@@ -28,8 +28,8 @@ void Apply(const Plane& plane, const ApplyArgs<N>& args) {
             dy, saved, i, mask_bit,
             [&]() BNAR_LAMBDA { return vectors.Normalised(centred); });
         ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-          StoreResult<T, kStream>(
-              dx[input] + i, GradientElements<T>(gradient, input, e, centred));
+          StoreResult<In, kStream>(
+              dx[input] + i, GradientElements<In>(gradient, input, e, centred));
         });
       },
       [&](int64_t i, int n) BNAR_LAMBDA {
@@ -41,7 +41,7 @@ void Apply(const Plane& plane, const ApplyArgs<N>& args) {
             [&]() BNAR_LAMBDA { return vectors.Normalised(centred); }, n);
         ForEachInput<N>([&](auto input) BNAR_LAMBDA {
           StorePartial(dx[input] + i,
-                       GradientElements<T>(gradient, input, e, centred), n);
+                       GradientElements<In>(gradient, input, e, centred), n);
         });
       });
   if constexpr (kStream) StreamingFence();
@@ -49,21 +49,20 @@ void Apply(const Plane& plane, const ApplyArgs<N>& args) {
 
 }  // namespace
 
-template <typename T, int N>
+template <typename In, typename Out, int N>
 void PlaneApply(const Plane& plane, const ApplyArgs<N>& args) {
-  if constexpr (kHasEveryForm<N>) {
+  if constexpr (kHasEveryForm<N> && std::is_same_v<In, Out>) {
     if (args.gate != Gate::kNone && args.activation.is_curve()) {
-      return PlaneApplyCurve<T>(plane, args);
+      return PlaneApplyCurve<In>(plane, args);
     }
   }
   WithGate<N>(args.gate, [&](auto gate) {
     WithBool(args.stream, [&](auto stream) {
-      Apply<T, N, gate.value, stream.value>(plane, args);
+      Apply<In, Out, N, gate.value, stream.value>(plane, args);
     });
   });
 }
 
-BNAR_FOR_EACH_INPUT_COUNT(BNAR_INSTANTIATE_FOR_INPUTS, PlaneApply, Plane,
-                          ApplyArgs)
+BNAR_INSTANTIATE_ALL(PlaneApply, Plane, ApplyArgs)
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

@@ -11,42 +11,42 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-template <typename T, int N, bool kRelu, bool kResidual, bool kMask,
-          bool kStream>
+template <typename In, typename Out, int N, bool kRelu, bool kResidual,
+          bool kMask, bool kStream>
 void Normalise(const Plane& plane, const NormaliseArgs<N>& args) {
-  using A = Accumulator<T>;
-  const Pointers<const T, N> x(args.x);
-  const T* z = static_cast<const T*>(args.z);
-  T* y = static_cast<T*>(args.y);
+  using A = Accumulator<In>;
+  const Pointers<const In, N> x(args.x);
+  const Out* z = static_cast<const Out*>(args.z);
+  Out* y = static_cast<Out*>(args.y);
   uint8_t* mask = args.mask;
   const int64_t mask_bit = plane.mask_bit;
   // The constants of forward are those of gate kX: a and bias too.
   const auto vectors = InputColumns<A, N>(args).template OfPlane<Gate::kX>();
-  ForEachVector<T>(
+  ForEachVector<Out>(
       plane.size,
       [&](int64_t i) BNAR_LAMBDA {
         const Vec<A> value = NormalisedElements<kRelu, kResidual>(
             vectors, [&](auto input) BNAR_LAMBDA { return Load(x[input] + i); },
             kResidual ? z + i : z);
-        StoreResult<T, kStream>(y + i, Round<T>(value));
+        StoreResult<Out, kStream>(y + i, Round<Out>(value));
         if constexpr (kMask) {
-          WriteBits(mask, mask_bit + i, kVecLanes<A>, PositiveBits<T>(value));
+          WriteBits(mask, mask_bit + i, kVecLanes<A>, PositiveBits<Out>(value));
         }
       },
       [&](int64_t i, int n) BNAR_LAMBDA {
-        T residual[kVecLanes<A>] = {};
+        Out residual[kVecLanes<A>] = {};
         if constexpr (kResidual) {
-          std::memcpy(static_cast<void*>(residual), z + i, n * sizeof(T));
+          std::memcpy(static_cast<void*>(residual), z + i, n * sizeof(Out));
         }
-        const T* const padded = residual;
+        const Out* const padded = residual;
         const Vec<A> value = NormalisedElements<kRelu, kResidual>(
             vectors,
             [&](auto input)
                 BNAR_LAMBDA { return LoadPartial(x[input] + i, n); },
             padded);
-        StorePartial(y + i, Round<T>(value), n);
+        StorePartial(y + i, Round<Out>(value), n);
         if constexpr (kMask) {
-          const uint32_t bits = PositiveBits<T>(value);
+          const uint32_t bits = PositiveBits<Out>(value);
           WriteBits(mask, mask_bit + i, n, bits & ((1u << n) - 1u));
         }
       });
@@ -55,21 +55,20 @@ void Normalise(const Plane& plane, const NormaliseArgs<N>& args) {
 
 }  // namespace
 
-template <typename T, int N>
+template <typename In, typename Out, int N>
 void PlaneNormalise(const Plane& plane, const NormaliseArgs<N>& args) {
-  if constexpr (kHasEveryForm<N>) {
+  if constexpr (kHasEveryForm<N> && std::is_same_v<In, Out>) {
     if (args.activation.is_curve()) {
-      return PlaneNormaliseCurve<T>(plane, args);
+      return PlaneNormaliseCurve<In>(plane, args);
     }
   }
-  WithNormaliseFlags(
-      args, [&](auto relu, auto residual, auto mask, auto stream) {
-        Normalise<T, N, relu.value, residual.value, mask.value, stream.value>(
-            plane, args);
-      });
+  WithNormaliseFlags(args, [&](auto relu, auto residual, auto mask,
+                               auto stream) {
+    Normalise<In, Out, N, relu.value, residual.value, mask.value, stream.value>(
+        plane, args);
+  });
 }
 
-BNAR_FOR_EACH_INPUT_COUNT(BNAR_INSTANTIATE_FOR_INPUTS, PlaneNormalise, Plane,
-                          NormaliseArgs)
+BNAR_INSTANTIATE_ALL(PlaneNormalise, Plane, NormaliseArgs)
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

@@ -12,21 +12,22 @@ namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
 // kStream has an effect only with a residual.
-template <typename T, int N, Gate kGate, bool kResidual, bool kStream>
+template <typename In, typename Out, int N, Gate kGate, bool kResidual,
+          bool kStream>
 void Reduce(const Plane& plane, const ReduceArgs<N>& args) {
-  using A = Accumulator<T>;
+  using A = Accumulator<In>;
   const void* saved = args.saved;
   const int64_t mask_bit = plane.mask_bit;
-  const T* dy = static_cast<const T*>(args.dy);
-  const Pointers<const T, N> x(args.x);
-  T* dz = static_cast<T*>(args.dz);
+  const Out* dy = static_cast<const Out*>(args.dy);
+  const Pointers<const In, N> x(args.x);
+  Out* dz = static_cast<Out*>(args.dz);
   const auto vectors = InputColumns<A, N>(args).template OfPlane<kGate>();
   double sum_e = 0, sum_e_centred[N] = {};
   for (int64_t begin = 0; begin < plane.size; begin += kSegment) {
     const int64_t size = std::min(kSegment, plane.size - begin);
     Vec<A> s0[kSums<A>] = {};
     Vec<A> s1[N][kSums<A>] = {};
-    ForEachSummand<T>(
+    ForEachSummand<In>(
         size,
         [&](int64_t j, auto p) BNAR_LAMBDA {
           const int64_t i = begin + j;
@@ -40,7 +41,7 @@ void Reduce(const Plane& plane, const ReduceArgs<N>& args) {
             s1[input][p] = s1[input][p] + e * centred[input];
           });
           if constexpr (kResidual) {
-            StoreResult<T, kStream>(dz + i, Narrow<T>(e));
+            StoreResult<Out, kStream>(dz + i, Narrow<Out>(e));
           }
         },
         [&](int64_t j, int n) BNAR_LAMBDA {
@@ -58,7 +59,7 @@ void Reduce(const Plane& plane, const ReduceArgs<N>& args) {
           ForEachInput<N>([&](auto input) BNAR_LAMBDA {
             s1[input][0] = s1[input][0] + e * centred[input];
           });
-          if constexpr (kResidual) StorePartial(dz + i, Narrow<T>(e), n);
+          if constexpr (kResidual) StorePartial(dz + i, Narrow<Out>(e), n);
         });
     sum_e += LaneSum(s0);
     ForEachInput<N>([&](auto input) BNAR_LAMBDA {
@@ -74,21 +75,20 @@ void Reduce(const Plane& plane, const ReduceArgs<N>& args) {
 
 }  // namespace
 
-template <typename T, int N>
+template <typename In, typename Out, int N>
 void PlaneReduce(const Plane& plane, const ReduceArgs<N>& args) {
-  if constexpr (kHasEveryForm<N>) {
+  if constexpr (kHasEveryForm<N> && std::is_same_v<In, Out>) {
     if (args.gate != Gate::kNone && args.activation.is_curve()) {
-      return PlaneReduceCurve<T>(plane, args);
+      return PlaneReduceCurve<In>(plane, args);
     }
   }
   WithGate<N>(args.gate, [&](auto gate) {
     WithResidual(args, [&](auto residual, auto stream) {
-      Reduce<T, N, gate.value, residual.value, stream.value>(plane, args);
+      Reduce<In, Out, N, gate.value, residual.value, stream.value>(plane, args);
     });
   });
 }
 
-BNAR_FOR_EACH_INPUT_COUNT(BNAR_INSTANTIATE_FOR_INPUTS, PlaneReduce, Plane,
-                          ReduceArgs)
+BNAR_INSTANTIATE_ALL(PlaneReduce, Plane, ReduceArgs)
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

@@ -85,12 +85,12 @@ __attribute__((noinline)) void HandOver(const Block& block, const A* sums,
 constexpr int64_t kAliasBytes = 4096;
 
 // Calls element(index, distance, column, streams) for each vector of columns of
-// each row of an elementwise pass over T. `index` is that of the first element,
-// `distance` leads from there to the second stream, and `streams` is the number
-// of streams as an integral constant. If results bypass the caches there is one
-// stream: two took a quarter longer with 16-bit elements, which write half a
-// cache line at a time, and equally long with wider ones. The tile is passed by
-// value, so that the compiler knows that no store can change it.
+// each row of an elementwise pass that stores T. `index` is that of the first
+// element, `distance` leads from there to the second stream, and `streams` is
+// the number of streams as an integral constant. If results bypass the caches
+// there is one stream: two took a quarter longer with 16-bit elements, which
+// write half a cache line at a time, and equally long with wider ones. The tile
+// is passed by value, so that the compiler knows that no store can change it.
 template <typename T, bool kStream, typename F>
 BNAR_INLINE void ForEachElement(RowsTile tile, F element) {
   const auto rows = [&](int64_t begin, int64_t end, int64_t distance,

@@ -9,18 +9,18 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-template <typename T, int N, Gate kGate, bool kStream>
+template <typename In, typename Out, int N, Gate kGate, bool kStream>
 void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
-  using A = Accumulator<T>;
-  const T* dy = static_cast<const T*>(args.e);
-  const Pointers<const T, N> x(args.x);
-  const Pointers<T, N> dx(args.dx);
+  using A = Accumulator<In>;
+  const Out* dy = static_cast<const Out*>(args.e);
+  const Pointers<const In, N> x(args.x);
+  const Pointers<In, N> dx(args.dx);
   const void* saved = args.saved;
   const InputColumns<A, N> columns(args);
   const GradientColumns<A, N> gradient_columns(args);
-  ForEachElement<T, kStream>(tile, [&](int64_t index, int64_t distance,
-                                       int64_t column,
-                                       auto streams) BNAR_LAMBDA {
+  ForEachElement<In, kStream>(tile, [&](int64_t index, int64_t distance,
+                                        int64_t column,
+                                        auto streams) BNAR_LAMBDA {
     const auto vectors = columns.template At<kGate>(column);
     const auto gradient = gradient_columns.At(column);
     BNAR_UNROLL
@@ -32,8 +32,8 @@ void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
                          return vectors.Normalised(centred);
                        }).e;
       ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-        StoreResult<T, kStream>(
-            dx[input] + at, GradientElements<T>(gradient, input, e, centred));
+        StoreResult<In, kStream>(
+            dx[input] + at, GradientElements<In>(gradient, input, e, centred));
       });
     }
   });
@@ -42,21 +42,20 @@ void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
 
 }  // namespace
 
-template <typename T, int N>
+template <typename In, typename Out, int N>
 void RowsApply(const RowsTile& tile, const ApplyArgs<N>& args) {
-  if constexpr (kHasEveryForm<N>) {
+  if constexpr (kHasEveryForm<N> && std::is_same_v<In, Out>) {
     if (args.gate != Gate::kNone && args.activation.is_curve()) {
-      return RowsApplyCurve<T>(tile, args);
+      return RowsApplyCurve<In>(tile, args);
     }
   }
   WithGate<N>(args.gate, [&](auto gate) {
     WithBool(args.stream, [&](auto stream) {
-      Apply<T, N, gate.value, stream.value>(tile, args);
+      Apply<In, Out, N, gate.value, stream.value>(tile, args);
     });
   });
 }
 
-BNAR_FOR_EACH_INPUT_COUNT(BNAR_INSTANTIATE_FOR_INPUTS, RowsApply, RowsTile,
-                          ApplyArgs)
+BNAR_INSTANTIATE_ALL(RowsApply, RowsTile, ApplyArgs)
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

@@ -11,18 +11,18 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-template <typename T, int N, bool kRelu, bool kResidual, bool kMask,
-          bool kStream>
+template <typename In, typename Out, int N, bool kRelu, bool kResidual,
+          bool kMask, bool kStream>
 void Normalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
-  using A = Accumulator<T>;
-  const Pointers<const T, N> x(args.x);
-  const T* z = static_cast<const T*>(args.z);
-  T* y = static_cast<T*>(args.y);
+  using A = Accumulator<In>;
+  const Pointers<const In, N> x(args.x);
+  const Out* z = static_cast<const Out*>(args.z);
+  Out* y = static_cast<Out*>(args.y);
   uint8_t* mask = args.mask;
   const InputColumns<A, N> columns(args);
-  ForEachElement<T, kStream>(tile, [&](int64_t index, int64_t distance,
-                                       int64_t column,
-                                       auto streams) BNAR_LAMBDA {
+  ForEachElement<Out, kStream>(tile, [&](int64_t index, int64_t distance,
+                                         int64_t column,
+                                         auto streams) BNAR_LAMBDA {
     // The constants of forward are those of gate kX: a and bias too.
     const auto vectors = columns.template At<Gate::kX>(column);
     BNAR_UNROLL
@@ -31,9 +31,9 @@ void Normalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
       const Vec<A> value = NormalisedElements<kRelu, kResidual>(
           vectors, [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); },
           kResidual ? z + at : z);
-      StoreResult<T, kStream>(y + at, Round<T>(value));
+      StoreResult<Out, kStream>(y + at, Round<Out>(value));
       if constexpr (kMask) {
-        const auto bits = static_cast<MaskBits<A>>(PositiveBits<T>(value));
+        const auto bits = static_cast<MaskBits<A>>(PositiveBits<Out>(value));
         std::memcpy(mask + at / 8, &bits, sizeof(bits));
       }
     }
@@ -43,21 +43,20 @@ void Normalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
 
 }  // namespace
 
-template <typename T, int N>
+template <typename In, typename Out, int N>
 void RowsNormalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
-  if constexpr (kHasEveryForm<N>) {
+  if constexpr (kHasEveryForm<N> && std::is_same_v<In, Out>) {
     if (args.activation.is_curve()) {
-      return RowsNormaliseCurve<T>(tile, args);
+      return RowsNormaliseCurve<In>(tile, args);
     }
   }
-  WithNormaliseFlags(
-      args, [&](auto relu, auto residual, auto mask, auto stream) {
-        Normalise<T, N, relu.value, residual.value, mask.value, stream.value>(
-            tile, args);
-      });
+  WithNormaliseFlags(args, [&](auto relu, auto residual, auto mask,
+                               auto stream) {
+    Normalise<In, Out, N, relu.value, residual.value, mask.value, stream.value>(
+        tile, args);
+  });
 }
 
-BNAR_FOR_EACH_INPUT_COUNT(BNAR_INSTANTIATE_FOR_INPUTS, RowsNormalise, RowsTile,
-                          NormaliseArgs)
+BNAR_INSTANTIATE_ALL(RowsNormalise, RowsTile, NormaliseArgs)
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

@@ -12,13 +12,14 @@ namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
 // kStream has an effect only with a residual.
-template <typename T, int N, Gate kGate, bool kResidual, bool kStream>
+template <typename In, typename Out, int N, Gate kGate, bool kResidual,
+          bool kStream>
 void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
-  using A = Accumulator<T>;
+  using A = Accumulator<In>;
   const int64_t stride = tile.stride;
-  const T* dy = static_cast<const T*>(args.dy);
-  const Pointers<const T, N> x(args.x);
-  T* dz = static_cast<T*>(args.dz);
+  const Out* dy = static_cast<const Out*>(args.dy);
+  const Pointers<const In, N> x(args.x);
+  Out* dz = static_cast<Out*>(args.dz);
   const void* saved = args.saved;
   const InputColumns<A, N> columns(args);
   alignas(64) A s0[kSumColumns], s1[N][kSumColumns];
@@ -42,7 +43,7 @@ void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
           const int64_t at = row + k * block.distance * stride + c;
           const auto centred = vectors.Centred(
               [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
-          const GatedValue<T> gated = Gated<kGate>(
+          const GatedValue<Out> gated = Gated<kGate>(
               dy, saved, at,
               [&]() BNAR_LAMBDA { return vectors.Normalised(centred); });
           sum = sum + gated.e;
@@ -53,7 +54,7 @@ void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
           // multiple of 4 KiB apart, that load would otherwise wait for
           // this store.
           if constexpr (kResidual) {
-            StoreResult<T, kStream>(dz + at, gated.stored);
+            StoreResult<Out, kStream>(dz + at, gated.stored);
           }
         }
         StoreLanes(s0 + c, sum);
@@ -72,21 +73,20 @@ void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
 
 }  // namespace
 
-template <typename T, int N>
+template <typename In, typename Out, int N>
 void RowsReduce(const RowsTile& tile, const ReduceArgs<N>& args) {
-  if constexpr (kHasEveryForm<N>) {
+  if constexpr (kHasEveryForm<N> && std::is_same_v<In, Out>) {
     if (args.gate != Gate::kNone && args.activation.is_curve()) {
-      return RowsReduceCurve<T>(tile, args);
+      return RowsReduceCurve<In>(tile, args);
     }
   }
   WithGate<N>(args.gate, [&](auto gate) {
     WithResidual(args, [&](auto residual, auto stream) {
-      Reduce<T, N, gate.value, residual.value, stream.value>(tile, args);
+      Reduce<In, Out, N, gate.value, residual.value, stream.value>(tile, args);
     });
   });
 }
 
-BNAR_FOR_EACH_INPUT_COUNT(BNAR_INSTANTIATE_FOR_INPUTS, RowsReduce, RowsTile,
-                          ReduceArgs)
+BNAR_INSTANTIATE_ALL(RowsReduce, RowsTile, ReduceArgs)
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

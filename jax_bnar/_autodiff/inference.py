@@ -76,6 +76,7 @@ class _InferenceTangent(LocalMap):
             layout=self.config.layout,
             epsilon=self.config.epsilon,
             gate=self.config.inference_gate,
+            out_dtype=self.config.out_dtype,
             **self.config.activation_statics,
         )
         return (y_dot,)

@@ -55,6 +55,7 @@ def training_tangents(
         layout=config.layout,
         epsilon=config.epsilon,
         gate=config.gate,
+        out_dtype=config.out_dtype,
         **config.activation_statics,
     )
     return y_dot, *jax.tree.leaves(statistics_dot)
@@ -115,11 +116,17 @@ def normalise_tangent(
     layout: ChannelLayout,
     epsilon: float,
     gate: Gate,
+    out_dtype: Any = None,
     **activation: Any,
 ) -> jax.Array:
-    """y_dot in the dtype of x, rounded once; `tangents` are of (x, z, affine, statistics)."""
+    """y_dot in the dtype of y, rounded once; `tangents` are of (x, z, affine, statistics)."""
     function = functools.partial(
-        _normalise_tangent, layout=layout, epsilon=epsilon, gate=gate, **activation
+        _normalise_tangent,
+        layout=layout,
+        epsilon=epsilon,
+        gate=gate,
+        out_dtype=out_dtype,
+        **activation,
     )
     specs = (jax.typeof(residuals.x[0]).sharding.spec,)
     return with_automatic_axes(function, specs, residuals, tangents)[0]
@@ -132,9 +139,11 @@ def _normalise_tangent(
     layout: ChannelLayout,
     epsilon: float,
     gate: Gate,
+    out_dtype: Any,
     **activation: Any,
 ) -> tuple[jax.Array]:
-    shape, dtype = residuals.x[0].shape, residuals.x[0].dtype
+    shape = residuals.x[0].shape
+    dtype = out_dtype or residuals.x[0].dtype
 
     def canonical(kind: OperandKind, arrays: Any) -> Any:
         return jax.tree.map(lambda array: layout.to_canonical([array], [kind], shape)[0], arrays)

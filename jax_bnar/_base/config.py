@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any, Literal
 
+import numpy as np
+
 from jax_bnar._base.activations import Activation, follows_from_y, statics_of
 from jax_bnar._base.gates import Gate
 from jax_bnar._base.implementation import Implementation
@@ -17,7 +19,8 @@ class Config:
 
     Several inputs (`inputs`) are always followed by a ReLU, and no residual is added to them. So
     their primitives do not have the static parameters `activation`, `negative_slope` and `has_z`.
-    `negative_slope` is that of a leaky ReLU, and 0 otherwise.
+    `negative_slope` is that of a leaky ReLU, and 0 otherwise. `out_dtype` is the dtype of y and z,
+    or None if it is that of x.
     """
 
     epsilon: float
@@ -28,6 +31,7 @@ class Config:
     layout: ChannelLayout
     inputs: int = 1
     negative_slope: float = 0.0
+    out_dtype: np.dtype | None = None
 
     @property
     def gate(self) -> Gate:
@@ -76,11 +80,16 @@ class Config:
     @property
     def inference_statics(self) -> dict[str, Any]:
         """Static parameters of the primitive `inference`."""
+        out_dtype = {} if self.out_dtype is None else {"out_dtype": self.out_dtype}
+        return {**self._arithmetic_statics, **out_dtype}
+
+    @property
+    def _arithmetic_statics(self) -> dict[str, Any]:
         return {**self.common_statics, "epsilon": self.epsilon, **self.activation_statics}
 
     def apply_statics(self, gate: Gate) -> dict[str, Any]:
         """Static parameters of the primitive `backward_apply`."""
-        return {**self.inference_statics, "gate": gate}
+        return {**self._arithmetic_statics, "gate": gate}
 
     def backward_statics(self, gate: Gate) -> dict[str, Any]:
         """Static parameters of the primitives `backward` and `backward_reduce`."""

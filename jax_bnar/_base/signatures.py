@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import jax
+import numpy as np
 
+from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.inputs import PREFIXES, Affine, Coefficients, Statistics, numbered
 
 # A tensor has one element per element of x, a vector one per channel of each group, and a mask one
@@ -46,6 +48,8 @@ class Result:
         name: the name, as in `jax_bnar.reference`.
         kind: the kind of array.
         present_if: the static parameter that requests it, or None if it is always present.
+        dtype_of: the operand whose dtype a tensor has; None for y, whose dtype is the static
+            parameter `out_dtype`, or that of x without one.
         depends_on: "all" if it depends on all operands, "e" if it depends on those that the gated
             cotangent e depends on, else the name of the one operand that it depends on.
     """
@@ -53,6 +57,7 @@ class Result:
     name: str
     kind: OperandKind
     present_if: str | None = None
+    dtype_of: str | None = None
     depends_on: str = "all"
 
     def is_present(self, statics: Mapping[str, Any]) -> bool:
@@ -69,7 +74,8 @@ class Signature:
         outputs: the results.
         sums: the number of inputs that it reduces per channel, for which a kernel may need a
             workspace.
-        x: the operand that decides the shapes, dtypes and shardings of the others.
+        x: the operand that decides the shapes and shardings of the others, and the dtype of all
+            that is not named after y or z.
         has_activation: whether the static parameters `activation` and `negative_slope` exist.
     """
 
@@ -136,6 +142,19 @@ class Signature:
     def result_kinds(self, statics: Mapping[str, Any]) -> list[OperandKind]:
         return [result.kind for result in self.results_with(statics)]
 
+    def result_dtypes(self, named: Mapping[str, Any], statics: Mapping[str, Any]) -> list[Any]:
+        """The dtypes of the results, for operands by name."""
+        of_x = named[self.x].dtype
+        of_kind = {"vector": accumulation_dtype(of_x), "mask": np.dtype(np.uint8)}
+        return [
+            of_kind[result.kind]
+            if result.kind != "tensor"
+            else statics.get("out_dtype", of_x)
+            if result.dtype_of is None
+            else named[result.dtype_of].dtype
+            for result in self.results_with(statics)
+        ]
+
     def dependencies(self, result: Result, statics: Mapping[str, Any]) -> frozenset[str]:
         """The operands that the value of a result depends on."""
         everything = frozenset(operand.name for operand in self.operands)
@@ -175,7 +194,11 @@ def signatures(inputs: int) -> Signatures:
         return tuple(Operand(own, "vector", optional) for own in numbered(name, inputs))
 
     def each_result(name: str, kind: OperandKind) -> tuple[Result, ...]:
-        return tuple(Result(own, kind) for own in numbered(name, inputs))
+        owners = numbered("x", inputs) if kind == "tensor" else [None] * inputs
+        return tuple(
+            Result(own, kind, dtype_of=x)
+            for own, x in zip(numbered(name, inputs), owners, strict=True)
+        )
 
     dy, saved = Operand("dy", "tensor"), Operand("saved", "saved")
     y, mask = Result("y", "tensor"), Result("mask", "mask", present_if="save_mask")
@@ -191,7 +214,11 @@ def signatures(inputs: int) -> Signatures:
     )
     # The kernels of several inputs take no residual, because no network has one there.
     z = Operand("z", "tensor", optional=True) if inputs == 1 else None
-    dz = Result("dz", "tensor", present_if="has_z", depends_on="e") if inputs == 1 else None
+    dz = (
+        Result("dz", "tensor", present_if="has_z", dtype_of="dy", depends_on="e")
+        if inputs == 1
+        else None
+    )
     # All biases have the one gradient dbias.
     gradients = (
         each_result("dx", "tensor"),

@@ -76,7 +76,7 @@ def _evaluation(equation: Any) -> Callable[..., Sequence[Any]] | None:
     present = equation.params["present"]
     params = equation.params
     # The form of two inputs always has a ReLU.
-    names = ("layout", "epsilon", "activation", "negative_slope")
+    names = ("layout", "epsilon", "activation", "negative_slope", "out_dtype")
     statics = {name: params[name] for name in names if name in params}
 
     def evaluated(*given: Any) -> Sequence[Any]:

@@ -47,8 +47,8 @@ class DualMatch(Match):
         )
         shape, options = first.shape_and_options(self.result.shape)
         y, mean1, var1, mean2, var2 = dual_bn_add_relu(
-            first.arranged(x1, shape),
-            second.arranged(x2, shape),
+            first.arranged(x1.astype(first.form.dtype), shape),
+            second.arranged(x2.astype(second.form.dtype), shape),
             scale1,
             with_nans_of(shift1, bias1),
             scale2,

@@ -88,6 +88,8 @@ class OwnMatch(Match):
             for vector in call.vectors
         ]
         options = dict(self.calls[0].options)
+        if not self.tail.has_relu or others:
+            del options["out_dtype"]  # None, see `own_candidates` and `_agree`
         results: Any
         if others:
             results = dual_bn_add_relu(x, *others, *vectors, **options)
@@ -124,6 +126,9 @@ def own_candidates(
         if not tail.reason:
             return []
         return [RefusedMatch(node, f"it is an operator of jax_bnar already; {tail.reason}")]
+    if not tail.has_relu and call.options["out_dtype"] is not None:
+        reason = f"there is no operator with {tail.activation.name} and an out_dtype"
+        return [RefusedMatch(node, f"it is an operator of jax_bnar already; {reason}")]
     found: list[OwnMatch | RefusedMatch] = [OwnMatch(call.x, call.results[0], tail, (call,))]
     producer = tail.residuals[0].producer if len(tail.residuals) == 1 else None
     if tail.has_relu and producer is not None:
@@ -151,7 +156,11 @@ def own_call(node: Node) -> OwnCall | None:
         operand: next(waiting) if is_present else None
         for operand, is_present in zip(_OPERANDS, params["present"], strict=False)
     }
-    options = {"epsilon": params["epsilon"], "implementation": params["implementation"]}
+    options = {
+        "epsilon": params["epsilon"],
+        "implementation": params["implementation"],
+        "out_dtype": params.get("out_dtype"),
+    }
     if name == _TRAINING:
         options["num_groups"] = params["layout"].num_groups
     elif given["mean"] is None:
@@ -177,6 +186,7 @@ def _synchronised(node: Node) -> OwnCall | None:
     options = {
         "epsilon": config.epsilon,
         "implementation": config.implementation,
+        "out_dtype": config.out_dtype,
         "num_groups": config.layout.num_groups,
         "axis_name": function.names,
         "axis_index_groups": function.groups,
@@ -200,6 +210,6 @@ def _call(
 
 def _agree(first: OwnCall, second: OwnCall) -> bool:
     """Whether one call can compute both."""
-    if first.is_inference or second.is_inference:
+    if first.is_inference or second.is_inference or first.options["out_dtype"] is not None:
         return False
     return first.options == second.options and first.x.dtype == second.x.dtype

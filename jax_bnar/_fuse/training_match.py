@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._fuse.match import Match, summed
 from jax_bnar._fuse.nodes import Operand, Value
 from jax_bnar._fuse.region import Region
@@ -64,16 +65,20 @@ class TrainingMatch(Match):
         scale, bias, shift = arrays_of(self.vectors, rest, x.shape[self.form.axis], self.form.dtype)
         bias = with_nans_of(shift, bias)
         shape, options = self.shape_and_options(self.result.shape)
+        dtype = self.form.dtype
+        act = self.tail.activation if self.tail.is_activated and not self.tail.has_relu else None
+        if act is not None or accumulation_dtype(x.dtype) != dtype:
+            x = x.astype(dtype)  # These operators do not widen x themselves.
         x = self.arranged(x, shape)
         z = summed(residuals).reshape(shape) if residuals else None
-        if not self.tail.is_activated:
-            y, mean, var = batch_norm(x, scale, bias, **options)
-        elif not self.tail.has_relu:
-            y, mean, var = bn_act(x, scale, bias, self.tail.activation, z=z, **options)
+        if act is not None:
+            y, mean, var = bn_act(x, scale, bias, act, z=z, **options)
+        elif not self.tail.is_activated:
+            y, mean, var = batch_norm(x, scale, bias, out_dtype=dtype, **options)
         elif z is None:
-            y, mean, var = bn_relu(x, scale, bias, **options)
+            y, mean, var = bn_relu(x, scale, bias, out_dtype=dtype, **options)
         else:
-            y, mean, var = bn_add_relu(x, z, scale, bias, **options)
+            y, mean, var = bn_add_relu(x, z, scale, bias, out_dtype=dtype, **options)
         return [y.reshape(self.result.shape), *restored(self.statistics, wanted, mean, var, shift)]
 
     def shape_and_options(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, Any]]:
@@ -95,7 +100,6 @@ class TrainingMatch(Match):
     def arranged(self, x: jax.Array, shape: Sequence[int]) -> jax.Array:
         """x as the operator takes it: its axes are in the order of the normalised array."""
         order = self.form.order
-        x = x.astype(self.form.dtype)
         if list(order) != sorted(order):
             x = x.reshape([size for size in x.shape if size > 1])
             x = x.transpose([sorted(order).index(axis) for axis in order])

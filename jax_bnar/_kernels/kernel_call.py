@@ -30,7 +30,6 @@ from jax_bnar import reference
 from jax_bnar._base import jax_compat
 from jax_bnar._base.activations import CURVES, statics_of
 from jax_bnar._base.canonical import CanonicalShape, mask_bytes
-from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._base.implementation import Implementation, warn_once
 from jax_bnar._base.inputs import PREFIXES
 from jax_bnar._base.layout import ChannelLayout
@@ -127,7 +126,8 @@ class Operation:
         **statics: Any,
     ) -> list[jax.core.ShapedArray]:
         del implementation
-        x = self.signature.unbind(avals, present)[self.signature.x]
+        named = self.signature.unbind(avals, present)
+        x = named[self.signature.x]
         kinds = self.signature.result_kinds(statics)
         groups, rows, channels, inner = x.shape
         shape_of = {
@@ -135,8 +135,8 @@ class Operation:
             "vector": (groups, channels),
             "mask": (groups, mask_bytes(rows, channels, inner)),
         }
-        dtype_of = {"tensor": x.dtype, "vector": accumulation_dtype(x.dtype), "mask": jnp.uint8}
-        return jax_compat.out_avals(x, [shape_of[k] for k in kinds], [dtype_of[k] for k in kinds])
+        dtypes = self.signature.result_dtypes(named, statics)
+        return jax_compat.out_avals(x, [shape_of[k] for k in kinds], dtypes)
 
     def _reference(
         self,
@@ -152,7 +152,7 @@ class Operation:
     def _lower_on(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
         """Lowers to the kernel, or to the reference where the kernel is missing or not loaded."""
         implementation = params["implementation"]
-        if _lacks_activation(platform, params):
+        if self._lacks(platform, ctx.avals_in, params):
             return self._lower_reference(ctx, *operands, **params)
         if platform == "cuda" and ahead_of_time.runs_elsewhere(ctx):
             if ahead_of_time.calls_kernel(self.name, ctx, implementation):
@@ -168,17 +168,28 @@ class Operation:
     def _lower_reference(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         if params["implementation"] == "ffi":
             platforms = ctx.module_context.platforms
-            why = (
-                f"there is none for activation={params['activation']!r}"
-                if any(_lacks_activation(platform, params) for platform in platforms)
-                else targets.why_no_kernel(self.name, platforms)
-            )
+            lacks = (self._lacks(platform, ctx.avals_in, params) for platform in platforms)
+            why = next(filter(None, lacks), None) or targets.why_no_kernel(self.name, platforms)
             raise NotImplementedError(
                 f"jax_bnar: implementation='ffi' requires the {self.name} kernel on"
                 f" {', '.join(platforms)}, but {why}. implementation=None falls back to pure JAX."
             )
         rule = jax_compat.lower_fun(self._reference, multiple_results=True)
         return rule(ctx, *operands, **params)
+
+    def _lacks(self, platform: str, avals: Sequence[Any], params: Mapping[str, Any]) -> str:
+        """Which kernel there is none of on a platform that has others; empty if there is one.
+
+        CUDA has kernels for ReLU alone, and for outputs of the dtype of x.
+        """
+        if platform != "cuda":
+            return ""
+        if params.get("activation") in CURVES:
+            return f"there is none for activation={params['activation']!r}"
+        named = self.signature.unbind(avals, params["present"])
+        x = named[self.signature.x]
+        out_dtype = named["dy"].dtype if "dy" in named else params.get("out_dtype", x.dtype)
+        return f"there is none from {x.dtype} to {out_dtype}" if out_dtype != x.dtype else ""
 
     def _lower_kernel(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
         if platform == "cpu":
@@ -250,6 +261,7 @@ class Operation:
             input_layouts=[mask_order if kind == "mask" else None for kind in given_kinds],
             output_layouts=layouts + [None] * (len(declared) - len(layouts)),
         )
+        statics.pop("out_dtype", None)  # The kernel reads it from the buffers.
         # Those of the reference, where a caller leaves them out.
         activation = statics_of("relu", 0.0) if self.signature.has_activation else {}
         outputs = call(
@@ -263,11 +275,6 @@ class Operation:
         )
         outputs = outputs[: len(results)]
         return [o.reshape(aval.shape) for o, aval in zip(outputs, results, strict=True)]
-
-
-def _lacks_activation(platform: str, params: Mapping[str, Any]) -> bool:
-    """Whether there is no kernel because of the activation: CUDA has them for ReLU alone."""
-    return platform == "cuda" and params.get("activation") in CURVES
 
 
 def _is_one(size: Any) -> bool:

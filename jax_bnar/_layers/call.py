@@ -18,7 +18,7 @@ from jax_bnar._base.inputs import Affine
 from jax_bnar._layers import masked
 from jax_bnar._layers.activation import LayerActivation, layer_activation
 from jax_bnar._layers.channel_view import ChannelView, channel_view
-from jax_bnar._layers.promotion import compute_dtype
+from jax_bnar._layers.promotion import compute_dtype, is_widened_by_operator
 from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators import activated, api
@@ -75,7 +75,10 @@ class LayerCall:
     ) -> tuple[jax.Array, BatchStatistics]:
         """(y, statistics of x); y has dtype `result` unless the activation function changes it."""
         view = channel_view(self.axis, x.shape)
-        x, residual, scale, bias = _operands(view, x, residual, scale, bias, result)
+        keeps_x = mask is None and correction is None and self._widens_x
+        x, residual, scale, bias, out_dtype = _operands(
+            view, x, residual, scale, bias, result, keeps_x=keeps_x
+        )
         if mask is not None:
             y, statistics = self._masked(view, x, residual, scale, bias, mask)
             return self.finish(view, y, result), statistics
@@ -88,6 +91,8 @@ class LayerCall:
             "save": self.save,
             "implementation": self.implementation,
         }
+        if keeps_x:
+            options["out_dtype"] = out_dtype
         fused = self.activation.fused
         if correction is not None:
             z = None if fused == "none" else residual
@@ -123,13 +128,17 @@ class LayerCall:
     ) -> jax.Array:
         """y, with dtype `result` unless the activation function changes it."""
         view = channel_view(self.axis, x.shape)
-        x, residual, scale, bias = _operands(view, x, residual, scale, bias, result)
+        x, residual, scale, bias, out_dtype = _operands(
+            view, x, residual, scale, bias, result, keeps_x=self._widens_x
+        )
         vectors = scale, bias, mean.reshape(-1), var.reshape(-1)
         options: dict[str, Any] = {
             "epsilon": self.epsilon,
             "axis": view.axis,
             "implementation": self.implementation,
         }
+        if self._widens_x:
+            options["out_dtype"] = out_dtype
         fused = self.activation.fused
         if fused == "none":
             y = api.batch_norm_inference(x, *vectors, **options)
@@ -142,6 +151,11 @@ class LayerCall:
         else:
             y = api.bn_add_relu_inference(x, residual, *vectors, **options)
         return self.finish(view, y, result)
+
+    @property
+    def _widens_x(self) -> bool:
+        """Whether the operator takes an x that is narrower than its result."""
+        return self.activation.fused in ("none", "relu")
 
     def elements(self, view: ChannelView, x: jax.Array) -> jax.Array | int:
         """The number of elements behind one mean of x, which is in the view."""
@@ -217,10 +231,16 @@ def _operands(
     scale: jax.Array | None,
     bias: jax.Array | None,
     result: Any,
-) -> tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]:
-    """The operands in the view with one channel axis, in the dtype that the operator runs in."""
-    arrays = [x] if residual is None else [x, residual]
-    compute = compute_dtype(result, *(a.dtype for a in arrays))
-    x_view, *residual_view = (view.view(a.astype(compute)) for a in arrays)
+    *,
+    keeps_x: bool,
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None, np.dtype]:
+    """The operands in the view with one channel axis, and the dtype that the operator runs in.
+
+    All are in that dtype, but x stays as it is if `keeps_x` is set and the operator widens it.
+    """
+    given = (x.dtype,) if residual is None else (x.dtype, residual.dtype)
+    compute = compute_dtype(result, *given)
+    x = x if keeps_x and is_widened_by_operator(x.dtype, compute) else x.astype(compute)
+    residual = None if residual is None else view.view(residual.astype(compute))
     scale, bias = (None if v is None else v.reshape(-1) for v in (scale, bias))
-    return x_view, residual_view[0] if residual_view else None, scale, bias
+    return view.view(x), residual, scale, bias, compute

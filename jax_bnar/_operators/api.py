@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import jax
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
@@ -15,7 +15,7 @@ class BatchNormResult(NamedTuple):
     """Result of a training-mode operator.
 
     Attributes:
-        y: the output, with the shape and dtype of x.
+        y: the output, with the shape of x and the dtype `out_dtype`, or that of x.
         mean: batch mean, float32 (float64 for float64 x), of shape (C,), or (num_groups, C) if
             num_groups > 1.
         var: population variance of the batch, with the shape and dtype of mean.
@@ -38,6 +38,7 @@ def bn_add_relu(
     axis_index_groups: Any = None,
     num_groups: int = 1,
     save: Save = "y",
+    out_dtype: DTypeLike | None = None,
     implementation: Implementation = None,
 ) -> BatchNormResult:
     """Fused `relu(batch_norm(x) + z)` with batch statistics.
@@ -53,7 +54,7 @@ def bn_add_relu(
     Args:
         x: float16, bfloat16, float32 or float64, of any rank >= 2, with C channels along `axis`. It
             must not be empty.
-        z: residual, with the shape and dtype of x.
+        z: residual, with the shape of x and the dtype of y.
         scale: shape (C,), any float dtype, or None for 1.
         bias: shape (C,), any float dtype, or None for 0.
         epsilon: static, > 0; raised to the smallest normal number of the accumulation dtype if it
@@ -71,6 +72,10 @@ def bn_add_relu(
         save: where backward finds the sign of the ReLU: "y" (which costs nothing if y is kept
             anyway) or "mask" (one bit per element, and y may be freed). Without a residual, "y"
             keeps nothing, because backward computes the sign from x, which it reads anyway.
+        out_dtype: the dtype of y and z: None for that of x, or float32 for an x of 16 bits, as
+            where float32 follows a convolution in bfloat16. x is then read as it is, and no
+            float32 copy of it is made or saved; dx has the dtype of x. CUDA has no kernel for
+            that yet, and runs pure JAX.
         implementation: None (the kernel if there is one, otherwise pure JAX), "ffi" (the kernel, or
             NotImplementedError at lowering) or "xla" (pure JAX). The environment variable
             JAX_BNAR_IMPLEMENTATION sets the default.
@@ -108,6 +113,7 @@ def bn_add_relu(
         axis_index_groups=axis_index_groups,
         num_groups=num_groups,
         save=save,
+        out_dtype=out_dtype,
         implementation=implementation,
     )
     return BatchNormResult(*results)
@@ -124,6 +130,7 @@ def bn_relu(
     axis_index_groups: Any = None,
     num_groups: int = 1,
     save: Save = "y",
+    out_dtype: DTypeLike | None = None,
     implementation: Implementation = None,
 ) -> BatchNormResult:
     """Fused `relu(batch_norm(x))` with batch statistics: `bn_add_relu` without z.
@@ -140,6 +147,7 @@ def bn_relu(
         axis_index_groups: lists of indices of that axis, each with separate statistics.
         num_groups: number of ghost batches.
         save: where backward finds the sign of the ReLU, "y" or "mask".
+        out_dtype: the dtype of y, None or float32.
         implementation: None, "ffi" or "xla".
 
     Returns:
@@ -167,6 +175,7 @@ def bn_relu(
         axis_index_groups=axis_index_groups,
         num_groups=num_groups,
         save=save,
+        out_dtype=out_dtype,
         implementation=implementation,
     )
     return BatchNormResult(*results)
@@ -183,6 +192,7 @@ def batch_norm(
     axis_index_groups: Any = None,
     num_groups: int = 1,
     save: Save = "y",
+    out_dtype: DTypeLike | None = None,
     implementation: Implementation = None,
 ) -> BatchNormResult:
     """`batch_norm(x)` with batch statistics: `bn_relu` without the activation.
@@ -209,6 +219,7 @@ def batch_norm(
         axis_index_groups=axis_index_groups,
         num_groups=num_groups,
         save=save,
+        out_dtype=out_dtype,
         implementation=implementation,
     )
     return BatchNormResult(*results)
@@ -224,6 +235,7 @@ def bn_add_relu_inference(
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
+    out_dtype: DTypeLike | None = None,
     implementation: Implementation = None,
 ) -> jax.Array:
     """Fused `relu(batch_norm(x) + z)` with given statistics, in one pass.
@@ -234,18 +246,19 @@ def bn_add_relu_inference(
 
     Args:
         x: as in `bn_add_relu`.
-        z: residual, with the shape and dtype of x.
+        z: residual, with the shape of x and the dtype of y.
         scale: shape (C,), any float dtype, or None for 1.
         bias: shape (C,), any float dtype, or None for 0.
         mean: shape (C,), any float dtype.
         var: population variance, shape (C,), any float dtype.
         epsilon: static, > 0.
         axis: the channel axis.
+        out_dtype: the dtype of y and z, as in `bn_add_relu`.
         implementation: as in `bn_add_relu`, but None runs the kernel on CPUs only and leaves other
             platforms to XLA, which fuses the operator with a convolution before it.
 
     Returns:
-        y, with the shape and dtype of x.
+        y, with the shape of x and the dtype `out_dtype`, or that of x.
 
     Raises:
         ValueError, TypeError: as `bn_add_relu`.
@@ -268,6 +281,7 @@ def bn_add_relu_inference(
         "relu",
         epsilon=epsilon,
         axis=axis,
+        out_dtype=out_dtype,
         implementation=implementation,
     )
 
@@ -281,6 +295,7 @@ def bn_relu_inference(
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
+    out_dtype: DTypeLike | None = None,
     implementation: Implementation = None,
 ) -> jax.Array:
     """Fused `relu(batch_norm(x))` with given statistics: `bn_add_relu_inference` without z.
@@ -301,6 +316,7 @@ def bn_relu_inference(
         "relu",
         epsilon=epsilon,
         axis=axis,
+        out_dtype=out_dtype,
         implementation=implementation,
     )
 
@@ -314,6 +330,7 @@ def batch_norm_inference(
     *,
     epsilon: float = 1e-5,
     axis: int = -1,
+    out_dtype: DTypeLike | None = None,
     implementation: Implementation = None,
 ) -> jax.Array:
     """`batch_norm(x)` with given statistics: `bn_relu_inference` without the activation.
@@ -334,6 +351,7 @@ def batch_norm_inference(
         "none",
         epsilon=epsilon,
         axis=axis,
+        out_dtype=out_dtype,
         implementation=implementation,
     )
 

@@ -19,6 +19,7 @@ from jax_bnar._operators.validation import (
     check_epsilon,
     check_named_axes,
     check_operands,
+    check_out_dtype,
     check_save,
     check_statistic,
     names_in_scope,
@@ -39,9 +40,12 @@ def checked(
     save: Save = "y",
     implementation: Implementation,
     negative_slope: float = 0.0,
+    out_dtype: Any = None,
 ) -> tuple[Operands, Config]:
     """The operands and the static parameters of a form, both checked."""
-    operands = check_operands(function, x, z, affine, axis=axis, num_groups=num_groups)
+    operands = check_operands(
+        function, x, z, affine, axis=axis, num_groups=num_groups, out_dtype=out_dtype
+    )
     config = Config(
         epsilon=check_epsilon(function, epsilon),
         activation=activation,
@@ -51,6 +55,7 @@ def checked(
         layout=operands.layout,
         inputs=len(operands.x),
         negative_slope=negative_slope,
+        out_dtype=check_out_dtype(function, out_dtype, operands.x[0].dtype),
     )
     return operands, config
 
@@ -77,6 +82,7 @@ def train(
     save: Save,
     implementation: Implementation,
     negative_slope: float = 0.0,
+    out_dtype: Any = None,
 ) -> list[jax.Array]:
     """y, followed by the mean and var of each input."""
     names, groups = check_named_axes(function, axis_name, axis_index_groups)
@@ -88,6 +94,7 @@ def train(
         save=save,
         implementation=implementation,
         negative_slope=negative_slope,
+        out_dtype=out_dtype,
     )
     with jax.named_scope(function):
         (x, z), affine = align_operands(layout, (x, z), affine)
@@ -111,6 +118,7 @@ def infer(
     axis: int,
     implementation: Implementation,
     negative_slope: float = 0.0,
+    out_dtype: Any = None,
 ) -> jax.Array:
     """y from given statistics."""
     (x, z, affine, layout), config = checked(
@@ -119,6 +127,7 @@ def infer(
         axis=axis,
         implementation=implementation,
         negative_slope=negative_slope,
+        out_dtype=out_dtype,
     )
     inputs = config.inputs
     with jax.named_scope(function):

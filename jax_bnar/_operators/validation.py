@@ -42,7 +42,14 @@ def check_epsilon(function: str, epsilon: Any) -> float:
         raise TypeError(
             f"{function}: epsilon must be a positive number, got {type(epsilon).__name__}."
         )
-    value = float(cast(float, epsilon))
+    if (shape := getattr(epsilon, "shape", ())) != ():
+        raise TypeError(f"{function}: epsilon must be a positive number, got shape {shape}.")
+    try:
+        value = float(cast(float, epsilon))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise type(error)(
+            f"{function}: epsilon must be a positive number, got {epsilon!r:.60}."
+        ) from None
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{function}: epsilon must be finite and > 0, got {value}.")
     return value
@@ -123,6 +130,7 @@ def check_operands(
     *,
     axis: Any,
     num_groups: Any = 1,
+    out_dtype: Any = None,
 ) -> Operands:
     """The operands of y = act(sum of batch_norm(x) over the inputs + z)."""
     inputs = len(x)
@@ -136,7 +144,7 @@ def check_operands(
     )
     return Operands(
         x=(first, *others),
-        z=None if z is None else check_like(function, "z", z, first),
+        z=None if z is None else _check_residual(function, z, first, out_dtype),
         affine=tuple(
             Affine(
                 check_vector(function, scale_name, own.scale, first, axis, name),
@@ -197,6 +205,40 @@ def check_like(function: str, name: str, value: Any, x: Any, x_name: str = "x") 
             f" cast it with {name}.astype({x_name}.dtype)."
         )
     return array
+
+
+def _check_residual(function: str, z: Any, x: Any, out_dtype: Any) -> jax.Array:
+    """z, which has the shape of x and the dtype of y."""
+    dtype = check_out_dtype(function, out_dtype, x.dtype)
+    if dtype is None:
+        return check_like(function, "z", z, x)
+    array = _as_array(function, "z", z)
+    check_shape_like(function, "z", array, x)
+    if array.dtype != dtype:
+        raise TypeError(
+            f"{function}: z must have the dtype of y, {dtype} (out_dtype), got {array.dtype}; cast"
+            f" it with z.astype({str(dtype)!r})."
+        )
+    return array
+
+
+def check_out_dtype(function: str, out_dtype: Any, x_dtype: Any) -> np.dtype | None:
+    """The dtype of y, or None if it is that of x."""
+    if out_dtype is None:
+        return None
+    try:
+        dtype = np.dtype(out_dtype)
+    except TypeError:
+        raise TypeError(f"{function}: out_dtype must be a dtype, got {out_dtype!r}.") from None
+    if dtype == x_dtype:
+        return None
+    if dtype != np.float32 or x_dtype.itemsize != 2:
+        others = ", or float32" if x_dtype.itemsize == 2 else ""
+        raise TypeError(
+            f"{function}: out_dtype must be the dtype of x, {x_dtype}{others}, got {dtype}; cast"
+            f" the result with y.astype({str(dtype)!r})."
+        )
+    return dtype
 
 
 def check_shape_like(function: str, name: str, array: jax.Array, x: Any, x_name: str = "x") -> None:

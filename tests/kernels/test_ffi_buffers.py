@@ -76,6 +76,8 @@ def good_call(operation: kernel_call.Operation) -> Call:
     return Call(operation.name, operands, list(results), present | dimensions | statics)
 
 
+# The results of these are like y, and not like x.
+NARROW_X = ("forward", "normalise", "backward_reduce")
 OPERATIONS = kernel_call.ALL
 every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=[o.name for o in OPERATIONS])
 SPOILERS = {
@@ -124,6 +126,8 @@ def test_spoiled_operand(operation: kernel_call.Operation, spoiler: str) -> None
     for name, operand in call.operands.items():
         if operation.name == "statistics" and spoiler in ("last axis", "bfloat16"):
             continue  # this is just another valid call: nothing else in it contradicts the operand
+        if name == "x" and spoiler == "bfloat16" and operation.name in NARROW_X:
+            continue  # a valid call with float32 outputs, because no result is like x
         shape, dtype = SPOILERS[spoiler](operand.shape, operand.dtype)
         spoiled = call.operands | {name: jnp.ones(shape, dtype)}
         assert_refused(call._replace(operands=spoiled), f"{name} of {dtype}{shape}")
@@ -213,6 +217,47 @@ def test_a_smooth_activation_follows_from_neither_y_nor_a_mask(operation: str) -
     call = good_call(getattr(kernel_call.OPERATIONS[1], operation))
     attributes = call.attributes | {"activation": "silu"}
     assert_refused(call._replace(attributes=attributes), "silu")
+
+
+def _of_dtypes(operation: str, x: Any, like_y: dict[str, Any], result: Any) -> Call:
+    """A call with x of the dtype x, others of theirs, and a first result of the dtype `result`."""
+    call = good_call(next(each for each in OPERATIONS if each.name == operation))
+    operands = {
+        name: operand.astype(x if name == "x" else like_y.get(name, operand.dtype))
+        for name, operand in call.operands.items()
+    }
+    first, *others = call.results
+    return call._replace(
+        operands=operands, results=[jax.ShapeDtypeStruct(first.shape, result), *others]
+    )
+
+
+@pytest.mark.parametrize("x", ["float16", "bfloat16"])
+def test_outputs_of_float32(x: str) -> None:
+    """z, y, dy and dz are float32 here, as in `good_call`, and dx is like x."""
+    _of_dtypes("forward", x, {}, "float32").run()
+    _of_dtypes("normalise", x, {}, "float32").run()
+    _of_dtypes("backward", x, {}, x).run()
+    _of_dtypes("backward_reduce", x, {}, "float32").run()
+    _of_dtypes("backward_apply", x, {}, x).run()
+
+
+@pytest.mark.parametrize(
+    ("operation", "x", "like_y", "result", "message"),
+    [
+        ("forward", "bfloat16", {}, "float16", "y must be BF16, as x is, or F32, got F16"),
+        ("forward", "bfloat16", {"z": "bfloat16"}, "float32", r"z must be F32\[.*got BF16"),
+        ("forward", "float32", {}, "float16", r"y must be F32\[210\], got F16"),
+        ("backward", "float16", {"dy": "bfloat16"}, "float16", "dy must be F16, as x is, or F32"),
+        ("backward", "bfloat16", {}, "float32", r"dx must be BF16\[.*got F32"),
+        ("backward_apply", "float16", {"saved": "float16"}, "float16", r"must be F32\[.*got F16"),
+    ],
+)
+def test_other_dtypes_of_outputs(
+    operation: str, x: str, like_y: dict[str, Any], result: str, message: str
+) -> None:
+    with pytest.raises(Exception, match=message):
+        _of_dtypes(operation, x, like_y, result).run()
 
 
 def test_short_buffers_do_not_crash() -> None:

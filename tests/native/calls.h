@@ -45,8 +45,8 @@ struct Results {
   }
 };
 
-inline std::unique_ptr<Array> NewArray(const Case& c) {
-  return std::make_unique<Array>(c.dtype, c.size(), c.result_lead);
+inline std::unique_ptr<Array> NewArray(const Case& c, DType dtype) {
+  return std::make_unique<Array>(dtype, c.size(), c.result_lead);
 }
 
 inline std::unique_ptr<Array> NewVector(const Case& c) {
@@ -108,7 +108,7 @@ template <int N>
 NormaliseBuffers<N> NewNormaliseBuffers(const Inputs& in,
                                         const NormaliseOptions& options,
                                         Results* results) {
-  results->y = NewArray(in.c);
+  results->y = NewArray(in.c, in.c.out_dtype);
   return {ArraysX<N>(in),
           options.residual ? in.first().z.data() : nullptr,
           results->y->data(),
@@ -184,7 +184,7 @@ inline Results CallReduce(Platform& platform, const Inputs& in, Gate gate,
   r.first = NewVector(in.c);
   const bool from_x = gate == Gate::kX;
   for (int i = 0; i < in.count(); ++i) r.of[i].second = NewVector(in.c);
-  if (residual && in.count() == 1) r.dz = NewArray(in.c);
+  if (residual && in.count() == 1) r.dz = NewArray(in.c, in.c.out_dtype);
   WithInputCount(in, [&](auto inputs) {
     constexpr int N = inputs.value;
     const auto operands = PerInputOf<N>([&](int i) {
@@ -203,7 +203,7 @@ inline Results CallReduce(Platform& platform, const Inputs& in, Gate gate,
 
 inline Results CallApply(Platform& platform, const Inputs& in, Gate gate) {
   Results r;
-  for (int i = 0; i < in.count(); ++i) r.of[i].dx = NewArray(in.c);
+  for (int i = 0; i < in.count(); ++i) r.of[i].dx = NewArray(in.c, in.c.dtype);
   WithInputCount(in, [&](auto inputs) {
     constexpr int N = inputs.value;
     const auto operands = PerInputOf<N>([&](int i) {
@@ -225,9 +225,9 @@ inline Results CallBackward(Platform& platform, const Inputs& in, Gate gate,
   r.first = NewVector(in.c);
   for (int i = 0; i < in.count(); ++i) {
     r.of[i].second = NewVector(in.c);
-    r.of[i].dx = NewArray(in.c);
+    r.of[i].dx = NewArray(in.c, in.c.dtype);
   }
-  if (residual && in.count() == 1) r.dz = NewArray(in.c);
+  if (residual && in.count() == 1) r.dz = NewArray(in.c, in.c.out_dtype);
   WithInputCount(in, [&](auto inputs) {
     constexpr int N = inputs.value;
     const auto operands = PerInputOf<N>([&](int i) {

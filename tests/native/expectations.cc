@@ -29,14 +29,14 @@ void CheckNear(const char* what, int64_t i, double got, double expected,
              Describe(what, i, got, expected, tolerance));
 }
 
-// The tolerance of a stored sum, computed in the accumulation dtype from terms
-// with the given total magnitude.
+// The tolerance of a sum stored in `format`, computed in the accumulation dtype
+// from terms with the given total magnitude.
 class StoredTolerance {
  public:
-  explicit StoredTolerance(const Input& in)
+  StoredTolerance(const Input& in, const Format& format)
       : of_terms_(kRoundings * in.accumulator.roundoff()),
-        of_storing_(in.format.roundoff() * (1 + 1e-6)),
-        least_(in.format.smallest_subnormal()) {}
+        of_storing_(format.roundoff() * (1 + 1e-6)),
+        least_(format.smallest_subnormal()) {}
 
   double operator()(double expected, double magnitude) const {
     return of_terms_ * magnitude + of_storing_ * std::fabs(expected) + least_;
@@ -161,7 +161,7 @@ void CheckAppliedTo(const Input& in, const std::vector<double>& e,
   const std::vector<double> rstd = RstdOf(in.Spread(in.var)),
                             scale = in.Spread(in.scale), b = in.Spread(in.b),
                             k = in.Spread(in.k), mean = in.Spread(in.mean);
-  const StoredTolerance tolerance(in);
+  const StoredTolerance tolerance(in, in.format);
   for (int64_t i = 0; i < in.c.size(); ++i) {
     const size_t c = in.ChannelOf(i);
     const double first = scale[c] * rstd[c] * e[static_cast<size_t>(i)];
@@ -190,7 +190,7 @@ void CheckBackwardOf(const Input& in, const std::vector<double>& e,
   CheckVector(in, "dbias", dbias, sums.e, 1);
   CheckVector(in, "dscale", *of.second, dscale, 6);
   const double present = statistics_cotangents ? 1 : 0;
-  const StoredTolerance tolerance(in);
+  const StoredTolerance tolerance(in, in.format);
   for (int64_t i = 0; i < in.c.size(); ++i) {
     const size_t c = in.ChannelOf(i);
     const double rstd = rstds[c];
@@ -244,7 +244,7 @@ void CheckNormalised(const Inputs& in, const NormaliseOptions& options,
         CoefficientsOf(in[input], options.affine, results.of[input]));
   }
   const Input& first = in.first();
-  const StoredTolerance tolerance(first);
+  const StoredTolerance tolerance(first, first.out_format);
   for (int64_t i = 0; i < in.c.size(); ++i) {
     const size_t c = first.ChannelOf(i);
     double expected = 0, magnitude = 0;

@@ -1,6 +1,6 @@
 // The operands of one case, which has one or two inputs. Activations are small
-// multiples of 1/4, so that sums of them, and of their products, are exact in
-// any order.
+// multiples of 1/4, or of 2^-12, so that sums of them, and of their products,
+// are exact in any order.
 
 #ifndef JAX_BNAR_TESTS_NATIVE_INPUTS_H_
 #define JAX_BNAR_TESTS_NATIVE_INPUTS_H_
@@ -49,8 +49,9 @@ struct Case {
   int64_t mask_channels = 0;
   // How many arrays are normalised and added up: 1 or 2.
   int inputs = 1;
+  DType out_dtype = dtype;
 
-  Problem problem() const { return {shape, dtype, mask_channels}; }
+  Problem problem() const { return {shape, dtype, mask_channels, out_dtype}; }
   int64_t size() const { return shape.groups * shape.group_size(); }
   int64_t vector_groups() const { return vectors_by_group ? shape.groups : 1; }
   int64_t mask_bytes() const {
@@ -75,6 +76,7 @@ struct Case {
 
   std::string Name() const {
     std::string name = FormatOf(dtype).name;
+    if (out_dtype != dtype) name += std::string(" ") + FormatOf(out_dtype).name;
     for (const int64_t n :
          {shape.groups, shape.rows, shape.channels, shape.inner, operand_lead,
           result_lead, vector_groups(), mask_channels,
@@ -93,11 +95,12 @@ struct Input {
   Input(const Case& c, uint64_t seed)
       : c(c),
         format(FormatOf(c.dtype)),
+        out_format(FormatOf(c.out_dtype)),
         accumulator(FormatOf(AccumulatorOf(c.dtype))),
         x(c.dtype, c.size(), c.operand_lead),
-        z(c.dtype, c.size(), c.operand_lead),
-        dy(c.dtype, c.size(), c.operand_lead),
-        y(c.dtype, c.size(), c.operand_lead),
+        z(c.out_dtype, c.size(), c.operand_lead),
+        dy(c.out_dtype, c.size(), c.operand_lead),
+        y(c.out_dtype, c.size(), c.operand_lead),
         mask(c.mask_bytes(), c.operand_lead),
         mean(MakeVector()),
         var(MakeVector()),
@@ -111,10 +114,12 @@ struct Input {
     Random random(static_cast<uint64_t>(c.size()) * 31 + seed);
     FillVectors(&random);
     const std::vector<double> centre = Spread(mean);
+    // Where z and dy are wider than x, this would be lost in the dtype of x.
+    const double fine = c.out_dtype == c.dtype ? 0 : 0x1p-12;
     for (int64_t i = 0; i < c.size(); ++i) {
       x.Set(i, centre[ChannelOf(i)] + random.Quarters(8));
-      z.Set(i, random.Quarters(12));
-      dy.Set(i, random.Quarters(6));
+      z.Set(i, random.Quarters(12) + fine);
+      dy.Set(i, random.Quarters(6) + fine);
     }
     FillSaved(&random);
   }
@@ -138,6 +143,7 @@ struct Input {
 
   Case c;
   Format format;
+  Format out_format;
   Format accumulator;
   // y is what is saved for the gate; it is independent of x.
   Array x, z, dy, y;
@@ -197,8 +203,8 @@ struct Input {
                              nan,
                              0.5,
                              3.0,
-                             format.smallest_subnormal(),
-                             -format.smallest_subnormal()};
+                             out_format.smallest_subnormal(),
+                             -out_format.smallest_subnormal()};
     // Padding bits are set, because they must not matter.
     for (int64_t i = 0; i < mask.size(); ++i) mask.data()[i] = 0xff;
     for (int64_t i = 0; i < c.size(); ++i) {

@@ -22,18 +22,36 @@ namespace jax_bnar {
 namespace testing {
 namespace {
 
+// Those of x and of y.
+struct DTypes {
+  DType x;
+  DType y;
+};
+
+// One input may have float32 outputs with 16-bit x.
+std::vector<DTypes> DTypesOf(int inputs) {
+  std::vector<DTypes> all;
+  for (const DType dtype : kDTypes) all.push_back({dtype, dtype});
+  if (inputs == 1) {
+    all.push_back({DType::kFloat16, DType::kFloat32});
+    all.push_back({DType::kBFloat16, DType::kFloat32});
+  }
+  return all;
+}
+
 void TestShape(const Shape& shape, int inputs = 1) {
   CallerOnly pool;
   CpuPlatform platform(pool);
-  for (const DType dtype : kDTypes) {
+  for (const DTypes& dtypes : DTypesOf(inputs)) {
     for (const int64_t lead : {0, 1}) {
       const Case c{shape,
-                   dtype,
+                   dtypes.x,
                    lead,
                    lead,
                    /*vectors_by_group=*/lead == 0,
                    /*mask_channels=*/0,
-                   inputs};
+                   inputs,
+                   dtypes.y};
       const Inputs in(c);
       CheckForwardCalls(platform, in, c.Name());
       CheckBackwardCalls(platform, in, c.Name());
@@ -120,20 +138,19 @@ void TestTwoInputs() {
   TestShape({3, 2, 1, 77}, 2);
 }
 
-void TestStreamingCase(Case c, int inputs) {
-  c.inputs = inputs;
+void TestStreamingCase(Case c) {
   QueuePool pool(2);
   CpuPlatform platform(pool);
   const Inputs in(c);
   const NormaliseOptions options =
-      NormaliseOptionsOf(inputs)[static_cast<size_t>(c.result_lead)];
+      NormaliseOptionsOf(c.inputs)[c.result_lead == 0 ? 0 : 1];
   context = c.Name() + " streaming forward";
   const Results forward = CallForward(platform, in, options);
   CheckStatistics(in, forward);
   CheckNormalised(in, options, forward);
   context = c.Name() + " streaming backward";
   for (const Gate gate : {Gate::kX, Gate::kMask, Gate::kY}) {
-    const bool residual = gate != Gate::kX && inputs == 1;
+    const bool residual = gate != Gate::kX && c.inputs == 1;
     CheckBackward(in, GatedGradient(platform, in, gate), true,
                   CallBackward(platform, in, gate, residual, true));
   }
@@ -141,29 +158,31 @@ void TestStreamingCase(Case c, int inputs) {
 
 // Results that are too large for the cache bypass it if they are aligned.
 void TestStreaming(int inputs) {
-  for (const DType dtype : kDTypes) {
-    const int64_t elements = cpu::kCacheBytes /
-                             cpu::ArraysOfStep(inputs, /*residual=*/false) /
-                             FormatOf(dtype).item_size;
+  for (const DTypes& dtypes : DTypesOf(inputs)) {
+    const auto test = [&](const Shape& shape, int64_t operand_lead,
+                          int64_t result_lead) {
+      TestStreamingCase({shape, dtypes.x, operand_lead, result_lead, true,
+                         /*mask_channels=*/0, inputs, dtypes.y});
+    };
+    const int64_t elements =
+        cpu::kCacheBytes / cpu::BytesOfStep(inputs, /*residual=*/false,
+                                            FormatOf(dtypes.x).item_size,
+                                            FormatOf(dtypes.y).item_size);
     const Shape aligned[] = {
         {1, elements / 64 + 3, 64, 1},
         {1, elements / 65 + 7, 65, 1},
         {2, elements / 2 / 48 + 1, 48, 1},
         {1, elements / (3 * 256) + 1, 3, 256},
     };
-    for (const Shape& shape : aligned) {
-      TestStreamingCase({shape, dtype, /*operand_lead=*/1, 0, true}, inputs);
-    }
-    TestStreamingCase({aligned[0], dtype, 0, /*result_lead=*/1, true}, inputs);
-    if (dtype != DType::kFloat32) continue;
+    for (const Shape& shape : aligned) test(shape, 1, 0);
+    // Aligned to half a vector.
+    test(aligned[0], 0, 8);
+    if (dtypes.y != DType::kFloat32) continue;
     // Too large for backward to read dy and y again instead of dz.
-    TestStreamingCase({{1, elements * 3 / 2 / 64, 64, 1}, dtype, 0, 0, true},
-                      inputs);
+    test({1, elements * 3 / 2 / 64, 64, 1}, 0, 0);
     // The second group, or the second plane, is not aligned.
-    TestStreamingCase({{2, elements / 2 / 33 + 2, 33, 1}, dtype, 0, 0, true},
-                      inputs);
-    TestStreamingCase(
-        {{1, elements / (5 * 196) + 1, 5, 196}, dtype, 0, 0, true}, inputs);
+    test({2, elements / 2 / 33 + 2, 33, 1}, 0, 0);
+    test({1, elements / (5 * 196) + 1, 5, 196}, 0, 0);
   }
 }
 
@@ -185,9 +204,10 @@ void TestNumberOfThreads(int inputs) {
       {1, 3001, 65, 1}, {1, 700, 256, 1}, {1, 65, 3000, 1},
       {3, 401, 64, 1},  {2, 501, 33, 7},  {4, 8, 30, 196},
   };
-  for (const DType dtype : kDTypes) {
+  for (const DTypes& dtypes : DTypesOf(inputs)) {
     for (const Shape& shape : shapes) {
-      const Case c{shape, dtype, 0, 0, true, /*mask_channels=*/0, inputs};
+      const Case c{shape,  dtypes.x, 0, 0, true, /*mask_channels=*/0,
+                   inputs, dtypes.y};
       const Inputs in(c);
       context = c.Name() + " threads";
       CheckSameForAnyNumberOfThreads(

@@ -16,11 +16,13 @@ namespace jax_bnar {
 namespace cpu {
 
 namespace baseline {
-const TileKernels& Kernels(DType dtype);
+const TileKernels& Kernels(DType dtype, DType out_dtype);
 }
 
 // Only the baseline is compiled for three inputs.
-const TileKernels& KernelsFor(DType dtype) { return baseline::Kernels(dtype); }
+const TileKernels& KernelsFor(DType dtype, DType out_dtype) {
+  return baseline::Kernels(dtype, out_dtype);
+}
 const char* IsaName() { return "baseline"; }
 
 }  // namespace cpu

@@ -156,7 +156,9 @@ def forward(
     axis: int = -1,
     num_groups: int = 1,
     relu: bool = True,
+    out_dtype: Any = None,
 ) -> Forward:
+    """`out_dtype` is the dtype of y, if it is not that of x."""
     shape, dtype = shape_and_dtype(x)
     unit = unit_roundoff(accumulation_dtype(dtype))
     parts, statistics = [], []
@@ -170,7 +172,7 @@ def forward(
         of_input = (mean, var, unit * (np.abs(mean) + ROUNDINGS * std), unit * ROUNDINGS * var)
         statistics.append([_squeeze(vector, num_groups) for vector in of_input])
     residual = None if z is None else canonical(z, axis, num_groups)
-    y, y_allowance = _joined(parts, residual, relu, shape, dtype)
+    y, y_allowance = _joined(parts, residual, relu, shape, out_dtype or dtype)
     mean, var, mean_allowance, var_allowance = per_input(x, statistics)
     return Forward(y, mean, var, y_allowance, mean_allowance, var_allowance)
 
@@ -262,6 +264,7 @@ def inference(
     epsilon: float,
     axis: int = -1,
     relu: bool = True,
+    out_dtype: Any = None,
 ) -> tuple[Array, Array]:
     """Computes y and its allowance."""
     parts = []
@@ -269,7 +272,9 @@ def inference(
         wide = canonical(own_x, axis)
         statistics = _vector(own_mean, 0, wide), _vector(own_var, 0, wide)
         parts.append(_normalised(wide, own_scale, own_bias, *statistics, epsilon))
-    return _joined(parts, None if z is None else canonical(z, axis), relu, *shape_and_dtype(x))
+    shape, dtype = shape_and_dtype(x)
+    residual = None if z is None else canonical(z, axis)
+    return _joined(parts, residual, relu, shape, out_dtype or dtype)
 
 
 def inference_backward(

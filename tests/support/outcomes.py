@@ -17,6 +17,7 @@ def expected_results(case: Case, given_operands: Operands) -> oracle.Forward:
         axis=case.axis,
         num_groups=case.num_groups,
         relu=case.relu,
+        out_dtype=case.out_dtype,
     )
 
 
@@ -30,7 +31,7 @@ def check_results(
     chain: float = 1,
 ) -> None:
     """Allows the variance `chain` times the error that the oracle allows."""
-    assert y.dtype == jnp.dtype(case.dtype)
+    assert y.dtype == jnp.dtype(case.y_dtype)
     assert {v.dtype for v in jax.tree.leaves((mean, var))} == {np.dtype(case.statistics_dtype)}
     oracle.assert_within("mean", mean, exact.mean, exact.mean_allowance)
     oracle.assert_within("var", var, exact.var, exact.var_allowance, times=chain)
@@ -58,9 +59,10 @@ def check_gradients(
     case: Case, given_operands: Operands, dout: Cotangents, actual: Outcome
 ) -> None:
     expected = expected_gradients(case, given_operands, dout, actual.y)
-    assert {dx.dtype for dx in jax.tree.leaves(actual.dx)} == {actual.y.dtype}
+    assert {dx.dtype for dx in jax.tree.leaves(actual.dx)} == {jnp.dtype(case.dtype)}
     oracle.assert_within("dx", actual.dx, expected.dx, expected.dx_allowance)
     if actual.dz is not None:
+        assert actual.dz.dtype == jnp.dtype(case.y_dtype)
         np.testing.assert_array_equal(actual.dz, expected.dz)
     for name, parameters, gradients, exact, allowance in (
         ("scale", given_operands.scale, actual.dscale, expected.dscale, expected.dscale_allowance),

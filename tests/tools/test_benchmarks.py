@@ -39,6 +39,7 @@ from benchmarks.sites import (  # noqa: E402
     page_faults,
     plot,
     report,
+    widening,
 )
 from benchmarks.sites import run as sites_run  # noqa: E402
 from benchmarks.sites.problem import DType  # noqa: E402
@@ -254,6 +255,20 @@ def test_activations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ours, flax = (site["peers"][peer]["median_ms"] for peer in ("ours", "flax"))
         assert run["total_ms"] == {"ours": site["count"] * ours, "flax": site["count"] * flax}
     assert "yolov8n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("default_promotion")
+def test_widening(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The results are those of the problem, which the benchmark checks itself."""
+    output = tmp_path / "widening.json"
+    short = ["--rounds", "1", "--min-sample-ms", "1", "--output", str(output)]
+    widening.main(["--batch", "1", "--sites", "1", *short])
+    (run,) = json.loads(output.read_text())["runs"]
+    (site,) = run["sites"]
+    assert set(site["peers"]) == set(widening.PEERS)
+    memory = {peer: values["temporary_bytes"] for peer, values in site["peers"].items()}
+    assert memory["out_dtype"] < 1000 < memory["widened"]
+    assert "bfloat16 to float32" in capsys.readouterr().out
 
 
 def test_norms_of_the_networks_with_other_activations() -> None:

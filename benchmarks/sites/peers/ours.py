@@ -20,9 +20,11 @@ from jax_bnar._base.implementation import Implementation
 Operator = Callable[..., tuple[jax.Array, Any]]
 
 
-def operator(site: Site, save: Save = "y", implementation: Implementation = None) -> Operator:
+def operator(
+    site: Site, save: Save = "y", implementation: Implementation = None, out_dtype: Any = None
+) -> Operator:
     """A function from (x, z, scale, bias) to y and, as auxiliary results, (mean, var)."""
-    options: Any = {"epsilon": EPSILON, "implementation": implementation}
+    options: Any = {"epsilon": EPSILON, "implementation": implementation, "out_dtype": out_dtype}
 
     def apply(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
         if site.form == "bn_add_relu":

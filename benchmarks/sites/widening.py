@@ -1,0 +1,169 @@
+"""float32 outputs of a 16-bit x (`out_dtype`), at the BatchNorm sites of ResNet-50.
+
+python -m benchmarks.sites.widening --output benchmarks/results/NAME.json
+
+Each step is forward and backward: by the operators with `out_dtype`, by the operators on an x that
+is widened first, and by `flax.linen.BatchNorm` with its result promoted to float32, under XLA.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import jax
+import jax.numpy as jnp
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common.contention import Contention, print_warning
+from benchmarks.common.environment import describe_environment
+from benchmarks.common.json_file import write_json
+from benchmarks.common.kernels import require_kernels
+from benchmarks.common.progress import say
+from benchmarks.common.sites import RESNET50_SITES, Site
+from benchmarks.sites import isa
+from benchmarks.sites.isa import IsaName
+from benchmarks.sites.peers import flax_linen, ours
+from benchmarks.sites.problem import Problem, check_results, expected, make_problem
+from benchmarks.sites.problem import Results as SiteResults
+from jax_bnar._benchmark.memory import planned_memory
+from jax_bnar._benchmark.timing import interleave
+
+SCHEMA: Final = 1
+MIB: Final = 2**20
+Narrow = Literal["bfloat16", "float16"]
+PEERS: Final = ("out_dtype", "widened", "flax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Times a norm with float32 outputs on a 16-bit x, forward + backward."""
+
+    dtype: tuple[Narrow, ...] = ("bfloat16",)
+    batch: int = 16
+    sites: int = 100
+    """How many sites, the first ones."""
+    rounds: int = 7
+    min_sample_ms: float = 10.0
+    isa: IsaName | None = None
+    """The best instruction set that our kernels and XLA may use, as in `benchmarks.sites.run`."""
+    output: Path | None = None
+    """JSON file for the results; without one they are only printed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = tyro.cli(Options, args=arguments, description=__doc__)
+    if options.isa is not None:
+        isa.limit(options.isa)
+    require_kernels()
+    console = Console()
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "environment": describe_environment() | isa.describe(()),
+        "settings": dataclasses.asdict(dataclasses.replace(options, output=None)),
+        "runs": [
+            {"dtype": dtype, "sites": [_site(options, site, dtype) for site in _sites(options)]}
+            for dtype in options.dtype
+        ],
+    }
+    for run in document["runs"]:
+        run["total_ms"] = {
+            peer: sum(site["count"] * site["peers"][peer]["median_ms"] for site in run["sites"])
+            for peer in PEERS
+        }
+        console.print(_table(run, options))
+        print_warning((site["contention"] for site in run["sites"]), console)
+    if options.output is not None:
+        write_json(options.output, document)
+        console.print(f"wrote {options.output}")
+    return document
+
+
+def _sites(options: Options) -> tuple[Site, ...]:
+    return RESNET50_SITES[: options.sites]
+
+
+def _site(options: Options, site: Site, dtype: Narrow) -> dict[str, Any]:
+    # z and dy are float32; that they hold numbers of 16 bits changes no time.
+    problem = make_problem(site, options.batch, dtype)
+    reference = expected(problem)
+    steps: dict[str, Callable[[], Any]] = {}
+    temporaries = {}
+    for peer in PEERS:
+        compiled, given = _compiled(peer, problem)
+        _check(peer, problem, compiled(*given), reference)
+        memory = planned_memory(compiled)
+        assert memory is not None
+        temporaries[peer] = memory.temporary
+        steps[peer] = lambda compiled=compiled, given=given: jax.block_until_ready(compiled(*given))
+    contention = Contention()
+    timings = interleave(steps, rounds=options.rounds, min_sample_ms=options.min_sample_ms)
+    say(f"{site.label} {dtype}: done")
+    return {
+        "height": site.height,
+        "channels": site.channels,
+        "form": site.form,
+        "count": site.count,
+        "contention": contention.share(),
+        "peers": {
+            peer: {**timing.as_dict(), "temporary_bytes": temporaries[peer]}
+            for peer, timing in timings.items()
+        },
+    }
+
+
+def _compiled(peer: str, problem: Problem) -> tuple[jax.stages.Compiled, tuple[Any, ...]]:
+    """A compiled step of a peer, from (x, z, scale, bias, dy) to (y, dx, dz, dscale, dbias)."""
+    site = problem.site
+    if peer == "flax":
+        step = flax_linen.gradient_step(site, "float32")
+    else:
+        out_dtype = jnp.float32 if peer == "out_dtype" else None
+        operator = ours.operator(site, out_dtype=out_dtype)
+
+        def apply(x: Any, *others: Any) -> Any:
+            return operator(x if peer == "out_dtype" else x.astype(jnp.float32), *others)
+
+        def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any) -> tuple[Any, ...]:
+            y, vjp, _ = jax.vjp(apply, x, z, scale, bias, has_aux=True)
+            return y, *vjp(dy)
+
+    given = (
+        jnp.asarray(problem.x, problem.dtype),
+        None if problem.z is None else jnp.asarray(problem.z),
+        *map(jnp.asarray, (problem.scale, problem.bias, problem.dy)),
+    )
+    return jax.jit(step).lower(*given).compile(), given
+
+
+def _check(peer: str, problem: Problem, outputs: Any, reference: SiteResults) -> None:
+    """Raises ValueError if the results are wrong; the running statistics are left out."""
+    y, dx, dz, dscale, dbias = jax.tree.map(
+        lambda array: jax.device_get(array.astype(jnp.float32)), outputs
+    )
+    statistics = reference.running_mean, reference.running_var
+    check_results(peer, problem, SiteResults(y, *statistics, dx, dz, dscale, dbias), reference)
+
+
+def _table(run: dict[str, Any], options: Options) -> Table:
+    table = Table(title=f"{run['dtype']} to float32, forward + backward, batch {options.batch}, ms")
+    for column in ("site", "n", *PEERS):
+        table.add_column(column)
+    for site in run["sites"]:
+        table.add_row(
+            f"{site['height']}x{site['height']}x{site['channels']} {site['form']}",
+            str(site["count"]),
+            *(f"{site['peers'][peer]['median_ms']:.2f}" for peer in PEERS),
+        )
+    table.add_row("all", "", *(f"{run['total_ms'][peer]:.0f}" for peer in PEERS))
+    largest = (
+        max(site["peers"][peer]["temporary_bytes"] for site in run["sites"]) for peer in PEERS
+    )
+    table.add_row("most MiB of temporaries", "", *(f"{size / MIB:.0f}" for size in largest))
+    return table
+
+
+if __name__ == "__main__":
+    main()
