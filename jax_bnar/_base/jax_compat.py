@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import jax
 import jax.core
 from jax._src import core, dispatch, dtypes, sharding_impls, source_info_util
+from jax._src.interpreters import mlir as private_mlir
 from jax._src.lax import lax
 from jax.experimental import custom_partitioning as partitioning
 from jax.extend.core import Primitive
@@ -27,7 +28,6 @@ is_undefined_primal = ad.is_undefined_primal
 Zero = ad.Zero
 apply_primitive = xla.apply_primitive
 register_lowering = mlir.register_lowering
-lower_fun = mlir.lower_fun
 partial_eval_jaxpr_custom_rules = partial_eval.partial_eval_jaxpr_custom_rules
 ArrayMapping = partitioning.ArrayMapping
 CompoundFactor = partitioning.CompoundFactor
@@ -35,6 +35,25 @@ SdyShardingRule = partitioning.SdyShardingRule
 custom_partitioning = partitioning.custom_partitioning
 # The value of `axis_data.name` in a batching rule when vmap was given no axis_name.
 no_axis_name = core.no_axis_name
+
+
+def lower_fun(function: Callable[..., Any], multiple_results: bool = True) -> Callable[..., Any]:
+    """A lowering rule that computes a function, whose results have the shardings of their types.
+
+    With a mesh of Auto and Explicit axes, XLA may otherwise give a result a sharding that no type
+    can express, such as P(("auto", "explicit")), and the caller then loses its explicit part.
+    """
+    rule = mlir.lower_fun(function, multiple_results)
+
+    def lower(ctx: Any, *operands: Any, **params: Any) -> Sequence[Any]:
+        return [
+            private_mlir.lower_with_sharding_in_types(ctx, result, aval)
+            if hasattr(result, "type")  # and not the several values of one
+            else result
+            for result, aval in zip(rule(ctx, *operands, **params), ctx.avals_out, strict=True)
+        ]
+
+    return lower
 
 
 def register_dce_rule(primitive: Any, rule: Callable[[Sequence[bool], Any], Any]) -> None:

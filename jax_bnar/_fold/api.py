@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
 
 from jax_bnar._fold.report import FoldingReport, report
 from jax_bnar._fold.trace import Variables, trace
@@ -58,13 +61,16 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
 
     Returns:
         The function, its variables, and a report of what was folded. Results are those of `fun` up
-        to rounding: a kernel is rounded to its dtype after the multiplication. `apply` may be
+        to rounding: a kernel is rounded to its dtype after the multiplication, and is not folded
+        if that leaves the range of float16. Sums in float16 are those of the folded kernels, which
+        may overflow where the network subtracts means of hundreds of deviations. `apply` may be
         called with another batch size. It traces `fun` in each call, so call it in `jax.jit`. What
         `fun` changes in NNX modules is not kept. BatchNorms that are not folded are left to XLA;
         `jax_bnar.fuse(apply)` runs them by our kernels on CPUs.
 
     Raises:
-        TypeError: `fun` is not callable, or there are no variables among the arguments.
+        TypeError: `fun` is not callable, or there are no variables among the arguments, or they
+            are no arrays.
         ValueError: `apply` is called with arguments for which the network is another program, for
             example in training.
 
@@ -85,21 +91,34 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
     """
     function, variables, inputs = _separated(fun, args)
     network = Variables.of(variables)
+    _require_arrays(network.arrays)
     first = trace(function, network, network.arrays, inputs, kwargs)
     weights = tuple(first.network.fold(first.variables))
+    left = frozenset(first.network.out_of_range)
+    if left:
+        first = trace(function, network, network.arrays, inputs, kwargs, left)
+        weights = tuple(first.network.fold(first.variables))
+    # The function holds its constants anyway, but for those that NumPy computes in each call.
+    constants = first.constants
     needed, recipe = _described(weights), first.network.recipe
     shapes = [jax.eval_shape(lambda a: a, array) for array in network.arrays]
     network, options = network.without_arrays(), kwargs
 
     def apply(variables: Sequence[jax.Array], /, *args: Any, **kwargs: Any) -> Any:
         _require("the variables", _described(variables), needed)
-        program = trace(function, network, shapes, args, {**options, **kwargs})
+        program = trace(function, network, shapes, args, {**options, **kwargs}, left)
         _require("what these arguments need", _described(program.network.variables), needed)
         if program.network.recipe != recipe:
             raise ValueError(
                 "folded network: with these arguments the network is another program, whose"
                 " variables are computed otherwise from those that were folded. Fold again with"
                 " arguments like these."
+            )
+        if not _are_same(program.constants, constants):
+            raise ValueError(
+                "folded network: with these arguments the network has other constants (arrays that"
+                " are not among its variables) than when it was folded. Fold again with arguments"
+                " like these, or compute them by jax.numpy."
             )
         return program.run(variables)
 
@@ -129,14 +148,48 @@ def _call(model: Any, *args: Any, **kwargs: Any) -> Any:
     return model(*args, **kwargs)
 
 
-def _described(arrays: Sequence[Any]) -> list[str]:
-    return [described(array.shape, array.dtype) for array in arrays]
+def _described(arrays: Any) -> list[str]:
+    if not isinstance(arrays, (tuple, list)):
+        return [f"a {type(arrays).__name__}"]
+    return [
+        described(array.shape, array.dtype)
+        if hasattr(array, "shape") and hasattr(array, "dtype")
+        else f"a {type(array).__name__}"
+        for array in arrays
+    ]
+
+
+def _require_arrays(variables: Sequence[Any]) -> None:
+    for array in variables:
+        if isinstance(array, jax.ShapeDtypeStruct):
+            raise TypeError(
+                "fold_batch_norms: the variables must be arrays, whose values are folded, got"
+                f" {array}; only the arguments after them may be jax.ShapeDtypeStruct."
+            )
+
+
+def _are_same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+    return len(found) == len(expected) and all(map(_is_same, found, expected))
+
+
+def _is_same(found: Any, expected: Any) -> bool:
+    """Whether two arrays are one, or have the same bits; a tracer is equal to itself only."""
+    if found is expected:
+        return True
+    if isinstance(found, jax.core.Tracer) or isinstance(expected, jax.core.Tracer):
+        return False
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    if jnp.issubdtype(found.dtype, jax.dtypes.prng_key):
+        found, expected = jax.random.key_data(found), jax.random.key_data(expected)
+    return np.asarray(found).tobytes() == np.asarray(expected).tobytes()
 
 
 def _require(what: str, found: list[str], needed: list[str]) -> None:
     if found != needed:
         raise ValueError(
-            f"folded network: {what} must be the arrays that fold_batch_norms returned,"
+            f"folded network: {what} must be the arrays that fold_batch_norms returned (not the"
+            " variables that it was given),"
             f" {', '.join(needed)}; got {', '.join(found)}. Fold again with arguments like these,"
             " in evaluation."
         )

@@ -10,17 +10,21 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax.core import ShapedArray
+from jax.extend import core
 
+from jax_bnar._base import jax_compat
 from jax_bnar._base.dtypes import accumulation_dtype
 from jax_bnar._fold.chain import Chain, follow
 from jax_bnar._fold.producers import WeightedSum, weighted_sum
 from jax_bnar._fuse.dtypes import holds, is_real
+from jax_bnar._fuse.failures import PlaceOfError
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, evaluate, values_of
 from jax_bnar._fuse.rewrite import Rewrite
@@ -42,10 +46,15 @@ class Network:
         graph: the program before that.
         given: the values that follow from the variables alone.
         folds: what is folded.
+        left: the positions in the program of the sums that are not folded, whatever follows.
+        out_of_range: those of the sums whose weights have turned out, in `fold`, not to fit in
+            their dtype with the factor in them.
     """
 
-    def __init__(self, jaxpr: Any, num_given: int) -> None:
+    def __init__(self, jaxpr: Any, num_given: int, left: frozenset[int] = frozenset()) -> None:
         """The first `num_given` inputs of the jaxpr, its constants included, are the variables."""
+        self.left = left
+        self.out_of_range: set[int] = set()
         self.graph = Graph(jaxpr)
         self._variables = self.graph.inputs[:num_given]
         self._inputs = self.graph.inputs[num_given:]
@@ -54,12 +63,12 @@ class Network:
         rewrite = Rewrite(self.graph)
         for node in self.graph.nodes:
             found = weighted_sum(node, self.given)
-            if found is None:
+            if found is None or node.order in left:
                 continue
             chain = follow(self.graph, found.result, found.channels, self.given)
             if not chain.normalises or (chain.axis is None and len(found.channels) != 1):
                 continue
-            once, each = _nodes(found, chain)
+            once, each = _nodes(found, chain, functools.partial(self.out_of_range.add, node.order))
             if rewrite.add(once) and rewrite.add(each):
                 self.given.update(once.outputs)
                 self.folds.append(Fold(found, chain))
@@ -83,13 +92,18 @@ class Network:
             lines.append(f"{node.name} {params} of {operands}")
         return [*lines, *(names[value] for value in self._boundary)]
 
+    @property
+    def constants(self) -> list[Any]:
+        """The arrays within what `recipe` describes, which it does not show."""
+        return [array for node in self._once for array in _constants_of(node.params.values())]
+
     def fold(self, arrays: Sequence[Any]) -> list[Any]:
         """The new variables, from the old ones."""
-        return evaluate(self._once, self._variables, self._boundary, arrays)
+        return _evaluated(self._once, self._variables, self._boundary, arrays)
 
     def run(self, variables: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """The results of the program, from the new variables and the other inputs."""
-        return evaluate(
+        return _evaluated(
             self._each,
             [*self._boundary, *self._inputs],
             self.graph.outputs,
@@ -126,6 +140,25 @@ class Network:
         return once[::-1], each[::-1], list(boundary)
 
 
+def _evaluated(*program: Any) -> list[Any]:
+    """`evaluate`, which raises what the program raises."""
+    try:
+        return evaluate(*program)
+    except PlaceOfError as place:
+        raise place.error from None
+
+
+def _constants_of(params: Iterable[Any]) -> Iterator[Any]:
+    """The arrays in the closed jaxprs among the parameters of an equation."""
+    for param in params:
+        if isinstance(param, (tuple, list)):
+            yield from _constants_of(param)
+        elif isinstance(param, (core.ClosedJaxpr, core.Jaxpr)):
+            yield from getattr(param, "consts", ())
+            for equation in jax_compat.open_jaxpr(param).eqns:
+                yield from _constants_of(equation.params.values())
+
+
 def _name_of(operand: Operand, names: dict[Value, str]) -> str:
     if isinstance(operand, Value):
         return names[operand]
@@ -152,8 +185,11 @@ def _contents(variables: Sequence[Value], nodes: Iterable[Node]) -> dict[Value, 
     return contents
 
 
-def _nodes(found: WeightedSum, chain: Chain) -> tuple[Node, Node]:
-    """The node that computes weight and offset, and the one that computes the end of the chain."""
+def _nodes(found: WeightedSum, chain: Chain, leaves_range: Callable[[], None]) -> tuple[Node, Node]:
+    """The node that computes weight and offset, and the one that computes the end of the chain.
+
+    The former calls `leaves_range` if the dtype of the weight does not hold it.
+    """
     weight = found.node.operands[found.weight]
     axis = chain.axis if chain.axis is not None else next(iter(found.channels))
     channels = found.result.shape[axis]
@@ -168,7 +204,9 @@ def _nodes(found: WeightedSum, chain: Chain) -> tuple[Node, Node]:
         [new_weight, offset],
         found.node.equation,
         found.node.name_stack,
-        functools.partial(_folded, chain, weight, found.channels[axis], channels, dtype),
+        functools.partial(
+            _folded, chain, weight, found.channels[axis], channels, dtype, leaves_range
+        ),
     )
     producer = chain.end.producer
     assert producer is not None
@@ -201,13 +239,27 @@ def _before_rounding(weight: Operand) -> Operand:
 
 
 def _folded(
-    chain: Chain, weight: Operand, axis: int, channels: int, dtype: Any, given: Any, *vectors: Any
+    chain: Chain,
+    weight: Operand,
+    axis: int,
+    channels: int,
+    dtype: Any,
+    leaves_range: Callable[[], None],
+    given: Any,
+    *vectors: Any,
 ) -> list[jax.Array]:
     factor, offset = chain.affine(vectors, dtype)
     shape = [1] * len(weight.shape)
     shape[axis] = channels if factor.ndim else 1
     folded = jnp.asarray(given, dtype) * factor.reshape(shape)
-    return [folded.astype(weight.dtype), jnp.broadcast_to(offset, (channels,))]
+    rounded = folded.astype(weight.dtype)
+    # The other dtypes have the range of the accumulation dtype.
+    if weight.dtype == jnp.float16 and not isinstance(rounded, jax.core.Tracer):
+        error = jnp.linalg.norm((folded - rounded.astype(dtype)).ravel())
+        # Without overflow and underflow, it is below 2^-11 of the norm.
+        if not error <= 2**-9 * jnp.linalg.norm(folded.ravel()):
+            leaves_range()
+    return [rounded, jnp.broadcast_to(offset, (channels,))]
 
 
 def _applied(

@@ -42,6 +42,8 @@ def weighted_sum(node: Node, given: set[Value]) -> WeightedSum | None:
     if sum(are_given) != 1:
         return None
     weight = are_given.index(True)
+    if not is_real(node.operands[weight].dtype):
+        return None  # Integers cannot hold the factor.
     channels = _CHANNELS[node.name](node, weight)
     return WeightedSum(node, weight, channels) if channels else None
 

@@ -11,6 +11,7 @@ from jax_bnar._fold.chain import ARITHMETIC, MOVES, follow
 from jax_bnar._fold.network import Fold, Network
 from jax_bnar._fold.producers import weighted_sum
 from jax_bnar._fuse.candidate import described
+from jax_bnar._fuse.dtypes import is_real
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, is_broadcast, source, values_of
 from jax_bnar._fuse.own import own_call
@@ -111,7 +112,7 @@ def _left(network: Network) -> Iterator[tuple[Node, str]]:
         if (own := own_call(node)) is not None and own.is_inference:
             yield node, 'implementation="ffi" asks for the kernel'
         elif (array := _normalised(node, given)) is not None:
-            yield node, _reason(graph, array, given)
+            yield node, _reason(network, array)
         elif _normalises_by_itself(node):
             yield (
                 node,
@@ -180,17 +181,23 @@ def _behind(operand: Operand, names: Collection[str], stops: Collection[str] = (
     return None
 
 
-def _reason(graph: Graph, array: Value, given: set[Value]) -> str:
+def _reason(network: Network, array: Value) -> str:
     """Why a normalisation of this array was not folded."""
+    graph, given = network.graph, network.given
     value: Operand = array
     while isinstance(value, Value) and (node := value.producer) is not None:
         found = weighted_sum(node, given)
+        if node.order in network.left:
+            return "the folded weight would leave the range of float16"
         if found is not None:
             chain = follow(graph, found.result, found.channels, given)
             if graph.sole_reader(chain.end) is None:
                 return "an array between the convolution and its result is used elsewhere as well"
             return "its vectors do not run along the channels of the convolution before it"
         if node.name in _KINDS:
+            for operand in node.operands:
+                if not is_real(operand.dtype):
+                    return f"{operand.dtype} weights or inputs cannot hold its factor"
             return "the weight of the convolution before it is not one of the variables"
         arrays = [v for v in values_of(node.inputs) if v not in given]
         if len(arrays) != 1 or node.name not in _PASSED:

@@ -75,12 +75,15 @@ class Program:
     Attributes:
         network: its program.
         variables: the arrays on which the new variables depend.
+        constants: those of them, and of the arrays within functions that compute the new ones,
+            that are in the function itself.
         inputs: the other arrays.
         finish: builds the function's result from the results of the program.
     """
 
     network: Network
     variables: list[Any]
+    constants: list[Any]
     inputs: list[Any]
     finish: Callable[[Sequence[Any]], Any]
 
@@ -95,8 +98,12 @@ def trace(
     arrays: Sequence[Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
+    left: frozenset[int] = frozenset(),
 ) -> Program:
-    """Traces a call, in which the variables are these arrays or have these shapes."""
+    """Traces a call, in which the variables are these arrays or have these shapes.
+
+    `left` holds the positions of sums that are not to be folded.
+    """
     inputs, rebuild = _split(*_flattened((tuple(args), kwargs)))
     fixed: dict[str, Any] = {}
 
@@ -110,7 +117,9 @@ def trace(
         closed: Any = jax.make_jaxpr(flat)(list(arrays), inputs)
     closed = inlined(closed, [*arrays, *inputs])
     given = [*closed.consts, *arrays]
-    return Program(Network(closed.jaxpr, len(given)), given, inputs, fixed["finish"])
+    network = Network(closed.jaxpr, len(given), left)
+    constants = [*closed.consts, *network.constants]
+    return Program(network, given, constants, inputs, fixed["finish"])
 
 
 def _flattened(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:

@@ -97,7 +97,7 @@ def _fused(closed: Any, plan: Plan, arrays: Sequence[Any]) -> Any:
 def is_array(leaf: Any) -> bool:
     """Whether `jax.jit` would trace a leaf; not a Python number, on which a program may branch."""
     if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.dtype.kind not in "OSUV" or leaf.dtype.name in _EXTENDED
+        return leaf.dtype.kind not in "MmOSUV" or leaf.dtype.name in _EXTENDED
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or jax_compat.is_token(leaf)
 
 

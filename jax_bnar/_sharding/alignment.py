@@ -25,12 +25,16 @@ def align_operands(
     """Makes tensors of the shape of x, and vectors of shape (1, C), agree about mesh axes.
 
     They then vary over the same manual mesh axes (`shard_map`), and are sharded alike over Explicit
-    axes: like the first of the tensors that is sharded.
+    axes: like the first of the tensors that is sharded, or not at all if none is.
     """
-    if sharded := _explicit_shardings(tensors):
+    sharded = _explicit_shardings(tensors)
+    channels = PartitionSpec(None, None)
+    if sharded:
         mesh, spec = sharded[0].mesh, sharded[0].spec
         channels = PartitionSpec(None, spec[layout.axis])
         tensors = jax.tree.map(lambda array: _resharded(array, mesh, spec), tensors)
+    if sharded := sharded or _explicit_shardings(vectors):
+        mesh = sharded[0].mesh
         vectors = jax.tree.map(lambda array: _resharded(array, mesh, channels), vectors)
     leaves, tree = jax.tree.flatten((tensors, vectors))
     return jax.tree.unflatten(tree, reconcile_vma(leaves))

@@ -47,23 +47,33 @@ def check_mask(
     expected = layout.mask_shape(shape)
     if mask.dtype != np.uint8:
         raise TypeError(f"{function}: {name} must have dtype uint8, got {mask.dtype}.")
+    mask = jnp.asarray(mask)
+    if math.prod(mask.shape) == math.prod(expected):
+        # A program with symbolic shapes (jax.export) gives the same bytes in another shape.
+        mask = mask.reshape(expected)
     if mask.shape != expected:
         raise ValueError(
             f"{function}: {name} must have shape {expected}, as the forward operator gives it for"
             f" an array of shape {shape}, got {mask.shape}."
         )
-    return jnp.asarray(mask)
+    return mask
 
 
 def moved(
-    running: jax.Array, batch: jax.Array, momentum: float, dtype: Any, factor: float = 1.0
+    running: jax.Array, batch: jax.Array, momentum: float, dtype: Any, factor: Any = 1.0
 ) -> jax.Array:
     """momentum*running + (1-momentum)*factor*batch as `dtype`, from operands of shape (1, C)."""
-    old, new = (jnp.asarray(w, batch.dtype) for w in (momentum, (1 - momentum) * factor))
+    old, new = (jnp.asarray(w).astype(batch.dtype) for w in (momentum, (1 - momentum) * factor))
     return (old * running + new * batch)[0].astype(dtype)
 
 
-def unbiased_factor(layout: ChannelLayout, shape: tuple[int, ...]) -> float:
-    """n/(n-1) for n elements per channel; 1 for a single element, whose variance is 0 anyway."""
+def unbiased_factor(layout: ChannelLayout, shape: tuple[int, ...]) -> Any:
+    """n/(n-1) for n elements per channel; 1 for a single element, whose variance is 0 anyway.
+
+    It is an array if the shape is symbolic (jax.export).
+    """
     count = math.prod(shape) // shape[layout.axis]
-    return count / max(count - 1, 1)
+    if isinstance(count, int):
+        return count / max(count - 1, 1)
+    wide = jnp.asarray(count).astype(np.float32)
+    return wide / jnp.maximum(wide - 1, jnp.ones_like(wide))

@@ -185,7 +185,115 @@ def test_arguments_of_training_are_rejected() -> None:
         network.apply((jnp.zeros(6, jnp.float32),), X, train=False)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "convolves"), [("int8", False), ("int4", False), ("bool", False), ("int8", True)]
+)
+def test_integer_weights_are_left(dtype: str, convolves: bool) -> None:
+    """An integer cannot hold the factor."""
+    w = W | {"kernel": jnp.asarray(np.arange(24).reshape(4, 6) % 5 - 2).astype(dtype)}
+
+    def net(w: Any, x: jax.Array) -> jax.Array:
+        if convolves:
+            x, kernel = x[:, None, :], w["kernel"][None]
+            y = lax.conv_general_dilated(
+                x.astype(dtype),
+                kernel,
+                (1,),
+                "SAME",
+                dimension_numbers=("NWC", "WIO", "NWC"),
+                preferred_element_type=jnp.float32,
+            )[:, 0]
+        else:
+            y = lax.dot_general(
+                x, w["kernel"], (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+            )
+        return norm(y, w)
+
+    network = jax_bnar.fold_batch_norms(net, w, X)
+    assert f"{dtype} weights or inputs cannot hold its factor" in str(network.report)
+    assert not network.report.folded
+    np.testing.assert_allclose(network.apply(network.variables, X), net(w, X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "var"), [(300.0, 1e-6), (1e-3, 1e8)], ids=["overflow", "underflow"]
+)
+def test_float16_weights_whose_range_is_left(size: float, var: float) -> None:
+    """The others of the network are folded."""
+    kernel, more = (jax.random.normal(jax.random.key(k), (4, 6), jnp.float16) for k in (1, 2))
+    w = W | {"kernel": size * kernel, "far": jnp.full(6, var, jnp.float32)}
+    w["more"] = jnp.concatenate([more, more[:2]])
+
+    def net(w: Any, x: jax.Array) -> jax.Array:
+        y = (x @ w["kernel"]).astype(jnp.float32) * lax.rsqrt(w["far"].reshape(1, 6) + 1e-6)
+        return norm((jnp.tanh(y).astype(jnp.float16) @ w["more"]).astype(jnp.float32), w)
+
+    x = X.astype(jnp.float16) / 64
+    network = jax_bnar.fold_batch_norms(net, w, x)
+    (refused,), (folded,) = network.report.refused, network.report.folded
+    assert "would leave the range of float16" in refused.reason
+    assert folded.folded_into == "matrix product"
+    y = network.apply(network.variables, x)
+    np.testing.assert_allclose(y, net(w, x), rtol=0.01, atol=0.01)
+
+
+def _scaled_by(factor: float) -> Any:
+    """A function with a derivative rule and an array of its own."""
+    own = np.arange(6, dtype=np.float32) * factor
+
+    @jax.custom_jvp
+    def scaled(v: jax.Array) -> jax.Array:
+        return v * own
+
+    scaled.defjvp(lambda p, t: (scaled(*p), t[0] * own))
+    return scaled
+
+
+CONSTANTS: dict[str, Callable[..., jax.Array]] = {
+    "read by the fold": lambda w, x, t=1.0: norm(
+        x @ (w["kernel"] * np.full((4, 6), t, np.float32)), w
+    ),
+    "read by the rest": lambda w, x, t=1.0: norm(x @ w["kernel"], w) + np.full((3, 6), t, "f4"),
+    "of a function within": lambda w, x, t=1.0: (
+        (x @ w["kernel"]) * _scaled_by(t)(w["mean"]).reshape(1, 6)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_arguments_with_other_constants(name: str) -> None:
+    """NumPy computes them from an argument, so that two traces look alike but for their values."""
+    net = CONSTANTS[name]
+    network = jax_bnar.fold_batch_norms(net, W, X)
+    for t in (1.0, 1):  # They are computed anew, and are equal.
+        y = network.apply(network.variables, X, t=t)
+        np.testing.assert_allclose(y, net(W, X), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"other constants .* than when it was folded"):
+        network.apply(network.variables, X, t=2.0)
+
+
+def test_errors_of_the_program_are_its_own() -> None:
+    def fails(_: Any) -> Any:
+        raise RuntimeError("of the program")
+
+    def net(w: Any, x: jax.Array) -> jax.Array:
+        return jax.pure_callback(fails, jax.ShapeDtypeStruct((3, 6), np.float32), norm(x, w))
+
+    x = jnp.ones((3, 6), np.float32)
+    network = jax_bnar.fold_batch_norms(net, W, x)
+    with pytest.raises(Exception, match="of the program"):
+        jax.block_until_ready(network.apply(network.variables, x))
+
+
 def test_bad_arguments() -> None:
+    network = jax_bnar.fold_batch_norms(lambda w, x: norm(x @ w["kernel"], w), W, X)
+    for variables, named in ((W, "got a dict"), ([1.0, 2.0], "got a float"), (None, "a NoneType")):
+        with pytest.raises(ValueError, match=f"not the variables that it was given.*{named}"):
+            network.apply(variables, X)
+    with pytest.raises(TypeError, match="the variables must be arrays, whose values are folded"):
+        jax_bnar.fold_batch_norms(
+            lambda w, x: norm(x @ w["kernel"], w), jax.eval_shape(lambda: W), X
+        )
     with pytest.raises(TypeError, match="fun must be a function of variables and inputs"):
         jax_bnar.fold_batch_norms(3, W, X)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="there are no variables; pass them"):

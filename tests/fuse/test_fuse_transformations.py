@@ -20,6 +20,7 @@ Z = array((8, 5, 4, 3), 1)
 SCALE = array((3,), 2)
 BIAS = array((3,), 3)
 KERNEL = array((1, 1, 3, 3), 4)
+ARRAYS = (X, Z, SCALE, BIAS)
 AXES = (0, 1, 2)
 
 
@@ -371,6 +372,20 @@ def test_numpy_arguments() -> None:
     np.testing.assert_allclose(
         jax_bnar.fuse(_join)(*arguments), _join(*map(jnp.asarray, arguments)), rtol=1e-4, atol=1e-5
     )
+
+
+def test_numpy_arguments_that_jax_does_not_take() -> None:
+    """The function gets them as they are, as every other leaf that is no array."""
+    when = np.array(["2026-01-01"], "datetime64[D]")
+
+    def function(x: Any, when: Any) -> Any:
+        assert when.dtype.kind == "M"
+        return _join(x, Z, SCALE, BIAS)
+
+    np.testing.assert_allclose(
+        jax_bnar.fuse(function)(X, when), _join(*ARRAYS), rtol=1e-4, atol=1e-5
+    )
+    assert len(jax_bnar.explain(function)(X, when).matched) == 1
 
 
 def test_errors_of_the_function_are_its_own() -> None:

@@ -11,9 +11,11 @@ import pytest
 from cases import Case, all_dtypes, as_dtype, both_implementations, cases, cotangents, operands
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import export
 from programs import hlo_calls, ours, stablehlo_calls
 from property_tests import example_count
 
+import jax_bnar
 from jax_bnar import ops
 from jax_bnar._base.implementation import Implementation
 
@@ -224,6 +226,38 @@ def test_gradient_through_all_results() -> None:
         strict=True,
     ):
         np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-11)
+
+
+def test_exported_with_symbolic_sizes() -> None:
+    """Its reserve_space has another shape, but the same bytes, and serves the gradient as well."""
+    case = Case((4, 3, 5, 8))
+    x, z, scale, bias = operands(case)
+    operands_of_all = (x, z, scale, bias, *running(case))
+
+    def forward(*given: Any) -> Any:
+        return tuple(
+            ops.fused_bn_add_activation(*given, **keywords(case, unbiased_running_variance=True))
+        )
+
+    symbolic = export.symbolic_args_specs(
+        operands_of_all, ("b, h, w, c", "b, h, w, c", "c", "c", "c", "c")
+    )
+    program = export.export(jax.jit(forward), disabled_checks=jax_bnar.DISABLED_EXPORT_CHECKS)(
+        *symbolic
+    )
+    results, expected = program.call(*operands_of_all), forward(*operands_of_all)
+    for left, right in zip(results, expected, strict=True):
+        np.testing.assert_allclose(np.ravel(left), np.ravel(right), rtol=1e-5, atol=1e-6)
+    _, _, _, mean, variance, mask = results
+    dy = cotangents(case).y
+    gradients = (
+        ops.fused_bn_add_activation_grad(
+            x, scale, bias, None, mean, variance, reserve_space, dy, data_format="NHWC"
+        )
+        for reserve_space in (mask, expected[-1])
+    )
+    for left, right in zip(*gradients, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
 
 
 def test_under_vmap() -> None:

@@ -22,6 +22,7 @@ from cases import (
     product_of_statistics,
     with_gradients,
 )
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from outcomes import check_outcome
 from sharding_tools import MeshKind, make_mesh, put, relative_difference, use_mesh
@@ -255,6 +256,7 @@ PLACES = {
     "x replicated": (P(), P("d"), P(), P()),
     "z by channels": (P("d"), P(None, None, "d"), P(), P()),
     "vectors sharded": (P("d"), P("d"), P("d"), P("d")),
+    "vectors alone": (P(), P(), P("d"), P("d")),
     "vectors sharded with x": (P(None, None, "d"), P(None, None, "d"), P("d"), P()),
 }
 
@@ -272,6 +274,23 @@ def test_operands_that_lie_elsewhere(kind: MeshKind, form: Form, name: str) -> N
     with use_mesh(mesh):
         actual = jax.jit(gradients(form))(*placed)
     assert relative_difference(actual, jax.jit(gradients(form))(*given)) < 5e-6
+
+
+@one_or_two_inputs
+@pytest.mark.parametrize("spec", [P(("a", "e")), P(None, None, ("a", "e")), P("e", "a")])
+def test_mesh_of_auto_and_explicit_axes(form: Form, spec: P) -> None:
+    """Results have the shardings that their types name, which leave out the Auto axis."""
+    types = (AxisType.Auto, AxisType.Explicit)
+    mesh = jax.make_mesh((2, 4), ("a", "e"), axis_types=types)
+    given = of(form)
+    with jax.set_mesh(mesh):
+        placed = placed_at(given, mesh, spec)
+        in_jit, eager = (f(*placed) for f in (jax.jit(gradients(form)), gradients(form)))
+    expected = jax.jit(gradients(form))(*given)
+    for actual in (in_jit, eager):
+        assert relative_difference(actual, expected) < 5e-6
+        for dx, x in zip(*(map(jax.tree.leaves, (actual[1][0], placed.x))), strict=True):
+            assert jax.typeof(dx) == jax.typeof(x)
 
 
 def test_eager() -> None:
