@@ -55,6 +55,16 @@ def test_forward_and_backward_are_one_call_each() -> None:
     assert on_one_device()["in_pure_jax"]["calls"] == []
 
 
+def test_out_dtype_makes_no_wide_copy_of_x() -> None:
+    """Without a kernel for it, XLA widens x where it reads it; a kernel needs x and dx widened."""
+    found = results("widened")["widened"]
+    ours, before = found["out_dtype"], found["widened before"]
+    assert ours["calls"] == []
+    assert ours["temporary_bytes"] < ours["elements"] // 8
+    assert before["calls"] == ["jax_bnar_forward_v1", "jax_bnar_backward_v1"]
+    assert before["temporary_bytes"] >= 8 * before["elements"]
+
+
 def test_devices_exchange_one_all_reduce_each_way_and_nothing_else() -> None:
     found = on_eight_devices()
     for name, facts in found["on_eight_devices"].items():

@@ -21,10 +21,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jax_bnar
 from benchmarks.common.hlo_text import layout_changes
+from benchmarks.common.sites import Site
 from benchmarks.gpu.compiled import compiler, targets
 from benchmarks.gpu.compiled.programs import BATCHES, Variant
 from benchmarks.gpu.compiled.row import Case, measure
 from benchmarks.sharding.hlo_collectives import compiled_collectives
+from benchmarks.sites.peers import ours
+from jax_bnar._benchmark.memory import planned_memory
 from jax_bnar._kernels import targets as kernels
 
 # A function from (x, z, scale, bias) to (y, what else it returns).
@@ -127,6 +130,35 @@ def in_pure_jax() -> dict[str, Any]:
     return found_in(compiled(apply, "NHWC", "bfloat16"))
 
 
+def widened() -> dict[str, dict[str, Any]]:
+    """A float32 y of a bfloat16 x, by `out_dtype` and by kernels on an x that is widened first."""
+    site = Site(56, 56, 256, "bn_add_relu")
+
+    def described(widen: bool) -> dict[str, Any]:
+        apply = ours.operator(site, out_dtype=None if widen else jnp.float32)
+
+        def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any) -> Any:
+            def of_x(x: Any, *others: Any) -> Any:
+                return apply(x.astype(jnp.float32) if widen else x, *others)
+
+            y, pullback, others = jax.vjp(of_x, x, z, scale, bias, has_aux=True)
+            return y, others, pullback(dy)
+
+        def on(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+            sharding = NamedSharding(mesh_of(1), PartitionSpec())
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+        shape = site.shape(32)
+        wide, vector = on(shape, jnp.float32), on((site.channels,), jnp.float32)
+        program = jax.jit(step).lower(on(shape, jnp.bfloat16), wide, vector, vector, wide).compile()
+        memory = planned_memory(program)
+        assert memory is not None
+        elements = math.prod(shape)
+        return {**found_in(program), "temporary_bytes": memory.temporary, "elements": elements}
+
+    return {"out_dtype": described(widen=False), "widened before": described(widen=True)}
+
+
 def on_eight_devices() -> dict[str, Any]:
     """Every operator in two dtypes, with statistics over all devices."""
     return {
@@ -226,6 +258,7 @@ _FACTS: Final = {
         on_one_device,
         transposed_before,
         in_pure_jax,
+        widened,
         on_eight_devices,
         accurate_flax_on_eight_devices,
         gathered_after,
