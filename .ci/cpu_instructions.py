@@ -52,7 +52,7 @@ ALLOWED = (
     Allowance("baseline", ".*<2>", "Float16", 157, "two inputs, float16 by arithmetic"),
     Allowance("baseline", ".*<2>", "double", 112, "two inputs, vectors of four registers"),
     Allowance("baseline", "rows_apply", "BFloat16", 12, "constants of the rounding"),
-    Allowance("baseline", "rows_statistics|rows_reduce", "float", 6, "the sums of two rows"),
+    Allowance("baseline", "rows_(statistics|reduce)", "float|BFloat16", 6, "sums of two rows"),
     Allowance("baseline", ".*", "Float16", 73, "float16 is converted by arithmetic"),
     Allowance("baseline", ".*", "double", 36, "vectors of eight doubles take four registers"),
     Allowance("aarch64", ".*<2>", ".*", 54, "two inputs have twice the constants"),

@@ -374,7 +374,8 @@ def test_folding_keeps_the_dtype(fused: bool) -> None:
     with as_flax_needs_it():
         variables = net.init(jax.random.key(0), x, residual)
         folded = jax_bnar.fold_batch_norms(net.apply, variables, x, residual)
-        y, expected = folded.apply(folded.variables, x, residual), net.apply(variables, x, residual)
+        y = folded.apply(folded.variables, x, residual)
+        expected: Any = net.apply(variables, x, residual)
     assert len(folded.report.folded) == 1
     assert y.dtype == jnp.float32
     np.testing.assert_allclose(y, expected, atol=0.05)
