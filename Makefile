@@ -151,7 +151,7 @@ dist/.built: .venv/installed-dist .venv/build-requirements $(DIST_INPUTS)
 # on a touched source is recompiled. `pip install .` uses a different build folder.
 .venv/module: .venv/build-requirements $(BUILD_INPUTS)
 	@touch $@.began
-	@echo "Compiling the native modules: CPU kernels (about a minute of one core)," \
+	@echo "Compiling the native modules: CPU kernels (three to four minutes of one core)," \
 	  "$(if $(DEVELOP_CUDAARCHS),CUDA kernels for $(DEVELOP_CUDAARCHS) if nvcc is there (several minutes each),no CUDA kernels: no GPU here and CUDAARCHS is not set)"
 	$(if $(DEVELOP_CUDAARCHS),CUDAARCHS='$(DEVELOP_CUDAARCHS)') \
 	  PYTHONPATH="$(CURDIR)/.venv/jaxlib-headers" PATH="$(CURDIR)/$(BIN):$$PATH" \
