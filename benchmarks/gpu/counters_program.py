@@ -114,7 +114,7 @@ def run_site(
     sets, scale, bias = make_operands(shapes_of(site, wave, 1))
     x, z, dy = sets[0]
     operands = (x, z, scale, bias, dy)
-    step = jax.jit(ours.gradient_step(site, save)).lower(*operands).compile()
+    step = jax.jit(ours.gradient_step(ours.operator(site, save))).lower(*operands).compile()
     jax.block_until_ready(step(*operands))
     before = targets.cuda_launches()
     try:

@@ -50,7 +50,8 @@ def step_of(peer: str, site: Site, wave: Wave) -> Step:
     if peer == "flax":
         step = flax_linen.gradient_step(site, wave.dtype)
     else:
-        step = ours.gradient_step(site, save="mask" if peer == "ours_mask" else "y")
+        operator = ours.operator(site, save="mask" if peer == "ours_mask" else "y")
+        step = ours.gradient_step(operator)
     return lambda x, z, dy, scale, bias: step(x, z, scale, bias, dy)
 
 

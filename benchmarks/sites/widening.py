@@ -59,12 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         isa.limit(options.isa)
     require_kernels()
     console = Console()
+    sites = RESNET50_SITES[: options.sites]
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "environment": describe_environment() | isa.describe(()),
         "settings": dataclasses.asdict(dataclasses.replace(options, output=None)),
         "runs": [
-            {"dtype": dtype, "sites": [_site(options, site, dtype) for site in _sites(options)]}
+            {"dtype": dtype, "sites": [_site(options, site, dtype) for site in sites]}
             for dtype in options.dtype
         ],
     }
@@ -79,10 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         write_json(options.output, document)
         console.print(f"wrote {options.output}")
     return document
-
-
-def _sites(options: Options) -> tuple[Site, ...]:
-    return RESNET50_SITES[: options.sites]
 
 
 def _site(options: Options, site: Site, dtype: Narrow) -> dict[str, Any]:
@@ -119,17 +116,10 @@ def _compiled(peer: str, problem: Problem) -> tuple[jax.stages.Compiled, tuple[A
     site = problem.site
     if peer == "flax":
         step = flax_linen.gradient_step(site, "float32")
+    elif peer == "widened":
+        step = ours.gradient_step(ours.on_widened(ours.operator(site)))
     else:
-        out_dtype = jnp.float32 if peer == "out_dtype" else None
-        operator = ours.operator(site, out_dtype=out_dtype)
-
-        def apply(x: Any, *others: Any) -> Any:
-            return operator(x if peer == "out_dtype" else x.astype(jnp.float32), *others)
-
-        def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any) -> tuple[Any, ...]:
-            y, vjp, _ = jax.vjp(apply, x, z, scale, bias, has_aux=True)
-            return y, *vjp(dy)
-
+        step = ours.gradient_step(ours.operator(site, out_dtype=jnp.float32))
     given = (
         jnp.asarray(problem.x, problem.dtype),
         None if problem.z is None else jnp.asarray(problem.z),

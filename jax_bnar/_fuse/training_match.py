@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._base.dtypes import is_widened_by_operator
 from jax_bnar._fuse.match import Match, summed
 from jax_bnar._fuse.nodes import Operand, Value
 from jax_bnar._fuse.region import Region
@@ -67,7 +67,7 @@ class TrainingMatch(Match):
         shape, options = self.shape_and_options(self.result.shape)
         dtype = self.form.dtype
         act = self.tail.activation if self.tail.is_activated and not self.tail.has_relu else None
-        if act is not None or accumulation_dtype(x.dtype) != dtype:
+        if act is not None or not is_widened_by_operator(x.dtype, dtype):
             x = x.astype(dtype)  # These operators do not widen x themselves.
         x = self.arranged(x, shape)
         z = summed(residuals).reshape(shape) if residuals else None

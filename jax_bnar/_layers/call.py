@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base.config import Save
-from jax_bnar._base.dtypes import SUPPORTED
+from jax_bnar._base.dtypes import SUPPORTED, is_widened_by_operator
 from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._base.inputs import Affine
 from jax_bnar._layers import masked
 from jax_bnar._layers.activation import LayerActivation, layer_activation
 from jax_bnar._layers.channel_view import ChannelView, channel_view
-from jax_bnar._layers.promotion import compute_dtype, is_widened_by_operator
+from jax_bnar._layers.promotion import compute_dtype
 from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators import activated, api

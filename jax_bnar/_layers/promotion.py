@@ -30,9 +30,3 @@ def compute_dtype(*dtypes: Any) -> np.dtype:
     float8) count as float32, as in Flax.
     """
     return promoted(*(d if np.dtype(d) in SUPPORTED else np.float32 for d in dtypes))
-
-
-def is_widened_by_operator(dtype: Any, out_dtype: Any) -> bool:
-    """Whether an operator takes x in `dtype` and returns `out_dtype`, without a copy of x."""
-    dtype = np.dtype(dtype)
-    return dtype in SUPPORTED and dtype.itemsize == 2 and np.dtype(out_dtype) == np.float32

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base.config import Save
-from jax_bnar._base.dtypes import SUPPORTED, accumulation_dtype
+from jax_bnar._base.dtypes import SUPPORTED, accumulation_dtype, is_widened_by_operator
 from jax_bnar._base.inputs import Affine, numbered
 from jax_bnar._base.layout import ChannelLayout
 
@@ -232,7 +232,7 @@ def check_out_dtype(function: str, out_dtype: Any, x_dtype: Any) -> np.dtype | N
         raise TypeError(f"{function}: out_dtype must be a dtype, got {out_dtype!r}.") from None
     if dtype == x_dtype:
         return None
-    if dtype != np.float32 or x_dtype.itemsize != 2:
+    if not is_widened_by_operator(x_dtype, dtype):
         others = ", or float32" if x_dtype.itemsize == 2 else ""
         raise TypeError(
             f"{function}: out_dtype must be the dtype of x, {x_dtype}{others}, got {dtype}; cast"

@@ -134,15 +134,8 @@ def widened() -> dict[str, dict[str, Any]]:
     """A float32 y of a bfloat16 x, by `out_dtype` and by kernels on an x that is widened first."""
     site = Site(56, 56, 256, "bn_add_relu")
 
-    def described(widen: bool) -> dict[str, Any]:
-        apply = ours.operator(site, out_dtype=None if widen else jnp.float32)
-
-        def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any) -> Any:
-            def of_x(x: Any, *others: Any) -> Any:
-                return apply(x.astype(jnp.float32) if widen else x, *others)
-
-            y, pullback, others = jax.vjp(of_x, x, z, scale, bias, has_aux=True)
-            return y, others, pullback(dy)
+    def described(apply: Operator) -> dict[str, Any]:
+        step = ours.gradient_step(apply)
 
         def on(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
             sharding = NamedSharding(mesh_of(1), PartitionSpec())
@@ -156,7 +149,10 @@ def widened() -> dict[str, dict[str, Any]]:
         elements = math.prod(shape)
         return {**found_in(program), "temporary_bytes": memory.temporary, "elements": elements}
 
-    return {"out_dtype": described(widen=False), "widened before": described(widen=True)}
+    return {
+        "out_dtype": described(ours.operator(site, out_dtype=jnp.float32)),
+        "widened before": described(ours.on_widened(ours.operator(site))),
+    }
 
 
 def on_eight_devices() -> dict[str, Any]:

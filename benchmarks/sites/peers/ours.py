@@ -38,14 +38,19 @@ def operator(
     return apply
 
 
-def gradient_step(site: Site, save: Save) -> Callable[..., tuple[Any, ...]]:
-    """A function from (x, z, scale, bias, dy) to (y, dx, dz, dscale, dbias).
+def on_widened(apply: Operator) -> Operator:
+    """The operator on a float32 copy of x."""
+    return lambda x, *others: apply(x.astype(jnp.float32), *others)
+
+
+def gradient_step(apply: Operator) -> Callable[..., tuple[Any, ...]]:
+    """A function from (x, z, scale, bias, dy) to (y, dx, dz, dscale, dbias) of an operator.
 
     Running statistics are left out.
     """
 
     def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any) -> tuple[Any, ...]:
-        y, vjp, _ = jax.vjp(operator(site, save), x, z, scale, bias, has_aux=True)
+        y, vjp, _ = jax.vjp(apply, x, z, scale, bias, has_aux=True)
         return y, *vjp(dy)
 
     return step
