@@ -16,7 +16,7 @@ from jax._src.lax import lax
 from jax.experimental import custom_partitioning as partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval, xla
-from jax.sharding import ManualAxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, ManualAxisType, Mesh, NamedSharding, PartitionSpec
 
 # These are undocumented, but jax.interpreters exports them, and JAX's FFI tutorial uses them.
 primitive_batchers = batching.primitive_batchers
@@ -142,18 +142,37 @@ def automatic_axes(ctx: Any) -> tuple[Any, ...] | None:
     return ()
 
 
-def partition_spec(sharding: Any, mesh: Any) -> PartitionSpec:
+def partition_spec(sharding: Any, mesh: Any) -> PartitionSpec | None:
     """The spec of a sharding that XLA passes to a partition callback.
 
-    A sharding that no spec over this mesh can express (part of a mesh axis on one array axis) is
-    treated as replicated, so XLA gathers the array.
+    It is None for one that no spec over this mesh can express.
     """
     if mesh.empty:
         return PartitionSpec()
     try:
         return sharding_impls.parse_flatten_op_sharding(sharding._to_xla_hlo_sharding(0), mesh)[0]
-    except (NotImplementedError, KeyError, AssertionError):
-        return PartitionSpec()
+    except (NotImplementedError, KeyError, AssertionError, ValueError):
+        return None
+
+
+def shards_and_devices(sharding: Any) -> tuple[list[int], list[int]] | None:
+    """How many shards a sharding has along each axis, and copies; and the device of each of them.
+
+    It is None if the sharding divides more than arrays.
+    """
+    hlo = sharding._to_xla_hlo_sharding(0)
+    copies = int(hlo.replicate_on_last_tile_dim())
+    if not hlo.is_tiled() or len(hlo.subgroup_types()) > copies:
+        return None
+    return list(hlo.tile_assignment_dimensions()), list(hlo.tile_assignment_devices())
+
+
+def mesh_of_parts(mesh: Any, sizes: Sequence[int]) -> Any:
+    """A mesh of these sizes, whose axes are named by their numbers, with the same devices."""
+    names = tuple(map(str, range(len(sizes))))
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(tuple(sizes), names)
+    return Mesh(mesh.devices.reshape(sizes), names)
 
 
 def sharding_of(spec: PartitionSpec, mesh: Any, like: Any) -> Any:

@@ -14,21 +14,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.jax_compat import (
     SdyShardingRule,
     custom_partitioning,
+    mesh_of_parts,
     partition_spec,
     sharding_of,
+    shards_and_devices,
 )
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
 from jax_bnar._kernels import kernel_call
 from jax_bnar._sharding.gathers import warn_of_gather
 from jax_bnar._sharding.halves import ACROSS_DEVICES
+from jax_bnar._sharding.parts_of_axes import parts_of_axes
 from jax_bnar._sharding.rule import sharding_rule
-from jax_bnar._sharding.shards import Shards
+from jax_bnar._sharding.shards import Shards, spec_of
 
 _Operand = tuple[str, OperandKind, tuple[int, ...]]
 
@@ -86,22 +90,37 @@ class Partitioned:
     def _has_mask(self) -> bool:
         return "mask" in {kind for _, kind, _ in self.operands} | {kind for kind, _ in self.results}
 
-    def _shards(self, mesh: Any, arguments: Sequence[Any], *, has_mask: bool) -> Shards:
-        x = arguments[self._x]
-        return Shards.create(
-            self.layout,
-            x.shape,
-            tuple(partition_spec(x.sharding, mesh)),
-            mesh.shape,
-            has_mask=has_mask,
-        )
+    def _mesh_and_spec(self, mesh: Any, arguments: Sequence[Any]) -> tuple[Any, PartitionSpec]:
+        """The sharding of x, over this mesh or, if it cannot be expressed, over parts of its axes.
+
+        Where neither is possible, x counts as replicated, so XLA gathers it.
+        """
+        sharding = arguments[self._x].sharding
+        spec = partition_spec(sharding, mesh)
+        if spec is not None:
+            return mesh, spec
+        found = shards_and_devices(sharding)
+        parts = None if found is None else parts_of_axes(*found)
+        if parts is None:
+            return mesh, PartitionSpec()
+        sizes, axes = parts
+        mesh = mesh_of_parts(mesh, sizes)
+        names = [tuple(mesh.axis_names[i] for i in own) for own in axes]
+        return mesh, spec_of(names[: len(arguments[self._x].shape)])
+
+    def _shards(
+        self, mesh: Any, spec: PartitionSpec, arguments: Sequence[Any], *, has_mask: bool
+    ) -> Shards:
+        shape = arguments[self._x].shape
+        return Shards.create(self.layout, shape, tuple(spec), mesh.shape, has_mask=has_mask)
 
     def _partition(
         self, mesh: Any, arguments: Sequence[Any], results: Any
     ) -> tuple[Any, Callable[..., Any], Any, Any]:
         del results
-        shards = self._shards(mesh, arguments, has_mask=self._has_mask)
-        warn_of_gather(shards, self._shards(mesh, arguments, has_mask=False))
+        mesh, spec = self._mesh_and_spec(mesh, arguments)
+        shards = self._shards(mesh, spec, arguments, has_mask=self._has_mask)
+        warn_of_gather(shards, self._shards(mesh, spec, arguments, has_mask=False))
         span, layout = shards.span(), shards.local_layout()
 
         def lower(*given: jax.Array) -> tuple[jax.Array, ...]:
@@ -128,7 +147,8 @@ class Partitioned:
     def _infer(self, mesh: Any, arguments: Sequence[Any], results: Any) -> Any:
         """Used by GSPMD only; Shardy uses the sharding rule."""
         del results
-        shards = self._shards(mesh, arguments, has_mask=self._has_mask)
+        mesh, spec = self._mesh_and_spec(mesh, arguments)
+        shards = self._shards(mesh, spec, arguments, has_mask=self._has_mask)
         return self._result_shardings(mesh, arguments, shards)
 
     def _result_shardings(self, mesh: Any, arguments: Sequence[Any], shards: Shards) -> Any:
