@@ -179,14 +179,14 @@ def _gradient(
         n = jnp.asarray(parts * layout.group_elements(x.shape)).astype(mean.dtype)
         n = jnp.broadcast_to(n, mean.shape)
         mean, k, b = (
-            _per_element(vector, x, layout) for vector in (mean, dmean / n, 2 * (dvar / n))
+            per_element(vector, x, layout) for vector in (mean, dmean / n, 2 * (dvar / n))
         )
         return ((b * (widened(x) - mean) + k).astype(x.dtype),)
 
     return with_automatic_axes(gradient, (jax.typeof(x).sharding.spec,), x, mean, *cotangents)[0]
 
 
-def _per_element(vector: jax.Array, x: jax.Array, layout: ChannelLayout) -> jax.Array:
+def per_element(vector: jax.Array, x: jax.Array, layout: ChannelLayout) -> jax.Array:
     """A vector of shape (num_groups, C), broadcast to x, whose axes stay as they are.
 
     The groups are repeated along the leading axis instead of splitting that of x, because a reshape

@@ -5,6 +5,7 @@ axes, masks, named axes, and a separate result dtype.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,22 +14,22 @@ import numpy as np
 
 from jax_bnar._base.config import Save
 from jax_bnar._base.dtypes import SUPPORTED, is_widened_by_operator
-from jax_bnar._base.implementation import Implementation, resolve_implementation
-from jax_bnar._base.inputs import Affine
-from jax_bnar._layers import masked
+from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import LayerActivation, layer_activation
 from jax_bnar._layers.channel_view import ChannelView, channel_view
 from jax_bnar._layers.promotion import compute_dtype
 from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators import activated, api
+from jax_bnar._operators.forms import describe
 from jax_bnar._operators.renorm import batch_renorm
 from jax_bnar._operators.validation import (
+    check_epsilon,
     check_named_axes,
-    check_operands,
     check_shape_like,
-    names_in_scope,
+    check_where,
 )
+from jax_bnar._sharding.alignment import with_automatic_axes
 from jax_bnar._sharding.collectives import parts_of
 
 
@@ -75,12 +76,12 @@ class LayerCall:
     ) -> tuple[jax.Array, BatchStatistics]:
         """(y, statistics of x); y has dtype `result` unless the activation function changes it."""
         view = channel_view(self.axis, x.shape)
-        keeps_x = mask is None and correction is None and self._widens_x
+        keeps_x = correction is None and self._widens_x
         x, residual, scale, bias, out_dtype = _operands(
             view, x, residual, scale, bias, result, keeps_x=keeps_x
         )
         if mask is not None:
-            y, statistics = self._masked(view, x, residual, scale, bias, mask)
+            y, statistics = self._masked(view, x, residual, scale, bias, mask, out_dtype)
             return self.finish(view, y, result), statistics
         options: dict[str, Any] = {
             "epsilon": self.epsilon,
@@ -128,10 +129,23 @@ class LayerCall:
     ) -> jax.Array:
         """y, with dtype `result` unless the activation function changes it."""
         view = channel_view(self.axis, x.shape)
-        x, residual, scale, bias, out_dtype = _operands(
+        *operands, out_dtype = _operands(
             view, x, residual, scale, bias, result, keeps_x=self._widens_x
         )
-        vectors = scale, bias, mean.reshape(-1), var.reshape(-1)
+        y = self._given(view, operands, (mean.reshape(-1), var.reshape(-1)), out_dtype)
+        return self.finish(view, y, result)
+
+    def _given(
+        self,
+        view: ChannelView,
+        operands: Sequence[Any],
+        statistics: Sequence[jax.Array],
+        out_dtype: Any,
+    ) -> jax.Array:
+        """The inference form of operands in the view: x, residual, scale and bias."""
+        x, residual, scale, bias = operands
+        mean, var = statistics
+        vectors = scale, bias, mean, var
         options: dict[str, Any] = {
             "epsilon": self.epsilon,
             "axis": view.axis,
@@ -142,15 +156,13 @@ class LayerCall:
         fused = self.activation.fused
         if fused == "none":
             y = api.batch_norm_inference(x, *vectors, **options)
-            y = y if residual is None else y + residual
-        elif fused != "relu":
+            return y if residual is None else y + residual
+        if fused != "relu":
             act = self.activation.of_operator
-            y = activated.bn_act_inference(x, *vectors, act, z=residual, **options)
-        elif residual is None:
-            y = api.bn_relu_inference(x, *vectors, **options)
-        else:
-            y = api.bn_add_relu_inference(x, residual, *vectors, **options)
-        return self.finish(view, y, result)
+            return activated.bn_act_inference(x, *vectors, act, z=residual, **options)
+        if residual is None:
+            return api.bn_relu_inference(x, *vectors, **options)
+        return api.bn_add_relu_inference(x, residual, *vectors, **options)
 
     @property
     def _widens_x(self) -> bool:
@@ -173,30 +185,43 @@ class LayerCall:
         scale: jax.Array | None,
         bias: jax.Array | None,
         mask: jax.Array,
+        out_dtype: Any,
     ) -> tuple[jax.Array, BatchStatistics]:
-        if resolve_implementation("BatchNorm", self.implementation) == "ffi":
-            raise NotImplementedError(
-                "BatchNorm: there is no kernel for mask yet, but implementation='ffi' requires one;"
-                " implementation=None computes the result in plain JAX."
-            )
-        operands = check_operands(
-            "BatchNorm",
-            (x,),
-            residual,
-            (Affine(scale, bias),),
-            axis=view.axis,
-            num_groups=self.num_groups,
-        )
-        with names_in_scope("BatchNorm", self.axis_name):
-            return masked.normalise(
-                operands,
-                view.view(mask),
-                epsilon=self.epsilon,
-                activation=self.activation.fused,
-                negative_slope=self.activation.negative_slope,
+        """(y, statistics) of operands in the view, where only selected elements count.
+
+        It is the inference form with these statistics, which are differentiable operands of it.
+        """
+        check_epsilon("BatchNorm", self.epsilon)  # before anything is computed
+        statistics = BatchStatistics(
+            *describe(
+                "BatchNorm",
+                x,
+                axis=view.axis,
                 axis_name=self.axis_name,
                 axis_index_groups=self.axis_index_groups,
+                num_groups=self.num_groups,
+                implementation=self.implementation,
+                where=view.view_mask(mask),
             )
+        )
+        affine, of_groups = (scale, bias), (statistics.mean, statistics.var)
+        if self.num_groups == 1:
+            y = self._given(view, (x, residual, *affine), of_groups, out_dtype)
+            return y, statistics
+
+        def of_group(tensors: Any, affine: Any, statistics: Any) -> jax.Array:
+            return self._given(view, (*tensors, *affine), statistics, out_dtype)
+
+        def of_each_group(tensors: Any, affine: Any, statistics: Any) -> tuple[jax.Array]:
+            grouped = jax.tree.map(
+                lambda array: array.reshape(self.num_groups, -1, *array.shape[1:]), tensors
+            )
+            y = jax.vmap(of_group, in_axes=(0, None, 0))(grouped, affine, statistics)
+            return (y.reshape(x.shape),)
+
+        spec = jax.typeof(x).sharding.spec
+        (y,) = with_automatic_axes(of_each_group, (spec,), (x, residual), affine, of_groups)
+        return y, statistics
 
     def finish(self, view: ChannelView, y: jax.Array, result: Any) -> jax.Array:
         return self.activation.finish(view.restore(y).astype(result))
@@ -211,7 +236,8 @@ def checked_residual(residual: Any, x: jax.Array) -> jax.Array | None:
 
 
 def checked_mask(mask: Any, x: jax.Array) -> jax.Array | None:
-    return None if mask is None else jnp.broadcast_to(jnp.asarray(mask, bool), x.shape)
+    """The mask with as many axes as x, each as long as that of x or of length 1."""
+    return None if mask is None else check_where("BatchNorm", "mask", jnp.asarray(mask, bool), x)
 
 
 def require_real(x: jax.Array, result: Any, instead: str) -> None:

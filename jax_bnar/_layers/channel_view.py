@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -24,6 +25,20 @@ class ChannelView(NamedTuple):
 
     def view(self, array: jax.Array) -> jax.Array:
         return array.transpose(self.permutation).reshape(self.shape)
+
+    def view_mask(self, mask: jax.Array) -> jax.Array:
+        """The same for an array whose axes may have length 1 where those of x have not.
+
+        They stay as they are, except for a feature axis that is merged with a longer one.
+        """
+        mask = mask.transpose(self.permutation)
+        start = self.axis if len(self.features) < mask.ndim else 0
+        end = start + len(self.features)
+        before, own, after = mask.shape[:start], mask.shape[start:end], mask.shape[end:]
+        if any(size > 1 for size in own):
+            own = self.features
+            mask = jnp.broadcast_to(mask, (*before, *own, *after))
+        return mask.reshape(*(before or (1,)), math.prod(own), *after)
 
     def restore(self, array: jax.Array) -> jax.Array:
         inverse = tuple(int(i) for i in np.argsort(self.permutation))

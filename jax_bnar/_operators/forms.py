@@ -14,6 +14,7 @@ from jax_bnar._base.config import Config, Save
 from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._base.inputs import Affine, Statistics, numbered
 from jax_bnar._base.layout import ChannelLayout
+from jax_bnar._operators.selected import SelectedStatistics, selected_statistics
 from jax_bnar._operators.validation import (
     Operands,
     check_epsilon,
@@ -22,6 +23,7 @@ from jax_bnar._operators.validation import (
     check_out_dtype,
     check_save,
     check_statistic,
+    check_where,
     names_in_scope,
 )
 from jax_bnar._sharding.alignment import align_operands
@@ -156,14 +158,20 @@ def describe(
     axis_index_groups: Any,
     num_groups: int,
     implementation: Implementation,
-) -> Statistics:
-    """The mean and var of x."""
+    where: Any = None,
+) -> Statistics | SelectedStatistics:
+    """The mean and var of x, and the number of elements behind each if `where` selects them."""
     names, groups = check_named_axes(function, axis_name, axis_index_groups)
     operands = check_operands(
         function, (x,), None, (Affine(None, None),), axis=axis, num_groups=num_groups
     )
     (x,), _, _, layout = operands
     implementation = resolve_implementation(function, implementation)
+    if where is not None:
+        where = check_where(function, "where", where, x)
     with jax.named_scope(function), names_in_scope(function, axis_name):
-        statistics = batch_statistics(x, layout, implementation, names, groups)
+        if where is None:
+            statistics = batch_statistics(x, layout, implementation, names, groups)
+        else:
+            statistics = selected_statistics(x, where, layout, implementation, names, groups)
     return of_channels(statistics, layout)

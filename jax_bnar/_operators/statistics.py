@@ -29,6 +29,7 @@ def batch_statistics(
     axis_name: Any = None,
     axis_index_groups: Any = None,
     num_groups: int = 1,
+    where: ArrayLike | None = None,
     implementation: Implementation = None,
 ) -> BatchStatisticsResult:
     """Mean and population variance of each channel, over all other axes, in one pass over x.
@@ -41,6 +42,12 @@ def batch_statistics(
     with n the number of elements behind each mean. This is left to XLA, which computes it in the
     loop that adds it to the other gradients of x.
 
+    With `where`, only elements count for which it is True, as in `jnp.mean` and `jnp.var`: of a
+    padded batch, for example. Others have no effect, even if they are NaN, and their dx is 0. That
+    takes two passes, each over a copy of x in which they are replaced. Batch normalisation with
+    these statistics is `batch_norm_inference`, `bn_relu_inference` or `bn_add_relu_inference`,
+    whose derivatives are those of training then, because mean and var are differentiable operands.
+
     Args:
         x: as in `bn_add_relu`.
         axis: the channel axis.
@@ -48,6 +55,8 @@ def batch_statistics(
             as in `bn_add_relu`, by one all-reduce.
         axis_index_groups: lists of indices of that axis, each with separate statistics.
         num_groups: number of ghost batches.
+        where: a bool array that broadcasts to x. Devices may select different numbers of elements.
+            Where there are none in all, mean and var are NaN.
         implementation: None, "ffi" or "xla", as in `bn_add_relu`.
 
     Returns:
@@ -71,6 +80,7 @@ def batch_statistics(
         axis_name=axis_name,
         axis_index_groups=axis_index_groups,
         num_groups=num_groups,
+        where=where,
         implementation=implementation,
     )
-    return BatchStatisticsResult(*statistics)
+    return BatchStatisticsResult(statistics.mean, statistics.var)

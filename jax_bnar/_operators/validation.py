@@ -249,6 +249,19 @@ def check_shape_like(function: str, name: str, array: jax.Array, x: Any, x_name:
         )
 
 
+def check_where(function: str, name: str, where: Any, x: Any) -> jax.Array:
+    """A selection of elements of x, with as many axes as x, each as long as that of x or 1."""
+    where = _as_array(function, name, where)
+    if where.dtype != jnp.bool_:
+        raise TypeError(f"{function}: {name} must have dtype bool, got {where.dtype}.")
+    axes = (1,) * (x.ndim - where.ndim) + where.shape
+    if len(axes) > x.ndim or any(n not in (1, size) for n, size in zip(axes, x.shape, strict=True)):
+        raise ValueError(
+            f"{function}: {name} must broadcast to the shape of x, {x.shape}, got {where.shape}."
+        )
+    return where.reshape(axes)
+
+
 def check_statistic(
     function: str, name: str, vector: Any, x: Any, axis: int, x_name: str = "x"
 ) -> jax.Array:

@@ -303,12 +303,7 @@ def test_unbiased_running_var(batch: int) -> None:
         ({"num_groups": 4}, {"use_running_average": False, "mask": True}, ValueError, "num_groups"),
         ({"save": "x", "activation": "relu"}, {"use_running_average": False}, ValueError, "save"),
         ({"implementation": "tpu"}, {"use_running_average": False}, ValueError, "implementation"),
-        (
-            {"implementation": "ffi"},
-            {"use_running_average": False, "mask": True},
-            NotImplementedError,
-            "no kernel for mask",
-        ),
+        ({}, {"use_running_average": False, "mask": np.ones(2)}, ValueError, "mask must broadcast"),
         (
             {"axis_index_groups": [[0], [1]]},
             {"use_running_average": False},

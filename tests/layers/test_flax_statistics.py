@@ -21,6 +21,8 @@ from flax_tools import (
     trained,
 )
 from jax.sharding import PartitionSpec
+from programs import hlo_calls
+from sharding_tools import MeshKind, make_mesh, put, use_mesh
 
 from jax_bnar import nnx_layers
 from jax_bnar.flax_layers import BatchNorm
@@ -113,6 +115,46 @@ def test_mask_keeps_the_variance_of_a_far_away_mean() -> None:
     _, updated = trained(BatchNorm(momentum=0.0), some_variables(BatchNorm(), x), x, mask=mask)
     expected = np.var(np.asarray(x, np.float64)[np.asarray(mask)[:, 0]], axis=0)
     np.testing.assert_allclose(updated["batch_stats"]["var"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "silu", "none"])
+def test_mask_runs_the_kernels(activation: Any, residual: bool) -> None:
+    x, mask = normal(0).astype(jnp.bfloat16), a_mask((6, 4, 1, 1))
+    layer = BatchNorm(activation=activation, implementation="ffi")
+    variables = some_variables(layer, x)
+
+    def loss(x: jax.Array) -> jax.Array:
+        named = {"residual": x[::-1]} if residual else {}
+        y, updated = trained(layer, variables, x, mask=mask, **named)
+        return jnp.square(y).sum() + updated["batch_stats"]["var"].sum()
+
+    assert hlo_calls(jax.value_and_grad(loss), x) == {
+        "jax_bnar_statistics_v1": 2,
+        "jax_bnar_normalise_v1": 1,
+        "jax_bnar_backward_reduce_v1": 1,
+        "jax_bnar_backward_apply_v1": 1,
+    }
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_mask_of_a_sharded_ghost_batch(kind: MeshKind) -> None:
+    x, mask = normal(0, (16, 5, 3)), a_mask((16, 5, 1))
+    layer = BatchNorm(num_groups=4, momentum=0.0, activation="relu")
+    variables = some_variables(layer, x[:4])
+
+    def step(x: jax.Array, mask: jax.Array) -> Any:
+        def loss(x: jax.Array) -> Any:
+            y, updated = trained(layer, variables, x, mask=mask, residual=x[::-1])
+            return jnp.square(y).sum(), updated
+
+        return jax.value_and_grad(loss, has_aux=True)(x)
+
+    expected = jax.jit(step)(x, mask)
+    mesh = make_mesh(kind, d=8)
+    with use_mesh(mesh):
+        actual = jax.jit(step)(put(x, mesh, PartitionSpec("d")), put(mask, mesh, PartitionSpec()))
+    assert_close(actual, expected, 8 * tolerance(x.dtype))
 
 
 def test_axis_name_under_vmap() -> None:

@@ -163,6 +163,131 @@ def test_one_call_and_none_for_the_gradient() -> None:
     assert whole == {"fusion"}
 
 
+def a_selection(shape: tuple[int, ...], axis: int, kind: str) -> np.ndarray:
+    """Rows of different lengths, whole examples, or any elements; some of each group and channel.
+
+    The groups are two.
+    """
+    random = np.random.default_rng(7)
+    if kind == "elements":
+        return random.random(shape) < 0.4
+    selection = np.ones((1,) * len(shape), bool)
+    half = shape[0] // 2
+    examples = np.arange(shape[0]) % half < max(1, half - 2)
+    selection = selection & examples.reshape(-1, *(1,) * (len(shape) - 1))
+    if kind == "examples":
+        return selection
+    along = next(a for a in range(1, len(shape)) if a != axis % len(shape))
+    lengths = random.integers(1, shape[along] + 1, shape[0])
+    steps = np.arange(shape[along]).reshape([-1 if a == along else 1 for a in range(len(shape))])
+    return selection & (steps < lengths.reshape(-1, *(1,) * (len(shape) - 1)))
+
+
+@both_implementations
+@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("kind", ["rows", "examples", "elements"])
+@pytest.mark.parametrize("axis", [-1, 1], ids=["last", "first"])
+@all_dtypes
+def test_selected_elements(
+    dtype: str, axis: int, kind: str, num_groups: int, implementation: Implementation
+) -> None:
+    """They are those of the float64 numbers that are selected; no other one has any effect."""
+    case = Case((12, 9, 19), axis, dtype, form="batch_norm", ratio=50.0, num_groups=num_groups)
+    where = a_selection(case.shape, axis, kind)
+    whole = np.broadcast_to(where, case.shape)
+    x = of_input(case)
+    x = np.where(whole, x, np.asarray(np.nan, x.dtype))
+    random = np.random.default_rng(3)
+    shape = (19 if axis == -1 else 9,)
+    shape = shape if num_groups == 1 else (num_groups, *shape)
+    dmean, dvar = (random.standard_normal(shape).astype(case.statistics_dtype) for _ in range(2))
+
+    def function(x: Any) -> Any:
+        results, vjp = jax.vjp(
+            lambda x: tuple(
+                jax_bnar.batch_statistics(
+                    x,
+                    axis=axis,
+                    num_groups=num_groups,
+                    where=jnp.asarray(where),
+                    implementation=implementation,
+                )
+            ),
+            x,
+        )
+        return *results, *vjp((jnp.asarray(dmean), jnp.asarray(dvar)))
+
+    mean, var, dx = map(np.asarray, jax.jit(function)(x))
+    wide = np.asarray(x, np.float64).reshape(num_groups, -1, *case.shape[1:])
+    counted = whole.reshape(wide.shape)
+    reduced = (1, 2) if axis == -1 else (1, 3)
+    exact = wide.mean(reduced, keepdims=True, where=counted)
+    centred = np.where(counted, wide - exact, 0)
+    n = counted.sum(reduced, keepdims=True)
+    exact_var = np.square(centred).sum(reduced, keepdims=True) / n
+    of_channel = [a.astype(np.float64).reshape(exact.shape) for a in (dmean, dvar)]
+    exact_dx = np.where(counted, (of_channel[0] + 2 * of_channel[1] * centred) / n, 0)
+    rounding = float(np.finfo(case.statistics_dtype).eps)
+    np.testing.assert_allclose(mean, exact.reshape(shape), rtol=4 * rounding)
+    np.testing.assert_allclose(var, exact_var.reshape(shape), rtol=100 * rounding)
+    exact_dx = exact_dx.reshape(case.shape)
+    assert dx.dtype == x.dtype
+    assert not dx[~whole].any()
+    largest = np.abs(exact_dx).max()
+    tolerance = {"float16": 2**-10, "bfloat16": 2**-7}.get(dtype, 500 * rounding)
+    np.testing.assert_allclose(
+        np.asarray(dx, np.float64), exact_dx, rtol=0, atol=tolerance * largest
+    )
+
+
+def test_selected_elements_of_a_far_away_mean() -> None:
+    """Neither the size of the mean nor an outlier that is selected first costs digits."""
+    random = np.random.default_rng(0)
+    x = (1e6 + random.standard_normal((4096, 3))).astype(np.float32)
+    x[:, 1] = random.standard_normal(4096)
+    x[0, 1] = 1e5
+    where = random.random((4096, 1)) < 0.1
+    where[0] = True
+    mean, var = jax_bnar.batch_statistics(x, where=where)
+    exact = np.asarray(x, np.float64)[where[:, 0]]
+    np.testing.assert_allclose(mean, exact.mean(0), rtol=2e-7)
+    np.testing.assert_allclose(var, exact.var(0), rtol=1e-5)
+
+
+def test_selected_elements_by_two_calls() -> None:
+    x = of_input(Case((4, 6, 5, 33)))
+    where = np.arange(6).reshape(1, 6, 1, 1) < 4
+
+    def selected(x: Any) -> Any:
+        return loss(x, where=where)
+
+    for function in (selected, jax.value_and_grad(selected)):
+        assert hlo_calls(function, x) == {"jax_bnar_statistics_v1": 2}
+    nothing = jax_bnar.batch_statistics(x, where=np.zeros((1, 1), bool))
+    assert np.isnan(nothing.mean).all()
+    assert np.isnan(nothing.var).all()
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "words"),
+    [
+        (np.ones((4, 6, 5, 1), np.float32), TypeError, "where must have dtype bool, got float32"),
+        (
+            np.ones((4, 6, 4, 1), bool),
+            ValueError,
+            r"where must broadcast to the shape of x, \(4, 6",
+        ),
+        (np.ones((1, 4, 6, 5, 33), bool), ValueError, "where must broadcast to the shape of x"),
+        ([True], TypeError, "where must be an array, got list"),
+    ],
+    ids=["dtype", "shape", "axes", "type"],
+)
+def test_wrong_selection(where: Any, error: type[Exception], words: str) -> None:
+    x = of_input(Case((4, 6, 5, 33)))
+    with pytest.raises(error, match=f"batch_statistics: {words}"):
+        jax_bnar.batch_statistics(x, where=where)
+
+
 PLACES: dict[str, tuple[tuple[int, ...], dict[str, int], P, int]] = {
     "batch": ((16, 3, 24), {"d": 8}, P("d"), 24),
     "rows": ((3, 8, 24), {"d": 8}, P(None, "d"), 24),
@@ -187,6 +312,27 @@ def test_over_a_mesh_there_is_one_small_all_reduce(name: str, kind: MeshKind) ->
         actual = jax.jit(function)(placed)
     assert found == [[Collective("all-reduce", "f64", (1, 2 * channels))]]
     assert relative_difference(actual, jax.jit(function)(x)) < 5e-6
+    assert actual[1].sharding.is_equivalent_to(placed.sharding, x.ndim)
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("name", PLACES)
+def test_selected_elements_over_a_mesh(name: str, kind: MeshKind) -> None:
+    """Devices select different numbers of elements, and no array is gathered."""
+    shape, sizes, spec, _ = PLACES[name]
+    x, mesh = of_input(Case(shape)), make_mesh(kind, **sizes)
+    where = a_selection(shape, -1, "rows")
+    placed = put(x, mesh, spec)
+
+    def function(x: Any, where: Any) -> Any:
+        results, vjp = jax.vjp(lambda x: tuple(jax_bnar.batch_statistics(x, where=where)), x)
+        return results, vjp(tuple(jnp.cos(r) for r in results))[0]
+
+    with use_mesh(mesh):
+        found = collectives(function, placed, where)
+        actual = jax.jit(function)(placed, where)
+    assert {each.opcode for operation in found for each in operation} == {"all-reduce"}
+    assert relative_difference(actual, jax.jit(function)(x, where)) < 5e-6
     assert actual[1].sharding.is_equivalent_to(placed.sharding, x.ndim)
 
 

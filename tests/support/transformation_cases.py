@@ -42,8 +42,9 @@ class Call:
     """One call, except for the values, which follow from `seed`.
 
     `form` is that of one input; with two, the operator adds them up and has a ReLU. The form
-    "batch_statistics" is a `batch_norm` that a user has written around that operator, and a form
-    "renorm_..." is another one, corrected towards the `RUNNING` statistics.
+    "batch_statistics" is a `batch_norm` that a user has written around that operator,
+    "selected_statistics" is the same where some elements count, and a form "renorm_..." is another
+    one, corrected towards the `RUNNING` statistics.
     """
 
     inputs: int
@@ -119,7 +120,7 @@ KINDS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         1,
         tuple(f"bn_{add}{name}" for name in ACTIVATIONS for add in ("add_", "")),
     ),
-    "statistics": (1, ("batch_statistics",)),
+    "statistics": (1, ("batch_statistics", "selected_statistics")),
     "renorm": (1, tuple(f"renorm_{form}" for form in _ONE_INPUT)),
 }
 # What BatchRenorm corrects towards; some of the random statistics are limited by it, others not.
@@ -195,14 +196,24 @@ def operands(call: Call, given: Arrays) -> dict[str, Any]:
     return dict.fromkeys(affine) | dict(zip(call.names, given, strict=True))
 
 
+def selected(call: Call) -> np.ndarray:
+    """Which elements of x count: about two thirds, and the first ones of each group and channel."""
+    positions = np.indices(call.shape)
+    positions[0] %= call.shape[0] // call.num_groups
+    positions[call.axis] = 0
+    return (np.cos(np.arange(positions[0].size)).reshape(call.shape) < 0.5) | ~positions.any(axis=0)
+
+
 def ours(call: Call, **keywords: Any) -> Function:
     """The operator as a function of arrays."""
     name = f"{call.form}_inference" if call.given_statistics else call.form
     options = {"epsilon": call.epsilon, "axis": call.axis, "implementation": call.implementation}
     if not call.given_statistics:
         options |= {"num_groups": call.num_groups, "save": call.save}
-    if call.form == "batch_statistics":
+    if call.form.endswith("_statistics"):
         del options["epsilon"], options["save"]
+        if call.form == "selected_statistics":
+            options["where"] = selected(call)
         return formula(call, statistics=functools.partial(batch_statistics, **options, **keywords))
     if call.is_renorm:
         return functools.partial(_renormalised, call, **options, **keywords)
@@ -248,7 +259,10 @@ def formula(
     """
 
     def averaged(array: jax.Array, reduced: tuple[int, ...]) -> jax.Array:
-        mean = array.mean(reduced, keepdims=True)
+        where = True
+        if call.form == "selected_statistics":
+            where = selected(call).reshape(array.shape)
+        mean = array.mean(reduced, keepdims=True, where=where)
         return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
 
     def normalised(x: Any, scale: Any, bias: Any, mean: Any = None, var: Any = None) -> Arrays:

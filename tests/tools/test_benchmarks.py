@@ -35,6 +35,7 @@ from benchmarks.sites import (  # noqa: E402
     dual_join,
     isa,
     launch,
+    masked,
     measure,
     page_faults,
     plot,
@@ -269,6 +270,18 @@ def test_widening(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     memory = {peer: values["temporary_bytes"] for peer, values in site["peers"].items()}
     assert memory["out_dtype"] < 1000 < memory["widened"]
     assert "bfloat16 to float32" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("default_promotion")
+def test_masked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The results are those of Flax, which the benchmark checks itself."""
+    output = tmp_path / "masked.json"
+    short = ["--rounds", "1", "--min-sample-ms", "1", "--output", str(output)]
+    masked.main(["--batch", "2", "--frames", "8", "--models", "small", *short])
+    runs = json.loads(output.read_text())["runs"]
+    assert [run["dtype"] for run in runs] == ["float32", "bfloat16"]
+    assert {tuple(run["peers"]) for run in runs} == {masked.PEERS}
+    assert "2 rows of 4 to 8 frames" in capsys.readouterr().out
 
 
 def test_norms_of_the_networks_with_other_activations() -> None:

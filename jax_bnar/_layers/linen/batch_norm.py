@@ -145,8 +145,9 @@ class BatchNorm(nn.BatchNorm):
             x: any shape that has the feature axes.
             use_running_average: like the field; exactly one of the two must be given.
             mask: broadcasts to x. Only elements where it is True count in the statistics; devices
-                are weighted by their numbers of such elements. This path runs in plain JAX, sharded
-                by XLA, instead of in the kernels. A channel without any such element becomes NaN.
+                are weighted by their numbers of such elements. All elements are normalised. The
+                statistics take two passes over copies of x, see `jax_bnar.batch_statistics`. A
+                channel without any such element becomes NaN.
             residual: added before the activation; has the shape of x. If no operator
                 fuses the activation, plain JAX adds it after the rounding.
 
@@ -159,8 +160,8 @@ class BatchNorm(nn.BatchNorm):
             ValueError: use_running_average is given twice or not at all, a shape or the value of a
                 field is invalid, or x has other features than the variables.
             TypeError: the type of a field is invalid, or x or the dtype of the result is complex.
-            NotImplementedError: `implementation="ffi"` is combined with a mask, or a field that a
-                newer `flax.linen.BatchNorm` added is not at its default.
+            NotImplementedError: a field that a newer `flax.linen.BatchNorm` added is not at its
+                default.
         """
         x = jnp.asarray(x)
         mask = checked_mask(mask, x)

@@ -109,8 +109,10 @@ class BatchNorm(nnx.BatchNorm):
         Args:
             x: any shape that has the feature axes.
             use_running_average: takes precedence over the attribute.
-            mask: broadcasts to x. Only elements where it is True count in the statistics. This path
-                runs in plain JAX for now. A channel without any such element becomes NaN.
+            mask: broadcasts to x. Only elements where it is True count in the statistics; devices
+                are weighted by their numbers of such elements. All elements are normalised. The
+                statistics take two passes over copies of x, see `jax_bnar.batch_statistics`. A
+                channel without any such element becomes NaN.
             residual: added before the activation; has the shape of x. If no operator
                 fuses the activation, plain JAX adds it after the rounding.
 
@@ -121,7 +123,6 @@ class BatchNorm(nnx.BatchNorm):
             ValueError: the mode is not set, or a shape or the value of an argument is invalid.
             TypeError: the type of an argument is invalid, or x or the dtype of the result is
                 complex.
-            NotImplementedError: `implementation="ffi"` is combined with a mask.
         """
         x = jnp.asarray(x)
         mask = checked_mask(mask, x)
