@@ -149,13 +149,14 @@ def innermost_loops(lines: list[str]) -> list[list[str]]:
 
 _DTYPES = {"13__nv_bfloat16": "bfloat16", "6__half": "float16", "f": "float32"}
 # Channels last, eight at once: (kernel, dtype, form). Those with two inputs have a kernel for each
-# pass, and x2 in the place of z.
+# pass, and x2 in the place of z. Kernels with another activation than ReLU, of whose branches a
+# loop takes one, are not counted.
 _TYPE = rf"KernelI({'|'.join(_DTYPES)})LNS\S*?LayoutE0ELi8E"
 _FORWARD = re.compile(
-    rf"4cuda\d+(Forward|Normalise|DualNormalise){_TYPE}NS\S*?ForwardFormILb([01])ELb([01])ELb([01])E"
+    rf"4cuda\d+(Forward|Normalise|DualNormalise){_TYPE}NS\S*?ForwardFormILb([01])ELb([01])ELb([01])ELb0E"
 )
 _BACKWARD = re.compile(
-    rf"4cuda\d+(Backward|Reduce|Apply|DualReduce|DualApply){_TYPE}NS\S*?BackwardFormIL\S*?GateE(\d)ELb([01])E"
+    rf"4cuda\d+(Backward|Reduce|Apply|DualReduce|DualApply){_TYPE}NS\S*?BackwardFormIL\S*?GateE(\d)ELb([01])ELb0E"
 )
 _STATISTICS = re.compile(rf"4cuda\d+(Dual)?Statistics{_TYPE}")
 

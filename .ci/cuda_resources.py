@@ -9,17 +9,20 @@ import re
 import sys
 
 _ELEMENTS = {"6__half": "f16", "13__nv_bfloat16": "bf16", "f": "f32", "d": "f64"}
-_GATES = ("none", "y", "mask", "x")
+_GATES = ("none", "y", "mask", "x", "z")
 _FRAME = re.compile(r"bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 def form_of(name: str) -> str:
-    """What a mangled name says of its form: "z relu mask", "mask dz" or nothing."""
-    if forward := re.search(r"ForwardFormILb([01])ELb([01])ELb([01])E", name):
-        words = zip(("z", "relu", "mask"), forward.groups(), strict=True)
+    """What a mangled name says of its form: "z relu mask", "mask dz", "x curve" or nothing."""
+    if forward := re.search(r"ForwardFormILb([01])ELb([01])ELb([01])ELb([01])E", name):
+        words = zip(("z", "relu", "mask", "curve"), forward.groups(), strict=True)
         return " ".join(word for word, on in words if on == "1") or "plain"
-    if backward := re.search(r"BackwardFormIL\S*?GateE(\d)ELb([01])E", name):
-        return _GATES[int(backward[1])] + (" dz" if backward[2] == "1" else "")
+    if backward := re.search(r"BackwardFormIL\S*?GateE(\d)ELb([01])ELb([01])E", name):
+        words = zip(("dz", "curve"), backward.groups()[1:], strict=True)
+        return " ".join([_GATES[int(backward[1])], *(word for word, on in words if on == "1")])
+    if "AnyCurve" in name:
+        return "curve"
     return ""
 
 

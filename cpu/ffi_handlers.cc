@@ -33,7 +33,6 @@ class CpuBackend {
  public:
   using Native = ffi::ThreadPool;
   static constexpr bool kTakesMaskChannels = false;
-  static constexpr bool kTakesCurves = true;
   static constexpr bool kTakesFloat32Outputs = true;
 
   explicit CpuBackend(ffi::ThreadPool& pool) : pool_(pool) {}

@@ -29,7 +29,6 @@ inline xla::ffi::Error ToFfiError(cudaError_t error, const std::string& where) {
 class FfiBackend {
  public:
   static constexpr bool kTakesMaskChannels = true;
-  static constexpr bool kTakesCurves = false;
   static constexpr bool kTakesFloat32Outputs = false;
 
   explicit FfiBackend(cudaStream_t stream) : launch_{stream, nullptr, {}, {}} {}

@@ -210,14 +210,6 @@ Activation FfiCall::ParseActivation(std::string_view activation,
   return of(ActivationKind::kNone);
 }
 
-void FfiCall::RequireRelu(Activation activation) {
-  if (activation.is_curve()) {
-    Fail(
-        "there are no kernels for other activations than ReLU on this"
-        " platform");
-  }
-}
-
 void FfiCall::RequireReluUnlessLikeX(Activation activation) {
   if (activation.is_curve() && out_dtype_ != dtype_) {
     std::ostringstream message;

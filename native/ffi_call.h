@@ -64,10 +64,9 @@ class FfiCall {
   const void* Saved(Gate gate);
   Activation ParseActivation(std::string_view activation,
                              double negative_slope);
-  // Note an error unless the activation is ReLU or none, is one of these if y
-  // is not like x, has a derivative that a mask can hold, or has one that the
-  // gate finds.
-  void RequireRelu(Activation activation);
+  // Note an error unless the activation is one of ReLU and none, for a y that
+  // is not like x; has a derivative that a mask can hold; has one that the gate
+  // finds.
   void RequireReluUnlessLikeX(Activation activation);
   void RequireMaskable(Activation activation);
   void RequireGateOf(Activation activation, Gate gate);

@@ -4,8 +4,6 @@
 // A backend is constructed from what XLA's execution context holds for its
 // platform (Backend::Native) and has
 //   kTakesMaskChannels   whether Problem::mask_channels may be other than 0
-//   kTakesCurves         whether there are kernels for other activations than
-//       ReLU
 //   kTakesFloat32Outputs whether Problem::out_dtype may be kFloat32 with 16-bit
 //       x, if there is one input
 //   void ReadWorkspace(FfiCall&, int inputs)   which reads the hidden
@@ -245,7 +243,6 @@ class FfiOperations {
                                    const ActivationAttributes& attributes) {
     const Activation activation =
         call.ParseActivation(attributes.name, attributes.negative_slope);
-    if (!Backend::kTakesCurves) call.RequireRelu(activation);
     call.RequireReluUnlessLikeX(activation);
     return activation;
   }

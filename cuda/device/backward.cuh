@@ -1,5 +1,5 @@
-// dx = a * e + b * (x - mean) + k, where e is dy if the ReLU let the element
-// pass, else 0. BackwardKernel computes the sums and the gradient in one
+// dx = a * e + b * (x - mean) + k, where e is dy times the derivative of the
+// activation. BackwardKernel computes the sums and the gradient in one
 // launch, ReduceKernel only the sums, and ApplyKernel only the gradient.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_BACKWARD_CUH_
@@ -51,8 +51,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,
                                        position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
-            position.rank,
-            [&] { LoadVarAndScale<A>(p, shared, slab, ColumnMeanwhile()); });
+            position.rank, [&] {
+              // For compute capability 9.0, ptxas of CUDA 13.0 spills where
+              // this is computed anew; for 8.0, where it is not.
+              if constexpr (kArchitecture == 900) {
+                LoadVarAndScale<A>(p, shared, slab, ColumnMeanwhile());
+              } else {
+                LoadVarAndScale<A>(p, shared, slab.Again(), ColumnMeanwhile());
+              }
+            });
     const SlabOf again = slab.Again();
     SetApplyConstants<A>(p, shared, again, /*store=*/position.rank == 0);
     ApplyTiles<T, kElements, /*kKeep=*/true, Form>(p, shared, again, &stream);

@@ -79,7 +79,8 @@ template <typename T, int kElements>
 class DualGatingFromX {
  public:
   template <typename SlabOf>
-  __device__ __forceinline__ DualGatingFromX(const DualSharedMemory& shared,
+  __device__ __forceinline__ DualGatingFromX(const BackwardBuffers&,
+                                             const DualSharedMemory& shared,
                                              const SlabOf& slab)
       : normaliser_(shared, slab) {}
 
@@ -96,7 +97,7 @@ class DualGatingFromX {
 template <typename T, int kElements, Gate kGate>
 using DualGating =
     std::conditional_t<kGate == Gate::kX, DualGatingFromX<T, kElements>,
-                       Gating<T, kElements, kGate>>;
+                       Gating<T, kElements, kGate, /*kCurve=*/false>>;
 
 // One thread's sums: those of e and x1, and that of e * (x2 - mean2).
 template <typename T, int kElements>
@@ -121,8 +122,8 @@ class DualGradientSums : public GradientSums<T, kElements> {
 
   __device__ __forceinline__ void Accumulate(const V& e, const V& x1,
                                              const V& x2) {
-    Base::Accumulate(e, x1);
     const Values<A, kElements> es = e.Get(), x2s = x2.Get();
+    Base::Accumulate(es, x1);
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
       centred2_[i] =
@@ -185,7 +186,8 @@ __device__ __forceinline__ void SumDualGradients(
         [&](int begin, int end) {
           // Loaded for each part, these constants take up no registers while
           // sums are added. Gate kX and the sums have the same means.
-          const DualGating<T, kElements, kGate> gating(shared, slab);
+          const DualGating<T, kElements, kGate> gating(first.buffers, shared,
+                                                       slab);
           sums.LoadMeans(shared, slab);
           ForEachTile<kDualDepth<T, kElements, kGate, SlabOf>, Item>(
               slab.Count(begin, end),
@@ -237,7 +239,7 @@ __device__ __forceinline__ void ApplyDualTiles(const BackwardParameters& first,
     constexpr Gate kGate = decltype(form)::kGate;
     using Item = DualGradientItem<T, kElements, kGate>;
     const DualGradientLoader<T, kElements, kGate> loader(first, second);
-    const DualGating<T, kElements, kGate> gating(shared, slab);
+    const DualGating<T, kElements, kGate> gating(first.buffers, shared, slab);
     const Applier<T, kElements> applier1(shared, slab);
     const Applier<T, kElements> applier2(shared.second, slab);
     T* dx1 = static_cast<T*>(first.dx);

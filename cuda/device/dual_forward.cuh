@@ -134,11 +134,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         __syncthreads();
         // Several threads with single elements share a byte of the mask, so
         // PackMask writes it afterwards.
-        constexpr bool kMask =
-            std::is_same_v<Form, ForwardForm<true, true, true>>;
-        NormaliseTilesAs<T, kElements, /*kKeep=*/false, /*kResidual=*/true,
-                         kMask>(first, slab,
-                                DualNormaliser<T, kElements>(shared, slab));
+        using Written =
+            std::conditional_t<std::is_same_v<Form, AnyForm>,
+                               ForwardForm<true, true, false>, Form>;
+        NormaliseTilesAs<T, kElements, /*kKeep=*/false, Written>(
+            first, slab, DualNormaliser<T, kElements>(shared, slab));
       });
 }
 

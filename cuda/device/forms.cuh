@@ -15,25 +15,32 @@ namespace cuda {
 // do far more than such a test costs.
 struct AnyForm {};
 
+// The same for all forms with another activation than ReLU, which have larger
+// loops.
+struct AnyCurve {};
+
 // A form of y = act(batch_norm(x) + z): whether there is a z, whether there is
-// a ReLU, and whether the mask of the elements that pass it is written.
-template <bool kResidual_, bool kRelu_, bool kMask_>
+// a ReLU or another activation (curves.cuh), and whether the mask of the
+// elements that pass a ReLU is written.
+template <bool kResidual_, bool kRelu_, bool kMask_, bool kCurve_ = false>
 struct ForwardForm {
   static constexpr bool kResidual = kResidual_;
   static constexpr bool kRelu = kRelu_;
   static constexpr bool kMask = kMask_;
+  static constexpr bool kCurve = kCurve_;
 };
 
 // A form of the backward pass, which computes dx and, with kStoreDz, also
 // writes dz, which is e.
-template <Gate kGate_, bool kStoreDz_>
+template <Gate kGate_, bool kStoreDz_, bool kCurve_ = false>
 struct BackwardForm {
   static constexpr Gate kGate = kGate_;
   static constexpr bool kStoreDz = kStoreDz_;
+  static constexpr bool kCurve = kCurve_;
 };
 
 // Returns f(form). Without a ReLU, there is no form with a mask. The host calls
-// this function with host functions, and the device with device functions.
+// these functions with host functions, and the device with device functions.
 #ifdef __CUDACC__
 #pragma nv_exec_check_disable
 #endif
@@ -68,6 +75,37 @@ BNAR_HOST_DEVICE auto WithBackwardForm(Gate gate, bool store_dz, F f) {
     default:
       if (store_dz) return f(BackwardForm<Gate::kNone, true>{});
       return f(BackwardForm<Gate::kNone, false>{});
+  }
+}
+
+// The same with another activation than ReLU, whose mask is never written here.
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable
+#endif
+template <typename F>
+BNAR_HOST_DEVICE auto WithForwardCurve(bool residual, F f) {
+  if (residual) return f(ForwardForm<true, false, false, true>{});
+  return f(ForwardForm<false, false, false, true>{});
+}
+
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable
+#endif
+template <typename F>
+BNAR_HOST_DEVICE auto WithBackwardCurve(Gate gate, bool store_dz, F f) {
+  switch (gate) {
+    case Gate::kY:
+      if (store_dz) return f(BackwardForm<Gate::kY, true, true>{});
+      return f(BackwardForm<Gate::kY, false, true>{});
+    case Gate::kMask:
+      if (store_dz) return f(BackwardForm<Gate::kMask, true, true>{});
+      return f(BackwardForm<Gate::kMask, false, true>{});
+    case Gate::kX:
+      if (store_dz) return f(BackwardForm<Gate::kX, true, true>{});
+      return f(BackwardForm<Gate::kX, false, true>{});
+    default:
+      if (store_dz) return f(BackwardForm<Gate::kZ, true, true>{});
+      return f(BackwardForm<Gate::kZ, false, true>{});
   }
 }
 

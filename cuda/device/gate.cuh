@@ -1,4 +1,4 @@
-// The gate of the ReLU, which decides where the gradient passes.
+// The gate of the activation, which decides what passes of the gradient.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_GATE_CUH_
 #define JAX_BNAR_CUDA_DEVICE_GATE_CUH_
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/device/curves.cuh"
 #include "cuda/device/forms.cuh"
 #include "cuda/device/mask_cursor.cuh"
 #include "cuda/device/normalise.cuh"
@@ -44,6 +45,10 @@ template <typename T, int kElements>
 struct Saved<T, kElements, Gate::kMask> {
   uint32_t bits;
 };
+template <typename T, int kElements>
+struct Saved<T, kElements, Gate::kZ> {
+  Vector<T, kElements> z;
+};
 
 // What backward reads for a vector. At first e holds dy, which the gate turns
 // into e.
@@ -55,18 +60,22 @@ struct GradientItem {
 };
 
 // The number of arrays that are read for each vector. A mask is too small to
-// count, but the constants of gate kX take the registers of an array.
+// count, but the constants of gates kX and kZ take the registers of an array.
 template <Gate kGate>
-constexpr int kGradientArrays = kGate == Gate::kY || kGate == Gate::kX ? 3 : 2;
+constexpr int kGradientArrays = kGate == Gate::kZ                        ? 4
+                                : kGate == Gate::kY || kGate == Gate::kX ? 3
+                                                                         : 2;
 
 // The number of tiles for which a thread has loads in flight of what was saved,
 // if dy and x come by copies. y takes as many registers as two arrays would,
 // because the gate is computed beside it. Where channels are first, finding a
-// vector takes registers.
-template <typename T, int kElements, Gate kGate, typename SlabOf>
+// vector takes registers. If nothing was saved for another activation than
+// ReLU, more copies of its long loop gain nothing.
+template <typename T, int kElements, Gate kGate, bool kCurve, typename SlabOf>
 constexpr int kSavedInFlight =
-    kGate == Gate::kMask && !SlabOf::kPlanes ? kInFlight<T, kElements, 1>
-                                             : kInFlight<T, kElements, 2>;
+    kCurve && kGate == Gate::kX                ? 1
+    : kGate == Gate::kMask && !SlabOf::kPlanes ? kInFlight<T, kElements, 1>
+                                               : kInFlight<T, kElements, 2>;
 
 // Loads a vector of each array. All loads are in flight before any of them is
 // used.
@@ -104,6 +113,9 @@ class GradientLoader {
     if constexpr (kGate == Gate::kY) {
       saved->y = LoadVector<kReuse, kElements>(static_cast<const T*>(saved_) +
                                                in.offset());
+    } else if constexpr (kGate == Gate::kZ) {
+      saved->z = LoadVector<kReuse, kElements>(static_cast<const T*>(saved_) +
+                                               in.offset());
     } else if constexpr (kGate == Gate::kMask) {
       saved->bits = static_cast<uint32_t>(in.mask_byte()) >> in.mask_bit();
     }
@@ -115,37 +127,106 @@ class GradientLoader {
   const void* saved_;
 };
 
-// Turns dy into e. Where the gate recomputes y, its constants are in registers.
-template <typename T, int kElements, Gate kGate>
+// Turns dy into e, and returns it as it was before it was rounded. Where the
+// gate recomputes y, its constants are in registers. The primary template is
+// the gate of a ReLU.
+template <typename T, int kElements, Gate kGate, bool kCurve>
 class Gating {
  public:
   template <typename SlabOf>
-  __device__ __forceinline__ Gating(const SharedMemory&, const SlabOf&) {}
+  __device__ __forceinline__ Gating(const BackwardBuffers&, const SharedMemory&,
+                                    const SlabOf&) {}
 
-  __device__ __forceinline__ void Apply(
+  __device__ __forceinline__ Values<Accumulator<T>, kElements> Apply(
       GradientItem<T, kElements, kGate>* item) const {
     if constexpr (kGate == Gate::kY) item->e.KeepPositive(item->saved.y);
     if constexpr (kGate == Gate::kMask) item->e.KeepBits(item->saved.bits);
+    return item->e.Get();
   }
 };
 
 // The gate that computes y again, by the same operations as forward, rounding
 // included.
 template <typename T, int kElements>
-class Gating<T, kElements, Gate::kX> {
+class Gating<T, kElements, Gate::kX, /*kCurve=*/false> {
  public:
   template <typename SlabOf>
-  __device__ __forceinline__ Gating(const SharedMemory& shared,
+  __device__ __forceinline__ Gating(const BackwardBuffers&,
+                                    const SharedMemory& shared,
                                     const SlabOf& slab)
       : normaliser_(shared, slab) {}
 
-  __device__ __forceinline__ void Apply(
+  __device__ __forceinline__ Values<Accumulator<T>, kElements> Apply(
       GradientItem<T, kElements, Gate::kX>* item) const {
     item->e.KeepPositive(normaliser_.Of(item->x, Vector<T, kElements>{}));
+    return item->e.Get();
   }
 
  private:
   Normaliser<T, kElements, /*kResidual=*/false, /*kRelu=*/false> normaliser_;
+};
+
+// Other activations, whose derivative follows from what was saved.
+template <typename T, int kElements, Gate kGate>
+class Gating<T, kElements, kGate, /*kCurve=*/true> {
+ public:
+  template <typename SlabOf>
+  __device__ __forceinline__ Gating(const BackwardBuffers& buffers,
+                                    const SharedMemory&, const SlabOf&)
+      : curve_(buffers.activation) {}
+
+  __device__ __forceinline__ Values<Accumulator<T>, kElements> Apply(
+      GradientItem<T, kElements, kGate>* item) const {
+    Values<Accumulator<T>, kElements> e = item->e.Get();
+    if constexpr (kGate == Gate::kY) {
+      e = curve_.GradientOfOutput(item->saved.y.Get(), e);
+    } else {
+      static_assert(kGate == Gate::kMask);
+      e = curve_.GradientOfBits(item->saved.bits, e);
+    }
+    item->e.Set(e);
+    return e;
+  }
+
+ private:
+  Curve<T, kElements> curve_;
+};
+
+// Other activations, whose derivative follows from x, and from the residual.
+template <typename T, int kElements, Gate kGate>
+class CurveOfInputs {
+ public:
+  template <typename SlabOf>
+  __device__ __forceinline__ CurveOfInputs(const BackwardBuffers& buffers,
+                                           const SharedMemory& shared,
+                                           const SlabOf& slab)
+      : curve_(buffers.activation), normaliser_(shared, slab) {}
+
+  __device__ __forceinline__ Values<Accumulator<T>, kElements> Apply(
+      GradientItem<T, kElements, kGate>* item) const {
+    Vector<T, kElements> z{};
+    if constexpr (kGate == Gate::kZ) z = item->saved.z;
+    const Values<Accumulator<T>, kElements> e = curve_.GradientOfInput(
+        normaliser_.Unrounded(item->x, z), item->e.Get());
+    item->e.Set(e);
+    return e;
+  }
+
+ private:
+  Curve<T, kElements> curve_;
+  Normaliser<T, kElements, /*kResidual=*/kGate == Gate::kZ, /*kRelu=*/false>
+      normaliser_;
+};
+
+template <typename T, int kElements>
+class Gating<T, kElements, Gate::kX, /*kCurve=*/true>
+    : public CurveOfInputs<T, kElements, Gate::kX> {
+  using CurveOfInputs<T, kElements, Gate::kX>::CurveOfInputs;
+};
+template <typename T, int kElements>
+class Gating<T, kElements, Gate::kZ, /*kCurve=*/true>
+    : public CurveOfInputs<T, kElements, Gate::kZ> {
+  using CurveOfInputs<T, kElements, Gate::kZ>::CurveOfInputs;
 };
 
 }  // namespace cuda

@@ -153,10 +153,12 @@ __device__ __forceinline__ void ApplyCopiedTiles(const BackwardParameters& p,
     pass.template ForEach</*kCopied=*/false, kDepth, Nothing>(kept, nothing,
                                                               store_kept);
     const GradientLoader<T, kElements, kGate> loader(dy, p.buffers);
-    const Gating<T, kElements, kGate> gating(shared, slab);
+    const Gating<T, kElements, kGate, Form::kCurve> gating(p.buffers, shared,
+                                                           slab);
     auto in = loader.template At<-1>(again, count - 1 - kept);
-    pass.template ForEach</*kCopied=*/true,
-                          kSavedInFlight<T, kElements, kGate, SlabOf>, Ahead>(
+    pass.template ForEach<
+        /*kCopied=*/true,
+        kSavedInFlight<T, kElements, kGate, Form::kCurve, SlabOf>, Ahead>(
         count - kept,
         [&](Ahead* saved) {
           loader.template LoadSaved<Reuse::kNever>(in, saved);
@@ -196,7 +198,8 @@ __device__ __forceinline__ void ApplyLoadedTiles(const BackwardParameters& p,
       using Item = GradientItem<T, kElements, kGate>;
       const GradientLoader<T, kElements, kGate> loader(
           F::kStoreDz ? p.dz : p.buffers.dy, p.buffers);
-      const Gating<T, kElements, kGate> gating(shared, slab);
+      constexpr bool kCurve = F::kCurve && kGate != Gate::kNone;
+      const Gating<T, kElements, kGate, kCurve> gating(p.buffers, shared, slab);
       auto in = loader.template At<-1>(slab, last);
       auto out = slab.template At<-1>(last);
       ForEachTile<kInFlight<T, kElements, kGradientArrays<kGate>>, Item>(
@@ -212,6 +215,12 @@ __device__ __forceinline__ void ApplyLoadedTiles(const BackwardParameters& p,
     };
     if constexpr (std::is_same_v<Form, AnyForm>) {
       WithBackwardForm(p.buffers.gate, p.dz != nullptr, apply);
+    } else if constexpr (std::is_same_v<Form, AnyCurve>) {
+      if (p.dz != nullptr) {
+        apply(BackwardForm<Gate::kNone, true>{});
+      } else {
+        WithBackwardCurve(p.buffers.gate, /*store_dz=*/false, apply);
+      }
     } else {
       apply(Form{});
     }

@@ -1,5 +1,5 @@
-// Sums of e and of e * (x - mean), where e is dy if the ReLU let the element
-// pass, else 0.
+// Sums of e and of e * (x - mean), where e is dy times the derivative of the
+// activation: for ReLU, dy if it let the element pass, else 0.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_GRADIENT_SUMS_CUH_
 #define JAX_BNAR_CUDA_DEVICE_GRADIENT_SUMS_CUH_
@@ -39,9 +39,9 @@ class GradientSums {
     for (int i = 0; i < kElements; ++i) first_[i] = second_[i] = 0;
   }
 
-  __device__ __forceinline__ void Accumulate(const Vector<T, kElements>& e,
+  __device__ __forceinline__ void Accumulate(const Values<A, kElements>& es,
                                              const Vector<T, kElements>& x) {
-    const Values<A, kElements> es = e.Get(), xs = x.Get();
+    const Values<A, kElements> xs = x.Get();
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
       first_[i] += es[i];
@@ -59,9 +59,9 @@ class GradientSums {
   Values<A, kElements> second_;
 };
 
-// Sets the constants of the sums: mean, and those from which gate kX recomputes
-// y. Where nothing needs the multiplier, there may be no var. All threads of
-// the block call it, and may use the constants afterwards.
+// Sets the constants of the sums: mean, and those from which gates kX and kZ
+// recompute y. Where nothing needs the multiplier, there may be no var. All
+// threads of the block call it, and may use the constants afterwards.
 template <typename A, typename SlabOf>
 __device__ __forceinline__ void SetReduceConstants(const BackwardParameters& p,
                                                    const SharedMemory& shared,
@@ -86,16 +86,19 @@ __device__ __forceinline__ void SetReduceConstants(const BackwardParameters& p,
 }
 
 // The sums, with everything fixed that a loop would otherwise have to test.
-template <typename T, int kElements, bool kKeep, Gate kGate, bool kStoreDz,
-          typename SlabOf, typename Stream>
+template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf,
+          typename Stream>
 __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
                                                const SharedMemory& shared,
                                                const SlabOf& slab,
                                                Stream* stream) {
+  constexpr Gate kGate = Form::kGate;
+  constexpr bool kStoreDz = Form::kStoreDz;
   using Item = GradientItem<T, kElements, kGate>;
   constexpr int kDepth = kInFlight<T, kElements, kGradientArrays<kGate>>;
   const GradientLoader<T, kElements, kGate> loader(p.buffers.dy, p.buffers);
-  const Gating<T, kElements, kGate> gating(shared, slab);
+  const Gating<T, kElements, kGate, Form::kCurve> gating(p.buffers, shared,
+                                                         slab);
   GradientSums<T, kElements> sums;
   sums.LoadMean(shared, slab);
   sums.Clear();
@@ -105,21 +108,23 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
 
   // `reuse` says whether the second pass reads dz.
   const auto accumulate = [&](auto reuse, Item* item) {
-    gating.Apply(item);
+    const auto e = gating.Apply(item);
     if constexpr (kStoreDz) {
       StoreVector<decltype(reuse)::value>(dz + out.offset(), item->e);
       out.Advance();
     }
-    sums.Accumulate(item->e, item->x);
+    sums.Accumulate(e, item->x);
   };
   const std::integral_constant<Reuse, Reuse::kNever> never;
   const std::integral_constant<Reuse, Reuse::kSoon> soon;
   const auto flush = [&] {
     AddToBlock<kElements>(p.tiling, shared, slab,
                           [&](int i) { return sums.Of(i); });
-    // Reloaded, the mean takes up no registers while sums are added. Gate kX
-    // has it in the same registers.
-    if (kShortOfRegisters || kGate != Gate::kX) sums.LoadMean(shared, slab);
+    // Reloaded, the mean takes up no registers while sums are added. Gates kX
+    // and kZ have it in the same registers.
+    if (kShortOfRegisters || (kGate != Gate::kX && kGate != Gate::kZ)) {
+      sums.LoadMean(shared, slab);
+    }
     sums.Clear();
   };
   // Where there is a dz, the second pass reads it instead of dy.
@@ -130,8 +135,8 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
     ForEachPart(
         slab.tiles(),
         [&](int begin, int end) {
-          pass.template ForEach<kSavedInFlight<T, kElements, kGate, SlabOf>,
-                                Ahead>(
+          pass.template ForEach<
+              kSavedInFlight<T, kElements, kGate, Form::kCurve, SlabOf>, Ahead>(
               slab.Count(begin, end),
               [&](Ahead* saved) {
                 loader.template LoadSaved<kReuseE>(in, saved);
@@ -185,8 +190,8 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
 
 // Computes the sums of the block's share. With kKeep, e and x of some tiles
 // stay in shared memory, to where `stream` copies dy and x unless threads load
-// single elements. `Form` is a BackwardForm or AnyForm. All threads of the
-// block call it.
+// single elements. `Form` is a BackwardForm, AnyForm or AnyCurve. All threads
+// of the block call it.
 template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf,
           typename Stream = NoStream>
 __device__ __forceinline__ void SumGradients(const BackwardParameters& p,
@@ -197,12 +202,13 @@ __device__ __forceinline__ void SumGradients(const BackwardParameters& p,
     shared.block[threadIdx.x] = {0, 0};
   }
   const auto sum = [&](auto form) {
-    using F = decltype(form);
-    SumGradientsAs<T, kElements, kKeep, F::kGate, F::kStoreDz>(p, shared, slab,
-                                                               stream);
+    SumGradientsAs<T, kElements, kKeep, decltype(form)>(p, shared, slab,
+                                                        stream);
   };
   if constexpr (std::is_same_v<Form, AnyForm>) {
     WithBackwardForm(p.buffers.gate, p.dz != nullptr, sum);
+  } else if constexpr (std::is_same_v<Form, AnyCurve>) {
+    WithBackwardCurve(p.buffers.gate, p.dz != nullptr, sum);
   } else {
     sum(Form{});
   }

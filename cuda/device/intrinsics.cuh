@@ -92,6 +92,18 @@ __device__ __forceinline__ float MaxKeepingNan(float value) {
 #endif
 }
 
+// Returns a / b with an error of at most 2 ulp. The exact quotient is a call
+// for some operands, and what must survive it takes registers.
+__device__ __forceinline__ float DivideNearly(float a, float b) {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  return a / b;
+#else
+  float result;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#endif
+}
+
 // Returns a / divisor for an `a` that is not negative and below 2^52. The
 // product is off by at most one.
 __device__ __forceinline__ int64_t Quotient(int64_t a, const Divisor& divisor) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/device/curves.cuh"
 #include "cuda/device/forms.cuh"
 #include "cuda/device/intrinsics.cuh"
 #include "cuda/device/mask_cursor.cuh"
@@ -23,7 +24,7 @@ namespace jax_bnar {
 namespace cuda {
 
 // The constants that turn an element of one channel into y, except for the
-// ReLU.
+// activation.
 template <typename A>
 struct ForwardConstants {
   A mean;
@@ -88,7 +89,9 @@ class Normaliser {
     bias_ = LoadConstants<A, kElements>(shared, kBias, slab);
   }
 
-  __device__ __forceinline__ V Of(const V& x, const V& z) const {
+  // What comes before the activation, not rounded.
+  __device__ __forceinline__ Values<A, kElements> Unrounded(const V& x,
+                                                            const V& z) const {
     Values<A, kElements> values = x.Get();
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
@@ -102,8 +105,12 @@ class Normaliser {
         values[i] = Add(values[i], residual[i]);
       }
     }
+    return values;
+  }
+
+  __device__ __forceinline__ V Of(const V& x, const V& z) const {
     V y;
-    y.Set(values);
+    y.Set(Unrounded(x, z));
     // Rounding preserves order and sign, so it does not matter which comes
     // first.
     if constexpr (kRelu) y.Relu();
@@ -114,6 +121,29 @@ class Normaliser {
   Values<A, kElements> mean_;
   Values<A, kElements> multiplier_;
   Values<A, kElements> bias_;
+};
+
+// The same with another activation than ReLU.
+template <typename T, int kElements, bool kResidual>
+class CurveNormaliser {
+ public:
+  using V = Vector<T, kElements>;
+
+  template <typename SlabOf>
+  __device__ __forceinline__ CurveNormaliser(const Activation& activation,
+                                             const SharedMemory& shared,
+                                             const SlabOf& slab)
+      : curve_(activation), normaliser_(shared, slab) {}
+
+  __device__ __forceinline__ V Of(const V& x, const V& z) const {
+    V y;
+    y.Set(curve_.Value(normaliser_.Unrounded(x, z)));
+    return y;
+  }
+
+ private:
+  Curve<T, kElements> curve_;
+  Normaliser<T, kElements, kResidual, /*kRelu=*/false> normaliser_;
 };
 
 // What is loaded for a vector besides x.
@@ -132,12 +162,14 @@ struct ForwardItem : Residual<T, kElements, kResidual> {
 // The elementwise pass, with everything fixed that a loop would otherwise have
 // to test. normaliser.Of(x, z) is y of a vector. With kKeep, x of some tiles is
 // in the slots of `stream`.
-template <typename T, int kElements, bool kKeep, bool kResidual, bool kMask,
-          typename SlabOf, typename NormaliserOf, typename Stream = NoStream>
+template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf,
+          typename NormaliserOf, typename Stream = NoStream>
 __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
                                                  const SlabOf& slab,
                                                  const NormaliserOf& normaliser,
                                                  Stream* stream = nullptr) {
+  constexpr bool kResidual = Form::kResidual;
+  constexpr bool kMask = Form::kMask;
   using V = Vector<T, kElements>;
   using Item = ForwardItem<T, kElements, kResidual>;
   constexpr int kArrays = kResidual ? 2 : 1;
@@ -169,9 +201,11 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
   // Only z is loaded ahead of a tile in shared memory, which answers in a few
   // dozen cycles.
   using Ahead = Residual<T, kElements, kResidual>;
-  // Where channels are first, finding a vector takes registers.
-  constexpr int kArraysAhead = SlabOf::kPlanes ? 2 : 1;
-  constexpr int kDepthAhead = kInFlight<T, kElements, kArraysAhead>;
+  // Where channels are first, finding a vector takes registers. Of the long
+  // loop of another activation than ReLU, more copies gain nothing.
+  constexpr int kArraysAhead = SlabOf::kPlanes || Form::kCurve ? 2 : 1;
+  constexpr int kDepthAhead =
+      Form::kCurve && !kResidual ? 1 : kInFlight<T, kElements, kArraysAhead>;
   if constexpr (kKeep && kCopiesTiles<kElements>) {
     const int count = slab.Count(0, slab.tiles());
     auto in = slab.template At<-1>(count - 1);
@@ -228,7 +262,7 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
 }
 
 // The elementwise pass, the last tile first. Single elements begin with the
-// tiles that L2 may still hold. `Form` is a ForwardForm or AnyForm.
+// tiles that L2 may still hold. `Form` is a ForwardForm, AnyForm or AnyCurve.
 template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf,
           typename Stream = NoStream>
 __device__ __forceinline__ void NormaliseTiles(const ForwardParameters& p,
@@ -237,16 +271,24 @@ __device__ __forceinline__ void NormaliseTiles(const ForwardParameters& p,
                                                Stream* stream = nullptr) {
   const auto normalise = [&](auto form) {
     using F = decltype(form);
-    const Normaliser<T, kElements, F::kResidual, F::kRelu> normaliser(shared,
-                                                                      slab);
-    NormaliseTilesAs<T, kElements, kKeep, F::kResidual, F::kMask>(
-        p, slab, normaliser, stream);
+    const auto normalise_by = [&](const auto& normaliser) {
+      NormaliseTilesAs<T, kElements, kKeep, F>(p, slab, normaliser, stream);
+    };
+    if constexpr (F::kCurve) {
+      normalise_by(CurveNormaliser<T, kElements, F::kResidual>(
+          p.buffers.activation, shared, slab));
+    } else {
+      normalise_by(
+          Normaliser<T, kElements, F::kResidual, F::kRelu>(shared, slab));
+    }
   };
   if constexpr (std::is_same_v<Form, AnyForm>) {
     // Several threads with single elements share a byte of the mask, so
     // PackMask writes it afterwards.
-    WithForwardForm(p.buffers.z != nullptr, p.buffers.relu, /*mask=*/false,
-                    normalise);
+    WithForwardForm(p.buffers.z != nullptr, p.buffers.activation.is_relu(),
+                    /*mask=*/false, normalise);
+  } else if constexpr (std::is_same_v<Form, AnyCurve>) {
+    WithForwardCurve(p.buffers.z != nullptr, normalise);
   } else {
     normalise(Form{});
   }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/curves.cuh"
 #include "cuda/device/intrinsics.cuh"
 #include "cuda/device/normalise.cuh"
 #include "cuda/device/vector.cuh"
@@ -108,7 +109,8 @@ __device__ __forceinline__ void StoreSingly(
   }
 }
 
-template <typename T>
+// kCurve says whether there is another activation than ReLU.
+template <typename T, bool kCurve>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     NormaliseFlatKernel(const __grid_constant__ ForwardParameters p,
                         const __grid_constant__ FlatTiling tiling) {
@@ -168,9 +170,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                                    is_here ? here.bias : there.bias);
       if (residual) values[i] = Add(values[i], zs_values[i]);
     }
-    xs[k].Set(values);
-    if (p.buffers.relu) xs[k].Relu();
-    uint32_t bits = xs[k].PositiveBits();
+    uint32_t bits = 0;
+    if constexpr (kCurve) {
+      const Curve<T, kWidth> curve(p.buffers.activation);
+      xs[k].Set(curve.Value(values));
+      if (mask != nullptr) bits = curve.OpenBits(xs[k].Get());
+    } else {
+      xs[k].Set(values);
+      if (p.buffers.activation.is_relu()) xs[k].Relu();
+      bits = xs[k].PositiveBits();
+    }
     if (left < kWidth) {
       StoreSingly(y + at, left, xs[k].Get());
       bits &= (1u << left) - 1u;

@@ -31,8 +31,10 @@ __device__ __forceinline__ int64_t FirstElementOf(int64_t byte,
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     PackMaskKernel(const void* y, uint8_t* mask,
-                   const __grid_constant__ Problem problem) {
+                   const __grid_constant__ Problem problem,
+                   const __grid_constant__ Activation activation) {
   using Bits = typename Element<T>::Bits;
+  const Curve<T, 1> curve(activation);
   const int64_t group_size = problem.shape.group_size();
   const int64_t bytes_per_group = problem.shape.mask_bytes_per_group();
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -46,7 +48,10 @@ __global__ void __launch_bounds__(kThreads)
         static_cast<const Bits*>(y) + group * group_size + first;
     uint32_t byte = 0;
     for (int bit = 0; bit < 8 && first + bit < group_size; ++bit) {
-      byte |= (Element<T>::Decode(elements[bit]) > 0 ? 1u : 0u) << bit;
+      const Accumulator<T> element = Element<T>::Decode(elements[bit]);
+      const bool open = activation.is_curve() ? curve.OpenBits({{element}}) != 0
+                                              : element > 0;
+      byte |= (open ? 1u : 0u) << bit;
     }
     mask[i] = static_cast<uint8_t>(byte);
   }

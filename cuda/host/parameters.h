@@ -187,7 +187,7 @@ struct ForwardBuffers {
   const void* z;
   void* y;
   uint8_t* mask;
-  bool relu;
+  Activation activation;
 };
 
 struct BackwardBuffers {
@@ -195,14 +195,15 @@ struct BackwardBuffers {
   const void* x;
   const void* saved;
   Gate gate;
+  Activation activation;
 };
 
 inline ForwardBuffers BuffersOf(const NormaliseBuffers<1>& given) {
-  return {given.x[0], given.z, given.y, given.mask, given.activation.is_relu()};
+  return {given.x[0], given.z, given.y, given.mask, given.activation};
 }
 
 inline BackwardBuffers BuffersOf(const GradientBuffers<1>& given) {
-  return {given.dy, given.x[0], given.saved, given.gate};
+  return {given.dy, given.x[0], given.saved, given.gate, given.activation};
 }
 
 struct ForwardParameters {

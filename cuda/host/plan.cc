@@ -276,9 +276,9 @@ Traffic ForwardTraffic(DType dtype, bool has_z, bool has_mask) {
 
 Traffic BackwardTraffic(DType dtype, Gate gate, bool has_dz) {
   Traffic traffic = kBackwardArrays;
-  const double saved = gate == Gate::kY      ? 1
-                       : gate == Gate::kMask ? MaskShare(dtype)
-                                             : 0;
+  const double saved = gate == Gate::kY || gate == Gate::kZ ? 1
+                       : gate == Gate::kMask                ? MaskShare(dtype)
+                                                            : 0;
   traffic.first = saved + (has_dz ? 1 : 0);
   if (gate == Gate::kMask) traffic.mask_read = saved;
   // dz is what the gate leaves of dy, so where it exists the second pass reads

@@ -7,16 +7,22 @@ namespace cuda {
 namespace {
 
 BackwardKernels KernelsOf(DType dtype, Layout layout, int width, Gate gate,
-                          bool store_dz) {
+                          bool store_dz, bool curve) {
   return WithElement(dtype, [&](auto zero) {
-    return BackwardKernelsOf<decltype(zero)>(layout, width, gate, store_dz);
+    return BackwardKernelsOf<decltype(zero)>(layout, width, gate, store_dz,
+                                             curve);
   });
 }
 
-BackwardKernels KernelsOf(const Problem& problem, int width, Gate gate,
-                          const void* dz) {
-  return KernelsOf(problem.dtype, LayoutOf(problem.shape), width, gate,
-                   dz != nullptr);
+// Without a gate, dy is e, and no activation matters any more.
+bool HasCurve(const BackwardBuffers& buffers) {
+  return buffers.gate != Gate::kNone && buffers.activation.is_curve();
+}
+
+BackwardKernels KernelsOf(const Problem& problem, int width,
+                          const BackwardBuffers& buffers, const void* dz) {
+  return KernelsOf(problem.dtype, LayoutOf(problem.shape), width, buffers.gate,
+                   dz != nullptr, HasCurve(buffers));
 }
 
 cudaError_t ReduceAlone(Launch& launch, const Problem& problem, int width,
@@ -38,14 +44,14 @@ cudaError_t ApplyAlone(Launch& launch, const Problem& problem, int width,
                        parameters, whole);
 }
 
-// Gate kX is for calls without z, which have no dz. Only tests ask for both,
-// and no kernel that reads vectors is compiled for them: they get the one that
-// reads single elements.
+// The elements that a thread of the call's kernels reads at once.
 int WidthOfCall(const Problem& problem, const BackwardBuffers& buffers,
                 const void* dz, const void* dx) {
-  const void* y = buffers.gate == Gate::kY ? buffers.saved : nullptr;
-  return WidthOf(problem, (buffers.gate != Gate::kX || dz == nullptr) &&
-                              Aligned({buffers.dy, buffers.x, y, dz, dx}));
+  const void* saved =  // if it is an array
+      buffers.gate == Gate::kMask ? nullptr : buffers.saved;
+  return WidthOf(problem,
+                 HasVectors(buffers.gate, dz != nullptr, HasCurve(buffers)) &&
+                     Aligned({buffers.dy, buffers.x, saved, dz, dx}));
 }
 
 }  // namespace
@@ -53,14 +59,20 @@ int WidthOfCall(const Problem& problem, const BackwardBuffers& buffers,
 cudaError_t PrepareBackwardKernels() {
   return ForEachKernelSet([](DType dtype, Layout layout, int width) {
     cudaError_t error = cudaSuccess;
-    for (const Gate gate : {Gate::kNone, Gate::kY, Gate::kMask, Gate::kX}) {
+    const auto prepare = [&](Gate gate, bool curve) {
       for (const bool store_dz : {false, true}) {
         const BackwardKernels kernels =
-            KernelsOf(dtype, layout, width, gate, store_dz);
-        if (error != cudaSuccess) return error;
+            KernelsOf(dtype, layout, width, gate, store_dz, curve);
+        if (error != cudaSuccess) return;
         error = PrepareEach(kernels.reduce, kernels.apply);
         if (error == cudaSuccess) error = PrepareWhole(kernels.whole);
       }
+    };
+    for (const Gate gate : {Gate::kNone, Gate::kY, Gate::kMask, Gate::kX}) {
+      prepare(gate, /*curve=*/false);
+    }
+    for (const Gate gate : {Gate::kY, Gate::kMask, Gate::kX, Gate::kZ}) {
+      prepare(gate, /*curve=*/true);
     }
     return error;
   });
@@ -91,7 +103,7 @@ cudaError_t BackwardReduce(Launch& launch, const Problem& problem,
   parameters.first = sum_e;
   parameters.second = sum_e_centred[0];
   return ReduceAlone(launch, problem, width, device,
-                     KernelsOf(problem, width, buffers.gate, dz), parameters,
+                     KernelsOf(problem, width, buffers, dz), parameters,
                      /*whole=*/false);
 }
 
@@ -111,8 +123,7 @@ cudaError_t BackwardApply(Launch& launch, const Problem& problem,
   parameters.k = operands[0].k;
   parameters.dx = dx[0];
   return ApplyAlone(launch, problem, width, device,
-                    KernelsOf(problem, width, buffers.gate, nullptr),
-                    parameters,
+                    KernelsOf(problem, width, buffers, nullptr), parameters,
                     /*whole=*/false);
 }
 
@@ -126,7 +137,7 @@ cudaError_t Backward(Launch& launch, const Problem& problem,
   if (error != cudaSuccess) return error;
   const BackwardBuffers buffers = BuffersOf(given);
   const int width = WidthOfCall(problem, buffers, dz, dx[0]);
-  const BackwardKernels kernels = KernelsOf(problem, width, buffers.gate, dz);
+  const BackwardKernels kernels = KernelsOf(problem, width, buffers, dz);
   BackwardParameters parameters{};
   parameters.buffers = buffers;
   parameters.operands = operands[0];

@@ -4,7 +4,7 @@ namespace jax_bnar {
 namespace cuda {
 
 template BackwardKernels BackwardKernelsOf<__nv_bfloat16>(Layout, int, Gate,
-                                                          bool);
+                                                          bool, bool);
 
 }  // namespace cuda
 }  // namespace jax_bnar

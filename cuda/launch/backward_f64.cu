@@ -3,7 +3,8 @@
 namespace jax_bnar {
 namespace cuda {
 
-template BackwardKernels BackwardKernelsOf<double>(Layout, int, Gate, bool);
+template BackwardKernels BackwardKernelsOf<double>(Layout, int, Gate, bool,
+                                                   bool);
 
 }  // namespace cuda
 }  // namespace jax_bnar

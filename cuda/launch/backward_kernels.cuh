@@ -18,7 +18,7 @@ BackwardKernels BackwardKernelsAs() {
   BackwardKernels kernels{};
   kernels.reduce = ReduceKernel<T, kLayout, kElements, Form>;
   kernels.apply = ApplyKernel<T, kLayout, kElements, Form>;
-  if constexpr (!std::is_same_v<T, double>) {
+  if constexpr (!std::is_same_v<T, double> && !std::is_same_v<Form, AnyCurve>) {
     kernels.whole = BackwardKernel<T, kLayout, kElements, Form>;
   }
   return kernels;
@@ -26,21 +26,24 @@ BackwardKernels BackwardKernelsAs() {
 
 template <typename T>
 BackwardKernels BackwardKernelsOf(Layout layout, int width, Gate gate,
-                                  bool store_dz) {
+                                  bool store_dz, bool curve) {
   return WithLayout(layout, [&](auto constant) {
     constexpr Layout kLayout = decltype(constant)::value;
     if constexpr (!std::is_same_v<T, double>) {
       if (width == kWidth) {
-        return WithBackwardForm(gate, store_dz, [](auto form) {
+        const auto kernels = [](auto form) {
           using Form = decltype(form);
-          if constexpr (Form::kGate == Gate::kX && Form::kStoreDz) {
-            return BackwardKernels{};  // See WidthOfCall in backward.cu.
-          } else {
+          if constexpr (HasVectors(Form::kGate, Form::kStoreDz, Form::kCurve)) {
             return BackwardKernelsAs<T, kLayout, kWidth, Form>();
+          } else {
+            return BackwardKernels{};  // See WidthOfCall in backward.cu.
           }
-        });
+        };
+        return curve ? WithBackwardCurve(gate, store_dz, kernels)
+                     : WithBackwardForm(gate, store_dz, kernels);
       }
     }
+    if (curve) return BackwardKernelsAs<T, kLayout, 1, AnyCurve>();
     return BackwardKernelsAs<T, kLayout, 1, AnyForm>();
   });
 }

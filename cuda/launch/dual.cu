@@ -56,8 +56,11 @@ struct ForwardCall {
             WidthOf(problem, Aligned({buffers.x[0], buffers.x[1], buffers.y}))),
         kernels(ForwardKernelsFor(problem.dtype, LayoutOf(problem.shape), width,
                                   buffers.mask != nullptr)) {
-    first.buffers = {buffers.x[0], buffers.x[1], buffers.y, buffers.mask,
-                     /*relu=*/true};
+    first.buffers = {buffers.x[0],
+                     buffers.x[1],
+                     buffers.y,
+                     buffers.mask,
+                     {ActivationKind::kRelu}};
     second.buffers.x = buffers.x[1];
     first.affine = affine[0];
     second.affine = affine[1];
@@ -96,7 +99,8 @@ struct BackwardCall {
                                         dx[0], dx[1]}))),
         kernels(BackwardKernelsFor(problem.dtype, LayoutOf(problem.shape),
                                    width, buffers.gate)) {
-    first.buffers = {buffers.dy, buffers.x[0], buffers.saved, buffers.gate};
+    first.buffers = {buffers.dy, buffers.x[0], buffers.saved, buffers.gate,
+                     buffers.activation};
     second.buffers.x = buffers.x[1];
     first.dx = dx[0];
     second.dx = dx[1];

@@ -7,9 +7,9 @@ namespace cuda {
 namespace {
 
 ForwardKernels KernelsOf(DType dtype, Layout layout, int width, bool residual,
-                         bool relu, bool mask) {
+                         Activation activation, bool mask) {
   return WithElement(dtype, [&](auto zero) {
-    return ForwardKernelsOf<decltype(zero)>(layout, width, residual, relu,
+    return ForwardKernelsOf<decltype(zero)>(layout, width, residual, activation,
                                             mask);
   });
 }
@@ -17,7 +17,8 @@ ForwardKernels KernelsOf(DType dtype, Layout layout, int width, bool residual,
 ForwardKernels KernelsOf(const Problem& problem, int width,
                          const ForwardBuffers& buffers) {
   return KernelsOf(problem.dtype, LayoutOf(problem.shape), width,
-                   buffers.z != nullptr, buffers.relu, buffers.mask != nullptr);
+                   buffers.z != nullptr, buffers.activation,
+                   buffers.mask != nullptr);
 }
 
 cudaError_t NormaliseAlone(Launch& launch, const Problem& problem, int width,
@@ -50,7 +51,8 @@ cudaError_t StatisticsAlone(Launch& launch, const Problem& problem, int width,
 
 cudaError_t PackMask(Launch& launch, const Problem& problem,
                      const ForwardBuffers& buffers, int width) {
-  if (buffers.mask == nullptr || (width == kWidth && buffers.relu)) {
+  if (buffers.mask == nullptr ||
+      (width == kWidth && buffers.activation.is_relu())) {
     return cudaSuccess;
   }
   const int64_t bytes =
@@ -59,19 +61,22 @@ cudaError_t PackMask(Launch& launch, const Problem& problem,
   Plan plan{};
   plan.strategy = Strategy::kTwoKernels;
   plan.grid = blocks < (1 << 20) ? blocks : 1 << 20;
-  return LaunchPlanned(
-      launch, Kernel::kPackMask, KernelsOf(problem, width, buffers).pack_mask,
-      plan, static_cast<const void*>(buffers.y), buffers.mask, problem);
+  return LaunchPlanned(launch, Kernel::kPackMask,
+                       KernelsOf(problem, width, buffers).pack_mask, plan,
+                       static_cast<const void*>(buffers.y), buffers.mask,
+                       problem, buffers.activation);
 }
 
 cudaError_t PrepareForwardKernels() {
   return ForEachKernelSet([](DType dtype, Layout layout, int width) {
     cudaError_t error = cudaSuccess;
     for (const bool residual : {false, true}) {
-      for (const bool relu : {false, true}) {
+      for (const ActivationKind kind :
+           {ActivationKind::kNone, ActivationKind::kRelu,
+            ActivationKind::kSilu}) {
         for (const bool mask : {false, true}) {
           const ForwardKernels kernels =
-              KernelsOf(dtype, layout, width, residual, relu, mask);
+              KernelsOf(dtype, layout, width, residual, {kind}, mask);
           if (error != cudaSuccess) return error;
           error = PrepareEach(kernels.statistics, kernels.normalise,
                               kernels.flat, kernels.pack_mask);

@@ -3,7 +3,8 @@
 namespace jax_bnar {
 namespace cuda {
 
-template ForwardKernels ForwardKernelsOf<float>(Layout, int, bool, bool, bool);
+template ForwardKernels ForwardKernelsOf<float>(Layout, int, bool, Activation,
+                                                bool);
 
 }  // namespace cuda
 }  // namespace jax_bnar

@@ -22,23 +22,35 @@ ForwardKernels ForwardKernelsAs() {
   kernels.normalise = NormaliseKernel<T, kLayout, kElements, Form>;
   kernels.pack_mask = PackMaskKernel<T>;
   if constexpr (!std::is_same_v<T, double>) {
-    if constexpr (kElements == 1) kernels.flat = NormaliseFlatKernel<T>;
-    kernels.whole = ForwardKernel<T, kLayout, kElements, Form>;
+    if constexpr (kElements == 1) {
+      constexpr bool kCurve = std::is_same_v<Form, AnyCurve>;
+      kernels.flat = NormaliseFlatKernel<T, kCurve>;
+    }
+    if constexpr (!std::is_same_v<Form, AnyCurve>) {
+      kernels.whole = ForwardKernel<T, kLayout, kElements, Form>;
+    }
   }
   return kernels;
 }
 
 template <typename T>
 ForwardKernels ForwardKernelsOf(Layout layout, int width, bool residual,
-                                bool relu, bool mask) {
+                                Activation activation, bool mask) {
   return WithLayout(layout, [&](auto constant) {
     constexpr Layout kLayout = decltype(constant)::value;
     if constexpr (!std::is_same_v<T, double>) {
       if (width == kWidth) {
-        return WithForwardForm(residual, relu, mask, [](auto form) {
+        const auto kernels = [](auto form) {
           return ForwardKernelsAs<T, kLayout, kWidth, decltype(form)>();
-        });
+        };
+        return activation.is_curve()
+                   ? WithForwardCurve(residual, kernels)
+                   : WithForwardForm(residual, activation.is_relu(), mask,
+                                     kernels);
       }
+    }
+    if (activation.is_curve()) {
+      return ForwardKernelsAs<T, kLayout, 1, AnyCurve>();
     }
     return ForwardKernelsAs<T, kLayout, 1, AnyForm>();
   });

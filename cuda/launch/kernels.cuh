@@ -17,14 +17,16 @@ namespace jax_bnar {
 namespace cuda {
 
 // `whole` does both passes. It and `flat` are null for float64, because no plan
-// uses them for that type.
+// uses them for that type. Where single elements meet another activation than
+// ReLU, `whole` is null as well: the loops of all of its forms would be the
+// largest kernel by far, for arrays whose channels are no multiple of eight.
 struct ForwardKernels {
   void (*whole)(ForwardParameters);
   void (*statistics)(ForwardParameters);
   void (*normalise)(ForwardParameters);
   // Null unless elements are read singly.
   void (*flat)(ForwardParameters, FlatTiling);
-  void (*pack_mask)(const void* y, uint8_t* mask, Problem);
+  void (*pack_mask)(const void* y, uint8_t* mask, Problem, Activation);
 };
 
 struct BackwardKernels {
@@ -46,18 +48,30 @@ struct DualBackwardKernels {
 };
 
 // Returns the kernels for elements of type T. float64 is always read by single
-// elements, for which one kernel serves all forms. The kernels of each T are
-// compiled in a file of their own.
+// elements, for which one kernel serves all forms without another activation
+// than ReLU, and one all others. The kernels of each T are compiled in a file
+// of their own. Backward has a `curve` where a gate is given for another
+// activation than ReLU.
 template <typename T>
 ForwardKernels ForwardKernelsOf(Layout layout, int width, bool residual,
-                                bool relu, bool mask);
+                                Activation activation, bool mask);
 template <typename T>
 BackwardKernels BackwardKernelsOf(Layout layout, int width, Gate gate,
-                                  bool store_dz);
+                                  bool store_dz, bool curve);
 template <typename T>
 DualForwardKernels DualForwardKernelsOf(Layout layout, int width, bool mask);
 template <typename T>
 DualBackwardKernels DualBackwardKernelsOf(Layout layout, int width, Gate gate);
+
+// Whether there are kernels that read vectors for a form of backward. Calls
+// with the others get the kernel that reads single elements: masks of other
+// activations than ReLU, the second pass alone of a call whose residual would
+// be read again, and a dz where there is no residual, for which only tests ask.
+constexpr bool HasVectors(Gate gate, bool store_dz, bool curve) {
+  return gate == Gate::kX   ? !store_dz
+         : gate == Gate::kZ ? store_dz
+                            : gate != Gate::kMask || !curve;
+}
 
 // Returns f(T()), where T is the element type of a dtype.
 template <typename F>

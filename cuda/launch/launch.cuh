@@ -123,7 +123,9 @@ cudaError_t LaunchWhole(Launch& launch, Kernel name, void (*kernel)(Parameters),
                         const Plan& plan, const Device& device,
                         const Parameters& parameters, bool* launched) {
   *launched = false;
-  if (plan.strategy == Strategy::kTwoKernels) return cudaSuccess;
+  if (kernel == nullptr || plan.strategy == Strategy::kTwoKernels) {
+    return cudaSuccess;
+  }
   const cudaError_t error = FitsDevice(
       launch, reinterpret_cast<const void*>(kernel), plan, device, launched);
   if (error != cudaSuccess) return Explain(launch, name, plan, error);

@@ -28,7 +28,7 @@ from jax.extend.core import Primitive
 
 from jax_bnar import reference
 from jax_bnar._base import jax_compat
-from jax_bnar._base.activations import CURVES, statics_of
+from jax_bnar._base.activations import statics_of
 from jax_bnar._base.canonical import CanonicalShape, mask_bytes
 from jax_bnar._base.implementation import Implementation, warn_once
 from jax_bnar._base.inputs import PREFIXES
@@ -180,12 +180,10 @@ class Operation:
     def _lacks(self, platform: str, avals: Sequence[Any], params: Mapping[str, Any]) -> str:
         """Which kernel there is none of on a platform that has others; empty if there is one.
 
-        CUDA has kernels for ReLU alone, and for outputs of the dtype of x.
+        CUDA has kernels for outputs of the dtype of x alone.
         """
         if platform != "cuda":
             return ""
-        if params.get("activation") in CURVES:
-            return f"there is none for activation={params['activation']!r}"
         named = self.signature.unbind(avals, params["present"])
         x = named[self.signature.x]
         out_dtype = named["dy"].dtype if "dy" in named else params.get("out_dtype", x.dtype)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.one_python
 
 FORWARD = (
     "_ZN8jax_bnar4cuda13ForwardKernelI13__nv_bfloat16LNS0_6LayoutE0ELi8ENS0_11ForwardForm"
-    "ILb0ELb1ELb0EEEEEvNS0_17ForwardParametersE"
+    "ILb0ELb1ELb0ELb0EEEEEvNS0_17ForwardParametersE"
 )
 LOAD = ["LDG.E.128 R4, desc[UR4][R2.64]"]
 KEPT = ["LDS.128 R4, [R2]"]
@@ -94,7 +94,7 @@ def test_loops_of_float32_are_told_apart(tmp_path: pathlib.Path) -> None:
     """There are no conversions, and a vector of eight takes two accesses."""
     name = (
         "_ZN8jax_bnar4cuda14BackwardKernelIfLNS0_6LayoutE0ELi8ENS0_12BackwardForm"
-        "ILNS_4GateE0ELb1EEEEEvNS0_18BackwardParametersE"
+        "ILNS_4GateE0ELb1ELb0EEEEEvNS0_18BackwardParametersE"
     )
     stores = ["STG.E.EF.128 desc[UR4][R2.64], R4"] * 2
     sums = [*LOAD * 4, *stores, *["FFMA R4, R4, R5, R6"] * 8, *["FADD R4, R4, R5"] * 20]

@@ -11,9 +11,12 @@ pytestmark = pytest.mark.one_python
 
 KERNEL = (
     "_ZN8jax_bnar4cuda14BackwardKernelI{element}LNS0_6LayoutE0ELi8ENS0_12BackwardForm"
-    "ILNS_4GateE3ELb0EEEEEvNS0_18BackwardParametersE"
+    "ILNS_4GateE3ELb0ELb{curve}EEEEEvNS0_18BackwardParametersE"
 )
-BFLOAT16, FLOAT32 = (KERNEL.format(element=element) for element in ("13__nv_bfloat16", "f"))
+BFLOAT16, FLOAT32 = (
+    KERNEL.format(element=element, curve=curve)
+    for element, curve in (("13__nv_bfloat16", 1), ("f", 0))
+)
 # ptxas has warnings before all else that it says of a source.
 WARNING = (
     "ptxas warning : Registers are spilled to local memory in function '{name}', 96 bytes spill"
@@ -43,7 +46,7 @@ def test_registers_of_each_kernel_are_listed(tmp_path: pathlib.Path) -> None:
     status, lines = run(tmp_path / "log", properties(BFLOAT16, 99) + properties(FLOAT32, 128))
     assert status == 0
     assert lines == [
-        ["sm_100", "Backward", "bf16", "last", "8", "x", "99", "0", "0"],
+        ["sm_100", "Backward", "bf16", "last", "8", "x", "curve", "99", "0", "0"],
         ["sm_100", "Backward", "f32", "last", "8", "x", "128", "0", "0"],
     ]
 

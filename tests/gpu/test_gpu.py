@@ -7,6 +7,7 @@ that flag XLA would replay launches that it captured with the previous strategy.
 import os
 from typing import Any
 
+import activation_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +38,8 @@ import jax_bnar
 pytestmark = pytest.mark.gpu
 NO_GRAPHS = "--xla_gpu_enable_command_buffer="
 RUNS = 3 if DRY_RUN else 100
+# The shapes for activations other than ReLU, which share their kernels with each other.
+ACTIVATED = SHAPES if DRY_RUN else ("nhwc-28", "nhwc-odd", "nchw-28")
 
 all_strategies = pytest.mark.parametrize("name", STRATEGIES)
 
@@ -69,6 +72,23 @@ def test_shapes(case: Case, name: str) -> None:
 def test_flags(case: Case, name: str) -> None:
     with strategy(name):
         check(case)
+
+
+@all_strategies
+@pytest.mark.parametrize("shape_name", ACTIVATED)
+@pytest.mark.parametrize("form", ["bn_relu", "bn_add_relu"])
+@pytest.mark.parametrize(
+    ("activation", "dtype"),
+    [
+        *((activation, "bfloat16") for activation in activation_cases.ACTIVATIONS),
+        ("silu", "float32"),
+        ("hard_silu", "float16"),
+    ],
+)
+def test_activations(activation: str, dtype: str, form: Form, shape_name: str, name: str) -> None:
+    shape, axis = SHAPES[shape_name]
+    with strategy(name):
+        activation_cases.check(Case(shape, axis, dtype, form), activation, "ffi")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -71,6 +71,12 @@ def test_oracle_tests_pass_on_emulated_kernels(native_module: pathlib.Path) -> N
     assert int(printed.rsplit(" passed", 1)[0].split()[-1]) > 300
 
 
+@pytest.mark.timeout(600)
+def test_other_activations_pass_on_emulated_kernels(native_module: pathlib.Path) -> None:
+    printed = run_tests(native_module, "operators/test_activations.py", options=("-k", "not xla"))
+    assert int(printed.rsplit(" passed", 1)[0].split()[-1]) > 150
+
+
 def test_emulated_kernels_are_what_runs(native_module: pathlib.Path) -> None:
     """Triggers an error that only the CUDA code raises."""
     program = (

@@ -55,6 +55,17 @@ def test_forward_and_backward_are_one_call_each() -> None:
     assert on_one_device()["in_pure_jax"]["calls"] == []
 
 
+def test_other_activations_are_calls_like_relu() -> None:
+    found = results("other_activations")["other_activations"]
+    assert len(found) == 17
+    sharded = found.pop("eight devices")
+    assert sharded["collectives"] == ["all-reduce", "all-reduce"]
+    assert sharded["copies"] == []
+    for name, facts in found.items():
+        assert facts["calls"] == ["jax_bnar_forward_v1", "jax_bnar_backward_v1"], name
+        assert facts["copies"] == [], name
+
+
 def test_out_dtype_makes_no_wide_copy_of_x() -> None:
     """Without a kernel for it, XLA widens x where it reads it; a kernel needs x and dx widened."""
     found = results("widened")["widened"]

@@ -55,7 +55,7 @@ inline std::unique_ptr<Array> NewVector(const Case& c) {
 }
 
 struct NormaliseOptions {
-  bool relu;
+  bool activation;
   bool residual;
   bool mask;
   bool affine;  // with scale and bias
@@ -96,10 +96,15 @@ inline uint8_t* NewMask(const Case& c, bool present, Results* results) {
   return results->mask->data();
 }
 
+// Whether the gate computes again what comes before the activation.
+inline bool Recomputes(Gate gate) {
+  return gate == Gate::kX || gate == Gate::kZ;
+}
+
 // The gate alone needs the bias.
 inline AffineOperands AffineOfApply(const Input& in, Gate gate) {
   AffineOperands affine = Affine(in, true);
-  if (gate != Gate::kX) affine.bias = VectorOperand{};
+  if (!Recomputes(gate)) affine.bias = VectorOperand{};
   return affine;
 }
 
@@ -109,11 +114,9 @@ NormaliseBuffers<N> NewNormaliseBuffers(const Inputs& in,
                                         const NormaliseOptions& options,
                                         Results* results) {
   results->y = NewArray(in.c, in.c.out_dtype);
-  return {ArraysX<N>(in),
-          options.residual ? in.first().z.data() : nullptr,
-          results->y->data(),
-          NewMask(in.c, options.mask, results),
-          {options.relu ? ActivationKind::kRelu : ActivationKind::kNone}};
+  return {ArraysX<N>(in), options.residual ? in.first().z.data() : nullptr,
+          results->y->data(), NewMask(in.c, options.mask, results),
+          options.activation ? in.c.activation : Activation{}};
 }
 
 template <int N>
@@ -173,8 +176,8 @@ GradientBuffers<N> Gradient(const Inputs& in, Gate gate) {
   const void* saved = nullptr;
   if (gate == Gate::kY) saved = first.y.data();
   if (gate == Gate::kMask) saved = first.mask.data();
-  return {
-      first.dy.data(), ArraysX<N>(in), saved, gate, {ActivationKind::kRelu}};
+  if (gate == Gate::kZ) saved = first.z.data();
+  return {first.dy.data(), ArraysX<N>(in), saved, gate, in.c.activation};
 }
 
 // first = sum_e, second = sum_e_centred. Two inputs have no residual.
@@ -182,17 +185,17 @@ inline Results CallReduce(Platform& platform, const Inputs& in, Gate gate,
                           bool residual) {
   Results r;
   r.first = NewVector(in.c);
-  const bool from_x = gate == Gate::kX;
   for (int i = 0; i < in.count(); ++i) r.of[i].second = NewVector(in.c);
   if (residual && in.count() == 1) r.dz = NewArray(in.c, in.c.out_dtype);
   WithInputCount(in, [&](auto inputs) {
     constexpr int N = inputs.value;
     const auto operands = PerInputOf<N>([&](int i) {
       const Input& one = in[i];
-      // Without kX these are absent, because nothing may depend on them.
+      // Otherwise these are absent, because nothing may depend on them.
+      const bool recomputes = Recomputes(gate);
       return ReduceOperands{one.Operand(one.mean),
-                            from_x ? one.Operand(one.var) : VectorOperand{},
-                            Affine(one, from_x)};
+                            recomputes ? one.Operand(one.var) : VectorOperand{},
+                            Affine(one, recomputes)};
     });
     platform.BackwardReduce(
         in.c.problem(), Gradient<N>(in, gate), operands, r.first->data(),
@@ -239,7 +242,7 @@ inline Results CallBackward(Platform& platform, const Inputs& in, Gate gate,
           one.Operand(one.mean),
           one.Operand(one.var),
           one.Operand(one.scale),
-          gate == Gate::kX ? one.Operand(one.bias) : VectorOperand{},
+          Recomputes(gate) ? one.Operand(one.bias) : VectorOperand{},
           cotangent(one.dmean),
           cotangent(one.dvar),
           Input::kEpsilon};

@@ -49,8 +49,10 @@ std::vector<Emulated> Devices() {
 
 void TestCase(Case c, const cuda::Settings& settings, Calls calls) {
   CudaPlatform platform(settings);
-  // The operations with two inputs do not depend on the strategy.
-  const int most_inputs = calls == Calls::kAll ? 2 : 1;
+  // The operations with two inputs do not depend on the strategy, and have no
+  // other activation than ReLU.
+  const int most_inputs =
+      calls == Calls::kAll && !c.activation.is_curve() ? 2 : 1;
   for (c.inputs = 1; c.inputs <= most_inputs; ++c.inputs) {
     const Inputs in(c);
     CheckForwardCalls(platform, in, c.Name(), calls);
@@ -115,7 +117,8 @@ void TestTeams(cuda::Settings settings) {
       CudaPlatform platform(settings);
       const Inputs in(wide);
       context = wide.Name() + " in a large team";
-      CheckStatistics(in, CallForward(platform, in, NormaliseOptionsOf(1)[0]));
+      CheckStatistics(in,
+                      CallForward(platform, in, NormaliseOptionsOf(in.c)[0]));
     }
     BNAR_CHECK(LaunchesOf("Forward on_chip") > before, "two kernels");
     settings.zero_workspace = !settings.zero_workspace;
@@ -148,6 +151,35 @@ void TestMasks(cuda::Settings settings) {
   }
   settings.slab_channels = 8;
   TestCase({shape, DType::kBFloat16, 0, 0, true, 32}, settings, calls);
+}
+
+// Other activations than ReLU: by eights and by single elements, of slabs that
+// stay on chip and of those that are read again, and along planes.
+void TestCurves(cuda::Settings settings, bool few) {
+  const Calls calls = CallsOf(settings);
+  for (const Activation& activation : kCurves) {
+    const auto test = [&](Case c) {
+      c.activation = activation;
+      TestCase(c, settings, calls);
+    };
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+      test({{1, 301, 72, 1}, dtype, 0, 0, true});
+      if (few) continue;
+      test({{2, 75, 96, 1},
+            dtype,
+            0,
+            0,
+            false,
+            cuda::MaskChannels({2, 75, 96, 1}, ItemSize(dtype))});
+      test({{1, 9, 2, 1200}, dtype, 0, 0, true});
+    }
+    if (few) continue;
+    test({{1, 3000, 8, 1}, DType::kFloat16, 0, 0, true});
+    test({{1, 67, 65, 1}, DType::kFloat16, 1, 1, true});
+    test({{2, 33, 16, 1}, DType::kFloat64, 0, 0, false});
+    test({{1, 5, 3, 49}, DType::kBFloat16, 0, 0, true});
+    test({{2, 4, 6, 9}, DType::kFloat32, 0, 0, true});
+  }
 }
 
 // How many plans for vectors copy tiles of the next slab ahead, of slabs that
@@ -196,6 +228,9 @@ void TestStream(cuda::Settings settings) {
             Case{{1, rows, 3 * 64 - 8, 1}, DType::kFloat32, 0, 0, true},
             Case{{2, 4 * tiles, 3, 8 * 63}, DType::kFloat16, 0, 0, true}}) {
         TestCase(c, settings, Calls::kWholePasses);
+        Case smooth = c;
+        smooth.activation = {ActivationKind::kSilu};
+        TestCase(smooth, settings, Calls::kWholePasses);
         const Problem problem{c.shape, c.dtype};
         forward.Count(problem, cuda::kForwardArrays, settings);
         backward.Count(problem, cuda::kBackwardArrays, settings);
@@ -218,7 +253,7 @@ void TestManyTiles(const cuda::Settings& settings) {
   const Inputs in(
       Case{{1, tiles * 256 - 3, 8, 1}, DType::kBFloat16, 0, 0, true});
   context = "many tiles";
-  CheckStatistics(in, CallForward(platform, in, NormaliseOptionsOf(1)[0]));
+  CheckStatistics(in, CallForward(platform, in, NormaliseOptionsOf(in.c)[0]));
   BNAR_CHECK(LaunchesOf("Forward on_chip") > before, "two kernels");
 }
 
@@ -273,6 +308,7 @@ void TestStrategy(const cuda::Settings& settings, bool few) {
     // The last tile is not full, and there are several tiles, slabs and teams.
     TestShapes({{1, 301, 72, 1}}, few ? wide : all, settings);
     TestMasks(settings);
+    TestCurves(settings, few);
     if (few) return;
     TestShapes({{1, 1, 1, 1},
                 {1, 17, 3, 1},

@@ -55,46 +55,73 @@ std::vector<double> RstdOf(const std::vector<double>& var) {
   return rstd;
 }
 
+// What is expected of a vector, and by how much each number may be off beside
+// its roundings.
+struct Sum {
+  explicit Sum(size_t channels) : value(channels), error(channels) {}
+
+  void Add(size_t channel, double term, double error_of_term) {
+    value[channel] += term;
+    error[channel] += error_of_term;
+  }
+
+  std::vector<double> value, error;
+};
+
 void CheckVector(const Input& in, const char* what, const Array& got,
-                 const std::vector<double>& expected, double roundings) {
+                 const Sum& expected, double roundings) {
   for (int64_t i = 0; i < got.size(); ++i) {
-    const double value = expected[static_cast<size_t>(i)];
+    const double value = expected.value[static_cast<size_t>(i)];
     CheckNear(what, i, got[i], value,
-              roundings * in.accumulator.roundoff() * std::fabs(value));
+              roundings * in.accumulator.roundoff() * std::fabs(value) +
+                  expected.error[static_cast<size_t>(i)]);
   }
 }
 
 struct Sums {
-  std::vector<double> e, e_centred;
+  Sum e, e_centred;
 };
 
-// These sums are exact, because the inputs are chosen so.
-Sums SumsOf(const Input& in, const std::vector<double>& e) {
+// These sums are exact where e is, because the inputs are chosen so.
+Sums SumsOf(const Input& in, const GatedGradient& gradient) {
   const size_t channels =
       static_cast<size_t>(in.c.shape.groups * in.c.shape.channels);
-  Sums sums{std::vector<double>(channels), std::vector<double>(channels)};
+  Sums sums{Sum(channels), Sum(channels)};
   const std::vector<double> mean = in.Spread(in.mean);
   for (int64_t i = 0; i < in.c.size(); ++i) {
     const size_t c = in.ChannelOf(i);
-    const double gradient = e[static_cast<size_t>(i)];
-    sums.e[c] += gradient;
-    sums.e_centred[c] += gradient * (in.x[i] - mean[c]);
+    const double e = gradient.e[static_cast<size_t>(i)];
+    const double error = gradient.error[static_cast<size_t>(i)];
+    const double centred = in.x[i] - mean[c];
+    sums.e.Add(c, e, error);
+    sums.e_centred.Add(c, e * centred, error * std::fabs(centred));
   }
   return sums;
 }
 
-void CheckDz(const Inputs& in, const std::vector<double>& e,
+// By how much an e that is not exact may be off once it is stored.
+double StoredError(const GatedGradient& gradient, const Format& format,
+                   int64_t i) {
+  const double error = gradient.error[static_cast<size_t>(i)];
+  if (error == 0) return 0;
+  return error + format.smallest_subnormal() +
+         format.roundoff() * std::fabs(gradient.e[static_cast<size_t>(i)]);
+}
+
+void CheckDz(const Inputs& in, const GatedGradient& gradient,
              const Results& results) {
   if (results.dz == nullptr) return;
   for (int64_t i = 0; i < in.c.size(); ++i) {
-    CheckNear("dz", i, (*results.dz)[i], e[static_cast<size_t>(i)], 0);
+    CheckNear("dz", i, (*results.dz)[i], gradient.e[static_cast<size_t>(i)],
+              StoredError(gradient, in.first().out_format, i));
   }
 }
 
-void CheckMask(const Inputs& in, const Results& results) {
+void CheckMask(const Inputs& in, const Activation& activation,
+               const Results& results) {
   const uint8_t* mask = results.mask->data();
   for (int64_t i = 0; i < in.c.size(); ++i) {
-    BNAR_CHECK(in.c.MaskBit(mask, i) == ((*results.y)[i] > 0),
+    BNAR_CHECK(in.c.MaskBit(mask, i) == IsOpen(activation, (*results.y)[i]),
                "mask bit " + std::to_string(i));
   }
   const int64_t group_size = in.c.shape.group_size();
@@ -156,7 +183,7 @@ void CheckStatisticsOf(const Input& in, const Results::OfInput& of) {
   }
 }
 
-void CheckAppliedTo(const Input& in, const std::vector<double>& e,
+void CheckAppliedTo(const Input& in, const GatedGradient& e,
                     const Results::OfInput& of) {
   const std::vector<double> rstd = RstdOf(in.Spread(in.var)),
                             scale = in.Spread(in.scale), b = in.Spread(in.b),
@@ -164,18 +191,20 @@ void CheckAppliedTo(const Input& in, const std::vector<double>& e,
   const StoredTolerance tolerance(in, in.format);
   for (int64_t i = 0; i < in.c.size(); ++i) {
     const size_t c = in.ChannelOf(i);
-    const double first = scale[c] * rstd[c] * e[static_cast<size_t>(i)];
+    const double a = scale[c] * rstd[c];
+    const double first = a * e.e[static_cast<size_t>(i)];
     const double second = b[c] * (in.x[i] - mean[c]);
     const double third = k[c];
     const double expected = first + second + third;
     CheckNear("dx", i, (*of.dx)[i], expected,
               tolerance(expected, std::fabs(first) + std::fabs(second) +
-                                      std::fabs(third)));
+                                      std::fabs(third)) +
+                  std::fabs(a) * StoredError(e, in.out_format, i));
   }
 }
 
 // Of one input, whose sum of e all inputs share.
-void CheckBackwardOf(const Input& in, const std::vector<double>& e,
+void CheckBackwardOf(const Input& in, const GatedGradient& e,
                      bool statistics_cotangents, const Array& dbias,
                      const Results::OfInput& of) {
   const Sums sums = SumsOf(in, e);
@@ -185,8 +214,11 @@ void CheckBackwardOf(const Input& in, const std::vector<double>& e,
                             scale = in.Spread(in.scale),
                             dmean = in.Spread(in.dmean),
                             dvar = in.Spread(in.dvar);
-  std::vector<double> dscale(sums.e_centred);
-  for (size_t c = 0; c < dscale.size(); ++c) dscale[c] *= rstds[c];
+  Sum dscale(sums.e_centred);
+  for (size_t c = 0; c < rstds.size(); ++c) {
+    dscale.value[c] *= rstds[c];
+    dscale.error[c] *= rstds[c];
+  }
   CheckVector(in, "dbias", dbias, sums.e, 1);
   CheckVector(in, "dscale", *of.second, dscale, 6);
   const double present = statistics_cotangents ? 1 : 0;
@@ -196,10 +228,10 @@ void CheckBackwardOf(const Input& in, const std::vector<double>& e,
     const double rstd = rstds[c];
     const double a = scale[c] * rstd;
     const double centred = in.x[i] - mean[c];
-    const double from_dy = a * e[static_cast<size_t>(i)];
-    const double from_sum = a * sums.e[c] / count;
+    const double from_dy = a * e.e[static_cast<size_t>(i)];
+    const double from_sum = a * sums.e.value[c] / count;
     const double from_centred =
-        a * (rstd * (rstd * sums.e_centred[c])) / count * centred;
+        a * (rstd * (rstd * sums.e_centred.value[c])) / count * centred;
     const double from_dmean = present * dmean[c] / count;
     const double from_dvar = present * 2 * dvar[c] * centred / count;
     const double expected =
@@ -207,29 +239,71 @@ void CheckBackwardOf(const Input& in, const std::vector<double>& e,
     const double magnitude = std::fabs(from_dy) + std::fabs(from_sum) +
                              std::fabs(from_centred) + std::fabs(from_dmean) +
                              std::fabs(from_dvar);
-    CheckNear("dx", i, (*of.dx)[i], expected, tolerance(expected, magnitude));
+    const double from_error =
+        StoredError(e, in.out_format, i) +
+        (sums.e.error[c] +
+         rstd * rstd * sums.e_centred.error[c] * std::fabs(centred)) /
+            count;
+    CheckNear("dx", i, (*of.dx)[i], expected,
+              tolerance(expected, magnitude) + std::fabs(a) * from_error);
+  }
+}
+
+// The relative error of an activation and of its derivative, with that of float
+// sums of such numbers. Those of 16-bit elements are computed to fewer digits.
+double CurveError(const Input& in) {
+  return in.c.dtype == DType::kFloat64   ? 0x1p-46
+         : in.c.dtype == DType::kFloat32 ? 0x1p-17
+                                         : 0x1p-13;
+}
+
+// Where the activation is not piecewise linear.
+void SetSmoothGradient(const Input& in, bool residual,
+                       GatedGradient* gradient) {
+  const Coefficients of = CoefficientsOf(in, /*affine=*/true, {});
+  for (int64_t i = 0; i < in.c.size(); ++i) {
+    const size_t c = in.ChannelOf(i);
+    const double scaled = (in.x[i] - of.mean[c]) * of.a[c];
+    const double z = residual ? in.z[i] : 0;
+    const double u = scaled + of.bias[c] + z;
+    const double error_of_u =
+        2 * kRoundings * in.accumulator.roundoff() *
+        (std::fabs(scaled) + std::fabs(of.bias[c]) + std::fabs(z));
+    // The derivative of hard_silu jumps there, by a half.
+    const bool jumps = std::fabs(std::fabs(u) - 3) <= error_of_u;
+    const double dy = in.dy[i];
+    gradient->e[static_cast<size_t>(i)] = dy * DerivativeAt(in.c.activation, u);
+    gradient->error[static_cast<size_t>(i)] =
+        std::fabs(dy) * (CurveError(in) + error_of_u + (jumps ? 0.5 : 0));
   }
 }
 
 }  // namespace
 
-std::vector<double> GatedGradient(Platform& platform, const Inputs& in,
-                                  Gate gate) {
+GatedGradient GatedGradientOf(Platform& platform, const Inputs& in, Gate gate) {
   const Input& first = in.first();
-  std::vector<double> e(static_cast<size_t>(in.c.size()));
+  const Activation& activation = in.c.activation;
+  const size_t size = static_cast<size_t>(in.c.size());
+  GatedGradient gradient{std::vector<double>(size), std::vector<double>(size)};
+  if (!activation.is_piecewise_linear()) {
+    SetSmoothGradient(first, gate == Gate::kZ, &gradient);
+    return gradient;
+  }
   Results forward;
-  if (gate == Gate::kX) {
+  if (Recomputes(gate)) {
     // CheckNormalised checks what forward stores.
-    forward = CallNormalise(platform, in, {true, false, false, true});
+    forward =
+        CallNormalise(platform, in, {true, gate == Gate::kZ, false, true});
   }
   for (int64_t i = 0; i < in.c.size(); ++i) {
     bool open = true;
-    if (gate == Gate::kY) open = first.y[i] > 0;
+    if (gate == Gate::kY) open = IsOpen(activation, first.y[i]);
     if (gate == Gate::kMask) open = in.c.MaskBit(first.mask.data(), i);
-    if (gate == Gate::kX) open = (*forward.y)[i] > 0;
-    e[static_cast<size_t>(i)] = open ? first.dy[i] : 0.0;
+    if (Recomputes(gate)) open = IsOpen(activation, (*forward.y)[i]);
+    gradient.e[static_cast<size_t>(i)] =
+        first.dy[i] * DerivativeWhere(activation, open);
   }
-  return e;
+  return gradient;
 }
 
 void CheckStatistics(const Inputs& in, const Results& results) {
@@ -244,6 +318,8 @@ void CheckNormalised(const Inputs& in, const NormaliseOptions& options,
         CoefficientsOf(in[input], options.affine, results.of[input]));
   }
   const Input& first = in.first();
+  const Activation activation =
+      options.activation ? in.c.activation : Activation{};
   const StoredTolerance tolerance(first, first.out_format);
   for (int64_t i = 0; i < in.c.size(); ++i) {
     const size_t c = first.ChannelOf(i);
@@ -258,14 +334,18 @@ void CheckNormalised(const Inputs& in, const NormaliseOptions& options,
       expected += first.z[i];
       magnitude += std::fabs(first.z[i]);
     }
-    if (options.relu && expected < 0) expected = 0;
-    CheckNear("y", i, (*results.y)[i], expected,
-              tolerance(expected, magnitude));
+    // No derivative is above 1.2.
+    const double y = ValueOf(activation, expected);
+    const double error =
+        activation.is_piecewise_linear()
+            ? 0
+            : 0.2 * tolerance(0, magnitude) + CurveError(first) * std::fabs(y);
+    CheckNear("y", i, (*results.y)[i], y, tolerance(y, magnitude) + error);
   }
-  if (results.mask != nullptr) CheckMask(in, results);
+  if (results.mask != nullptr) CheckMask(in, activation, results);
 }
 
-void CheckReduced(const Inputs& in, const std::vector<double>& e,
+void CheckReduced(const Inputs& in, const GatedGradient& e,
                   const Results& results) {
   for (int i = 0; i < in.count(); ++i) {
     const Sums sums = SumsOf(in[i], e);
@@ -276,12 +356,12 @@ void CheckReduced(const Inputs& in, const std::vector<double>& e,
   CheckDz(in, e, results);
 }
 
-void CheckApplied(const Inputs& in, const std::vector<double>& e,
+void CheckApplied(const Inputs& in, const GatedGradient& e,
                   const Results& results) {
   for (int i = 0; i < in.count(); ++i) CheckAppliedTo(in[i], e, results.of[i]);
 }
 
-void CheckBackward(const Inputs& in, const std::vector<double>& e,
+void CheckBackward(const Inputs& in, const GatedGradient& e,
                    bool statistics_cotangents, const Results& results) {
   for (int i = 0; i < in.count(); ++i) {
     CheckBackwardOf(in[i], e, statistics_cotangents, *results.first,

@@ -11,9 +11,13 @@
 namespace jax_bnar {
 namespace testing {
 
-// dy where the gate is open, and 0 elsewhere.
-std::vector<double> GatedGradient(Platform& platform, const Inputs& in,
-                                  Gate gate);
+// e, which is dy times the derivative of the activation, and by how much it may
+// be off before it is stored. Of a ReLU, nothing.
+struct GatedGradient {
+  std::vector<double> e;
+  std::vector<double> error;
+};
+GatedGradient GatedGradientOf(Platform& platform, const Inputs& in, Gate gate);
 
 void CheckStatistics(const Inputs& in, const Results& results);
 
@@ -21,13 +25,13 @@ void CheckStatistics(const Inputs& in, const Results& results);
 void CheckNormalised(const Inputs& in, const NormaliseOptions& options,
                      const Results& results);
 
-void CheckReduced(const Inputs& in, const std::vector<double>& e,
+void CheckReduced(const Inputs& in, const GatedGradient& e,
                   const Results& results);
 
-void CheckApplied(const Inputs& in, const std::vector<double>& e,
+void CheckApplied(const Inputs& in, const GatedGradient& e,
                   const Results& results);
 
-void CheckBackward(const Inputs& in, const std::vector<double>& e,
+void CheckBackward(const Inputs& in, const GatedGradient& e,
                    bool statistics_cotangents, const Results& results);
 
 }  // namespace testing

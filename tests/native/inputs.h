@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "native/problem.h"
+#include "tests/native/activations.h"
 #include "tests/native/array.h"
 #include "tests/native/formats.h"
 
@@ -50,6 +51,9 @@ struct Case {
   // How many arrays are normalised and added up: 1 or 2.
   int inputs = 1;
   DType out_dtype = dtype;
+  // What follows where a call asks for an activation. Others than ReLU have one
+  // input.
+  Activation activation = {ActivationKind::kRelu};
 
   Problem problem() const { return {shape, dtype, mask_channels, out_dtype}; }
   int64_t size() const { return shape.groups * shape.group_size(); }
@@ -83,7 +87,7 @@ struct Case {
           static_cast<int64_t>(inputs)}) {
       name += " " + std::to_string(n);
     }
-    return name;
+    return name + " " + NameOf(activation);
   }
 };
 

@@ -44,6 +44,26 @@ std::vector<DTypes> DTypesOf(int inputs, int64_t lead) {
   return all;
 }
 
+// Other activations than ReLU, for rows and planes of a few sizes. curves_test
+// has the functions themselves.
+void TestCurves() {
+  CallerOnly pool;
+  CpuPlatform platform(pool);
+  for (const Activation& activation : kCurves) {
+    for (const DType dtype : kDTypes) {
+      for (const Shape& shape : {Shape{1, 35, 65, 1}, Shape{2, 40, 48, 1},
+                                 Shape{2, 3, 5, 49}, Shape{1, 9, 3, 6}}) {
+        Case c{shape, dtype, 0, 0, true};
+        c.activation = activation;
+        const Inputs in(c);
+        CheckForwardCalls(platform, in, c.Name());
+        CheckBackwardCalls(platform, in, c.Name());
+        CheckInputsAreUntouched(in, Inputs(c), c.Name());
+      }
+    }
+  }
+}
+
 void TestShape(const Shape& shape, int inputs = 1) {
   CallerOnly pool;
   CpuPlatform platform(pool);
@@ -148,7 +168,7 @@ void TestStreamingCase(Case c) {
   CpuPlatform platform(pool);
   const Inputs in(c);
   const NormaliseOptions options =
-      NormaliseOptionsOf(c.inputs)[c.result_lead == 0 ? 0 : 1];
+      NormaliseOptionsOf(c)[c.result_lead == 0 ? 0 : 1];
   context = c.Name() + " streaming forward";
   const Results forward = CallForward(platform, in, options);
   CheckStatistics(in, forward);
@@ -156,7 +176,7 @@ void TestStreamingCase(Case c) {
   context = c.Name() + " streaming backward";
   for (const Gate gate : {Gate::kX, Gate::kMask, Gate::kY}) {
     const bool residual = gate != Gate::kX && c.inputs == 1;
-    CheckBackward(in, GatedGradient(platform, in, gate), true,
+    CheckBackward(in, GatedGradientOf(platform, in, gate), true,
                   CallBackward(platform, in, gate, residual, true));
   }
 }
@@ -218,9 +238,9 @@ void TestNumberOfThreads(int inputs) {
       CheckSameForAnyNumberOfThreads(
           [&](Platform& platform) { return CallStatistics(platform, in); });
       CheckSameForAnyNumberOfThreads([&](Platform& platform) {
-        return CallForward(platform, in, NormaliseOptionsOf(inputs)[0]);
+        return CallForward(platform, in, NormaliseOptionsOf(c)[0]);
       });
-      for (const Gate gate : GatesOf(inputs)) {
+      for (const Gate gate : GatesOf(c)) {
         const bool residual = gate != Gate::kX && inputs == 1;
         CheckSameForAnyNumberOfThreads([&](Platform& platform) {
           return CallReduce(platform, in, gate, residual);
@@ -245,6 +265,7 @@ int main(int argc, char** argv) {
     TestRowsLayout();
     TestShortPlanes();
     TestPlanesLayout();
+    TestCurves();
   } else {
     TestTwoInputs();
   }

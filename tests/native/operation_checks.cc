@@ -14,11 +14,11 @@ void CheckForwardCalls(Platform& platform, const Inputs& in,
   const bool all = calls == Calls::kAll;
   context = name + " statistics";
   if (all) CheckStatistics(in, CallStatistics(platform, in));
-  for (const NormaliseOptions& options : NormaliseOptionsOf(in.count())) {
-    const std::string flags = std::string(options.relu ? " relu" : "") +
-                              (options.residual ? " residual" : "") +
-                              (options.mask ? " mask" : "") +
-                              (options.affine ? " affine" : "");
+  for (const NormaliseOptions& options : NormaliseOptionsOf(in.c)) {
+    const std::string flags =
+        std::string(options.activation ? " activation" : "") +
+        (options.residual ? " residual" : "") + (options.mask ? " mask" : "") +
+        (options.affine ? " affine" : "");
     context = name + " normalise" + flags;
     if (all) {
       CheckNormalised(in, options, CallNormalise(platform, in, options));
@@ -32,11 +32,11 @@ void CheckForwardCalls(Platform& platform, const Inputs& in,
 
 void CheckBackwardCalls(Platform& platform, const Inputs& in,
                         const std::string& name, Calls calls) {
-  for (const Gate gate : GatesOf(in.count())) {
+  for (const Gate gate : GatesOf(in.c)) {
     const std::string suffix =
         " with gate " + std::to_string(static_cast<int>(gate));
     context = name + " normalise for" + suffix;
-    const std::vector<double> e = GatedGradient(platform, in, gate);
+    const GatedGradient e = GatedGradientOf(platform, in, gate);
     for (const bool more : {false, true}) {
       const bool residual = more && in.count() == 1;
       context = name + " backward" + suffix + (more ? " and more" : "");

@@ -16,13 +16,26 @@ namespace testing {
 constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32,
                              DType::kFloat64};
 // Two inputs have a ReLU, whose sign backward finds somewhere.
-inline std::vector<Gate> GatesOf(int inputs) {
-  if (inputs > 1) return {Gate::kY, Gate::kMask, Gate::kX};
+inline std::vector<Gate> GatesOf(const Case& c) {
+  if (!c.activation.is_piecewise_linear()) return {Gate::kX, Gate::kZ};
+  if (c.activation.is_curve()) {
+    return {Gate::kY, Gate::kMask, Gate::kX, Gate::kZ};
+  }
+  if (c.inputs > 1) return {Gate::kY, Gate::kMask, Gate::kX};
   return {Gate::kNone, Gate::kY, Gate::kMask, Gate::kX};
 }
 // Two inputs also have no residual.
-inline std::vector<NormaliseOptions> NormaliseOptionsOf(int inputs) {
-  if (inputs > 1) {
+inline std::vector<NormaliseOptions> NormaliseOptionsOf(const Case& c) {
+  if (!c.activation.is_piecewise_linear()) {
+    return {{true, true, false, true}, {true, false, false, false}};
+  }
+  if (c.activation.is_curve()) {
+    return {{true, true, true, true},
+            {true, true, false, false},
+            {true, false, true, false},
+            {true, false, false, true}};
+  }
+  if (c.inputs > 1) {
     return {{true, false, true, true},
             {true, false, false, true},
             {true, false, true, false},

@@ -130,6 +130,31 @@ def in_pure_jax() -> dict[str, Any]:
     return found_in(compiled(apply, "NHWC", "bfloat16"))
 
 
+def activated(activation: str, has_z: bool, layout: str) -> Operator:
+    """Another activation than ReLU."""
+
+    def apply(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
+        options: dict[str, Any] = {"z": z if has_z else None, "axis": LAYOUTS[layout]}
+        y, *statistics = jax_bnar.bn_act(x, scale, bias, activation, **options)
+        return y, statistics
+
+    return apply
+
+
+def other_activations() -> dict[str, Any]:
+    """Activations whose derivative follows from y and from x, by name; on eight devices too."""
+    found = {
+        f"{activation} {'z ' if has_z else ''}{layout} {dtype}": found_in(
+            compiled(activated(activation, has_z, layout), layout, dtype)
+        )
+        for activation, has_z, layout, dtype in itertools.product(
+            ("silu", "leaky_relu"), (False, True), LAYOUTS, ("bfloat16", "float32")
+        )
+    }
+    sharded = compiled(activated("silu", True, "NHWC"), "NHWC", "bfloat16", 8)
+    return found | {"eight devices": found_in(sharded, 8)}
+
+
 def widened() -> dict[str, dict[str, Any]]:
     """A float32 y of a bfloat16 x, by `out_dtype` and by kernels on an x that is widened first."""
     site = Site(56, 56, 256, "bn_add_relu")
@@ -254,6 +279,7 @@ _FACTS: Final = {
         on_one_device,
         transposed_before,
         in_pure_jax,
+        other_activations,
         widened,
         on_eight_devices,
         accurate_flax_on_eight_devices,

@@ -320,4 +320,27 @@ MUTATIONS = {
         "forward",
         "two_kernels", "all",
     ),
+    "a residual that the derivative of SiLU does not see": Mutation(
+        "gate.cuh", "if constexpr (kGate == Gate::kZ) z = item->saved.z;", "",
+        "backward", "on_chip",
+    ),
+    "the gradient of SiLU without its second term": Mutation(
+        "curves.cuh", "return s * (u * (1 - s) + 1) * dy;", "return s * dy;",
+        "backward", "two_kernels",
+    ),
+    "a leaky ReLU whose gradient does not leak": Mutation(
+        "curves.cuh", "IsOpen(u) ? dy : dy * negative_slope", "IsOpen(u) ? dy : A{0}",
+        "backward", "cluster",
+    ),
+    "a mask of ReLU6 as if it were ReLU": Mutation(
+        "curves.cuh", "return u > 0 && u < 6;", "return u > 0;", "forward", "two_kernels"
+    ),
+    "an activation that is left out": Mutation(
+        "normalise.cuh", "y.Set(curve_.Value(normaliser_.Unrounded(x, z)));",
+        "y.Set(normaliser_.Unrounded(x, z));", "forward", "on_chip",
+    ),
+    "planes that no activation sees": Mutation(
+        "normalise_flat.cuh", "xs[k].Set(curve.Value(values));", "xs[k].Set(values);",
+        "forward", "two_kernels", "all",
+    ),
 }  # fmt: skip

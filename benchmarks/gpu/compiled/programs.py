@@ -1,4 +1,4 @@
-"""The programs: a training step and the evaluation of ResNet-50, one block, and one operator.
+"""The programs: a training step and the evaluation of ResNet-50, one block, and single operators.
 
 Each is a function of what every device has as a whole (parameters, running statistics) and of what
 is divided over the devices (images, activations). They are built from shapes, so nothing runs.
@@ -20,7 +20,7 @@ from benchmarks.sites.peers import flax_linen, ours
 from benchmarks.sites.problem import MOMENTUM, DType
 from jax_bnar.flax_layers import BatchNorm, FusedBottleneck
 
-ProgramName = Literal["step", "evaluation", "block", "operator"]
+ProgramName = Literal["step", "evaluation", "block", "operator", "silu"]
 Variant = Literal["ours", "ours_mask", "ours_xla", "fuse", "flax"]
 PROGRAMS: Final[tuple[ProgramName, ...]] = get_args(ProgramName)
 VARIANTS: Final[tuple[Variant, ...]] = get_args(Variant)
@@ -31,9 +31,12 @@ BATCHES: Final[dict[ProgramName, int]] = {
     "evaluation": 32,
     "block": 256,
     "operator": 256,
+    "silu": 256,
 }
 # The heaviest site of ResNet-50, and the input of the block.
 SITE: Final = Site(56, 56, 256, "bn_add_relu")
+# The heaviest of EfficientNet-B0, where SiLU follows: the expansion of its second stage.
+SILU_SITE: Final = Site(112, 112, 96, "batch_norm")
 _IMAGE: Final = (224, 224, 3)
 _SMALLEST_ACTIVATION: Final = 7 * 7 * 512
 
@@ -74,6 +77,8 @@ def build(
     """A program with `batch` images on each of `devices`."""
     if name == "operator":
         return operator(SITE, variant, dtype, batch, devices)
+    if name == "silu":
+        return _program(SILU_SITE, _with_silu(variant, dtype), dtype, batch, devices)
     builders = {"step": _step, "evaluation": _evaluation, "block": _block}
     return builders[name](variant, dtype, batch, devices)
 
@@ -156,7 +161,26 @@ def operator(site: Site, variant: Variant, dtype: DType, batch: int, devices: in
                 implementation="xla" if variant == "ours_xla" else None,
             )
         )
+    return _program(site, apply, dtype, batch, devices)
 
+
+def _with_silu(variant: Variant, dtype: DType) -> Callable[..., Any]:
+    """What SiLU makes of a BatchNorm. Its derivative is found in x, so the mask has no variant."""
+    if variant in ("flax", "fuse"):
+        norm = flax_linen.forward(SILU_SITE, dtype)
+
+        def apply(*arguments: Any) -> Any:
+            y, updated = norm(*arguments)
+            return jax.nn.silu(y), updated
+
+        return _fused(variant, apply)
+    implementation = "xla" if variant == "ours_xla" else None
+    return _ours(ours.silu(implementation))
+
+
+def _program(
+    site: Site, apply: Callable[..., Any], dtype: DType, batch: int, devices: int
+) -> Program:
     def step(whole: Any, divided: Any) -> Any:
         params, stats = whole
         x, z, dy = divided

@@ -41,7 +41,7 @@ class Selection:
             yield Case(gpu, program, variant, _DTYPES[dtype], devices, batch)
 
 
-_INFERENCE: Final[tuple[Variant, ...]] = ("ours", "ours_xla", "fuse", "flax")
+_WITHOUT_MASK: Final[tuple[Variant, ...]] = ("ours", "ours_xla", "fuse", "flax")
 # What everybody asks: all forms on one H200, then each of the other questions with ours and plain
 # Flax alone. A step takes 10 to 20 s on 2 quiet cores, and an operator 1 or 2.
 DEFAULT: Final = (
@@ -49,10 +49,12 @@ DEFAULT: Final = (
     Selection(dtype=("f16", "f32")),
     Selection(gpu=("h100", "a100", "b200")),
     Selection(devices=(8, 64, 1024)),
-    Selection(program=("evaluation",), variant=_INFERENCE),
+    Selection(program=("evaluation",), variant=_WITHOUT_MASK),
     Selection(program=("block",), variant=VARIANTS),
     Selection(program=("operator",), variant=VARIANTS),
     Selection(program=("operator",), dtype=("f16", "f32")),
+    Selection(program=("silu",), variant=_WITHOUT_MASK),
+    Selection(program=("silu",), dtype=("f16", "f32")),
 )
 
 

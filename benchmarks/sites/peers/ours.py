@@ -38,6 +38,18 @@ def operator(
     return apply
 
 
+def silu(implementation: Implementation = None) -> Operator:
+    """The same with SiLU, and without z."""
+
+    def apply(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
+        del z
+        options: Any = {"epsilon": EPSILON, "implementation": implementation}
+        y, mean, var = jax_bnar.bn_act(x, scale, bias, "silu", **options)
+        return y, (mean, var)
+
+    return apply
+
+
 def on_widened(apply: Operator) -> Operator:
     """The operator on a float32 copy of x."""
     return lambda x, *others: apply(x.astype(jnp.float32), *others)

@@ -64,6 +64,12 @@ inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rsqrtf(float x) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x)));
 }
+// A device rounds the product as well, and then has errors of two more ulp here
+// and in the quotient. (PTX: ex2.approx, div.approx)
+inline float __expf(float x) { return std::exp2(x * 1.44269504f); }
+inline float __fdividef(float a, float b) {
+  return std::fabs(b) > 0x1p126f ? a * 0.0f : a / b;
+}
 
 // Byte i of the result is the byte of (y, x) that digit i of the selector
 // names.

@@ -1,0 +1,260 @@
+// Activations other than ReLU, and what they let pass of a gradient. They agree
+// with jax.nn in value and in derivative, also where the derivative jumps.
+// cpu/isa/curves.h has the same for the CPU.
+
+#ifndef JAX_BNAR_CUDA_DEVICE_CURVES_CUH_
+#define JAX_BNAR_CUDA_DEVICE_CURVES_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/intrinsics.cuh"
+#include "cuda/device/vector.cuh"
+#include "native/problem.h"
+
+namespace jax_bnar {
+namespace cuda {
+
+// e^-u: accurate to 1 ulp in float32 and in double. Of 16-bit elements the
+// errors are at most 2^-16, much smaller than those of rounding, and it takes
+// three instructions.
+template <typename T>
+__device__ __forceinline__ Accumulator<T> ExpOfNegated(Accumulator<T> u) {
+  if constexpr (sizeof(T) == 2) {
+    return __expf(-u);
+  } else if constexpr (std::is_same_v<T, float>) {
+    return expf(-u);
+  } else {
+    return exp(-u);
+  }
+}
+
+// a / b, where b is at least 1, with errors of at most 2 ulp. For 16-bit
+// elements it is 0 where b is above 2^126, with which results below 2^-119
+// become 0.
+template <typename T>
+__device__ __forceinline__ Accumulator<T> Divide(Accumulator<T> a,
+                                                 Accumulator<T> b) {
+  if constexpr (sizeof(T) == 2) {
+    return __fdividef(a, b);
+  } else if constexpr (std::is_same_v<T, float>) {
+    return DivideNearly(a, b);
+  } else {
+    return a / b;
+  }
+}
+
+// The functions of one element. Gradient(u, dy) is act'(u) * dy. kFromY says
+// whether the derivative at y is that at u; the derivatives at 1 and at -1 are
+// then those where the bit of a mask is set (IsOpen) and where it is not.
+
+template <typename T>
+struct Relu6 {
+  using A = Accumulator<T>;
+  static constexpr bool kFromY = true;
+
+  // NaN stays NaN.
+  __device__ __forceinline__ A Value(A u) const {
+    const A positive = u <= 0 ? A{0} : u;
+    return positive >= 6 ? A{6} : positive;
+  }
+  __device__ __forceinline__ bool IsOpen(A u) const { return u > 0 && u < 6; }
+  // As in jax.nn, it also stops infinite cotangents, and NaN.
+  __device__ __forceinline__ A Gradient(A u, A dy) const {
+    return IsOpen(u) ? dy : A{0};
+  }
+};
+
+// A negative u may have a y that is 0, because the slope is 0 or y is rounded.
+// That 0 is negative then, and that of a u which is 0 is made positive.
+template <typename T>
+struct LeakyRelu {
+  using A = Accumulator<T>;
+  static constexpr bool kFromY = true;
+  A negative_slope;
+
+  __device__ __forceinline__ A Value(A u) const {
+    return u >= 0 ? std::fabs(u) : u * negative_slope;
+  }
+  __device__ __forceinline__ bool IsOpen(A u) const {
+    return u >= 0 && !std::signbit(u);
+  }
+  __device__ __forceinline__ A Gradient(A u, A dy) const {
+    return IsOpen(u) ? dy : dy * negative_slope;
+  }
+};
+
+template <typename T>
+struct Silu {
+  using A = Accumulator<T>;
+  static constexpr bool kFromY = false;
+
+  // The divisor may be infinite.
+  __device__ __forceinline__ A Value(A u) const {
+    return Divide<T>(u, ExpOfNegated<T>(u) + 1);
+  }
+  // The derivative is s + u * s * (1 - s) where s = 1 / (1 + e^-u). The
+  // difference is e^-u * s as well, which loses no digits where s is near to 1.
+  // Of 16-bit elements nobody sees these digits.
+  __device__ __forceinline__ A Gradient(A u, A dy) const {
+    const A e = ExpOfNegated<T>(u);
+    const A s = Divide<T>(1, e + 1);
+    if constexpr (sizeof(T) == 2) {
+      return s * (u * (1 - s) + 1) * dy;
+    } else {
+      const A finite = e < Largest() ? e : Largest();
+      return s * (u * (finite * s) + 1) * dy;
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ A Largest() {
+    return std::is_same_v<A, float> ? A(0x1.fffffep127)
+                                    : A(0x1.fffffffffffffp1023);
+  }
+};
+
+template <typename T>
+struct HardSilu {
+  using A = Accumulator<T>;
+  static constexpr bool kFromY = false;
+
+  __device__ __forceinline__ A Value(A u) const {
+    return u * (Relu6<T>().Value(u + 3) * kSixth);
+  }
+  // The second term is selected, because it is 0 where u is infinite.
+  __device__ __forceinline__ A Gradient(A u, A dy) const {
+    const A shifted = u + 3;
+    const A of_gate = Relu6<T>().IsOpen(shifted) ? u * kSixth : A{0};
+    return (Relu6<T>().Value(shifted) * kSixth + of_gate) * dy;
+  }
+
+ private:
+  // XLA divides by a constant like this as well.
+  static constexpr A kSixth = A(1) / A(6);
+};
+
+// The activation of a call, for vectors. Which one it is, is a branch that all
+// threads of a launch take alike, once for each vector: a kernel for each would
+// make the build, and the library, several times as large. `activation` is in
+// the parameters of the kernel, which are read without a register.
+template <typename T, int kElements>
+class Curve {
+ public:
+  using A = Accumulator<T>;
+  using Elements = Values<A, kElements>;
+
+  explicit __device__ __forceinline__ Curve(const Activation& activation)
+      : activation_(activation) {}
+
+  // act(u).
+  __device__ __forceinline__ Elements Value(const Elements& u) const {
+    Elements y;
+    WithAny([&](const auto& curve) {
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) y[i] = curve.Value(u[i]);
+    });
+    return y;
+  }
+
+  // act'(u) * dy, for the u that was computed again. Where y may be saved
+  // instead, the derivative is that of the rounded value.
+  __device__ __forceinline__ Elements
+  GradientOfInput(const Elements& u, const Elements& dy) const {
+    Elements e;
+    WithAny([&](const auto& curve) {
+      using Chosen = std::decay_t<decltype(curve)>;
+      Elements seen = u;
+      if constexpr (Chosen::kFromY && sizeof(T) == 2) {
+        Vector<T, kElements> rounded;
+        rounded.Set(WithoutNegativeZero(u));
+        seen = rounded.Get();
+      } else if constexpr (Chosen::kFromY) {
+        seen = WithoutNegativeZero(u);
+      }
+      SetGradient(curve, seen, dy, &e);
+    });
+    return e;
+  }
+
+  // The same from y.
+  __device__ __forceinline__ Elements
+  GradientOfOutput(const Elements& y, const Elements& dy) const {
+    Elements e;
+    WithPiecewiseLinear(
+        [&](const auto& curve) { SetGradient(curve, y, dy, &e); });
+    return e;
+  }
+
+  // The same from the bits of a mask.
+  __device__ __forceinline__ Elements GradientOfBits(uint32_t bits,
+                                                     const Elements& dy) const {
+    Elements y;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      y[i] = (bits >> i & 1u) != 0 ? A{1} : A{-1};
+    }
+    return GradientOfOutput(y, dy);
+  }
+
+  // The bits that a mask has for y.
+  __device__ __forceinline__ uint32_t OpenBits(const Elements& y) const {
+    uint32_t bits = 0;
+    WithPiecewiseLinear([&](const auto& curve) {
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) {
+        bits |= (curve.IsOpen(y[i]) ? 1u : 0u) << i;
+      }
+    });
+    return bits;
+  }
+
+ private:
+  // In y, 0 has no sign.
+  static __device__ __forceinline__ Elements
+  WithoutNegativeZero(const Elements& u) {
+    Elements result;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) result[i] = u[i] + 0;
+    return result;
+  }
+
+  template <typename Chosen>
+  static __device__ __forceinline__ void SetGradient(const Chosen& curve,
+                                                     const Elements& u,
+                                                     const Elements& dy,
+                                                     Elements* e) {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) (*e)[i] = curve.Gradient(u[i], dy[i]);
+  }
+
+  template <typename F>
+  __device__ __forceinline__ void WithPiecewiseLinear(F f) const {
+    if (activation_.kind == ActivationKind::kRelu6) {
+      f(Relu6<T>());
+    } else {
+      f(LeakyRelu<T>{static_cast<A>(activation_.negative_slope)});
+    }
+  }
+
+  template <typename F>
+  __device__ __forceinline__ void WithAny(F f) const {
+    if (activation_.kind == ActivationKind::kSilu) {
+      f(Silu<T>());
+    } else if (activation_.kind == ActivationKind::kHardSilu) {
+      f(HardSilu<T>());
+    } else {
+      WithPiecewiseLinear(f);
+    }
+  }
+
+  const Activation& activation_;
+};
+
+}  // namespace cuda
+}  // namespace jax_bnar
+
+#endif  // JAX_BNAR_CUDA_DEVICE_CURVES_CUH_

@@ -1,0 +1,123 @@
+"""`bn_act` against NumPy in float64, for the tests on CPUs and on GPUs."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+from cases import Case, Operands, operands
+
+from jax_bnar import bn_act
+from jax_bnar._base.implementation import Implementation
+
+SLOPE = 0.2
+ACTIVATIONS: dict[str, Any] = {
+    "relu6": jax.nn.relu6,
+    "leaky_relu": functools.partial(jax.nn.leaky_relu, negative_slope=SLOPE),
+    "silu": jax.nn.silu,
+    "hard_silu": jax.nn.hard_silu,
+}
+# Those whose derivative follows from y.
+PIECEWISE = ("relu6", "leaky_relu")
+JUMPS = {"relu6": (0, 6), "leaky_relu": (0,), "hard_silu": (-3, 3), "silu": ()}
+
+# The most by which dx may differ from e in size: |scale|/std, as `operands` draws them.
+LARGEST_FACTOR = 2 * 2.0**4
+
+Array = oracle.Array
+
+
+def value_and_derivative(name: str, u: Array) -> tuple[Array, Array]:
+    """act(u) and act'(u), independently of `jax.nn`."""
+    if name == "relu6":
+        return np.clip(u, 0, 6), ((u > 0) & (u < 6)).astype(u.dtype)
+    if name == "leaky_relu":
+        return np.where(u >= 0, u, SLOPE * u), np.where(u >= 0, 1.0, SLOPE)
+    if name == "silu":
+        sigmoid = 1 / (1 + np.exp(-u))
+        return u * sigmoid, sigmoid * (1 + u * (1 - sigmoid))
+    factor = np.clip((u + 3) / 6, 0, 1)
+    return u * factor, factor + np.where((u > -3) & (u < 3), u / 6, 0)
+
+
+class Problem(NamedTuple):
+    """Operands and a cotangent, and what NumPy makes of them in float64."""
+
+    operands: Operands
+    dy: Array
+    y: Array
+    e: Array
+    gradients: oracle.Backward
+
+
+def problem(case: Case, name: str) -> Problem:
+    given_operands = operands(case)
+    layout = {"epsilon": case.epsilon, "axis": case.axis, "num_groups": case.num_groups}
+    # In the wide dtype, so that the oracle's allowance is that of u before it is stored.
+    wide = jax.tree.map(lambda a: a.astype(case.statistics_dtype), given_operands)
+    before = oracle.forward(*wide, **layout, relu=False)
+    u = before.y.astype(np.float64)
+    y, derivative = value_and_derivative(name, u)
+    # Where the derivative jumps, rounding decides which one it is. Nothing depends on it there.
+    step = float(jnp.finfo(case.dtype).eps) if name in PIECEWISE else 0
+    margin = before.y_allowance + step * (1 + np.abs(u))
+    near = np.zeros(u.shape, bool)
+    for at in JUMPS[name]:
+        near |= np.abs(u - at) <= margin
+    dy = np.random.default_rng(case.seed + 1).standard_normal(case.shape)
+    dy = np.where(near, 0, dy).astype(jnp.dtype(case.dtype))
+    e = dy.astype(np.float64) * derivative
+    gradients = oracle.backward(
+        e, wide.x.astype(np.float64), None, wide.scale, None, None, **layout
+    )
+    return Problem(given_operands, dy, y, e, gradients)
+
+
+def assert_near(
+    name: str, actual: Any, exact: Array, dtype: Any, *, terms: float = 1, more: float = 0
+) -> None:
+    """Allows one rounding to `dtype`, and rounding errors of the largest of the numbers.
+
+    `terms` is how many numbers of that size are added.
+    """
+    unit = oracle.unit_roundoff(oracle.accumulation_dtype(dtype))
+    size = float(np.abs(exact).max()) + 1
+    bound = 2 * oracle.rounding(exact, dtype) + 200 * unit * size * terms + more
+    oracle.assert_within(name, np.asarray(actual, np.float64), exact, bound)
+
+
+def check(case: Case, name: str, implementation: Implementation) -> None:
+    """y and all gradients of a case with this activation, with and without a residual."""
+    given_operands, dy, y, e, exact = problem(case, name)
+    options: dict[str, Any] = {"implementation": implementation, **case.keywords}
+
+    @jax.jit
+    def both(given_operands: Operands, dy: Any) -> Any:
+        def function(given: Operands) -> Any:
+            x, z, scale, bias = given
+            return bn_act(x, scale, bias, ACTIVATIONS[name], z=z, **options).y
+
+        y, vjp = jax.vjp(function, given_operands)
+        return y, *vjp(dy)
+
+    actual, gradients = both(given_operands, dy)
+    assert actual.dtype == jnp.dtype(case.dtype)
+    assert_near("y", actual, y, case.dtype)
+    rounded_dz = 0.0
+    if given_operands.z is not None:
+        assert_near("dz", gradients.z, e, case.dtype)
+        # What backward stores for the residual is what it reads for x.
+        size = float(np.abs(exact.dx).max()) + float(np.abs(e).max())
+        rounded_dz = 8 * oracle.unit_roundoff(case.dtype) * size * LARGEST_FACTOR
+    scaled = LARGEST_FACTOR * max(case.ratio, 1)
+    assert_near("dx", gradients.x, exact.dx, case.dtype, terms=scaled, more=rounded_dz)
+    terms = e.size * max(case.ratio, 1)
+    for parameter in ("scale", "bias"):
+        gradient = getattr(gradients, parameter)
+        if gradient is not None:
+            value = getattr(exact, f"d{parameter}")
+            stored = oracle.rounding(value, gradient.dtype).max()
+            wide = case.statistics_dtype
+            assert_near(f"d{parameter}", gradient, value, wide, terms=terms, more=2 * stored)
