@@ -48,7 +48,7 @@ def step_of(peer: str, site: Site, wave: Wave) -> Step:
     if peer == "copy":
         return copy_step
     if peer == "flax":
-        step = flax_linen.gradient_step(site, wave.dtype)
+        step = ours.gradient_step(flax_linen.operator(site, wave.dtype))
     else:
         operator = ours.operator(site, save="mask" if peer == "ours_mask" else "y")
         step = ours.gradient_step(operator)

@@ -1,9 +1,13 @@
-"""float32 outputs of a 16-bit x (`out_dtype`), at the BatchNorm sites of ResNet-50.
+"""Norms in float32 for a 16-bit x, at the BatchNorm sites of ResNet-50.
 
 python -m benchmarks.sites.widening --output benchmarks/results/NAME.json
 
 Each step is forward and backward: by the operators with `out_dtype`, by the operators on an x that
 is widened first, and by `flax.linen.BatchNorm` with its result promoted to float32, under XLA.
+
+With --rounded, y is converted to the dtype of x afterwards, as where a convolution in it follows,
+and z is converted from it: by `fuse` of Flax's layer, which leaves this to the kernel, by the
+operators with `out_dtype`, and by Flax.
 """
 
 import dataclasses
@@ -17,6 +21,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+import jax_bnar
 from benchmarks.common.contention import Contention, print_warning
 from benchmarks.common.environment import describe_environment
 from benchmarks.common.json_file import write_json
@@ -35,12 +40,15 @@ SCHEMA: Final = 1
 MIB: Final = 2**20
 Narrow = Literal["bfloat16", "float16"]
 PEERS: Final = ("out_dtype", "widened", "flax")
+ROUNDED_PEERS: Final = ("fuse", "out_dtype", "flax")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """Times a norm with float32 outputs on a 16-bit x, forward + backward."""
 
+    rounded: bool = False
+    """Whether the result is converted to the dtype of x."""
     dtype: tuple[Narrow, ...] = ("bfloat16",)
     batch: int = 16
     sites: int = 100
@@ -51,6 +59,10 @@ class Options:
     """The best instruction set that our kernels and XLA may use, as in `benchmarks.sites.run`."""
     output: Path | None = None
     """JSON file for the results; without one they are only printed."""
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return ROUNDED_PEERS if self.rounded else PEERS
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -72,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     for run in document["runs"]:
         run["total_ms"] = {
             peer: sum(site["count"] * site["peers"][peer]["median_ms"] for site in run["sites"])
-            for peer in PEERS
+            for peer in options.peers
         }
         console.print(_table(run, options))
         print_warning((site["contention"] for site in run["sites"]), console)
@@ -83,13 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _site(options: Options, site: Site, dtype: Narrow) -> dict[str, Any]:
-    # z and dy are float32; that they hold numbers of 16 bits changes no time.
+    # z and dy may be float32; that they hold numbers of 16 bits changes no time.
     problem = make_problem(site, options.batch, dtype)
     reference = expected(problem)
     steps: dict[str, Callable[[], Any]] = {}
     temporaries = {}
-    for peer in PEERS:
-        compiled, given = _compiled(peer, problem)
+    for peer in options.peers:
+        compiled, given = _compiled(peer, problem, options.rounded)
         _check(peer, problem, compiled(*given), reference)
         memory = planned_memory(compiled)
         assert memory is not None
@@ -111,21 +123,40 @@ def _site(options: Options, site: Site, dtype: Narrow) -> dict[str, Any]:
     }
 
 
-def _compiled(peer: str, problem: Problem) -> tuple[jax.stages.Compiled, tuple[Any, ...]]:
+def _compiled(
+    peer: str, problem: Problem, rounded: bool
+) -> tuple[jax.stages.Compiled, tuple[Any, ...]]:
     """A compiled step of a peer, from (x, z, scale, bias, dy) to (y, dx, dz, dscale, dbias)."""
     site = problem.site
-    if peer == "flax":
-        step = flax_linen.gradient_step(site, "float32")
+    if peer in ("flax", "fuse"):
+        apply = flax_linen.operator(site, "float32")
     elif peer == "widened":
-        step = ours.gradient_step(ours.on_widened(ours.operator(site)))
+        apply = ours.on_widened(ours.operator(site))
     else:
-        step = ours.gradient_step(ours.operator(site, out_dtype=jnp.float32))
+        apply = ours.operator(site, out_dtype=jnp.float32)
+    if rounded:
+        apply = _rounded(apply)
+    if peer == "fuse":
+        apply = jax_bnar.fuse(apply)
+    dtype = jnp.dtype(problem.dtype) if rounded else jnp.float32
     given = (
         jnp.asarray(problem.x, problem.dtype),
-        None if problem.z is None else jnp.asarray(problem.z),
-        *map(jnp.asarray, (problem.scale, problem.bias, problem.dy)),
+        None if problem.z is None else jnp.asarray(problem.z, dtype),
+        *map(jnp.asarray, (problem.scale, problem.bias)),
+        jnp.asarray(problem.dy, dtype),
     )
-    return jax.jit(step).lower(*given).compile(), given
+    return jax.jit(ours.gradient_step(apply)).lower(*given).compile(), given
+
+
+def _rounded(apply: ours.Operator) -> ours.Operator:
+    """The operator between layers in the dtype of x."""
+
+    def rounded(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
+        wide = None if z is None else z.astype(jnp.float32)
+        y, others = apply(x, wide, scale, bias)
+        return y.astype(x.dtype), others
+
+    return rounded
 
 
 def _check(peer: str, problem: Problem, outputs: Any, reference: SiteResults) -> None:
@@ -138,18 +169,20 @@ def _check(peer: str, problem: Problem, outputs: Any, reference: SiteResults) ->
 
 
 def _table(run: dict[str, Any], options: Options) -> Table:
-    table = Table(title=f"{run['dtype']} to float32, forward + backward, batch {options.batch}, ms")
-    for column in ("site", "n", *PEERS):
+    to = f"float32 and {run['dtype']}" if options.rounded else "float32"
+    title = f"{run['dtype']} to {to}, forward + backward, batch {options.batch}, ms"
+    table, peers = Table(title=title), options.peers
+    for column in ("site", "n", *peers):
         table.add_column(column)
     for site in run["sites"]:
         table.add_row(
             f"{site['height']}x{site['height']}x{site['channels']} {site['form']}",
             str(site["count"]),
-            *(f"{site['peers'][peer]['median_ms']:.2f}" for peer in PEERS),
+            *(f"{site['peers'][peer]['median_ms']:.2f}" for peer in peers),
         )
-    table.add_row("all", "", *(f"{run['total_ms'][peer]:.0f}" for peer in PEERS))
+    table.add_row("all", "", *(f"{run['total_ms'][peer]:.0f}" for peer in peers))
     largest = (
-        max(site["peers"][peer]["temporary_bytes"] for site in run["sites"]) for peer in PEERS
+        max(site["peers"][peer]["temporary_bytes"] for site in run["sites"]) for peer in peers
     )
     table.add_row("most MiB of temporaries", "", *(f"{size / MIB:.0f}" for size in largest))
     return table

@@ -89,7 +89,7 @@ def _candidates(region: Region, taken: Collection[Value]) -> Iterator[TrainingMa
                 refused = refused or RefusedMatch(_producer(value), str(refusal), region)
                 is_used_elsewhere |= isinstance(refusal, UsedElsewhereError)
             continue
-        tail = tail_of(graph, value, taken)
+        tail = tail_of(graph, value, taken, x.dtype)
         yield TrainingMatch(x, value, tail, region, form, statistics)
         if tail.residuals:
             reason = "the residual depends on the statistics: a cycle"

@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Collection
+from typing import Any
 
 from jax_bnar._base.activations import NO_ACTIVATION, RELU, FusedActivation
 from jax_bnar._fuse import activations
 from jax_bnar._fuse.curves import curve_of
+from jax_bnar._fuse.dtypes import holds
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, source
 from jax_bnar._fuse.relu import is_relu, is_selection_by_sign, looks_like_relu
@@ -39,7 +41,43 @@ class Tail:
         return self.activation.name == "relu"
 
 
-def tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
+def tail_of(graph: Graph, normalised: Value, taken: Collection[Value], dtype: Any = None) -> Tail:
+    """What follows a normalised array, and is not `taken` by another match.
+
+    `dtype` is that of x, if it is known. A program with layers of mixed precision often computes
+    all of this in float32 for an x of 16 bits, and then rounds the result to the dtype of x, which
+    the kernel does as well.
+    """
+    tail = _tail_of(graph, normalised, taken)
+    return _rounded(graph, tail, taken, dtype) or tail
+
+
+def _rounded(graph: Graph, tail: Tail, taken: Collection[Value], dtype: Any) -> Tail | None:
+    """The tail with the conversion to a narrower dtype that follows it, if it has all in it."""
+    wide = tail.result.dtype
+    if dtype is None or not tail.is_activated or dtype == wide or not holds(wide, dtype):
+        return None
+    reader = graph.sole_reader(tail.result)
+    if reader is None or reader.name != "convert_element_type":
+        return None
+    result = reader.outputs[0]
+    residuals = [_before_widening(value, dtype) for value in tail.residuals]
+    narrow = [value for value in residuals if value is not None]
+    if result.dtype != dtype or result in taken or len(narrow) < len(residuals):
+        return None
+    return dataclasses.replace(tail, result=result, residuals=tuple(narrow))
+
+
+def _before_widening(value: Value, dtype: Any) -> Value | None:
+    """The array of this dtype of which a value is a wider copy, or None if it is none."""
+    node = value.producer
+    if node is None or node.name != "convert_element_type":
+        return None
+    given = node.inputs[0]
+    return given if isinstance(given, Value) and given.dtype == dtype else None
+
+
+def _tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
     value, residuals = normalised, []
     while True:
         curve = curve_of(graph, value)

@@ -65,7 +65,7 @@ class TrainingMatch(Match):
         scale, bias, shift = arrays_of(self.vectors, rest, x.shape[self.form.axis], self.form.dtype)
         bias = with_nans_of(shift, bias)
         shape, options = self.shape_and_options(self.result.shape)
-        dtype = self.form.dtype
+        dtype = self.result.dtype
         act = self.tail.activation if self.tail.is_activated and not self.tail.has_relu else None
         if act is not None or not is_widened_by_operator(x.dtype, dtype):
             x = x.astype(dtype)  # These operators do not widen x themselves.

@@ -271,6 +271,12 @@ def test_widening(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert memory["out_dtype"] < 1000 < memory["widened"]
     assert "bfloat16 to float32" in capsys.readouterr().out
 
+    widening.main(["--rounded", "--batch", "1", "--sites", "1", *short])
+    ((site,),) = (run["sites"] for run in json.loads(output.read_text())["runs"])
+    memory = {peer: values["temporary_bytes"] for peer, values in site["peers"].items()}
+    assert set(memory) == set(widening.ROUNDED_PEERS)
+    assert memory["fuse"] < 1000 < memory["out_dtype"]
+
 
 @pytest.mark.usefixtures("default_promotion")
 def test_masked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

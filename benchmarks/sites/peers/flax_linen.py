@@ -48,21 +48,14 @@ def forward(site: Site, dtype: DType) -> Callable[..., tuple[jax.Array, Any]]:
     return apply
 
 
-def gradient_step(site: Site, dtype: DType) -> Callable[..., tuple[Any, ...]]:
-    """A function from (x, z, scale, bias, dy) to (y, dx, dz, dscale, dbias).
+def operator(site: Site, dtype: DType) -> Callable[..., tuple[jax.Array, Any]]:
+    """A function from (x, z, scale, bias) to y and, as auxiliary, the new batch_stats."""
 
-    Running statistics are left out.
-    """
-
-    def step(x: Any, z: Any, scale: Any, bias: Any, dy: Any) -> tuple[Any, ...]:
+    def apply(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
         stats = {"mean": jnp.zeros_like(scale), "var": jnp.ones_like(scale)}
-        apply = functools.partial(forward(site, dtype), batch_stats=stats)
-        params = {"scale": scale, "bias": bias}
-        y, vjp, _ = jax.vjp(apply, x, z, params, has_aux=True)
-        dx, dz, dparams = vjp(dy)
-        return y, dx, dz, dparams["scale"], dparams["bias"]
+        return forward(site, dtype)(x, z, {"scale": scale, "bias": bias}, stats)
 
-    return step
+    return apply
 
 
 def build(problem: Problem) -> Step:

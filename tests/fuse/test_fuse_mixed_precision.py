@@ -1,0 +1,112 @@
+"""Programs that normalise in float32 for an x of 16 bits, and then round what follows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from fuse_operands import BIAS, SCALE, X, Z, batch_norm
+from fuse_tools import assert_fused
+from programs import equations
+
+import jax_bnar
+
+WIDE = jnp.float32
+both_dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+
+
+def dtypes_of_calls(function: Callable[..., Any], *args: Any) -> list[set[str]]:
+    """The dtypes of the large arrays of each of our calls in a fused function."""
+    return [
+        {v.aval.dtype.name for v in (*each.invars, *each.outvars) if v.aval.ndim > 2}
+        for each in equations(jax.make_jaxpr(jax_bnar.fuse(function))(*args))
+        if each.primitive.name == "bnar_forward"
+    ]
+
+
+@both_dtypes
+@pytest.mark.parametrize("activation", [jax.nn.relu, jax.nn.silu, jax.nn.relu6])
+def test_a_rounded_result_is_that_of_the_kernel(activation: Any, dtype: str) -> None:
+    def layer(x: Any, scale: Any, bias: Any) -> Any:
+        return activation(batch_norm(x.astype(scale.dtype), scale, bias)).astype(x.dtype)
+
+    operands = X.astype(dtype), SCALE, BIAS
+    name = "bn_relu" if activation is jax.nn.relu else "bn_act"
+    assert_fused(layer, *operands, **{name: 1})
+    assert dtypes_of_calls(layer, *operands) == [{dtype}]
+
+
+@both_dtypes
+def test_a_residual_that_was_widened_is_read_as_it_is(dtype: str) -> None:
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        wide = scale.dtype
+        return jax.nn.relu(batch_norm(x.astype(wide), scale, bias) + z.astype(wide)).astype(x.dtype)
+
+    operands = X.astype(dtype), Z.astype(dtype), SCALE, BIAS
+    assert_fused(layer, *operands, bn_add_relu=1)
+    assert dtypes_of_calls(layer, *operands) == [{dtype}]
+
+
+@both_dtypes
+def test_with_a_wide_residual_the_kernel_keeps_the_wide_result(dtype: str) -> None:
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        return jax.nn.relu(batch_norm(x.astype(z.dtype), scale, bias) + z).astype(x.dtype)
+
+    operands = X.astype(dtype), Z, SCALE, BIAS
+    assert_fused(layer, *operands, bn_add_relu=1)
+    assert dtypes_of_calls(layer, *operands) == [{dtype, Z.dtype.name}]
+
+
+@pytest.mark.parametrize("other", ["returned", "float16", "twice"])
+def test_a_wide_result_that_is_used_is_kept(other: str) -> None:
+    """Also one that is rounded to another dtype than that of x, or read in two places."""
+
+    def layer(x: Any, scale: Any, bias: Any) -> Any:
+        y = jax.nn.relu(batch_norm(x.astype(scale.dtype), scale, bias))
+        if other == "returned":
+            return y.astype(x.dtype), y
+        if other == "float16":
+            return y.astype(jnp.float16)
+        return y.astype(x.dtype), jnp.sin(y)
+
+    operands = X.astype(jnp.bfloat16), SCALE, BIAS
+    assert_fused(layer, *operands, bn_relu=1)
+    assert dtypes_of_calls(layer, *operands) == [{"bfloat16", SCALE.dtype.name}]
+
+
+class Block(nn.Module):
+    """Convolutions in bfloat16 and norms in float32, as models for TPUs are often written."""
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        def norm(a: Any) -> Any:
+            return nn.BatchNorm(use_running_average=False, dtype=WIDE)(a)
+
+        y = nn.relu(norm(nn.Conv(4, (1, 1), dtype=jnp.bfloat16)(x)))
+        y = nn.relu(norm(nn.Conv(4, (3, 3), dtype=jnp.bfloat16)(y)))
+        return norm(nn.Conv(3, (1, 1), dtype=jnp.bfloat16)(y))
+
+
+@jax.numpy_dtype_promotion("standard")  # Flax promotes implicitly.
+def test_a_flax_block_with_norms_in_float32() -> None:
+    x = X.astype(jnp.bfloat16)
+    block = Block()
+    variables = block.init(jax.random.key(0), x)
+
+    def apply(params: Any, x: Any) -> Any:
+        stats = variables["batch_stats"]
+        return block.apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])
+
+    calls = dtypes_of_calls(apply, variables["params"], x)
+    assert calls == [{"bfloat16"}, {"bfloat16"}, {"bfloat16", "float32"}]
+    report = jax_bnar.explain(apply)(variables["params"], x)
+    assert [(each.module, each.operator) for each in report.matched] == [
+        ("Block/BatchNorm_0", "bn_relu"),
+        ("Block/BatchNorm_1", "bn_relu"),
+        ("Block/BatchNorm_2", "batch_norm"),
+    ]
+    y, expected = jax_bnar.fuse(apply)(variables["params"], x)[0], apply(variables["params"], x)[0]
+    np.testing.assert_allclose(y, expected, atol=0.05)
