@@ -80,7 +80,7 @@ def test_every_flag(
 
 @narrow
 @every_form
-@pytest.mark.parametrize(("shape", "axis"), [((64, 56, 56, 40), -1), ((16, 64, 56, 57), 1)])
+@pytest.mark.parametrize(("shape", "axis"), [((28, 56, 56, 40), -1), ((16, 64, 56, 57), 1)])
 def test_larger_than_the_cache(dtype: str, form: Form, shape: tuple[int, ...], axis: int) -> None:
     """Results that bypass the caches, and a backward that reads dy and y again, or dz."""
     x = jax.random.normal(jax.random.key(0), shape, dtype)
@@ -104,7 +104,8 @@ def test_larger_than_the_cache(dtype: str, form: Form, shape: tuple[int, ...], a
         error = np.abs(np.asarray(got, np.float32) - np.asarray(wanted, np.float32))
         unit = float(jnp.finfo(got.dtype).eps) + (1e-5 if got.ndim > 1 else 1e-4)
         # A gate next to 0 may be open in one of them only: three elements of millions were.
-        assert np.quantile(error, 1 - 1e-5) <= unit * float(jnp.abs(wanted).max())
+        wrong = np.count_nonzero(~(error <= unit * float(jnp.abs(wanted).max())))
+        assert wrong <= 1e-5 * error.size
 
 
 # --- transformations ----------------------------------------------------------
