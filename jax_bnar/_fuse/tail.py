@@ -7,7 +7,6 @@ from typing import Any
 from jax_bnar._base.activations import NO_ACTIVATION, RELU, FusedActivation
 from jax_bnar._fuse import activations
 from jax_bnar._fuse.curves import curve_of
-from jax_bnar._fuse.dtypes import holds
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, source
 from jax_bnar._fuse.relu import is_relu, is_selection_by_sign, looks_like_relu
@@ -54,9 +53,8 @@ def tail_of(graph: Graph, normalised: Value, taken: Collection[Value], dtype: An
 
 def _rounded(graph: Graph, tail: Tail, taken: Collection[Value], dtype: Any) -> Tail | None:
     """The tail with the conversion to a narrower dtype that follows it, if it has all in it."""
-    wide = tail.result.dtype
-    if dtype is None or not tail.is_activated or dtype == wide or not holds(wide, dtype):
-        return None
+    if dtype is None or dtype == tail.result.dtype or not tail.is_activated:
+        return None  # A normalised array is never narrower than x.
     reader = graph.sole_reader(tail.result)
     if reader is None or reader.name != "convert_element_type":
         return None

@@ -35,9 +35,9 @@ def bn_act(
 
     Activations are those of `jax.nn`, in value and in derivative. Forward and backward are one
     kernel call each, on CPUs and GPUs; for ReLU they are those of `bn_add_relu`. Backward never
-    keeps u. With ReLU6 and leaky ReLU, it finds the derivative in y, in a mask, or
-    in x, as `bn_add_relu` does. With SiLU and hard SiLU, it computes u again from x, the statistics
-    and z, and `save` has no effect.
+    keeps u. With ReLU6 and leaky ReLU, it finds the derivative in y, in a mask, or in x, as
+    `bn_add_relu` does. With SiLU and hard SiLU, it computes u again from x, the statistics and z,
+    and `save` has no effect.
 
     Args:
         x: as in `bn_add_relu`.

@@ -104,9 +104,6 @@ def assert_near(
 def check(case: Case, name: str, implementation: Implementation) -> None:
     """y and all gradients of a case with this activation, with and without a residual."""
     given_operands, dy, y, e, multiplier, u_allowance, exact = problem(case, name)
-    # No derivative is above 1.2, and none changes by more than a half of what u does.
-    e_allowance = np.abs(dy.astype(np.float64)) * u_allowance
-    largest = max(multiplier, LARGEST_FACTOR)
     options: dict[str, Any] = {"implementation": implementation, **case.keywords}
 
     @jax.jit
@@ -120,22 +117,22 @@ def check(case: Case, name: str, implementation: Implementation) -> None:
 
     actual, gradients = both(given_operands, dy)
     assert actual.dtype == jnp.dtype(case.dtype)
-    assert_near("y", actual, y, case.dtype, more=1.2 * u_allowance)
-    rounded_e = float(e_allowance.max())
+    assert_near("y", actual, y, case.dtype, more=1.2 * u_allowance)  # No derivative is above 1.2.
+    rounded_e = 0.0
     if given_operands.z is not None:
-        assert_near("dz", gradients.z, e, case.dtype, more=e_allowance)
+        assert_near("dz", gradients.z, e, case.dtype)
     if given_operands.z is not None or (ON_CUDA and implementation == "ffi"):
         # What backward stores for the residual is what it reads for x.
         size = float(np.abs(exact.dx).max()) + float(np.abs(e).max())
-        rounded_e += 8 * oracle.unit_roundoff(case.dtype) * size
+        largest = max(multiplier, LARGEST_FACTOR) if ON_CUDA else LARGEST_FACTOR
+        rounded_e = 8 * oracle.unit_roundoff(case.dtype) * size * largest
     scaled = LARGEST_FACTOR * max(case.ratio, 1)
-    assert_near("dx", gradients.x, exact.dx, case.dtype, terms=scaled, more=largest * rounded_e)
+    assert_near("dx", gradients.x, exact.dx, case.dtype, terms=scaled, more=rounded_e)
     terms = e.size * max(case.ratio, 1)
     for parameter in ("scale", "bias"):
         gradient = getattr(gradients, parameter)
         if gradient is not None:
             value = getattr(exact, f"d{parameter}")
             stored = oracle.rounding(value, gradient.dtype).max()
-            more = 2 * stored + float(e_allowance.sum()) * math.sqrt(e.size)
             wide = case.statistics_dtype
-            assert_near(f"d{parameter}", gradient, value, wide, terms=terms, more=more)
+            assert_near(f"d{parameter}", gradient, value, wide, terms=terms, more=2 * stored)
