@@ -50,8 +50,10 @@ def examine_in_process(jax_platforms: str | None, *, timeout: float) -> Examined
     environment = dict(os.environ)
     if jax_platforms is not None:
         environment["JAX_PLATFORMS"] = jax_platforms
+    # With -P as well if we have it, or in a checkout the process would import its sources instead.
+    options = ["-P"] if sys.flags.safe_path else []
     finished = _processes.run(
-        [sys.executable, "-m", "jax_bnar.doctor._examination"],
+        [sys.executable, *options, "-m", "jax_bnar.doctor._examination"],
         timeout=timeout,
         environment=environment,
     )

@@ -38,11 +38,19 @@ ALL_WELL = Examination(
 
 
 def run_doctor(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return run_in(None, "-m", "jax_bnar.doctor", *arguments, **environment)
+
+
+def run_in(
+    folder: pathlib.Path | None, /, *arguments: str, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """Runs Python in a folder, or in the current one."""
     inherited = {
         k: v for k, v in os.environ.items() if not k.startswith("JAX_") and k != "PYTHONWARNINGS"
     }
     return subprocess.run(
-        [sys.executable, "-m", "jax_bnar.doctor", *arguments],
+        [sys.executable, *arguments],
+        cwd=folder,
         env=inherited | {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "error"} | environment,
         capture_output=True,
         text=True,
@@ -173,6 +181,18 @@ def test_sources_that_hide_the_installed_package(
     # Without the checkout's folder it works.
     finished = run_doctor(PYTHONPATH=os.pathsep.join(path[1:]), PYTHONSAFEPATH="1")
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_in_a_checkout_with_the_option_of_the_readme(
+    tmp_path: pathlib.Path, installed: pathlib.Path
+) -> None:
+    """The process that examines a platform must not import the sources here either."""
+    sources = tmp_path / "checkout" / "jax_bnar"
+    shutil.copytree(installed, sources, ignore=shutil.ignore_patterns("_native.*.so"))
+    path = os.pathsep.join([str(installed.parent), os.environ.get("PYTHONPATH", "")])
+    finished = run_in(sources.parent, "-P", "-m", "jax_bnar.doctor", PYTHONPATH=path)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "executed    float32" in finished.stdout
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)], ids=["text", "json"])
