@@ -201,10 +201,13 @@ Activation FfiCall::ParseActivation(std::string_view activation,
   if (activation == "leaky_relu") return of(ActivationKind::kLeakyRelu);
   if (activation == "silu") return of(ActivationKind::kSilu);
   if (activation == "hard_silu") return of(ActivationKind::kHardSilu);
+  if (activation == "elu") return of(ActivationKind::kElu);
+  if (activation == "gelu") return of(ActivationKind::kGelu);
+  if (activation == "mish") return of(ActivationKind::kMish);
   if (activation != "none") {
     Fail(
         "attribute activation must be 'none', 'relu', 'relu6', 'leaky_relu',"
-        " 'silu' or 'hard_silu', got '" +
+        " 'silu', 'hard_silu', 'elu', 'gelu' or 'mish', got '" +
         std::string(activation) + "'");
   }
   return of(ActivationKind::kNone);
@@ -228,8 +231,10 @@ void FfiCall::RequireMaskable(Activation activation) {
 }
 
 void FfiCall::RequireGateOf(Activation activation, Gate gate) {
-  if (gate == Gate::kZ && !activation.is_curve()) {
-    Fail("attribute gate must not be 'z' with activation 'none' or 'relu'");
+  if (gate == Gate::kZ && activation.is_piecewise_linear()) {
+    Fail(
+        "attribute gate must not be 'z' with this activation, whose derivative"
+        " follows from y");
   }
   if ((gate == Gate::kY || gate == Gate::kMask) &&
       !activation.is_piecewise_linear()) {

@@ -29,7 +29,10 @@ enum class ActivationKind {
   kRelu6,
   kLeakyRelu,
   kSilu,
-  kHardSilu
+  kHardSilu,
+  kElu,
+  kGelu,  // in the approximation by tanh
+  kMish
 };
 
 struct Activation {

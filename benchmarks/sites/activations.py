@@ -34,7 +34,7 @@ from jax_bnar._benchmark.timing import interleave
 SCHEMA: Final = 1
 EPSILON: Final = 1e-5
 Peer = Literal["ours", "flax", "torch"]
-Activation = Literal["silu", "hard_silu", "leaky_relu", "relu6"]
+Activation = Literal["silu", "hard_silu", "leaky_relu", "relu6", "gelu", "elu", "mish"]
 NetworkName = Literal["efficientnet_b0", "mobilenet_v3_large", "yolov8n"]
 
 

@@ -8,8 +8,15 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-// How many parts are computed side by side. Three are nearly as fast.
-constexpr int kSideBySide = 4;
+// How many parts are computed side by side. Three are nearly as fast. In
+// double, whose e^x has more constants, 16 registers are not enough for four.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr bool kHasManyRegisters = true;
+#else
+constexpr bool kHasManyRegisters = false;
+#endif
+template <typename T>
+constexpr int kSideBySide = sizeof(T) == 8 && !kHasManyRegisters ? 2 : 4;
 
 // Replaces each of the values by f(it), where f takes and returns V.
 template <typename V, typename F>
@@ -53,13 +60,19 @@ BNAR_INLINE void ReplaceBy(const Activation& activation, typename V::A* values,
       return replace(Silu<V>());
     case ActivationKind::kHardSilu:
       return replace(HardSilu<V>());
+    case ActivationKind::kElu:
+      return replace(Elu<V>());
+    case ActivationKind::kGelu:
+      return replace(Gelu<V>());
+    case ActivationKind::kMish:
+      return replace(Mish<V>());
   }
 }
 
 template <typename T, typename F>
 BNAR_INLINE void ReplaceAll(const Activation& activation,
                             Accumulator<T>* values, int64_t size, F f) {
-  using Several = Parts<T, kSideBySide>;
+  using Several = Parts<T, kSideBySide<T>>;
   const int64_t whole = size / Several::kLanes * Several::kLanes;
   ReplaceBy<Several>(activation, values, whole, f);
   ReplaceBy<Parts<T, 1>>(activation, values + whole, size - whole, f);

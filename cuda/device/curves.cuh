@@ -47,6 +47,31 @@ __device__ __forceinline__ Accumulator<T> Divide(Accumulator<T> a,
   }
 }
 
+// s = 1 / (1 + e^-u), and 1 - s, which is e^-u * s as well. This loses no
+// digits where s is near to 1; of 16-bit elements nobody sees them.
+template <typename T>
+struct Sigmoid {
+  using A = Accumulator<T>;
+  A s;
+  A rest;
+
+  explicit __device__ __forceinline__ Sigmoid(A u) {
+    const A e = ExpOfNegated<T>(u);
+    s = Divide<T>(1, e + 1);
+    if constexpr (sizeof(T) == 2) {
+      rest = 1 - s;
+    } else {
+      rest = (e < Largest() ? e : Largest()) * s;
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ A Largest() {
+    return std::is_same_v<A, float> ? A(0x1.fffffep127)
+                                    : A(0x1.fffffffffffffp1023);
+  }
+};
+
 // The functions of one element. Gradient(u, dy) is act'(u) * dy. kFromY says
 // whether the derivative at y is that at u; the derivatives at 1 and at -1 are
 // then those where the bit of a mask is set (IsOpen) and where it is not.
@@ -96,24 +121,10 @@ struct Silu {
   __device__ __forceinline__ A Value(A u) const {
     return Divide<T>(u, ExpOfNegated<T>(u) + 1);
   }
-  // The derivative is s + u * s * (1 - s) where s = 1 / (1 + e^-u). The
-  // difference is e^-u * s as well, which loses no digits where s is near to 1.
-  // Of 16-bit elements nobody sees these digits.
+  // The derivative is s + u * s * (1 - s).
   __device__ __forceinline__ A Gradient(A u, A dy) const {
-    const A e = ExpOfNegated<T>(u);
-    const A s = Divide<T>(1, e + 1);
-    if constexpr (sizeof(T) == 2) {
-      return s * (u * (1 - s) + 1) * dy;
-    } else {
-      const A finite = e < Largest() ? e : Largest();
-      return s * (u * (finite * s) + 1) * dy;
-    }
-  }
-
- private:
-  static __device__ __forceinline__ A Largest() {
-    return std::is_same_v<A, float> ? A(0x1.fffffep127)
-                                    : A(0x1.fffffffffffffp1023);
+    const Sigmoid<T> of(u);
+    return of.s * (u * of.rest + 1) * dy;
   }
 };
 
@@ -137,6 +148,93 @@ struct HardSilu {
   static constexpr A kSixth = A(1) / A(6);
 };
 
+template <typename T>
+struct Elu {
+  using A = Accumulator<T>;
+  static constexpr bool kFromY = false;
+
+  __device__ __forceinline__ A Value(A u) const {
+    return u > 0 ? u : ExpMinusOne(u);
+  }
+  __device__ __forceinline__ A Gradient(A u, A dy) const {
+    return u > 0 ? dy : ExpOfNegated<T>(-u) * dy;
+  }
+
+ private:
+  // Of 16-bit elements the difference would lose digits where u is small.
+  static __device__ __forceinline__ A ExpMinusOne(A u) {
+    if constexpr (sizeof(T) == 2) {
+      const A small = u + u * u * (A(0.5) + u * A(1. / 6));
+      return u > A(-0x1p-5) ? small : ExpOfNegated<T>(-u) - 1;
+    } else {
+      return std::expm1(u);
+    }
+  }
+};
+
+// The approximation of GELU by tanh, which is u * sigmoid(w) with
+//   w = 2 * sqrt(2 / pi) * (u + 0.044715 * u^3)
+template <typename T>
+struct Gelu {
+  using A = Accumulator<T>;
+  static constexpr bool kFromY = false;
+
+  __device__ __forceinline__ A Value(A u) const {
+    const A w = u * (u * u * kThird + kFirst);
+    return Divide<T>(u, ExpOfNegated<T>(w) + 1);
+  }
+  // The derivative is s + u * w' * s * (1 - s). Where u * w' is limited, s or
+  // the difference is 0, and the product would not be where u * w' is infinite.
+  __device__ __forceinline__ A Gradient(A u, A dy) const {
+    const A square = u * u;
+    const Sigmoid<T> of(u * (square * kThird + kFirst));
+    const A slope = u * (square * (3 * kThird) + kFirst);
+    const A limited = std::fmin(std::fmax(slope, A(-1e4)), A(1e4));
+    return of.s * (limited * of.rest + 1) * dy;
+  }
+
+ private:
+  static constexpr A kFirst = A(1.5957691216057308);
+  static constexpr A kThird = A(0.07135481627260025);
+};
+
+// u * tanh(log(1 + e^u)). With m = e^-|u|, which is at most 1, the tanh is
+//   (1 + 2m) / (1 + 2m + 2m^2) where u is positive,
+//   m * (m + 2) / (m * (m + 2) + 2) elsewhere,
+// which loses no digits and has no infinities.
+template <typename T>
+struct Mish {
+  using A = Accumulator<T>;
+  static constexpr bool kFromY = false;
+
+  __device__ __forceinline__ A Value(A u) const {
+    const Terms of(u);
+    return u * Divide<T>(of.numerator, of.denominator);
+  }
+  // The derivative of the tanh is 4m * (1 + m) / denominator^2, and once more m
+  // where u is positive.
+  __device__ __forceinline__ A Gradient(A u, A dy) const {
+    const Terms of(u);
+    const A slope = of.m * (of.m + 1) * of.m_or_one * 4;
+    const A reciprocal = Divide<T>(1, of.denominator);
+    return (of.numerator + u * (slope * reciprocal)) * reciprocal * dy;
+  }
+
+ private:
+  struct Terms {
+    A m;
+    A m_or_one;  // m where u is positive
+    A numerator;
+    A denominator;
+
+    explicit __device__ __forceinline__ Terms(A u)
+        : m(ExpOfNegated<T>(std::fabs(u))),
+          m_or_one(u > 0 ? m : A{1}),
+          numerator(u > 0 ? 2 * m + 1 : m * (m + 2)),
+          denominator(numerator + 2 * m_or_one * m_or_one) {}
+  };
+};
+
 // The activation of a call, for vectors. Which one it is, is a branch that all
 // threads of a launch take alike, once for each vector: a kernel for each would
 // make the build, and the library, several times as large. `activation` is in
@@ -153,7 +251,7 @@ class Curve {
   // act(u).
   __device__ __forceinline__ Elements Value(const Elements& u) const {
     Elements y;
-    WithAny([&](const auto& curve) {
+    WithAny</*kAnyCurve=*/true>([&](const auto& curve) {
 #pragma unroll
       for (int i = 0; i < kElements; ++i) y[i] = curve.Value(u[i]);
     });
@@ -161,11 +259,13 @@ class Curve {
   }
 
   // act'(u) * dy, for the u that was computed again. Where y may be saved
-  // instead, the derivative is that of the rounded value.
+  // instead, the derivative is that of the rounded value; unless kAnyCurve, the
+  // activation is none of these.
+  template <bool kAnyCurve>
   __device__ __forceinline__ Elements
   GradientOfInput(const Elements& u, const Elements& dy) const {
     Elements e;
-    WithAny([&](const auto& curve) {
+    WithAny<kAnyCurve>([&](const auto& curve) {
       using Chosen = std::decay_t<decltype(curve)>;
       Elements seen = u;
       if constexpr (Chosen::kFromY && sizeof(T) == 2) {
@@ -240,13 +340,19 @@ class Curve {
     }
   }
 
-  template <typename F>
+  template <bool kAnyCurve, typename F>
   __device__ __forceinline__ void WithAny(F f) const {
     if (activation_.kind == ActivationKind::kSilu) {
       f(Silu<T>());
     } else if (activation_.kind == ActivationKind::kHardSilu) {
       f(HardSilu<T>());
-    } else {
+    } else if (activation_.kind == ActivationKind::kElu) {
+      f(Elu<T>());
+    } else if (activation_.kind == ActivationKind::kGelu) {
+      f(Gelu<T>());
+    } else if (!kAnyCurve || activation_.kind == ActivationKind::kMish) {
+      f(Mish<T>());
+    } else if constexpr (kAnyCurve) {
       WithPiecewiseLinear(f);
     }
   }

@@ -77,6 +77,12 @@ constexpr int kSavedInFlight =
     : kGate == Gate::kMask && !SlabOf::kPlanes ? kInFlight<T, kElements, 1>
                                                : kInFlight<T, kElements, 2>;
 
+// How often the body of a loop with a gate is compiled.
+template <Gate kGate, bool kCurve>
+constexpr Copies kCopiesOfGating =
+    kCurve && (kGate == Gate::kX || kGate == Gate::kZ) ? Copies::kFew
+                                                       : Copies::kMany;
+
 // Loads a vector of each array. All loads are in flight before any of them is
 // used.
 template <typename T, int kElements, Gate kGate>
@@ -206,8 +212,9 @@ class CurveOfInputs {
       GradientItem<T, kElements, kGate>* item) const {
     Vector<T, kElements> z{};
     if constexpr (kGate == Gate::kZ) z = item->saved.z;
-    const Values<Accumulator<T>, kElements> e = curve_.GradientOfInput(
-        normaliser_.Unrounded(item->x, z), item->e.Get());
+    const Values<Accumulator<T>, kElements> e =
+        curve_.template GradientOfInput</*kAnyCurve=*/kGate == Gate::kX>(
+            normaliser_.Unrounded(item->x, z), item->e.Get());
     item->e.Set(e);
     return e;
   }

@@ -158,7 +158,8 @@ __device__ __forceinline__ void ApplyCopiedTiles(const BackwardParameters& p,
     auto in = loader.template At<-1>(again, count - 1 - kept);
     pass.template ForEach<
         /*kCopied=*/true,
-        kSavedInFlight<T, kElements, kGate, Form::kCurve, SlabOf>, Ahead>(
+        kSavedInFlight<T, kElements, kGate, Form::kCurve, SlabOf>, Ahead,
+        kCopiesOfGating<kGate, Form::kCurve>>(
         count - kept,
         [&](Ahead* saved) {
           loader.template LoadSaved<Reuse::kNever>(in, saved);
@@ -202,7 +203,8 @@ __device__ __forceinline__ void ApplyLoadedTiles(const BackwardParameters& p,
       const Gating<T, kElements, kGate, kCurve> gating(p.buffers, shared, slab);
       auto in = loader.template At<-1>(slab, last);
       auto out = slab.template At<-1>(last);
-      ForEachTile<kInFlight<T, kElements, kGradientArrays<kGate>>, Item>(
+      ForEachTile<kInFlight<T, kElements, kGradientArrays<kGate>>, Item,
+                  kCopiesOfGating<kGate, kCurve>>(
           count,
           [&](Item* item) {
             loader.template Load<Reuse::kNever, Reuse::kNever>(in, item);

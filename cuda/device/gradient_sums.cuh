@@ -96,6 +96,11 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
   constexpr bool kStoreDz = Form::kStoreDz;
   using Item = GradientItem<T, kElements, kGate>;
   constexpr int kDepth = kInFlight<T, kElements, kGradientArrays<kGate>>;
+  // In float32, the other way would spill a register where channels are first,
+  // for compute capability 9.0.
+  constexpr Copies kCopies = SlabOf::kPlanes && sizeof(T) == 4
+                                 ? Copies::kMany
+                                 : kCopiesOfGating<kGate, Form::kCurve>;
   const GradientLoader<T, kElements, kGate> loader(p.buffers.dy, p.buffers);
   const Gating<T, kElements, kGate, Form::kCurve> gating(p.buffers, shared,
                                                          slab);
@@ -136,7 +141,8 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
         slab.tiles(),
         [&](int begin, int end) {
           pass.template ForEach<
-              kSavedInFlight<T, kElements, kGate, Form::kCurve, SlabOf>, Ahead>(
+              kSavedInFlight<T, kElements, kGate, Form::kCurve, SlabOf>, Ahead,
+              kCopies>(
               slab.Count(begin, end),
               [&](Ahead* saved) {
                 loader.template LoadSaved<kReuseE>(in, saved);
@@ -161,7 +167,7 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
           if constexpr (kKeep) {
             const auto& ring = stream->ring();
             int slot = ring.At(begin);
-            ForEachTile<kDepth, Item>(
+            ForEachTile<kDepth, Item, kCopies>(
                 slab.Count(begin, end),
                 [&](Item* item) {
                   loader.template Load<Reuse::kNever, Reuse::kNever>(in, item);
@@ -176,7 +182,7 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
           }
         },
         [&](int begin, int end) {
-          ForEachTile<kDepth, Item>(
+          ForEachTile<kDepth, Item, kCopies>(
               slab.Count(begin, end),
               [&](Item* item) {
                 loader.template Load<kReuseE, Reuse::kSoon>(in, item);

@@ -174,6 +174,7 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
   using Item = ForwardItem<T, kElements, kResidual>;
   constexpr int kArrays = kResidual ? 2 : 1;
   constexpr int kDepth = kInFlight<T, kElements, kArrays>;
+  constexpr Copies kCopies = Form::kCurve ? Copies::kFew : Copies::kMany;
   const T* x = static_cast<const T*>(p.buffers.x);
   const T* z = static_cast<const T*>(p.buffers.z);
   T* y = static_cast<T*>(p.buffers.y);
@@ -219,11 +220,14 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     };
     const SlabOf again = slab.Again();
     auto pass = stream->Second(again, count, {{x}});
+    // For compute capability 9.0, the other way would spill registers.
+    constexpr Copies kCopiesOfCopied =
+        kResidual && !SlabOf::kPlanes ? Copies::kMany : kCopies;
     if (again.tiles() <= stream->shared_tiles()) {
-      pass.template ForEachKept<kDepthAhead, Ahead>(count, load, use);
+      pass.template ForEachKept<kDepthAhead, Ahead, kCopies>(count, load, use);
     } else {
-      pass.template ForEach</*kCopied=*/true, kDepthAhead, Ahead>(count, load,
-                                                                  use);
+      pass.template ForEach</*kCopied=*/true, kDepthAhead, Ahead,
+                            kCopiesOfCopied>(count, load, use);
     }
     return;
   }
@@ -233,7 +237,7 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     const int last = shared_end + count - 1;
     auto in = slab.template At<-1>(last);
     auto out = slab.template At<-1>(last, mask);
-    ForEachTile<kDepth, Item>(
+    ForEachTile<kDepth, Item, kCopies>(
         count,
         [&](Item* item) {
           item->x = LoadVector<Reuse::kNever, kElements>(x + in.offset());
@@ -248,7 +252,7 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     auto out = again.template At<1>(0, mask);
     const auto& ring = stream->ring();
     int slot = ring.At(0);
-    ForEachTile<kDepthAhead, Ahead>(
+    ForEachTile<kDepthAhead, Ahead, kCopies>(
         again.Count(0, shared_end),
         [&](Ahead* item) {
           load_residual(in, item);

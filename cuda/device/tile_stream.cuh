@@ -25,8 +25,8 @@ namespace cuda {
 // kBatch. Only SecondPass skips items, where the last batch of a slab has left
 // slots empty. (One function for both loops would spill registers in the
 // kernels of two inputs, for compute capability 10.0.)
-template <int kDepth, typename Item, int kBatch, typename Load, typename Use,
-          typename Before, typename After>
+template <int kDepth, typename Item, int kBatch, Copies kCopies, typename Load,
+          typename Use, typename Before, typename After>
 __device__ __forceinline__ void ForEachTileInBatches(int end, Load load,
                                                      Use use, Before before,
                                                      After after,
@@ -42,14 +42,16 @@ __device__ __forceinline__ void ForEachTileInBatches(int end, Load load,
   while (skip < end) {
     // These rounds have no test for each item: all but the last one or two, and
     // but the first one if items are missing there.
+    if constexpr (kCopies == Copies::kMany) {
 #pragma unroll 1
-    for (; skip <= 0 && end >= kRound + kDepth; end -= kRound) {
+      for (; skip <= 0 && end >= kRound + kDepth; end -= kRound) {
 #pragma unroll
-      for (int k = 0; k < kRound; ++k) {
-        if (k % kBatch == 0) before();
-        use(ring[k % kDepth]);
-        load(&ring[k % kDepth]);
-        if ((k + 1) % kBatch == 0) after();
+        for (int k = 0; k < kRound; ++k) {
+          if (k % kBatch == 0) before();
+          use(ring[k % kDepth]);
+          load(&ring[k % kDepth]);
+          if ((k + 1) % kBatch == 0) after();
+        }
       }
     }
 #pragma unroll
@@ -176,7 +178,8 @@ class TileStream {
     // Goes on with the next `count` tiles: use(tile, item, reuse), where
     // `reuse` is a constant that says whether the second pass reads the tile
     // from memory.
-    template <int kDepth, typename Item, typename Load, typename Use>
+    template <int kDepth, typename Item, Copies kCopies = Copies::kMany,
+              typename Load, typename Use>
     __device__ __forceinline__ void ForEach(int count, Load load, Use use) {
       const Ring& ring = stream_.ring_;
       int slot = stream_.slot_;
@@ -185,7 +188,7 @@ class TileStream {
       const int streamed =
           min(count,
               max(SlotsOf(left_ + ring.slots() - stream_.shared_tiles()), 0));
-      ForEachTileInBatches<kDepth, Item, kBatch>(
+      ForEachTileInBatches<kDepth, Item, kBatch, kCopies>(
           streamed, load,
           [&](Item& item) {
             use(Tile(ring, slot), item,
@@ -203,7 +206,7 @@ class TileStream {
           });
       // The slots of tiles that stay are not filled anew.
       ring.ForEachRun(count - streamed, &slot, [&](int run) {
-        ForEachTileInBatches<kDepth, Item, kBatch>(
+        ForEachTileInBatches<kDepth, Item, kBatch, kCopies>(
             run, load,
             [&](Item& item) {
               use(Tile(ring, slot), item,
@@ -250,12 +253,12 @@ class TileStream {
 
     // Goes on with the next `count` tiles: use(tile, item). kCopied says that
     // some of them may have been read again.
-    template <bool kCopied, int kDepth, typename Item, typename Load,
-              typename Use>
+    template <bool kCopied, int kDepth, typename Item,
+              Copies kCopies = Copies::kMany, typename Load, typename Use>
     __device__ __forceinline__ void ForEach(int count, Load load, Use use) {
       const Ring& ring = stream_.ring_;
       const int first = ring.Next(stream_.slot_, stream_.tiling_.tiles_ahead);
-      ForEachTileInBatches<kDepth, Item, kBatch>(
+      ForEachTileInBatches<kDepth, Item, kBatch, kCopies>(
           empty_ + count, load,
           [&](Item& item) {
             use(Tile(ring, slot_), item);
@@ -277,11 +280,12 @@ class TileStream {
     }
 
     // The same where all tiles were kept.
-    template <int kDepth, typename Item, typename Load, typename Use>
+    template <int kDepth, typename Item, Copies kCopies = Copies::kMany,
+              typename Load, typename Use>
     __device__ __forceinline__ void ForEachKept(int count, Load load, Use use) {
       const Ring& ring = stream_.ring_;
       ring.ForEachRunBack(count, &slot_, [&](int run) {
-        ForEachTile<kDepth, Item>(run, load, [&](Item& item) {
+        ForEachTile<kDepth, Item, kCopies>(run, load, [&](Item& item) {
           use(Tile(ring, slot_), item);
           slot_ -= Ring::kSlotWords;
         });

@@ -34,10 +34,16 @@ constexpr int kInFlight =
 // An item that needs no load.
 struct Nothing {};
 
+// How often the body of a loop over items is compiled: once more for most of
+// the items, in a loop that has no test for each of them, or not. A body that
+// computes any activation from x is long, and a test is a small part of it.
+enum class Copies { kMany, kFew };
+
 // Loads and uses `count` items in order, with kDepth loads in flight ahead of
 // each use, so that a thread that waits for memory waits for its oldest load.
 // load(&item) and use(item) keep track of their own positions.
-template <int kDepth, typename Item, typename Load, typename Use>
+template <int kDepth, typename Item, Copies kCopies = Copies::kMany,
+          typename Load, typename Use>
 __device__ __forceinline__ void ForEachTile(int count, Load load, Use use) {
   Item ring[kDepth];
 #pragma unroll
@@ -46,12 +52,14 @@ __device__ __forceinline__ void ForEachTile(int count, Load load, Use use) {
   }
   // This loop has no test for each item. It runs as long as there are enough
   // items.
+  if constexpr (kCopies == Copies::kMany) {
 #pragma unroll 1
-  for (; count >= 2 * kDepth; count -= kDepth) {
+    for (; count >= 2 * kDepth; count -= kDepth) {
 #pragma unroll
-    for (int k = 0; k < kDepth; ++k) {
-      use(ring[k]);
-      load(&ring[k]);
+      for (int k = 0; k < kDepth; ++k) {
+        use(ring[k]);
+        load(&ring[k]);
+      }
     }
   }
 #pragma unroll 1

@@ -5,13 +5,16 @@ They are those of `jax.nn` in value and in derivative, also where the derivative
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
 
-Activation = Literal["none", "relu", "relu6", "leaky_relu", "silu", "hard_silu"]
+Activation = Literal[
+    "none", "relu", "relu6", "leaky_relu", "silu", "hard_silu", "elu", "gelu", "mish"
+]
 _ALIASES: Final[dict[str, Activation]] = {"swish": "silu", "hard_swish": "hard_silu"}
 # The default of jax.nn.leaky_relu.
 _NEGATIVE_SLOPE: Final = 0.01
@@ -82,6 +85,47 @@ def _hard_silu_derivative(u: jax.Array, _: float) -> jax.Array:
     return jax.nn.relu6(shifted) / six + of_gate
 
 
+def _elu_derivative(u: jax.Array, _: float) -> jax.Array:
+    return jnp.where(u > 0, jnp.ones_like(u), jnp.exp(jnp.minimum(u, 0)))
+
+
+# GELU, in the approximation by tanh, is u * sigmoid(w) with w = u * (first + third * u^2). Written
+# with a tanh, it has no correct digits where u is below -5.
+_GELU_FIRST: Final = 2 * math.sqrt(2 / math.pi)
+_GELU_THIRD: Final = 0.044715 * _GELU_FIRST
+
+
+def _gelu(u: jax.Array, _: float) -> jax.Array:
+    return u * jax.nn.sigmoid(u * (_like(_GELU_FIRST, u) + _like(_GELU_THIRD, u) * u * u))
+
+
+def _gelu_derivative(u: jax.Array, _: float) -> jax.Array:
+    first, third = _like(_GELU_FIRST, u), _like(_GELU_THIRD, u)
+    w = u * (first + third * u * u)
+    # Where it is limited, the product of the sigmoids is 0.
+    slope = jnp.clip(u * (first + 3 * third * u * u), -1e4, 1e4)
+    return jax.nn.sigmoid(w) * (1 + slope * jax.nn.sigmoid(-w))
+
+
+# Mish is u * tanh(log(1 + e^u)). With m = e^-|u|, the tanh is a fraction that loses no digits.
+def _mish_terms(u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    m = jnp.exp(-jnp.abs(u))
+    m_or_one = jnp.where(u > 0, m, jnp.ones_like(u))
+    numerator = jnp.where(u > 0, 1 + 2 * m, m * (m + 2))
+    return m, m_or_one, numerator, numerator + 2 * m_or_one * m_or_one
+
+
+def _mish(u: jax.Array, _: float) -> jax.Array:
+    numerator, denominator = _mish_terms(u)[2:]
+    return u * (numerator / denominator)
+
+
+def _mish_derivative(u: jax.Array, _: float) -> jax.Array:
+    m, m_or_one, numerator, denominator = _mish_terms(u)
+    of_tanh = 4 * m * (1 + m) * m_or_one / (denominator * denominator)
+    return numerator / denominator + u * of_tanh
+
+
 def _like(number: float, u: jax.Array) -> jax.Array:
     return jnp.asarray(number, u.dtype)
 
@@ -91,6 +135,9 @@ CURVES: Final[dict[str, Curve]] = {
     "leaky_relu": Curve(_leaky_relu, _leaky_relu_derivative, _leaky_relu_is_open),
     "silu": Curve(lambda u, _: jax.nn.silu(u), _silu_derivative),
     "hard_silu": Curve(lambda u, _: jax.nn.hard_silu(u), _hard_silu_derivative),
+    "elu": Curve(lambda u, _: jax.nn.elu(u), _elu_derivative),
+    "gelu": Curve(_gelu, _gelu_derivative),
+    "mish": Curve(_mish, _mish_derivative),
 }
 
 
@@ -98,6 +145,8 @@ def fused_activation(given: Any) -> FusedActivation | None:
     """The activation that a name or a function of `jax.nn` stands for, or None if it is no other.
 
     A leaky ReLU with another slope is `functools.partial(jax.nn.leaky_relu, negative_slope=0.1)`.
+    GELU is its approximation by tanh, which is the default of `jax.nn.gelu`, and ELU has the alpha
+    1, which is that of `jax.nn.elu`.
     """
     if isinstance(given, FusedActivation):
         return given
@@ -106,8 +155,8 @@ def fused_activation(given: Any) -> FusedActivation | None:
         if name not in get_args(Activation):
             return None
         return FusedActivation(name, _NEGATIVE_SLOPE if name == "leaky_relu" else 0.0)
-    if isinstance(given, functools.partial) and given.func is jax.nn.leaky_relu:
-        return _leaky(*given.args, **given.keywords)
+    if isinstance(given, functools.partial):
+        return _of_partial(given)
     for name in get_args(Activation):
         # Linen's and NNX's functions of these names are the same objects.
         if name != "none" and given is getattr(jax.nn, name):
@@ -115,10 +164,33 @@ def fused_activation(given: Any) -> FusedActivation | None:
     return None
 
 
+def _of_partial(given: functools.partial[Any]) -> FusedActivation | None:
+    if given.func is jax.nn.leaky_relu:
+        return _leaky(*given.args, **given.keywords)
+    for function, name, default in (
+        (jax.nn.gelu, "gelu", {"approximate": True}),
+        (jax.nn.elu, "elu", {"alpha": 1}),
+    ):
+        if given.func is function and not given.args and _is_within(given.keywords, default):
+            return fused_activation(name)
+    return None
+
+
+def _is_within(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
+    """Whether all that is given is what is used if nothing is."""
+    numbers = all(isinstance(value, (bool, int, float)) for value in given.values())
+    return numbers and dict(given).items() <= default.items()
+
+
+def takes_slope(negative_slope: float) -> bool:
+    """Whether the sign of y is that of u."""
+    return 0 <= negative_slope < 1
+
+
 def _leaky(*args: Any, negative_slope: Any = _NEGATIVE_SLOPE, **others: Any) -> Any:
     """The leaky ReLU of this slope, if it is one for which the sign of y is that of u."""
     is_number = isinstance(negative_slope, (int, float)) and not isinstance(negative_slope, bool)
-    if args or others or not is_number or not 0 <= negative_slope < 1:
+    if args or others or not is_number or not takes_slope(negative_slope):
         return None
     return FusedActivation("leaky_relu", float(negative_slope))
 

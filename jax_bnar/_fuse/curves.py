@@ -1,22 +1,43 @@
 """Which nodes compute an activation of `jax.nn` other than ReLU, in value and in derivative.
 
-A leaky ReLU, SiLU and hard SiLU are recognised by the operations of which they consist: whoever
-writes these computes the same. ReLU6 has a derivative of its own, so its rule is compared.
+Each of these functions is traced once, and the nodes that follow a value are compared with it. So
+whoever writes the same operations gets the same operator, and a later version of JAX that writes
+them in another way is followed.
 """
 
 import functools
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jax_bnar._base import jax_compat
-from jax_bnar._base.activations import FusedActivation
+from jax_bnar._base.activations import Activation, FusedActivation, takes_slope
 from jax_bnar._fuse.dtypes import is_real
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Constant, Node, Operand, Value, source
 
-_CUSTOM_JVP = "custom_jvp_call"
+# Stands for any slope; every dtype can represent it, and no function has it as a constant.
+_ANY_SLOPE: Final = 0.4375
+
+
+def _elu_without_alpha(u: jax.Array) -> jax.Array:
+    zero = jnp.zeros_like(u)
+    return jnp.where(u > 0, u, jnp.expm1(jnp.where(u > 0, zero, u)))
+
+
+_FUNCTIONS: Final[tuple[tuple[Activation, Callable[[jax.Array], jax.Array]], ...]] = (
+    ("relu6", jax.nn.relu6),
+    ("leaky_relu", functools.partial(jax.nn.leaky_relu, negative_slope=_ANY_SLOPE)),
+    ("silu", jax.nn.silu),
+    ("hard_silu", jax.nn.hard_silu),
+    ("elu", jax.nn.elu),
+    ("elu", _elu_without_alpha),
+    ("gelu", functools.partial(jax.nn.gelu, approximate=True)),
+    ("mish", jax.nn.mish),
+)
+_COMMUTATIVE: Final = frozenset(["add", "mul", "max", "min"])
 
 
 class CurveMatch(NamedTuple):
@@ -26,101 +47,121 @@ class CurveMatch(NamedTuple):
     result: Value
 
 
+class _Pattern(NamedTuple):
+    """What a function of an array computes."""
+
+    argument: Value
+    last: Node
+    names: frozenset[str]
+
+
 def curve_of(graph: Graph, value: Value) -> CurveMatch | None:
     """The activation into which a value goes and nowhere else, if it is one of these."""
     if value in graph.returned or not is_real(value.dtype):
         return None
-    readers = graph.readers(value)
-    if len(readers) == 1 and _is_relu6(readers[0]):
-        return _match(value, "relu6", readers[0])
-    if len(readers) == 2:
-        return _product(graph, value, readers)
-    if len(readers) == 3:
-        return _leaky_relu(graph, value, readers)
+    for name, function in _FUNCTIONS:
+        pattern = _pattern(function, value.dtype)
+        for last in _candidates(graph, value, pattern):
+            comparison = _Comparison(pattern.argument, value)
+            if not comparison.is_same(pattern.last, last):
+                continue
+            slope = 0.0 if comparison.slope is None else comparison.slope
+            if takes_slope(slope) and comparison.is_all_that_reads(graph, last):
+                return CurveMatch(FusedActivation(name, slope), last.outputs[0])
     return None
 
 
-def _match(value: Value, name: Any, last: Node, negative_slope: float = 0.0) -> CurveMatch | None:
-    (result,) = last.outputs
-    if result.shape != value.shape or result.dtype != value.dtype:
-        return None
-    return CurveMatch(FusedActivation(name, negative_slope), result)
+@functools.cache
+def _pattern(function: Callable[[jax.Array], jax.Array], dtype: Any) -> _Pattern:
+    graph = Graph(jax.make_jaxpr(function)(jax.ShapeDtypeStruct((2,), dtype)).jaxpr)
+    (result,) = graph.outputs
+    assert isinstance(result, Value), function
+    assert result.producer is not None, function
+    return _Pattern(graph.inputs[0], result.producer, frozenset(n.name for n in graph.nodes))
 
 
-def _product(graph: Graph, value: Value, readers: Collection[Node]) -> CurveMatch | None:
-    """value * sigmoid(value), or value * relu6(value + 3)/6."""
-    for product in readers:
-        if product.name != "mul" or len(product.inputs) != 2 or value not in product.inputs:
-            continue
-        (other,) = (reader for reader in readers if reader is not product)
-        (factor,) = [o for o in product.inputs if o is not value] or [None]
-        if other.name == "logistic" and _is_chain(graph, [other], factor):
-            return _match(value, "silu", product)
-        if other.name == "add" and _number(other, value) == 3:
-            chain = [other]
-            while len(chain) < 3 and (node := graph.sole_reader(chain[-1].outputs[0])):
-                chain.append(node)
-            if (
-                len(chain) == 3
-                and _is_relu6(chain[1])
-                and chain[2].name == "div"
-                and chain[2].inputs[0] is chain[1].outputs[0]
-                and _number(chain[2], chain[1].outputs[0]) == 6
-                and _is_chain(graph, chain, factor)
-            ):
-                return _match(value, "hard_silu", product)
-    return None
+def _candidates(graph: Graph, value: Value, pattern: _Pattern) -> Iterator[Node]:
+    """The nodes that may be the last of the pattern, in the order of the program."""
+    waiting, reached = [value], set[Node]()
+    while waiting:
+        for node in graph.readers(waiting.pop()):
+            if node.name in pattern.names and node not in reached:
+                reached.add(node)
+                # No pattern has so many nodes; a program may have any number.
+                if len(reached) > 4 * len(_FUNCTIONS):
+                    return
+                waiting.extend(node.outputs)
+    for node in sorted(reached, key=lambda node: node.order):
+        if node.name == pattern.last.name:
+            yield node
 
 
-def _is_chain(graph: Graph, chain: Collection[Node], end: Any) -> bool:
-    """Whether each node's result is read once, and the last one's is `end`."""
-    *_, last = chain
-    alone = (graph.sole_reader(node.outputs[0]) is not None for node in chain)
-    return all(alone) and end is last.outputs[0]
+class _Comparison:
+    """Compares nodes of a program with those of a pattern, from the last one back.
+
+    Attributes:
+        slope: what the program has in the place of `_ANY_SLOPE`.
+    """
+
+    def __init__(self, argument: Value, value: Value) -> None:
+        self.slope: float | None = None
+        self._argument = argument
+        self._value = value
+        self._same: set[Node] = set()
+
+    def is_same(self, expected: Node, node: Node) -> bool:
+        if (
+            node.name != expected.name
+            or len(node.inputs) != len(expected.inputs)
+            or len(node.outputs) != 1
+            or node.outputs[0].shape != self._value.shape
+            or node.outputs[0].dtype != expected.outputs[0].dtype
+            or not _have_same_parameters(expected, node)
+        ):
+            return False
+        orders = [node.inputs]
+        if node.name in _COMMUTATIVE:
+            orders.append(node.inputs[::-1])
+        before, slope = self._same, self.slope
+        for operands in orders:
+            self._same, self.slope = before | {node}, slope
+            if all(map(self._is_same_operand, expected.inputs, operands)):
+                return True
+        self._same, self.slope = before, slope
+        return False
+
+    def is_all_that_reads(self, graph: Graph, last: Node) -> bool:
+        """Whether the value, and what lies between it and the last node, is read nowhere else."""
+        between = [node.outputs[0] for node in self._same if node is not last]
+        return not graph.returned.intersection(between) and all(
+            self._same.issuperset(graph.readers(value)) for value in (self._value, *between)
+        )
+
+    def _is_same_operand(self, expected: Operand, operand: Operand) -> bool:
+        if expected is self._argument:
+            return operand is self._value
+        number = _number(expected)
+        if number is not None:
+            given = _number(operand)
+            if number == _ANY_SLOPE and given is not None and self.slope in (None, given):
+                self.slope = given
+                return True
+            return given == number
+        if not isinstance(expected, Value) or not isinstance(operand, Value):
+            return False
+        first, second = expected.producer, operand.producer
+        return first is not None and second is not None and self.is_same(first, second)
 
 
-def _leaky_relu(graph: Graph, value: Value, readers: Collection[Node]) -> CurveMatch | None:
-    """where(value >= 0, value, slope * value), with a slope that the operators take."""
-    by_name = {node.name: node for node in readers}
-    if set(by_name) != {"ge", "mul", "select_n"}:
-        return None
-    compared, scaled, chosen = by_name["ge"], by_name["mul"], by_name["select_n"]
-    slope = _number(scaled, value)
-    is_positive = compared.inputs[0] is value and _number(compared, value) == 0
-    expected = [compared.outputs[0], scaled.outputs[0], value]
-    if (
-        not is_positive
-        or slope is None
-        or not 0 <= slope < 1
-        or len(chosen.inputs) != 3
-        or any(a is not b for a, b in zip(chosen.inputs, expected, strict=True))
-        or graph.sole_reader(compared.outputs[0]) is None
-        or graph.sole_reader(scaled.outputs[0]) is None
-    ):
-        return None
-    return _match(value, "leaky_relu", chosen, float(slope))
-
-
-def _number(node: Node, value: Value) -> Any:
-    """The number that is the other operand of a node, or None."""
-    others: list[Operand] = [operand for operand in node.inputs if operand is not value]
-    if len(others) != 1:
-        return None
-    origin, _ = source(others[0])
+def _number(operand: Operand) -> float | None:
+    origin, _ = source(operand)
     if not isinstance(origin, Constant) or origin.shape != () or not is_real(origin.dtype):
         return None
     return float(origin.value)
 
 
-def _is_relu6(node: Node) -> bool:
-    if node.name != _CUSTOM_JVP or len(node.inputs) != 1:
-        return False
-    rule = jax_compat.derivative_rule_of(node.equation)
-    return rule is not None and rule is _rule_of_relu6()
-
-
-@functools.cache
-def _rule_of_relu6() -> Any:
-    nodes = Graph(jax.make_jaxpr(jax.nn.relu6)(0.0).jaxpr).nodes
-    rules = (jax_compat.derivative_rule_of(n.equation) for n in nodes if n.name == _CUSTOM_JVP)
-    return next(rules, None)
+def _have_same_parameters(expected: Node, node: Node) -> bool:
+    if node.name == "custom_jvp_call":
+        rule = jax_compat.derivative_rule_of(expected.equation)
+        return rule is not None and rule is jax_compat.derivative_rule_of(node.equation)
+    return node.params == expected.params

@@ -108,9 +108,9 @@ class Graph:
 _INLINED = frozenset(
     """
     abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy copy_p
-    dim_as_value div eq exp expand_dims ge gt integer_pow is_finite le log logistic lt max min mul
-    ne neg not or pow psum psum_invariant pvary reduce_max reduce_min reduce_sum reshape rsqrt
-    select_n sign slice split sqrt square squeeze stack stop_gradient sub transpose unstack
+    dim_as_value div eq exp expand_dims expm1 ge gt integer_pow is_finite le log logistic lt max min
+    mul ne neg not or pow psum psum_invariant pvary reduce_max reduce_min reduce_sum reshape rsqrt
+    select_n sign slice split sqrt square squeeze stack stop_gradient sub tanh transpose unstack
     """.split()  # noqa: SIM905 (a list would fill a page)
 )
 _LARGEST_INLINED = 60

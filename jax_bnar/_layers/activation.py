@@ -15,7 +15,19 @@ from jax_bnar._base.activations import (
 
 # What a user may pass.
 ActivationLike = (
-    Literal["relu", "none", "relu6", "leaky_relu", "silu", "swish", "hard_silu", "hard_swish"]
+    Literal[
+        "relu",
+        "none",
+        "relu6",
+        "leaky_relu",
+        "silu",
+        "swish",
+        "hard_silu",
+        "hard_swish",
+        "elu",
+        "gelu",
+        "mish",
+    ]
     | Callable[..., Any]
     | None
 )
@@ -83,7 +95,7 @@ def layer_activation(layer: str, field: str, given: Any) -> LayerActivation:
     if isinstance(given, str):
         raise ValueError(
             f"{layer}: {field} must be {names()}, None or a callable, got {given!r}; pass other"
-            " activations as functions, such as jax.nn.gelu."
+            " activations as functions, such as jax.nn.softplus."
         )
     if isinstance(given, type):
         raise TypeError(

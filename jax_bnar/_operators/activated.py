@@ -36,17 +36,18 @@ def bn_act(
     Activations are those of `jax.nn`, in value and in derivative. Forward and backward are one
     kernel call each, on CPUs and GPUs; for ReLU they are those of `bn_add_relu`. Backward never
     keeps u. With ReLU6 and leaky ReLU, it finds the derivative in y, in a mask, or in x, as
-    `bn_add_relu` does. With SiLU and hard SiLU, it computes u again from x, the statistics and z,
-    and `save` has no effect.
+    `bn_add_relu` does. With the others, it computes u again from x, the statistics and z, and
+    `save` has no effect.
 
     Args:
         x: as in `bn_add_relu`.
         scale: shape (C,), any float dtype, or None for 1.
         bias: shape (C,), any float dtype, or None for 0.
         activation: "relu", "relu6", "leaky_relu", "silu" (or "swish"), "hard_silu" (or
-            "hard_swish"), "none", or the function of `jax.nn` of that name. A slope for a leaky
-            ReLU, at least 0 and below 1, is given as `functools.partial(jax.nn.leaky_relu,
-            negative_slope=0.1)`; without one it is 0.01.
+            "hard_swish"), "elu" (with alpha 1), "gelu" (in the approximation by tanh, which is the
+            default of `jax.nn.gelu`), "mish", "none", or the function of `jax.nn` of that name. A
+            slope for a leaky ReLU, at least 0 and below 1, is given as
+            `functools.partial(jax.nn.leaky_relu, negative_slope=0.1)`; without one it is 0.01.
         z: residual, with the shape and dtype of x, or None.
         epsilon: static, > 0.
         axis: the channel axis.

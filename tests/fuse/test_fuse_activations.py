@@ -27,6 +27,12 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "hard_silu": jax.nn.hard_silu,
     "hard_swish": jax.nn.hard_swish,
     "in a jit of its own": jax.jit(jax.nn.silu),
+    "elu": jax.nn.elu,
+    "elu by hand": lambda a: jnp.where(a > 0, a, jnp.expm1(jnp.where(a > 0, 0, a))),
+    "gelu": jax.nn.gelu,
+    "gelu in a jit of its own": jax.jit(jax.nn.gelu),
+    "mish": jax.nn.mish,
+    "mish by hand": lambda a: jnp.tanh(jax.nn.softplus(a)) * a,
 }
 every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
 
@@ -68,6 +74,28 @@ def other_gate(a: jax.Array) -> jax.Array:
     return a * jax.nn.sigmoid(a * 1.702)
 
 
+def other_alpha(a: jax.Array) -> jax.Array:
+    return jax.nn.elu(a, alpha=0.5)
+
+
+def without_a_safe_exponent(a: jax.Array) -> jax.Array:
+    """An ELU but for the derivative, which is NaN where e^a overflows."""
+    return jnp.where(a > 0, a, jnp.expm1(a))
+
+
+def other_softplus(a: jax.Array) -> jax.Array:
+    """Mish, but with log(e + e^a)."""
+    return a * jnp.tanh(jnp.logaddexp(a, jnp.ones_like(a)))
+
+
+exact_gelu = functools.partial(jax.nn.gelu, approximate=False)
+
+
+def other_cube(a: jax.Array) -> jax.Array:
+    """GELU with another constant."""
+    return 0.5 * a * (1 + jnp.tanh(0.7978845608 * (a + 0.0447 * a**3)))
+
+
 def above_zero(a: jax.Array) -> jax.Array:
     """A leaky ReLU but for the derivative at 0."""
     return jnp.where(a > 0, a, 0.01 * a)
@@ -79,7 +107,20 @@ def other_branch(a: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize(
     "act",
-    [clipped, steeper, other_shift, other_gate, above_zero, other_branch, jax.nn.gelu, jax.nn.elu],
+    [
+        clipped,
+        steeper,
+        other_shift,
+        other_gate,
+        other_alpha,
+        without_a_safe_exponent,
+        other_softplus,
+        exact_gelu,
+        other_cube,
+        above_zero,
+        other_branch,
+        jax.nn.celu,
+    ],
 )
 def test_others_stay_as_they_are(act: Any) -> None:
     def layer(x: Any, scale: Any, bias: Any) -> Any:

@@ -194,7 +194,7 @@ TAILS: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {
         {"bn_add_relu": 1},
     ),
     "maximum": (lambda bn, z: jnp.maximum(bn + z, 0), {"batch_norm": 1}),
-    "gelu": (lambda bn, z: jax.nn.gelu(bn), {"batch_norm": 1}),
+    "softplus": (lambda bn, z: jax.nn.softplus(bn), {"batch_norm": 1}),
     "gate": (lambda bn, z: jax.nn.relu(bn * jax.nn.sigmoid(z) + z), {"batch_norm": 1}),
     "subtract": (lambda bn, z: jax.nn.relu(bn - z), {"batch_norm": 1}),
     "pool": (lambda bn, z: jax.nn.relu(bn.mean((1, 2))), {"batch_norm": 1}),

@@ -48,7 +48,7 @@ KEPT_TAILS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "where less": (lambda bn, z: _after(bn + z, lambda a: jnp.where(a < 0, 0, a)), "by the sign"),
     "product": (lambda bn, z: _after(bn + z, lambda a: a * (a > 0)), "by the sign"),
     "steep leaky": (lambda bn, z: jax.nn.leaky_relu(bn + z, 1.5), "leaky_relu follows"),
-    "gelu": (lambda bn, z: jax.nn.gelu(bn + z), "gelu follows"),
+    "gelu": (lambda bn, z: jax.nn.gelu(bn + z, approximate=False), "gelu follows"),
 }
 
 
@@ -57,11 +57,9 @@ ACTIVATIONS = {
     **{
         name: name
         for name in """
-        celu elu hard_sigmoid hard_tanh log_sigmoid mish selu soft_sign softplus sparse_plus
-        squareplus
+        celu hard_sigmoid hard_tanh log_sigmoid selu soft_sign softplus sparse_plus squareplus
         """.split()  # noqa: SIM905 (a list would take a line for each)
     },
-    "gelu": "gelu",
     "sigmoid": "logistic",
     "tanh": "tanh",
 }

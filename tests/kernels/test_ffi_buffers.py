@@ -191,7 +191,7 @@ def test_wrong_attributes(operation: kernel_call.Operation) -> None:
         (name, value)
         for name, values in {
             "epsilon": [np.float32(1e-5), 1, "1e-5"],
-            "activation": ["gelu", "", 1],
+            "activation": ["celu", "", 1],
             "negative_slope": [np.float32(0.5), 1, np.float64(1.0), np.float64(-0.5)],
             "gate": ["z", "", 0, "none"],
             "save_mask": [2, "true", False],

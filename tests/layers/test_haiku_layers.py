@@ -351,7 +351,7 @@ def test_mixed_precision_policy() -> None:
     assert_close((y, new), (expected, want), 8 * tolerance(x.dtype))
 
 
-@pytest.mark.parametrize("act", [jax.nn.silu, jax.nn.gelu])
+@pytest.mark.parametrize("act", [jax.nn.silu, jax.nn.celu])
 def test_other_activations(act: Any) -> None:
     """One of them is fused, so its argument is not rounded before."""
     x = normal(0)
@@ -373,7 +373,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ),
     ({}, {"residual": jnp.ones((6, 4, 5, 1))}, ValueError, "residual must have the shape of x"),
     ({}, {"x": jnp.ones(SHAPE, jnp.complex64)}, TypeError, "complex64.* use haiku.BatchNorm"),
-    ({"activation": "gelu"}, {}, ValueError, "activation must be 'none', 'relu'"),
+    ({"activation": "celu"}, {}, ValueError, "activation must be 'none', 'relu'"),
     ({"activation": 3}, {}, TypeError, "activation must be 'none', 'relu'.* of type int"),
     ({"activation": "relu", "save": "x"}, {}, ValueError, "save must be 'y' or 'mask', got 'x'"),
     ({"implementation": "cuda"}, {}, ValueError, "implementation"),

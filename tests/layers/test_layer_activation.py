@@ -34,7 +34,7 @@ SPELLINGS = {
 spellings = pytest.mark.parametrize(("given", "name"), SPELLINGS.values(), ids=SPELLINGS.keys())
 
 REFUSED = {
-    "string": ("gelu", ValueError, "must be 'none', 'relu', .*None or a callable, got 'gelu'"),
+    "string": ("celu", ValueError, "must be 'none', 'relu', .*None or a callable, got 'celu'"),
     "number": (1, TypeError, "got 1 of type int"),
     "bool": (True, TypeError, "got True of type bool"),
     "tuple": (("relu",), TypeError, r"got \('relu',\) of type tuple"),
@@ -146,10 +146,10 @@ def test_nnx_stores_a_name_where_there_is_one() -> None:
     graphs = [nnx.graphdef(layer) for layer in layers]
     assert graphs[0] == graphs[1]
     layer = layers[0]
-    layer.set_attributes(activation=nnx.gelu)
-    gelu = layer(x)
+    layer.set_attributes(activation=nnx.celu)
+    celu = layer(x)
     layer.activation = None
-    np.testing.assert_array_equal(gelu, nnx.gelu(layer(x)))
+    np.testing.assert_array_equal(celu, nnx.celu(layer(x)))
     assert nnx_layers.BatchNorm(3, activation=None, rngs=nnx.Rngs(0)).activation == "none"
 
 

@@ -13,10 +13,11 @@
 namespace jax_bnar {
 namespace testing {
 
-constexpr Activation kCurves[] = {{ActivationKind::kRelu6},
-                                  {ActivationKind::kLeakyRelu, 0.25},
-                                  {ActivationKind::kSilu},
-                                  {ActivationKind::kHardSilu}};
+constexpr Activation kCurves[] = {
+    {ActivationKind::kRelu6}, {ActivationKind::kLeakyRelu, 0.25},
+    {ActivationKind::kSilu},  {ActivationKind::kHardSilu},
+    {ActivationKind::kElu},   {ActivationKind::kGelu},
+    {ActivationKind::kMish}};
 
 inline std::string NameOf(const Activation& activation) {
   switch (activation.kind) {
@@ -32,8 +33,19 @@ inline std::string NameOf(const Activation& activation) {
       return "silu";
     case ActivationKind::kHardSilu:
       return "hard_silu";
+    case ActivationKind::kElu:
+      return "elu";
+    case ActivationKind::kGelu:
+      return "gelu";
+    case ActivationKind::kMish:
+      return "mish";
   }
   return "";
+}
+
+// The tanh in GELU is that of this, and in Mish that of log(1 + e^u).
+inline double InsideGelu(double u) {
+  return std::sqrt(2 / 3.14159265358979323846) * (u + 0.044715 * u * u * u);
 }
 
 inline double ValueOf(const Activation& activation, double u) {
@@ -50,6 +62,12 @@ inline double ValueOf(const Activation& activation, double u) {
       return u / (1 + std::exp(-u));
     case ActivationKind::kHardSilu:
       return u * std::min(std::max(u + 3, 0.0), 6.0) / 6;
+    case ActivationKind::kElu:
+      return u > 0 ? u : std::expm1(u);
+    case ActivationKind::kGelu:
+      return u * (1 + std::tanh(InsideGelu(u))) / 2;
+    case ActivationKind::kMish:
+      return u * std::tanh(std::log1p(std::exp(u)));
   }
   return 0;
 }
@@ -74,12 +92,26 @@ inline double DerivativeWhere(const Activation& activation, bool open) {
 
 // The derivative of one that is not piecewise linear.
 inline double DerivativeAt(const Activation& activation, double u) {
-  if (activation.kind == ActivationKind::kSilu) {
-    const double sigmoid = 1 / (1 + std::exp(-u));
-    return sigmoid * (1 + u * (1 - sigmoid));
+  const double sigmoid = 1 / (1 + std::exp(-u));
+  switch (activation.kind) {
+    case ActivationKind::kSilu:
+      return sigmoid * (1 + u * (1 - sigmoid));
+    case ActivationKind::kElu:
+      return u > 0 ? 1 : std::exp(u);
+    case ActivationKind::kGelu: {
+      const double t = std::tanh(InsideGelu(u));
+      const double slope =
+          std::sqrt(2 / 3.14159265358979323846) * (1 + 3 * 0.044715 * u * u);
+      return (1 + t) / 2 + u * (1 - t * t) / 2 * slope;
+    }
+    case ActivationKind::kMish: {
+      const double t = std::tanh(std::log1p(std::exp(u)));
+      return t + u * (1 - t * t) * sigmoid;
+    }
+    default:  // hard_silu
+      if (std::fabs(u) >= 3) return u > 0 ? 1 : 0;
+      return (2 * u + 3) / 6;
   }
-  if (std::fabs(u) >= 3) return u > 0 ? 1 : 0;
-  return (2 * u + 3) / 6;
 }
 
 }  // namespace testing

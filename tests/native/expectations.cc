@@ -269,12 +269,14 @@ void SetSmoothGradient(const Input& in, bool residual,
     const double error_of_u =
         2 * kRoundings * in.accumulator.roundoff() *
         (std::fabs(scaled) + std::fabs(of.bias[c]) + std::fabs(z));
-    // The derivative of hard_silu jumps there, by a half.
-    const bool jumps = std::fabs(std::fabs(u) - 3) <= error_of_u;
+    // The derivative of hard_silu jumps there by a half, and what is stored of
+    // the larger number has a larger rounding error.
+    const bool jumps = in.c.activation.kind == ActivationKind::kHardSilu &&
+                       std::fabs(std::fabs(u) - 3) <= error_of_u;
     const double dy = in.dy[i];
     gradient->e[static_cast<size_t>(i)] = dy * DerivativeAt(in.c.activation, u);
     gradient->error[static_cast<size_t>(i)] =
-        std::fabs(dy) * (CurveError(in) + error_of_u + (jumps ? 0.5 : 0));
+        std::fabs(dy) * (CurveError(in) + error_of_u + (jumps ? 0.51 : 0));
   }
 }
 

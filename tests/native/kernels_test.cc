@@ -44,15 +44,17 @@ std::vector<DTypes> DTypesOf(int inputs, int64_t lead) {
   return all;
 }
 
-// Other activations than ReLU, for rows and planes of a few sizes. curves_test
-// has the functions themselves.
+// Other activations than ReLU, for rows and planes of a few sizes: rows with a
+// tail, wide rows, planes with ragged ends, and planes of more than one strip.
+// curves_test has the functions themselves.
 void TestCurves() {
   CallerOnly pool;
   CpuPlatform platform(pool);
   for (const Activation& activation : kCurves) {
     for (const DType dtype : kDTypes) {
-      for (const Shape& shape : {Shape{1, 35, 65, 1}, Shape{2, 40, 48, 1},
-                                 Shape{2, 3, 5, 49}, Shape{1, 9, 3, 6}}) {
+      for (const Shape& shape :
+           {Shape{1, 35, 65, 1}, Shape{2, 40, 48, 1}, Shape{1, 5, 2085, 1},
+            Shape{2, 3, 5, 49}, Shape{1, 9, 3, 6}, Shape{1, 2, 3, 2501}}) {
         Case c{shape, dtype, 0, 0, true};
         c.activation = activation;
         const Inputs in(c);

@@ -18,9 +18,7 @@ constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32,
 // Two inputs have a ReLU, whose sign backward finds somewhere.
 inline std::vector<Gate> GatesOf(const Case& c) {
   if (!c.activation.is_piecewise_linear()) return {Gate::kX, Gate::kZ};
-  if (c.activation.is_curve()) {
-    return {Gate::kY, Gate::kMask, Gate::kX, Gate::kZ};
-  }
+  if (c.activation.is_curve()) return {Gate::kY, Gate::kMask, Gate::kX};
   if (c.inputs > 1) return {Gate::kY, Gate::kMask, Gate::kX};
   return {Gate::kNone, Gate::kY, Gate::kMask, Gate::kX};
 }

@@ -92,6 +92,9 @@ SPELLINGS = {
     "hard_silu": jax.nn.hard_silu,
     "relu6": jax.nn.relu6,
     "leaky_relu": jax.nn.leaky_relu,
+    "elu": functools.partial(jax.nn.elu, alpha=1.0),
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+    "mish": jax.nn.mish,
 }
 
 
@@ -189,8 +192,11 @@ def test_gpus_run_kernels_and_tpus_pure_jax(name: str) -> None:
 @pytest.mark.parametrize(
     ("activation", "error", "words"),
     [
-        ("gelu", ValueError, "must be 'none', 'relu', 'relu6'.*got 'gelu'"),
-        (jax.nn.gelu, TypeError, "apply another function to the result of activation='none'"),
+        ("celu", ValueError, "must be 'none', 'relu', 'relu6'.*got 'celu'"),
+        (jax.nn.celu, TypeError, "apply another function to the result of activation='none'"),
+        (functools.partial(jax.nn.gelu, approximate=False), TypeError, "approximate=False"),
+        (functools.partial(jax.nn.elu, alpha=2.0), TypeError, "alpha=2.0"),
+        (functools.partial(jax.nn.elu, alpha=np.ones(3)), TypeError, "alpha=array"),
         (None, TypeError, "got None"),
         (
             functools.partial(jax.nn.leaky_relu, negative_slope=1.5),

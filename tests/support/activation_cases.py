@@ -20,10 +20,17 @@ ACTIVATIONS: dict[str, Any] = {
     "leaky_relu": functools.partial(jax.nn.leaky_relu, negative_slope=SLOPE),
     "silu": jax.nn.silu,
     "hard_silu": jax.nn.hard_silu,
+    "elu": jax.nn.elu,
+    "gelu": jax.nn.gelu,
+    "mish": jax.nn.mish,
 }
 # Those whose derivative follows from y.
 PIECEWISE = ("relu6", "leaky_relu")
-JUMPS = {"relu6": (0, 6), "leaky_relu": (0,), "hard_silu": (-3, 3), "silu": ()}
+JUMPS: dict[str, tuple[float, ...]] = {
+    "relu6": (0, 6),
+    "leaky_relu": (0,),
+    "hard_silu": (-3, 3),
+}
 
 # The most by which dx may differ from e in size: |scale|/std, as `operands` draws them.
 LARGEST_FACTOR = 2 * 2.0**4
@@ -39,9 +46,21 @@ def value_and_derivative(name: str, u: Array) -> tuple[Array, Array]:
         return np.clip(u, 0, 6), ((u > 0) & (u < 6)).astype(u.dtype)
     if name == "leaky_relu":
         return np.where(u >= 0, u, SLOPE * u), np.where(u >= 0, 1.0, SLOPE)
-    if name == "silu":
+    with np.errstate(over="ignore"):
         sigmoid = 1 / (1 + np.exp(-u))
+    if name == "silu":
         return u * sigmoid, sigmoid * (1 + u * (1 - sigmoid))
+    if name == "elu":
+        below = np.minimum(u, 0)
+        return np.where(u > 0, u, np.expm1(below)), np.exp(below)
+    if name == "gelu":
+        root = math.sqrt(2 / math.pi)
+        tanh = np.tanh(root * (u + 0.044715 * u**3))
+        slope = root * (1 + 3 * 0.044715 * u**2)
+        return u * (1 + tanh) / 2, (1 + tanh) / 2 + u * (1 - tanh**2) / 2 * slope
+    if name == "mish":
+        tanh = np.tanh(np.logaddexp(u, 0))
+        return u * tanh, tanh + u * (1 - tanh**2) * sigmoid
     factor = np.clip((u + 3) / 6, 0, 1)
     return u * factor, factor + np.where((u > -3) & (u < 3), u / 6, 0)
 
@@ -75,7 +94,7 @@ def problem(case: Case, name: str) -> Problem:
     step = float(jnp.finfo(case.dtype).eps) if name in PIECEWISE else 0
     margin = before.y_allowance + step * (1 + np.abs(u))
     near = np.zeros(u.shape, bool)
-    for at in JUMPS[name]:
+    for at in JUMPS.get(name, ()):
         near |= np.abs(u - at) <= margin
     dy = np.random.default_rng(case.seed + 1).standard_normal(case.shape)
     dy = np.where(near, 0, dy).astype(jnp.dtype(case.dtype))

@@ -112,6 +112,9 @@ ACTIVATIONS: Final[dict[str, Any]] = {
     "leaky": functools.partial(jax.nn.leaky_relu, negative_slope=0.2),
     "hard_silu": jax.nn.hard_silu,
     "relu6": jax.nn.relu6,
+    "gelu": jax.nn.gelu,
+    "elu": jax.nn.elu,
+    "mish": jax.nn.mish,
 }
 KINDS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "1": (1, _ONE_INPUT),

@@ -4,6 +4,7 @@ The result of the norm is nobody else's, so its memory may be that of y: autogra
 keeps a copy only where it needs one.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,7 +20,13 @@ _FUNCTIONS: Final[dict[str, Callable[..., torch.Tensor]]] = {
     "hard_silu": functional.hardswish,
     "leaky_relu": functional.leaky_relu,
     "relu6": functional.relu6,
+    "gelu": functools.partial(functional.gelu, approximate="tanh"),
+    "elu": functional.elu,
+    "mish": functional.mish,
 }
+# Those whose derivative follows from y. Others need what they are given, so autograd would refuse
+# to have it changed.
+_IN_PLACE: Final = frozenset(["leaky_relu", "relu6", "elu"])
 
 
 def step(
@@ -39,9 +46,7 @@ def step(
         normalised = functional.batch_norm(
             own_x, None, None, own_scale, own_bias, True, 0.1, EPSILON
         )
-        # SiLU and hard SiLU need what they are given, so autograd would refuse to have it changed.
-        in_place = activation in ("leaky_relu", "relu6")
-        y = act(normalised, inplace=in_place)
+        y = act(normalised, inplace=True) if activation in _IN_PLACE else act(normalised)
         return y, *torch.autograd.grad(y, [own_x, own_scale, own_bias], own_dy)
 
     return run
