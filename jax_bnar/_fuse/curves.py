@@ -5,6 +5,7 @@ whoever writes the same operations gets the same operator, and a later version o
 them in another way is followed.
 """
 
+import concurrent.futures
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
@@ -53,6 +54,7 @@ class _Pattern(NamedTuple):
     argument: Value
     last: Node
     names: frozenset[str]
+    size: int
 
 
 def curve_of(graph: Graph, value: Value) -> CurveMatch | None:
@@ -73,27 +75,31 @@ def curve_of(graph: Graph, value: Value) -> CurveMatch | None:
 
 @functools.cache
 def _pattern(function: Callable[[jax.Array], jax.Array], dtype: Any) -> _Pattern:
-    graph = Graph(jax.make_jaxpr(function)(jax.ShapeDtypeStruct((2,), dtype)).jaxpr)
+    def traced() -> Any:
+        with jax.enable_x64(dtype == jnp.float64):
+            return jax.make_jaxpr(function)(jax.ShapeDtypeStruct((2,), dtype)).jaxpr
+
+    # In a thread of its own, because the mesh and the configuration that are set where the first
+    # program is traced belong to its thread, and the pattern serves all others as well.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        graph = Graph(thread.submit(traced).result())
     (result,) = graph.outputs
     assert isinstance(result, Value), function
     assert result.producer is not None, function
-    return _Pattern(graph.inputs[0], result.producer, frozenset(n.name for n in graph.nodes))
+    names = [node.name for node in graph.nodes]
+    return _Pattern(graph.inputs[0], result.producer, frozenset(names), len(names))
 
 
 def _candidates(graph: Graph, value: Value, pattern: _Pattern) -> Iterator[Node]:
-    """The nodes that may be the last of the pattern, in the order of the program."""
-    waiting, reached = [value], set[Node]()
-    while waiting:
-        for node in graph.readers(waiting.pop()):
-            if node.name in pattern.names and node not in reached:
-                reached.add(node)
-                # No pattern has so many nodes; a program may have any number.
-                if len(reached) > 4 * len(_FUNCTIONS):
-                    return
-                waiting.extend(node.outputs)
-    for node in sorted(reached, key=lambda node: node.order):
-        if node.name == pattern.last.name:
-            yield node
+    """The nodes that may be the last of the pattern, the nearest ones first."""
+    values = [value]
+    reached: dict[Node, None] = {}
+    for _ in range(pattern.size):
+        readers = (node for each in values for node in graph.readers(each))
+        new = {node: None for node in readers if node.name in pattern.names and node not in reached}
+        reached |= new
+        values = [output for node in new for output in node.outputs]
+        yield from (node for node in new if node.name == pattern.last.name)
 
 
 class _Comparison:

@@ -14,8 +14,12 @@ import pytest
 from flax import nnx
 from fuse_operands import BIAS, SCALE, X, Z, batch_norm
 from fuse_tools import assert_fused, assert_no_worse, operators
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from sharding_tools import make_mesh
 
 import jax_bnar
+from jax_bnar._fuse import curves
 
 ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "relu6": jax.nn.relu6,
@@ -169,6 +173,36 @@ def test_the_join_of_two_norms_is_taken_in_where_it_is_a_residual() -> None:
         return jax.nn.silu(batch_norm(x, scale, bias) + batch_norm(z, scale, bias))
 
     assert_fused(layer, X, Z, SCALE, BIAS, bn_act=1, batch_norm=1)
+
+
+@pytest.mark.parametrize("name", ["elu", "mish", "hard_silu"])
+def test_what_is_set_around_the_first_program_does_not_matter(name: str) -> None:
+    """The functions of `jax.nn` are traced once, for all programs of a process."""
+    curves._pattern.cache_clear()
+    mesh = make_mesh("explicit", data=8)
+
+    def layer(x: Any, scale: Any, bias: Any) -> Any:
+        return ACTIVATIONS[name](batch_norm(x, scale, bias))
+
+    vector = jnp.ones(8, X.dtype)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.zeros((8, 3, 3, 8), X.dtype), NamedSharding(mesh, P("data")))
+        assert operators(layer, x, vector, vector) == {"bn_act": 1}
+    for dtype in (X.dtype, jnp.float64):
+        assert operators(layer, *(a.astype(dtype) for a in (X, SCALE, BIAS))) == {"bn_act": 1}
+
+
+@every_activation
+def test_in_a_long_chain(name: str) -> None:
+    """Other operations of the same kinds that follow are not taken for it."""
+
+    def layer(x: Any, scale: Any, bias: Any) -> Any:
+        y = ACTIVATIONS[name](batch_norm(x, scale, bias))
+        for _ in range(12):
+            y = y * jnp.tanh(y * jax.nn.sigmoid(y) + 1.0) + jnp.where(y >= 0, y, 0.5 * y)
+        return y
+
+    assert operators(layer, X, SCALE, BIAS) == {"bn_act": 1}
 
 
 def test_own_batch_norm() -> None:
