@@ -86,7 +86,7 @@ def _hard_silu_derivative(u: jax.Array, _: float) -> jax.Array:
 
 
 def _elu_derivative(u: jax.Array, _: float) -> jax.Array:
-    return jnp.where(u > 0, jnp.ones_like(u), jnp.exp(jnp.minimum(u, 0)))
+    return jnp.where(u > 0, jnp.ones_like(u), jnp.exp(jnp.where(u > 0, 0, u)))
 
 
 # GELU, in the approximation by tanh, is u * sigmoid(w) with w = u * (first + third * u^2). Written
@@ -107,9 +107,10 @@ def _gelu_derivative(u: jax.Array, _: float) -> jax.Array:
     return jax.nn.sigmoid(w) * (1 + slope * jax.nn.sigmoid(-w))
 
 
-# Mish is u * tanh(log(1 + e^u)). With m = e^-|u|, the tanh is a fraction that loses no digits.
+# Mish is u * tanh(log(1 + e^u)). With m = e^-|u|, the tanh is a fraction that loses no digits. (The
+# derivative of jnp.abs at 0 would be that of neither branch.)
 def _mish_terms(u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    m = jnp.exp(-jnp.abs(u))
+    m = jnp.exp(jnp.where(u > 0, -u, u))
     m_or_one = jnp.where(u > 0, m, jnp.ones_like(u))
     numerator = jnp.where(u > 0, 1 + 2 * m, m * (m + 2))
     return m, m_or_one, numerator, numerator + 2 * m_or_one * m_or_one

@@ -1,6 +1,7 @@
 """`fuse` takes the activations of `jax.nn` into the operator, as five libraries write them."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,10 @@ def other_cube(a: jax.Array) -> jax.Array:
     return 0.5 * a * (1 + jnp.tanh(0.7978845608 * (a + 0.0447 * a**3)))
 
 
+def other_power(a: jax.Array) -> jax.Array:
+    return a * (0.5 * (1.0 + jnp.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**5))))
+
+
 def above_zero(a: jax.Array) -> jax.Array:
     """A leaky ReLU but for the derivative at 0."""
     return jnp.where(a > 0, a, 0.01 * a)
@@ -121,6 +126,7 @@ def other_branch(a: jax.Array) -> jax.Array:
         other_softplus,
         exact_gelu,
         other_cube,
+        other_power,
         above_zero,
         other_branch,
         jax.nn.celu,

@@ -284,6 +284,22 @@ def test_a_closed_relu6_stops_every_cotangent(
 
 
 @both_implementations
+@every_activation
+def test_second_derivatives(name: str, implementation: Implementation) -> None:
+    """Those of `jax.nn`, also at 0, where formulas have two branches."""
+    u = jnp.asarray([[-9.0], [-5.0], [-2.0], [-0.5], [-1e-4], [0.0], [1e-4], [0.5], [2.0], [9.0]])
+    x = jnp.zeros_like(u)
+
+    def function(z: jax.Array) -> jax.Array:
+        y = bn_act(x, None, None, ACTIVATIONS[name], z=z, implementation=implementation)[0]
+        return y.sum()
+
+    _, actual = jax.jvp(jax.grad(function), (u,), (jnp.ones_like(u),))
+    expected = jax.vmap(jax.vmap(jax.grad(jax.grad(ACTIVATIONS[name]))))(u)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-9)
+
+
+@both_implementations
 def test_hard_silu_of_infinity(implementation: Implementation) -> None:
     x = jnp.zeros((4, 1))
     z = jnp.asarray([[np.inf], [-np.inf], [1.0], [-1.0]], x.dtype)
