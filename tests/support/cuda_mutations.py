@@ -325,7 +325,19 @@ MUTATIONS = {
         "backward", "on_chip",
     ),
     "the gradient of SiLU without its second term": Mutation(
-        "curves.cuh", "return s * (u * (1 - s) + 1) * dy;", "return s * dy;",
+        "curves.cuh", "return of.s * (u * of.rest + 1) * dy;", "return of.s * dy;",
+        "backward", "two_kernels",
+    ),
+    "an ELU whose gradient is that of a leaky ReLU": Mutation(
+        "curves.cuh", "u > 0 ? dy : ExpOfNegated<T>(-u) * dy", "u > 0 ? dy : A(0.5) * dy",
+        "backward", "on_chip",
+    ),
+    "a GELU without its cube": Mutation(
+        "curves.cuh", "const A w = u * (u * u * kThird + kFirst);", "const A w = u * kFirst;",
+        "forward", "cluster",
+    ),
+    "a Mish that knows one sign": Mutation(
+        "curves.cuh", "numerator(u > 0 ? 2 * m + 1 : m * (m + 2))", "numerator(2 * m + 1)",
         "backward", "two_kernels",
     ),
     "a leaky ReLU whose gradient does not leak": Mutation(
