@@ -193,7 +193,8 @@ def _leaky(*args: Any, negative_slope: Any = _NEGATIVE_SLOPE, **others: Any) -> 
     is_number = isinstance(negative_slope, (int, float)) and not isinstance(negative_slope, bool)
     if args or others or not is_number or not takes_slope(negative_slope):
         return None
-    return FusedActivation("leaky_relu", float(negative_slope))
+    # The sign of -0.0 would make a y that is 0 positive.
+    return FusedActivation("leaky_relu", float(negative_slope) + 0.0)
 
 
 def names() -> str:

@@ -7,11 +7,13 @@ them in another way is followed.
 
 import concurrent.futures
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
 from jax_bnar._base import jax_compat
 from jax_bnar._base.activations import Activation, FusedActivation, takes_slope
@@ -28,15 +30,26 @@ def _elu_without_alpha(u: jax.Array) -> jax.Array:
     return jnp.where(u > 0, u, jnp.expm1(jnp.where(u > 0, zero, u)))
 
 
+def _gelu_from_the_left(u: jax.Array) -> jax.Array:
+    return 0.5 * u * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
+
+
+def _hard_silu_from_the_left(u: jax.Array) -> jax.Array:
+    return u * jax.nn.relu6(u + 3) / 6
+
+
+# By their names, then other ways to write them.
 _FUNCTIONS: Final[tuple[tuple[Activation, Callable[[jax.Array], jax.Array]], ...]] = (
     ("relu6", jax.nn.relu6),
     ("leaky_relu", functools.partial(jax.nn.leaky_relu, negative_slope=_ANY_SLOPE)),
     ("silu", jax.nn.silu),
     ("hard_silu", jax.nn.hard_silu),
     ("elu", jax.nn.elu),
-    ("elu", _elu_without_alpha),
     ("gelu", functools.partial(jax.nn.gelu, approximate=True)),
     ("mish", jax.nn.mish),
+    ("elu", _elu_without_alpha),
+    ("gelu", _gelu_from_the_left),
+    ("hard_silu", _hard_silu_from_the_left),
 )
 _COMMUTATIVE: Final = frozenset(["add", "mul", "max", "min"])
 
@@ -67,7 +80,7 @@ def curve_of(graph: Graph, value: Value) -> CurveMatch | None:
             comparison = _Comparison(pattern.argument, value)
             if not comparison.is_same(pattern.last, last):
                 continue
-            slope = 0.0 if comparison.slope is None else comparison.slope
+            slope = comparison.slope or 0.0  # also for -0.0
             if takes_slope(slope) and comparison.is_all_that_reads(graph, last):
                 return CurveMatch(FusedActivation(name, slope), last.outputs[0])
     return None
@@ -160,10 +173,11 @@ class _Comparison:
 
 
 def _number(operand: Operand) -> float | None:
+    """The number that an operand is everywhere, or None. A symbolic size is none."""
     origin, _ = source(operand)
     if not isinstance(origin, Constant) or origin.shape != () or not is_real(origin.dtype):
         return None
-    return float(origin.value)
+    return None if is_symbolic_dim(origin.value) else float(origin.value)
 
 
 def _have_same_parameters(expected: Node, node: Node) -> bool:

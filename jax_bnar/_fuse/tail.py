@@ -52,9 +52,15 @@ def tail_of(graph: Graph, normalised: Value, taken: Collection[Value], dtype: An
 
 
 def _rounded(graph: Graph, tail: Tail, taken: Collection[Value], dtype: Any) -> Tail | None:
-    """The tail with the conversion to a narrower dtype that follows it, if it has all in it."""
+    """The tail with the conversion to a narrower dtype that follows it, if it has all in it.
+
+    Several residuals would be added in the narrower dtype, where a sum may overflow or lose one of
+    them. A ReLU6 whose y rounds to 6 would have the derivative 0 from 5.984 on, in bfloat16.
+    """
     if dtype is None or dtype == tail.result.dtype or not tail.is_activated:
         return None  # A normalised array is never narrower than x.
+    if len(tail.residuals) > 1 or tail.activation.name == "relu6":
+        return None
     reader = graph.sole_reader(tail.result)
     if reader is None or reader.name != "convert_element_type":
         return None

@@ -38,7 +38,8 @@ class ChannelView(NamedTuple):
         if any(size > 1 for size in own):
             own = self.features
             mask = jnp.broadcast_to(mask, (*before, *own, *after))
-        return mask.reshape(*(before or (1,)), math.prod(own), *after)
+        # Without an axis before the channels, there is one of length 1 if the view has one.
+        return mask.reshape(*(before or (1,) * self.axis), math.prod(own), *after)
 
     def restore(self, array: jax.Array) -> jax.Array:
         inverse = tuple(int(i) for i in np.argsort(self.permutation))

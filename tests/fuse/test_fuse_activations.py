@@ -36,6 +36,11 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "elu by hand": lambda a: jnp.where(a > 0, a, jnp.expm1(jnp.where(a > 0, 0, a))),
     "gelu": jax.nn.gelu,
     "gelu in a jit of its own": jax.jit(jax.nn.gelu),
+    "gelu from the left": lambda a: (
+        0.5 * a * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3)))
+    ),
+    "hard_silu from the left": lambda a: a * jax.nn.relu6(a + 3) / 6,
+    "a slope of -0.0": functools.partial(jax.nn.leaky_relu, negative_slope=-0.0),
     "mish": jax.nn.mish,
     "mish by hand": lambda a: jnp.tanh(jax.nn.softplus(a)) * a,
 }
@@ -196,6 +201,29 @@ def test_what_is_set_around_the_first_program_does_not_matter(name: str) -> None
         assert operators(layer, x, vector, vector) == {"bn_act": 1}
     for dtype in (X.dtype, jnp.float64):
         assert operators(layer, *(a.astype(dtype) for a in (X, SCALE, BIAS))) == {"bn_act": 1}
+
+
+def test_deep_networks() -> None:
+    """An activation is found however many follow, and however many read its result."""
+
+    def network(x: Any, scale: Any, bias: Any) -> Any:
+        y = x
+        for _ in range(8):
+            y = jax.nn.gelu(batch_norm(y, scale, bias) + y)
+        return sum(y * jnp.full_like(y, i) for i in range(40))
+
+    assert operators(network, X, SCALE, BIAS) == {"bn_act": 8}
+
+
+def test_a_size_that_is_not_known_is_no_number() -> None:
+    def layer(x: Any, scale: Any, bias: Any) -> Any:
+        y = batch_norm(x, scale, bias)
+        return y * (jax.nn.relu6(y + 3) / x.shape[0])
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    x = jax.ShapeDtypeStruct((batch, *X.shape[1:]), X.dtype)
+    (candidate,) = jax_bnar.explain(layer)(x, SCALE, BIAS).matched
+    assert candidate.operator == "batch_norm"
 
 
 @every_activation

@@ -358,11 +358,12 @@ def test_checkpoints_that_hold_all_of_it_are_not_refused() -> None:
 
 def in_pieces(function: Callable[..., Any], cuts: Sequence[int]) -> Callable[..., Any]:
     """The function with its equations in several jitted functions, which are called in turn."""
-    jaxpr = jax.make_jaxpr(function)(*OF_MUTANTS).jaxpr
+    closed = jax.make_jaxpr(function)(*OF_MUTANTS)
+    jaxpr = closed.jaxpr
     bounds = [0, *sorted({cut % len(jaxpr.eqns) for cut in cuts}), len(jaxpr.eqns)]
 
     def program(*args: Any) -> Any:
-        env = dict(zip(jaxpr.invars, args, strict=True))
+        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *args), strict=True))
         extra = args[-1]
         for start, stop in itertools.pairwise(bounds):
             equations, later = jaxpr.eqns[start:stop], jaxpr.eqns[stop:]

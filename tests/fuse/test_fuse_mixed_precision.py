@@ -28,7 +28,7 @@ def dtypes_of_calls(function: Callable[..., Any], *args: Any) -> list[set[str]]:
 
 
 @both_dtypes
-@pytest.mark.parametrize("activation", [jax.nn.relu, jax.nn.silu, jax.nn.relu6])
+@pytest.mark.parametrize("activation", [jax.nn.relu, jax.nn.silu, jax.nn.leaky_relu])
 def test_a_rounded_result_is_that_of_the_kernel(activation: Any, dtype: str) -> None:
     def layer(x: Any, scale: Any, bias: Any) -> Any:
         return activation(batch_norm(x.astype(scale.dtype), scale, bias)).astype(x.dtype)
@@ -58,6 +58,49 @@ def test_with_a_wide_residual_the_kernel_keeps_the_wide_result(dtype: str) -> No
     operands = X.astype(dtype), Z, SCALE, BIAS
     assert_fused(layer, *operands, bn_add_relu=1)
     assert dtypes_of_calls(layer, *operands) == [{dtype, Z.dtype.name}]
+
+
+def test_residuals_are_not_added_in_16_bits() -> None:
+    """In bfloat16, 256 + 1 is 256."""
+
+    def layer(x: Any, first: Any, second: Any, third: Any, scale: Any, bias: Any) -> Any:
+        y = batch_norm(x.astype(scale.dtype), scale, bias)
+        for z in (first, second, third):
+            y = y + z.astype(y.dtype)
+        return jax.nn.relu(y).astype(x.dtype)
+
+    x = X.astype(jnp.bfloat16)
+    residuals = (jnp.full_like(x, 256), jnp.ones_like(x), jnp.full_like(x, -256))
+    assert_fused(layer, x, *residuals, SCALE, BIAS, bn_add_relu=1)
+    expected = layer(x, *residuals, SCALE, BIAS)
+    np.testing.assert_allclose(
+        *(
+            jnp.asarray(y, WIDE)
+            for y in (jax_bnar.fuse(layer)(x, *residuals, SCALE, BIAS), expected)
+        ),
+        rtol=0.02,
+        atol=0.02,
+    )
+
+
+def test_the_derivative_of_relu6_is_that_before_rounding() -> None:
+    """In bfloat16, 5.99 is 6."""
+
+    def layer(x: Any, z: Any) -> Any:
+        y = batch_norm(x.astype(z.dtype), 0 * SCALE, 0 * BIAS) + z
+        return jax.nn.relu6(y).astype(x.dtype).astype(z.dtype).sum()
+
+    z = jnp.full_like(Z, 5.99)
+    dz = jax.grad(jax_bnar.fuse(layer), 1)(X.astype(jnp.bfloat16), z)
+    np.testing.assert_array_equal(dz, jnp.ones_like(z))
+
+    def narrow(x: Any, z: Any) -> Any:
+        return layer(x, z.astype(WIDE))
+
+    dz = jax.grad(jax_bnar.fuse(narrow), 1)(X.astype(jnp.bfloat16), z.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(
+        dz, jax.grad(narrow, 1)(X.astype(jnp.bfloat16), z.astype(dz.dtype))
+    )
 
 
 @pytest.mark.parametrize("other", ["returned", "float16", "twice"])

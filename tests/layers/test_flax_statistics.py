@@ -76,7 +76,7 @@ def a_mask(shape: tuple[int, ...]) -> jax.Array:
 
 
 @pytest.mark.parametrize("mask_shape", [(6, 1, 1, 1), SHAPE, (5, 1)], ids=str)
-@pytest.mark.parametrize("axis", [-1, 1, (1, 3)], ids=str)
+@pytest.mark.parametrize("axis", [-1, 0, 1, (0, 1), (1, 3)], ids=str)
 def test_mask_equals_flax(mask_shape: tuple[int, ...], axis: Any) -> None:
     x, mask = normal(0), a_mask(mask_shape)
     layer = BatchNorm(axis=axis)

@@ -220,7 +220,8 @@ def gradients_of(function: Any, x: jax.Array, z: jax.Array, dy: jax.Array) -> tu
 @both_implementations
 @pytest.mark.parametrize("save", ["y", "mask"])
 @pytest.mark.parametrize(
-    ("slope", "dtype"), [(0.0, jnp.float32), (1e-41, jnp.float32), (0.01, jnp.float16)]
+    ("slope", "dtype"),
+    [(0.0, jnp.float32), (-0.0, jnp.float32), (1e-41, jnp.float32), (0.01, jnp.float16)],
 )
 def test_derivative_of_a_leaky_relu_whose_y_rounds_to_zero(
     slope: float, dtype: Any, save: Any, implementation: Implementation
