@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
+import jax.numpy as jnp
+
 from jax_bnar._base.activations import NO_ACTIVATION, RELU, FusedActivation
 from jax_bnar._fuse import activations
 from jax_bnar._fuse.curves import curve_of
@@ -55,11 +57,14 @@ def _rounded(graph: Graph, tail: Tail, taken: Collection[Value], dtype: Any) -> 
     """The tail with the conversion to a narrower dtype that follows it, if it has all in it.
 
     Several residuals would be added in the narrower dtype, where a sum may overflow or lose one of
-    them. A ReLU6 whose y rounds to 6 would have the derivative 0 from 5.984 on, in bfloat16.
+    them. A ReLU6 whose y rounds to 6 would have the derivative 0 from 5.984 on, in bfloat16. With a
+    residual, kernels form dx from a dz that is rounded, unless it is dy or 0, as it is for ReLU.
     """
     if dtype is None or dtype == tail.result.dtype or not tail.is_activated:
         return None  # A normalised array is never narrower than x.
-    if len(tail.residuals) > 1 or tail.activation.name == "relu6":
+    if tail.activation.name == "relu6":
+        return None
+    if len(tail.residuals) > (1 if tail.has_relu else 0):
         return None
     reader = graph.sole_reader(tail.result)
     if reader is None or reader.name != "convert_element_type":
@@ -101,7 +106,9 @@ def _tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
         reason = refused_residual(other, value)
         if reason and (name := activations.name_of(value, [reader])):
             reason = _follows(name)
-        if reason or len(residuals) == _MOST_RESIDUALS:
+        # They are added to each other first, and in float16 their sum may overflow.
+        most = 1 if value.dtype == jnp.float16 else _MOST_RESIDUALS
+        if reason or len(residuals) == most:
             return Tail(
                 normalised, reason=reason or "more residuals are added than the search follows"
             )

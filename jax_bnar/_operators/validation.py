@@ -52,7 +52,8 @@ def check_epsilon(function: str, epsilon: Any) -> float:
         ) from None
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{function}: epsilon must be finite and > 0, got {value}.")
-    return value
+    # XLA runs the kernels where a subnormal number counts as 0.
+    return max(value, float(np.finfo(np.float64).tiny))
 
 
 def check_save(function: str, save: Any) -> Save:

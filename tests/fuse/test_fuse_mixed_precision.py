@@ -83,6 +83,29 @@ def test_residuals_are_not_added_in_16_bits() -> None:
     )
 
 
+def test_residuals_are_not_added_in_float16() -> None:
+    """Not even where the program is in float16: the sum of the first two would be infinite."""
+
+    def layer(x: Any, first: Any, second: Any, scale: Any, bias: Any) -> Any:
+        return jax.nn.relu(batch_norm(x, scale, bias) + first + second)
+
+    x, scale, bias = (a.astype(jnp.float16) for a in (X, SCALE, BIAS - 6e4))
+    residuals = (jnp.full_like(x, 4e4), jnp.full_like(x, 4e4))
+    assert np.isfinite(jax_bnar.fuse(layer)(x, *residuals, scale, bias)).all()
+
+
+@both_dtypes
+@pytest.mark.parametrize("activation", [jax.nn.silu, jax.nn.leaky_relu, jax.nn.relu6])
+def test_dx_is_not_formed_from_a_rounded_dz(activation: Any, dtype: str) -> None:
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        wide = scale.dtype
+        return activation(batch_norm(x.astype(wide), scale, bias) + z.astype(wide)).astype(x.dtype)
+
+    operands = X[:2, :1, :1].astype(dtype), Z[:2, :1, :1].astype(dtype), SCALE, BIAS
+    assert_fused(layer, *operands, bn_act=1)
+    assert dtypes_of_calls(layer, *operands) == [{SCALE.dtype.name}]
+
+
 def test_the_derivative_of_relu6_is_that_before_rounding() -> None:
     """In bfloat16, 5.99 is 6."""
 
