@@ -180,7 +180,7 @@ def _of_partial(given: functools.partial[Any]) -> FusedActivation | None:
 def _is_within(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
     """Whether all that is given is what is used if nothing is."""
     numbers = all(isinstance(value, (bool, int, float)) for value in given.values())
-    return numbers and dict(given).items() <= default.items()
+    return numbers and given.items() <= default.items()
 
 
 def takes_slope(negative_slope: float) -> bool:

@@ -14,23 +14,7 @@ from jax_bnar._base.activations import (
 )
 
 # What a user may pass.
-ActivationLike = (
-    Literal[
-        "relu",
-        "none",
-        "relu6",
-        "leaky_relu",
-        "silu",
-        "swish",
-        "hard_silu",
-        "hard_swish",
-        "elu",
-        "gelu",
-        "mish",
-    ]
-    | Callable[..., Any]
-    | None
-)
+ActivationLike = Activation | Literal["swish", "hard_swish"] | Callable[..., Any] | None
 
 
 class LayerActivation(NamedTuple):

@@ -28,11 +28,16 @@ ANOTHER = array(SHAPE, len(ARGUMENTS)).astype(jnp.float64)
 AXES = (0, 1, 2)
 
 
-def two_pass(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+def _normalised(x: Any, scale: Any, bias: Any) -> Any:
     mean = x.sum(AXES, keepdims=True) / 24.0
     centred = x - mean
     var = jnp.square(centred).sum(AXES, keepdims=True) / 24.0
     y = centred * lax.rsqrt(var + 1e-3) * scale.reshape(1, 1, 1, 3) + bias.reshape(1, 1, 1, 3)
+    return y, mean, var
+
+
+def two_pass(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+    y, mean, var = _normalised(x, scale, bias)
     return jax.nn.relu(y + z), 0.9 * scale + 0.1 * mean.reshape(3), var.reshape(3)
 
 
@@ -77,10 +82,7 @@ _GELU = np.sqrt(2 / np.pi)
 
 def with_activation(name: str) -> Callable[..., Any]:
     def program(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-        mean = x.sum(AXES, keepdims=True) / 24.0
-        centred = x - mean
-        var = jnp.square(centred).sum(AXES, keepdims=True) / 24.0
-        y = centred * lax.rsqrt(var + 1e-3) * scale.reshape(1, 1, 1, 3) + bias.reshape(1, 1, 1, 3)
+        y, _, _ = _normalised(x, scale, bias)
         return (ACTIVATIONS[name](3.0 * z + y),)
 
     return program

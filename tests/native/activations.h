@@ -43,9 +43,11 @@ inline std::string NameOf(const Activation& activation) {
   return "";
 }
 
+constexpr double kRootOfTwoOverPi = 0.79788456080286535588;
+
 // The tanh in GELU is that of this, and in Mish that of log(1 + e^u).
 inline double InsideGelu(double u) {
-  return std::sqrt(2 / 3.14159265358979323846) * (u + 0.044715 * u * u * u);
+  return kRootOfTwoOverPi * (u + 0.044715 * u * u * u);
 }
 
 inline double ValueOf(const Activation& activation, double u) {
@@ -100,8 +102,7 @@ inline double DerivativeAt(const Activation& activation, double u) {
       return u > 0 ? 1 : std::exp(u);
     case ActivationKind::kGelu: {
       const double t = std::tanh(InsideGelu(u));
-      const double slope =
-          std::sqrt(2 / 3.14159265358979323846) * (1 + 3 * 0.044715 * u * u);
+      const double slope = kRootOfTwoOverPi * (1 + 3 * 0.044715 * u * u);
       return (1 + t) / 2 + u * (1 - t * t) / 2 * slope;
     }
     case ActivationKind::kMish: {
