@@ -106,12 +106,13 @@ def _tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
         reason = refused_residual(other, value)
         if reason and (name := activations.name_of(value, [reader])):
             reason = _follows(name)
-        # They are added to each other first, and in float16 their sum may overflow.
-        most = 1 if value.dtype == jnp.float16 else _MOST_RESIDUALS
-        if reason or len(residuals) == most:
+        if reason or len(residuals) == _MOST_RESIDUALS:
             return Tail(
                 normalised, reason=reason or "more residuals are added than the search follows"
             )
+        if residuals and value.dtype in (jnp.float16, jnp.bfloat16):
+            # They are added to each other first. There their sum may overflow or lose one of them.
+            return Tail(normalised, reason=f"several residuals are added in {value.dtype}")
         assert isinstance(other, Value)
         residuals.append(other)
         value = result

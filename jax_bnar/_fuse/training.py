@@ -222,6 +222,8 @@ def _arrangement(
         raise RefusalError(
             "the normalised array lacks an axis of x, or does not keep its groups apart"
         )
+    if any(not label and is_long(size) for label, size in zip(labels, shape, strict=True)):
+        raise RefusalError("the normalised array is repeated along an axis that x does not have")
     if (axis,) in labels:
         return order, labels.index((axis,))
     ones = [a for a, size in enumerate(shape) if size == 1]

@@ -105,6 +105,24 @@ def test_transposed_before_it_is_normalised() -> None:
     assert_fused(channels_moved, X, SCALE, BIAS, bn_relu=1)
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+def test_repeated_after_it_is_normalised(is_new: bool) -> None:
+    """The image pooling of ASPP repeats its norm over the picture; others repeat it for a head."""
+
+    def layer(x: Any, scale: Any, bias: Any) -> Any:
+        y = normalise(x, *moments(x), scale, bias)
+        y = jnp.broadcast_to(y[None], (2, *y.shape)) if is_new else jnp.repeat(y, 2, 1)
+        return jax.nn.relu(y)
+
+    assert_fused(layer, X, SCALE, BIAS, batch_norm=1)
+
+    def pooled(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        y, other = (normalise(a, *moments(a), scale, bias) for a in (x, z))
+        return jax.nn.relu(jnp.broadcast_to(y, z.shape)) + jax.nn.relu(other)
+
+    assert_fused(pooled, X[:, :1, :1], Z, SCALE, BIAS, batch_norm=1, bn_relu=1)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_results_wider_than_x(dtype: str) -> None:
     """Flax with float32 parameters and no dtype first widens x, which is exact."""

@@ -83,15 +83,18 @@ def test_residuals_are_not_added_in_16_bits() -> None:
     )
 
 
-def test_residuals_are_not_added_in_float16() -> None:
-    """Not even where the program is in float16: the sum of the first two would be infinite."""
+@pytest.mark.parametrize(("dtype", "large"), [("float16", 4e4), ("bfloat16", 256.0)])
+def test_residuals_are_not_added_to_each_other(dtype: str, large: float) -> None:
+    """In float16 their sum would be infinite, and in bfloat16 256 + 1 is 256."""
 
     def layer(x: Any, first: Any, second: Any, scale: Any, bias: Any) -> Any:
         return jax.nn.relu(batch_norm(x, scale, bias) + first + second)
 
-    x, scale, bias = (a.astype(jnp.float16) for a in (X, SCALE, BIAS - 6e4))
-    residuals = (jnp.full_like(x, 4e4), jnp.full_like(x, 4e4))
-    assert np.isfinite(jax_bnar.fuse(layer)(x, *residuals, scale, bias)).all()
+    x, scale, bias = (a.astype(dtype) for a in (X, 0 * SCALE, 0 * BIAS - large))
+    second = jnp.ones_like(x) if dtype == "bfloat16" else jnp.full_like(x, large)
+    operands = x, jnp.full_like(x, large), second, scale, bias
+    fused, expected = jax_bnar.fuse(layer)(*operands), layer(*operands)
+    np.testing.assert_array_equal(jnp.asarray(fused, WIDE), jnp.asarray(expected, WIDE))
 
 
 @both_dtypes
