@@ -3,7 +3,7 @@
 
 # These sources contain device code. build_info.cu is not among them, because it describes
 # the build by nvcc itself.
-set(BNAR_CUDA_KERNELS launch/backward.cu launch/dual.cu launch/forward.cu launch/launch.cu)
+set(BNAR_CUDA_KERNELS launch/backward.cu launch/forward.cu launch/launch.cu)
 # Each element type has a file of its own for backward, for forward and for two inputs.
 foreach(element IN ITEMS f16 bf16 f32 f64)
   list(APPEND BNAR_CUDA_KERNELS
@@ -11,7 +11,7 @@ foreach(element IN ITEMS f16 bf16 f32 f64)
 endforeach()
 # These sources are plain C++. The planner is also part of the module of the CPU kernels.
 set(BNAR_CUDA_PLANNER
-  host/cost.cc host/dual_plan.cc host/plan.cc host/tiling.cc host/workspace.cc)
+  host/cost.cc host/plan.cc host/tiling.cc host/workspace.cc)
 set(BNAR_CUDA_HOST
   ${BNAR_CUDA_PLANNER} host/known_plans.cc host/settings.cc launch/launch_counts.cc)
 list(TRANSFORM BNAR_CUDA_KERNELS PREPEND "${CMAKE_CURRENT_LIST_DIR}/../cuda/")

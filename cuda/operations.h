@@ -24,8 +24,8 @@ uint64_t NewTag();
 // and how it was launched.
 struct Launch {
   cudaStream_t stream;
-  // WorkspaceBytes(shape), aligned to 256 bytes, not zeroed; with two inputs,
-  // that of twice as many groups. Null in operations without sums.
+  // WorkspaceBytes(shape), aligned to 256 bytes, not zeroed; with N inputs,
+  // that of N times the groups. Null in operations without sums.
   void* workspace;
   Settings settings;
   std::string failure;
@@ -39,8 +39,7 @@ struct Launch {
 cudaError_t PrepareKernels();
 
 BNAR_DECLARE_STATISTICS(cudaError_t, Launch&);
-BNAR_DECLARE_OPERATIONS(, cudaError_t, Launch&, 1);
-BNAR_DECLARE_OPERATIONS(, cudaError_t, Launch&, 2);
+BNAR_DECLARE_OPERATIONS(template <int N>, cudaError_t, Launch&, N);
 
 }  // namespace cuda
 }  // namespace jax_bnar

@@ -41,25 +41,26 @@
                     void* mean, void* var)
 
 // Declares those of N inputs. `prefix` is `template <int N>` if N is a
-// parameter, `template` if they shall be instantiated, and empty for functions
-// of a certain N. dz is null if kHasEveryForm<N> is false.
-#define BNAR_DECLARE_OPERATIONS(prefix, Result, Context, N)               \
-  prefix Result Forward(Context context, const Problem& problem,          \
-                        const NormaliseBuffers<N>& buffers,               \
-                        const PerInput<AffineOperands, N>& affine,        \
-                        const PerInput<void*, N>& mean,                   \
-                        const PerInput<void*, N>& var);                   \
+// parameter, and `template` if they shall be instantiated. dz is null if
+// kHasEveryForm<N> is false.
+#define BNAR_DECLARE_FORWARD(prefix, Result, Context, N)             \
+  prefix Result Forward(Context context, const Problem& problem,     \
+                        const NormaliseBuffers<N>& buffers,          \
+                        const PerInput<AffineOperands, N>& affine,   \
+                        const PerInput<void*, N>& mean,              \
+                        const PerInput<void*, N>& var);              \
+  prefix Result Normalise(Context context, const Problem& problem,   \
+                          const NormaliseBuffers<N>& buffers,        \
+                          const PerInput<AffineOperands, N>& affine, \
+                          const PerInput<VectorOperand, N>& mean,    \
+                          const PerInput<VectorOperand, N>& var)
+#define BNAR_DECLARE_BACKWARD(prefix, Result, Context, N)                 \
   prefix Result Backward(Context context, const Problem& problem,         \
                          const GradientBuffers<N>& buffers,               \
                          const PerInput<BackwardOperands, N>& operands,   \
                          const PerInput<void*, N>& dx,                    \
                          const PerInput<void*, N>& dscale, void* dbias,   \
                          void* dz);                                       \
-  prefix Result Normalise(Context context, const Problem& problem,        \
-                          const NormaliseBuffers<N>& buffers,             \
-                          const PerInput<AffineOperands, N>& affine,      \
-                          const PerInput<VectorOperand, N>& mean,         \
-                          const PerInput<VectorOperand, N>& var);         \
   prefix Result BackwardReduce(                                           \
       Context context, const Problem& problem,                            \
       const GradientBuffers<N>& buffers,                                  \
@@ -69,5 +70,8 @@
                               const GradientBuffers<N>& buffers,          \
                               const PerInput<ApplyOperands, N>& operands, \
                               const PerInput<void*, N>& dx)
+#define BNAR_DECLARE_OPERATIONS(prefix, Result, Context, N) \
+  BNAR_DECLARE_FORWARD(prefix, Result, Context, N);         \
+  BNAR_DECLARE_BACKWARD(prefix, Result, Context, N)
 
 #endif  // JAX_BNAR_NATIVE_OPERATIONS_H_

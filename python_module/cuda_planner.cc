@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "cuda/host/cost.h"
-#include "cuda/host/dual_plan.h"
 #include "cuda/host/plan.h"
 #include "cuda/host/tiling.h"
 
@@ -240,34 +239,21 @@ void AddCudaPlanner(nb::module_& m) {
       "The ranges of the uncertain constants of the cost model, by name.");
   m.def(
       "cuda_forward_traffic",
-      [](const std::string& dtype, bool has_z, bool has_mask) {
-        return TrafficOf(cuda::ForwardTraffic(DTypeOf(dtype), has_z, has_mask));
+      [](const std::string& dtype, bool has_z, bool has_mask, int inputs) {
+        return TrafficOf(
+            cuda::ForwardTraffic(DTypeOf(dtype), has_z, has_mask, inputs));
       },
       nb::arg("dtype"), nb::arg("has_z"), nb::arg("has_mask"),
-      "What forward moves, in arrays of x's size.");
+      nb::arg("inputs") = 1, "What forward moves, in arrays of x's size.");
   m.def(
       "cuda_backward_traffic",
-      [](const std::string& dtype, const std::string& gate, bool has_dz) {
-        return TrafficOf(
-            cuda::BackwardTraffic(DTypeOf(dtype), GateOf(gate), has_dz));
+      [](const std::string& dtype, const std::string& gate, bool has_dz,
+         int inputs) {
+        return TrafficOf(cuda::BackwardTraffic(DTypeOf(dtype), GateOf(gate),
+                                               has_dz, inputs));
       },
       nb::arg("dtype"), nb::arg("gate"), nb::arg("has_dz"),
-      "What backward moves, in arrays of x's size.");
-  m.def(
-      "cuda_dual_forward_traffic",
-      [](const std::string& dtype, bool has_mask) {
-        return TrafficOf(cuda::DualForwardTraffic(DTypeOf(dtype), has_mask));
-      },
-      nb::arg("dtype"), nb::arg("has_mask"),
-      "What forward of two inputs moves, in arrays of x1's size.");
-  m.def(
-      "cuda_dual_backward_traffic",
-      [](const std::string& dtype, const std::string& gate) {
-        return TrafficOf(
-            cuda::DualBackwardTraffic(DTypeOf(dtype), GateOf(gate)));
-      },
-      nb::arg("dtype"), nb::arg("gate"),
-      "What backward of two inputs moves, in arrays of x1's size.");
+      nb::arg("inputs") = 1, "What backward moves, in arrays of x's size.");
   m.def("cuda_plan", &PlanOf, nb::arg("canonical_shape"), nb::arg("dtype"),
         nb::arg("traffic"), nb::arg("device"), nb::arg("cost_model"),
         nb::arg("planned_for"), nb::arg("strategy") = "auto",

@@ -78,7 +78,7 @@ class DualNormaliser {
 
 // Calls f(slab, index, rank) for each slab that the block's team has of both
 // inputs. It is slab 2 * index of the tiling in x1, and slab 2 * index + 1 at
-// the same place in x2 (host/dual_plan.h).
+// the same place in x2.
 template <Layout kLayout, int kElements, typename F>
 __device__ __forceinline__ void ForEachSlabOfBoth(const Tiling& tiling,
                                                   bool last_first, F f) {

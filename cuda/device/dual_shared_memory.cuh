@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include "cuda/device/shared_memory.cuh"
-#include "cuda/host/dual_plan.h"
 #include "cuda/host/parameters.h"
 
 namespace jax_bnar {
@@ -22,7 +21,8 @@ struct DualSharedMemory : SharedMemory {
     second.block = reinterpret_cast<Sums*>(more);
     second.total = second.block + kMaxColumns;
     second.constants = reinterpret_cast<double*>(second.total + kMaxColumns);
-    tiles = second.tiles = reinterpret_cast<uint4*>(more + kSecondSharedBytes);
+    tiles = second.tiles =
+        reinterpret_cast<uint4*>(more + kSharedBytesPerInput);
   }
 
   // Adds the constant of x2 to that of x1, in the thread that has set both. It

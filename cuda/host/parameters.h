@@ -43,9 +43,12 @@ constexpr int kScratch = kWarps * kMaxColumns;
 // Vectors of constants of the elementwise pass: mean, a, b or bias, k, bias.
 constexpr int kConstants = 5;
 
-constexpr int64_t kFixedSharedBytes =
-    static_cast<int64_t>(sizeof(Sums)) * (kScratch + 2 * kMaxColumns) +
+// The sums and the constants of one input.
+constexpr int64_t kSharedBytesPerInput =
+    static_cast<int64_t>(sizeof(Sums)) * 2 * kMaxColumns +
     static_cast<int64_t>(sizeof(double)) * kConstants * kMaxColumns;
+constexpr int64_t kFixedSharedBytes =
+    static_cast<int64_t>(sizeof(Sums)) * kScratch + kSharedBytesPerInput;
 
 // The arrays of which a tile waits on chip between the passes: x, or e and x.
 constexpr int kForwardArrays = 1;
@@ -89,6 +92,9 @@ struct Divisor {
 //   `row_vectors` of them in a row. All columns belong to that channel.
 // A team of blocks shares a slab; block `rank` has `rows_per_block` of its
 // rows. Teams take slabs in turn.
+//
+// Each of N inputs is cut in this way, and `num_slabs` counts the slabs of all:
+// slab N * i + k lies in input k, at the same place for each k.
 struct Tiling {
   Shape shape;
   Layout layout;
@@ -180,11 +186,11 @@ struct Workspace {
   Mailbox* total_mailboxes;
 };
 
-// NormaliseBuffers and GradientBuffers as the kernels of one input take them.
-// Those of two inputs take the parameters of each.
+// NormaliseBuffers and GradientBuffers as kernels take them, with one x. Those
+// of two inputs take the parameters of each.
 struct ForwardBuffers {
   const void* x;
-  const void* z;
+  const void* z;  // may be null; with two inputs the second one
   void* y;
   uint8_t* mask;
   Activation activation;
@@ -197,14 +203,6 @@ struct BackwardBuffers {
   Gate gate;
   Activation activation;
 };
-
-inline ForwardBuffers BuffersOf(const NormaliseBuffers<1>& given) {
-  return {given.x[0], given.z, given.y, given.mask, given.activation};
-}
-
-inline BackwardBuffers BuffersOf(const GradientBuffers<1>& given) {
-  return {given.dy, given.x[0], given.saved, given.gate, given.activation};
-}
 
 struct ForwardParameters {
   Tiling tiling;

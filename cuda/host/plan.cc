@@ -103,6 +103,23 @@ Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
   return plan;
 }
 
+// The plan with the slabs of so many inputs, instead of those of one. Each slab
+// has its own partial sums and totals in the workspace, which is that of as
+// many times the groups. The grid stays what it was, unless the workspace has
+// no room for the sums of all inputs from so many blocks.
+Plan WithSlabsOf(int inputs, Plan plan) {
+  if (inputs == 1) return plan;
+  Tiling& tiling = plan.tiling;
+  tiling.num_slabs *= inputs;
+  if (tiling.team > LargestTeam(tiling)) {
+    SetTeam(tiling.team, &tiling);
+    plan.grid = static_cast<int64_t>(tiling.num_teams) * tiling.team;
+    if (tiling.team == 1) plan.block_reduction = BlockReduction::kSingleBlock;
+  }
+  plan.shared_bytes += (inputs - 1) * kSharedBytesPerInput;
+  return plan;
+}
+
 // Two blocks of a multiprocessor (`blocks_per_multiprocessor`) read and write
 // at the same time; a single one has all the shared memory.
 Plan PlanCluster(const Tiling& tiling, int width, const Device& device,
@@ -266,16 +283,17 @@ bool FindStrategy(std::string_view name, Strategy* strategy) {
   return false;
 }
 
-Traffic ForwardTraffic(DType dtype, bool has_z, bool has_mask) {
-  Traffic traffic = kForwardArrays;
+Traffic ForwardTraffic(DType dtype, bool has_z, bool has_mask, int inputs) {
+  Traffic traffic = kForwardArrays + (inputs - 1);
   if (has_z) traffic.second += 1;
   if (has_mask) traffic.mask_written = MaskShare(dtype);
   traffic.second += traffic.mask_written;
   return traffic;
 }
 
-Traffic BackwardTraffic(DType dtype, Gate gate, bool has_dz) {
-  Traffic traffic = kBackwardArrays;
+Traffic BackwardTraffic(DType dtype, Gate gate, bool has_dz, int inputs) {
+  Traffic traffic = kBackwardArrays + (inputs - 1);
+  traffic.second = inputs;
   const double saved = gate == Gate::kY || gate == Gate::kZ ? 1
                        : gate == Gate::kMask                ? MaskShare(dtype)
                                                             : 0;
@@ -314,7 +332,7 @@ Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
 }
 
 Plan PlanReduction(const Problem& problem, int width, const Device& device,
-                   const Settings& settings) {
+                   const Settings& settings, int inputs) {
   // A team is at most one wave, because its last block alone adds the sums of
   // all others.
   Plan plan =
@@ -322,12 +340,22 @@ Plan PlanReduction(const Problem& problem, int width, const Device& device,
                     ResidentBlocks(device, settings, kBlocksPerMultiprocessor));
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kLastBlock;
-  return plan;
+  return WithSlabsOf(inputs, plan);
 }
 
 Plan PlanElementwise(const Problem& problem, int width, const Device& device,
-                     const Settings& settings) {
-  return PlanOneKernel(problem, width, device, settings);
+                     const Settings& settings, int inputs) {
+  return WithSlabsOf(inputs, PlanOneKernel(problem, width, device, settings));
+}
+
+Plan PlanStatistics(const Problem& problem, int width, const Device& device,
+                    const Settings& settings, int inputs) {
+  // They are cut like one input with as many times the groups.
+  Problem all = problem;
+  all.shape.groups *= inputs;
+  Plan plan = PlanReduction(all, width, device, settings);
+  plan.tiling.shape = problem.shape;
+  return plan;
 }
 
 Plan PlanFlat(const FlatTiling& tiling) {

@@ -83,8 +83,8 @@ struct Traffic {
       : arrays_kept(arrays), first(0), second(1), again(arrays) {}
 };
 
-Traffic ForwardTraffic(DType dtype, bool has_z, bool has_mask);
-Traffic BackwardTraffic(DType dtype, Gate gate, bool has_dz);
+Traffic ForwardTraffic(DType dtype, bool has_z, bool has_mask, int inputs = 1);
+Traffic BackwardTraffic(DType dtype, Gate gate, bool has_dz, int inputs = 1);
 
 struct Plan {
   Strategy strategy;  // never kAuto
@@ -106,11 +106,16 @@ Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
               const Device& device, const Settings& settings,
               const std::vector<CostModel>& models);
 
-// The plan of one kernel: of the sums, or of the elementwise pass, alone.
+// The plan of one kernel: of the sums of backward, or of an elementwise pass. A
+// team goes through the slabs at the same place in all inputs at once.
 Plan PlanReduction(const Problem& problem, int width, const Device& device,
-                   const Settings& settings);
+                   const Settings& settings, int inputs = 1);
 Plan PlanElementwise(const Problem& problem, int width, const Device& device,
-                     const Settings& settings);
+                     const Settings& settings, int inputs = 1);
+
+// The same of the statistics. A team has a slab of one input at a time.
+Plan PlanStatistics(const Problem& problem, int width, const Device& device,
+                    const Settings& settings, int inputs = 1);
 
 Plan PlanFlat(const FlatTiling& tiling);
 

@@ -1,3 +1,6 @@
+// The backward operations of any number of inputs. Two passes of one input may
+// be one kernel; those of two inputs are always two.
+
 #include "cuda/host/known_plans.h"
 #include "cuda/launch/kernels.cuh"
 #include "cuda/launch/launch.cuh"
@@ -6,53 +9,91 @@ namespace jax_bnar {
 namespace cuda {
 namespace {
 
-BackwardKernels KernelsOf(DType dtype, Layout layout, int width, Gate gate,
-                          bool store_dz, bool curve) {
+// Two inputs have no dz, and a ReLU.
+template <int N>
+auto KernelsOf(DType dtype, Layout layout, int width, Gate gate, bool store_dz,
+               bool curve) {
   return WithElement(dtype, [&](auto zero) {
-    return BackwardKernelsOf<decltype(zero)>(layout, width, gate, store_dz,
-                                             curve);
+    using T = decltype(zero);
+    if constexpr (N == 1) {
+      return BackwardKernelsOf<T>(layout, width, gate, store_dz, curve);
+    } else {
+      return DualBackwardKernelsOf<T>(layout, width, gate);
+    }
   });
 }
 
-// Without a gate, dy is e, and no activation matters any more.
-bool HasCurve(const BackwardBuffers& buffers) {
-  return buffers.gate != Gate::kNone && buffers.activation.is_curve();
-}
+// What is known of a call, and what its kernels are told.
+template <int N>
+struct BackwardCall {
+  BackwardCall(const Problem& problem, const GradientBuffers<N>& buffers,
+               const PerInput<void*, N>& dx, void* dz)
+      : problem(problem),
+        buffers(buffers),
+        dz(dz),
+        // Without a gate, dy is e, and no activation matters any more.
+        curve(buffers.gate != Gate::kNone && buffers.activation.is_curve()),
+        width(WidthOf(problem, HasVectors(buffers.gate, dz != nullptr, curve) &&
+                                   AreAligned(buffers.x) && AreAligned(dx) &&
+                                   Aligned({buffers.dy, dz, SavedArray()}))),
+        kernels(KernelsOf<N>(problem.dtype, LayoutOf(problem.shape), width,
+                             buffers.gate, dz != nullptr, curve)) {
+    for (int i = 0; i < N; ++i) {
+      parameters[i].buffers = {buffers.dy, buffers.x[i], buffers.saved,
+                               buffers.gate, buffers.activation};
+      parameters[i].dz = dz;
+      parameters[i].dx = dx[i];
+    }
+  }
 
-BackwardKernels KernelsOf(const Problem& problem, int width,
-                          const BackwardBuffers& buffers, const void* dz) {
-  return KernelsOf(problem.dtype, LayoutOf(problem.shape), width, buffers.gate,
-                   dz != nullptr, HasCurve(buffers));
-}
+  const void* SavedArray() const {
+    return buffers.gate == Gate::kMask ? nullptr : buffers.saved;
+  }
 
-cudaError_t ReduceAlone(Launch& launch, const Problem& problem, int width,
-                        const Device& device, const BackwardKernels& kernels,
-                        const BackwardParameters& parameters, bool whole) {
-  const Plan plan = PlanReduction(problem, width, device, launch.settings);
-  return LaunchSums(launch, Kernel::kBackwardReduce, kernels.reduce, plan,
-                    parameters, whole);
-}
+  // Where the sums go. All inputs store the sum of e, which is the same.
+  void SetSums(void* sum_e, const PerInput<void*, N>& sum_e_centred) {
+    for (int i = 0; i < N; ++i) {
+      parameters[i].first = sum_e;
+      parameters[i].second = sum_e_centred[i];
+    }
+  }
 
-cudaError_t ApplyAlone(Launch& launch, const Problem& problem, int width,
-                       const Device& device, const BackwardKernels& kernels,
-                       BackwardParameters parameters, bool whole) {
-  const Plan plan = PlanElementwise(problem, width, device, launch.settings);
-  parameters.tiling = plan.tiling;
-  // The sums of a ReduceKernel lie in the workspace.
-  if (whole) parameters.workspace = PlaceWorkspace(launch, plan.tiling);
-  return LaunchPlanned(launch, Kernel::kBackwardApply, kernels.apply, plan,
-                       parameters, whole);
-}
+  cudaError_t Whole(Launch& launch, const Device& device,
+                    bool* launched) const {
+    static_assert(N == 1, "two inputs have no such kernel");
+    const Plan plan =
+        KnownPlan(problem, width,
+                  BackwardTraffic(problem.dtype, buffers.gate, dz != nullptr),
+                  device, launch.settings);
+    return LaunchWhole(launch, Kernel::kBackward, kernels.whole, plan, device,
+                       parameters[0], launched);
+  }
 
-// The elements that a thread of the call's kernels reads at once.
-int WidthOfCall(const Problem& problem, const BackwardBuffers& buffers,
-                const void* dz, const void* dx) {
-  const void* saved =  // if it is an array
-      buffers.gate == Gate::kMask ? nullptr : buffers.saved;
-  return WidthOf(problem,
-                 HasVectors(buffers.gate, dz != nullptr, HasCurve(buffers)) &&
-                     Aligned({buffers.dy, buffers.x, saved, dz, dx}));
-}
+  // `whole` says of a kernel that it is half of a whole backward pass.
+  cudaError_t Reduce(Launch& launch, const Device& device, bool whole) const {
+    return LaunchPass(
+        launch, N == 1 ? Kernel::kBackwardReduce : Kernel::kDualBackwardReduce,
+        kernels.reduce,
+        PlanReduction(problem, width, device, launch.settings, N), parameters,
+        whole);
+  }
+
+  cudaError_t Apply(Launch& launch, const Device& device, bool whole) const {
+    return LaunchPass(
+        launch, N == 1 ? Kernel::kBackwardApply : Kernel::kDualBackwardApply,
+        kernels.apply,
+        PlanElementwise(problem, width, device, launch.settings, N), parameters,
+        whole);
+  }
+
+  const Problem& problem;
+  const GradientBuffers<N>& buffers;
+  void* const dz;
+  const bool curve;
+  const int width;
+  const decltype(KernelsOf<N>({}, {}, 0, {}, false, false)) kernels;
+  PerInput<BackwardParameters, N> parameters{};
+};
 
 }  // namespace
 
@@ -62,7 +103,7 @@ cudaError_t PrepareBackwardKernels() {
     const auto prepare = [&](Gate gate, bool curve) {
       for (const bool store_dz : {false, true}) {
         const BackwardKernels kernels =
-            KernelsOf(dtype, layout, width, gate, store_dz, curve);
+            KernelsOf<1>(dtype, layout, width, gate, store_dz, curve);
         if (error != cudaSuccess) return;
         error = PrepareEach(kernels.reduce, kernels.apply);
         if (error == cudaSuccess) error = PrepareWhole(kernels.whole);
@@ -74,92 +115,78 @@ cudaError_t PrepareBackwardKernels() {
     for (const Gate gate : {Gate::kY, Gate::kMask, Gate::kX, Gate::kZ}) {
       prepare(gate, /*curve=*/true);
     }
+    for (const Gate gate : {Gate::kY, Gate::kMask, Gate::kX}) {
+      const DualBackwardKernels kernels =
+          KernelsOf<2>(dtype, layout, width, gate, /*store_dz=*/false,
+                       /*curve=*/false);
+      if (error != cudaSuccess) return error;
+      error = PrepareEach(kernels.reduce, kernels.apply);
+    }
     return error;
   });
 }
 
-cudaError_t PrepareKernels() {
-  Device device;
-  cudaError_t error = QueryDevice(&device);
-  if (error == cudaSuccess) error = PrepareForwardKernels();
-  if (error == cudaSuccess) error = PrepareBackwardKernels();
-  return error == cudaSuccess ? PrepareDualKernels() : error;
-}
-
+template <int N>
 cudaError_t BackwardReduce(Launch& launch, const Problem& problem,
-                           const GradientBuffers<1>& given,
-                           const PerInput<ReduceOperands, 1>& operands,
-                           void* sum_e, const PerInput<void*, 1>& sum_e_centred,
+                           const GradientBuffers<N>& buffers,
+                           const PerInput<ReduceOperands, N>& operands,
+                           void* sum_e, const PerInput<void*, N>& sum_e_centred,
                            void* dz) {
   Device device;
   const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
-  const BackwardBuffers buffers = BuffersOf(given);
-  const int width = WidthOfCall(problem, buffers, dz, nullptr);
-  BackwardParameters parameters{};
-  parameters.buffers = buffers;
-  parameters.operands = OperandsOfHalf(operands[0]);
-  parameters.dz = dz;
-  parameters.first = sum_e;
-  parameters.second = sum_e_centred[0];
-  return ReduceAlone(launch, problem, width, device,
-                     KernelsOf(problem, width, buffers, dz), parameters,
-                     /*whole=*/false);
+  BackwardCall<N> call(problem, buffers, {}, dz);
+  for (int i = 0; i < N; ++i) {
+    call.parameters[i].operands = OperandsOfHalf(operands[i]);
+  }
+  call.SetSums(sum_e, sum_e_centred);
+  return call.Reduce(launch, device, /*whole=*/false);
 }
 
+template <int N>
 cudaError_t BackwardApply(Launch& launch, const Problem& problem,
-                          const GradientBuffers<1>& given,
-                          const PerInput<ApplyOperands, 1>& operands,
-                          const PerInput<void*, 1>& dx) {
+                          const GradientBuffers<N>& buffers,
+                          const PerInput<ApplyOperands, N>& operands,
+                          const PerInput<void*, N>& dx) {
   Device device;
   const cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
-  const BackwardBuffers buffers = BuffersOf(given);
-  const int width = WidthOfCall(problem, buffers, nullptr, dx[0]);
-  BackwardParameters parameters{};
-  parameters.buffers = buffers;
-  parameters.operands = OperandsOfHalf(operands[0]);
-  parameters.b = operands[0].b;
-  parameters.k = operands[0].k;
-  parameters.dx = dx[0];
-  return ApplyAlone(launch, problem, width, device,
-                    KernelsOf(problem, width, buffers, nullptr), parameters,
-                    /*whole=*/false);
+  BackwardCall<N> call(problem, buffers, dx, /*dz=*/nullptr);
+  for (int i = 0; i < N; ++i) {
+    call.parameters[i].operands = OperandsOfHalf(operands[i]);
+    call.parameters[i].b = operands[i].b;
+    call.parameters[i].k = operands[i].k;
+  }
+  return call.Apply(launch, device, /*whole=*/false);
 }
 
+template <int N>
 cudaError_t Backward(Launch& launch, const Problem& problem,
-                     const GradientBuffers<1>& given,
-                     const PerInput<BackwardOperands, 1>& operands,
-                     const PerInput<void*, 1>& dx,
-                     const PerInput<void*, 1>& dscale, void* dbias, void* dz) {
+                     const GradientBuffers<N>& buffers,
+                     const PerInput<BackwardOperands, N>& operands,
+                     const PerInput<void*, N>& dx,
+                     const PerInput<void*, N>& dscale, void* dbias, void* dz) {
   Device device;
   cudaError_t error = DescribeDevice(&device);
   if (error != cudaSuccess) return error;
-  const BackwardBuffers buffers = BuffersOf(given);
-  const int width = WidthOfCall(problem, buffers, dz, dx[0]);
-  const BackwardKernels kernels = KernelsOf(problem, width, buffers, dz);
-  BackwardParameters parameters{};
-  parameters.buffers = buffers;
-  parameters.operands = operands[0];
-  parameters.dz = dz;
-  parameters.dx = dx[0];
-  parameters.first = dbias;
-  parameters.second = dscale[0];
-
-  const Plan plan =
-      KnownPlan(problem, width,
-                BackwardTraffic(problem.dtype, buffers.gate, dz != nullptr),
-                device, launch.settings);
-  bool launched = false;
-  error = LaunchWhole(launch, Kernel::kBackward, kernels.whole, plan, device,
-                      parameters, &launched);
-  if (error != cudaSuccess || launched) return error;
-  error = ReduceAlone(launch, problem, width, device, kernels, parameters,
-                      /*whole=*/true);
+  BackwardCall<N> call(problem, buffers, dx, dz);
+  for (int i = 0; i < N; ++i) call.parameters[i].operands = operands[i];
+  // The gradients of the biases, which are the same, are the sum of e.
+  call.SetSums(dbias, dscale);
+  if constexpr (N == 1) {
+    bool launched = false;
+    error = call.Whole(launch, device, &launched);
+    if (error != cudaSuccess || launched) return error;
+  }
+  error = call.Reduce(launch, device, /*whole=*/true);
   if (error != cudaSuccess) return error;
-  return ApplyAlone(launch, problem, width, device, kernels, parameters,
-                    /*whole=*/true);
+  return call.Apply(launch, device, /*whole=*/true);
 }
+
+#define BNAR_INSTANTIATE(N, ...) \
+  BNAR_DECLARE_BACKWARD(template, cudaError_t, Launch&, N);
+BNAR_FOR_EACH_INPUT_COUNT(BNAR_INSTANTIATE)
+#undef BNAR_INSTANTIATE
 
 }  // namespace cuda
 }  // namespace jax_bnar

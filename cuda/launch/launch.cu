@@ -96,6 +96,13 @@ bool Aligned(std::initializer_list<const void*> buffers) {
   return true;
 }
 
+cudaError_t PrepareKernels() {
+  Device device;
+  cudaError_t error = QueryDevice(&device);
+  if (error == cudaSuccess) error = PrepareForwardKernels();
+  return error == cudaSuccess ? PrepareBackwardKernels() : error;
+}
+
 uint64_t NewTag() {
   // Another process, whose tags this one may find in memory, began in another
   // nanosecond, and launches fewer kernels than nanoseconds pass.

@@ -16,16 +16,9 @@
 namespace jax_bnar {
 namespace cuda {
 
-// The parts of PrepareKernels, which are defined in forward.cu, backward.cu and
-// dual.cu.
+// The parts of PrepareKernels, which are defined in forward.cu and backward.cu.
 cudaError_t PrepareForwardKernels();
 cudaError_t PrepareBackwardKernels();
-cudaError_t PrepareDualKernels();
-
-// Packs the bits that kernels of single elements cannot write, and the bits of
-// y where there is no ReLU, which only tests ask for.
-cudaError_t PackMask(Launch& launch, const Problem& problem,
-                     const ForwardBuffers& buffers, int width);
 
 // Describes the current device, and remembers what the driver says. Some of it
 // comes from the device itself, over its bus.
@@ -36,6 +29,12 @@ cudaError_t DescribeDevice(Device* device);
 
 // Whether all buffers are aligned for threads that read eight elements at once.
 bool Aligned(std::initializer_list<const void*> buffers);
+template <typename T, int N>
+bool AreAligned(const PerInput<T, N>& buffers) {
+  bool aligned = true;
+  for (const void* buffer : buffers) aligned = aligned && Aligned({buffer});
+  return aligned;
+}
 
 Workspace PlaceWorkspace(const Launch& launch, const Tiling& tiling);
 
@@ -100,20 +99,35 @@ cudaError_t LaunchPlanned(Launch& launch, Kernel name,
   return cudaSuccess;
 }
 
-// Launches a kernel whose blocks add sums.
-template <typename Parameters, typename... Parameter, typename... Arguments>
-cudaError_t LaunchSums(Launch& launch, Kernel name,
-                       void (*kernel)(Parameters, Parameter...),
-                       const Plan& plan, Parameters parameters,
+// Launches a kernel of one pass, or of both, with the parameters of each input.
+// It goes through the tiling of the first, and the functions that it calls for
+// another one read that of its own.
+template <typename Function, typename Parameters, int N, typename... Arguments>
+cudaError_t LaunchPass(Launch& launch, Kernel name, Function kernel,
+                       const Plan& plan, PerInput<Parameters, N> parameters,
                        const Arguments&... arguments) {
-  parameters.tiling = plan.tiling;
-  parameters.block_reduction = plan.block_reduction;
-  parameters.workspace = PlaceWorkspace(launch, plan.tiling);
-  if (launch.settings.zero_workspace) {
+  for (int i = 0; i < N; ++i) {
+    parameters[i].tiling = plan.tiling;
+    parameters[i].block_reduction = plan.block_reduction;
+    // A call without sums has no workspace.
+    if (launch.workspace != nullptr) {
+      parameters[i].workspace = PlaceWorkspace(launch, plan.tiling);
+    }
+  }
+  // An elementwise pass finds the sums of the pass before it there.
+  if (launch.settings.zero_workspace &&
+      plan.block_reduction != BlockReduction::kSingleBlock) {
     const cudaError_t error = ZeroWorkspace(launch, plan.tiling);
     if (error != cudaSuccess) return error;
   }
-  return LaunchPlanned(launch, name, kernel, plan, parameters, arguments...);
+  static_assert(N <= 2, "there are kernels of one and of two inputs");
+  if constexpr (N == 1) {
+    return LaunchPlanned(launch, name, kernel, plan, parameters[0],
+                         arguments...);
+  } else {
+    return LaunchPlanned(launch, name, kernel, plan, parameters[0],
+                         parameters[1], arguments...);
+  }
 }
 
 // Launches a kernel that does both passes, if the plan has one and its blocks
@@ -130,7 +144,8 @@ cudaError_t LaunchWhole(Launch& launch, Kernel name, void (*kernel)(Parameters),
       launch, reinterpret_cast<const void*>(kernel), plan, device, launched);
   if (error != cudaSuccess) return Explain(launch, name, plan, error);
   if (!*launched) return cudaSuccess;
-  const cudaError_t failed = LaunchSums(launch, name, kernel, plan, parameters);
+  const cudaError_t failed = LaunchPass(launch, name, kernel, plan,
+                                        PerInput<Parameters, 1>{{parameters}});
   if (failed == cudaErrorCooperativeLaunchTooLarge) {
     // Others share the device, or a tool gave the kernel more registers.
     launch.failure.clear();

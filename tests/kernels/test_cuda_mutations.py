@@ -26,12 +26,10 @@ KERNELS = tuple(
 )
 OTHERS = (
     "cuda/launch/backward.cu",
-    "cuda/launch/dual.cu",
     "cuda/launch/forward.cu",
     "cuda/launch/launch.cu",
     "cuda/launch/launch_counts.cc",
     "cuda/host/cost.cc",
-    "cuda/host/dual_plan.cc",
     "cuda/host/known_plans.cc",
     "cuda/host/plan.cc",
     "cuda/host/settings.cc",

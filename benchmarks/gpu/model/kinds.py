@@ -104,7 +104,7 @@ def _dual(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Directi
     gate = "mask" if has_mask else "x"
     return {
         "forward": Direction(
-            plan.cuda_dual_forward_traffic(dtype, has_mask),
+            plan.cuda_forward_traffic(dtype, False, has_mask, 2),
             3,
             "DualForward",
             "z relu mask" if has_mask else "z relu",
@@ -112,7 +112,7 @@ def _dual(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Directi
             strategy="two_kernels",
         ),
         "backward": Direction(
-            plan.cuda_dual_backward_traffic(dtype, gate),
+            plan.cuda_backward_traffic(dtype, gate, False, 2),
             5,
             "DualBackward",
             gate,
