@@ -201,7 +201,8 @@ def test_the_shortcuts_norm_is_joined() -> None:
     variables = random_like(init(block, x, use_running_average=False))
     params = variables["params"]
     with jax.numpy_rank_promotion("allow"):
-        y, intermediate = apply(
+        y = apply(block, variables, x, False)
+        captured, intermediate = apply(
             block, variables, x, False, capture_intermediates=True, mutable=["intermediates"]
         )
     outputs = intermediate["intermediates"]
@@ -211,6 +212,7 @@ def test_the_shortcuts_norm_is_joined() -> None:
         *(params[n][v] for n in ("BatchNorm_2", "norm_proj") for v in ("scale", "bias")),
     )
     np.testing.assert_array_equal(y, result.y)
+    assert_close(captured, y, 8 * tolerance(x.dtype))
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -250,6 +252,7 @@ def test_a_joined_block_is_the_same_as_one_that_is_not(train: bool) -> None:
 
 
 def test_a_joined_block_can_be_captured_and_tabulated() -> None:
+    """As with Flax's own norms, everyone sees an array of each norm."""
     x = normal(0, (3, 6, 6, 8))
     block = FusedBottleneck(2, strides=(2, 2), norm=FROZEN)
     variables = init(block, x, use_running_average=False)
@@ -257,9 +260,23 @@ def test_a_joined_block_can_be_captured_and_tabulated() -> None:
         lambda v: apply(block, v, x, False, capture_intermediates=True, mutable=["intermediates"])
     )
     y, captured = run(variables)
-    np.testing.assert_array_equal(captured["intermediates"]["BatchNorm_2"]["__call__"][0], y)
-    table = block.tabulate(jax.random.key(0), x, use_running_average=False)
-    assert "norm_proj" in table
+    outputs = captured["intermediates"]
+    np.testing.assert_array_equal(outputs["BatchNorm_2"]["__call__"][0], y)
+    assert outputs["norm_proj"]["__call__"][0].shape == y.shape
+
+    wide: Any = {"use_running_average": False, "console_kwargs": {"width": 300}}
+    table = functools.partial(block.tabulate, jax.random.key(0), x, **wide)
+    assert "norm_proj" in table()
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        assert "vjp_flops" in table(compute_flops=True, compute_vjp_flops=True)
+
+    def doubled(method: Any, args: Any, keywords: Any, context: Any) -> Any:
+        result = method(*args, **keywords)
+        return 2 * result if isinstance(context.module, nn.BatchNorm) else result
+
+    with nn.intercept_methods(doubled):
+        intercepted = apply(block, variables, x, False)
+    assert not np.allclose(intercepted, y)
 
 
 @pytest.mark.parametrize(

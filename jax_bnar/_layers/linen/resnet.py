@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen import module as linen_module
 
 from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.linen.batch_norm import BatchNorm, JoinedBatchNorm
@@ -33,7 +34,9 @@ class FusedBottleneck(nn.Module):
     Each ReLU and the addition of the shortcut are fused into the preceding BatchNorm, so there are
     three operator calls instead of three BatchNorms, three ReLUs and an addition. The last scale
     starts at 0, so a new block computes relu(shortcut(x)). If the block changes shape, the shortcut
-    is a convolution with a BatchNorm, and the block ends like `jax_bnar.dual_bn_add_relu`.
+    is a convolution with a BatchNorm, and the block ends like `jax_bnar.dual_bn_add_relu`. (In
+    `tabulate`, with `capture_intermediates` and within `nn.intercept_methods`, the shortcut's norm
+    runs by itself, so that its result can be seen; only rounding differs.)
 
     Fields and variables are those of `BottleneckResNetBlock` in Flax's ImageNet example (`Conv_0`
     to `Conv_2`, `BatchNorm_0` to `BatchNorm_2`, `conv_proj`, `norm_proj`), so it can be used there
@@ -212,7 +215,7 @@ class _NormAct:
         if _is_a(self._norm, FoldedBatchNorm):
             # Folding turned the shortcut's norm into a bias and added it to the other norm's bias.
             return self(x, residual=shortcut, **fields)
-        if self._fused and _is_ours_as_it_is(self._norm):
+        if self._fused and _is_ours_as_it_is(self._norm) and not _is_watched():
             joined = _with_class(self._norm, JoinedBatchNorm)(**shortcut_fields)
             return self(x, residual=joined.prepare(shortcut, **self._mode), **fields)
         return self(x, residual=self.normalise(shortcut, **shortcut_fields), **fields)
@@ -222,6 +225,18 @@ class _NormAct:
             return self._norm(activation=self._given, **fields)(x, residual=residual, **self._mode)
         y = self.normalise(x, **fields)
         return self._act.unfused(y if residual is None else residual + y)
+
+
+def _is_watched() -> bool:
+    """Whether Linen shows each method and its result to others, who expect arrays.
+
+    They are `tabulate`, which also compiles and differentiates each method, `capture_intermediates`
+    and `nn.intercept_methods`. A shortcut's norm that is joined to another one has no array.
+    """
+    context = getattr(linen_module, "_context", None)
+    stacks = [getattr(context, name, ()) for name in ("call_info_stack", "capture_stack")]
+    is_intercepted = bool(getattr(linen_module, "_global_interceptor_stack", ()))
+    return is_intercepted or any(stack and stack[-1] for stack in stacks)
 
 
 def _is_ours_as_it_is(norm: ModuleFactory) -> bool:
