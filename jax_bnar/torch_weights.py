@@ -82,17 +82,20 @@ def to_linen(weights: Mapping[str, Any], net: Any) -> dict[str, Any]:
         net: the `jax_bnar.flax_layers.ResNet` that they are for.
 
     Returns:
-        `{"params": ..., "batch_stats": ...}` in the dtypes of the network.
+        `{"params": ..., "batch_stats": ...}` in the dtypes of the network, as arrays without boxes
+        such as `nn.Partitioned`.
 
     Raises:
-        TypeError: net is not a ResNet.
-        ValueError: weights are missing, unexpected or have another shape (the message lists them),
-            or the network pads differently from PyTorch, or it lacks a parameter that torchvision's
-            network has.
+        TypeError: net is not a ResNet, or weights are no mapping from names.
+        ValueError: weights are missing, unexpected, not real or of another shape (the message lists
+            them), or the network pads differently from PyTorch, or it lacks a parameter that
+            torchvision's network has.
     """
-    _require_resnet(net, "padding")
+    _require_resnet(net, "flax_layers")
     _require_padding(net.padding)
-    channels = np.shape(weights["conv1.weight"])[1] if "conv1.weight" in weights else 3
+    _require_weights(weights)
+    shape = np.shape(weights.get("conv1.weight", ()))
+    channels = shape[1] if len(shape) == 4 and shape[1] > 0 else 3
     images = jax.ShapeDtypeStruct((1, 64, 64, channels), jnp.float32)
     expected = jax.eval_shape(
         lambda key, x: net.init(key, x, train=False), jax.random.key(0), images
@@ -101,7 +104,7 @@ def to_linen(weights: Mapping[str, Any], net: Any) -> dict[str, Any]:
     leaves = {
         _torch_name(module, leaf): ((collection, *module.linen, leaf), module.kind, like)
         for module in modules
-        for leaf, collection, like in _linen_leaves(expected, module)
+        for leaf, collection, like in _linen_leaves(_unboxed(expected), module)
     }
     _check(weights, {n: (kind, like.shape) for n, (_, kind, like) in leaves.items()})
     variables: dict[str, Any] = {}
@@ -127,8 +130,9 @@ def to_nnx(weights: Mapping[str, Any], model: Any) -> Any:
     Raises:
         TypeError, ValueError: as for `to_linen`; the model is then unchanged.
     """
-    _require_resnet(model, "stem")
+    _require_resnet(model, "nnx_layers")
     _require_padding(model.stem.padding)
+    _require_weights(weights)
     leaves = dict(_nnx_leaves(model))
     _check(weights, {name: (kind, v.shape) for name, (kind, v) in leaves.items()})
     for name, (kind, variable) in leaves.items():
@@ -141,7 +145,13 @@ def from_linen(net: Any, variables: Mapping[str, Any]) -> Weights:
 
     Apply `torch.from_numpy` to each for PyTorch's `load_state_dict`, or write them to a file with
     `safetensors.numpy.save_file`.
+
+    Raises:
+        TypeError: net is not a ResNet.
+        ValueError: the network lacks a parameter that torchvision's network has.
     """
+    _require_resnet(net, "flax_layers")
+    variables = _unboxed(variables)
     return {
         _torch_name(module, leaf): _to_torch(value, module.kind)
         for module in _modules(net.stage_sizes, net.naming)
@@ -150,7 +160,12 @@ def from_linen(net: Any, variables: Mapping[str, Any]) -> Weights:
 
 
 def from_nnx(model: Any) -> Weights:
-    """The weights of an NNX `ResNet` under torchvision's names: the inverse of `to_nnx`."""
+    """The weights of an NNX `ResNet` under torchvision's names: the inverse of `to_nnx`.
+
+    Raises:
+        TypeError, ValueError: as for `from_linen`.
+    """
+    _require_resnet(model, "nnx_layers")
     return {name: _to_torch(v.get_value(), kind) for name, (kind, v) in _nnx_leaves(model)}
 
 
@@ -203,6 +218,12 @@ def _nnx_leaves(model: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
             yield _torch_name(module, leaf), (module.kind, variable)
 
 
+def _unboxed(variables: Any) -> Any:
+    from flax.core import meta
+
+    return meta.unbox(variables)
+
+
 def _to_jax(value: Any, kind: str, dtype: Any) -> jax.Array:
     array = np.asarray(value)
     if array.ndim > 1:
@@ -222,13 +243,17 @@ def _to_torch(value: Any, kind: str) -> Array:
 def _lacks(path: Sequence[str | int]) -> ValueError:
     return ValueError(
         f"torch_weights: the network has no {'.'.join(map(str, path))}, but torchvision's network"
-        " has one; use BatchNorms with scale, bias and running statistics, and do not fold them."
+        " has one; use BatchNorms with scale, bias and running statistics under the names that"
+        " jax_bnar's own get (Linen names a subclass or a transformed class otherwise), and do not"
+        " fold them."
     )
 
 
-def _require_resnet(net: Any, attribute: str) -> None:
-    if not (hasattr(net, "stage_sizes") and hasattr(net, attribute)):
-        layers = "nnx_layers" if attribute == "stem" else "flax_layers"
+def _require_resnet(net: Any, layers: str) -> None:
+    # The stem of the NNX network is a module, and that of the Linen network is the name of one.
+    stem = getattr(net, "stem", None)
+    is_linen = isinstance(stem, str)
+    if not hasattr(net, "stage_sizes") or stem is None or is_linen != (layers == "flax_layers"):
         raise TypeError(
             f"torch_weights: the network must be a jax_bnar.{layers}.ResNet, got"
             f" {type(net).__name__}."
@@ -243,6 +268,14 @@ def _require_padding(padding: str) -> None:
         )
 
 
+def _require_weights(weights: Any) -> None:
+    if not isinstance(weights, Mapping) or not all(isinstance(name, str) for name in weights):
+        raise TypeError(
+            "torch_weights: weights must be a mapping from torchvision's names to arrays, as `read`"
+            f" returns it, got {type(weights).__name__}."
+        )
+
+
 def _check(weights: Mapping[str, Any], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     """Raises an error that names the weights that do not fit, with shapes as in PyTorch."""
     given = {n: v for n, v in weights.items() if not n.endswith(".num_batches_tracked")}
@@ -251,14 +284,18 @@ def _check(weights: Mapping[str, Any], expected: Mapping[str, tuple[str, tuple[i
         problems.append(f"missing: {_some(missing)}")
     if unexpected := [name for name in given if name not in expected]:
         problems.append(f"unexpected: {_some(unexpected)}")
-    misshapen = []
+    unfit = []
+    for name, value in given.items():
+        dtype = np.asarray(value).dtype
+        if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer)):
+            unfit.append(f"{name} has dtype {dtype}, expected real numbers")
     for name, (kind, shape) in expected.items():
         if len(shape) > 1:
             shape = tuple(shape[i] for i in np.argsort(_TRANSPOSED[kind]))
         if name in given and np.shape(given[name]) != shape:
-            misshapen.append(f"{name} has shape {np.shape(given[name])}, expected {shape}")
-    if misshapen:
-        problems.append(_some(misshapen))
+            unfit.append(f"{name} has shape {np.shape(given[name])}, expected {shape}")
+    if unfit:
+        problems.append(_some(unfit))
     if problems:
         raise ValueError(
             f"torch_weights: the weights do not fit the network; {'; '.join(problems)}."

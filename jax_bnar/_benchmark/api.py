@@ -1,6 +1,7 @@
 """`benchmark`."""
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -56,11 +57,13 @@ def benchmark(
         stay constant), which measures and returns a `BenchmarkReport`.
 
     Raises:
-        TypeError: `fun` or `fused` is not callable. The returned function raises it if there is no
-            array among the arguments, or if one of them is a `jax.ShapeDtypeStruct` instead of an
-            array, or an NNX module that was not split.
-        ValueError: `rounds` is below 1. The returned function raises it if there is nothing to
-            differentiate, or if `fun` already contains the gradient of what is to be fused.
+        TypeError: `fun` or `fused` is not callable, or `rounds` or `min_sample_ms` is no number.
+            The returned function raises it if there is no array among the arguments, or if one of
+            them is a `jax.ShapeDtypeStruct` instead of an array, or an NNX module that was not
+            split.
+        ValueError: `rounds` is below 1, or `min_sample_ms` is negative or not finite. The returned
+            function raises it if there is nothing to differentiate, or if `fun` already contains
+            the gradient of what is to be fused.
 
     Examples:
         >>> import jax, jax.numpy as jnp, jax_bnar
@@ -82,8 +85,7 @@ def benchmark(
                 f"benchmark: {name} must be callable, got {type(value).__name__}; pass the"
                 " function itself, benchmark(fun)(*args), not its result."
             )
-    if rounds < 1:
-        raise ValueError(f"benchmark: rounds must be at least 1, got {rounds}.")
+    _check_numbers(rounds, min_sample_ms)
     functions = {"plain": fun, "fused": fuse(fun) if fused is None else fused}
 
     @functools.wraps(fun)
@@ -106,6 +108,19 @@ def benchmark(
         )
 
     return benchmarked
+
+
+def _check_numbers(rounds: Any, min_sample_ms: Any) -> None:
+    if not isinstance(rounds, int):
+        raise TypeError(f"benchmark: rounds must be an int, got {rounds!r}.")
+    if rounds < 1:
+        raise ValueError(f"benchmark: rounds must be at least 1, got {rounds}.")
+    if not isinstance(min_sample_ms, (int, float)):
+        raise TypeError(f"benchmark: min_sample_ms must be a number, got {min_sample_ms!r}.")
+    if not 0 <= min_sample_ms < math.inf:
+        raise ValueError(
+            f"benchmark: min_sample_ms must be finite and at least 0, got {min_sample_ms}."
+        )
 
 
 class _Arguments(NamedTuple):

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import math
 import sys
 
 from jax_bnar.doctor._diagnosis import report
@@ -20,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=_seconds,
         default=300,
         metavar="SECONDS",
         help="give up on a platform after this long (default: %(default)s)",
@@ -32,6 +33,13 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         print(render(found), end="")
     return 0 if found.works else 1
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be finite and above 0, got {text}")
+    return seconds
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import nnx
 from flax_tools import apply, assert_close, normal, trained_looking, trained_model
 
@@ -163,8 +164,15 @@ def altered(**changes: Any) -> torch_weights.Weights:
             r"conv1\.weight has shape \(4, 3, 3, 3\), expected \(4, 3, 7, 7\)\.$",
         ),
         ({"conv1__weight": None}, r"missing: conv1\.weight\.$"),
+        ({"conv1__weight": np.zeros(4)}, r"conv1\.weight has shape \(4,\), expected"),
+        ({"conv1__weight": np.zeros((4, 0, 7, 7))}, r"conv1\.weight has shape \(4, 0, 7, 7\)"),
+        ({"bn1__weight": np.ones(4) * 1j}, r"bn1\.weight has dtype complex128, expected real"),
+        ({"bn1__weight": np.array(["a"] * 4)}, r"bn1\.weight has dtype <U1, expected real"),
     ],
-    ids=["missing", "two missing", "unexpected", "classes", "stem", "no stem"],
+    ids=[
+        *("missing", "two missing", "unexpected", "classes", "stem", "no stem"),
+        *("vector for a kernel", "no channels", "complex", "text"),
+    ],
 )
 def test_weights_that_do_not_fit(changes: dict[str, Any], words: str) -> None:
     model = small_nnx()
@@ -202,6 +210,29 @@ def test_networks_that_do_not_fit() -> None:
         torch_weights.to_linen(weights, small_nnx())
     with pytest.raises(TypeError, match=r"must be a jax_bnar\.nnx_layers\.ResNet, got dict"):
         torch_weights.to_nnx(weights, {})
+    with pytest.raises(TypeError, match=r"must be a jax_bnar\.nnx_layers\.ResNet, got ResNet"):
+        torch_weights.from_nnx(small_linen())
+    with pytest.raises(TypeError, match=r"must be a jax_bnar\.flax_layers\.ResNet, got dict"):
+        torch_weights.from_linen({}, {})
+    for no_weights in ([1], None, {3: 1}):
+        with pytest.raises(TypeError, match="weights must be a mapping from torchvision's names"):
+            torch_weights.to_linen(no_weights, small_linen())  # pyright: ignore[reportArgumentType]
+
+
+def test_boxed_variables() -> None:
+    """Annotations of shardings are left out, both ways, and when a network is folded."""
+    scale_init = nn.with_partitioning(nn.initializers.ones, ("features",))
+    boxed = small_linen(norm=functools.partial(flax_layers.BatchNorm, scale_init=scale_init))
+    _, weights = small()
+    unboxed = torch_weights.to_linen(weights, small_linen())
+    assert_close(torch_weights.to_linen(weights, boxed), unboxed, 0)
+    with_boxes = boxed.init(jax.random.key(0), jnp.ones((1, 32, 32, 3)), train=False)
+    assert isinstance(with_boxes["params"]["bn_init"]["scale"], nn.Partitioned)
+    found = torch_weights.from_linen(boxed, with_boxes)
+    np.testing.assert_array_equal(found["bn1.weight"], np.ones(4))
+    _, folded = flax_layers.fold_batch_norms(boxed, with_boxes)
+    _, expected = flax_layers.fold_batch_norms(small_linen(), nn.unbox(with_boxes))
+    assert_close(folded, expected, 0)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

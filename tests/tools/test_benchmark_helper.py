@@ -265,6 +265,12 @@ def test_refusals() -> None:
     shape = jax.ShapeDtypeStruct((2, 3), jnp.float32)
     refuse(TypeError, r"it needs arrays; got ShapeDtypeStruct.*jax_bnar.explain", jnp.sin, shape)
     refuse(ValueError, "rounds must be at least 1, got 0", jnp.sin, x, rounds=0)
+    refuse(TypeError, "rounds must be an int, got '3'", jnp.sin, x, rounds="3")
+    refuse(TypeError, "rounds must be an int, got 2.5", jnp.sin, x, rounds=2.5)
+    for wrong in (-1, float("nan"), float("inf")):
+        words = f"min_sample_ms must be finite and at least 0, got {wrong}"
+        refuse(ValueError, words, jnp.sin, x, min_sample_ms=wrong)
+    refuse(TypeError, "min_sample_ms must be a number, got '3'", jnp.sin, x, min_sample_ms="3")
     integers = jnp.arange(4)
     refuse(ValueError, "none of the arguments is a floating-point array", jnp.sin, integers)
     refuse(ValueError, "none of the results is a floating-point array", jnp.argmax, x)

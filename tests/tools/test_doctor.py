@@ -22,6 +22,7 @@ import pytest
 import jax_bnar
 from jax_bnar._kernels import targets
 from jax_bnar._kernels.cuda_images import CudaBuild
+from jax_bnar.doctor import __main__ as command
 from jax_bnar.doctor import _diagnosis, _environment, _examination, _processes
 from jax_bnar.doctor._examination import Examined
 from jax_bnar.doctor._report import Case, Examination, Problem, Report, render
@@ -102,6 +103,13 @@ def test_healthy() -> None:
     assert found["build"]["ffi_api_version"] <= cpu["runtime_ffi_api_version"]
     assert found["platforms"]["cuda"]["status"] in ("excluded", "unavailable")
     assert found["platforms"]["cuda"]["problems"]
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x"])
+def test_timeouts_that_are_none(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main([f"--timeout={seconds}"])
+    assert "--timeout" in capsys.readouterr().err
 
 
 def test_native_module_missing(tmp_path: pathlib.Path) -> None:

@@ -33,7 +33,8 @@ def fold_batch_norms(
         implementation: implementation of the pass, as in `jax_bnar.bn_add_relu`.
 
     Returns:
-        The network and its variables, which are `params` only and still float32.
+        The network and its variables, which are `params` only, still float32, and without boxes
+        such as `nn.Partitioned`.
 
     Raises:
         TypeError: net is not a `ResNet`, or its norm is not one of these two.
@@ -49,6 +50,7 @@ def fold_batch_norms(
             f"fold_batch_norms: the norm of the network must be a BatchNorm, got {kind!r}."
         )
     names = choice("naming", net.naming, NAMES)
+    variables = nn.unbox(variables)
     params, statistics = variables["params"], variables["batch_stats"]
 
     def folded(path: tuple[str, ...], conv: str, norm: str, more_bias: Any = None) -> Any:
