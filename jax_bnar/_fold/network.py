@@ -188,7 +188,8 @@ def _contents(variables: Sequence[Value], nodes: Iterable[Node]) -> dict[Value, 
 def _nodes(found: WeightedSum, chain: Chain, leaves_range: Callable[[], None]) -> tuple[Node, Node]:
     """The node that computes weight and offset, and the one that computes the end of the chain.
 
-    The former calls `leaves_range` if the dtype of the weight does not hold it.
+    The former calls `leaves_range` if the dtype of the weight does not hold it, or a factor is
+    infinite or NaN.
     """
     weight = found.node.operands[found.weight]
     axis = chain.axis if chain.axis is not None else next(iter(found.channels))
@@ -253,8 +254,13 @@ def _folded(
     shape[axis] = channels if factor.ndim else 1
     folded = jnp.asarray(given, dtype) * factor.reshape(shape)
     rounded = folded.astype(weight.dtype)
+    if isinstance(rounded, jax.core.Tracer):
+        return [rounded, jnp.broadcast_to(offset, (channels,))]
+    # It would spread in the sum of a product with 0, of which the program makes one number.
+    if not jnp.isfinite(factor).all():
+        leaves_range()
     # The other dtypes have the range of the accumulation dtype.
-    if weight.dtype == jnp.float16 and not isinstance(rounded, jax.core.Tracer):
+    if weight.dtype == jnp.float16:
         error = jnp.linalg.norm((folded - rounded.astype(dtype)).ravel())
         # Without overflow and underflow, it is below 2^-11 of the norm.
         if not error <= 2**-9 * jnp.linalg.norm(folded.ravel()):

@@ -46,6 +46,8 @@ def found(
                 elif rewrite.add(candidate.node()):
                     training.append(candidate)
                     taken.update(candidate.replaced)
+                    if candidate.tail.wide_result is not None:
+                        taken.add(candidate.tail.wide_result)  # which nothing reads any more
                     break
             else:
                 if populations(region):

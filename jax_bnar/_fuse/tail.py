@@ -26,12 +26,14 @@ class Tail:
         residuals: what is added before the activation.
         activation: the activation; that with the name "none" if there is none.
         reason: why the kernel takes no more of what follows; empty if it takes everything.
+        wide_result: the value that is rounded to become `result`, or None.
     """
 
     result: Value
     residuals: tuple[Value, ...] = ()
     activation: FusedActivation = NO_ACTIVATION
     reason: str = ""
+    wide_result: Value | None = None
 
     @property
     def is_activated(self) -> bool:
@@ -74,7 +76,9 @@ def _rounded(graph: Graph, tail: Tail, taken: Collection[Value], dtype: Any) -> 
     narrow = [value for value in residuals if value is not None]
     if result.dtype != dtype or result in taken or len(narrow) < len(residuals):
         return None
-    return dataclasses.replace(tail, result=result, residuals=tuple(narrow))
+    return dataclasses.replace(
+        tail, result=result, residuals=tuple(narrow), wide_result=tail.result
+    )
 
 
 def _before_widening(value: Value, dtype: Any) -> Value | None:

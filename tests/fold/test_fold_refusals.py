@@ -231,10 +231,23 @@ def test_float16_weights_whose_range_is_left(size: float, var: float) -> None:
     x = X.astype(jnp.float16) / 64
     network = jax_bnar.fold_batch_norms(net, w, x)
     (refused,), (folded,) = network.report.refused, network.report.folded
-    assert "would leave the range of float16" in refused.reason
+    assert "would leave the range of its dtype" in refused.reason
     assert folded.folded_into == "matrix product"
     y = network.apply(network.variables, x)
     np.testing.assert_allclose(y, net(w, x), rtol=0.01, atol=0.01)
+
+
+def test_an_infinite_factor_is_left() -> None:
+    """The variance of a dead channel, without an epsilon: 0 times infinity is NaN."""
+    w = {"kernel": jnp.ones((1, 2)), "var": jnp.asarray([0.0, 1.0])}
+
+    def net(w: Any, x: jax.Array) -> jax.Array:
+        return jax.nn.relu((x @ w["kernel"]) * lax.rsqrt(w["var"]).reshape(1, 2))
+
+    x = jnp.arange(-1.0, 3.0).reshape(4, 1)
+    network = jax_bnar.fold_batch_norms(net, w, x)
+    np.testing.assert_array_equal(network.apply(network.variables, x), net(w, x))
+    assert not network.report.folded
 
 
 def _scaled_by(factor: float) -> Any:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from fuse_operands import BIAS, SCALE, X, Z, batch_norm
+from fuse_operands import AXES, BIAS, SCALE, X, Z, batch_norm
 from fuse_tools import assert_fused
 from programs import equations
 
@@ -179,3 +179,21 @@ def test_a_flax_block_with_norms_in_float32() -> None:
     ]
     y, expected = jax_bnar.fuse(apply)(variables["params"], x)[0], apply(variables["params"], x)[0]
     np.testing.assert_allclose(y, expected, atol=0.05)
+
+
+@pytest.mark.parametrize("has_z", [False, True])
+def test_a_rounded_result_is_reported_once(has_z: bool) -> None:
+    """What is done in float32 to an array that was normalised in 16 bits is no form of its own."""
+
+    def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        mean, var = wide.mean(AXES), wide.var(AXES)
+        y = (x - mean.astype(x.dtype)) * jax.lax.rsqrt(var + 1e-3).astype(x.dtype)
+        y = y.astype(jnp.float32) * scale + bias
+        return jax.nn.relu(y + z.astype(y.dtype) if has_z else y).astype(x.dtype)
+
+    x, z = X.astype(jnp.bfloat16), Z.astype(jnp.bfloat16)
+    with jax.numpy_rank_promotion("allow"):
+        report = jax_bnar.explain(layer)(x, z, *(a.astype(jnp.float32) for a in (SCALE, BIAS)))
+    (match,) = report.matched
+    assert match.operator == ("bn_add_relu" if has_z else "bn_relu")
