@@ -97,14 +97,14 @@ def to_linen(weights: Mapping[str, Any], net: Any) -> dict[str, Any]:
     shape = np.shape(weights.get("conv1.weight", ()))
     channels = shape[1] if len(shape) == 4 and shape[1] > 0 else 3
     images = jax.ShapeDtypeStruct((1, 64, 64, channels), jnp.float32)
-    expected = jax.eval_shape(
-        lambda key, x: net.init(key, x, train=False), jax.random.key(0), images
+    expected = _unboxed(
+        jax.eval_shape(lambda key, x: net.init(key, x, train=False), jax.random.key(0), images)
     )
     modules = list(_modules(net.stage_sizes, net.naming))
     leaves = {
         _torch_name(module, leaf): ((collection, *module.linen, leaf), module.kind, like)
         for module in modules
-        for leaf, collection, like in _linen_leaves(_unboxed(expected), module)
+        for leaf, collection, like in _linen_leaves(expected, module)
     }
     _check(weights, {n: (kind, like.shape) for n, (_, kind, like) in leaves.items()})
     variables: dict[str, Any] = {}
@@ -285,15 +285,16 @@ def _check(weights: Mapping[str, Any], expected: Mapping[str, tuple[str, tuple[i
     if unexpected := [name for name in given if name not in expected]:
         problems.append(f"unexpected: {_some(unexpected)}")
     unfit = []
-    for name, value in given.items():
-        dtype = np.asarray(value).dtype
-        if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer)):
-            unfit.append(f"{name} has dtype {dtype}, expected real numbers")
     for name, (kind, shape) in expected.items():
+        if name not in given:
+            continue
         if len(shape) > 1:
             shape = tuple(shape[i] for i in np.argsort(_TRANSPOSED[kind]))
-        if name in given and np.shape(given[name]) != shape:
-            unfit.append(f"{name} has shape {np.shape(given[name])}, expected {shape}")
+        array = np.asarray(given[name])
+        if array.shape != shape:
+            unfit.append(f"{name} has shape {array.shape}, expected {shape}")
+        if not any(jnp.issubdtype(array.dtype, real) for real in (jnp.floating, jnp.integer)):
+            unfit.append(f"{name} has dtype {array.dtype}, expected real numbers")
     if unfit:
         problems.append(_some(unfit))
     if problems:

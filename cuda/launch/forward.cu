@@ -36,8 +36,9 @@ struct ForwardCall {
                              buffers.z != nullptr, buffers.activation,
                              buffers.mask != nullptr)) {
     for (int i = 0; i < N; ++i) {
-      parameters[i].buffers = {buffers.x[i], N == 1 ? buffers.z : buffers.x[1],
-                               buffers.y, buffers.mask, buffers.activation};
+      parameters[i].buffers = {buffers.x[i],
+                               N == 1 ? buffers.z : buffers.x[N - 1], buffers.y,
+                               buffers.mask, buffers.activation};
       parameters[i].affine = affine[i];
     }
   }

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import numbers
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -111,13 +112,13 @@ def benchmark(
 
 
 def _check_numbers(rounds: Any, min_sample_ms: Any) -> None:
-    if not isinstance(rounds, int):
+    if not isinstance(rounds, numbers.Integral):
         raise TypeError(f"benchmark: rounds must be an int, got {rounds!r}.")
     if rounds < 1:
         raise ValueError(f"benchmark: rounds must be at least 1, got {rounds}.")
-    if not isinstance(min_sample_ms, (int, float)):
+    if not isinstance(min_sample_ms, numbers.Real):
         raise TypeError(f"benchmark: min_sample_ms must be a number, got {min_sample_ms!r}.")
-    if not 0 <= min_sample_ms < math.inf:
+    if not 0 <= float(min_sample_ms) < math.inf:
         raise ValueError(
             f"benchmark: min_sample_ms must be finite and at least 0, got {min_sample_ms}."
         )
@@ -288,11 +289,11 @@ def _compiled(
 
 
 def _cotangents(shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
-    numbers = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     return [
         jnp.ones((), shape.dtype)
         if shape.shape == ()
-        else jnp.asarray(numbers.standard_normal(shape.shape, np.float32), shape.dtype)
+        else jnp.asarray(generator.standard_normal(shape.shape, np.float32), shape.dtype)
         for shape in shapes
     ]
 

@@ -254,18 +254,21 @@ def _folded(
     shape[axis] = channels if factor.ndim else 1
     folded = jnp.asarray(given, dtype) * factor.reshape(shape)
     rounded = folded.astype(weight.dtype)
-    if isinstance(rounded, jax.core.Tracer):
-        return [rounded, jnp.broadcast_to(offset, (channels,))]
-    # It would spread in the sum of a product with 0, of which the program makes one number.
-    if not jnp.isfinite(factor).all():
+    if not isinstance(rounded, jax.core.Tracer) and not _is_held(factor, folded, rounded):
         leaves_range()
-    # The other dtypes have the range of the accumulation dtype.
-    if weight.dtype == jnp.float16:
-        error = jnp.linalg.norm((folded - rounded.astype(dtype)).ravel())
-        # Without overflow and underflow, it is below 2^-11 of the norm.
-        if not error <= 2**-9 * jnp.linalg.norm(folded.ravel()):
-            leaves_range()
     return [rounded, jnp.broadcast_to(offset, (channels,))]
+
+
+def _is_held(factor: jax.Array, folded: jax.Array, rounded: jax.Array) -> bool:
+    """Whether a folded weight is within the range of its dtype."""
+    # In the kernel, an infinite factor would meet the zeros of x one by one: 0 * inf is NaN.
+    if not jnp.isfinite(factor).all():
+        return False
+    if rounded.dtype != jnp.float16:
+        return True  # The other dtypes have the range of the accumulation dtype.
+    error = jnp.linalg.norm((folded - rounded.astype(folded.dtype)).ravel())
+    # Without overflow and underflow, it is below 2^-11 of the norm.
+    return bool(error <= 2**-9 * jnp.linalg.norm(folded.ravel()))
 
 
 def _applied(

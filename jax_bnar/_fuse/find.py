@@ -45,9 +45,7 @@ def found(
                     refused.append(candidate)
                 elif rewrite.add(candidate.node()):
                     training.append(candidate)
-                    taken.update(candidate.replaced)
-                    if candidate.tail.wide_result is not None:
-                        taken.add(candidate.tail.wide_result)  # which nothing reads any more
+                    taken.update(candidate.taken)
                     break
             else:
                 if populations(region):
@@ -65,7 +63,7 @@ def found(
                 refused.append(found)
             elif found is not None and rewrite.add(found.node()):
                 matches.append(found)
-                taken.update(found.replaced)
+                taken.update(found.taken)
     for node in graph.nodes:
         with caught(failures, node):
             for candidate in own_candidates(graph, node, taken):
@@ -73,7 +71,7 @@ def found(
                     refused.append(candidate)
                 elif rewrite.add(candidate.node()):
                     matches.append(candidate)
-                    taken.update((*candidate.replaced, *(c.results[0] for c in candidate.calls)))
+                    taken.update(candidate.taken)
                     break
     regions = [r for one in (*training, *refused) if (r := one.region) is not None]
     known = {value.producer for region in regions for value in region.terms}
@@ -106,7 +104,7 @@ def _statistics(
                     if isinstance(candidate, StatisticsMatch):
                         if not rewrite.add(candidate.node()):
                             continue
-                        taken.update(candidate.replaced)
+                        taken.update(candidate.taken)
                         if whole is not None:
                             refused.remove(whole)
                         yield dataclasses.replace(candidate, refused=whole)

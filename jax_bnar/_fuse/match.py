@@ -79,6 +79,12 @@ class Match(abc.ABC):
     def replaced(self) -> list[Value]:
         return [self.result, *self.other_results]
 
+    @property
+    def taken(self) -> list[Value]:
+        """The values that no other match may take: those, and what only leads to them."""
+        wide = self.tail.wide_result
+        return self.replaced if wide is None else [*self.replaced, wide]
+
     def node(self, read: Collection[Value] | None = None) -> Node:
         """The node with the fused operator.
 

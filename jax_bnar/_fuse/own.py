@@ -73,6 +73,10 @@ class OwnMatch(Match):
         return [value for call in self.calls for value in call.results[1:]]
 
     @property
+    def taken(self) -> list[Value]:
+        return [*super().taken, *(call.results[0] for call in self.calls)]
+
+    @property
     def operands(self) -> list[Operand]:
         vectors = (v for call in self.calls for v in call.vectors if v is not None)
         return [*(call.x for call in self.calls), *self.tail.residuals, *vectors]

@@ -176,7 +176,7 @@ class JoinedBatchNorm(BatchNorm):
     """The `BatchNorm` of a block's shortcut, whose result only the join with another one reads.
 
     Its `prepare` takes the place of `__call__`. It has a class of its own because Linen allows only
-    one compact method in a class, and stores what `__call__` returns if intermediates are captured.
+    one compact method in a class.
     """
 
     def __call__(self, *_: Any, **__: Any) -> jax.Array:
