@@ -28,16 +28,18 @@ bool ReadsDyAgain(const Context& context, const GradientBuffers<N>& buffers) {
 }
 
 // Whether the reduction leaves e = act'(u) * dy where dx will be, although
-// there is no dz, and the last pass reads it from there: where the derivative
-// is not piecewise constant, it takes longer than writing e. The results are
-// the same only if e is not rounded, and only the kernels of rows read the
-// elements that they overwrite before they do.
+// there is no dz, and the last pass reads it from there. Writing e takes less
+// time than computing it again, unless the derivative is piecewise constant and
+// found without u. Several inputs are read for their u; in 16 bits their e is
+// rounded, as a dz is, and that of one input, which gains little, is computed
+// again.
 template <int N>
 bool LeavesEInDx(const Context& context, const GradientBuffers<N>& buffers,
                  const void* dz) {
-  return dz == nullptr && !buffers.activation.is_piecewise_linear() &&
-         context.item_size == context.accumulator_size &&
-         context.plan.layout == Plan::Layout::kChannelsLast;
+  if (dz != nullptr) return false;
+  if (N > 1) return buffers.activation.is_curve();
+  return !buffers.activation.is_piecewise_linear() &&
+         context.item_size == context.accumulator_size;
 }
 
 template <typename Half>
@@ -212,7 +214,8 @@ void Backward(ThreadPool& pool, const Problem& problem,
     const GradientBuffers<N> apply_buffers =
         e == nullptr || ReadsDyAgain(context, buffers)
             ? buffers
-            : GradientBuffers<N>{e, buffers.x, nullptr, Gate::kNone, {}};
+            : GradientBuffers<N>{e, buffers.x, nullptr, Gate::kNone,
+                                 e == dz ? Activation{} : buffers.activation};
     RunPhases(
         pool, context,
         {PrepareVectors<A, N>(problem.shape, operands, affine, &vectors),

@@ -73,7 +73,7 @@ struct ReduceArgs {
 // dx_i = a_i * e + b_i * (x_i - mean_i) + k_i, with the gate of ReduceArgs.
 template <int N>
 struct ApplyArgs {
-  const void* e;  // dy, or dz with gate kNone
+  const void* e;  // dy with a gate, and with kNone perhaps dx[0] itself
   PerInput<const void*, N> x;
   const void* saved;
   PerInput<void*, N> dx;

@@ -15,7 +15,12 @@ from jax_bnar._benchmark import BenchmarkReport, Difference, Measurement, benchm
 from jax_bnar._fold import FoldedLayer, FoldedNetwork, FoldingReport, fold_batch_norms
 from jax_bnar._fuse import FusionReport, explain, fuse
 from jax_bnar._kernels.export import DISABLED_EXPORT_CHECKS
-from jax_bnar._operators.activated import bn_act, bn_act_inference
+from jax_bnar._operators.activated import (
+    bn_act,
+    bn_act_inference,
+    dual_bn_act,
+    dual_bn_act_inference,
+)
 from jax_bnar._operators.api import (
     BatchNormResult,
     batch_norm,
@@ -55,6 +60,8 @@ __all__ = [
     "bn_relu",
     "bn_relu_inference",
     "checkpoint_policies",
+    "dual_bn_act",
+    "dual_bn_act_inference",
     "dual_bn_add_relu",
     "dual_bn_add_relu_inference",
     "explain",

@@ -222,6 +222,14 @@ void FfiCall::RequireReluUnlessLikeX(Activation activation) {
   }
 }
 
+void FfiCall::RequireActivation(Activation activation) {
+  if (activation.kind == ActivationKind::kNone) {
+    Fail(
+        "attribute activation must be 'relu' or another one, not 'none', with"
+        " two inputs");
+  }
+}
+
 void FfiCall::RequireMaskable(Activation activation) {
   if (!activation.is_piecewise_linear()) {
     Fail(

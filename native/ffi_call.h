@@ -64,10 +64,11 @@ class FfiCall {
   const void* Saved(Gate gate);
   Activation ParseActivation(std::string_view activation,
                              double negative_slope);
-  // Note an error unless the activation is one of ReLU and none, for a y that
-  // is not like x; has a derivative that a mask can hold; has one that the gate
-  // finds.
+  // Note an error unless the activation is ReLU or none, for a y that is not
+  // like x; is one, as two inputs need; has a derivative that a mask can hold;
+  // has one that the gate finds.
   void RequireReluUnlessLikeX(Activation activation);
+  void RequireActivation(Activation activation);
   void RequireMaskable(Activation activation);
   void RequireGateOf(Activation activation, Gate gate);
   double CheckEpsilon(double epsilon);

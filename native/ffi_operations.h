@@ -244,6 +244,7 @@ class FfiOperations {
     const Activation activation =
         call.ParseActivation(attributes.name, attributes.negative_slope);
     call.RequireReluUnlessLikeX(activation);
+    if (!kHasEveryForm<N>) call.RequireActivation(activation);
     return activation;
   }
 

@@ -131,53 +131,59 @@ class FfiTargets {
   static Error DualForward(Native native, Args args, Rets rets, bool has_groups,
                            bool has_inner, bool has_scale1, bool has_bias1,
                            bool has_scale2, bool has_bias2, double epsilon,
+                           std::string_view activation, double negative_slope,
                            bool save_mask) {
     return Two::Forward(
         native, args, rets, {has_groups, has_inner},
         {{has_scale1, has_scale2}, {has_bias1, has_bias2}, epsilon},
-        {/*has_z=*/false, kRelu, save_mask});
+        {/*has_z=*/false, {activation, negative_slope}, save_mask});
   }
 
   static Error DualNormalise(Native native, Args args, Rets rets,
                              bool has_groups, bool has_inner, bool has_scale1,
                              bool has_bias1, bool has_scale2, bool has_bias2,
-                             double epsilon, bool save_mask) {
+                             double epsilon, std::string_view activation,
+                             double negative_slope, bool save_mask) {
     return Two::Normalise(
         native, args, rets, {has_groups, has_inner},
         {{has_scale1, has_scale2}, {has_bias1, has_bias2}, epsilon},
-        {/*has_z=*/false, kRelu, save_mask});
+        {/*has_z=*/false, {activation, negative_slope}, save_mask});
   }
 
   static Error DualBackward(Native native, Args args, Rets rets,
                             bool has_groups, bool has_inner, bool has_scale1,
                             bool has_bias1, bool has_scale2, bool has_bias2,
-                            double epsilon, std::string_view gate) {
+                            double epsilon, std::string_view activation,
+                            double negative_slope, std::string_view gate) {
     return Two::Backward(
         native, args, rets, {has_groups, has_inner},
         {{has_scale1, has_scale2}, {has_bias1, has_bias2}, epsilon},
-        {gate, kRelu}, /*has_z=*/false);
+        {gate, {activation, negative_slope}}, /*has_z=*/false);
   }
 
   static Error DualBackwardReduce(Native native, Args args, Rets rets,
                                   bool has_groups, bool has_inner,
                                   bool has_scale1, bool has_bias1,
                                   bool has_scale2, bool has_bias2,
-                                  double epsilon, std::string_view gate) {
+                                  double epsilon, std::string_view activation,
+                                  double negative_slope,
+                                  std::string_view gate) {
     return Two::BackwardReduce(
         native, args, rets, {has_groups, has_inner},
         {{has_scale1, has_scale2}, {has_bias1, has_bias2}, epsilon},
-        {gate, kRelu}, /*has_z=*/false);
+        {gate, {activation, negative_slope}}, /*has_z=*/false);
   }
 
   static Error DualBackwardApply(Native native, Args args, Rets rets,
                                  bool has_groups, bool has_inner,
                                  bool has_scale1, bool has_bias1,
                                  bool has_scale2, bool has_bias2,
-                                 double epsilon, std::string_view gate) {
+                                 double epsilon, std::string_view activation,
+                                 double negative_slope, std::string_view gate) {
     return Two::BackwardApply(
         native, args, rets, {has_groups, has_inner},
         {{has_scale1, has_scale2}, {has_bias1, has_bias2}, epsilon},
-        {gate, kRelu});
+        {gate, {activation, negative_slope}});
   }
 
   template <typename Binding>
@@ -210,8 +216,6 @@ class FfiTargets {
   using One = FfiOperations<Backend, 1>;
   using Two = FfiOperations<Backend, 2>;
 
-  static constexpr ActivationAttributes kRelu{"relu", /*negative_slope=*/0};
-
   template <typename Binding>
   static auto BindShape(Binding&& binding) {
     return std::move(binding)
@@ -228,7 +232,9 @@ class FfiTargets {
         .template Attr<bool>("has_bias1")
         .template Attr<bool>("has_scale2")
         .template Attr<bool>("has_bias2")
-        .template Attr<double>("epsilon");
+        .template Attr<double>("epsilon")
+        .template Attr<std::string_view>("activation")
+        .template Attr<double>("negative_slope");
   }
 };
 

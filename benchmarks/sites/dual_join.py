@@ -1,14 +1,15 @@
-"""`dual_bn_add_relu` against a BatchNorm and a join, at the four sites where ResNet-50 downsamples.
+"""`dual_bn_act` against a BatchNorm and a join, at the four sites where ResNet-50 downsamples.
 
 python -m benchmarks.sites.dual_join --output benchmarks/results/NAME.json
 
-`two` is what `dual_bn_add_relu` was before it had kernels of its own: `batch_norm` of the shortcut,
-whose result is the residual of `bn_add_relu`. With given statistics it moves 5 tensors where the
-dual join moves 3; forward 7 and 5, because the statistics read both inputs; a training step 19 and
-13.
+The activation is ReLU unless another one is given. `two` is what the join was before it had kernels
+of its own: `batch_norm` of the shortcut, whose result is the residual of `bn_act`. With given
+statistics it moves 5 tensors where the dual join moves 3; forward 7 and 5, because the statistics
+read both inputs; a training step 19 and 13.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ _Save = Literal["y", "mask"]
 class Options:
     """The dual join against a BatchNorm and a join."""
 
+    activation: Literal[
+        "relu", "relu6", "leaky_relu", "silu", "hard_silu", "elu", "gelu", "mish"
+    ] = "relu"
     dtype: tuple[str, ...] = ("float32", "bfloat16")
     save: tuple[_Save, ...] = ("y", "mask")
     batch: int = 32
@@ -73,26 +77,38 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     return document
 
 
-def _one(x1: Any, x2: Any, scale1: Any, bias1: Any, scale2: Any, bias2: Any, save: _Save) -> Any:
-    return tuple(jax_bnar.dual_bn_add_relu(x1, x2, scale1, bias1, scale2, bias2, save=save))
+def _one(activation: str, *arrays: Any, save: _Save) -> Any:
+    return tuple(jax_bnar.dual_bn_act(*arrays, activation=activation, save=save))
 
 
-def _two(x1: Any, x2: Any, scale1: Any, bias1: Any, scale2: Any, bias2: Any, save: _Save) -> Any:
+def _two(
+    activation: str,
+    x1: Any,
+    x2: Any,
+    scale1: Any,
+    bias1: Any,
+    scale2: Any,
+    bias2: Any,
+    *,
+    save: _Save,
+) -> Any:
     z, mean2, var2 = jax_bnar.batch_norm(x2, scale2, bias2)
-    y, mean1, var1 = jax_bnar.bn_add_relu(x1, z, scale1, bias1, save=save)
+    y, mean1, var1 = jax_bnar.bn_act(x1, scale1, bias1, activation, z=z, save=save)
     return y, mean1, var1, mean2, var2
 
 
-def _one_inference(x1: Any, x2: Any, scale1: Any, bias1: Any, scale2: Any, bias2: Any) -> Any:
+def _one_inference(activation: str, *arrays: Any) -> Any:
+    _, _, scale1, bias1, scale2, bias2 = arrays
     # Any vectors serve as statistics, as long as the variances are positive.
-    statistics = (bias1, scale1, bias2, scale2)
-    arrays = (x1, x2, scale1, bias1, scale2, bias2)
-    return (jax_bnar.dual_bn_add_relu_inference(*arrays, *statistics),)
+    arrays = (*arrays, bias1, scale1, bias2, scale2)
+    return (jax_bnar.dual_bn_act_inference(*arrays, activation=activation),)
 
 
-def _two_inference(x1: Any, x2: Any, scale1: Any, bias1: Any, scale2: Any, bias2: Any) -> Any:
+def _two_inference(
+    activation: str, x1: Any, x2: Any, scale1: Any, bias1: Any, scale2: Any, bias2: Any
+) -> Any:
     z = jax_bnar.batch_norm_inference(x2, scale2, bias2, bias2, scale2)
-    return (jax_bnar.bn_add_relu_inference(x1, z, scale1, bias1, bias1, scale1),)
+    return (jax_bnar.bn_act_inference(x1, scale1, bias1, bias1, scale1, activation, z=z),)
 
 
 def _step(join: Callable[..., Any], save: _Save) -> Callable[..., Any]:
@@ -117,7 +133,8 @@ def _measure(
     operands = _operands(options.batch, dtype, site)
     joins = {"one": (_one, _one_inference), "two": (_two, _two_inference)}
     programs = {}
-    for name, (join, inference) in joins.items():
+    for name, functions in joins.items():
+        join, inference = (functools.partial(each, options.activation) for each in functions)
         lowered = jax.jit(inference).lower(*operands[:-1])
         programs[f"inference, {name}"] = (lowered.compile(), operands[:-1])
         forward = jax.jit(lambda *arrays, join=join: join(*arrays, save=save))
@@ -202,8 +219,9 @@ def _check_agree(one: Any, two: Any, dtype: str) -> None:
 
 def _table(runs: Sequence[dict[str, Any]], options: Options, environment: dict[str, Any]) -> Table:
     table = Table(
-        title=f"Dual join, batch {options.batch}, NHWC; {environment['cpu']},"
-        f" {environment['cores']} cores; {environment['allocator']['name']} allocator\n"
+        title=f"Dual join and {options.activation}, batch {options.batch}, NHWC;"
+        f" {environment['cpu']}, {environment['cores']} cores;"
+        f" {environment['allocator']['name']} allocator\n"
         "ms: medians; ratios two/one: of medians, of minima, of minima of processor time"
     )
     for column in ("site", "dtype", "save", "form"):

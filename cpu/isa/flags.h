@@ -21,11 +21,12 @@ void WithBool(bool value, F f) {
   value ? f(Bool<true>()) : f(Bool<false>());
 }
 
-template <int N, typename F>
+// `kOrNone` says whether there may be no gate.
+template <bool kOrNone, typename F>
 void WithGate(Gate gate, F f) {
   switch (gate) {
     case Gate::kNone:
-      if constexpr (kHasEveryForm<N>) f(GateConstant<Gate::kNone>());
+      if constexpr (kOrNone) f(GateConstant<Gate::kNone>());
       return;
     case Gate::kY:
       return f(GateConstant<Gate::kY>());

@@ -29,26 +29,33 @@ void PlaneReduce(const Plane& plane, const ReduceArgs<N>& args);
 template <typename In, typename Out, int N>
 void PlaneApply(const Plane& plane, const ApplyArgs<N>& args);
 
-// The same for other activations than ReLU, which have one input and outputs of
-// its dtype.
-template <typename T>
-void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<1>& args);
-template <typename T>
-void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<1>& args);
-template <typename T>
-void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<1>& args);
-template <typename T>
-void PlaneNormaliseCurve(const Plane& plane, const NormaliseArgs<1>& args);
-template <typename T>
-void PlaneReduceCurve(const Plane& plane, const ReduceArgs<1>& args);
-template <typename T>
-void PlaneApplyCurve(const Plane& plane, const ApplyArgs<1>& args);
+// The same for other activations than ReLU, whose outputs have the dtype of x.
+template <typename T, int N>
+void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<N>& args);
+template <typename T, int N>
+void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<N>& args);
+template <typename T, int N>
+void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<N>& args);
+template <typename T, int N>
+void PlaneNormaliseCurve(const Plane& plane, const NormaliseArgs<N>& args);
+template <typename T, int N>
+void PlaneReduceCurve(const Plane& plane, const ReduceArgs<N>& args);
+template <typename T, int N>
+void PlaneApplyCurve(const Plane& plane, const ApplyArgs<N>& args);
 
 #define BNAR_INSTANTIATE(kernel, Tile, Args)                \
   template void kernel<Float16>(const Tile&, const Args&);  \
   template void kernel<BFloat16>(const Tile&, const Args&); \
   template void kernel<float>(const Tile&, const Args&);    \
   template void kernel<double>(const Tile&, const Args&);
+
+#define BNAR_INSTANTIATE_CURVE_FOR(N, kernel, Tile, Args)         \
+  template void kernel<Float16, N>(const Tile&, const Args<N>&);  \
+  template void kernel<BFloat16, N>(const Tile&, const Args<N>&); \
+  template void kernel<float, N>(const Tile&, const Args<N>&);    \
+  template void kernel<double, N>(const Tile&, const Args<N>&);
+#define BNAR_INSTANTIATE_CURVE(kernel, Tile, Args) \
+  BNAR_FOR_EACH_INPUT_COUNT(BNAR_INSTANTIATE_CURVE_FOR, kernel, Tile, Args)
 
 #define BNAR_INSTANTIATE_FOR(In, Out, N, kernel, Tile, Args) \
   template void kernel<In, Out, N>(const Tile&, const Args<N>&);

@@ -51,12 +51,14 @@ void Apply(const Plane& plane, const ApplyArgs<N>& args) {
 
 template <typename In, typename Out, int N>
 void PlaneApply(const Plane& plane, const ApplyArgs<N>& args) {
-  if constexpr (kHasEveryForm<N> && std::is_same_v<In, Out>) {
-    if (args.gate != Gate::kNone && args.activation.is_curve()) {
-      return PlaneApplyCurve<In>(plane, args);
+  if constexpr (std::is_same_v<In, Out>) {
+    // Without a gate, e may lie where dx will be, and this kernel reads no
+    // element after it has written it.
+    if (args.activation.is_curve()) {
+      return PlaneApplyCurve<In, N>(plane, args);
     }
   }
-  WithGate<N>(args.gate, [&](auto gate) {
+  WithGate<kHasEveryForm<N>>(args.gate, [&](auto gate) {
     WithBool(args.stream, [&](auto stream) {
       Apply<In, Out, N, gate.value, stream.value>(plane, args);
     });

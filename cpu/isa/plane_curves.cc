@@ -59,31 +59,34 @@ int64_t WholeVectors(int64_t size) {
 }
 
 // Writes the values before the activation to u.
-template <typename T, typename Args, typename F, typename A = Accumulator<T>>
+template <typename T, int N, typename Args, typename F,
+          typename A = Accumulator<T>>
 BNAR_INLINE void Preactivations(int64_t begin, int64_t size, const Args& args,
                                 const void* residual, F as, A* u) {
-  const T* x = static_cast<const T*>(args.x[0]) + begin;
+  const Pointers<const T, N> x(args.x);
   const T* z = static_cast<const T*>(residual);
-  const auto vectors = InputColumns<A, 1>(args).template OfPlane<Gate::kX>();
+  const auto vectors = InputColumns<A, N>(args).template OfPlane<Gate::kX>();
   ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
-    Vec<A> value = vectors.Normalised(
-        vectors.Centred([&](auto) BNAR_LAMBDA { return LoadFirst(x + i, n); }));
-    if (z != nullptr) value = value + LoadFirst(z + begin + i, n);
+    const int64_t at = begin + i;
+    Vec<A> value = vectors.Normalised(vectors.Centred(
+        [&](auto input) BNAR_LAMBDA { return LoadFirst(x[input] + at, n); }));
+    if (kHasEveryForm<N> && z != nullptr) value = value + LoadFirst(z + at, n);
     StoreLanes(u + i, as(value));
   });
 }
 
 // Writes the derivatives of the activation to `derivatives`.
-template <typename T, typename Args, typename A = Accumulator<T>>
+template <typename T, int N, typename Args, typename A = Accumulator<T>>
 void Derivatives(const Plane& plane, int64_t begin, int64_t size,
                  const Args& args, A* derivatives) {
   const Activation activation = args.activation;
   switch (args.gate) {
     case Gate::kNone:
-      return;  // has no activation
+      std::fill(derivatives, derivatives + WholeVectors<A>(size), A{1});
+      return;
     case Gate::kX:
     case Gate::kZ:
-      Preactivations<T>(
+      Preactivations<T, N>(
           begin, size, args, args.saved,
           [&](const Vec<A>& u)
               BNAR_LAMBDA { return AsSaved<T>(activation, u); },
@@ -110,8 +113,8 @@ void Derivatives(const Plane& plane, int64_t begin, int64_t size,
 
 }  // namespace
 
-template <typename T>
-void PlaneNormaliseCurve(const Plane& plane, const NormaliseArgs<1>& args) {
+template <typename T, int N>
+void PlaneNormaliseCurve(const Plane& plane, const NormaliseArgs<N>& args) {
   using A = Accumulator<T>;
   const Activation activation = args.activation;
   const bool stream = args.stream;
@@ -119,7 +122,7 @@ void PlaneNormaliseCurve(const Plane& plane, const NormaliseArgs<1>& args) {
   uint8_t* mask = args.mask;
   alignas(64) A values[kStrip];
   ForEachStrip(plane.size, [&](int64_t begin, int64_t size) BNAR_LAMBDA {
-    Preactivations<T>(
+    Preactivations<T, N>(
         begin, size, args, args.z,
         [](const Vec<A>& u) BNAR_LAMBDA { return u; }, values);
     Activate<Precision<T>>(activation, values, WholeVectors<A>(size));
@@ -139,63 +142,75 @@ void PlaneNormaliseCurve(const Plane& plane, const NormaliseArgs<1>& args) {
   if (stream) StreamingFence();
 }
 
-template <typename T>
-void PlaneReduceCurve(const Plane& plane, const ReduceArgs<1>& args) {
+template <typename T, int N>
+void PlaneReduceCurve(const Plane& plane, const ReduceArgs<N>& args) {
   using A = Accumulator<T>;
   const bool stream = args.stream;
   const T* dy = static_cast<const T*>(args.dy);
-  const T* x = static_cast<const T*>(args.x[0]);
+  const Pointers<const T, N> x(args.x);
   T* dz = static_cast<T*>(args.dz);
-  const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean[0]));
+  const auto vectors = InputColumns<A, N>(args).template OfPlane<Gate::kNone>();
   const Vec<A> stopping = StoppingDerivative<A>(args.activation);
   alignas(64) A derivatives[kStrip];
-  double sum_e = 0, sum_e_centred = 0;
+  double sum_e = 0, sum_e_centred[N] = {};
   ForEachStrip(plane.size, [&](int64_t begin, int64_t size) BNAR_LAMBDA {
-    Derivatives<T>(plane, begin, size, args, derivatives);
-    Vec<A> sum[1] = {}, centred_sum[1] = {};
+    Derivatives<T, N>(plane, begin, size, args, derivatives);
+    Vec<A> sum[1] = {}, centred_sums[N][1] = {};
     ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
       const int64_t at = begin + i;
       const Vec<A> e = Differentiated(Load(derivatives + i),
                                       LoadFirst(dy + at, n), stopping);
       sum[0] = sum[0] + e;
-      centred_sum[0] = centred_sum[0] + e * (LoadFirst(x + at, n) - mean);
+      const auto centred = vectors.Centred(
+          [&](auto input) BNAR_LAMBDA { return LoadFirst(x[input] + at, n); });
+      ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+        Vec<A>& centred_sum = centred_sums[input][0];
+        centred_sum = centred_sum + e * centred[input];
+      });
       if (dz != nullptr) StoreFirst(stream, dz + at, Round<T>(e), n);
     });
     sum_e += LaneSum(sum);
-    sum_e_centred += LaneSum(centred_sum);
+    ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+      sum_e_centred[input] += LaneSum(centred_sums[input]);
+    });
   });
   if (stream) StreamingFence();
   *args.sum_e = sum_e;
-  *args.sum_e_centred[0] = sum_e_centred;
+  ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+    *args.sum_e_centred[input] = sum_e_centred[input];
+  });
 }
 
-template <typename T>
-void PlaneApplyCurve(const Plane& plane, const ApplyArgs<1>& args) {
+template <typename T, int N>
+void PlaneApplyCurve(const Plane& plane, const ApplyArgs<N>& args) {
   using A = Accumulator<T>;
   const bool stream = args.stream;
   const T* dy = static_cast<const T*>(args.e);
-  const T* x = static_cast<const T*>(args.x[0]);
-  T* dx = static_cast<T*>(args.dx[0]);
-  const Vec<A> mean = Broadcast(*static_cast<const A*>(args.mean[0]));
-  const auto gradient = GradientColumns<A, 1>(args).OfPlane();
+  const Pointers<const T, N> x(args.x);
+  const Pointers<T, N> dx(args.dx);
+  const auto vectors = InputColumns<A, N>(args).template OfPlane<Gate::kNone>();
+  const auto gradient = GradientColumns<A, N>(args).OfPlane();
   const Vec<A> stopping = StoppingDerivative<A>(args.activation);
   alignas(64) A derivatives[kStrip];
   ForEachStrip(plane.size, [&](int64_t begin, int64_t size) BNAR_LAMBDA {
-    Derivatives<T>(plane, begin, size, args, derivatives);
+    Derivatives<T, N>(plane, begin, size, args, derivatives);
     ForEachVectorOf<T>(size, [&](int64_t i, auto n) BNAR_LAMBDA {
       const int64_t at = begin + i;
-      const InputVecs<A, 1> centred{LoadFirst(x + at, n) - mean};
+      const auto centred = vectors.Centred(
+          [&](auto input) BNAR_LAMBDA { return LoadFirst(x[input] + at, n); });
       const Vec<A> e = Differentiated(Load(derivatives + i),
                                       LoadFirst(dy + at, n), stopping);
-      StoreFirst(stream, dx + at, GradientElements<T>(gradient, 0, e, centred),
-                 n);
+      ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+        StoreFirst(stream, dx[input] + at,
+                   GradientElements<T>(gradient, input, e, centred), n);
+      });
     });
   });
   if (stream) StreamingFence();
 }
 
-BNAR_INSTANTIATE(PlaneNormaliseCurve, Plane, NormaliseArgs<1>)
-BNAR_INSTANTIATE(PlaneReduceCurve, Plane, ReduceArgs<1>)
-BNAR_INSTANTIATE(PlaneApplyCurve, Plane, ApplyArgs<1>)
+BNAR_INSTANTIATE_CURVE(PlaneNormaliseCurve, Plane, NormaliseArgs)
+BNAR_INSTANTIATE_CURVE(PlaneReduceCurve, Plane, ReduceArgs)
+BNAR_INSTANTIATE_CURVE(PlaneApplyCurve, Plane, ApplyArgs)
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

@@ -57,9 +57,9 @@ void Normalise(const Plane& plane, const NormaliseArgs<N>& args) {
 
 template <typename In, typename Out, int N>
 void PlaneNormalise(const Plane& plane, const NormaliseArgs<N>& args) {
-  if constexpr (kHasEveryForm<N> && std::is_same_v<In, Out>) {
+  if constexpr (std::is_same_v<In, Out>) {
     if (args.activation.is_curve()) {
-      return PlaneNormaliseCurve<In>(plane, args);
+      return PlaneNormaliseCurve<In, N>(plane, args);
     }
   }
   WithNormaliseFlags(args, [&](auto relu, auto residual, auto mask,

@@ -77,12 +77,12 @@ void Reduce(const Plane& plane, const ReduceArgs<N>& args) {
 
 template <typename In, typename Out, int N>
 void PlaneReduce(const Plane& plane, const ReduceArgs<N>& args) {
-  if constexpr (kHasEveryForm<N> && std::is_same_v<In, Out>) {
+  if constexpr (std::is_same_v<In, Out>) {
     if (args.gate != Gate::kNone && args.activation.is_curve()) {
-      return PlaneReduceCurve<In>(plane, args);
+      return PlaneReduceCurve<In, N>(plane, args);
     }
   }
-  WithGate<N>(args.gate, [&](auto gate) {
+  WithGate<kHasEveryForm<N>>(args.gate, [&](auto gate) {
     WithResidual(args, [&](auto residual, auto stream) {
       Reduce<In, Out, N, gate.value, residual.value, stream.value>(plane, args);
     });

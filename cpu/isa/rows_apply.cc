@@ -44,12 +44,14 @@ void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
 
 template <typename In, typename Out, int N>
 void RowsApply(const RowsTile& tile, const ApplyArgs<N>& args) {
-  if constexpr (kHasEveryForm<N> && std::is_same_v<In, Out>) {
+  if constexpr (std::is_same_v<In, Out>) {
     if (args.gate != Gate::kNone && args.activation.is_curve()) {
-      return RowsApplyCurve<In>(tile, args);
+      return RowsApplyCurve<In, N>(tile, args);
     }
   }
-  WithGate<N>(args.gate, [&](auto gate) {
+  // Of two inputs there is none where the reduction has left e in dx, as it
+  // does for some activations.
+  WithGate<true>(args.gate, [&](auto gate) {
     WithBool(args.stream, [&](auto stream) {
       Apply<In, Out, N, gate.value, stream.value>(tile, args);
     });

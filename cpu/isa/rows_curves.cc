@@ -55,25 +55,26 @@ BNAR_INLINE void ForEachStrip(RowsTile tile, F strip) {
 }
 
 // Writes the values before the activation to u.
-template <typename T, typename Args, typename F, typename A = Accumulator<T>>
+template <typename T, int N, typename Args, typename F,
+          typename A = Accumulator<T>>
 BNAR_INLINE void Preactivations(const RowsStrip& strip, int64_t stride,
                                 const Args& args, const void* residual, F as,
                                 A* u) {
-  const Pointers<const T, 1> x(args.x);
+  const Pointers<const T, N> x(args.x);
   const T* z = static_cast<const T*>(residual);
-  const InputColumns<A, 1> columns(args);
+  const InputColumns<A, N> columns(args);
   ForEachVectorOf<A>(
       strip, stride, [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {
         const auto vectors = columns.template At<Gate::kX>(column);
         Vec<A> value = vectors.Normalised(vectors.Centred(
             [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); }));
-        if (z != nullptr) value = value + Load(z + at);
+        if (kHasEveryForm<N> && z != nullptr) value = value + Load(z + at);
         StoreLanes(u + i, as(value));
       });
 }
 
 // Writes the derivatives of the activation to `derivatives`.
-template <typename T, typename Args, typename A = Accumulator<T>>
+template <typename T, int N, typename Args, typename A = Accumulator<T>>
 void Derivatives(const RowsStrip& strip, int64_t stride, const Args& args,
                  A* derivatives) {
   const Activation activation = args.activation;
@@ -82,7 +83,7 @@ void Derivatives(const RowsStrip& strip, int64_t stride, const Args& args,
       return;  // has no activation
     case Gate::kX:
     case Gate::kZ:
-      Preactivations<T>(
+      Preactivations<T, N>(
           strip, stride, args, args.saved,
           [&](const Vec<A>& u)
               BNAR_LAMBDA { return AsSaved<T>(activation, u); },
@@ -113,8 +114,8 @@ void Derivatives(const RowsStrip& strip, int64_t stride, const Args& args,
 
 }  // namespace
 
-template <typename T>
-void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<1>& args) {
+template <typename T, int N>
+void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<N>& args) {
   using A = Accumulator<T>;
   const int64_t stride = tile.stride;
   const Activation activation = args.activation;
@@ -124,7 +125,7 @@ void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<1>& args) {
   alignas(64) A values[kStrip];
   ForEachStrip(tile, [&](const RowsStrip& strip) BNAR_LAMBDA {
     const int64_t size = strip.rows * strip.columns;
-    Preactivations<T>(
+    Preactivations<T, N>(
         strip, stride, args, args.z,
         [](const Vec<A>& u) BNAR_LAMBDA { return u; }, values);
     Activate<Precision<T>>(activation, values, size);
@@ -148,74 +149,88 @@ void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<1>& args) {
   if (stream) StreamingFence();
 }
 
-template <typename T>
-void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<1>& args) {
+template <typename T, int N>
+void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<N>& args) {
   using A = Accumulator<T>;
   const int64_t stride = tile.stride;
   const bool stream = args.stream;
   const T* dy = static_cast<const T*>(args.dy);
-  const T* x = static_cast<const T*>(args.x[0]);
+  const Pointers<const T, N> x(args.x);
   T* dz = static_cast<T*>(args.dz);
-  const A* means = static_cast<const A*>(args.mean[0]);
-  alignas(64) A sums[kSumColumns], centred_sums[kSumColumns];
+  const InputColumns<A, N> columns(args);
+  alignas(64) A sums[kSumColumns], centred_sums[N][kSumColumns];
   const Vec<A> stopping = StoppingDerivative<A>(args.activation);
   alignas(64) A derivatives[kStrip];
   static_assert(kSumColumns <= kStrip, "a row of a block is a strip");
   ForEachBlock<1>(tile, [&](const Block& block, auto) BNAR_LAMBDA {
     std::fill(sums, sums + block.columns, A{0});
-    std::fill(centred_sums, centred_sums + block.columns, A{0});
+    ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+      std::fill(centred_sums[input], centred_sums[input] + block.columns, A{0});
+    });
     const int64_t end = block.begin + block.count;
     const int64_t rows = RowsStrip::RowsOf(block.columns);
     for (int64_t r = block.begin; r < end; r += rows) {
       const RowsStrip strip{r, std::min(rows, end - r), block.column,
                             block.columns};
-      Derivatives<T>(strip, stride, args, derivatives);
+      Derivatives<T, N>(strip, stride, args, derivatives);
       ForEachVectorOf<A>(
           strip, stride,
           [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {
             const int64_t c = column - block.column;
-            const Vec<A> centred = Load(x + at) - Load(means + column);
+            const auto centred =
+                columns.template At<Gate::kNone>(column).Centred(
+                    [&](auto input)
+                        BNAR_LAMBDA { return Load(x[input] + at); });
             const Vec<A> e =
                 Differentiated(Load(derivatives + i), Load(dy + at), stopping);
             StoreLanes(sums + c, Load(sums + c) + e);
-            StoreLanes(centred_sums + c, Load(centred_sums + c) + e * centred);
+            ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+              A* sum = centred_sums[input] + c;
+              StoreLanes(sum, Load(sum) + e * centred[input]);
+            });
             if (dz != nullptr) StoreResult(stream, dz + at, Round<T>(e));
           });
     }
     HandOver(block, sums, args.sum_e);
-    HandOver(block, centred_sums, args.sum_e_centred[0]);
+    ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+      HandOver<A>(block, centred_sums[input], args.sum_e_centred[input]);
+    });
   });
   if (stream) StreamingFence();
 }
 
-template <typename T>
-void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<1>& args) {
+template <typename T, int N>
+void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<N>& args) {
   using A = Accumulator<T>;
   const int64_t stride = tile.stride;
   const bool stream = args.stream;
   const T* dy = static_cast<const T*>(args.e);
-  const T* x = static_cast<const T*>(args.x[0]);
-  T* dx = static_cast<T*>(args.dx[0]);
-  const A* means = static_cast<const A*>(args.mean[0]);
-  const GradientColumns<A, 1> columns(args);
+  const Pointers<const T, N> x(args.x);
+  const Pointers<T, N> dx(args.dx);
+  const InputColumns<A, N> columns(args);
+  const GradientColumns<A, N> gradient_columns(args);
   const Vec<A> stopping = StoppingDerivative<A>(args.activation);
   alignas(64) A derivatives[kStrip];
   ForEachStrip(tile, [&](const RowsStrip& strip) BNAR_LAMBDA {
-    Derivatives<T>(strip, stride, args, derivatives);
+    Derivatives<T, N>(strip, stride, args, derivatives);
     ForEachVectorOf<A>(
         strip, stride, [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {
-          const InputVecs<A, 1> centred{Load(x + at) - Load(means + column)};
+          const auto gradient = gradient_columns.At(column);
+          const auto centred = columns.template At<Gate::kNone>(column).Centred(
+              [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
           const Vec<A> e =
               Differentiated(Load(derivatives + i), Load(dy + at), stopping);
-          StoreResult(stream, dx + at,
-                      GradientElements<T>(columns.At(column), 0, e, centred));
+          ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+            StoreResult(stream, dx[input] + at,
+                        GradientElements<T>(gradient, input, e, centred));
+          });
         });
   });
   if (stream) StreamingFence();
 }
 
-BNAR_INSTANTIATE(RowsNormaliseCurve, RowsTile, NormaliseArgs<1>)
-BNAR_INSTANTIATE(RowsReduceCurve, RowsTile, ReduceArgs<1>)
-BNAR_INSTANTIATE(RowsApplyCurve, RowsTile, ApplyArgs<1>)
+BNAR_INSTANTIATE_CURVE(RowsNormaliseCurve, RowsTile, NormaliseArgs)
+BNAR_INSTANTIATE_CURVE(RowsReduceCurve, RowsTile, ReduceArgs)
+BNAR_INSTANTIATE_CURVE(RowsApplyCurve, RowsTile, ApplyArgs)
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

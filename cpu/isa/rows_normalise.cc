@@ -45,9 +45,9 @@ void Normalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
 
 template <typename In, typename Out, int N>
 void RowsNormalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
-  if constexpr (kHasEveryForm<N> && std::is_same_v<In, Out>) {
+  if constexpr (std::is_same_v<In, Out>) {
     if (args.activation.is_curve()) {
-      return RowsNormaliseCurve<In>(tile, args);
+      return RowsNormaliseCurve<In, N>(tile, args);
     }
   }
   WithNormaliseFlags(args, [&](auto relu, auto residual, auto mask,

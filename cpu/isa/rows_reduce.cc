@@ -75,12 +75,12 @@ void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
 
 template <typename In, typename Out, int N>
 void RowsReduce(const RowsTile& tile, const ReduceArgs<N>& args) {
-  if constexpr (kHasEveryForm<N> && std::is_same_v<In, Out>) {
+  if constexpr (std::is_same_v<In, Out>) {
     if (args.gate != Gate::kNone && args.activation.is_curve()) {
-      return RowsReduceCurve<In>(tile, args);
+      return RowsReduceCurve<In, N>(tile, args);
     }
   }
-  WithGate<N>(args.gate, [&](auto gate) {
+  WithGate<kHasEveryForm<N>>(args.gate, [&](auto gate) {
     WithResidual(args, [&](auto residual, auto stream) {
       Reduce<In, Out, N, gate.value, residual.value, stream.value>(tile, args);
     });

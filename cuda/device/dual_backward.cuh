@@ -1,7 +1,7 @@
-// dx1 = a1 * e + b1 * (x1 - mean1) + k1, and dx2 likewise, with e = dy where
-// the ReLU was open: the sums of both (DualReduceKernel) and both gradients
-// (DualApplyKernel). dy, saved and the gate are those of the first parameters;
-// the second ones have x2, its vectors and dx2.
+// dx1 = a1 * e + b1 * (x1 - mean1) + k1, and dx2 likewise, with e = dy times
+// the derivative of the activation: the sums of both (DualReduceKernel) and
+// both gradients (DualApplyKernel). dy, saved, the gate and the activation are
+// those of the first parameters; the second ones have x2, its vectors and dx2.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_DUAL_BACKWARD_CUH_
 #define JAX_BNAR_CUDA_DEVICE_DUAL_BACKWARD_CUH_
@@ -36,15 +36,16 @@ struct DualGradientItem : GradientItem<T, kElements, kGate> {
 };
 
 // How many tiles a thread has in flight. Gate kX computes y again; where each
-// element has constants of its own, these leave registers for one tile. Below
-// compute capability 9.0, gate kY leaves registers for one tile too, because y
-// is kept beside the constants of both gradients.
+// element has constants of its own, these leave registers for one tile, as the
+// loop of another activation than ReLU always does. Below compute capability
+// 9.0, gate kY leaves registers for one tile too, because y is kept beside the
+// constants of both gradients.
 template <Gate kGate>
 constexpr bool kLeavesOneTile =
     kGate == Gate::kX || (kGate == Gate::kY && kArchitecture < 900);
-template <typename T, int kElements, Gate kGate, typename SlabOf>
+template <typename T, int kElements, Gate kGate, bool kCurve, typename SlabOf>
 constexpr int kDualDepth =
-    kLeavesOneTile<kGate> && kElements > 1 && !SlabOf::kPlanes
+    kLeavesOneTile<kGate> && kElements > 1 && (kCurve || !SlabOf::kPlanes)
         ? 1
         : kInFlight<T, kElements, kGradientArrays<kGate> + 1>;
 
@@ -74,30 +75,49 @@ class DualGradientLoader {
   const T* x2_;
 };
 
-// The gate that computes y again.
-template <typename T, int kElements>
+// Whether constants are loaded again for each vector: beside the curves, gate
+// kX leaves no registers for those of all elements.
+template <Gate kGate, bool kCurve>
+constexpr bool kLoadsAgain = kCurve && kGate == Gate::kX;
+
+// The gate that computes again what comes before the activation.
+template <typename T, int kElements, bool kCurve, typename SlabOf>
 class DualGatingFromX {
  public:
-  template <typename SlabOf>
-  __device__ __forceinline__ DualGatingFromX(const BackwardBuffers&,
+  __device__ __forceinline__ DualGatingFromX(const BackwardBuffers& buffers,
                                              const DualSharedMemory& shared,
                                              const SlabOf& slab)
-      : normaliser_(shared, slab) {}
+      : curve_(buffers.activation), normaliser_(shared, slab) {}
 
-  __device__ __forceinline__ void Apply(
+  __device__ __forceinline__ Values<Accumulator<T>, kElements> Apply(
       DualGradientItem<T, kElements, Gate::kX>* item) const {
-    item->e.KeepPositive(normaliser_.Rounded(item->x, item->x2));
+    const auto& normaliser = *normaliser_;
+    if constexpr (kCurve) {
+      const Values<Accumulator<T>, kElements> e =
+          curve_.template GradientOfInput</*kAnyCurve=*/true>(
+              normaliser.Unrounded(item->x, item->x2), item->e.Get());
+      item->e.Set(e);
+      return e;
+    } else {
+      item->e.KeepPositive(normaliser.Rounded(item->x, item->x2));
+      return item->e.Get();
+    }
   }
 
  private:
-  DualNormaliser<T, kElements> normaliser_;
+  static constexpr bool kAgain = kLoadsAgain<Gate::kX, kCurve>;
+  Curve<T, kElements> curve_;
+  Computation<DualNormaliser<T, kElements, kAgain>, kAgain, DualSharedMemory,
+              SlabOf>
+      normaliser_;
 };
 
-// Turns dy into e.
-template <typename T, int kElements, Gate kGate>
+// Turns dy into e, and returns it as it was before it was rounded.
+template <typename T, int kElements, Gate kGate, bool kCurve, typename SlabOf>
 using DualGating =
-    std::conditional_t<kGate == Gate::kX, DualGatingFromX<T, kElements>,
-                       Gating<T, kElements, kGate, /*kCurve=*/false>>;
+    std::conditional_t<kGate == Gate::kX,
+                       DualGatingFromX<T, kElements, kCurve, SlabOf>,
+                       Gating<T, kElements, kGate, kCurve>>;
 
 // One thread's sums: those of e and x1, and that of e * (x2 - mean2).
 template <typename T, int kElements>
@@ -107,11 +127,12 @@ class DualGradientSums : public GradientSums<T, kElements> {
   using A = Accumulator<T>;
   using V = Vector<T, kElements>;
 
-  template <typename SlabOf>
+  template <bool kAgain = false, typename SlabOf>
   __device__ __forceinline__ void LoadMeans(const DualSharedMemory& shared,
                                             const SlabOf& slab) {
-    Base::LoadMean(shared, slab);
-    mean2_ = LoadConstants<A, kElements>(shared.second, kGateMean, slab);
+    Base::template LoadMean<kAgain>(shared, slab);
+    mean2_ =
+        LoadConstants<A, kElements, kAgain>(shared.second, kGateMean, slab);
   }
 
   __device__ __forceinline__ void Clear() {
@@ -120,9 +141,9 @@ class DualGradientSums : public GradientSums<T, kElements> {
     for (int i = 0; i < kElements; ++i) centred2_[i] = 0;
   }
 
-  __device__ __forceinline__ void Accumulate(const V& e, const V& x1,
-                                             const V& x2) {
-    const Values<A, kElements> es = e.Get(), x2s = x2.Get();
+  __device__ __forceinline__ void Accumulate(const Values<A, kElements>& es,
+                                             const V& x1, const V& x2) {
+    const Values<A, kElements> x2s = x2.Get();
     Base::Accumulate(es, x1);
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
@@ -145,7 +166,7 @@ class DualGradientSums : public GradientSums<T, kElements> {
 template <typename Form, typename F>
 __device__ __forceinline__ void WithFormOf(const BackwardParameters& p, F f) {
   if constexpr (std::is_same_v<Form, AnyForm>) {
-    WithDualBackwardForm(p.buffers.gate, f);
+    WithDualBackwardForm(p.buffers.gate, p.buffers.activation.is_curve(), f);
   } else {
     f(Form{});
   }
@@ -176,7 +197,14 @@ __device__ __forceinline__ void SumDualGradients(
   }
   WithFormOf<Form>(first, [&](auto form) {
     constexpr Gate kGate = decltype(form)::kGate;
+    constexpr bool kCurve = decltype(form)::kCurve;
     using Item = DualGradientItem<T, kElements, kGate>;
+    // In float32, the other way would spill registers where channels are last,
+    // for compute capability 10.0.
+    constexpr Copies kCopies =
+        sizeof(T) == 4 && kElements > 1 && !SlabOf::kPlanes
+            ? Copies::kMany
+            : kCopiesOfGating<kGate, kCurve>;
     const DualGradientLoader<T, kElements, kGate> loader(first, second);
     DualGradientSums<T, kElements> sums;
     sums.Clear();
@@ -186,18 +214,22 @@ __device__ __forceinline__ void SumDualGradients(
         [&](int begin, int end) {
           // Loaded for each part, these constants take up no registers while
           // sums are added. Gate kX and the sums have the same means.
-          const DualGating<T, kElements, kGate> gating(first.buffers, shared,
-                                                       slab);
+          const DualGating<T, kElements, kGate, kCurve, SlabOf> gating(
+              first.buffers, shared, slab);
           sums.LoadMeans(shared, slab);
-          ForEachTile<kDualDepth<T, kElements, kGate, SlabOf>, Item>(
+          ForEachTile<kDualDepth<T, kElements, kGate, kCurve, SlabOf>, Item,
+                      kCopies>(
               slab.Count(begin, end),
               [&](Item* item) {
                 loader.template Load<Reuse::kSoon>(in, item);
                 in.Advance();
               },
               [&](Item& item) {
-                gating.Apply(&item);
-                sums.Accumulate(item.e, item.x, item.x2);
+                const auto e = gating.Apply(&item);
+                if constexpr (kLoadsAgain<kGate, kCurve>) {
+                  sums.template LoadMeans</*kAgain=*/true>(shared, slab);
+                }
+                sums.Accumulate(e, item.x, item.x2);
               });
         },
         [&] {
@@ -237,17 +269,22 @@ __device__ __forceinline__ void ApplyDualTiles(const BackwardParameters& first,
                                                const SlabOf& slab) {
   WithFormOf<Form>(first, [&](auto form) {
     constexpr Gate kGate = decltype(form)::kGate;
+    constexpr bool kCurve = decltype(form)::kCurve;
     using Item = DualGradientItem<T, kElements, kGate>;
     const DualGradientLoader<T, kElements, kGate> loader(first, second);
-    const DualGating<T, kElements, kGate> gating(first.buffers, shared, slab);
-    const Applier<T, kElements> applier1(shared, slab);
-    const Applier<T, kElements> applier2(shared.second, slab);
+    const DualGating<T, kElements, kGate, kCurve, SlabOf> gating(first.buffers,
+                                                                 shared, slab);
+    constexpr bool kAgain = kLoadsAgain<kGate, kCurve>;
+    using Appliers = Computation<Applier<T, kElements, kAgain>, kAgain,
+                                 SharedMemory, SlabOf>;
+    const Appliers applier1(shared, slab), applier2(shared.second, slab);
     T* dx1 = static_cast<T*>(first.dx);
     T* dx2 = static_cast<T*>(second.dx);
     const int count = slab.Count(0, slab.tiles());
     auto in = loader.template At<-1>(slab, count - 1);
     auto out = slab.template At<-1>(count - 1);
-    ForEachTile<kDualDepth<T, kElements, kGate, SlabOf>, Item>(
+    ForEachTile<kDualDepth<T, kElements, kGate, kCurve, SlabOf>, Item,
+                kCopiesOfGating<kGate, kCurve>>(
         count,
         [&](Item* item) {
           loader.template Load<Reuse::kNever>(in, item);
@@ -256,9 +293,9 @@ __device__ __forceinline__ void ApplyDualTiles(const BackwardParameters& first,
         [&](Item& item) {
           gating.Apply(&item);
           StoreVector<Reuse::kNever>(dx1 + out.offset(),
-                                     applier1.Of(item.e, item.x));
+                                     (*applier1).Of(item.e, item.x));
           StoreVector<Reuse::kNever>(dx2 + out.offset(),
-                                     applier2.Of(item.e, item.x2));
+                                     (*applier2).Of(item.e, item.x2));
           out.Advance();
         });
   });

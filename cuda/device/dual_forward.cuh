@@ -1,4 +1,4 @@
-// y = relu((x1 - mean1) * a1 + (x2 - mean2) * a2 + bias), where bias is the sum
+// y = act((x1 - mean1) * a1 + (x2 - mean2) * a2 + bias), where bias is the sum
 // of both biases. The statistics of x1 and x2 are computed by
 // DualStatisticsKernel or given. Parameters of x1 come first; its buffers are
 // those of the call, with x2 in the place of z.
@@ -29,8 +29,8 @@ namespace cuda {
 
 // Computes y from the constants that the thread has in registers. Forward and
 // the gate of backward both call it, because the same operations give the same
-// sign.
-template <typename T, int kElements>
+// sign. With kAgain it is for one vector.
+template <typename T, int kElements, bool kAgain = false>
 class DualNormaliser {
  public:
   using A = Accumulator<T>;
@@ -40,15 +40,18 @@ class DualNormaliser {
   __device__ __forceinline__ DualNormaliser(const DualSharedMemory& shared,
                                             const SlabOf& slab) {
     const SharedMemory& second = shared.second;
-    mean1_ = LoadConstants<A, kElements>(shared, kMean, slab);
-    mean2_ = LoadConstants<A, kElements>(second, kMean, slab);
-    multiplier1_ = LoadConstants<A, kElements>(shared, kMultiplier, slab);
-    multiplier2_ = LoadConstants<A, kElements>(second, kMultiplier, slab);
-    bias_ = LoadConstants<A, kElements>(shared, kBias, slab);
+    mean1_ = LoadConstants<A, kElements, kAgain>(shared, kMean, slab);
+    mean2_ = LoadConstants<A, kElements, kAgain>(second, kMean, slab);
+    multiplier1_ =
+        LoadConstants<A, kElements, kAgain>(shared, kMultiplier, slab);
+    multiplier2_ =
+        LoadConstants<A, kElements, kAgain>(second, kMultiplier, slab);
+    bias_ = LoadConstants<A, kElements, kAgain>(shared, kBias, slab);
   }
 
-  // y before the ReLU, rounded.
-  __device__ __forceinline__ V Rounded(const V& x1, const V& x2) const {
+  // What comes before the activation, not rounded.
+  __device__ __forceinline__ Values<A, kElements> Unrounded(const V& x1,
+                                                            const V& x2) const {
     Values<A, kElements> values = x1.Get();
     const Values<A, kElements> others = x2.Get();
 #pragma unroll
@@ -57,11 +60,17 @@ class DualNormaliser {
           others[i], mean2_[i], multiplier2_[i],
           NormaliseElement(values[i], mean1_[i], multiplier1_[i], bias_[i]));
     }
+    return values;
+  }
+
+  // y before a ReLU.
+  __device__ __forceinline__ V Rounded(const V& x1, const V& x2) const {
     V y;
-    y.Set(values);
+    y.Set(Unrounded(x1, x2));
     return y;
   }
 
+  // y after it.
   __device__ __forceinline__ V Of(const V& x1, const V& x2) const {
     V y = Rounded(x1, x2);
     y.Relu();
@@ -113,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
-// `Form` is a ForwardForm with a residual, x2, and a ReLU, or AnyForm.
+// `Form` is a ForwardForm with a residual, x2, and an activation, or AnyForm.
 template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     DualNormaliseKernel(const __grid_constant__ ForwardParameters first,
@@ -132,13 +141,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
           shared.AddConstants<A>(kBias, column);
         }
         __syncthreads();
-        // Several threads with single elements share a byte of the mask, so
-        // PackMask writes it afterwards.
-        using Written =
-            std::conditional_t<std::is_same_v<Form, AnyForm>,
-                               ForwardForm<true, true, false>, Form>;
-        NormaliseTilesAs<T, kElements, /*kKeep=*/false, Written>(
-            first, slab, DualNormaliser<T, kElements>(shared, slab));
+        const auto normalise = [&](auto form) {
+          NormaliseTilesBy<T, kElements, /*kKeep=*/false, decltype(form),
+                           DualNormaliser<T, kElements>>(first, shared, slab);
+        };
+        if constexpr (std::is_same_v<Form, AnyForm>) {
+          // Several threads with single elements share a byte of the mask, so
+          // PackMask writes it afterwards.
+          WithDualForwardForm(first.buffers.activation.is_curve(),
+                              /*mask=*/false, normalise);
+        } else {
+          normalise(Form{});
+        }
       });
 }
 

@@ -109,16 +109,36 @@ BNAR_HOST_DEVICE auto WithBackwardCurve(Gate gate, bool store_dz, F f) {
   }
 }
 
-// Calls f(form) for the gradient of y = relu(batch_norm(x1) + batch_norm(x2)),
-// which always has a gate and never a dz.
+// The same for y = act(batch_norm(x1) + batch_norm(x2)), where x2 takes the
+// place of z, and there always is an activation. AnyForm is any of these forms
+// here, also one with another activation than ReLU (`curve`).
 #ifdef __CUDACC__
 #pragma nv_exec_check_disable
 #endif
 template <typename F>
-BNAR_HOST_DEVICE auto WithDualBackwardForm(Gate gate, F f) {
-  if (gate == Gate::kY) return f(BackwardForm<Gate::kY, false>{});
-  if (gate == Gate::kMask) return f(BackwardForm<Gate::kMask, false>{});
-  return f(BackwardForm<Gate::kX, false>{});
+BNAR_HOST_DEVICE auto WithDualForwardForm(bool curve, bool mask, F f) {
+  if (curve) return f(ForwardForm<true, false, false, true>{});
+  if (mask) return f(ForwardForm<true, true, true>{});
+  return f(ForwardForm<true, true, false>{});
+}
+
+// Its gradient always has a gate and never a dz.
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable
+#endif
+template <typename F>
+BNAR_HOST_DEVICE auto WithDualBackwardForm(Gate gate, bool curve, F f) {
+  switch (gate) {
+    case Gate::kY:
+      if (curve) return f(BackwardForm<Gate::kY, false, true>{});
+      return f(BackwardForm<Gate::kY, false>{});
+    case Gate::kMask:
+      if (curve) return f(BackwardForm<Gate::kMask, false, true>{});
+      return f(BackwardForm<Gate::kMask, false>{});
+    default:
+      if (curve) return f(BackwardForm<Gate::kX, false, true>{});
+      return f(BackwardForm<Gate::kX, false>{});
+  }
 }
 
 }  // namespace cuda

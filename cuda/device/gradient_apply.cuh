@@ -73,8 +73,9 @@ __device__ __forceinline__ void SetApplyConstants(const BackwardParameters& p,
   __syncthreads();
 }
 
-// Computes dx of a vector from constants that the thread keeps in registers.
-template <typename T, int kElements>
+// Computes dx of a vector from constants that the thread keeps in registers,
+// with kAgain for one vector.
+template <typename T, int kElements, bool kAgain = false>
 class Applier {
  public:
   using A = Accumulator<T>;
@@ -83,10 +84,10 @@ class Applier {
   template <typename SlabOf>
   __device__ __forceinline__ Applier(const SharedMemory& shared,
                                      const SlabOf& slab) {
-    mean_ = LoadConstants<A, kElements>(shared, kGateMean, slab);
-    a_ = LoadConstants<A, kElements>(shared, kGateMultiplier, slab);
-    b_ = LoadConstants<A, kElements>(shared, kCentredMultiplier, slab);
-    k_ = LoadConstants<A, kElements>(shared, kConstantTerm, slab);
+    mean_ = LoadConstants<A, kElements, kAgain>(shared, kGateMean, slab);
+    a_ = LoadConstants<A, kElements, kAgain>(shared, kGateMultiplier, slab);
+    b_ = LoadConstants<A, kElements, kAgain>(shared, kCentredMultiplier, slab);
+    k_ = LoadConstants<A, kElements, kAgain>(shared, kConstantTerm, slab);
   }
 
   __device__ __forceinline__ V Of(const V& e, const V& x) const {

@@ -28,10 +28,10 @@ class GradientSums {
  public:
   using A = Accumulator<T>;
 
-  template <typename SlabOf>
+  template <bool kAgain = false, typename SlabOf>
   __device__ __forceinline__ void LoadMean(const SharedMemory& shared,
                                            const SlabOf& slab) {
-    mean_ = LoadConstants<A, kElements>(shared, kGateMean, slab);
+    mean_ = LoadConstants<A, kElements, kAgain>(shared, kGateMean, slab);
   }
 
   __device__ __forceinline__ void Clear() {

@@ -61,6 +61,21 @@ __device__ __forceinline__ T Anew(T value) {
   return value;
 }
 
+// Loads 16 bytes of shared memory. Neither the compiler nor ptxas knows that
+// they are the same as before, so they wait in no register for the next time.
+__device__ __forceinline__ uint4 LoadSharedAgain(const uint4* address) {
+#ifdef JAX_BNAR_CUDA_EMULATION
+  return *address;
+#else
+  uint4 value;
+  asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(address)))
+               : "memory");
+  return value;
+#endif
+}
+
 // Byte i of the result is filled with the highest bit of one byte of `value`:
 // digit i of kBytes, from 8 to b, says which byte. __byte_perm cannot express
 // this.

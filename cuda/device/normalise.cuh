@@ -123,15 +123,15 @@ class Normaliser {
   Values<A, kElements> bias_;
 };
 
-// The same with another activation than ReLU.
-template <typename T, int kElements, bool kResidual>
+// The same with another activation than ReLU, after what a normaliser computes.
+template <typename T, int kElements, typename NormaliserOf>
 class CurveNormaliser {
  public:
   using V = Vector<T, kElements>;
 
-  template <typename SlabOf>
+  template <typename SharedMemoryOf, typename SlabOf>
   __device__ __forceinline__ CurveNormaliser(const Activation& activation,
-                                             const SharedMemory& shared,
+                                             const SharedMemoryOf& shared,
                                              const SlabOf& slab)
       : curve_(activation), normaliser_(shared, slab) {}
 
@@ -143,7 +143,7 @@ class CurveNormaliser {
 
  private:
   Curve<T, kElements> curve_;
-  Normaliser<T, kElements, kResidual, /*kRelu=*/false> normaliser_;
+  NormaliserOf normaliser_;
 };
 
 // What is loaded for a vector besides x.
@@ -265,6 +265,27 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
   }
 }
 
+// The same, with NormaliserOf where there is no other activation than ReLU, and
+// behind it where there is one.
+template <typename T, int kElements, bool kKeep, typename Form,
+          typename NormaliserOf, typename SharedMemoryOf, typename SlabOf,
+          typename Stream = NoStream>
+__device__ __forceinline__ void NormaliseTilesBy(const ForwardParameters& p,
+                                                 const SharedMemoryOf& shared,
+                                                 const SlabOf& slab,
+                                                 Stream* stream = nullptr) {
+  if constexpr (Form::kCurve) {
+    NormaliseTilesAs<T, kElements, kKeep, Form>(
+        p, slab,
+        CurveNormaliser<T, kElements, NormaliserOf>(p.buffers.activation,
+                                                    shared, slab),
+        stream);
+  } else {
+    NormaliseTilesAs<T, kElements, kKeep, Form>(
+        p, slab, NormaliserOf(shared, slab), stream);
+  }
+}
+
 // The elementwise pass, the last tile first. Single elements begin with the
 // tiles that L2 may still hold. `Form` is a ForwardForm, AnyForm or AnyCurve.
 template <typename T, int kElements, bool kKeep, typename Form, typename SlabOf,
@@ -275,16 +296,9 @@ __device__ __forceinline__ void NormaliseTiles(const ForwardParameters& p,
                                                Stream* stream = nullptr) {
   const auto normalise = [&](auto form) {
     using F = decltype(form);
-    const auto normalise_by = [&](const auto& normaliser) {
-      NormaliseTilesAs<T, kElements, kKeep, F>(p, slab, normaliser, stream);
-    };
-    if constexpr (F::kCurve) {
-      normalise_by(CurveNormaliser<T, kElements, F::kResidual>(
-          p.buffers.activation, shared, slab));
-    } else {
-      normalise_by(
-          Normaliser<T, kElements, F::kResidual, F::kRelu>(shared, slab));
-    }
+    NormaliseTilesBy<T, kElements, kKeep, F,
+                     Normaliser<T, kElements, F::kResidual, F::kRelu>>(
+        p, shared, slab, stream);
   };
   if constexpr (std::is_same_v<Form, AnyForm>) {
     // Several threads with single elements share a byte of the mask, so

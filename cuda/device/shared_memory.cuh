@@ -38,18 +38,55 @@ struct SharedMemory {
 // Loads the constants of a thread's elements, which stay in registers for a
 // whole pass: if they were read again for each vector, they would occupy the
 // memory pipes more than the vector itself does. Where channels are first, all
-// elements have the same constant.
-template <typename A, int kElements, typename SlabOf>
+// elements have the same constant. With kAgain they are for one vector; those
+// of single elements and of planes are few, and may stay.
+template <typename A, int kElements, bool kAgain = false, typename SlabOf>
 __device__ __forceinline__ Values<A, kElements> LoadConstants(
     const SharedMemory& shared, int which, const SlabOf& slab) {
   const A* address = shared.Constant<A>(which) + slab.FirstConstant();
-  Values<A, kElements> constants;
+  if constexpr (kAgain && kElements > 1 && !SlabOf::kPlanes) {
+    constexpr int kWords = sizeof(A) * kElements / sizeof(uint4);
+    const uint4* from = reinterpret_cast<const uint4*>(address);
+    uint4 words[kWords];
 #pragma unroll
-  for (int i = 0; i < kElements; ++i) {
-    constants[i] = SlabOf::kPlanes && i > 0 ? constants[0] : address[i];
+    for (int k = 0; k < kWords; ++k) words[k] = LoadSharedAgain(from + k);
+    return BitsAs<Values<A, kElements>>(words);
+  } else {
+    Values<A, kElements> constants;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      constants[i] = SlabOf::kPlanes && i > 0 ? constants[0] : address[i];
+    }
+    return constants;
   }
-  return constants;
 }
+
+// An Of(shared, slab), which computes with constants, for all vectors of a
+// pass. With kAgain it is made for each of them anew, where its constants would
+// leave too few registers for what else is computed.
+template <typename Of, bool kAgain, typename SharedMemoryOf, typename SlabOf>
+class Computation {
+ public:
+  __device__ __forceinline__ Computation(const SharedMemoryOf& shared,
+                                         const SlabOf& slab)
+      : of_(shared, slab) {}
+  __device__ __forceinline__ const Of& operator*() const { return of_; }
+
+ private:
+  Of of_;
+};
+template <typename Of, typename SharedMemoryOf, typename SlabOf>
+class Computation<Of, /*kAgain=*/true, SharedMemoryOf, SlabOf> {
+ public:
+  __device__ __forceinline__ Computation(const SharedMemoryOf& shared,
+                                         const SlabOf& slab)
+      : shared_(shared), slab_(slab) {}
+  __device__ __forceinline__ Of operator*() const { return Of(shared_, slab_); }
+
+ private:
+  const SharedMemoryOf& shared_;
+  const SlabOf& slab_;
+};
 
 }  // namespace cuda
 }  // namespace jax_bnar

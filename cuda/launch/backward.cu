@@ -9,7 +9,7 @@ namespace jax_bnar {
 namespace cuda {
 namespace {
 
-// Two inputs have no dz, and a ReLU.
+// Two inputs have no dz, and an activation.
 template <int N>
 auto KernelsOf(DType dtype, Layout layout, int width, Gate gate, bool store_dz,
                bool curve) {
@@ -18,7 +18,7 @@ auto KernelsOf(DType dtype, Layout layout, int width, Gate gate, bool store_dz,
     if constexpr (N == 1) {
       return BackwardKernelsOf<T>(layout, width, gate, store_dz, curve);
     } else {
-      return DualBackwardKernelsOf<T>(layout, width, gate);
+      return DualBackwardKernelsOf<T>(layout, width, gate, curve);
     }
   });
 }
@@ -33,9 +33,10 @@ struct BackwardCall {
         dz(dz),
         // Without a gate, dy is e, and no activation matters any more.
         curve(buffers.gate != Gate::kNone && buffers.activation.is_curve()),
-        width(WidthOf(problem, HasVectors(buffers.gate, dz != nullptr, curve) &&
-                                   AreAligned(buffers.x) && AreAligned(dx) &&
-                                   Aligned({buffers.dy, dz, SavedArray()}))),
+        width(WidthOf(problem,
+                      HasVectors(N, buffers.gate, dz != nullptr, curve) &&
+                          AreAligned(buffers.x) && AreAligned(dx) &&
+                          Aligned({buffers.dy, dz, SavedArray()}))),
         kernels(KernelsOf<N>(problem.dtype, LayoutOf(problem.shape), width,
                              buffers.gate, dz != nullptr, curve)) {
     for (int i = 0; i < N; ++i) {
@@ -116,11 +117,12 @@ cudaError_t PrepareBackwardKernels() {
       prepare(gate, /*curve=*/true);
     }
     for (const Gate gate : {Gate::kY, Gate::kMask, Gate::kX}) {
-      const DualBackwardKernels kernels =
-          KernelsOf<2>(dtype, layout, width, gate, /*store_dz=*/false,
-                       /*curve=*/false);
-      if (error != cudaSuccess) return error;
-      error = PrepareEach(kernels.reduce, kernels.apply);
+      for (const bool curve : {false, true}) {
+        const DualBackwardKernels kernels =
+            KernelsOf<2>(dtype, layout, width, gate, /*store_dz=*/false, curve);
+        if (error != cudaSuccess) return error;
+        error = PrepareEach(kernels.reduce, kernels.apply);
+      }
     }
     return error;
   });

@@ -33,10 +33,11 @@ BackwardKernels BackwardKernelsOf(Layout layout, int width, Gate gate,
       if (width == kWidth) {
         const auto kernels = [](auto form) {
           using Form = decltype(form);
-          if constexpr (HasVectors(Form::kGate, Form::kStoreDz, Form::kCurve)) {
+          if constexpr (HasVectors(1, Form::kGate, Form::kStoreDz,
+                                   Form::kCurve)) {
             return BackwardKernelsAs<T, kLayout, kWidth, Form>();
           } else {
-            return BackwardKernels{};  // See WidthOfCall in backward.cu.
+            return BackwardKernels{};  // See HasVectors.
           }
         };
         return curve ? WithBackwardCurve(gate, store_dz, kernels)

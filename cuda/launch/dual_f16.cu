@@ -3,8 +3,10 @@
 namespace jax_bnar {
 namespace cuda {
 
-template DualForwardKernels DualForwardKernelsOf<__half>(Layout, int, bool);
-template DualBackwardKernels DualBackwardKernelsOf<__half>(Layout, int, Gate);
+template DualForwardKernels DualForwardKernelsOf<__half>(Layout, int,
+                                                         Activation, bool);
+template DualBackwardKernels DualBackwardKernelsOf<__half>(Layout, int, Gate,
+                                                           bool);
 
 }  // namespace cuda
 }  // namespace jax_bnar

@@ -3,8 +3,10 @@
 namespace jax_bnar {
 namespace cuda {
 
-template DualForwardKernels DualForwardKernelsOf<float>(Layout, int, bool);
-template DualBackwardKernels DualBackwardKernelsOf<float>(Layout, int, Gate);
+template DualForwardKernels DualForwardKernelsOf<float>(Layout, int, Activation,
+                                                        bool);
+template DualBackwardKernels DualBackwardKernelsOf<float>(Layout, int, Gate,
+                                                          bool);
 
 }  // namespace cuda
 }  // namespace jax_bnar

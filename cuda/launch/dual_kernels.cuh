@@ -27,17 +27,15 @@ DualBackwardKernels DualBackwardKernelsAs() {
 }
 
 template <typename T>
-DualForwardKernels DualForwardKernelsOf(Layout layout, int width, bool mask) {
+DualForwardKernels DualForwardKernelsOf(Layout layout, int width,
+                                        Activation activation, bool mask) {
   return WithLayout(layout, [&](auto constant) {
     constexpr Layout kLayout = decltype(constant)::value;
     if constexpr (!std::is_same_v<T, double>) {
-      if (width == kWidth && mask) {
-        return DualForwardKernelsAs<T, kLayout, kWidth,
-                                    ForwardForm<true, true, true>>();
-      }
       if (width == kWidth) {
-        return DualForwardKernelsAs<T, kLayout, kWidth,
-                                    ForwardForm<true, true, false>>();
+        return WithDualForwardForm(activation.is_curve(), mask, [](auto form) {
+          return DualForwardKernelsAs<T, kLayout, kWidth, decltype(form)>();
+        });
       }
     }
     return DualForwardKernelsAs<T, kLayout, 1, AnyForm>();
@@ -45,13 +43,20 @@ DualForwardKernels DualForwardKernelsOf(Layout layout, int width, bool mask) {
 }
 
 template <typename T>
-DualBackwardKernels DualBackwardKernelsOf(Layout layout, int width, Gate gate) {
+DualBackwardKernels DualBackwardKernelsOf(Layout layout, int width, Gate gate,
+                                          bool curve) {
   return WithLayout(layout, [&](auto constant) {
     constexpr Layout kLayout = decltype(constant)::value;
     if constexpr (!std::is_same_v<T, double>) {
       if (width == kWidth) {
-        return WithDualBackwardForm(gate, [](auto form) {
-          return DualBackwardKernelsAs<T, kLayout, kWidth, decltype(form)>();
+        return WithDualBackwardForm(gate, curve, [](auto form) {
+          using Form = decltype(form);
+          if constexpr (HasVectors(2, Form::kGate, Form::kStoreDz,
+                                   Form::kCurve)) {
+            return DualBackwardKernelsAs<T, kLayout, kWidth, Form>();
+          } else {
+            return DualBackwardKernels{};  // See HasVectors.
+          }
         });
       }
     }

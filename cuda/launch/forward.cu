@@ -9,7 +9,7 @@ namespace jax_bnar {
 namespace cuda {
 namespace {
 
-// Two inputs have no residual, and a ReLU.
+// Two inputs have no residual, and an activation.
 template <int N>
 auto KernelsOf(DType dtype, Layout layout, int width, bool residual,
                Activation activation, bool mask) {
@@ -18,7 +18,7 @@ auto KernelsOf(DType dtype, Layout layout, int width, bool residual,
     if constexpr (N == 1) {
       return ForwardKernelsOf<T>(layout, width, residual, activation, mask);
     } else {
-      return DualForwardKernelsOf<T>(layout, width, mask);
+      return DualForwardKernelsOf<T>(layout, width, activation, mask);
     }
   });
 }
@@ -135,11 +135,13 @@ cudaError_t PrepareForwardKernels() {
           if (error == cudaSuccess) error = PrepareWhole(kernels.whole);
         }
       }
-      const DualForwardKernels kernels =
-          KernelsOf<2>(dtype, layout, width, /*residual=*/false,
-                       {ActivationKind::kRelu}, mask);
-      if (error != cudaSuccess) return error;
-      error = PrepareEach(kernels.statistics, kernels.normalise);
+      for (const ActivationKind kind :
+           {ActivationKind::kRelu, ActivationKind::kSilu}) {
+        const DualForwardKernels kernels = KernelsOf<2>(
+            dtype, layout, width, /*residual=*/false, {kind}, mask);
+        if (error != cudaSuccess) return error;
+        error = PrepareEach(kernels.statistics, kernels.normalise);
+      }
     }
     return error;
   });

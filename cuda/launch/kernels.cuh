@@ -49,9 +49,9 @@ struct DualBackwardKernels {
 
 // Returns the kernels for elements of type T. float64 is always read by single
 // elements, for which one kernel serves all forms without another activation
-// than ReLU, and one all others. The kernels of each T are compiled in a file
-// of their own. Backward has a `curve` where a gate is given for another
-// activation than ReLU.
+// than ReLU, and one all others. With two inputs one serves both. The kernels
+// of each T are compiled in a file of their own. Backward has a `curve` where a
+// gate is given for another activation than ReLU.
 template <typename T>
 ForwardKernels ForwardKernelsOf(Layout layout, int width, bool residual,
                                 Activation activation, bool mask);
@@ -59,18 +59,22 @@ template <typename T>
 BackwardKernels BackwardKernelsOf(Layout layout, int width, Gate gate,
                                   bool store_dz, bool curve);
 template <typename T>
-DualForwardKernels DualForwardKernelsOf(Layout layout, int width, bool mask);
+DualForwardKernels DualForwardKernelsOf(Layout layout, int width,
+                                        Activation activation, bool mask);
 template <typename T>
-DualBackwardKernels DualBackwardKernelsOf(Layout layout, int width, Gate gate);
+DualBackwardKernels DualBackwardKernelsOf(Layout layout, int width, Gate gate,
+                                          bool curve);
 
 // Whether there are kernels that read vectors for a form of backward. Calls
 // with the others get the kernel that reads single elements: masks of other
-// activations than ReLU, the second pass alone of a call whose residual would
+// activations than ReLU, their y with two inputs, where it is saved only if
+// mean and var are given, the second pass alone of a call whose residual would
 // be read again, and a dz where there is no residual, for which only tests ask.
-constexpr bool HasVectors(Gate gate, bool store_dz, bool curve) {
+constexpr bool HasVectors(int inputs, Gate gate, bool store_dz, bool curve) {
   return gate == Gate::kX   ? !store_dz
          : gate == Gate::kZ ? store_dz
-                            : gate != Gate::kMask || !curve;
+         : gate == Gate::kY ? !curve || inputs == 1
+                            : !curve;
 }
 
 // Returns f(T()), where T is the element type of a dtype.

@@ -17,10 +17,9 @@ Save = Literal["y", "mask"]
 class Config:
     """Everything about one call that is known at trace time.
 
-    Several inputs (`inputs`) are always followed by a ReLU, and no residual is added to them. So
-    their primitives do not have the static parameters `activation`, `negative_slope` and `has_z`.
-    `negative_slope` is that of a leaky ReLU, and 0 otherwise. `out_dtype` is the dtype of y and z,
-    or None if it is that of x.
+    No residual is added to several inputs (`inputs`), so their primitives do not have the static
+    parameter `has_z`. `negative_slope` is that of a leaky ReLU, and 0 otherwise. `out_dtype` is the
+    dtype of y and z, or None if it is that of x.
     """
 
     epsilon: float
@@ -60,8 +59,6 @@ class Config:
 
     @property
     def activation_statics(self) -> dict[str, Any]:
-        if self.inputs > 1:
-            return {}
         return statics_of(self.activation, self.negative_slope)
 
     @property

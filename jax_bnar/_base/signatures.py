@@ -76,6 +76,7 @@ class Signature:
             workspace.
         x: the operand that decides the shapes and shardings of the others, and the dtype of all
             that is not named after y or z.
+        inputs: how many arrays are normalised and added.
         has_activation: whether the static parameters `activation` and `negative_slope` exist.
     """
 
@@ -84,6 +85,7 @@ class Signature:
     outputs: tuple[Any, ...]
     sums: int = 0
     x: str = "x"
+    inputs: int = 1
     has_activation: bool = False
 
     @functools.cached_property
@@ -235,7 +237,12 @@ def signatures(inputs: int) -> Signatures:
 
     def signature(name: str, *sides: tuple[Any, ...], sums: int = 0) -> Signature:
         return Signature(
-            PREFIXES[inputs] + name, *sides, sums=sums, x=x[0].name, has_activation=inputs == 1
+            PREFIXES[inputs] + name,
+            *sides,
+            sums=sums,
+            x=x[0].name,
+            inputs=inputs,
+            has_activation=True,
         )
 
     return Signatures(

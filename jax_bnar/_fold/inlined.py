@@ -75,7 +75,6 @@ def _evaluation(equation: Any) -> Callable[..., Sequence[Any]] | None:
         return None
     present = equation.params["present"]
     params = equation.params
-    # The form of two inputs always has a ReLU.
     names = ("layout", "epsilon", "activation", "negative_slope", "out_dtype")
     statics = {name: params[name] for name in names if name in params}
 

@@ -18,8 +18,9 @@ def fuse(fun: _Function) -> _Function:
 
     The function is traced. Code that normalises an array by its own statistics is recognised from
     the arithmetic alone, whatever library or spelling it comes from, and becomes `batch_norm`,
-    `bn_relu`, `bn_add_relu` or `dual_bn_add_relu`. `relu(scale * (x - mean) + bias + z)` with given
-    vectors, as in evaluation, becomes one of the `*_inference` operators. So does `batch_norm` of
+    `bn_relu`, `bn_add_relu` or `dual_bn_add_relu`, and with another activation `bn_act` or
+    `dual_bn_act`. `relu(scale * (x - mean) + bias + z)` with given vectors, as in evaluation,
+    becomes one of the `*_inference` operators. So does `batch_norm` of
     this package, with the addition or the ReLU that follows it. Where only the mean and the
     variance are those of a BatchNorm, they become `batch_statistics`. Everything else runs
     unchanged, and a function with nothing to fuse keeps its jaxpr. Results and gradients are those

@@ -1,4 +1,4 @@
-"""The join of two BatchNorms: `relu(batch_norm(x1) + batch_norm(x2))`."""
+"""The join of two BatchNorms: `act(batch_norm(x1) + batch_norm(x2))`."""
 
 import dataclasses
 from collections.abc import Collection, Sequence
@@ -12,7 +12,7 @@ from jax_bnar._fuse.statistics import restored, with_nans_of
 from jax_bnar._fuse.training import Normalisation
 from jax_bnar._fuse.training_match import TrainingMatch
 from jax_bnar._fuse.vectors import arrays_of
-from jax_bnar._operators.dual import dual_bn_add_relu
+from jax_bnar._operators.activated import dual_bn_act
 
 
 @dataclasses.dataclass(eq=False)
@@ -24,7 +24,7 @@ class DualMatch(Match):
 
     @property
     def operator(self) -> str:
-        return "dual_bn_add_relu"
+        return "dual_bn_add_relu" if self.tail.has_relu else "dual_bn_act"
 
     @property
     def arrays(self) -> tuple[Value, ...]:
@@ -46,13 +46,14 @@ class DualMatch(Match):
             [*first.vectors, *second.vectors], rest, x1.shape[first.form.axis], first.form.dtype
         )
         shape, options = first.shape_and_options(self.result.shape)
-        y, mean1, var1, mean2, var2 = dual_bn_add_relu(
+        y, mean1, var1, mean2, var2 = dual_bn_act(
             first.arranged(x1.astype(first.form.dtype), shape),
             second.arranged(x2.astype(second.form.dtype), shape),
             scale1,
             with_nans_of(shift1, bias1),
             scale2,
             with_nans_of(shift2, bias2),
+            self.tail.activation,
             **options,
         )
         return [
@@ -71,7 +72,7 @@ def duals(matches: Sequence[TrainingMatch]) -> list[DualMatch]:
     }
     found = []
     for first in matches:
-        if len(first.tail.residuals) == 1 and first.tail.has_relu:
+        if len(first.tail.residuals) == 1 and first.tail.is_activated:
             second = normalised.get(first.tail.residuals[0])
             if second is not None and _agree(first, second):
                 found.append(DualMatch(first.x, first.normalised, first.tail, first, second))

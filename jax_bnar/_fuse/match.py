@@ -21,7 +21,7 @@ class Match(abc.ABC):
     Attributes:
         x: the array that is normalised; the first of two.
         normalised: the normalised array.
-        tail: the residuals and the ReLU that follow it.
+        tail: the residuals and the activation that follow it.
     """
 
     x: Value
@@ -65,11 +65,8 @@ class Match(abc.ABC):
     @property
     def moves_spared(self) -> int:
         """How many reads and writes of whole arrays are avoided, in units of the size of x."""
-        arrays = {"batch_norm": 0, "bn_relu": 1, "bn_add_relu": 2, "dual_bn_add_relu": 2}
-        operator = self.operator.removesuffix("_inference")
-        if operator == "bn_act":
-            operator = "bn_add_relu" if self.tail.residuals else "bn_relu"
-        return 2 * arrays[operator]
+        adds = bool(self.tail.residuals) or len(self.arrays) > 1
+        return 2 * (self.tail.is_activated + adds)
 
     @property
     def result(self) -> Value:

@@ -13,14 +13,13 @@ from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import Match, RefusedMatch, summed
 from jax_bnar._fuse.nodes import Node, Operand, Value
 from jax_bnar._fuse.tail import tail_of
-from jax_bnar._operators.activated import bn_act, bn_act_inference
+from jax_bnar._operators.activated import bn_act, bn_act_inference, dual_bn_act
 from jax_bnar._operators.api import (
     bn_add_relu,
     bn_add_relu_inference,
     bn_relu,
     bn_relu_inference,
 )
-from jax_bnar._operators.dual import dual_bn_add_relu
 
 # The primitives in the bodies of the two calls (implementation="ffi" demands the kernel), and the
 # names of their operands.
@@ -58,7 +57,7 @@ class OwnMatch(Match):
     @property
     def operator(self) -> str:
         if len(self.calls) == 2:
-            return "dual_bn_add_relu"
+            return "dual_bn_add_relu" if self.tail.has_relu else "dual_bn_act"
         name = "bn_add_relu" if self.tail.residuals else "bn_relu"
         if not self.tail.has_relu:
             name = "bn_act"
@@ -96,7 +95,7 @@ class OwnMatch(Match):
             del options["out_dtype"]  # None, see `own_candidates` and `_agree`
         results: Any
         if others:
-            results = dual_bn_add_relu(x, *others, *vectors, **options)
+            results = dual_bn_act(x, *others, *vectors, activation=self.tail.activation, **options)
         elif self.calls[0].is_inference:
             if not self.tail.has_relu:
                 act = self.tail.activation
@@ -135,7 +134,7 @@ def own_candidates(
         return [RefusedMatch(node, f"it is an operator of jax_bnar already; {reason}")]
     found: list[OwnMatch | RefusedMatch] = [OwnMatch(call.x, call.results[0], tail, (call,))]
     producer = tail.residuals[0].producer if len(tail.residuals) == 1 else None
-    if tail.has_relu and producer is not None:
+    if producer is not None:
         other = own_call(producer)
         if other is not None and graph.sole_reader(tail.residuals[0]) and _agree(call, other):
             both = dataclasses.replace(tail, residuals=())

@@ -180,8 +180,10 @@ class Operation:
     def _lacks(self, platform: str, avals: Sequence[Any], params: Mapping[str, Any]) -> str:
         """Which kernel there is none of on a platform that has others; empty if there is one.
 
-        CUDA has kernels for outputs of the dtype of x alone.
+        Two inputs have an activation, and CUDA has kernels for outputs of the dtype of x alone.
         """
+        if self.signature.inputs > 1 and params.get("activation") == "none":
+            return "there is none of two inputs with activation 'none'"
         if platform != "cuda":
             return ""
         named = self.signature.unbind(avals, params["present"])

@@ -1,8 +1,8 @@
 """One call of a BatchNorm layer, prepared but not yet run, so that another one can join it.
 
-`relu(batch_norm(x1) + batch_norm(x2))` is one operator, but in a network it is two layers, each
+`act(batch_norm(x1) + batch_norm(x2))` is one operator, but in a network it is two layers, each
 with its own variables. Each layer prepares its call. The call of the first layer then takes that of
-the second as its residual, and runs both as one `jax_bnar.dual_bn_add_relu` if that is possible.
+the second as its residual, and runs both as one `jax_bnar.dual_bn_act` if that is possible.
 """
 
 import dataclasses
@@ -11,13 +11,13 @@ from typing import Any
 
 import jax
 
-from jax_bnar._layers.activation import NONE, RELU
+from jax_bnar._layers.activation import NONE
 from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.promotion import compute_dtype
 from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
-from jax_bnar._operators import dual
+from jax_bnar._operators import activated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +75,17 @@ class PreparedCall:
             "axis": view.axis,
             "implementation": self.call.implementation,
         }
+        activation = self.call.activation.of_operator
         if self.given is not None and other.given is not None:
             statistics = [vector.reshape(-1) for vector in (*self.given, *other.given)]
-            y = dual.dual_bn_add_relu_inference(*arrays, *vectors, *statistics, **options)
+            y = activated.dual_bn_act_inference(
+                *arrays, *vectors, *statistics, activation=activation, **options
+            )
             return self.call.finish(view, y, self.result)
-        y, mean1, var1, mean2, var2 = dual.dual_bn_add_relu(
+        y, mean1, var1, mean2, var2 = activated.dual_bn_act(
             *arrays,
             *vectors,
+            activation=activation,
             **options,
             axis_name=self.call.axis_name,
             axis_index_groups=self.call.axis_index_groups,
@@ -101,7 +105,7 @@ class PreparedCall:
         same_options = dataclasses.replace(self.call, activation=NONE) == other.call
         return (
             same_options
-            and self.call.activation == RELU
+            and self.call.activation.is_fused
             and self.correction is None
             and other.correction is None
             and self.x.shape == other.x.shape

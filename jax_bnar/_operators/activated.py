@@ -10,6 +10,7 @@ from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._operators.api import BatchNormResult
+from jax_bnar._operators.dual import DualBatchNormResult
 from jax_bnar._operators.forms import infer, train
 
 
@@ -127,6 +128,123 @@ def bn_act_inference(
         z,
         (Affine(scale, bias),),
         (Statistics(mean, var),),
+        fused.name,
+        negative_slope=fused.negative_slope,
+        epsilon=epsilon,
+        axis=axis,
+        implementation=implementation,
+    )
+
+
+def dual_bn_act(
+    x1: ArrayLike,
+    x2: ArrayLike,
+    scale1: ArrayLike | None,
+    bias1: ArrayLike | None,
+    scale2: ArrayLike | None,
+    bias2: ArrayLike | None,
+    activation: Any,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    axis_name: Any = None,
+    axis_index_groups: Any = None,
+    num_groups: int = 1,
+    save: Save = "y",
+    implementation: Implementation = None,
+) -> DualBatchNormResult:
+    """Fused `act(batch_norm(x1) + batch_norm(x2))`, for activations other than ReLU too.
+
+    The join of a residual block that downsamples, as `dual_bn_add_relu` computes it, with the
+    activations of `bn_act`. Forward and backward are one kernel call each. Backward keeps x1 and
+    x2, from which it computes again what came before the activation.
+
+    Args:
+        x1: as in `dual_bn_add_relu`, as are the next five.
+        x2: with the shape and dtype of x1.
+        scale1: shape (C,), any float dtype, or None for 1.
+        bias1: shape (C,), any float dtype, or None for 0.
+        scale2: the scale of x2.
+        bias2: the bias of x2.
+        activation: as in `bn_act`.
+        epsilon: as in `bn_act`, for both inputs.
+        axis: the channel axis.
+        axis_name: as in `bn_act`.
+        axis_index_groups: as in `bn_act`.
+        num_groups: as in `bn_act`.
+        save: "y", with which nothing is saved but x1 and x2, or "mask", one bit per element for
+            ReLU, ReLU6 and leaky ReLU.
+        implementation: None, "ffi" or "xla", as in `bn_add_relu`.
+
+    Returns:
+        DualBatchNormResult(y, mean1, var1, mean2, var2).
+
+    Raises:
+        ValueError, TypeError, NameError, NotImplementedError: as in `bn_act`.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, jax_bnar
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> y, *_ = jax_bnar.dual_bn_act(x, 2 * x, None, None, None, None, jax.nn.silu)
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [-0.195, 0.0, 2.254]
+    """
+    fused = _checked("dual_bn_act", activation)
+    results = train(
+        "dual_bn_act",
+        (x1, x2),
+        None,
+        (Affine(scale1, bias1), Affine(scale2, bias2)),
+        fused.name,
+        negative_slope=fused.negative_slope,
+        epsilon=epsilon,
+        axis=axis,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        num_groups=num_groups,
+        save=save,
+        implementation=implementation,
+    )
+    return DualBatchNormResult(*results)
+
+
+def dual_bn_act_inference(
+    x1: ArrayLike,
+    x2: ArrayLike,
+    scale1: ArrayLike | None,
+    bias1: ArrayLike | None,
+    scale2: ArrayLike | None,
+    bias2: ArrayLike | None,
+    mean1: ArrayLike,
+    var1: ArrayLike,
+    mean2: ArrayLike,
+    var2: ArrayLike,
+    activation: Any,
+    *,
+    epsilon: float = 1e-5,
+    axis: int = -1,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """Fused `act(batch_norm(x1) + batch_norm(x2))` with given statistics: `dual_bn_act` later.
+
+    Arguments and errors are those of `dual_bn_act` and `dual_bn_add_relu_inference`.
+
+    Examples:
+        >>> import jax.numpy as jnp, jax_bnar
+        >>> x = jnp.arange(6.0).reshape(3, 2)
+        >>> affine, statistics = (None, None), (jnp.ones(2), jnp.full(2, 4.0))
+        >>> given = (*affine, *affine, *statistics, *statistics)
+        >>> y = jax_bnar.dual_bn_act_inference(x, x, *given, "silu")
+        >>> [round(float(value), 3) for value in y[:, 0]]
+        [-0.269, 0.731, 2.858]
+    """
+    fused = _checked("dual_bn_act_inference", activation)
+    return infer(
+        "dual_bn_act_inference",
+        (x1, x2),
+        None,
+        (Affine(scale1, bias1), Affine(scale2, bias2)),
+        (Statistics(mean1, var1), Statistics(mean2, var2)),
         fused.name,
         negative_slope=fused.negative_slope,
         epsilon=epsilon,

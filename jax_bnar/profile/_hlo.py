@@ -220,7 +220,7 @@ def _elementwise_mode(opcodes: list[str]) -> str:
 def _mode_of_ours(target: str, text: str) -> str:
     """The operation unless it is a plain forward one, ADD for a residual, and the activation."""
     operation = re.sub(r"^jax_bnar_|_v\d+$", "", target)
-    # A call with two normalised inputs always adds them and applies a ReLU.
+    # A call with two normalised inputs always adds them.
     joins_two = operation.startswith("dual_")
     operation = operation.removeprefix("dual_")
     parts = [] if operation in ("forward", "normalise") else [operation.upper()]
@@ -229,9 +229,7 @@ def _mode_of_ours(target: str, text: str) -> str:
     activation, gate = (
         re.search(rf'\b{name}\s*=\s*"(\w+)"', text) for name in ("activation", "gate")
     )
-    if joins_two:
-        parts.append("RELU")
-    elif activation and "none" not in (activation[1], gate and gate[1]):
+    if activation and "none" not in (activation[1], gate and gate[1]):
         parts.append(activation[1].upper())
     return "_".join(parts) or "PLAIN"
 

@@ -177,13 +177,12 @@ def test_what_is_read_elsewhere_is_not_taken_in() -> None:
         assert_no_worse(function, X, SCALE, BIAS)
 
 
-def test_the_join_of_two_norms_is_taken_in_where_it_is_a_residual() -> None:
-    """There is no operator for two inputs with SiLU, so the second norm is one of its own."""
-
+@every_activation
+def test_the_join_of_two_norms_is_one_operator(name: str) -> None:
     def layer(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-        return jax.nn.silu(batch_norm(x, scale, bias) + batch_norm(z, scale, bias))
+        return ACTIVATIONS[name](batch_norm(x, scale, bias) + batch_norm(z, bias, scale))
 
-    assert_fused(layer, X, Z, SCALE, BIAS, bn_act=1, batch_norm=1)
+    assert_fused(layer, X, Z, SCALE, BIAS, dual_bn_act=1)
 
 
 @pytest.mark.parametrize("name", ["elu", "mish", "hard_silu"])

@@ -40,6 +40,10 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
     "three residuals": (lambda x, z, s, b: relu(_own(x, s, b) + z + x + z), "bn_add_relu"),
     "ghost batches": (_with_statistics, "bn_add_relu"),
     "join": (lambda x, z, s, b: relu(_own(x, s, b) + _own(z, b, s)), "dual_bn_add_relu"),
+    "join before SiLU": (
+        lambda x, z, s, b: jax.nn.silu(_own(x, s, b) + _own(z, b, s)),
+        "dual_bn_act",
+    ),
     "unlike join": (
         lambda x, z, s, b: relu(_own(x, s, b) + _own(z, b, s, epsilon=0.1)),
         "bn_add_relu",

@@ -76,7 +76,7 @@ def test_flags(case: Case, name: str) -> None:
 
 @all_strategies
 @pytest.mark.parametrize("shape_name", ACTIVATED)
-@pytest.mark.parametrize("form", ["bn_relu", "bn_add_relu"])
+@pytest.mark.parametrize("form", ["bn_relu", "bn_add_relu", "dual_bn_add_relu"])
 @pytest.mark.parametrize(
     ("activation", "dtype"),
     [

@@ -215,6 +215,8 @@ def test_two_inputs_are_one_call_each_way(
         "has_groups": "false",
         "has_inner": "true" if axis == 1 else "false",
         "save_mask": "true" if save == "mask" else "false",
+        "activation": '"relu"',
+        "negative_slope": "0.000000e+00 : f64",
     }
 
     backward = found["jax_bnar_dual_backward_v1"]

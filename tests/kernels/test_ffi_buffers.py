@@ -27,11 +27,11 @@ STATICS: dict[str, dict[str, Any]] = {
     "normalise": {"epsilon": np.float64(1e-5), **RELU, "save_mask": True},
     "backward_reduce": {"epsilon": np.float64(1e-5), **RELU, "gate": "x", "has_z": True},
     "backward_apply": {"epsilon": np.float64(1e-5), **RELU, "gate": "y"},
-    "dual_forward": {"epsilon": np.float64(1e-5), "save_mask": True},
-    "dual_backward": {"epsilon": np.float64(1e-5), "gate": "mask"},
-    "dual_normalise": {"epsilon": np.float64(1e-5), "save_mask": True},
-    "dual_backward_reduce": {"epsilon": np.float64(1e-5), "gate": "x"},
-    "dual_backward_apply": {"epsilon": np.float64(1e-5), "gate": "y"},
+    "dual_forward": {"epsilon": np.float64(1e-5), **RELU, "save_mask": True},
+    "dual_backward": {"epsilon": np.float64(1e-5), **RELU, "gate": "mask"},
+    "dual_normalise": {"epsilon": np.float64(1e-5), **RELU, "save_mask": True},
+    "dual_backward_reduce": {"epsilon": np.float64(1e-5), **RELU, "gate": "x"},
+    "dual_backward_apply": {"epsilon": np.float64(1e-5), **RELU, "gate": "y"},
 }
 
 
@@ -217,6 +217,14 @@ def test_a_smooth_activation_follows_from_neither_y_nor_a_mask(operation: str) -
     call = good_call(getattr(kernel_call.OPERATIONS[1], operation))
     attributes = call.attributes | {"activation": "silu"}
     assert_refused(call._replace(attributes=attributes), "silu")
+
+
+@pytest.mark.parametrize("operation", kernel_call.OPERATIONS[2], ids=lambda each: each.name)
+def test_two_inputs_have_an_activation(operation: kernel_call.Operation) -> None:
+    if operation.signature.inputs == 2:
+        call = good_call(operation)
+        attributes = call.attributes | {"activation": "none"}
+        assert "not 'none', with two inputs" in str(refusal(call._replace(attributes=attributes)))
 
 
 def _of_dtypes(operation: str, x: Any, like_y: dict[str, Any], result: Any) -> Call:

@@ -12,10 +12,12 @@ from flax_tools import (
     apply,
     as_flax_needs_it,
     assert_close,
+    evaluated,
     init,
     normal,
     shapes_and_dtypes,
     tolerance,
+    trained,
     trained_looking,
 )
 
@@ -145,15 +147,18 @@ def test_bottleneck_takes_the_place_of_the_flax_examples() -> None:
     assert sorted(variables["params"]) == blocks
 
 
-def test_bottleneck_with_another_activation() -> None:
+@pytest.mark.parametrize("strides", [1, 2])
+@pytest.mark.parametrize("run", [trained, evaluated])
+@pytest.mark.parametrize("act", [nn.silu, nn.relu6, nn.celu])
+def test_bottleneck_with_another_activation(act: Any, run: Any, strides: int) -> None:
     x = normal(0, (3, 6, 6, 8)) - 3
     with as_flax_needs_it():
         outcomes = []
         for norm in (BatchNorm, PLAIN):
-            block = FusedBottleneck(2, norm=norm, act=nn.silu)
+            block = FusedBottleneck(2, norm=norm, act=act, strides=(strides, strides))
             variables = init(block, x, use_running_average=False)
-            outcomes.append(apply(block, random_like(variables), x, True))
-    np.testing.assert_allclose(*outcomes, rtol=1e-5, atol=1e-5)
+            outcomes.append(run(block, random_like(variables), x))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), *outcomes)
 
 
 @pytest.mark.parametrize("naming", ["flax", "algoperf"])

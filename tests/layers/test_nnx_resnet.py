@@ -75,6 +75,8 @@ def test_bottleneck_is_three_operators_and_starts_as_its_shortcut() -> None:
         other = trained_model(functools.partial(FusedBottleneck, 8, 2, act=act))
         assert ours(forward(other), x) == {"forward": 3}
         assert other.bn0.activation == name
+    strided = trained_model(functools.partial(FusedBottleneck, 8, 2, strides=2, act=nnx.silu))
+    assert ours(forward(strided), x) == {"forward": 2, "dual_forward": 1}
 
 
 def test_a_layer_that_takes_another_ones_call() -> None:

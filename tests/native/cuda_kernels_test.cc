@@ -49,10 +49,8 @@ std::vector<Emulated> Devices() {
 
 void TestCase(Case c, const cuda::Settings& settings, Calls calls) {
   CudaPlatform platform(settings);
-  // The operations with two inputs do not depend on the strategy, and have no
-  // other activation than ReLU.
-  const int most_inputs =
-      calls == Calls::kAll && !c.activation.is_curve() ? 2 : 1;
+  // The operations with two inputs do not depend on the strategy.
+  const int most_inputs = calls == Calls::kAll ? 2 : 1;
   for (c.inputs = 1; c.inputs <= most_inputs; ++c.inputs) {
     const Inputs in(c);
     CheckForwardCalls(platform, in, c.Name(), calls);
@@ -175,10 +173,12 @@ void TestCurves(cuda::Settings settings, bool few) {
     }
     if (few) continue;
     test({{1, 3000, 8, 1}, DType::kFloat16, 0, 0, true});
-    test({{1, 67, 65, 1}, DType::kFloat16, 1, 1, true});
+    test({{1, 9, 2, 1200}, DType::kFloat16, 0, 0, false});
+    for (const DType dtype : kDTypes) test({{1, 67, 65, 1}, dtype, 1, 1, true});
     test({{2, 33, 16, 1}, DType::kFloat64, 0, 0, false});
     test({{1, 5, 3, 49}, DType::kBFloat16, 0, 0, true});
     test({{2, 4, 6, 9}, DType::kFloat32, 0, 0, true});
+    test({{2, 4, 6, 9}, DType::kFloat64, 0, 0, true});
   }
 }
 

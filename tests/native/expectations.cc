@@ -258,17 +258,25 @@ double CurveError(const Input& in) {
 }
 
 // Where the activation is not piecewise linear.
-void SetSmoothGradient(const Input& in, bool residual,
+void SetSmoothGradient(const Inputs& all, bool residual,
                        GatedGradient* gradient) {
-  const Coefficients of = CoefficientsOf(in, /*affine=*/true, {});
+  const Input& in = all.first();
+  std::vector<Coefficients> coefficients;
+  for (int input = 0; input < all.count(); ++input) {
+    coefficients.push_back(CoefficientsOf(all[input], /*affine=*/true, {}));
+  }
   for (int64_t i = 0; i < in.c.size(); ++i) {
     const size_t c = in.ChannelOf(i);
-    const double scaled = (in.x[i] - of.mean[c]) * of.a[c];
-    const double z = residual ? in.z[i] : 0;
-    const double u = scaled + of.bias[c] + z;
+    double u = residual ? in.z[i] : 0;
+    double magnitude = std::fabs(u);
+    for (int input = 0; input < all.count(); ++input) {
+      const Coefficients& of = coefficients[static_cast<size_t>(input)];
+      const double scaled = (all[input].x[i] - of.mean[c]) * of.a[c];
+      u += scaled + of.bias[c];
+      magnitude += std::fabs(scaled) + std::fabs(of.bias[c]);
+    }
     const double error_of_u =
-        2 * kRoundings * in.accumulator.roundoff() *
-        (std::fabs(scaled) + std::fabs(of.bias[c]) + std::fabs(z));
+        2 * kRoundings * in.accumulator.roundoff() * magnitude;
     // The derivative of hard_silu jumps there by a half, and what is stored of
     // the larger number has a larger rounding error.
     const bool jumps = in.c.activation.kind == ActivationKind::kHardSilu &&
@@ -288,7 +296,7 @@ GatedGradient GatedGradientOf(Platform& platform, const Inputs& in, Gate gate) {
   const size_t size = static_cast<size_t>(in.c.size());
   GatedGradient gradient{std::vector<double>(size), std::vector<double>(size)};
   if (!activation.is_piecewise_linear()) {
-    SetSmoothGradient(first, gate == Gate::kZ, &gradient);
+    SetSmoothGradient(in, gate == Gate::kZ, &gradient);
     return gradient;
   }
   Results forward;

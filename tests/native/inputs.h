@@ -51,8 +51,7 @@ struct Case {
   // How many arrays are normalised and added up: 1 or 2.
   int inputs = 1;
   DType out_dtype = dtype;
-  // What follows where a call asks for an activation. Others than ReLU have one
-  // input.
+  // What follows where a call asks for an activation.
   Activation activation = {ActivationKind::kRelu};
 
   Problem problem() const { return {shape, dtype, mask_channels, out_dtype}; }

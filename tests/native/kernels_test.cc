@@ -55,12 +55,14 @@ void TestCurves() {
       for (const Shape& shape :
            {Shape{1, 35, 65, 1}, Shape{2, 40, 48, 1}, Shape{1, 5, 2085, 1},
             Shape{2, 3, 5, 49}, Shape{1, 9, 3, 6}, Shape{1, 2, 3, 2501}}) {
-        Case c{shape, dtype, 0, 0, true};
-        c.activation = activation;
-        const Inputs in(c);
-        CheckForwardCalls(platform, in, c.Name());
-        CheckBackwardCalls(platform, in, c.Name());
-        CheckInputsAreUntouched(in, Inputs(c), c.Name());
+        for (const int inputs : {1, 2}) {
+          Case c{shape, dtype, 0, 0, true, 0, inputs};
+          c.activation = activation;
+          const Inputs in(c);
+          CheckForwardCalls(platform, in, c.Name());
+          CheckBackwardCalls(platform, in, c.Name());
+          CheckInputsAreUntouched(in, Inputs(c), c.Name());
+        }
       }
     }
   }

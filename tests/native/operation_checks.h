@@ -15,9 +15,12 @@ namespace testing {
 
 constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32,
                              DType::kFloat64};
-// Two inputs have a ReLU, whose sign backward finds somewhere.
+// Two inputs have an activation, whose derivative backward finds somewhere.
 inline std::vector<Gate> GatesOf(const Case& c) {
-  if (!c.activation.is_piecewise_linear()) return {Gate::kX, Gate::kZ};
+  if (!c.activation.is_piecewise_linear()) {
+    if (c.inputs > 1) return {Gate::kX};
+    return {Gate::kX, Gate::kZ};
+  }
   if (c.activation.is_curve()) return {Gate::kY, Gate::kMask, Gate::kX};
   if (c.inputs > 1) return {Gate::kY, Gate::kMask, Gate::kX};
   return {Gate::kNone, Gate::kY, Gate::kMask, Gate::kX};
@@ -25,9 +28,9 @@ inline std::vector<Gate> GatesOf(const Case& c) {
 // Two inputs also have no residual.
 inline std::vector<NormaliseOptions> NormaliseOptionsOf(const Case& c) {
   if (!c.activation.is_piecewise_linear()) {
-    return {{true, true, false, true}, {true, false, false, false}};
+    return {{true, c.inputs == 1, false, true}, {true, false, false, false}};
   }
-  if (c.activation.is_curve()) {
+  if (c.activation.is_curve() && c.inputs == 1) {
     return {{true, true, true, true},
             {true, true, false, false},
             {true, false, true, false},

@@ -18,7 +18,17 @@ from jax.sharding import PartitionSpec as P
 from programs import ours
 from sharding_tools import collectives, make_mesh, put
 
-from jax_bnar import batch_norm, bn_act, bn_act_inference, bn_add_relu, bn_relu
+from jax_bnar import (
+    batch_norm,
+    bn_act,
+    bn_act_inference,
+    bn_add_relu,
+    bn_relu,
+    dual_bn_act,
+    dual_bn_act_inference,
+    dual_bn_add_relu,
+    dual_bn_add_relu_inference,
+)
 from jax_bnar._base.implementation import Implementation
 
 pytestmark = pytest.mark.quick
@@ -31,15 +41,13 @@ every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
 @settings(max_examples=6)
 @given(case=cases())
 def test_agrees_with_oracle(implementation: Implementation, name: str, case: Case) -> None:
-    if case.inputs > 1:
-        case = Case(case.shape, case.axis, case.dtype, "bn_relu")
     check(case, name, implementation)
 
 
 @both_implementations
 @all_dtypes
 @every_activation
-@pytest.mark.parametrize("form", ["bn_relu", "bn_add_relu"])
+@pytest.mark.parametrize("form", ["bn_relu", "bn_add_relu", "dual_bn_add_relu"])
 @pytest.mark.parametrize("save", ["y", "mask"])
 @pytest.mark.parametrize(("shape", "axis"), [((9, 5, 33), -1), ((3, 17, 70), 1)])
 def test_every_dtype(
@@ -51,7 +59,7 @@ def test_every_dtype(
     dtype: str,
     implementation: Implementation,
 ) -> None:
-    """With and without a residual, rows with a ragged end and planes with one."""
+    """With and without a residual or a second input, rows with a ragged end and planes with one."""
     check(Case(shape, axis, dtype, form, save=save, seed=3), name, implementation)
 
 
@@ -83,6 +91,95 @@ def test_inference(has_z: bool, name: str, implementation: Implementation) -> No
     )
     for own, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-4)
+
+
+def two_inputs(shape: tuple[int, ...], axis: int) -> list[np.ndarray]:
+    """x1, x2, and scale, bias, mean and var of each; no value before an activation is at a jump."""
+    random = np.random.default_rng(7)
+    x = [random.normal(size=shape) for _ in range(2)]
+    vectors = [random.uniform(0.5, 2, shape[axis]) for _ in range(8)]
+    return [array.astype(np.float32) for array in (*x, *vectors)]
+
+
+def join(name: str, axis: int, *arrays: Any) -> Any:
+    """The formula with given statistics, and with those of the batch if there are none."""
+    x1, x2, *vectors = (jnp.asarray(array, jnp.float64) for array in arrays)
+    over = tuple(a for a in range(x1.ndim) if a != axis % x1.ndim)
+    if len(vectors) == 4:
+        vectors += [f(x, over) for x in (x1, x2) for f in (jnp.mean, jnp.var)]
+    scale1, bias1, scale2, bias2, mean1, var1, mean2, var2 = (
+        jnp.expand_dims(vector, over) for vector in vectors
+    )
+    u = (x1 - mean1) / jnp.sqrt(var1 + 1e-5) * scale1 + bias1
+    u += (x2 - mean2) / jnp.sqrt(var2 + 1e-5) * scale2 + bias2
+    return ACTIVATIONS[name](u)
+
+
+@both_implementations
+@every_activation
+@pytest.mark.parametrize("save", ["y", "mask"])
+@pytest.mark.parametrize("given_statistics", [False, True])
+@pytest.mark.parametrize(("shape", "axis"), [((9, 5, 33), -1), ((3, 17, 70), 1)])
+def test_two_inputs(
+    shape: tuple[int, ...],
+    axis: int,
+    given_statistics: bool,
+    save: Any,
+    name: str,
+    implementation: Implementation,
+) -> None:
+    arrays = two_inputs(shape, axis)[: 10 if given_statistics else 6]
+    options: Any = {"axis": axis, "implementation": implementation}
+
+    def function(*arrays: Any) -> Any:
+        if given_statistics:
+            return dual_bn_act_inference(*arrays, activation=ACTIVATIONS[name], **options)
+        return dual_bn_act(*arrays, activation=ACTIVATIONS[name], save=save, **options).y
+
+    formula = functools.partial(join, name, axis)
+    y, vjp = jax.vjp(jax.jit(function), *arrays)
+    exact, exact_vjp = jax.vjp(formula, *(jnp.asarray(a, jnp.float64) for a in arrays))
+    np.testing.assert_allclose(y, exact, rtol=1e-5, atol=1e-5)
+    dy = np.cos(np.arange(y.size)).reshape(shape).astype(np.float32)
+    for own, other in zip(vjp(dy), exact_vjp(dy.astype(np.float64)), strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-4)
+
+
+def test_two_inputs_with_relu_or_nothing() -> None:
+    """With ReLU it is `dual_bn_add_relu`, and nothing has no kernel."""
+    arrays = two_inputs((6, 4), -1)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        (
+            tuple(dual_bn_act(*arrays[:6], activation="relu")),
+            dual_bn_act_inference(*arrays, activation=jax.nn.relu),
+        ),
+        (tuple(dual_bn_add_relu(*arrays[:6])), dual_bn_add_relu_inference(*arrays)),
+    )
+    x1, x2, scale1, bias1, scale2, bias2 = arrays[:6]
+    y = batch_norm(x1, scale1, bias1).y + batch_norm(x2, scale2, bias2).y
+    np.testing.assert_allclose(
+        dual_bn_act(*arrays[:6], activation="none").y, y, rtol=1e-5, atol=1e-5
+    )
+    with pytest.raises(NotImplementedError, match="none of two inputs with activation 'none'"):
+        dual_bn_act(*arrays[:6], activation="none", implementation="ffi")
+
+
+@every_activation
+def test_two_inputs_are_one_call_each_way(name: str) -> None:
+    """Nothing is kept but x1 and x2."""
+    x1, x2, *vectors = (jnp.asarray(array) for array in two_inputs((16, 4, 16), -1)[:6])
+
+    def loss(x1: Any, x2: Any, *vectors: Any) -> Any:
+        return dual_bn_act(x1, x2, *vectors, activation=ACTIVATIONS[name]).y.sum()
+
+    every = tuple(range(6))
+    assert ours(jax.grad(loss, every), x1, x2, *vectors) == {"dual_forward": 1, "dual_backward": 1}
+    _, vjp = jax.vjp(loss, x1, x2, *vectors)
+    kept = [leaf for leaf in jax.tree.leaves(vjp) if leaf.size >= x1.size]
+    assert len(kept) == 2
+    for own, x in zip(kept, (x1, x2), strict=True):
+        np.testing.assert_array_equal(own, x)
 
 
 SPELLINGS = {
@@ -188,6 +285,16 @@ def test_gpus_run_kernels_and_tpus_pure_jax(name: str) -> None:
     assert f'activation = "{name}"' in for_gpus
     assert "jax_bnar" not in lowered("tpu")
 
+    def of_two(platform: str) -> str:
+        nothing = (None,) * 4
+        step = jax.jit(lambda x: dual_bn_act(x, x, *nothing, activation=ACTIVATIONS[name]).y)
+        return step.trace(x).lower(lowering_platforms=(platform,)).as_text()
+
+    for_gpus = of_two("cuda")
+    assert for_gpus.count("@jax_bnar_dual_forward_v1") == 1
+    assert f'activation = "{name}"' in for_gpus
+    assert "jax_bnar" not in of_two("tpu")
+
 
 @pytest.mark.parametrize(
     ("activation", "error", "words"),
@@ -211,6 +318,12 @@ def test_other_activations_are_refused(activation: Any, error: Any, words: str) 
         bn_act(x, None, None, activation)
     with pytest.raises(error, match=f"bn_act_inference: activation .*{words}"):
         bn_act_inference(x, None, None, jnp.ones(3), jnp.ones(3), activation)
+    nothing = (None,) * 4
+    with pytest.raises(error, match=f"dual_bn_act: activation .*{words}"):
+        dual_bn_act(x, x, *nothing, activation=activation)
+    given: Any = (x, x, *nothing, *[jnp.ones(3)] * 4)
+    with pytest.raises(error, match=f"dual_bn_act_inference: activation .*{words}"):
+        dual_bn_act_inference(*given, activation=activation)
 
 
 def gradients_of(function: Any, x: jax.Array, z: jax.Array, dy: jax.Array) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""`bn_act` against NumPy in float64, for the tests on CPUs and on GPUs."""
+"""`bn_act` and `dual_bn_act` against NumPy in float64, for the tests on CPUs and on GPUs."""
 
 import functools
 import math
@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
-from cases import Case, Operands, operands
+from cases import Case, Operands, in_order, operands
 
-from jax_bnar import bn_act
+from jax_bnar import bn_act, dual_bn_act
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._kernels import targets
 
@@ -34,7 +34,7 @@ JUMPS: dict[str, tuple[float, ...]] = {
 
 # The most by which dx may differ from e in size: |scale|/std, as `operands` draws them.
 LARGEST_FACTOR = 2 * 2.0**4
-# They keep e between their two passes in the dtype of x.
+# There, e is kept between the two passes of backward in the dtype of x.
 ON_CUDA = jax.default_backend() == "gpu" or targets.cpu_isa() == "emulation of CUDA"
 
 Array = oracle.Array
@@ -99,11 +99,13 @@ def problem(case: Case, name: str) -> Problem:
     dy = np.random.default_rng(case.seed + 1).standard_normal(case.shape)
     dy = np.where(near, 0, dy).astype(jnp.dtype(case.dtype))
     e = dy.astype(np.float64) * derivative
-    gradients = oracle.backward(
-        e, wide.x.astype(np.float64), None, wide.scale, None, None, **layout
+    x = jax.tree.map(lambda own: own.astype(np.float64), wide.x)
+    gradients = oracle.backward(e, x, None, wide.scale, None, None, **layout)
+    multiplier = max(
+        (1.0 if scale is None else float(np.abs(scale).max()))
+        / math.sqrt(float(np.min(var)) + case.epsilon)
+        for _, scale, var in oracle.each_input(wide.x, wide.scale, before.var)
     )
-    scale = 1.0 if wide.scale is None else float(np.abs(wide.scale).max())
-    multiplier = scale / math.sqrt(float(np.min(before.var)) + case.epsilon)
     return Problem(given_operands, dy, y, e, multiplier, before.y_allowance, gradients)
 
 
@@ -128,6 +130,8 @@ def check(case: Case, name: str, implementation: Implementation) -> None:
     @jax.jit
     def both(given_operands: Operands, dy: Any) -> Any:
         def function(given: Operands) -> Any:
+            if case.inputs == 2:
+                return dual_bn_act(*in_order(given), activation=ACTIVATIONS[name], **options).y
             x, z, scale, bias = given
             return bn_act(x, scale, bias, ACTIVATIONS[name], z=z, **options).y
 
@@ -140,18 +144,22 @@ def check(case: Case, name: str, implementation: Implementation) -> None:
     rounded_e = 0.0
     if given_operands.z is not None:
         assert_near("dz", gradients.z, e, case.dtype)
-    if given_operands.z is not None or (ON_CUDA and implementation == "ffi"):
-        # What backward stores for the residual is what it reads for x.
-        size = float(np.abs(exact.dx).max()) + float(np.abs(e).max())
-        largest = max(multiplier, LARGEST_FACTOR) if ON_CUDA else LARGEST_FACTOR
+    keeps_e = implementation == "ffi" and (ON_CUDA or case.inputs > 1)
+    if given_operands.z is not None or keeps_e:
+        # What backward stores, for the residual or where dx will be, is what it reads for dx.
+        size = float(max(np.abs(own).max() for own in (e, *jax.tree.leaves(exact.dx))))
+        largest = max(multiplier, LARGEST_FACTOR) if keeps_e else LARGEST_FACTOR
         rounded_e = 8 * oracle.unit_roundoff(case.dtype) * size * largest
     scaled = LARGEST_FACTOR * max(case.ratio, 1)
-    assert_near("dx", gradients.x, exact.dx, case.dtype, terms=scaled, more=rounded_e)
+    for dx, value in oracle.each_input(gradients.x, exact.dx):
+        assert_near("dx", dx, value, case.dtype, terms=scaled, more=rounded_e)
     terms = e.size * max(case.ratio, 1)
     for parameter in ("scale", "bias"):
-        gradient = getattr(gradients, parameter)
-        if gradient is not None:
-            value = getattr(exact, f"d{parameter}")
-            stored = oracle.rounding(value, gradient.dtype).max()
-            wide = case.statistics_dtype
-            assert_near(f"d{parameter}", gradient, value, wide, terms=terms, more=2 * stored)
+        gradient_name = f"d{parameter}"
+        for gradient, value in oracle.each_input(
+            getattr(gradients, parameter), getattr(exact, gradient_name)
+        ):
+            if gradient is not None:
+                stored = oracle.rounding(value, gradient.dtype).max()
+                wide = case.statistics_dtype
+                assert_near(gradient_name, gradient, value, wide, terms=terms, more=2 * stored)

@@ -296,8 +296,8 @@ MUTATIONS = {
         "dual", "two_kernels",
     ),
     "a gate that does not see the second input": Mutation(
-        "dual_backward.cuh", "normaliser_.Rounded(item->x, item->x2)",
-        "normaliser_.Rounded(item->x, item->x)", "dual", "two_kernels",
+        "dual_backward.cuh", "normaliser.Rounded(item->x, item->x2)",
+        "normaliser.Rounded(item->x, item->x)", "dual", "two_kernels",
     ),
     "partial sums of two inputs in one place": Mutation(
         "dual_backward.cuh",
@@ -310,7 +310,15 @@ MUTATIONS = {
         "dual", "two_kernels",
     ),
     "the gradient of the second input with constants of the first": Mutation(
-        "dual_backward.cuh", "applier2.Of(item.e, item.x2)", "applier1.Of(item.e, item.x2)",
+        "dual_backward.cuh", "(*applier2).Of(item.e, item.x2)", "(*applier1).Of(item.e, item.x2)",
+        "dual", "two_kernels",
+    ),
+    "an activation that does not see the second input": Mutation(
+        "dual_backward.cuh", "normaliser.Unrounded(item->x, item->x2)",
+        "normaliser.Unrounded(item->x, item->x)", "dual", "two_kernels",
+    ),
+    "an activation of two inputs as if it were ReLU": Mutation(
+        "forms.cuh", "if (curve) return f(ForwardForm<true, false, false, true>{});", "",
         "dual", "two_kernels",
     ),
     "one element too many of a plane": Mutation(

@@ -71,8 +71,9 @@ class Call:
 
     @property
     def activation(self) -> Any:
-        """The activation of `bn_act`, or None."""
-        return ACTIVATIONS.get(self.form.removeprefix("bn_add_").removeprefix("bn_"))
+        """The activation of `bn_act` or `dual_bn_act`, or None."""
+        form = self.form.removeprefix("dual_")
+        return ACTIVATIONS.get(form.removeprefix("bn_add_").removeprefix("bn_"))
 
     @property
     def is_renorm(self) -> bool:
@@ -118,7 +119,7 @@ ACTIVATIONS: Final[dict[str, Any]] = {
 }
 KINDS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "1": (1, _ONE_INPUT),
-    "2": (2, ("dual_bn_add_relu",)),
+    "2": (2, tuple(f"dual_bn_add_{name}" for name in ("relu", "silu", "relu6", "relu", "gelu"))),
     "activations": (
         1,
         tuple(f"bn_{add}{name}" for name in ACTIVATIONS for add in ("add_", "")),
@@ -221,7 +222,8 @@ def ours(call: Call, **keywords: Any) -> Function:
     if call.is_renorm:
         return functools.partial(_renormalised, call, **options, **keywords)
     if call.activation is not None:
-        name = "bn_act_inference" if call.given_statistics else "bn_act"
+        name = "bn_act" if call.inputs == 1 else "dual_bn_act"
+        name += "_inference" if call.given_statistics else ""
         options["activation"] = call.activation
 
     def function(*given: Any) -> Arrays:

@@ -212,9 +212,10 @@ class Shortcut(NamedTuple):
         y, state = bn(x1, state, residual=Shortcut(other_bn, x2))
         # y = act(batch_norm(x1) + other_batch_norm(x2))
 
-    The two norms and the addition are one call of `jax_bnar.dual_bn_add_relu` if the first norm has
-    `activation="relu"` and the second none, and their other options and the shapes agree; otherwise
-    the second norm runs first. The state that is returned has the averages of both.
+    The two norms and the addition are one call of `jax_bnar.dual_bn_act` if the first norm has an
+    activation that the operators have and the second none, and their other options and the shapes
+    agree; otherwise the second norm runs first. The state that is returned has the averages of
+    both.
 
     Attributes:
         norm: a `jax_bnar.equinox_layers.BatchNorm`.

@@ -233,10 +233,10 @@ class Shortcut(NamedTuple):
         y = bn(x1, is_training, residual=Shortcut(other_bn, x2))
         # y = act(batch_norm(x1) + other_batch_norm(x2))
 
-    The two norms and the addition are one call of `jax_bnar.dual_bn_add_relu` if the first norm has
-    `activation="relu"` and the second none, and their other options and the shapes agree; otherwise
-    the second norm runs first. Both have the same `is_training` and `test_local_stats`, and both
-    update their averages.
+    The two norms and the addition are one call of `jax_bnar.dual_bn_act` if the first norm has an
+    activation that the operators have and the second none, and their other options and the shapes
+    agree; otherwise the second norm runs first. Both have the same `is_training` and
+    `test_local_stats`, and both update their averages.
 
     Haiku numbers modules in the order of their construction. Construct the two norms in the order
     in which the network had them, or pass their names.

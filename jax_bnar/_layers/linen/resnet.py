@@ -34,7 +34,7 @@ class FusedBottleneck(nn.Module):
     Each ReLU and the addition of the shortcut are fused into the preceding BatchNorm, so there are
     three operator calls instead of three BatchNorms, three ReLUs and an addition. The last scale
     starts at 0, so a new block computes relu(shortcut(x)). If the block changes shape, the shortcut
-    is a convolution with a BatchNorm, and the block ends like `jax_bnar.dual_bn_add_relu`. (In
+    is a convolution with a BatchNorm, and the block ends like `jax_bnar.dual_bn_act`. (In
     `tabulate`, with `capture_intermediates` and within `nn.intercept_methods`, the shortcut's norm
     runs by itself, so that its result can be seen; only rounding differs.)
 
@@ -42,14 +42,15 @@ class FusedBottleneck(nn.Module):
     to `Conv_2`, `BatchNorm_0` to `BatchNorm_2`, `conv_proj`, `norm_proj`), so it can be used there
     as `block_cls`, with our BatchNorm as `norm`. Linen names blocks after their class, so to load
     old checkpoints, pass a subclass called `BottleneckResNetBlock`. With a `norm` other than ours,
-    or an `act` other than ReLU, the same block runs unfused, which is useful for comparison.
+    or an `act` that the operators do not have, the same block runs unfused, which is useful for
+    comparison.
 
     Attributes:
         filters: channels of the first two convolutions; the block has 4*filters.
         conv: convolution class, or partial of one.
         norm: normalisation class, or partial of one. Ours is fused and takes its activation from
             `act`.
-        act: activation, as in `BatchNorm`; `nn.relu` is fused.
+        act: activation, as in `BatchNorm`.
         strides: strides of the 3x3 convolution and of the shortcut.
         padding: padding of the 3x3 convolution. "SAME" is Flax's, which with strides 2 and an even
             size pads at the end only. "torch" pads one pixel on every side, for PyTorch's weights.
@@ -211,7 +212,7 @@ class _NormAct:
     def join(
         self, x: jax.Array, shortcut: jax.Array, shortcut_fields: dict[str, Any], **fields: Any
     ) -> jax.Array:
-        """act(norm(x) + norm(shortcut)), as `jax_bnar.dual_bn_add_relu` computes it."""
+        """act(norm(x) + norm(shortcut)), as `jax_bnar.dual_bn_act` computes it."""
         if _is_a(self._norm, FoldedBatchNorm):
             # Folding turned the shortcut's norm into a bias and added it to the other norm's bias.
             return self(x, residual=shortcut, **fields)

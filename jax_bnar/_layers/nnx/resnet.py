@@ -55,9 +55,10 @@ class FusedBottleneck(nnx.Module):
     Each ReLU and the addition of the shortcut are fused into the preceding BatchNorm. The last
     scale starts at 0, so a new block computes relu(shortcut(x)). If the block changes shape, the
     shortcut is `downsample.conv` and `downsample.bn`, and the block ends like
-    `jax_bnar.dual_bn_add_relu`.
+    `jax_bnar.dual_bn_act`.
 
-    With a `norm` other than ours, or an `act` other than ReLU, the same block runs unfused.
+    With a `norm` other than ours, or an `act` that the operators do not have, the same block runs
+    unfused.
 
     Args:
         in_features: channels of x.
@@ -68,7 +69,7 @@ class FusedBottleneck(nnx.Module):
         conv: convolution class, or partial of one.
         norm: normalisation class, or partial of one. Ours is fused and takes its activation from
             `act`.
-        act: activation, as in `BatchNorm`; `nnx.relu` is fused.
+        act: activation, as in `BatchNorm`.
         rngs: random number generators for the parameters.
 
     Raises:
