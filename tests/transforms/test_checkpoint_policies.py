@@ -256,6 +256,48 @@ def test_linen_network() -> None:
     assert_trees_close(with_policy(*given), without(*given), tolerance=1e-3)
 
 
+LEAKY_RELU = functools.partial(jax.nn.leaky_relu, negative_slope=0.1)
+
+
+class Chain(nn.Module):
+    """Convolutions with a BatchNorm and an activation each, as in Darknet."""
+
+    act: Any
+    is_ours: bool
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        for _ in range(3):
+            x = nn.Conv(CHANNELS, (3, 3), use_bias=False)(x)
+            if self.is_ours:
+                x = flax_layers.BatchNorm(use_running_average=False, activation=self.act)(x)
+            else:
+                x = self.act(nn.BatchNorm(use_running_average=False)(x))
+        return x
+
+
+@pytest.mark.parametrize(("act", "of_flax"), [(LEAKY_RELU, 8), (jax.nn.silu, 15)])
+def test_what_other_activations_keep(act: Any, of_flax: int) -> None:
+    """With the policy one array for each layer, as InPlace-ABN does for a leaky ReLU."""
+    x, *_ = operands()
+
+    def kept(is_ours: bool, around: Any = lambda f: f) -> int:
+        """The number of arrays of the size of x."""
+        chain = Chain(act, is_ours)
+        variables = init(chain, x)
+
+        def run(params: Any, x: Any) -> Any:
+            return chain.apply({**variables, "params": params}, x, mutable=["batch_stats"])[0]
+
+        sizes = saved_bytes(jax.jit(around(run)), variables["params"], x)
+        return sum(size == KEPT for size in sizes)
+
+    with as_flax_needs_it():
+        assert kept(False) >= of_flax
+        assert kept(True) == 2 * 3 - 1  # The last y is the result.
+        assert kept(True, functools.partial(jax.checkpoint, policy=policy)) == 3
+
+
 def test_blocks_by_linen_remat() -> None:
     """The lifted form around a block keeps what the policy says, besides the block's operand."""
     layer = nn.remat(flax_layers.FusedBottleneck, policy=policy)(4, norm=training_norm())
