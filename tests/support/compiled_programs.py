@@ -130,12 +130,18 @@ def in_pure_jax() -> dict[str, Any]:
     return found_in(compiled(apply, "NHWC", "bfloat16"))
 
 
-def activated(activation: str, has_z: bool, layout: str) -> Operator:
-    """Another activation than ReLU."""
+def activated(activation: str, second: str, layout: str) -> Operator:
+    """Another activation than ReLU, with z as "residual" or "input" or not at all ("none")."""
+    axis = LAYOUTS[layout]
 
     def apply(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
-        options: dict[str, Any] = {"z": z if has_z else None, "axis": LAYOUTS[layout]}
-        y, *statistics = jax_bnar.bn_act(x, scale, bias, activation, **options)
+        if second == "input":
+            y, *statistics = jax_bnar.dual_bn_act(
+                x, z, scale, bias, scale, bias, activation, axis=axis
+            )
+        else:
+            residual = z if second == "residual" else None
+            y, *statistics = jax_bnar.bn_act(x, scale, bias, activation, z=residual, axis=axis)
         return y, statistics
 
     return apply
@@ -144,14 +150,17 @@ def activated(activation: str, has_z: bool, layout: str) -> Operator:
 def other_activations() -> dict[str, Any]:
     """Activations whose derivative follows from y and from x, by name; on eight devices too."""
     found = {
-        f"{activation} {'z ' if has_z else ''}{layout} {dtype}": found_in(
-            compiled(activated(activation, has_z, layout), layout, dtype)
+        " ".join((activation, second, layout, dtype)): found_in(
+            compiled(activated(activation, second, layout), layout, dtype)
         )
-        for activation, has_z, layout, dtype in itertools.product(
-            ("silu", "leaky_relu"), (False, True), LAYOUTS, ("bfloat16", "float32")
+        for activation, second, layout, dtype in itertools.product(
+            ("silu", "leaky_relu"),
+            ("none", "residual", "input"),
+            LAYOUTS,
+            ("bfloat16", "float32"),
         )
     }
-    sharded = compiled(activated("silu", True, "NHWC"), "NHWC", "bfloat16", 8)
+    sharded = compiled(activated("silu", "residual", "NHWC"), "NHWC", "bfloat16", 8)
     return found | {"eight devices": found_in(sharded, 8)}
 
 
