@@ -58,7 +58,7 @@ BOUNDS = {
     ("Backward", "mask", "copied"): 98,
     ("Backward", "y", "copied"): 93,
     ("Backward", "x", "copied"): 109,
-    ("Backward", "mask dz", "memory"): 64,
+    ("Backward", "none", "memory"): 64,
     ("Backward", "x", "memory"): 84,
     ("DualForward", "statistics", "sums"): 80,
     ("DualForward", "z relu", "memory"): 76,

@@ -217,13 +217,9 @@ __device__ __forceinline__ void ApplyLoadedTiles(const BackwardParameters& p,
           });
     };
     if constexpr (std::is_same_v<Form, AnyForm>) {
-      WithBackwardForm(p.buffers.gate, p.dz != nullptr, apply);
+      WithBackwardForm(p.buffers.gate, kKeep && p.dz != nullptr, apply);
     } else if constexpr (std::is_same_v<Form, AnyCurve>) {
-      if (p.dz != nullptr) {
-        apply(BackwardForm<Gate::kNone, true>{});
-      } else {
-        WithBackwardCurve(p.buffers.gate, /*store_dz=*/false, apply);
-      }
+      WithBackwardCurve(p.buffers.gate, /*store_dz=*/false, apply);
     } else {
       apply(Form{});
     }

@@ -79,12 +79,23 @@ struct BackwardCall {
         whole);
   }
 
+  // Where the sums have written dz, it is read as the dy of a call without a
+  // gate.
   cudaError_t Apply(Launch& launch, const Device& device, bool whole) const {
+    PerInput<BackwardParameters, N> applied = parameters;
+    auto kernel = kernels.apply;
+    if (dz != nullptr) {
+      applied[0].buffers.dy = dz;
+      applied[0].buffers.gate = Gate::kNone;
+      applied[0].dz = nullptr;
+      kernel = KernelsOf<N>(problem.dtype, LayoutOf(problem.shape), width,
+                            Gate::kNone, /*store_dz=*/false, /*curve=*/false)
+                   .apply;
+    }
     return LaunchPass(
         launch, N == 1 ? Kernel::kBackwardApply : Kernel::kDualBackwardApply,
-        kernels.apply,
-        PlanElementwise(problem, width, device, launch.settings, N), parameters,
-        whole);
+        kernel, PlanElementwise(problem, width, device, launch.settings, N),
+        applied, whole);
   }
 
   const Problem& problem;

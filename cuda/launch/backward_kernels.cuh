@@ -13,12 +13,30 @@
 namespace jax_bnar {
 namespace cuda {
 
+// See BackwardKernels.
+template <typename Form>
+constexpr bool HasApplyKernel = !Form::kStoreDz;
+template <>
+inline constexpr bool HasApplyKernel<AnyForm> = true;
+template <>
+inline constexpr bool HasApplyKernel<AnyCurve> = true;
+
+template <typename Form>
+constexpr bool HasWholeKernel = true;
+template <>
+inline constexpr bool HasWholeKernel<AnyCurve> = false;
+template <>
+inline constexpr bool HasWholeKernel<
+    BackwardForm<Gate::kY, /*kStoreDz=*/false, /*kCurve=*/true>> = false;
+
 template <typename T, Layout kLayout, int kElements, typename Form>
 BackwardKernels BackwardKernelsAs() {
   BackwardKernels kernels{};
   kernels.reduce = ReduceKernel<T, kLayout, kElements, Form>;
-  kernels.apply = ApplyKernel<T, kLayout, kElements, Form>;
-  if constexpr (!std::is_same_v<T, double> && !std::is_same_v<Form, AnyCurve>) {
+  if constexpr (HasApplyKernel<Form>) {
+    kernels.apply = ApplyKernel<T, kLayout, kElements, Form>;
+  }
+  if constexpr (!std::is_same_v<T, double> && HasWholeKernel<Form>) {
     kernels.whole = BackwardKernel<T, kLayout, kElements, Form>;
   }
   return kernels;

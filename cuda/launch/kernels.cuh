@@ -29,6 +29,10 @@ struct ForwardKernels {
   void (*pack_mask)(const void* y, uint8_t* mask, Problem, Activation);
 };
 
+// `apply` is null where there is a dz, which is read like the dy of a call
+// without a gate. `whole` is null as in forward, and where y was saved of
+// another activation than ReLU without a residual: y is only read there if mean
+// and var are given, and then backward is no whole.
 struct BackwardKernels {
   void (*whole)(BackwardParameters);
   void (*reduce)(BackwardParameters, bool whole);

@@ -38,7 +38,10 @@ class Direction:
         """The names of the loops of both passes, each on the tiles that are kept and on others."""
         whole = f"{self.kernel} {self.form}"
         if two_kernels:
-            sums, elementwise = f"{self.kernel} {self.sums or self.form} sums", f"{whole} memory"
+            sums = f"{self.kernel} {self.sums or self.form} sums"
+            # A dz that the sums have written is read like the dy of a call without a gate.
+            last = "none" if self.form.endswith(" dz") else self.form
+            elementwise = f"{self.kernel} {last} memory"
             return (sums, sums), (elementwise, elementwise)
         return (f"{whole} kept sums", f"{whole} copied sums"), (
             f"{whole} shared",
