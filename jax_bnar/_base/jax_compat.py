@@ -286,16 +286,37 @@ def manual_axes(params: Mapping[str, Any]) -> frozenset[Any]:
 def derivative_rule_of(equation: Any) -> Any:
     """The function that a custom_jvp_call was given as its rule, or None if it cannot be found.
 
-    JAX keeps the rule in the closure of the function that traces it.
+    JAX keeps the rule in the closure of the function that traces it. Around that, there may be a
+    `vmap` over leading axes for each axis that was added, and where a jitted function was mapped,
+    the function that evaluates its jaxpr.
     """
     try:
-        memoized = equation.params["jvp_jaxpr_fun"].f
-        (trace,) = (c.cell_contents for c in memoized.__closure__ if callable(c.cell_contents))
-        cells: Any = trace.__closure__
-        rule = dict(zip(trace.__code__.co_freevars, cells, strict=True))["jvp"].cell_contents
-        return rule.f if len(rule.transforms) == 1 else None
+        traced = equation.params["jvp_jaxpr_fun"]
+        while True:
+            (trace,) = (c for c in _captured(traced.f).values() if callable(c))
+            rule = _captured(trace)["jvp"]
+            others = [each for each in rule.transforms if not _maps_leading_axes(*each)]
+            if len(others) == 1:
+                return rule.f
+            evaluated = _captured(rule.f)
+            if others or evaluated["num_consts"] != 0:
+                return None
+            traced = evaluated["jvp_jaxpr_fun"]
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
+
+
+def _captured(function: Any) -> dict[str, Any]:
+    """The variables of a closure."""
+    cells = (cell.cell_contents for cell in function.__closure__)
+    return dict(zip(function.__code__.co_freevars, cells, strict=True))
+
+
+def _maps_leading_axes(transform: Any, parameters: Any) -> bool:
+    """Whether a transform of a rule is that of `vmap`, which then moves no axis of any operand."""
+    if transform.__name__ != "batch_custom_jvp_subtrace":
+        return False
+    return set(parameters[-1]) <= {0, None}
 
 
 def function_name(jaxpr: Any) -> str:

@@ -1,6 +1,7 @@
 """`fuse` takes the activations of `jax.nn` into the operator, as five libraries write them."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -313,6 +314,34 @@ def test_nnx_blocks(act: Any) -> None:
         assert_same_gradients(loss, state, X)
 
 
+@jax.custom_jvp
+def surrogate(u: Any) -> Any:
+    return jax.nn.relu6(u)
+
+
+surrogate.defjvps(lambda tangent, y, u: tangent)
+
+
+def test_mapped_activations() -> None:
+    """Those of `jax.nn` have the same rule where they are mapped, and others have another one."""
+
+    def layer(act: Any, x: Any, scale: Any, bias: Any) -> Any:
+        return jax.vmap(jax.vmap(act))(batch_norm(x, scale, bias))
+
+    for name, act in ACTIVATIONS.items():
+        assert operators(functools.partial(layer, act), X, SCALE, BIAS) == {"bn_act": 1}, name
+    assert_fused(functools.partial(layer, jax.nn.hard_silu), X, SCALE, BIAS, bn_act=1)
+    assert_fused(functools.partial(layer, surrogate), X, SCALE, BIAS, batch_norm=1)
+    x, vector = jnp.cos(jnp.arange(64.0).astype(X.dtype)).reshape(8, 8), jnp.ones(8, X.dtype)
+    for act, axis in itertools.product((jax.nn.relu6, jax.nn.mish, jax.nn.hard_silu), (0, 1)):
+
+        def mapped(x: Any, scale: Any, bias: Any, act: Any = act, axis: int = axis) -> Any:
+            y = (x - x.mean(0)[None]) / jnp.sqrt(x.var(0) + 1e-5)[None] * scale[None] + bias[None]
+            return jax.vmap(act, in_axes=axis, out_axes=axis)(y)
+
+        assert_no_worse(mapped, x, vector, vector)
+
+
 def test_haiku_and_equinox() -> None:
     def of_haiku(x: Any) -> Any:
         return jax.nn.silu(hk.BatchNorm(True, True, 0.9)(x, is_training=True))
@@ -330,18 +359,20 @@ def test_haiku_and_equinox() -> None:
         )
         leaves, structure = jax.tree.flatten(norm_state)  # A state may be used only once.
 
-        def of_equinox(x: Any) -> Any:
+        def of_equinox(act: Any, x: Any) -> Any:
             def example(x: Any) -> Any:
                 y, _ = norm(x, jax.tree.unflatten(structure, leaves))
-                return jax.nn.silu(y)
+                return act(y)
 
             return jax.vmap(example, axis_name="batch")(x)
 
         images = jnp.moveaxis(X, -1, 1)
-        assert operators(of_equinox, images) == {"bn_act": 1}
-        np.testing.assert_allclose(
-            jax_bnar.fuse(of_equinox)(images), of_equinox(images), rtol=1e-4, atol=1e-5
-        )
+        for act in ACTIVATIONS.values():
+            layer = functools.partial(of_equinox, act)
+            assert operators(layer, images) == {"bn_act": 1}
+            np.testing.assert_allclose(
+                jax_bnar.fuse(layer)(images), layer(images), rtol=1e-4, atol=1e-5
+            )
 
 
 def assert_same_gradients(loss: Callable[..., Any], params: Any, x: Any) -> None:
