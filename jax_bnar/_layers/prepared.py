@@ -18,6 +18,7 @@ from jax_bnar._layers.promotion import compute_dtype
 from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators import activated
+from jax_bnar._operators.validation import check_shape_like
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,11 @@ class PreparedCall:
         """act(norm(x) + other_norm(other_x)), as one call of the operator if that is possible.
 
         `result` of this call must already take the dtype of the other layer's result into account.
+
+        Raises:
+            ValueError: the inputs of the two norms differ in shape.
         """
+        self.check_shape_of(other)
         if mask is not None or not self._takes(other):
             return self.run(other.run(), mask)
         view = channel_view(self.call.axis, self.x.shape)
@@ -97,6 +102,10 @@ class PreparedCall:
         other.update(BatchStatistics(mean2, var2, elements))
         return self.call.finish(view, y, self.result)
 
+    def check_shape_of(self, other: "PreparedCall") -> None:
+        """Raises ValueError unless the other norm's input has the shape of this one's."""
+        check_shape_like("BatchNorm", "the input of the shortcut's norm", other.x, self.x)
+
     def _compute_dtype(self, other: "PreparedCall") -> Any:
         return compute_dtype(self.result, self.x.dtype, other.result)
 
@@ -108,7 +117,6 @@ class PreparedCall:
             and self.call.activation.is_fused
             and self.correction is None
             and other.correction is None
-            and self.x.shape == other.x.shape
             and (self.given is None) == (other.given is None)
             # Otherwise x2 would be normalised in another dtype here than in a separate call.
             and self._compute_dtype(other) == compute_dtype(other.result, other.x.dtype)

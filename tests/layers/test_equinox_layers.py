@@ -389,6 +389,9 @@ def test_refused() -> None:
     plain = eqx.nn.BatchNorm(3, "batch", mode="batch", dtype=jnp.float32)
     with pytest.raises(TypeError, match=r"norm of a Shortcut must be .* pass its result"):
         call(residual=Shortcut(plain, x[0]))  # pyright: ignore
+    other, _ = eqx.nn.make_with_state(BatchNorm)(3, "batch", mode="batch", dtype=jnp.float32)
+    with pytest.raises(ValueError, match="input of the shortcut's norm must have the shape of x"):
+        call(residual=Shortcut(other, jnp.concatenate([x[0], x[0]], -1)))
     with pytest.warns(UserWarning, match="defaults to 'ema'"):
         BatchNorm(3, "batch")
 

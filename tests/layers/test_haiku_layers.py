@@ -402,6 +402,21 @@ def test_the_norm_of_a_shortcut_must_be_ours() -> None:
         hk.transform_with_state(forward).init(jax.random.key(0), normal(0))
 
 
+@pytest.mark.parametrize("scale_shape", [SHAPE[-1:], SHAPE])
+def test_the_input_of_a_shortcut_has_the_shape_of_x(scale_shape: tuple[int, ...]) -> None:
+    """Also where plain JAX applies a scale for each element, and would broadcast."""
+
+    def forward(x: Any) -> Any:
+        norm, other = (BatchNorm(False, True, 0.9, name=name) for name in ("first", "second"))
+        scale = jnp.ones(scale_shape, x.dtype)
+        shortcut = Shortcut(other, x.reshape(SHAPE[1], SHAPE[0], *SHAPE[2:]))
+        return norm(x, True, scale=scale, residual=shortcut)
+
+    assert SHAPE[0] != SHAPE[1]
+    with pytest.raises(ValueError, match=r"input of the shortcut's norm must have the shape of x"):
+        hk.transform_with_state(forward).init(jax.random.key(0), normal(0))
+
+
 def test_without_haiku_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "haiku", None)
     assert haiku_layers.__file__ is not None

@@ -93,6 +93,9 @@ def test_a_layer_that_takes_another_ones_call() -> None:
 
     assert ours(run(same), x1, x2) == {"dual_forward": 1}
     assert ours(run(other), x1, x2) == {"forward": 2}
+    # As many elements in another shape are no residual.
+    with pytest.raises(ValueError, match=r"shortcut's norm must have the shape of x, \(6, 5, 8\)"):
+        run(same)(x1, x2.reshape(5, 6, 8))
     cases: list[tuple[BatchNorm, dict[str, Any]]] = [
         (same, {}),
         (other, {}),

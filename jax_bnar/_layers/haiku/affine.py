@@ -84,7 +84,12 @@ class PreparedAffine(NamedTuple):
         return self.activation.unfused(y.astype(self.call.result))
 
     def join(self, other: "PreparedAffine") -> jax.Array:
-        """act(norm(x) + other_norm(other_x)), as one call of the operator if that is possible."""
+        """act(norm(x) + other_norm(other_x)), as one call of the operator if that is possible.
+
+        Raises:
+            ValueError: the inputs of the two norms differ in shape.
+        """
+        self.call.check_shape_of(other.call)
         if self.affine.is_per_feature and other.affine.is_per_feature:
             return self.call.join(other.call)
         return self.run(other.run())
