@@ -24,6 +24,7 @@ from jax_bnar._operators import activated, api
 from jax_bnar._operators.forms import describe
 from jax_bnar._operators.renorm import batch_renorm
 from jax_bnar._operators.validation import (
+    as_array,
     check_epsilon,
     check_named_axes,
     check_shape_like,
@@ -230,7 +231,7 @@ class LayerCall:
 def checked_residual(residual: Any, x: jax.Array) -> jax.Array | None:
     if residual is None:
         return None
-    residual = jnp.asarray(residual)
+    residual = as_array("BatchNorm", "residual", residual)
     check_shape_like("BatchNorm", "residual", residual, x)
     return residual
 

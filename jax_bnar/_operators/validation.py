@@ -161,7 +161,7 @@ def check_operands(
 
 def check_x(function: str, x: Any, name: str = "x") -> jax.Array:
     """x as an array: non-empty, of a supported dtype, with a batch axis and a channel axis."""
-    x = _as_array(function, name, x)
+    x = as_array(function, name, x)
     if x.dtype not in SUPPORTED:
         names = ", ".join(d.name for d in SUPPORTED)
         raise TypeError(f"{function}: {name} must have one of the dtypes {names}, got {x.dtype}.")
@@ -184,7 +184,7 @@ def check_vector(
     """A per-channel operand as a (1, C) array in the accumulation dtype; None stays None."""
     if vector is None:
         return None
-    vector = _as_array(function, name, vector)
+    vector = as_array(function, name, vector)
     channels = x.shape[axis]
     if vector.shape != (channels,):
         raise ValueError(
@@ -198,7 +198,7 @@ def check_vector(
 
 def check_like(function: str, name: str, value: Any, x: Any, x_name: str = "x") -> jax.Array:
     """An operand with the shape and the dtype of x."""
-    array = _as_array(function, name, value)
+    array = as_array(function, name, value)
     check_shape_like(function, name, array, x, x_name)
     if array.dtype != x.dtype:
         raise TypeError(
@@ -213,7 +213,7 @@ def _check_residual(function: str, z: Any, x: Any, out_dtype: Any) -> jax.Array:
     dtype = check_out_dtype(function, out_dtype, x.dtype)
     if dtype is None:
         return check_like(function, "z", z, x)
-    array = _as_array(function, "z", z)
+    array = as_array(function, "z", z)
     check_shape_like(function, "z", array, x)
     if array.dtype != dtype:
         raise TypeError(
@@ -252,7 +252,7 @@ def check_shape_like(function: str, name: str, array: jax.Array, x: Any, x_name:
 
 def check_where(function: str, name: str, where: Any, x: Any) -> jax.Array:
     """A selection of elements of x, with as many axes as x, each as long as that of x or 1."""
-    where = _as_array(function, name, where)
+    where = as_array(function, name, where)
     if where.dtype != jnp.bool_:
         raise TypeError(f"{function}: {name} must have dtype bool, got {where.dtype}.")
     axes = (1,) * (x.ndim - where.ndim) + where.shape
@@ -273,7 +273,7 @@ def check_statistic(
     return checked
 
 
-def _as_array(function: str, name: str, value: Any) -> jax.Array:
+def as_array(function: str, name: str, value: Any) -> jax.Array:
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise TypeError(f"{function}: {name} must be an array, got {type(value).__name__}.")
     return jnp.asarray(value)

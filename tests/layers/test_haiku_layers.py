@@ -401,6 +401,12 @@ def test_the_norm_of_a_shortcut_must_be_ours() -> None:
     with pytest.raises(TypeError, match=r"norm of a Shortcut must be .* pass its result"):
         hk.transform_with_state(forward).init(jax.random.key(0), normal(0))
 
+    def without_a_shortcut(x: Any) -> Any:
+        return BatchNorm(True, True, 0.9)(x, True, residual=(x, x))  # pyright: ignore
+
+    with pytest.raises(TypeError, match="residual must be an array, got tuple"):
+        hk.transform_with_state(without_a_shortcut).init(jax.random.key(0), normal(0))
+
 
 @pytest.mark.parametrize("scale_shape", [SHAPE[-1:], SHAPE])
 def test_the_input_of_a_shortcut_has_the_shape_of_x(scale_shape: tuple[int, ...]) -> None:
