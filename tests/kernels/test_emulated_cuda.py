@@ -51,13 +51,13 @@ def run_tests(module: pathlib.Path, *names: str, options: tuple[str, ...] = ()) 
     return finished.stdout
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_masks_have_a_layout_of_their_own(native_module: pathlib.Path) -> None:
     printed = run_tests(native_module, "kernels/test_mask_layout.py")
     assert "skipped" not in printed, printed[-500:]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_calls_have_a_version_that_kernels_check(native_module: pathlib.Path) -> None:
     chosen = ("-k", "with_and_without_a_version")
     printed = run_tests(native_module, "kernels/test_ahead_of_time.py", options=chosen)
@@ -71,7 +71,7 @@ def test_oracle_tests_pass_on_emulated_kernels(native_module: pathlib.Path) -> N
     assert int(printed.rsplit(" passed", 1)[0].split()[-1]) > 300
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_other_activations_pass_on_emulated_kernels(native_module: pathlib.Path) -> None:
     printed = run_tests(native_module, "operators/test_activations.py", options=("-k", "not xla"))
     assert int(printed.rsplit(" passed", 1)[0].split()[-1]) > 150
@@ -100,7 +100,7 @@ def test_emulated_kernels_are_what_runs(native_module: pathlib.Path) -> None:
     assert "JAX_BNAR_CUDA_STRATEGY must be" in finished.stderr
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_tests_for_a_gpu_pass_on_emulated_kernels(native_module: pathlib.Path) -> None:
     """Runs `make gpu`'s tests of every strategy, with the tiny shapes of its dry run."""
     finished = subprocess.run(
