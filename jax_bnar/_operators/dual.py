@@ -12,7 +12,7 @@ from jax_bnar._operators.forms import infer, train
 
 
 class DualBatchNormResult(NamedTuple):
-    """Result of `dual_bn_add_relu`.
+    """Result of `dual_bn_add_relu` and `dual_bn_act`.
 
     Attributes:
         y: the output, with the shape and dtype of x1.

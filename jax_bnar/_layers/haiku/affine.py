@@ -89,9 +89,9 @@ class PreparedAffine(NamedTuple):
         Raises:
             ValueError: the inputs of the two norms differ in shape.
         """
-        self.call.check_shape_of(other.call)
         if self.affine.is_per_feature and other.affine.is_per_feature:
             return self.call.join(other.call)
+        self.call.check_shape_of(other.call)
         return self.run(other.run())
 
 
