@@ -215,12 +215,14 @@ void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<N>& args) {
     Derivatives<T, N>(strip, stride, args, derivatives);
     ForEachVectorOf<A>(
         strip, stride, [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {
-          const auto gradient = gradient_columns.At(column);
           const auto centred = columns.template At<Gate::kNone>(column).Centred(
               [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
           const Vec<A> e =
               Differentiated(Load(derivatives + i), Load(dy + at), stopping);
           ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+            // Loaded for one input after the other: those of two inputs, beside
+            // the elements, are more than aarch64 has registers.
+            const auto gradient = gradient_columns.At(column);
             StoreResult(stream, dx[input] + at,
                         GradientElements<T>(gradient, input, e, centred));
           });
