@@ -203,11 +203,12 @@ Activation FfiCall::ParseActivation(std::string_view activation,
   if (activation == "hard_silu") return of(ActivationKind::kHardSilu);
   if (activation == "elu") return of(ActivationKind::kElu);
   if (activation == "gelu") return of(ActivationKind::kGelu);
+  if (activation == "exact_gelu") return of(ActivationKind::kExactGelu);
   if (activation == "mish") return of(ActivationKind::kMish);
   if (activation != "none") {
     Fail(
         "attribute activation must be 'none', 'relu', 'relu6', 'leaky_relu',"
-        " 'silu', 'hard_silu', 'elu', 'gelu' or 'mish', got '" +
+        " 'silu', 'hard_silu', 'elu', 'gelu', 'exact_gelu' or 'mish', got '" +
         std::string(activation) + "'");
   }
   return of(ActivationKind::kNone);

@@ -32,6 +32,7 @@ enum class ActivationKind {
   kHardSilu,
   kElu,
   kGelu,  // in the approximation by tanh
+  kExactGelu,
   kMish
 };
 

@@ -8,6 +8,7 @@ activation in place where PyTorch has that and autograd allows it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,9 @@ from jax_bnar._benchmark.timing import interleave
 SCHEMA: Final = 1
 EPSILON: Final = 1e-5
 Peer = Literal["ours", "flax", "torch"]
-Activation = Literal["silu", "hard_silu", "leaky_relu", "relu6", "gelu", "elu", "mish"]
+Activation = Literal[
+    "silu", "hard_silu", "leaky_relu", "relu6", "gelu", "exact_gelu", "elu", "mish"
+]
 NetworkName = Literal["efficientnet_b0", "mobilenet_v3_large", "yolov8n"]
 
 
@@ -157,6 +160,8 @@ def _site(
 
 
 def _of_jax(name: Activation) -> Callable[[Any], jax.Array]:
+    if name == "exact_gelu":
+        return functools.partial(jax.nn.gelu, approximate=False)
     return getattr(jax.nn, name)
 
 

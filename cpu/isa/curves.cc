@@ -64,6 +64,13 @@ BNAR_INLINE void ReplaceBy(const Activation& activation, typename V::A* values,
       return replace(Elu<V>());
     case ActivationKind::kGelu:
       return replace(Gelu<V>());
+    case ActivationKind::kExactGelu: {
+      // Its polynomial has so many constants that fewer parts fit.
+      using Fewer = Parts<typename V::T, (V::kCount + 1) / 2>;
+      return Replace<Fewer>(values, size, [&](const Fewer& v) BNAR_LAMBDA {
+        return f(ExactGelu<Fewer>(), v);
+      });
+    }
     case ActivationKind::kMish:
       return replace(Mish<V>());
   }

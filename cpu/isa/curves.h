@@ -12,6 +12,7 @@
 
 #include "cpu/isa/exp.h"
 #include "cpu/isa/simd.h"
+#include "native/scaled_erfc.h"
 
 namespace jax_bnar::cpu::BNAR_ISA {
 
@@ -154,6 +155,53 @@ struct Gelu {
     const V slope =
         AtMost(A{1e4}, AtLeast(A{-1e4}, u * (square * (3 * kThird) + kFirst)));
     return SigmoidAndSlope(u * (square * kThird + kFirst), slope);
+  }
+};
+
+// u * Phi(u), where Phi is the distribution function of the normal distribution
+// and phi its density. Phi is computed from the tail beyond t = |u|, which
+// keeps its digits where u is far below 0.
+template <typename V>
+struct ExactGelu {
+  using A = typename V::A;
+  using Float = typename V::Float;
+  using Tail = ScaledErfc<sizeof(typename V::T)>;
+
+  BNAR_INLINE V Value(const V& u) const {
+    const V t = Size(u);
+    return u * Below(u, ScaledTail(t) * ExpOfNegatedHalfSquare(t));
+  }
+  // Phi(u) + u * phi(u). Where t is limited, phi is 0, and the product would
+  // not be where u is infinite.
+  BNAR_INLINE V Derivative(const V& u) const {
+    constexpr A kDensity = A(0.3989422804014327);  // 1 / sqrt(2 * pi)
+    const V t = Size(u);
+    return Below(u, (ScaledTail(t) - t * kDensity) * ExpOfNegatedHalfSquare(t));
+  }
+
+ private:
+  static BNAR_INLINE V Size(const V& u) {
+    return AtMost(
+        static_cast<A>(Tail::kLargest),
+        ForParts([](const Float& v)
+                     BNAR_LAMBDA { return Larger<Float>(Float{} - v, v); },
+                 u));
+  }
+  static BNAR_INLINE V ExpOfNegatedHalfSquare(const V& t) {
+    return ExpOfNegated(t * t * A(0.5));
+  }
+  // The tail beyond t, without that factor.
+  static BNAR_INLINE V ScaledTail(const V& t) {
+    const V reciprocal = Reciprocal(t + A{4});
+    return reciprocal * Polynomial<0, Tail::kTerms>(Tail::kCoefficients,
+                                                    (t - A{4}) * reciprocal);
+  }
+  // What is below u, by what is beyond |u|.
+  static BNAR_INLINE V Below(const V& u, const V& beyond) {
+    return ForParts(
+        [](const Float& v, const Float& tail)
+            BNAR_LAMBDA { return v > Float{} ? Float{} + A{1} - tail : tail; },
+        u, beyond);
   }
 };
 

@@ -150,7 +150,13 @@ BNAR_INLINE V AtMost(A limit, const V& x) {
 template <int kFirst, int kCount, typename V>
 BNAR_INLINE V Polynomial(const double* coefficients, const V& r) {
   using A = typename V::A;
-  if constexpr (kCount == 2) {
+  if constexpr (kCount == 1) {
+    using Float = typename V::Float;
+    const A coefficient = static_cast<A>(coefficients[kFirst]);
+    return ForParts([coefficient](const Float&)
+                        BNAR_LAMBDA { return Float{} + coefficient; },
+                    r);
+  } else if constexpr (kCount == 2) {
     return r * static_cast<A>(coefficients[kFirst + 1]) +
            static_cast<A>(coefficients[kFirst]);
   } else {

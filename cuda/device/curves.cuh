@@ -14,6 +14,7 @@
 #include "cuda/device/intrinsics.cuh"
 #include "cuda/device/vector.cuh"
 #include "native/problem.h"
+#include "native/scaled_erfc.h"
 
 namespace jax_bnar {
 namespace cuda {
@@ -75,11 +76,13 @@ struct Sigmoid {
 // The functions of one element. Gradient(u, dy) is act'(u) * dy. kFromY says
 // whether the derivative at y is that at u; the derivatives at 1 and at -1 are
 // then those where the bit of a mask is set (IsOpen) and where it is not.
+// kIsLong says that a function has many instructions (see Curve::TurnsOf).
 
 template <typename T>
 struct Relu6 {
   using A = Accumulator<T>;
   static constexpr bool kFromY = true;
+  static constexpr bool kIsLong = false;
 
   // NaN stays NaN.
   __device__ __forceinline__ A Value(A u) const {
@@ -99,6 +102,7 @@ template <typename T>
 struct LeakyRelu {
   using A = Accumulator<T>;
   static constexpr bool kFromY = true;
+  static constexpr bool kIsLong = false;
   A negative_slope;
 
   __device__ __forceinline__ A Value(A u) const {
@@ -116,6 +120,7 @@ template <typename T>
 struct Silu {
   using A = Accumulator<T>;
   static constexpr bool kFromY = false;
+  static constexpr bool kIsLong = false;
 
   // The divisor may be infinite.
   __device__ __forceinline__ A Value(A u) const {
@@ -132,6 +137,7 @@ template <typename T>
 struct HardSilu {
   using A = Accumulator<T>;
   static constexpr bool kFromY = false;
+  static constexpr bool kIsLong = false;
 
   __device__ __forceinline__ A Value(A u) const {
     return u * (Relu6<T>().Value(u + 3) * kSixth);
@@ -152,6 +158,7 @@ template <typename T>
 struct Elu {
   using A = Accumulator<T>;
   static constexpr bool kFromY = false;
+  static constexpr bool kIsLong = true;
 
   __device__ __forceinline__ A Value(A u) const {
     return u > 0 ? u : ExpMinusOne(u);
@@ -178,6 +185,7 @@ template <typename T>
 struct Gelu {
   using A = Accumulator<T>;
   static constexpr bool kFromY = false;
+  static constexpr bool kIsLong = false;
 
   __device__ __forceinline__ A Value(A u) const {
     const A w = u * (u * u * kThird + kFirst);
@@ -198,6 +206,60 @@ struct Gelu {
   static constexpr A kThird = A(0.07135481627260025);
 };
 
+// u * Phi(u), where Phi is the distribution function of the normal distribution
+// and phi its density. Phi is computed from the tail beyond t = |u|, which
+// keeps its digits where u is far below 0.
+template <typename T>
+struct ExactGelu {
+  using A = Accumulator<T>;
+  static constexpr bool kFromY = false;
+  static constexpr bool kIsLong = true;
+
+  __device__ __forceinline__ A Value(A u) const {
+    const A t = Size(u);
+    return u * Below(u, ExpOfNegatedHalfSquare(t) * ScaledTail(t));
+  }
+  // The derivative is Phi(u) + u * phi(u). Where t is limited, phi is 0, and
+  // the product would not be where u is infinite.
+  __device__ __forceinline__ A Gradient(A u, A dy) const {
+    constexpr A kDensity = A(0.3989422804014327);  // 1 / sqrt(2 * pi)
+    const A t = Size(u);
+    const A scaled = ScaledTail(t) - t * kDensity;
+    return Below(u, ExpOfNegatedHalfSquare(t) * scaled) * dy;
+  }
+
+ private:
+  using Constants = ScaledErfc<sizeof(T)>;
+
+  static __device__ __forceinline__ A Size(A u) {
+    const A size = std::fabs(u);
+    return size > A(Constants::kLargest) ? A(Constants::kLargest) : size;
+  }
+  static __device__ __forceinline__ A ExpOfNegatedHalfSquare(A t) {
+    return ExpOfNegated<T>(t * t * A(0.5));
+  }
+  // The tail beyond t, without that factor.
+  static __device__ __forceinline__ A ScaledTail(A t) {
+    const A reciprocal = Divide<T>(1, t + 4);
+    return reciprocal * Polynomial<0>((t - 4) * reciprocal);
+  }
+
+  // The terms from kFirst on, over q^kFirst.
+  template <int kFirst>
+  static __device__ __forceinline__ A Polynomial(A q) {
+    constexpr A kCoefficient = A(Constants::kCoefficients[kFirst]);
+    if constexpr (kFirst + 1 == Constants::kTerms) {
+      return kCoefficient;
+    } else {
+      return Polynomial<kFirst + 1>(q) * q + kCoefficient;
+    }
+  }
+  // What is below u, by what is beyond |u|.
+  static __device__ __forceinline__ A Below(A u, A beyond) {
+    return u > 0 ? 1 - beyond : beyond;
+  }
+};
+
 // u * tanh(log(1 + e^u)). With m = e^-|u|, which is at most 1, the tanh is
 //   (1 + 2m) / (1 + 2m + 2m^2) where u is positive,
 //   m * (m + 2) / (m * (m + 2) + 2) elsewhere,
@@ -206,6 +268,7 @@ template <typename T>
 struct Mish {
   using A = Accumulator<T>;
   static constexpr bool kFromY = false;
+  static constexpr bool kIsLong = true;
 
   __device__ __forceinline__ A Value(A u) const {
     const Terms of(u);
@@ -252,8 +315,10 @@ class Curve {
   __device__ __forceinline__ Elements Value(const Elements& u) const {
     Elements y;
     WithAny</*kAnyCurve=*/true>([&](const auto& curve) {
-#pragma unroll
-      for (int i = 0; i < kElements; ++i) y[i] = curve.Value(u[i]);
+      using Chosen = std::decay_t<decltype(curve)>;
+      y = u;
+      InTurns<TurnsOf<Chosen>()>([&](int i) { y[i] = curve.Value(y[i]); },
+                                 [&] { Rotate<TurnsOf<Chosen>()>(&y); });
     });
     return y;
   }
@@ -327,8 +392,46 @@ class Curve {
                                                      const Elements& u,
                                                      const Elements& dy,
                                                      Elements* e) {
+    Elements turned = u;
+    *e = dy;
+    InTurns<TurnsOf<Chosen>()>(
+        [&](int i) { (*e)[i] = curve.Gradient(turned[i], (*e)[i]); },
+        [&] {
+          Rotate<TurnsOf<Chosen>()>(&turned);
+          Rotate<TurnsOf<Chosen>()>(e);
+        });
+  }
+
+  // In how many turns of a loop the elements of a vector are computed. The code
+  // of a long function would be as many times as long without the loop, and the
+  // compiler would mix all elements, for which there are no registers.
+  template <typename Chosen>
+  static constexpr int TurnsOf() {
+    return Chosen::kIsLong && sizeof(T) > 2 && kElements > 2 ? kElements / 2
+                                                             : 1;
+  }
+
+  // Calls f(i) for the elements of each turn, which are always the first ones,
+  // because registers have no index, and after it rotate().
+  template <int kTurns, typename F, typename R>
+  static __device__ __forceinline__ void InTurns(F f, R rotate) {
+#pragma unroll 1
+    for (int turn = 0; turn < kTurns; ++turn) {
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) (*e)[i] = curve.Gradient(u[i], dy[i]);
+      for (int i = 0; i < kElements / kTurns; ++i) f(i);
+      rotate();
+    }
+  }
+
+  // Brings the elements of the next turn to the front.
+  template <int kTurns>
+  static __device__ __forceinline__ void Rotate(Elements* elements) {
+    constexpr int kOfTurn = kElements / kTurns;
+    const Elements before = *elements;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      (*elements)[i] = before[(i + kOfTurn) % kElements];
+    }
   }
 
   template <typename F>
@@ -340,20 +443,26 @@ class Curve {
     }
   }
 
+  // A chain of comparisons would take a register more than a switch, which some
+  // kernels do not have.
   template <bool kAnyCurve, typename F>
   __device__ __forceinline__ void WithAny(F f) const {
-    if (activation_.kind == ActivationKind::kSilu) {
-      f(Silu<T>());
-    } else if (activation_.kind == ActivationKind::kHardSilu) {
-      f(HardSilu<T>());
-    } else if (activation_.kind == ActivationKind::kElu) {
-      f(Elu<T>());
-    } else if (activation_.kind == ActivationKind::kGelu) {
-      f(Gelu<T>());
-    } else if (!kAnyCurve || activation_.kind == ActivationKind::kMish) {
-      f(Mish<T>());
-    } else if constexpr (kAnyCurve) {
-      WithPiecewiseLinear(f);
+    switch (activation_.kind) {
+      case ActivationKind::kSilu:
+        return f(Silu<T>());
+      case ActivationKind::kHardSilu:
+        return f(HardSilu<T>());
+      case ActivationKind::kElu:
+        return f(Elu<T>());
+      case ActivationKind::kGelu:
+        return f(Gelu<T>());
+      case ActivationKind::kExactGelu:
+        return f(ExactGelu<T>());
+      case ActivationKind::kMish:
+        return f(Mish<T>());
+      default:
+        if constexpr (!kAnyCurve) __builtin_unreachable();
+        return WithPiecewiseLinear(f);
     }
   }
 

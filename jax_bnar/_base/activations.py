@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 
 Activation = Literal[
-    "none", "relu", "relu6", "leaky_relu", "silu", "hard_silu", "elu", "gelu", "mish"
+    "none",
+    "relu",
+    "relu6",
+    "leaky_relu",
+    "silu",
+    "hard_silu",
+    "elu",
+    "gelu",
+    "exact_gelu",
+    "mish",
 ]
 _ALIASES: Final[dict[str, Activation]] = {"swish": "silu", "hard_swish": "hard_silu"}
 # The default of jax.nn.leaky_relu.
@@ -107,6 +116,22 @@ def _gelu_derivative(u: jax.Array, _: float) -> jax.Array:
     return jax.nn.sigmoid(w) * (1 + slope * jax.nn.sigmoid(-w))
 
 
+# The exact GELU is u * Phi(u), with the distribution function of the normal distribution.
+def _exact_gelu(u: jax.Array, _: float) -> jax.Array:
+    return u * _normal_cdf(u)
+
+
+def _exact_gelu_derivative(u: jax.Array, _: float) -> jax.Array:
+    # Where it is limited, the density is 0, and the product would not be where u is infinite.
+    limited = jnp.clip(u, -100, 100)
+    density = _like(1 / math.sqrt(2 * math.pi), u) * jnp.exp(limited * limited * _like(-0.5, u))
+    return _normal_cdf(u) + limited * density
+
+
+def _normal_cdf(u: jax.Array) -> jax.Array:
+    return _like(0.5, u) * jax.lax.erfc(_like(-math.sqrt(0.5), u) * u)
+
+
 # Mish is u * tanh(log(1 + e^u)). With m = e^-|u|, the tanh is a fraction that loses no digits. (The
 # derivative of jnp.abs at 0 would be that of neither branch.)
 def _mish_terms(u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -138,6 +163,7 @@ CURVES: Final[dict[str, Curve]] = {
     "hard_silu": Curve(lambda u, _: jax.nn.hard_silu(u), _hard_silu_derivative),
     "elu": Curve(lambda u, _: jax.nn.elu(u), _elu_derivative),
     "gelu": Curve(_gelu, _gelu_derivative),
+    "exact_gelu": Curve(_exact_gelu, _exact_gelu_derivative),
     "mish": Curve(_mish, _mish_derivative),
 }
 
@@ -146,8 +172,8 @@ def fused_activation(given: Any) -> FusedActivation | None:
     """The activation that a name or a function of `jax.nn` stands for, or None if it is no other.
 
     A leaky ReLU with another slope is `functools.partial(jax.nn.leaky_relu, negative_slope=0.1)`.
-    GELU is its approximation by tanh, which is the default of `jax.nn.gelu`, and ELU has the alpha
-    1, which is that of `jax.nn.elu`.
+    "gelu" is the approximation by tanh, which is the default of `jax.nn.gelu`, and "exact_gelu" is
+    `functools.partial(jax.nn.gelu, approximate=False)`. ELU has the alpha 1, as in `jax.nn.elu`.
     """
     if isinstance(given, FusedActivation):
         return given
@@ -160,7 +186,7 @@ def fused_activation(given: Any) -> FusedActivation | None:
         return _of_partial(given)
     for name in get_args(Activation):
         # Linen's and NNX's functions of these names are the same objects.
-        if name != "none" and given is getattr(jax.nn, name):
+        if callable(given) and given is getattr(jax.nn, name, None):
             return fused_activation(name)
     return None
 
@@ -168,19 +194,20 @@ def fused_activation(given: Any) -> FusedActivation | None:
 def _of_partial(given: functools.partial[Any]) -> FusedActivation | None:
     if given.func is jax.nn.leaky_relu:
         return _leaky(*given.args, **given.keywords)
-    for function, name, default in (
+    for function, name, arguments in (
         (jax.nn.gelu, "gelu", {"approximate": True}),
+        (jax.nn.gelu, "exact_gelu", {"approximate": False}),
         (jax.nn.elu, "elu", {"alpha": 1}),
     ):
-        if given.func is function and not given.args and _is_within(given.keywords, default):
+        if given.func is function and not given.args and _is_within(given.keywords, arguments):
             return fused_activation(name)
     return None
 
 
-def _is_within(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
-    """Whether all that is given is what is used if nothing is."""
+def _is_within(given: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+    """Whether all that is given is among these arguments."""
     numbers = all(isinstance(value, (bool, int, float)) for value in given.values())
-    return numbers and given.items() <= default.items()
+    return numbers and given.items() <= arguments.items()
 
 
 def takes_slope(negative_slope: float) -> bool:

@@ -34,6 +34,15 @@ def _gelu_from_the_left(u: jax.Array) -> jax.Array:
     return 0.5 * u * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
 
 
+# jax.nn.gelu, but for a copy of the result.
+def _exact_gelu_by_erfc(u: jax.Array) -> jax.Array:
+    return 0.5 * u * jax.lax.erfc(-u * math.sqrt(0.5))
+
+
+def _exact_gelu_by_erf(u: jax.Array) -> jax.Array:
+    return 0.5 * u * (1 + jax.lax.erf(u / math.sqrt(2)))
+
+
 def _hard_silu_from_the_left(u: jax.Array) -> jax.Array:
     return u * jax.nn.relu6(u + 3) / 6
 
@@ -46,9 +55,12 @@ _FUNCTIONS: Final[tuple[tuple[Activation, Callable[[jax.Array], jax.Array]], ...
     ("hard_silu", jax.nn.hard_silu),
     ("elu", jax.nn.elu),
     ("gelu", functools.partial(jax.nn.gelu, approximate=True)),
+    ("exact_gelu", functools.partial(jax.nn.gelu, approximate=False)),
     ("mish", jax.nn.mish),
     ("elu", _elu_without_alpha),
     ("gelu", _gelu_from_the_left),
+    ("exact_gelu", _exact_gelu_by_erfc),
+    ("exact_gelu", _exact_gelu_by_erf),
     ("hard_silu", _hard_silu_from_the_left),
 )
 _COMMUTATIVE: Final = frozenset(["add", "mul", "max", "min"])

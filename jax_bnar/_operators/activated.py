@@ -48,7 +48,9 @@ def bn_act(
             "hard_swish"), "elu" (with alpha 1), "gelu" (in the approximation by tanh, which is the
             default of `jax.nn.gelu`), "mish", "none", or the function of `jax.nn` of that name. A
             slope for a leaky ReLU, at least 0 and below 1, is given as
-            `functools.partial(jax.nn.leaky_relu, negative_slope=0.1)`; without one it is 0.01.
+            `functools.partial(jax.nn.leaky_relu, negative_slope=0.1)`; without one it is 0.01. The
+            GELU without an approximation is "exact_gelu", or
+            `functools.partial(jax.nn.gelu, approximate=False)`.
         z: residual, with the shape and dtype of x, or None.
         epsilon: static, > 0.
         axis: the channel axis.

@@ -42,6 +42,10 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {
     ),
     "hard_silu from the left": lambda a: a * jax.nn.relu6(a + 3) / 6,
     "a slope of -0.0": functools.partial(jax.nn.leaky_relu, negative_slope=-0.0),
+    "exact gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "exact gelu by erfc": lambda a: 0.5 * a * jax.lax.erfc(-a * math.sqrt(0.5)),
+    "exact gelu by erf": lambda a: 0.5 * a * (1 + jax.lax.erf(a / math.sqrt(2))),
+    "exact gelu from the right": lambda a: (jax.lax.erf(a / math.sqrt(2)) + 1) * (a * 0.5),
     "mish": jax.nn.mish,
     "mish by hand": lambda a: jnp.tanh(jax.nn.softplus(a)) * a,
 }
@@ -99,7 +103,9 @@ def other_softplus(a: jax.Array) -> jax.Array:
     return a * jnp.tanh(jnp.logaddexp(a, jnp.ones_like(a)))
 
 
-exact_gelu = functools.partial(jax.nn.gelu, approximate=False)
+def other_scale(a: jax.Array) -> jax.Array:
+    """An exact GELU but for the scale in the error function."""
+    return 0.5 * a * (1 + jax.lax.erf(a / 1.4))
 
 
 def other_cube(a: jax.Array) -> jax.Array:
@@ -130,7 +136,7 @@ def other_branch(a: jax.Array) -> jax.Array:
         other_alpha,
         without_a_safe_exponent,
         other_softplus,
-        exact_gelu,
+        other_scale,
         other_cube,
         other_power,
         above_zero,

@@ -75,6 +75,7 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
         u > 0.0, u, lax.expm1(lax.select(u > 0.0, lax.full_like(u, 0.0), u))
     ),
     "gelu": lambda u: u * (0.5 * (1.0 + lax.tanh(_GELU * (u + 0.044715 * lax.integer_pow(u, 3))))),
+    "exact_gelu": lambda u: 0.5 * u * lax.erfc(-u * np.sqrt(0.5)),
     "mish": lambda u: u * lax.tanh(jnp.logaddexp(u, 0.0)),
 }
 _GELU = np.sqrt(2 / np.pi)

@@ -14,10 +14,10 @@ namespace jax_bnar {
 namespace testing {
 
 constexpr Activation kCurves[] = {
-    {ActivationKind::kRelu6}, {ActivationKind::kLeakyRelu, 0.25},
-    {ActivationKind::kSilu},  {ActivationKind::kHardSilu},
-    {ActivationKind::kElu},   {ActivationKind::kGelu},
-    {ActivationKind::kMish}};
+    {ActivationKind::kRelu6},     {ActivationKind::kLeakyRelu, 0.25},
+    {ActivationKind::kSilu},      {ActivationKind::kHardSilu},
+    {ActivationKind::kElu},       {ActivationKind::kGelu},
+    {ActivationKind::kExactGelu}, {ActivationKind::kMish}};
 
 inline std::string NameOf(const Activation& activation) {
   switch (activation.kind) {
@@ -37,6 +37,8 @@ inline std::string NameOf(const Activation& activation) {
       return "elu";
     case ActivationKind::kGelu:
       return "gelu";
+    case ActivationKind::kExactGelu:
+      return "exact_gelu";
     case ActivationKind::kMish:
       return "mish";
   }
@@ -68,6 +70,8 @@ inline double ValueOf(const Activation& activation, double u) {
       return u > 0 ? u : std::expm1(u);
     case ActivationKind::kGelu:
       return u * (1 + std::tanh(InsideGelu(u))) / 2;
+    case ActivationKind::kExactGelu:
+      return u * std::erfc(-u / std::sqrt(2.0)) / 2;
     case ActivationKind::kMish:
       return u * std::tanh(std::log1p(std::exp(u)));
   }
@@ -105,6 +109,9 @@ inline double DerivativeAt(const Activation& activation, double u) {
       const double slope = kRootOfTwoOverPi * (1 + 3 * 0.044715 * u * u);
       return (1 + t) / 2 + u * (1 - t * t) / 2 * slope;
     }
+    case ActivationKind::kExactGelu:
+      return std::erfc(-u / std::sqrt(2.0)) / 2 +
+             u * std::exp(-u * u / 2) * kRootOfTwoOverPi / 2;
     case ActivationKind::kMish: {
       const double t = std::tanh(std::log1p(std::exp(u)));
       return t + u * (1 - t * t) * sigmoid;

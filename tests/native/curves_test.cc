@@ -127,6 +127,15 @@ Expected ExpectedOf(const Activation& activation, A at) {
       return {u * sigmoid, sigmoid * (1 + u * slope * rest),
               1 + std::min(std::fabs(w), 1e3L)};
     }
+    case ActivationKind::kExactGelu: {
+      // An error of u^2 / 2 is one of e^(-u^2 / 2), and the polynomial has
+      // errors of its own.
+      const long double half_square = u * u / 2;
+      const long double below = std::erfc(-u / std::sqrt(2.0L)) / 2;
+      const long double density =
+          std::exp(-half_square) / std::sqrt(2 * std::acos(-1.0L));
+      return {u * below, below + u * density, 2 + std::min(half_square, 1e3L)};
+    }
     case ActivationKind::kMish: {
       const long double tanh = std::tanh(std::log1p(std::exp(u)));
       const long double sigmoid = 1 / (1 + std::exp(-u));

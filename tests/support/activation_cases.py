@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
+import scipy.special
 from cases import Case, Operands, in_order, operands
 
 from jax_bnar import bn_act, dual_bn_act
@@ -22,6 +23,7 @@ ACTIVATIONS: dict[str, Any] = {
     "hard_silu": jax.nn.hard_silu,
     "elu": jax.nn.elu,
     "gelu": jax.nn.gelu,
+    "exact_gelu": functools.partial(jax.nn.gelu, approximate=False),
     "mish": jax.nn.mish,
 }
 # Those whose derivative follows from y.
@@ -58,6 +60,9 @@ def value_and_derivative(name: str, u: Array) -> tuple[Array, Array]:
         tanh = np.tanh(root * (u + 0.044715 * u**3))
         slope = root * (1 + 3 * 0.044715 * u**2)
         return u * (1 + tanh) / 2, (1 + tanh) / 2 + u * (1 - tanh**2) / 2 * slope
+    if name == "exact_gelu":
+        below = scipy.special.erfc(-u / math.sqrt(2)) / 2
+        return u * below, below + u * np.exp(-u * u / 2) / math.sqrt(2 * math.pi)
     if name == "mish":
         tanh = np.tanh(np.logaddexp(u, 0))
         return u * tanh, tanh + u * (1 - tanh**2) * sigmoid

@@ -344,6 +344,13 @@ MUTATIONS = {
         "curves.cuh", "const A w = u * (u * u * kThird + kFirst);", "const A w = u * kFirst;",
         "forward", "cluster",
     ),
+    "an exact GELU that knows one sign": Mutation(
+        "curves.cuh", "return u > 0 ? 1 - beyond : beyond;", "return beyond;",
+        "forward", "on_chip",
+    ),
+    "a function of which two elements are left out": Mutation(
+        "curves.cuh", "turn < kTurns", "turn < kTurns - (kTurns > 1)", "backward", "two_kernels",
+    ),
     "a Mish that knows one sign": Mutation(
         "curves.cuh", "numerator(u > 0 ? 2 * m + 1 : m * (m + 2))", "numerator(2 * m + 1)",
         "backward", "two_kernels",

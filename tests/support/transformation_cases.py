@@ -114,6 +114,7 @@ ACTIVATIONS: Final[dict[str, Any]] = {
     "hard_silu": jax.nn.hard_silu,
     "relu6": jax.nn.relu6,
     "gelu": jax.nn.gelu,
+    "exact": functools.partial(jax.nn.gelu, approximate=False),
     "elu": jax.nn.elu,
     "mish": jax.nn.mish,
 }

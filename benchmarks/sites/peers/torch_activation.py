@@ -22,6 +22,7 @@ _FUNCTIONS: Final[dict[str, Callable[..., torch.Tensor]]] = {
     "relu6": functional.relu6,
     "gelu": functools.partial(functional.gelu, approximate="tanh"),
     "elu": functional.elu,
+    "exact_gelu": functional.gelu,
     "mish": functional.mish,
 }
 # Those whose derivative follows from y. Others need what they are given, so autograd would refuse
