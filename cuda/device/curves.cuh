@@ -158,7 +158,7 @@ template <typename T>
 struct Elu {
   using A = Accumulator<T>;
   static constexpr bool kFromY = false;
-  static constexpr bool kIsLong = true;
+  static constexpr bool kIsLong = sizeof(T) > 2;
 
   __device__ __forceinline__ A Value(A u) const {
     return u > 0 ? u : ExpMinusOne(u);
@@ -268,7 +268,7 @@ template <typename T>
 struct Mish {
   using A = Accumulator<T>;
   static constexpr bool kFromY = false;
-  static constexpr bool kIsLong = true;
+  static constexpr bool kIsLong = sizeof(T) > 2;
 
   __device__ __forceinline__ A Value(A u) const {
     const Terms of(u);
@@ -407,8 +407,7 @@ class Curve {
   // compiler would mix all elements, for which there are no registers.
   template <typename Chosen>
   static constexpr int TurnsOf() {
-    return Chosen::kIsLong && sizeof(T) > 2 && kElements > 2 ? kElements / 2
-                                                             : 1;
+    return Chosen::kIsLong && kElements > 2 ? kElements / 2 : 1;
   }
 
   // Calls f(i) for the elements of each turn, which are always the first ones,
