@@ -1,8 +1,7 @@
 // The upper tail of the normal distribution, 1 - Phi(t) for t >= 0, for the
 // exact GELU on every platform. Divided by its fastest factor it is smooth:
 //   1 - Phi(t) = e^(-t^2 / 2) * P(q) / (t + 4) where q = (t - 4) / (t + 4)
-// P is a polynomial. The variable is that of M. M. Shepherd and J. G.
-// Laframboise
+// P is a polynomial. The variable is that of Shepherd and Laframboise
 // ("Chebyshev Approximation of (1 + 2x)exp(x^2)erfc x in 0 <= x < infinity",
 // Mathematics of Computation 36, 1981); the coefficients were found by Remez's
 // algorithm with 60 digits. They alternate in sign where q is negative, and

@@ -36,6 +36,15 @@ BNAR_INLINE V SigmoidAndSlope(const V& w, const V& slope) {
   return s * (slope * (finite * s) + A{1});
 }
 
+// |u|, and NaN where u is.
+template <typename V>
+BNAR_INLINE V Absolute(const V& u) {
+  using Float = typename V::Float;
+  return ForParts([](const Float& v)
+                      BNAR_LAMBDA { return Larger<Float>(Float{} - v, v); },
+                  u);
+}
+
 template <typename V>
 struct Relu6 {
   using A = typename V::A;
@@ -168,24 +177,20 @@ struct ExactGelu {
   using Tail = ScaledErfc<sizeof(typename V::T)>;
 
   BNAR_INLINE V Value(const V& u) const {
-    const V t = Size(u);
+    const V t = Limited(u);
     return u * Below(u, ScaledTail(t) * ExpOfNegatedHalfSquare(t));
   }
   // Phi(u) + u * phi(u). Where t is limited, phi is 0, and the product would
   // not be where u is infinite.
   BNAR_INLINE V Derivative(const V& u) const {
     constexpr A kDensity = A(0.3989422804014327);  // 1 / sqrt(2 * pi)
-    const V t = Size(u);
+    const V t = Limited(u);
     return Below(u, (ScaledTail(t) - t * kDensity) * ExpOfNegatedHalfSquare(t));
   }
 
  private:
-  static BNAR_INLINE V Size(const V& u) {
-    return AtMost(
-        static_cast<A>(Tail::kLargest),
-        ForParts([](const Float& v)
-                     BNAR_LAMBDA { return Larger<Float>(Float{} - v, v); },
-                 u));
+  static BNAR_INLINE V Limited(const V& u) {
+    return AtMost(static_cast<A>(Tail::kLargest), Absolute(u));
   }
   static BNAR_INLINE V ExpOfNegatedHalfSquare(const V& t) {
     return ExpOfNegated(t * t * A(0.5));
@@ -231,10 +236,7 @@ struct Mish {
 
  private:
   static BNAR_INLINE V ExpOfNegatedSize(const V& u) {
-    return ExpOfNegated(
-        ForParts([](const Float& v)
-                     BNAR_LAMBDA { return Larger<Float>(Float{} - v, v); },
-                 u));
+    return ExpOfNegated(Absolute(u));
   }
   static BNAR_INLINE V Numerator(const V& u, const V& m) {
     return ForParts([](const Float& v, const Float& above, const Float& below)

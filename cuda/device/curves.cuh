@@ -76,7 +76,7 @@ struct Sigmoid {
 // The functions of one element. Gradient(u, dy) is act'(u) * dy. kFromY says
 // whether the derivative at y is that at u; the derivatives at 1 and at -1 are
 // then those where the bit of a mask is set (IsOpen) and where it is not.
-// kIsLong says that a function has many instructions (see Curve::TurnsOf).
+// kIsLong says that a function has many instructions (see Curve::InTurns).
 
 template <typename T>
 struct Relu6 {
@@ -315,10 +315,8 @@ class Curve {
   __device__ __forceinline__ Elements Value(const Elements& u) const {
     Elements y;
     WithAny</*kAnyCurve=*/true>([&](const auto& curve) {
-      using Chosen = std::decay_t<decltype(curve)>;
       y = u;
-      InTurns<TurnsOf<Chosen>()>([&](int i) { y[i] = curve.Value(y[i]); },
-                                 [&] { Rotate<TurnsOf<Chosen>()>(&y); });
+      InTurns(curve, [&](int i) { y[i] = curve.Value(y[i]); }, &y);
     });
     return y;
   }
@@ -394,38 +392,31 @@ class Curve {
                                                      Elements* e) {
     Elements turned = u;
     *e = dy;
-    InTurns<TurnsOf<Chosen>()>(
-        [&](int i) { (*e)[i] = curve.Gradient(turned[i], (*e)[i]); },
-        [&] {
-          Rotate<TurnsOf<Chosen>()>(&turned);
-          Rotate<TurnsOf<Chosen>()>(e);
-        });
+    InTurns(
+        curve, [&](int i) { (*e)[i] = curve.Gradient(turned[i], (*e)[i]); },
+        &turned, e);
   }
 
-  // In how many turns of a loop the elements of a vector are computed. The code
-  // of a long function would be as many times as long without the loop, and the
-  // compiler would mix all elements, for which there are no registers.
-  template <typename Chosen>
-  static constexpr int TurnsOf() {
-    return Chosen::kIsLong && kElements > 2 ? kElements / 2 : 1;
-  }
-
-  // Calls f(i) for the elements of each turn, which are always the first ones,
-  // because registers have no index, and after it rotate().
-  template <int kTurns, typename F, typename R>
-  static __device__ __forceinline__ void InTurns(F f, R rotate) {
+  // Calls f(i) for all elements, those of a long function in turns of a loop.
+  // Without the loop, its code would be as many times as long, and the compiler
+  // would mix all elements, for which there are no registers. The elements of a
+  // turn are always the first ones of the vectors, because registers have no
+  // index.
+  template <typename Chosen, typename F, typename... Vectors>
+  static __device__ __forceinline__ void InTurns(const Chosen&, F f,
+                                                 Vectors*... vectors) {
+    constexpr int kOfTurn = Chosen::kIsLong && kElements > 2 ? 2 : kElements;
 #pragma unroll 1
-    for (int turn = 0; turn < kTurns; ++turn) {
+    for (int turn = 0; turn < kElements / kOfTurn; ++turn) {
 #pragma unroll
-      for (int i = 0; i < kElements / kTurns; ++i) f(i);
-      rotate();
+      for (int i = 0; i < kOfTurn; ++i) f(i);
+      (Rotate<kOfTurn>(vectors), ...);
     }
   }
 
   // Brings the elements of the next turn to the front.
-  template <int kTurns>
+  template <int kOfTurn>
   static __device__ __forceinline__ void Rotate(Elements* elements) {
-    constexpr int kOfTurn = kElements / kTurns;
     const Elements before = *elements;
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {

@@ -349,7 +349,8 @@ MUTATIONS = {
         "forward", "on_chip",
     ),
     "a function of which two elements are left out": Mutation(
-        "curves.cuh", "turn < kTurns", "turn < kTurns - (kTurns > 1)", "backward", "two_kernels",
+        "curves.cuh", "turn < kElements / kOfTurn", "turn < kElements / kOfTurn - Chosen::kIsLong",
+        "backward", "two_kernels",
     ),
     "a Mish that knows one sign": Mutation(
         "curves.cuh", "numerator(u > 0 ? 2 * m + 1 : m * (m + 2))", "numerator(2 * m + 1)",
