@@ -139,7 +139,7 @@ __device__ __forceinline__ void ApplyCopiedTiles(const BackwardParameters& p,
     store(tile.Get(0), tile.Get(1));
   };
   const auto nothing = [](Nothing*) {};
-  constexpr int kDepth = Stream::kBatch;
+  constexpr int kDepth = Stream::kStageTiles;
   const SlabOf again = slab.Again();
   auto pass = stream->Second(again, count, {{dy, p.buffers.x}});
   if (again.tiles() <= stream->shared_tiles()) {

@@ -209,7 +209,7 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
         [&](int begin, int end) {
           const int count = slab.Count(begin, end);
           sums.count += count;
-          pass.template ForEach<Stream::kBatch, Nothing>(
+          pass.template ForEach<Stream::kStageTiles, Nothing>(
               count, [](Nothing*) {},
               [&](const auto& tile, Nothing, auto) {
                 sums.Accumulate(tile.Get(0));

@@ -19,20 +19,20 @@
 namespace jax_bnar {
 namespace cuda {
 
-// ForEachTile in batches: before() and after() are called around the uses of
-// each batch, which are kBatch, or fewer where the first batch or the last has
-// fewer items: these have the positions [skip, end), where `skip` is less than
-// kBatch. Only SecondPass skips items, where the last batch of a slab has left
-// slots empty. (One function for both loops would spill registers in the
-// kernels of two inputs, for compute capability 10.0.)
-template <int kDepth, typename Item, int kBatch, Copies kCopies, typename Load,
-          typename Use, typename Before, typename After>
-__device__ __forceinline__ void ForEachTileInBatches(int end, Load load,
-                                                     Use use, Before before,
-                                                     After after,
-                                                     int skip = 0) {
-  constexpr int kRound = kDepth < kBatch ? kBatch : kDepth;
-  static_assert(kRound % kDepth == 0 && kRound % kBatch == 0, "whole numbers");
+// ForEachTile in stages: before() and after() are called around the uses of
+// each stage, which are kStageTiles, or fewer where the first stage or the last
+// has fewer items: these have the positions [skip, end), where `skip` is less
+// than kStageTiles. Only SecondPass skips items, where the last stage of a slab
+// has left slots empty. (One function for both loops would spill registers in
+// the kernels of two inputs, for compute capability 10.0.)
+template <int kDepth, typename Item, int kStageTiles, Copies kCopies,
+          typename Load, typename Use, typename Before, typename After>
+__device__ __forceinline__ void ForEachTileInStages(int end, Load load, Use use,
+                                                    Before before, After after,
+                                                    int skip = 0) {
+  constexpr int kRound = kDepth < kStageTiles ? kStageTiles : kDepth;
+  static_assert(kRound % kDepth == 0 && kRound % kStageTiles == 0,
+                "whole numbers");
   Item ring[kDepth];
 #pragma unroll
   for (int k = 0; k < kDepth; ++k) {
@@ -47,20 +47,20 @@ __device__ __forceinline__ void ForEachTileInBatches(int end, Load load,
       for (; skip <= 0 && end >= kRound + kDepth; end -= kRound) {
 #pragma unroll
         for (int k = 0; k < kRound; ++k) {
-          if (k % kBatch == 0) before();
+          if (k % kStageTiles == 0) before();
           use(ring[k % kDepth]);
           load(&ring[k % kDepth]);
-          if ((k + 1) % kBatch == 0) after();
+          if ((k + 1) % kStageTiles == 0) after();
         }
       }
     }
 #pragma unroll
     for (int k = 0; k < kRound; ++k) {
       const int next = k + kDepth;
-      if (k % kBatch == 0 && k < end) before();
+      if (k % kStageTiles == 0 && k < end) before();
       if (skip <= k && k < end) use(ring[k % kDepth]);
       if (skip <= next && next < end) load(&ring[k % kDepth]);
-      if ((k + 1) % kBatch == 0 && k + 1 - kBatch < end) after();
+      if ((k + 1) % kStageTiles == 0 && k + 1 - kStageTiles < end) after();
     }
     skip = 0;
     end -= kRound;
@@ -73,27 +73,28 @@ constexpr bool kCopiesTiles = kElements > 1;
 
 // The tiles of a block as one stream of copies through the ring. Position p of
 // the stream lies in slot p of the ring, and a slot is filled anew as soon as
-// the tiles of its batch have been used, unless the block keeps it:
+// the tiles of its stage have been used, unless the block keeps it:
 //   first pass    all tiles in order. The last `shared_tiles` stay;
 //   wait          in the slots behind them come the first tiles of the next
 //                 slab (`tiles_ahead`);
 //   second pass   all tiles in the reverse order. The slots of those that
 //                 stayed take the others again, of which L2 has had the least
 //                 time to evict the last.
-// The stream goes on by batches: what a thread uses between two waits. Slots,
-// and the tiles that stay, are whole batches. A slab begins with a new batch,
-// and its last one may leave slots empty. Each batch that has been used closes
-// a group of copies, which is empty where nothing is left to be copied, so that
-// a thread always waits for all groups but the same number of them (see Streams
-// in host/plan.cc for how many slots this needs).
+// The stream is a pipeline, and goes on by stages, as CUTLASS calls what a
+// thread waits for at once. Slots, and the tiles that stay, are whole stages. A
+// slab begins with a new stage, and its last one may leave slots empty. Each
+// stage that has been used closes a group of copies, which is empty where
+// nothing is left to be copied, so that a thread always waits for all groups
+// but the same number of them (see Streams in host/plan.cc for how many slots
+// this needs).
 //
-// Why this is enough, with batches of B tiles, S slots, and K of them for tiles
+// Why this is enough, with stages of B tiles, S slots, and K of them for tiles
 // that stay there: when the first pass begins, S/B groups are closed, one for
-// each batch that has slots, in the order of their use, and each batch that has
-// been used closes one more. So before batch i, at least S/B + i groups are
+// each stage that has slots, in the order of their use, and each stage that has
+// been used closes one more. So before stage i, at least S/B + i groups are
 // closed, of which its own is number i: if all but the last S/B - 1 are
-// complete, it is. In the second pass, i groups are closed before batch i, and
-// that of a batch which was copied again is number i - K/B: if all but the last
+// complete, it is. In the second pass, i groups are closed before stage i, and
+// that of a stage which was copied again is number i - K/B: if all but the last
 // K/B - 1 are complete, it is. The groups of the next slab's first tiles, which
 // are closed between the passes, come before those of the second pass, so they
 // are complete even earlier than the next first pass counts on.
@@ -102,8 +103,8 @@ class TileStream {
  public:
   using Ring = TileRing<T, kElements, kArrays>;
   using V = typename Ring::V;
-  static constexpr int kBatch =
-      TilesOfBatch(kElements, Ring::kSlotWords * sizeof(typename Ring::Word));
+  static constexpr int kStageTiles =
+      TilesOfStage(kElements, Ring::kSlotWords * sizeof(typename Ring::Word));
 
   struct Arrays {
     const void* at[kArrays];
@@ -137,7 +138,7 @@ class TileStream {
   // Waits for the first tiles of this slab, and returns the first array of one
   // of them. They are at most as many as have slots.
   __device__ __forceinline__ void WaitForFirst(int tiles) const {
-    WaitForAllCopiesBut((ring_.slots() - tiles) / kBatch);
+    WaitForAllCopiesBut((ring_.slots() - tiles) / kStageTiles);
   }
   __device__ __forceinline__ V Peek(int tile) const {
     return ring_.Get(ring_.Next(slot_, tile), 0);
@@ -183,12 +184,12 @@ class TileStream {
     __device__ __forceinline__ void ForEach(int count, Load load, Use use) {
       const Ring& ring = stream_.ring_;
       int slot = stream_.slot_;
-      const auto wait = [&] { WaitForBatch(ring.slots()); };
-      // The last batch stays, so these are whole ones.
+      const auto wait = [&] { WaitForStage(ring.slots()); };
+      // The last stage stays, so these are whole ones.
       const int streamed =
           min(count,
               max(SlotsOf(left_ + ring.slots() - stream_.shared_tiles()), 0));
-      ForEachTileInBatches<kDepth, Item, kBatch, kCopies>(
+      ForEachTileInStages<kDepth, Item, kStageTiles, kCopies>(
           streamed, load,
           [&](Item& item) {
             use(Tile(ring, slot), item,
@@ -197,16 +198,16 @@ class TileStream {
           },
           wait,
           [&] {
-            slot -= kBatch * Ring::kSlotWords;
-            stream_.template CopyBatch<1>(stream_.arrays_, left_,
+            slot -= kStageTiles * Ring::kSlotWords;
+            stream_.template CopyStage<1>(stream_.arrays_, left_,
                                           left_ > stream_.shared_tiles(), slot,
                                           &next_);
-            left_ -= kBatch;
-            slot = ring.Next(slot, kBatch);
+            left_ -= kStageTiles;
+            slot = ring.Next(slot, kStageTiles);
           });
       // The slots of tiles that stay are not filled anew.
       ring.ForEachRun(count - streamed, &slot, [&](int run) {
-        ForEachTileInBatches<kDepth, Item, kBatch, kCopies>(
+        ForEachTileInStages<kDepth, Item, kStageTiles, kCopies>(
             run, load,
             [&](Item& item) {
               use(Tile(ring, slot), item,
@@ -258,20 +259,20 @@ class TileStream {
     __device__ __forceinline__ void ForEach(int count, Load load, Use use) {
       const Ring& ring = stream_.ring_;
       const int first = ring.Next(stream_.slot_, stream_.tiling_.tiles_ahead);
-      ForEachTileInBatches<kDepth, Item, kBatch, kCopies>(
+      ForEachTileInStages<kDepth, Item, kStageTiles, kCopies>(
           empty_ + count, load,
           [&](Item& item) {
             use(Tile(ring, slot_), item);
             slot_ -= Ring::kSlotWords;
           },
           [&] {
-            if constexpr (kCopied) WaitForBatch(stream_.shared_tiles());
+            if constexpr (kCopied) WaitForStage(stream_.shared_tiles());
           },
           [&] {
-            stream_.template CopyBatch<-1>(arrays_, left_, /*again=*/false,
-                                           slot_ + kBatch * Ring::kSlotWords,
-                                           &next_);
-            left_ -= kBatch;
+            stream_.template CopyStage<-1>(
+                arrays_, left_, /*again=*/false,
+                slot_ + kStageTiles * Ring::kSlotWords, &next_);
+            left_ -= kStageTiles;
             slot_ += Ring::kSlotWords;
             slot_ = ring.Before(slot_ == first ? stream_.slot_ : slot_);
           },
@@ -295,7 +296,7 @@ class TileStream {
    private:
     const TileStream& stream_;
     const Arrays arrays_;
-    int empty_;  // The number of slots that the next batch leaves empty.
+    int empty_;  // The number of slots that the next stage leaves empty.
     int left_;  // The number of tiles whose copies have not been started again.
     typename SlabOf::template CursorOf<-1> next_;
     int slot_;
@@ -308,20 +309,20 @@ class TileStream {
   }
 
  private:
-  // The slots of the batches of so many tiles, and how many of them are empty.
+  // The slots of the stages of so many tiles, and how many of them are empty.
   static __device__ __forceinline__ int SlotsOf(int tiles) {
     return tiles + EmptySlots(tiles);
   }
   static __device__ __forceinline__ int EmptySlots(int tiles) {
-    return -tiles & (kBatch - 1);  // kBatch is a power of 2.
+    return -tiles & (kStageTiles - 1);  // kStageTiles is a power of 2.
   }
 
-  // Waits for the batch that is used next, where copies go on in `slots`.
-  static __device__ __forceinline__ void WaitForBatch(int slots) {
-    WaitForAllCopiesBut(slots / kBatch - 1);
+  // Waits for the stage that is used next, where copies go on in `slots`.
+  static __device__ __forceinline__ void WaitForStage(int slots) {
+    WaitForAllCopiesBut(slots / kStageTiles - 1);
   }
 
-  // Starts the copies of the tiles [begin, end) of a slab, of whole batches.
+  // Starts the copies of the tiles [begin, end) of a slab, of whole stages.
   template <typename SlabOf>
   __device__ __forceinline__ void Start(const SlabOf& slab, int begin,
                                         int end) const {
@@ -330,30 +331,30 @@ class TileStream {
       auto in = slab.At(begin);
       int slot = ring_.Next(slot_, begin);
 #pragma unroll 1
-      for (int tile = begin; tile < end; tile += kBatch) {
-        CopyBatch<1>(arrays_, mine - tile, mine - tile > shared_tiles(), slot,
+      for (int tile = begin; tile < end; tile += kStageTiles) {
+        CopyStage<1>(arrays_, mine - tile, mine - tile > shared_tiles(), slot,
                      &in);
-        slot = ring_.Next(slot, kBatch);
+        slot = ring_.Next(slot, kStageTiles);
       }
     }
   }
 
-  // Starts the copies of a batch, with as many of the `left` tiles at `in` as
+  // Starts the copies of a stage, with as many of the `left` tiles at `in` as
   // it has slots: upwards from `slot`, or downwards (kStep is 1 or -1). `again`
   // says whether the second pass reads these tiles from memory.
   template <int kStep, typename CursorOf>
-  __device__ __forceinline__ void CopyBatch(const Arrays& arrays, int left,
+  __device__ __forceinline__ void CopyStage(const Arrays& arrays, int left,
                                             bool again, int slot,
                                             CursorOf* in) const {
     // Where channels are first, finding a vector takes registers.
     [[maybe_unused]] constexpr int kAtOnce =
-        kLayout == Layout::kChannelsFirst ? 1 : kBatch;
+        kLayout == Layout::kChannelsFirst ? 1 : kStageTiles;
 #pragma unroll kAtOnce
-    for (int k = 0; k < kBatch; ++k) {
+    for (int k = 0; k < kStageTiles; ++k) {
 #pragma unroll
       for (int a = 0; a < kArrays; ++a) {
         const T* from = static_cast<const T*>(arrays.at[a]) + in->offset();
-        // The batch is a whole one then, because the last one stays.
+        // The stage is a whole one then, because the last one stays.
         const bool soon = again && arrays.again[a];
         ring_.template CopyIf<Reuse::kSoon>(soon, slot, a, from);
         ring_.template CopyIf<Reuse::kNever>(k < left && !soon, slot, a, from);

@@ -105,17 +105,17 @@ struct CopiesUnderWay {
 };
 
 // The tiles of a block that do not stay on chip. Where they are copied, those
-// that stay are the last batches, one of which may have empty slots.
+// that stay are the last stages, one of which may have empty slots.
 int64_t TilesAgain(const Plan& plan, int width, int64_t tile_bytes) {
-  const int batch = TilesOfBatch(width, tile_bytes);
+  const int stage = TilesOfStage(width, tile_bytes);
   return std::max<int64_t>(
-      0, RoundUp(TilesPerBlock(plan.tiling), batch) - plan.tiling.shared_tiles);
+      0, RoundUp(TilesPerBlock(plan.tiling), stage) - plan.tiling.shared_tiles);
 }
 
 // In the first pass, a copy has been started as many tiles before its use as
 // there are slots, or when the pass began. In the second one, what was not kept
 // is copied again into slots whose tiles have been used. While slots are filled
-// anew, threads wait for one batch after the other, use it, and start as many
+// anew, threads wait for one stage after the other, use it, and start as many
 // copies (TileStream in device/tile_stream.cuh).
 CopiesUnderWay UnderWay(const Plan& plan, int64_t tile_bytes) {
   const Tiling& t = plan.tiling;
@@ -123,10 +123,10 @@ CopiesUnderWay UnderWay(const Plan& plan, int64_t tile_bytes) {
   const auto all = static_cast<double>(tiles);
   // Copies of all tiles begin at once.
   if (plan.tiling.shared_tiles >= tiles) return {all / 2, 0, all};
-  const int batch = TilesOfBatch(kWidth, tile_bytes);
+  const int stage = TilesOfStage(kWidth, tile_bytes);
   const auto most = [&](int slots) {
     return static_cast<double>(
-        std::min<int64_t>(tiles, (GroupsLeft(slots / batch - 1) + 1) * batch));
+        std::min<int64_t>(tiles, (GroupsLeft(slots / stage - 1) + 1) * stage));
   };
   const double first = most(t.shared_tiles + t.tiles_ahead);
   const double again =

@@ -57,10 +57,10 @@ constexpr int kBackwardArrays = 2;
 // Where the channels of an array lie: last (S == 1), or before other axes.
 enum class Layout { kChannelsLast, kChannelsFirst };
 
-// The tiles of `tile_bytes` in a batch: what threads use between two waits. It
+// The tiles of `tile_bytes` in a stage: what threads use between two waits. It
 // is a power of 2 for the arrays that the kernels keep. Single elements are not
-// copied, and need no batches.
-BNAR_HOST_DEVICE constexpr int TilesOfBatch(int width, int64_t tile_bytes) {
+// copied, and need no stages.
+BNAR_HOST_DEVICE constexpr int TilesOfStage(int width, int64_t tile_bytes) {
   constexpr int64_t kBytes = kBytesAtOnce * kThreads;
   return width == 1 || tile_bytes > kBytes
              ? 1
@@ -121,7 +121,7 @@ struct Tiling {
   int64_t rows_per_block;
   int32_t team;
   int32_t num_teams;
-  // Tiles that a block keeps in shared memory, in whole batches like those of
+  // Tiles that a block keeps in shared memory, in whole stages like those of
   // the next number.
   int32_t shared_tiles;
   // Tiles of the next slab whose copies are under way while the blocks of the

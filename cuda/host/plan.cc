@@ -19,7 +19,7 @@ double MaskShare(DType dtype) {
   return 1.0 / (8 * static_cast<double>(ItemSize(dtype)));
 }
 
-// The slots for tiles that a block has room for, in whole batches.
+// The slots for tiles that a block has room for, in whole stages.
 int SlotsPerBlock(const Device& device, int width, int64_t tile_bytes,
                   int blocks_per_multiprocessor) {
   const int64_t per_block = std::min(
@@ -28,7 +28,7 @@ int SlotsPerBlock(const Device& device, int width, int64_t tile_bytes,
           device.reserved_shared_bytes_per_block);
   return static_cast<int>(RoundDown(
       std::max<int64_t>(0, (per_block - kFixedSharedBytes) / tile_bytes),
-      TilesOfBatch(width, tile_bytes)));
+      TilesOfStage(width, tile_bytes)));
 }
 
 int64_t ResidentBlocks(const Device& device, const Settings& settings,
@@ -58,12 +58,12 @@ std::vector<Tiling> Cuts(const Problem& problem, int width,
 // teams take several slabs, `ahead` of the slots that are left, or all of them
 // if it is -1, are for the next one. The rest is read twice. Single elements
 // are not copied to slots. All numbers but that of the tiles are made whole
-// batches.
+// stages.
 void KeepTiles(int shared_tiles, int slots, int ahead, int width,
                int64_t tile_bytes, Plan* plan) {
   Tiling& t = plan->tiling;
-  const int batch = TilesOfBatch(width, tile_bytes);
-  const int64_t wanted = RoundUp(TilesPerBlock(t), batch);
+  const int stage = TilesOfStage(width, tile_bytes);
+  const int64_t wanted = RoundUp(TilesPerBlock(t), stage);
   t.shared_tiles =
       static_cast<int32_t>(std::min<int64_t>(shared_tiles, wanted));
   if (width > 1 && t.num_slabs > t.num_teams) {
@@ -71,7 +71,7 @@ void KeepTiles(int shared_tiles, int slots, int ahead, int width,
     t.tiles_ahead =
         ahead < 0
             ? left
-            : static_cast<int32_t>(RoundDown(std::min(ahead, left), batch));
+            : static_cast<int32_t>(RoundDown(std::min(ahead, left), stage));
   }
   plan->shared_bytes = SharedBytes(t.shared_tiles + t.tiles_ahead, tile_bytes);
 }
@@ -184,11 +184,11 @@ Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
 }
 
 // Whether the tiles of the plan can be copied. If not all of them are kept, one
-// batch is used while the next is copied. This is also enough for the three
+// stage is used while the next is copied. This is also enough for the three
 // tiles of up to 32 bytes a thread that forward looks at before it begins.
 bool Streams(const Plan& plan, int width, int64_t tile_bytes) {
   return width == 1 || plan.tiling.shared_tiles >= TilesPerBlock(plan.tiling) ||
-         plan.tiling.shared_tiles >= 2 * TilesOfBatch(width, tile_bytes);
+         plan.tiling.shared_tiles >= 2 * TilesOfStage(width, tile_bytes);
 }
 
 // The plans that the device can run, of one strategy or of all of them.
@@ -217,13 +217,13 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
       // team.
       const int slots =
           SlotsPerBlock(device, width, tile_bytes, kBlocksPerMultiprocessor);
-      const int batch = TilesOfBatch(width, tile_bytes);
+      const int stage = TilesOfStage(width, tile_bytes);
       std::vector<int> choices = {0};
       if (settings.tiles_ahead >= 0) {
         choices = {static_cast<int>(
-            RoundDown(std::min(settings.tiles_ahead, slots / 2), batch))};
+            RoundDown(std::min(settings.tiles_ahead, slots / 2), stage))};
       } else if (width > 1) {
-        for (int ahead = batch; ahead <= slots / 2; ahead += batch) {
+        for (int ahead = stage; ahead <= slots / 2; ahead += stage) {
           choices.push_back(ahead);
         }
       }

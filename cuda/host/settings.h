@@ -21,7 +21,7 @@ namespace cuda {
 //                                choice.
 //   JAX_BNAR_CUDA_TILES_AHEAD    how many tiles of the next slab a block copies
 //                                before it waits for its team, as far as there
-//                                is room for whole batches, instead of the
+//                                is room for whole stages, instead of the
 //                                planner's choice.
 //   JAX_BNAR_CUDA_ZERO_WORKSPACE 1 zeroes the workspace before each launch. The
 //                                kernels do not need it, but

@@ -81,7 +81,7 @@ def test_a_site_on_chip_is_what_one_computes_by_hand() -> None:
 def test_a_site_that_streams_is_what_one_computes_by_hand() -> None:
     """56x56x256 with residual, forward: a slab of 64 channels has 96 tiles for each block.
 
-    24 of them stay in slots. In both passes, a thread waits until 5 of 6 batches are left, uses the
+    24 of them stay in slots. In both passes, a thread waits until 5 of 6 stages are left, uses the
     four tiles of one and starts the copies of another. Half of L2 has a part of the other 72 tiles.
     """
     document = predict(H200, 256, "bfloat16", "mask")

@@ -188,8 +188,8 @@ void TestCostOfStream() {
   BNAR_CHECK(cuda::TilesPerBlock(t) == 48 && t.team == 262 &&
                  t.shared_tiles == 12 && t.tiles_ahead == 12,
              std::to_string(t.shared_tiles));
-  // Of 6 batches of four tiles, a thread waits until 5 are left, uses one and
-  // starts one. Of the 3 batches of tiles that stay there, it waits until 2 are
+  // Of 6 stages of four tiles, a thread waits until 5 are left, uses one and
+  // starts one. Of the 3 stages of tiles that stay there, it waits until 2 are
   // left, and 36 tiles are copied again.
   const double first = 24 - 24.0 * 24 / (2 * 48);
   const double second = 12 * 36.0 / 48;
@@ -219,7 +219,7 @@ void TestCostOfStream() {
              std::to_string(cost.waiting));
 
   // While one of two teams waits, the other has as much under way as the slots
-  // of its blocks hold: five batches.
+  // of its blocks hold: five stages.
   const Plan teams = [&] {
     Plan two = plan;
     cuda::SetTeam(131, &two.tiling);
@@ -344,7 +344,7 @@ void TestPlannedModels() {
   }
 }
 
-// A plan copies either all tiles of a slab, or has room for two batches.
+// A plan copies either all tiles of a slab, or has room for two stages.
 void TestRoomOfStream() {
   context = "room of a stream";
   for (const int tiles : {4, 7, 8}) {
@@ -356,7 +356,7 @@ void TestRoomOfStream() {
                        {Strategy::kOnChip});
     BNAR_CHECK((plan.strategy == Strategy::kOnChip) == (tiles == 8),
                std::to_string(tiles) + " tiles");
-    // Fewer tiles than a batch.
+    // Fewer tiles than a stage.
     const Problem small{{1, 256 * 7, 64, 1}, DType::kBFloat16};
     BNAR_CHECK(cuda::MakePlan(small, cuda::kWidth, cuda::kForwardArrays, device,
                               {Strategy::kOnChip})

@@ -220,7 +220,7 @@ void TestStream(cuda::Settings settings) {
        {Slots{16, 0}, Slots{16, 4}, Slots{16, 8}, Slots{32, 16}}) {
     Use(DeviceOf(2, slots.all, 64));
     settings.tiles_ahead = slots.ahead;
-    // Batches of up to four tiles, the last of which have all numbers of tiles.
+    // Stages of up to four tiles, the last of which have all numbers of tiles.
     for (const int tiles : {1, 7, 10, 37}) {
       const int64_t rows = 4 * 32 * tiles - 5;
       for (const Case& c :

@@ -57,16 +57,16 @@ void CheckCoverage(const Problem& problem, int width, const Plan& plan) {
       "tiles of a block");
 }
 
-void CheckResources(const Problem& problem, const Plan& plan, int batch,
+void CheckResources(const Problem& problem, const Plan& plan, int stage,
                     const Device& device, const Settings& settings) {
   const cuda::Tiling& t = plan.tiling;
   for (const int tiles : {t.shared_tiles, t.tiles_ahead}) {
-    BNAR_CHECK(tiles % batch == 0, std::to_string(tiles) + " tiles in batches");
+    BNAR_CHECK(tiles % stage == 0, std::to_string(tiles) + " tiles in stages");
   }
   BNAR_CHECK(t.tiles_ahead >= 0 && t.tiles_ahead <= t.shared_tiles &&
                  (t.tiles_ahead == 0 || t.num_slabs > t.num_teams),
              std::to_string(t.tiles_ahead) + " tiles ahead");
-  BNAR_CHECK(t.shared_tiles <= cuda::RoundUp(cuda::TilesPerBlock(t), batch),
+  BNAR_CHECK(t.shared_tiles <= cuda::RoundUp(cuda::TilesPerBlock(t), stage),
              std::to_string(t.shared_tiles) + " tiles stay");
   BNAR_CHECK(plan.shared_bytes <= device.shared_bytes_per_block,
              "shared memory of a block");
@@ -141,10 +141,10 @@ void TestEveryPlan() {
                     cuda::MakePlan(problem, width, ArraysKept(backward),
                                    named.device, settings);
                 CheckCoverage(problem, width, plan);
-                const int batch = cuda::TilesOfBatch(
+                const int stage = cuda::TilesOfStage(
                     width, cuda::kThreads * width * ItemSize(dtype) *
                                ArraysKept(backward));
-                CheckResources(problem, plan, batch, named.device, settings);
+                CheckResources(problem, plan, stage, named.device, settings);
               }
               const Plan reduction =
                   cuda::PlanReduction(problem, width, named.device, settings);
@@ -269,11 +269,11 @@ void TestSlotsOfTilesAhead() {
         std::to_string(t.shared_tiles) + " and " +
             std::to_string(t.tiles_ahead));
   }
-  // What does not make a batch is rounded down.
+  // What does not make a stage is rounded down.
   const Shape middle{1, 256 * 14 * 14, 1024, 1};
   for (const int ahead : {8, 11}) {
     const cuda::Tiling t = plan_of(middle, DType::kBFloat16, false, ahead);
-    BNAR_CHECK(t.tiles_ahead == 8, "whole batches");
+    BNAR_CHECK(t.tiles_ahead == 8, "whole stages");
   }
   const Shape planes{1, 256, 64, 56 * 56};
   const cuda::Tiling t = plan_of(planes, DType::kBFloat16, false, 4);

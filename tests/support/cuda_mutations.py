@@ -89,11 +89,11 @@ MUTATIONS = {
     "a loop uses an item before it is loaded": Mutation(
         "tiles.cuh", "if (k + kDepth < count) load(&ring[k]);", "", "backward", "two_kernels"
     ),
-    "the last items of a loop in batches are not used": Mutation(
+    "the last items of a loop in stages are not used": Mutation(
         "tile_stream.cuh", "if (skip <= k && k < end) use(",
         "if (skip <= k && k + 1 < end) use(", "forward", "on_chip", "stream",
     ),
-    "a loop in batches uses an item before it is loaded": Mutation(
+    "a loop in stages uses an item before it is loaded": Mutation(
         "tile_stream.cuh", "if (skip <= next && next < end) load(&ring[k % kDepth]);", "",
         "forward", "on_chip", "stream",
     ),
@@ -101,17 +101,17 @@ MUTATIONS = {
         "normalise.cuh", "const int last = shared_end + count - 1;",
         "const int last = slab.tiles() - 1;", "forward", "on_chip", "all",
     ),
-    "a wait that leaves the batch that is used": Mutation(
-        "tile_stream.cuh", "WaitForAllCopiesBut(slots / kBatch - 1)",
-        "WaitForAllCopiesBut(slots / kBatch)", "forward", "on_chip", "stream",
+    "a wait that leaves the stage that is used": Mutation(
+        "tile_stream.cuh", "WaitForAllCopiesBut(slots / kStageTiles - 1)",
+        "WaitForAllCopiesBut(slots / kStageTiles)", "forward", "on_chip", "stream",
     ),
-    "a wait of backward that leaves the batch that is used": Mutation(
-        "tile_stream.cuh", "WaitForAllCopiesBut(slots / kBatch - 1)",
-        "WaitForAllCopiesBut(slots / kBatch)", "backward", "on_chip", "stream",
+    "a wait of backward that leaves the stage that is used": Mutation(
+        "tile_stream.cuh", "WaitForAllCopiesBut(slots / kStageTiles - 1)",
+        "WaitForAllCopiesBut(slots / kStageTiles)", "backward", "on_chip", "stream",
     ),
-    "a wait of the second pass that leaves the batch that is used": Mutation(
-        "tile_stream.cuh", "WaitForBatch(stream_.shared_tiles())",
-        "WaitForBatch(stream_.shared_tiles() + kBatch)", "forward", "on_chip", "stream",
+    "a wait of the second pass that leaves the stage that is used": Mutation(
+        "tile_stream.cuh", "WaitForStage(stream_.shared_tiles())",
+        "WaitForStage(stream_.shared_tiles() + kStageTiles)", "forward", "on_chip", "stream",
     ),
     "no wait for tiles that are read again": Mutation(
         "tile_stream.cuh", "if constexpr (kCopied)", "if constexpr (!kCopied)",
@@ -121,17 +121,18 @@ MUTATIONS = {
         "../host/parameters.h", "groups < kMostGroupsLeft ? groups ",
         "groups < kMostGroupsLeft ? groups + 1 ", "forward", "on_chip", "stream",
     ),
-    "a batch that is filled before it has been used": Mutation(
+    "a stage that is filled before it has been used": Mutation(
         "tile_stream.cuh", "left_ > stream_.shared_tiles(), slot,",
-        "left_ > stream_.shared_tiles(), ring.Next(slot, kBatch),",
+        "left_ > stream_.shared_tiles(), ring.Next(slot, kStageTiles),",
         "backward", "on_chip", "stream",
     ),
-    "a batch that is filled before its last tile has been used": Mutation(
-        "tile_stream.cuh", "        if ((k + 1) % kBatch == 0) after();\n",
-        "        if ((k + 2) % kBatch == 0) after();\n", "forward", "on_chip", "stream",
+    "a stage that is filled before its last tile has been used": Mutation(
+        "tile_stream.cuh", "        if ((k + 1) % kStageTiles == 0) after();\n",
+        "        if ((k + 2) % kStageTiles == 0) after();\n", "forward", "on_chip", "stream",
     ),
-    "a batch that is never filled again": Mutation(
-        "tile_stream.cuh", "if ((k + 1) % kBatch == 0 && k + 1 - kBatch < end) after();", "",
+    "a stage that is never filled again": Mutation(
+        "tile_stream.cuh",
+        "if ((k + 1) % kStageTiles == 0 && k + 1 - kStageTiles < end) after();", "",
         "backward", "on_chip", "stream",
     ),
     "a tile that is not copied": Mutation(
@@ -143,7 +144,8 @@ MUTATIONS = {
         "backward", "on_chip", "stream",
     ),
     "a tile that is not read again": Mutation(
-        "tile_stream.cuh", "CopyBatch<-1>(arrays_, left_,", "CopyBatch<-1>(arrays_, left_ - 1,",
+        "tile_stream.cuh",
+        "arrays_, left_, /*again=*/false,", "arrays_, left_ - 1, /*again=*/false,",
         "forward", "on_chip", "stream",
     ),
     "tiles that are read again in the reverse order": Mutation(
@@ -155,7 +157,7 @@ MUTATIONS = {
         "max(SlotsOf(left_ + ring.slots() - stream_.shared_tiles() + 1), 0)",
         "backward", "on_chip", "stream",
     ),
-    "a batch that stays without the tiles that it lacks": Mutation(
+    "a stage that stays without the tiles that it lacks": Mutation(
         "tile_stream.cuh", "max(SlotsOf(left_ + ring.slots() - stream_.shared_tiles()), 0)",
         "max(left_ + ring.slots() - stream_.shared_tiles(), 0)", "forward", "on_chip", "stream",
     ),
@@ -175,7 +177,7 @@ MUTATIONS = {
         "tile_stream.cuh", "slot_(stream.ring_.Before(stream.slot_, empty_ + 1))",
         "slot_(stream.ring_.Before(stream.slot_))", "backward", "on_chip", "stream",
     ),
-    "a second pass that takes its first batch for a whole one": Mutation(
+    "a second pass that takes its first stage for a whole one": Mutation(
         "tile_stream.cuh", "          empty_);\n      empty_ = 0;\n",
         "          0);\n      empty_ = 0;\n", "forward", "on_chip", "stream",
     ),
@@ -197,22 +199,22 @@ MUTATIONS = {
     ),
     "copies that do not begin where the first ones ended": Mutation(
         "tile_stream.cuh", "Start(slab, tiling_.tiles_ahead,",
-        "Start(slab, tiling_.tiles_ahead + kBatch,", "backward", "on_chip", "stream",
+        "Start(slab, tiling_.tiles_ahead + kStageTiles,", "backward", "on_chip", "stream",
     ),
     "the first tiles of a slab in the wrong slots": Mutation(
         "tile_stream.cuh", "int slot = ring_.Next(slot_, begin);",
-        "int slot = ring_.Next(slot_, begin > 0 ? begin - kBatch : 0);",
+        "int slot = ring_.Next(slot_, begin > 0 ? begin - kStageTiles : 0);",
         "forward", "on_chip", "stream",
     ),
-    "the slots of the batch before": Mutation(
-        "tile_stream.cuh", "            slot = ring.Next(slot, kBatch);\n", "",
+    "the slots of the stage before": Mutation(
+        "tile_stream.cuh", "            slot = ring.Next(slot, kStageTiles);\n", "",
         "forward", "on_chip", "stream",
     ),
-    "a batch without a tile that counts no copies": Mutation(
+    "a stage without a tile that counts no copies": Mutation(
         "tile_stream.cuh", "    CloseCopies();\n", "    if (left > 0) CloseCopies();\n",
         "forward", "on_chip", "stream",
     ),
-    "a batch that stays and counts no copies": Mutation(
+    "a stage that stays and counts no copies": Mutation(
         "tile_stream.cuh", "wait, CloseCopies);", "wait, [] {});", "backward", "on_chip", "stream"
     ),
     "a run of slots that goes on behind the ring": Mutation(
