@@ -17,9 +17,10 @@ import jax.numpy as jnp
 
 from jax_bnar._base.activations import Activation, activate
 from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._base.gates import Gate, recomputes
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._base.layout import ChannelLayout
-from jax_bnar.reference import multiplier, widened
+from jax_bnar.reference import gated, multiplier, times_derivative, widened
 
 # With this epsilon and the variance below, 1/sqrt(var + epsilon) is exactly 1 in every accumulation
 # dtype, so normalising with mean 0 changes nothing.
@@ -31,15 +32,20 @@ def given_or_neutral(
 ) -> tuple[Statistics, ...]:
     """The statistics, with those that None stands for if epsilon is `NEUTRAL_EPSILON`."""
     return tuple(
-        _neutral_statistics(own_x, layout) if own.mean is None else own
+        _neutral_for(own_x, layout) if own.mean is None else own
         for own_x, own in zip(x, statistics, strict=True)
     )
 
 
-def _neutral_statistics(x: jax.Array, layout: ChannelLayout) -> Statistics:
+def _neutral_for(x: jax.Array, layout: ChannelLayout) -> Statistics:
     shape = (*[1] * layout.leading, 1, x.shape[layout.channel_axis()])
-    dtype = accumulation_dtype(x.dtype)
-    return Statistics(jnp.zeros(shape, dtype), jnp.full(shape, 1 - NEUTRAL_EPSILON, dtype))
+    zeros = jnp.zeros(shape, accumulation_dtype(x.dtype))
+    return neutral_statistics(Statistics(zeros, zeros))
+
+
+def neutral_statistics(like: Statistics) -> Statistics:
+    """A mean of 0 and a deviation of 1, if epsilon is `NEUTRAL_EPSILON`."""
+    return Statistics(jnp.zeros_like(like.var), jnp.full_like(like.var, 1 - NEUTRAL_EPSILON))
 
 
 def inference(
@@ -71,6 +77,46 @@ def inference(
     )
     y = y if z is None else y.astype(dtype) + z
     return activate(y, activation, negative_slope).astype(dtype)
+
+
+def backward(
+    dy: jax.Array,
+    x: tuple[jax.Array, ...],
+    saved: jax.Array | None,
+    statistics: tuple[Statistics, ...],
+    affine: tuple[Affine, ...],
+    *,
+    layout: ChannelLayout,
+    epsilon: float,
+    gate: Gate,
+    has_z: bool = False,
+    activation: Activation = "relu",
+    negative_slope: float = 0.0,
+) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
+    """dx = scale*rstd*e of each input, and dz = e if there is a residual.
+
+    The arguments are those of the operation `backward_reduce`, with var and scale for every gate.
+    """
+    of_activation = {"activation": activation, "negative_slope": negative_slope}
+    if recomputes(gate):
+        u = functools.reduce(
+            jnp.add,
+            (
+                _normalised(*own, layout=layout, epsilon=epsilon, dtype=dy.dtype)
+                for own in zip(x, affine, statistics, strict=True)
+            ),
+        )
+        if gate == "z":
+            assert saved is not None
+            u = u + widened(saved)
+        e = times_derivative(dy, u, **of_activation)
+    else:
+        e = widened(gated(dy, (), saved, None, None, gate, dtype=dy.dtype, **of_activation))
+    dx = (
+        (_per_element(multiplier(of_input.var, own.scale, epsilon), e, layout) * e).astype(to.dtype)
+        for to, own, of_input in zip(x, affine, statistics, strict=True)
+    )
+    return tuple(dx), e.astype(dy.dtype) if has_z else None
 
 
 def _normalised(

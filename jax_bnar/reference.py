@@ -251,15 +251,22 @@ def gated(
         return dy
     if activation in CURVES:
         u = _unactivated(centred, saved, a, bias, gate, activation, dtype)
-        derivative = CURVES[activation].derivative(u, negative_slope)
-        e = widened(dy) * derivative
-        return where_positive(derivative != 0, e) if CURVES[activation].selects else e
+        return times_derivative(dy, u, activation, negative_slope)
     if gate == "x":
         assert a is not None
         y = _normalised(centred, a, bias)
         return where_positive(y.astype(dtype) > 0, dy)
     assert saved is not None
     return where_positive(saved > 0 if gate == "y" else unpack_mask(saved, dy), dy)
+
+
+def times_derivative(
+    dy: jax.Array, u: jax.Array, activation: Activation, negative_slope: float
+) -> jax.Array:
+    """e = dy*act'(u) of an activation in `CURVES`, in the accumulation dtype."""
+    derivative = CURVES[activation].derivative(u, negative_slope)
+    e = widened(dy) * derivative
+    return where_positive(derivative != 0, e) if CURVES[activation].selects else e
 
 
 def _unactivated(

@@ -9,7 +9,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.custom_derivatives import zero_from_primal
 
 from jax_bnar import primitive, reference
@@ -18,7 +17,7 @@ from jax_bnar._autodiff.tangents import Residuals, normalise_tangent
 from jax_bnar._autodiff.training import moving
 from jax_bnar._base.config import Config
 from jax_bnar._base.gates import recomputes
-from jax_bnar._base.inputs import Affine, Coefficients, Statistics, read_by_gate
+from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar.plain_inference import given_or_neutral
 
 _Results = tuple[jax.Array, jax.Array | None]  # y, mask
@@ -41,7 +40,7 @@ def inference(
     """
     operations, operands = primitive.OPERATIONS[config.inputs], (x, z, affine, statistics)
     if not save_mask:
-        return operations.inference(*operands, **config.inference_statics), None
+        return *operations.inference(*operands, **config.inference_statics), None
     return operations.normalise(*operands, **config.forward_statics(save_mask=True))
 
 
@@ -54,16 +53,29 @@ def _inference_jvp(
     x, z, affine, statistics = primals
     saved = {"y": y, "z": z}.get(config.inference_gate)
     statistics = given_or_neutral(x, statistics, config.layout)
+    x_dot, z_dot, *of_vectors = moving(tangents)
+    has_sums = bool(jax.tree.leaves(of_vectors))
+    if saved is y and not has_sums and config.out_dtype is None:
+        # Only x's shape is needed, and y has the same, so that x need not be kept for backward.
+        x = (y,) * config.inputs
     residuals = Residuals(x, saved, statistics, affine)
-    (y_dot,) = linear_call(_InferenceTangent(config), residuals, moving(tangents), (y,))
+    linear_map = _InferenceTangent(config, has_sums)
+    (y_dot,) = linear_call(linear_map, residuals, (x_dot, z_dot, *of_vectors), (y,))
     return (y, mask), (y_dot, zero_from_primal(mask, symbolic_zeros=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class _InferenceTangent(LocalMap):
-    """The linear map from the tangents of (x, z, affine, statistics) to the tangent of y."""
+    """The linear map from the tangents of (x, z, affine, statistics) to the tangent of y.
+
+    Attributes:
+        config: that of the call.
+        has_sums: whether there may be tangents of parameters or statistics. Their cotangents are
+            sums, which are not computed for frozen ones.
+    """
 
     config: Config
+    has_sums: bool
 
     def mapped_results(self, axis_name: Any, residuals: Any, tangents: Any) -> tuple[bool, ...]:
         del axis_name
@@ -89,21 +101,18 @@ class _InferenceTangent(LocalMap):
         """
         x, saved, statistics, affine = residuals
         (dy,) = cotangents
-        config, operations = self.config, primitive.OPERATIONS[self.config.inputs]
-        gate = config.inference_gate
-        sum_e, centred, dz = operations.backward_reduce(
-            *(dy, x, saved, *read_by_gate(gate, statistics, affine)),
+        config, gate = self.config, self.config.inference_gate
+        dx, dz, sum_e, centred = primitive.OPERATIONS[config.inputs].inference_backward(
+            *(dy, x, saved, statistics),
+            affine if recomputes(gate) else tuple(own._replace(bias=None) for own in affine),
+            has_sums=self.has_sums,
             **config.backward_statics(gate),
         )
+        if not self.has_sums:
+            nothing = tuple(Affine(None, None) for _ in x), tuple(Statistics(None, None) for _ in x)
+            return dx, dz, *nothing
         rstd = [reference.reciprocal_std(own.var, config.epsilon) for own in statistics]
         a = [reference.scaled_rstd(r, own.scale) for r, own in zip(rstd, affine, strict=True)]
-        zeros = [jnp.zeros_like(own) for own in a]
-        of_apply = tuple(own if recomputes(gate) else own._replace(bias=None) for own in affine)
-        dx = operations.backward_apply(
-            *(dy, x, saved, statistics, of_apply),
-            tuple(Coefficients(zero, zero) for zero in zeros),
-            **config.apply_statics(gate),
-        )
         return (
             dx,
             dz,

@@ -85,13 +85,18 @@ def test_masks_are_written_by_the_kernel() -> None:
     assert calls(jax.jit(forward).trace(X, V, V, V), "cuda") == ["normalise"]
 
 
-def test_backward_runs_kernels() -> None:
-    def loss(*given: Any) -> jax.Array:
-        return jax_bnar.bn_add_relu_inference(*given).sum()
+def test_backward_is_left_to_xla_where_forward_is() -> None:
+    def loss(implementation: Any, *given: Any) -> jax.Array:
+        return jax_bnar.bn_relu_inference(*given, implementation=implementation).sum()
 
-    program = jax.jit(jax.grad(loss, (0, 1, 2, 3))).trace(X, X, V, V, V, V)
-    assert sorted(calls(program, "cuda")) == ["backward_apply", "backward_reduce"]
-    assert sorted(calls(program, "cpu")) == ["backward_apply", "backward_reduce", "normalise"]
+    def program(implementation: Any) -> Any:
+        function = functools.partial(loss, implementation)
+        return jax.jit(jax.grad(function, (0, 1, 2))).trace(X, V, V, V, V)
+
+    kernels = ["backward_apply", "backward_reduce"]
+    assert calls(program(None), "cuda") == []
+    assert sorted(calls(program("ffi"), "cuda")) == [*kernels, "normalise"]
+    assert sorted(calls(program(None), "cpu")) == [*kernels, "normalise"]
 
 
 def test_training_is_as_it_was() -> None:
@@ -130,6 +135,35 @@ def test_left_to_xla_it_computes_the_same(dtype: str, axis: int) -> None:
     both = mapped.call(*(jnp.stack([each, each]) for each in given[:2]), *given[2:])
     np.testing.assert_array_equal(both[0], both[1])
     oracle.assert_within("y", both[1], expected, allowance)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_left_to_xla(dtype: str, axis: int, frozen: bool) -> None:
+    case = Case((6, 8, 7, 9), axis, dtype)
+    x, z, *affine = operands(case)
+    dy, *given_statistics = cotangents(case)
+    mean, var = np.abs(np.stack(given_statistics))
+    options: dict[str, Any] = {"epsilon": case.epsilon, "axis": axis}
+    operator = functools.partial(jax_bnar.bn_add_relu_inference, **options)
+    given = tuple(map(jnp.asarray, (x, z, *affine, mean, var)))
+
+    def both(dy: jax.Array, *given: jax.Array) -> Any:
+        wanted, others = (given[:2], given[2:]) if frozen else (given, ())
+        y, pullback = jax.vjp(lambda *wanted: operator(*wanted, *others), *wanted)
+        return y, pullback(dy)
+
+    program = exported(both, dy, *given)
+    assert "custom_call @jax_bnar" not in program.mlir_module()
+    # Gradients follow the side of the jump on which the rounded y is.
+    y, actual = program.call(dy, *given)
+    expected = oracle.inference_backward(dy, x, y, affine[0], mean, var, **options)
+    rows = zip(actual, expected.gradients, expected.allowances, strict=False)
+    for i, (gradient, exact, allowance) in enumerate(rows):
+        allowance = allowance + oracle.rounding(exact, gradient.dtype)
+        oracle.assert_within(str(i), gradient, exact, allowance)
+    assert len(actual) == (2 if frozen else 6)
 
 
 def test_two_inputs_left_to_xla() -> None:

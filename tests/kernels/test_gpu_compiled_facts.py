@@ -111,3 +111,18 @@ def test_the_step_moves_much_less_than_plain_flax(dtype: str) -> None:
     if dtype == "bfloat16":
         # The same formulas without our calls.
         assert moved["ours_xla"] > 0.65 * moved["flax"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_frozen_norms_move_no_more_than_plain_flax(dtype: str) -> None:
+    """Kernels move 1.7 times as much there, because they neither fuse nor do without x."""
+    rows = results("frozen", "frozen_with_kernels")
+    ours, flax, kernels = (
+        row["bytes_outside_convolutions"]
+        for row in (
+            rows["frozen"]["ours"][dtype],
+            rows["frozen"]["flax"][dtype],
+            rows["frozen_with_kernels"][dtype],
+        )
+    )
+    assert ours <= flax < kernels

@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from typing import Any, Final
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +23,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jax_bnar
 from benchmarks.common.hlo_text import layout_changes
 from benchmarks.common.sites import Site
-from benchmarks.gpu.compiled import compiler, targets
+from benchmarks.gpu.compiled import compiler, programs, targets
 from benchmarks.gpu.compiled.programs import BATCHES, Variant
 from benchmarks.gpu.compiled.row import Case, measure
 from benchmarks.sharding.hlo_collectives import compiled_collectives
 from benchmarks.sites.peers import ours
+from benchmarks.sites.problem import DType
 from jax_bnar._benchmark.memory import planned_memory
 from jax_bnar._kernels import targets as kernels
+from jax_bnar.flax_layers import BatchNorm
 
 # A function from (x, z, scale, bias) to (y, what else it returns).
 Operator = Callable[..., tuple[jax.Array, Any]]
@@ -282,6 +285,23 @@ def _steps(dtype: Any, *variants: Variant) -> dict[str, Any]:
     }
 
 
+def frozen() -> dict[str, Any]:
+    """The rows of a block with frozen norms, by variant and dtype."""
+    return {variant: _frozen(variant) for variant in ("ours", "flax")}
+
+
+def frozen_with_kernels() -> dict[str, Any]:
+    """The same by our calls, which layers leave to XLA on GPUs."""
+    norm = functools.partial(BatchNorm, implementation="ffi")
+    with mock.patch.dict(programs._NORMS, ours=norm):
+        return _frozen("ours")
+
+
+def _frozen(variant: Variant) -> dict[str, Any]:
+    dtypes: tuple[DType, ...] = ("bfloat16", "float32")
+    return {dtype: measure(Case("h200", "frozen", variant, dtype, 1, 16)) for dtype in dtypes}
+
+
 _FACTS: Final = {
     function.__name__: function
     for function in (
@@ -297,6 +317,8 @@ _FACTS: Final = {
         call_that_may_not_be_recorded,
         steps_bfloat16,
         steps_float32,
+        frozen,
+        frozen_with_kernels,
     )
 }
 

@@ -3,6 +3,7 @@
 This also tests that our comparisons are valid: the fused side is fused, and the others are not.
 """
 
+from collections import Counter
 from typing import Any
 
 import jax
@@ -105,10 +106,10 @@ def test_inference_kernel_is_one_call(form: Form) -> None:
 
     normalise = {target_of(form, "normalise"): 1}
     assert hlo_calls(function, *given) == normalise
-    assert hlo_calls(gradient(function), *given) == normalise | {
-        target_of(form, "backward_reduce"): 1,
-        target_of(form, "backward_apply"): 1,
-    }
+    # With a residual, dx is a multiple of dz.
+    apply = "normalise" if form == "bn_add_relu" else "backward_apply"
+    both = Counter([*normalise, target_of(form, "backward_reduce"), target_of(form, apply)])
+    assert hlo_calls(gradient(function), *given) == both
 
 
 @pytest.mark.parametrize(

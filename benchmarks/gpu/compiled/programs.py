@@ -1,4 +1,4 @@
-"""The programs: a training step and the evaluation of ResNet-50, one block, and single operators.
+"""The programs: a training step and the evaluation of ResNet-50, a block, and single operators.
 
 Each is a function of what every device has as a whole (parameters, running statistics) and of what
 is divided over the devices (images, activations). They are built from shapes, so nothing runs.
@@ -20,7 +20,7 @@ from benchmarks.sites.peers import flax_linen, ours
 from benchmarks.sites.problem import MOMENTUM, DType
 from jax_bnar.flax_layers import BatchNorm, FusedBottleneck
 
-ProgramName = Literal["step", "evaluation", "block", "operator", "silu"]
+ProgramName = Literal["step", "evaluation", "block", "operator", "silu", "frozen"]
 Variant = Literal["ours", "ours_mask", "ours_xla", "fuse", "flax"]
 PROGRAMS: Final[tuple[ProgramName, ...]] = get_args(ProgramName)
 VARIANTS: Final[tuple[Variant, ...]] = get_args(Variant)
@@ -32,6 +32,7 @@ BATCHES: Final[dict[ProgramName, int]] = {
     "block": 256,
     "operator": 256,
     "silu": 256,
+    "frozen": 256,
 }
 # The heaviest site of ResNet-50, and the input of the block.
 SITE: Final = Site(56, 56, 256, "bn_add_relu")
@@ -79,7 +80,7 @@ def build(
         return operator(SITE, variant, dtype, batch, devices)
     if name == "silu":
         return _program(SILU_SITE, _with_silu(variant, dtype), dtype, batch, devices)
-    builders = {"step": _step, "evaluation": _evaluation, "block": _block}
+    builders = {"step": _step, "evaluation": _evaluation, "block": _block, "frozen": _frozen}
     return builders[name](variant, dtype, batch, devices)
 
 
@@ -117,11 +118,7 @@ def _evaluation(variant: Variant, dtype: DType, batch: int, devices: int) -> Pro
 
 def _block(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
     """The second block of ResNet-50, forward and backward."""
-    block = FusedBottleneck(
-        SITE.channels // 4,
-        conv=functools.partial(nn.Conv, use_bias=False, dtype=jnp.dtype(dtype)),
-        norm=functools.partial(_NORMS[variant], dtype=jnp.dtype(dtype)),
-    )
+    block = _bottleneck(variant, dtype)
 
     def forward(params: Any, batch_stats: Any, x: jax.Array) -> Any:
         variables = {"params": params, "batch_stats": batch_stats}
@@ -138,6 +135,41 @@ def _block(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
         )
         return y, stats, pullback(dy)
 
+    return _of_block(block, step, dtype, batch, devices)
+
+
+def _frozen(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
+    """The same block as a detector trains it: norms are frozen, and only convolutions learn."""
+    block = _bottleneck(variant, dtype)
+
+    def forward(params: Any, batch_stats: Any, x: jax.Array) -> Any:
+        return block.apply({"params": params, "batch_stats": batch_stats}, x, True)
+
+    forward = _fused(variant, forward)
+
+    def step(variables: Any, divided: Any) -> Any:
+        x, dy = divided
+        params, stats = variables["params"], variables["batch_stats"]
+        learned = {name: own for name, own in params.items() if name.startswith("Conv")}
+        y, pullback = jax.vjp(
+            lambda learned, x: forward({**params, **learned}, stats, x), learned, x
+        )
+        return y, pullback(dy)
+
+    return _of_block(block, step, dtype, batch, devices)
+
+
+def _bottleneck(variant: Variant, dtype: DType) -> FusedBottleneck:
+    return FusedBottleneck(
+        SITE.channels // 4,
+        conv=functools.partial(nn.Conv, use_bias=False, dtype=jnp.dtype(dtype)),
+        norm=functools.partial(_NORMS[variant], dtype=jnp.dtype(dtype)),
+    )
+
+
+def _of_block(
+    block: FusedBottleneck, step: Callable[..., Any], dtype: DType, batch: int, devices: int
+) -> Program:
     x = jax.ShapeDtypeStruct(SITE.shape(batch * devices), jnp.dtype(dtype))
     init = functools.partial(block.init, use_running_average=False)
     return Program(

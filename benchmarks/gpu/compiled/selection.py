@@ -55,6 +55,7 @@ DEFAULT: Final = (
     Selection(program=("operator",), dtype=("f16", "f32")),
     Selection(program=("silu",), variant=_WITHOUT_MASK),
     Selection(program=("silu",), dtype=("f16", "f32")),
+    Selection(program=("frozen",), dtype=("bf16", "f32")),
 )
 
 

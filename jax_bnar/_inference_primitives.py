@@ -1,0 +1,270 @@
+"""The primitives of the inference form, in which mean and var are given: y, and its cotangents.
+
+On CPUs they run the kernels. On other platforms they are left to XLA, which computes them together
+with what comes before and after; a custom call behind a convolution would prevent that. Which one
+it is, is decided when the program is lowered, for each platform that it is lowered for.
+implementation="ffi" demands the kernels on every platform.
+"""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+
+from jax_bnar import plain_inference
+from jax_bnar._array_primitive import ArrayPrimitive
+from jax_bnar._base import jax_compat
+from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._base.gates import Gate, recomputes
+from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.inputs import Affine, Coefficients, Statistics, read_by_gate
+from jax_bnar._base.layout import ChannelLayout
+from jax_bnar._base.signatures import Signature
+from jax_bnar._sharding.alignment import with_automatic_axes
+
+
+class _ByPlatform(ArrayPrimitive):
+    """A primitive that runs kernels on CPUs, and is left to XLA elsewhere."""
+
+    name: str  # without its prefix
+
+    @abc.abstractmethod
+    def by_kernels(self, *arguments: Any, **statics: Any) -> Any:
+        """The results, structured like those of the signature."""
+
+    @abc.abstractmethod
+    def in_plain_jax(self, *arguments: Any, **statics: Any) -> Any:
+        """The same in `jax.numpy`, on arrays without explicit shardings."""
+
+    def create(self) -> Primitive:
+        new = Primitive(f"bnar_{self.name}")
+        new.multiple_results = True
+        new.def_impl(functools.partial(jax_compat.apply_primitive, new))
+        new.def_abstract_eval(self.abstract)
+        jax_compat.register_lowering(new, jax_compat.lower_fun(self._plain))
+        jax_compat.register_lowering(new, jax_compat.lower_fun(self.on_cpu), platform="cpu")
+        jax_compat.needs_devices_at_lowering(new)
+        jax_compat.primitive_batchers[new] = self.batch
+        jax_compat.primitive_jvps[new] = self._jvp
+        return new
+
+    def __call__(
+        self,
+        *arguments: Any,
+        layout: ChannelLayout,
+        implementation: Implementation,
+        **statics: Any,
+    ) -> Any:
+        """The structured results, by this primitive unless an implementation is asked for."""
+        statics |= {"layout": layout, "implementation": implementation}
+        if implementation is None:
+            return self.bind(*arguments, **statics)
+        return self.by_kernels(*arguments, **statics)
+
+    def on_cpu(
+        self, *given: jax.Array, present: tuple[bool, ...], **statics: Any
+    ) -> Sequence[jax.Array]:
+        arguments = self.signature.unbind_structured(given, present)
+        return jax.tree.leaves(self.by_kernels(*arguments, **statics))
+
+    def _plain(
+        self, *given: jax.Array, present: tuple[bool, ...], **params: Any
+    ) -> Sequence[jax.Array]:
+        avals = self.abstract(*map(jax.typeof, given), present=present, **params)
+        statics = {name: value for name, value in params.items() if name != "implementation"}
+
+        def function(*given: jax.Array) -> tuple[jax.Array, ...]:
+            arguments = self.signature.unbind_structured(given, present)
+            return tuple(jax.tree.leaves(self.in_plain_jax(*arguments, **statics)))
+
+        return with_automatic_axes(function, tuple(aval.sharding.spec for aval in avals), *given)
+
+    def _jvp(
+        self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+    ) -> tuple[Sequence[jax.Array], Sequence[jax.Array]]:
+        """Derivatives of derivatives have no kernel."""
+        tangents = [jax_compat.instantiate_zeros(t) for t in tangents]
+        results = self.primitive.bind(*primals, **params)
+        function = functools.partial(self._plain, **params)
+        return results, jax.jvp(function, tuple(primals), tuple(tangents))[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Inference(_ByPlatform):
+    """The operation `normalise`, where no mask is wanted.
+
+    Attributes:
+        name: the name of the primitive, without its prefix.
+        normalise: the operation that the kernel computes.
+    """
+
+    name: str
+    normalise: ArrayPrimitive
+
+    @functools.cached_property
+    def signature(self) -> Signature:  # type: ignore[override]
+        full = self.normalise.signature
+        return dataclasses.replace(full, outputs=full.outputs[:1])
+
+    def by_kernels(
+        self, x: Any, z: Any, affine: Any, statistics: Any, **statics: Any
+    ) -> tuple[jax.Array]:
+        statistics = plain_inference.given_or_neutral(x, statistics, statics["layout"])
+        y, _ = self.normalise(x, z, affine, statistics, save_mask=False, **statics)
+        return (y,)
+
+    def in_plain_jax(self, *arguments: Any, **statics: Any) -> tuple[jax.Array]:
+        return (plain_inference.inference(*arguments, **statics),)
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceBackward(_ByPlatform):
+    """dx = scale*rstd*e of each input, dz = e, and the sums of `backward_reduce`, where wanted.
+
+    It takes what `backward_reduce` takes, and var and scale for every gate. The static parameter
+    `has_sums` says whether anyone asks for the sums, which the gradients of parameters and
+    statistics are made of. No mask is read (see `Config.inference_gate`).
+
+    x is read for the sums, and where the derivative of the activation is computed from it. Where
+    that follows from y, dx does not depend on x: a network with frozen statistics and parameters
+    reads and keeps no x for backward.
+
+    Attributes:
+        name: the name of the primitive, without its prefix.
+        normalise: the operation of one input, which multiplies dz by a.
+        backward_reduce: the operation with the sums.
+        backward_apply: the operation with dx, for coefficients that are 0 here.
+    """
+
+    name: str
+    normalise: ArrayPrimitive
+    backward_reduce: ArrayPrimitive
+    backward_apply: ArrayPrimitive
+
+    @functools.cached_property
+    def signature(self) -> Signature:  # type: ignore[override]
+        sum_e, sums_centred, dz = self.backward_reduce.signature.outputs
+        (dx,) = (self.backward_apply.signature.outputs,)
+        sums = jax.tree.map(
+            lambda result: dataclasses.replace(result, present_if="has_sums"), (sum_e, sums_centred)
+        )
+        return dataclasses.replace(self.backward_reduce.signature, outputs=(dx, dz, *sums))
+
+    def on_cpu(
+        self, *given: jax.Array, present: tuple[bool, ...], **statics: Any
+    ) -> Sequence[jax.Array]:
+        # A kernel that computes e without sums does not exist. In 16 bits, XLA's loop is slower
+        # than a kernel all the same.
+        dtype = self.signature.unbind(given, present)["dy"].dtype
+        if recomputes(statics["gate"]) and not statics["has_sums"] and _is_wide(dtype):
+            return self._plain(*given, present=present, **statics)
+        return super().on_cpu(*given, present=present, **statics)
+
+    def by_kernels(
+        self,
+        dy: jax.Array,
+        x: tuple[jax.Array, ...],
+        saved: jax.Array | None,
+        statistics: tuple[Statistics, ...],
+        affine: tuple[Affine, ...],
+        *,
+        gate: Gate,
+        has_sums: bool,
+        **statics: Any,
+    ) -> Any:
+        has_z = statics.get("has_z", False)
+        of_apply = {name: value for name, value in statics.items() if name != "has_z"}
+        sum_e = centred = dz = None
+        if has_sums or (has_z and recomputes(gate)):
+            of_gate = read_by_gate(gate, statistics, affine)
+            sum_e, centred, dz = self.backward_reduce(dy, x, saved, *of_gate, gate=gate, **statics)
+        elif has_z:
+            dz = self._gated(dy, saved, statistics, gate, **of_apply)
+        if dz is not None and _is_exact(dz, statics["activation"]):
+            dy, saved, gate = dz, None, "none"
+        dx = self._scaled(dy, x, saved, statistics, affine, gate, **of_apply)
+        if not has_sums:
+            sum_e, centred = None, (None,) * len(x)
+        return dx, dz, sum_e, centred
+
+    def _gated(
+        self,
+        dy: jax.Array,
+        y: jax.Array | None,
+        statistics: tuple[Statistics, ...],
+        gate: Gate,
+        **statics: Any,
+    ) -> jax.Array:
+        """e of one input, for a gate that does not recompute."""
+        if gate == "none":
+            return dy
+        (own,) = statistics
+        neutral = plain_inference.neutral_statistics(own)
+        statics |= {"epsilon": plain_inference.NEUTRAL_EPSILON}
+        (e,) = self._scaled(dy, (y,), y, (neutral,), (Affine(None, None),), gate, **statics)
+        return e
+
+    def _scaled(
+        self,
+        dy: jax.Array,
+        x: tuple[Any, ...],
+        saved: jax.Array | None,
+        statistics: tuple[Statistics, ...],
+        affine: tuple[Affine, ...],
+        gate: Gate,
+        **statics: Any,
+    ) -> tuple[jax.Array, ...]:
+        """a*e of each input, in the dtype of x."""
+        zeros = [jnp.zeros_like(own.var) for own in statistics]
+        if not recomputes(gate):
+            # dx depends on neither mean nor bias.
+            affine = tuple(Affine(own.scale, None) for own in affine)
+            statistics = tuple(
+                Statistics(zero, own.var) for zero, own in zip(zeros, statistics, strict=True)
+            )
+        if gate == "none" and dy.dtype == x[0].dtype:
+            statics |= {"activation": "none", "negative_slope": 0.0, "save_mask": False}
+            scaled = functools.partial(self.normalise, (dy,), None, **statics)
+            pairs = zip(affine, statistics, strict=True)
+            return tuple(scaled((own,), (of_input,))[0] for own, of_input in pairs)
+        if gate == "y" and saved is not None and saved.dtype == x[0].dtype:
+            # The kernel multiplies what it reads as x by 0. It reads y in any case, so this is no
+            # more memory, and an x that is infinite or NaN does not matter.
+            x = (saved,) * len(x)
+        coefficients = tuple(Coefficients(zero, zero) for zero in zeros)
+        return self.backward_apply(
+            dy, x, saved, statistics, affine, coefficients, gate=gate, **statics
+        )
+
+    def in_plain_jax(
+        self, *arguments: Any, layout: ChannelLayout, has_sums: bool, **statics: Any
+    ) -> Any:
+        dx, dz = plain_inference.backward(*arguments, layout=layout, **statics)
+        if not has_sums:
+            return dx, dz
+        dy, x, saved, statistics, affine = arguments
+        if "has_z" in statics:
+            statics["has_z"] = False
+        sum_e, centred, _ = self.backward_reduce(
+            *(dy, x, saved, *read_by_gate(statics["gate"], statistics, affine)),
+            layout=layout,
+            implementation="xla",
+            **statics,
+        )
+        return dx, dz, sum_e, centred
+
+
+def _is_exact(dz: jax.Array, activation: str) -> bool:
+    """Whether e has not been rounded to dz: where there are no more digits, or it is dy or 0."""
+    return _is_wide(dz.dtype) or activation in ("none", "relu", "relu6")
+
+
+def _is_wide(dtype: np.dtype) -> bool:
+    return dtype == accumulation_dtype(dtype)
