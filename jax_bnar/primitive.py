@@ -18,8 +18,8 @@ forward mode. The next layer keeps y as its input anyway, so backward reads the 
 from y, and the pre-ReLU tensor is never kept.
 
 There is one primitive for each operation of `_kernels.kernel_call`, with the same operands and
-results, in the shapes of `_base.layout`, and two for given statistics, which are not kernels on
-every platform (`_inference_primitives`). These primitives handle what custom calls on canonical
+results, in the shapes of `_base.layout`, and a few that are not kernels on every platform
+(`_platform_primitives`). These primitives handle what custom calls on canonical
 arrays cannot: sharding, which needs the array's own axes, and therefore batching too.
 """
 
@@ -37,8 +37,8 @@ from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import PREFIXES
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import Signature
-from jax_bnar._inference_primitives import Inference, InferenceBackward
 from jax_bnar._kernels import kernel_call
+from jax_bnar._platform_primitives import Inference, InferenceBackward, StatisticsAround
 from jax_bnar._sharding.alignment import with_automatic_axes
 from jax_bnar._sharding.partitioning import Partitioned
 
@@ -159,7 +159,7 @@ class ArrayOperation(ArrayPrimitive):
 
 
 class Operations(NamedTuple):
-    """The primitives of an operator; `statistics` is the same for any number of inputs."""
+    """The primitives of an operator; those of statistics are the same for any number of inputs."""
 
     forward: ArrayOperation
     backward: ArrayOperation
@@ -169,10 +169,16 @@ class Operations(NamedTuple):
     backward_apply: ArrayOperation
     inference: Inference
     inference_backward: InferenceBackward
+    statistics_around: StatisticsAround
 
 
 # Equal operations are one object, with one primitive.
 _operation = functools.cache(ArrayOperation)
+
+
+_STATISTICS_AROUND: Final = StatisticsAround(
+    "statistics_around", _operation(kernel_call.OPERATIONS[1].statistics)
+)
 
 
 def _operations(inputs: int) -> Operations:
@@ -186,6 +192,7 @@ def _operations(inputs: int) -> Operations:
             backward_reduce=_operation(of_arrays.backward_reduce),
             backward_apply=_operation(of_arrays.backward_apply),
         ),
+        statistics_around=_STATISTICS_AROUND,
     )
 
 

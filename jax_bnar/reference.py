@@ -118,8 +118,12 @@ def statistics(x: jax.Array) -> Statistics:
     With 0 as the centre, var would be off by 26 % at mean/std = 1000. A centre at a distance of
     s standard deviations from the mean multiplies the rounding errors of the sums by 1 + s^2.
     """
+    return statistics_around(x, widened(_centre(x)))
+
+
+def statistics_around(x: jax.Array, centre: jax.Array) -> Statistics:
+    """The same, with a centre that is given, of shape (G, C)."""
     wide = widened(x)
-    centre = widened(_centre(x))
     # Derivatives flow through the sums only, because mean and var do not depend on the centre.
     centred = wide - per_element(centre, x)
     offset = centred.mean(axis=REDUCED)

@@ -43,28 +43,41 @@ def batch_statistics(
     implementation: Implementation,
     names: _Names,
     groups: _Groups,
+    centre: jax.Array | None = None,
 ) -> Statistics:
-    """Mean and var, of shape (num_groups, C), taken over the axes `names` if there are any."""
+    """Mean and var, of shape (num_groups, C), taken over the axes `names` if there are any.
+
+    A centre near the mean, of that shape, says that a loop makes x for this call alone. It is not
+    differentiated.
+    """
     if not names:
-        return _of_array(x, layout, implementation)
+        return _of_array(x, centre, layout, implementation)
     return Statistics(*named_call(_Synchronised(layout, implementation, names, groups), x))
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def _of_array(x: jax.Array, layout: ChannelLayout, implementation: Implementation) -> Statistics:
-    return primitive.OPERATIONS[1].statistics(x, layout=layout, implementation=implementation)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _of_array(
+    x: jax.Array,
+    centre: jax.Array | None,
+    layout: ChannelLayout,
+    implementation: Implementation,
+) -> Statistics:
+    options: dict[str, Any] = {"layout": layout, "implementation": implementation}
+    if centre is None:
+        return primitive.OPERATIONS[1].statistics(x, **options)
+    return primitive.OPERATIONS[1].statistics_around(x, centre, **options)
 
 
 @_of_array.defjvp
 def _of_array_jvp(
     layout: ChannelLayout,
     implementation: Implementation,
-    primals: tuple[jax.Array],
-    tangents: tuple[jax.Array],
+    primals: tuple[jax.Array, jax.Array | None],
+    tangents: tuple[jax.Array, jax.Array | None],
 ) -> tuple[Statistics, Statistics]:
     """Like the rule of the training form, see `jax_bnar._autodiff.training`."""
-    (x,), (x_dot,) = primals, tangents
-    statistics = checkpoint_name(_of_array(x, layout, implementation), STATISTICS_NAME)
+    (x, centre), (x_dot, _) = primals, tangents
+    statistics = checkpoint_name(_of_array(x, centre, layout, implementation), STATISTICS_NAME)
     dots = linear_call(_Tangent(layout), (x, statistics.mean), x_dot, statistics)
     return statistics, Statistics(*dots)
 

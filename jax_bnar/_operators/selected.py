@@ -8,7 +8,9 @@ mean m and the variance v that the kernels find, where d = m - c:
 
 The subtraction loses digits if c is not close to the mean: as many as (mean - c)^2 / var has before
 its point. So c is the mean that a first pass finds in the same way with c = 0. Wide dtypes are
-centred, so that d is not a small difference of large numbers; 16-bit values would be rounded.
+centred, so that d is not a small difference of large numbers; 16-bit values would be rounded. On
+other platforms than CPUs, if no axis is named, XLA sums in the loop that replaces the elements
+(`jax_bnar._platform_primitives.StatisticsAround`).
 
 The functions above are differentiable, and c is a constant of them, so their derivative is that of
 the statistics of the selected elements:
@@ -58,6 +60,7 @@ def selected_statistics(
     x, where = reconcile_vma([x, where])
     spec = jax.typeof(x).sharding.spec
     vector = PartitionSpec(None, spec[layout.axis])
+    dtype = accumulation_dtype(x.dtype)
 
     def around(centre: jax.Array) -> Statistics:
         """The statistics of x, less its centre if its dtype is wide, where others are replaced."""
@@ -66,7 +69,10 @@ def selected_statistics(
             (spec,),
             *(x, where, centre),
         )
-        return batch_statistics(filled, layout, implementation, names, groups)
+        of_filled = jnp.zeros_like(centre) if _is_centred(x) else centre
+        return batch_statistics(
+            filled, layout, implementation, names, groups, of_filled.astype(dtype)
+        )
 
     (elements,) = with_automatic_axes(
         lambda x, where: (_count(where, x, layout),), (vector,), x, where
@@ -75,7 +81,6 @@ def selected_statistics(
     if names:
         elements = jax.lax.psum(elements, names, axis_index_groups=groups)
         whole = parts_of(names, groups) * whole
-    dtype = accumulation_dtype(x.dtype)
     elements = elements.astype(dtype)
     times = jnp.asarray(whole).astype(dtype) / elements
     zero = jnp.zeros_like(elements)

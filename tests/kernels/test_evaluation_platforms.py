@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from cases import Case, cotangents, operands
+from cases import Case, as_dtype, cotangents, operands
 from flax_tools import as_flax_needs_it
 from jax import export
 from jax.sharding import PartitionSpec as P
@@ -164,6 +164,37 @@ def test_gradients_left_to_xla(dtype: str, axis: int, frozen: bool) -> None:
         allowance = allowance + oracle.rounding(exact, gradient.dtype)
         oracle.assert_within(str(i), gradient, exact, allowance)
     assert len(actual) == (2 if frozen else 6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("offset", [0, 300])
+def test_statistics_of_selected_elements_left_to_xla(dtype: str, offset: float) -> None:
+    """XLA sums the elements where it selects them; a kernel would have them stored twice before."""
+    random = np.random.default_rng(0)
+    where = random.random((64, 5, 1)) < 0.6
+    x = as_dtype(random.normal(size=(64, 5, 9)) + offset, dtype)
+    x = np.where(where, x, np.asarray(np.nan, x.dtype))
+
+    def both(x: jax.Array, where: jax.Array) -> Any:
+        statistics, pullback = jax.vjp(lambda x: jax_bnar.batch_statistics(x, where=where), x)
+        return statistics, pullback(jax.tree.map(jnp.ones_like, statistics))
+
+    given = jnp.asarray(x), jnp.asarray(where)
+    traced = jax.jit(both).trace(*given)
+    assert calls(traced, "cuda") == []
+    assert calls(traced, "cpu") == ["statistics", "statistics"]
+    (mean, var), (dx,) = exported(both, *given).call(*given)
+    wide = np.where(where, np.asarray(x, np.float64), np.nan).reshape(-1, 9)
+    count = np.isfinite(wide).sum(0)
+    exact_mean, exact_var = np.nanmean(wide, 0), np.nanvar(wide, 0)
+    eps = oracle.unit_roundoff(mean.dtype)
+    np.testing.assert_allclose(mean, exact_mean, rtol=8 * eps, atol=8 * eps)
+    np.testing.assert_allclose(var, exact_var, rtol=40 * eps)
+    exact_dx = np.where(where, 1 / count + 2 * (np.asarray(x, np.float64) - exact_mean) / count, 0)
+    # The mean is rounded before it is subtracted, here and, in float64, by NumPy.
+    of_mean = 16 * eps * offset / count.min()
+    atol = of_mean + 4 * oracle.unit_roundoff(dx.dtype) * np.abs(exact_dx).max()
+    np.testing.assert_allclose(np.asarray(dx, np.float64), exact_dx, rtol=0, atol=atol)
 
 
 def test_two_inputs_left_to_xla() -> None:

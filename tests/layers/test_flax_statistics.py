@@ -1,6 +1,7 @@
 """The statistics of the Linen BatchNorm over groups, masks and mapped axes."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -129,12 +130,11 @@ def test_mask_runs_the_kernels(activation: Any, residual: bool) -> None:
         y, updated = trained(layer, variables, x, mask=mask, **named)
         return jnp.square(y).sum() + updated["batch_stats"]["var"].sum()
 
-    assert hlo_calls(jax.value_and_grad(loss), x) == {
-        "jax_bnar_statistics_v1": 2,
-        "jax_bnar_normalise_v1": 1,
-        "jax_bnar_backward_reduce_v1": 1,
-        "jax_bnar_backward_apply_v1": 1,
-    }
+    # y is float32. For SiLU, x has been widened, so dx is a multiple of dz in the dtype of dz.
+    apply = "normalise" if residual and activation == "silu" else "backward_apply"
+    each = ("statistics", "statistics", "normalise", "backward_reduce", apply)
+    expected = Counter(f"jax_bnar_{operation}_v1" for operation in each)
+    assert hlo_calls(jax.value_and_grad(loss), x) == expected
 
 
 @pytest.mark.parametrize("kind", ["auto", "explicit"])

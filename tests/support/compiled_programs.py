@@ -25,7 +25,7 @@ from benchmarks.common.hlo_text import layout_changes
 from benchmarks.common.sites import Site
 from benchmarks.gpu.compiled import compiler, programs, targets
 from benchmarks.gpu.compiled.programs import BATCHES, Variant
-from benchmarks.gpu.compiled.row import Case, measure
+from benchmarks.gpu.compiled.row import Case, compile_program, count, measure
 from benchmarks.sharding.hlo_collectives import compiled_collectives
 from benchmarks.sites.peers import ours
 from benchmarks.sites.problem import DType
@@ -302,6 +302,36 @@ def _frozen(variant: Variant) -> dict[str, Any]:
     return {dtype: measure(Case("h200", "frozen", variant, dtype, 1, 16)) for dtype in dtypes}
 
 
+def masked() -> dict[str, Any]:
+    """The bytes of BatchNorm over selected examples, forward and backward, ours and Flax's."""
+    return {name: _masked(norm) for name, norm in (("ours", BatchNorm), ("flax", nn.BatchNorm))}
+
+
+def masked_with_kernels() -> dict[str, Any]:
+    return {"ours": _masked(functools.partial(BatchNorm, implementation="ffi"))}
+
+
+def _masked(norm: Any) -> int:
+    layer = norm(use_running_average=False, dtype=jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((64, 28, 28, 128), jnp.bfloat16)
+    mask = jax.ShapeDtypeStruct((64, 1, 1, 1), bool)
+    variables = jax.eval_shape(layer.init, jax.random.key(0), x)
+
+    def step(variables: Any, divided: Any) -> Any:
+        x, mask, dy = divided
+
+        def apply(params: Any, x: jax.Array) -> Any:
+            whole = {**variables, "params": params}
+            return layer.apply(whole, x, mask=mask, mutable=["batch_stats"])
+
+        y, pullback, updated = jax.vjp(apply, variables["params"], x, has_aux=True)
+        return y, updated, pullback(dy)
+
+    program = programs.Program(step, dict(variables), (x, mask, x), False, math.prod(x.shape))
+    found = count(program, compile_program(program, targets.mesh_of("h200", 1)).program)
+    return found["bytes_outside_convolutions"]
+
+
 _FACTS: Final = {
     function.__name__: function
     for function in (
@@ -319,6 +349,8 @@ _FACTS: Final = {
         steps_float32,
         frozen,
         frozen_with_kernels,
+        masked,
+        masked_with_kernels,
     )
 }
 

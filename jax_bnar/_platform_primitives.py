@@ -1,9 +1,10 @@
-"""The primitives of the inference form, in which mean and var are given: y, and its cotangents.
+"""Primitives that run kernels on CPUs, and are left to XLA elsewhere.
 
-On CPUs they run the kernels. On other platforms they are left to XLA, which computes them together
-with what comes before and after; a custom call behind a convolution would prevent that. Which one
-it is, is decided when the program is lowered, for each platform that it is lowered for.
-implementation="ffi" demands the kernels on every platform.
+XLA computes them together with what comes before and after. A custom call would prevent that: the
+convolution before it could not add the bias, and arrays would be stored for it. They are the
+inference form, in which mean and var are given, its cotangents, and the statistics of an array that
+is made for them. Which one it is, is decided when the program is lowered, for each platform that it
+is lowered for. implementation="ffi" demands the kernels on every platform.
 """
 
 import abc
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 
-from jax_bnar import plain_inference
+from jax_bnar import plain_inference, reference
 from jax_bnar._array_primitive import ArrayPrimitive
 from jax_bnar._base import jax_compat
 from jax_bnar._base.dtypes import accumulation_dtype
@@ -26,7 +27,7 @@ from jax_bnar._base.gates import Gate, recomputes
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Coefficients, Statistics, read_by_gate
 from jax_bnar._base.layout import ChannelLayout
-from jax_bnar._base.signatures import Signature
+from jax_bnar._base.signatures import Operand, Signature
 from jax_bnar._sharding.alignment import with_automatic_axes
 
 
@@ -259,6 +260,40 @@ class InferenceBackward(_ByPlatform):
             **statics,
         )
         return dx, dz, sum_e, centred
+
+
+@dataclasses.dataclass(frozen=True)
+class StatisticsAround(_ByPlatform):
+    """`statistics` of an array that a loop makes of others, given a centre near the mean.
+
+    XLA sums the elements as it makes them, where a kernel would have them stored first. The kernel
+    finds a centre of its own.
+
+    Attributes:
+        name: the name of the primitive, without its prefix.
+        statistics: the operation that the kernel computes.
+    """
+
+    name: str
+    statistics: ArrayPrimitive
+
+    @functools.cached_property
+    def signature(self) -> Signature:  # type: ignore[override]
+        full = self.statistics.signature
+        outputs = jax.tree.map(lambda r: dataclasses.replace(r, depends_on="all"), full.outputs)
+        arguments = (*full.arguments, Operand("centre", "vector"))
+        return dataclasses.replace(full, arguments=arguments, outputs=outputs)
+
+    def by_kernels(self, x: jax.Array, centre: jax.Array, **statics: Any) -> Statistics:
+        del centre
+        return self.statistics(x, **statics)
+
+    def in_plain_jax(
+        self, x: jax.Array, centre: jax.Array, *, layout: ChannelLayout
+    ) -> tuple[jax.Array, ...]:
+        canonical = layout.to_canonical([x, centre], ["tensor", "vector"], x.shape)
+        found = reference.statistics_around(*canonical)
+        return layout.from_canonical(found, ["vector", "vector"], x.shape)
 
 
 def _is_exact(dz: jax.Array, activation: str) -> bool:
