@@ -1,4 +1,4 @@
-"""What all primitives on arrays in the user's layout have in common: signature, types, batching."""
+"""What all primitives on arrays in the user's layout have in common: all rules but lowering."""
 
 import abc
 import dataclasses
@@ -16,6 +16,7 @@ from jax_bnar._base import jax_compat
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind, Signature
+from jax_bnar._sharding.alignment import with_automatic_axes
 from jax_bnar._sharding.shards import Shards
 
 
@@ -102,7 +103,45 @@ class ArrayPrimitive(abc.ABC):
     def bind_batched(self, leading: Mapping[str, jax.Array], **params: Any) -> list[jax.Array]:
         return self.primitive.bind(*leading.values(), **params)
 
-    def abstract(
+
+class ComputedPrimitive(ArrayPrimitive):
+    """A primitive whose results `jax.numpy` defines, whatever computes them."""
+
+    @abc.abstractmethod
+    def register_lowerings(self, new: Primitive) -> None: ...
+
+    @abc.abstractmethod
+    def compute(self, *given: jax.Array, **params: Any) -> tuple[jax.Array, ...]:
+        """The results in `jax.numpy`, for arrays without explicit shardings."""
+
+    def create(self) -> Primitive:
+        new = Primitive(f"bnar_{self.signature.name}")
+        new.multiple_results = True
+        new.def_impl(functools.partial(jax_compat.apply_primitive, new))
+        new.def_abstract_eval(self._abstract)
+        self.register_lowerings(new)
+        jax_compat.needs_devices_at_lowering(new)
+        jax_compat.primitive_batchers[new] = self.batch
+        jax_compat.primitive_jvps[new] = self._jvp
+        return new
+
+    def in_pure_jax(self, *given: jax.Array, **params: Any) -> tuple[jax.Array, ...]:
+        """The results of the primitive in `jax.numpy`, which XLA can partition for any sharding."""
+        avals = self._abstract(*map(jax.typeof, given), **params)
+        function = functools.partial(self.compute, **params)
+        return with_automatic_axes(function, tuple(aval.sharding.spec for aval in avals), *given)
+
+    def _jvp(
+        self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Derivatives of derivatives have no kernel; they differentiate `in_pure_jax`."""
+        tangents = [jax_compat.instantiate_zeros(t) for t in tangents]
+        results = self.primitive.bind(*primals, **params)
+        function = functools.partial(self.in_pure_jax, **params)
+        _, out_tangents = jax.jvp(function, tuple(primals), tuple(tangents))
+        return list(results), list(out_tangents)
+
+    def _abstract(
         self,
         *avals: Any,
         present: tuple[bool, ...],

@@ -10,51 +10,38 @@ is lowered for. implementation="ffi" demands the kernels on every platform.
 import abc
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Primitive
 
 from jax_bnar import plain_inference, reference
-from jax_bnar._array_primitive import ArrayPrimitive
+from jax_bnar._array_primitive import ArrayPrimitive, ComputedPrimitive
 from jax_bnar._base import jax_compat
-from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._base.dtypes import is_wide
 from jax_bnar._base.gates import Gate, recomputes
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Coefficients, Statistics, read_by_gate
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import Operand, Signature
-from jax_bnar._sharding.alignment import with_automatic_axes
 
 
-class _ByPlatform(ArrayPrimitive):
+class _ByPlatform(ComputedPrimitive):
     """A primitive that runs kernels on CPUs, and is left to XLA elsewhere."""
-
-    name: str  # without its prefix
 
     @abc.abstractmethod
     def by_kernels(self, *arguments: Any, **statics: Any) -> Any:
         """The results, structured like those of the signature."""
 
     @abc.abstractmethod
-    def in_plain_jax(self, *arguments: Any, **statics: Any) -> Any:
+    def left_to_xla(self, *arguments: Any, **statics: Any) -> Any:
         """The same in `jax.numpy`, on arrays without explicit shardings."""
 
-    def create(self) -> Primitive:
-        new = Primitive(f"bnar_{self.name}")
-        new.multiple_results = True
-        new.def_impl(functools.partial(jax_compat.apply_primitive, new))
-        new.def_abstract_eval(self.abstract)
-        jax_compat.register_lowering(new, jax_compat.lower_fun(self._plain))
+    def register_lowerings(self, new: Primitive) -> None:
+        jax_compat.register_lowering(new, jax_compat.lower_fun(self.in_pure_jax))
         jax_compat.register_lowering(new, jax_compat.lower_fun(self.on_cpu), platform="cpu")
-        jax_compat.needs_devices_at_lowering(new)
-        jax_compat.primitive_batchers[new] = self.batch
-        jax_compat.primitive_jvps[new] = self._jvp
-        return new
 
     def __call__(
         self,
@@ -71,30 +58,20 @@ class _ByPlatform(ArrayPrimitive):
 
     def on_cpu(
         self, *given: jax.Array, present: tuple[bool, ...], **statics: Any
-    ) -> Sequence[jax.Array]:
+    ) -> tuple[jax.Array, ...]:
         arguments = self.signature.unbind_structured(given, present)
-        return jax.tree.leaves(self.by_kernels(*arguments, **statics))
+        return tuple(jax.tree.leaves(self.by_kernels(*arguments, **statics)))
 
-    def _plain(
-        self, *given: jax.Array, present: tuple[bool, ...], **params: Any
-    ) -> Sequence[jax.Array]:
-        avals = self.abstract(*map(jax.typeof, given), present=present, **params)
-        statics = {name: value for name, value in params.items() if name != "implementation"}
-
-        def function(*given: jax.Array) -> tuple[jax.Array, ...]:
-            arguments = self.signature.unbind_structured(given, present)
-            return tuple(jax.tree.leaves(self.in_plain_jax(*arguments, **statics)))
-
-        return with_automatic_axes(function, tuple(aval.sharding.spec for aval in avals), *given)
-
-    def _jvp(
-        self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
-    ) -> tuple[Sequence[jax.Array], Sequence[jax.Array]]:
-        """Derivatives of derivatives have no kernel."""
-        tangents = [jax_compat.instantiate_zeros(t) for t in tangents]
-        results = self.primitive.bind(*primals, **params)
-        function = functools.partial(self._plain, **params)
-        return results, jax.jvp(function, tuple(primals), tuple(tangents))[1]
+    def compute(
+        self,
+        *given: jax.Array,
+        present: tuple[bool, ...],
+        implementation: Implementation,
+        **statics: Any,
+    ) -> tuple[jax.Array, ...]:
+        del implementation
+        arguments = self.signature.unbind_structured(given, present)
+        return tuple(jax.tree.leaves(self.left_to_xla(*arguments, **statics)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +89,7 @@ class Inference(_ByPlatform):
     @functools.cached_property
     def signature(self) -> Signature:  # type: ignore[override]
         full = self.normalise.signature
-        return dataclasses.replace(full, outputs=full.outputs[:1])
+        return dataclasses.replace(full, name=self.name, outputs=full.outputs[:1])
 
     def by_kernels(
         self, x: Any, z: Any, affine: Any, statistics: Any, **statics: Any
@@ -121,7 +98,7 @@ class Inference(_ByPlatform):
         y, _ = self.normalise(x, z, affine, statistics, save_mask=False, **statics)
         return (y,)
 
-    def in_plain_jax(self, *arguments: Any, **statics: Any) -> tuple[jax.Array]:
+    def left_to_xla(self, *arguments: Any, **statics: Any) -> tuple[jax.Array]:
         return (plain_inference.inference(*arguments, **statics),)
 
 
@@ -156,16 +133,17 @@ class InferenceBackward(_ByPlatform):
         sums = jax.tree.map(
             lambda result: dataclasses.replace(result, present_if="has_sums"), (sum_e, sums_centred)
         )
-        return dataclasses.replace(self.backward_reduce.signature, outputs=(dx, dz, *sums))
+        full = self.backward_reduce.signature
+        return dataclasses.replace(full, name=self.name, outputs=(dx, dz, *sums))
 
     def on_cpu(
         self, *given: jax.Array, present: tuple[bool, ...], **statics: Any
-    ) -> Sequence[jax.Array]:
+    ) -> tuple[jax.Array, ...]:
         # Without sums, XLA's loop takes a tenth less time than the kernels, which have none for e
         # alone. In 16 bits it takes twice as long as they.
         dtype = self.signature.unbind(given, present)["dy"].dtype
-        if recomputes(statics["gate"]) and not statics["has_sums"] and _is_wide(dtype):
-            return self._plain(*given, present=present, **statics)
+        if recomputes(statics["gate"]) and not statics["has_sums"] and is_wide(dtype):
+            return self.in_pure_jax(*given, present=present, **statics)
         return super().on_cpu(*given, present=present, **statics)
 
     def by_kernels(
@@ -244,7 +222,7 @@ class InferenceBackward(_ByPlatform):
             dy, x, saved, statistics, affine, coefficients, gate=gate, **statics
         )
 
-    def in_plain_jax(
+    def left_to_xla(
         self, *arguments: Any, layout: ChannelLayout, has_sums: bool, **statics: Any
     ) -> Any:
         dx, dz = plain_inference.backward(*arguments, layout=layout, **statics)
@@ -282,13 +260,13 @@ class StatisticsAround(_ByPlatform):
         full = self.statistics.signature
         outputs = jax.tree.map(lambda r: dataclasses.replace(r, depends_on="all"), full.outputs)
         arguments = (*full.arguments, Operand("centre", "vector"))
-        return dataclasses.replace(full, arguments=arguments, outputs=outputs)
+        return dataclasses.replace(full, name=self.name, arguments=arguments, outputs=outputs)
 
     def by_kernels(self, x: jax.Array, centre: jax.Array, **statics: Any) -> Statistics:
         del centre
         return self.statistics(x, **statics)
 
-    def in_plain_jax(
+    def left_to_xla(
         self, x: jax.Array, centre: jax.Array, *, layout: ChannelLayout
     ) -> tuple[jax.Array, ...]:
         canonical = layout.to_canonical([x, centre], ["tensor", "vector"], x.shape)
@@ -298,8 +276,4 @@ class StatisticsAround(_ByPlatform):
 
 def _is_exact(dz: jax.Array, activation: str) -> bool:
     """Whether e has not been rounded to dz: where there are no more digits, or it is dy or 0."""
-    return _is_wide(dz.dtype) or activation in ("none", "relu", "relu6")
-
-
-def _is_wide(dtype: np.dtype) -> bool:
-    return dtype == accumulation_dtype(dtype)
+    return is_wide(dz.dtype) or activation in ("none", "relu", "relu6")

@@ -19,8 +19,8 @@ from y, and the pre-ReLU tensor is never kept.
 
 There is one primitive for each operation of `_kernels.kernel_call`, with the same operands and
 results, in the shapes of `_base.layout`, and a few that are not kernels on every platform
-(`_platform_primitives`). These primitives handle what custom calls on canonical
-arrays cannot: sharding, which needs the array's own axes, and therefore batching too.
+(`_platform_primitives`). These primitives handle what custom calls on canonical arrays cannot:
+sharding, which needs the array's own axes, and therefore batching too.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 import jax
 from jax.extend.core import Primitive
 
-from jax_bnar._array_primitive import ArrayPrimitive
+from jax_bnar._array_primitive import ComputedPrimitive
 from jax_bnar._base import jax_compat
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import PREFIXES
@@ -39,12 +39,11 @@ from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import Signature
 from jax_bnar._kernels import kernel_call
 from jax_bnar._platform_primitives import Inference, InferenceBackward, StatisticsAround
-from jax_bnar._sharding.alignment import with_automatic_axes
 from jax_bnar._sharding.partitioning import Partitioned
 
 
 @dataclasses.dataclass(frozen=True)
-class ArrayOperation(ArrayPrimitive):
+class ArrayOperation(ComputedPrimitive):
     """One operation on arrays in the user's layout."""
 
     canonical: kernel_call.Operation
@@ -53,16 +52,12 @@ class ArrayOperation(ArrayPrimitive):
     def signature(self) -> Signature:
         return self.canonical.signature
 
-    def create(self) -> Primitive:
-        new = Primitive(f"bnar_{self.canonical.name}")
-        new.multiple_results = True
-        new.def_impl(functools.partial(jax_compat.apply_primitive, new))
-        new.def_abstract_eval(self.abstract)
+    def register_lowerings(self, new: Primitive) -> None:
         jax_compat.register_lowering(new, self._lower)
-        jax_compat.needs_devices_at_lowering(new)
-        jax_compat.primitive_batchers[new] = self.batch
-        jax_compat.primitive_jvps[new] = self._jvp
-        return new
+
+    def compute(self, *given: jax.Array, **params: Any) -> tuple[jax.Array, ...]:
+        params |= {"implementation": "xla"}
+        return self._on_one_device(*given, **params)
 
     def __call__(
         self,
@@ -77,7 +72,7 @@ class ArrayOperation(ArrayPrimitive):
             return self.bind(*arguments, **options)
         signature = self.signature
         given, present = signature.bind_structured(arguments)
-        results = self._reference(*given, present=present, **options)
+        results = self.in_pure_jax(*given, present=present, **options)
         return signature.returned(results, statics)
 
     def _lower(self, ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -96,7 +91,7 @@ class ArrayOperation(ArrayPrimitive):
                     f" but XLA cannot partition it {where}; implementation=None falls back to pure"
                     " JAX."
                 )
-            function = self._reference
+            function = self.in_pure_jax
         elif automatic is None:
             function = functools.partial(self._partitioned, ctx.avals_in, ctx.avals_out)
         else:
@@ -138,24 +133,6 @@ class ArrayOperation(ArrayPrimitive):
     ) -> tuple[jax.Array, ...]:
         operands = list(self.signature.unbind(given, present).values())
         return self.canonical.bind_in_layout(operands, **statics)
-
-    def _reference(self, *given: jax.Array, **params: Any) -> tuple[jax.Array, ...]:
-        """The operation in pure JAX, which XLA can partition for any sharding."""
-        params |= {"implementation": "xla"}
-        avals = self.abstract(*map(jax.typeof, given), **params)
-        function = functools.partial(self._on_one_device, **params)
-        return with_automatic_axes(function, tuple(a.sharding.spec for a in avals), *given)
-
-    def _jvp(
-        self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Derivatives of derivatives have no kernel; they differentiate the reference."""
-        tangents = [jax_compat.instantiate_zeros(t) for t in tangents]
-        results = self.primitive.bind(*primals, **params)
-        _, out_tangents = jax.jvp(
-            functools.partial(self._reference, **params), tuple(primals), tuple(tangents)
-        )
-        return list(results), list(out_tangents)
 
 
 class Operations(NamedTuple):

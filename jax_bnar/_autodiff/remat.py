@@ -17,6 +17,7 @@ from jax.ad_checkpoint import Recompute, checkpoint_name
 from jax.extend.core import Primitive, Var
 
 from jax_bnar import primitive
+from jax_bnar._array_primitive import ArrayPrimitive
 from jax_bnar._base import jax_compat
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import PREFIXES
@@ -29,7 +30,7 @@ MASK_NAME = "bnar_mask"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Recomputable(primitive.ArrayPrimitive):
+class _Recomputable(ArrayPrimitive):
     """The identity on y and mask, which can also recompute them from its other operands.
 
     Attributes:

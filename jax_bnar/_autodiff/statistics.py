@@ -48,7 +48,7 @@ def batch_statistics(
     """Mean and var, of shape (num_groups, C), taken over the axes `names` if there are any.
 
     A centre near the mean, of that shape, says that a loop makes x for this call alone. It is not
-    differentiated.
+    differentiated, and not used if axes are named.
     """
     if not names:
         return _of_array(x, centre, layout, implementation)

@@ -11,6 +11,11 @@ def accumulation_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float64) if np.dtype(dtype) == np.float64 else np.dtype(np.float32)
 
 
+def is_wide(dtype: np.dtype) -> bool:
+    """Whether arithmetic has no more digits than this dtype stores."""
+    return accumulation_dtype(dtype) == dtype
+
+
 def is_widened_by_operator(dtype: np.dtype, out_dtype: np.dtype) -> bool:
     """Whether the operators give a y of another dtype, `out_dtype`, for an x of `dtype`."""
     return dtype in SUPPORTED and dtype.itemsize == 2 and out_dtype == np.float32

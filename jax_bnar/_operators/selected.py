@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jax_bnar._autodiff.statistics import batch_statistics, per_element
-from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._base.dtypes import accumulation_dtype, is_wide
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Statistics
 from jax_bnar._base.jax_compat import reconcile_vma
@@ -108,7 +108,7 @@ def selected_statistics(
 
 
 def _is_centred(x: jax.Array) -> bool:
-    return x.dtype.itemsize > 2
+    return is_wide(x.dtype)
 
 
 def _filled(x: jax.Array, where: jax.Array, centre: jax.Array, layout: ChannelLayout) -> jax.Array:
