@@ -9,16 +9,17 @@ from benchmarks.common.contention import Contention
 from benchmarks.common.copy_bandwidth import CopyRoof
 from benchmarks.common.sites import Site, two_read_bytes, two_read_bytes_without_y
 from benchmarks.sites import checked, peers
-from benchmarks.sites.problem import DType, itemsize, make_problem
+from benchmarks.sites.problem import DType, Layout, itemsize, make_problem
 from jax_bnar._benchmark.timing import interleave
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to measure."""
+    """How long to measure, and in which layout."""
 
     rounds: int
     min_sample_ms: float
+    layout: Layout = "NHWC"
 
 
 def measure_site(
@@ -33,7 +34,9 @@ def measure_site(
 
     Peers that cannot be measured here are listed with the reason, under "unavailable".
     """
-    steps, unavailable = checked.build(names, make_problem(site, batch, dtype))
+    steps, unavailable = checked.build(
+        names, make_problem(site, batch, dtype, layout=settings.layout)
+    )
     copies: list[float] = []
     contention = Contention()
     timings = interleave(
@@ -71,7 +74,13 @@ def measure_sites(
     for site in sites:
         rows.append(measure_site(site, batch, dtype, names, roof, settings))
         on_site(site)
-    return {"dtype": dtype, "batch": batch, "sites": rows, "step": sum_up(rows)}
+    return {
+        "dtype": dtype,
+        "batch": batch,
+        "layout": settings.layout,
+        "sites": rows,
+        "step": sum_up(rows),
+    }
 
 
 def sum_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -41,6 +41,11 @@ def draw(figure: Figure, runs: Sequence[dict[str, Any]], machine: str) -> None:
     figure.suptitle(f"ResNet-50 BatchNorm sites, forward + backward: {machine}", fontsize=9)
 
 
+def _layout_of(run: dict[str, Any]) -> list[str]:
+    """NCHW, or nothing: older results do not name a layout, and theirs is NHWC."""
+    return [run["layout"]] if run.get("layout", "NHWC") != "NHWC" else []
+
+
 def _draw_run(axes: Axes, run: dict[str, Any]) -> None:
     rows, step = run["sites"], run["step"]
     names = list(step["peers"])
@@ -72,7 +77,7 @@ def _draw_run(axes: Axes, run: dict[str, Any]) -> None:
     axes.set_ylabel("ms per call (log scale)")
     # Above the panel, where the legend cannot cover bars.
     axes.legend(
-        title=f"{run['dtype']}, batch {run['batch']}",
+        title=", ".join([run["dtype"], f"batch {run['batch']}", *_layout_of(run)]),
         alignment="left",
         loc="lower left",
         bbox_to_anchor=(0, 1),

@@ -9,6 +9,8 @@ import numpy as np
 from benchmarks.common.sites import Site
 
 DType = Literal["float32", "bfloat16", "float16"]
+# The order of the activations in memory. Peers that know only one refuse the other.
+Layout = Literal["NHWC", "NCHW"]
 
 EPSILON: Final = 1e-5
 MOMENTUM: Final = 0.9  # as in Flax: new = MOMENTUM * old + (1 - MOMENTUM) * batch
@@ -42,11 +44,15 @@ class Results(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """The operands of one site; x, z and dy hold numbers that `dtype` can represent exactly."""
+    """The operands of one site; x, z and dy hold numbers that `dtype` can represent exactly.
+
+    They are in NHWC here, whatever the layout in which the peers take them.
+    """
 
     site: Site
     batch: int
     dtype: DType
+    layout: Layout
     x: np.ndarray
     z: np.ndarray | None
     dy: np.ndarray
@@ -58,12 +64,31 @@ class Problem:
         """The number of elements in a channel, over which the statistics are taken."""
         return self.x.size // self.site.channels
 
+    @property
+    def axis(self) -> int:
+        """The axis of the channels, in the layout of the peers."""
+        return axis_of(self.layout)
+
+    def in_layout(self, values: np.ndarray) -> np.ndarray:
+        """An activation of this problem in the layout of the peers, in memory of its own."""
+        return np.ascontiguousarray(np.moveaxis(values, -1, self.axis))
+
+    def from_layout(self, values: np.ndarray) -> np.ndarray:
+        """A peer's result in NHWC; vectors stay as they are."""
+        return np.moveaxis(values, self.axis, -1) if values.ndim == 4 else values
+
+
+def axis_of(layout: Layout) -> int:
+    return 1 if layout == "NCHW" else -1
+
 
 def itemsize(dtype: DType) -> int:
     return NUMPY_DTYPES[dtype].itemsize
 
 
-def make_problem(site: Site, batch: int, dtype: DType, seed: int = 0) -> Problem:
+def make_problem(
+    site: Site, batch: int, dtype: DType, seed: int = 0, layout: Layout = "NHWC"
+) -> Problem:
     rng = np.random.default_rng(seed)
     shape = site.shape(batch)
 
@@ -77,7 +102,7 @@ def make_problem(site: Site, batch: int, dtype: DType, seed: int = 0) -> Problem
     bias = 0.1 * rng.standard_normal(site.channels, np.float32)
     if site.form != "batch_norm":
         dy[np.abs(_normalize(x, z, scale, bias)[0]) < _GATE_MARGIN] = 0
-    return Problem(site, batch, dtype, x, z, dy, scale, bias)
+    return Problem(site, batch, dtype, layout, x, z, dy, scale, bias)
 
 
 def _normalize(

@@ -41,6 +41,7 @@ def print_run(run: dict[str, Any], environment: dict[str, Any], console: Console
 
 
 def _title(run: dict[str, Any], environment: dict[str, Any]) -> str:
+    layout = run.get("layout", "NHWC")  # older results do not name it
     allocator = environment["allocator"]["name"]
     isas = [f"ours: {environment['jax_bnar_isa'] or 'pure JAX, no kernels'}"]
     # Results that were written before these were recorded have none of them.
@@ -51,7 +52,7 @@ def _title(run: dict[str, Any], environment: dict[str, Any]) -> str:
     if environment.get("onednn"):
         isas.append("oneDNN {version}: {isa}".format(**environment["onednn"]))
     return (
-        f"ResNet-50 BatchNorm sites, {run['dtype']}, batch {run['batch']},"
+        f"ResNet-50 BatchNorm sites, {layout}, {run['dtype']}, batch {run['batch']},"
         " forward + backward: median ms per call\n"
         f"{environment['cpu']}, {environment['cores']} cores; {allocator} allocator;"
         f" {', '.join(isas)}"

@@ -26,7 +26,7 @@ from benchmarks.sites.isa import IsaName
 from benchmarks.sites.measure import Settings, measure_sites
 from benchmarks.sites.peers import PeerName
 from benchmarks.sites.plot import plot
-from benchmarks.sites.problem import DType
+from benchmarks.sites.problem import DType, Layout
 from benchmarks.sites.report import print_run
 
 SCHEMA: Final = 1
@@ -46,6 +46,8 @@ class Options:
     rounds: int = 9
     min_sample_ms: float = 20.0
     """Minimum length of a sample; shorter steps are repeated within it."""
+    layout: Layout = "NHWC"
+    """The order of the activations in memory."""
     isa: IsaName | None = None
     """The best instruction set that all peers may use; default: whatever each finds."""
     copy_mib_per_core: int = 512
@@ -71,7 +73,7 @@ def benchmark(options: Options) -> dict[str, Any]:
     if environment["jax_bnar_isa"] is None and "ours" in options.peers:
         _refuse_or_warn_of_fallback(options, console)
     sites = _select(options.sites)
-    settings = Settings(options.rounds, options.min_sample_ms)
+    settings = Settings(options.rounds, options.min_sample_ms, options.layout)
     runs = []
     with (
         CopyRoof(core_count(), options.copy_mib_per_core << 20) as roof,

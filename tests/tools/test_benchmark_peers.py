@@ -31,7 +31,13 @@ from benchmarks.sites.peers import (  # noqa: E402
     _dnnl_library,
     _onednn_plan,
 )
-from benchmarks.sites.problem import DType, check_results, expected, make_problem  # noqa: E402
+from benchmarks.sites.problem import (  # noqa: E402
+    DType,
+    Layout,
+    check_results,
+    expected,
+    make_problem,
+)
 
 pytestmark = pytest.mark.one_python
 
@@ -106,15 +112,17 @@ def test_a_wrong_peer_or_a_bug_ends_the_run(monkeypatch: pytest.MonkeyPatch):
         checked.build(["torch"], problem)
 
 
-Oracle = Callable[[PeerName, Form, DType, int], Mapping[str, str]]
+Oracle = Callable[..., Mapping[str, str]]
 
 
 @pytest.fixture
 def oracle() -> Oracle:
     """Compares a peer's results, those of a second call too, with the oracle; returns details."""
 
-    def compare(name: PeerName, form: Form, dtype: DType, channels: int) -> Mapping[str, str]:
-        problem = make_problem(Site(5, 7, channels, form), 4, dtype)
+    def compare(
+        name: PeerName, form: Form, dtype: DType, channels: int, layout: Layout = "NHWC"
+    ) -> Mapping[str, str]:
+        problem = make_problem(Site(5, 7, channels, form), 4, dtype, layout=layout)
         try:
             step = peers.build(name, problem)
         except UnavailableError as why:
@@ -145,6 +153,19 @@ def test_onednn_computes_the_step(form: Form, dtype: DType, oracle: Oracle):
 @pytest.mark.parametrize("name", ["paddle", "tensorflow", "keras"])
 def test_other_peers_compute_the_step(name: PeerName, form: Form, dtype: DType, oracle: Oracle):
     oracle(name, form, dtype, 5)
+
+
+@pytest.mark.parametrize("form", ["bn_relu", "bn_add_relu", "batch_norm"])
+@pytest.mark.parametrize("name", ["ours", "ours_mask", "flax", "torch", "onednn"])
+def test_peers_with_channels_first(name: PeerName, form: Form, oracle: Oracle):
+    details = oracle(name, form, "float32", 5, "NCHW")
+    assert details.get("layout", "nchw") == "nchw"
+
+
+def test_a_peer_without_channels_first_is_a_reason():
+    problem = make_problem(Site(3, 3, 5, "bn_relu"), 4, "float32", layout="NCHW")
+    with pytest.raises(UnavailableError, match="NHWC alone"):
+        peers.build("onednn_blocked", problem)
 
 
 def test_paddle_is_built_before_tensorflow(monkeypatch: pytest.MonkeyPatch):

@@ -67,6 +67,10 @@ _MODULES: Final[dict[PeerName, str]] = {
     "tensorflow": "benchmarks.sites.peers.tensorflow_graph",
     "keras": "benchmarks.sites.peers.keras_on_tensorflow",
 }
+# The peers that take activations in NCHW, too. PyTorch calls these contiguous.
+_WITH_CHANNELS_FIRST: Final[frozenset[PeerName]] = frozenset(
+    {"ours", "ours_mask", "flax", "torch", "torch_compile", "onednn"}
+)
 # The packages that bring the modules which peers import.
 _DISTRIBUTIONS: Final = {
     "flax": "flax",
@@ -87,8 +91,10 @@ def build(name: PeerName, problem: Problem) -> Step:
 
     Raises:
         UnavailableError: a package is missing or does not load, or the peer does not have the dtype
-            here.
+            or the layout here.
     """
+    if problem.layout == "NCHW" and name not in _WITH_CHANNELS_FIRST:
+        raise UnavailableError("this peer takes NHWC alone")
     try:
         module = importlib.import_module(_MODULES[name])
     except ImportError as error:

@@ -13,8 +13,10 @@ from benchmarks.sites.problem import Problem, Results
 
 
 def activation(values: np.ndarray | None, problem: Problem) -> jax.Array | None:
-    """x, z or dy in the problem's dtype, in memory that JAX owns."""
-    return None if values is None else jnp.array(values, problem.dtype, copy=True)
+    """x, z or dy in the problem's dtype and layout, in memory that JAX owns."""
+    if values is None:
+        return None
+    return jnp.array(problem.in_layout(values), problem.dtype, copy=True)
 
 
 def parameter(values: np.ndarray) -> jax.Array:
@@ -44,5 +46,8 @@ def make_step(
     )
 
 
-def to_numpy(values: jax.Array) -> np.ndarray:
-    return np.asarray(values).astype(np.float32)
+def to_numpy(outputs: Any, problem: Problem) -> Any:
+    """The arrays of a tree, as check_results wants them."""
+    return jax.tree.map(
+        lambda each: problem.from_layout(np.asarray(each).astype(np.float32)), outputs
+    )

@@ -26,6 +26,8 @@ class Layout:
     block: int | None = None
 
     def from_nhwc(self, values: np.ndarray) -> np.ndarray:
+        if self is NCHW:
+            return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
         if self.block is None:
             return values
         batch, height, width, channels = values.shape
@@ -35,6 +37,8 @@ class Layout:
         return np.ascontiguousarray(blocks.transpose(0, 3, 1, 2, 4))
 
     def to_nhwc(self, values: np.ndarray, channels: int) -> np.ndarray:
+        if self is NCHW:
+            return values.transpose(0, 2, 3, 1)
         if self.block is None:
             return values
         blocks = values.transpose(0, 2, 3, 1, 4)
@@ -42,6 +46,7 @@ class Layout:
 
 
 NHWC: Final = Layout("nhwc", 22, "acdb")
+NCHW: Final = Layout("nchw", 5, "abcd")
 BLOCKED: Final = (Layout("nChw16c", 78, "aBcd16b", 16), Layout("nChw8c", 102, "aBcd8b", 8))
 
 

@@ -1,4 +1,4 @@
-"""Shared by the PyTorch peers: channels_last operands, backward, results back as NHWC."""
+"""Shared by the PyTorch peers: operands in the layout, backward, results back as NHWC."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +19,9 @@ def isa() -> str:
 
 
 def _activation(values: np.ndarray, problem: Problem) -> torch.Tensor:
-    """A logical NCHW tensor in channels_last format, in memory that torch owns."""
-    nhwc = torch.tensor(values, dtype=getattr(torch, problem.dtype))
-    return nhwc.permute(0, 3, 1, 2)
+    """A logical NCHW tensor in memory that torch owns, in channels_last format for NHWC."""
+    stored = torch.tensor(problem.in_layout(values), dtype=getattr(torch, problem.dtype))
+    return stored.permute(0, 3, 1, 2) if problem.layout == "NHWC" else stored
 
 
 def _to_numpy(values: torch.Tensor) -> np.ndarray:

@@ -26,10 +26,11 @@ from benchmarks.sites.problem import (
 )
 
 
-def forward(site: Site, dtype: DType) -> Callable[..., tuple[jax.Array, Any]]:
+def forward(site: Site, dtype: DType, axis: int = -1) -> Callable[..., tuple[jax.Array, Any]]:
     """A function from (x, z, params, batch_stats) to y and, as auxiliary, the new batch_stats."""
     layer = nn.BatchNorm(
         use_running_average=False,
+        axis=axis,
         momentum=MOMENTUM,
         epsilon=EPSILON,
         dtype=jnp.dtype(dtype),
@@ -60,17 +61,15 @@ def operator(site: Site, dtype: DType) -> Callable[..., tuple[jax.Array, Any]]:
 
 def build(problem: Problem) -> Step:
     channels = problem.site.channels
+    layer = forward(problem.site, problem.dtype, problem.axis)
 
     def step(x: Any, z: Any, params: Any, batch_stats: Any, dy: Any):
-        apply = functools.partial(forward(problem.site, problem.dtype), batch_stats=batch_stats)
+        apply = functools.partial(layer, batch_stats=batch_stats)
         y, vjp, new_stats = jax.vjp(apply, x, z, params, has_aux=True)
         return y, new_stats, *vjp(dy)
 
-    def run_forward(x: Any, z: Any, params: Any, batch_stats: Any):
-        return forward(problem.site, problem.dtype)(x, z, params, batch_stats)
-
     def to_results(outputs: Any) -> Results:
-        y, stats, dx, dz, dparams = jax.tree.map(_jax.to_numpy, outputs)
+        y, stats, dx, dz, dparams = _jax.to_numpy(outputs, problem)
         return Results(y, stats["mean"], stats["var"], dx, dz, dparams["scale"], dparams["bias"])
 
     operands = (
@@ -83,4 +82,4 @@ def build(problem: Problem) -> Step:
         },
         _jax.activation(problem.dy, problem),
     )
-    return _jax.make_step(step, run_forward, operands, to_results)
+    return _jax.make_step(step, layer, operands, to_results)

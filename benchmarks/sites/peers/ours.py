@@ -21,10 +21,19 @@ Operator = Callable[..., tuple[jax.Array, Any]]
 
 
 def operator(
-    site: Site, save: Save = "y", implementation: Implementation = None, out_dtype: Any = None
+    site: Site,
+    save: Save = "y",
+    implementation: Implementation = None,
+    out_dtype: Any = None,
+    axis: int = -1,
 ) -> Operator:
     """A function from (x, z, scale, bias) to y and, as auxiliary results, (mean, var)."""
-    options: Any = {"epsilon": EPSILON, "implementation": implementation, "out_dtype": out_dtype}
+    options: Any = {
+        "epsilon": EPSILON,
+        "axis": axis,
+        "implementation": implementation,
+        "out_dtype": out_dtype,
+    }
 
     def apply(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
         if site.form == "bn_add_relu":
@@ -70,7 +79,7 @@ def gradient_step(apply: Operator) -> Callable[..., tuple[Any, ...]]:
 
 def build(problem: Problem, save: Save = "y") -> Step:
     channels = problem.site.channels
-    apply = operator(problem.site, save)
+    apply = operator(problem.site, save, axis=problem.axis)
 
     def running(old: tuple[Any, Any], new: tuple[Any, Any]) -> list[Any]:
         return [MOMENTUM * a + (1 - MOMENTUM) * b for a, b in zip(old, new, strict=True)]
@@ -84,7 +93,7 @@ def build(problem: Problem, save: Save = "y") -> Step:
         return y, *running((old_mean, old_var), statistics)
 
     def to_results(outputs: Any) -> Results:
-        y, mean, var, dx, dz, dscale, dbias = jax.tree.map(_jax.to_numpy, outputs)
+        y, mean, var, dx, dz, dscale, dbias = _jax.to_numpy(outputs, problem)
         return Results(y, mean, var, dx, dz, dscale, dbias)
 
     operands = (

@@ -1,6 +1,7 @@
-"""PyTorch under torch.compile (Inductor), channels_last; it needs a C++ compiler at run time.
+"""PyTorch under torch.compile (Inductor), channels_last unless the layout is NCHW.
 
-It is not a default peer, because compiling takes a while at each site.
+It needs a C++ compiler at run time, and is not a default peer, because compiling takes a while at
+each site.
 """
 
 import os

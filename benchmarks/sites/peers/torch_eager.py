@@ -1,9 +1,9 @@
-"""Eager PyTorch, channels_last, with the add and the ReLU in place, as in torchvision's ResNet.
+"""Eager PyTorch with the addition and the ReLU in place, as in torchvision's ResNet.
 
 Working in place is legal, because the backward of batch_norm needs its input and that of the ReLU
 its output; it saves two new tensors. Parameters and statistics stay float32 with bf16 activations,
-as under autocast; channels_last is the layout in which CPU batch_norm and convolutions are fastest.
-All cores of the process are used.
+as under autocast. Unless the layout is NCHW, operands are in channels_last, in which CPU batch_norm
+and convolutions are fastest. All cores of the process are used.
 """
 
 import torch
