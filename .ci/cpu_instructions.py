@@ -46,7 +46,7 @@ class Allowance:
 ALLOWED = (
     Allowance("avx2", ".*<2>", ".*", 42, "two inputs have twice the constants"),
     Allowance("avx2", "rows_apply", "BFloat16|Float16", 11, "constants of the rounding"),
-    Allowance("avx2", "plane_apply", "Float16", 1, "Clang keeps a constant there, beside a mask"),
+    Allowance("avx2", "planes_apply", "Float16", 1, "Clang keeps a constant there, beside a mask"),
     Allowance("avx2", "rows_statistics", "Float16", 17, "the median of five rows"),
     Allowance("baseline", ".*<2>", "float", 25, "two inputs have twice the constants"),
     Allowance("baseline", ".*<2>", "BFloat16", 42, "two inputs, constants of the rounding"),
@@ -59,10 +59,12 @@ ALLOWED = (
     Allowance("aarch64", ".*<2>", ".*", 54, "two inputs have twice the constants"),
     Allowance("aarch64", "rows_apply", "BFloat16|Float16", 6, "constants of the rounding"),
     Allowance("aarch64", "rows_statistics", ".*", 1, "GCC keeps a weight of the merge there"),
-    Allowance("aarch64", "plane_reduce", "float|double", 3, "Clang keeps a sum in memory"),
-    Allowance("aarch64", "(rows|plane)_curves", ".*", 1, "GCC keeps the bits of the lanes there"),
+    Allowance("aarch64", "planes_reduce", "float|double", 3, "Clang keeps a sum in memory"),
+    Allowance("aarch64", "(rows|planes)_curves", ".*", 1, "GCC keeps the bits of the lanes there"),
     Allowance(".*", "curves", ".*", 80, "parts side by side, constants of e^x and erfc"),
-    Allowance("baseline|avx.*", "(rows|plane)_curves", ".*", 6, "Clang peels strips of one vector"),
+    Allowance(
+        "baseline|avx.*", "(rows|planes)_curves", ".*", 6, "Clang peels strips of one vector"
+    ),
     Allowance("avx.*", "rows_reduce", ".*", 6, "Clang peels the columns: sums lie in their array"),
 )
 

@@ -99,16 +99,18 @@ Phase ReducePass(const Context& context, const GradientBuffers<N>& buffers,
         kernels.rows_reduce(kOneVector, args);
         if (target.dz != nullptr) e_dz.CopyOut(target.dz);
       },
-      [=, &kernels](const ReductionTask& task, const Plane& plane,
+      [=, &kernels](const ReductionTask& task, const PlanesTile& tile,
                     int64_t in_group, int64_t n, int64_t channel) {
         ReduceArgs<N> args = args_at(task, in_group, channel);
         const ReduceArgs<N> total = args;
-        double sums[1 + N];
-        SetSums(&args, [&](int sum) { return &sums[sum]; });
-        kernels.plane_reduce(plane, args);
+        double sums[1 + N][kMostPlanes];
+        SetSums(&args, [&](int sum) { return sums[sum]; });
+        kernels.planes_reduce(tile, args);
         const bool first = n == task.rows.begin;
-        const auto add = [first](double* to, double sum) {
-          *to = (first ? 0.0 : *to) + sum;
+        const auto add = [&, first](double* to, const double* of_planes) {
+          for (int64_t p = 0; p < tile.planes; ++p) {
+            to[p] = (first ? 0.0 : to[p]) + of_planes[p];
+          }
         };
         add(total.sum_e, sums[0]);
         for (int input = 0; input < N; ++input) {
@@ -152,9 +154,9 @@ Phase ApplyPass(const Context& context, const GradientBuffers<N>& buffers,
         kernels.rows_apply(kOneVector, args);
         out.CopyOut(target.dx);
       },
-      [=, &kernels](int64_t group, const Plane& plane, int64_t in_group,
+      [=, &kernels](int64_t group, const PlanesTile& tile, int64_t in_group,
                     int64_t channel) {
-        kernels.plane_apply(plane, args_at(group, in_group, channel, true));
+        kernels.planes_apply(tile, args_at(group, in_group, channel, true));
       });
 }
 

@@ -52,17 +52,20 @@ Phase StatisticsPass(const Context& context, const void* x, const char* origin,
         args.x = padded.In(args.x);
         context.kernels->rows_statistics(kOneVector, args);
       },
-      [=, &context](const ReductionTask& task, const Plane& plane,
+      [=, &context](const ReductionTask& task, const PlanesTile& tile,
                     int64_t in_group, int64_t n, int64_t channel) {
         StatisticsArgs args = args_at(task, in_group, channel);
         const StatisticsArgs total = args;
-        double sum, m2;
-        args.sum = &sum;
-        args.m2 = &m2;
-        context.kernels->plane_statistics(plane, args);
-        const double size = static_cast<double>(plane.size);
+        double sum[kMostPlanes], m2[kMostPlanes];
+        args.sum = sum;
+        args.m2 = m2;
+        context.kernels->planes_statistics(tile, args);
+        const double size = static_cast<double>(tile.size);
         const double before = static_cast<double>(n - task.rows.begin) * size;
-        MergeStatistics(before, size, sum, m2, total.sum, total.m2);
+        for (int64_t p = 0; p < tile.planes; ++p) {
+          MergeStatistics(before, size, sum[p], m2[p], total.sum + p,
+                          total.m2 + p);
+        }
       });
 }
 
@@ -98,9 +101,9 @@ Phase NormalisePass(const Context& context, const NormaliseBuffers<N>& buffers,
         y.CopyOut(target.y);
         if (target.mask != nullptr) mask.CopyOutBits(target.mask, count);
       },
-      [=, &kernels](int64_t group, const Plane& plane, int64_t in_group,
+      [=, &kernels](int64_t group, const PlanesTile& tile, int64_t in_group,
                     int64_t channel) {
-        kernels.plane_normalise(plane, args_at(group, in_group, channel, true));
+        kernels.planes_normalise(tile, args_at(group, in_group, channel, true));
       });
 }
 

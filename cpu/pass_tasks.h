@@ -4,6 +4,7 @@
 #ifndef JAX_BNAR_CPU_PASS_TASKS_H_
 #define JAX_BNAR_CPU_PASS_TASKS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -191,10 +192,10 @@ inline Padded PaddedSaved(const Context& context, Gate gate, int64_t count) {
 //                                            true, they are all aligned if the
 //                                            array is
 //   padded(group, count, in_group, column)   for fewer elements than a vector
-//   plane(group, plane, in_group, channel)   for one plane
-template <typename OnRows, typename OnPadded, typename OnPlane>
+//   planes(group, tile, in_group, channel)   for planes
+template <typename OnRows, typename OnPadded, typename OnPlanes>
 Phase ElementwisePhase(const Context& context, OnRows rows, OnPadded padded,
-                       OnPlane plane) {
+                       OnPlanes planes) {
   const Plan& plan = context.plan;
   const int64_t per_group = plan.elementwise_tasks_per_group();
   const auto run = [=, &plan](int64_t index) {
@@ -215,10 +216,14 @@ Phase ElementwisePhase(const Context& context, OnRows rows, OnPadded padded,
            RowStart(plan, range.begin), true);
       return;
     }
-    for (int64_t p = range.begin; p < range.end; ++p) {
+    for (int64_t p = range.begin; p < range.end;) {
+      const int64_t channel = p % plan.shape.channels;
+      const int64_t count =
+          std::min(range.end - p, plan.shape.channels - channel);
       const int64_t in_group = p * plan.shape.inner;
-      plane(group, Plane{plan.shape.inner, in_group % 8}, in_group,
-            p % plan.shape.channels);
+      planes(group, PlanesTile{count, plan.shape.inner, in_group % 8}, in_group,
+             channel);
+      p += count;
     }
   };
   // The last blocks come first, because the reduction before left them in the
@@ -226,14 +231,17 @@ Phase ElementwisePhase(const Context& context, OnRows rows, OnPadded padded,
   return {plan.shape.groups * per_group, run, /*last_first=*/true};
 }
 
+// The number of planes of a call that sums, whose results need memory.
+constexpr int64_t kMostPlanes = 64;
+
 // The phase of a reduction. `in_group` is the index in the group of the first
 // element of a call. The phase calls
 //   rows(task, tile, in_group, column)         for whole vectors
 //   padded(task, count, in_group, column)      for fewer elements than a vector
-//   plane(task, plane, in_group, n, channel)   for one plane
-template <typename OnRows, typename OnPadded, typename OnPlane>
+//   planes(task, tile, in_group, n, channel)   for at most kMostPlanes planes
+template <typename OnRows, typename OnPadded, typename OnPlanes>
 Phase ReductionPhase(const Context& context, OnRows rows, OnPadded padded,
-                     OnPlane plane) {
+                     OnPlanes planes) {
   const Plan& plan = context.plan;
   const auto run = [=, &plan](int64_t index) {
     const ReductionTask task = ReductionTaskAt(plan, index);
@@ -253,10 +261,13 @@ Phase ReductionPhase(const Context& context, OnRows rows, OnPadded padded,
       return;
     }
     for (int64_t n = task.rows.begin; n < task.rows.end; ++n) {
-      for (int64_t c = task.columns.begin; c < task.columns.end; ++c) {
+      for (int64_t c = task.columns.begin; c < task.columns.end;
+           c += kMostPlanes) {
         const int64_t in_group =
             (n * plan.shape.channels + c) * plan.shape.inner;
-        plane(task, Plane{plan.shape.inner, in_group % 8}, in_group, n, c);
+        const int64_t count = std::min(kMostPlanes, task.columns.end - c);
+        planes(task, PlanesTile{count, plan.shape.inner, in_group % 8},
+               in_group, n, c);
       }
     }
   };

@@ -21,8 +21,8 @@ struct Range {
 
 struct Plan {
   // Whether neighbours in memory are columns, which belong to different
-  // channels (NHWC, and any S that is shorter than a vector), or elements of
-  // one plane, which belong to one channel (NCHW).
+  // channels (NHWC, and short planes), or elements of one plane, which belong
+  // to one channel (NCHW).
   enum class Layout { kChannelsLast, kChannelsFirst };
   Layout layout;
   Shape shape;

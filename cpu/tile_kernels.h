@@ -4,8 +4,9 @@
 //
 // A "rows" tile is a matrix whose columns each belong to one channel (see
 // Plan); its width is a multiple of 16, which the plan arranges. A "plane" is a
-// contiguous run of elements of one channel (NCHW). Sums are returned in
-// double, so that partial results merge without loss.
+// contiguous run of elements of one channel (NCHW); a tile has several, because
+// a call takes as long as some thirty elements do. Sums are returned in double,
+// so that partial results merge without loss.
 
 #ifndef JAX_BNAR_CPU_TILE_KERNELS_H_
 #define JAX_BNAR_CPU_TILE_KERNELS_H_
@@ -87,16 +88,18 @@ struct ApplyArgs {
   bool stream;  // the dx_i bypass the caches
 };
 
-// Each vector of a plane is the one value of its channel, and the plane's mask
-// bits may start anywhere in a byte.
-struct Plane {
-  int64_t size;      // at least 16, which the plan ensures
+// Planes of consecutive channels, one behind the other in memory. Vectors have
+// one value for each, which belongs to all of its elements, and its mask bits
+// may start anywhere in a byte.
+struct PlanesTile {
+  int64_t planes;
+  int64_t size;      // of each plane; at least 16, which the plan ensures
   int64_t mask_bit;  // of the first element, counted from the mask pointer
 };
 
 struct StatisticsKernels {
   void (*rows_statistics)(const RowsTile&, const StatisticsArgs&);
-  void (*plane_statistics)(const Plane&, const StatisticsArgs&);
+  void (*planes_statistics)(const PlanesTile&, const StatisticsArgs&);
 };
 
 template <int N>
@@ -104,9 +107,9 @@ struct InputKernels {
   void (*rows_normalise)(const RowsTile&, const NormaliseArgs<N>&);
   void (*rows_reduce)(const RowsTile&, const ReduceArgs<N>&);
   void (*rows_apply)(const RowsTile&, const ApplyArgs<N>&);
-  void (*plane_normalise)(const Plane&, const NormaliseArgs<N>&);
-  void (*plane_reduce)(const Plane&, const ReduceArgs<N>&);
-  void (*plane_apply)(const Plane&, const ApplyArgs<N>&);
+  void (*planes_normalise)(const PlanesTile&, const NormaliseArgs<N>&);
+  void (*planes_reduce)(const PlanesTile&, const ReduceArgs<N>&);
+  void (*planes_apply)(const PlanesTile&, const ApplyArgs<N>&);
 };
 
 #define BNAR_AND_INPUT_KERNELS(N, ...) , InputKernels<N>

@@ -102,8 +102,9 @@ struct InputColumns {
 
   // Broadcasts the constants of a plane.
   template <Gate kGate>
-  BNAR_INLINE InputVectors<A, N> OfPlane() const {
-    return Read<kGate>([](const A* p) BNAR_LAMBDA { return Broadcast(*p); });
+  BNAR_INLINE InputVectors<A, N> OfPlane(int64_t plane) const {
+    return Read<kGate>([&](const A* p)
+                           BNAR_LAMBDA { return Broadcast(p[plane]); });
   }
 
  private:
@@ -144,8 +145,8 @@ struct GradientColumns {
     return Read([&](const A* p) BNAR_LAMBDA { return Load(p + column); });
   }
 
-  BNAR_INLINE GradientVectors<A, N> OfPlane() const {
-    return Read([](const A* p) BNAR_LAMBDA { return Broadcast(*p); });
+  BNAR_INLINE GradientVectors<A, N> OfPlane(int64_t plane) const {
+    return Read([&](const A* p) BNAR_LAMBDA { return Broadcast(p[plane]); });
   }
 
  private:

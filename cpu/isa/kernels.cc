@@ -12,8 +12,8 @@ template <typename In, typename Out, int N>
 constexpr InputKernels<N> KernelsOf() {
   if constexpr (std::is_same_v<In, Out> || kHasEveryForm<N>) {
     return {RowsNormalise<In, Out, N>, RowsReduce<In, Out, N>,
-            RowsApply<In, Out, N>,     PlaneNormalise<In, Out, N>,
-            PlaneReduce<In, Out, N>,   PlaneApply<In, Out, N>};
+            RowsApply<In, Out, N>,     PlanesNormalise<In, Out, N>,
+            PlanesReduce<In, Out, N>,  PlanesApply<In, Out, N>};
   } else {
     return {};
   }
@@ -23,7 +23,7 @@ constexpr InputKernels<N> KernelsOf() {
 template <typename In, typename Out = In>
 constexpr TileKernels kTable = {
     {RowsStatistics<In>,
-     PlaneStatistics<In>} BNAR_FOR_EACH_INPUT_COUNT(BNAR_AND_INPUT_KERNELS)};
+     PlanesStatistics<In>} BNAR_FOR_EACH_INPUT_COUNT(BNAR_AND_INPUT_KERNELS)};
 #undef BNAR_AND_INPUT_KERNELS
 
 }  // namespace

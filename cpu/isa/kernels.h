@@ -21,13 +21,13 @@ template <typename In, typename Out, int N>
 void RowsApply(const RowsTile& tile, const ApplyArgs<N>& args);
 
 template <typename T>
-void PlaneStatistics(const Plane& plane, const StatisticsArgs& args);
+void PlanesStatistics(const PlanesTile& tile, const StatisticsArgs& args);
 template <typename In, typename Out, int N>
-void PlaneNormalise(const Plane& plane, const NormaliseArgs<N>& args);
+void PlanesNormalise(const PlanesTile& tile, const NormaliseArgs<N>& args);
 template <typename In, typename Out, int N>
-void PlaneReduce(const Plane& plane, const ReduceArgs<N>& args);
+void PlanesReduce(const PlanesTile& tile, const ReduceArgs<N>& args);
 template <typename In, typename Out, int N>
-void PlaneApply(const Plane& plane, const ApplyArgs<N>& args);
+void PlanesApply(const PlanesTile& tile, const ApplyArgs<N>& args);
 
 // The same for other activations than ReLU, whose outputs have the dtype of x.
 template <typename T, int N>
@@ -37,11 +37,11 @@ void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<N>& args);
 template <typename T, int N>
 void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<N>& args);
 template <typename T, int N>
-void PlaneNormaliseCurve(const Plane& plane, const NormaliseArgs<N>& args);
+void PlanesNormaliseCurve(const PlanesTile& tile, const NormaliseArgs<N>& args);
 template <typename T, int N>
-void PlaneReduceCurve(const Plane& plane, const ReduceArgs<N>& args);
+void PlanesReduceCurve(const PlanesTile& tile, const ReduceArgs<N>& args);
 template <typename T, int N>
-void PlaneApplyCurve(const Plane& plane, const ApplyArgs<N>& args);
+void PlanesApplyCurve(const PlanesTile& tile, const ApplyArgs<N>& args);
 
 #define BNAR_INSTANTIATE(kernel, Tile, Args)                \
   template void kernel<Float16>(const Tile&, const Args&);  \

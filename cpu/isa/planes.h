@@ -1,10 +1,12 @@
-// What the kernels of planes share. A plane is a contiguous run of elements of
-// one channel, at least sixteen of them.
+// How the kernels of planes walk through memory, and what else they share.
 
 #ifndef JAX_BNAR_CPU_ISA_PLANES_H_
 #define JAX_BNAR_CPU_ISA_PLANES_H_
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/isa/elements.h"
 #include "cpu/isa/inputs.h"
@@ -17,32 +19,69 @@ namespace jax_bnar::cpu::BNAR_ISA {
 // sum is added to one in double.
 constexpr int64_t kSegment = 2048;
 
-// Adds up all lanes.
+// Adds up the lanes of a vector of doubles, half of them to the other half.
+template <int kBytes>
+BNAR_INLINE double LaneSum(const typename VectorOf<double, kBytes>::Type& v) {
+  if constexpr (kBytes == 2 * sizeof(double)) {
+    return v[0] + v[1];
+  } else {
+    typename VectorOf<double, kBytes / 2>::Type halves[2];
+    std::memcpy(halves, &v, sizeof(v));
+    return LaneSum<kBytes / 2>(halves[0] + halves[1]);
+  }
+}
+
+// Adds up all lanes. They become doubles a register at a time: one at a time,
+// they took twice as long as the elements of a short plane.
 template <typename A, int kCount>
 BNAR_INLINE double LaneSum(const Vec<A> (&vectors)[kCount]) {
-  double sum = 0;
+  using Doubles = typename VectorOf<double, kNativeBytes>::Type;
+  Doubles sum{};
+  BNAR_UNROLL
   for (const Vec<A>& v : vectors) {
-    A lanes[kVecLanes<A>];
-    StoreLanes(lanes, v);
-    for (const A lane : lanes) sum += lane;
+    BNAR_UNROLL
+    for (const auto& part : v.part) {
+      if constexpr (std::is_same_v<A, double>) {
+        sum += part;
+      } else {
+        typename VectorOf<A, kNativeBytes / 2>::Type halves[2];
+        std::memcpy(halves, &part, sizeof(part));
+        sum += __builtin_convertvector(halves[0], Doubles);
+        sum += __builtin_convertvector(halves[1], Doubles);
+      }
+    }
   }
-  return sum;
+  return LaneSum<kNativeBytes>(sum);
 }
 
-// Keeps the first n lanes; the others become 0.
+// Keeps the last n lanes; the others become 0.
 template <typename A>
-BNAR_INLINE Vec<A> FirstLanes(const Vec<A>& v, int n) {
-  return WhereBits((1u << n) - 1u, v);
+BNAR_INLINE Vec<A> LastLanes(const Vec<A>& v, int n) {
+  constexpr int kLanesOfVec = kVecLanes<A>;
+  return WhereBits(((1u << n) - 1u) << (kLanesOfVec - n), v);
 }
 
-// Calls full(i) for the whole vector that begins at each i, and partial(i, n)
-// for the n elements that remain, if any.
-template <typename T, typename Full, typename Partial>
-BNAR_INLINE void ForEachVector(int64_t size, Full full, Partial partial) {
-  constexpr int kStep = kVecLanes<Accumulator<T>>;
-  int64_t i = 0;
-  for (; i + kStep <= size; i += kStep) full(i);
-  if (i < size) partial(i, static_cast<int>(size - i));
+// Calls plane(p, first) for each plane, where `first` is the index of its first
+// element in the tile. The tile is passed by value, so that the compiler knows
+// that no store can change it.
+template <typename F>
+BNAR_INLINE void ForEachPlane(PlanesTile tile, F plane) {
+  // Otherwise Clang compiles a second loop for planes without elements.
+  if (tile.size <= 0) __builtin_unreachable();
+  for (int64_t p = 0; p < tile.planes; ++p) plane(p, p * tile.size);
+}
+
+// Calls vector(i) for the vector that begins at each i. If `size` is no
+// multiple of a vector, the last one begins earlier than where the one before
+// it ends. Loading fewer elements than a vector has took three times as long.
+template <typename T, typename F>
+BNAR_INLINE void ForEachVector(int64_t size, F vector) {
+  constexpr int64_t kStep = kVecLanes<Accumulator<T>>;
+  const int64_t last = size - kStep;
+  for (int64_t i = 0;; i = std::min(i + kStep, last)) {
+    vector(i);
+    if (i == last) return;
+  }
 }
 
 // Two sums of one register each hide the latency of an addition. A Vec of more
@@ -51,10 +90,11 @@ template <typename A>
 constexpr int kSums = Part<A>::kCount > 1 ? 1 : 2;
 
 // The same for a pass that sums: calls full(i, p), where p is one of kSums in
-// turn. It is a constant, because the compiler keeps an array that is indexed
-// by a variable in memory.
-template <typename T, typename Full, typename Partial>
-BNAR_INLINE void ForEachSummand(int64_t size, Full full, Partial partial) {
+// turn, and last(i, n) for a last vector of which only the last n lanes are
+// new. If i < 0, it begins in the segment before. p is a constant, because the
+// compiler keeps an array that is indexed by a variable in memory.
+template <typename T, typename Full, typename Last>
+BNAR_INLINE void ForEachSummand(int64_t size, Full full, Last last) {
   using A = Accumulator<T>;
   int64_t i = 0;
   if constexpr (kSums<A> == 2) {
@@ -65,7 +105,7 @@ BNAR_INLINE void ForEachSummand(int64_t size, Full full, Partial partial) {
     }
   }
   for (; i + kVecLanes<A> <= size; i += kVecLanes<A>) full(i, Constant<0>());
-  if (i < size) partial(i, static_cast<int>(size - i));
+  if (i < size) last(size - kVecLanes<A>, static_cast<int>(size - i));
 }
 
 // --- bits that start anywhere in a byte --------------------------------------
@@ -80,8 +120,8 @@ BNAR_INLINE uint32_t ReadBits(const uint8_t* mask, int64_t bit, int n) {
   return value >> offset;
 }
 
-// Planes are written in order, so a byte's low bits are there before its high
-// ones.
+// Keeps the bits before these in their first byte; those behind them come
+// later, because planes are written in order.
 BNAR_INLINE void WriteBits(uint8_t* mask, int64_t bit, int n, uint32_t bits) {
   uint8_t* p = mask + bit / 8;
   const int offset = static_cast<int>(bit % 8);
@@ -103,25 +143,6 @@ BNAR_INLINE Vec<A> PlaneGated(const T* dy, const void* saved, int64_t i,
     return WhereBits(ReadBits(mask, mask_bit + i, kVecLanes<A>), Load(dy + i));
   } else {
     return Gated<kGate>(dy, saved, i, normalised).e;
-  }
-}
-
-// The same for the last n elements. The lanes from n on are 0, so that they add
-// nothing to a sum.
-template <Gate kGate, typename T, typename F, typename A = Accumulator<T>>
-BNAR_INLINE Vec<A> PlaneGatedPartial(const T* dy, const void* saved, int64_t i,
-                                     int64_t mask_bit, F normalised, int n) {
-  const Vec<A> e = LoadPartial(dy + i, n);
-  if constexpr (kGate == Gate::kY) {
-    const T* y = static_cast<const T*>(saved);
-    return WherePositive(LoadPartial(y + i, n), e);
-  } else if constexpr (kGate == Gate::kMask) {
-    const uint8_t* mask = static_cast<const uint8_t*>(saved);
-    return WhereBits(ReadBits(mask, mask_bit + i, n), e);
-  } else if constexpr (kGate == Gate::kX) {
-    return WhereRoundsPositive<T>(normalised(), e);
-  } else {
-    return e;
   }
 }
 

@@ -54,7 +54,8 @@ void TestCurves() {
     for (const DType dtype : kDTypes) {
       for (const Shape& shape :
            {Shape{1, 35, 65, 1}, Shape{2, 40, 48, 1}, Shape{1, 5, 2085, 1},
-            Shape{2, 3, 5, 49}, Shape{1, 9, 3, 6}, Shape{1, 2, 3, 2501}}) {
+            Shape{2, 3, 5, 49}, Shape{1, 9, 3, 6}, Shape{1, 2, 3, 2501},
+            Shape{1, 2, 3, 2053}}) {
         for (const int inputs : {1, 2}) {
           Case c{shape, dtype, 0, 0, true, 0, inputs};
           c.activation = activation;
@@ -122,6 +123,9 @@ void TestShortPlanes() {
     TestShape({1, 37, 7, inner});
     TestShape({2, 3, 16, inner});
   }
+  // Longer ones are columns as well if there are many rows.
+  for (const int64_t inner : {16, 23, 39}) TestShape({1, 17, 5, inner});
+  TestShape({2, 35, 3, 36});
 }
 
 void TestPlanesLayout() {

@@ -174,7 +174,7 @@ int main() {
       for (const int64_t channels :
            {1, 2, 3, 7, 8, 16, 24, 65, 251, 256, 1027}) {
         for (const int64_t inner :
-             {1, 2, 3, 8, 15, 16, 17, 49, 196, 257, 3136}) {
+             {1, 2, 3, 8, 15, 16, 17, 39, 40, 49, 196, 257, 3136}) {
           if (groups * rows * channels * inner > 600'000) continue;
           Check({groups, rows, channels, inner});
         }
