@@ -35,6 +35,7 @@ from jax_bnar._base.canonical import mask_bytes
 from jax_bnar._base.dtypes import accumulation_dtype, smallest_epsilon
 from jax_bnar._base.gates import Gate, recomputes
 from jax_bnar._base.inputs import Affine, Coefficients, Statistics
+from jax_bnar._base.paired_sums import paired_sums
 
 REDUCED = (1, 3)  # the axes N and S
 
@@ -301,50 +302,6 @@ def _unactivated(
     return jnp.where(unpack_mask(saved, one), one, -one)
 
 
-@jax.custom_jvp
-def _sums_of(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sums of two arrays over a group, (G, C) each.
-
-    As one operation, they read once what the arrays are computed from. Otherwise, XLA would store e
-    to take two sums from it. The derivative is given, because JAX's own is not made of sums.
-    """
-    return _sums_over(REDUCED)(first, second)
-
-
-@_sums_of.defjvp
-def _sums_of_jvp(arrays: tuple[Any, Any], tangents: tuple[Any, Any]) -> Any:
-    first, second = tangents
-    return _sums_of(*arrays), (first.sum(axis=REDUCED), second.sum(axis=REDUCED))
-
-
-@functools.cache
-def _sums_over(axes: tuple[int, ...]) -> Any:
-    """Sums two arrays over `axes` in one reduction.
-
-    `vmap` makes both results of such a reduction depend on what either of them depends on, so where
-    only one of the arrays is mapped, there are two reductions.
-    """
-
-    @jax.custom_batching.custom_vmap
-    def sums(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def add(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
-            return left[0] + right[0], left[1] + right[1]
-
-        zero = jnp.zeros((), first.dtype)
-        sum1, sum2 = jax.lax.reduce((first, second), (zero, zero), add, axes)
-        return sum1, sum2
-
-    @sums.def_vmap
-    def of_mapped(_: int, mapped: list[bool], first: jax.Array, second: jax.Array) -> Any:
-        inner = tuple(axis + 1 for axis in axes)  # The mapped axis is the first one.
-        if all(mapped):
-            return _sums_over(inner)(first, second), (True, True)
-        each = zip((first, second), mapped, strict=True)
-        return tuple(array.sum(axis=inner if own else axes) for array, own in each), tuple(mapped)
-
-    return sums
-
-
 def as_stored(y: jax.Array) -> jax.Array:
     """The y of several summands, which is the residual of the next block, as it is after rounding.
 
@@ -383,7 +340,7 @@ def backward_reduce(
     wide = widened(e)
     dz = e.astype(dy.dtype) if has_z else None
     if len(x) == 1:
-        sum_e, sum_e_centred = _sums_of(wide, wide * centred[0])
+        sum_e, sum_e_centred = paired_sums(wide, wide * centred[0], REDUCED)
         return sum_e, (sum_e_centred,), dz
     # As one operation, XLA:GPU would store all arrays that are summed in float32.
     return wide.sum(axis=REDUCED), tuple((wide * own).sum(axis=REDUCED) for own in centred), dz

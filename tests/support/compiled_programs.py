@@ -29,6 +29,7 @@ from benchmarks.gpu.compiled.row import Case, compile_program, count, measure
 from benchmarks.sharding.hlo_collectives import compiled_collectives
 from benchmarks.sites.peers import ours
 from benchmarks.sites.problem import DType
+from jax_bnar import reference
 from jax_bnar._benchmark.memory import planned_memory
 from jax_bnar._kernels import targets as kernels
 from jax_bnar.flax_layers import BatchNorm
@@ -332,6 +333,53 @@ def _masked(norm: Any) -> int:
     return found["bytes_outside_convolutions"]
 
 
+def hessian_vector_product() -> dict[str, float]:
+    """The arrays of x that it moves, by variant: `jax.jvp` of `jax.grad` of an operator."""
+
+    def plain(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
+        layer = nn.BatchNorm(use_running_average=False, dtype=jnp.bfloat16)
+        vector = jnp.zeros_like(scale)
+        variables = {
+            "params": {"scale": scale, "bias": bias},
+            "batch_stats": {"mean": vector, "var": vector},
+        }
+        y, _ = layer.apply(variables, x, mutable=["batch_stats"])
+        return nn.relu(y + z)
+
+    return {"ours": _hessian_vector_product(_first), "flax": _hessian_vector_product(plain)}
+
+
+def hessian_vector_product_with_single_sums() -> dict[str, float]:
+    """The same where the sums of a pair are operations of their own, as in plain JAX."""
+
+    def single_sums(first: jax.Array, second: jax.Array, axes: Any) -> Any:
+        return first.sum(axis=axes), second.sum(axis=axes)
+
+    with mock.patch.object(reference, "paired_sums", single_sums):
+        return {"ours": _hessian_vector_product(_first)}
+
+
+def _first(*operands: Any) -> jax.Array:
+    return operator("bn_add_relu", "NHWC", "y")(*operands)[0]
+
+
+def _hessian_vector_product(apply: Callable[..., jax.Array]) -> float:
+    def loss(*operands: Any) -> jax.Array:
+        return jnp.square(apply(*operands).astype(jnp.float32)).sum()
+
+    def step(vectors: Any, arrays: Any) -> Any:
+        gradient = jax.grad(loss, argnums=(0, 1, 2, 3))
+        (x, z, *dots), (scale, bias) = arrays, vectors
+        return jax.jvp(gradient, (x, z, scale, bias), (*dots, bias, scale))
+
+    x = jax.ShapeDtypeStruct((64, 28, 28, 128), jnp.bfloat16)
+    vector = jax.ShapeDtypeStruct((128,), jnp.float32)
+    size = math.prod(x.shape)
+    program = programs.Program(step, (vector, vector), (x, x, x, x), False, size)
+    found = count(program, compile_program(program, mesh_of(1)).program)
+    return found["bytes_outside_convolutions"] / (size * 2)
+
+
 _FACTS: Final = {
     function.__name__: function
     for function in (
@@ -351,6 +399,8 @@ _FACTS: Final = {
         frozen_with_kernels,
         masked,
         masked_with_kernels,
+        hessian_vector_product,
+        hessian_vector_product_with_single_sums,
     )
 }
 
