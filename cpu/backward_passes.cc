@@ -9,7 +9,7 @@ template <int N>
 ReduceArgs<N> ReduceArgsAt(const Context& context,
                            const GradientBuffers<N>& buffers,
                            const ReduceColumns<N>& columns, void* dz,
-                           bool stream, const Position& at) {
+                           bool non_temporal, const Position& at) {
   const int64_t out_bytes = at.element * context.out_item_size;
   const int64_t vector_bytes = at.column * context.accumulator_size;
   ReduceArgs<N> args;
@@ -22,7 +22,7 @@ ReduceArgs<N> ReduceArgsAt(const Context& context,
   args.bias = Offset(columns.bias, vector_bytes);
   args.gate = buffers.gate;
   args.activation = buffers.activation;
-  args.stream = stream;
+  args.non_temporal = non_temporal;
   return args;
 }
 
@@ -38,7 +38,7 @@ template <int N>
 ApplyArgs<N> ApplyArgsAt(const Context& context,
                          const GradientBuffers<N>& buffers,
                          const ApplyColumns<N>& columns,
-                         const PerInput<void*, N>& dx, bool stream,
+                         const PerInput<void*, N>& dx, bool non_temporal,
                          const Position& at) {
   const int64_t bytes = at.element * context.item_size;
   const int64_t vector_bytes = at.column * context.accumulator_size;
@@ -54,7 +54,7 @@ ApplyArgs<N> ApplyArgsAt(const Context& context,
   args.bias = Offset(columns.bias, vector_bytes);
   args.gate = buffers.gate;
   args.activation = buffers.activation;
-  args.stream = stream;
+  args.non_temporal = non_temporal;
   return args;
 }
 
@@ -65,14 +65,14 @@ Phase ReducePass(const Context& context, const GradientBuffers<N>& buffers,
                  const ReduceColumns<N>& columns, void* dz,
                  Partials* partials) {
   AdviseHugePages(dz, context.out_array_bytes);
-  const bool stream =
-      dz != nullptr && MayStream(context, context.out_item_size, dz);
+  const bool non_temporal =
+      dz != nullptr && MayBypassCaches(context, context.out_item_size, dz);
   const InputKernels<N>& kernels = context.kernels->of_inputs<N>();
   const auto args_at = [=, &context](const ReductionTask& task,
                                      int64_t in_group, int64_t column) {
-    ReduceArgs<N> args =
-        ReduceArgsAt(context, buffers, columns, dz, stream && !task.is_tail,
-                     PositionOf(context, task.group, in_group, column));
+    ReduceArgs<N> args = ReduceArgsAt(
+        context, buffers, columns, dz, non_temporal && !task.is_tail,
+        PositionOf(context, task.group, in_group, column));
     SetSums(&args, [&](int sum) {
       return partials->sum(sum, task.group, task.partial) + column;
     });
@@ -122,15 +122,17 @@ Phase ReducePass(const Context& context, const GradientBuffers<N>& buffers,
 template <int N>
 Phase ApplyPass(const Context& context, const GradientBuffers<N>& buffers,
                 const ApplyColumns<N>& columns, const PerInput<void*, N>& dx) {
-  bool stream = true;
+  bool non_temporal = true;
   for (void* each : dx) {
     AdviseHugePages(each, context.array_bytes);
-    stream = stream && MayStream(context, context.item_size, each);
+    non_temporal =
+        non_temporal && MayBypassCaches(context, context.item_size, each);
   }
   const InputKernels<N>& kernels = context.kernels->of_inputs<N>();
   const auto args_at = [=, &context](int64_t group, int64_t in_group,
-                                     int64_t column, bool may_stream) {
-    return ApplyArgsAt(context, buffers, columns, dx, may_stream && stream,
+                                     int64_t column, bool may_bypass) {
+    return ApplyArgsAt(context, buffers, columns, dx,
+                       may_bypass && non_temporal,
                        PositionOf(context, group, in_group, column));
   };
   return ElementwisePhase(

@@ -41,6 +41,8 @@ class CpuBackend {
   // that they need.
   void ReadWorkspace(FfiCall&, int) {}
 
+  // Defines Forward, Backward and so on, as calls of the functions of these
+  // names in cpu/operations.h.
 #define BNAR_RUN_ON_POOL(name, ...)                    \
   template <typename... Args>                          \
   ffi::Error name(const Args&... args) {               \

@@ -10,7 +10,7 @@ template <int N>
 NormaliseArgs<N> NormaliseArgsAt(const Context& context,
                                  const NormaliseBuffers<N>& buffers,
                                  const NormaliseColumns<N>& columns,
-                                 bool stream, const Position& at) {
+                                 bool non_temporal, const Position& at) {
   const int64_t out_bytes = at.element * context.out_item_size;
   const int64_t vector_bytes = at.column * context.accumulator_size;
   NormaliseArgs<N> args;
@@ -23,7 +23,7 @@ NormaliseArgs<N> NormaliseArgsAt(const Context& context,
   args.a = Offset(columns.a, vector_bytes);
   args.bias = Offset(columns.bias, vector_bytes);
   args.activation = buffers.activation;
-  args.stream = stream;
+  args.non_temporal = non_temporal;
   return args;
 }
 
@@ -74,10 +74,12 @@ Phase NormalisePass(const Context& context, const NormaliseBuffers<N>& buffers,
                     const NormaliseColumns<N>& columns) {
   const InputKernels<N>& kernels = context.kernels->of_inputs<N>();
   AdviseHugePages(buffers.y, context.out_array_bytes);
-  const bool stream = MayStream(context, context.out_item_size, buffers.y);
+  const bool non_temporal =
+      MayBypassCaches(context, context.out_item_size, buffers.y);
   const auto args_at = [=, &context](int64_t group, int64_t in_group,
-                                     int64_t column, bool may_stream) {
-    return NormaliseArgsAt(context, buffers, columns, may_stream && stream,
+                                     int64_t column, bool may_bypass) {
+    return NormaliseArgsAt(context, buffers, columns,
+                           may_bypass && non_temporal,
                            PositionOf(context, group, in_group, column));
   };
   return ElementwisePhase(

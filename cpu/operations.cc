@@ -30,9 +30,9 @@ bool ReadsDyAgain(const Context& context, const GradientBuffers<N>& buffers) {
 // Whether the reduction leaves e = act'(u) * dy where dx will be, although
 // there is no dz, and the last pass reads it from there. Writing e takes less
 // time than computing it again, unless the derivative is piecewise constant and
-// found without u. Several inputs are read for their u; in 16 bits their e is
-// rounded, as a dz is, and that of one input, which gains little, is computed
-// again.
+// found without u. With several inputs it is always written, because computing
+// u again would read every x; in 16 bits it is rounded, as a dz is. With one
+// input in 16 bits it is computed again, which costs hardly more.
 template <int N>
 bool LeavesEInDx(const Context& context, const GradientBuffers<N>& buffers,
                  const void* dz) {
@@ -42,8 +42,9 @@ bool LeavesEInDx(const Context& context, const GradientBuffers<N>& buffers,
          context.item_size == context.accumulator_size;
 }
 
-template <typename Half>
-AffineOperands AffineOfHalf(const Half& operands) {
+// The affine operands of one of the two halves of backward.
+template <typename Operands>
+AffineOperands AffineOf(const Operands& operands) {
   return operands.affine;
 }
 
@@ -139,8 +140,8 @@ void BackwardReduce(ThreadPool& pool, const Problem& problem,
         });
     RunPhases(
         pool, context,
-        {PrepareVectors<A, N>(problem.shape, operands,
-                              AffineOfHalf<ReduceOperands>, &vectors),
+        {PrepareVectors<A, N>(problem.shape, operands, AffineOf<ReduceOperands>,
+                              &vectors),
          ReducePass<N>(context, buffers, vectors.columns(), dz, &partials),
          std::move(finish)});
   });
@@ -162,12 +163,11 @@ void BackwardApply(ThreadPool& pool, const Problem& problem,
       given.emplace_back(operands[input].b, &vectors.b[input]);
       given.emplace_back(operands[input].k, &vectors.k[input]);
     }
-    RunPhases(
-        pool, context,
-        {Joined(PrepareVectors<A, N>(problem.shape, operands,
-                                     AffineOfHalf<ApplyOperands>, &vectors),
-                SpreadPhase<A>(problem.shape, std::move(given))),
-         ApplyPass<N>(context, buffers, vectors.apply_columns(), dx)});
+    RunPhases(pool, context,
+              {Joined(PrepareVectors<A, N>(problem.shape, operands,
+                                           AffineOf<ApplyOperands>, &vectors),
+                      SpreadPhase<A>(problem.shape, std::move(given))),
+               ApplyPass<N>(context, buffers, vectors.apply_columns(), dx)});
   });
 }
 
@@ -215,7 +215,7 @@ void Backward(ThreadPool& pool, const Problem& problem,
         e == nullptr || ReadsDyAgain(context, buffers)
             ? buffers
             : GradientBuffers<N>{e, buffers.x, nullptr, Gate::kNone,
-                                 e == dz ? Activation{} : buffers.activation};
+                                 Activation{}};
     RunPhases(
         pool, context,
         {PrepareVectors<A, N>(problem.shape, operands, affine, &vectors),

@@ -146,8 +146,8 @@ inline ReductionTask ReductionTaskAt(const Plan& plan, int64_t task) {
 
 // Output may bypass the caches if it would not be found there again, and if
 // every vector of its elements, which have `item_size` bytes, is aligned.
-inline bool MayStream(const Context& context, int64_t item_size,
-                      const void* output) {
+inline bool MayBypassCaches(const Context& context, int64_t item_size,
+                            const void* output) {
   const Shape& shape = context.plan.shape;
   const int64_t vector_bytes = kLanes * item_size;
   const bool aligned =

@@ -49,7 +49,7 @@ struct NormaliseArgs {
   PerInput<const void*, N> a;
   const void* bias;
   Activation activation;
-  bool stream;  // y bypasses the caches
+  bool non_temporal;  // y bypasses the caches
 };
 
 // With kX the gate is sum_i (x_i - mean_i) * a_i + bias > 0. With another
@@ -60,7 +60,7 @@ struct ReduceArgs {
   const void* dy;
   PerInput<const void*, N> x;
   const void* saved;
-  void* dz;  // null without a residual
+  void* dz;  // where e is stored, if it is: dz, or dx of the first input
   PerInput<const void*, N> mean;
   PerInput<const void*, N> a;          // with kX and kZ
   const void* bias;                    // with kX and kZ
@@ -68,7 +68,7 @@ struct ReduceArgs {
   PerInput<double*, N> sum_e_centred;  // overwritten
   Gate gate;
   Activation activation;
-  bool stream;  // dz bypasses the caches
+  bool non_temporal;  // dz bypasses the caches
 };
 
 // dx_i = a_i * e + b_i * (x_i - mean_i) + k_i, with the gate of ReduceArgs.
@@ -85,7 +85,7 @@ struct ApplyArgs {
   const void* bias;  // with kX and kZ
   Gate gate;
   Activation activation;
-  bool stream;  // the dx_i bypass the caches
+  bool non_temporal;  // the dx_i bypass the caches
 };
 
 // Planes of consecutive channels, one behind the other in memory. Vectors have

@@ -54,7 +54,7 @@ class ArrayPrimitive(abc.ABC):
     ) -> Any:
         """The results of the primitive, structured like its arguments."""
         signature = self.signature
-        given, present = signature.bind_structured(arguments)
+        given, present = signature.pack_structured(arguments)
         results = self.primitive.bind(
             *jax_compat.reconcile_vma(given),
             present=present,
@@ -66,7 +66,7 @@ class ArrayPrimitive(abc.ABC):
 
     def named(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
         """The operands that are present, by name."""
-        return {n: v for n, v in self.signature.unbind(given, present).items() if v is not None}
+        return {n: v for n, v in self.signature.unpack(given, present).items() if v is not None}
 
     def batch(
         self,
@@ -80,7 +80,7 @@ class ArrayPrimitive(abc.ABC):
         """Batches over a new leading axis: each example keeps its own statistics."""
         size = next(a.shape[d] for a, d in zip(batched, dims, strict=True) if d is not None)
         kinds = self.signature.operand_kinds(params)
-        arrays, axes = (self.signature.unbind(each, present) for each in (batched, dims))
+        arrays, axes = (self.signature.unpack(each, present) for each in (batched, dims))
         leading = {
             name: _leading(array, axes[name], size, kinds[name])
             for name, array in arrays.items()
@@ -151,7 +151,7 @@ class ComputedPrimitive(ArrayPrimitive):
     ) -> list[jax.core.ShapedArray]:
         del implementation
         signature = self.signature
-        kinds, named = signature.result_kinds(statics), signature.unbind(avals, present)
+        kinds, named = signature.result_kinds(statics), signature.unpack(avals, present)
         dtypes = signature.result_dtypes(named, statics)
         return _result_avals(named[signature.x], layout, kinds, dtypes)
 

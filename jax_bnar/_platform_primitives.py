@@ -59,7 +59,7 @@ class _ByPlatform(ComputedPrimitive):
     def on_cpu(
         self, *given: jax.Array, present: tuple[bool, ...], **statics: Any
     ) -> tuple[jax.Array, ...]:
-        arguments = self.signature.unbind_structured(given, present)
+        arguments = self.signature.unpack_structured(given, present)
         return tuple(jax.tree.leaves(self.by_kernels(*arguments, **statics)))
 
     def compute(
@@ -70,7 +70,7 @@ class _ByPlatform(ComputedPrimitive):
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
         del implementation
-        arguments = self.signature.unbind_structured(given, present)
+        arguments = self.signature.unpack_structured(given, present)
         return tuple(jax.tree.leaves(self.left_to_xla(*arguments, **statics)))
 
 
@@ -141,7 +141,7 @@ class InferenceBackward(_ByPlatform):
     ) -> tuple[jax.Array, ...]:
         # Without sums, XLA's loop takes a tenth less time than the kernels, which have none for e
         # alone. In 16 bits it takes twice as long as they.
-        dtype = self.signature.unbind(given, present)["dy"].dtype
+        dtype = self.signature.unpack(given, present)["dy"].dtype
         if recomputes(statics["gate"]) and not statics["has_sums"] and is_wide(dtype):
             return self.in_pure_jax(*given, present=present, **statics)
         return super().on_cpu(*given, present=present, **statics)

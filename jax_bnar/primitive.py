@@ -11,11 +11,12 @@ How a call of `jax_bnar.bn_add_relu` is lowered, and how it is differentiated:
    on a platform without a kernel, to `reference`. `vmap` adds a leading axis to the same call.
 4. The derivative is a `jax.custom_jvp` rule whose tangent is one linear primitive
    (`_autodiff.linear_call`). Evaluating it gives forward mode in pure JAX. Its transpose binds
-   `backward`, below, on the residuals x, y (or a mask), mean, var, scale and bias.
+   `backward`, below, on the residuals x, mean, var, scale, bias and, if they are needed, y, a mask
+   or z.
 
 A `jax.custom_vjp` would need the same residuals and the same two kernels, but would not support
-forward mode. The next layer keeps y as its input anyway, so backward reads the sign of the ReLU
-from y, and the pre-ReLU tensor is never kept.
+forward mode. The next layer keeps y as its input anyway, so with a residual, backward reads the
+sign of the ReLU from y; without one, it finds the sign in x. The pre-ReLU tensor is never kept.
 
 There is one primitive for each operation of `_kernels.kernel_call`, with the same operands and
 results, in the shapes of `_base.layout`, and a few that are not kernels on every platform
@@ -71,7 +72,7 @@ class ArrayOperation(ComputedPrimitive):
         if implementation != "xla":
             return self.bind(*arguments, **options)
         signature = self.signature
-        given, present = signature.bind_structured(arguments)
+        given, present = signature.pack_structured(arguments)
         results = self.in_pure_jax(*given, present=present, **options)
         return signature.returned(results, statics)
 
@@ -131,7 +132,7 @@ class ArrayOperation(ComputedPrimitive):
     def _on_one_device(
         self, *given: jax.Array, present: tuple[bool, ...], **statics: Any
     ) -> tuple[jax.Array, ...]:
-        operands = list(self.signature.unbind(given, present).values())
+        operands = list(self.signature.unpack(given, present).values())
         return self.canonical.bind_in_layout(operands, **statics)
 
 

@@ -17,12 +17,15 @@ namespace jax_bnar {
 enum class DType { kFloat16, kBFloat16, kFloat32, kFloat64 };
 
 // Where backward finds the derivative of the activation: nowhere (there is no
-// activation), in y, in a bit mask, or in x. From x it recomputes the
-// normalised value as forward did; without a residual nothing else is needed,
-// and y is not read. kZ is kX with a residual, which it reads again.
+// activation, or dy is already multiplied by it), in y, in a bit mask, or in x.
+// From x it recomputes the normalised value as forward did; without a residual
+// nothing else is needed, and y is not read. kZ is kX with a residual, which it
+// reads again.
 enum class Gate { kNone, kY, kMask, kX, kZ };
 
-// The functions that may follow, as in jax.nn.
+// The functions that may follow, as in jax.nn. Their order has a meaning: first
+// come those that are piecewise linear, and of these, first those that are no
+// curve.
 enum class ActivationKind {
   kNone,
   kRelu,

@@ -84,8 +84,9 @@ def _joined(sites: tuple[Site, ...]) -> Iterator[Site]:
 RESNET50_SITES_WITH_DUAL_JOINS: Final = tuple(_joined(RESNET50_SITES))
 
 # How many tensors of x's size are read from or written to memory in one step, forward + backward.
-# With save="y", forward reads x for the statistics, then reads x and [z] and writes y; backward
-# reads dy, x and y for the sums and writes [dz], then reads dz (or dy and y) and x and writes dx.
+# If backward reads y at every site, forward reads x for the statistics, then reads x and [z] and
+# writes y; backward reads dy, x and y for the sums and writes [dz], then reads dz (or dy and y) and
+# x and writes dx.
 # Two inputs are both read where x is, and both have a dx.
 _PASSES_SAVING_Y: Final[dict[Form, int]] = {
     "bn_relu": 3 + 3 + 4,
@@ -94,7 +95,8 @@ _PASSES_SAVING_Y: Final[dict[Form, int]] = {
     "dual_bn_add_relu": 5 + 4 + 6,
 }
 # The same where backward does not read y: without a residual, or with two inputs, it recomputes the
-# gate from x; with one it reads a bit mask (not counted here: 1/16 or 1/32 of a tensor, twice).
+# gate from x; with a residual it reads a bit mask, which is not counted (1/16 or 1/32 of a tensor,
+# twice).
 _PASSES_WITHOUT_Y: Final[dict[Form, int]] = {
     "bn_relu": 3 + 2 + 3,
     "bn_add_relu": 4 + 3 + 3,

@@ -104,8 +104,8 @@ class Plan:
         lacks_ncu = self.platform == "cuda" and not find_ncu()
         all_of_them = [
             self._build(),
-            # It takes 20 seconds, most of which JAX and XLA need to start; a kernel that waits for
-            # ever costs a minute.
+            # JAX and XLA need most of its time to start; a kernel that waits for ever costs a
+            # minute.
             self._measured("smoke", 60, XLA_FLAGS=_flags(SMOKE_FLAGS)),
             # Without the package, and so whatever `build` and `smoke` have come to. Compiling takes
             # most of it.

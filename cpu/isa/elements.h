@@ -12,10 +12,10 @@
 
 namespace jax_bnar::cpu::BNAR_ISA {
 
-template <typename T, bool kStream>
+template <typename T, bool kNonTemporal>
 BNAR_INLINE void StoreResult(T* p, const Stored<T>& stored) {
-  if constexpr (kStream) {
-    StoreStreaming(p, stored);
+  if constexpr (kNonTemporal) {
+    StoreNonTemporal(p, stored);
   } else {
     Store(p, stored);
   }

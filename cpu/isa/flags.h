@@ -39,32 +39,33 @@ void WithGate(Gate gate, F f) {
   }
 }
 
-// Calls f(relu, residual, mask, stream) with integral constants.
+// Calls f(relu, residual, mask, non_temporal) with integral constants.
 template <int N, typename F>
 void WithNormaliseFlags(const NormaliseArgs<N>& args, F f) {
-  const auto with_relu = [&](auto residual, auto stream) {
+  const auto with_relu = [&](auto residual, auto non_temporal) {
     WithBool(args.mask != nullptr,
-             [&](auto mask) { f(Bool<true>(), residual, mask, stream); });
+             [&](auto mask) { f(Bool<true>(), residual, mask, non_temporal); });
   };
-  WithBool(args.stream, [&](auto stream) {
+  WithBool(args.non_temporal, [&](auto non_temporal) {
     if constexpr (kHasEveryForm<N>) {
       WithBool(args.z != nullptr, [&](auto residual) {
-        if (args.activation.is_relu()) return with_relu(residual, stream);
-        f(Bool<false>(), residual, Bool<false>(), stream);
+        if (args.activation.is_relu()) return with_relu(residual, non_temporal);
+        f(Bool<false>(), residual, Bool<false>(), non_temporal);
       });
     } else {
-      with_relu(Bool<false>(), stream);
+      with_relu(Bool<false>(), non_temporal);
     }
   });
 }
 
-// Calls f(residual, stream) with integral constants.
+// Calls f(residual, non_temporal) with integral constants.
 template <int N, typename F>
 void WithResidual(const ReduceArgs<N>& args, F f) {
   if constexpr (kHasEveryForm<N>) {
     if (args.dz != nullptr) {
-      return WithBool(args.stream,
-                      [&](auto stream) { f(Bool<true>(), stream); });
+      return WithBool(args.non_temporal, [&](auto non_temporal) {
+        f(Bool<true>(), non_temporal);
+      });
     }
   }
   f(Bool<false>(), Bool<false>());

@@ -9,7 +9,7 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-template <typename In, typename Out, int N, Gate kGate, bool kStream>
+template <typename In, typename Out, int N, Gate kGate, bool kNonTemporal>
 void Apply(const PlanesTile& tile, const ApplyArgs<N>& args) {
   using A = Accumulator<In>;
   const void* saved = args.saved;
@@ -28,7 +28,7 @@ void Apply(const PlanesTile& tile, const ApplyArgs<N>& args) {
           [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
       const Vec<A> e = e_of(centred);
       ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-        StoreResult<In, kStream>(
+        StoreResult<In, kNonTemporal>(
             dx[input] + at, GradientElements<In>(gradient, input, e, centred));
       });
     };
@@ -52,7 +52,7 @@ void Apply(const PlanesTile& tile, const ApplyArgs<N>& args) {
       });
     }
   });
-  if constexpr (kStream) StreamingFence();
+  if constexpr (kNonTemporal) NonTemporalFence();
 }
 
 }  // namespace
@@ -67,8 +67,8 @@ void PlanesApply(const PlanesTile& tile, const ApplyArgs<N>& args) {
   // Two inputs have no gate here either if the sums have left e in dx, as they
   // do for some activations.
   WithGate<true>(args.gate, [&](auto gate) {
-    WithBool(args.stream, [&](auto stream) {
-      Apply<In, Out, N, gate.value, stream.value>(tile, args);
+    WithBool(args.non_temporal, [&](auto non_temporal) {
+      Apply<In, Out, N, gate.value, non_temporal.value>(tile, args);
     });
   });
 }

@@ -106,7 +106,7 @@ void PlanesNormaliseCurve(const PlanesTile& tile,
                           const NormaliseArgs<N>& args) {
   using A = Accumulator<T>;
   const Activation activation = args.activation;
-  const bool stream = args.stream;
+  const bool non_temporal = args.non_temporal;
   T* y = static_cast<T*>(args.y);
   uint8_t* mask = args.mask;
   const int64_t mask_bit = tile.mask_bit;
@@ -119,7 +119,7 @@ void PlanesNormaliseCurve(const PlanesTile& tile,
       Activate<Precision<T>>(activation, values, WholeVectors<A>(strip));
       ForEachVectorOf<A>(strip, [&](int64_t at, int64_t i) BNAR_LAMBDA {
         const auto stored = Round<T>(Load(values + i));
-        StoreResult(stream, y + at, stored);
+        StoreResult(non_temporal, y + at, stored);
         if (mask != nullptr) StoreLanes(values + i, Widen<T>(stored));
       });
       if (mask == nullptr) return;
@@ -130,13 +130,13 @@ void PlanesNormaliseCurve(const PlanesTile& tile,
       });
     });
   });
-  if (stream) StreamingFence();
+  if (non_temporal) NonTemporalFence();
 }
 
 template <typename T, int N>
 void PlanesReduceCurve(const PlanesTile& tile, const ReduceArgs<N>& args) {
   using A = Accumulator<T>;
-  const bool stream = args.stream;
+  const bool non_temporal = args.non_temporal;
   const T* dy = static_cast<const T*>(args.dy);
   const Pointers<const T, N> x(args.x);
   T* dz = static_cast<T*>(args.dz);
@@ -160,7 +160,7 @@ void PlanesReduceCurve(const PlanesTile& tile, const ReduceArgs<N>& args) {
           Vec<A>& centred_sum = centred_sums[input][0];
           centred_sum = centred_sum + keep(e * centred[input]);
         });
-        if (dz != nullptr) StoreResult(stream, dz + at, Round<T>(e));
+        if (dz != nullptr) StoreResult(non_temporal, dz + at, Round<T>(e));
       };
       int64_t i = 0;
       for (; i + kVecLanes<A> <= strip.size; i += kVecLanes<A>) {
@@ -181,13 +181,13 @@ void PlanesReduceCurve(const PlanesTile& tile, const ReduceArgs<N>& args) {
       args.sum_e_centred[input][p] = total_e_centred[input];
     });
   });
-  if (stream) StreamingFence();
+  if (non_temporal) NonTemporalFence();
 }
 
 template <typename T, int N>
 void PlanesApplyCurve(const PlanesTile& tile, const ApplyArgs<N>& args) {
   using A = Accumulator<T>;
-  const bool stream = args.stream;
+  const bool non_temporal = args.non_temporal;
   const T* dy = static_cast<const T*>(args.e);
   const Pointers<const T, N> x(args.x);
   const Pointers<T, N> dx(args.dx);
@@ -206,13 +206,13 @@ void PlanesApplyCurve(const PlanesTile& tile, const ApplyArgs<N>& args) {
         const Vec<A> e =
             Differentiated(Load(derivatives + i), Load(dy + at), stopping);
         ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-          StoreResult(stream, dx[input] + at,
+          StoreResult(non_temporal, dx[input] + at,
                       GradientElements<T>(gradient, input, e, centred));
         });
       });
     });
   });
-  if (stream) StreamingFence();
+  if (non_temporal) NonTemporalFence();
 }
 
 BNAR_INSTANTIATE_CURVE(PlanesNormaliseCurve, PlanesTile, NormaliseArgs)

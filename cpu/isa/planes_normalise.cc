@@ -12,7 +12,7 @@ namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
 template <typename In, typename Out, int N, bool kRelu, bool kResidual,
-          bool kMask, bool kStream>
+          bool kMask, bool kNonTemporal>
 void Normalise(const PlanesTile& tile, const NormaliseArgs<N>& args) {
   using A = Accumulator<In>;
   const Pointers<const In, N> x(args.x);
@@ -29,13 +29,13 @@ void Normalise(const PlanesTile& tile, const NormaliseArgs<N>& args) {
       const Vec<A> value = NormalisedElements<kRelu, kResidual>(
           vectors, [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); },
           kResidual ? z + at : z);
-      StoreResult<Out, kStream>(y + at, Round<Out>(value));
+      StoreResult<Out, kNonTemporal>(y + at, Round<Out>(value));
       if constexpr (kMask) {
         WriteBits(mask, mask_bit + at, kVecLanes<A>, PositiveBits<Out>(value));
       }
     });
   });
-  if constexpr (kStream) StreamingFence();
+  if constexpr (kNonTemporal) NonTemporalFence();
 }
 
 }  // namespace
@@ -47,11 +47,11 @@ void PlanesNormalise(const PlanesTile& tile, const NormaliseArgs<N>& args) {
       return PlanesNormaliseCurve<In, N>(tile, args);
     }
   }
-  WithNormaliseFlags(args, [&](auto relu, auto residual, auto mask,
-                               auto stream) {
-    Normalise<In, Out, N, relu.value, residual.value, mask.value, stream.value>(
-        tile, args);
-  });
+  WithNormaliseFlags(
+      args, [&](auto relu, auto residual, auto mask, auto non_temporal) {
+        Normalise<In, Out, N, relu.value, residual.value, mask.value,
+                  non_temporal.value>(tile, args);
+      });
 }
 
 BNAR_INSTANTIATE_ALL(PlanesNormalise, PlanesTile, NormaliseArgs)

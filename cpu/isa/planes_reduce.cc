@@ -11,9 +11,9 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-// kStream has an effect only with a residual.
+// kNonTemporal has an effect only with a residual.
 template <typename In, typename Out, int N, Gate kGate, bool kResidual,
-          bool kStream>
+          bool kNonTemporal>
 void Reduce(const PlanesTile& tile, const ReduceArgs<N>& args) {
   using A = Accumulator<In>;
   const void* saved = args.saved;
@@ -43,7 +43,7 @@ void Reduce(const PlanesTile& tile, const ReduceArgs<N>& args) {
           s1[input][k] = s1[input][k] + keep(e * centred[input]);
         });
         if constexpr (kResidual) {
-          StoreResult<Out, kStream>(dz + at, Narrow<Out>(e));
+          StoreResult<Out, kNonTemporal>(dz + at, Narrow<Out>(e));
         }
       };
       ForEachSummand<In>(
@@ -66,7 +66,7 @@ void Reduce(const PlanesTile& tile, const ReduceArgs<N>& args) {
       sum_e_centred[input][p] = total_e_centred[input];
     });
   });
-  if constexpr (kStream) StreamingFence();
+  if constexpr (kNonTemporal) NonTemporalFence();
 }
 
 }  // namespace
@@ -79,8 +79,9 @@ void PlanesReduce(const PlanesTile& tile, const ReduceArgs<N>& args) {
     }
   }
   WithGate<kHasEveryForm<N>>(args.gate, [&](auto gate) {
-    WithResidual(args, [&](auto residual, auto stream) {
-      Reduce<In, Out, N, gate.value, residual.value, stream.value>(tile, args);
+    WithResidual(args, [&](auto residual, auto non_temporal) {
+      Reduce<In, Out, N, gate.value, residual.value, non_temporal.value>(tile,
+                                                                         args);
     });
   });
 }

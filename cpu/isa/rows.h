@@ -91,7 +91,7 @@ constexpr int64_t kAliasBytes = 4096;
 // there is one stream: two took a quarter longer with 16-bit elements, which
 // write half a cache line at a time, and equally long with wider ones. The tile
 // is passed by value, so that the compiler knows that no store can change it.
-template <typename T, bool kStream, typename F>
+template <typename T, bool kNonTemporal, typename F>
 BNAR_INLINE void ForEachElement(RowsTile tile, F element) {
   const auto rows = [&](int64_t begin, int64_t end, int64_t distance,
                         auto streams) BNAR_LAMBDA {
@@ -102,7 +102,7 @@ BNAR_INLINE void ForEachElement(RowsTile tile, F element) {
     }
   };
   int64_t done = 0;
-  if constexpr (!kStream) {
+  if constexpr (!kNonTemporal) {
     const auto aliases = [&](int64_t distance) {
       return distance * tile.stride * sizeof(T) % kAliasBytes == 0;
     };

@@ -9,7 +9,7 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-template <typename In, typename Out, int N, Gate kGate, bool kStream>
+template <typename In, typename Out, int N, Gate kGate, bool kNonTemporal>
 void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
   using A = Accumulator<In>;
   const Out* dy = static_cast<const Out*>(args.e);
@@ -18,9 +18,9 @@ void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
   const void* saved = args.saved;
   const InputColumns<A, N> columns(args);
   const GradientColumns<A, N> gradient_columns(args);
-  ForEachElement<In, kStream>(tile, [&](int64_t index, int64_t distance,
-                                        int64_t column,
-                                        auto streams) BNAR_LAMBDA {
+  ForEachElement<In, kNonTemporal>(tile, [&](int64_t index, int64_t distance,
+                                             int64_t column,
+                                             auto streams) BNAR_LAMBDA {
     const auto vectors = columns.template At<kGate>(column);
     const auto gradient = gradient_columns.At(column);
     BNAR_UNROLL
@@ -32,12 +32,12 @@ void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
                          return vectors.Normalised(centred);
                        }).e;
       ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-        StoreResult<In, kStream>(
+        StoreResult<In, kNonTemporal>(
             dx[input] + at, GradientElements<In>(gradient, input, e, centred));
       });
     }
   });
-  if constexpr (kStream) StreamingFence();
+  if constexpr (kNonTemporal) NonTemporalFence();
 }
 
 }  // namespace
@@ -49,11 +49,11 @@ void RowsApply(const RowsTile& tile, const ApplyArgs<N>& args) {
       return RowsApplyCurve<In, N>(tile, args);
     }
   }
-  // Of two inputs there is none where the reduction has left e in dx, as it
-  // does for some activations.
+  // Two inputs have no gate here either if the sums have left e in dx, as they
+  // do for some activations.
   WithGate<true>(args.gate, [&](auto gate) {
-    WithBool(args.stream, [&](auto stream) {
-      Apply<In, Out, N, gate.value, stream.value>(tile, args);
+    WithBool(args.non_temporal, [&](auto non_temporal) {
+      Apply<In, Out, N, gate.value, non_temporal.value>(tile, args);
     });
   });
 }

@@ -119,7 +119,7 @@ void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<N>& args) {
   using A = Accumulator<T>;
   const int64_t stride = tile.stride;
   const Activation activation = args.activation;
-  const bool stream = args.stream;
+  const bool non_temporal = args.non_temporal;
   T* y = static_cast<T*>(args.y);
   uint8_t* mask = args.mask;
   alignas(64) A values[kStrip];
@@ -132,7 +132,7 @@ void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<N>& args) {
     ForEachVectorOf<A>(strip, stride,
                        [&](int64_t at, int64_t, int64_t i) BNAR_LAMBDA {
                          const auto stored = Round<T>(Load(values + i));
-                         StoreResult(stream, y + at, stored);
+                         StoreResult(non_temporal, y + at, stored);
                          if (mask != nullptr) {
                            StoreLanes(values + i, Widen<T>(stored));
                          }
@@ -146,14 +146,14 @@ void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<N>& args) {
           std::memcpy(mask + at / 8, &bits, sizeof(bits));
         });
   });
-  if (stream) StreamingFence();
+  if (non_temporal) NonTemporalFence();
 }
 
 template <typename T, int N>
 void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<N>& args) {
   using A = Accumulator<T>;
   const int64_t stride = tile.stride;
-  const bool stream = args.stream;
+  const bool non_temporal = args.non_temporal;
   const T* dy = static_cast<const T*>(args.dy);
   const Pointers<const T, N> x(args.x);
   T* dz = static_cast<T*>(args.dz);
@@ -188,7 +188,7 @@ void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<N>& args) {
               A* sum = centred_sums[input] + c;
               StoreLanes(sum, Load(sum) + e * centred[input]);
             });
-            if (dz != nullptr) StoreResult(stream, dz + at, Round<T>(e));
+            if (dz != nullptr) StoreResult(non_temporal, dz + at, Round<T>(e));
           });
     }
     HandOver(block, sums, args.sum_e);
@@ -196,14 +196,14 @@ void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<N>& args) {
       HandOver<A>(block, centred_sums[input], args.sum_e_centred[input]);
     });
   });
-  if (stream) StreamingFence();
+  if (non_temporal) NonTemporalFence();
 }
 
 template <typename T, int N>
 void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<N>& args) {
   using A = Accumulator<T>;
   const int64_t stride = tile.stride;
-  const bool stream = args.stream;
+  const bool non_temporal = args.non_temporal;
   const T* dy = static_cast<const T*>(args.e);
   const Pointers<const T, N> x(args.x);
   const Pointers<T, N> dx(args.dx);
@@ -223,12 +223,12 @@ void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<N>& args) {
             // Loaded for one input after the other: those of two inputs, beside
             // the elements, are more than aarch64 has registers.
             const auto gradient = gradient_columns.At(column);
-            StoreResult(stream, dx[input] + at,
+            StoreResult(non_temporal, dx[input] + at,
                         GradientElements<T>(gradient, input, e, centred));
           });
         });
   });
-  if (stream) StreamingFence();
+  if (non_temporal) NonTemporalFence();
 }
 
 BNAR_INSTANTIATE_CURVE(RowsNormaliseCurve, RowsTile, NormaliseArgs)

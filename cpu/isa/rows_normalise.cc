@@ -12,7 +12,7 @@ namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
 template <typename In, typename Out, int N, bool kRelu, bool kResidual,
-          bool kMask, bool kStream>
+          bool kMask, bool kNonTemporal>
 void Normalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
   using A = Accumulator<In>;
   const Pointers<const In, N> x(args.x);
@@ -20,9 +20,9 @@ void Normalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
   Out* y = static_cast<Out*>(args.y);
   uint8_t* mask = args.mask;
   const InputColumns<A, N> columns(args);
-  ForEachElement<Out, kStream>(tile, [&](int64_t index, int64_t distance,
-                                         int64_t column,
-                                         auto streams) BNAR_LAMBDA {
+  ForEachElement<Out, kNonTemporal>(tile, [&](int64_t index, int64_t distance,
+                                              int64_t column,
+                                              auto streams) BNAR_LAMBDA {
     // The constants of forward are those of gate kX: a and bias too.
     const auto vectors = columns.template At<Gate::kX>(column);
     BNAR_UNROLL
@@ -31,14 +31,14 @@ void Normalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
       const Vec<A> value = NormalisedElements<kRelu, kResidual>(
           vectors, [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); },
           kResidual ? z + at : z);
-      StoreResult<Out, kStream>(y + at, Round<Out>(value));
+      StoreResult<Out, kNonTemporal>(y + at, Round<Out>(value));
       if constexpr (kMask) {
         const auto bits = static_cast<MaskBits<A>>(PositiveBits<Out>(value));
         std::memcpy(mask + at / 8, &bits, sizeof(bits));
       }
     }
   });
-  if constexpr (kStream) StreamingFence();
+  if constexpr (kNonTemporal) NonTemporalFence();
 }
 
 }  // namespace
@@ -50,11 +50,11 @@ void RowsNormalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
       return RowsNormaliseCurve<In, N>(tile, args);
     }
   }
-  WithNormaliseFlags(args, [&](auto relu, auto residual, auto mask,
-                               auto stream) {
-    Normalise<In, Out, N, relu.value, residual.value, mask.value, stream.value>(
-        tile, args);
-  });
+  WithNormaliseFlags(
+      args, [&](auto relu, auto residual, auto mask, auto non_temporal) {
+        Normalise<In, Out, N, relu.value, residual.value, mask.value,
+                  non_temporal.value>(tile, args);
+      });
 }
 
 BNAR_INSTANTIATE_ALL(RowsNormalise, RowsTile, NormaliseArgs)

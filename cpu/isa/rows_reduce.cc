@@ -11,9 +11,9 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-// kStream has an effect only with a residual.
+// kNonTemporal has an effect only with a residual.
 template <typename In, typename Out, int N, Gate kGate, bool kResidual,
-          bool kStream>
+          bool kNonTemporal>
 void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
   using A = Accumulator<In>;
   const int64_t stride = tile.stride;
@@ -54,7 +54,7 @@ void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
           // multiple of 4 KiB apart, that load would otherwise wait for
           // this store.
           if constexpr (kResidual) {
-            StoreResult<Out, kStream>(dz + at, gated.stored);
+            StoreResult<Out, kNonTemporal>(dz + at, gated.stored);
           }
         }
         StoreLanes(s0 + c, sum);
@@ -68,7 +68,7 @@ void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
       HandOver<A>(block, s1[input], args.sum_e_centred[input]);
     });
   });
-  if constexpr (kStream) StreamingFence();
+  if constexpr (kNonTemporal) NonTemporalFence();
 }
 
 }  // namespace
@@ -81,8 +81,9 @@ void RowsReduce(const RowsTile& tile, const ReduceArgs<N>& args) {
     }
   }
   WithGate<kHasEveryForm<N>>(args.gate, [&](auto gate) {
-    WithResidual(args, [&](auto residual, auto stream) {
-      Reduce<In, Out, N, gate.value, residual.value, stream.value>(tile, args);
+    WithResidual(args, [&](auto residual, auto non_temporal) {
+      Reduce<In, Out, N, gate.value, residual.value, non_temporal.value>(tile,
+                                                                         args);
     });
   });
 }

@@ -110,7 +110,7 @@ BNAR_INLINE Stored<T> WhereStoredPositive(const Stored<T>& gate,
 
 // Stores past the caches. p is aligned to the size of a part.
 template <typename T>
-BNAR_INLINE void StoreStreaming(T* p, const Stored<T>& stored) {
+BNAR_INLINE void StoreNonTemporal(T* p, const Stored<T>& stored) {
 #if defined(__x86_64__)
   constexpr int kBytes = sizeof(stored.part[0]);
   BNAR_UNROLL
@@ -138,8 +138,8 @@ BNAR_INLINE void StoreStreaming(T* p, const Stored<T>& stored) {
 #endif
 }
 
-// Orders streaming stores before the hand-over to another thread.
-BNAR_INLINE void StreamingFence() {
+// Orders non-temporal stores before the hand-over to another thread.
+BNAR_INLINE void NonTemporalFence() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif

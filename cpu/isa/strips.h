@@ -86,10 +86,10 @@ BNAR_INLINE Vec<A> Differentiated(const Vec<A>& derivative, const Vec<A>& dy,
   return e;
 }
 
-// Stores a result, past the caches if `stream` is set.
+// Stores a result, past the caches if `non_temporal` is set.
 template <typename T>
-BNAR_INLINE void StoreResult(bool stream, T* p, const Stored<T>& stored) {
-  stream ? StoreStreaming(p, stored) : Store(p, stored);
+BNAR_INLINE void StoreResult(bool non_temporal, T* p, const Stored<T>& stored) {
+  non_temporal ? StoreNonTemporal(p, stored) : Store(p, stored);
 }
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

@@ -11,8 +11,9 @@
 namespace jax_bnar {
 namespace cuda {
 
-// The most columns of partial sums, of all slabs and blocks together. This
-// limits the workspace to 16 MiB for any number of channels.
+// The most columns of partial sums, of all slabs and blocks together, of teams
+// that are larger than a cluster. This limits their messages to 16 MiB; what
+// each channel needs besides is in BoundOfWorkspace.
 constexpr int64_t kPartialColumns = int64_t{1} << 18;
 
 // Clusters of more blocks are not portable.
@@ -24,13 +25,14 @@ constexpr int64_t RoundUp(int64_t a, int64_t to) {
   return RoundDown(a + to - 1, to);
 }
 
+// Returns the smallest power of two that is at least n, or `at_most`.
 int32_t PowerOfTwoAtLeast(int64_t n, int32_t at_most);
 
 // Returns where the channels of a canonical array lie.
 Layout LayoutOf(const Shape& shape);
 
-// Returns how many elements threads may read at once: kWidth if every vector is
-// aligned in buffers that are (`aligned`), and otherwise 1.
+// Returns how many elements threads may read at once: kWidth if all buffers are
+// aligned (`aligned`) and every vector in them then is too, and otherwise 1.
 int WidthOf(const Problem& problem, bool aligned);
 
 // Returns the Problem::mask_channels with which a slab has whole sectors of the

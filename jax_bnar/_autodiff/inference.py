@@ -14,7 +14,7 @@ from jax.custom_derivatives import zero_from_primal
 from jax_bnar import primitive, reference
 from jax_bnar._autodiff.linear_call import LocalMap, linear_call
 from jax_bnar._autodiff.tangents import Residuals, normalise_tangent
-from jax_bnar._autodiff.training import moving
+from jax_bnar._autodiff.training import without_symbolic_zeros
 from jax_bnar._base.config import Config
 from jax_bnar._base.gates import recomputes
 from jax_bnar._base.inputs import Affine, Statistics
@@ -53,7 +53,7 @@ def _inference_jvp(
     x, z, affine, statistics = primals
     saved = {"y": y, "z": z}.get(config.inference_gate)
     statistics = given_or_neutral(x, statistics, config.layout)
-    x_dot, z_dot, *of_vectors = moving(tangents)
+    x_dot, z_dot, *of_vectors = without_symbolic_zeros(tangents)
     has_sums = bool(jax.tree.leaves(of_vectors))
     if saved is y and not has_sums and config.out_dtype is None:
         # Only x's shape is needed, and y has the same, so that x need not be kept for backward.

@@ -25,7 +25,7 @@ from jax_bnar._autodiff.named_call import named_call
 from jax_bnar._autodiff.remat import MASK_NAME
 from jax_bnar._autodiff.synchronised import SynchronisedTangent
 from jax_bnar._autodiff.tangents import Residuals
-from jax_bnar._autodiff.training import TrainingTangent, moving, saved_for
+from jax_bnar._autodiff.training import TrainingTangent, saved_for, without_symbolic_zeros
 from jax_bnar._base.config import Config
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._base.jax_compat import reconcile_vma
@@ -81,7 +81,7 @@ def _of_array_jvp(
     if mask is not None:
         mask = checkpoint_name(mask, MASK_NAME)
     residuals = Residuals(x, saved_for(config, y, mask, z), statistics, affine)
-    _, *moved = moving(tangents)
+    _, *moved = without_symbolic_zeros(tangents)
     like = (y, *jax.tree.leaves(statistics))
     y_dot, *_ = linear_call(TrainingTangent(config), residuals, tuple(moved), like)
     mask = mask if save_mask else None

@@ -55,7 +55,7 @@ def _training_jvp(
     dots = linear_call(
         TrainingTangent(config),
         Residuals(x, saved, statistics, affine),
-        moving(tangents),
+        without_symbolic_zeros(tangents),
         (y, *jax.tree.leaves(statistics)),
     )
     y_dot, statistics_dot = jax.tree.unflatten(jax.tree.structure((y, statistics)), dots)
@@ -65,7 +65,7 @@ def _training_jvp(
     return (y, statistics, mask), (y_dot, statistics_dot, mask_dot)
 
 
-def moving(tangents: Any) -> Any:
+def without_symbolic_zeros(tangents: Any) -> Any:
     """The tangents that a rule is given, with None for those that are zero."""
     return jax.tree.map(lambda t: None if isinstance(t, SymbolicZero) else t, tangents)
 
@@ -92,7 +92,8 @@ def saved_for(
     config: Config, y: jax.Array, mask: jax.Array | None, z: jax.Array | None
 ) -> jax.Array | None:
     """What backward finds the derivative of the activation in, or None if x is enough."""
-    # y instead of the pre-ReLU tensor: y is the output and is kept anyway (K. Hou's post).
+    # y instead of the pre-ReLU tensor, because it is the output and is kept anyway (Kaixi Hou; see
+    # `bn_add_relu`).
     return {"y": y, "mask": mask, "z": z}.get(config.gate)
 
 

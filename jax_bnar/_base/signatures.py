@@ -111,24 +111,24 @@ class Signature:
         rest = iter(results)
         return jax.tree.map(lambda r: next(rest) if r.is_present(statics) else None, self.outputs)
 
-    def bind(self, operands: Sequence[Any]) -> tuple[list[Any], tuple[bool, ...]]:
+    def pack(self, operands: Sequence[Any]) -> tuple[list[Any], tuple[bool, ...]]:
         """The operands that are not None, and the static parameter `present`."""
         given = [operand for operand in operands if operand is not None]
         return given, tuple(operand is not None for operand in operands)
 
-    def bind_structured(self, arguments: tuple[Any, ...]) -> tuple[list[Any], tuple[bool, ...]]:
+    def pack_structured(self, arguments: tuple[Any, ...]) -> tuple[list[Any], tuple[bool, ...]]:
         """The same for the arguments."""
-        return self.bind(self.flat(arguments))
+        return self.pack(self.flat(arguments))
 
-    def unbind(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
+    def unpack(self, given: Sequence[Any], present: tuple[bool, ...]) -> dict[str, Any]:
         """All operands by name, with None for those that are absent."""
         rest = iter(given)
         pairs = zip(self.operands, present, strict=True)
         return {operand.name: next(rest) if there else None for operand, there in pairs}
 
-    def unbind_structured(self, given: Sequence[Any], present: tuple[bool, ...]) -> tuple[Any, ...]:
-        """The inverse of `bind_structured`."""
-        return self.structured(list(self.unbind(given, present).values()))
+    def unpack_structured(self, given: Sequence[Any], present: tuple[bool, ...]) -> tuple[Any, ...]:
+        """The inverse of `pack_structured`."""
+        return self.structured(list(self.unpack(given, present).values()))
 
     def operand_kinds(self, statics: Mapping[str, Any]) -> dict[str, OperandKind]:
         saved: OperandKind = "mask" if statics.get("gate") == "mask" else "tensor"

@@ -79,6 +79,6 @@ def _evaluation(equation: Any) -> Callable[..., Sequence[Any]] | None:
     statics = {name: params[name] for name in names if name in params}
 
     def evaluated(*given: Any) -> Sequence[Any]:
-        return [plain_inference.inference(*signature.unbind_structured(given, present), **statics)]
+        return [plain_inference.inference(*signature.unpack_structured(given, present), **statics)]
 
     return evaluated

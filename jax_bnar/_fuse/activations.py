@@ -1,6 +1,7 @@
-"""Names what follows a normalised array instead of a ReLU, for the report.
+"""Names an activation that follows a normalised array and is not fused, for the report.
 
-Nothing is fused because of a name: `relu.py` compares values and derivatives.
+Nothing is fused because of a name: `relu.py` compares values and derivatives, and `curves.py`
+operations.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from jax_bnar._fuse.nodes import Node, Value, values_of
 
 _CUSTOM_DERIVATIVES: Final = ("custom_jvp_call", "custom_vjp_call")
 # What is left of activations that JAX does not wrap in jit, by the function in them.
-_GATES: Final = {"logistic": "silu", "tanh": "gelu", "erf": "gelu", "erfc": "gelu"}
+_SELF_GATED: Final = {"logistic": "silu", "tanh": "gelu", "erf": "gelu", "erfc": "gelu"}
 # The other operations of such an activation, and how many values are looked at.
 _STEPS: Final = frozenset(["add", "convert_element_type", "integer_pow", "mul", "neg", "sub"])
 _MOST_VALUES: Final = 20
@@ -45,7 +46,7 @@ def name_of_custom(node: Node) -> str:
     return jax_compat.function_name(body)
 
 
-def gate_of(graph: Graph, value: Value) -> str:
+def self_gated_name(graph: Graph, value: Value) -> str:
     """The activation of the form a * f(a) into which a value a goes; "" if there is none.
 
     Only the function f is looked at, so the name is that of the best known activation with it.
@@ -55,7 +56,7 @@ def gate_of(graph: Graph, value: Value) -> str:
     is_product = False
     while waiting and len(derived) < _MOST_VALUES:
         for node in graph.readers(waiting.pop(0)):
-            if node.name not in _GATES and node.name not in _STEPS:
+            if node.name not in _SELF_GATED and node.name not in _STEPS:
                 continue
             names.add(node.name)
             operands = list(values_of(node.inputs))
@@ -64,7 +65,7 @@ def gate_of(graph: Graph, value: Value) -> str:
                 if result not in derived:
                     derived.add(result)
                     waiting.append(result)
-    return next((_GATES[name] for name in _GATES if is_product and name in names), "")
+    return next((_SELF_GATED[name] for name in _SELF_GATED if is_product and name in names), "")
 
 
 def _is_another_activation(name: str) -> bool:

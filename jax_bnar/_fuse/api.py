@@ -20,12 +20,12 @@ def fuse(fun: _Function) -> _Function:
     the arithmetic alone, whatever library or spelling it comes from, and becomes `batch_norm`,
     `bn_relu`, `bn_add_relu` or `dual_bn_add_relu`, and with another activation `bn_act` or
     `dual_bn_act`. `relu(scale * (x - mean) + bias + z)` with given vectors, as in evaluation,
-    becomes one of the `*_inference` operators. So does `batch_norm` of
-    this package, with the addition or the ReLU that follows it. Where only the mean and the
-    variance are those of a BatchNorm, they become `batch_statistics`. Everything else runs
-    unchanged, and a function with nothing to fuse keeps its jaxpr. Results and gradients are those
-    of `fun` up to rounding (docs/guide/fuse.md). If the analysis fails, there is a RuntimeWarning,
-    and the program stays as it is.
+    becomes one of the `*_inference` operators. A `batch_norm` of this package becomes one operator
+    with the addition or the activation that follows it. Where only the mean and the variance are
+    those of a BatchNorm, they become `batch_statistics`. Everything else runs unchanged, and a
+    function with nothing to fuse keeps its jaxpr. Results and gradients are those of `fun` up to
+    rounding (docs/guide/fuse.md). If the analysis fails, there is a RuntimeWarning, and the program
+    stays as it is.
 
     Apply it inside the transformation that differentiates: `jax.grad(fuse(loss))`. It may stand on
     either side of `jit`, `vmap`, `scan`, `shard_map` and `jax.checkpoint`; it looks into their

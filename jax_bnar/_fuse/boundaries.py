@@ -16,7 +16,7 @@ from jax.extend import core
 
 from jax_bnar._base import jax_compat
 from jax_bnar._fuse.affine import AffineMatch
-from jax_bnar._fuse.find import found
+from jax_bnar._fuse.find import find_matches
 from jax_bnar._fuse.graph import Graph, inlinable, openable
 from jax_bnar._fuse.match import Match, RefusedMatch
 from jax_bnar._fuse.nodes import Node, Value, values_of
@@ -87,7 +87,7 @@ def _crossing(
 
     What lies within one call, or in a call and those inside it, is found in the body of that call.
     """
-    for match in found(graph, axis_sizes, [])[0]:
+    for match in find_matches(graph, axis_sizes, [])[0]:
         if isinstance(match, StatisticsMatch):
             continue  # Statistics alone are not worth a call that is no longer shared.
         nodes = _between(match, match.result)

@@ -34,7 +34,7 @@ def _gelu_from_the_left(u: jax.Array) -> jax.Array:
     return 0.5 * u * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
 
 
-# jax.nn.gelu, but for a copy of the result.
+# As jax.nn.gelu(approximate=False), without the copy of the result at its end.
 def _exact_gelu_by_erfc(u: jax.Array) -> jax.Array:
     return 0.5 * u * jax.lax.erfc(-u * math.sqrt(0.5))
 

@@ -20,10 +20,10 @@ from jax_bnar._fuse.training_match import TrainingMatch
 from jax_bnar._fuse.unexplained import unexplained
 
 
-def found(
+def find_matches(
     graph: Graph, axis_sizes: Mapping[Any, int], failures: list[Failure]
 ) -> tuple[list[Match], list[RefusedMatch]]:
-    """The matches that can be added one after another, and the refusals.
+    """The matches, none of which makes a cycle with those before it, and the refusals.
 
     Training forms come first. Statistics alone come last, because there an operator computes least.
     """

@@ -10,7 +10,7 @@ from jax.extend import core
 from jax_bnar._base import jax_compat
 from jax_bnar._fuse import bodies, boundaries
 from jax_bnar._fuse.failures import Failure, caught
-from jax_bnar._fuse.find import found, rewritten
+from jax_bnar._fuse.find import find_matches, rewritten
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import Match, RefusedMatch
 from jax_bnar._fuse.nodes import Node, evaluate
@@ -105,7 +105,7 @@ class Planner:
             graph = boundaries.opened(graph, jaxpr, axis_sizes)
             across = boundaries.across_checkpoints(graph, jaxpr, axis_sizes)
         plan = Plan(graph, list(graph.nodes), [], [], graph.failures + failures, {})
-        matches, plan.refused = found(graph, axis_sizes, plan.failures)
+        matches, plan.refused = find_matches(graph, axis_sizes, plan.failures)
         plan.refused += across
         with caught(plan.failures):
             plan.matches, plan.nodes = rewritten(graph, matches)

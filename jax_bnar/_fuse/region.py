@@ -1,9 +1,10 @@
 """What a program computes from one array x, as polynomials in x, its moments and vectors.
 
 `Region` walks forward from x. Every value that it understands gets a `Term`: a polynomial, and for
-each axis of the value the axes of x that it runs along. Two spellings of the normalisation are the
-same function exactly if their polynomials are equal, so no spelling has to be listed. A value that
-it does not understand stays as it is in the program, and nothing is concluded from it.
+each axis of the value the axes of x that it runs along. Spellings of the normalisation with equal
+polynomials are the same function, so no spelling has to be listed. Literals are rounded before a
+program has them, so a factor within two epsilons of 1 or 2 counts as that (`polynomial.py`). A
+value that it does not understand stays as it is in the program, and nothing is concluded from it.
 """
 
 import dataclasses

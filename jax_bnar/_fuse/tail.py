@@ -150,7 +150,7 @@ def _why_not_one_reader(graph: Graph, value: Value, normalised: Value) -> str:
             f"a selection by the sign of the {name} follows; if it is meant as a ReLU, write"
             " jax.nn.relu(a) to have it fused"
         )
-    if activation := activations.gate_of(graph, value):
+    if activation := activations.self_gated_name(graph, value):
         return _follows(activation)
     return f"the {name} is used more than once" if readers else ""
 

@@ -95,7 +95,7 @@ class Operation:
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
         """Binds the primitive, or computes the reference if the implementation is 'xla'."""
-        given, present = self.signature.bind(operands)
+        given, present = self.signature.pack(operands)
         statics |= {"present": present, "implementation": implementation}
         if implementation == "xla":
             return self._reference(*given, **statics)
@@ -126,7 +126,7 @@ class Operation:
         **statics: Any,
     ) -> list[jax.core.ShapedArray]:
         del implementation
-        named = self.signature.unbind(avals, present)
+        named = self.signature.unpack(avals, present)
         x = named[self.signature.x]
         kinds = self.signature.result_kinds(statics)
         groups, rows, channels, inner = x.shape
@@ -146,7 +146,7 @@ class Operation:
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
         del implementation
-        arguments = self.signature.unbind_structured(given, present)
+        arguments = self.signature.unpack_structured(given, present)
         return tuple(jax.tree.leaves(self.reference(*arguments, **statics)))
 
     def _lower_on(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -178,7 +178,7 @@ class Operation:
         return rule(ctx, *operands, **params)
 
     def _lacks(self, platform: str, avals: Sequence[Any], params: Mapping[str, Any]) -> str:
-        """Which kernel there is none of on a platform that has others; empty if there is one.
+        """Why a platform that has kernels has none for this call; empty if it has one.
 
         Two inputs have an activation, and CUDA has kernels for outputs of the dtype of x alone.
         """
@@ -186,7 +186,7 @@ class Operation:
             return "there is none of two inputs with activation 'none'"
         if platform != "cuda":
             return ""
-        named = self.signature.unbind(avals, params["present"])
+        named = self.signature.unpack(avals, params["present"])
         x = named[self.signature.x]
         out_dtype = named["dy"].dtype if "dy" in named else params.get("out_dtype", x.dtype)
         return f"there is none from {x.dtype} to {out_dtype}" if out_dtype != x.dtype else ""
@@ -217,7 +217,7 @@ class Operation:
         one dimension leaves no choice of layout, so tensors are returned flat.
         """
         del implementation
-        named = self.signature.unbind(operands, present)
+        named = self.signature.unpack(operands, present)
         kind_of = self.signature.operand_kinds(statics)
         result_kinds = self.signature.result_kinds(statics)
         given_kinds = [kind_of[name] for name, operand in named.items() if operand is not None]

@@ -99,7 +99,8 @@ def bn_add_relu(
         >>> mean.tolist()
         [2.0, 3.0]
 
-    The backward formula and the use of y follow K. Hou's post on fusing BatchNorm-Add-ReLU.
+    The backward formula and the use of y follow Kaixi Hou, "Demystifying the BatchNorm-Add-ReLU
+    Fusion".
     """
     results = train(
         "bn_add_relu",
@@ -261,7 +262,7 @@ def bn_add_relu_inference(
         y, with the shape of x and the dtype `out_dtype`, or that of x.
 
     Raises:
-        ValueError, TypeError: as `bn_add_relu`.
+        ValueError, TypeError, NotImplementedError: as `bn_add_relu`.
 
     Examples:
         >>> import jax.numpy as jnp, jax_bnar

@@ -17,7 +17,8 @@ from exact_fill import exact_fill
 from oracle import Array
 
 EPSILON = 1 / 16
-# All combinations of the flags that benchdnn calls G, C, H, R and A.
+# All combinations of benchdnn's flags: G use_global_stats, C use_scale, H use_shift,
+# R fuse_norm_relu, A fuse_norm_add_relu.
 FLAG_SETS = [
     "".join(flags) for flags in itertools.product(("", "G"), ("", "C"), ("", "H"), ("", "R", "A"))
 ]
@@ -80,7 +81,7 @@ def fill(problem: Problem, seed: int = 0) -> Data:
     exact = exact_fill(problem.count, problem.channels, problem.dtype, seed)
     centred = exact.x.astype(np.float64) - exact.mean
     sign = np.where(centred < 0, -1.0, 1.0)
-    # 5 % of the cotangents are not 0, but at least about 8 in each channel.
+    # At most 5 % of the cotangents are not 0, or about 8 in each channel if these are more.
     dense = random.random(centred.shape) < max(0.05, 8 / problem.count)
     diff_dst = random.integers(-2, 3, centred.shape) * dense
 

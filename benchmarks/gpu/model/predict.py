@@ -146,7 +146,7 @@ def predict_direction(
     )
     streaming = ahead + sum(map(max, memory, issue))
     predicted = streaming + plan["waiting_us"] + plan["launching_us"]
-    floor = direction.floor * array / _copy_rate(device, assumptions.constants)
+    floor = direction.floor * array / _copy_bytes_per_us(device, assumptions.constants)
     names = (
         "strategy", "slab_channels", "team", "teams", "bytes", "bytes_again", "rounds",
         "bytes_in_flight", "tiles_ahead", "ahead_us", "waiting_us", "launching_us",
@@ -162,7 +162,7 @@ def predict_direction(
     }
 
 
-def _copy_rate(device: Device, constants: Mapping[str, float]) -> float:
+def _copy_bytes_per_us(device: Device, constants: Mapping[str, float]) -> float:
     return device.bytes_per_us * cost_model(constants)["copy_share"]
 
 
@@ -189,7 +189,9 @@ def predict(
     """All sites and their sum, weighted by how often each occurs, as a JSON object."""
     assumptions = assumptions or Assumptions()
     model = cost_model(assumptions.constants)
-    plain = flax.predict(device, batch, dtype, _copy_rate(device, assumptions.constants), model)
+    plain = flax.predict(
+        device, batch, dtype, _copy_bytes_per_us(device, assumptions.constants), model
+    )
     rows = []
     for site in sites:
         shape = (1, batch * site.height * site.width, site.channels, 1)
@@ -220,7 +222,7 @@ def predict(
         "dtype": dtype,
         "save": save,
         "constants": model,
-        "copy_bytes_per_us": _copy_rate(device, assumptions.constants),
+        "copy_bytes_per_us": _copy_bytes_per_us(device, assumptions.constants),
         "instructions": {name: instructions[name] for name in ("architecture", "commit")},
         "sum_ms": total,
         "floor_ms": floor_ms,
