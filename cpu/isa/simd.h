@@ -139,18 +139,6 @@ BNAR_INLINE Vec<A> Relu(const Vec<A>& v) {
   return r;
 }
 
-// Returns v where gate > 0 and 0 elsewhere, also where gate is NaN.
-template <typename A>
-BNAR_INLINE Vec<A> WherePositive(const Vec<A>& gate, const Vec<A>& v) {
-  Vec<A> r;
-  BNAR_UNROLL
-  for (int i = 0; i < Part<A>::kCount; ++i) {
-    const typename Part<A>::Float zero{};
-    r.part[i] = gate.part[i] > zero ? v.part[i] : zero;
-  }
-  return r;
-}
-
 // The largest number that rounds to 0 in storage.
 template <typename T>
 constexpr Accumulator<T> kRoundsToZero = 0;

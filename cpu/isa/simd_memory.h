@@ -145,19 +145,6 @@ BNAR_INLINE void NonTemporalFence() {
 #endif
 }
 
-// Loads the first n elements, fewer than a vector has. The other lanes are 0.
-template <typename T>
-BNAR_INLINE Vec<Accumulator<T>> LoadPartial(const T* p, int n) {
-  T elements[kVecLanes<Accumulator<T>>] = {};
-  std::memcpy(static_cast<void*>(elements), p, n * sizeof(T));
-  return Load(elements);
-}
-
-template <typename T>
-BNAR_INLINE void StorePartial(T* p, const Stored<T>& stored, int n) {
-  std::memcpy(static_cast<void*>(p), &stored, n * sizeof(T));
-}
-
 }  // namespace jax_bnar::cpu::BNAR_ISA
 
 #endif  // JAX_BNAR_CPU_ISA_SIMD_MEMORY_H_

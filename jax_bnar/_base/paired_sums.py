@@ -36,10 +36,9 @@ def _compute(first: jax.Array, second: jax.Array, *, axes: tuple[int, ...]) -> A
 
 def _abstract(first: Any, second: Any, *, axes: tuple[int, ...]) -> list[jax.core.ShapedArray]:
     shape = tuple(size for axis, size in enumerate(first.shape) if axis not in axes)
-    return [
-        jax_compat.sharded_avals(each, [shape], [each.dtype], [PartitionSpec()])[0]
-        for each in (first, second)
-    ]
+    return jax_compat.sharded_avals(
+        first, [shape] * 2, [first.dtype, second.dtype], [PartitionSpec()] * 2
+    )
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, axes: tuple[int, ...]) -> Any:

@@ -203,9 +203,9 @@ def on_eight_devices() -> dict[str, Any]:
     }
 
 
-def accurate_flax_on_eight_devices() -> dict[str, Any]:
-    """Flax's BatchNorm with the accurate variance, which needs the mean first."""
-    layer = nn.BatchNorm(use_running_average=False, use_fast_variance=False, dtype=jnp.bfloat16)
+def flax_operator(**options: Any) -> Operator:
+    """Flax's BatchNorm with an addition and a ReLU."""
+    layer = nn.BatchNorm(use_running_average=False, dtype=jnp.bfloat16, **options)
 
     def apply(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, Any]:
         vector = jnp.zeros_like(scale)
@@ -216,6 +216,12 @@ def accurate_flax_on_eight_devices() -> dict[str, Any]:
         y, updated = layer.apply(variables, x, mutable=["batch_stats"])
         return nn.relu(y + z), updated
 
+    return apply
+
+
+def accurate_flax_on_eight_devices() -> dict[str, Any]:
+    """Flax's BatchNorm with the accurate variance, which needs the mean first."""
+    apply = flax_operator(use_fast_variance=False)
     return found_in(compiled(apply, "NHWC", "bfloat16", 8), 8)
 
 
@@ -335,18 +341,11 @@ def _masked(norm: Any) -> int:
 
 def hessian_vector_product() -> dict[str, float]:
     """The arrays of x that it moves, by variant: `jax.jvp` of `jax.grad` of an operator."""
-
-    def plain(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
-        layer = nn.BatchNorm(use_running_average=False, dtype=jnp.bfloat16)
-        vector = jnp.zeros_like(scale)
-        variables = {
-            "params": {"scale": scale, "bias": bias},
-            "batch_stats": {"mean": vector, "var": vector},
-        }
-        y, _ = layer.apply(variables, x, mutable=["batch_stats"])
-        return nn.relu(y + z)
-
-    return {"ours": _hessian_vector_product(_first), "flax": _hessian_vector_product(plain)}
+    ours = operator("bn_add_relu", "NHWC", "y")
+    return {
+        "ours": _hessian_vector_product(ours),
+        "flax": _hessian_vector_product(flax_operator()),
+    }
 
 
 def hessian_vector_product_with_single_sums() -> dict[str, float]:
@@ -356,16 +355,13 @@ def hessian_vector_product_with_single_sums() -> dict[str, float]:
         return first.sum(axis=axes), second.sum(axis=axes)
 
     with mock.patch.object(reference, "paired_sums", single_sums):
-        return {"ours": _hessian_vector_product(_first)}
+        return {"ours": _hessian_vector_product(operator("bn_add_relu", "NHWC", "y"))}
 
 
-def _first(*operands: Any) -> jax.Array:
-    return operator("bn_add_relu", "NHWC", "y")(*operands)[0]
-
-
-def _hessian_vector_product(apply: Callable[..., jax.Array]) -> float:
+def _hessian_vector_product(apply: Operator) -> float:
     def loss(*operands: Any) -> jax.Array:
-        return jnp.square(apply(*operands).astype(jnp.float32)).sum()
+        y, _ = apply(*operands)
+        return jnp.square(y.astype(jnp.float32)).sum()
 
     def step(vectors: Any, arrays: Any) -> Any:
         gradient = jax.grad(loss, argnums=(0, 1, 2, 3))

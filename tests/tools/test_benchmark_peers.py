@@ -196,10 +196,10 @@ def test_keras_with_another_backend_is_a_reason(monkeypatch: pytest.MonkeyPatch)
 def test_blocked_layout_pads_channels_and_leaves_them_out():
     values = np.arange(2 * 3 * 5 * 11, dtype=np.float32).reshape(2, 3, 5, 11)
     (_, layout) = _onednn_plan.BLOCKED
-    stored = layout.from_nhwc(values)
+    stored = layout.in_blocks(values)
     assert stored.shape == (2, 2, 3, 5, 8)
     assert stored[1, 1, 2, 4, 2] == values[1, 2, 4, 10]
-    assert np.array_equal(layout.to_nhwc(stored, 11), values)
+    assert np.array_equal(layout.from_blocks(stored, 11), values)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class _Buffers:
         def activation(values: np.ndarray | None) -> Memory | None:
             if values is None:
                 return None
-            stored = plan.layout.from_nhwc(values.astype(dtype))
+            stored = plan.layout.in_blocks(problem.in_layout(values.astype(dtype)))
             return allocator.filled(stored, plan.activation)
 
         def result() -> Memory:
@@ -113,7 +113,8 @@ def make_step(problem: Problem, layouts: Sequence[Layout]) -> Step:
         channels = problem.site.channels
 
         def nhwc(memory: Memory) -> np.ndarray:
-            return plan.layout.to_nhwc(memory.array, channels).astype(np.float32)
+            values = plan.layout.from_blocks(memory.array, channels)
+            return problem.from_layout(values).astype(np.float32)
 
         running_mean, running_var = running
         return Results(

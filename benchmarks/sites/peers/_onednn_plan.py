@@ -25,9 +25,8 @@ class Layout:
     tag_name: str  # as oneDNN calls it, to be sure of the number
     block: int | None = None
 
-    def from_nhwc(self, values: np.ndarray) -> np.ndarray:
-        if self is NCHW:
-            return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
+    def in_blocks(self, values: np.ndarray) -> np.ndarray:
+        """An array in NHWC as this layout has it; one without blocks stays as it is."""
         if self.block is None:
             return values
         batch, height, width, channels = values.shape
@@ -36,9 +35,8 @@ class Layout:
         blocks = padded.reshape(batch, height, width, -1, self.block)
         return np.ascontiguousarray(blocks.transpose(0, 3, 1, 2, 4))
 
-    def to_nhwc(self, values: np.ndarray, channels: int) -> np.ndarray:
-        if self is NCHW:
-            return values.transpose(0, 2, 3, 1)
+    def from_blocks(self, values: np.ndarray, channels: int) -> np.ndarray:
+        """The inverse of `in_blocks`."""
         if self.block is None:
             return values
         blocks = values.transpose(0, 2, 3, 1, 4)
