@@ -6,6 +6,7 @@
 PYTHON ?= python3
 DEMO_ARGS ?=
 TEST_ARGS ?= --numprocesses=auto --maxprocesses=4
+SLOW_TESTS ?= slow
 BENCHMARK_ARGS ?= --output benchmarks/results/latest.json
 GPU_ARGS ?=
 # The empty default does smoke, install and check; .ci/run does them separately.
@@ -66,7 +67,7 @@ test: .venv/installed-test .venv/module
 	$(PYTEST) -m "not (slow or large or gpu)" --dist=worksteal
 
 slow: .venv/installed-test .venv/module $(GPU_COMPILER)
-	$(PYTEST) -m slow --dist=loadfile
+	$(PYTEST) -m "$(SLOW_TESTS)" --dist=loadfile
 
 ##   make check       everything: lint, make test, sanitizers, emulated grids, other Pythons, examples
 # Multiplies the number of examples in property tests.

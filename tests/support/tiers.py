@@ -16,33 +16,44 @@ def slow_except(first: Container[Any], values: Iterable[Any]) -> list[Any]:
 
 
 def leave_combinations_to_slow(items: Iterable[pytest.Item]) -> None:
-    """Marks a test as slow with combinations of parameters that `pairwise` does not choose."""
+    """Marks a test as slow with combinations of parameters that contain no new value.
+
+    Those that contain no new pair of values either are also marked as `combination`.
+    """
     tests: dict[Any, list[Any]] = {}
     for item in items:
         if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_one_test in tests.values():
-        chosen = pairwise([item.callspec.params for item in of_one_test])
+        parameters = [item.callspec.params for item in of_one_test]
+        values, pairs = covering(parameters, 1), covering(parameters, 2)
         for i, item in enumerate(of_one_test):
-            if i not in chosen:
-                item.add_marker(pytest.mark.slow)
+            if i in values:
+                continue
+            item.add_marker(pytest.mark.slow)
+            if i not in pairs:
+                item.add_marker(pytest.mark.combination)
 
 
-def pairwise(combinations: Sequence[Mapping[str, object]]) -> set[int]:
-    """Which combinations of parameters suffice to contain every pair of values.
+def covering(combinations: Sequence[Mapping[str, object]], strength: int) -> set[int]:
+    """Which combinations of parameters suffice to contain every value, or every pair of values.
 
     Most mistakes show with one value or with two together (Kuhn, Wallace and Gallo, "Software fault
     interactions and implications for software testing", 2004). In turn, the combination with most
-    new pairs is taken, of equal ones the first. A single parameter has no pairs, so all its values
-    are chosen.
+    new values or pairs is taken, of equal ones the first. A single parameter has no pairs, so all
+    its values are chosen.
+
+    Args:
+      combinations: the values of the parameters by name, for each combination.
+      strength: 1 for values, 2 for pairs of values.
     """
     # Values may have no equality, such as arrays; all combinations hold the same objects.
     values = ([(name, id(each[name])) for name in sorted(each)] for each in combinations)
-    pairs = [set(itertools.combinations(of_one, min(2, len(of_one)))) for of_one in values]
-    missing = set().union(*pairs)
+    parts = [set(itertools.combinations(of_one, min(strength, len(of_one)))) for of_one in values]
+    missing = set().union(*parts)
     chosen: set[int] = set()
     while missing:
-        best = max(range(len(pairs)), key=lambda i: len(pairs[i] & missing))
+        best = max(range(len(parts)), key=lambda i: len(parts[i] & missing))
         chosen.add(best)
-        missing -= pairs[best]
+        missing -= parts[best]
     return chosen

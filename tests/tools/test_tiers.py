@@ -1,4 +1,4 @@
-"""Of a test's combinations of parameters, the faster tiers run so many that all pairs occur."""
+"""Of a test's combinations of parameters, the faster tiers run so many that all values occur."""
 
 import itertools
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from checkout import ROOT
-from tiers import pairwise
+from tiers import covering
 
 pytestmark = pytest.mark.one_python
 
@@ -16,17 +16,30 @@ COMBINATIONS = [
 ]
 
 
+def test_every_value_is_chosen() -> None:
+    chosen = [COMBINATIONS[i] for i in covering(COMBINATIONS, 1)]
+    for name, values in PARAMETERS.items():
+        assert {each[name] for each in chosen} == set(values)
+    assert len(chosen) == 4
+
+
 def test_every_pair_is_chosen() -> None:
-    chosen = [COMBINATIONS[i] for i in pairwise(COMBINATIONS)]
+    chosen = [COMBINATIONS[i] for i in covering(COMBINATIONS, 2)]
     for first, second in itertools.combinations(PARAMETERS, 2):
         pairs = {(each[first], each[second]) for each in chosen}
         assert pairs == set(itertools.product(PARAMETERS[first], PARAMETERS[second]))
     assert len(chosen) < len(COMBINATIONS) // 4
 
 
-def test_all_values_of_one_parameter_and_all_pairs_of_two() -> None:
-    assert len(pairwise([{"dtype": value} for value in "abcd"])) == 4
-    assert len(pairwise([{"a": a, "b": b} for a in "cd" for b in "efg"])) == 6
+@pytest.mark.parametrize("strength", [1, 2])
+def test_all_values_of_one_parameter(strength: int) -> None:
+    assert len(covering([{"dtype": value} for value in "abcd"], strength)) == 4
+
+
+def test_all_pairs_of_two_parameters() -> None:
+    both = [{"a": a, "b": b} for a in "cd" for b in "efg"]
+    assert len(covering(both, 2)) == 6
+    assert len(covering(both, 1)) == 3
 
 
 def test_the_rest_is_slow() -> None:
@@ -40,9 +53,12 @@ def test_the_rest_is_slow() -> None:
         )  # fmt: skip
         return {line for line in finished.stdout.splitlines() if "::" in line}
 
-    every, fast, slow = collected(), collected("-m", "not slow"), collected("-m", "slow")
+    every, fast = collected(), collected("-m", "not slow")
+    slow, pairs = collected("-m", "slow"), collected("-m", "slow and not combination")
     assert fast
     assert slow
     assert not fast & slow
     assert fast | slow == every
+    assert pairs
+    assert pairs < slow
     assert {test.partition("[")[0] for test in fast} == {test.partition("[")[0] for test in every}

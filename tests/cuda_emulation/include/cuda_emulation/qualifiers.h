@@ -22,7 +22,13 @@
 #define __host__
 #define __grid_constant__
 #define __launch_bounds__(...)
+// Without optimisation, a kernel that calls its parts compiles in half of the
+// time of one that contains them.
+#ifdef __OPTIMIZE__
 #define __forceinline__ inline __attribute__((always_inline))
+#else
+#define __forceinline__ inline
+#endif
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
 
