@@ -273,7 +273,9 @@ def _compiled(
         function: Callable[..., list[jax.Array]], chosen: Any, others: Any, cotangents: Any
     ) -> Any:
         found, vjp = jax.vjp(functools.partial(real_results, function, others), *chosen)
-        return found, vjp(cotangents)
+        # The two functions may round their results to different dtypes.
+        given = [c.astype(f.dtype) for c, f in zip(cotangents, found, strict=True)]
+        return found, vjp(given)
 
     chosen = [array for array in arrays if is_real(array)]
     others = [array for array in arrays if not is_real(array)]

@@ -43,12 +43,17 @@ def difference(
     """The difference between two lists of arrays; None if none of them is floating-point.
 
     Raises:
-        ValueError: the shapes differ.
+        ValueError: the shapes differ, or only one of two arrays is floating-point.
     """
     if [p.shape for p in plain] != [f.shape for f in fused]:
         raise ValueError(
             "benchmark: the two functions do not compute the same results: their shapes are"
             f" {[p.shape for p in plain]} and {[f.shape for f in fused]}."
+        )
+    if [is_real(p) for p in plain] != [is_real(f) for f in fused]:
+        raise ValueError(
+            "benchmark: the two functions do not compute the same results: their dtypes are"
+            f" {[str(p.dtype) for p in plain]} and {[str(f.dtype) for f in fused]}."
         )
     real = [each for each in zip(paths, plain, fused, strict=True) if is_real(each[1])]
     if not real:

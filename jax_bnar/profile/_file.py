@@ -82,7 +82,8 @@ class Profile:
 def read(path: Path) -> Profile:
     """Reads a profile; raises ProfileError, with one sentence, if the file is not a valid one."""
     try:
-        text = path.read_text(encoding="utf-8")
+        # Editors on Windows begin a file with a byte order mark, which is no JSON.
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ProfileError(f"{path}: the file cannot be read ({reason}).") from None

@@ -353,6 +353,10 @@ def test_convert_batch_norms_chooses() -> None:
     assert convert_batch_norms(linear, raise_if_not_found=False) is linear
     with pytest.raises(TypeError, match=r"unknown options \['epsilon'\]"):
         convert_batch_norms(model, epsilon=1.0)
+    untouched: Any = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"report must be a function of a text.*got True"):
+        convert_batch_norms(untouched, report=True)  # type: ignore[arg-type]
+    assert type(untouched) is nnx.BatchNorm
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,17 @@ def test_another_function_to_compare_with() -> None:
     assert found.difference < 1e-4
     with pytest.raises(ValueError, match="the two functions do not compute the same"):
         jax_bnar.benchmark(block, fused=lambda x, z, s: x[:1], **SHORT)(*operands())
+    with pytest.raises(ValueError, match=r"their dtypes are \['float32'\] and \['bool'\]"):
+        jax_bnar.benchmark(block, fused=lambda x, z, s: x > 0, **SHORT)(*operands())
+
+
+def test_a_function_that_rounds_to_another_dtype() -> None:
+    def rounded(*given: jax.Array) -> jax.Array:
+        return block(*given).astype(jnp.bfloat16)
+
+    found = jax_bnar.benchmark(block, fused=rounded, **SHORT)(*operands())
+    assert [each.what for each in found.differences] == ["results", "gradients"]
+    assert 2**-12 < found.difference < 2**-7
 
 
 def test_a_gradient_that_is_zero_is_no_difference() -> None:

@@ -179,6 +179,13 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(found["pairs"]) == 16
 
 
+def test_a_byte_order_mark(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "marked.json"
+    path.write_text(DATA.read_text(), encoding="utf-8-sig")
+    assert command.main([str(path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)[0]["pairs"]) == 16
+
+
 def test_broken_files(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = DATA.read_text()
     path = tmp_path / "broken.json"

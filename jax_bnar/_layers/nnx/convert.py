@@ -54,12 +54,17 @@ def convert_batch_norms(
         The model.
 
     Raises:
-        TypeError: an option is unknown, or the activation is not a function.
+        TypeError: an option is unknown, or the activation or `report` is not a function.
         ValueError: there is nothing to convert, or the activation has an unknown name.
     """
     if unknown := sorted(options.keys() - _DEFAULTS.keys()):
         raise TypeError(
             f"convert_batch_norms: unknown options {unknown}; the options are {sorted(_DEFAULTS)}."
+        )
+    if report is not None and not callable(report):
+        raise TypeError(
+            "convert_batch_norms: report must be a function of a text, such as print, got"
+            f" {report!r}."
         )
     takes_activation = "activation" not in options
     if not takes_activation:
