@@ -49,6 +49,15 @@ def results(
     return [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(both(*operands))]
 
 
+def assert_variance_of_long_planes_is_accurate() -> None:
+    """Float sums of many squares of bfloat16 elements would be rounded down again and again."""
+    for mean in (0.0, 1.0):
+        x = np.random.default_rng(0).normal(mean, size=(1, 32, 2048)).astype(jnp.bfloat16)
+        var = jax_bnar.batch_statistics(x, axis=1, implementation="ffi").var
+        exact = x.astype(np.float64).var((0, 2))
+        assert np.abs(np.float64(var) / exact - 1).max() < 10 * 2.0**-24
+
+
 PRELUDE = """
 import os
 os.environ["JAX_BNAR_CPU_ISA"] = {isa!r}
@@ -72,6 +81,7 @@ for i, (dtype, shape) in enumerate(test_isa.CASES):
         # Relative to the array, because small elements of a sum result from cancellation.
         tolerance = test_isa.TOLERANCES[dtype] * np.abs(theirs).max()
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+test_isa.assert_variance_of_long_planes_is_accurate()
 print(targets.cpu_isa())
 """
 

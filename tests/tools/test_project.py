@@ -187,14 +187,15 @@ def test_requirements_of_the_build_and_of_extras() -> None:
 def test_every_mark_is_one_that_a_target_runs() -> None:
     """Tests in a tier that no target selects would never run."""
     marks = {text.split(":")[0] for text in PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
-    assert marks == {"quick", "slow", "one_python", "large", "gpu"}
+    assert marks == {"quick", "slow", "combination", "one_python", "large", "gpu"}
     makefile = (ROOT / "Makefile").read_text()
     selected = re.findall(r'\$\(PYTEST\) -m (?:"(.*)"|(\w+))', makefile)
     assert [a or b for a, b in selected] == [
         "quick and not slow",
         "not (slow or large or gpu)",
-        "slow",
+        "$(SLOW_TESTS)",
     ]
+    assert re.search(r"^SLOW_TESTS \?= slow$", makefile, re.MULTILINE)
     assert re.search(r"^check: lint test slow pythons$", makefile, re.MULTILINE)
     assert "make check" in (ROOT / ".ci/run").read_text()
 
@@ -262,13 +263,17 @@ def test_distributions_are_built_alike() -> None:
 
 def test_ci_compiles_for_what_a_release_holds() -> None:
     """A kernel that spills registers on one architecture only would otherwise stop a release."""
-    defaults = re.search(
-        r"set\(CMAKE_CUDA_ARCHITECTURES (.*)\)", (ROOT / "cmake/CudaKernels.cmake").read_text()
-    )
-    tried = re.search(r'CUDAARCHS="\$\{CUDAARCHS:-(.*)\}"', (ROOT / ".ci/run").read_text())
-    assert defaults is not None
-    assert tried is not None
-    assert tried[1].split(";") == defaults[1].split()
+
+    def found(pattern: str, path: str) -> str:
+        match = re.search(pattern, (ROOT / path).read_text())
+        assert match is not None, path
+        return match[1]
+
+    released = found(r"set\(CMAKE_CUDA_ARCHITECTURES (.*)\)", "cmake/CudaKernels.cmake").split()
+    each_week = found(r"CUDAARCHS: (.*)", ".github/workflows/check.yml").split(";")
+    each_change = found(r'CUDAARCHS="\$\{CUDAARCHS:-(.*)\}"', ".ci/run").split(";")
+    assert each_week == released
+    assert {each.removesuffix("-real") for each in each_change} == {"80", "90"}
 
 
 def test_the_authors_are_named() -> None:
@@ -316,8 +321,9 @@ def test_workflow_runs_make_targets_alone() -> None:
         for path in workflows
     }
     assert {"make test", "make lint", "make docs"} <= set(commands["ci"])
-    assert commands["check"] == [".ci/run"]  # the gate of a change, as CONTRIBUTING.md says
-    for line in [*commands["ci"], *commands["release"]]:
+    gate, *others = commands["check"]
+    assert gate == ".ci/run"  # the gate of a change, as CONTRIBUTING.md says
+    for line in [*others, *commands["ci"], *commands["release"]]:
         target = re.match(r"make (\w+)(?: |$)", line)
         assert target is not None, line
         assert re.search(rf"^{target[1]}:", makefile, re.MULTILINE), line
