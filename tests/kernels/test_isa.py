@@ -49,7 +49,7 @@ def results(
     return [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(both(*operands))]
 
 
-def assert_variance_of_long_planes_is_accurate() -> None:
+def test_variance_of_long_planes_is_accurate() -> None:
     """Float sums of many squares of bfloat16 elements would be rounded down again and again."""
     for mean in (0.0, 1.0):
         x = np.random.default_rng(0).normal(mean, size=(1, 32, 2048)).astype(jnp.bfloat16)
@@ -81,7 +81,7 @@ for i, (dtype, shape) in enumerate(test_isa.CASES):
         # Relative to the array, because small elements of a sum result from cancellation.
         tolerance = test_isa.TOLERANCES[dtype] * np.abs(theirs).max()
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
-test_isa.assert_variance_of_long_planes_is_accurate()
+test_isa.test_variance_of_long_planes_is_accurate()
 print(targets.cpu_isa())
 """
 
