@@ -19,9 +19,9 @@ namespace jax_bnar::cpu::BNAR_ISA {
 // sum is added to one in double.
 constexpr int64_t kSegment = 2048;
 // How many vectors are added up before their sum is added to that of a segment.
-// Sums of 256 squares of bfloat16 elements, one after the other, were too small
-// by 17 times the largest error of one rounding, because what is rounded off
-// such a sum is no more often up than down only as long as the sum is small.
+// The roundings of a longer sum do not cancel where its terms have few digits:
+// sums of 256 squares of bfloat16 elements, one after the other, were too small
+// by 17 times the largest error of one rounding.
 constexpr int64_t kRun = 32;
 
 // Adds up the lanes of a vector of doubles, half of them to the other half.
@@ -117,37 +117,36 @@ class SumOfRuns {
   Vec<A> segment_[1] = {};
 };
 
-// Calls run(begin, size) for each run of a segment. Without kInRuns the segment
-// is one run, for passes whose sums leave no registers for those of a segment.
-template <typename A, bool kInRuns, typename F>
-BNAR_INLINE void ForEachRun(int64_t begin, int64_t size, F run) {
-  if constexpr (kInRuns) {
-    constexpr int64_t kElements = kRun * kSums<A> * kVecLanes<A>;
-    for (int64_t i = 0; i < size; i += kElements) {
-      run(begin + i, std::min(kElements, size - i));
-    }
-  } else {
-    run(begin, size);
-  }
-}
-
-// The same for a pass that sums: calls full(i, p), where p is one of kSums in
-// turn, and last(i, n) for a last vector of which only the last n lanes are
-// new. If i < 0, it begins in the segment before. p is a constant, because the
-// compiler keeps an array that is indexed by a variable in memory.
-template <typename T, typename Full, typename Last>
-BNAR_INLINE void ForEachSummand(int64_t size, Full full, Last last) {
+// ForEachVector for a pass that sums, of a segment that begins at `begin`:
+// calls full(i, p), where p is one of kSums in turn, last(i, n) for a last
+// vector of which only the last n lanes are new, and end_run(). Without kInRuns
+// the segment is one run, for passes whose sums leave no registers for those of
+// a segment. p is a constant, because the compiler keeps an array that is
+// indexed by a variable in memory.
+template <typename T, bool kInRuns, typename Full, typename Last,
+          typename EndRun>
+BNAR_INLINE void ForEachSummand(int64_t begin, int64_t size, Full full,
+                                Last last, EndRun end_run) {
   using A = Accumulator<T>;
-  int64_t i = 0;
-  if constexpr (kSums<A> == 2) {
-    constexpr int64_t kStep = 2 * kVecLanes<A>;
-    for (; i + kStep <= size; i += kStep) {
-      full(i, Constant<0>());
-      full(i + kVecLanes<A>, Constant<1>());
+  constexpr int64_t kLanes = kVecLanes<A>;
+  const int64_t end = begin + size;
+  int64_t i = begin;
+  do {
+    const int64_t end_of_run =
+        kInRuns ? std::min(i + kRun * kSums<A> * kLanes, end) : end;
+    if constexpr (kSums<A> == 2) {
+      for (; i + 2 * kLanes <= end_of_run; i += 2 * kLanes) {
+        full(i, Constant<0>());
+        full(i + kLanes, Constant<1>());
+      }
     }
-  }
-  for (; i + kVecLanes<A> <= size; i += kVecLanes<A>) full(i, Constant<0>());
-  if (i < size) last(size - kVecLanes<A>, static_cast<int>(size - i));
+    for (; i + kLanes <= end_of_run; i += kLanes) full(i, Constant<0>());
+    if (i < end_of_run) {
+      last(end - kLanes, static_cast<int>(end - i));
+      i = end;
+    }
+    end_run();
+  } while (kInRuns && i < end);
 }
 
 // --- bits that start anywhere in a byte --------------------------------------

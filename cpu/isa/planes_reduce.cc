@@ -11,8 +11,8 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-// Only sums of what has few digits are rounded in one direction, and two inputs
-// leave no registers for the sums of runs.
+// Only of terms with few digits do long sums need runs (see kRun), and two
+// inputs leave no registers for them.
 template <typename Out, int N>
 constexpr bool kInRuns = sizeof(Out) == 2 && N == 1;
 
@@ -34,35 +34,33 @@ void Reduce(const PlanesTile& tile, const ReduceArgs<N>& args) {
     double total_e = 0, total_e_centred[N] = {};
     for (int64_t begin = 0; begin < tile.size; begin += kSegment) {
       SumOfRuns<A> s0, s1[N];
-      ForEachRun<A, kInRuns<Out, N>>(
+      // Adds what keep(values) leaves of the vector at element j.
+      const auto add = [&](int64_t j, auto k, auto keep) BNAR_LAMBDA {
+        const int64_t at = first + j;
+        const auto centred = vectors.Centred(
+            [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
+        const Vec<A> e = PlaneGated<kGate>(
+            dy, saved, at, mask_bit,
+            [&]() BNAR_LAMBDA { return vectors.Normalised(centred); });
+        s0.Add(k, keep(e));
+        ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+          s1[input].Add(k, keep(e * centred[input]));
+        });
+        if constexpr (kResidual) {
+          StoreResult<Out, kNonTemporal>(dz + at, Narrow<Out>(e));
+        }
+      };
+      ForEachSummand<In, kInRuns<Out, N>>(
           begin, std::min(kSegment, tile.size - begin),
-          [&](int64_t run, int64_t size) BNAR_LAMBDA {
-            // Adds what keep(values) leaves of the vector at element j.
-            const auto add = [&](int64_t j, auto k, auto keep) BNAR_LAMBDA {
-              const int64_t at = first + run + j;
-              const auto centred = vectors.Centred(
-                  [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
-              const Vec<A> e = PlaneGated<kGate>(
-                  dy, saved, at, mask_bit,
-                  [&]() BNAR_LAMBDA { return vectors.Normalised(centred); });
-              s0.Add(k, keep(e));
-              ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-                s1[input].Add(k, keep(e * centred[input]));
-              });
-              if constexpr (kResidual) {
-                StoreResult<Out, kNonTemporal>(dz + at, Narrow<Out>(e));
-              }
-            };
-            ForEachSummand<In>(
-                size,
-                [&](int64_t j, auto k) BNAR_LAMBDA {
-                  add(j, k, [](const Vec<A>& v) BNAR_LAMBDA { return v; });
-                },
-                [&](int64_t j, int fresh) BNAR_LAMBDA {
-                  add(j, Constant<0>(), [&](const Vec<A>& v) BNAR_LAMBDA {
-                    return LastLanes(v, fresh);
-                  });
-                });
+          [&](int64_t j, auto k) BNAR_LAMBDA {
+            add(j, k, [](const Vec<A>& v) BNAR_LAMBDA { return v; });
+          },
+          [&](int64_t j, int fresh) BNAR_LAMBDA {
+            add(j, Constant<0>(), [&](const Vec<A>& v) BNAR_LAMBDA {
+              return LastLanes(v, fresh);
+            });
+          },
+          [&]() BNAR_LAMBDA {
             s0.EndRun();
             ForEachInput<N>([&](auto input)
                                 BNAR_LAMBDA { s1[input].EndRun(); });

@@ -37,27 +37,25 @@ void PlanesStatistics(const PlanesTile& tile, const StatisticsArgs& args) {
   const T* elements = static_cast<const T*>(args.x);
   const double n = static_cast<double>(tile.size);
   ForEachPlane(tile, [&](int64_t p, int64_t first) BNAR_LAMBDA {
-    const A shift_scalar = ShiftOfPlane(elements + first, tile.size);
+    const T* x = elements + first;
+    const A shift_scalar = ShiftOfPlane(x, tile.size);
     const Vec<A> shift = Broadcast<A>(shift_scalar);
     double total = 0, total_squares = 0;
     for (int64_t begin = 0; begin < tile.size; begin += kSegment) {
       SumOfRuns<A> s1, s2;
-      ForEachRun<A, /*kInRuns=*/true>(
+      ForEachSummand<T, /*kInRuns=*/true>(
           begin, std::min(kSegment, tile.size - begin),
-          [&](int64_t run, int64_t size) BNAR_LAMBDA {
-            const T* x = elements + first + run;
-            ForEachSummand<T>(
-                size,
-                [&](int64_t i, auto k) BNAR_LAMBDA {
-                  const Vec<A> d = Load(x + i) - shift;
-                  s1.Add(k, d);
-                  s2.Add(k, d * d);
-                },
-                [&](int64_t i, int fresh) BNAR_LAMBDA {
-                  const Vec<A> d = LastLanes(Load(x + i) - shift, fresh);
-                  s1.Add(Constant<0>(), d);
-                  s2.Add(Constant<0>(), d * d);
-                });
+          [&](int64_t i, auto k) BNAR_LAMBDA {
+            const Vec<A> d = Load(x + i) - shift;
+            s1.Add(k, d);
+            s2.Add(k, d * d);
+          },
+          [&](int64_t i, int fresh) BNAR_LAMBDA {
+            const Vec<A> d = LastLanes(Load(x + i) - shift, fresh);
+            s1.Add(Constant<0>(), d);
+            s2.Add(Constant<0>(), d * d);
+          },
+          [&]() BNAR_LAMBDA {
             s1.EndRun();
             s2.EndRun();
           });

@@ -44,8 +44,8 @@ def covering(combinations: Sequence[Mapping[str, object]], strength: int) -> set
     its values are chosen.
 
     Args:
-      combinations: the values of the parameters by name, for each combination.
-      strength: 1 for values, 2 for pairs of values.
+        combinations: the values of the parameters by name, for each combination.
+        strength: 1 for values, 2 for pairs of values.
     """
     # Values may have no equality, such as arrays; all combinations hold the same objects.
     values = ([(name, id(each[name])) for name in sorted(each)] for each in combinations)
