@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+# Tests with one of these marks are in no tier that leaves combinations to a slower one.
+_NOT_IN_FAST_TIERS = ("slow", "large", "gpu")
+
 
 def slow_except(first: Container[Any], values: Iterable[Any]) -> list[Any]:
     """All values as parameters; those that are not in `first` are left to `make check`."""
@@ -18,11 +21,12 @@ def slow_except(first: Container[Any], values: Iterable[Any]) -> list[Any]:
 def leave_combinations_to_slow(items: Iterable[pytest.Item]) -> None:
     """Marks a test as slow with combinations of parameters that contain no new value.
 
-    Those that contain no new pair of values either are also marked as `combination`.
+    Those that contain no new pair of values either are also marked as `combination`. Tests that
+    need a GPU or much memory stay outside these tiers, with all their combinations.
     """
     tests: dict[Any, list[Any]] = {}
     for item in items:
-        if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
+        if hasattr(item, "callspec") and not any(map(item.get_closest_marker, _NOT_IN_FAST_TIERS)):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_one_test in tests.values():
         parameters = [item.callspec.params for item in of_one_test]

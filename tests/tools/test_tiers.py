@@ -42,19 +42,22 @@ def test_all_pairs_of_two_parameters() -> None:
     assert len(covering(both, 1)) == 3
 
 
+def collected(folder: str, *options: str) -> set[str]:
+    """The names of the tests that pytest would run."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only",
+         *options, folder],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert finished.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    return {line for line in finished.stdout.splitlines() if "::" in line}
+
+
 def test_the_rest_is_slow() -> None:
     """As pytest sees it: together the tiers have every combination once."""
-
-    def collected(*options: str) -> set[str]:
-        finished = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only",
-             *options, "tests/operators/test_special_values.py"],
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return {line for line in finished.stdout.splitlines() if "::" in line}
-
-    every, fast = collected(), collected("-m", "not slow")
-    slow, pairs = collected("-m", "slow"), collected("-m", "slow and not combination")
+    tests = "tests/operators/test_special_values.py"
+    every, fast = collected(tests), collected(tests, "-m", "not slow")
+    slow, pairs = collected(tests, "-m", "slow"), collected(tests, "-m", "slow and not combination")
     assert fast
     assert slow
     assert not fast & slow
@@ -62,3 +65,8 @@ def test_the_rest_is_slow() -> None:
     assert pairs
     assert pairs < slow
     assert {test.partition("[")[0] for test in fast} == {test.partition("[")[0] for test in every}
+
+
+def test_tests_for_a_gpu_are_in_no_tier_without_one() -> None:
+    assert collected("tests/gpu/test_gpu.py", "-m", "gpu")
+    assert not collected("tests/gpu/test_gpu.py", "-m", "slow or not gpu")
