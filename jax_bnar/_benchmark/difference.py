@@ -46,15 +46,9 @@ def difference(
         ValueError: the shapes differ, or only one of two arrays is floating-point.
     """
     if [p.shape for p in plain] != [f.shape for f in fused]:
-        raise ValueError(
-            "benchmark: the two functions do not compute the same results: their shapes are"
-            f" {[p.shape for p in plain]} and {[f.shape for f in fused]}."
-        )
+        raise _not_the_same("shapes", [[each.shape for each in of] for of in (plain, fused)])
     if [is_real(p) for p in plain] != [is_real(f) for f in fused]:
-        raise ValueError(
-            "benchmark: the two functions do not compute the same results: their dtypes are"
-            f" {[str(p.dtype) for p in plain]} and {[str(f.dtype) for f in fused]}."
-        )
+        raise _not_the_same("dtypes", [[str(each.dtype) for each in of] for of in (plain, fused)])
     real = [each for each in zip(paths, plain, fused, strict=True) if is_real(each[1])]
     if not real:
         return None
@@ -68,6 +62,13 @@ def difference(
         worst=real[worst][0],
         worst_difference=float(apart[worst]),
         worst_norm=float(norms[worst]),
+    )
+
+
+def _not_the_same(what: str, found: list[Any]) -> ValueError:
+    return ValueError(
+        f"benchmark: the two functions do not compute the same results: their {what} are"
+        f" {found[0]} and {found[1]}."
     )
 
 

@@ -186,6 +186,7 @@ def test_each_epoch_shows_every_picture_once_in_a_new_order_and_view() -> None:
     assert list(itertools.chain(*other)) != orders[0]
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_from_any_number_of_workers(pictures: pathlib.Path) -> None:
     dataset = folder.load(pictures, 8)
     assert_same(batches(dataset, 5), batches(dataset, 5, workers=2))
@@ -212,6 +213,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_no_semaphore_or_shared_memory_is_leaked(
     pictures: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -292,6 +294,7 @@ def test_unreadable_pictures_do_not_count_in_evaluation(damaged: Dataset) -> Non
     assert batch["weight"].tolist() == [1.0] * 5 + [0.0] + [1.0] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_disk_that_is_gone_is_no_unreadable_picture(tmp_path: pathlib.Path, workers: int) -> None:
     example.save_pictures(tmp_path, train=10, val=1)
@@ -301,6 +304,7 @@ def test_a_disk_that_is_gone_is_no_unreadable_picture(tmp_path: pathlib.Path, wo
         batches(dataset, 1, workers=workers)
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed(pictures: pathlib.Path) -> None:
     iterator = pipeline.TrainingBatches(folder.load(pictures, 8), 4, seed=0, workers=1)
     next(iterator)

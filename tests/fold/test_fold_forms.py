@@ -155,6 +155,7 @@ def test_every_spelling(name: str) -> None:
 _STEPS = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide}
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=example_count(25))
 @hypothesis.given(
     steps=st.lists(

@@ -70,7 +70,10 @@ class UNet(nn.Module):
         return nn.Conv(2, (1, 1))(nn.relu(norm(train)(nn.Conv(4, (3, 3))(joined))))
 
 
-@pytest.mark.parametrize(("net", "count"), [(SqueezeExcite(), 3), (UNet(), 4)])
+@pytest.mark.parametrize(
+    ("net", "count"),
+    [(SqueezeExcite(), 3), pytest.param(UNet(), 4, marks=pytest.mark.slow)],
+)
 def test_linen(net: nn.Module, count: int) -> None:
     variables = trained(net.init(jax.random.key(1), IMAGES))
     network = folded(net.apply, variables, IMAGES)
@@ -122,6 +125,7 @@ def test_our_layer_with_another_activation(act: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_haiku_resnet() -> None:
     def forward(x: jax.Array, is_training: bool) -> Any:
         return hk.nets.ResNet18(5)(x, is_training)
@@ -152,6 +156,7 @@ class _Equinox(eqx.Module):
         return jax.nn.relu(x), state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ema", "batch"])
 def test_equinox(mode: str) -> None:
     model, state = eqx.nn.make_with_state(_Equinox)(mode)

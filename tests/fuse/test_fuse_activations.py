@@ -328,6 +328,7 @@ def surrogate(u: Any) -> Any:
 surrogate.defjvps(lambda tangent, y, u: tangent)
 
 
+@pytest.mark.slow
 def test_mapped_activations() -> None:
     """Those of `jax.nn` have the same rule where they are mapped, and others have another one."""
 
@@ -348,6 +349,7 @@ def test_mapped_activations() -> None:
         assert_no_worse(mapped, x, vector, vector)
 
 
+@pytest.mark.slow
 def test_haiku_and_equinox() -> None:
     def of_haiku(x: Any) -> Any:
         return jax.nn.silu(hk.BatchNorm(True, True, 0.9)(x, is_training=True))

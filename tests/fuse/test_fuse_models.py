@@ -52,6 +52,7 @@ def test_linen(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert operators(apply, variables, images, False) == EVALUATION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_fast_variance", [True, False])
 def test_linen_with_axis_name(use_fast_variance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in Flax's ImageNet example, statistics are taken over the devices of a mapped axis."""
@@ -112,6 +113,7 @@ def test_stax() -> None:
         assert operators(apply, shape, IMAGES) == TRAINING
 
 
+@pytest.mark.slow
 def test_equinox() -> None:
     """Each image is separate under `vmap`.
 
@@ -134,6 +136,7 @@ def test_equinox() -> None:
             assert operators(batch, tested, state, images) == EVALUATION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_haiku(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(affine, "pays", lambda dtype: True)
@@ -158,6 +161,7 @@ def test_haiku(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert operators(apply, parameters, state, images, False) == EVALUATION
 
 
+@pytest.mark.slow
 def test_keras() -> None:
     os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it when it is imported
     keras = pytest.importorskip("keras")

@@ -192,6 +192,7 @@ def test_the_bases_are_taken() -> None:
     assert operators(evaluation, *ARGUMENTS) == {"bn_add_relu_inference": 1}
 
 
+@pytest.mark.slow
 @hypothesis.given(
     base=st.sampled_from((*BASES, *map(with_activation, ACTIVATIONS))),
     index=st.integers(0, 40),

@@ -150,6 +150,7 @@ def _mean(array: Any, sums: tuple[Any, Any, int]) -> Any:
     return total / count
 
 
+@pytest.mark.slow
 @hypothesis.given(
     first=_sums(),
     second=st.sampled_from([None, None]) | _sums(),

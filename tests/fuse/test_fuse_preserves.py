@@ -174,6 +174,7 @@ def _program(operations: Sequence[Any]) -> Callable[..., Any]:
     return rest
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::numpy.exceptions.ComplexWarning")
 @hypothesis.settings(max_examples=example_count(25))
 @hypothesis.given(operations=_operations())

@@ -176,6 +176,7 @@ def test_an_nnx_module() -> None:
         np.testing.assert_allclose(given, expected, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @hypothesis.given(
     base=st.sampled_from(BASES),
     index=st.integers(0, 40),

@@ -23,6 +23,7 @@ FIRST_LIBRARIES = ("linen", "by_hand")
 PACKAGES = {"linen": "flax", "nnx": "flax", "stax": "jax", "by_hand": "jax"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", slow_except(FIRST_LIBRARIES, LIBRARIES))
 def test_trains_as_well(library: str) -> None:
     """The error of a step against the program in float64 is no larger than without `fuse`.
@@ -129,6 +130,7 @@ def test_nnx_state_is_written_back() -> None:
     _agree(_nnx_statistics(copy), _nnx_statistics(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_jitted", [True, False])
 def test_nnx_trains_the_same(is_jitted: bool) -> None:
     def loss(model: Any, x: Any) -> Any:
@@ -176,6 +178,7 @@ def test_nnx_in_a_closure_is_refused() -> None:
     _agree(_nnx_statistics(model), before, 0)
 
 
+@pytest.mark.slow
 def test_equinox_trains_the_same() -> None:
     equinox = pytest.importorskip("equinox")
     from benchmarks.models import equinox as equinox_models

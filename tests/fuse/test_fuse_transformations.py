@@ -171,6 +171,7 @@ def test_inside_a_scan() -> None:
     assert kernels(program, *ARGUMENTS) == 1
 
 
+@pytest.mark.slow
 def test_forward_mode_and_second_derivatives() -> None:
     def loss(scale: Any) -> Any:
         return jnp.sum(_join(X, Z, scale, BIAS) ** 3)

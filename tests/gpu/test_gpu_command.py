@@ -38,6 +38,7 @@ def run(steps: list[Step], directory: Path, budget_s: float = 100) -> dict[str, 
     return {record.name: record for record in records}
 
 
+@pytest.mark.slow
 def test_goes_on_after_failures(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     output.write_text('"of an earlier run"')
@@ -86,6 +87,7 @@ def test_budget_ends_the_run(tmp_path: Path) -> None:
     assert {record.status for record in found.values()} == {"not_run"}
 
 
+@pytest.mark.slow
 def test_what_a_running_step_has_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

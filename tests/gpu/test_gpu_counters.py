@@ -163,6 +163,7 @@ def ends(process: str, seconds: float = 10) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "when_asked", ["", f"{WRITES}; exit 1"], ids=["hears nothing", "writes what it has"]
 )

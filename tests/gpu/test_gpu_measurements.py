@@ -145,6 +145,7 @@ def test_the_joins_are_those_of_the_profile() -> None:
     assert moved["one"] == pytest.approx(662_383_616, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_resnet50_under_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses a small stand-in for torchvision: a shallower network with the same modules."""
     pytest.importorskip("torch")

@@ -334,6 +334,7 @@ def results(path: Path, factor: float, *left_out: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_json_and_table(tmp_path: Path) -> None:
     document = json.loads(run("--json", "--device", "h200"))
     assert {"sum_ms", "floor_ms", "sites"} <= set(document)

@@ -58,6 +58,7 @@ vector = jax.ShapeDtypeStruct((64,), jnp.float32)
     return finished.stdout
 
 
+@pytest.mark.slow
 def test_a_program_is_the_same_with_and_without_the_kernels(tmp_path: pathlib.Path) -> None:
     without = lowered_step(tmp_path, WITHOUT_KERNELS)
     assert without.count("custom_call @jax_bnar_") == 2
@@ -192,6 +193,7 @@ except jax.errors.JaxRuntimeError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_stored_program_of_another_version_is_refused_when_it_is_loaded(
     tmp_path: pathlib.Path,
 ) -> None:

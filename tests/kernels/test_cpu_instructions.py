@@ -151,6 +151,7 @@ def test_a_call_for_each_vector_is_found(kernel: Callable[[str], tuple[int, str]
     assert "1 calls" in printed
 
 
+@pytest.mark.slow
 def test_vectors_that_are_copied_whole_are_found(tmp_path: pathlib.Path) -> None:
     """The header as it was once: GCC moved each vector through the stack in pieces of 16 bytes."""
     header = (ROOT / "cpu" / "isa" / "simd_memory.h").read_text()

@@ -12,6 +12,8 @@ from cuda_stand_ins import LOWER, STAND_IN, driver, install, run
 import jax_bnar
 from jax_bnar._kernels import targets
 
+pytestmark = pytest.mark.slow
+
 
 def test_its_kernels_are_found(tmp_path: pathlib.Path) -> None:
     install(tmp_path, jax_bnar.__version__, STAND_IN)

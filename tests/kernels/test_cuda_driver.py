@@ -181,6 +181,7 @@ def test_a_program_for_another_machine(
     lowered(tmp_path, code, driver(stand_in_driver, cuda, ""), "-W", "error")
 
 
+@pytest.mark.slow
 def test_the_doctor_says_why_and_what_to_do(
     tmp_path: pathlib.Path, stand_in_driver: pathlib.Path
 ) -> None:

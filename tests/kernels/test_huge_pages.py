@@ -60,6 +60,7 @@ def run(setting: str) -> dict[str, list[str | bool]]:
     return json.loads(run_python(PROGRAM, timeout=300, prelude=prelude))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/self/smaps").exists(), reason="needs Linux")
 @pytest.mark.skipif(hasattr(ctypes.CDLL(None), "mallctl"), reason="jemalloc advises as well")
 def test_results_are_the_same_on_huge_pages() -> None:

@@ -5,6 +5,7 @@ from checkout import ROOT
 from native_build import optional_tool, run
 
 
+@pytest.mark.slow
 @pytest.mark.one_python
 def test_the_native_tests_compile() -> None:
     run(

@@ -46,6 +46,7 @@ def two_steps(net: Any, state: Any) -> Any:
     return jax.lax.scan(step, state, jnp.stack([normal(0, IMAGES) - 3, normal(1, IMAGES) - 3]))
 
 
+@pytest.mark.slow
 def test_linen_and_back(tmp_path: Path) -> None:
     """A training state goes from plain Flax to ours and back, with two steps on each side."""
     plain = PlainResNet((1, 1), 5, num_filters=4)

@@ -48,6 +48,7 @@ def assert_like_torch(actual: Any, expected: Any, rtol: float) -> None:
     np.testing.assert_allclose(actual, expected, rtol=rtol, atol=rtol * float(scale))
 
 
+@pytest.mark.slow
 def test_resnet50_equals_torch() -> None:
     """Compares logits in evaluation and training, and the running statistics after training."""
     images = normal(0, (4, 96, 96, 3)) - 3

@@ -40,6 +40,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracle import Array, each_input
 from property_tests import example_count
+from tiers import slow_except
 
 from jax_bnar._base.implementation import Implementation
 
@@ -327,7 +328,7 @@ def programs(draw: st.DrawFn) -> Case:
     )
 
 
-@both_implementations
+@pytest.mark.parametrize("implementation", slow_except({"ffi"}, ["ffi", "xla"]))
 @settings(max_examples=EXAMPLES)
 @given(case=programs())
 # In these the rounding error of a mean far from 0 is as large as the standard deviation. Some have

@@ -78,6 +78,7 @@ def test_every_flag(
     check(case, implementation)
 
 
+@pytest.mark.slow
 @narrow
 @every_form
 @pytest.mark.parametrize(("shape", "axis"), [((28, 56, 56, 40), -1), ((16, 64, 56, 57), 1)])

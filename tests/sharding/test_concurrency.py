@@ -95,7 +95,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("axis", slow_except({-1}, [-1, 1]))
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", slow_except({"sharded", "threads"}, PROGRAMS))
 def test_finishes(program: str, axis: int) -> None:
     code = SETUP.format(implementation="ffi", axis=axis) + PROGRAMS[program]
     output = run_python(IN_THREADS + code + "\nprint('finished')\n", timeout=240)

@@ -406,6 +406,7 @@ assert not jax.config.jax_enable_x64
 """
 
 
+@pytest.mark.slow
 def test_without_x64() -> None:
     """By default x64 is off: only the all-reduce uses float64, and there is no warning."""
     run_python(WITHOUT_X64, timeout=300, prelude="")

@@ -226,6 +226,7 @@ def test_a_long_path_is_cut() -> None:
     assert any(line.endswith("b" * 40) for line in lines)
 
 
+@pytest.mark.slow
 def test_one_interrupt_ends_it() -> None:
     """Python drops what is raised in a callback of the garbage collector, such as JAX's own."""
     printed = run_python(
@@ -307,6 +308,7 @@ def test_a_function_without_a_name() -> None:
     assert found.function == "partial"
 
 
+@pytest.mark.slow
 def test_without_kernels_it_says_so() -> None:
     printed = run_python(
         """

@@ -1,6 +1,5 @@
 """Smoke tests of benchmarks/: the sites are those of ResNet-50, and PyTorch is not required."""
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from checkout import ROOT
-from rich.console import Console
 from subprocesses import run_python
 from tiers import slow_except
 
@@ -28,7 +26,7 @@ from benchmarks.common.sites import (  # noqa: E402
     two_read_bytes_without_y,
 )
 from benchmarks.models.small import ConvNorm  # noqa: E402
-from benchmarks.network import folded_inference, resnet50_step, small_pictures  # noqa: E402
+from benchmarks.network import folded_inference, small_pictures  # noqa: E402
 from benchmarks.sharding import collective_bytes  # noqa: E402
 from benchmarks.sites import (  # noqa: E402
     activations,
@@ -39,7 +37,6 @@ from benchmarks.sites import (  # noqa: E402
     measure,
     page_faults,
     plot,
-    report,
     widening,
 )
 from benchmarks.sites import run as sites_run  # noqa: E402
@@ -156,6 +153,7 @@ def test_steps_take_turns(monkeypatch):
 IN_A_NEW_PROCESS = f"import sys\nsys.path.append({str(ROOT)!r})\n"
 
 
+@pytest.mark.slow
 def test_isa_limits_all_peers(tmp_path: Path):
     output = tmp_path / "baseline.json"
     printed = run_python(
@@ -208,6 +206,7 @@ def test_launcher_preloads_jemalloc():
         launch.environment_for("jemalloc", {}, None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_promotion")
 def test_folded_inference(tmp_path: Path):
     output = tmp_path / "folded.json"
@@ -222,6 +221,7 @@ def test_folded_inference(tmp_path: Path):
         assert 0 < row["distance"] < 0.05
 
 
+@pytest.mark.slow
 def test_dual_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "dual.json"
     short = ["--rounds", "1", "--min-sample-ms", "1", "--output", str(output)]
@@ -241,6 +241,7 @@ def test_dual_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "56x56x256" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_promotion")
 def test_activations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ours and Flax's results agree, which the benchmark checks itself."""
@@ -258,6 +259,7 @@ def test_activations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "yolov8n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_promotion")
 def test_widening(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The results are those of the problem, which the benchmark checks itself."""
@@ -278,6 +280,7 @@ def test_widening(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert memory["fuse"] < 1000 < memory["out_dtype"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_promotion")
 def test_masked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The results are those of Flax, which the benchmark checks itself."""
@@ -329,6 +332,7 @@ class _OneNorm(nn.Module):
         return nn.Dense(10, dtype=self.dtype)(y.mean((1, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_promotion")
 def test_small_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two losses agree, which the benchmark checks itself."""
@@ -363,93 +367,7 @@ def test_table_of_collective_bytes() -> None:
     assert sum(site.count * site.channels for site in RESNET50_SITES) == 26560
 
 
-def a_run(peers: tuple[str, ...]) -> dict[str, Any]:
-    """The results of a run with large numbers, which need the widest columns."""
-    times = {name: {"median_ms": 1234.5} for name in peers}
-    row = {
-        "height": 14,
-        "width": 14,
-        "channels": 1024,
-        "form": "bn_add_relu",
-        "count": 16,
-        "peers": times,
-        "two_read_bytes": 10**12,
-        "copy_bytes_per_s": 44.4e9,
-        "contention": 0.5,
-    }
-    floors = {f"two_read_{kind}{s}": 10**9 for kind in ("bytes", "floor_ms") for s in WITHOUT}
-    return {"dtype": "bfloat16", "batch": 256, "sites": [row], "step": {**row, **floors}}
-
-
-WITHOUT = ("", "_without_y")
-PEERS = ("ours", "ours_mask", "flax", "torch")
-
-
-def test_the_table_of_sites_is_whole_at_80_columns() -> None:
-    machine = {
-        "allocator": {"name": "jemalloc"},
-        "jax_bnar_isa": "avx512bf16",
-        "xla_max_isa": "AVX512_BF16",
-        "torch_isa": "AVX512",
-        "cpu": "AMD EPYC, cpu family 25, model 17",
-        "cores": 2,
-    }
-    console = Console(file=io.StringIO(), width=80)
-    report.print_run(a_run(PEERS), machine, console)
-    assert isinstance(console.file, io.StringIO)
-    printed = console.file.getvalue()
-    assert "…" not in printed
-    assert max(map(len, printed.splitlines())) <= 80
-    (line,) = (line for line in printed.splitlines() if "14x14x1024" in line)
-    assert line.split() == (
-        ["14x14x1024", "add", "relu", "16"] + ["1234"] * 4 + ["1.00"] * 3 + ["810.0", "44.4"]
-    )
-
-
-def test_many_peers_are_several_tables_of_80_columns() -> None:
-    machine = {"allocator": {"name": "jemalloc"}, "jax_bnar_isa": "avx2", "cpu": "a", "cores": 2}
-    run = a_run((*PEERS, "torch_compile", "onednn", "onednn_blocked", "paddle", "tensorflow"))
-    run["step"]["unavailable"] = {"another": "it is not installed; " + "pip install it " * 8}
-    console = Console(file=io.StringIO(), width=80)
-    report.print_run(run, machine, console)
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
-    assert "…" not in "".join(lines)
-    assert max(map(len, lines)) <= 80
-    assert len([line for line in lines if "14x14x1024" in line]) == 3
-    rows = [line.split()[:5] for line in lines]
-    assert ["ours", "1234", "1.00"] in rows
-    assert ["torch_compile", "1234", "1.00"] in rows
-    assert ["another", "-", "-", "not", "measured:"] in rows
-
-
-def test_other_tables_are_whole_at_80_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kinds = ("median_ms", "peak_bytes", "temporary_bytes", "saved_residual_bytes")
-    network = dict.fromkeys(kinds, 10_000.0 * 2**20)
-    names = ("fused", "fused, save=mask", "flax, fuse", "flax")
-    run = {"batch": 256, "size": 224, "dtype": "bfloat16", "contention": 0.5}
-    run |= {"networks": dict.fromkeys(names, network)}
-    console = Console(file=io.StringIO(), width=80)
-    console.print(resnet50_step.table(run))
-    assert isinstance(console.file, io.StringIO)
-    assert "…" not in console.file.getvalue()
-    assert "fused, save=mask" in console.file.getvalue()
-
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(collective_bytes, "of_step", lambda _: (212, 637_440))
-    monkeypatch.setattr(jax.config, "update", lambda *_: None)
-    collective_bytes.main()
-    out, err = capsys.readouterr()
-    assert "…" not in out
-    assert max(map(len, out.splitlines())) <= 80
-    assert "compiling Flax" in err
-    collective_bytes.main(json_wanted=True)
-    values = json.loads(capsys.readouterr().out)
-    assert values["jax_bnar"] == {"all_reduces": 212, "bytes": 637_440}
-
-
+@pytest.mark.slow
 def test_refused_without_kernels() -> None:
     """Pure JAX under the name of the kernels would be a measurement of something else."""
     output = run_python(
@@ -478,6 +396,7 @@ def test_refused_without_kernels() -> None:
     assert output.count("pip install") >= 5
 
 
+@pytest.mark.slow
 def test_page_faults(tmp_path: Path) -> None:
     if not targets.huge_pages():
         with pytest.raises(SystemExit, match="no huge pages on request"):

@@ -22,6 +22,7 @@ def texts(picture: Path) -> list[str]:
     return re.findall(r"<!-- (.*?) -->", picture.read_text())
 
 
+@pytest.mark.slow
 def test_committed_pictures_are_drawn_from_the_committed_results(tmp_path: Path) -> None:
     """Compares numbers and labels only, because glyphs depend on the version of Matplotlib."""
     drawn = list(draw_all(tmp_path))

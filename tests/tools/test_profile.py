@@ -91,6 +91,7 @@ def test_pairs_are_the_joins_of_the_blocks() -> None:
     assert pairs[-1] == ("827", "829")
 
 
+@pytest.mark.slow
 def test_prints_and_draws(tmp_path: pathlib.Path) -> None:
     """Runs the command in a separate process, as a user would."""
     pytest.importorskip("matplotlib", reason="a picture needs what jax-bnar[profile] installs")

@@ -79,6 +79,7 @@ def test_joins_of_two_batch_norms_count(tmp_path: pathlib.Path) -> None:
     assert summary(written(tmp_path, document)).fused_joins == 1
 
 
+@pytest.mark.slow
 def test_our_resnet50() -> None:
     """It has 16 fused joins, 33 BatchNorm-ReLUs, and no pair of an addition and a ReLU."""
     pytest.importorskip("flax")
@@ -127,6 +128,7 @@ def test_emit_over_a_folder(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtur
     assert "the profile cannot be written (Is a directory)" in shown
 
 
+@pytest.mark.slow
 def test_emit_a_training_step(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("flax")
     path = tmp_path / "train.json"

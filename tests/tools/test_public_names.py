@@ -111,6 +111,7 @@ def test_options_have_the_types_of_their_values() -> None:
     assert {(module, "implementation") for module in MODULES[:6]} <= seen
 
 
+@pytest.mark.slow
 def test_type_checkers_know_which_names_there_are() -> None:
     """They would believe in every name if they saw the module's `__getattr__`."""
     pyright = shutil.which("pyright", path=native_build.PATH)

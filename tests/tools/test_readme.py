@@ -2,12 +2,14 @@
 
 import re
 
+import pytest
 from checkout import ROOT
 from subprocesses import run_python
 
 README = ROOT / "README.md"
 
 
+@pytest.mark.slow
 def test_snippets_run() -> None:
     snippets = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(snippets) == 3

@@ -53,6 +53,7 @@ def collected(folder: str, *options: str) -> set[str]:
     return {line for line in finished.stdout.splitlines() if "::" in line}
 
 
+@pytest.mark.slow
 def test_the_rest_is_slow() -> None:
     """As pytest sees it: together the tiers have every combination once."""
     tests = "tests/operators/test_special_values.py"
@@ -67,6 +68,7 @@ def test_the_rest_is_slow() -> None:
     assert {test.partition("[")[0] for test in fast} == {test.partition("[")[0] for test in every}
 
 
+@pytest.mark.slow
 def test_tests_for_a_gpu_are_in_no_tier_without_one() -> None:
     assert collected("tests/gpu/test_gpu.py", "-m", "gpu")
     assert not collected("tests/gpu/test_gpu.py", "-m", "slow or not gpu")

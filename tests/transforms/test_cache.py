@@ -8,6 +8,7 @@ contains the address of a Python object, so they miss in every new process (jax 
 import json
 from pathlib import Path
 
+import pytest
 from subprocesses import run_python
 
 _PROGRAMS = """
@@ -61,6 +62,7 @@ print(json.dumps(report))
 """
 
 
+@pytest.mark.slow
 def test_second_process_hits(tmp_path: Path) -> None:
     program = _PROGRAMS.format(directory=str(tmp_path))
     first, second = (json.loads(run_python(program, timeout=300, prelude="")) for _ in range(2))

@@ -188,6 +188,7 @@ np.savez({results!r}, value, *gradients)
 """
 
 
+@pytest.mark.slow
 def test_reload_in_a_fresh_process(tmp_path: Path) -> None:
     """One differentiable file works for cpu and cuda, and for every batch size."""
     tensor = jax.ShapeDtypeStruct(export.symbolic_shape("batch, 5, 6, 17"), np.float32)

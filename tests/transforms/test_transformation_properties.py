@@ -140,7 +140,7 @@ def test_named_axis_within(data: st.DataObject, number: int, name: str, kind: st
     check_compiled(named_axis(name, own_parameters=False), call, axis_name="i")
 
 
-@pytest.mark.parametrize("kind", slow_except({"1", "renorm"}, list(KINDS)))
+@pytest.mark.parametrize("kind", slow_except({"1"}, list(KINDS)))
 @examples(2)
 @hypothesis.given(
     data=st.data(), around=st.lists(st.sampled_from(sorted(WRAPPERS)), min_size=2, max_size=3)
