@@ -122,17 +122,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ReduceKernel(const __grid_constant__ BackwardParameters p, bool whole) {
   using A = Accumulator<T>;
   const SharedMemory shared;
-  const BlockPosition position(p.tiling, /*last_first=*/false);
-  for (int64_t index = position.team; index < p.tiling.num_slabs;
-       index += p.tiling.num_teams) {
-    const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
-    SetReduceConstants<A>(p, shared, slab);
-    SumGradients<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);
-    if (AddTeamInLast(p.tiling, shared, p.workspace, p.block_reduction, index,
-                      position.rank)) {
-      StoreTotals<A>(p, shared, slab, index, whole);
-    }
-  }
+  ForEachSlab<kLayout, kElements>(
+      p.tiling, /*last_first=*/false,
+      [&](const auto& slab, int64_t index, int rank) {
+        SetReduceConstants<A>(p, shared, slab);
+        SumGradients<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);
+        if (AddTeamInLast(p.tiling, shared, p.workspace, p.block_reduction,
+                          index, rank)) {
+          StoreTotals<A>(p, shared, slab, index, whole);
+        }
+      });
 }
 
 // If `whole`, the kernel takes the sums of a ReduceKernel; otherwise it takes
@@ -142,15 +141,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ApplyKernel(const __grid_constant__ BackwardParameters p, bool whole) {
   using A = Accumulator<T>;
   const SharedMemory shared;
-  const BlockPosition position(p.tiling, /*last_first=*/true);
-  for (int64_t index = position.team; index < p.tiling.num_slabs;
-       index += p.tiling.num_teams) {
-    const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
-    SetReduceConstants<A>(p, shared, slab);
-    LoadApplyConstants<A>(p, shared, slab, index, whole,
-                          /*store=*/position.rank == 0);
-    ApplyTiles<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);
-  }
+  ForEachSlab<kLayout, kElements>(
+      p.tiling, /*last_first=*/true,
+      [&](const auto& slab, int64_t index, int rank) {
+        SetReduceConstants<A>(p, shared, slab);
+        LoadApplyConstants<A>(p, shared, slab, index, whole,
+                              /*store=*/rank == 0);
+        ApplyTiles<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);
+      });
 }
 
 }  // namespace cuda

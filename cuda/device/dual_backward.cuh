@@ -310,9 +310,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                      bool whole) {
   using A = Accumulator<T>;
   const DualSharedMemory shared;
-  ForEachSlabOfBoth<kLayout, kElements>(
+  ForEachSlab<kLayout, kElements, /*kInputs=*/2>(
       first.tiling, /*last_first=*/false,
-      [&](const Slab<kLayout, kElements>& slab, int64_t index, int rank) {
+      [&](const auto& slab, int64_t index, int rank) {
         SetDualReduceConstants<A>(first, second, shared, slab);
         SumDualGradients<T, kElements, Form>(first, second, shared, slab);
         if (AddBothTeamsInLast(first, shared, index, rank)) {
@@ -331,9 +331,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                     bool whole) {
   using A = Accumulator<T>;
   const DualSharedMemory shared;
-  ForEachSlabOfBoth<kLayout, kElements>(
+  ForEachSlab<kLayout, kElements, /*kInputs=*/2>(
       first.tiling, /*last_first=*/true,
-      [&](const Slab<kLayout, kElements>& slab, int64_t index, int rank) {
+      [&](const auto& slab, int64_t index, int rank) {
         const bool store = rank == 0;
         SetDualReduceConstants<A>(first, second, shared, slab);
         LoadApplyConstants<A>(first, shared, slab, 2 * index, whole, store);

@@ -85,20 +85,6 @@ class DualNormaliser {
   Values<A, kElements> bias_;
 };
 
-// Calls f(slab, index, rank) for each slab that the block's team has of both
-// inputs. It is slab 2 * index of the tiling in x1, and slab 2 * index + 1 at
-// the same place in x2.
-template <Layout kLayout, int kElements, typename F>
-__device__ __forceinline__ void ForEachSlabOfBoth(const Tiling& tiling,
-                                                  bool last_first, F f) {
-  const BlockPosition position(tiling, last_first);
-  for (int64_t index = position.team; index < tiling.num_slabs / 2;
-       index += tiling.num_teams) {
-    const Slab<kLayout, kElements> slab(tiling, index, position.rank);
-    f(slab, index, position.rank);
-  }
-}
-
 // A team takes the slabs of x1 and x2 in turn, so that the ends of both are
 // what L2 holds afterwards.
 template <typename T, Layout kLayout, int kElements>
@@ -130,9 +116,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   using A = Accumulator<T>;
   const Tiling& tiling = first.tiling;
   const DualSharedMemory shared;
-  ForEachSlabOfBoth<kLayout, kElements>(
-      tiling, /*last_first=*/true,
-      [&](const Slab<kLayout, kElements>& slab, int64_t, int) {
+  ForEachSlab<kLayout, kElements, /*kInputs=*/2>(
+      tiling, /*last_first=*/true, [&](const auto& slab, int64_t, int) {
         const int column = static_cast<int>(threadIdx.x);
         __syncthreads();  // The constants of the previous slab are in use.
         if (slab.HasColumn(column)) {

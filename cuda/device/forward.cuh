@@ -91,18 +91,17 @@ template <typename T, Layout kLayout, int kElements>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     StatisticsKernel(const __grid_constant__ ForwardParameters p) {
   const SharedMemory shared;
-  const BlockPosition position(p.tiling, /*last_first=*/false);
-  for (int64_t index = position.team; index < p.tiling.num_slabs;
-       index += p.tiling.num_teams) {
-    const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
-    SumStatistics<T, kElements, /*kKeep=*/false>(
-        p.tiling, shared, slab, static_cast<const T*>(p.buffers.x));
-    if (AddTeamInLast(p.tiling, shared, p.workspace, p.block_reduction, index,
-                      position.rank)) {
-      FinishStatistics<T>(p, shared, slab, /*store=*/true,
-                          /*constants=*/false);
-    }
-  }
+  ForEachSlab<kLayout, kElements>(
+      p.tiling, /*last_first=*/false,
+      [&](const auto& slab, int64_t index, int rank) {
+        SumStatistics<T, kElements, /*kKeep=*/false>(
+            p.tiling, shared, slab, static_cast<const T*>(p.buffers.x));
+        if (AddTeamInLast(p.tiling, shared, p.workspace, p.block_reduction,
+                          index, rank)) {
+          FinishStatistics<T>(p, shared, slab, /*store=*/true,
+                              /*constants=*/false);
+        }
+      });
 }
 
 // Sets the constants of one column from given statistics.
@@ -125,18 +124,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     NormaliseKernel(const __grid_constant__ ForwardParameters p) {
   using A = Accumulator<T>;
   const SharedMemory shared;
-  const BlockPosition position(p.tiling, /*last_first=*/true);
-  for (int64_t index = position.team; index < p.tiling.num_slabs;
-       index += p.tiling.num_teams) {
-    const Slab<kLayout, kElements> slab(p.tiling, index, position.rank);
-    const int column = static_cast<int>(threadIdx.x);
-    __syncthreads();  // The constants of the previous slab are still in use.
-    if (slab.HasColumn(column)) {
-      SetGivenConstants<A>(p, shared, slab, column);
-    }
-    __syncthreads();
-    NormaliseTiles<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);
-  }
+  ForEachSlab<kLayout, kElements>(
+      p.tiling, /*last_first=*/true, [&](const auto& slab, int64_t, int) {
+        const int column = static_cast<int>(threadIdx.x);
+        __syncthreads();  // The constants of the previous slab are in use.
+        if (slab.HasColumn(column)) {
+          SetGivenConstants<A>(p, shared, slab, column);
+        }
+        __syncthreads();
+        NormaliseTiles<T, kElements, /*kKeep=*/false, Form>(p, shared, slab);
+      });
 }
 
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// Where the elements of a block lie in memory.
+// Which slabs a block has, and where their elements lie in memory.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_SLAB_CUH_
 #define JAX_BNAR_CUDA_DEVICE_SLAB_CUH_
@@ -209,6 +209,34 @@ class Slab {
   int64_t base_;
   int64_t first_vector_;  // Used where channels are first.
 };
+
+// The team that a block belongs to, and its rank in that team.
+struct BlockPosition {
+  __device__ __forceinline__ BlockPosition(const Tiling& tiling,
+                                           bool last_first) {
+    // Blocks start in the order of their indices. In the reverse order, the
+    // first blocks to start find in L2 what the previous kernel read last.
+    const unsigned block = last_first ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    team = block / static_cast<unsigned>(tiling.team);
+    rank = static_cast<int>(block - team * tiling.team);
+  }
+  unsigned team;
+  int rank;
+};
+
+// Calls f(slab, index, rank) for each slab of the block's team. With two
+// inputs, index * kInputs + i is that of the slab at the same place in input i,
+// and each is counted in tiling.num_slabs.
+template <Layout kLayout, int kElements, int kInputs = 1, typename F>
+__device__ __forceinline__ void ForEachSlab(const Tiling& tiling,
+                                            bool last_first, F f) {
+  const BlockPosition position(tiling, last_first);
+  for (int64_t index = position.team; index < tiling.num_slabs / kInputs;
+       index += tiling.num_teams) {
+    const Slab<kLayout, kElements> slab(tiling, index, position.rank);
+    f(slab, index, position.rank);
+  }
+}
 
 }  // namespace cuda
 }  // namespace jax_bnar

@@ -1,5 +1,4 @@
-// How a block goes through its tiles: which block it is, and the loop that
-// every pass uses.
+// How a block goes through its tiles: the loop that every pass uses.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_TILES_CUH_
 #define JAX_BNAR_CUDA_DEVICE_TILES_CUH_
@@ -102,20 +101,6 @@ __device__ __forceinline__ void ForEachSegment(int shared_tiles, int tiles,
       },
       flush);
 }
-
-// The team that a block belongs to, and its rank in that team.
-struct BlockPosition {
-  __device__ __forceinline__ BlockPosition(const Tiling& tiling,
-                                           bool last_first) {
-    // Blocks start in the order of their indices. In the reverse order, the
-    // first blocks to start find in L2 what the previous kernel read last.
-    const unsigned block = last_first ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    team = block / static_cast<unsigned>(tiling.team);
-    rank = static_cast<int>(block - team * tiling.team);
-  }
-  unsigned team;
-  int rank;
-};
 
 }  // namespace cuda
 }  // namespace jax_bnar
