@@ -224,9 +224,9 @@ struct BlockPosition {
   int rank;
 };
 
-// Calls f(slab, index, rank) for each slab of the block's team. With two
-// inputs, index * kInputs + i is that of the slab at the same place in input i,
-// and each is counted in tiling.num_slabs.
+// Calls f(slab, index, rank) for each slab of the block's team. With several
+// inputs, tiling.num_slabs counts those of all, and a team has all that lie at
+// one place: slab `index` of input i has the number index * kInputs + i.
 template <Layout kLayout, int kElements, int kInputs = 1, typename F>
 __device__ __forceinline__ void ForEachSlab(const Tiling& tiling,
                                             bool last_first, F f) {
