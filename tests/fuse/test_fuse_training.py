@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from fuse_tools import array, in_float64, kernels, operators
-from tiers import slow_except
 from widened import widened
 
 import jax_bnar
@@ -18,13 +17,11 @@ from benchmarks.models import nnx as nnx_models
 from benchmarks.models.network import LIBRARIES, build
 
 SMALL = array((4, 8, 8, 3))
-# One that hands its state around, and one without modules.
-FIRST_LIBRARIES = ("linen", "by_hand")
 PACKAGES = {"linen": "flax", "nnx": "flax", "stax": "jax", "by_hand": "jax"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", slow_except(FIRST_LIBRARIES, LIBRARIES))
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_trains_as_well(library: str) -> None:
     """The error of a step against the program in float64 is no larger than without `fuse`.
 

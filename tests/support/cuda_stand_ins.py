@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from checkout import ROOT
 from native_build import run as run_tool
 from native_build import tool
+from subprocesses import python_path
 
 STAND_IN = """
 from jax_bnar import _native
@@ -70,7 +71,6 @@ def run(
     """Runs Python with `folder` on its path, and without CUDA kernels built from the sources."""
     block = "" if own_cuda else "import sys\nsys.modules['jax_bnar._cuda'] = None\n"
     (folder / "sitecustomize.py").write_text(block)
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     inherited = {
         k: v
         for k, v in os.environ.items()
@@ -78,7 +78,9 @@ def run(
     }
     return subprocess.run(
         [sys.executable, *options, *(["-c", code] if code else [])],
-        env=inherited | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"} | dict(environment or {}),
+        env=inherited
+        | {"PYTHONPATH": python_path(folder), "JAX_PLATFORMS": "cpu"}
+        | dict(environment or {}),
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,6 +1,7 @@
 """Runs Python in a separate process, so that a hang or a crash does not end the test run."""
 
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -51,3 +52,8 @@ def run_python(code: str, *, timeout: float, prelude: str = _PRELUDE) -> str:
         f"exit status {finished.returncode}\n{finished.stdout[-2000:]}\n{finished.stderr[-4000:]}"
     )
     return finished.stdout
+
+
+def python_path(*folders: pathlib.Path) -> str:
+    """The PYTHONPATH with which these folders are searched before those of the caller's."""
+    return os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])

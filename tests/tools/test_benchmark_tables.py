@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,6 +38,19 @@ def a_run(peers: tuple[str, ...]) -> dict[str, Any]:
     return {"dtype": "bfloat16", "batch": 256, "sites": [row], "step": {**row, **floors}}
 
 
+def assert_whole(printed: str) -> None:
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def lines_of(write: Callable[[Console], object]) -> list[str]:
+    """What is written to a console of 80 columns, which is whole."""
+    file = io.StringIO()
+    write(Console(file=file, width=80))
+    assert_whole(file.getvalue())
+    return file.getvalue().splitlines()
+
+
 WITHOUT = ("", "_without_y")
 PEERS = ("ours", "ours_mask", "flax", "torch")
 
@@ -50,13 +64,8 @@ def test_the_table_of_sites_is_whole_at_80_columns() -> None:
         "cpu": "AMD EPYC, cpu family 25, model 17",
         "cores": 2,
     }
-    console = Console(file=io.StringIO(), width=80)
-    report.print_run(a_run(PEERS), machine, console)
-    assert isinstance(console.file, io.StringIO)
-    printed = console.file.getvalue()
-    assert "…" not in printed
-    assert max(map(len, printed.splitlines())) <= 80
-    (line,) = (line for line in printed.splitlines() if "14x14x1024" in line)
+    lines = lines_of(lambda console: report.print_run(a_run(PEERS), machine, console))
+    (line,) = (line for line in lines if "14x14x1024" in line)
     assert line.split() == (
         ["14x14x1024", "add", "relu", "16"] + ["1234"] * 4 + ["1.00"] * 3 + ["810.0", "44.4"]
     )
@@ -66,12 +75,7 @@ def test_many_peers_are_several_tables_of_80_columns() -> None:
     machine = {"allocator": {"name": "jemalloc"}, "jax_bnar_isa": "avx2", "cpu": "a", "cores": 2}
     run = a_run((*PEERS, "torch_compile", "onednn", "onednn_blocked", "paddle", "tensorflow"))
     run["step"]["unavailable"] = {"another": "it is not installed; " + "pip install it " * 8}
-    console = Console(file=io.StringIO(), width=80)
-    report.print_run(run, machine, console)
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
-    assert "…" not in "".join(lines)
-    assert max(map(len, lines)) <= 80
+    lines = lines_of(lambda console: report.print_run(run, machine, console))
     assert len([line for line in lines if "14x14x1024" in line]) == 3
     rows = [line.split()[:5] for line in lines]
     assert ["ours", "1234", "1.00"] in rows
@@ -87,19 +91,15 @@ def test_other_tables_are_whole_at_80_columns(
     names = ("fused", "fused, save=mask", "flax, fuse", "flax")
     run = {"batch": 256, "size": 224, "dtype": "bfloat16", "contention": 0.5}
     run |= {"networks": dict.fromkeys(names, network)}
-    console = Console(file=io.StringIO(), width=80)
-    console.print(resnet50_step.table(run))
-    assert isinstance(console.file, io.StringIO)
-    assert "…" not in console.file.getvalue()
-    assert "fused, save=mask" in console.file.getvalue()
+    lines = lines_of(lambda console: console.print(resnet50_step.table(run)))
+    assert any("fused, save=mask" in line for line in lines)
 
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(collective_bytes, "of_step", lambda _: (212, 637_440))
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     collective_bytes.main()
     out, err = capsys.readouterr()
-    assert "…" not in out
-    assert max(map(len, out.splitlines())) <= 80
+    assert_whole(out)
     assert "compiling Flax" in err
     collective_bytes.main(json_wanted=True)
     values = json.loads(capsys.readouterr().out)

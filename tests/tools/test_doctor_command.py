@@ -11,6 +11,7 @@ import sys
 
 import jax
 import pytest
+from subprocesses import python_path
 
 import jax_bnar
 from jax_bnar._kernels import targets
@@ -73,7 +74,7 @@ def test_native_module_missing(tmp_path: pathlib.Path) -> None:
     # A sitecustomize also affects the processes that the doctor starts.
     blocked = "import sys\nsys.modules['jax_bnar._native'] = None\n"
     (tmp_path / "sitecustomize.py").write_text(blocked)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    path = python_path(tmp_path)
     finished = run_doctor(PYTHONPATH=path)
     assert finished.returncode == 1, finished.stdout + finished.stderr
     assert "the default platform (cpu) does NOT work" in finished.stdout
@@ -105,13 +106,21 @@ def installed(tmp_path: pathlib.Path) -> pathlib.Path:
     return package
 
 
+@pytest.fixture
+def sources(tmp_path: pathlib.Path, installed: pathlib.Path) -> pathlib.Path:
+    """The package in a checkout, without the native module."""
+    package = tmp_path / "checkout" / "jax_bnar"
+    shutil.copytree(installed, package, ignore=shutil.ignore_patterns("_native.*.so"))
+    return package
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="another loader may raise instead")
 def test_truncated_native_module(installed: pathlib.Path) -> None:
     (module,) = (path for path in installed.glob("_native.*") if path.suffix != ".pyi")
     with module.open("r+b") as file:
         file.truncate(module.stat().st_size // 4)
-    path = os.pathsep.join([str(installed.parent), os.environ.get("PYTHONPATH", "")])
+    path = python_path(installed.parent)
     # Keep the current directory off the path, because it may be the checkout.
     found_first = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     loaded = subprocess.run([sys.executable, "-c", "import jax_bnar"], env=os.environ | found_first)
@@ -128,16 +137,14 @@ def test_truncated_native_module(installed: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_sources_that_hide_the_installed_package(
-    tmp_path: pathlib.Path, installed: pathlib.Path
+    tmp_path: pathlib.Path, installed: pathlib.Path, sources: pathlib.Path
 ) -> None:
     """As in a checkout, after `pip install .`: what is imported has no native module."""
-    sources = tmp_path / "checkout" / "jax_bnar"
-    shutil.copytree(installed, sources, ignore=shutil.ignore_patterns("_native.*.so"))
     metadata = tmp_path / "jax_bnar-0.1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Name: jax-bnar\nVersion: 0.1.0\n")
-    path = [str(sources.parent), str(tmp_path), os.environ.get("PYTHONPATH", "")]
-    finished = run_doctor(PYTHONPATH=os.pathsep.join(path), PYTHONSAFEPATH="1")
+    path = python_path(sources.parent, installed.parent)
+    finished = run_doctor(PYTHONPATH=path, PYTHONSAFEPATH="1")
     assert finished.returncode == 1, finished.stdout + finished.stderr
     assert (
         f"the sources in {sources}, which have no native module, were imported instead of the"
@@ -146,18 +153,16 @@ def test_sources_that_hide_the_installed_package(
     assert "python -P" in finished.stdout
     assert "install the package" not in finished.stdout
     # Without the checkout's folder it works.
-    finished = run_doctor(PYTHONPATH=os.pathsep.join(path[1:]), PYTHONSAFEPATH="1")
+    finished = run_doctor(PYTHONPATH=python_path(installed.parent), PYTHONSAFEPATH="1")
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
 @pytest.mark.slow
 def test_in_a_checkout_with_the_option_of_the_readme(
-    tmp_path: pathlib.Path, installed: pathlib.Path
+    installed: pathlib.Path, sources: pathlib.Path
 ) -> None:
     """The process that examines a platform must not import the sources here either."""
-    sources = tmp_path / "checkout" / "jax_bnar"
-    shutil.copytree(installed, sources, ignore=shutil.ignore_patterns("_native.*.so"))
-    path = os.pathsep.join([str(installed.parent), os.environ.get("PYTHONPATH", "")])
+    path = python_path(installed.parent)
     finished = run_in(sources.parent, "-P", "-m", "jax_bnar.doctor", PYTHONPATH=path)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "executed    float32" in finished.stdout
@@ -168,7 +173,7 @@ def test_old_jax(tmp_path: pathlib.Path, arguments: tuple[str, ...]) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import jax\njax.__version__, jax.__version_info__ = '0.8.1', (0, 8, 1)\ndel jax.typeof\n"
     )
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    path = python_path(tmp_path)
     finished = run_doctor(*arguments, PYTHONPATH=path)
     assert finished.returncode == 1, finished.stdout + finished.stderr
     assert finished.stderr == ""
@@ -190,7 +195,7 @@ def test_plugin_that_does_not_start(tmp_path: pathlib.Path) -> None:
     metadata = tmp_path / "jax_cuda13_plugin-9.8.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Name: jax-cuda13-plugin\nVersion: 9.8\n")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    path = python_path(tmp_path)
     finished = run_doctor("--json", PYTHONPATH=path, JAX_PLATFORMS="cuda")
     assert finished.returncode == 1, finished.stdout + finished.stderr
     found = json.loads(finished.stdout)
