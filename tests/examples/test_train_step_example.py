@@ -52,6 +52,7 @@ def test_it_learns() -> None:
     assert accuracies[1] > 80
 
 
+@pytest.mark.slow
 @jax.numpy_dtype_promotion("standard")  # needed by optax
 def test_a_step_runs_each_norm_as_one_call(example: ModuleType) -> None:
     images, labels = jnp.zeros((4, 8, 8, 1), jnp.float32), jnp.zeros(4, jnp.int32)

@@ -85,6 +85,7 @@ def test_linen(net: nn.Module, count: int) -> None:
     assert {layer.module for layer in module.report.folded} >= {f"{type(net).__name__}/BatchNorm_0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_our_resnet(dtype: str) -> None:
     net = flax_layers.ResNet((1, 1), 5, num_filters=4, dtype=jnp.dtype(dtype))

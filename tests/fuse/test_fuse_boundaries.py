@@ -411,6 +411,7 @@ def test_programs_in_pieces_are_fused(base: Callable[..., Any], cuts: list[int])
     require_equal(program)
 
 
+@pytest.mark.slow
 @hypothesis.given(
     base=st.sampled_from([two_pass, fast_and_folded, with_bias_before]),
     cuts=CUTS,

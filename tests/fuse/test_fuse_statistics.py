@@ -1,5 +1,6 @@
 """Programs of which `fuse` takes only the statistics: they become `batch_statistics`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -78,11 +79,13 @@ def test_derivatives_are_exact(function: Callable[..., Any]) -> None:
     """In float64, where rounding hides nothing: values, tangents and gradients of the program."""
     arguments = tuple(a.astype(jnp.float64) for a in (X, G, SCALE))
     tangents = tuple(jnp.cos(a) for a in arguments)
-    results = []
-    for f in (function, jax_bnar.fuse(function)):
-        results.append(jax.jit(lambda a, t, f=f: jax.jvp(f, a, t))(arguments, tangents))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def derivatives(f: Callable[..., Any], arguments: Any, tangents: Any) -> Any:
         y, pullback = jax.vjp(f, *arguments)
-        results[-1] = (results[-1], jax.jit(pullback)(jax.tree.map(jnp.sin, y)))
+        return jax.jvp(f, arguments, tangents), pullback(jax.tree.map(jnp.sin, y))
+
+    results = [derivatives(f, arguments, tangents) for f in (function, jax_bnar.fuse(function))]
     for given, expected in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(given, expected, rtol=1e-9, atol=1e-9)
 

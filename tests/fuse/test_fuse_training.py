@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from fuse_tools import array, in_float64, kernels, operators
+from tiers import slow_except
 from widened import widened
 
 import jax_bnar
@@ -68,6 +69,7 @@ def _distance(given: Any, exact: Any) -> float:
     return float(np.linalg.norm(difference) / np.linalg.norm([np.linalg.norm(b) for _, b in pairs]))
 
 
+@pytest.mark.slow
 def test_keras_fits_the_same() -> None:
     """`fuse` is applied to the method that Keras' trainer differentiates."""
     os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -128,7 +130,7 @@ def test_nnx_state_is_written_back() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_jitted", [True, False])
+@pytest.mark.parametrize("is_jitted", slow_except({True}, [True, False]))
 def test_nnx_trains_the_same(is_jitted: bool) -> None:
     def loss(model: Any, x: Any) -> Any:
         return jnp.mean(jnp.square(model(x)))

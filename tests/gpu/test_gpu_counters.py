@@ -198,6 +198,7 @@ def test_ncu_of_the_toolkit_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ncu.find_ncu() == str(program)
 
 
+@pytest.mark.slow
 def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in plan.Plan("cpu", tmp_path, workers=0).environment().items():
         monkeypatch.setenv(name, value)

@@ -122,6 +122,7 @@ def test_a_program_for_missing_kernels_compiles_and_does_not_run(operation: str)
         assert message.endswith("be loaded here: they are on the moon. Way out: fetch them")
 
 
+@pytest.mark.slow
 def test_the_error_says_why_kernels_are_missing_and_the_way_out(tmp_path: pathlib.Path) -> None:
     code = "print(targets._why_cuda_is_missing())"
     finished = run(tmp_path, WITHOUT_KERNELS + LOWER + code)

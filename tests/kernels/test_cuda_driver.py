@@ -172,6 +172,7 @@ def test_one_warning_where_they_do_not_load(
     assert known == ("registered" if registered else "not registered")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cuda", ["13.0", "12.4"])
 def test_a_program_for_another_machine(
     tmp_path: pathlib.Path, stand_in_driver: pathlib.Path, cuda: str

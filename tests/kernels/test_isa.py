@@ -107,6 +107,7 @@ def test_agrees_with_pure_jax(isa: str, expected: pathlib.Path) -> None:
     assert used == isa
 
 
+@pytest.mark.slow
 def test_empty_value_is_as_good_as_none() -> None:
     program = "from jax_bnar._kernels import targets\nprint(targets.cpu_isa())"
     prelude = "import os\nos.environ['JAX_BNAR_CPU_ISA'] = ''\n"

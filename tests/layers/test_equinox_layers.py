@@ -272,6 +272,7 @@ def trained(norm: Any, mode: str) -> Any:
     return losses, evaluated, jax.tree.leaves(state)
 
 
+@pytest.mark.slow
 @modes
 def test_a_block_trains_as_with_equinox(mode: str) -> None:
     with as_flax_needs_it():

@@ -320,6 +320,7 @@ def trained(norm: Any) -> Any:
     return losses, logits, params, state
 
 
+@pytest.mark.slow
 def test_a_block_trains_as_with_haiku() -> None:
     with as_flax_needs_it():
         actual, expected = trained(BatchNorm), trained(hk.BatchNorm)

@@ -111,6 +111,7 @@ def test_another_function_comes_after_norm_and_residual(
     assert not np.array_equal(actual[0], outside(x))
 
 
+@pytest.mark.slow
 def test_another_function_with_a_mask_and_other_results() -> None:
     x, layer = normal(0), frozen_linen(use_running_average=False, axis=(1, 3))
     variables = some_variables(flax_layers.BatchNorm(axis=(1, 3)), x)
@@ -251,6 +252,7 @@ def test_another_norm_may_have_an_activation_of_its_own() -> None:
     np.testing.assert_array_equal(*outputs[1::2])
 
 
+@pytest.mark.slow
 def test_folding_loses_no_activation() -> None:
     """In a converted network, a norm may have another activation than its block."""
     make = functools.partial(nnx_layers.ResNet, (1,), 2, num_filters=4, norm=nnx.BatchNorm)

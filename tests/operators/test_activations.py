@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from activation_cases import ACTIVATIONS, PIECEWISE, check
+from activation_cases import ACTIVATIONS, PIECEWISE, REPRESENTATIVES, check
 from cases import Case, all_dtypes, both_implementations, cases, operands
 from hypothesis import given, settings
 from jax.sharding import PartitionSpec as P
 from programs import ours
 from sharding_tools import collectives, make_mesh, put
+from tiers import slow_except
 
 from jax_bnar import (
     batch_norm,
@@ -34,6 +35,8 @@ from jax_bnar._base.implementation import Implementation
 pytestmark = pytest.mark.quick
 
 every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
+# `make check` takes the others as well.
+representatives = pytest.mark.parametrize("name", slow_except(REPRESENTATIVES, ACTIVATIONS))
 
 
 @both_implementations
@@ -64,7 +67,7 @@ def test_every_dtype(
 
 
 @both_implementations
-@every_activation
+@representatives
 @pytest.mark.parametrize("has_z", [False, True])
 def test_inference(has_z: bool, name: str, implementation: Implementation) -> None:
     x, z, scale, bias = operands(Case((7, 3, 5), seed=1))
@@ -85,10 +88,15 @@ def test_inference(has_z: bool, name: str, implementation: Implementation) -> No
     wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), given_arrays)
     np.testing.assert_allclose(function(*given_arrays), formula(*wide), rtol=1e-5, atol=1e-5)
     weights = np.cos(np.arange(x.size)).reshape(x.shape).astype(np.float32)
-    actual, expected = (
-        jax.grad(lambda *a, f=f: (f(*a) * weights.astype(a[0].dtype)).sum(), (0, 1, 2, 3, 4))(*at)
-        for f, at in ((function, given_arrays), (formula, wide))
-    )
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def gradients(f: Any, *at: Any) -> Any:
+        def weighted(*at: Any) -> jax.Array:
+            return (f(*at) * weights.astype(at[0].dtype)).sum()
+
+        return jax.grad(weighted, (0, 1, 2, 3, 4))(*at)
+
+    actual, expected = gradients(function, *given_arrays), gradients(formula, *wide)
     for own, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-4)
 
@@ -165,7 +173,7 @@ def test_two_inputs_with_relu_or_nothing() -> None:
         dual_bn_act(*arrays[:6], activation="none", implementation="ffi")
 
 
-@every_activation
+@representatives
 def test_two_inputs_are_one_call_each_way(name: str) -> None:
     """Nothing is kept but x1 and x2."""
     x1, x2, *vectors = (jnp.asarray(array) for array in two_inputs((16, 4, 16), -1)[:6])
@@ -213,7 +221,7 @@ def test_with_relu_or_nothing_it_is_the_other_operators() -> None:
         jax.tree.map(np.testing.assert_array_equal, tuple(own), tuple(other))
 
 
-@every_activation
+@representatives
 @pytest.mark.parametrize("has_z", [False, True])
 def test_it_is_one_call_each_way(has_z: bool, name: str) -> None:
     x, z, scale, bias = operands(Case((8, 4, 16)))
@@ -225,7 +233,7 @@ def test_it_is_one_call_each_way(has_z: bool, name: str) -> None:
     assert ours(jax.grad(loss, (0, 1, 2)), x, scale, bias) == {"forward": 1, "backward": 1}
 
 
-@every_activation
+@representatives
 @pytest.mark.parametrize("save", ["y", "mask"])
 @pytest.mark.parametrize("has_z", [False, True])
 def test_backward_keeps_nothing_from_before_the_activation(
@@ -273,7 +281,7 @@ def test_sharded(name: str, has_z: bool) -> None:
     assert set(found) == {"all-reduce"}
 
 
-@every_activation
+@representatives
 def test_gpus_run_kernels_and_tpus_pure_jax(name: str) -> None:
     x = jnp.ones((4, 3), jnp.float32)
 
@@ -326,6 +334,7 @@ def test_other_activations_are_refused(activation: Any, error: Any, words: str) 
         dual_bn_act_inference(*given, activation=activation)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def gradients_of(function: Any, x: jax.Array, z: jax.Array, dy: jax.Array) -> tuple[Any, Any]:
     return jax.vjp(function, x, z)[1](dy)
 
@@ -368,7 +377,8 @@ def test_derivative_of_a_leaky_relu_of_zero(implementation: Implementation) -> N
         return bn_act(x, scale, bias, "leaky_relu", z=z, implementation=implementation)[0].sum()
 
     for z in (None, -jnp.zeros_like(x)):
-        np.testing.assert_array_equal(jax.grad(e)(-jnp.zeros(4), z), jnp.full(4, 8.0))
+        gradient = jax.jit(jax.grad(e))(-jnp.zeros(4), z)
+        np.testing.assert_array_equal(gradient, jnp.full(4, 8.0))
 
 
 @both_implementations
@@ -388,7 +398,7 @@ def test_a_closed_relu6_stops_every_cotangent(
             x, None, None, "relu6", z=residual, axis=1, implementation=implementation
         )[0]  # fmt: skip
 
-    y = apply(x, z)
+    y = jax.jit(apply)(x, z)
     closed = (y == 0) | (y == 6)
     assert 0 < closed.sum() < closed.size
     given = gradients_of(apply, x, z, jnp.where(closed, cotangent, 1.0).astype(x.dtype))
@@ -408,8 +418,8 @@ def test_second_derivatives(name: str, implementation: Implementation) -> None:
         y = bn_act(x, None, None, ACTIVATIONS[name], z=z, implementation=implementation)[0]
         return y.sum()
 
-    _, actual = jax.jvp(jax.grad(function), (u,), (jnp.ones_like(u),))
-    expected = jax.vmap(jax.vmap(jax.grad(jax.grad(ACTIVATIONS[name]))))(u)
+    actual = jax.jit(lambda u: jax.jvp(jax.grad(function), (u,), (jnp.ones_like(u),))[1])(u)
+    expected = jax.jit(jax.vmap(jax.vmap(jax.grad(jax.grad(ACTIVATIONS[name])))))(u)
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-9)
 
 

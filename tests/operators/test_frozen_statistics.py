@@ -196,14 +196,16 @@ def test_transformations(form: str, name: str) -> None:
         every = tuple(range(len(tensors)))
         return jax.grad(lambda *t: (of_tensors(*t) ** 3).sum(), every)(*tensors)
 
-    results = []
-    for implementation in (None, "xla"):
+    @functools.partial(jax.jit, static_argnums=0)
+    def transformed(implementation: Implementation, *tensors: Any) -> Any:
         of_tensors = functools.partial(gradient, implementation)
         mapped = jax.vmap(of_tensors)(*(jnp.stack([each, 2 * each]) for each in tensors))
         _, dots = jax.jvp(of_tensors, tensors, tensors)
-        again = jax.grad(lambda *t, f=of_tensors: sum((d**2).sum() for d in f(*t)))(*tensors)
+        again = jax.grad(lambda *t: sum((d**2).sum() for d in of_tensors(*t)))(*tensors)
         checkpointed = jax.checkpoint(of_tensors)(*tensors)
-        results.append((mapped, dots, again, checkpointed))
+        return mapped, dots, again, checkpointed
+
+    results = [transformed(implementation, *tensors) for implementation in (None, "xla")]
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10), *results)
 
 

@@ -28,6 +28,8 @@ ACTIVATIONS: dict[str, Any] = {
 }
 # Those whose derivative follows from y.
 PIECEWISE = ("relu6", "leaky_relu")
+# What does not depend on the curve is the same for all with a derivative from y, or from x.
+REPRESENTATIVES = ("relu6", "silu")
 JUMPS: dict[str, tuple[float, ...]] = {
     "relu6": (0, 6),
     "leaky_relu": (0,),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 # Tests with one of these marks are in no tier that leaves combinations to a slower one.
-_NOT_IN_FAST_TIERS = ("slow", "large", "gpu")
+_IN_NO_TIER = ("large", "gpu")
 
 
 def slow_except(first: Container[Any], values: Iterable[Any]) -> list[Any]:
@@ -21,22 +21,30 @@ def slow_except(first: Container[Any], values: Iterable[Any]) -> list[Any]:
 def leave_combinations_to_slow(items: Iterable[pytest.Item]) -> None:
     """Marks a test as slow with combinations of parameters that contain no new value.
 
-    Those that contain no new pair of values either are also marked as `combination`. Tests that
-    need a GPU or much memory stay outside these tiers, with all their combinations.
+    Those that contain no new pair of values either are also marked as `combination`. A test that is
+    slow with all its parameters keeps all combinations, and so do tests that need a GPU or much
+    memory, which stay outside these tiers.
     """
-    tests: dict[Any, list[Any]] = {}
+    tests: dict[str, list[Any]] = {}
     for item in items:
-        if hasattr(item, "callspec") and not any(map(item.get_closest_marker, _NOT_IN_FAST_TIERS)):
+        if hasattr(item, "callspec") and not any(map(item.get_closest_marker, _IN_NO_TIER)):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_one_test in tests.values():
-        parameters = [item.callspec.params for item in of_one_test]
-        values, pairs = covering(parameters, 1), covering(parameters, 2)
-        for i, item in enumerate(of_one_test):
-            if i in values:
-                continue
-            item.add_marker(pytest.mark.slow)
-            if i not in pairs:
+        fast = [item for item in of_one_test if not item.get_closest_marker("slow")]
+        if not fast:
+            continue
+        chosen = _choose(fast, 1)
+        for item in fast:
+            if item not in chosen:
+                item.add_marker(pytest.mark.slow)
+        pairs = _choose(of_one_test, 2)
+        for item in of_one_test:
+            if item not in chosen and item not in pairs:
                 item.add_marker(pytest.mark.combination)
+
+
+def _choose(items: Sequence[Any], strength: int) -> set[Any]:
+    return {items[i] for i in covering([item.callspec.params for item in items], strength)}
 
 
 def covering(combinations: Sequence[Mapping[str, object]], strength: int) -> set[int]:

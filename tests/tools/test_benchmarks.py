@@ -299,6 +299,7 @@ def test_norms_of_the_networks_with_other_activations() -> None:
     assert counts == {"efficientnet_b0": 33, "mobilenet_v3_large": 20, "yolov8n": 57}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters", "fused"),
     [

@@ -38,6 +38,7 @@ def run_in(
     )
 
 
+@pytest.mark.slow
 def test_healthy() -> None:
     finished = run_doctor("--json")
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -168,6 +169,7 @@ def test_in_a_checkout_with_the_option_of_the_readme(
     assert "executed    float32" in finished.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), ("--json",)], ids=["text", "json"])
 def test_old_jax(tmp_path: pathlib.Path, arguments: tuple[str, ...]) -> None:
     (tmp_path / "sitecustomize.py").write_text(

@@ -160,6 +160,7 @@ def test_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, value: st
     assert ("bnar_forward" in jaxpr) == (value == "ffi")
 
 
+@pytest.mark.slow
 def test_layers_are_attributes_of_the_package() -> None:
     """`jax_bnar.flax_layers` after `import jax_bnar`, which does not import Flax by itself."""
     pytest.importorskip("flax")

@@ -120,6 +120,7 @@ def test_emit(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert 12 * elements <= join.bytes <= 12.2 * elements + 4096
 
 
+@pytest.mark.slow
 def test_emit_over_a_folder(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("flax")
     (tmp_path / "ours.json").mkdir()

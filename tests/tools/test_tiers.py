@@ -3,10 +3,12 @@
 import itertools
 import subprocess
 import sys
+import types
+from collections.abc import Callable, Iterable
 
 import pytest
 from checkout import ROOT
-from tiers import covering
+from tiers import covering, leave_combinations_to_slow
 
 pytestmark = pytest.mark.one_python
 
@@ -40,6 +42,49 @@ def test_all_pairs_of_two_parameters() -> None:
     both = [{"a": a, "b": b} for a in "cd" for b in "efg"]
     assert len(covering(both, 2)) == 6
     assert len(covering(both, 1)) == 3
+
+
+class _Item:
+    """As much of `pytest.Item` as decides about its tier."""
+
+    def __init__(self, test: str, marks: Iterable[str] = (), **params: str) -> None:
+        self.nodeid = f"{test}[{'-'.join(params.values())}]"
+        self.callspec = types.SimpleNamespace(params=params)
+        self.marks = set(marks)
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self.marks else None
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks.add(mark.name)
+
+
+def _items(test: str, marks: Callable[..., Iterable[str]]) -> list[_Item]:
+    return [
+        _Item(test, marks(a, b, c), a=a, b=b, c=c)
+        for a, b, c in itertools.product("xyz", "12", "+-")
+    ]
+
+
+def test_values_that_are_left_to_slow_tests() -> None:
+    """A value with the mark is in slow tests alone, in each pair with another value."""
+    items = _items("t", lambda a, b, c: ["slow"] if a == "z" else [])
+    leave_combinations_to_slow(items)
+    fast = [item.callspec.params for item in items if "slow" not in item.marks]
+    assert {each["a"] for each in fast} == {"x", "y"}
+    assert {value for each in fast for value in each.values()} == set("xy12+-")
+    run = [item.callspec.params for item in items if "combination" not in item.marks]
+    for first, second in itertools.combinations("abc", 2):
+        pairs = {(item.callspec.params[first], item.callspec.params[second]) for item in items}
+        assert {(each[first], each[second]) for each in run} == pairs
+    assert len(fast) < len(run) < len(items)
+
+
+def test_a_test_that_is_slow_as_a_whole_keeps_all_combinations() -> None:
+    items = _items("slow", lambda *_: ["slow"]) + _items("gpu", lambda *_: ["gpu"])
+    before = [set(item.marks) for item in items]
+    leave_combinations_to_slow(items)
+    assert [item.marks for item in items] == before
 
 
 def collected(folder: str, *options: str) -> set[str]:
