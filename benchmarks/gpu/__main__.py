@@ -110,6 +110,9 @@ class Report:
     def finish(self, record: StepRecord) -> None:
         self._records.append(record)
         print(_line(record), flush=True)
+        if record.name == "smoke" and (strategy := strategy_of_the_rest(record)):
+            os.environ["JAX_BNAR_CUDA_STRATEGY"] = strategy
+            print(f"another strategy does not work, so later steps use {strategy}", flush=True)
         write_json(self._work / f"{record.name}.record.json", dataclasses.asdict(record))
         self._logged += _logged(record)
         self._write(self._records, self._logged)
@@ -133,6 +136,24 @@ class Report:
         good = all(record.status in ("passed", "skipped") for record in self._records)
         print(f"wrote {self.summary}; {'all passed' if good else 'NOT all passed'}")
         return 0 if good else 1
+
+
+def strategy_of_the_rest(smoke: StepRecord) -> str | None:
+    """The strategy that later steps must use, or None if all of them work.
+
+    The kernels of `two_kernels` wait for no other block. With another strategy that hangs, no later
+    step would have a result.
+    """
+    result = smoke.commands[0].result if smoke.commands else None
+    strategies = (result or {}).get("strategies", {})
+    running = str((result or {}).get("running"))
+    work = {
+        name
+        for name, entry in strategies.items()
+        if "error" not in entry and not running.startswith(f"{name},")
+    }
+    all_work = bool(result) and result.get("complete") and work == set(strategies)
+    return "two_kernels" if "two_kernels" in work and not all_work else None
 
 
 def _exit_on_signal(number: int, frame: Any) -> None:

@@ -152,11 +152,19 @@ __device__ __forceinline__ void Send(Mailbox* box, const Sums& sums,
 // Waits for messages in the first `count` of kCount boxes, which are `distance`
 // apart, and returns its sum. Each box has one sender and one receiver, who
 // leaves it empty: the launch may be repeated with the same tag.
+//
+// All blocks of a cooperative launch are on the device at once, so a message
+// arrives within microseconds. Should one never come, the kernel ends with an
+// error after about twenty seconds: a hang would say nothing, and a GPU that
+// hangs may have to be reset. Polls are counted, because a clock goes on while
+// a debugger or another process has the device.
+constexpr int kMostPolls = 1 << 24;
+
 template <int kCount>
 __device__ __forceinline__ Sums Receive(Mailbox* boxes, int distance, int count,
                                         uint64_t tag) {
   Message first[kCount], second[kCount];
-  for (;;) {
+  for (int polls = 0;; ++polls) {
     bool arrived = true;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
@@ -172,6 +180,7 @@ __device__ __forceinline__ Sums Receive(Mailbox* boxes, int distance, int count,
       }
     }
     if (arrived) break;
+    if (polls == kMostPolls) __trap();
     __nanosleep(64);
   }
   Sums sums{0, 0};

@@ -183,10 +183,13 @@ cudaError_t FitsDevice(const Launch& launch, const void* kernel,
   if (plan.block_reduction == BlockReduction::kCluster) {
     const LaunchConfig config(launch, plan);
     int clusters = 0;
+    // A small slice of a GPU (MIG) may have no room for clusters of this size.
+    // CUDA does not say whether that is an error or no cluster.
     const cudaError_t error =
         cudaOccupancyMaxActiveClusters(&clusters, kernel, config.get());
-    *fits = clusters > 0;
-    return error;
+    if (error != cudaSuccess) cudaGetLastError();
+    *fits = error == cudaSuccess && clusters > 0;
+    return cudaSuccess;
   }
   if (plan.block_reduction != BlockReduction::kBarrier) return cudaSuccess;
   int blocks = 0;

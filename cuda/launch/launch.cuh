@@ -146,7 +146,9 @@ cudaError_t LaunchWhole(Launch& launch, Kernel name, void (*kernel)(Parameters),
   if (!*launched) return cudaSuccess;
   const cudaError_t failed = LaunchPass(launch, name, kernel, plan,
                                         PerInput<Parameters, 1>{{parameters}});
-  if (failed == cudaErrorCooperativeLaunchTooLarge) {
+  if (failed == cudaErrorCooperativeLaunchTooLarge ||
+      failed == cudaErrorInvalidClusterSize ||
+      failed == cudaErrorLaunchOutOfResources) {
     // Others share the device, or a tool gave the kernel more registers.
     launch.failure.clear();
     *launched = false;

@@ -127,6 +127,8 @@ def transposed(
     of_statistics = jax.tree.unflatten(jax.tree.structure(residuals.statistics), rest)
     statics = config.backward_statics(config.gate)
     dx, dscale, dbias, dz = backward(dy, *residuals, of_statistics, **statics, **options)
+    if config.dz_is_dy:
+        dz = dy
     # All biases have the one gradient dbias, which is summed over the groups once.
     of_groups = (*dscale, dbias)
     *shared, shared_dbias = (own.sum(axis=0, keepdims=True) for own in of_groups)

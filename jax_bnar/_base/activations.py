@@ -171,6 +171,8 @@ CURVES: Final[dict[str, Curve]] = {
 def fused_activation(given: Any) -> FusedActivation | None:
     """The activation that a name or a function of `jax.nn` stands for, or None if it is no other.
 
+    `jax.nn.identity` is "none".
+
     A leaky ReLU with another slope is `functools.partial(jax.nn.leaky_relu, negative_slope=0.1)`.
     "gelu" is the approximation by tanh, which is the default of `jax.nn.gelu`, and "exact_gelu" is
     `functools.partial(jax.nn.gelu, approximate=False)`. ELU has the alpha 1, as in `jax.nn.elu`.
@@ -182,6 +184,8 @@ def fused_activation(given: Any) -> FusedActivation | None:
         if name not in get_args(Activation):
             return None
         return FusedActivation(name, _NEGATIVE_SLOPE if name == "leaky_relu" else 0.0)
+    if given is jax.nn.identity:
+        return NO_ACTIVATION
     if isinstance(given, functools.partial):
         return _of_partial(given)
     for name in get_args(Activation):
@@ -222,6 +226,11 @@ def _leaky(*args: Any, negative_slope: Any = _NEGATIVE_SLOPE, **others: Any) -> 
         return None
     # The sign of -0.0 would make a y that is 0 positive.
     return FusedActivation("leaky_relu", float(negative_slope) + 0.0)
+
+
+def may_widen(activation: Activation) -> bool:
+    """Whether operators give a y of another dtype than that of x (`out_dtype`)."""
+    return activation in ("none", "relu")
 
 
 def names() -> str:

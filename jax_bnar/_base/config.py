@@ -90,5 +90,10 @@ class Config:
 
     def backward_statics(self, gate: Gate) -> dict[str, Any]:
         """Static parameters of the primitives `backward` and `backward_reduce`."""
-        has_z = {"has_z": self.has_z} if self.inputs == 1 else {}
+        has_z = {"has_z": self.has_z and not self.dz_is_dy} if self.inputs == 1 else {}
         return {**self.apply_statics(gate), **has_z}
+
+    @property
+    def dz_is_dy(self) -> bool:
+        """Whether z has the cotangent of y, which backward need not write again."""
+        return self.has_z and self.activation == "none"

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jax_bnar._base.activations import may_widen
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import Match, RefusedMatch, summed
 from jax_bnar._fuse.nodes import Node, Operand, Value
@@ -91,8 +92,8 @@ class OwnMatch(Match):
             for vector in call.vectors
         ]
         options = dict(self.calls[0].options)
-        if not self.tail.has_relu or others:
-            del options["out_dtype"]  # None, see `own_candidates` and `_agree`
+        if others:
+            del options["out_dtype"]  # None, see `_agree`
         results: Any
         if others:
             results = dual_bn_act(x, *others, *vectors, activation=self.tail.activation, **options)
@@ -125,16 +126,16 @@ def own_candidates(
     if call is None or call.results[0] in taken:
         return []
     tail = tail_of(graph, call.results[0], taken)
-    if not tail.is_activated:
+    if not tail.is_activated and not tail.residuals:
         if not tail.reason:
             return []
         return [RefusedMatch(node, f"it is an operator of jax_bnar already; {tail.reason}")]
-    if not tail.has_relu and call.options["out_dtype"] is not None:
+    if not may_widen(tail.activation.name) and call.options["out_dtype"] is not None:
         reason = f"there is no operator with {tail.activation.name} and an out_dtype"
         return [RefusedMatch(node, f"it is an operator of jax_bnar already; {reason}")]
     found: list[OwnMatch | RefusedMatch] = [OwnMatch(call.x, call.results[0], tail, (call,))]
     producer = tail.residuals[0].producer if len(tail.residuals) == 1 else None
-    if producer is not None:
+    if producer is not None and tail.is_activated:
         other = own_call(producer)
         if other is not None and graph.sole_reader(tail.residuals[0]) and _agree(call, other):
             both = dataclasses.replace(tail, residuals=())

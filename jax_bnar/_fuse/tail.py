@@ -15,6 +15,7 @@ from jax_bnar._fuse.relu import is_relu, is_selection_by_sign, looks_like_relu
 from jax_bnar._fuse.sizes import is_long
 
 _MOST_RESIDUALS = 3
+_TAKEN = "it is the residual of another BatchNorm"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +61,16 @@ def _rounded(graph: Graph, tail: Tail, taken: Collection[Value], dtype: Any) -> 
 
     Several residuals would be added in the narrower dtype, where a sum may overflow or lose one of
     them. A ReLU6 whose y rounds to 6 would have the derivative 0 from 5.984 on, in bfloat16. With a
-    residual, kernels form dx from a dz that is rounded, unless it is dy or 0, as it is for ReLU.
+    residual, kernels form dx from a dz that is rounded, unless it is dy or 0, as it is for ReLU and
+    without an activation.
     """
-    if dtype is None or dtype == tail.result.dtype or not tail.is_activated:
+    if dtype is None or dtype == tail.result.dtype:
+        return None
+    if not tail.is_activated and not tail.residuals:
         return None  # A normalised array is never narrower than x.
     if tail.activation.name == "relu6":
         return None
-    if len(tail.residuals) > (1 if tail.has_relu else 0):
+    if len(tail.residuals) > (1 if tail.has_relu or not tail.is_activated else 0):
         return None
     reader = graph.sole_reader(tail.result)
     if reader is None or reader.name != "convert_element_type":
@@ -92,31 +96,38 @@ def _before_widening(value: Value, dtype: Any) -> Value | None:
 
 def _tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
     value, residuals = normalised, []
+
+    def end(reason: str) -> Tail:
+        """What there is without an activation. Several residuals are added first, at no gain."""
+        if len(residuals) == 1:
+            return Tail(value, tuple(residuals), reason=reason)
+        return Tail(normalised, reason=reason)
+
     while True:
         curve = curve_of(graph, value)
-        if curve is not None and curve.result not in taken:
+        if curve is not None and curve.result in taken:
+            return Tail(normalised, reason=_TAKEN)
+        if curve is not None:
             return Tail(curve.result, tuple(residuals), curve.activation)
         reader = graph.sole_reader(value)
         if reader is None:
-            return Tail(normalised, reason=_why_not_one_reader(graph, value, normalised))
+            return end(_why_not_one_reader(graph, value, normalised))
         result = reader.outputs[0]
         if result in taken:
-            return Tail(normalised, reason="it is the residual of another BatchNorm")
+            return Tail(normalised, reason=_TAKEN)
         if is_relu(reader):
             return Tail(result, tuple(residuals), RELU)
         if reader.name not in ("add", "add_any"):
-            return Tail(normalised, reason=_why_not(graph, value, reader))
+            return end(_why_not(graph, value, reader))
         other = reader.inputs[1] if reader.inputs[0] is value else reader.inputs[0]
         reason = refused_residual(other, value)
         if reason and (name := activations.name_of(value, [reader])):
             reason = _follows(name)
         if reason or len(residuals) == _MOST_RESIDUALS:
-            return Tail(
-                normalised, reason=reason or "more residuals are added than the search follows"
-            )
+            return end(reason or "more residuals are added than the search follows")
         if residuals and value.dtype in (jnp.float16, jnp.bfloat16):
             # They are added to each other first. There their sum may overflow or lose one of them.
-            return Tail(normalised, reason=f"several residuals are added in {value.dtype}")
+            return end(f"several residuals are added in {value.dtype}")
         assert isinstance(other, Value)
         residuals.append(other)
         value = result
@@ -141,9 +152,15 @@ def refused_residual(other: Operand, value: Value) -> str:
 def _why_not_one_reader(graph: Graph, value: Value, normalised: Value) -> str:
     name = "normalised array" if value is normalised else "pre-activation"
     readers = graph.readers(value)
+    if not readers:
+        return ""
+    if value is not normalised and not any(is_relu(reader) for reader in readers):
+        missed = activations.name_of(value, readers) or activations.self_gated_name(graph, value)
+        if not missed and not is_selection_by_sign(readers):
+            return ""  # The kernel takes the sum, and no activation follows.
     if value in graph.returned:
-        return f"the {name} is also returned" if readers else ""
-    if readers and (activation := activations.name_of(value, readers)):
+        return f"the {name} is also returned"
+    if activation := activations.name_of(value, readers):
         return _follows(activation)
     if is_selection_by_sign(readers):
         return (
@@ -152,7 +169,7 @@ def _why_not_one_reader(graph: Graph, value: Value, normalised: Value) -> str:
         )
     if activation := activations.self_gated_name(graph, value):
         return _follows(activation)
-    return f"the {name} is used more than once" if readers else ""
+    return f"the {name} is used more than once"
 
 
 def _why_not(graph: Graph, value: Value, reader: Node) -> str:

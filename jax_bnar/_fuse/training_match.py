@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jax_bnar._base.activations import may_widen
 from jax_bnar._base.dtypes import is_widened_by_operator
 from jax_bnar._fuse.match import Match, summed
 from jax_bnar._fuse.nodes import Operand, Value
@@ -33,11 +34,9 @@ class TrainingMatch(Match):
 
     @property
     def operator(self) -> str:
-        if not self.tail.is_activated:
-            return "batch_norm"
-        if not self.tail.has_relu:
-            return "bn_act"
-        return "bn_add_relu" if self.tail.residuals else "bn_relu"
+        if self.tail.has_relu:
+            return "bn_add_relu" if self.tail.residuals else "bn_relu"
+        return "bn_act" if self.tail.is_activated or self.tail.residuals else "batch_norm"
 
     @property
     def other_results(self) -> list[Value]:
@@ -66,13 +65,13 @@ class TrainingMatch(Match):
         bias = with_nans_of(shift, bias)
         shape, options = self.shape_and_options(self.result.shape)
         dtype = self.result.dtype
-        act = self.tail.activation if self.tail.is_activated and not self.tail.has_relu else None
-        if act is not None or not is_widened_by_operator(x.dtype, dtype):
+        act = self.tail.activation
+        if not may_widen(act.name) or not is_widened_by_operator(x.dtype, dtype):
             x = x.astype(dtype)  # These operators do not widen x themselves.
         x = self.arranged(x, shape)
         z = summed(residuals).reshape(shape) if residuals else None
-        if act is not None:
-            y, mean, var = bn_act(x, scale, bias, act, z=z, **options)
+        if self.operator == "bn_act":
+            y, mean, var = bn_act(x, scale, bias, act, z=z, out_dtype=dtype, **options)
         elif not self.tail.is_activated:
             y, mean, var = batch_norm(x, scale, bias, out_dtype=dtype, **options)
         elif z is None:

@@ -39,10 +39,6 @@ class LayerActivation(NamedTuple):
         """Whether the operator applies all of it, and it is not nothing."""
         return self.after is None and self.fused != "none"
 
-    @property
-    def of_operator(self) -> FusedActivation:
-        return FusedActivation(self.fused, self.negative_slope)
-
     def finish(self, y: jax.Array) -> jax.Array:
         """Applies the rest of the activation to a y to which the operator has applied `fused`."""
         if self.after is None:
@@ -60,7 +56,6 @@ class LayerActivation(NamedTuple):
         return self.finish(activate(y, self.fused, self.negative_slope))
 
 
-RELU: Final = LayerActivation("relu")
 NONE: Final = LayerActivation("none")
 
 

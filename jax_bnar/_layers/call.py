@@ -12,16 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_bnar._base.activations import may_widen
 from jax_bnar._base.config import Save
 from jax_bnar._base.dtypes import SUPPORTED, is_widened_by_operator
 from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._layers.activation import LayerActivation, layer_activation
 from jax_bnar._layers.channel_view import ChannelView, channel_view
 from jax_bnar._layers.promotion import compute_dtype
 from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
-from jax_bnar._operators import activated, api
-from jax_bnar._operators.forms import describe
+from jax_bnar._operators.forms import describe, infer, train
 from jax_bnar._operators.renorm import batch_renorm
 from jax_bnar._operators.validation import (
     as_array,
@@ -92,28 +93,16 @@ class LayerCall:
             "num_groups": self.num_groups,
             "save": self.save,
             "implementation": self.implementation,
+            "negative_slope": self.activation.negative_slope,
         }
-        if keeps_x:
-            options["out_dtype"] = out_dtype
         fused = self.activation.fused
-        if correction is not None:
-            z = None if fused == "none" else residual
-            towards = correction.of_channels()
-            slope = self.activation.negative_slope
-            y, mean, var = batch_renorm(
-                x, z, scale, bias, *towards, fused, negative_slope=slope, **options
-            )
-            y = y if residual is None or fused != "none" else y + residual
-        elif fused == "none":
-            y, mean, var = api.batch_norm(x, scale, bias, **options)
-            y = y if residual is None else y + residual
-        elif fused != "relu":
-            act = self.activation.of_operator
-            y, mean, var = activated.bn_act(x, scale, bias, act, z=residual, **options)
-        elif residual is None:
-            y, mean, var = api.bn_relu(x, scale, bias, **options)
+        if correction is None:
+            affine = (Affine(scale, bias),)
+            options["out_dtype"] = out_dtype
+            y, mean, var = train("BatchNorm", (x,), residual, affine, fused, **options)
         else:
-            y, mean, var = api.bn_add_relu(x, residual, scale, bias, **options)
+            towards = correction.of_channels()
+            y, mean, var = batch_renorm(x, residual, scale, bias, *towards, fused, **options)
         statistics = BatchStatistics(mean, var, self.elements(view, x))
         return self.finish(view, y, result), statistics
 
@@ -145,30 +134,24 @@ class LayerCall:
     ) -> jax.Array:
         """The inference form of operands in the view: x, residual, scale and bias."""
         x, residual, scale, bias = operands
-        mean, var = statistics
-        vectors = scale, bias, mean, var
-        options: dict[str, Any] = {
-            "epsilon": self.epsilon,
-            "axis": view.axis,
-            "implementation": self.implementation,
-        }
-        if self._widens_x:
-            options["out_dtype"] = out_dtype
-        fused = self.activation.fused
-        if fused == "none":
-            y = api.batch_norm_inference(x, *vectors, **options)
-            return y if residual is None else y + residual
-        if fused != "relu":
-            act = self.activation.of_operator
-            return activated.bn_act_inference(x, *vectors, act, z=residual, **options)
-        if residual is None:
-            return api.bn_relu_inference(x, *vectors, **options)
-        return api.bn_add_relu_inference(x, residual, *vectors, **options)
+        return infer(
+            "BatchNorm",
+            (x,),
+            residual,
+            (Affine(scale, bias),),
+            (Statistics(*statistics),),
+            self.activation.fused,
+            negative_slope=self.activation.negative_slope,
+            epsilon=self.epsilon,
+            axis=view.axis,
+            implementation=self.implementation,
+            out_dtype=out_dtype,
+        )
 
     @property
     def _widens_x(self) -> bool:
         """Whether the operator takes an x that is narrower than its result."""
-        return self.activation.fused in ("none", "relu")
+        return may_widen(self.activation.fused)
 
     def elements(self, view: ChannelView, x: jax.Array) -> jax.Array | int:
         """The number of elements behind one mean of x, which is in the view."""

@@ -11,13 +11,14 @@ from typing import Any
 
 import jax
 
+from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._layers.activation import NONE
 from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.promotion import compute_dtype
 from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
-from jax_bnar._operators import activated
+from jax_bnar._operators.forms import infer, train
 from jax_bnar._operators.validation import check_shape_like
 
 
@@ -69,35 +70,34 @@ class PreparedCall:
             return self.run(other.run(), mask)
         view = channel_view(self.call.axis, self.x.shape)
         compute = self._compute_dtype(other)
-        arrays = [view.view(each.x.astype(compute)) for each in (self, other)]
-        vectors = [
-            None if vector is None else vector.reshape(-1)
-            for each in (self, other)
-            for vector in (each.scale, each.bias)
-        ]
+        x = tuple(view.view(each.x.astype(compute)) for each in (self, other))
+        affine = tuple(
+            Affine(*(None if vector is None else vector.reshape(-1) for vector in vectors))
+            for vectors in ((self.scale, self.bias), (other.scale, other.bias))
+        )
+        activation = self.call.activation
         options: dict[str, Any] = {
             "epsilon": self.call.epsilon,
             "axis": view.axis,
             "implementation": self.call.implementation,
+            "negative_slope": activation.negative_slope,
         }
-        activation = self.call.activation.of_operator
         if self.given is not None and other.given is not None:
-            statistics = [vector.reshape(-1) for vector in (*self.given, *other.given)]
-            y = activated.dual_bn_act_inference(
-                *arrays, *vectors, *statistics, activation=activation, **options
+            statistics = tuple(
+                Statistics(mean.reshape(-1), var.reshape(-1))
+                for mean, var in (self.given, other.given)
             )
+            y = infer("BatchNorm", x, None, affine, statistics, activation.fused, **options)
             return self.call.finish(view, y, self.result)
-        y, mean1, var1, mean2, var2 = activated.dual_bn_act(
-            *arrays,
-            *vectors,
-            activation=activation,
+        y, mean1, var1, mean2, var2 = train(
+            *("BatchNorm", x, None, affine, activation.fused),
             **options,
             axis_name=self.call.axis_name,
             axis_index_groups=self.call.axis_index_groups,
             num_groups=self.call.num_groups,
             save=self.call.save,
         )
-        elements = self.call.elements(view, arrays[0])
+        elements = self.call.elements(view, x[0])
         self.update(BatchStatistics(mean1, var1, elements))
         other.update(BatchStatistics(mean2, var2, elements))
         return self.call.finish(view, y, self.result)

@@ -3,9 +3,9 @@
 from typing import Any
 
 import jax
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
-from jax_bnar._base.activations import FusedActivation, fused_activation, names
+from jax_bnar._base.activations import NO_ACTIVATION, FusedActivation, fused_activation, names
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics
@@ -27,6 +27,7 @@ def bn_act(
     axis_index_groups: Any = None,
     num_groups: int = 1,
     save: Save = "y",
+    out_dtype: DTypeLike | None = None,
     implementation: Implementation = None,
 ) -> BatchNormResult:
     """Fused `act(batch_norm(x) + z)` with batch statistics, for activations other than ReLU too.
@@ -38,7 +39,8 @@ def bn_act(
     kernel call each, on CPUs and GPUs; for ReLU they are those of `bn_add_relu`. Backward never
     keeps u. With ReLU6 and leaky ReLU, it finds the derivative in y, in a mask, or in x, as
     `bn_add_relu` does. With the others, it computes u again from x, the statistics and z, and
-    `save` has no effect.
+    `save` has no effect. Without an activation ("none") it needs neither, and dz is dy itself: that
+    is the linear bottleneck of MobileNetV2 and EfficientNet, `batch_norm(x) + z`.
 
     Args:
         x: as in `bn_add_relu`.
@@ -50,14 +52,15 @@ def bn_act(
             slope for a leaky ReLU, at least 0 and below 1, is given as
             `functools.partial(jax.nn.leaky_relu, negative_slope=0.1)`; without one it is 0.01. The
             GELU without an approximation is "exact_gelu", or
-            `functools.partial(jax.nn.gelu, approximate=False)`.
-        z: residual, with the shape and dtype of x, or None.
+            `functools.partial(jax.nn.gelu, approximate=False)`. None is "none".
+        z: residual, with the shape of x and the dtype of y, or None.
         epsilon: static, > 0.
         axis: the channel axis.
         axis_name: name of a mapped axis, or a tuple of names, over which statistics are computed.
         axis_index_groups: lists of indices of that axis, each with separate statistics.
         num_groups: number of ghost batches.
         save: "y" or "mask", as in `bn_add_relu`.
+        out_dtype: as in `bn_add_relu`, for the activations "relu" and "none".
         implementation: None, "ffi" or "xla", as in `bn_add_relu`.
 
     Returns:
@@ -93,6 +96,7 @@ def bn_act(
         axis_index_groups=axis_index_groups,
         num_groups=num_groups,
         save=save,
+        out_dtype=out_dtype,
         implementation=implementation,
     )
     return BatchNormResult(*results)
@@ -109,6 +113,7 @@ def bn_act_inference(
     z: ArrayLike | None = None,
     epsilon: float = 1e-5,
     axis: int = -1,
+    out_dtype: DTypeLike | None = None,
     implementation: Implementation = None,
 ) -> jax.Array:
     """Fused `act(batch_norm(x) + z)` with given statistics: `bn_act` for evaluation.
@@ -134,6 +139,7 @@ def bn_act_inference(
         negative_slope=fused.negative_slope,
         epsilon=epsilon,
         axis=axis,
+        out_dtype=out_dtype,
         implementation=implementation,
     )
 
@@ -158,8 +164,9 @@ def dual_bn_act(
     """Fused `act(batch_norm(x1) + batch_norm(x2))`, for activations other than ReLU too.
 
     The join of a residual block that downsamples, as `dual_bn_add_relu` computes it, with the
-    activations of `bn_act`. Forward and backward are one kernel call each. Backward keeps x1 and
-    x2, from which it computes again what came before the activation.
+    activations of `bn_act`. Forward and backward are one kernel call each, but pure JAX without an
+    activation ("none"). Backward keeps x1 and x2, from which it computes again what came before the
+    activation.
 
     Args:
         x1: as in `dual_bn_add_relu`, as are the next five.
@@ -256,12 +263,12 @@ def dual_bn_act_inference(
 
 
 def _checked(function: str, activation: Any) -> FusedActivation:
-    fused = fused_activation(activation)
+    fused = NO_ACTIVATION if activation is None else fused_activation(activation)
     if fused is not None:
         return fused
     if isinstance(activation, str):
         raise ValueError(f"{function}: activation must be {names()}, got {activation!r}.")
     raise TypeError(
-        f"{function}: activation must be {names()} or the function of jax.nn of that name, got"
-        f" {activation!r}; apply another function to the result of activation='none'."
+        f"{function}: activation must be {names()}, None or the function of jax.nn of that name,"
+        f" got {activation!r}; apply another function to the result of activation='none'."
     )

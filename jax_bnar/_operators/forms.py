@@ -57,7 +57,7 @@ def checked(
         layout=operands.layout,
         inputs=len(operands.x),
         negative_slope=negative_slope,
-        out_dtype=check_out_dtype(function, out_dtype, operands.x[0].dtype),
+        out_dtype=check_out_dtype(function, out_dtype, operands.x[0].dtype, activation),
     )
     return operands, config
 

@@ -12,6 +12,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from jax_bnar._base.activations import Activation, may_widen
 from jax_bnar._base.config import Save
 from jax_bnar._base.dtypes import SUPPORTED, accumulation_dtype, is_widened_by_operator
 from jax_bnar._base.inputs import Affine, numbered
@@ -223,7 +224,9 @@ def _check_residual(function: str, z: Any, x: Any, out_dtype: Any) -> jax.Array:
     return array
 
 
-def check_out_dtype(function: str, out_dtype: Any, x_dtype: Any) -> np.dtype | None:
+def check_out_dtype(
+    function: str, out_dtype: Any, x_dtype: Any, activation: Activation = "none"
+) -> np.dtype | None:
     """The dtype of y, or None if it is that of x."""
     if out_dtype is None:
         return None
@@ -238,6 +241,11 @@ def check_out_dtype(function: str, out_dtype: Any, x_dtype: Any) -> np.dtype | N
         raise TypeError(
             f"{function}: out_dtype must be the dtype of x, {x_dtype}{others}, got {dtype}; cast"
             f" the result with y.astype({str(dtype)!r})."
+        )
+    if not may_widen(activation):
+        raise ValueError(
+            f"{function}: out_dtype must be None or the dtype of x with activation {activation!r},"
+            f" got {dtype} for an x of {x_dtype}; pass x.astype({str(dtype)!r}) instead."
         )
     return dtype
 

@@ -112,7 +112,7 @@ def test_linen_after_a_swap_of_the_import() -> None:
         return Block().apply(variables, x, mutable=["batch_stats"])
 
     assert operators(program, variables, X) == {"bn_add_relu": 1}
-    assert "Block/BatchNorm_0/batch_norm: bn_add_relu" in str(
+    assert "Block/BatchNorm_0/BatchNorm: bn_add_relu" in str(
         jax_bnar.explain(program)(variables, X)
     )
     given, expected = (jax.jit(f)(variables, X) for f in (jax_bnar.fuse(program), program))

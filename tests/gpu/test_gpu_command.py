@@ -367,7 +367,7 @@ def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     smoke = results["smoke"][0]["result"]
     assert smoke["complete"]
     assert smoke["running"] is None
-    assert list(smoke["strategies"]) == ["auto", "two_kernels", "on_chip", "cluster"]
+    assert list(smoke["strategies"]) == ["two_kernels", "cluster", "on_chip", "auto"]
     assert all(entry["forward_ran"] for entry in smoke["strategies"].values())
     rest = results["benchmark_jax"][0]["result"]["rows"]
     assert {(row["peer"], row["dtype"]) for row in rest} == {
@@ -394,3 +394,22 @@ def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = (tmp_path / "out" / "log.txt").read_text()
     assert "=== " in log
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["log.txt", "summary.json"]
+
+
+@pytest.mark.parametrize(
+    ("strategies", "running", "expected"),
+    [
+        ({"two_kernels": {}, "cluster": {}, "on_chip": {}, "auto": {}}, None, None),
+        ({"two_kernels": {}, "cluster": {}, "on_chip": {}}, "on_chip, graph", "two_kernels"),
+        ({"two_kernels": {}, "cluster": {"error": "trap"}}, "on_chip, alone", "two_kernels"),
+        ({"two_kernels": {"error": "wrong"}, "cluster": {}}, "on_chip, alone", None),
+        ({}, None, None),
+    ],
+)
+def test_later_steps_use_a_strategy_that_works(
+    strategies: dict[str, Any], running: str | None, expected: str | None
+) -> None:
+    result = {"strategies": strategies, "running": running, "complete": len(strategies) == 4}
+    ran = steps_module.CommandRecord((), {}, None, 60.0, "", "", result)
+    smoke = StepRecord("smoke", "failed", None, 60.0, 60.0, (ran,))
+    assert command.strategy_of_the_rest(smoke) == expected

@@ -139,6 +139,31 @@ def test_failures_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "FileNotFoundError" in json.loads(output.read_text())["errors"][0]
 
 
+@pytest.mark.parametrize(
+    ("end", "stopped"),
+    [("sleep 60", "no end within 1 s"), ("echo no message >&2; exit 3", "exit status 3: no mess")],
+)
+def test_what_was_measured_before_the_end_is_kept(
+    end: str, stopped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that prints as main.cu does, and comes to its end while it prints the third row."""
+    program, output = tmp_path / "micro", tmp_path / "micro.json"
+    whole = measured()
+    rows = ",\n".join(json.dumps(row) for row in whole["measured"][:3])
+    head = json.dumps({"device": whole["device"]}).removesuffix("}")
+    (tmp_path / "printed").write_text(f'{head},\n"measured": [\n{rows[:-9]}')
+    program.write_text(f"#!/bin/sh\ncat '{tmp_path / 'printed'}'\n{end}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(command, "find_nvcc", lambda: "nvcc")
+    monkeypatch.setattr(command, "measure", lambda nvcc, seconds: command.run(program, 1))
+    assert command.main(["--output", str(output)]) == 1
+    document = json.loads(output.read_text())
+    assert document["device"] == whole["device"]
+    assert document["measured"] == whole["measured"][:2]
+    assert stopped in document["errors"][0]
+    assert "2 measurements are kept" in document["errors"][0]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_compiles_without_warnings(tmp_path: Path) -> None:

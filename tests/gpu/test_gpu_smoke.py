@@ -35,7 +35,7 @@ def test_all_strategies_work_here(tmp_path: Path) -> None:
     assert document["complete"]
     assert [line.split()[0] for line in document["summary"][1:]] == list(smoke.STRATEGIES)
     with_dual = [name for name, entry in document["strategies"].items() if "dual_errors" in entry]
-    assert with_dual == ["auto"]
+    assert with_dual == ["two_kernels"]
 
 
 def test_a_wrong_gradient_of_the_dual_join_is_found(
@@ -92,7 +92,7 @@ def test_what_hangs_is_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(smoke, "run_graph", hang)
     with pytest.raises(KeyboardInterrupt):
         smoke.main(["--platform", "cpu", "--output", str(output)])
-    assert json.loads(output.read_text())["running"] == "auto, graph"
+    assert json.loads(output.read_text())["running"] == "two_kernels, graph"
 
 
 def test_few_blocks_fill_slots_anew_while_tiles_are_ahead() -> None:

@@ -67,6 +67,54 @@ def test_every_dtype(
 
 
 @both_implementations
+@all_dtypes
+@pytest.mark.parametrize("form", ["bn_relu", "bn_add_relu"])
+@pytest.mark.parametrize(("shape", "axis"), [((9, 5, 33), -1), ((3, 17, 70), 1)])
+def test_no_activation(
+    shape: tuple[int, ...], axis: int, form: Any, dtype: str, implementation: Implementation
+) -> None:
+    """With a residual, it is the linear bottleneck of MobileNetV2."""
+    check(Case(shape, axis, dtype, form, seed=3), "identity", implementation)
+
+
+@pytest.mark.parametrize("out_dtype", [None, "float32"])
+def test_without_an_activation_backward_gives_dy_for_the_residual(out_dtype: Any) -> None:
+    """It is one call each way, which keeps x alone and writes dx alone."""
+    x, z, scale, bias = operands(Case((64, 4, 16), dtype="bfloat16"))
+    z = np.asarray(z, out_dtype or z.dtype)
+    dy = np.cos(np.arange(z.size)).reshape(z.shape).astype(z.dtype)
+
+    def function(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        return bn_act(x, scale, bias, None, z=z, out_dtype=out_dtype).y
+
+    def backward(*given: Any) -> Any:
+        return jax.vjp(function, *given)[1](dy)
+
+    given = (x, z, scale, bias)
+    y, vjp = jax.vjp(function, *map(jnp.asarray, given))
+    assert y.dtype == z.dtype
+    assert [leaf.shape for leaf in jax.tree.leaves(vjp) if leaf.ndim > 2] == [x.shape]
+    dx, dz, *_ = vjp(jnp.asarray(dy))
+    assert (dx.dtype, dz.dtype) == (x.dtype, z.dtype)
+    np.testing.assert_array_equal(dz, dy)
+    assert ours(backward, *given) == {"forward": 1, "backward": 1}
+    assert "has_z=True" not in str(jax.make_jaxpr(backward)(*given)).partition("bnar_backward")[2]
+    wide = given if out_dtype is None else (np.asarray(x, out_dtype), *given[1:])
+    separate = batch_norm(wide[0], scale, bias).y.astype(jnp.float32) + z.astype(np.float32)
+    np.testing.assert_allclose(y.astype(jnp.float32), separate, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["silu", "relu6"])
+def test_other_activations_do_not_widen(name: str) -> None:
+    x, _, scale, bias = operands(Case((6, 4), dtype="bfloat16"))
+    for function, statistics in ((bn_act, ()), (bn_act_inference, (np.zeros(4), np.ones(4)))):
+        vectors = [np.float32(vector) for vector in (scale, bias, *statistics)]
+        with pytest.raises(ValueError, match=f"with activation '{name}', got float32 .* instead"):
+            function(x, *vectors, name, out_dtype="float32")
+        assert function(x, *vectors, name, out_dtype="bfloat16") is not None
+
+
+@both_implementations
 @representatives
 @pytest.mark.parametrize("has_z", [False, True])
 def test_inference(has_z: bool, name: str, implementation: Implementation) -> None:
@@ -217,6 +265,8 @@ def test_with_relu_or_nothing_it_is_the_other_operators() -> None:
         (bn_add_relu(x, z, scale, bias), bn_act(x, scale, bias, "relu", z=z)),
         (bn_relu(x, scale, bias), bn_act(x, scale, bias, jax.nn.relu)),
         (batch_norm(x, scale, bias), bn_act(x, scale, bias, "none")),
+        (batch_norm(x, scale, bias), bn_act(x, scale, bias, None)),
+        (batch_norm(x, scale, bias), bn_act(x, scale, bias, jax.nn.identity)),
     ):
         jax.tree.map(np.testing.assert_array_equal, tuple(own), tuple(other))
 
@@ -312,7 +362,6 @@ def test_gpus_run_kernels_and_tpus_pure_jax(name: str) -> None:
         (jax.nn.celu, TypeError, "apply another function to the result of activation='none'"),
         (functools.partial(jax.nn.elu, alpha=2.0), TypeError, "alpha=2.0"),
         (functools.partial(jax.nn.elu, alpha=np.ones(3)), TypeError, "alpha=array"),
-        (None, TypeError, "got None"),
         (
             functools.partial(jax.nn.leaky_relu, negative_slope=1.5),
             TypeError,

@@ -46,6 +46,8 @@ Array = oracle.Array
 
 def value_and_derivative(name: str, u: Array) -> tuple[Array, Array]:
     """act(u) and act'(u), independently of `jax.nn`."""
+    if name == "identity":
+        return u, np.ones_like(u)
     if name == "relu6":
         return np.clip(u, 0, 6), ((u > 0) & (u < 6)).astype(u.dtype)
     if name == "leaky_relu":
@@ -133,14 +135,15 @@ def check(case: Case, name: str, implementation: Implementation) -> None:
     """y and all gradients of a case with this activation, with and without a residual."""
     given_operands, dy, y, e, multiplier, u_allowance, exact = problem(case, name)
     options: dict[str, Any] = {"implementation": implementation, **case.keywords}
+    act = ACTIVATIONS.get(name, jax.nn.identity)
 
     @jax.jit
     def both(given_operands: Operands, dy: Any) -> Any:
         def function(given: Operands) -> Any:
             if case.inputs == 2:
-                return dual_bn_act(*in_order(given), activation=ACTIVATIONS[name], **options).y
+                return dual_bn_act(*in_order(given), activation=act, **options).y
             x, z, scale, bias = given
-            return bn_act(x, scale, bias, ACTIVATIONS[name], z=z, **options).y
+            return bn_act(x, scale, bias, act, z=z, **options).y
 
         y, vjp = jax.vjp(function, given_operands)
         return y, *vjp(dy)

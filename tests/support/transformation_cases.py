@@ -117,6 +117,7 @@ ACTIVATIONS: Final[dict[str, Any]] = {
     "exact": functools.partial(jax.nn.gelu, approximate=False),
     "elu": jax.nn.elu,
     "mish": jax.nn.mish,
+    "identity": jax.nn.identity,
 }
 KINDS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "1": (1, _ONE_INPUT),

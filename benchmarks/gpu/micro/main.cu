@@ -42,6 +42,8 @@ class Micro {
     Check(cudaMalloc(&to_, kBytes), "memory");
     Check(cudaMemset(from_, 1, kBytes), "memory");
     Check(cudaMemset(to_, 0, kBytes), "memory");
+    // The stopwatch's stream does not wait for the one in which that happens.
+    Check(cudaDeviceSynchronize(), "memory");
     Check(cudaMalloc(&read_,
                      8 * multiprocessors() * sizeof(uint32_t) * cuda::kThreads),
           "memory");
@@ -59,9 +61,10 @@ class Micro {
     ReadWithLessInFlight();
     Spread();
     Kernels();
-    Messages();
     ReadAgain();
     Attributes();
+    // The last, because blocks wait for each other here.
+    Messages();
     std::printf("\n]}\n");
   }
 
@@ -238,7 +241,10 @@ class Micro {
     Check(cudaMalloc(&memory, static_cast<size_t>(layout.bytes)), "memory");
     Check(cudaMalloc(&totals, sizeof(cuda::Sums) * cuda::kMaxColumns),
           "memory");
-    Check(cudaMemset(memory, 0, static_cast<size_t>(layout.bytes)), "memory");
+    // In the stream of the messages, of which it would erase some otherwise.
+    Check(cudaMemsetAsync(memory, 0, static_cast<size_t>(layout.bytes),
+                          stopwatch_.stream()),
+          "memory");
     cuda::Workspace workspace{};
     workspace.partial_mailboxes =
         reinterpret_cast<cuda::Mailbox*>(memory + layout.partial_mailboxes);
