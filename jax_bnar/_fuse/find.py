@@ -30,6 +30,7 @@ def find_matches(
     training: list[TrainingMatch] = []
     refused: list[RefusedMatch] = []
     taken: set[Value] = set()
+    inside: set[Value] = set()
     rewrite = Rewrite(graph)
     examined: set[Value] = set()
     rest: list[tuple[Node, Region]] = []
@@ -40,16 +41,19 @@ def find_matches(
                 continue
             examined.add(x)
             region = Region(graph, x, axis_sizes)
-            for candidate in training_candidates(region, taken):
+            before = len(training)
+            for candidate in training_candidates(region, taken, inside):
                 if isinstance(candidate, RefusedMatch):
                     refused.append(candidate)
                 elif rewrite.add(candidate.node()):
                     training.append(candidate)
                     taken.update(candidate.taken)
-                    break
-            else:
-                if populations(region):
-                    rest.append((node, region))
+                    inside.update(between(candidate.region, candidate.normalised))
+            if len(training) == before and populations(region):
+                rest.append((node, region))
+    # A part of a normalisation, such as x minus its mean, may look like an array that is normalised
+    # by other statistics than its own.
+    refused = [one for one in refused if inside.isdisjoint(one.node.outputs)]
     matches: list[Match] = list(training)
     with caught(failures):
         for dual in duals(training):

@@ -43,15 +43,20 @@ def summed_array(node: Node) -> Value | None:
 
 
 def training_candidates(
-    region: Region, taken: Collection[Value]
+    region: Region, taken: Collection[Value], inside: Collection[Value]
 ) -> Iterator[TrainingMatch | RefusedMatch]:
-    """The possible matches of the normalisation of x, the best first, then the refusal if any."""
+    """The possible matches of the normalisations of x, the best first, then the refusal if any.
+
+    A program may normalise an array more than once. So there are more candidates after one has
+    become a match, whose values are to be added to `taken` and `inside`: those that no other match
+    may define, and those from which the matches compute their normalised arrays.
+    """
     if not _divides_by_a_root(region):
         return
     if (unshifted := without_shift(region)) is not None:
-        matches = _candidates(unshifted, taken)
+        matches = _candidates(unshifted, taken, inside)
         yield from (match for match in matches if isinstance(match, TrainingMatch))
-    yield from _candidates(region, taken)
+    yield from _candidates(region, taken, inside)
 
 
 def without_shift(region: Region) -> Region | None:
@@ -73,12 +78,14 @@ def without_shift(region: Region) -> Region | None:
     return Region(region.graph, x, region.axis_sizes, region.x)
 
 
-def _candidates(region: Region, taken: Collection[Value]) -> Iterator[TrainingMatch | RefusedMatch]:
+def _candidates(
+    region: Region, taken: Collection[Value], inside: Collection[Value]
+) -> Iterator[TrainingMatch | RefusedMatch]:
     graph, x = region.graph, region.x
     refused: RefusedMatch | None = None
     is_used_elsewhere = False
     for value in reversed(region.terms):
-        if region.degree(value) != 1 or value is x or value in taken:
+        if region.degree(value) != 1 or value is x or value in taken or value in inside:
             continue
         try:
             form = normalisation(region, value)
@@ -89,19 +96,24 @@ def _candidates(region: Region, taken: Collection[Value]) -> Iterator[TrainingMa
                 refused = refused or RefusedMatch(_producer(value), str(refusal), region)
                 is_used_elsewhere |= isinstance(refusal, UsedElsewhereError)
             continue
+        statistics = [each for each in statistics if each.value not in taken]
         tail = tail_of(graph, value, taken, x.dtype)
         yield TrainingMatch(x, value, tail, region, form, statistics)
-        if tail.residuals:
+        if tail.residuals and value not in inside:
             reason = "the residual depends on the statistics: a cycle"
             yield TrainingMatch(x, value, Tail(value, reason=reason), region, form, statistics)
+        if value in inside:
+            # What was refused may be no more than an array that is computed from this one.
+            refused, is_used_elsewhere = None, False
     if refused is not None:
         yield dataclasses.replace(refused, is_used_elsewhere=is_used_elsewhere)
 
 
-def _before_the_sum(operand: Operand) -> Operand:
+def _before_the_sum(operand: Operand, *, enters_stacks: bool = True) -> Operand:
     """The array itself, if what is summed is its square, a wider copy or a flattened one.
 
-    A program may also stack the array and its square, and sum both at once.
+    A program may also stack the array and its square, and sum both at once. A stack of other arrays
+    is normalised as a whole, as in DenseNet.
     """
     while isinstance(operand, Value) and (node := operand.producer) is not None:
         inner = node.inputs[0] if node.inputs else operand
@@ -123,7 +135,15 @@ def _before_the_sum(operand: Operand) -> Operand:
             stack = inner.producer if isinstance(inner, Value) else None
             if stack is None or stack.name not in _STACKS:
                 break
-        elif node.name not in ("pvary", "copy", *_STACKS):
+        elif node.name in _STACKS:
+            if not enters_stacks:
+                break
+            first, *others = (_before_the_sum(each, enters_stacks=False) for each in node.inputs)
+            if any(other is not first for other in others):
+                break
+            if len(node.inputs) > 1 and len(set(map(id, node.inputs))) == 1:
+                break  # an array that is repeated
+        elif node.name not in ("pvary", "copy"):
             break
         operand = inner
     return operand

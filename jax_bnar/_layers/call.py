@@ -220,8 +220,24 @@ def checked_residual(residual: Any, x: jax.Array) -> jax.Array | None:
 
 
 def checked_mask(mask: Any, x: jax.Array) -> jax.Array | None:
-    """The mask with as many axes as x, each as long as that of x or of length 1."""
-    return None if mask is None else check_where("BatchNorm", "mask", jnp.asarray(mask, bool), x)
+    """The mask with as many axes as x, each as long as that of x or of length 1.
+
+    Numbers are taken as Flax takes them: each but 0 selects.
+
+    Raises:
+        ValueError: it cannot be broadcast to x.
+        TypeError: it consists of something else, such as strings.
+    """
+    if mask is None:
+        return None
+    mask = np.asarray(mask) if isinstance(mask, (str, list, tuple)) else mask
+    dtype = getattr(mask, "dtype", None)
+    if dtype is None or not (jnp.issubdtype(dtype, bool) or jnp.issubdtype(dtype, jnp.number)):
+        raise TypeError(
+            "BatchNorm: mask must be an array of bool, or of numbers of which each but 0 selects,"
+            f" got {type(mask).__name__ if dtype is None else dtype}."
+        )
+    return check_where("BatchNorm", "mask", jnp.asarray(mask, bool), x)
 
 
 def require_real(x: jax.Array, result: Any, instead: str) -> None:

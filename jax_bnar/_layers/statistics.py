@@ -1,5 +1,6 @@
 """The statistics of a batch, and the update of the running statistics."""
 
+import numbers
 from typing import NamedTuple
 
 import jax
@@ -38,7 +39,15 @@ def running_average(
         momentum: weight of the old value.
         dtype: the dtype that Flax gives the batch statistic. The result's dtype is its promotion
             with the dtype of `old`.
+
+    Raises:
+        TypeError: momentum is no number.
     """
+    if not isinstance(momentum, (numbers.Real, np.ndarray, jax.Array)):
+        raise TypeError(
+            f"BatchNorm: momentum must be a number, got {momentum!r} of type"
+            f" {type(momentum).__name__}."
+        )
     if batch.ndim == 2:
         batch = batch.mean(axis=0)
     result = promoted(old.dtype, dtype)

@@ -9,6 +9,8 @@ from fuse_operands import AXES, BIAS, SCALE, X, Z, batch_norm, moments, normalis
 from fuse_tools import array, assert_fused
 from jax import lax
 
+import jax_bnar
+
 
 @pytest.mark.parametrize(
     ("shape", "axis"),
@@ -140,3 +142,80 @@ def test_results_wider_than_x(dtype: str) -> None:
         return jax.nn.relu(batch_norm(x, scale, bias) + batch_norm(z, bias, scale))
 
     assert_fused(join, X.astype(dtype), Z, SCALE, BIAS, dual_bn_add_relu=1)
+
+
+def _normalised(x: jax.Array) -> jax.Array:
+    xhat = x - x.mean(AXES, keepdims=True)
+    return xhat * lax.rsqrt(x.var(AXES, keepdims=True) + 1e-3)
+
+
+CONCATENATIONS = {
+    "channels": lambda a, b: jnp.concatenate([a, b], -1),
+    "batch": lambda a, b: jnp.concatenate([a, b], 0),
+    "rows": lambda a, b: jnp.concatenate([a, b], 1),
+    "an array and itself": lambda a, b: jnp.concatenate([a, a], 2),
+    "stacked": lambda a, b: jnp.stack([a, b]).reshape(2 * a.shape[0], *a.shape[1:]),
+}
+
+
+@pytest.mark.parametrize("parts_are_normalised", [False, True])
+@pytest.mark.parametrize("name", CONCATENATIONS)
+def test_concatenations(name: str, parts_are_normalised: bool) -> None:
+    """As in DenseNet, where norms follow of a part and of the whole."""
+
+    def network(a: Any, b: Any) -> Any:
+        x = CONCATENATIONS[name](a, b)
+        y = jax.nn.relu(_normalised(x))
+        return (y, jax.nn.relu(_normalised(a))) if parts_are_normalised else y
+
+    assert_fused(network, X, Z, bn_relu=2 if parts_are_normalised else 1)
+
+
+def test_two_norms_of_one_array() -> None:
+    """Two heads, each with its own parameters, and one of them of another view of the array."""
+
+    def heads(x: Any, scale: Any, bias: Any) -> Any:
+        return jax.nn.relu(batch_norm(x, scale, bias)), batch_norm(x, bias, scale)
+
+    def views(x: Any, scale: Any, bias: Any) -> Any:
+        view = x.transpose(0, 3, 1, 2).transpose(0, 2, 3, 1)
+        return jax.nn.relu(batch_norm(x, scale, bias)), jax.nn.relu(batch_norm(view, bias, scale))
+
+    def joined(x: Any, scale: Any, bias: Any) -> Any:
+        return jax.nn.relu(batch_norm(x, scale, bias) + batch_norm(x, bias, scale))
+
+    def with_shared_statistics(x: Any, scale: Any, bias: Any) -> Any:
+        mean, var = moments(x)
+        y = jax.nn.relu(normalise(x, mean, var, scale, bias))
+        return y, normalise(x, mean, var, bias, scale), mean, var
+
+    assert_fused(heads, X, SCALE, BIAS, bn_relu=1, batch_norm=1)
+    assert_fused(views, X, SCALE, BIAS, bn_relu=2)
+    assert_fused(joined, X, SCALE, BIAS, bn_relu=1)  # by the sum of the scales
+    assert_fused(with_shared_statistics, X, SCALE, BIAS, bn_relu=1, batch_norm=1)
+
+
+def test_a_part_of_a_norm_is_no_norm_that_is_refused() -> None:
+    """x minus its mean, of which the variance is taken, has a mean of its own, which is 0."""
+
+    def layer(x: Any) -> Any:
+        centred = x - x.mean(AXES, keepdims=True)
+        return jax.nn.relu(centred / jnp.sqrt((centred**2).mean(AXES, keepdims=True) + 1e-3))
+
+    assert_fused(layer, X, bn_relu=1)
+    assert not jax_bnar.explain(layer)(X).refused
+
+
+@pytest.mark.parametrize("shortcut_first", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_follows_a_join(shortcut_first: bool, turned: bool) -> None:
+    def network(x: Any, scale: Any, bias: Any) -> Any:
+        if shortcut_first:
+            z = batch_norm(jnp.sin(x), bias, scale)
+        y = batch_norm(jnp.cos(x), scale, bias)
+        if not shortcut_first:
+            z = batch_norm(jnp.sin(x), bias, scale)
+        h = jax.nn.relu(z + y if turned else y + z)
+        return jax.nn.relu(batch_norm(jnp.tanh(h), scale, bias))
+
+    assert_fused(network, X, SCALE, BIAS, dual_bn_add_relu=1, bn_relu=1)

@@ -94,6 +94,26 @@ def test_mask_equals_flax(mask_shape: tuple[int, ...], axis: Any) -> None:
     assert_close(actual, expected, 8 * tolerance(x.dtype))
 
 
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.float32])
+def test_a_mask_of_numbers_selects_where_they_are_not_zero(dtype: Any) -> None:
+    """As in Flax."""
+    x, mask = normal(0), a_mask((6, 1, 1, 1))
+    variables = some_variables(BatchNorm(), x)
+    expected, actual = (
+        trained(BatchNorm(), variables, x, mask=each) for each in (mask, 2 * mask.astype(dtype))
+    )
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("mask", "got"), [("valid", "<U5"), (np.array([["a"]]), "<U1"), (1.5, "float"), (True, "bool")]
+)
+def test_what_is_no_mask_is_refused(mask: Any, got: str) -> None:
+    x, layer = normal(0), BatchNorm(use_running_average=False)
+    with pytest.raises(TypeError, match=f"mask must be an array of bool, .* got {got}"):
+        layer.apply(some_variables(BatchNorm(), x), x, mask=mask, mutable=["batch_stats"])
+
+
 def test_masked_elements_do_not_reach_the_statistics() -> None:
     mask = a_mask(SHAPE)
     x = jnp.where(mask, normal(0), jnp.full(SHAPE, jnp.inf))

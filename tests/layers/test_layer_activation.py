@@ -283,3 +283,21 @@ def test_folded_norms_take_the_same(given: Any) -> None:
 def test_relu_of_the_layer_is_one_call() -> None:
     x = normal(0)
     assert ours(linen(x, True, -x, activation=nn.relu), x) == {"forward": 1}
+
+
+@libraries
+def test_a_residual_without_an_activation_is_added_by_the_kernel(library: Any) -> None:
+    """The linear bottleneck of MobileNetV2: one call each way, and the residual gets dy itself."""
+    x, residual = normal(0), -normal(1)
+
+    def layer(x: jax.Array, residual: jax.Array) -> jax.Array:
+        return library(x, True, residual)(x)
+
+    def gradients(x: jax.Array, residual: jax.Array) -> Any:
+        y, pullback = jax.vjp(layer, x, residual)
+        return pullback(jnp.cos(y))
+
+    assert ours(gradients, x, residual) == {"forward": 1, "backward": 1}
+    y = layer(x, residual)
+    np.testing.assert_allclose(y, library(x, True, None)(x) + residual, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(jax.jit(gradients)(x, residual)[1], jnp.cos(y))

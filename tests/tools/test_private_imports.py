@@ -34,9 +34,9 @@ def test_private_modules_of_jax_are_imported_in_one_place() -> None:
 def test_examples_import_what_users_can() -> None:
     """Users copy the examples, so these need nothing but installed packages and their public names.
 
-    `primitive`, `reference` and `dual_reference` have public-looking names but are internal.
+    `primitive`, `reference` and `plain_inference` have public-looking names but are internal.
     """
-    internal = ("jax_bnar.primitive", "jax_bnar.reference", "jax_bnar.dual_reference")
+    internal = ("jax_bnar.primitive", "jax_bnar.reference", "jax_bnar.plain_inference")
     found = {
         f"{path.relative_to(ROOT)}: {name}"
         for path in (ROOT / "examples").rglob("*.py")

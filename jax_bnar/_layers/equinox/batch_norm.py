@@ -43,8 +43,9 @@ class BatchNorm(eqx.nn.BatchNorm):
       `1 - momentum**(number of batches)`, and so does this layer.
 
     The result has the promotion of the dtypes of x, weight, bias, the residual and, where they
-    normalise, the averages, as in Equinox: bfloat16 x with float32 parameters gives float32, at the
-    cost of a widened copy of x. The operator computes in float32 or wider and rounds once, whereas
+    normalise, the averages, as in Equinox: bfloat16 x with float32 parameters gives float32. x
+    itself is read as it is; a widened copy of it is made only for another activation than ReLU, and
+    where two norms are joined. The operator computes in float32 or wider and rounds once, whereas
     Equinox rounds every step to the dtype of x.
 
     Complex x, which `equinox.nn.BatchNorm` takes, is refused, and so is `eps=0`.

@@ -64,8 +64,9 @@ class BatchNorm(nn.BatchNorm):
     bfloat16 x with float32 parameters gives float32, as in Flax. The operator runs in the widest of
     these dtypes and rounds once. This has two consequences:
 
-    - A result wider than x costs a widened copy of x (which is exact). Set `dtype=x.dtype` to avoid
-      it.
+    - A result wider than x takes more memory than one of its dtype; set `dtype=x.dtype` to avoid
+      it. x itself is read as it is. A widened copy of it (which is exact) is made only for another
+      activation than ReLU, and where two norms are joined.
     - A result narrower than x is computed in the dtype of x and then rounded. For the gradient, y
       is kept in the wide dtype; `save="mask"` avoids that.
 
