@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from jax_bnar._base.public_names import show_public_names as _show_public_names
-from jax_bnar._layers.nnx.batch_norm import BatchNorm
+from jax_bnar._layers.nnx.batch_norm import BatchNorm, Shortcut
 from jax_bnar._layers.nnx.batch_renorm import BatchRenorm
 from jax_bnar._layers.nnx.convert import convert_batch_norms
 from jax_bnar._layers.nnx.fold import fold_batch_norms
@@ -26,6 +26,7 @@ __all__ = [
     "FusedBottleneck",
     "ResNet",
     "ResNet50",
+    "Shortcut",
     "convert_batch_norms",
     "fold_batch_norms",
 ]

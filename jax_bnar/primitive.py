@@ -155,20 +155,20 @@ _operation = functools.cache(ArrayOperation)
 
 
 _STATISTICS_AROUND: Final = StatisticsAround(
-    "statistics_around", _operation(kernel_call.OPERATIONS[1].statistics)
+    "statistics_around", _operation(kernel_call.CANONICAL[1].statistics)
 )
 
 
 def _operations(inputs: int) -> Operations:
-    of_arrays = kernel_call.OPERATIONS[inputs]
+    canonical = kernel_call.CANONICAL[inputs]
     return Operations(
-        *map(_operation, of_arrays),
-        inference=Inference(f"{PREFIXES[inputs]}inference", _operation(of_arrays.normalise)),
+        **{name: _operation(each) for name, each in canonical._asdict().items()},
+        inference=Inference(f"{PREFIXES[inputs]}inference", _operation(canonical.normalise)),
         inference_backward=InferenceBackward(
             f"{PREFIXES[inputs]}inference_backward",
-            normalise=_operation(kernel_call.OPERATIONS[1].normalise),
-            backward_reduce=_operation(of_arrays.backward_reduce),
-            backward_apply=_operation(of_arrays.backward_apply),
+            normalise=_operation(kernel_call.CANONICAL[1].normalise),
+            backward_reduce=_operation(canonical.backward_reduce),
+            backward_apply=_operation(canonical.backward_apply),
         ),
         statistics_around=_STATISTICS_AROUND,
     )

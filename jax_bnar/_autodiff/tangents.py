@@ -23,7 +23,7 @@ from jax_bnar._base.gates import Gate
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
-from jax_bnar._kernels.kernel_call import OPERATIONS
+from jax_bnar._kernels.kernel_call import CANONICAL
 from jax_bnar._sharding.alignment import with_automatic_axes
 from jax_bnar._sharding.collectives import Span, sum_packed
 
@@ -90,7 +90,7 @@ def statistics_tangents(
         return Statistics(jnp.zeros_like(mean), jnp.zeros_like(mean))
 
     def tangents(x: jax.Array, mean: jax.Array, x_dot: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sum_of_dots, (of_centred,), _ = OPERATIONS[1].backward_reduce.on_one_device(
+        sum_of_dots, (of_centred,), _ = CANONICAL[1].backward_reduce.on_one_device(
             *(x_dot, (x,), None, (Statistics(mean, None),), (Affine(None, None),)),
             layout=layout,
             implementation="xla",

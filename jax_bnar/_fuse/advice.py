@@ -45,7 +45,8 @@ def _of_nothing(own_calls: int) -> str:
     return (
         "fuse looks for arrays that are normalised by their own mean and variance over the batch,"
         " which BatchNorm does in training: is fun called in training mode, and is its norm a"
-        " BatchNorm? (docs/guide/fuse.md)"
+        " BatchNorm? (docs/guide/fuse.md) In evaluation it takes norms with a ReLU alone, and"
+        " jax_bnar.fold_batch_norms all that follow a convolution (docs/guide/inference.md)"
     )
 
 

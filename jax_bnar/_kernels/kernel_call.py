@@ -297,7 +297,7 @@ def _attribute(value: Any) -> Any:
     return np.float64(value) if isinstance(value, float) else value
 
 
-class Operations(NamedTuple):
+class CanonicalOperations(NamedTuple):
     """The operations of an operator; `statistics` is the same for any number of inputs."""
 
     forward: Operation
@@ -308,19 +308,19 @@ class Operations(NamedTuple):
     backward_apply: Operation
 
 
-_REFERENCES: Final = (
-    reference.forward,
-    reference.backward,
-    reference.statistics,
-    reference.normalise,
-    reference.backward_reduce,
-    reference.backward_apply,
-)
 # `statistics` is equal for all numbers of inputs. This makes it one operation, with one primitive.
 _operation = functools.cache(Operation)
+
+
+def _operations(inputs: int) -> CanonicalOperations:
+    """Each signature with the function of `jax_bnar.reference` that has its name."""
+    named = signatures(inputs)._asdict().items()
+    return CanonicalOperations(
+        **{name: _operation(signature, getattr(reference, name)) for name, signature in named}
+    )
+
+
 # By the number of inputs.
-OPERATIONS: Final = {
-    inputs: Operations(*map(_operation, signatures(inputs), _REFERENCES)) for inputs in PREFIXES
-}
+CANONICAL: Final = {inputs: _operations(inputs) for inputs in PREFIXES}
 # All of them, in the order of `native/operations.h`.
-ALL: Final = tuple(dict.fromkeys(each for family in OPERATIONS.values() for each in family))
+ALL: Final = tuple(dict.fromkeys(each for family in CANONICAL.values() for each in family))

@@ -230,12 +230,11 @@ def checked_mask(mask: Any, x: jax.Array) -> jax.Array | None:
     """
     if mask is None:
         return None
-    mask = np.asarray(mask) if isinstance(mask, (str, list, tuple)) else mask
-    dtype = getattr(mask, "dtype", None)
-    if dtype is None or not (jnp.issubdtype(dtype, bool) or jnp.issubdtype(dtype, jnp.number)):
+    mask = mask if hasattr(mask, "dtype") else np.asarray(mask)
+    if not (jnp.issubdtype(mask.dtype, bool) or jnp.issubdtype(mask.dtype, jnp.number)):
         raise TypeError(
             "BatchNorm: mask must be an array of bool, or of numbers of which each but 0 selects,"
-            f" got {type(mask).__name__ if dtype is None else dtype}."
+            f" got dtype {mask.dtype}."
         )
     return check_where("BatchNorm", "mask", jnp.asarray(mask, bool), x)
 

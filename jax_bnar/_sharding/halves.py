@@ -15,7 +15,7 @@ from jax_bnar._base.gates import Gate, recomputes
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics, read_by_gate
 from jax_bnar._base.layout import ChannelLayout
-from jax_bnar._kernels.kernel_call import OPERATIONS, Operation
+from jax_bnar._kernels.kernel_call import CANONICAL, Operation
 from jax_bnar._sharding.collectives import Span, merge_statistics, sum_packed
 
 Arrays = tuple[jax.Array, ...]
@@ -33,7 +33,7 @@ class Halves(NamedTuple):
 
 
 def on_one_device(inputs: int) -> Halves:
-    operations = OPERATIONS[inputs]
+    operations = CANONICAL[inputs]
     return Halves(operations.backward_reduce.on_one_device, operations.backward_apply.on_one_device)
 
 
@@ -55,26 +55,26 @@ def forward(
     **statics: Any,
 ) -> tuple[jax.Array, tuple[Statistics, ...], jax.Array | None]:
     options: dict[str, Any] = {"layout": layout, "implementation": implementation}
-    local = OPERATIONS[len(x)].statistics.on_one_device
+    local = CANONICAL[len(x)].statistics.on_one_device
     of_groups = statistics_of_groups(x, span, local, **options)
     y, mask = normalise(x, z, affine, of_groups, span=span, **options, **statics)
     return y, of_groups, mask
 
 
 def statistics(x: jax.Array, *, span: Span, **options: Any) -> Statistics:
-    (whole,) = statistics_of_groups((x,), span, OPERATIONS[1].statistics.on_one_device, **options)
+    (whole,) = statistics_of_groups((x,), span, CANONICAL[1].statistics.on_one_device, **options)
     return whole
 
 
 def normalise(x: Arrays, *arguments: Any, span: Span, **statics: Any) -> Any:
-    operation = OPERATIONS[len(x)].normalise
+    operation = CANONICAL[len(x)].normalise
     return operation.on_one_device(*_with_selected(operation, (x, *arguments), span), **statics)
 
 
 def backward_reduce(
     dy: jax.Array, x: Arrays, *arguments: Any, span: Span, **statics: Any
 ) -> tuple[jax.Array, Arrays, jax.Array | None]:
-    operation = OPERATIONS[len(x)].backward_reduce
+    operation = CANONICAL[len(x)].backward_reduce
     own = _with_selected(operation, (dy, x, *arguments), span)
     sum_e, sum_e_centred, dz = operation.on_one_device(*own, **statics)
     sum_e, *centred = sum_packed(span, sum_e, *sum_e_centred)
@@ -82,7 +82,7 @@ def backward_reduce(
 
 
 def backward_apply(dy: jax.Array, x: Arrays, *arguments: Any, span: Span, **statics: Any) -> Arrays:
-    operation = OPERATIONS[len(x)].backward_apply
+    operation = CANONICAL[len(x)].backward_apply
     return operation.on_one_device(*_with_selected(operation, (dy, x, *arguments), span), **statics)
 
 
@@ -191,10 +191,17 @@ def _with_selected(operation: Operation, arguments: tuple[Any, ...], span: Span)
     )
 
 
-_OF_HALVES: Final = (forward, backward, statistics, normalise, backward_reduce, backward_apply)
-# By the name of the operation.
-ACROSS_DEVICES: Final[dict[str, Callable[..., Any]]] = {
-    operation.name: function
-    for operations in OPERATIONS.values()
-    for operation, function in zip(operations, _OF_HALVES, strict=True)
+_OF_HALVES: Final[dict[str, Callable[..., Any]]] = {
+    "forward": forward,
+    "backward": backward,
+    "statistics": statistics,
+    "normalise": normalise,
+    "backward_reduce": backward_reduce,
+    "backward_apply": backward_apply,
+}
+# By the name of the operation, which says for how many inputs it is.
+ACROSS_DEVICES: Final = {
+    operation.name: _OF_HALVES[name]
+    for operations in CANONICAL.values()
+    for name, operation in operations._asdict().items()
 }

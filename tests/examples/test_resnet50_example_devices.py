@@ -15,7 +15,6 @@ import resnet50_example as example
 # isort: split
 from resnet50 import config, devices, loop
 from sharding_tools import compiled_collectives
-from tiers import slow_except
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -25,7 +24,8 @@ def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return example.digits_losses(tmp_path_factory.mktemp("one"))
 
 
-@pytest.mark.parametrize("norm", slow_except({"fused"}, ["fused", "flax"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["fused", "flax"])
 def test_eight_devices_train_as_one(
     on_one_device: list[float], tmp_path: pathlib.Path, norm: str
 ) -> None:

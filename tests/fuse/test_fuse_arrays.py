@@ -212,8 +212,9 @@ def test_what_follows_a_join(shortcut_first: bool, turned: bool) -> None:
     def network(x: Any, scale: Any, bias: Any) -> Any:
         if shortcut_first:
             z = batch_norm(jnp.sin(x), bias, scale)
-        y = batch_norm(jnp.cos(x), scale, bias)
-        if not shortcut_first:
+            y = batch_norm(jnp.cos(x), scale, bias)
+        else:
+            y = batch_norm(jnp.cos(x), scale, bias)
             z = batch_norm(jnp.sin(x), bias, scale)
         h = jax.nn.relu(z + y if turned else y + z)
         return jax.nn.relu(batch_norm(jnp.tanh(h), scale, bias))

@@ -200,7 +200,7 @@ def test_what_to_do_next() -> None:
 def test_pages_that_the_advice_names_exist() -> None:
     source = (ROOT / "jax_bnar/_fuse/advice.py").read_text()
     named = set(re.findall(r"docs/guide/\w+\.md", source))
-    assert len(named) == 2
+    assert len(named) == 3
     assert [page for page in named if not (ROOT / page).exists()] == []
 
 

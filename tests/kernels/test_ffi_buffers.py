@@ -214,12 +214,12 @@ def test_wrong_attributes(operation: kernel_call.Operation) -> None:
 @pytest.mark.parametrize("operation", ["forward", "normalise", "backward", "backward_apply"])
 def test_a_smooth_activation_follows_from_neither_y_nor_a_mask(operation: str) -> None:
     """Forward is asked for a mask, and backward is to find the derivative in a mask or in y."""
-    call = good_call(getattr(kernel_call.OPERATIONS[1], operation))
+    call = good_call(getattr(kernel_call.CANONICAL[1], operation))
     attributes = call.attributes | {"activation": "silu"}
     assert_refused(call._replace(attributes=attributes), "silu")
 
 
-@pytest.mark.parametrize("operation", kernel_call.OPERATIONS[2], ids=lambda each: each.name)
+@pytest.mark.parametrize("operation", kernel_call.CANONICAL[2], ids=lambda each: each.name)
 def test_two_inputs_have_an_activation(operation: kernel_call.Operation) -> None:
     if operation.signature.inputs == 2:
         call = good_call(operation)
@@ -302,7 +302,7 @@ def test_short_buffers_do_not_crash() -> None:
 
 
 def test_the_process_survives_a_refusal() -> None:
-    call = good_call(kernel_call.OPERATIONS[1].forward)
+    call = good_call(kernel_call.CANONICAL[1].forward)
     assert_refused(call._replace(results=call.results[:-1]), "a missing result")
     x = jnp.ones((2, 3), jnp.float32)
     np.testing.assert_array_equal(jax_bnar.bn_relu(x, None, None, implementation="ffi").var, 0)

@@ -14,7 +14,7 @@ from tiers import slow_except
 from jax_bnar import reference
 from jax_bnar._base.gates import Gate
 from jax_bnar._base.inputs import Affine, Coefficients, Statistics
-from jax_bnar._kernels.kernel_call import OPERATIONS
+from jax_bnar._kernels.kernel_call import CANONICAL
 
 SHAPES = [(1, 6, 5, 1), (2, 35, 19, 1), (3, 4, 65, 9), (1, 3, 2, 49), (2, 1, 17, 1), (1, 200, 3, 1)]
 few_shapes = pytest.mark.parametrize("shape", SHAPES[1:4], ids=str)
@@ -72,7 +72,7 @@ def assert_close(actual: Any, expected: Any, *, vectors: bool) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_statistics(implementation: Implementation, shape: tuple[int, ...], dtype: str) -> None:
     given = canonical_operands(shape, dtype)
-    statistics = functools.partial(OPERATIONS[1].statistics, implementation=implementation)
+    statistics = functools.partial(CANONICAL[1].statistics, implementation=implementation)
     mean, var = jax.jit(statistics)(given.x)
     x = np.asarray(given.x).astype(np.float64)
     assert mean.shape == var.shape == (shape[0], shape[2])
@@ -119,8 +119,8 @@ def test_forward_kernels_against_reference(
 
     @jax.jit
     def kernels(*operands: Any) -> Any:
-        whole = OPERATIONS[1].forward(*operands, implementation="ffi", **statics)
-        half = OPERATIONS[1].normalise(*operands, whole[1], implementation="ffi", **statics)
+        whole = CANONICAL[1].forward(*operands, implementation="ffi", **statics)
+        half = CANONICAL[1].normalise(*operands, whole[1], implementation="ffi", **statics)
         return whole, half
 
     @jax.jit
@@ -159,7 +159,7 @@ def test_mask_is_one_bit_an_element(
 ) -> None:
     given = canonical_operands(shape, dtype)
     forward = functools.partial(
-        OPERATIONS[1].forward,
+        CANONICAL[1].forward,
         implementation=implementation,
         epsilon=EPSILON,
         activation="relu",
@@ -209,7 +209,7 @@ def test_backward_kernels_against_reference(
         )
 
     given_all = (given.dy, (given.x,), saved, vectors)
-    kernels = jax.jit(functools.partial(passes, OPERATIONS[1], implementation="ffi", **statics))
+    kernels = jax.jit(functools.partial(passes, CANONICAL[1], implementation="ffi", **statics))
     whole, reduced, applied = kernels(*given_all)
     expected = jax.jit(functools.partial(passes, reference, **statics))(*given_all)
     expected_whole, expected_reduced, expected_applied = expected
@@ -242,11 +242,11 @@ def test_halves_compose_to_the_whole(
 
     @jax.jit
     def forward_in_halves(x: Any, *others: Any) -> Any:
-        statistics = OPERATIONS[1].statistics(x[0], **use)
-        y, _ = OPERATIONS[1].normalise(x, *others, (statistics,), **use, **options)
+        statistics = CANONICAL[1].statistics(x[0], **use)
+        y, _ = CANONICAL[1].normalise(x, *others, (statistics,), **use, **options)
         return y, statistics
 
-    forward = jax.jit(functools.partial(OPERATIONS[1].forward, **use, **options))
+    forward = jax.jit(functools.partial(CANONICAL[1].forward, **use, **options))
     y, statistics, _ = forward(*operands)
     y_half, (mean_half, var_half) = forward_in_halves(*operands)
     assert_close(mean_half, statistics[0].mean, vectors=True)
@@ -257,7 +257,7 @@ def test_halves_compose_to_the_whole(
 
     @jax.jit
     def backward_in_halves(tensors: Any, statistics: Any, scale: Any, cotangents: Any) -> Any:
-        operations, ((mean, var),) = OPERATIONS[1], statistics
+        operations, ((mean, var),) = CANONICAL[1], statistics
         absent = (Statistics(mean, None),), (Affine(None, None),)
         sum_e, (sum_ec,), dz = operations.backward_reduce(*tensors, *absent, **statics, has_z=True)
         rstd = reference.reciprocal_std(var, EPSILON)
@@ -271,7 +271,7 @@ def test_halves_compose_to_the_whole(
 
     tensors = given.dy, (given.x,), y
     cotangents = Statistics(given.dmean, given.dvar)
-    backward = functools.partial(OPERATIONS[1].backward, **statics, has_z=True)
+    backward = functools.partial(CANONICAL[1].backward, **statics, has_z=True)
     affine = (Affine(given.scale, given.bias),)
     whole = jax.jit(backward)(*tensors, statistics, affine, (cotangents,))
     halves = backward_in_halves(tensors, statistics, given.scale, cotangents)
@@ -287,7 +287,7 @@ def test_groups_are_independent(implementation: Implementation, shape: tuple[int
 
     @jax.jit
     def forward(x: Any, z: Any, scale: Any, bias: Any) -> Any:
-        y, statistics, _ = OPERATIONS[1].forward(
+        y, statistics, _ = CANONICAL[1].forward(
             *((x,), z, (Affine(scale, bias),)), implementation=implementation, **statics
         )
         return y, *statistics[0]
@@ -329,7 +329,7 @@ def test_dual_kernels_against_reference(shape: tuple[int, ...], dtype: str, gate
     dy, x, affine, cotangents = operands_of(2, shape, dtype)
     ffi: Any = {"implementation": "ffi"}
     forward: Any = {"epsilon": EPSILON, "save_mask": True}
-    operations = OPERATIONS[2]
+    operations = CANONICAL[2]
     y, own, mask = jax.jit(functools.partial(operations.forward, **forward, **ffi))(x, None, affine)
     expected = jax.jit(functools.partial(reference.forward, **forward))(x, None, affine)
     for got, want in zip(jax.tree.leaves((y, own)), jax.tree.leaves(expected[:2]), strict=True):

@@ -21,8 +21,14 @@ from flax_tools import (
 from programs import ours
 
 from jax_bnar import flax_layers, torch_weights
-from jax_bnar._layers.nnx.batch_norm import Shortcut
-from jax_bnar.nnx_layers import BatchNorm, FusedBottleneck, ResNet, ResNet50, convert_batch_norms
+from jax_bnar.nnx_layers import (
+    BatchNorm,
+    FusedBottleneck,
+    ResNet,
+    ResNet50,
+    Shortcut,
+    convert_batch_norms,
+)
 
 PLAIN = functools.partial(nnx.BatchNorm, use_fast_variance=False)
 

@@ -107,7 +107,8 @@ def test_without_an_activation_backward_gives_dy_for_the_residual(out_dtype: Any
 @pytest.mark.parametrize("name", ["silu", "relu6"])
 def test_other_activations_do_not_widen(name: str) -> None:
     x, _, scale, bias = operands(Case((6, 4), dtype="bfloat16"))
-    for function, statistics in ((bn_act, ()), (bn_act_inference, (np.zeros(4), np.ones(4)))):
+    operators: tuple[Any, ...] = (bn_act, ()), (bn_act_inference, (np.zeros(4), np.ones(4)))
+    for function, statistics in operators:
         vectors = [np.float32(vector) for vector in (scale, bias, *statistics)]
         with pytest.raises(ValueError, match=f"with activation '{name}', got float32 .* instead"):
             function(x, *vectors, name, out_dtype="float32")

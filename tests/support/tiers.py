@@ -18,7 +18,7 @@ def slow_except(first: Container[Any], values: Iterable[Any]) -> list[Any]:
     ]
 
 
-def leave_combinations_to_slow(items: Iterable[pytest.Item]) -> None:
+def leave_combinations_to_slow(items: Iterable[Any]) -> None:
     """Marks a test as slow with combinations of parameters that contain no new value.
 
     Those that contain no new pair of values either are also marked as `combination`. A test that is

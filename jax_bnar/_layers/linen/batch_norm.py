@@ -149,8 +149,7 @@ class BatchNorm(nn.BatchNorm):
                 are weighted by their numbers of such elements. All elements are normalised. The
                 statistics take two passes over copies of x, see `jax_bnar.batch_statistics`. A
                 channel without any such element becomes NaN.
-            residual: added before the activation; has the shape of x. If no operator
-                fuses the activation, plain JAX adds it after the rounding.
+            residual: added before the activation; has the shape of x.
 
         Returns:
             y, with the shape of x.

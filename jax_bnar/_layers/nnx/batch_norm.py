@@ -113,8 +113,7 @@ class BatchNorm(nnx.BatchNorm):
                 are weighted by their numbers of such elements. All elements are normalised. The
                 statistics take two passes over copies of x, see `jax_bnar.batch_statistics`. A
                 channel without any such element becomes NaN.
-            residual: added before the activation; has the shape of x. If no operator
-                fuses the activation, plain JAX adds it after the rounding.
+            residual: added before the activation: an array with the shape of x, or a `Shortcut`.
 
         Returns:
             y, with the shape of x.
@@ -204,7 +203,22 @@ class BatchNorm(nnx.BatchNorm):
 class Shortcut(NamedTuple):
     """The `BatchNorm` of a block's shortcut and its input, as the residual of another `BatchNorm`.
 
-    The two norms and the addition become one call of the operator if that is possible.
+    The two norms, the addition and an activation become one call of `jax_bnar.dual_bn_act`, where
+    both norms have the same options and the first one's activation is fused.
+
+    Attributes:
+        norm: the norm of the shortcut, without an activation.
+        x: its input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from jax_bnar.nnx_layers import BatchNorm, Shortcut
+        >>> last = BatchNorm(3, activation="relu", rngs=nnx.Rngs(0))
+        >>> shortcut = BatchNorm(3, rngs=nnx.Rngs(0))
+        >>> x = jnp.arange(12.0).reshape(4, 3)
+        >>> last(x, residual=Shortcut(shortcut, 2 * x)).shape
+        (4, 3)
     """
 
     norm: BatchNorm
