@@ -53,14 +53,17 @@ def check_epsilon(function: str, epsilon: Any) -> float:
         ) from None
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{function}: epsilon must be finite and > 0, got {value}.")
+    largest = float(np.finfo(np.float32).max)
+    if value > largest:  # It would be infinite where the arithmetic runs in float32.
+        raise ValueError(f"{function}: epsilon must be at most {largest:.3g}, got {value}.")
     # XLA runs the kernels where a subnormal number counts as 0.
     return max(value, float(np.finfo(np.float64).tiny))
 
 
 def check_save(function: str, save: Any) -> Save:
-    if save not in get_args(Save):
+    if not isinstance(save, str) or save not in get_args(Save):
         raise ValueError(f"{function}: save must be 'y' or 'mask', got {save!r}.")
-    return save
+    return cast(Save, save)
 
 
 def check_named_axes(
@@ -284,11 +287,19 @@ def check_statistic(
 def as_array(function: str, name: str, value: Any) -> jax.Array:
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise TypeError(f"{function}: {name} must be an array, got {type(value).__name__}.")
-    return jnp.asarray(value)
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError):
+        # Such as a ShapeDtypeStruct, or a NumPy array of objects or of a foreign byte order.
+        raise TypeError(
+            f"{function}: {name} must be an array that JAX takes, got {type(value).__name__} of"
+            f" dtype {value.dtype}."
+        ) from None
 
 
 def _check_axis(function: str, axis: Any, shape: tuple[int, ...], x_name: str) -> int:
     ndim = len(shape)
+    require_static(function, "axis", axis)
     try:
         index = operator.index(axis)
     except TypeError:
@@ -307,6 +318,7 @@ def _check_axis(function: str, axis: Any, shape: tuple[int, ...], x_name: str) -
 def _check_num_groups(
     function: str, num_groups: Any, axis: int, shape: tuple[int, ...], x_name: str
 ) -> int:
+    require_static(function, "num_groups", num_groups)
     try:
         groups = operator.index(num_groups)
     except TypeError:

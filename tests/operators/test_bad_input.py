@@ -96,6 +96,13 @@ EVERYWHERE: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ({"x": ones((0, 5, 6)), "z": ones((0, 5, 6))}, ValueError, ("x", "empty", "(0, 5, 6)")),
     ({"x": ones((4, 5, 0)), "z": ones((4, 5, 0))}, ValueError, ("x", "empty", "(4, 5, 0)")),
     ({"x": [[1.0, 2.0]]}, TypeError, ("x", "array", "list")),
+    (
+        {"x": jax.ShapeDtypeStruct((4, 5, 6), np.float32)},
+        TypeError,
+        ("x", "array that JAX takes", "ShapeDtypeStruct", "float32"),
+    ),
+    ({"x": np.ones((4, 5, 6), ">f4")}, TypeError, ("x", "array that JAX takes", ">f4")),
+    ({"x": np.full((4, 5, 6), None)}, TypeError, ("x", "array that JAX takes", "object")),
     ({"scale": ones(5)}, ValueError, ("scale", "(5,)", "(6,)", "(4, 5, 6)")),
     ({"scale": ones((1, 6))}, ValueError, ("scale", "(1, 6)", "(6,)")),
     ({"scale": ones(())}, ValueError, ("scale", "()", "(6,)")),
@@ -113,6 +120,7 @@ EVERYWHERE: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ({"epsilon": -1e-5}, ValueError, ("epsilon", "-1e-05", "> 0")),
     ({"epsilon": math.nan}, ValueError, ("epsilon", "nan", "> 0")),
     ({"epsilon": math.inf}, ValueError, ("epsilon", "inf", "finite")),
+    ({"epsilon": 1e39}, ValueError, ("epsilon", "at most 3.4e+38", "1e+39")),
     ({"epsilon": "1e-5"}, TypeError, ("epsilon", "str", "number")),
     ({"epsilon": None}, TypeError, ("epsilon", "NoneType", "number")),
     ({"implementation": "cuda"}, ValueError, ("implementation", "'cuda'", "'ffi'", "'xla'")),
@@ -158,6 +166,7 @@ TRAINING_ONLY: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ),
     ({"save": "x"}, ValueError, ("save", "'x'", "'y'", "'mask'")),
     ({"save": None}, ValueError, ("save", "None", "'y'", "'mask'")),
+    ({"save": np.array(["y", "y"])}, ValueError, ("save", "array", "'y'", "'mask'")),
     ({"axis_name": 0}, TypeError, ("axis_name", "0", "name of an axis")),
     ({"axis_name": ("a", {})}, TypeError, ("axis_name", "{}", "name of an axis")),
     ({"axis_name": ("a", ("b", "a"))}, ValueError, ("axis_name", "twice", "'b'")),
@@ -242,9 +251,10 @@ def test_raised_while_tracing(implementation: str) -> None:
         jax.eval_shape(call("bn_add_relu", z=ones((4, 5, 1)), implementation=implementation))
 
 
-def test_traced_epsilon_names_the_remedy() -> None:
-    with pytest.raises(TypeError, match=r"epsilon .* static"):
-        jax.jit(lambda epsilon: call("bn_relu", epsilon=epsilon)())(1e-5)
+@pytest.mark.parametrize(("name", "value"), [("epsilon", 1e-5), ("axis", 1), ("num_groups", 1)])
+def test_a_traced_number_names_the_remedy(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"{name} .* static"):
+        jax.jit(lambda value: call("bn_relu", **{name: value})())(value)
 
 
 def test_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
