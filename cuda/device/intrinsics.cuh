@@ -294,7 +294,9 @@ __device__ __forceinline__ void WaitForAllCopiesBut(int groups) {
 // after they have waited. Of accesses to global memory nothing is promised,
 // which spares a wait for all of them.
 __device__ __forceinline__ void ArriveAtCluster() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#ifdef JAX_BNAR_CUDA_EMULATION
+  cuda_emulation::ClusterArrive();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "fence.release.sync_restrict::shared::cta.cluster;\n"
       "barrier.cluster.arrive.relaxed.aligned;" ::
@@ -303,7 +305,7 @@ __device__ __forceinline__ void ArriveAtCluster() {
 }
 __device__ __forceinline__ void WaitForCluster() {
 #ifdef JAX_BNAR_CUDA_EMULATION
-  cuda_emulation::ClusterBarrier();
+  cuda_emulation::ClusterWait();
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "barrier.cluster.wait.acquire.aligned;\n"

@@ -59,6 +59,20 @@ MUTATIONS = {
         "cluster",
         "all",
     ),
+    "a wait for a cluster at which the block has not arrived": Mutation(
+        "team_sums.cuh",
+        "    ArriveAtCluster();\n    meanwhile();\n",
+        "    meanwhile();\n",
+        "forward",
+        "cluster",
+    ),
+    "two arrivals at one barrier of the cluster": Mutation(
+        "team_sums.cuh",
+        "    ArriveAtCluster();\n    meanwhile();\n",
+        "    ArriveAtCluster();\n    ArriveAtCluster();\n    meanwhile();\n",
+        "backward",
+        "cluster",
+    ),
     "blocks leave a cluster that still reads": Mutation(
         "team_sums.cuh",
         "have added already.\n    ArriveAtCluster();\n    WaitForCluster();\n",
