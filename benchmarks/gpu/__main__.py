@@ -73,6 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tuple(path.resolve() for path in options.wheel),
     ).steps(names)
     report = Report(output, work, options.platform, names)
+
+    def after_each(record: StepRecord) -> None:
+        report.finish(record)
+        if record.name == "smoke" and (strategy := strategy_of_the_rest(record)):
+            os.environ["JAX_BNAR_CUDA_STRATEGY"] = strategy
+            print(f"another strategy does not work, so later steps use {strategy}", flush=True)
+
     # Whoever ends a machine sends this signal first. As an exception it also ends the step's
     # programs, and the summary has what they had written.
     before = signal.signal(signal.SIGTERM, _exit_on_signal)
@@ -83,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             working_directory=plan.ROOT,
             budget_s=options.budget,
             while_running=report.update,
-            after_each=report.finish,
+            after_each=after_each,
         )
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -110,9 +117,6 @@ class Report:
     def finish(self, record: StepRecord) -> None:
         self._records.append(record)
         print(_line(record), flush=True)
-        if record.name == "smoke" and (strategy := strategy_of_the_rest(record)):
-            os.environ["JAX_BNAR_CUDA_STRATEGY"] = strategy
-            print(f"another strategy does not work, so later steps use {strategy}", flush=True)
         write_json(self._work / f"{record.name}.record.json", dataclasses.asdict(record))
         self._logged += _logged(record)
         self._write(self._records, self._logged)
@@ -144,15 +148,14 @@ def strategy_of_the_rest(smoke: StepRecord) -> str | None:
     The kernels of `two_kernels` wait for no other block. With another strategy that hangs, no later
     step would have a result.
     """
-    result = smoke.commands[0].result if smoke.commands else None
-    strategies = (result or {}).get("strategies", {})
-    running = str((result or {}).get("running"))
+    result = (smoke.commands[0].result if smoke.commands else None) or {}
+    strategies, running = result.get("strategies", {}), str(result.get("running"))
     work = {
         name
         for name, entry in strategies.items()
         if "error" not in entry and not running.startswith(f"{name},")
     }
-    all_work = bool(result) and result.get("complete") and work == set(strategies)
+    all_work = result.get("complete") and work == set(strategies)
     return "two_kernels" if "two_kernels" in work and not all_work else None
 
 

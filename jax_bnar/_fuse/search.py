@@ -141,7 +141,7 @@ def _before_the_sum(operand: Operand, *, enters_stacks: bool = True) -> Operand:
             first, *others = (_before_the_sum(each, enters_stacks=False) for each in node.inputs)
             if any(other is not first for other in others):
                 break
-            if len(node.inputs) > 1 and len(set(map(id, node.inputs))) == 1:
+            if others and all(each is inner for each in node.inputs):
                 break  # an array that is repeated
         elif node.name not in ("pvary", "copy"):
             break

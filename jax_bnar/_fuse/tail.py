@@ -154,12 +154,17 @@ def _why_not_one_reader(graph: Graph, value: Value, normalised: Value) -> str:
     readers = graph.readers(value)
     if not readers:
         return ""
-    if value is not normalised and not any(is_relu(reader) for reader in readers):
-        missed = activations.name_of(value, readers) or activations.self_gated_name(graph, value)
-        if not missed and not is_selection_by_sign(readers):
-            return ""  # The kernel takes the sum, and no activation follows.
+    unfused = _unfused_activation(graph, value, name)
+    if value is not normalised and not unfused and not any(map(is_relu, readers)):
+        return ""  # The kernel takes the sum, and no activation follows.
     if value in graph.returned:
         return f"the {name} is also returned"
+    return unfused or f"the {name} is used more than once"
+
+
+def _unfused_activation(graph: Graph, value: Value, name: str) -> str:
+    """Which activation several readers make of a value, and why it is not fused; empty if none."""
+    readers = graph.readers(value)
     if activation := activations.name_of(value, readers):
         return _follows(activation)
     if is_selection_by_sign(readers):
@@ -169,7 +174,7 @@ def _why_not_one_reader(graph: Graph, value: Value, normalised: Value) -> str:
         )
     if activation := activations.self_gated_name(graph, value):
         return _follows(activation)
-    return f"the {name} is used more than once"
+    return ""
 
 
 def _why_not(graph: Graph, value: Value, reader: Node) -> str:

@@ -67,7 +67,6 @@ def parse(printed: str) -> dict[str, Any]:
     for line in rest.splitlines():
         with contextlib.suppress(ValueError):  # the last one may be cut
             document["measured"].append(json.loads(line.rstrip(",")))
-    document["measured"] = [row for row in document["measured"] if isinstance(row, dict)]
     return document
 
 
