@@ -35,6 +35,7 @@ struct StatisticsArgs {
   const void* origin;
   double* sum;  // of (x - origin); overwritten
   double* m2;   // sum((x - mean)^2); overwritten
+  bool exceeds_caches;  // the arrays of a training step do
 };
 
 // y = act(sum_i (x_i - mean_i) * a_i + bias + z), where `bias` is the sum of
@@ -50,6 +51,7 @@ struct NormaliseArgs {
   const void* bias;
   Activation activation;
   bool non_temporal;  // y bypasses the caches
+  bool exceeds_caches;  // the arrays of a training step do
 };
 
 // With kX the gate is sum_i (x_i - mean_i) * a_i + bias > 0. With another
@@ -69,6 +71,7 @@ struct ReduceArgs {
   Gate gate;
   Activation activation;
   bool non_temporal;  // dz bypasses the caches
+  bool exceeds_caches;  // the arrays of a training step do
 };
 
 // dx_i = a_i * e + b_i * (x_i - mean_i) + k_i, with the gate of ReduceArgs.
@@ -86,6 +89,7 @@ struct ApplyArgs {
   Gate gate;
   Activation activation;
   bool non_temporal;  // the dx_i bypass the caches
+  bool exceeds_caches;  // the arrays of a training step do
 };
 
 // Planes of consecutive channels, one behind the other in memory. Vectors have

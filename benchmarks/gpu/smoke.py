@@ -3,9 +3,11 @@
 This takes one process about 20 seconds. Each strategy runs its kernels alone, then on four
 multiprocessors, where a block has more tiles than it keeps (FEW_BLOCKS), and then in a program of
 several steps, which XLA captures in a CUDA graph under the flags that `make gpu` sets
-(plan.SMOKE_FLAGS). The join of two batch norms, whose kernels have one strategy, runs once. Each
-part is named in the file before it begins, so that a kernel that hangs is known by name after the
-process was killed.
+(plan.SMOKE_FLAGS). The last two run a thousand times, and the results must be equal bit for bit:
+a message between blocks that relies on an order of memory that the GPU does not keep would be
+wrong in few of them. The emulation on the CPU (tests/cuda_emulation) cannot show that. The join of
+two batch norms, whose kernels have one strategy, runs once. Each part is named in the file before
+it begins, so that a kernel that hangs is known by name after the process was killed.
 """
 
 import functools
@@ -37,8 +39,12 @@ FEW_BLOCKS: Final = {"JAX_BNAR_CUDA_SLAB_CHANNELS": "16", "JAX_BNAR_CUDA_TILES_A
 _RESULTS: Final = "y, mean, var, dx, dz, dscale, dbias"
 _DUAL_RESULTS: Final = "y, mean1, var1, mean2, var2, dx1, dx2, dscale1, dbias1, dscale2, dbias2"
 _STEPS_OF_A_GRAPH: Final = 4
-# Several, because XLA captures again where its buffers lie elsewhere.
+# XLA captures again where its buffers lie elsewhere, so the first few may launch kernels.
 _REPLAYS: Final = 8
+_RUNS: Final = 1000
+_DRY_RUNS: Final = 10  # on a CPU
+# The host waits for the device after so many, so that results do not pile up.
+_RUNS_AT_ONCE: Final = 50
 # In L2 norm, against pure JAX in float32: a few roundings of bfloat16, and gates near 0.
 _ERROR_ALLOWED: Final = 0.02
 
@@ -106,19 +112,39 @@ def run_alone(operands: Operands, expected: Any, entry: dict[str, Any]) -> Any:
     return got
 
 
+def require_equal_runs(function: Callable[..., Any], operands: Operands, first: Any) -> int:
+    """Runs `function` many times and returns how many; raises ValueError if results differ."""
+    runs = _DRY_RUNS if jax.default_backend() == "cpu" else _RUNS
+    different = 0
+    for begin in range(0, runs, _RUNS_AT_ONCE):
+        results = (function(*operands) for _ in range(begin, min(begin + _RUNS_AT_ONCE, runs)))
+        different += sum(jax.device_get([_differs(result, first) for result in results]))
+    if different:
+        raise ValueError(f"{different} of {runs} runs have other results than the first one")
+    return runs
+
+
+@jax.jit
+def _differs(got: Any, wanted: Any) -> jax.Array:
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True)
+    return ~jnp.stack([jnp.array_equal(a, b) for a, b in pairs]).all()
+
+
 def run_few_blocks(operands: Operands, expected: Any, entry: dict[str, Any]) -> None:
     """The same on four multiprocessors; `expected` is what more blocks have computed."""
     # An H200 has 132; JAX says how many a GPU has, but not of a CPU.
     margin = max(0, getattr(jax.devices()[0], "core_count", 132) - _MULTIPROCESSORS)
     variables = {**FEW_BLOCKS, "JAX_BNAR_CUDA_SM_MARGIN": str(margin)}
+    program = jax.jit(lambda *given: step(*given))
     # The kernels read them when they are launched, and one step is not captured in a graph.
     os.environ.update(variables)
     try:
-        got = jax.block_until_ready(jax.jit(lambda *given: step(*given))(*operands))
+        got = jax.block_until_ready(program(*operands))
+        entry["few_blocks_errors"] = errors_of(got, expected)
+        entry["few_blocks_runs"] = require_equal_runs(program, operands, got)
     finally:
         for name in variables:
             del os.environ[name]
-    entry["few_blocks_errors"] = errors_of(got, expected)
 
 
 def run_graph(operands: Operands, expected: Any, entry: dict[str, Any]) -> None:
@@ -137,6 +163,7 @@ def run_graph(operands: Operands, expected: Any, entry: dict[str, Any]) -> None:
         pairs = zip(jax.tree.leaves(given), jax.tree.leaves(wanted), strict=True)
         if not all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs):
             raise ValueError(f"in a program of several steps the results are others than {name}")
+    entry["graph_runs"] = require_equal_runs(program, operands, first)
 
 
 def run_dual(operands: Operands, expected: Any, entry: dict[str, Any]) -> None:

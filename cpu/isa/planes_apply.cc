@@ -5,6 +5,7 @@
 #include "cpu/isa/inputs.h"
 #include "cpu/isa/kernels.h"
 #include "cpu/isa/planes.h"
+#include "cpu/isa/prefetch.h"
 
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
@@ -19,11 +20,13 @@ void Apply(const PlanesTile& tile, const ApplyArgs<N>& args) {
   const Pointers<In, N> dx(args.dx);
   const InputColumns<A, N> columns(args);
   const GradientColumns<A, N> gradient_columns(args);
+  const Lookahead<A> ahead(tile, args);
   ForEachPlane(tile, [&](int64_t p, int64_t first) BNAR_LAMBDA {
     const auto vectors = columns.template OfPlane<kGate>(p);
     const auto gradient = gradient_columns.OfPlane(p);
     // e_of(centred elements of each input) returns e.
     const auto vector = [&](int64_t at, auto e_of) BNAR_LAMBDA {
+      ahead.template OfBackward<kGate>(dy, x, saved, at);
       const auto centred = vectors.Centred(
           [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
       const Vec<A> e = e_of(centred);

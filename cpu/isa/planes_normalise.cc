@@ -7,6 +7,7 @@
 #include "cpu/isa/inputs.h"
 #include "cpu/isa/kernels.h"
 #include "cpu/isa/planes.h"
+#include "cpu/isa/prefetch.h"
 
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
@@ -21,11 +22,13 @@ void Normalise(const PlanesTile& tile, const NormaliseArgs<N>& args) {
   uint8_t* mask = args.mask;
   const int64_t mask_bit = tile.mask_bit;
   const InputColumns<A, N> columns(args);
+  const Lookahead<A> ahead(tile, args);
   ForEachPlane(tile, [&](int64_t p, int64_t first) BNAR_LAMBDA {
     // The constants of forward are those of gate kX: a and bias too.
     const auto vectors = columns.template OfPlane<Gate::kX>(p);
     ForEachVector<Out>(tile.size, [&](int64_t i) BNAR_LAMBDA {
       const int64_t at = first + i;
+      ahead.template OfForward<kResidual>(x, z, at);
       const Vec<A> value = NormalisedElements<kRelu, kResidual>(
           vectors, [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); },
           kResidual ? z + at : z);

@@ -7,6 +7,7 @@
 #include "cpu/isa/inputs.h"
 #include "cpu/isa/kernels.h"
 #include "cpu/isa/planes.h"
+#include "cpu/isa/prefetch.h"
 
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
@@ -29,6 +30,7 @@ void Reduce(const PlanesTile& tile, const ReduceArgs<N>& args) {
   double* sum_e = args.sum_e;
   const Pointers<double, N> sum_e_centred(args.sum_e_centred);
   const InputColumns<A, N> columns(args);
+  const Lookahead<A> ahead(tile, args);
   ForEachPlane(tile, [&](int64_t p, int64_t first) BNAR_LAMBDA {
     const auto vectors = columns.template OfPlane<kGate>(p);
     double total_e = 0, total_e_centred[N] = {};
@@ -37,6 +39,7 @@ void Reduce(const PlanesTile& tile, const ReduceArgs<N>& args) {
       // Adds what keep(values) leaves of the vector at element j.
       const auto add = [&](int64_t j, auto k, auto keep) BNAR_LAMBDA {
         const int64_t at = first + j;
+        ahead.template OfBackward<kGate>(dy, x, saved, at);
         const auto centred = vectors.Centred(
             [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
         const Vec<A> e = PlaneGated<kGate>(

@@ -4,6 +4,7 @@
 
 #include "cpu/isa/kernels.h"
 #include "cpu/isa/planes.h"
+#include "cpu/isa/prefetch.h"
 #include "cpu/samples.h"
 #include "native/numerics.h"
 
@@ -36,6 +37,7 @@ void PlanesStatistics(const PlanesTile& tile, const StatisticsArgs& args) {
   double* m2 = args.m2;
   const T* elements = static_cast<const T*>(args.x);
   const double n = static_cast<double>(tile.size);
+  const Lookahead<A> ahead(tile, args);
   ForEachPlane(tile, [&](int64_t p, int64_t first) BNAR_LAMBDA {
     const T* x = elements + first;
     const A shift_scalar = ShiftOfPlane(x, tile.size);
@@ -46,6 +48,7 @@ void PlanesStatistics(const PlanesTile& tile, const StatisticsArgs& args) {
       ForEachSummand<T, /*kInRuns=*/true>(
           begin, std::min(kSegment, tile.size - begin),
           [&](int64_t i, auto k) BNAR_LAMBDA {
+            ahead.Prefetch(x + i);
             const Vec<A> d = Load(x + i) - shift;
             s1.Add(k, d);
             s2.Add(k, d * d);

@@ -4,6 +4,7 @@
 #include "cpu/isa/flags.h"
 #include "cpu/isa/inputs.h"
 #include "cpu/isa/kernels.h"
+#include "cpu/isa/prefetch.h"
 #include "cpu/isa/rows.h"
 
 namespace jax_bnar::cpu::BNAR_ISA {
@@ -18,6 +19,7 @@ void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
   const void* saved = args.saved;
   const InputColumns<A, N> columns(args);
   const GradientColumns<A, N> gradient_columns(args);
+  const Lookahead<A> ahead(tile, args);
   ForEachElement<In, kNonTemporal>(tile, [&](int64_t index, int64_t distance,
                                              int64_t column,
                                              auto streams) BNAR_LAMBDA {
@@ -26,6 +28,7 @@ void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
     BNAR_UNROLL
     for (int k = 0; k < decltype(streams)::value; ++k) {
       const int64_t at = index + k * distance;
+      ahead.template OfBackward<kGate>(dy, x, saved, at);
       const auto centred = vectors.Centred(
           [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
       const Vec<A> e = Gated<kGate>(dy, saved, at, [&]() BNAR_LAMBDA {

@@ -6,6 +6,7 @@
 #include "cpu/isa/flags.h"
 #include "cpu/isa/inputs.h"
 #include "cpu/isa/kernels.h"
+#include "cpu/isa/prefetch.h"
 #include "cpu/isa/rows.h"
 
 namespace jax_bnar::cpu::BNAR_ISA {
@@ -20,6 +21,7 @@ void Normalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
   Out* y = static_cast<Out*>(args.y);
   uint8_t* mask = args.mask;
   const InputColumns<A, N> columns(args);
+  const Lookahead<A> ahead(tile, args);
   ForEachElement<Out, kNonTemporal>(tile, [&](int64_t index, int64_t distance,
                                               int64_t column,
                                               auto streams) BNAR_LAMBDA {
@@ -28,6 +30,7 @@ void Normalise(const RowsTile& tile, const NormaliseArgs<N>& args) {
     BNAR_UNROLL
     for (int k = 0; k < decltype(streams)::value; ++k) {
       const int64_t at = index + k * distance;
+      ahead.template OfForward<kResidual>(x, z, at);
       const Vec<A> value = NormalisedElements<kRelu, kResidual>(
           vectors, [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); },
           kResidual ? z + at : z);

@@ -6,6 +6,7 @@
 #include "cpu/isa/flags.h"
 #include "cpu/isa/inputs.h"
 #include "cpu/isa/kernels.h"
+#include "cpu/isa/prefetch.h"
 #include "cpu/isa/rows.h"
 
 namespace jax_bnar::cpu::BNAR_ISA {
@@ -22,6 +23,7 @@ void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
   Out* dz = static_cast<Out*>(args.dz);
   const void* saved = args.saved;
   const InputColumns<A, N> columns(args);
+  const Lookahead<A> ahead(tile, args);
   alignas(64) A s0[kSumColumns], s1[N][kSumColumns];
   ForEachBlock<kResidual ? 1 : 2>(tile, [&](const Block& block,
                                             auto streams) BNAR_LAMBDA {
@@ -41,6 +43,7 @@ void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
         BNAR_UNROLL
         for (int k = 0; k < kStreams; ++k) {
           const int64_t at = row + k * block.distance * stride + c;
+          ahead.template OfBackward<kGate>(dy, x, saved, at);
           const auto centred = vectors.Centred(
               [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
           const GatedValue<Out> gated = Gated<kGate>(

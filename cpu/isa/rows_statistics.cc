@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/isa/kernels.h"
+#include "cpu/isa/prefetch.h"
 #include "cpu/isa/rows.h"
 #include "cpu/isa/simd_memory.h"
 #include "cpu/samples.h"
@@ -27,9 +28,10 @@ BNAR_INLINE Vec<Accumulator<T>> ShiftOfColumns(const RowsTile& tile,
 
 // Processes a tile of at most kSumColumns columns.
 template <typename T>
-BNAR_INLINE void StripStatistics(const RowsTile& tile, const T* first,
-                                 const Accumulator<T>* origin, double* sum,
-                                 double* m2) {
+BNAR_INLINE void StripStatistics(const RowsTile& tile,
+                                 const Lookahead<Accumulator<T>>& ahead,
+                                 const T* first, const Accumulator<T>* origin,
+                                 double* sum, double* m2) {
   using A = Accumulator<T>;
   const int64_t stride = tile.stride;
   alignas(64) A shift[kSumColumns], s1[kSumColumns], s2[kSumColumns];
@@ -49,6 +51,7 @@ BNAR_INLINE void StripStatistics(const RowsTile& tile, const T* first,
         Vec<A> sum_of_rows = Load(s1 + c), squares = Load(s2 + c);
         BNAR_UNROLL
         for (int k = 0; k < kStreams; ++k) {
+          ahead.Prefetch(row + k * distance + c);
           const Vec<A> d = Load(row + k * distance + c) - around;
           sum_of_rows = sum_of_rows + d;
           squares = squares + d * d;
@@ -73,10 +76,11 @@ BNAR_INLINE void StripStatistics(const RowsTile& tile, const T* first,
 
 template <typename T>
 void RowsStatistics(const RowsTile& tile, const StatisticsArgs& args) {
+  const Lookahead<Accumulator<T>> ahead(tile, args);
   for (int64_t c = 0; c < tile.width; c += kSumColumns) {
     StripStatistics(
         RowsTile{tile.rows, std::min(kSumColumns, tile.width - c), tile.stride},
-        static_cast<const T*>(args.x) + c,
+        ahead, static_cast<const T*>(args.x) + c,
         static_cast<const Accumulator<T>*>(args.origin) + c, args.sum + c,
         args.m2 + c);
   }

@@ -33,9 +33,12 @@ __device__ __forceinline__ To BitsAs(const From& from) {
 }
 
 // The compute capability that is compiled for, times 100. The host, and with it
-// the emulation, has that of the device that the kernels are designed for.
+// the emulation, has that of the device that the kernels are designed for. The
+// emulation may have another, so that it runs what is compiled for it.
 #ifdef __CUDA_ARCH__
 constexpr int kArchitecture = __CUDA_ARCH__;
+#elif defined(JAX_BNAR_EMULATED_ARCHITECTURE)
+constexpr int kArchitecture = JAX_BNAR_EMULATED_ARCHITECTURE;
 #else
 constexpr int kArchitecture = 900;
 #endif

@@ -99,6 +99,16 @@ for _ in range(replays):
         check(got, wanted)
 """
 
+# Two norms that do not depend on each other, in one graph.
+TWO_IN_ONE_GRAPH = """
+both = jax.jit(lambda first, second: (step(*first), step(*second)))
+inputs = make(0), make(1)
+expected = [host(jax.jit(step)(*given)) for given in inputs]
+for _ in range(replays):
+    for got, wanted in zip(both(*inputs), expected, strict=True):
+        check(got, wanted)
+"""
+
 # Another library's blocks occupy multiprocessors while our blocks wait at a barrier.
 BESIDE_TORCH = """
 import torch
@@ -186,6 +196,19 @@ def test_cuda_graph(strategy: str, tmp_path: pathlib.Path) -> None:
         assert "kCommandBuffer" in text, text
         assert "kCustomCall" in text, text
         assert not calls_outside_graphs(text), text
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:1] if DRY_RUN else STRATEGIES)
+def test_two_norms_that_one_graph_runs_at_once(strategy: str) -> None:
+    """XLA records them without an order, so blocks of both may wait for messages at once."""
+    start(
+        TWO_IN_ONE_GRAPH,
+        JAX_BNAR_CUDA_STRATEGY=strategy,
+        XLA_FLAGS=with_flags(
+            "--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
+            " --xla_gpu_command_buffer_scheduling_mode=CONCURRENT"
+        ),
+    )
 
 
 def test_threads() -> None:

@@ -1,5 +1,6 @@
 """Tests, on the CPU, the program that `make gpu` runs first: what it says if a strategy fails."""
 
+import itertools
 import json
 import math
 import os
@@ -8,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks.common.kernels import planner
@@ -34,6 +36,8 @@ def test_all_strategies_work_here(tmp_path: Path) -> None:
     assert status == 0
     assert document["complete"]
     assert [line.split()[0] for line in document["summary"][1:]] == list(smoke.STRATEGIES)
+    for entry in document["strategies"].values():
+        assert entry["few_blocks_runs"] == entry["graph_runs"] == smoke._DRY_RUNS
     with_dual = [name for name, entry in document["strategies"].items() if "dual_errors" in entry]
     assert with_dual == ["two_kernels"]
 
@@ -133,6 +137,18 @@ def test_a_wrong_result_of_few_blocks_is_found(
     assert status == 1
     assert "few blocks: ValueError: y, mean" in document["strategies"]["on_chip"]["error"]
     assert "JAX_BNAR_CUDA_TILES_AHEAD" not in os.environ
+
+
+def test_a_rare_difference_between_runs_is_found() -> None:
+    given = np.arange(4.0, dtype=np.float32)
+    runs = itertools.count(1)
+
+    def one_bit_is_wrong_in_the_seventh_run(x: jax.Array) -> tuple[jax.Array, ...]:
+        return x, np.nextafter(x, 9) if next(runs) == 7 else x
+
+    with pytest.raises(ValueError, match="1 of 10 runs have other results than the first one"):
+        smoke.require_equal_runs(one_bit_is_wrong_in_the_seventh_run, (given,), (given, given))
+    assert next(runs) == smoke._DRY_RUNS + 1
 
 
 def test_results_of_a_graph_are_those_of_the_kernels_alone() -> None:
