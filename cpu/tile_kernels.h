@@ -33,8 +33,8 @@ struct RowsTile {
 struct StatisticsArgs {
   const void* x;
   const void* origin;
-  double* sum;  // of (x - origin); overwritten
-  double* m2;   // sum((x - mean)^2); overwritten
+  double* sum;          // of (x - origin); overwritten
+  double* m2;           // sum((x - mean)^2); overwritten
   bool exceeds_caches;  // the arrays of a training step do
 };
 
@@ -50,7 +50,7 @@ struct NormaliseArgs {
   PerInput<const void*, N> a;
   const void* bias;
   Activation activation;
-  bool non_temporal;  // y bypasses the caches
+  bool non_temporal;    // y bypasses the caches
   bool exceeds_caches;  // the arrays of a training step do
 };
 
@@ -70,7 +70,7 @@ struct ReduceArgs {
   PerInput<double*, N> sum_e_centred;  // overwritten
   Gate gate;
   Activation activation;
-  bool non_temporal;  // dz bypasses the caches
+  bool non_temporal;    // dz bypasses the caches
   bool exceeds_caches;  // the arrays of a training step do
 };
 
@@ -88,7 +88,7 @@ struct ApplyArgs {
   const void* bias;  // with kX and kZ
   Gate gate;
   Activation activation;
-  bool non_temporal;  // the dx_i bypass the caches
+  bool non_temporal;    // the dx_i bypass the caches
   bool exceeds_caches;  // the arrays of a training step do
 };
 

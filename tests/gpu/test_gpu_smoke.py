@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from benchmarks.common.kernels import planner
@@ -140,11 +139,11 @@ def test_a_wrong_result_of_few_blocks_is_found(
 
 
 def test_a_rare_difference_between_runs_is_found() -> None:
-    given = np.arange(4.0, dtype=np.float32)
+    given = jnp.arange(4, dtype=jnp.float32)
     runs = itertools.count(1)
 
     def one_bit_is_wrong_in_the_seventh_run(x: jax.Array) -> tuple[jax.Array, ...]:
-        return x, np.nextafter(x, 9) if next(runs) == 7 else x
+        return x, jnp.nextafter(x, jnp.float32(9)) if next(runs) == 7 else x
 
     with pytest.raises(ValueError, match="1 of 10 runs have other results than the first one"):
         smoke.require_equal_runs(one_bit_is_wrong_in_the_seventh_run, (given,), (given, given))

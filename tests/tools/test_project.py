@@ -289,7 +289,7 @@ def test_metadata_claims_what_is_tested() -> None:
     systems = {c for c in project["classifiers"] if c.startswith("Operating System")}
     assert systems == {"Operating System :: POSIX :: Linux"}
     pythons = [c.rsplit(" ", 1)[1] for c in project["classifiers"] if "Python :: 3." in c]
-    assert pythons == ["3.11", "3.12", "3.13"]
+    assert pythons == ["3.11", "3.12", "3.13", "3.14"]
     workflow = (ROOT / ".github/workflows/ci.yml").read_text()
     assert re.search(r"python: \[(.*)\]", workflow)[1].replace('"', "") == ", ".join(pythons)  # type: ignore[index]
     assert "urls" not in project
@@ -368,11 +368,14 @@ def test_a_build_without_compiler_says_so(tmp_path: pathlib.Path) -> None:
 
 
 def asked_for_requirements(
-    path: pathlib.Path, **variables: str
+    path: pathlib.Path, before: str = "", settings: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """What the build backend answers pip, with `path` as PATH."""
     pytest.importorskip("scikit_build_core", reason="the backend wraps it")
-    question = "import jax_bnar_build; print(jax_bnar_build.get_requires_for_build_wheel())"
+    question = (
+        f"{before}\nimport jax_bnar_build\n"
+        f"print(jax_bnar_build.get_requires_for_build_wheel({settings}))"
+    )
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("CMAKE", "CXX"))}
     return subprocess.run(
         [sys.executable, "-c", question],
@@ -405,3 +408,27 @@ def test_a_missing_compiler_is_told_before_anything_is_downloaded(tmp_path: path
     ):
         assert answer.returncode == 0, answer.stderr
         assert all(repr(each) in answer.stdout for each in BUILD_REQUIRES[1:])
+
+
+def test_missing_headers_of_python_are_told_before_anything_is_downloaded(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Debian's python3 comes without them, and `apt install g++` does not bring them."""
+    path = pathlib.Path(PATH.split(os.pathsep)[0])
+    compiler = {"CXX": sys.executable}  # any program that exists
+    elsewhere = f"import sysconfig; sysconfig.get_config_var = lambda _: {str(tmp_path)!r}"
+    elsewhere += f"; sysconfig.get_path = lambda *_: {str(tmp_path)!r}"
+    without = asked_for_requirements(path, elsewhere, **compiler)
+    assert without.returncode != 0
+    message = f"needs Python's headers, and there is no Python.h in {tmp_path}. Install them"
+    assert message in without.stderr
+    assert "apt install python3-dev" in without.stderr
+    assert "Traceback" not in without.stderr
+
+    named = "{'cmake.define.Python_INCLUDE_DIR': '/opt/include'}"
+    for answer in (
+        asked_for_requirements(path, elsewhere, named, **compiler),
+        asked_for_requirements(path, elsewhere, CMAKE_ARGS="-DPython_ROOT_DIR=/opt", **compiler),
+        asked_for_requirements(path, **compiler),
+    ):
+        assert answer.returncode == 0, answer.stderr
