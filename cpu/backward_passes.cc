@@ -23,7 +23,7 @@ ReduceArgs<N> ReduceArgsAt(const Context& context,
   args.gate = buffers.gate;
   args.activation = buffers.activation;
   args.non_temporal = non_temporal;
-  args.exceeds_caches = !context.fits_cache;
+  args.fits_cache = context.fits_cache;
   return args;
 }
 
@@ -56,7 +56,7 @@ ApplyArgs<N> ApplyArgsAt(const Context& context,
   args.gate = buffers.gate;
   args.activation = buffers.activation;
   args.non_temporal = non_temporal;
-  args.exceeds_caches = !context.fits_cache;
+  args.fits_cache = context.fits_cache;
   return args;
 }
 

@@ -24,7 +24,7 @@ NormaliseArgs<N> NormaliseArgsAt(const Context& context,
   args.bias = Offset(columns.bias, vector_bytes);
   args.activation = buffers.activation;
   args.non_temporal = non_temporal;
-  args.exceeds_caches = !context.fits_cache;
+  args.fits_cache = context.fits_cache;
   return args;
 }
 
@@ -39,7 +39,7 @@ Phase StatisticsPass(const Context& context, const void* x, const char* origin,
                           origin + at.column * context.accumulator_size,
                           partials->first(task.group, task.partial) + column,
                           partials->second(task.group, task.partial) + column,
-                          !context.fits_cache};
+                          context.fits_cache};
   };
   return ReductionPhase(
       context,

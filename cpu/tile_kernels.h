@@ -33,9 +33,9 @@ struct RowsTile {
 struct StatisticsArgs {
   const void* x;
   const void* origin;
-  double* sum;          // of (x - origin); overwritten
-  double* m2;           // sum((x - mean)^2); overwritten
-  bool exceeds_caches;  // the arrays of a training step do
+  double* sum;      // of (x - origin); overwritten
+  double* m2;       // sum((x - mean)^2); overwritten
+  bool fits_cache;  // the arrays of a training step do, together
 };
 
 // y = act(sum_i (x_i - mean_i) * a_i + bias + z), where `bias` is the sum of
@@ -50,8 +50,8 @@ struct NormaliseArgs {
   PerInput<const void*, N> a;
   const void* bias;
   Activation activation;
-  bool non_temporal;    // y bypasses the caches
-  bool exceeds_caches;  // the arrays of a training step do
+  bool non_temporal;  // y bypasses the caches
+  bool fits_cache;    // the arrays of a training step do, together
 };
 
 // With kX the gate is sum_i (x_i - mean_i) * a_i + bias > 0. With another
@@ -70,8 +70,8 @@ struct ReduceArgs {
   PerInput<double*, N> sum_e_centred;  // overwritten
   Gate gate;
   Activation activation;
-  bool non_temporal;    // dz bypasses the caches
-  bool exceeds_caches;  // the arrays of a training step do
+  bool non_temporal;  // dz bypasses the caches
+  bool fits_cache;    // the arrays of a training step do, together
 };
 
 // dx_i = a_i * e + b_i * (x_i - mean_i) + k_i, with the gate of ReduceArgs.
@@ -88,8 +88,8 @@ struct ApplyArgs {
   const void* bias;  // with kX and kZ
   Gate gate;
   Activation activation;
-  bool non_temporal;    // the dx_i bypass the caches
-  bool exceeds_caches;  // the arrays of a training step do
+  bool non_temporal;  // the dx_i bypass the caches
+  bool fits_cache;    // the arrays of a training step do, together
 };
 
 // Planes of consecutive channels, one behind the other in memory. Vectors have

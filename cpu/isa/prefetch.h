@@ -18,7 +18,7 @@ namespace jax_bnar::cpu::BNAR_ISA {
 // AVX2 reaches with its loads of half a line. If the kernels name the lines
 // themselves, it is as fast. Loads of half a line gain nothing by that in most
 // shapes, and what is in the caches anyway would lose (docs/performance.md).
-// Eight bytes would need more registers than there are.
+// With eight bytes the statistics would need more registers than there are.
 template <typename A>
 class Lookahead {
  public:
@@ -26,10 +26,10 @@ class Lookahead {
   template <typename Args>
   BNAR_INLINE Lookahead(const RowsTile& tile, const Args& args)
       : elements_(std::max<int64_t>(1, kElements / tile.stride) * tile.stride),
-        wanted_(args.exceeds_caches) {}
+        wanted_(!args.fits_cache) {}
   template <typename Args>
   BNAR_INLINE Lookahead(const PlanesTile&, const Args& args)
-      : elements_(kElements), wanted_(args.exceeds_caches) {}
+      : elements_(kElements), wanted_(!args.fits_cache) {}
 
   // Prefetches the vector that lies the distance behind p.
   template <typename T>

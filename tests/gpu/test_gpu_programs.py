@@ -15,6 +15,8 @@ pytestmark = pytest.mark.gpu
 SECONDS = 120
 SHAPE = (4, 5, 5, 24) if DRY_RUN else (32, 28, 28, 128)
 REPLAYS = 3 if DRY_RUN else 50
+# XLA records even a single call of ours.
+IN_A_GRAPH = "--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
 
 SETUP = f"""
 import threading
@@ -77,6 +79,16 @@ def work(seed):
 in_threads(work, range(4))
 """
 
+# Two norms that do not depend on each other, in one program.
+TWO_AT_ONCE = """
+inputs = make(0), make(1)
+expected = [host(jax.jit(step)(*given)) for given in inputs]
+both = jax.jit(both)
+for _ in range(replays):
+    for got, wanted in zip(both(*inputs), expected, strict=True):
+        check(got, wanted)
+"""
+
 # XLA runs operations with this annotation on separate streams.
 TWO_STREAMS = """
 from jax.experimental import compute_on
@@ -90,23 +102,11 @@ def on_stream(number):
 
 def both(first, second):
     return on_stream(1)(*first), on_stream(2)(*second)
-
-inputs = make(0), make(1)
-expected = [host(jax.jit(step)(*given)) for given in inputs]
-both = jax.jit(both)
-for _ in range(replays):
-    for got, wanted in zip(both(*inputs), expected, strict=True):
-        check(got, wanted)
 """
 
-# Two norms that do not depend on each other, in one graph.
 TWO_IN_ONE_GRAPH = """
-both = jax.jit(lambda first, second: (step(*first), step(*second)))
-inputs = make(0), make(1)
-expected = [host(jax.jit(step)(*given)) for given in inputs]
-for _ in range(replays):
-    for got, wanted in zip(both(*inputs), expected, strict=True):
-        check(got, wanted)
+def both(first, second):
+    return step(*first), step(*second)
 """
 
 # Another library's blocks occupy multiprocessors while our blocks wait at a barrier.
@@ -179,10 +179,7 @@ def test_cuda_graph(strategy: str, tmp_path: pathlib.Path) -> None:
     start(
         GRAPH,
         JAX_BNAR_CUDA_STRATEGY=strategy,
-        XLA_FLAGS=with_flags(
-            "--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
-            f" --xla_dump_to={tmp_path}"
-        ),
+        XLA_FLAGS=with_flags(f"{IN_A_GRAPH} --xla_dump_to={tmp_path}"),
     )
     if DRY_RUN:
         return
@@ -202,12 +199,9 @@ def test_cuda_graph(strategy: str, tmp_path: pathlib.Path) -> None:
 def test_two_norms_that_one_graph_runs_at_once(strategy: str) -> None:
     """XLA records them without an order, so blocks of both may wait for messages at once."""
     start(
-        TWO_IN_ONE_GRAPH,
+        TWO_IN_ONE_GRAPH + TWO_AT_ONCE,
         JAX_BNAR_CUDA_STRATEGY=strategy,
-        XLA_FLAGS=with_flags(
-            "--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
-            " --xla_gpu_command_buffer_scheduling_mode=CONCURRENT"
-        ),
+        XLA_FLAGS=with_flags(f"{IN_A_GRAPH} --xla_gpu_command_buffer_scheduling_mode=CONCURRENT"),
     )
 
 
@@ -216,7 +210,7 @@ def test_threads() -> None:
 
 
 def test_two_streams() -> None:
-    start(TWO_STREAMS)
+    start(TWO_STREAMS + TWO_AT_ONCE)
 
 
 @only_on_gpu
