@@ -1,13 +1,14 @@
 """Maps the feature axes of a layer to the single channel axis that the operators support."""
 
 import math
-import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jax_bnar._operators.validation import check_integer
 
 
 class ChannelView(NamedTuple):
@@ -55,12 +56,8 @@ def feature_axes(axis: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     """
     ndim = len(shape)
     axes = tuple(axis) if isinstance(axis, Iterable) else (axis,)
-    try:
-        axes = tuple(operator.index(a) for a in axes)
-    except TypeError:
-        raise TypeError(
-            f"BatchNorm: axis must be an integer or a sequence of integers, got {axis!r}."
-        ) from None
+    kind = "an integer or a sequence of integers"
+    axes = tuple(check_integer("BatchNorm", "axis", a, kind) for a in axes)
     if not all(-ndim <= a < ndim for a in axes):
         raise ValueError(
             f"BatchNorm: axis must lie in [{-ndim}, {ndim}) for x of shape {shape}, got {axis!r}."

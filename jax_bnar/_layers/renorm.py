@@ -3,12 +3,13 @@
 The arithmetic is in `jax_bnar._operators.renorm`.
 """
 
-import operator
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from jax_bnar._operators.validation import check_integer
 
 # A number, or a function of the number of training steps so far, such as a schedule of Optax.
 Limit = float | Callable[[Any], Any]
@@ -77,13 +78,7 @@ def check_fields(layer: Any) -> None:
             ) from None
         if not is_valid:
             raise ValueError(f"BatchRenorm: {name} must be at least {least}, got {limit!r}.")
-    try:
-        steps = operator.index(layer.warm_up_steps)
-    except TypeError:
-        raise TypeError(
-            f"BatchRenorm: warm_up_steps must be an integer, got {layer.warm_up_steps!r} of type"
-            f" {type(layer.warm_up_steps).__name__}."
-        ) from None
+    steps = check_integer("BatchRenorm", "warm_up_steps", layer.warm_up_steps)
     if steps < 0:
         raise ValueError(f"BatchRenorm: warm_up_steps must be at least 0, got {steps}.")
 

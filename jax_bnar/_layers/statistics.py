@@ -1,13 +1,13 @@
 """The statistics of a batch, and the update of the running statistics."""
 
-import numbers
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._layers.promotion import promoted
+from jax_bnar._operators import validation
 
 
 class BatchStatistics(NamedTuple):
@@ -24,10 +24,21 @@ class BatchStatistics(NamedTuple):
     elements: jax.Array | int
 
 
+def check_momentum(name: str, momentum: Any) -> None:
+    """Checks a layer's weight of the old running value, which may be an array, even a traced one.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is a Python number outside of 0 to 1.
+    """
+    if not isinstance(momentum, (np.ndarray, jax.Array)):
+        validation.check_momentum("BatchNorm", name, momentum)
+
+
 def running_average(
     old: jax.Array,
     batch: jax.Array,
-    momentum: float,
+    momentum: float | jax.Array,
     *,
     dtype: np.dtype,
 ) -> jax.Array:
@@ -39,15 +50,7 @@ def running_average(
         momentum: weight of the old value.
         dtype: the dtype that Flax gives the batch statistic. The result's dtype is its promotion
             with the dtype of `old`.
-
-    Raises:
-        TypeError: momentum is no number.
     """
-    if not isinstance(momentum, (numbers.Real, np.ndarray, jax.Array)):
-        raise TypeError(
-            f"BatchNorm: momentum must be a number, got {momentum!r} of type"
-            f" {type(momentum).__name__}."
-        )
     if batch.ndim == 2:
         batch = batch.mean(axis=0)
     result = promoted(old.dtype, dtype)

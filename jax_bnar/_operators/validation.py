@@ -37,6 +37,35 @@ def require_static(function: str, name: str, number: Any) -> None:
         )
 
 
+def check_integer(function: str, name: str, value: Any, kind: str = "an integer") -> int:
+    """`value` as an int. A bool, which Python counts among them, is taken for a mistake."""
+    require_static(function, name, value)
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{function}: {name} must be {kind}, got {value!r} of type {type(value).__name__}."
+        ) from None
+
+
+def check_momentum(function: str, name: str, momentum: Any) -> float:
+    """The weight of an old running value."""
+    require_static(function, name, momentum)
+    if isinstance(momentum, bool) or not isinstance(momentum, numbers.Real):
+        raise TypeError(
+            f"{function}: {name} must be a number from 0 to 1, got {momentum!r} of type"
+            f" {type(momentum).__name__}."
+        )
+    value = float(momentum)
+    if not 0 <= value <= 1:
+        raise ValueError(
+            f"{function}: {name} is the weight of the old running value, from 0 to 1, got {value}."
+        )
+    return value
+
+
 def check_epsilon(function: str, epsilon: Any) -> float:
     require_static(function, "epsilon", epsilon)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (numbers.Real, np.ndarray, jax.Array)):
@@ -299,14 +328,7 @@ def as_array(function: str, name: str, value: Any) -> jax.Array:
 
 def _check_axis(function: str, axis: Any, shape: tuple[int, ...], x_name: str) -> int:
     ndim = len(shape)
-    require_static(function, "axis", axis)
-    try:
-        index = operator.index(axis)
-    except TypeError:
-        raise TypeError(
-            f"{function}: axis must be a single integer, got {axis!r} of type"
-            f" {type(axis).__name__}."
-        ) from None
+    index = check_integer(function, "axis", axis, "a single integer")
     if not -ndim <= index < ndim:
         raise ValueError(
             f"{function}: axis must lie in [{-ndim}, {ndim}) for {x_name} of shape {shape}, got"
@@ -318,14 +340,7 @@ def _check_axis(function: str, axis: Any, shape: tuple[int, ...], x_name: str) -
 def _check_num_groups(
     function: str, num_groups: Any, axis: int, shape: tuple[int, ...], x_name: str
 ) -> int:
-    require_static(function, "num_groups", num_groups)
-    try:
-        groups = operator.index(num_groups)
-    except TypeError:
-        raise TypeError(
-            f"{function}: num_groups must be an integer, got {num_groups!r} of type"
-            f" {type(num_groups).__name__}."
-        ) from None
+    groups = check_integer(function, "num_groups", num_groups)
     if groups < 1:
         raise ValueError(f"{function}: num_groups must be at least 1, got {groups}.")
     if groups > 1 and axis == 0:

@@ -1,7 +1,6 @@
 """Shared by the operators of other systems: checks of attributes, and running statistics."""
 
 import math
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base.layout import ChannelLayout
-from jax_bnar._operators.validation import require_static
 
 
 def check_data_format(
@@ -21,21 +19,6 @@ def check_data_format(
         names = " or ".join(map(repr, axes))
         raise ValueError(f"{function}: data_format must be {names}, got {data_format!r}.")
     return ChannelLayout(axes[data_format] % len(shape))
-
-
-def check_momentum(function: str, momentum: Any) -> float:
-    require_static(function, "momentum", momentum)
-    if isinstance(momentum, bool) or not isinstance(momentum, numbers.Real):
-        raise TypeError(
-            f"{function}: momentum must be a number from 0 to 1, got {type(momentum).__name__}."
-        )
-    value = float(momentum)
-    if not 0 <= value <= 1:
-        raise ValueError(
-            f"{function}: momentum is the weight of the old running value, from 0 to 1, got"
-            f" {value}."
-        )
-    return value
 
 
 def check_mask(

@@ -24,12 +24,13 @@ from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._operators.validation import (
     check_epsilon,
     check_like,
+    check_momentum,
     check_statistic,
     check_vector,
     check_x,
 )
 from jax_bnar._sharding.alignment import align_operands
-from jax_bnar.ops._arguments import check_data_format, check_mask, check_momentum, moved
+from jax_bnar.ops._arguments import check_data_format, check_mask, moved
 
 DataFormat = Literal["NXC", "NCX"]
 
@@ -137,7 +138,7 @@ def batch_norm_forward_training(
         >>> [round(float(value), 3) for value in result.running_mean]
         [1.0, 1.5]
     """
-    weight = check_momentum(_TRAINING, momentum)
+    weight = check_momentum(_TRAINING, "momentum", momentum)
     operands, config = _forward_operands(
         *(_TRAINING, src, mean, variance, gamma, beta, src_1),
         *(epsilon, data_format, fuse_norm_relu, fuse_norm_add_relu, implementation),

@@ -20,18 +20,13 @@ from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._operators.validation import (
     check_epsilon,
     check_like,
+    check_momentum,
     check_statistic,
     check_vector,
     check_x,
 )
 from jax_bnar._sharding.alignment import align_operands
-from jax_bnar.ops._arguments import (
-    check_data_format,
-    check_mask,
-    check_momentum,
-    moved,
-    unbiased_factor,
-)
+from jax_bnar.ops._arguments import check_data_format, check_mask, moved, unbiased_factor
 
 DataFormat = Literal["NHWC", "NCHW"]
 
@@ -144,7 +139,7 @@ def fused_bn_add_activation(
     z = check_like(_FORWARD, "z", z, x)
     vectors = _vectors(_FORWARD, x, layout.axis, scale=scale, bias=bias)
     statistics = _statistics(_FORWARD, x, layout.axis, mean=mean, variance=variance)
-    weight = check_momentum(_FORWARD, momentum)
+    weight = check_momentum(_FORWARD, "momentum", momentum)
     if act_type != "relu":
         raise ValueError(f"{_FORWARD}: act_type must be 'relu', got {act_type!r}.")
     config = Config(

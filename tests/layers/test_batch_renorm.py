@@ -359,6 +359,7 @@ def test_fuse_leaves_it_alone() -> None:
         ({"r_max": "three"}, TypeError, "r_max must be a number or a function"),
         ({"d_max": None}, TypeError, "d_max must be a number or a function"),
         ({"warm_up_steps": 1.5}, TypeError, "warm_up_steps must be an integer, got 1.5"),
+        ({"warm_up_steps": True}, TypeError, "warm_up_steps must be an integer, got True"),
         ({"warm_up_steps": -1}, ValueError, "warm_up_steps must be at least 0, got -1"),
         ({"epsilon": 0.0}, ValueError, "epsilon"),
         ({"num_groups": 3}, ValueError, "num_groups"),

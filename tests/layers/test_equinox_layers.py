@@ -385,6 +385,9 @@ def test_refused() -> None:
         call(x.astype(jnp.complex64))
     with pytest.raises(ValueError, match="epsilon must be finite and > 0"):
         call(fields={"eps": 0.0})
+    for inference in (False, True):
+        with pytest.raises(ValueError, match=r"momentum is the weight .* from 0 to 1, got nan"):
+            call(fields={"momentum": float("nan")}, inference=inference)
     with pytest.raises(ValueError, match="Invalid mode"):
         call(fields={"mode": "both"})
     plain = eqx.nn.BatchNorm(3, "batch", mode="batch", dtype=jnp.float32)

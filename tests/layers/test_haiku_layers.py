@@ -379,6 +379,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ({"activation": "relu", "save": "x"}, {}, ValueError, "save must be 'y' or 'mask', got 'x'"),
     ({"implementation": "cuda"}, {}, ValueError, "implementation"),
     ({"eps": 0.0}, {}, ValueError, "epsilon must be finite and > 0"),
+    ({"decay_rate": 9}, {}, ValueError, "decay_rate is the weight .* from 0 to 1, got 9"),
     ({"axis": (0, 4)}, {}, ValueError, r"axis must lie in \[-4, 4\)"),
     ({"axis": ("x",)}, {}, TypeError, "axis must be an integer or a sequence of integers"),
     ({"cross_replica_axis": "d"}, {}, NameError, "axis_name='d' does not name a mapped axis"),

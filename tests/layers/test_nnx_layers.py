@@ -418,12 +418,13 @@ def test_convert_batch_norms_takes_the_relus_of_a_sequential() -> None:
         ({"num_features": 4}, {}, ValueError, "num_features=4"),
         ({"axis": 4}, {}, ValueError, "axis must lie in"),
         ({"epsilon": 0.0}, {}, ValueError, "epsilon"),
+        ({"momentum": -0.1}, {}, ValueError, "momentum is the weight .* from 0 to 1, got -0.1"),
         ({"num_groups": 4}, {}, ValueError, "num_groups"),
         ({"implementation": "tpu"}, {}, ValueError, "implementation"),
         ({"dtype": jnp.complex64}, {}, TypeError, r"the result has the complex dtype complex64"),
         ({}, {"residual": np.zeros(3, np.float32)}, ValueError, "residual must have the shape"),
     ],
-    ids=["mode", "features", "axis", "epsilon", "groups", "tpu", "complex", "shape"],
+    ids=["mode", "features", "axis", "epsilon", "momentum", "groups", "tpu", "complex", "shape"],
 )
 def test_errors(
     fields: dict[str, Any], call: dict[str, Any], error: type[Exception], words: str

@@ -158,6 +158,7 @@ TRAINING_ONLY: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ({"num_groups": 8}, ValueError, ("num_groups", "8", "(4, 5, 6)", "divide")),
     ({"num_groups": 0}, ValueError, ("num_groups", "0", "at least 1")),
     ({"num_groups": -2}, ValueError, ("num_groups", "-2", "at least 1")),
+    ({"num_groups": True}, TypeError, ("num_groups", "True", "integer", "bool")),
     ({"num_groups": 2.0}, TypeError, ("num_groups", "2.0", "integer")),
     (
         {"num_groups": 2, "axis": 0},

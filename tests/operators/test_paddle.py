@@ -312,7 +312,11 @@ def test_sharded_batch() -> None:
         ({"variance": jnp.ones(4, jnp.int32)}, TypeError, "variance must have a float dtype"),
         ({"scale": jnp.ones(5, jnp.float32)}, ValueError, r"scale must have shape \(4,\)"),
         ({"momentum": 1.5}, ValueError, "momentum is the weight of the old running value"),
-        ({"momentum": "0.9"}, TypeError, "momentum must be a number from 0 to 1, got str"),
+        (
+            {"momentum": "0.9"},
+            TypeError,
+            "momentum must be a number from 0 to 1, got '0.9' of type str",
+        ),
         ({"momentum": float("nan")}, ValueError, "momentum"),
         ({"epsilon": 0.0}, ValueError, "epsilon must be finite and > 0"),
         ({"act_type": "gelu"}, ValueError, "act_type must be 'relu', got 'gelu'"),

@@ -18,6 +18,8 @@ from subprocesses import run_python
 import jax_bnar
 from jax_bnar._benchmark import timing
 
+pytestmark = pytest.mark.usefixtures("few_objects_to_collect")
+
 SHORT: Any = {"rounds": 2, "min_sample_ms": 0.0, "progress": False}
 
 

@@ -44,7 +44,7 @@ from benchmarks.sites.problem import DType  # noqa: E402
 from jax_bnar._benchmark.timing import interleave  # noqa: E402
 from jax_bnar._kernels import targets  # noqa: E402
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("few_objects_to_collect")]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from jax_bnar._layers.call import LayerCall, checked_residual, require_real
 from jax_bnar._layers.equinox import running
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import promoted
-from jax_bnar._layers.statistics import BatchStatistics
+from jax_bnar._layers.statistics import BatchStatistics, check_momentum
 from jax_bnar._operators.validation import names_in_scope
 
 
@@ -55,7 +55,7 @@ class BatchNorm(eqx.nn.BatchNorm):
         axis_name: name of the mapped axis of the batch, or several names.
         eps: added to the variance; static, > 0.
         channelwise_affine: whether there are a weight and a bias.
-        momentum: weight of the old value in the averages.
+        momentum: weight of the old value in the averages, from 0 to 1.
         inference: whether the averages normalise; `eqx.nn.inference_mode` sets it.
         dtype: dtype of weight, bias and averages; None is JAX's default.
         mode: "batch" or "ema"; Equinox warns if it is left out, and takes "ema".
@@ -163,6 +163,7 @@ class BatchNorm(eqx.nn.BatchNorm):
                 f" got {x.shape}; the layer takes one example with channels first, under"
                 " jax.vmap(axis_name=...)."
             )
+        check_momentum("momentum", self.momentum)
         inference = self.inference if inference is None else inference
         given = None
         if inference:

@@ -16,7 +16,7 @@ from jax_bnar._layers.channel_view import feature_axes
 from jax_bnar._layers.haiku.affine import Affine, PreparedAffine
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import promoted
-from jax_bnar._layers.statistics import BatchStatistics
+from jax_bnar._layers.statistics import BatchStatistics, check_momentum
 
 _Initializer = Callable[..., Any]
 
@@ -49,7 +49,7 @@ class BatchNorm(hk.BatchNorm):
     Args:
         create_scale: whether there is a parameter `scale`.
         create_offset: whether there is a parameter `offset`.
-        decay_rate: weight of the old value in the averages.
+        decay_rate: weight of the old value in the averages, from 0 to 1.
         eps: added to the variance; static, > 0.
         scale_init: initializer of the scale.
         offset_init: initializer of the offset.
@@ -67,8 +67,9 @@ class BatchNorm(hk.BatchNorm):
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
 
     Raises:
-        ValueError: as `haiku.BatchNorm`, or the activation has an unknown name.
-        TypeError: the activation is not a function.
+        ValueError: as `haiku.BatchNorm`, decay_rate does not lie in [0, 1], or the activation has
+            an unknown name.
+        TypeError: decay_rate is no number, or the activation is not a function.
 
     Arguments and states are those of Haiku, by the authors of dm-haiku.
     """
@@ -104,6 +105,7 @@ class BatchNorm(hk.BatchNorm):
             data_format,
             name,
         )
+        check_momentum("decay_rate", decay_rate)
         layer_activation("BatchNorm", "activation", activation)
         self.activation: ActivationLike = activation
         self.save: Save = save

@@ -17,7 +17,12 @@ from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, req
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import promoted, scalar_of
-from jax_bnar._layers.statistics import BatchStatistics, running_average, unbiased
+from jax_bnar._layers.statistics import (
+    BatchStatistics,
+    check_momentum,
+    running_average,
+    unbiased,
+)
 
 # The fields of `nn.BatchNorm` in the Flax that this was written for. A newer Flax may add some.
 _KNOWN_FIELDS: Final = frozenset(
@@ -85,7 +90,7 @@ class BatchNorm(nn.BatchNorm):
     Attributes:
         use_running_average: evaluation (True) or training (False), here or at the call.
         axis: the feature axis or axes. Feature axes that are not adjacent cost a transposition.
-        momentum: weight of the old value in the running statistics.
+        momentum: weight of the old value in the running statistics, from 0 to 1.
         epsilon: added to the variance; static, > 0.
         dtype: dtype of the result; None infers it.
         param_dtype: dtype of scale and bias.
@@ -196,6 +201,7 @@ def prepared(
 ) -> PreparedCall:
     """The call of a layer, in whose compact method this runs."""
     _require_known_fields(layer)
+    check_momentum("momentum", layer.momentum)
     use_running_average = nn.merge_param(
         "use_running_average", layer.use_running_average, use_running_average
     )

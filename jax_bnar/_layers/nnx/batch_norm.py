@@ -17,7 +17,12 @@ from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, req
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import scalar_of
-from jax_bnar._layers.statistics import BatchStatistics, running_average, unbiased
+from jax_bnar._layers.statistics import (
+    BatchStatistics,
+    check_momentum,
+    running_average,
+    unbiased,
+)
 
 
 class BatchNorm(nnx.BatchNorm):
@@ -150,6 +155,7 @@ class BatchNorm(nnx.BatchNorm):
                 " or use model.train(), model.eval() or nnx.view(model, use_running_average=...)."
             )
         call = LayerCall.of(self)
+        check_momentum("momentum", self.momentum)
         x = jnp.asarray(x)
         self._check_features(x)
 
