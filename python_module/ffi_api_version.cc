@@ -11,7 +11,8 @@ std::optional<FfiApiVersion> runtime_version;
 }  // namespace
 
 XLA_FFI_Error* FfiApiProbe(XLA_FFI_CallFrame* call_frame) {
-  const XLA_FFI_Extension_Base* extension = call_frame->extension_start;
+  // The struct has other names in other versions of jaxlib.
+  const auto* extension = call_frame->extension_start;
   if (extension == nullptr || extension->type != XLA_FFI_Extension_Metadata) {
     return nullptr;  // success
   }
