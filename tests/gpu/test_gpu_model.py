@@ -319,7 +319,7 @@ def run(*arguments: str) -> str:
     return finished.stdout
 
 
-def results(path: Path, factor: float, *left_out: str) -> Path:
+def results(path: Path, factor: float, *left_out: str, kind: str = "NVIDIA H200") -> Path:
     """What benchmark_jax writes, with times that are the prediction times `factor`."""
     document = predict(H200, 256, "bfloat16", "mask")
     rows = [
@@ -330,7 +330,7 @@ def results(path: Path, factor: float, *left_out: str) -> Path:
         for row in document["sites"]
         if row["site"] not in left_out
     ]  # fmt: skip
-    path.write_text(json.dumps({"family": "jax", "rows": rows}))
+    path.write_text(json.dumps({"family": "jax", "device": {"kind": kind}, "rows": rows}))
     return path
 
 
@@ -358,6 +358,28 @@ def test_measured_times_need_the_same_settings(tmp_path: Path) -> None:
     assert first["measured_us"] == pytest.approx(2 * first["predicted_us"])
     with pytest.raises(SystemExit, match="has no time of ours at batch 256 in bfloat16: measure"):
         command.main(["--measured", str(path), "--save", "y"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "title"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H200", "H200 SXM"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM"),
+        ("NVIDIA L4", "L4"),
+    ],
+)
+def test_the_model_is_that_of_the_measured_device(tmp_path: Path, kind: str, title: str) -> None:
+    path = results(tmp_path / "measured.json", 2.0, kind=kind)
+    assert command.main(["--measured", str(path)])["device"] == title
+
+
+def test_a_measured_device_without_a_model(tmp_path: Path) -> None:
+    path = results(tmp_path / "measured.json", 2.0, kind="NVIDIA L40S")
+    with pytest.raises(SystemExit, match="measured on 'NVIDIA L40S', which the model does not"):
+        command.main(["--measured", str(path)])
+    document = command.main(["--measured", str(path), "--device", "a100"])
+    assert document["device"] == "A100 80GB SXM"
 
 
 @pytest.mark.parametrize(

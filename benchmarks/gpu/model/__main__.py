@@ -16,9 +16,9 @@ from rich.console import Console
 
 from benchmarks.common.sites import RESNET50_SITES, RESNET50_SITES_WITH_DUAL_JOINS
 from benchmarks.gpu.model import report
-from benchmarks.gpu.model.devices import DEVICES, DeviceName
+from benchmarks.gpu.model.devices import DEVICES, Device, DeviceName
 from benchmarks.gpu.model.kinds import Save
-from benchmarks.gpu.model.measured import add_measured
+from benchmarks.gpu.model.measured import add_measured, measured_device
 from benchmarks.gpu.model.predict import (
     Assumptions,
     constants_of,
@@ -35,7 +35,8 @@ _DTYPES: Final[dict[str, DType]] = {"bf16": "bfloat16", "f16": "float16", "f32":
 class Options:
     """Predicts the time of the CUDA kernels at the BatchNorm sites of ResNet-50."""
 
-    device: DeviceName = "h200"
+    device: DeviceName | None = None
+    """By default the one that was measured, or an H200."""
     batch: int = 256
     dtype: Literal["bf16", "f16", "f32"] = "bf16"
     save: Save = "mask"
@@ -81,7 +82,7 @@ def run(options: Options) -> dict[str, Any]:
         options.tiles_ahead,
     )
     document = predict(
-        DEVICES[options.device],
+        _device(options),
         options.batch,
         _DTYPES[options.dtype],
         options.save,
@@ -98,6 +99,13 @@ def run(options: Options) -> dict[str, Any]:
     return document
 
 
+def _device(options: Options) -> Device:
+    name = options.device
+    if name is None and options.measured is not None:
+        name = measured_device(options.measured)
+    return DEVICES[name or "h200"]
+
+
 def run_range(options: Options) -> dict[str, Any]:
     fixed = dataclasses.replace(
         Options(), device=options.device, batch=options.batch, dtype=options.dtype,
@@ -105,7 +113,7 @@ def run_range(options: Options) -> dict[str, Any]:
     )  # fmt: skip
     if options != fixed:
         raise ValueError("--range takes only --device, --batch, --dtype, --save and --json.")
-    device, dtype = DEVICES[options.device], _DTYPES[options.dtype]
+    device, dtype = _device(options), _DTYPES[options.dtype]
     rows = over_the_range(device, options.batch, dtype, options.save)
     document = {
         "modelled": True, "device": device.title, "batch": options.batch, "dtype": dtype,
