@@ -8,7 +8,7 @@ python -m benchmarks.network.compile_time --output benchmarks/results/NAME.json
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import jax
 import tyro
@@ -16,12 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.contention import Contention
-from benchmarks.common.environment import describe_environment
-from benchmarks.common.json_file import write_json
-from benchmarks.common.kernels import require_kernels
+from benchmarks.common.document import begin, finish
 from benchmarks.network.training_step import DType, TrainingStep
-
-SCHEMA: Final = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,25 +37,14 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    require_kernels()
     # Do not load programs that an earlier run has compiled.
     jax.config.update("jax_enable_compilation_cache", False)
     console = Console(width=80)
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "environment": describe_environment(),
-        "device": jax.devices()[0].device_kind,
-        "settings": {
-            name: getattr(options, name) for name in ("size", "batch", "rounds", "stage_sizes")
-        },
-        "runs": [],
-    }
+    document = begin(options) | {"runs": []}
     for dtype in options.dtype:
         document["runs"].append(measure(dtype, options, console))
         console.print(table(document["runs"][-1]))
-    if options.output is not None:
-        write_json(options.output, document)
-        console.print(f"wrote {options.output}")
+    finish(document, options, console)
     return document
 
 

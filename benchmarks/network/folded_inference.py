@@ -3,7 +3,6 @@
 python -m benchmarks.network.folded_inference --size 224 --batch 8
 """
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.contention import Contention, print_warning
-from benchmarks.common.environment import describe_environment
+from benchmarks.common.document import begin
 from benchmarks.common.json_file import write_json
-from benchmarks.common.kernels import require_kernels
 from benchmarks.common.progress import say
 from jax_bnar._benchmark.timing import interleave
 from jax_bnar.flax_layers import ResNet, fold_batch_norms
 from jax_bnar.profile._resnet50 import random_variables
 
-SCHEMA: Final = 1
 _DTYPES: Final = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -48,14 +45,12 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    require_kernels()
     console = Console()
-    environment = describe_environment()
+    document = begin(options)
     runs = [_measure(options, dtype) for dtype in options.dtype]
     for run in runs:
-        _print(run, options, environment, console)
-    settings = dataclasses.asdict(dataclasses.replace(options, output=None))
-    document = {"schema": SCHEMA, "environment": environment, "settings": settings, "runs": runs}
+        _print(run, options, document["environment"], console)
+    document["runs"] = runs
     if options.output is not None:
         write_json(options.output, document)
         picture = options.output.with_suffix(".svg")

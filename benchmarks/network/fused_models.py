@@ -18,12 +18,10 @@ from rich.table import Table
 
 import jax_bnar
 from benchmarks.common.contention import Contention
-from benchmarks.common.environment import describe_environment
+from benchmarks.common.document import begin
 from benchmarks.common.json_file import write_json
-from benchmarks.common.kernels import require_kernels
 from benchmarks.models.network import LIBRARIES, STAGES, build
 
-SCHEMA: Final = 1
 MIB: Final = 2**20
 # The largest relative difference of the losses: both are the same network, up to rounding.
 _TOLERANCE: Final = 1e-3
@@ -48,15 +46,8 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    require_kernels()
     console = Console()
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "environment": describe_environment(),
-        "device": jax.devices()[0].device_kind,
-        "settings": dataclasses.asdict(dataclasses.replace(options, output=None)),
-        "models": {},
-    }
+    document = begin(options) | {"models": {}}
     for library in options.libraries:
         document["models"][library] = measure(library, options)
         if options.output is not None:

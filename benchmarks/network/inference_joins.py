@@ -14,7 +14,6 @@ of all threads is given as well as the elapsed time, because other processes dis
 python -m benchmarks.network.inference_joins --output benchmarks/results/NAME.json
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +30,12 @@ from rich.table import Table
 
 from benchmarks.common.contention import Contention, print_warning
 from benchmarks.common.copy_bandwidth import CopyRoof
-from benchmarks.common.environment import core_count, describe_environment
-from benchmarks.common.json_file import write_json
-from benchmarks.common.kernels import require_kernels
+from benchmarks.common.document import begin, finish
+from benchmarks.common.environment import core_count
 from benchmarks.gpu.inference_joins import JOINS, ours, xla
 from jax_bnar._benchmark.timing import interleave
 from jax_bnar.profile import _hlo
 
-SCHEMA: Final = 1
 NAMES: Final = ("two_passes", "xla", "ours")
 _ERROR_ALLOWED: Final = 1e-6
 _SUMMED: Final = ("bytes", "median_ms", "min_ms", "processor_ms")
@@ -61,9 +58,8 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
     jax.config.update("jax_platforms", "cpu")
-    require_kernels()
     console = Console()
-    environment = describe_environment()
+    document = begin(options)
     joins = {
         shape: count
         for shape, count in JOINS.items()
@@ -77,17 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             for shape, count in joins.items()
         ]
     total = summarise(rows)
-    _print(rows, total, options, environment, console)
-    document = {
-        "schema": SCHEMA,
-        "environment": environment,
-        "settings": dataclasses.asdict(dataclasses.replace(options, output=None)),
-        "joins": rows,
-        "total": total,
-    }
-    if options.output is not None:
-        write_json(options.output, document)
-        console.print(f"wrote {options.output}")
+    document |= {"joins": rows, "total": total}
+    _print(rows, total, options, document["environment"], console)
+    finish(document, options, console)
     return document
 
 

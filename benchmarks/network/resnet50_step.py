@@ -8,24 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import jax
 import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.contention import Contention, warning
-from benchmarks.common.environment import describe_environment
+from benchmarks.common.document import begin
+from benchmarks.common.isa import IsaName
 from benchmarks.common.json_file import write_json
-from benchmarks.common.kernels import require_kernels
 from benchmarks.common.progress import say
 from benchmarks.figures.network import draw_step
 from benchmarks.network.training_step import DType, TrainingStep, check_losses
-from benchmarks.sites import isa
-from benchmarks.sites.isa import IsaName
 from jax_bnar._benchmark.timing import interleave
 
-SCHEMA: Final = 1
 MIB: Final = 2**20
 
 
@@ -50,17 +46,8 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    if options.isa is not None:
-        isa.limit(options.isa)
-    require_kernels()
     console = Console()
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "environment": describe_environment() | isa.describe(()),
-        "device": jax.devices()[0].device_kind,
-        "settings": {"rounds": options.rounds, "stage_sizes": options.stage_sizes},
-        "runs": [],
-    }
+    document = begin(options) | {"runs": []}
     for size, batch in options.sizes:
         for dtype in options.dtype:
             document["runs"].append(measure(size, batch, dtype, options))

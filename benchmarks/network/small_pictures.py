@@ -17,19 +17,16 @@ from rich.table import Table
 
 import jax_bnar
 from benchmarks.common.contention import Contention, warning
-from benchmarks.common.environment import describe_environment
+from benchmarks.common.document import begin
+from benchmarks.common.isa import IsaName
 from benchmarks.common.json_file import write_json
-from benchmarks.common.kernels import require_kernels
 from benchmarks.common.progress import say
 from benchmarks.models.small import NETWORKS
 from benchmarks.network.step_program import initial_state, loss_function, sgd_step
 from benchmarks.network.training_step import DType, check_losses
-from benchmarks.sites import isa
-from benchmarks.sites.isa import IsaName
 from jax_bnar._benchmark.memory import planned_memory
 from jax_bnar._benchmark.timing import interleave
 
-SCHEMA: Final = 1
 MIB: Final = 2**20
 # Pictures of at most this size go through the small stem.
 _SMALL_STEM: Final = 64
@@ -53,16 +50,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    if options.isa is not None:
-        isa.limit(options.isa)
-    require_kernels()
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "environment": describe_environment() | isa.describe(()),
-        "device": jax.devices()[0].device_kind,
-        "settings": {"rounds": options.rounds},
-        "runs": [],
-    }
+    document = begin(options) | {"runs": []}
     for network in options.networks:
         for size, batch in options.sizes:
             for dtype in options.dtype:

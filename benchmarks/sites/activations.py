@@ -7,7 +7,6 @@ Each step is forward and backward of act(batch_norm(x)), by `jax_bnar.bn_act`, b
 activation in place where PyTorch has that and autograd allows it.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,15 +23,11 @@ from rich.table import Table
 
 import jax_bnar
 from benchmarks.common.contention import Contention, print_warning
-from benchmarks.common.environment import describe_environment
-from benchmarks.common.json_file import write_json
-from benchmarks.common.kernels import require_kernels
+from benchmarks.common.document import begin, finish
+from benchmarks.common.isa import IsaName
 from benchmarks.common.progress import say
-from benchmarks.sites import isa
-from benchmarks.sites.isa import IsaName
 from jax_bnar._benchmark.timing import interleave
 
-SCHEMA: Final = 1
 EPSILON: Final = 1e-5
 Peer = Literal["ours", "flax", "torch"]
 Activation = Literal[
@@ -97,19 +92,13 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    if options.isa is not None:
-        isa.limit(options.isa)
-    require_kernels()
     console = Console()
-    environment = describe_environment() | isa.describe(options.peers)
+    document = begin(options, options.peers)
     runs = [_network(options, name, dtype) for name in options.networks for dtype in options.dtype]
     console.print(_table(runs, options))
     print_warning((site["contention"] for run in runs for site in run["sites"]), console)
-    settings = dataclasses.asdict(dataclasses.replace(options, output=None))
-    document = {"schema": SCHEMA, "environment": environment, "settings": settings, "runs": runs}
-    if options.output is not None:
-        write_json(options.output, document)
-        console.print(f"wrote {options.output}")
+    document["runs"] = runs
+    finish(document, options, console)
     return document
 
 

@@ -8,7 +8,6 @@ statistics it moves 5 tensors where the dual join moves 3; forward 7 and 5, beca
 read both inputs; a training step 19 and 13.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,13 +24,10 @@ from rich.table import Table
 
 import jax_bnar
 from benchmarks.common.contention import Contention, print_warning
-from benchmarks.common.environment import describe_environment
-from benchmarks.common.json_file import write_json
-from benchmarks.common.kernels import require_kernels
+from benchmarks.common.document import begin, finish
 from benchmarks.common.progress import say
 from jax_bnar._benchmark.timing import interleave
 
-SCHEMA: Final = 1
 # Height, width and channels of the blocks' results.
 _SITES: Final = ((56, 56, 256), (28, 28, 512), (14, 14, 1024), (7, 7, 2048))
 _FORMS: Final = ("inference", "forward", "step")
@@ -58,22 +54,18 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    require_kernels()
     console = Console()
+    document = begin(options)
     runs = [
         _measure(options, dtype, save, site)
         for dtype in options.dtype
         for save in options.save
         for site in _SITES[: options.sites]
     ]
-    environment = describe_environment()
-    console.print(_table(runs, options, environment))
+    console.print(_table(runs, options, document["environment"]))
     print_warning((run["contention"] for run in runs), console)
-    settings = dataclasses.asdict(dataclasses.replace(options, output=None))
-    document = {"schema": SCHEMA, "environment": environment, "settings": settings, "runs": runs}
-    if options.output is not None:
-        write_json(options.output, document)
-        console.print(f"wrote {options.output}")
+    document["runs"] = runs
+    finish(document, options, console)
     return document
 
 

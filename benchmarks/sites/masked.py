@@ -23,17 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.contention import Contention, print_warning
-from benchmarks.common.environment import describe_environment
-from benchmarks.common.json_file import write_json
-from benchmarks.common.kernels import require_kernels
+from benchmarks.common.document import begin, finish
+from benchmarks.common.isa import IsaName
 from benchmarks.common.progress import say
-from benchmarks.sites import isa
-from benchmarks.sites.isa import IsaName
 from jax_bnar._benchmark.memory import planned_memory
 from jax_bnar._benchmark.timing import interleave
 from jax_bnar.flax_layers import BatchNorm
 
-SCHEMA: Final = 1
 MIB: Final = 2**20
 # By the name of the model, the channels of its convolution modules.
 CHANNELS: Final = {"small": 144, "medium": 256, "large": 512}
@@ -59,23 +55,14 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    if options.isa is not None:
-        isa.limit(options.isa)
-    require_kernels()
     console = Console()
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "environment": describe_environment() | isa.describe(()),
-        "settings": dataclasses.asdict(dataclasses.replace(options, output=None)),
-        "runs": [
-            _run(options, model, dtype) for model in options.models for dtype in options.dtype
-        ],
-    }
+    document = begin(options)
+    document["runs"] = [
+        _run(options, model, dtype) for model in options.models for dtype in options.dtype
+    ]
     console.print(_table(document["runs"], options))
     print_warning((run["contention"] for run in document["runs"]), console)
-    if options.output is not None:
-        write_json(options.output, document)
-        console.print(f"wrote {options.output}")
+    finish(document, options, console)
     return document
 
 

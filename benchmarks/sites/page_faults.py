@@ -6,7 +6,6 @@ A process reads JAX_BNAR_HUGE_PAGES once, so each setting has processes of its o
 turns. Nobody else's results are affected by it, so there are no peers.
 """
 
-import dataclasses
 import json
 import os
 import resource
@@ -24,16 +23,13 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.environment import describe_environment
-from benchmarks.common.json_file import write_json
-from benchmarks.common.kernels import require_kernels
+from benchmarks.common.document import begin, finish
 from benchmarks.common.progress import say
 from benchmarks.common.sites import RESNET50_SITES
 from benchmarks.sites import peers
 from benchmarks.sites.problem import DType, make_problem
 from jax_bnar._kernels import targets
 
-SCHEMA: Final = 1
 _VARIABLE: Final = "JAX_BNAR_HUGE_PAGES"
 _SETTINGS: Final = ("0", "1")
 # What is kept of the calls of a site: the median of each. malloc maps a block of less than 32 MB
@@ -58,7 +54,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    require_kernels()
+    document = begin(options)
     if not targets.huge_pages():
         raise SystemExit(
             f"{_VARIABLE} is 0, or this system has no huge pages on request:"
@@ -68,12 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     console = Console()
     for run in runs:
         console.print(_table(run))
-    settings = dataclasses.asdict(dataclasses.replace(options, output=None))
-    environment = describe_environment()
-    document = {"schema": SCHEMA, "environment": environment, "settings": settings, "runs": runs}
-    if options.output is not None:
-        write_json(options.output, document)
-        console.print(f"wrote {options.output}")
+    document["runs"] = runs
+    finish(document, options, console)
     return document
 
 

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import jax
 import tyro
@@ -16,20 +16,18 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from benchmarks.common.copy_bandwidth import CopyRoof
-from benchmarks.common.environment import core_count, describe_environment
+from benchmarks.common.document import begin
+from benchmarks.common.environment import core_count
+from benchmarks.common.isa import IsaName
 from benchmarks.common.json_file import write_json
 from benchmarks.common.kernels import why_no_kernels
 from benchmarks.common.progress import say
 from benchmarks.common.sites import RESNET50_SITES, Site
-from benchmarks.sites import isa
-from benchmarks.sites.isa import IsaName
 from benchmarks.sites.measure import Settings, measure_sites
 from benchmarks.sites.peers import PeerName
 from benchmarks.sites.plot import plot
 from benchmarks.sites.problem import DType, Layout
 from benchmarks.sites.report import print_run
-
-SCHEMA: Final = 1
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def benchmark(options: Options) -> dict[str, Any]:
-    if options.isa is not None:
-        isa.limit(options.isa)
     jax.config.update("jax_platforms", "cpu")
     console = Console()
-    environment = describe_environment() | isa.describe(options.peers)
+    document = begin(options, options.peers, allow_fallback=True)
+    environment = document["environment"]
     if environment["jax_bnar_isa"] is None and "ours" in options.peers:
         _refuse_or_warn_of_fallback(options, console)
     sites = _select(options.sites)
@@ -92,17 +89,7 @@ def benchmark(options: Options) -> dict[str, Any]:
             )
             runs.append(run)
             print_run(run, environment, console)
-    document = {
-        "schema": SCHEMA,
-        "environment": environment,
-        "settings": {
-            **dataclasses.asdict(settings),
-            "copy_mib_per_core": options.copy_mib_per_core,
-            "quick": options.quick,
-            "isa": options.isa,
-        },
-        "runs": runs,
-    }
+    document["runs"] = runs
     if options.output is not None:
         write_json(options.output, document)
         picture = options.output.with_suffix(".svg")

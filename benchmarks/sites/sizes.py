@@ -16,17 +16,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.contention import Contention
-from benchmarks.common.environment import describe_environment
+from benchmarks.common.document import begin
+from benchmarks.common.isa import IsaName
 from benchmarks.common.json_file import write_json
-from benchmarks.common.kernels import require_kernels
 from benchmarks.common.sites import Site
-from benchmarks.sites import checked, isa
-from benchmarks.sites.isa import IsaName
+from benchmarks.sites import checked
 from benchmarks.sites.peers import PeerName
 from benchmarks.sites.problem import DType, itemsize, make_problem
 from jax_bnar._benchmark.timing import interleave
 
-SCHEMA: Final = 1
 CHANNELS: Final = 64
 # Small shapes that occur in tests, in small networks and after global pooling.
 NAMED_SHAPES: Final = ((32, 16), (256, 256), (32, 8, 8, 64), (128, 32, 32, 16))
@@ -63,17 +61,9 @@ def shapes(options: Options, dtype: DType) -> Iterator[tuple[int, ...]]:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    if options.isa is not None:
-        isa.limit(options.isa)
     jax.config.update("jax_platforms", "cpu")
-    require_kernels()
     console = Console(width=80)
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "environment": describe_environment() | isa.describe(options.peers),
-        "settings": {"rounds": options.rounds, "min_sample_ms": options.min_sample_ms},
-        "runs": [],
-    }
+    document = begin(options, options.peers) | {"runs": []}
     for dtype in options.dtype:
         run: dict[str, Any] = {"dtype": dtype, "form": "bn_add_relu", "sizes": []}
         document["runs"].append(run)

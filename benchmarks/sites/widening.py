@@ -23,20 +23,16 @@ from rich.table import Table
 
 import jax_bnar
 from benchmarks.common.contention import Contention, print_warning
-from benchmarks.common.environment import describe_environment
-from benchmarks.common.json_file import write_json
-from benchmarks.common.kernels import require_kernels
+from benchmarks.common.document import begin, finish
+from benchmarks.common.isa import IsaName
 from benchmarks.common.progress import say
 from benchmarks.common.sites import RESNET50_SITES, Site
-from benchmarks.sites import isa
-from benchmarks.sites.isa import IsaName
 from benchmarks.sites.peers import flax_linen, ours
 from benchmarks.sites.problem import Problem, check_results, expected, make_problem
 from benchmarks.sites.problem import Results as SiteResults
 from jax_bnar._benchmark.memory import planned_memory
 from jax_bnar._benchmark.timing import interleave
 
-SCHEMA: Final = 1
 MIB: Final = 2**20
 Narrow = Literal["bfloat16", "float16"]
 PEERS: Final = ("out_dtype", "widened", "flax")
@@ -67,20 +63,13 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    if options.isa is not None:
-        isa.limit(options.isa)
-    require_kernels()
     console = Console()
     sites = RESNET50_SITES[: options.sites]
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "environment": describe_environment() | isa.describe(()),
-        "settings": dataclasses.asdict(dataclasses.replace(options, output=None)),
-        "runs": [
-            {"dtype": dtype, "sites": [_site(options, site, dtype) for site in sites]}
-            for dtype in options.dtype
-        ],
-    }
+    document = begin(options)
+    document["runs"] = [
+        {"dtype": dtype, "sites": [_site(options, site, dtype) for site in sites]}
+        for dtype in options.dtype
+    ]
     for run in document["runs"]:
         run["total_ms"] = {
             peer: sum(site["count"] * site["peers"][peer]["median_ms"] for site in run["sites"])
@@ -88,9 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         }
         console.print(_table(run, options))
         print_warning((site["contention"] for site in run["sites"]), console)
-    if options.output is not None:
-        write_json(options.output, document)
-        console.print(f"wrote {options.output}")
+    finish(document, options, console)
     return document
 
 

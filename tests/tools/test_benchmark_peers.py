@@ -14,13 +14,13 @@ import pytest
 for _package in ("flax", "matplotlib", "rich", "tyro"):
     pytest.importorskip(_package)
 
+from benchmarks.common import isa  # noqa: E402
 from benchmarks.common.sites import (  # noqa: E402
     Form,
     Site,
 )
 from benchmarks.sites import (  # noqa: E402
     checked,
-    isa,
     peers,
 )
 from benchmarks.sites import run as sites_run  # noqa: E402

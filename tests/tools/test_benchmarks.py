@@ -18,6 +18,7 @@ for _package in ("flax", "matplotlib", "rich", "tyro"):
 from flax import linen as nn  # noqa: E402
 
 import jax_bnar  # noqa: E402
+from benchmarks.common import isa  # noqa: E402
 from benchmarks.common.sites import (  # noqa: E402
     RESNET50_SITES,
     Form,
@@ -31,7 +32,6 @@ from benchmarks.sharding import collective_bytes  # noqa: E402
 from benchmarks.sites import (  # noqa: E402
     activations,
     dual_join,
-    isa,
     launch,
     masked,
     measure,
@@ -341,7 +341,7 @@ def test_small_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     output = tmp_path / "small.json"
     small = ["--networks", "one norm", "--sizes", "8", "2", "--rounds", "1"]
     document = small_pictures.main([*small, "--output", str(output)])
-    assert json.loads(output.read_text()) == document
+    assert json.loads(output.read_text()) == json.loads(json.dumps(document))
     assert [run["dtype"] for run in document["runs"]] == ["float32", "bfloat16"]
     for run in document["runs"]:
         assert len(run["fused"]["samples_ms"]) == len(run["plain"]["samples_ms"]) == 1
