@@ -24,8 +24,8 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /source
 # (here Hopper), which takes a fourth of the time.
 FROM build AS build-cuda13
 ARG CUDAARCHS="80-real;90-real;100-real;120"
-RUN pip install --no-cache-dir \
-        "nvidia-cuda-nvcc==13.*" "nvidia-cuda-runtime==13.*" "nvidia-cuda-cccl==13.*" \
+RUN python /source/.ci/requirements.py cuda-compiler > /cuda-compiler.txt \
+    && pip install --no-cache-dir --requirement /cuda-compiler.txt \
     && CUDACXX="$(python -c 'import nvidia; print(nvidia.__path__[0])')/cu13/bin/nvcc" \
         CUDAARCHS="${CUDAARCHS}" \
         pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /source/distributions/cuda13

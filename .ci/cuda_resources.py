@@ -14,7 +14,10 @@ _FRAME = re.compile(r"bytes stack frame, (\d+) bytes spill stores, (\d+) bytes s
 
 
 def form_of(name: str) -> str:
-    """What a mangled name says of its form: "z relu mask", "mask dz", "x curve" or nothing."""
+    """What a mangled name says of its form, such as "z relu mask", "plain", "mask dz" or "x curve".
+
+    It is empty for a kernel that serves all forms.
+    """
     if forward := re.search(r"ForwardFormILb([01])ELb([01])ELb([01])ELb([01])E", name):
         words = zip(("z", "relu", "mask", "curve"), forward.groups(), strict=True)
         return " ".join(word for word, on in words if on == "1") or "plain"

@@ -137,9 +137,16 @@ Machine = X86 | Aarch64
 
 
 def machine_of(path: pathlib.Path) -> Machine:
-    """The machine that an ELF object is for."""
-    e_machine = path.read_bytes()[18]  # of the header: 183 is aarch64, 62 is x86-64
-    return Aarch64() if e_machine == 183 else X86()
+    """The machine that an ELF object is for.
+
+    Raises:
+        ValueError: it is neither x86-64 nor aarch64.
+    """
+    machines: dict[int, type[Machine]] = {62: X86, 183: Aarch64}
+    e_machine = path.read_bytes()[18]  # of the header
+    if e_machine not in machines:
+        raise ValueError(f"{path} is for the machine {e_machine} of ELF, not x86-64 or aarch64.")
+    return machines[e_machine]()
 
 
 _RELOCATION = re.compile(r"\s+[0-9a-f]+: R_\w+\s+(.*)$")

@@ -26,7 +26,6 @@ WHEELS: Final = (("3.11",), ("3.12", "3.13", "3.14"))
 # A wheel may require at most glibc 2.28 (Debian 10, Ubuntu 20.04, RHEL 8). auditwheel refuses one
 # that requires more; to one that requires less, as ours do (2.17), it gives the older tag as well.
 PLATFORM: Final = f"manylinux_2_28_{platform.machine()}"
-NVCC: Final = ("nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 
 
 def version() -> str:
@@ -72,18 +71,16 @@ def find_python(versions: tuple[str, ...]) -> str | None:
     return None
 
 
+def requirements(what: str) -> list[str]:
+    return subprocess.run(
+        [sys.executable, CI / "requirements.py", what], check=True, capture_output=True, text=True
+    ).stdout.split()
+
+
 def build_environment(python: str, name: str) -> dict[str, str]:
     """A venv with what pyproject.toml requires for a build; the headers of jaxlib lie apart."""
     venv, headers = WORK / name / "venv", WORK / name / "headers"
-    tools, jaxlib = (
-        subprocess.run(
-            [sys.executable, CI / "requirements.py", what],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.split()
-        for what in ("build-tools", "build-headers")
-    )
+    tools, jaxlib = (requirements(what) for what in ("build-tools", "build-headers"))
     stamp = WORK / name / "installed.txt"
     wanted = "\n".join([python, *tools, *jaxlib])
     if not stamp.exists() or stamp.read_text() != wanted:
@@ -136,7 +133,14 @@ def cuda_compiler(wanted: str) -> dict[str, str] | None:
     venv = WORK / "nvcc"
     if not venv.exists():
         run(sys.executable, "-m", "venv", venv)
-        run(venv / "bin" / "python", "-m", "pip", "install", "--quiet", *NVCC)
+        run(
+            venv / "bin" / "python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            *requirements("cuda-compiler"),
+        )
     (nvcc,) = venv.glob("lib/python*/site-packages/nvidia/cu13/bin/nvcc")
     return {"CUDACXX": str(nvcc)}
 

@@ -1,8 +1,9 @@
 """Prints requirements from pyproject.toml, one per line: requirements.py WHAT.
 
 WHAT is "build-tools" (what is needed to build the native module, except jaxlib), "build-headers"
-(the jaxlib whose FFI headers the module is compiled against), or a list of extras such as
-"demo,test" (their requirements and the package's own dependencies).
+(the jaxlib whose FFI headers the module is compiled against), "cuda-compiler" (nvcc and what it
+needs), or a list of extras such as "demo,test" (their requirements and the package's own
+dependencies).
 """
 
 import pathlib
@@ -14,6 +15,8 @@ PROJECT = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").r
 
 
 def requirements(what: str) -> list[str]:
+    if what == "cuda-compiler":
+        return PROJECT["tool"]["jax-bnar"]["cuda-compiler"]
     build = PROJECT["build-system"]["requires"] + PROJECT["tool"]["jax-bnar"]["build-requires"]
     if what == "build-headers":
         return [requirement for requirement in build if name(requirement) == "jaxlib"]

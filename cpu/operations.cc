@@ -30,9 +30,10 @@ bool ReadsDyAgain(const Context& context, const GradientBuffers<N>& buffers) {
 // Whether the reduction leaves e = act'(u) * dy where dx will be, although
 // there is no dz, and the last pass reads it from there. Writing e takes less
 // time than computing it again, unless the derivative is piecewise constant and
-// found without u. With several inputs it is always written, because computing
-// u again would read every x; in 16 bits it is rounded, as a dz is. With one
-// input in 16 bits it is computed again, which costs hardly more.
+// found without u. With several inputs it is written for every activation but
+// ReLU, because computing u again would read every x; in 16 bits it is rounded,
+// as a dz is. The e of a ReLU is dy or 0, as y or the mask says. With one input
+// in 16 bits it is computed again, which costs hardly more.
 template <int N>
 bool LeavesEInDx(const Context& context, const GradientBuffers<N>& buffers,
                  const void* dz) {

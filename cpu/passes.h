@@ -27,7 +27,8 @@ struct Context {
   const TileKernels* kernels;
   int64_t array_bytes;      // of x, of all groups
   int64_t out_array_bytes;  // of y
-  bool fits_cache;          // whether the arrays of a training step do
+  // Whether all arrays of a training step fit in the cache together.
+  bool fits_cache;
 
   int64_t mask_bytes_per_group() const {
     return plan.shape.mask_bytes_per_group();

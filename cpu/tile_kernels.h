@@ -33,9 +33,10 @@ struct RowsTile {
 struct StatisticsArgs {
   const void* x;
   const void* origin;
-  double* sum;      // of (x - origin); overwritten
-  double* m2;       // sum((x - mean)^2); overwritten
-  bool fits_cache;  // the arrays of a training step do, together
+  double* sum;  // of (x - origin); overwritten
+  double* m2;   // sum((x - mean)^2); overwritten
+  // Whether all arrays of a training step fit in the cache together.
+  bool fits_cache;
 };
 
 // y = act(sum_i (x_i - mean_i) * a_i + bias + z), where `bias` is the sum of
@@ -51,7 +52,8 @@ struct NormaliseArgs {
   const void* bias;
   Activation activation;
   bool non_temporal;  // y bypasses the caches
-  bool fits_cache;    // the arrays of a training step do, together
+  // Whether all arrays of a training step fit in the cache together.
+  bool fits_cache;
 };
 
 // With kX the gate is sum_i (x_i - mean_i) * a_i + bias > 0. With another
@@ -71,7 +73,8 @@ struct ReduceArgs {
   Gate gate;
   Activation activation;
   bool non_temporal;  // dz bypasses the caches
-  bool fits_cache;    // the arrays of a training step do, together
+  // Whether all arrays of a training step fit in the cache together.
+  bool fits_cache;
 };
 
 // dx_i = a_i * e + b_i * (x_i - mean_i) + k_i, with the gate of ReduceArgs.
@@ -89,7 +92,8 @@ struct ApplyArgs {
   Gate gate;
   Activation activation;
   bool non_temporal;  // the dx_i bypass the caches
-  bool fits_cache;    // the arrays of a training step do, together
+  // Whether all arrays of a training step fit in the cache together.
+  bool fits_cache;
 };
 
 // Planes of consecutive channels, one behind the other in memory. Vectors have

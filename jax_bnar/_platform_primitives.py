@@ -32,8 +32,11 @@ class _ByPlatform(ComputedPrimitive):
     """A primitive that runs kernels on CPUs, and is left to XLA elsewhere."""
 
     @abc.abstractmethod
-    def by_kernels(self, *arguments: Any, **statics: Any) -> Any:
-        """The results, structured like those of the signature."""
+    def by_operations(self, *arguments: Any, **statics: Any) -> Any:
+        """The results of the operations that kernels compute, structured as the signature says.
+
+        With `implementation="xla"` pure JAX computes the same operations.
+        """
 
     @abc.abstractmethod
     def left_to_xla(self, *arguments: Any, **statics: Any) -> Any:
@@ -54,13 +57,13 @@ class _ByPlatform(ComputedPrimitive):
         statics |= {"layout": layout, "implementation": implementation}
         if implementation is None:
             return self.bind(*arguments, **statics)
-        return self.by_kernels(*arguments, **statics)
+        return self.by_operations(*arguments, **statics)
 
     def on_cpu(
         self, *given: jax.Array, present: tuple[bool, ...], **statics: Any
     ) -> tuple[jax.Array, ...]:
         arguments = self.signature.unpack_structured(given, present)
-        return tuple(jax.tree.leaves(self.by_kernels(*arguments, **statics)))
+        return tuple(jax.tree.leaves(self.by_operations(*arguments, **statics)))
 
     def compute(
         self,
@@ -91,7 +94,7 @@ class Inference(_ByPlatform):
         full = self.normalise.signature
         return dataclasses.replace(full, name=self.name, outputs=full.outputs[:1])
 
-    def by_kernels(
+    def by_operations(
         self, x: Any, z: Any, affine: Any, statistics: Any, **statics: Any
     ) -> tuple[jax.Array]:
         statistics = plain_inference.given_or_neutral(x, statistics, statics["layout"])
@@ -146,7 +149,7 @@ class InferenceBackward(_ByPlatform):
             return self.in_pure_jax(*given, present=present, **statics)
         return super().on_cpu(*given, present=present, **statics)
 
-    def by_kernels(
+    def by_operations(
         self,
         dy: jax.Array,
         x: tuple[jax.Array, ...],
@@ -262,7 +265,7 @@ class StatisticsAround(_ByPlatform):
         arguments = (*full.arguments, Operand("centre", "vector"))
         return dataclasses.replace(full, name=self.name, arguments=arguments, outputs=outputs)
 
-    def by_kernels(self, x: jax.Array, centre: jax.Array, **statics: Any) -> Statistics:
+    def by_operations(self, x: jax.Array, centre: jax.Array, **statics: Any) -> Statistics:
         del centre
         return self.statistics(x, **statics)
 

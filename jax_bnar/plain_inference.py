@@ -1,7 +1,8 @@
 """The inference form in plain `jax.numpy`, in the user's layout, as XLA fuses them best.
 
 This module is internal and may change without notice. Outside CPUs, evaluation runs these functions
-instead of a kernel (`jax_bnar.primitive.Inference`): XLA computes them in the loop, or in the
+instead of a kernel (`jax_bnar._platform_primitives.Inference`), unless an implementation is asked
+for: XLA computes them in the loop, or in the
 convolution, that comes before or after. They do not reshape x, so that XLA sees the convolution.
 
 Arguments are those of the operation `normalise`, for any number of inputs. Statistics that are None

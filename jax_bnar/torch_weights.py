@@ -92,7 +92,7 @@ def to_linen(weights: Mapping[str, Any], net: Any) -> dict[str, Any]:
             torchvision's network has.
     """
     _require_resnet(net, "flax_layers")
-    _require_padding(net.padding)
+    _require_padding(net.padding, _HERE)
     _require_weights(weights)
     shape = np.shape(weights.get("conv1.weight", ()))
     channels = shape[1] if len(shape) == 4 and shape[1] > 0 else 3
@@ -131,7 +131,7 @@ def to_nnx(weights: Mapping[str, Any], model: Any) -> Any:
         TypeError, ValueError: as for `to_linen`; the model is then unchanged.
     """
     _require_resnet(model, "nnx_layers")
-    _require_padding(model.stem.padding)
+    _require_padding(model.stem.padding, _HERE)
     _require_weights(weights)
     leaves = dict(_nnx_leaves(model))
     _check(weights, {name: (kind, v.shape) for name, (kind, v) in leaves.items()})
@@ -148,13 +148,22 @@ def from_linen(net: Any, variables: Mapping[str, Any]) -> Weights:
 
     Raises:
         TypeError: net is not a ResNet.
-        ValueError: the network lacks a parameter that torchvision's network has.
+        ValueError: the network lacks a parameter that torchvision's network has, or pads
+            differently, or the variables are those of another network.
     """
     _require_resnet(net, "flax_layers")
+    _require_padding(net.padding, _THERE)
     variables = _unboxed(variables)
+    modules = list(_modules(net.stage_sizes, net.naming))
+    known = {module.linen[0] for module in modules}
+    if others := sorted(variables.get("params", {}).keys() - known):
+        raise ValueError(
+            "torch_weights: the variables are not those of the network, which has no"
+            f" {_some(others)}."
+        )
     return {
         _torch_name(module, leaf): _to_torch(value, module.kind)
-        for module in _modules(net.stage_sizes, net.naming)
+        for module in modules
         for leaf, _, value in _linen_leaves(variables, module)
     }
 
@@ -166,6 +175,7 @@ def from_nnx(model: Any) -> Weights:
         TypeError, ValueError: as for `from_linen`.
     """
     _require_resnet(model, "nnx_layers")
+    _require_padding(model.stem.padding, _THERE)
     return {name: _to_torch(v.get_value(), kind) for name, (kind, v) in _nnx_leaves(model)}
 
 
@@ -260,11 +270,15 @@ def _require_resnet(net: Any, layers: str) -> None:
         )
 
 
-def _require_padding(padding: str) -> None:
+_HERE: Final = "these weights were trained"
+_THERE: Final = "torchvision's network runs"
+
+
+def _require_padding(padding: str, whose: str) -> None:
     if padding != "torch":
         raise ValueError(
-            "torch_weights: these weights were trained with one pixel of padding on every side, but"
-            f" the network has padding={padding!r}; construct it with padding='torch'."
+            f"torch_weights: {whose} with one pixel of padding on every side, but the network has"
+            f" padding={padding!r}; construct it with padding='torch'."
         )
 
 
@@ -317,9 +331,10 @@ def _read_safetensors(path: Path) -> Weights:
             f"torch_weights: reading {path} requires safetensors: pip install safetensors"
         ) from error
     try:
-        return safetensors.numpy.load_file(path)
+        loaded = safetensors.numpy.load_file(path)
     except safetensors.SafetensorError as error:
         raise ValueError(f"torch_weights: {path} is not a safetensors file: {error}") from error
+    return {n: a.astype(np.float32) if a.dtype == jnp.bfloat16 else a for n, a in loaded.items()}
 
 
 def _read_torch(path: Path) -> Weights:

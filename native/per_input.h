@@ -1,4 +1,4 @@
-// What there is one of for each of the N inputs x_i of
+// A tuple with one entry for each of the N inputs x_i of
 // y = act(sum_i batch_norm(x_i) + z).
 
 #ifndef JAX_BNAR_NATIVE_PER_INPUT_H_

@@ -10,7 +10,7 @@ import pytest
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Under xdist, the controlling process gets the reports of all workers."""
+    """Prints the text of a failure. Under xdist, all workers report to the controlling process."""
     if report.failed:
         print(f"\n=== FAILED {report.nodeid} ({report.when})", report.longreprtext, sep="\n")
         sys.stdout.flush()

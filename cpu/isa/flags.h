@@ -35,7 +35,7 @@ void WithGate(Gate gate, F f) {
     case Gate::kX:
       return f(GateConstant<Gate::kX>());
     case Gate::kZ:
-      return;  // is for other activations than ReLU
+      return;  // Only other activations than ReLU have this gate.
   }
 }
 

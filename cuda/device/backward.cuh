@@ -53,8 +53,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
             position.rank, [&] {
               // For compute capability 9.0, ptxas of CUDA 13.0 spills where
-              // this is computed anew; for 8.0, where it is not.
-              if constexpr (kArchitecture == 900) {
+              // this is computed anew; that of 13.4 and 13.5, and any for 8.0,
+              // where it is not.
+              if constexpr (kArchitecture == 900 && kCudaVersion < 1301) {
                 LoadVarAndScale<A>(p, shared, slab, ColumnMeanwhile());
               } else {
                 LoadVarAndScale<A>(p, shared, slab.Again(), ColumnMeanwhile());

@@ -43,6 +43,13 @@ constexpr int kArchitecture = JAX_BNAR_EMULATED_ARCHITECTURE;
 constexpr int kArchitecture = 900;
 #endif
 
+// The version of the compiler: 1304 is CUDA 13.4.
+#ifdef __CUDACC_VER_MAJOR__
+constexpr int kCudaVersion = __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__;
+#else
+constexpr int kCudaVersion = 0;
+#endif
+
 // CUDA 13.0 compiles the same loops to more registers for compute
 // capability 10.0 and newer, so that what a loop does not need must not wait in
 // a register there.

@@ -220,9 +220,15 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     };
     const SlabOf again = slab.Again();
     auto pass = stream->Second(again, count, {{x}});
-    // For compute capability 9.0, the other way would spill registers.
+    // The other way would spill registers: for compute capability 9.0 with
+    // another activation than ReLU, for 10.0 with a mask of float32
+    // (CUDA 13.5).
+    constexpr bool kManySpill =
+        kMask && kShortOfRegisters && sizeof(T) == sizeof(float);
     constexpr Copies kCopiesOfCopied =
-        kResidual && !SlabOf::kPlanes ? Copies::kMany : kCopies;
+        kResidual && !SlabOf::kPlanes
+            ? (kManySpill ? Copies::kFew : Copies::kMany)
+            : kCopies;
     if (again.tiles() <= stream->shared_tiles()) {
       pass.template ForEachKept<kDepthAhead, Ahead, kCopies>(count, load, use);
     } else {

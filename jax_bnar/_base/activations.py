@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, Final, Literal, NamedTuple, cast, get_args
 
 import jax
@@ -221,8 +222,8 @@ def takes_slope(negative_slope: float) -> bool:
 
 def _leaky(*args: Any, negative_slope: Any = _NEGATIVE_SLOPE, **others: Any) -> Any:
     """The leaky ReLU of this slope, if it is one for which the sign of y is that of u."""
-    is_number = isinstance(negative_slope, (int, float)) and not isinstance(negative_slope, bool)
-    if args or others or not is_number or not takes_slope(negative_slope):
+    is_number = isinstance(negative_slope, Real) and not isinstance(negative_slope, bool)
+    if args or others or not is_number or not takes_slope(float(negative_slope)):
         return None
     # The sign of -0.0 would make a y that is 0 positive.
     return FusedActivation("leaky_relu", float(negative_slope) + 0.0)

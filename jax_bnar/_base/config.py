@@ -34,6 +34,7 @@ class Config:
 
     @property
     def gate(self) -> Gate:
+        """Where backward of the training form finds the derivative of the activation."""
         if self.activation == "none":
             return "none"
         if not follows_from_y(self.activation):

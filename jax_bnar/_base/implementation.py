@@ -26,7 +26,7 @@ def resolve_implementation(function: str, implementation: str | None) -> Impleme
     'xla' silences the warning.
     """
     if implementation is not None:
-        if implementation not in _NAMES:
+        if not isinstance(implementation, str) or implementation not in _NAMES:
             raise ValueError(
                 f"{function}: implementation must be None, 'ffi' (the kernels) or 'xla' (pure JAX),"
                 f" got {implementation!r}."

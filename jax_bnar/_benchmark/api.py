@@ -112,7 +112,7 @@ def benchmark(
 
 
 def _check_numbers(rounds: Any, min_sample_ms: Any) -> None:
-    if not isinstance(rounds, numbers.Integral):
+    if not isinstance(rounds, numbers.Integral) or isinstance(rounds, bool):
         raise TypeError(f"benchmark: rounds must be an int, got {rounds!r}.")
     if rounds < 1:
         raise ValueError(f"benchmark: rounds must be at least 1, got {rounds}.")
@@ -184,10 +184,12 @@ def _measured(
 
 def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments:
     # A call of an NNX module writes to it, which a jitted function of plain arrays may not do.
-    module = getattr(sys.modules.get("flax.nnx"), "Module", None)
-    if module is not None and any(
-        isinstance(argument, module) for argument in (*args, *kwargs.values())
-    ):
+    module = getattr(sys.modules.get("flax.nnx"), "Module", ())
+
+    def is_module(node: Any) -> bool:
+        return isinstance(node, module)
+
+    if any(map(is_module, jax.tree.leaves((args, kwargs), is_leaf=is_module))):
         raise TypeError(
             "benchmark: an argument is an NNX module, which changes when it is called; split it,"
             " graphdef, state = nnx.split(model), and measure a function of state that calls"

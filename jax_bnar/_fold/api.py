@@ -161,6 +161,11 @@ def _described(arrays: Any) -> list[str]:
 
 
 def _require_arrays(variables: Sequence[Any]) -> None:
+    if not variables:
+        raise TypeError(
+            "fold_batch_norms: there is no array among the variables of the network, which are the"
+            " first argument after the function."
+        )
     for array in variables:
         if isinstance(array, jax.ShapeDtypeStruct):
             raise TypeError(

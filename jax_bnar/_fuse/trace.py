@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.extend
+import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base import jax_compat
@@ -97,9 +98,7 @@ def _fused(closed: Any, plan: Plan, arrays: Sequence[Any]) -> Any:
 def is_array(leaf: Any) -> bool:
     """Whether `jax.jit` would trace a leaf; not a Python number, on which a program may branch."""
     if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.dtype.kind not in "MmOSUV" or leaf.dtype.name in _EXTENDED
+        # NumPy reports kind "V" for the dtypes of ml_dtypes.
+        extended = leaf.dtype.kind == "V" and jnp.issubdtype(leaf.dtype, jnp.number)
+        return leaf.dtype.kind in "biufc" or extended
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or jax_compat.is_token(leaf)
-
-
-# NumPy reports kind "V" for the dtypes of ml_dtypes.
-_EXTENDED = frozenset(["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"])

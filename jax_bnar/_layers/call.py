@@ -26,8 +26,10 @@ from jax_bnar._operators.forms import describe, infer, train
 from jax_bnar._operators.renorm import batch_renorm
 from jax_bnar._operators.validation import (
     as_array,
+    check_count,
     check_epsilon,
     check_named_axes,
+    check_save,
     check_shape_like,
     check_where,
 )
@@ -48,12 +50,17 @@ class LayerCall:
     axis_name: Any
     axis_index_groups: Any
 
+    def __post_init__(self) -> None:
+        # The operators check these two again, but in training only.
+        check_save("BatchNorm", self.save)
+        check_count("BatchNorm", "num_groups", self.num_groups)
+
     @classmethod
     def of(cls, layer: Any) -> "LayerCall":
         """Reads the options from the attributes of a Linen or NNX layer.
 
         Raises:
-            ValueError, TypeError: the activation is invalid.
+            ValueError, TypeError: the activation, `save` or `num_groups` is invalid.
         """
         options: dict[str, Any] = {
             field.name: getattr(layer, field.name) for field in dataclasses.fields(cls)

@@ -61,13 +61,14 @@ class PreparedCall:
         """act(norm(x) + other_norm(other_x)), as one call of the operator if that is possible.
 
         `result` of this call must already take the dtype of the other layer's result into account.
+        The mask selects the elements of both inputs that count in the statistics.
 
         Raises:
             ValueError: the inputs of the two norms differ in shape.
         """
         self.check_shape_of(other)
         if mask is not None or not self._takes(other):
-            return self.run(other.run(), mask)
+            return self.run(other.run(mask=mask), mask)
         view = channel_view(self.call.axis, self.x.shape)
         compute = self._compute_dtype(other)
         x = tuple(view.view(each.x.astype(compute)) for each in (self, other))

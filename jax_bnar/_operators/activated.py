@@ -164,9 +164,9 @@ def dual_bn_act(
     """Fused `act(batch_norm(x1) + batch_norm(x2))`, for activations other than ReLU too.
 
     The join of a residual block that downsamples, as `dual_bn_add_relu` computes it, with the
-    activations of `bn_act`. Forward and backward are one kernel call each, but pure JAX without an
-    activation ("none"). Backward keeps x1 and x2, from which it computes again what came before the
-    activation.
+    activations of `bn_act`. Forward and backward are one kernel call each; without an activation
+    ("none") there is no kernel, and pure JAX runs. Backward keeps x1 and x2, from which it computes
+    again what came before the activation.
 
     Args:
         x1: as in `dual_bn_add_relu`, as are the next five.
@@ -234,7 +234,9 @@ def dual_bn_act_inference(
     axis: int = -1,
     implementation: Implementation = None,
 ) -> jax.Array:
-    """Fused `act(batch_norm(x1) + batch_norm(x2))` with given statistics: `dual_bn_act` later.
+    """Fused `act(batch_norm(x1) + batch_norm(x2))` with given statistics.
+
+    It is what `dual_bn_act` becomes in evaluation, with running statistics.
 
     Arguments and errors are those of `dual_bn_act` and `dual_bn_add_relu_inference`.
 

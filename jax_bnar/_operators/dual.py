@@ -148,7 +148,7 @@ def dual_bn_add_relu_inference(
         y, with the shape and dtype of x1.
 
     Raises:
-        ValueError, TypeError: as in `bn_add_relu`.
+        ValueError, TypeError, NotImplementedError: as in `bn_add_relu`.
 
     Examples:
         >>> import jax.numpy as jnp, jax_bnar

@@ -9,6 +9,7 @@ from jax_bnar._base.activations import Activation
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._operators.forms import checked
+from jax_bnar._operators.validation import check_like
 from jax_bnar._sharding.alignment import align_operands
 from jax_bnar.plain_inference import NEUTRAL_EPSILON
 
@@ -28,6 +29,7 @@ def bias_act(
     the sum as it stands, which XLA for GPUs computes within the convolution.
     """
     if activation == "none" and z is not None:
+        z = check_like("bias_act", "z", z, x)
         return bias_act(x, None, bias, activation="none", implementation=implementation) + z
     (given, z, affine, layout), config = checked(
         *("bias_act", (x,), z, (Affine(None, bias),), activation),

@@ -50,6 +50,13 @@ def check_integer(function: str, name: str, value: Any, kind: str = "an integer"
         ) from None
 
 
+def check_count(function: str, name: str, value: Any) -> int:
+    count = check_integer(function, name, value)
+    if count < 1:
+        raise ValueError(f"{function}: {name} must be at least 1, got {count}.")
+    return count
+
+
 def check_momentum(function: str, name: str, momentum: Any) -> float:
     """The weight of an old running value."""
     require_static(function, name, momentum)
@@ -74,9 +81,13 @@ def check_epsilon(function: str, epsilon: Any) -> float:
         )
     if (shape := getattr(epsilon, "shape", ())) != ():
         raise TypeError(f"{function}: epsilon must be a positive number, got shape {shape}.")
+    if jnp.issubdtype(getattr(epsilon, "dtype", float), bool):
+        raise TypeError(f"{function}: epsilon must be a positive number, got {epsilon!r}.")
     try:
         value = float(cast(float, epsilon))
-    except (ValueError, TypeError, OverflowError) as error:
+    except OverflowError:
+        value = math.inf
+    except (ValueError, TypeError) as error:
         raise type(error)(
             f"{function}: epsilon must be a positive number, got {epsilon!r:.60}."
         ) from None
@@ -340,9 +351,7 @@ def _check_axis(function: str, axis: Any, shape: tuple[int, ...], x_name: str) -
 def _check_num_groups(
     function: str, num_groups: Any, axis: int, shape: tuple[int, ...], x_name: str
 ) -> int:
-    groups = check_integer(function, "num_groups", num_groups)
-    if groups < 1:
-        raise ValueError(f"{function}: num_groups must be at least 1, got {groups}.")
+    groups = check_count(function, "num_groups", num_groups)
     if groups > 1 and axis == 0:
         raise ValueError(
             f"{function}: num_groups={groups} splits the leading axis of {x_name}, but axis=0 makes"

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from jax_bnar import primitive, reference
@@ -126,6 +127,7 @@ def batch_norm_forward_training(
     Raises:
         ValueError: a shape, or the value of an argument, does not fit.
         TypeError: a dtype, or the type of an argument, does not fit.
+        NotImplementedError: implementation is "ffi", and the platform has no kernel.
 
     Examples:
         >>> import jax.numpy as jnp, jax_bnar
@@ -201,6 +203,7 @@ def batch_norm_inference(
     Raises:
         ValueError: a shape, or the value of an argument, does not fit.
         TypeError: a dtype, or the type of an argument, does not fit.
+        NotImplementedError: implementation is "ffi", and the platform has no kernel.
 
     Examples:
         >>> import jax.numpy as jnp, jax_bnar
@@ -270,6 +273,7 @@ def batch_norm_training_backward(
         ValueError: a shape, or the value of an argument, does not fit, or a gamma is given with
             diff_gamma_and_beta=False. oneDNN ignores such a gamma, which cannot be intended.
         TypeError: a dtype, or the type of an argument, does not fit.
+        NotImplementedError: implementation is "ffi", and the platform has no kernel.
 
     Examples:
         >>> import jax.numpy as jnp, jax_bnar
@@ -425,7 +429,10 @@ def _forward_operands(
     return ((src,), z, *aligned), config
 
 
-def _check_flags(function: str, relu: bool, add_relu: bool) -> None:
+def _check_flags(function: str, relu: Any, add_relu: Any) -> None:
+    for name, flag in (("fuse_norm_relu", relu), ("fuse_norm_add_relu", add_relu)):
+        if not isinstance(flag, bool | np.bool_):
+            raise TypeError(f"{function}: {name} must be True or False, got {flag!r}.")
     if relu and add_relu:
         raise ValueError(
             f"{function}: fuse_norm_relu and fuse_norm_add_relu exclude each other; both apply a"
@@ -455,6 +462,8 @@ def _gate(
                 " fuse_norm_add_relu only; set the flag of the forward operator, or omit them."
             )
         return "none", None
+    if dst is not None:
+        dst = check_like(_BACKWARD, "dst", dst, src, "src")
     if workspace is not None:
         return "mask", check_mask(_BACKWARD, "workspace", workspace, layout, src.shape)
     if dst is None:

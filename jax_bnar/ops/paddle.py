@@ -124,6 +124,7 @@ def fused_bn_add_activation(
     Raises:
         ValueError: a shape, or the value of an argument, does not fit.
         TypeError: a dtype, or the type of an argument, does not fit.
+        NotImplementedError: implementation is "ffi", and the platform has no kernel.
 
     Examples:
         >>> import jax.numpy as jnp, jax_bnar
@@ -210,6 +211,7 @@ def fused_bn_add_activation_grad(
     Raises:
         ValueError: a shape, or the value of an argument, does not fit.
         TypeError: a dtype, or the type of an argument, does not fit.
+        NotImplementedError: implementation is "ffi", and the platform has no kernel.
 
     Examples:
         >>> import jax.numpy as jnp, jax_bnar

@@ -311,3 +311,9 @@ def test_bad_arguments() -> None:
         jax_bnar.fold_batch_norms(3, W, X)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="there are no variables; pass them"):
         jax_bnar.fold_batch_norms(norm)
+
+
+@pytest.mark.parametrize("variables", [{}, {"rate": 2.0}, {"name": "net"}], ids=str)
+def test_variables_without_an_array_are_refused(variables: Any) -> None:
+    with pytest.raises(TypeError, match="no array among the variables"):
+        jax_bnar.fold_batch_norms(lambda v, x: x, variables, X)

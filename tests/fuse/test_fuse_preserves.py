@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 import jax
+import jax.core
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
@@ -190,3 +191,16 @@ def test_source_lines_stay() -> None:
     line = program.__code__.co_firstlineno + 1
     text = str(jax.make_jaxpr(jax_bnar.fuse(program))(X).pretty_print(source_info=True))
     assert re.search(rf"= sin .*test_fuse_preserves\.py:{line}:", text), text
+
+
+@pytest.mark.parametrize("name", ["bool", "bfloat16", "float8_e4m3b11fnuz", "float8_e3m4", "int4"])
+def test_arrays_of_numpy_are_traced_as_jit_traces_them(name: str) -> None:
+    seen = []
+
+    def program(a: Any) -> Any:
+        seen.append(isinstance(a, jax.core.Tracer))
+        return a
+
+    jax_bnar.fuse(program)(np.zeros(3, jnp.dtype(name)))
+    assert all(seen)
+    assert seen

@@ -148,6 +148,15 @@ def test_errors() -> None:
         flax_layers.fold_batch_norms(net.clone(norm=nn.LayerNorm), variables)
     with pytest.raises(TypeError, match=r"norm of the network must be a BatchNorm.*Folded"):
         flax_layers.fold_batch_norms(folded_net, folded)
+    with pytest.raises(ValueError, match="there is no batch_stats"):
+        flax_layers.fold_batch_norms(net, {"params": variables["params"]})
+    with pytest.raises(ValueError, match="there is no batch_stats and no params"):
+        flax_layers.fold_batch_norms(net, variables["params"])
+    blocks = sum(net.stage_sizes)
+    with pytest.raises(ValueError, match=f"; unexpected: BottleneckResNetBlock_{blocks - 1}"):
+        flax_layers.fold_batch_norms(net.clone(stage_sizes=net.stage_sizes[:-1]), variables)
+    with pytest.raises(ValueError, match=f"; missing: BottleneckResNetBlock_{blocks}"):
+        flax_layers.fold_batch_norms(net.clone(stage_sizes=(*net.stage_sizes, 1)), variables)
     linear: Any = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"must be a jax_bnar\.nnx_layers\.ResNet, got Linear"):
         nnx_layers.fold_batch_norms(linear)

@@ -354,6 +354,10 @@ def test_convert_batch_norms_chooses() -> None:
     with pytest.raises(TypeError, match=r"unknown options \['epsilon'\]"):
         convert_batch_norms(model, epsilon=1.0)
     untouched: Any = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="save must be 'y' or 'mask', got 'Y'"):
+        convert_batch_norms(untouched, save="Y")
+    with pytest.raises(ValueError, match="num_groups must be at least 1, got -3"):
+        convert_batch_norms(untouched, num_groups=-3)
     with pytest.raises(TypeError, match=r"report must be a function of a text.*got True"):
         convert_batch_norms(untouched, report=True)  # type: ignore[arg-type]
     assert type(untouched) is nnx.BatchNorm
@@ -420,11 +424,30 @@ def test_convert_batch_norms_takes_the_relus_of_a_sequential() -> None:
         ({"epsilon": 0.0}, {}, ValueError, "epsilon"),
         ({"momentum": -0.1}, {}, ValueError, "momentum is the weight .* from 0 to 1, got -0.1"),
         ({"num_groups": 4}, {}, ValueError, "num_groups"),
+        (
+            {"num_groups": 0, "use_running_average": True},
+            {},
+            ValueError,
+            "num_groups must be at least 1",
+        ),
+        ({"save": "x", "use_running_average": True}, {}, ValueError, "save must be 'y' or 'mask'"),
         ({"implementation": "tpu"}, {}, ValueError, "implementation"),
         ({"dtype": jnp.complex64}, {}, TypeError, r"the result has the complex dtype complex64"),
         ({}, {"residual": np.zeros(3, np.float32)}, ValueError, "residual must have the shape"),
     ],
-    ids=["mode", "features", "axis", "epsilon", "momentum", "groups", "tpu", "complex", "shape"],
+    ids=[
+        "mode",
+        "features",
+        "axis",
+        "epsilon",
+        "momentum",
+        "groups",
+        "count",
+        "save",
+        "tpu",
+        "complex",
+        "shape",
+    ],
 )
 def test_errors(
     fields: dict[str, Any], call: dict[str, Any], error: type[Exception], words: str

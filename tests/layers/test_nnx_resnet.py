@@ -108,8 +108,21 @@ def test_a_layer_that_takes_another_ones_call() -> None:
         (same, {"mask": mask}),
     ]
     for shortcut, options in cases:
-        expected = last(x1, residual=shortcut(x2), **options)
+        expected = last(x1, residual=shortcut(x2, **options), **options)
         np.testing.assert_allclose(run(shortcut, **options)(x1, x2), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_shortcut_has_the_mode_and_the_mask_of_the_call() -> None:
+    x, mask = normal(0, (6, 5, 8)), np.arange(6)[:, None, None] < 4
+    last, shortcut = (BatchNorm(8, rngs=nnx.Rngs(0)) for _ in range(2))
+    last(x, use_running_average=True, residual=Shortcut(shortcut, x))
+    np.testing.assert_array_equal(shortcut.mean[...], np.zeros(8))
+    last(x, residual=Shortcut(shortcut, x), mask=mask)
+    np.testing.assert_array_equal(shortcut.mean[...], last.mean[...])
+    np.testing.assert_allclose(shortcut.mean[...], x[:4].mean((0, 1)) / 100, rtol=1e-5, atol=1e-7)
+    plain: Any = nnx.BatchNorm(8, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"norm of a Shortcut must be .* got BatchNorm; pass its"):
+        last(x, residual=Shortcut(plain, x))
 
 
 def test_tabulate_leaves_the_classes_as_they_were() -> None:

@@ -197,6 +197,29 @@ def test_padding_of_flax_is_refused() -> None:
         torch_weights.to_linen(small()[1], small_linen(padding="SAME"))
     with pytest.raises(ValueError, match="padding='torch'"):
         torch_weights.to_nnx(small()[1], small_nnx(padding="SAME"))
+    there = "torchvision's network runs with one pixel of padding"
+    variables = torch_weights.to_linen(small()[1], small_linen())
+    with pytest.raises(ValueError, match=there):
+        torch_weights.from_linen(small_linen(padding="SAME"), variables)
+    with pytest.raises(ValueError, match=there):
+        torch_weights.from_nnx(small_nnx(padding="SAME"))
+
+
+def test_variables_of_a_deeper_network_are_refused() -> None:
+    net = small_linen()
+    variables = torch_weights.to_linen(small()[1], net)
+    shallower = net.clone(stage_sizes=(*net.stage_sizes[:-1], net.stage_sizes[-1] - 1))
+    with pytest.raises(ValueError, match="of the network, which has no BottleneckResNetBlock_"):
+        torch_weights.from_linen(shallower, variables)
+
+
+def test_bfloat16_in_safetensors(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    values = np.arange(4).astype(jnp.bfloat16)
+    pytest.importorskip("safetensors.numpy").save_file({"a": values}, path)
+    (read,) = torch_weights.read(path).values()
+    assert read.dtype == np.float32
+    np.testing.assert_array_equal(read, np.arange(4))
 
 
 def test_networks_that_do_not_fit() -> None:

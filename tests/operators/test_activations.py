@@ -386,6 +386,16 @@ def test_other_activations_are_refused(activation: Any, error: Any, words: str) 
         dual_bn_act_inference(*given, activation=activation)
 
 
+def test_a_slope_may_be_a_number_of_numpy() -> None:
+    x = jnp.arange(12.0, dtype=jnp.float32).reshape(4, 3) - 5
+    given = [
+        bn_act(x, None, None, functools.partial(jax.nn.leaky_relu, negative_slope=slope))[0]
+        for slope in (np.float32(0.25), np.float64(0.25), 0.25)
+    ]
+    np.testing.assert_array_equal(given[0], given[2])
+    np.testing.assert_array_equal(given[1], given[2])
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def gradients_of(function: Any, x: jax.Array, z: jax.Array, dy: jax.Array) -> tuple[Any, Any]:
     return jax.vjp(function, x, z)[1](dy)

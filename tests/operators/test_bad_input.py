@@ -121,9 +121,12 @@ EVERYWHERE: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ({"epsilon": math.nan}, ValueError, ("epsilon", "nan", "> 0")),
     ({"epsilon": math.inf}, ValueError, ("epsilon", "inf", "finite")),
     ({"epsilon": 1e39}, ValueError, ("epsilon", "at most 3.4e+38", "1e+39")),
+    ({"epsilon": 10**400}, ValueError, ("epsilon", "inf", "finite")),
+    ({"epsilon": np.array(True)}, TypeError, ("epsilon", "True", "number")),
     ({"epsilon": "1e-5"}, TypeError, ("epsilon", "str", "number")),
     ({"epsilon": None}, TypeError, ("epsilon", "NoneType", "number")),
     ({"implementation": "cuda"}, ValueError, ("implementation", "'cuda'", "'ffi'", "'xla'")),
+    ({"implementation": np.array(["ffi"])}, ValueError, ("implementation", "'ffi'", "'xla'")),
     ({"implementation": True}, ValueError, ("implementation", "True", "'ffi'", "'xla'")),
 ]
 

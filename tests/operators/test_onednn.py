@@ -367,6 +367,7 @@ def named() -> dict[str, Any]:
         ({"gamma": jnp.ones(3, jnp.float32)}, ValueError, r"gamma must have shape \(8,\).* of src"),
         ({"data_format": "NHWC"}, ValueError, "data_format must be 'NXC' or 'NCX', got 'NHWC'"),
         ({"epsilon": -1.0}, ValueError, "epsilon must be finite and > 0"),
+        ({"fuse_norm_relu": "false"}, TypeError, "fuse_norm_relu must be True or False, got 'fal"),
         ({"momentum": -0.1}, ValueError, "momentum is the weight of the old running value"),
         ({"fuse_norm_add_relu": True}, TypeError, "adds src_1, which must be an array"),
         ({"src_1": jnp.ones((3, 5, 8), jnp.float32)}, ValueError, "src_1 is added with"),
@@ -399,6 +400,15 @@ def test_forward_refuses(change: dict[str, Any], error: type[Exception], message
             {"dst": jnp.ones((3, 5, 8), jnp.bfloat16), "fuse_norm_relu": True},
             TypeError,
             "dst must have the dtype of src",
+        ),
+        (
+            {
+                "workspace": jnp.ones((3, 5, 1), jnp.uint8),
+                "dst": jnp.ones((7, 9), jnp.float32),
+                "fuse_norm_relu": True,
+            },
+            ValueError,
+            "dst must have the shape of src",
         ),
     ],
 )

@@ -281,6 +281,7 @@ def test_refusals() -> None:
     refuse(ValueError, "rounds must be at least 1, got 0", jnp.sin, x, rounds=0)
     refuse(TypeError, "rounds must be an int, got '3'", jnp.sin, x, rounds="3")
     refuse(TypeError, "rounds must be an int, got 2.5", jnp.sin, x, rounds=2.5)
+    refuse(TypeError, "rounds must be an int, got True", jnp.sin, x, rounds=True)
     for wrong in (-1, float("nan"), float("inf")):
         words = f"min_sample_ms must be finite and at least 0, got {wrong}"
         refuse(ValueError, words, jnp.sin, x, min_sample_ms=wrong)
@@ -293,6 +294,7 @@ def test_refusals() -> None:
     refuse(ValueError, r"grad\(fuse\(", gradient, *operands())
     model = nnx.BatchNorm(8, rngs=nnx.Rngs(0))
     refuse(TypeError, r"nnx\.split\(model\)", lambda m, x: m(x), model, x)
+    refuse(TypeError, r"nnx\.split\(model\)", lambda m, x: m["net"](x), {"net": model}, x)
 
 
 def test_an_nnx_module_that_was_split() -> None:

@@ -173,6 +173,13 @@ def requirements(what: str) -> list[str]:
     return finished.stdout.splitlines()
 
 
+def test_all_parts_of_the_cuda_compiler_have_one_version() -> None:
+    """Without it, the newest front end and optimiser would go with an older nvcc."""
+    versions = {requirement.partition("==")[2] for requirement in requirements("cuda-compiler")}
+    (version,) = versions
+    assert re.fullmatch(r"13\.\d+\.\*", version)
+
+
 def test_requirements_of_the_build_and_of_extras() -> None:
     needed = {*requirements("build-tools"), *requirements("build-headers")}
     assert set(BUILD_REQUIRES) <= needed

@@ -165,8 +165,9 @@ class BatchNorm(nn.BatchNorm):
             ValueError: use_running_average is given twice or not at all, a shape or the value of a
                 field is invalid, or x has other features than the variables.
             TypeError: the type of a field is invalid, or x or the dtype of the result is complex.
-            NotImplementedError: a field that a newer `flax.linen.BatchNorm` added is not at its
-                default.
+            NameError: `axis_name` does not name a mapped axis in scope.
+            NotImplementedError: `implementation` is "ffi", and the platform has no kernel; or a
+                field that a newer `flax.linen.BatchNorm` added is not at its default.
         """
         x = jnp.asarray(x)
         mask = checked_mask(mask, x)

@@ -38,6 +38,7 @@ def fold_batch_norms(
 
     Raises:
         TypeError: net is not a `ResNet`, or its norm is not one of these two.
+        ValueError: the variables are not those of net.
     """
     if not isinstance(net, ResNet):
         raise TypeError(
@@ -50,6 +51,8 @@ def fold_batch_norms(
             f"fold_batch_norms: the norm of the network must be a BatchNorm, got {kind!r}."
         )
     names = choice("naming", net.naming, NAMES)
+    blocks = [f"BottleneckResNetBlock_{i}" for i in range(sum(net.stage_sizes))]
+    _require_modules(variables, {names.stem_conv, "Dense_0", *blocks}, {names.stem_norm})
     variables = nn.unbox(variables)
     params, statistics = variables["params"], variables["batch_stats"]
 
@@ -74,7 +77,7 @@ def fold_batch_norms(
         names.stem_norm: {"bias": stem.bias},
         "Dense_0": dict(params["Dense_0"]),
     }
-    for block in (f"BottleneckResNetBlock_{i}" for i in range(sum(net.stage_sizes))):
+    for block in blocks:
         result[block] = {}
         more_bias = None
         if names.shortcut_conv in params[block]:
@@ -88,3 +91,22 @@ def fold_batch_norms(
             result[block][f"FoldedBatchNorm_{i}"] = {"bias": conv.bias}
     norm = functools.partial(FoldedBatchNorm, implementation=implementation)
     return cast(ResNet, net.clone(norm=norm)), {"params": result}
+
+
+def _require_modules(variables: Any, needed: set[str], optional: set[str]) -> None:
+    """Raises ValueError unless these are the modules that the parameters belong to."""
+    collections = set(variables) if isinstance(variables, Mapping) else set()
+    if missing := sorted({"params", "batch_stats"} - collections):
+        raise ValueError(
+            "fold_batch_norms: variables must have the collections params and batch_stats, as"
+            f" net.init returns them; there is no {' and no '.join(missing)}."
+        )
+    found = set(variables["params"])
+    problems = {"missing": needed - found, "unexpected": found - needed - optional}
+    if any(problems.values()):
+        listed = (
+            f"{what}: {', '.join(sorted(names))}" for what, names in problems.items() if names
+        )
+        raise ValueError(
+            f"fold_batch_norms: the variables are not those of the network; {'; '.join(listed)}."
+        )

@@ -113,11 +113,12 @@ class BatchNorm(nnx.BatchNorm):
 
         Args:
             x: any shape that has the feature axes.
-            use_running_average: takes precedence over the attribute.
+            use_running_average: takes precedence over the attribute, also over that of a
+                `Shortcut`.
             mask: broadcasts to x. Only elements where it is True count in the statistics; devices
                 are weighted by their numbers of such elements. All elements are normalised. The
                 statistics take two passes over copies of x, see `jax_bnar.batch_statistics`. A
-                channel without any such element becomes NaN.
+                channel without any such element becomes NaN. It holds for a `Shortcut` as well.
             residual: added before the activation: an array with the shape of x, or a `Shortcut`.
 
         Returns:
@@ -127,11 +128,19 @@ class BatchNorm(nnx.BatchNorm):
             ValueError: the mode is not set, or a shape or the value of an argument is invalid.
             TypeError: the type of an argument is invalid, or x or the dtype of the result is
                 complex.
+            NameError: `axis_name` does not name a mapped axis in scope.
+            NotImplementedError: `implementation` is "ffi", and the platform has no kernel.
         """
         x = jnp.asarray(x)
         mask = checked_mask(mask, x)
         if isinstance(residual, Shortcut):
-            shortcut = residual.norm._prepared(residual.x)
+            norm = residual.norm
+            if not isinstance(norm, BatchNorm):
+                raise TypeError(
+                    "BatchNorm: the norm of a Shortcut must be a jax_bnar.nnx_layers.BatchNorm, got"
+                    f" {type(norm).__name__}; pass its result as the residual instead."
+                )
+            shortcut = norm._prepared(residual.x, use_running_average)
             joined = self._prepared(x, use_running_average, residual_dtype=shortcut.result)
             return joined.join(shortcut, mask)
         residual = checked_residual(residual, x)

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jax_bnar._base.activations import fused_activation
 from jax_bnar._layers.nnx.batch_norm import BatchNorm, stored_activation
+from jax_bnar._operators.validation import check_count, check_save
 
 # The options that our BatchNorm adds, with their defaults. Initializers are not options of a layer
 # that exists already.
@@ -66,6 +67,8 @@ def convert_batch_norms(
             "convert_batch_norms: report must be a function of a text, such as print, got"
             f" {report!r}."
         )
+    check_save("convert_batch_norms", options.get("save", "y"))
+    check_count("convert_batch_norms", "num_groups", options.get("num_groups", 1))
     takes_activation = "activation" not in options
     if not takes_activation:
         options["activation"] = stored_activation(options["activation"])
