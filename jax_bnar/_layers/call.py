@@ -129,7 +129,8 @@ class LayerCall:
         *operands, out_dtype = _operands(
             view, x, residual, scale, bias, result, keeps_x=self._widens_x
         )
-        y = self._given(view, operands, (mean.reshape(-1), var.reshape(-1)), out_dtype)
+        statistics = (_vector(mean, out_dtype), _vector(var, out_dtype))
+        y = self._given(view, operands, statistics, out_dtype)
         return self.finish(view, y, result)
 
     def _given(
@@ -274,5 +275,11 @@ def _operands(
     compute = compute_dtype(result, *given)
     x = x if keeps_x and is_widened_by_operator(x.dtype, compute) else x.astype(compute)
     residual = None if residual is None else view.view(residual.astype(compute))
-    scale, bias = (None if v is None else v.reshape(-1) for v in (scale, bias))
+    scale, bias = (None if v is None else _vector(v, compute) for v in (scale, bias))
     return view.view(x), residual, scale, bias, compute
+
+
+def _vector(of_features: jax.Array, compute: np.dtype) -> jax.Array:
+    """A vector of the channels. Flax computes with integers as well, operators do not."""
+    is_float = jnp.issubdtype(of_features.dtype, jnp.floating)
+    return (of_features if is_float else of_features.astype(compute)).reshape(-1)

@@ -99,8 +99,9 @@ class PreparedCall:
             save=self.call.save,
         )
         elements = self.call.elements(view, x[0])
-        self.update(BatchStatistics(mean1, var1, elements))
+        # In the order in which separate calls would update them.
         other.update(BatchStatistics(mean2, var2, elements))
+        self.update(BatchStatistics(mean1, var1, elements))
         return self.call.finish(view, y, self.result)
 
     def check_shape_of(self, other: "PreparedCall") -> None:

@@ -4,11 +4,10 @@ from typing import Any
 
 import jax
 
-from jax_bnar._autodiff.inference import inference
 from jax_bnar._base.activations import Activation
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics
-from jax_bnar._operators.forms import checked
+from jax_bnar._operators.forms import checked, evaluate
 from jax_bnar._operators.validation import check_like
 from jax_bnar._sharding.alignment import align_operands
 from jax_bnar.plain_inference import NEUTRAL_EPSILON
@@ -37,8 +36,8 @@ def bias_act(
         axis=-1,
         implementation=implementation,
         negative_slope=negative_slope,
+        may_be_empty=True,
     )
     with jax.named_scope("bias_act"):
         (given, z), affine = align_operands(layout, (given, z), affine)
-        y, _ = inference(given, z, affine, (Statistics(None, None),), config)
-    return y
+        return evaluate(given, z, affine, (Statistics(None, None),), config)

@@ -4,6 +4,7 @@ import operator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jax_bnar._autodiff.inference import inference
 from jax_bnar._autodiff.statistics import batch_statistics
@@ -43,10 +44,15 @@ def checked(
     implementation: Implementation,
     negative_slope: float = 0.0,
     out_dtype: Any = None,
+    may_be_empty: bool = False,
 ) -> tuple[Operands, Config]:
     """The operands and the static parameters of a form, both checked."""
     operands = check_operands(
-        function, x, z, affine, axis=axis, num_groups=num_groups, out_dtype=out_dtype
+        *(function, x, z, affine),
+        axis=axis,
+        num_groups=num_groups,
+        out_dtype=out_dtype,
+        may_be_empty=may_be_empty,
     )
     config = Config(
         epsilon=check_epsilon(function, epsilon),
@@ -130,6 +136,7 @@ def infer(
         implementation=implementation,
         negative_slope=negative_slope,
         out_dtype=out_dtype,
+        may_be_empty=True,
     )
     inputs = config.inputs
     with jax.named_scope(function):
@@ -145,7 +152,20 @@ def infer(
             for names_of_input, of_input in zip(names, statistics, strict=True)
         )
         (x, z), (affine, given) = align_operands(layout, (x, z), (affine, given))
-        y, _ = inference(x, z, affine, given, config)
+        return evaluate(x, z, affine, given, config)
+
+
+def evaluate(
+    x: tuple[jax.Array, ...],
+    z: jax.Array | None,
+    affine: tuple[Affine, ...],
+    statistics: tuple[Statistics, ...],
+    config: Config,
+) -> jax.Array:
+    """y of checked operands, whose x may be empty: no kernel runs then."""
+    if x[0].size == 0:
+        return jnp.zeros_like(x[0], config.out_dtype)
+    y, _ = inference(x, z, affine, statistics, config)
     return y
 
 

@@ -176,11 +176,12 @@ def check_operands(
     axis: Any,
     num_groups: Any = 1,
     out_dtype: Any = None,
+    may_be_empty: bool = False,
 ) -> Operands:
     """The operands of y = act(sum of batch_norm(x) over the inputs + z)."""
     inputs = len(x)
     name, *other_names = numbered("x", inputs)
-    first = check_x(function, x[0], name)
+    first = check_x(function, x[0], name, may_be_empty=may_be_empty)
     axis = _check_axis(function, axis, first.shape, name)
     num_groups = _check_num_groups(function, num_groups, axis, first.shape, name)
     others = (
@@ -203,8 +204,8 @@ def check_operands(
     )
 
 
-def check_x(function: str, x: Any, name: str = "x") -> jax.Array:
-    """x as an array: non-empty, of a supported dtype, with a batch axis and a channel axis."""
+def check_x(function: str, x: Any, name: str = "x", *, may_be_empty: bool = False) -> jax.Array:
+    """x as an array of a supported dtype, with a batch axis and a channel axis."""
     x = as_array(function, name, x)
     if x.dtype not in SUPPORTED:
         names = ", ".join(d.name for d in SUPPORTED)
@@ -214,7 +215,7 @@ def check_x(function: str, x: Any, name: str = "x") -> jax.Array:
             f"{function}: {name} must have at least 2 dimensions (a batch and a channel axis), got"
             f" shape {x.shape}."
         )
-    if x.size == 0:
+    if x.size == 0 and not may_be_empty:
         raise ValueError(
             f"{function}: {name} must not be empty, got shape {x.shape}; statistics of zero"
             " elements are undefined."
@@ -274,7 +275,8 @@ def check_out_dtype(
     if out_dtype is None:
         return None
     try:
-        dtype = np.dtype(out_dtype)
+        # Without x64 float64 is float32, as everywhere in JAX.
+        dtype = np.dtype(jax.dtypes.canonicalize_dtype(out_dtype))
     except TypeError:
         raise TypeError(f"{function}: out_dtype must be a dtype, got {out_dtype!r}.") from None
     if dtype == x_dtype:

@@ -383,3 +383,36 @@ def test_variables_in_boxes_have_the_shapes_of_their_values() -> None:
     y: Any = layer.apply(variables, x)
     expected: Any = nn.BatchNorm(use_running_average=True).apply(nn.unbox(variables), x)
     np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0, 4, 4, 3)], ids=str)
+def test_evaluation_of_an_empty_batch_is_empty_as_in_flax(shape: tuple[int, ...]) -> None:
+    variables = some_variables(BatchNorm(), normal(0))
+    x = jnp.zeros(shape, jnp.bfloat16)
+    with as_flax_needs_it():
+        y, expected = (
+            apply(kind(use_running_average=True), variables, x)
+            for kind in (BatchNorm, nn.BatchNorm)
+        )
+    assert (y.shape, y.dtype) == (expected.shape, expected.dtype)
+    activated = BatchNorm(use_running_average=True, activation="silu")
+    assert apply(activated, variables, x, residual=x).shape == shape
+
+
+def test_integer_parameters_are_taken_as_in_flax() -> None:
+    def outcome(kind: Any, x: Any) -> Any:
+        layer = kind(use_running_average=False, param_dtype=jnp.int32, use_fast_variance=False)
+        y, variables = layer.init_with_output(jax.random.key(0), x)
+        return y, layer.apply(variables, x, use_running_average=None, mutable="batch_stats")
+
+    with as_flax_needs_it():
+        x = normal(0)
+        assert_close(outcome(BatchNorm, x), outcome(nn.BatchNorm, x), 64 * tolerance(x.dtype))
+
+
+def test_float64_without_x64_is_float32_as_in_flax() -> None:
+    with as_flax_needs_it(), jax.enable_x64(False):
+        x = np.asarray(normal(0), np.float64)
+        for kind in (BatchNorm, flax_layers.BatchRenorm):
+            layer = kind(use_running_average=False, dtype=x.dtype, activation="silu")
+            assert layer.init_with_output(jax.random.key(0), x)[0].dtype == jnp.float32

@@ -433,3 +433,17 @@ def test_without_haiku_the_error_names_the_package(monkeypatch: pytest.MonkeyPat
     assert spec.loader is not None
     with pytest.raises(ImportError, match="pip install dm-haiku"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_integers_are_normalised_as_in_haiku() -> None:
+    x = jnp.arange(24, dtype=jnp.int32).reshape(2, 4, 3) ** 2
+
+    def outcome(kind: Any) -> Any:
+        net = network(kind, **({"activation": "relu"} if kind is BatchNorm else {}))
+        return net.apply(*net.init(jax.random.key(0), x), None, x)
+
+    with as_flax_needs_it():
+        actual, expected = outcome(BatchNorm), outcome(hk.BatchNorm)
+    dtypes = [jax.tree.map(lambda a: a.dtype, found) for found in (actual, expected)]
+    assert dtypes[0] == dtypes[1]
+    assert_close(actual, expected, 1e-5)

@@ -471,3 +471,12 @@ def test_without_flax_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     assert spec.loader is not None
     with pytest.raises(ImportError, match="pip install flax"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_float64_without_x64_is_float32_as_in_nnx() -> None:
+    with as_flax_needs_it(), jax.enable_x64(False):
+        x = jnp.asarray(np.asarray(normal(0), np.float32))
+        layer = BatchNorm(x.shape[-1], dtype=float, rngs=nnx.Rngs(0))
+        assert layer(x).dtype == jnp.float32
+        layer.eval()
+        assert layer(x[:0]).shape == (0, *x.shape[1:])

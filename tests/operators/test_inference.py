@@ -184,3 +184,36 @@ def test_vmap_over_statistics(implementation: Implementation, form: Form) -> Non
     gradients = np.stack([gradient(m) for m in means])
     together = jax.jit(jax.vmap(jax.grad(loss)))(means)
     np.testing.assert_allclose(together, gradients, rtol=1e-5, atol=1e-5)
+
+
+@both_implementations
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_of_an_empty_batch(implementation: Implementation, inputs: int) -> None:
+    """Nothing is undefined without statistics of the batch: y is empty, and its gradients are 0."""
+    dtype = jnp.float32
+    x = (jnp.ones((0, 5, 3), dtype),) * inputs
+    function = jax_bnar.bn_act_inference if inputs == 1 else jax_bnar.dual_bn_act_inference
+    vectors = [jnp.full(3, 2, dtype)] * (4 * inputs)
+
+    def run(*vectors: Any) -> Any:
+        return function(*x, *vectors, activation="silu", implementation=implementation)
+
+    y, vjp = jax.vjp(run, *vectors)
+    assert (y.shape, y.dtype) == ((0, 5, 3), dtype)
+    for gradient in vjp(y):
+        np.testing.assert_array_equal(gradient, np.zeros(3))
+    no_channels = [jnp.zeros((0,), dtype)] * 2
+    wide = jax_bnar.bn_relu_inference(
+        jnp.ones((4, 5, 0), jnp.bfloat16), None, None, *no_channels, out_dtype=jnp.float32
+    )
+    assert (wide.shape, wide.dtype) == ((4, 5, 0), dtype)
+
+
+def test_float64_without_x64_is_float32() -> None:
+    with jax.enable_x64(False):
+        x, ones = np.ones((4, 3)), jnp.ones(3)
+        for y in (
+            jax_bnar.bn_relu(x, None, None, out_dtype=x.dtype).y,
+            jax_bnar.bn_relu_inference(x, None, None, ones, ones, out_dtype=float),
+        ):
+            assert y.dtype == jnp.float32

@@ -220,10 +220,11 @@ class BatchNorm(hk.BatchNorm):
         def update(statistics: BatchStatistics) -> None:
             if is_training:
                 kept = tuple(1 if axis in reduced else size for axis, size in enumerate(x.shape))
+                dtype = jax.eval_shape(jnp.mean, x).dtype  # a float, of integers too
                 # `hk.ExponentialMovingAverage` promotes implicitly.
                 with jax.numpy_dtype_promotion("standard"):
-                    self.mean_ema(statistics.mean.reshape(kept).astype(x.dtype))
-                    self.var_ema(statistics.var.reshape(kept).astype(x.dtype))
+                    self.mean_ema(statistics.mean.reshape(kept).astype(dtype))
+                    self.var_ema(statistics.var.reshape(kept).astype(dtype))
 
         call = PreparedCall(options, x, *affine.vectors, given, result, update)
         return PreparedAffine(call, affine, activation)

@@ -16,7 +16,7 @@ from jax_bnar._layers.activation import ActivationLike
 from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.prepared import PreparedCall
-from jax_bnar._layers.promotion import promoted, scalar_of
+from jax_bnar._layers.promotion import promoted, scalar_of, without_x64
 from jax_bnar._layers.statistics import (
     BatchStatistics,
     check_momentum,
@@ -229,8 +229,8 @@ def prepared(
         bias = layer.param("bias", layer.bias_init, features, layer.param_dtype)
 
     with jax.numpy_dtype_promotion("standard"):
-        result = dtypes.canonicalize_dtype(
-            x, scale, bias, scalar_of(residual_dtype), dtype=layer.dtype
+        result = without_x64(
+            dtypes.canonicalize_dtype(x, scale, bias, scalar_of(residual_dtype), dtype=layer.dtype)
         )
     require_real(x, result, "flax.linen.BatchNorm")
 

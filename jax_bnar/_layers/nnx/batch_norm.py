@@ -16,7 +16,7 @@ from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.prepared import PreparedCall
-from jax_bnar._layers.promotion import scalar_of
+from jax_bnar._layers.promotion import scalar_of, without_x64
 from jax_bnar._layers.statistics import (
     BatchStatistics,
     check_momentum,
@@ -177,8 +177,8 @@ class BatchNorm(nnx.BatchNorm):
                     (x, mean, var, scale, bias), dtype=self.dtype
                 )
                 inferred = (x, scale, bias)
-            result = dtypes.canonicalize_dtype(
-                *inferred, scalar_of(residual_dtype), dtype=self.dtype
+            result = without_x64(
+                dtypes.canonicalize_dtype(*inferred, scalar_of(residual_dtype), dtype=self.dtype)
             )
         require_real(x, result, "flax.nnx.BatchNorm")
         given = (mean, var) if use_running_average else None
