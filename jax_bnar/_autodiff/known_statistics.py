@@ -52,7 +52,7 @@ def training_with_statistics(
     operands = ((statistics,), (x,), z, (affine,))
     if not names:
         return _of_array(*operands, config, False)[0]
-    (y,) = named_call(_Synchronised(_Form(config, names, groups)), operands)
+    (y,) = named_call(_SynchronisedWithStatistics(config, names, groups), operands)
     return y
 
 
@@ -89,19 +89,12 @@ def _of_array_jvp(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Form:
-    """The static parameters of `jax_bnar._autodiff.synchronised`."""
+class _SynchronisedWithStatistics:
+    """The function from (statistics, x, z, affine) to y; the statistics span named axes."""
 
     config: Config
     names: _Names
     groups: _Groups
-
-
-@dataclasses.dataclass(frozen=True)
-class _Synchronised:
-    """The function from (statistics, x, z, affine) to y; the statistics span named axes."""
-
-    form: _Form
 
     def value(self, operands: Any) -> tuple[jax.Array, ...]:
         return self._normalise(operands, save_mask=False)[:1]
@@ -109,27 +102,26 @@ class _Synchronised:
     def derivative(
         self, operands: Any, tangents: Any
     ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-        form = self.form
         statistics, x, z, affine = operands
-        y, mask = self._normalise(operands, save_mask=form.config.save_mask)
+        y, mask = self._normalise(operands, save_mask=self.config.save_mask)
         if mask is not None:
             mask = checkpoint_name(mask, MASK_NAME)
-        residuals = Residuals(x, saved_for(form.config, y, mask, z), statistics, affine)
+        residuals = Residuals(x, saved_for(self.config, y, mask, z), statistics, affine)
         # `parts` is saved for the reason given in `jax_bnar._autodiff.synchronised`.
-        parts = parts_of(form.names, form.groups)
-        linear_map = SynchronisedTangent(form.config, form.names, form.groups)
+        parts = parts_of(self.names, self.groups)
+        linear_map = SynchronisedTangent(self.config, self.names, self.groups)
         _, *moved = tangents
         like = (y, *jax.tree.leaves(statistics))
         return (y,), linear_call(linear_map, (*residuals, parts), tuple(moved), like)[:1]
 
     def _normalise(self, operands: Any, *, save_mask: bool) -> _Results:
         statistics, x, z, affine = operands
-        config = self.form.config
+        config = self.config
         normalise = primitive.OPERATIONS[config.inputs].normalise
         return normalise(x, z, affine, statistics, **config.forward_statics(save_mask=save_mask))
 
     def sees(self, axis_name: Any) -> bool:
-        return axis_name in self.form.names
+        return axis_name in self.names
 
     def mapped_results(self, axis_name: Any, operands: Any) -> tuple[bool, ...]:
         del axis_name

@@ -7,8 +7,8 @@ from typing import Any
 from jax.extend import core
 
 from jax_bnar._base import jax_compat
+from jax_bnar._fuse.constant_folding import fold
 from jax_bnar._fuse.failures import Failure, caught
-from jax_bnar._fuse.folding import fold
 from jax_bnar._fuse.nodes import Constant, Node, Operand, Value, seen, values_of
 
 

@@ -22,7 +22,7 @@ from jax_bnar._layers.channel_view import ChannelView, channel_view
 from jax_bnar._layers.promotion import compute_dtype
 from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
-from jax_bnar._operators.forms import describe, infer, train
+from jax_bnar._operators.forms import infer, take_statistics, train
 from jax_bnar._operators.renorm import batch_renorm
 from jax_bnar._operators.validation import (
     as_array,
@@ -185,7 +185,7 @@ class LayerCall:
         """
         check_epsilon("BatchNorm", self.epsilon)  # before anything is computed
         statistics = BatchStatistics(
-            *describe(
+            *take_statistics(
                 "BatchNorm",
                 x,
                 axis=view.axis,

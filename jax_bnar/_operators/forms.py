@@ -169,7 +169,7 @@ def evaluate(
     return y
 
 
-def describe(
+def take_statistics(
     function: str,
     x: Any,
     *,

@@ -6,7 +6,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jax_bnar._base.implementation import Implementation
-from jax_bnar._operators.forms import describe
+from jax_bnar._operators.forms import take_statistics
 
 
 class BatchStatisticsResult(NamedTuple):
@@ -73,7 +73,7 @@ def batch_statistics(
         >>> [round(float(value), 3) for value in var]
         [2.667, 2.667]
     """
-    statistics = describe(
+    statistics = take_statistics(
         "batch_statistics",
         x,
         axis=axis,

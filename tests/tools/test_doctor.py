@@ -15,7 +15,7 @@ import numpy as np
 import oracle
 import pytest
 
-from jax_bnar import _native
+from jax_bnar._base.native_module import native
 from jax_bnar._kernels import targets
 from jax_bnar._kernels.cuda_images import CudaBuild
 from jax_bnar.doctor import __main__ as command
@@ -28,7 +28,7 @@ ALL_WELL = Examination(
     platform="cpu",
     device_kind="cpu",
     device_count=1,
-    runtime_ffi_api_version=_native.ffi_api_version(),
+    runtime_ffi_api_version=native.ffi_api_version(),
     cases=(Case("float32", "NHWC", agrees=True, largest_error=0.5, worst_result="y"),),
     jax_environment="jax: 1.2.3",
 )
