@@ -187,8 +187,8 @@ class InferenceBackward(_ByPlatform):
         """e of one input, for a gate that does not recompute."""
         if gate == "none":
             return dy
-        (own,) = statistics
-        neutral = plain_inference.neutral_statistics(own)
+        (given,) = statistics
+        neutral = plain_inference.neutral_statistics(given)
         statics |= {"epsilon": plain_inference.NEUTRAL_EPSILON}
         (e,) = self._scaled(dy, (y,), y, (neutral,), (Affine(None, None),), gate, **statics)
         return e
@@ -204,18 +204,19 @@ class InferenceBackward(_ByPlatform):
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
         """a*e of each input, in the dtype of x."""
-        zeros = [jnp.zeros_like(own.var) for own in statistics]
+        zeros = [jnp.zeros_like(statistics_i.var) for statistics_i in statistics]
         if not recomputes(gate):
             # dx depends on neither mean nor bias.
-            affine = tuple(Affine(own.scale, None) for own in affine)
+            affine = tuple(Affine(affine_i.scale, None) for affine_i in affine)
             statistics = tuple(
-                Statistics(zero, own.var) for zero, own in zip(zeros, statistics, strict=True)
+                Statistics(zero, statistics_i.var)
+                for zero, statistics_i in zip(zeros, statistics, strict=True)
             )
         if gate == "none" and dy.dtype == x[0].dtype:
             statics |= {"activation": "none", "negative_slope": 0.0, "save_mask": False}
             scaled = functools.partial(self.normalise, (dy,), None, **statics)
             pairs = zip(affine, statistics, strict=True)
-            return tuple(scaled((own,), (of_input,))[0] for own, of_input in pairs)
+            return tuple(scaled((a_i,), (statistics_i,))[0] for a_i, statistics_i in pairs)
         if gate == "y" and saved is not None and saved.dtype == x[0].dtype:
             # The kernel multiplies what it reads as x by 0. It reads y in any case, so this is no
             # more memory, and an x that is infinite or NaN does not matter.

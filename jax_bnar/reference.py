@@ -63,7 +63,7 @@ def scaled_rstd(rstd: jax.Array, scale: jax.Array | None) -> jax.Array:
 
 def sum_of_biases(affine: Sequence[Affine]) -> jax.Array | None:
     """The sum of all biases, of shape (G, C) if one of them has that shape, otherwise (1, C)."""
-    biases = [own.bias for own in affine if own.bias is not None]
+    biases = [affine_i.bias for affine_i in affine if affine_i.bias is not None]
     if not biases:
         return None
     shape = jnp.broadcast_shapes(*(bias.shape for bias in biases))
@@ -73,8 +73,8 @@ def sum_of_biases(affine: Sequence[Affine]) -> jax.Array | None:
 def centred_inputs(x: Arrays, statistics: Sequence[Statistics]) -> Arrays:
     """x-mean of each input, in the accumulation dtype."""
     return tuple(
-        widened(own) - per_element(of_input.mean, own)
-        for own, of_input in zip(x, statistics, strict=True)
+        widened(x_i) - per_element(statistics_i.mean, x_i)
+        for x_i, statistics_i in zip(x, statistics, strict=True)
     )
 
 
@@ -83,8 +83,8 @@ def multipliers(
 ) -> Arrays:
     """`multiplier` of each input."""
     return tuple(
-        multiplier(of_input.var, own.scale, epsilon)
-        for of_input, own in zip(statistics, affine, strict=True)
+        multiplier(statistics_i.var, affine_i.scale, epsilon)
+        for statistics_i, affine_i in zip(statistics, affine, strict=True)
     )
 
 
@@ -201,7 +201,7 @@ def normalise(
 def _normalised(centred: Arrays, a: Arrays, bias: jax.Array | None) -> jax.Array:
     """The sum of centred*a over the inputs, and the bias, in the accumulation dtype."""
     y, *others = (
-        own * per_element(of_input, own) for own, of_input in zip(centred, a, strict=True)
+        centred_i * per_element(a_i, centred_i) for centred_i, a_i in zip(centred, a, strict=True)
     )
     if bias is not None:
         y = y + per_element(bias, y)
@@ -220,19 +220,19 @@ def forward(
     out_dtype: Any = None,
 ) -> tuple[jax.Array, tuple[Statistics, ...], jax.Array | None]:
     """(y, statistics, mask); the mask is None unless `save_mask` is set."""
-    of_inputs = tuple(map(statistics, x))
+    of_batch = tuple(map(statistics, x))
     y, mask = normalise(
         x,
         z,
         affine,
-        of_inputs,
+        of_batch,
         epsilon=epsilon,
         activation=activation,
         negative_slope=negative_slope,
         save_mask=save_mask,
         out_dtype=out_dtype,
     )
-    return y, of_inputs, mask
+    return y, of_batch, mask
 
 
 def gated(
@@ -343,7 +343,7 @@ def backward_reduce(
         sum_e, sum_e_centred = paired_sums(wide, wide * centred[0], REDUCED)
         return sum_e, (sum_e_centred,), dz
     # As one operation, XLA:GPU would store all arrays that are summed in float32.
-    return wide.sum(axis=REDUCED), tuple((wide * own).sum(axis=REDUCED) for own in centred), dz
+    return wide.sum(axis=REDUCED), tuple((wide * c).sum(axis=REDUCED) for c in centred), dz
 
 
 def backward_coefficients(
@@ -398,10 +398,10 @@ def backward_apply(
     bias = sum_of_biases(affine)
     e = widened(gated(dy, centred, saved, a, bias, gate, dtype=dy.dtype, **activation))
     dx = (
-        per_element(own_a, e) * e + (per_element(own.b, e) * own_centred + per_element(own.k, e))
-        for own_a, own_centred, own in zip(a, centred, coefficients, strict=True)
+        per_element(a_i, e) * e + (per_element(of_i.b, e) * centred_i + per_element(of_i.k, e))
+        for a_i, centred_i, of_i in zip(a, centred, coefficients, strict=True)
     )
-    return tuple(own.astype(of_input.dtype) for own, of_input in zip(dx, x, strict=True))
+    return tuple(dx_i.astype(x_i.dtype) for dx_i, x_i in zip(dx, x, strict=True))
 
 
 def backward(
@@ -426,16 +426,16 @@ def backward(
     dbias, centred, dz = backward_reduce(
         *given, epsilon=epsilon, gate=gate, has_z=has_z, **activation
     )
-    rstd = [reciprocal_std(of_input.var, epsilon) for of_input in statistics]
-    dscale = tuple(r * own for r, own in zip(rstd, centred, strict=True))
+    rstd = [reciprocal_std(statistics_i.var, epsilon) for statistics_i in statistics]
+    dscale = tuple(rstd_i * sum_i for rstd_i, sum_i in zip(rstd, centred, strict=True))
     count = x[0].shape[1] * x[0].shape[3]
     coefficients: list[Coefficients] = []
-    for own_rstd, own, own_dscale, (dmean, dvar) in zip(
+    for rstd_i, affine_i, dscale_i, (dmean, dvar) in zip(
         rstd, affine, dscale, cotangents, strict=True
     ):
-        a = scaled_rstd(own_rstd, own.scale)
+        a = scaled_rstd(rstd_i, affine_i.scale)
         coefficients.append(
-            backward_coefficients(a * dbias, a * own_dscale, own_rstd, dmean, dvar, count=count)
+            backward_coefficients(a * dbias, a * dscale_i, rstd_i, dmean, dvar, count=count)
         )
     if dz is not None:  # dz is e, so the gate has already been applied
         given, gate = (dz, x, None, statistics, affine), "none"

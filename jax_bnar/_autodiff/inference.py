@@ -104,7 +104,9 @@ class _InferenceTangent(LocalMap):
         config, gate = self.config, self.config.inference_gate
         dx, dz, sum_e, centred = primitive.OPERATIONS[config.inputs].inference_backward(
             *(dy, x, saved, statistics),
-            affine if recomputes(gate) else tuple(own._replace(bias=None) for own in affine),
+            affine
+            if recomputes(gate)
+            else tuple(affine_i._replace(bias=None) for affine_i in affine),
             has_sums=self.has_sums,
             **config.backward_statics(gate),
         )
@@ -113,17 +115,17 @@ class _InferenceTangent(LocalMap):
         if not self.has_sums:
             nothing = tuple(Affine(None, None) for _ in x), tuple(Statistics(None, None) for _ in x)
             return dx, dz, *nothing
-        rstd = [reference.reciprocal_std(own.var, config.epsilon) for own in statistics]
-        a = [reference.scaled_rstd(r, own.scale) for r, own in zip(rstd, affine, strict=True)]
+        rstd = [reference.reciprocal_std(s.var, config.epsilon) for s in statistics]
+        a = [reference.scaled_rstd(r, p.scale) for r, p in zip(rstd, affine, strict=True)]
         return (
             dx,
             dz,
             tuple(
-                Affine(None if own.scale is None else r * c, None if own.bias is None else sum_e)
-                for own, r, c in zip(affine, rstd, centred, strict=True)
+                Affine(None if p.scale is None else r * c, None if p.bias is None else sum_e)
+                for p, r, c in zip(affine, rstd, centred, strict=True)
             ),
             tuple(
-                Statistics(-own * sum_e, -own * (r * (r * (c / 2))))  # rstd^3 may underflow.
-                for own, r, c in zip(a, rstd, centred, strict=True)
+                Statistics(-a_i * sum_e, -a_i * (r * (r * (c / 2))))  # rstd^3 may underflow.
+                for a_i, r, c in zip(a, rstd, centred, strict=True)
             ),
         )

@@ -46,8 +46,8 @@ def training_tangents(
     """
     x_dot, z_dot, affine_dot = tangents
     statistics_dot = tuple(
-        statistics_tangents(x, of_input.mean, own, layout=config.layout, span=span)
-        for x, of_input, own in zip(residuals.x, residuals.statistics, x_dot, strict=True)
+        statistics_tangents(x_i, statistics_i.mean, x_dot_i, layout=config.layout, span=span)
+        for x_i, statistics_i, x_dot_i in zip(residuals.x, residuals.statistics, x_dot, strict=True)
     )
     y_dot = normalise_tangent(
         residuals,
@@ -71,10 +71,10 @@ def mapped_tangents(residuals: Residuals, tangents: tuple[Any, ...]) -> tuple[bo
     y_varies = any(jax.tree.leaves((residuals, tangents)))
     inputs = zip(residuals.x, residuals.statistics, x_dot, strict=True)
     of_statistics = (
-        statistics.mean if own is None else x or statistics.mean or own
-        for x, statistics, own in inputs
+        statistics_i.mean if x_dot_i is None else x_i or statistics_i.mean or x_dot_i
+        for x_i, statistics_i, x_dot_i in inputs
     )
-    return y_varies, *(varies for own in of_statistics for varies in (own, own))
+    return y_varies, *(varies for varies_i in of_statistics for varies in (varies_i, varies_i))
 
 
 def statistics_tangents(
@@ -158,8 +158,8 @@ def _normalise_tangent(
     centred = reference.centred_inputs(x, statistics)
     a = reference.multipliers(statistics, affine, epsilon)
     dots = (
-        _affine_tangent(own_centred, own, of_input, epsilon, *own_dots)
-        for own_centred, own, of_input, *own_dots in zip(
+        _affine_tangent(centred_i, affine_i, statistics_i, epsilon, *dots_i)
+        for centred_i, affine_i, statistics_i, *dots_i in zip(
             *(centred, affine, statistics, x_dot, affine_dot, statistics_dot), strict=True
         )
     )

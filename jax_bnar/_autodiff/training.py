@@ -131,16 +131,16 @@ def transposed(
         dz = dy
     # All biases have the one gradient dbias, which is summed over the groups once.
     of_groups = (*dscale, dbias)
-    *shared, shared_dbias = (own.sum(axis=0, keepdims=True) for own in of_groups)
+    *shared, shared_dbias = (total.sum(axis=0, keepdims=True) for total in of_groups)
     return (
         dx,
         dz,
         tuple(
             Affine(
-                _of_parameter(own.scale, own_dscale, own_shared),
-                _of_parameter(own.bias, dbias, shared_dbias),
+                _of_parameter(affine_i.scale, dscale_i, shared_i),
+                _of_parameter(affine_i.bias, dbias, shared_dbias),
             )
-            for own, own_dscale, own_shared in zip(residuals.affine, dscale, shared, strict=True)
+            for affine_i, dscale_i, shared_i in zip(residuals.affine, dscale, shared, strict=True)
         ),
     )
 

@@ -193,10 +193,10 @@ def check_operands(
         z=None if z is None else _check_residual(function, z, first, out_dtype),
         affine=tuple(
             Affine(
-                check_vector(function, scale_name, own.scale, first, axis, name),
-                check_vector(function, bias_name, own.bias, first, axis, name),
+                check_vector(function, scale_name, affine_i.scale, first, axis, name),
+                check_vector(function, bias_name, affine_i.bias, first, axis, name),
             )
-            for scale_name, bias_name, own in zip(
+            for scale_name, bias_name, affine_i in zip(
                 numbered("scale", inputs), numbered("bias", inputs), affine, strict=True
             )
         ),

@@ -75,8 +75,8 @@ def backward_reduce(
     dy: jax.Array, x: Arrays, *arguments: Any, span: Span, **statics: Any
 ) -> tuple[jax.Array, Arrays, jax.Array | None]:
     operation = CANONICAL[len(x)].backward_reduce
-    own = _with_selected(operation, (dy, x, *arguments), span)
-    sum_e, sum_e_centred, dz = operation.on_one_device(*own, **statics)
+    operands = _with_selected(operation, (dy, x, *arguments), span)
+    sum_e, sum_e_centred, dz = operation.on_one_device(*operands, **statics)
     sum_e, *centred = sum_packed(span, sum_e, *sum_e_centred)
     return sum_e, tuple(centred), dz
 
@@ -121,37 +121,45 @@ def backward(
     sum_e, centred, dz = reduce(
         dy, x, saved, *_selected(span, of_gate), **options, gate=gate, **statics
     )
-    rstd = [reference.reciprocal_std(own.var, epsilon) for own in statistics]
-    a = [reference.scaled_rstd(r, own.scale) for r, own in zip(rstd, affine, strict=True)]
+    rstd = [reference.reciprocal_std(statistics_i.var, epsilon) for statistics_i in statistics]
+    a = [
+        reference.scaled_rstd(rstd_i, affine_i.scale)
+        for rstd_i, affine_i in zip(rstd, affine, strict=True)
+    ]
+
+    def times_rstd(centred: Sequence[jax.Array]) -> Arrays:
+        return tuple(rstd_i * sum_i for rstd_i, sum_i in zip(rstd, centred, strict=True))
 
     def weighted(dbias: jax.Array, dscale: Sequence[jax.Array]) -> Arrays:
         """a*dbias and a*dscale of the first input, then those of the second."""
         return tuple(
-            own_a * total
-            for own_a, own_dscale in zip(a, dscale, strict=True)
-            for total in (dbias, own_dscale)
+            a_i * total
+            for a_i, dscale_i in zip(a, dscale, strict=True)
+            for total in (dbias, dscale_i)
         )
 
     dstatistics = tuple(jax.tree.leaves(cotangents))
     if span.shares_scale:
         (dbias, *centred), dstatistics = span.sum_backward((sum_e, *centred), dstatistics)
-        dscale = tuple(r * own for r, own in zip(rstd, centred, strict=True))
+        dscale = times_rstd(centred)
         sums = weighted(dbias, dscale)
     else:
-        dbias, dscale = sum_e, tuple(r * own for r, own in zip(rstd, centred, strict=True))
+        dbias, dscale = sum_e, times_rstd(centred)
         sums, dstatistics = span.sum_backward(weighted(dbias, dscale), dstatistics)
     count = span.parts * layout.group_elements(x[0].shape)
     coefficients = tuple(
-        reference.backward_coefficients(*own, count=count)
-        for own in zip(
+        reference.backward_coefficients(*of_input, count=count)
+        for of_input in zip(
             sums[::2], sums[1::2], rstd, dstatistics[::2], dstatistics[1::2], strict=True
         )
     )
     if dz is not None:  # dz is e, so the gate has already been applied.
         dy, saved, gate = dz, None, "none"
     beside = tuple(
-        _beside_coefficients(of_input.var, own if recomputes(gate) else own._replace(bias=None))
-        for of_input, own in zip(statistics, affine, strict=True)
+        _beside_coefficients(
+            statistics_i.var, affine_i if recomputes(gate) else affine_i._replace(bias=None)
+        )
+        for statistics_i, affine_i in zip(statistics, affine, strict=True)
     )
     dx = apply(
         *(dy, x, saved),
@@ -171,7 +179,7 @@ def _beside_coefficients(var: jax.Array, parameters: Affine) -> Affine:
     the `where` always returns the parameter. XLA does not know that, and writes a copy in that
     loop.
     """
-    return jax.tree.map(lambda own: jnp.where(var < 0, jnp.zeros_like(own), own), parameters)
+    return jax.tree.map(lambda each: jnp.where(var < 0, jnp.zeros_like(each), each), parameters)
 
 
 def _selected(span: Span, vectors: _Vectors) -> _Vectors:
