@@ -133,14 +133,8 @@ def cuda_compiler(wanted: str) -> dict[str, str] | None:
     venv = WORK / "nvcc"
     if not venv.exists():
         run(sys.executable, "-m", "venv", venv)
-        run(
-            venv / "bin" / "python",
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            *requirements("cuda-compiler"),
-        )
+        pip = (venv / "bin" / "python", "-m", "pip", "install", "--quiet")
+        run(*pip, *requirements("cuda-compiler"))
     (nvcc,) = venv.glob("lib/python*/site-packages/nvidia/cu13/bin/nvcc")
     return {"CUDACXX": str(nvcc)}
 
