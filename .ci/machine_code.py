@@ -34,6 +34,12 @@ def split_operands(text: str) -> list[str]:
 
 
 class X86:
+    """How to read what objdump prints for x86-64.
+
+    Patterns of instruction names: `call` calls a function, `jump` goes to an address within this
+    one, `leaves` is not followed by the next instruction, and `_READS_ONLY` changes no register.
+    """
+
     objdump = "objdump"
     options: tuple[str, ...] = ("-M", "intel")
     comment = re.compile(r"\s+(?:#|<)")
@@ -55,6 +61,7 @@ class X86:
         return re.sub(r"^(r\d+)[dwb]$", r"\1", register)
 
     def written(self, instruction: Instruction) -> set[str]:
+        """The registers that it changes, under the names of the whole ones."""
         if self._READS_ONLY.match(instruction.name):
             return set()
         operands = split_operands(instruction.operands)
@@ -64,6 +71,7 @@ class X86:
         return {self.whole(register) for register in written if re.fullmatch(r"\w+", register)}
 
     def access(self, instruction: Instruction) -> Access | None:
+        """What it reads or writes in memory, or None."""
         memory = re.search(r"(\w*) ?(?:PTR|BCST) (?:\w\w:)?\[([^]]*)\]", instruction.operands)
         if memory is None or instruction.name in ("lea", "nop"):
             return None
@@ -87,6 +95,8 @@ class X86:
 
 
 class Aarch64:
+    """The same for aarch64."""
+
     objdump = "aarch64-linux-gnu-objdump"
     options: tuple[str, ...] = ()
     comment = re.compile(r"\s+(?://|<)")  # "#" begins a number
@@ -163,6 +173,7 @@ def is_outside(instruction: Instruction) -> bool:
 
 
 def functions(machine: Machine, path: pathlib.Path) -> Iterator[tuple[str, list[Instruction]]]:
+    """The name and the instructions of each function in an object file."""
     command = [machine.objdump, "-dr", "-C", "--no-show-raw-insn", *machine.options, path]
     text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     for part in re.split(r"\n(?=[0-9a-f]{16} <)", text)[1:]:
@@ -178,6 +189,7 @@ def functions(machine: Machine, path: pathlib.Path) -> Iterator[tuple[str, list[
 
 
 def target(machine: Machine, instruction: Instruction) -> int | None:
+    """The address to which it jumps within its function, or None."""
     # A jump that the linker completes leaves the function.
     if instruction.symbol or not machine.jump.match(instruction.name):
         return None
@@ -186,6 +198,7 @@ def target(machine: Machine, instruction: Instruction) -> int | None:
 
 
 def predecessors(machine: Machine, instructions: list[Instruction]) -> list[set[int]]:
+    """For each instruction, the indices of those after which it may run."""
     places = {instruction.address: i for i, instruction in enumerate(instructions)}
     before: list[set[int]] = [set() for _ in instructions]
     for i, instruction in enumerate(instructions):
@@ -211,11 +224,12 @@ def natural_loop(before: list[set[int]], head: int, tail: int) -> set[int] | Non
 
 
 def changed(machine: Machine, body: Iterable[Instruction]) -> set[str]:
+    """The registers that any of these instructions changes."""
     return {register for instruction in body for register in machine.written(instruction)}
 
 
-def matters(machine: Machine, body: list[Instruction]) -> bool:
-    """Vectors are read or written along memory, perhaps in a function that was not inlined."""
+def is_vector_loop(machine: Machine, body: list[Instruction]) -> bool:
+    """Whether vectors are read or written along memory, perhaps by a function that is called."""
     change = changed(machine, body)
     accesses = map(machine.access, body)
     return any(a and a.vector and a.registers & change for a in accesses) or any(
@@ -224,10 +238,11 @@ def matters(machine: Machine, body: list[Instruction]) -> bool:
 
 
 def loops(machine: Machine, instructions: list[Instruction]) -> list[list[Instruction]]:
-    """The innermost ones of those that matter."""
+    """The innermost loops over vectors."""
     before = predecessors(machine, instructions)
     heads = [head for head, tails in enumerate(before) if len(tails) > 1]
     found = [natural_loop(before, head, tail) for head in heads for tail in before[head]]
     bodies = {frozenset(body): [instructions[i] for i in sorted(body)] for body in found if body}
-    matter = [places for places, body in bodies.items() if matters(machine, body)]
-    return [bodies[places] for places in matter if not any(other < places for other in matter)]
+    of_vectors = [places for places, body in bodies.items() if is_vector_loop(machine, body)]
+    innermost = (p for p in of_vectors if not any(other < p for other in of_vectors))
+    return [bodies[places] for places in innermost]
