@@ -1,5 +1,8 @@
 """Dtype rules: the dtypes that x may have, and the precision of the arithmetic."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -9,6 +12,15 @@ SUPPORTED = tuple(np.dtype(d) for d in (jnp.float16, jnp.bfloat16, jnp.float32, 
 def accumulation_dtype(dtype: np.dtype) -> np.dtype:
     """float64 for float64 data, float32 for all other dtypes."""
     return np.dtype(np.float64) if np.dtype(dtype) == np.float64 else np.dtype(np.float32)
+
+
+def without_x64(dtype: Any) -> np.dtype:
+    """The dtype that JAX's arrays have if this one is asked for: float64 needs `jax_enable_x64`.
+
+    Raises:
+        TypeError: it is no dtype.
+    """
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def is_wide(dtype: np.dtype) -> bool:

@@ -6,7 +6,7 @@ axes, masks, named axes, and a separate result dtype.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ from jax_bnar._operators.validation import (
 )
 from jax_bnar._sharding.alignment import with_automatic_axes
 from jax_bnar._sharding.collectives import parts_of
+
+_Norm = TypeVar("_Norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +131,7 @@ class LayerCall:
         *operands, out_dtype = _operands(
             view, x, residual, scale, bias, result, keeps_x=self._widens_x
         )
-        statistics = (_vector(mean, out_dtype), _vector(var, out_dtype))
+        statistics = (channel_vector(mean, out_dtype), channel_vector(var, out_dtype))
         y = self._given(view, operands, statistics, out_dtype)
         return self.finish(view, y, result)
 
@@ -219,6 +221,16 @@ class LayerCall:
         return self.activation.finish(view.restore(y).astype(result))
 
 
+def checked_norm(norm: Any, kind: type[_Norm], layers: str) -> _Norm:
+    """The norm of a `Shortcut`, which must be a layer of this class."""
+    if not isinstance(norm, kind):
+        raise TypeError(
+            f"BatchNorm: the norm of a Shortcut must be a jax_bnar.{layers}.BatchNorm, got"
+            f" {type(norm).__name__}; pass its result as the residual instead."
+        )
+    return norm
+
+
 def checked_residual(residual: Any, x: jax.Array) -> jax.Array | None:
     if residual is None:
         return None
@@ -275,11 +287,11 @@ def _operands(
     compute = compute_dtype(result, *given)
     x = x if keeps_x and is_widened_by_operator(x.dtype, compute) else x.astype(compute)
     residual = None if residual is None else view.view(residual.astype(compute))
-    scale, bias = (None if v is None else _vector(v, compute) for v in (scale, bias))
+    scale, bias = (None if v is None else channel_vector(v, compute) for v in (scale, bias))
     return view.view(x), residual, scale, bias, compute
 
 
-def _vector(of_features: jax.Array, compute: np.dtype) -> jax.Array:
+def channel_vector(of_features: jax.Array, compute: np.dtype) -> jax.Array:
     """A vector of the channels. Flax computes with integers as well, operators do not."""
     is_float = jnp.issubdtype(of_features.dtype, jnp.floating)
     return (of_features if is_float else of_features.astype(compute)).reshape(-1)

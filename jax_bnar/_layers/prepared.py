@@ -13,7 +13,7 @@ import jax
 
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._layers.activation import NONE
-from jax_bnar._layers.call import LayerCall
+from jax_bnar._layers.call import LayerCall, channel_vector
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.promotion import compute_dtype
 from jax_bnar._layers.renorm import Correction
@@ -73,7 +73,7 @@ class PreparedCall:
         compute = self._compute_dtype(other)
         x = tuple(view.view(each.x.astype(compute)) for each in (self, other))
         affine = tuple(
-            Affine(*(None if vector is None else vector.reshape(-1) for vector in vectors))
+            Affine(*(None if v is None else channel_vector(v, compute) for v in vectors))
             for vectors in ((self.scale, self.bias), (other.scale, other.bias))
         )
         activation = self.call.activation
@@ -85,7 +85,7 @@ class PreparedCall:
         }
         if self.given is not None and other.given is not None:
             statistics = tuple(
-                Statistics(mean.reshape(-1), var.reshape(-1))
+                Statistics(channel_vector(mean, compute), channel_vector(var, compute))
                 for mean, var in (self.given, other.given)
             )
             y = infer("BatchNorm", x, None, affine, statistics, activation.fused, **options)

@@ -18,11 +18,6 @@ def promoted(*dtypes: Any) -> np.dtype:
     return np.dtype(result)
 
 
-def without_x64(dtype: Any) -> np.dtype:
-    """The dtype that JAX's arrays have if this one is asked for: float64 needs `jax_enable_x64`."""
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-
-
 def scalar_of(dtype: Any) -> np.ndarray[Any, Any] | None:
     """An array of this dtype, for Flax's promotion, which takes arrays; None for None."""
     return None if dtype is None else np.zeros((), dtype)

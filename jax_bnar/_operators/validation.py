@@ -14,7 +14,7 @@ import numpy as np
 
 from jax_bnar._base.activations import Activation, may_widen
 from jax_bnar._base.config import Save
-from jax_bnar._base.dtypes import SUPPORTED, accumulation_dtype, is_widened_by_operator
+from jax_bnar._base.dtypes import SUPPORTED, accumulation_dtype, is_widened_by_operator, without_x64
 from jax_bnar._base.inputs import Affine, numbered
 from jax_bnar._base.layout import ChannelLayout
 
@@ -275,8 +275,7 @@ def check_out_dtype(
     if out_dtype is None:
         return None
     try:
-        # Without x64 float64 is float32, as everywhere in JAX.
-        dtype = np.dtype(jax.dtypes.canonicalize_dtype(out_dtype))
+        dtype = without_x64(out_dtype)
     except TypeError:
         raise TypeError(f"{function}: out_dtype must be a dtype, got {out_dtype!r}.") from None
     if dtype == x_dtype:

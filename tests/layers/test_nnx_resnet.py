@@ -125,6 +125,20 @@ def test_a_shortcut_has_the_mode_and_the_mask_of_the_call() -> None:
         last(x, residual=Shortcut(plain, x))
 
 
+def test_a_join_takes_integer_parameters_as_a_single_layer_does() -> None:
+    x1, x2 = normal(0, (6, 5, 8)), normal(1, (6, 5, 8))
+    last, shortcut = (
+        BatchNorm(8, activation=activation, param_dtype=jnp.int32, rngs=nnx.Rngs(0))
+        for activation in ("relu", "none")
+    )
+    for layer in (last, shortcut):
+        layer.set_attributes(update_batch_stats=False)
+    for mode in ({"use_running_average": False}, {"use_running_average": True}):
+        y = last(x1, **mode, residual=Shortcut(shortcut, x2))
+        expected = last(x1, **mode, residual=shortcut(x2, **mode))
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_tabulate_leaves_the_classes_as_they_were() -> None:
     """`nnx.tabulate` jits every public method of every class, and leaves them so if it fails."""
     classes = (BatchNorm, nnx.BatchNorm, FusedBottleneck, nnx.Conv)

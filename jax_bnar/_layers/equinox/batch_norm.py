@@ -11,7 +11,7 @@ import numpy as np
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike, layer_activation
-from jax_bnar._layers.call import LayerCall, checked_residual, require_real
+from jax_bnar._layers.call import LayerCall, checked_norm, checked_residual, require_real
 from jax_bnar._layers.equinox import running
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import promoted
@@ -137,12 +137,7 @@ class BatchNorm(eqx.nn.BatchNorm):
         del key
         x = jnp.asarray(x)
         if isinstance(residual, Shortcut):
-            norm = residual.norm
-            if not isinstance(norm, BatchNorm):
-                raise TypeError(
-                    "BatchNorm: the norm of a Shortcut must be a jax_bnar.equinox_layers.BatchNorm,"
-                    f" got {type(norm).__name__}; pass its result as the residual instead."
-                )
+            norm = checked_norm(residual.norm, BatchNorm, "equinox_layers")
             shortcut, state = norm._prepared(jnp.asarray(residual.x), state, inference)
             own, state = self._prepared(x, state, inference, shortcut.call.result)
             y = own.call.join(shortcut.call)

@@ -11,7 +11,7 @@ import numpy as np
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import NONE, ActivationLike, layer_activation
-from jax_bnar._layers.call import LayerCall, checked_residual, require_real
+from jax_bnar._layers.call import LayerCall, checked_norm, checked_residual, require_real
 from jax_bnar._layers.channel_view import feature_axes
 from jax_bnar._layers.haiku.affine import Affine, PreparedAffine
 from jax_bnar._layers.prepared import PreparedCall
@@ -147,12 +147,7 @@ class BatchNorm(hk.BatchNorm):
         x = jnp.asarray(inputs)
         mode = is_training, test_local_stats
         if isinstance(residual, Shortcut):
-            norm = residual.norm
-            if not isinstance(norm, BatchNorm):
-                raise TypeError(
-                    "BatchNorm: the norm of a Shortcut must be a jax_bnar.haiku_layers.BatchNorm,"
-                    f" got {type(norm).__name__}; pass its result as the residual instead."
-                )
+            norm = checked_norm(residual.norm, BatchNorm, "haiku_layers")
             shortcut = norm._prepared(jnp.asarray(residual.x), *mode)
             own = self._prepared(x, *mode, scale, offset, residual_dtype=shortcut.call.result)
             return own.join(shortcut)

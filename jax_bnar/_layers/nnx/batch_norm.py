@@ -11,12 +11,19 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from jax_bnar._base.config import Save
+from jax_bnar._base.dtypes import without_x64
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike, layer_activation
-from jax_bnar._layers.call import LayerCall, checked_mask, checked_residual, require_real
+from jax_bnar._layers.call import (
+    LayerCall,
+    checked_mask,
+    checked_norm,
+    checked_residual,
+    require_real,
+)
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.prepared import PreparedCall
-from jax_bnar._layers.promotion import scalar_of, without_x64
+from jax_bnar._layers.promotion import scalar_of
 from jax_bnar._layers.statistics import (
     BatchStatistics,
     check_momentum,
@@ -134,12 +141,7 @@ class BatchNorm(nnx.BatchNorm):
         x = jnp.asarray(x)
         mask = checked_mask(mask, x)
         if isinstance(residual, Shortcut):
-            norm = residual.norm
-            if not isinstance(norm, BatchNorm):
-                raise TypeError(
-                    "BatchNorm: the norm of a Shortcut must be a jax_bnar.nnx_layers.BatchNorm, got"
-                    f" {type(norm).__name__}; pass its result as the residual instead."
-                )
+            norm = checked_norm(residual.norm, BatchNorm, "nnx_layers")
             shortcut = norm._prepared(residual.x, use_running_average)
             joined = self._prepared(x, use_running_average, residual_dtype=shortcut.result)
             return joined.join(shortcut, mask)
