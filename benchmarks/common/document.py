@@ -1,7 +1,9 @@
 """The document of a benchmark: what all of them have in common, and where it is written."""
 
 import dataclasses
-from collections.abc import Collection
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -41,12 +43,23 @@ def begin(
         "schema": SCHEMA,
         "environment": describe_environment() | isa.describe(peers),
         "device": jax.devices()[0].device_kind,
-        "settings": settings,
+        "settings": json.loads(json.dumps(settings)),  # with lists, as they are in the file
     }
 
 
-def finish(document: dict[str, Any], options: Any, console: Console) -> None:
-    """Writes the document to `options.output`, unless that is None."""
-    if options.output is not None:
-        write_json(options.output, document)
+def finish(
+    document: dict[str, Any],
+    options: Any,
+    console: Console,
+    plot: Callable[[dict[str, Any], Path], None] | None = None,
+) -> None:
+    """Writes the document to `options.output`, unless that is None, and what `plot` draws of it."""
+    if options.output is None:
+        return
+    write_json(options.output, document)
+    if plot is None:
         console.print(f"wrote {options.output}")
+        return
+    picture = options.output.with_suffix(".svg")
+    plot(document, picture)
+    console.print(f"wrote {options.output} and {picture}", soft_wrap=True)

@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.contention import Contention, print_warning
-from benchmarks.common.document import begin
-from benchmarks.common.json_file import write_json
+from benchmarks.common.document import begin, finish
 from benchmarks.common.progress import say
 from jax_bnar._benchmark.timing import interleave
 from jax_bnar.flax_layers import ResNet, fold_batch_norms
@@ -51,11 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     for run in runs:
         _print(run, options, document["environment"], console)
     document["runs"] = runs
-    if options.output is not None:
-        write_json(options.output, document)
-        picture = options.output.with_suffix(".svg")
-        plot(document, picture)
-        console.print(f"wrote {options.output} and {picture}", soft_wrap=True)
+    finish(document, options, console, plot)
     return document
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.contention import Contention, warning
-from benchmarks.common.document import begin
+from benchmarks.common.document import begin, finish
 from benchmarks.common.isa import IsaName
 from benchmarks.common.json_file import write_json
 from benchmarks.common.progress import say
@@ -54,13 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             if options.output is not None:
                 write_json(options.output, document)
             console.print(table(document["runs"][-1]))
-    if options.output is not None:
-        picture = options.output.with_suffix(".svg")
-        figure = Figure(figsize=(12, 4), layout="constrained")
-        draw_step(figure, document)
-        figure.savefig(picture, metadata={"Date": None})
-        console.print(f"wrote {options.output} and {picture}", soft_wrap=True)
+    finish(document, options, console, _plot)
     return document
+
+
+def _plot(document: dict[str, Any], picture: Path) -> None:
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    draw_step(figure, document)
+    figure.savefig(picture, metadata={"Date": None})
 
 
 def measure(size: int, batch: int, dtype: DType, options: Options) -> dict[str, Any]:

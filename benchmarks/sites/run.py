@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from benchmarks.common.copy_bandwidth import CopyRoof
-from benchmarks.common.document import begin
+from benchmarks.common.document import begin, finish
 from benchmarks.common.environment import core_count
 from benchmarks.common.isa import IsaName
-from benchmarks.common.json_file import write_json
 from benchmarks.common.kernels import why_no_kernels
 from benchmarks.common.progress import say
 from benchmarks.common.sites import RESNET50_SITES, Site
@@ -90,11 +89,7 @@ def benchmark(options: Options) -> dict[str, Any]:
             runs.append(run)
             print_run(run, environment, console)
     document["runs"] = runs
-    if options.output is not None:
-        write_json(options.output, document)
-        picture = options.output.with_suffix(".svg")
-        plot(document, picture)
-        console.print(f"wrote {options.output} and {picture}", soft_wrap=True)
+    finish(document, options, console, plot)
     return document
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.contention import Contention
-from benchmarks.common.document import begin
+from benchmarks.common.document import begin, finish
 from benchmarks.common.isa import IsaName
 from benchmarks.common.json_file import write_json
 from benchmarks.common.sites import Site
@@ -73,8 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             if options.output is not None:
                 write_json(options.output, document)
         console.print(table(run))
-    if options.output is not None:
-        console.print(f"wrote {options.output}")
+    finish(document, options, console)
     return document
 
 
