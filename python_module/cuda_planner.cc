@@ -28,18 +28,17 @@ using Numbers = std::map<std::string, double>;
 constexpr std::pair<const char*, double cuda::CostModel::*> kCostModel[] = {
     {"copy_share", &cuda::CostModel::copy_share},
     {"kernel_share", &cuda::CostModel::kernel_share},
+    {"line_share", &cuda::CostModel::line_share},
     {"narrow_share", &cuda::CostModel::narrow_share},
     {"memory_latency", &cuda::CostModel::memory_latency},
     {"bytes_in_flight_per_block", &cuda::CostModel::bytes_in_flight_per_block},
     {"share_of_l2", &cuda::CostModel::share_of_l2},
     {"barrier", &cuda::CostModel::barrier},
+    {"barrier_of_column", &cuda::CostModel::barrier_of_column},
+    {"barrier_of_turn", &cuda::CostModel::barrier_of_turn},
     {"double_sums", &cuda::CostModel::double_sums},
     {"skew", &cuda::CostModel::skew},
-    {"idle_with_two_teams", &cuda::CostModel::idle_with_two_teams},
-    {"idle_with_more_teams", &cuda::CostModel::idle_with_more_teams},
-    {"idle_if_covered", &cuda::CostModel::idle_if_covered},
     {"instructions_per_cycle", &cuda::CostModel::instructions_per_cycle},
-    {"issue_share", &cuda::CostModel::issue_share},
     {"cluster", &cuda::CostModel::cluster},
     {"kernel", &cuda::CostModel::kernel},
     {"cooperative_kernel", &cuda::CostModel::cooperative_kernel},
@@ -159,9 +158,8 @@ nb::dict ToDict(const cuda::Plan& plan, const cuda::Cost& cost, int width) {
   dict["grid"] = plan.grid;
   dict["cluster"] = plan.cluster;
   dict["shared_bytes"] = plan.shared_bytes;
-  dict["tiles"] = cuda::TilesPerBlock(t);
+  dict["tiles"] = t.tiles_per_block;
   dict["tiles_kept"] = t.shared_tiles;
-  dict["tiles_ahead"] = t.tiles_ahead;
   dict["bytes"] = cost.bytes;
   dict["bytes_again"] = cost.bytes_again;
   dict["bytes_of_sectors"] = cost.bytes_of_sectors;
@@ -169,7 +167,6 @@ nb::dict ToDict(const cuda::Plan& plan, const cuda::Cost& cost, int width) {
   dict["busy"] = cost.busy;
   dict["rounds"] = cost.rounds;
   dict["streaming_us"] = cost.streaming;
-  dict["ahead_us"] = cost.ahead;
   dict["waiting_us"] = cost.waiting;
   dict["launching_us"] = cost.launching;
   return dict;
@@ -179,15 +176,13 @@ nb::dict PlanOf(
     const std::tuple<int64_t, int64_t, int64_t, int64_t>& canonical_shape,
     const std::string& dtype, const Numbers& traffic, const Numbers& device,
     const Numbers& cost_model, const std::vector<Numbers>& planned_for,
-    const std::string& strategy, int slab_channels, int tiles_ahead,
-    int sm_margin) {
+    const std::string& strategy, int slab_channels, int teams, int sm_margin) {
   const auto& [groups, rows, channels, inner] = canonical_shape;
   if (std::min({groups, rows, channels, inner}) < 1) {
     throw nb::value_error("every size must be at least 1");
   }
   Problem problem{{groups, rows, channels, inner}, DTypeOf(dtype)};
-  problem.mask_channels =
-      cuda::MaskChannels(problem.shape, ItemSize(problem.dtype));
+  problem.mask_channels = cuda::MaskChannels(problem.shape);
   const cuda::Traffic moved = TrafficFrom(traffic);
   const cuda::Device on = DeviceFrom(device);
   const cuda::CostModel model = CostModelFrom(cost_model);
@@ -196,7 +191,7 @@ nb::dict PlanOf(
   if (models.empty()) throw nb::value_error("planned_for must not be empty");
   cuda::Settings settings;
   settings.slab_channels = slab_channels;
-  settings.tiles_ahead = tiles_ahead;
+  settings.teams = teams;
   settings.sm_margin = sm_margin;
   if (!cuda::FindStrategy(strategy, &settings.strategy)) {
     throw nb::value_error(("unknown strategy: " + strategy).c_str());
@@ -257,7 +252,7 @@ void AddCudaPlanner(nb::module_& m) {
   m.def("cuda_plan", &PlanOf, nb::arg("canonical_shape"), nb::arg("dtype"),
         nb::arg("traffic"), nb::arg("device"), nb::arg("cost_model"),
         nb::arg("planned_for"), nb::arg("strategy") = "auto",
-        nb::arg("slab_channels") = 0, nb::arg("tiles_ahead") = -1,
+        nb::arg("slab_channels") = 0, nb::arg("teams") = 0,
         nb::arg("sm_margin") = 0,
         "The plan that loses least on a device with these attributes if one of "
         "the cost models planned_for is right, and what it costs if cost_model "

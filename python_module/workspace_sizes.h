@@ -50,13 +50,13 @@ void AddWorkspaceSizes(nanobind::module_& m, F has_cuda_kernels) {
   m.def(
       "mask_channels",
       [has_cuda_kernels](const std::string& platform, int64_t groups,
-                         int64_t rows, int64_t channels, int64_t inner,
-                         int64_t item_size) -> int64_t {
+                         int64_t rows, int64_t channels,
+                         int64_t inner) -> int64_t {
         if (!has_cuda_kernels(platform)) return 0;
-        return cuda::MaskChannels({groups, rows, channels, inner}, item_size);
+        return cuda::MaskChannels({groups, rows, channels, inner});
       },
       nb::arg("platform"), nb::arg("groups"), nb::arg("rows"),
-      nb::arg("channels"), nb::arg("inner"), nb::arg("item_size"),
+      nb::arg("channels"), nb::arg("inner"),
       "How many channels of a row have their bits together in a mask, or 0 "
       "where the bits are in the order of the elements.");
 }

@@ -31,11 +31,10 @@ MAIN_PEERS: Final = ("copy", "ours_mask", "ours", "flax")
 # The variables that force a choice, which the kernels otherwise make by the shape.
 VARIANTS: Final = {
     **{f"ours_{name}": {"JAX_BNAR_CUDA_STRATEGY": name} for name in STRATEGIES},
-    **{f"ours_slab_{n}": {"JAX_BNAR_CUDA_SLAB_CHANNELS": str(n)} for n in (16, 32, 64)},
-    **{f"ours_ahead_{n}": {"JAX_BNAR_CUDA_TILES_AHEAD": str(n)} for n in (0, 8)},
+    **{f"ours_slab_{n}": {"JAX_BNAR_CUDA_SLAB_CHANNELS": str(n)} for n in (32, 64, 128, 256)},
 }
 MORE_PEERS: Final = tuple(VARIANTS)
-DECISIVE_PEERS: Final = ("ours_slab_32", "ours_slab_64")
+DECISIVE_PEERS: Final = ("ours_slab_64", "ours_slab_128")
 
 
 def copy_step(x: Any, z: Any, dy: Any, scale: Any, bias: Any) -> tuple[Any, ...]:

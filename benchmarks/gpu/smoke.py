@@ -32,10 +32,9 @@ STRATEGIES: Final = ("two_kernels", "cluster", "on_chip", "auto")
 SHAPE: Final = (16, 28, 28, 128)
 _MULTIPROCESSORS: Final = 4
 # With eight blocks, `on_chip` does at SHAPE what it does at large arrays: two teams take four slabs
-# each, of which a block has more tiles than slots, so that slots are filled anew in
-# both passes while the next slab's tiles are on their way. tests/gpu/test_gpu_smoke.py asks the
-# planner.
-FEW_BLOCKS: Final = {"JAX_BNAR_CUDA_SLAB_CHANNELS": "16", "JAX_BNAR_CUDA_TILES_AHEAD": "8"}
+# each, of which a block has more tiles than slots, so that slots are filled anew in both passes.
+# tests/gpu/test_gpu_smoke.py asks the planner.
+FEW_BLOCKS: Final = {"JAX_BNAR_CUDA_SLAB_CHANNELS": "16", "JAX_BNAR_CUDA_TEAMS": "2"}
 _RESULTS: Final = "y, mean, var, dx, dz, dscale, dbias"
 _DUAL_RESULTS: Final = "y, mean1, var1, mean2, var2, dx1, dx2, dscale1, dbias1, dscale2, dbias2"
 _STEPS_OF_A_GRAPH: Final = 4

@@ -32,24 +32,20 @@ template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     BackwardKernel(const __grid_constant__ BackwardParameters p) {
   using A = Accumulator<T>;
-  using SlabOf = Slab<kLayout, kElements>;
+  using SlabOf = Slab<T, kLayout, kElements>;
   const SharedMemory shared;
   const BlockPosition position(p.tiling, /*last_first=*/false);
   TileStream<T, kLayout, kElements, kBackwardArrays> stream(
       p.tiling, shared,
       {{p.buffers.dy, p.buffers.x}, {kReadsDyAgain<Form>, true}});
-  LetOthersBegin<kElements>(p.tiling, position.team);
-  stream.template StartFirst<SlabOf>(position.team, position.rank);
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
     const SlabOf slab(p.tiling, index, position.rank);
-    stream.StartRest(slab);
-    PrefetchMailboxes(p.tiling, p.workspace, p.block_reduction, index,
-                      position.rank);
+    stream.Start(slab);
     SetReduceConstants<A>(p, shared, slab);
     SumGradients<T, kElements, /*kKeep=*/true, Form>(p, shared, slab, &stream);
-    stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,
-                                       position.rank);
+    PrefetchMailboxes(p.tiling, p.workspace, p.block_reduction, index,
+                      position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
             position.rank, [&] {
               // For compute capability 9.0, ptxas of CUDA 13.0 spills where
@@ -77,7 +73,7 @@ __device__ __forceinline__ void StoreTotals(const BackwardParameters& p,
                                             bool whole) {
   const int column = static_cast<int>(threadIdx.x);
   if (column >= p.tiling.columns) return;
-  const Sums sums = shared.total[column];
+  const Sums sums = shared.sums[column];
   if (whole) {
     p.workspace.totals[index * p.tiling.columns + column] = sums;
   } else if (slab.HasColumn(column)) {
@@ -99,7 +95,7 @@ __device__ __forceinline__ void LoadApplyConstants(const BackwardParameters& p,
   const int column = static_cast<int>(threadIdx.x);
   if (whole) {
     if (column < p.tiling.columns) {
-      shared.total[column] =
+      shared.sums[column] =
           LoadSums(p.workspace.totals + index * p.tiling.columns + column);
     }
     LoadVarAndScale<A>(p, shared, slab, column);
@@ -123,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ReduceKernel(const __grid_constant__ BackwardParameters p, bool whole) {
   using A = Accumulator<T>;
   const SharedMemory shared;
-  ForEachSlab<kLayout, kElements>(
+  ForEachSlab<T, kLayout, kElements>(
       p.tiling, /*last_first=*/false,
       [&](const auto& slab, int64_t index, int rank) {
         SetReduceConstants<A>(p, shared, slab);
@@ -142,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ApplyKernel(const __grid_constant__ BackwardParameters p, bool whole) {
   using A = Accumulator<T>;
   const SharedMemory shared;
-  ForEachSlab<kLayout, kElements>(
+  ForEachSlab<T, kLayout, kElements>(
       p.tiling, /*last_first=*/true,
       [&](const auto& slab, int64_t index, int rank) {
         SetReduceConstants<A>(p, shared, slab);

@@ -67,7 +67,7 @@ class DualGradientLoader {
   __device__ __forceinline__ void Load(
       const CursorOf& in, DualGradientItem<T, kElements, kGate>* item) const {
     loader_.template Load<kReuse, kReuse>(in, item);
-    item->x2 = LoadVector<kReuse, kElements>(x2_ + in.offset());
+    item->x2 = LoadVectorAt<kReuse, kElements>(x2_, in);
   }
 
  private:
@@ -185,15 +185,15 @@ __device__ __forceinline__ void SetDualReduceConstants(
   __syncthreads();
 }
 
-// The sums of the block's share, of both inputs, in shared.block and in
-// shared.second.block. All threads of the block call it.
+// The sums of the block's share, of both inputs, in shared.sums and in
+// shared.second.sums. All threads of the block call it.
 template <typename T, int kElements, typename Form, typename SlabOf>
 __device__ __forceinline__ void SumDualGradients(
     const BackwardParameters& first, const BackwardParameters& second,
     const DualSharedMemory& shared, const SlabOf& slab) {
   const Tiling& tiling = first.tiling;
   if (static_cast<int>(threadIdx.x) < tiling.columns) {
-    shared.block[threadIdx.x] = shared.second.block[threadIdx.x] = {0, 0};
+    shared.sums[threadIdx.x] = shared.second.sums[threadIdx.x] = {0, 0};
   }
   WithFormOf<Form>(first, [&](auto form) {
     constexpr Gate kGate = decltype(form)::kGate;
@@ -253,11 +253,7 @@ __device__ __forceinline__ bool AddBothTeamsInLast(
                      2 * index + 1, rank)) {
     return false;
   }
-  if (alone) {
-    KeepBlockSums(p.tiling, shared);
-  } else {
-    AddPartials(p.tiling, shared, p.workspace, 2 * index);
-  }
+  if (!alone) AddPartials(p.tiling, shared, p.workspace, 2 * index);
   return true;
 }
 
@@ -283,8 +279,11 @@ __device__ __forceinline__ void ApplyDualTiles(const BackwardParameters& first,
     const int count = slab.Count(0, slab.tiles());
     auto in = loader.template At<-1>(slab, count - 1);
     auto out = slab.template At<-1>(count - 1);
-    ForEachTile<kDualDepth<T, kElements, kGate, kCurve, SlabOf>, Item,
-                kCopiesOfGating<kGate, kCurve>>(
+    // Below compute capability 9.0, the other way would spill a register.
+    constexpr Copies kCopies = kGate == Gate::kX && kArchitecture < 900
+                                   ? Copies::kFew
+                                   : kCopiesOfGating<kGate, kCurve>;
+    ForEachTile<kDualDepth<T, kElements, kGate, kCurve, SlabOf>, Item, kCopies>(
         count,
         [&](Item* item) {
           loader.template Load<Reuse::kNever>(in, item);
@@ -292,10 +291,10 @@ __device__ __forceinline__ void ApplyDualTiles(const BackwardParameters& first,
         },
         [&](Item& item) {
           gating.Apply(&item);
-          StoreVector<Reuse::kNever>(dx1 + out.offset(),
-                                     (*applier1).Of(item.e, item.x));
-          StoreVector<Reuse::kNever>(dx2 + out.offset(),
-                                     (*applier2).Of(item.e, item.x2));
+          StoreVectorAt<Reuse::kNever>(dx1, out,
+                                       (*applier1).Of(item.e, item.x));
+          StoreVectorAt<Reuse::kNever>(dx2, out,
+                                       (*applier2).Of(item.e, item.x2));
           out.Advance();
         });
   });
@@ -310,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                      bool whole) {
   using A = Accumulator<T>;
   const DualSharedMemory shared;
-  ForEachSlab<kLayout, kElements, /*kInputs=*/2>(
+  ForEachSlab<T, kLayout, kElements, /*kInputs=*/2>(
       first.tiling, /*last_first=*/false,
       [&](const auto& slab, int64_t index, int rank) {
         SetDualReduceConstants<A>(first, second, shared, slab);
@@ -331,7 +330,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                     bool whole) {
   using A = Accumulator<T>;
   const DualSharedMemory shared;
-  ForEachSlab<kLayout, kElements, /*kInputs=*/2>(
+  ForEachSlab<T, kLayout, kElements, /*kInputs=*/2>(
       first.tiling, /*last_first=*/true,
       [&](const auto& slab, int64_t index, int rank) {
         const bool store = rank == 0;

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   for (int64_t index = position.team; index < tiling.num_slabs;
        index += tiling.num_teams) {
     const ForwardParameters& p = index % 2 == 0 ? first : second;
-    const Slab<kLayout, kElements> slab(tiling, index / 2, position.rank);
+    const Slab<T, kLayout, kElements> slab(tiling, index / 2, position.rank);
     SumStatistics<T, kElements, /*kKeep=*/false>(
         tiling, shared, slab, static_cast<const T*>(p.buffers.x));
     if (AddTeamInLast(tiling, shared, first.workspace, first.block_reduction,
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   using A = Accumulator<T>;
   const Tiling& tiling = first.tiling;
   const DualSharedMemory shared;
-  ForEachSlab<kLayout, kElements, /*kInputs=*/2>(
+  ForEachSlab<T, kLayout, kElements, /*kInputs=*/2>(
       tiling, /*last_first=*/true, [&](const auto& slab, int64_t, int) {
         const int column = static_cast<int>(threadIdx.x);
         __syncthreads();  // The constants of the previous slab are in use.

@@ -12,17 +12,12 @@ namespace jax_bnar {
 namespace cuda {
 
 // The base holds the sums and the constants of x1, `second` those of x2. They
-// share the scratch memory and the tiles, which come last.
+// share the scratch memory. There are no tiles.
 struct DualSharedMemory : SharedMemory {
   SharedMemory second;
 
   __device__ __forceinline__ DualSharedMemory() {
-    unsigned char* more = reinterpret_cast<unsigned char*>(tiles);
-    second.block = reinterpret_cast<Sums*>(more);
-    second.total = second.block + kMaxColumns;
-    second.constants = reinterpret_cast<double*>(second.total + kMaxColumns);
-    tiles = second.tiles =
-        reinterpret_cast<uint4*>(more + kSharedBytesPerInput);
+    second.Place(reinterpret_cast<unsigned char*>(sums) + kSharedBytesPerInput);
   }
 
   // Adds the constant of x2 to that of x1, in the thread that has set both. It

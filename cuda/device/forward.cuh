@@ -39,7 +39,7 @@ __device__ __forceinline__ void FinishStatistics(const ForwardParameters& p,
     const Shape& shape = tiling.shape;
     const double count = static_cast<double>(shape.count());
     const A origin = shared.Constant<A>(kOrigin)[column];
-    const Sums sums = shared.total[column];
+    const Sums sums = shared.sums[column];
     const A mean = MeanOf(origin, sums.first, count);
     const A var =
         VarianceOf<A>(SquaredDeviations(sums.first, sums.second, count), count);
@@ -58,23 +58,19 @@ __device__ __forceinline__ void FinishStatistics(const ForwardParameters& p,
 template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ForwardKernel(const __grid_constant__ ForwardParameters p) {
-  using SlabOf = Slab<kLayout, kElements>;
+  using SlabOf = Slab<T, kLayout, kElements>;
   const SharedMemory shared;
   const BlockPosition position(p.tiling, /*last_first=*/false);
   TileStream<T, kLayout, kElements, kForwardArrays> stream(
       p.tiling, shared, {{p.buffers.x}, {true}});
-  LetOthersBegin<kElements>(p.tiling, position.team);
-  stream.template StartFirst<SlabOf>(position.team, position.rank);
   for (int64_t index = position.team; index < p.tiling.num_slabs;
        index += p.tiling.num_teams) {
     const SlabOf slab(p.tiling, index, position.rank);
-    stream.StartRest(slab);
-    PrefetchMailboxes(p.tiling, p.workspace, p.block_reduction, index,
-                      position.rank);
+    stream.Start(slab);
     SumStatistics<T, kElements, /*kKeep=*/true>(
         p.tiling, shared, slab, static_cast<const T*>(p.buffers.x), &stream);
-    stream.template StartFirst<SlabOf>(index + p.tiling.num_teams,
-                                       position.rank);
+    PrefetchMailboxes(p.tiling, p.workspace, p.block_reduction, index,
+                      position.rank);
     AddTeam(p.tiling, shared, p.workspace, p.block_reduction, index,
             position.rank, [&] {
               LoadAffine<Accumulator<T>>(p, shared, slab, ColumnMeanwhile());
@@ -91,7 +87,7 @@ template <typename T, Layout kLayout, int kElements>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     StatisticsKernel(const __grid_constant__ ForwardParameters p) {
   const SharedMemory shared;
-  ForEachSlab<kLayout, kElements>(
+  ForEachSlab<T, kLayout, kElements>(
       p.tiling, /*last_first=*/false,
       [&](const auto& slab, int64_t index, int rank) {
         SumStatistics<T, kElements, /*kKeep=*/false>(
@@ -124,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     NormaliseKernel(const __grid_constant__ ForwardParameters p) {
   using A = Accumulator<T>;
   const SharedMemory shared;
-  ForEachSlab<kLayout, kElements>(
+  ForEachSlab<T, kLayout, kElements>(
       p.tiling, /*last_first=*/true, [&](const auto& slab, int64_t, int) {
         const int column = static_cast<int>(threadIdx.x);
         __syncthreads();  // The constants of the previous slab are in use.

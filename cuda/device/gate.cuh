@@ -106,9 +106,8 @@ class GradientLoader {
   template <Reuse kReuseE, Reuse kReuseX, typename CursorOf>
   __device__ __forceinline__ void Load(
       const CursorOf& in, GradientItem<T, kElements, kGate>* item) const {
-    const int64_t offset = in.offset();
-    item->e = LoadVector<kReuseE, kElements>(dy_ + offset);
-    item->x = LoadVector<kReuseX, kElements>(x_ + offset);
+    item->e = LoadVectorAt<kReuseE, kElements>(dy_, in);
+    item->x = LoadVectorAt<kReuseX, kElements>(x_, in);
     LoadSaved<kReuseE>(in, &item->saved);
   }
 
@@ -117,11 +116,11 @@ class GradientLoader {
   __device__ __forceinline__ void LoadSaved(
       const CursorOf& in, Saved<T, kElements, kGate>* saved) const {
     if constexpr (kGate == Gate::kY) {
-      saved->y = LoadVector<kReuse, kElements>(static_cast<const T*>(saved_) +
-                                               in.offset());
+      saved->y =
+          LoadVectorAt<kReuse, kElements>(static_cast<const T*>(saved_), in);
     } else if constexpr (kGate == Gate::kZ) {
-      saved->z = LoadVector<kReuse, kElements>(static_cast<const T*>(saved_) +
-                                               in.offset());
+      saved->z =
+          LoadVectorAt<kReuse, kElements>(static_cast<const T*>(saved_), in);
     } else if constexpr (kGate == Gate::kMask) {
       saved->bits = static_cast<uint32_t>(in.mask_byte()) >> in.mask_bit();
     }
@@ -141,14 +140,20 @@ class Gating {
  public:
   template <typename SlabOf>
   __device__ __forceinline__ Gating(const BackwardBuffers&, const SharedMemory&,
-                                    const SlabOf&) {}
+                                    const SlabOf& slab)
+      : shares_(slab.SharesVectors()) {}
 
   __device__ __forceinline__ Values<Accumulator<T>, kElements> Apply(
       GradientItem<T, kElements, kGate>* item) const {
     if constexpr (kGate == Gate::kY) item->e.KeepPositive(item->saved.y);
-    if constexpr (kGate == Gate::kMask) item->e.KeepBits(item->saved.bits);
+    if constexpr (kGate == Gate::kMask) {
+      item->e.KeepBits(ExchangeBits<T>(shares_, item->saved.bits));
+    }
     return item->e.Get();
   }
+
+ private:
+  const bool shares_;
 };
 
 // The gate that computes y again, by the same operations as forward, rounding

@@ -55,7 +55,7 @@ __device__ __forceinline__ void SetApplyConstants(const BackwardParameters& p,
       return ElementOr<A>(vector, shape.channels, slab.group(), channel,
                           otherwise);
     };
-    const Sums sums = shared.total[column];
+    const Sums sums = shared.sums[column];
     A* b = shared.Constant<A>(kCentredMultiplier) + column;
     A* k = shared.Constant<A>(kConstantTerm) + column;
     const auto of = BackwardChannelOf<A>(
@@ -132,7 +132,7 @@ __device__ __forceinline__ void ApplyCopiedTiles(const BackwardParameters& p,
   const int count = slab.Count(0, slab.tiles());
   auto out = slab.template At<-1>(count - 1);
   const auto store = [&](const V& e, const V& x) {
-    StoreVector<Reuse::kNever>(dx + out.offset(), applier.Of(e, x));
+    StoreVectorAt<Reuse::kNever>(dx, out, applier.Of(e, x));
     out.Advance();
   };
   const auto store_kept = [&](const auto& tile, Nothing) {
@@ -188,7 +188,7 @@ __device__ __forceinline__ void ApplyLoadedTiles(const BackwardParameters& p,
   const int shared_end = kKeep ? min(p.tiling.shared_tiles, slab.tiles()) : 0;
   T* dx = static_cast<T*>(p.dx);
   const auto store = [&](auto& out, const V& e, const V& x) {
-    StoreVector<Reuse::kNever>(dx + out.offset(), applier.Of(e, x));
+    StoreVectorAt<Reuse::kNever>(dx, out, applier.Of(e, x));
     out.Advance();
   };
   if (shared_end < slab.tiles()) {

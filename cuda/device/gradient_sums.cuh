@@ -115,7 +115,7 @@ __device__ __forceinline__ void SumGradientsAs(const BackwardParameters& p,
   const auto accumulate = [&](auto reuse, Item* item) {
     const auto e = gating.Apply(item);
     if constexpr (kStoreDz) {
-      StoreVector<decltype(reuse)::value>(dz + out.offset(), item->e);
+      StoreVectorAt<decltype(reuse)::value>(dz, out, item->e);
       out.Advance();
     }
     sums.Accumulate(e, item->x);
@@ -205,7 +205,7 @@ __device__ __forceinline__ void SumGradients(const BackwardParameters& p,
                                              const SlabOf& slab,
                                              Stream* stream = nullptr) {
   if (static_cast<int>(threadIdx.x) < p.tiling.columns) {
-    shared.block[threadIdx.x] = {0, 0};
+    shared.sums[threadIdx.x] = {0, 0};
   }
   const auto sum = [&](auto form) {
     SumGradientsAs<T, kElements, kKeep, decltype(form)>(p, shared, slab,

@@ -182,7 +182,7 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
 
   const auto load_residual = [&](auto& in, auto* item) {
     if constexpr (kResidual) {
-      item->z = LoadVector<Reuse::kNever, kElements>(z + in.offset());
+      item->z = LoadVectorAt<Reuse::kNever, kElements>(z, in);
     }
   };
   const auto store = [&](auto& out, const V& x, const auto& item) {
@@ -192,9 +192,10 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     } else {
       y_vector = normaliser.Of(x, V{});
     }
-    StoreVector<Reuse::kNever>(y + out.offset(), y_vector);
+    StoreVectorAt<Reuse::kNever>(y, out, y_vector);
     if constexpr (kMask) {
-      out.mask_byte() = static_cast<uint8_t>(y_vector.PositiveBits());
+      out.mask_byte() = static_cast<uint8_t>(
+          ExchangeBits<T>(slab.SharesVectors(), y_vector.PositiveBits()));
     }
     out.Advance();
   };
@@ -246,7 +247,7 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     ForEachTile<kDepth, Item, kCopies>(
         count,
         [&](Item* item) {
-          item->x = LoadVector<Reuse::kNever, kElements>(x + in.offset());
+          item->x = LoadVectorAt<Reuse::kNever, kElements>(x, in);
           load_residual(in, item);
           in.Advance();
         },

@@ -12,26 +12,29 @@
 namespace jax_bnar {
 namespace cuda {
 
-// The layout whose size SharedBytes of host/parameters.h computes.
+// The layout whose size host/parameters.h has.
 struct SharedMemory {
-  Sums* scratch;      // [kScratch]
-  Sums* block;        // [column], the sums of this block
-  Sums* total;        // [column], the sums of the team
-  double* constants;  // [kConstants][column], each of type A
-  uint4* tiles;
+  Sums* scratch;             // [kScratch]
+  Sums* sums;                // [column], of this block, and then of the team
+  unsigned char* constants;  // [kConstants][column], each of type A
+  uint4* tiles;              // in kernels of both passes, where A is float
 
   __device__ __forceinline__ SharedMemory() {
     unsigned char* bytes = DynamicShared();
     scratch = reinterpret_cast<Sums*>(bytes);
-    block = scratch + kScratch;
-    total = block + kMaxColumns;
-    constants = reinterpret_cast<double*>(total + kMaxColumns);
-    tiles = reinterpret_cast<uint4*>(constants + kConstants * kMaxColumns);
+    Place(bytes + kScratchBytes);
+    tiles = reinterpret_cast<uint4*>(constants + kConstantsBytes);
+  }
+
+  // Places the sums and the constants of an input.
+  __device__ __forceinline__ void Place(unsigned char* bytes) {
+    sums = reinterpret_cast<Sums*>(bytes);
+    constants = bytes + kSumsBytes;
   }
 
   template <typename A>
   __device__ __forceinline__ A* Constant(int which) const {
-    return reinterpret_cast<A*>(constants + which * kMaxColumns);
+    return reinterpret_cast<A*>(constants) + which * kMaxColumns;
   }
 };
 
@@ -43,19 +46,23 @@ struct SharedMemory {
 template <typename A, int kElements, bool kAgain = false, typename SlabOf>
 __device__ __forceinline__ Values<A, kElements> LoadConstants(
     const SharedMemory& shared, int which, const SlabOf& slab) {
-  const A* address = shared.Constant<A>(which) + slab.FirstConstant();
+  const A* columns = shared.Constant<A>(which);
   if constexpr (kAgain && kElements > 1 && !SlabOf::kPlanes) {
     constexpr int kWords = sizeof(A) * kElements / sizeof(uint4);
-    const uint4* from = reinterpret_cast<const uint4*>(address);
+    constexpr int kOfWord = kElements / kWords;
     uint4 words[kWords];
 #pragma unroll
-    for (int k = 0; k < kWords; ++k) words[k] = LoadSharedAgain(from + k);
+    for (int k = 0; k < kWords; ++k) {
+      words[k] = LoadSharedAgain(
+          reinterpret_cast<const uint4*>(columns + slab.Column(k * kOfWord)));
+    }
     return BitsAs<Values<A, kElements>>(words);
   } else {
     Values<A, kElements> constants;
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      constants[i] = SlabOf::kPlanes && i > 0 ? constants[0] : address[i];
+      constants[i] =
+          SlabOf::kPlanes && i > 0 ? constants[0] : columns[slab.Column(i)];
     }
     return constants;
   }

@@ -10,25 +10,37 @@
 
 #include "cuda/device/intrinsics.cuh"
 #include "cuda/device/mask_cursor.cuh"
+#include "cuda/device/vector.cuh"
 #include "cuda/host/parameters.h"
 
 namespace jax_bnar {
 namespace cuda {
 
+// Tiling::word_step, known where only one is possible.
+template <typename T, Layout kLayout, int kElements>
+__device__ __forceinline__ int WordStepOf(const Tiling& tiling) {
+  constexpr bool kTwoWords = sizeof(T) * kElements == 2 * sizeof(uint4);
+  return kTwoWords && kLayout == Layout::kChannelsLast ? tiling.word_step : 1;
+}
+
 // Gives the offset of a thread's vector in one tile after the other, upwards or
-// downwards (`kStep` is 1 or -1). To save registers, it reads from the tiling
-// what the tiling knows.
-template <Layout kLayout, int kElements, int kStep>
+// downwards (`kStep` is 1 or -1), and where the vector's second word lies, if
+// there is one: it is the offset of the first word. To save registers, it reads
+// from the tiling what the tiling knows.
+template <typename T, Layout kLayout, int kElements, int kStep>
 class Cursor;
 
-template <int kElements, int kStep>
-class Cursor<Layout::kChannelsLast, kElements, kStep> {
+template <typename T, int kElements, int kStep>
+class Cursor<T, Layout::kChannelsLast, kElements, kStep> {
  public:
   __device__ __forceinline__ Cursor(const Tiling& tiling, int64_t first,
                                     int64_t, int tile)
       : tiling_(tiling), offset_(first + tile * tiling.tile_stride) {}
 
   __device__ __forceinline__ int64_t offset() const { return offset_; }
+  __device__ __forceinline__ int word_step() const {
+    return WordStepOf<T, Layout::kChannelsLast, kElements>(tiling_);
+  }
   __device__ __forceinline__ void Advance() {
     offset_ += kStep * tiling_.tile_stride;
   }
@@ -39,13 +51,14 @@ class Cursor<Layout::kChannelsLast, kElements, kStep> {
 };
 
 // A division finds the first vector, and additions find those after it.
-template <int kElements, int kStep>
-class Cursor<Layout::kChannelsFirst, kElements, kStep> {
+template <typename T, int kElements, int kStep>
+class Cursor<T, Layout::kChannelsFirst, kElements, kStep> {
  public:
   __device__ __forceinline__ Cursor(const Tiling& tiling, int64_t base,
                                     int64_t first_vector, int tile)
       : tiling_(tiling) {
-    const int64_t vector = first_vector + static_cast<int64_t>(tile) * kThreads;
+    const int64_t vector =
+        first_vector + static_cast<int64_t>(tile) * tiling.team * kThreads;
     const int64_t plane = Quotient(vector, tiling.vectors_per_plane);
     in_plane_ = vector - plane * tiling.vectors_per_plane.value;
     plane_ = base + plane * tiling.plane_stride;
@@ -54,6 +67,7 @@ class Cursor<Layout::kChannelsFirst, kElements, kStep> {
   __device__ __forceinline__ int64_t offset() const {
     return plane_ + in_plane_ * kElements;
   }
+  __device__ __forceinline__ int word_step() const { return 1; }
   __device__ __forceinline__ void Advance() {
     in_plane_ += kStep * tiling_.tile_vectors;
     plane_ += kStep * tiling_.tile_stride;
@@ -71,49 +85,39 @@ class Cursor<Layout::kChannelsFirst, kElements, kStep> {
 };
 
 // A block's share of a slab as one thread sees it: one vector of each tile.
-template <Layout kLayout, int kElements>
+template <typename T, Layout kLayout, int kElements>
 class Slab {
  public:
   static constexpr bool kPlanes = kLayout == Layout::kChannelsFirst;
   template <int kStep>
-  using CursorOf = Cursor<kLayout, kElements, kStep>;
+  using CursorOf = Cursor<T, kLayout, kElements, kStep>;
 
   __device__ __forceinline__ Slab(const Tiling& tiling, int64_t index, int rank)
       : tiling_(tiling), index_(index), rank_(rank) {
     const Shape& shape = tiling.shape;
-    const int lane = static_cast<int>(threadIdx.x) & (tiling.row_vectors - 1);
-    // Both numbers are powers of 2.
-    const int log_tile_rows = __ffs(kThreads / tiling.row_vectors) - 1;
-    const int tile_rows = 1 << log_tile_rows;
     group_ = static_cast<int>(Quotient(index, tiling.slabs_per_group));
     const int64_t in_group = index - group_ * tiling.slabs_per_group.value;
-    const int64_t begin = rank * tiling.rows_per_block;
-    int64_t end = begin + tiling.rows_per_block;
-    if (end > tiling.rows) end = tiling.rows;
-    tiles_ =
-        begin < end
-            ? static_cast<int>((end - begin + tile_rows - 1) >> log_tile_rows)
-            : 0;
-    const int64_t row = begin + RowInTile(tiling);
+    tiles_ = tiling.tiles_per_block - (rank < tiling.longer_blocks ? 0 : 1);
+    // Of the last tile of a slab, some threads have no vector.
+    const int64_t last_tile =
+        static_cast<int64_t>(tiles_ - 1) * tiling.team + rank;
     if constexpr (kPlanes) {
       channel_ = in_group;
-      first_vector_ = row * tiling.row_vectors + lane;
+      first_vector_ = static_cast<int64_t>(rank) * kThreads + threadIdx.x;
       base_ = (group_ * shape.rows * shape.channels + channel_) * shape.inner;
-      int64_t last = end * tiling.row_vectors;
-      if (last > tiling.vectors) last = tiling.vectors;
-      mine_ = first_vector_ < last
-                  ? static_cast<int>((last - first_vector_ + kThreads - 1) /
-                                     kThreads)
-                  : 0;
+      mine_ = last_tile * kThreads + threadIdx.x < tiling.vectors ? tiles_
+                                                                  : tiles_ - 1;
     } else {
       channel_ = in_group * tiling.columns;
-      const int64_t vector = in_group * tiling.row_vectors + lane;
-      base_ = (group_ * shape.rows + row) * shape.channels + vector * kElements;
+      const int64_t row = FirstRow();
+      const int64_t vector = in_group * tiling.row_vectors + VectorInRow();
+      base_ = (group_ * shape.rows + row) * shape.channels +
+              vector * kElements - ShiftOfWords();
       first_vector_ = 0;
-      mine_ =
-          row < end && vector < tiling.vectors
-              ? static_cast<int>((end - row + tile_rows - 1) >> log_tile_rows)
-              : 0;
+      const int64_t last_row = last_tile * TileRows() + RowInTile();
+      mine_ = vector >= tiling.vectors ? 0
+              : last_row < tiling.rows ? tiles_
+                                       : tiles_ - 1;
     }
   }
 
@@ -132,17 +136,18 @@ class Slab {
   __device__ __forceinline__ bool HasColumn(int column) const {
     return column < tiling_.columns && channel(column) < tiling_.shape.channels;
   }
-  // The column of the constants of this thread's first element; those of its
-  // other elements follow.
-  __device__ __forceinline__ int FirstConstant() const {
-    return kPlanes
-               ? 0
-               : (static_cast<int>(threadIdx.x) & (tiling_.row_vectors - 1)) *
-                     kElements;
-  }
-  // The column of the sums of this thread's element i.
+  // The column of the sums and the constants of this thread's element i.
   __device__ __forceinline__ int Column(int i) const {
-    return kPlanes ? 0 : FirstConstant() + i;
+    return kPlanes ? 0
+                   : ColumnOf(VectorInRow(), kElements, i,
+                              WordStepOf<T, kLayout, kElements>(tiling_));
+  }
+  static __device__ __forceinline__ int WordStep(const Tiling& tiling) {
+    return WordStepOf<T, kLayout, kElements>(tiling);
+  }
+  // Whether the thread shares its vectors with its neighbour.
+  __device__ __forceinline__ bool SharesVectors() const {
+    return WordStepOf<T, kLayout, kElements>(tiling_) > 1;
   }
   // The number of tiles of the block. This thread has a vector in all of them,
   // in all but the last or, if it lies beyond the channels, in none.
@@ -175,8 +180,8 @@ class Slab {
       return PlanesMaskCursor<Base, Byte>(base, group,
                                           group_ * shape.group_size());
     } else {
-      const int64_t row = rank_ * tiling_.rows_per_block + RowInTile(tiling_);
-      const int64_t bit = MaskBit(tiling_, row, channel_ + FirstConstant());
+      const int64_t bit =
+          MaskBit(tiling_, FirstRow(), channel_ + VectorInRow() * kElements);
       using CursorWithMask =
           std::conditional_t<kElements == 8, RowsMaskCursor<Base, kStep, Byte>,
                              RowsMaskBitCursor<Base, kStep, Byte>>;
@@ -195,8 +200,26 @@ class Slab {
   }
 
  private:
-  static __device__ __forceinline__ int RowInTile(const Tiling& tiling) {
-    return static_cast<int>(threadIdx.x) >> (__ffs(tiling.row_vectors) - 1);
+  // How many elements before the thread's own vector its first word lies, if it
+  // is that of the neighbour's vector.
+  __device__ __forceinline__ int ShiftOfWords() const {
+    const int step = WordStepOf<T, kLayout, kElements>(tiling_);
+    return 4 * (step - 1) * (static_cast<int>(threadIdx.x) & 1);
+  }
+
+  // Where channels are last, the place of this thread's vector in a tile. All
+  // numbers are powers of 2.
+  __device__ __forceinline__ int TileRows() const {
+    return kThreads >> (__ffs(tiling_.row_vectors) - 1);
+  }
+  __device__ __forceinline__ int VectorInRow() const {
+    return static_cast<int>(threadIdx.x) & (tiling_.row_vectors - 1);
+  }
+  __device__ __forceinline__ int RowInTile() const {
+    return static_cast<int>(threadIdx.x) >> (__ffs(tiling_.row_vectors) - 1);
+  }
+  __device__ __forceinline__ int64_t FirstRow() const {
+    return static_cast<int64_t>(rank_) * TileRows() + RowInTile();
   }
 
   const Tiling& tiling_;
@@ -227,13 +250,14 @@ struct BlockPosition {
 // Calls f(slab, index, rank) for each slab of the block's team. With several
 // inputs, tiling.num_slabs counts those of all, and a team has all that lie at
 // one place: slab `index` of input i has the number index * kInputs + i.
-template <Layout kLayout, int kElements, int kInputs = 1, typename F>
+template <typename T, Layout kLayout, int kElements, int kInputs = 1,
+          typename F>
 __device__ __forceinline__ void ForEachSlab(const Tiling& tiling,
                                             bool last_first, F f) {
   const BlockPosition position(tiling, last_first);
   for (int64_t index = position.team; index < tiling.num_slabs / kInputs;
        index += tiling.num_teams) {
-    const Slab<kLayout, kElements> slab(tiling, index, position.rank);
+    const Slab<T, kLayout, kElements> slab(tiling, index, position.rank);
     f(slab, index, position.rank);
   }
 }

@@ -145,8 +145,9 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
   using A = Accumulator<T>;
   using V = Vector<T, kElements>;
   constexpr bool kCopied = kKeep && kCopiesTiles<kElements>;
-  // Where channels are first, finding a vector takes registers.
-  constexpr int kMost = SlabOf::kPlanes && kElements == 8 ? 3 : 8;
+  // Where channels are first, finding a vector takes registers, and where they
+  // are last, adding the sums of the block's columns.
+  constexpr int kMost = kElements == 8 && (SlabOf::kPlanes || !kKeep) ? 3 : 8;
   constexpr int kDepth =
       kInFlight<T, kElements, 1> < kMost ? kInFlight<T, kElements, 1> : kMost;
   const int thread = static_cast<int>(threadIdx.x);
@@ -166,12 +167,12 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
       if (slab.Has(i)) {
-        first[i] = LoadVector<Reuse::kSoon, kElements>(x + ahead.offset());
+        first[i] = LoadVectorAt<Reuse::kSoon, kElements>(x, ahead);
       }
       ahead.Advance();
     }
   }
-  if (thread < tiling.columns) shared.block[thread] = {0, 0};
+  if (thread < tiling.columns) shared.sums[thread] = {0, 0};
   if (has_column) shared.Constant<A>(kOrigin)[thread] = origin;
   __syncthreads();
 
@@ -230,7 +231,7 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
             ForEachTile<kDepth, V>(
                 count,
                 [&](V* v) {
-                  *v = LoadVector<Reuse::kNever, kElements>(x + in.offset());
+                  *v = LoadVectorAt<Reuse::kNever, kElements>(x, in);
                   in.Advance();
                 },
                 [&](const V& v) {
@@ -246,7 +247,7 @@ __device__ __forceinline__ void SumStatistics(const Tiling& tiling,
           ForEachTile<kDepth, V>(
               count,
               [&](V* v) {
-                *v = LoadVector<Reuse::kSoon, kElements>(x + in.offset());
+                *v = LoadVectorAt<Reuse::kSoon, kElements>(x, in);
                 in.Advance();
               },
               [&](const V& v) { sums.Accumulate(v); });

@@ -68,35 +68,64 @@ __device__ __forceinline__ void AddLanes(int row_vectors, int distance,
   }
 }
 
-// Adds what the threads hold to shared.block. element(i) returns the sums of
+// Adds the sums of kCount elements of each thread, from element `begin`, to
+// shared.sums: those of at most kScratchColumns columns. column_of(vector, i)
+// is the column of element i of a thread with this vector of a row.
+template <int kCount, typename F, typename ColumnOfElement>
+__device__ __forceinline__ void AddWarps(int row_vectors,
+                                         const SharedMemory& shared, int begin,
+                                         F element, ColumnOfElement column_of) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  AddLanes<kCount>(row_vectors, 16, lane, (lane & (row_vectors - 1)) * kCount,
+                   shared.scratch + thread / 32 * kScratchColumns,
+                   [&](int j) { return element(begin + j); });
+  __syncthreads();
+  if (thread < row_vectors * kCount) {
+    Sums* to =
+        shared.sums + column_of(thread / kCount, begin + thread % kCount);
+    Sums sums = *to;
+    // All at once would take registers that the other parts need.
+#pragma unroll 2
+    for (int w = 0; w < kWarps; ++w) {
+      Add(&sums, shared.scratch[w * kScratchColumns + thread]);
+    }
+    *to = sums;
+  }
+  __syncthreads();
+}
+
+// Adds what the threads hold to shared.sums. element(i) returns the sums of
 // this thread's element i. All threads of the block call it.
 template <int kElements, typename SlabOf, typename F>
 __device__ __forceinline__ void AddToBlock(const Tiling& tiling,
                                            const SharedMemory& shared,
-                                           const SlabOf& slab, F element) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
-  Sums* scratch = shared.scratch + thread / 32 * kMaxColumns;
+                                           const SlabOf&, F element) {
+  // Rows of more columns than the scratch memory has are added in parts.
+  constexpr int kCount = kElements == 1 ? 1 : 2;
+  static_assert(
+      kMaxColumns / kElements * kCount <= kScratchColumns || kElements == 1,
+      "a part exceeds the scratch memory");
+  const auto column_of = [&](int vector, int i) {
+    return ColumnOf(vector, kElements, i, SlabOf::WordStep(tiling));
+  };
   if constexpr (SlabOf::kPlanes) {
-    AddLanes<1>(/*row_vectors=*/1, 16, lane, 0, scratch, [&](int) {
+    const auto all = [&](int) {
       Sums sums = element(0);
 #pragma unroll
       for (int i = 1; i < kElements; ++i) Add(&sums, element(i));
       return sums;
-    });
+    };
+    AddWarps<1>(/*row_vectors=*/1, shared, 0, all, [](int, int) { return 0; });
+  } else if (kElements == 1 ||
+             tiling.row_vectors * kElements <= kScratchColumns) {
+    AddWarps<kElements>(tiling.row_vectors, shared, 0, element, column_of);
   } else {
-    AddLanes<kElements>(tiling.row_vectors, 16, lane, slab.FirstConstant(),
-                        scratch, element);
-  }
-  __syncthreads();
-  if (thread < tiling.columns) {
-    Sums sums = shared.block[thread];
-    for (int w = 0; w < kWarps; ++w) {
-      Add(&sums, shared.scratch[w * kMaxColumns + thread]);
+#pragma unroll
+    for (int begin = 0; begin < kElements; begin += kCount) {
+      AddWarps<kCount>(tiling.row_vectors, shared, begin, element, column_of);
     }
-    shared.block[thread] = sums;
   }
-  __syncthreads();
 }
 
 __device__ __forceinline__ Sums LoadSums(const Sums* address) {
@@ -105,17 +134,18 @@ __device__ __forceinline__ Sums LoadSums(const Sums* address) {
   return {sums.x, sums.y};
 }
 
-// Sets shared.total[column] to the sum of `count` rows of partial sums, whose
+// Sets shared.sums[column] to the sum of `count` rows of partial sums, whose
 // order depends only on the tiling. kBatch rows are read at a time, because
-// each read takes most of a microsecond. All threads of the block call it.
-template <int kBatch, typename F>
+// each read takes most of a microsecond. before_store() is called by all
+// threads when all rows have been read. All threads of the block call it.
+template <int kBatch, typename F, typename BeforeStore>
 __device__ __forceinline__ void AddRows(const Tiling& tiling,
                                         const SharedMemory& shared, int count,
-                                        F row_column) {
+                                        F row_column,
+                                        BeforeStore before_store) {
   const int thread = static_cast<int>(threadIdx.x);
   const int columns = tiling.columns;
-  int parts = kThreads / columns;
-  if (parts > kWarps) parts = kWarps;  // This is what scratch has room for.
+  const int parts = min(kThreads / columns, kWarps);
   const int part = thread / columns;
   const int column = thread - part * columns;
   if (part < parts) {
@@ -130,15 +160,16 @@ __device__ __forceinline__ void AddRows(const Tiling& tiling,
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) Add(&sums, batch[k]);
     }
-    shared.scratch[part * kMaxColumns + column] = sums;
+    shared.scratch[part * columns + column] = sums;
   }
   __syncthreads();
+  before_store();
   if (thread < columns) {
     Sums sums = shared.scratch[thread];
     for (int p = 1; p < parts; ++p) {
-      Add(&sums, shared.scratch[p * kMaxColumns + thread]);
+      Add(&sums, shared.scratch[p * columns + thread]);
     }
-    shared.total[thread] = sums;
+    shared.sums[thread] = sums;
   }
   __syncthreads();
 }
@@ -200,18 +231,20 @@ __device__ __forceinline__ Sums Receive(Mailbox* boxes, int distance, int count,
 // column, and each has the messages of every `parts`-th block. Of 5 blocks with
 // 8 columns, 8 threads share a column: in block 2, threads 0 to 7 add column 2
 // and threads 8 to 15 column 7; thread 3 reads what block 3 has sent of column
-// 2, and threads 5 to 7 read nothing.
+// 2, and threads 5 to 7 read nothing. Where there are more columns than threads
+// for them, a block goes on with those that lie `step` further on.
 struct AdderOfTeam {
   int log_parts;
   int parts;
   int part;
-  int column;  // There may be no such column.
+  int offset;  // of this thread's column from that of the block's first thread
+  int step;
 };
-__device__ __forceinline__ AdderOfTeam AdderOf(int thread, int team, int rank) {
+__device__ __forceinline__ AdderOfTeam AdderOf(int thread, int team) {
   const int log_parts = min(32 - __clz(team - 1), __ffs(kThreads) - 1);
   const int parts = 1 << log_parts;
-  return {log_parts, parts, thread & (parts - 1),
-          rank + (thread >> log_parts) * team};
+  return {log_parts, parts, thread & (parts - 1), (thread >> log_parts) * team,
+          (kThreads >> log_parts) * team};
 }
 
 // Fetches the boxes in which this thread will look for messages of a slab to
@@ -224,20 +257,22 @@ __device__ __forceinline__ void PrefetchMailboxes(
   const int thread = Anew(static_cast<int>(threadIdx.x));
   const int columns = tiling.columns;
   const int team = tiling.team;
-  const int64_t first = slab * columns * team;
-  const AdderOfTeam adder = AdderOf(thread, team, rank);
-  if (adder.column < columns) {
-    for (int row = adder.part; row < team; row += adder.parts) {
-      PrefetchToL2(workspace.partial_mailboxes + first + adder.column * team +
-                   row);
+  const int64_t boxes = slab * columns * team;
+  const AdderOfTeam adder = AdderOf(thread, team);
+  for (int first = rank; first < columns; first += adder.step) {
+    const int column = first + adder.offset;
+    if (column < columns) {
+      for (int row = adder.part; row < team; row += adder.parts) {
+        PrefetchToL2(workspace.partial_mailboxes + boxes + column * team + row);
+      }
     }
   }
   if (thread < columns) {
-    PrefetchToL2(workspace.total_mailboxes + first + rank * columns + thread);
+    PrefetchToL2(workspace.total_mailboxes + boxes + rank * columns + thread);
   }
 }
 
-// Sets shared.total to the sums of a team whose blocks are all on the device:
+// Sets shared.sums to the sums of a team whose blocks are all on the device:
 // the launch is cooperative, or a block that waits for a message would never
 // get it. Each column is added by one block of the team, which sends the sum to
 // all of them. Thus each block waits twice, for about as long as it takes to
@@ -249,8 +284,6 @@ __device__ __forceinline__ void AddTeamByMessages(const Tiling& tiling,
                                                   const Workspace& workspace,
                                                   int64_t slab, int rank,
                                                   F meanwhile) {
-  // There are threads for every column, because `parts` is less than two teams.
-  static_assert(kThreads >= 2 * kMaxColumns, "columns without threads");
   // What follows from the number of the thread is the same for all slabs, but
   // does not wait in registers for the next one.
   const int thread = Anew(static_cast<int>(threadIdx.x));
@@ -260,45 +293,42 @@ __device__ __forceinline__ void AddTeamByMessages(const Tiling& tiling,
   Mailbox* partials = workspace.partial_mailboxes + slab * boxes;
   Mailbox* totals = workspace.total_mailboxes + slab * boxes;
   if (thread < columns) {
-    Send(partials + thread * team + rank, shared.block[thread], workspace.tag);
+    Send(partials + thread * team + rank, shared.sums[thread], workspace.tag);
   }
   meanwhile();
 
-  const auto [log_parts, parts, part, column] = AdderOf(thread, team, rank);
-  Sums sums{0, 0};
-  if (column < columns) {
-    for (int row = part; row < team; row += 2 * parts) {
-      Add(&sums, Receive<2>(partials + column * team + row, parts,
-                            row + parts < team ? 2 : 1, workspace.tag));
+  const AdderOfTeam adder = AdderOf(thread, team);
+  const int parts = adder.parts;
+  for (int first = rank; first < columns; first += adder.step) {
+    const int column = first + adder.offset;
+    Sums sums{0, 0};
+    if (column < columns) {
+      for (int row = adder.part; row < team; row += 2 * parts) {
+        Add(&sums, Receive<2>(partials + column * team + row, parts,
+                              row + parts < team ? 2 : 1, workspace.tag));
+      }
     }
-  }
-  for (int distance = min(parts, 32) / 2; distance > 0; distance /= 2) {
-    Add(&sums, ExchangeLanes(sums, distance));
-  }
-  if (parts > 32) {
-    if (thread % 32 == 0) shared.scratch[thread / 32] = sums;
-    __syncthreads();
-    const int first = (thread >> log_parts) << (log_parts - 5);
-    sums = shared.scratch[first];
-    for (int w = 1; w < parts / 32; ++w) Add(&sums, shared.scratch[first + w]);
-  }
-  if (column < columns) {
-    for (int to = part; to < team; to += parts) {
-      Send(totals + to * columns + column, sums, workspace.tag);
+    for (int distance = min(parts, 32) / 2; distance > 0; distance /= 2) {
+      Add(&sums, ExchangeLanes(sums, distance));
+    }
+    if (parts > 32) {
+      if (thread % 32 == 0) shared.scratch[thread / 32] = sums;
+      __syncthreads();
+      const int warp = (thread >> adder.log_parts) << (adder.log_parts - 5);
+      sums = shared.scratch[warp];
+      for (int w = 1; w < parts / 32; ++w) Add(&sums, shared.scratch[warp + w]);
+      __syncthreads();  // The scratch memory is free for the next column.
+    }
+    if (column < columns) {
+      for (int to = adder.part; to < team; to += parts) {
+        Send(totals + to * columns + column, sums, workspace.tag);
+      }
     }
   }
   if (thread < columns) {
-    shared.total[thread] =
+    shared.sums[thread] =
         Receive<1>(totals + rank * columns + thread, 0, 1, workspace.tag);
   }
-  __syncthreads();
-}
-
-// Sets shared.total for a team that consists of this block alone.
-__device__ __forceinline__ void KeepBlockSums(const Tiling& tiling,
-                                              const SharedMemory& shared) {
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread < tiling.columns) shared.total[thread] = shared.block[thread];
   __syncthreads();
 }
 
@@ -308,11 +338,11 @@ __device__ __forceinline__ int ColumnMeanwhile() {
   return kThreads - 1 - static_cast<int>(threadIdx.x);
 }
 
-// Sets shared.total to the sums of the whole team, in each of its blocks.
-// block_reduction is kSingleBlock, kCluster or kBarrier. All threads of the
-// block call it, and shared.block must be complete. meanwhile() is called by
-// all threads while the block would only wait. What it writes to shared memory,
-// they may all read afterwards.
+// Sets shared.sums to the sums of the whole team, in each of its blocks, where
+// it has those of this block. block_reduction is kSingleBlock, kCluster or
+// kBarrier. All threads of the block call it, and shared.sums must be complete.
+// meanwhile() is called by all threads while the block would only wait. What it
+// writes to shared memory, they may all read afterwards.
 template <typename F>
 __device__ __forceinline__ void AddTeam(const Tiling& tiling,
                                         const SharedMemory& shared,
@@ -321,20 +351,25 @@ __device__ __forceinline__ void AddTeam(const Tiling& tiling,
                                         int64_t slab, int rank, F meanwhile) {
   if (block_reduction == BlockReduction::kSingleBlock) {
     meanwhile();
-    KeepBlockSums(tiling, shared);
+    __syncthreads();
     return;
   }
   if (block_reduction == BlockReduction::kCluster) {
     ArriveAtCluster();
     meanwhile();
     WaitForCluster();
-    AddRows<2>(tiling, shared, tiling.team, [&](int row, int column) {
-      return LoadFromBlock(shared.block + column, static_cast<uint32_t>(row));
-    });
-    // No block may leave, or reuse shared.block, while others read it.
+    // No block may leave, or write to its shared.sums, while others read it.
     // What they read, they have added already.
-    ArriveAtCluster();
-    WaitForCluster();
+    AddRows<2>(
+        tiling, shared, tiling.team,
+        [&](int row, int column) {
+          return LoadFromBlock(shared.sums + column,
+                               static_cast<uint32_t>(row));
+        },
+        [] {
+          ArriveAtCluster();
+          WaitForCluster();
+        });
     return;
   }
   AddTeamByMessages(tiling, shared, workspace, slab, rank, meanwhile);
@@ -355,20 +390,23 @@ __device__ __forceinline__ void StorePartials(const Tiling& tiling,
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < tiling.columns) {
     PartialsOf(tiling, workspace, slab)[rank * tiling.columns + thread] =
-        shared.block[thread];
+        shared.sums[thread];
   }
 }
 
-// Sets shared.total to the sums of all blocks of the team, which must be in the
+// Sets shared.sums to the sums of all blocks of the team, which must be in the
 // workspace. All threads of the block call it.
 __device__ __forceinline__ void AddPartials(const Tiling& tiling,
                                             const SharedMemory& shared,
                                             const Workspace& workspace,
                                             int64_t slab) {
   const Sums* partials = PartialsOf(tiling, workspace, slab);
-  AddRows<8>(tiling, shared, tiling.team, [&](int row, int column) {
-    return LoadSums(partials + row * tiling.columns + column);
-  });
+  AddRows<8>(
+      tiling, shared, tiling.team,
+      [&](int row, int column) {
+        return LoadSums(partials + row * tiling.columns + column);
+      },
+      [] {});
 }
 
 // Does what AddTeam does, without waiting. block_reduction is kSingleBlock or
@@ -381,7 +419,6 @@ __device__ __forceinline__ bool AddTeamInLast(const Tiling& tiling,
                                               BlockReduction block_reduction,
                                               int64_t slab, int rank) {
   if (block_reduction == BlockReduction::kSingleBlock) {
-    KeepBlockSums(tiling, shared);
     return true;
   }
   const int thread = static_cast<int>(threadIdx.x);

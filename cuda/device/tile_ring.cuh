@@ -30,9 +30,7 @@ class TileRing {
                                       const SharedMemory& shared)
       : tiling_(tiling), words_(reinterpret_cast<Word*>(shared.tiles)) {}
 
-  __device__ __forceinline__ int slots() const {
-    return tiling_.shared_tiles + tiling_.tiles_ahead;
-  }
+  __device__ __forceinline__ int slots() const { return tiling_.shared_tiles; }
   // Returns slot `index`, which is less than slots().
   __device__ __forceinline__ int At(int index) const {
     return index * kSlotWords + static_cast<int>(threadIdx.x);
@@ -90,16 +88,17 @@ class TileRing {
       words_[Index(slot, array, w)] = vector.GetWord(w);
     }
   }
-  // Starts the copy of a vector, if `condition`. The thread must not use what
-  // the slot held before any more.
+  // Starts the copy of a vector, if `condition`. Its words are `step` words
+  // apart, from `from` on.
+  // The thread must not use what the slot held before any more.
   template <Reuse kReuse>
   __device__ __forceinline__ void CopyIf(bool condition, int slot, int array,
-                                         const T* from) const {
+                                         const T* from, int step) const {
 #pragma unroll
     for (int w = 0; w < V::kWords; ++w) {
       StartCopyIf<kReuse == Reuse::kSoon>(
           condition, words_ + Index(slot, array, w),
-          reinterpret_cast<const Word*>(from) + w);
+          reinterpret_cast<const Word*>(from) + w * step);
     }
   }
 

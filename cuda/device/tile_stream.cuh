@@ -75,8 +75,6 @@ constexpr bool kCopiesTiles = kElements > 1;
 // the stream lies in slot p of the ring, and a slot is filled anew as soon as
 // the tiles of its stage have been used, unless the block keeps it:
 //   first pass    all tiles in order. The last `shared_tiles` stay;
-//   wait          in the slots behind them come the first tiles of the next
-//                 slab (`tiles_ahead`);
 //   second pass   all tiles in the reverse order. The slots of those that
 //                 stayed take the others again, of which L2 has had the least
 //                 time to evict the last.
@@ -88,16 +86,14 @@ constexpr bool kCopiesTiles = kElements > 1;
 // but the same number of them (see Streams in host/plan.cc for how many slots
 // this needs).
 //
-// Why this is enough, with stages of B tiles, S slots, and K of them for tiles
-// that stay there: when the first pass begins, S/B groups are closed, one for
-// each stage that has slots, in the order of their use, and each stage that has
-// been used closes one more. So before stage i, at least S/B + i groups are
-// closed, of which its own is number i: if all but the last S/B - 1 are
-// complete, it is. In the second pass, i groups are closed before stage i, and
-// that of a stage which was copied again is number i - K/B: if all but the last
-// K/B - 1 are complete, it is. The groups of the next slab's first tiles, which
-// are closed between the passes, come before those of the second pass, so they
-// are complete even earlier than the next first pass counts on.
+// Why this is enough, with stages of B tiles and S slots: when the first pass
+// begins, S/B groups are closed, one for each stage that has slots, in the
+// order of their use, and each stage that has been used closes one more. So
+// before stage i, at least S/B + i groups are closed, of which its own is
+// number i: if all but the last S/B - 1 are complete, it is. In the second
+// pass, i groups are closed before stage i, and that of a stage which was
+// copied again is number i - S/B: if all but the last S/B - 1 are complete, it
+// is.
 template <typename T, Layout kLayout, int kElements, int kArrays>
 class TileStream {
  public:
@@ -120,19 +116,20 @@ class TileStream {
         arrays_(arrays),
         slot_(ring_.At(0)) {}
 
-  // Starts the copies of the first tiles of slab `index`, if there is such a
-  // slab.
+  // Starts the copies of as many tiles of this slab as have slots.
   template <typename SlabOf>
-  __device__ __forceinline__ void StartFirst(int64_t index, int rank) const {
-    if (tiling_.tiles_ahead > 0 && index < tiling_.num_slabs) {
-      Start(SlabOf(tiling_, index, rank), 0, tiling_.tiles_ahead);
+  __device__ __forceinline__ void Start(const SlabOf& slab) const {
+    if constexpr (kCopiesTiles<kElements>) {
+      const int mine = slab.Count(0, slab.tiles());
+      auto in = slab.At(0);
+      int slot = slot_;
+#pragma unroll 1
+      for (int tile = 0; tile < ring_.slots(); tile += kStageTiles) {
+        CopyStage<1>(arrays_, mine - tile, mine - tile > shared_tiles(), slot,
+                     &in);
+        slot = ring_.Next(slot, kStageTiles);
+      }
     }
-  }
-
-  // Starts the copies of as many other tiles of this slab as have slots.
-  template <typename SlabOf>
-  __device__ __forceinline__ void StartRest(const SlabOf& slab) const {
-    Start(slab, tiling_.tiles_ahead, ring_.slots());
   }
 
   // Waits for the first tiles of this slab, and returns the first array of one
@@ -258,7 +255,6 @@ class TileStream {
               Copies kCopies = Copies::kMany, typename Load, typename Use>
     __device__ __forceinline__ void ForEach(int count, Load load, Use use) {
       const Ring& ring = stream_.ring_;
-      const int first = ring.Next(stream_.slot_, stream_.tiling_.tiles_ahead);
       ForEachTileInStages<kDepth, Item, kStageTiles, kCopies>(
           empty_ + count, load,
           [&](Item& item) {
@@ -273,8 +269,7 @@ class TileStream {
                 arrays_, left_, /*again=*/false,
                 slot_ + kStageTiles * Ring::kSlotWords, &next_);
             left_ -= kStageTiles;
-            slot_ += Ring::kSlotWords;
-            slot_ = ring.Before(slot_ == first ? stream_.slot_ : slot_);
+            slot_ = ring.Before(slot_ + Ring::kSlotWords);
           },
           empty_);
       empty_ = 0;
@@ -322,23 +317,6 @@ class TileStream {
     WaitForAllCopiesBut(slots / kStageTiles - 1);
   }
 
-  // Starts the copies of the tiles [begin, end) of a slab, of whole stages.
-  template <typename SlabOf>
-  __device__ __forceinline__ void Start(const SlabOf& slab, int begin,
-                                        int end) const {
-    if constexpr (kCopiesTiles<kElements>) {
-      const int mine = slab.Count(0, slab.tiles());
-      auto in = slab.At(begin);
-      int slot = ring_.Next(slot_, begin);
-#pragma unroll 1
-      for (int tile = begin; tile < end; tile += kStageTiles) {
-        CopyStage<1>(arrays_, mine - tile, mine - tile > shared_tiles(), slot,
-                     &in);
-        slot = ring_.Next(slot, kStageTiles);
-      }
-    }
-  }
-
   // Starts the copies of a stage, with as many of the `left` tiles at `in` as
   // it has slots: upwards from `slot`, or downwards (kStep is 1 or -1). `again`
   // says whether the second pass reads these tiles from memory.
@@ -356,8 +334,10 @@ class TileStream {
         const T* from = static_cast<const T*>(arrays.at[a]) + in->offset();
         // The stage is a whole one then, because the last one stays.
         const bool soon = again && arrays.again[a];
-        ring_.template CopyIf<Reuse::kSoon>(soon, slot, a, from);
-        ring_.template CopyIf<Reuse::kNever>(k < left && !soon, slot, a, from);
+        ring_.template CopyIf<Reuse::kSoon>(soon, slot, a, from,
+                                            in->word_step());
+        ring_.template CopyIf<Reuse::kNever>(k < left && !soon, slot, a, from,
+                                             in->word_step());
       }
       in->Advance();
       slot += kStep * Ring::kSlotWords;
@@ -373,21 +353,6 @@ class TileStream {
 
 // Takes the place of a stream where nothing is kept.
 struct NoStream {};
-
-// Where teams or clusters share the device, one half of them begins a little
-// later. Memory then serves the tiles of the other half first, so that the
-// halves do not wait at the same time: while the blocks of one add their sums,
-// memory is busy with the other. The time is about what a block takes to start
-// all of its copies, ten instructions for each of two dozen tiles.
-template <int kElements>
-__device__ __forceinline__ void LetOthersBegin(const Tiling& tiling,
-                                               unsigned team) {
-  constexpr unsigned kNanoseconds = 500;
-  if (kCopiesTiles<kElements> && tiling.team > 1 && tiling.num_teams > 1 &&
-      2 * team >= static_cast<unsigned>(tiling.num_teams)) {
-    __nanosleep(kNanoseconds);
-  }
-}
 
 }  // namespace cuda
 }  // namespace jax_bnar

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cuda/device/intrinsics.cuh"
+#include "cuda/host/parameters.h"
 
 namespace jax_bnar {
 namespace cuda {
@@ -262,38 +263,67 @@ struct Vector<T, 8> {
   }
 };
 
+// Turns the bits of a thread's elements, where it shares two vectors of float32
+// with its neighbour (Tiling::word_step), into the byte of its own vector in a
+// mask, and such a byte into the bits of its elements: the two threads exchange
+// four bits. Both call it.
+template <typename T>
+__device__ __forceinline__ uint32_t ExchangeBits(bool shares, uint32_t bits) {
+  if (sizeof(T) != sizeof(float) || !shares) return bits;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const bool odd = (lane & 1) != 0;
+  const uint32_t low = bits & 15u, high = bits >> 4 & 15u;
+  const uint32_t other =
+      __shfl_xor_sync(3u << (lane & 30), odd ? low : high, 1);
+  return odd ? other | high << 4 : low | other << 4;
+}
+
 // Whether a value is needed again soon.
 enum class Reuse { kSoon, kNever };
 
+// Loads a vector whose words are `step` words apart.
 template <Reuse kReuse, int kElements, typename T>
-__device__ __forceinline__ Vector<T, kElements> LoadVector(const T* address) {
+__device__ __forceinline__ Vector<T, kElements> LoadVector(const T* address,
+                                                           int step = 1) {
   using V = Vector<T, kElements>;
   const auto* words = reinterpret_cast<const typename V::Word*>(address);
   V vector;
 #pragma unroll
   for (int i = 0; i < V::kWords; ++i) {
     if constexpr (kReuse == Reuse::kNever) {
-      vector.SetWord(i, __ldcs(words + i));
+      vector.SetWord(i, __ldcs(words + i * step));
     } else {
-      vector.SetWord(i, words[i]);
+      vector.SetWord(i, words[i * step]);
     }
   }
   return vector;
 }
+// Loads the vector of an array at which a cursor stands.
+template <Reuse kReuse, int kElements, typename T, typename CursorOf>
+__device__ __forceinline__ Vector<T, kElements> LoadVectorAt(
+    const T* array, const CursorOf& in) {
+  return LoadVector<kReuse, kElements>(array + in.offset(), in.word_step());
+}
 
 template <Reuse kReuse, int kElements, typename T>
-__device__ __forceinline__ void StoreVector(
-    T* address, const Vector<T, kElements>& vector) {
+__device__ __forceinline__ void StoreVector(T* address,
+                                            const Vector<T, kElements>& vector,
+                                            int step = 1) {
   using V = Vector<T, kElements>;
   auto* words = reinterpret_cast<typename V::Word*>(address);
 #pragma unroll
   for (int i = 0; i < V::kWords; ++i) {
     if constexpr (kReuse == Reuse::kNever) {
-      __stcs(words + i, vector.GetWord(i));
+      __stcs(words + i * step, vector.GetWord(i));
     } else {
-      words[i] = vector.GetWord(i);
+      words[i * step] = vector.GetWord(i);
     }
   }
+}
+template <Reuse kReuse, int kElements, typename T, typename CursorOf>
+__device__ __forceinline__ void StoreVectorAt(
+    T* array, const CursorOf& out, const Vector<T, kElements>& vector) {
+  StoreVector<kReuse>(array + out.offset(), vector, out.word_step());
 }
 
 }  // namespace cuda

@@ -11,7 +11,7 @@ namespace {
 
 // The nominal bandwidth of an H200, divided among its multiprocessors: what is
 // assumed of a device that does not report its own.
-constexpr double kNominalBytesPerMicrosecond = 4917e3 / 132;
+constexpr double kNominalBytesPerMicrosecond = 4814e3 / 132;
 
 // A line of L2 and of L1. It consists of sectors of 32 bytes that are fetched
 // one by one.
@@ -30,9 +30,10 @@ int64_t BlocksAtOnce(const Plan& plan, const Device& device) {
       device.shared_bytes_per_multiprocessor;
   const int64_t blocks =
       device.multiprocessors * int64_t{two ? kBlocksPerMultiprocessor : 1};
-  return plan.cluster > 1
-             ? std::max<int64_t>(1, blocks / plan.cluster) * plan.cluster
-             : blocks;
+  if (plan.cluster <= 1) return blocks;
+  // The blocks of a cluster share one part of the device. Where the parts are
+  // of unequal size, one of eight may be too small.
+  return std::max<int64_t>(1, blocks * 7 / 8 / plan.cluster) * plan.cluster;
 }
 
 // Where threads read single elements, each has at most eight of them in flight.
@@ -45,17 +46,19 @@ double InFlightPerBlock(const Problem& problem, int width,
                              static_cast<double>(ItemSize(problem.dtype)));
 }
 
-// The bytes of a slab that lie together in memory, at most a line.
+// The bytes of a slab that lie together in memory, at most two lines.
 int64_t PieceBytes(const Problem& problem, const Tiling& t) {
   if (t.layout == Layout::kChannelsFirst || t.slabs_per_group.value == 1) {
-    return kLineBytes;
+    return 2 * kLineBytes;
   }
-  return std::min(kLineBytes, t.columns * ItemSize(problem.dtype));
+  return std::min(2 * kLineBytes, t.columns * ItemSize(problem.dtype));
 }
 
 // The rate at which memory serves pieces of so many bytes, as a share of that
-// for whole lines.
+// for two lines.
 double PieceShare(int64_t piece, const CostModel& model) {
+  if (piece > kLineBytes) return 1;
+  if (piece == kLineBytes) return model.line_share;
   double share = 1;
   for (; piece < kLineBytes; piece *= 2) share *= model.narrow_share;
   return share;
@@ -95,21 +98,18 @@ double RateShare(const Spread& spread, double per_block, double needed,
   return spread.once * share(per_block) + spread.twice * share(2 * per_block);
 }
 
-// How many tiles of a block are under way as copies.
+// How many tiles of a block are under way as copies, on average, in each pass.
 struct CopiesUnderWay {
-  // On average, in each pass.
   double first = 0;
   double second = 0;
-  // At most, while there are more tiles to be copied than slots.
-  double most = 0;
 };
 
 // The tiles of a block that do not stay on chip. Where they are copied, those
 // that stay are the last stages, one of which may have empty slots.
 int64_t TilesAgain(const Plan& plan, int width, int64_t tile_bytes) {
   const int stage = TilesOfStage(width, tile_bytes);
-  return std::max<int64_t>(
-      0, RoundUp(TilesPerBlock(plan.tiling), stage) - plan.tiling.shared_tiles);
+  return std::max<int64_t>(0, RoundUp(plan.tiling.tiles_per_block, stage) -
+                                  plan.tiling.shared_tiles);
 }
 
 // In the first pass, a copy has been started as many tiles before its use as
@@ -119,55 +119,26 @@ int64_t TilesAgain(const Plan& plan, int width, int64_t tile_bytes) {
 // copies (TileStream in device/tile_stream.cuh).
 CopiesUnderWay UnderWay(const Plan& plan, int64_t tile_bytes) {
   const Tiling& t = plan.tiling;
-  const int64_t tiles = std::max<int64_t>(1, TilesPerBlock(t));
+  const int64_t tiles = std::max<int64_t>(1, t.tiles_per_block);
   const auto all = static_cast<double>(tiles);
   // Copies of all tiles begin at once.
-  if (plan.tiling.shared_tiles >= tiles) return {all / 2, 0, all};
+  if (t.shared_tiles >= tiles) return {all / 2, 0};
   const int stage = TilesOfStage(kWidth, tile_bytes);
-  const auto most = [&](int slots) {
-    return static_cast<double>(
-        std::min<int64_t>(tiles, (GroupsLeft(slots / stage - 1) + 1) * stage));
-  };
-  const double first = most(t.shared_tiles + t.tiles_ahead);
+  const auto most = static_cast<double>(std::min<int64_t>(
+      tiles, (GroupsLeft(t.shared_tiles / stage - 1) + 1) * stage));
   const double again =
       static_cast<double>(TilesAgain(plan, kWidth, tile_bytes)) / all;
-  return {first - first * first / (2 * all), again * most(t.shared_tiles),
-          first};
+  return {most - most * most / (2 * all), again * most};
 }
 
-// The share of a round's waiting during which memory idles. Teams that have a
-// single slab each begin at the same time, and wait at the same time.
-double IdleShare(int64_t num_teams, int64_t rounds, const CostModel& model) {
-  return num_teams == 1 || rounds == 1 ? 1
-         : num_teams == 2              ? model.idle_with_two_teams
-                                       : model.idle_with_more_teams;
-}
-
-// Teams, or clusters, that are on the device at the same time and take slabs in
-// turn.
-struct Teams {
-  int64_t number;
-  int64_t rounds;
-  bool copied;    // Copies bring the tiles.
-  double others;  // How long memory is busy with the others' copies.
-};
-
-// The microseconds in which memory idles while the blocks of a team wait for
-// each other, `wait` in each round. `own` is how long memory is busy with the
-// next slab's tiles of a team that waits.
-double IdleTime(const Teams& teams, double wait, double own,
-                const CostModel& model) {
-  const double least = model.idle_if_covered * wait;
-  const auto rounds = static_cast<double>(teams.rounds);
-  if (teams.copied && teams.number > 1) {
-    const double idle = model.idle_with_two_teams * wait +
-                        rounds * std::max(least, wait - own - teams.others);
-    // If nothing were covered, each round would take as long as its wait.
-    return std::min(idle, rounds * wait);
-  }
-  const double share = IdleShare(teams.number, teams.rounds, model);
-  // After the last slab, there is no next one.
-  return (rounds - 1) * std::max(least, wait * share - own) + wait * share;
+// How long the blocks of a team wait for each other's sums, apart from the
+// slowest of them.
+double BarrierTime(const Tiling& t, const CostModel& model) {
+  const int32_t parts = PowerOfTwoAtLeast(t.team, kThreads);
+  const int64_t at_once = int64_t{t.team} * (kThreads / parts);
+  const int64_t turns = CeilDivide(t.columns, at_once);
+  return model.barrier + model.barrier_of_column * t.columns +
+         model.barrier_of_turn * static_cast<double>(turns - 1);
 }
 
 // What a mask costs beyond its own bytes, in arrays. Memory moves sectors of 32
@@ -219,9 +190,9 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
       static_cast<double>(problem.shape.groups * problem.shape.group_size() *
                           ItemSize(problem.dtype));
   const int64_t piece = PieceBytes(problem, t);
-  const double in_l2 = model.share_of_l2 *
-                       static_cast<double>(device.l2_bytes) *
-                       static_cast<double>(piece) / kLineBytes;
+  const double in_l2 =
+      model.share_of_l2 * static_cast<double>(device.l2_bytes) *
+      static_cast<double>(std::min(piece, kLineBytes)) / kLineBytes;
   const bool two_kernels = plan.strategy == Strategy::kTwoKernels;
   Cost cost{};
   cost.rounds = two_kernels ? 1 : CeilDivide(t.num_slabs, t.num_teams);
@@ -269,32 +240,21 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
   const double second = in_flight(under_way.second);
   const double first_time =
       first_bytes / (rate * RateShare(spread, first, needed, model));
-  cost.streaming =
-      first_time +
+  const double second_time =
       second_bytes / (rate * RateShare(spread, second, needed, model));
+  cost.streaming = first_time + second_time;
   cost.in_flight = spread.once * std::min(1.0, loading / needed) +
                    spread.twice * std::min(1.0, 2 * loading / needed);
   cost.bytes_in_flight = (spread.once + 2 * spread.twice) *
                          (first * first_bytes + second * second_bytes) /
                          cost.bytes;
-  // How long memory is busy with what others have under way when a team begins
-  // to wait. If a slab is copied at once, that is all of it. Otherwise teams
-  // take turns with as much as they have under way, and one half of them is as
-  // far as the team that waits.
-  const double slab = cost.streaming / static_cast<double>(t.num_slabs);
-  const double usual_rate = StreamingRate(device, model) * piece_share;
-  const double copied =
-      under_way.most * static_cast<double>(tile_bytes * t.team) / usual_rate;
-  const auto others = [&](int64_t teams) {
-    return plan.tiling.shared_tiles >= TilesPerBlock(t)
-               ? static_cast<double>(teams - 1) * slab
-               : static_cast<double>(teams / 2) * std::min(slab, copied);
-  };
-  // A team waits for its slowest block, in each of so many rounds or turns.
+  // A team waits in each of so many rounds or turns, at the end of which its
+  // slowest block is late by a share of what all have done since the last wait.
   const double doubles = SlowDoubles(device, model);
-  const auto wait = [&](double least, int64_t rounds) {
-    return least + doubles +
-           model.skew * first_time / static_cast<double>(rounds);
+  const auto wait = [&](double barrier, int64_t rounds) {
+    const auto times = static_cast<double>(rounds);
+    return times * (barrier + doubles) +
+           model.skew * (cost.streaming - second_time / times);
   };
   cost.launching = model.kernel;
   if (two_kernels) {
@@ -302,21 +262,9 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
     cost.waiting = model.last_block + doubles;
   } else if (plan.block_reduction == BlockReduction::kBarrier) {
     cost.launching = model.cooperative_kernel;
-    const double issue_share =
-        std::min(1.0, 2 * model.issue_share / model.instructions_per_cycle /
-                          static_cast<double>(ItemSize(problem.dtype)));
-    const double own = std::min(
-        static_cast<double>(t.tiles_ahead * tile_bytes * t.team) / usual_rate,
-        (1 - issue_share) * first_time / static_cast<double>(t.num_slabs));
-    cost.ahead = own * static_cast<double>(t.num_slabs - t.num_teams);
-    cost.waiting =
-        IdleTime({t.num_teams, cost.rounds, copies, others(t.num_teams)},
-                 wait(model.barrier, cost.rounds), own, model);
+    cost.waiting = wait(BarrierTime(t, model), cost.rounds);
   } else if (plan.block_reduction == BlockReduction::kCluster) {
-    const auto turns = static_cast<int64_t>(waves);
-    const int64_t teams = CeilDivide(t.num_teams, turns);
-    cost.waiting = IdleTime({teams, turns, copies, others(teams)},
-                            wait(model.cluster, turns), 0, model);
+    cost.waiting = wait(model.cluster, static_cast<int64_t>(waves));
   }
   return cost;
 }

@@ -22,7 +22,7 @@ auto KeyOf(const Problem& problem, int width, const Traffic& traffic,
       device.l2_bytes, device.cooperative, device.clusters,
       device.memory_bytes_per_microsecond, device.single_to_double_ratio,
       settings.strategy, settings.sm_margin, settings.slab_channels,
-      settings.tiles_ahead);
+      settings.teams);
 }
 
 using Key = decltype(KeyOf({}, 0, 0, {}, {}));

@@ -26,8 +26,9 @@ constexpr int kBytesAtOnce = 64;
 // The bytes of x that a block takes along planes whose size is not a multiple
 // of a vector. Its threads have all of them in flight at once.
 constexpr int kFlatBytes = 16 * 1024;
-// The most columns that a slab has.
-constexpr int kMaxColumns = 64;
+// The most columns that a slab has: as many as a block has threads, so that
+// each thread has at most one of them where a block prepares its columns.
+constexpr int kMaxColumns = kThreads;
 
 // Both sums of a column: of x and of its squares, around an origin; or of e and
 // of e * (x - mean).
@@ -37,18 +38,25 @@ struct Sums {
 };
 
 // Sizes in shared memory, which the kernels lay out (device/shared_memory.cuh)
-// and the planner counts: one value for each warp and column, or for each part
-// and column.
-constexpr int kScratch = kWarps * kMaxColumns;
+// and the planner counts. A block adds the sums of its warps for so many
+// columns at a time.
+constexpr int kScratchColumns = 64;
+constexpr int kScratch = kWarps * kScratchColumns;
 // Vectors of constants of the elementwise pass: mean, a, b or bias, k, bias.
 constexpr int kConstants = 5;
 
-// The sums and the constants of one input.
-constexpr int64_t kSharedBytesPerInput =
-    static_cast<int64_t>(sizeof(Sums)) * 2 * kMaxColumns +
-    static_cast<int64_t>(sizeof(double)) * kConstants * kMaxColumns;
+constexpr int64_t kScratchBytes = static_cast<int64_t>(sizeof(Sums)) * kScratch;
+constexpr int64_t kSumsBytes = static_cast<int64_t>(sizeof(Sums)) * kMaxColumns;
+constexpr int64_t kConstantsBytes =
+    static_cast<int64_t>(sizeof(float)) * kConstants * kMaxColumns;
+
+// The sums and the constants of one input, in a kernel of one pass. Those of
+// float64 have twice the size, and have no kernel of both passes.
+constexpr int64_t kSharedBytesPerInput = kSumsBytes + 2 * kConstantsBytes;
+constexpr int64_t kSharedBytesOfPass = kScratchBytes + kSharedBytesPerInput;
+// What a kernel of both passes has besides tiles.
 constexpr int64_t kFixedSharedBytes =
-    static_cast<int64_t>(sizeof(Sums)) * kScratch + kSharedBytesPerInput;
+    kScratchBytes + kSumsBytes + kConstantsBytes;
 
 // The arrays of which a tile waits on chip between the passes: x, or e and x.
 constexpr int kForwardArrays = 1;
@@ -90,8 +98,9 @@ struct Divisor {
 //   channels last: row n holds `columns` neighbouring channels of row n.
 //   channels first: the vectors of one channel follow each other, with
 //   `row_vectors` of them in a row. All columns belong to that channel.
-// A team of blocks shares a slab; block `rank` has `rows_per_block` of its
-// rows. Teams take slabs in turn.
+// A tile has kThreads vectors, of as many rows as that is. A team of blocks
+// shares a slab: block `rank` has its tiles `rank`, `rank + team` and so on, so
+// that the blocks go through memory side by side. Teams take slabs in turn.
 //
 // Each of N inputs is cut in this way, and `num_slabs` counts the slabs of all:
 // slab N * i + k lies in input k, at the same place for each k.
@@ -102,15 +111,15 @@ struct Tiling {
   int32_t columns;      // channels of a slab
   int64_t rows;         // of a slab
   int64_t vectors;      // of a row of the array, or of a channel
-  // The distance from a vector of a tile to that of the next tile, in elements.
-  // If channels are first, it is also `tile_vectors` further on in the plane,
-  // or in the next one.
+  // The distance from a vector of a tile to that of the block's next tile, in
+  // elements. If channels are first, it is also `tile_vectors` further on in
+  // the plane, or in the next one.
   int64_t tile_stride;
   int64_t tile_vectors;
   // Where channels are last: how many channels of a row have their bits
   // together in a mask (all of them, if it is in the order of the elements),
   // the logarithm of this number, and the distance from the bits of a vector of
-  // a tile to those of the next tile, in vectors.
+  // a tile to those of the block's next tile, in vectors.
   int64_t mask_channels;
   int32_t log_mask_channels;
   int64_t mask_tile_stride;
@@ -118,17 +127,28 @@ struct Tiling {
   int64_t plane_stride;  // elements between two planes of a channel
   Divisor slabs_per_group;
   int64_t num_slabs;
-  int64_t rows_per_block;
+  // The distance between the two words of 16 bytes that a thread has of float32
+  // where channels are last, in words. If it is 2, neighbouring threads share
+  // two vectors: one has the first word of both, and the other one the second
+  // words, so that a warp meets whole sectors of 32 bytes. Otherwise, and where
+  // a vector is one word, it is 1, and each thread has a vector of its own.
+  int32_t word_step;
+  // Blocks of lower rank than `longer_blocks` have so many tiles of a slab, and
+  // the others have one less.
+  int32_t tiles_per_block;
+  int32_t longer_blocks;
   int32_t team;
   int32_t num_teams;
-  // Tiles that a block keeps in shared memory, in whole stages like those of
-  // the next number.
+  // Tiles that a block keeps in shared memory, in whole stages.
   int32_t shared_tiles;
-  // Tiles of the next slab whose copies are under way while the blocks of the
-  // team wait for each other. They are at most `shared_tiles`, and have room in
-  // shared memory beside those.
-  int32_t tiles_ahead;
 };
+
+// Returns the column of element i of a thread whose vector is `vector` in its
+// row, where channels are last.
+BNAR_HOST_DEVICE int ColumnOf(int vector, int elements, int i, int word_step) {
+  const int other = word_step - 1;
+  return vector * elements - 4 * other * (vector & 1) + i + (i & 4) * other;
+}
 
 // Returns the index in a group's mask of the bit of an element, where channels
 // are last.

@@ -38,42 +38,37 @@ int64_t ResidentBlocks(const Device& device, const Settings& settings,
          per_multiprocessor;
 }
 
+Tiling Cut(const Problem& problem, int width, int columns) {
+  Tiling tiling =
+      CutSlabs(problem.shape, width, columns, problem.mask_channels);
+  tiling.word_step = WordStep(problem, width, tiling);
+  return tiling;
+}
+
 // The ways to cut slabs, the widest ones first. Of a narrower slab a larger
-// part stays on chip, at the price of more rounds of barriers.
+// part stays on chip, at the price of more rounds of barriers, and of rows that
+// memory serves more slowly.
 std::vector<Tiling> Cuts(const Problem& problem, int width,
                          const Settings& settings) {
-  const auto cut = [&](int columns) {
-    return CutSlabs(problem.shape, width, columns, problem.mask_channels);
-  };
-  std::vector<Tiling> cuts = {
-      cut(settings.slab_channels > 0 ? settings.slab_channels : kMaxColumns)};
+  std::vector<Tiling> cuts = {Cut(problem, width,
+                                  settings.slab_channels > 0
+                                      ? settings.slab_channels
+                                      : WidestColumns(problem.dtype))};
   while (settings.slab_channels == 0 &&
          CanCutNarrower(problem, width, cuts.back())) {
-    cuts.push_back(cut(cuts.back().columns / 2));
+    cuts.push_back(Cut(problem, width, cuts.back().columns / 2));
   }
   return cuts;
 }
 
-// Keeps what fits of each block's tiles in `shared_tiles` of the `slots`. Where
-// teams take several slabs, `ahead` of the slots that are left, or all of them
-// if it is -1, are for the next one. The rest is read twice. Single elements
-// are not copied to slots. All numbers but that of the tiles are made whole
-// stages.
-void KeepTiles(int shared_tiles, int slots, int ahead, int width,
-               int64_t tile_bytes, Plan* plan) {
+// Keeps what fits of each block's tiles in `slots`, in whole stages. The rest
+// is read twice.
+void KeepTiles(int slots, int width, int64_t tile_bytes, Plan* plan) {
   Tiling& t = plan->tiling;
-  const int stage = TilesOfStage(width, tile_bytes);
-  const int64_t wanted = RoundUp(TilesPerBlock(t), stage);
-  t.shared_tiles =
-      static_cast<int32_t>(std::min<int64_t>(shared_tiles, wanted));
-  if (width > 1 && t.num_slabs > t.num_teams) {
-    const int left = std::min(t.shared_tiles, slots - t.shared_tiles);
-    t.tiles_ahead =
-        ahead < 0
-            ? left
-            : static_cast<int32_t>(RoundDown(std::min(ahead, left), stage));
-  }
-  plan->shared_bytes = SharedBytes(t.shared_tiles + t.tiles_ahead, tile_bytes);
+  const int64_t wanted =
+      RoundUp(t.tiles_per_block, TilesOfStage(width, tile_bytes));
+  t.shared_tiles = static_cast<int32_t>(std::min<int64_t>(slots, wanted));
+  plan->shared_bytes = SharedBytes(t.shared_tiles, tile_bytes);
 }
 
 void SetGrid(int64_t num_teams, Plan* plan) {
@@ -87,9 +82,8 @@ Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
                    const Settings& settings, int64_t largest_team = kMaxGrid) {
   Plan plan{};
   plan.strategy = Strategy::kTwoKernels;
-  plan.tiling =
-      CutSlabs(problem.shape, width, kMaxColumns, problem.mask_channels);
-  plan.shared_bytes = SharedBytes(0, 0);
+  plan.tiling = Cut(problem, width, WidestColumns(problem.dtype));
+  plan.shared_bytes = kSharedBytesOfPass;
   // Several waves even out the differences between blocks.
   const int64_t blocks =
       4 * ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
@@ -140,54 +134,66 @@ Plan PlanCluster(const Tiling& tiling, int width, const Device& device,
                                 2 * team * tiling.num_slabs <= blocks)) {
     team *= 2;
   }
-  SetTeam(team, &plan.tiling);
   // The number of blocks in a cluster is a power of two, so the last ones may
-  // have no rows.
-  plan.tiling.team = PowerOfTwoAtLeast(plan.tiling.team, kMaxCluster);
+  // have no tiles.
+  SetWholeTeam(PowerOfTwoAtLeast(std::min(team, tiles), kMaxCluster),
+               &plan.tiling);
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kCluster;
   plan.cluster = plan.tiling.team == 1 ? 0 : plan.tiling.team;
   SetGrid(plan.tiling.num_slabs, &plan);
-  KeepTiles(shared_tiles, shared_tiles, settings.tiles_ahead, width, tile_bytes,
-            &plan);
+  KeepTiles(shared_tiles, width, tile_bytes, &plan);
   return plan;
 }
 
-// `ahead` of a block's slots are for the next slab, and there are at least
-// `least_teams` teams.
+// There are `teams` teams, if there are as many slabs and blocks.
 Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
                 const Settings& settings, int64_t tile_bytes, int slots,
-                int ahead, int64_t least_teams) {
+                int64_t teams) {
   Plan plan{};
   plan.strategy = Strategy::kOnChip;
   plan.tiling = tiling;
-  const int shared_tiles = slots - ahead;
   const int64_t blocks =
       ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
-  // As many teams as hold their slabs on chip; every block belongs to one.
-  const int64_t needed =
-      CeilDivide(TilesOfSlab(tiling), std::max(1, shared_tiles));
-  const int64_t teams =
-      std::clamp<int64_t>(std::max(blocks / needed, least_teams), 1,
-                          std::min(blocks, tiling.num_slabs));
+  // Every block belongs to a team.
+  teams = std::clamp<int64_t>(teams, 1, std::min(blocks, tiling.num_slabs));
   SetTeam(std::max<int64_t>(1, blocks / teams), &plan.tiling);
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kBarrier;
   // A block that is a team of its own waits for no other, so the grid may
   // exceed the device.
-  SetGrid(
-      plan.tiling.team == 1 ? plan.tiling.num_slabs : blocks / plan.tiling.team,
-      &plan);
-  KeepTiles(shared_tiles, slots, settings.tiles_ahead, width, tile_bytes,
-            &plan);
+  const int64_t all =
+      plan.tiling.team == 1 ? plan.tiling.num_slabs : blocks / plan.tiling.team;
+  SetGrid(settings.teams > 0 ? std::min(teams, all) : all, &plan);
+  KeepTiles(slots, width, tile_bytes, &plan);
   return plan;
+}
+
+// How many teams may share the device: as many as hold their slabs on chip in
+// `slots` of each block, or a power of 2. If all slabs have a team, its blocks
+// wait once, and all channels of a row are read and written at the same time.
+std::vector<int64_t> NumbersOfTeams(const Tiling& tiling, int slots,
+                                    const Device& device,
+                                    const Settings& settings) {
+  if (settings.teams > 0) return {settings.teams};
+  const int64_t blocks =
+      ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
+  const int64_t most = std::min(blocks, tiling.num_slabs);
+  const int64_t needed = CeilDivide(TilesOfSlab(tiling), std::max(1, slots));
+  std::vector<int64_t> numbers = {
+      std::clamp<int64_t>(blocks / needed, 1, most)};
+  for (int64_t teams = 1; teams < 2 * most; teams *= 2) {
+    numbers.push_back(std::min(teams, most));
+  }
+  return numbers;
 }
 
 // Whether the tiles of the plan can be copied. If not all of them are kept, one
 // stage is used while the next is copied. This is also enough for the three
 // tiles of up to 32 bytes a thread that forward looks at before it begins.
 bool Streams(const Plan& plan, int width, int64_t tile_bytes) {
-  return width == 1 || plan.tiling.shared_tiles >= TilesPerBlock(plan.tiling) ||
+  return width == 1 ||
+         plan.tiling.shared_tiles >= plan.tiling.tiles_per_block ||
          plan.tiling.shared_tiles >= 2 * TilesOfStage(width, tile_bytes);
 }
 
@@ -205,34 +211,20 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
             PlanCluster(tiling, width, device, settings, tile_bytes, blocks);
         // If a slab exceeds its shared memory, a cluster is only a small team.
         const bool fits =
-            TilesPerBlock(plan.tiling) <= plan.tiling.shared_tiles;
+            plan.tiling.tiles_per_block <= plan.tiling.shared_tiles;
         if (fits || (!any && Streams(plan, width, tile_bytes))) {
           plans.push_back(plan);
         }
       }
     }
     if (device.cooperative && (any || strategy == Strategy::kOnChip)) {
-      // Transfers under way cover a wait: those of the next slab, for which
-      // there is room if a block keeps less of this one, or those of another
-      // team.
       const int slots =
           SlotsPerBlock(device, width, tile_bytes, kBlocksPerMultiprocessor);
-      const int stage = TilesOfStage(width, tile_bytes);
-      std::vector<int> choices = {0};
-      if (settings.tiles_ahead >= 0) {
-        choices = {static_cast<int>(
-            RoundDown(std::min(settings.tiles_ahead, slots / 2), stage))};
-      } else if (width > 1) {
-        for (int ahead = stage; ahead <= slots / 2; ahead += stage) {
-          choices.push_back(ahead);
-        }
-      }
-      for (const int64_t least_teams : {1, 2}) {
-        for (const int ahead : choices) {
-          const Plan plan = PlanOnChip(tiling, width, device, settings,
-                                       tile_bytes, slots, ahead, least_teams);
-          if (Streams(plan, width, tile_bytes)) plans.push_back(plan);
-        }
+      for (const int64_t teams :
+           NumbersOfTeams(tiling, slots, device, settings)) {
+        const Plan plan = PlanOnChip(tiling, width, device, settings,
+                                     tile_bytes, slots, teams);
+        if (Streams(plan, width, tile_bytes)) plans.push_back(plan);
       }
     }
   }
@@ -254,7 +246,7 @@ Plan Best(const std::vector<Plan>& plans, const Problem& problem, int width,
   for (const CostModel& model : models) {
     for (size_t i = 0; i < plans.size(); ++i) {
       const Plan& plan = plans[i];
-      const bool again = plan.tiling.shared_tiles < TilesPerBlock(plan.tiling);
+      const bool again = plan.tiling.shared_tiles < plan.tiling.tiles_per_block;
       costs[i] = CostOf(plan, problem, width, traffic, device, model).total() *
                  (again ? 1 + kTieTolerance : 1);
     }

@@ -57,7 +57,7 @@ struct Settings {
   Strategy strategy = Strategy::kAuto;
   int sm_margin = 0;      // multiprocessors left to other work
   int slab_channels = 0;  // a power of 2 in [8, kMaxColumns]; 0: the planner's
-  int tiles_ahead = -1;   // at most; -1: the planner's choice
+  int teams = 0;          // of kOnChip, at most; 0: the planner's choice
   bool zero_workspace = false;
 };
 

@@ -37,11 +37,11 @@ std::string ReadSetting(std::string_view name, const char* value,
         (number & (number - 1)) == 0) {
       return "";
     }
-    return "must be 8, 16, 32 or 64";
+    return "must be a power of 2 from 8 to " + std::to_string(kMaxColumns);
   }
-  if (name == "TILES_AHEAD") {
-    if (ReadNumber(value, 0, 100000, &settings->tiles_ahead)) return "";
-    return "must be a number of tiles >= 0";
+  if (name == "TEAMS") {
+    if (ReadNumber(value, 1, 100000, &settings->teams)) return "";
+    return "must be a number of teams >= 1";
   }
   if (name == "ZERO_WORKSPACE") {
     int number = 0;
@@ -51,7 +51,7 @@ std::string ReadSetting(std::string_view name, const char* value,
   }
   return "is not known: there are JAX_BNAR_CUDA_STRATEGY, "
          "JAX_BNAR_CUDA_SM_MARGIN, JAX_BNAR_CUDA_SLAB_CHANNELS, "
-         "JAX_BNAR_CUDA_TILES_AHEAD and JAX_BNAR_CUDA_ZERO_WORKSPACE";
+         "JAX_BNAR_CUDA_TEAMS and JAX_BNAR_CUDA_ZERO_WORKSPACE";
 }
 
 }  // namespace

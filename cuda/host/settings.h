@@ -16,13 +16,12 @@ namespace cuda {
 //                                If the device cannot do what is asked, the
 //                                planner chooses for the shape.
 //   JAX_BNAR_CUDA_SM_MARGIN      multiprocessors to leave to other work.
-//   JAX_BNAR_CUDA_SLAB_CHANNELS  8, 16, 32 or 64: the neighbouring channels
-//                                (NHWC) of a slab, instead of the planner's
-//                                choice.
-//   JAX_BNAR_CUDA_TILES_AHEAD    how many tiles of the next slab a block copies
-//                                before it waits for its team, as far as there
-//                                is room for whole stages, instead of the
+//   JAX_BNAR_CUDA_SLAB_CHANNELS  a power of 2 from 8 to 256: the neighbouring
+//                                channels (NHWC) of a slab, instead of the
 //                                planner's choice.
+//   JAX_BNAR_CUDA_TEAMS          how many teams of blocks share the device with
+//                                "on_chip", at most one for each slab, instead
+//                                of the planner's choice.
 //   JAX_BNAR_CUDA_ZERO_WORKSPACE 1 zeroes the workspace before each launch. The
 //                                kernels do not need it, but
 //                                compute-sanitizer's initcheck reports a block

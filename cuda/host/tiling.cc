@@ -9,6 +9,10 @@ namespace {
 
 // The size of the pieces in which memory is fetched.
 constexpr int kFetchedBytes = 64;
+// The longest rows of slabs.
+constexpr int kWidestBytes = 512;
+// The channels whose bits lie together in a mask: 16 bytes of each row.
+constexpr int kMaskChannels = 128;
 
 Divisor DivisorOf(int64_t value) {
   return {value, 1.0 / static_cast<double>(value)};
@@ -26,6 +30,11 @@ int32_t LogOfPowerOfTwo(int64_t power) {
 }
 
 }  // namespace
+
+int WidestColumns(DType dtype) {
+  return static_cast<int>(
+      std::min<int64_t>(kMaxColumns, kWidestBytes / ItemSize(dtype)));
+}
 
 int32_t PowerOfTwoAtLeast(int64_t n, int32_t at_most) {
   int32_t power = 1;
@@ -45,12 +54,9 @@ int WidthOf(const Problem& problem, bool aligned) {
   return wide ? kWidth : 1;
 }
 
-int64_t MaskChannels(const Shape& shape, int64_t item_size) {
+int64_t MaskChannels(const Shape& shape) {
   if (shape.inner > 1 || shape.channels % kWidth != 0) return 0;
-  // So many channels as the narrowest slabs have. Wider ones have several runs
-  // of sectors.
-  return std::gcd(shape.channels,
-                  std::max<int64_t>(kWidth, kFetchedBytes / item_size));
+  return std::gcd(shape.channels, int64_t{kMaskChannels});
 }
 
 Tiling CutSlabs(const Shape& shape, int width, int columns,
@@ -63,28 +69,32 @@ Tiling CutSlabs(const Shape& shape, int width, int columns,
     t.columns = 1;
     t.vectors_per_plane = DivisorOf(shape.inner / width);
     t.plane_stride = shape.channels * shape.inner;
-    t.tile_stride = kThreads / t.vectors_per_plane.value * t.plane_stride;
-    t.tile_vectors = kThreads % t.vectors_per_plane.value;
     t.vectors = shape.rows * t.vectors_per_plane.value;
     t.rows = CeilDivide(t.vectors, t.row_vectors);
     t.slabs_per_group = DivisorOf(shape.channels);
   } else {
-    // A row has at most 128 bytes in 16-bit types, a line of the cache, and 256
-    // in float32. Of single elements it has as many as a warp reads at once.
+    // Of single elements a row has as many as a warp reads at once.
     const int32_t widest = std::min(std::max(columns / width, 1), 32);
     t.vectors = shape.channels / width;
     t.row_vectors = PowerOfTwoAtLeast(t.vectors, widest);
     t.columns = t.row_vectors * width;
     t.rows = shape.rows;
     t.slabs_per_group = DivisorOf(CeilDivide(t.vectors, t.row_vectors));
-    t.tile_stride = TileRows(t) * shape.channels;
     t.mask_channels = mask_channels > 0 ? mask_channels : shape.channels;
     t.log_mask_channels =
         mask_channels > 0 ? LogOfPowerOfTwo(mask_channels) : kLogOfMost;
-    t.mask_tile_stride = TileRows(t) * t.mask_channels / width;
   }
   t.num_slabs = shape.groups * t.slabs_per_group.value;
+  t.word_step = 1;
   return t;
+}
+
+int WordStep(const Problem& problem, int width, const Tiling& t) {
+  if (problem.dtype != DType::kFloat32 || width != kWidth) return 1;
+  return t.layout == Layout::kChannelsLast && t.vectors % 2 == 0 &&
+                 t.row_vectors > 1
+             ? 2
+             : 1;
 }
 
 bool CanCutNarrower(const Problem& problem, int width, const Tiling& t) {
@@ -104,15 +114,27 @@ int64_t LargestTeam(const Tiling& t) {
 }
 
 void SetTeam(int64_t team, Tiling* t) {
-  const int64_t tiles = TilesOfSlab(*t);
-  team = std::max<int64_t>(1, std::min({team, tiles, LargestTeam(*t)}));
-  const int64_t tiles_per_block = CeilDivide(tiles, team);
-  t->rows_per_block = tiles_per_block * TileRows(*t);
-  t->team = static_cast<int32_t>(CeilDivide(tiles, tiles_per_block));
+  team = std::min({team, TilesOfSlab(*t), LargestTeam(*t)});
+  SetWholeTeam(std::max<int64_t>(1, team), t);
 }
 
-int64_t TilesPerBlock(const Tiling& t) {
-  return t.rows_per_block / TileRows(t);
+void SetWholeTeam(int64_t team, Tiling* t) {
+  const int64_t tiles = TilesOfSlab(*t);
+  const int64_t per_block = CeilDivide(tiles, team);
+  t->team = static_cast<int32_t>(team);
+  t->tiles_per_block = static_cast<int32_t>(per_block);
+  t->longer_blocks = static_cast<int32_t>(tiles - (per_block - 1) * team);
+  if (t->layout == Layout::kChannelsFirst) {
+    const int64_t vectors = team * kThreads;
+    const int64_t per_plane = t->vectors_per_plane.value;
+    t->tile_stride = vectors / per_plane * t->plane_stride;
+    t->tile_vectors = vectors % per_plane;
+  } else {
+    const int64_t rows = team * TileRows(*t);
+    t->tile_stride = rows * t->shape.channels;
+    const int64_t width = t->columns / t->row_vectors;
+    t->mask_tile_stride = rows * t->mask_channels / width;
+  }
 }
 
 bool IsFlat(const Problem& problem, bool aligned) {

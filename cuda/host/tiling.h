@@ -25,6 +25,10 @@ constexpr int64_t RoundUp(int64_t a, int64_t to) {
   return RoundDown(a + to - 1, to);
 }
 
+// The most columns of a slab that the planner chooses: rows of more than 512
+// bytes are served no faster.
+int WidestColumns(DType dtype);
+
 // Returns the smallest power of two that is at least n, or `at_most`.
 int32_t PowerOfTwoAtLeast(int64_t n, int32_t at_most);
 
@@ -35,13 +39,17 @@ Layout LayoutOf(const Shape& shape);
 // aligned (`aligned`) and every vector in them then is too, and otherwise 1.
 int WidthOf(const Problem& problem, bool aligned);
 
-// Returns the Problem::mask_channels with which a slab has whole sectors of the
+// Returns the Problem::mask_channels with which warps write long pieces of the
 // mask, whichever slabs the planner chooses, or 0 if there is no such number.
-int64_t MaskChannels(const Shape& shape, int64_t item_size);
+int64_t MaskChannels(const Shape& shape);
 
 // Cuts slabs of at most `columns` channels. SetTeam adds the teams.
 Tiling CutSlabs(const Shape& shape, int width, int columns = kMaxColumns,
                 int64_t mask_channels = 0);
+
+// Returns Tiling::word_step for the slabs of a tiling: 2 if neighbouring
+// threads can share vectors.
+int WordStep(const Problem& problem, int width, const Tiling& tiling);
 
 // Returns whether slabs of half the channels make sense. If their rows were
 // shorter than what memory fetches at once, it would fetch what another slab
@@ -56,10 +64,12 @@ int64_t TilesOfSlab(const Tiling& tiling);
 // Returns the most blocks of a team whose partial sums fit into the workspace.
 int64_t LargestTeam(const Tiling& tiling);
 
-// Shares the rows of a slab among at most `team` blocks, in whole tiles.
+// Shares the tiles of a slab among at most `team` blocks, each of which gets
+// one.
 void SetTeam(int64_t team, Tiling* tiling);
 
-int64_t TilesPerBlock(const Tiling& tiling);
+// The same for exactly `team` blocks, of which the last may get none.
+void SetWholeTeam(int64_t team, Tiling* tiling);
 
 // Returns whether the elementwise pass of forward goes along memory without
 // regard to planes, because their size is not a multiple of a vector. If it

@@ -232,7 +232,7 @@ class Operation:
             workspace = targets.workspace_bytes(platform, *sizes)
         mask_shape = mask_order = None
         if "mask" in (*given_kinds, *result_kinds):
-            masks = mask_layout(platform, canonical, x.dtype.itemsize)
+            masks = mask_layout(platform, canonical)
             mask_shape, mask_order = masks.shape, masks.major_to_minor
 
         has = {

@@ -29,10 +29,10 @@ class MaskLayout(NamedTuple):
     major_to_minor: tuple[int, ...]
 
 
-def mask_layout(platform: str, canonical: CanonicalShape, itemsize: int) -> MaskLayout:
+def mask_layout(platform: str, canonical: CanonicalShape) -> MaskLayout:
     """That of the mask of an array of this shape, whose sizes may be symbols (jax.export)."""
     groups, rows, channels, inner = canonical
-    together = targets.mask_channels(platform, canonical, itemsize)
+    together = targets.mask_channels(platform, canonical)
     if together == 0:
         return MaskLayout((groups, mask_bytes(rows, channels, inner)), (0, 1))
     return MaskLayout((groups, rows, channels // together, together // 8), (0, 2, 1, 3))

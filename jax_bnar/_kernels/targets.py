@@ -157,7 +157,7 @@ def workspace_bytes(platform: str, groups: Any, rows: Any, channels: Any, inner:
     return bound + groups * (per_group + channels * per_channel)
 
 
-def mask_channels(platform: str, canonical: CanonicalShape, itemsize: int) -> int:
+def mask_channels(platform: str, canonical: CanonicalShape) -> int:
     """How many neighbouring channels of a row have their bits together in the kernels' masks.
 
     0 if the bits are in the order of the elements, as they always are if a size is symbolic.
@@ -165,7 +165,7 @@ def mask_channels(platform: str, canonical: CanonicalShape, itemsize: int) -> in
     if not all(isinstance(size, (int, np.integer)) for size in canonical):
         return 0
     xla_platform = XLA_PLATFORM[platform]
-    return _planners[xla_platform].mask_channels(xla_platform, *map(int, canonical), itemsize)
+    return _planners[xla_platform].mask_channels(xla_platform, *map(int, canonical))
 
 
 def cuda_abi() -> np.int64:

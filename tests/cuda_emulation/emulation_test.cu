@@ -191,6 +191,12 @@ __global__ void WarpOperations(WarpResults* results) {
   r.all_but = __all_sync(kAll, lane < 31);
   r.wide_up = static_cast<int>(__shfl_up_sync(kAll, (1ll << 40) + lane, 1) -
                                (1ll << 40));
+  // Pairs exchange while other lanes already wait for the whole warp.
+  if (lane < 8) {
+    const unsigned pair = 3u << (lane & 30);
+    r.exchanged += __shfl_xor_sync(pair, lane, 1) - (lane ^ 1);
+  }
+  r.any = r.any && __any_sync(kAll, lane == 0);
   // The two halves of the warp go separate ways.
   const unsigned half = lane < 16 ? 0xffffu : 0xffff0000u;
   if (lane < 16) {

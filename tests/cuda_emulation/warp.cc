@@ -129,8 +129,13 @@ std::uint64_t WarpCollective(WarpOperation operation, unsigned mask,
   LaneOperation& own = warp->lanes[thread->lane];
   own = {operation, mask, argument, width, value, 0};
   const std::uint32_t named = Named(*warp, mask);
+  // A lane that waits in an operation which does not name this one may take
+  // part in this one later.
   const std::uint32_t waiting = warp->in_operation & named;
-  if (waiting != 0) CheckSame(warp->lanes[__builtin_ctz(waiting)], own);
+  for (std::uint32_t rest = waiting; rest != 0; rest &= rest - 1) {
+    const LaneOperation& other = warp->lanes[__builtin_ctz(rest)];
+    if ((other.mask >> thread->lane & 1) != 0) CheckSame(other, own);
+  }
   warp->in_operation |= scheduler->Suspend();
   if ((warp->in_operation & named) == named) Complete(warp, named);
   scheduler->Switch();

@@ -22,6 +22,7 @@ from gpu_cases import (
     PLATFORM,
     SHAPES,
     STRATEGIES,
+    WIDEST,
     check,
     check_strategy,
     environment,
@@ -152,10 +153,20 @@ def test_margin(name: str) -> None:
 
 
 @all_strategies
-@pytest.mark.parametrize("channels", ["8", "32"])
-def test_slab_channels(name: str, channels: str) -> None:
-    shape, axis = SHAPES[LARGEST]
+@pytest.mark.parametrize("channels", ["8", "32", "256"])
+@pytest.mark.parametrize("shape_name", dict.fromkeys((LARGEST, WIDEST)))
+def test_slab_channels(name: str, channels: str, shape_name: str) -> None:
+    shape, axis = SHAPES[shape_name]
     with strategy(name), environment(JAX_BNAR_CUDA_SLAB_CHANNELS=channels):
+        check(Case(shape, axis, "bfloat16", save="mask"))
+
+
+@pytest.mark.parametrize("teams", ["1", "3", "1000"])
+def test_teams(teams: str) -> None:
+    """One team, a few that have several slabs each, and as many as there are slabs or blocks."""
+    shape, axis = SHAPES[WIDEST]
+    variables = {"JAX_BNAR_CUDA_SLAB_CHANNELS": "16", "JAX_BNAR_CUDA_TEAMS": teams}
+    with strategy("on_chip"), environment(**variables):
         check(Case(shape, axis, "bfloat16", save="mask"))
 
 

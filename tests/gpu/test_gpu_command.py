@@ -379,8 +379,7 @@ def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert {row["dtype"] for row in benchmark["rows"]} == {"bfloat16"}
     assert {row["peer"] for row in benchmark["rows"]} == {
         "copy", "ours", "ours_mask", "flax", "ours_on_chip", "ours_cluster",
-        "ours_two_kernels", "ours_slab_16", "ours_slab_32", "ours_slab_64",
-        "ours_ahead_0", "ours_ahead_8",
+        "ours_two_kernels", "ours_slab_32", "ours_slab_64", "ours_slab_128", "ours_slab_256",
     }  # fmt: skip
     assert {row["copies"] for row in benchmark["rows"]} == {0}
     assert "batch 2, bfloat16: 1 of 16 sites" in printed

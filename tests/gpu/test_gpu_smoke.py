@@ -98,7 +98,7 @@ def test_what_hangs_is_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert json.loads(output.read_text())["running"] == "two_kernels, graph"
 
 
-def test_few_blocks_fill_slots_anew_while_tiles_are_ahead() -> None:
+def test_few_blocks_fill_slots_anew_in_several_teams() -> None:
     """What `on_chip` plans for the variables, on an H200 of which four multiprocessors are left."""
     rows = math.prod(smoke.SHAPE[:-1])
     for arrays_kept, traffic in (
@@ -110,13 +110,13 @@ def test_few_blocks_fill_slots_anew_while_tiles_are_ahead() -> None:
             (1, rows, smoke.SHAPE[-1], 1), "bfloat16", traffic, DEVICES["h200"].attributes(),
             planner().cuda_cost_model(), planner().cuda_planned_models(), "on_chip",
             slab_channels=int(smoke.FEW_BLOCKS["JAX_BNAR_CUDA_SLAB_CHANNELS"]),
-            tiles_ahead=int(smoke.FEW_BLOCKS["JAX_BNAR_CUDA_TILES_AHEAD"]),
+            teams=int(smoke.FEW_BLOCKS["JAX_BNAR_CUDA_TEAMS"]),
             sm_margin=132 - 4,
         )  # fmt: skip
         assert plan["strategy"] == "on_chip"
         assert plan["grid"] == 8
+        assert plan["teams"] == 2
         assert plan["rounds"] >= 4
-        assert plan["tiles_ahead"] > 0
         assert plan["tiles"] > plan["tiles_kept"]
 
 
@@ -127,7 +127,7 @@ def test_a_wrong_result_of_few_blocks_is_found(
 
     def wrong(*operands: Any, **options: Any) -> Any:
         result, (dx, *others) = step(*operands, **options)
-        few = "JAX_BNAR_CUDA_TILES_AHEAD" in os.environ
+        few = "JAX_BNAR_CUDA_TEAMS" in os.environ
         return result, (dx * (1.1 if few else 1), *others)
 
     monkeypatch.setattr(smoke, "STRATEGIES", ("on_chip",))
@@ -135,7 +135,7 @@ def test_a_wrong_result_of_few_blocks_is_found(
     status, document = run(tmp_path)
     assert status == 1
     assert "few blocks: ValueError: y, mean" in document["strategies"]["on_chip"]["error"]
-    assert "JAX_BNAR_CUDA_TILES_AHEAD" not in os.environ
+    assert "JAX_BNAR_CUDA_TEAMS" not in os.environ
 
 
 def test_a_rare_difference_between_runs_is_found() -> None:

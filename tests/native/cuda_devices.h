@@ -19,8 +19,11 @@ constexpr cuda::Device kHopper = {132,       228 * kKiB, 227 * kKiB, kKiB,
                                   50 * kMiB, true,       true};
 constexpr cuda::Device kAmpere = {108,       164 * kKiB, 163 * kKiB, kKiB,
                                   40 * kMiB, true,       false};
-constexpr cuda::Device kSmall = {2,        64 * kKiB, 48 * kKiB, kKiB,
-                                 2 * kMiB, true,      false};
+constexpr cuda::Device kSmall = {2,        100 * kKiB, 99 * kKiB, kKiB,
+                                 2 * kMiB, true,       false};
+// It has no room for two stages of vectors.
+constexpr cuda::Device kCramped = {2,        64 * kKiB, 48 * kKiB, kKiB,
+                                   2 * kMiB, true,      false};
 constexpr cuda::Device kLone = {132,       228 * kKiB, 227 * kKiB, kKiB,
                                 50 * kMiB, false,      false};
 
@@ -31,6 +34,7 @@ struct Named {
 constexpr Named kDevices[] = {{"Hopper", kHopper},
                               {"Ampere", kAmpere},
                               {"small", kSmall},
+                              {"cramped", kCramped},
                               {"without cooperation", kLone}};
 constexpr cuda::Strategy kStrategies[] = {
     cuda::Strategy::kAuto, cuda::Strategy::kOnChip, cuda::Strategy::kCluster,
@@ -44,11 +48,11 @@ inline int ArraysKept(bool backward) {
 inline cuda::Plan PlanOf(const Shape& shape, const cuda::Device& device,
                          cuda::Strategy strategy = cuda::Strategy::kAuto,
                          bool backward = false, DType dtype = DType::kBFloat16,
-                         int slab_channels = 0) {
+                         int slab_channels = 0, int teams = 0) {
   const Problem problem{shape, dtype};
   const int width = cuda::WidthOf(problem, true);
   return cuda::MakePlan(problem, width, ArraysKept(backward), device,
-                        {strategy, 0, slab_channels});
+                        {strategy, 0, slab_channels, teams});
 }
 
 }  // namespace testing

@@ -73,15 +73,18 @@ void TestPieces() {
   }
 }
 
-// Every block sends its rank: the same boxes in each launch, as in a graph.
-void TestMessages(bool prefetch) {
-  context = prefetch ? "messages that are prefetched" : "messages";
+// Every block sends its rank: the same boxes in each launch, as in a graph. Of
+// five blocks, 8 threads add a column, so that all of them add 160 at once.
+void TestMessages(int columns, bool prefetch) {
+  context = std::to_string(columns) + " columns, " +
+            (prefetch ? "messages that are prefetched" : "messages");
   constexpr int kTeam = 5, kRounds = 3;
   cuda::Tiling tiling =
-      cuda::CutSlabs({1, 1 << 20, 64 * kRounds, 1}, cuda::kWidth);
-  tiling.team = kTeam;
+      cuda::CutSlabs({1, 1 << 20, columns * kRounds, 1}, cuda::kWidth, columns);
+  cuda::SetTeam(kTeam, &tiling);
   tiling.num_teams = 1;
-  BNAR_CHECK(tiling.num_slabs == kRounds, "a slab for each round");
+  BNAR_CHECK(tiling.columns == columns && tiling.num_slabs == kRounds,
+             "a slab for each round");
   const cuda::WorkspaceLayout layout = cuda::LayWorkspace(tiling);
   unsigned char* memory = nullptr;
   BNAR_CHECK(
@@ -134,8 +137,10 @@ void TestWithoutMessages() {
 int main() {
   using namespace jax_bnar::testing;
   TestPieces();
-  TestMessages(false);
-  TestMessages(true);
+  for (const int columns : {8, 64, 256}) {
+    TestMessages(columns, false);
+    TestMessages(columns, true);
+  }
   TestWithoutMessages();
   return Finish();
 }

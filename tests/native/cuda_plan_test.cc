@@ -26,16 +26,24 @@ using cuda::Plan;
 using cuda::Settings;
 using cuda::Strategy;
 
+// Checks that every tile of a slab belongs to one block: block `rank` has the
+// tiles `rank`, `rank + team` and so on.
+void CheckTiles(const cuda::Tiling& t, bool cluster) {
+  const int64_t tiles = CeilDivide(t.rows, cuda::kThreads / t.row_vectors);
+  for (int64_t rank = 0; rank < t.team; ++rank) {
+    const int64_t count = t.tiles_per_block - (rank < t.longer_blocks ? 0 : 1);
+    BNAR_CHECK(count == CeilDivide(std::max<int64_t>(0, tiles - rank), t.team),
+               "block " + std::to_string(rank) + " has " +
+                   std::to_string(count) + " tiles");
+    BNAR_CHECK(count > 0 || cluster, "a block has no tiles");
+  }
+}
+
 // Checks that every element belongs to one tile of one block.
 void CheckCoverage(const Problem& problem, int width, const Plan& plan) {
   const cuda::Tiling& t = plan.tiling;
   const Shape& shape = problem.shape;
-  BNAR_CHECK(t.rows_per_block * t.team >= t.rows, "rows are left out");
-  BNAR_CHECK(t.rows_per_block * (t.team - 1) < t.rows ||
-                 plan.block_reduction == BlockReduction::kCluster,
-             "a block has no rows");
-  BNAR_CHECK(t.rows_per_block % (cuda::kThreads / t.row_vectors) == 0,
-             "tiles of two blocks overlap");
+  CheckTiles(t, plan.block_reduction == BlockReduction::kCluster);
   BNAR_CHECK(t.num_slabs == shape.groups * t.slabs_per_group.value, "slabs");
   if (t.layout == Layout::kChannelsFirst) {
     BNAR_CHECK(t.vectors * width == shape.rows * shape.inner, "vectors");
@@ -51,22 +59,13 @@ void CheckCoverage(const Problem& problem, int width, const Plan& plan) {
   BNAR_CHECK(plan.grid == static_cast<int64_t>(t.team) * t.num_teams &&
                  plan.grid >= 1 && t.num_teams <= t.num_slabs,
              "grid " + std::to_string(plan.grid));
-  // Tiles are counted in int.
-  BNAR_CHECK(
-      CeilDivide(t.rows_per_block * t.row_vectors, cuda::kThreads) <= INT32_MAX,
-      "tiles of a block");
 }
 
 void CheckResources(const Problem& problem, const Plan& plan, int stage,
                     const Device& device, const Settings& settings) {
   const cuda::Tiling& t = plan.tiling;
-  for (const int tiles : {t.shared_tiles, t.tiles_ahead}) {
-    BNAR_CHECK(tiles % stage == 0, std::to_string(tiles) + " tiles in stages");
-  }
-  BNAR_CHECK(t.tiles_ahead >= 0 && t.tiles_ahead <= t.shared_tiles &&
-                 (t.tiles_ahead == 0 || t.num_slabs > t.num_teams),
-             std::to_string(t.tiles_ahead) + " tiles ahead");
-  BNAR_CHECK(t.shared_tiles <= cuda::RoundUp(cuda::TilesPerBlock(t), stage),
+  BNAR_CHECK(t.shared_tiles % stage == 0 &&
+                 t.shared_tiles <= cuda::RoundUp(t.tiles_per_block, stage),
              std::to_string(t.shared_tiles) + " tiles stay");
   BNAR_CHECK(plan.shared_bytes <= device.shared_bytes_per_block,
              "shared memory of a block");
@@ -123,10 +122,12 @@ void TestEveryPlan() {
       for (const DType dtype : dtypes) {
         for (const bool aligned : {true, false}) {
           for (const Strategy strategy : kStrategies) {
-            for (const int slab_channels : {0, 8, 32}) {
+            for (const int slab_channels : {0, 8, 32, 256}) {
               const int sm_margin = slab_channels == 32 ? 3 : 0;
+              const int teams = slab_channels == 8 ? 5 : 0;
               const Problem problem{shape, dtype};
-              const Settings settings{strategy, sm_margin, slab_channels};
+              const Settings settings{strategy, sm_margin, slab_channels,
+                                      teams};
               const int width = cuda::WidthOf(problem, aligned);
               context = std::string(named.name) + " " +
                         std::to_string(shape.groups) + " " +
@@ -176,27 +177,29 @@ void TestKnownPlans() {
       for (const Strategy strategy : kStrategies) {
         for (const int slab_channels : {0, 16}) {
           for (const bool backward : {false, true}) {
-            for (const int64_t rows : {3000, 256 * 56 * 56}) {
-              const Problem problem{{1, rows, 256, 1}, DType::kBFloat16};
-              const Settings settings{strategy, 0, slab_channels};
-              const auto by = [&](auto make) {
-                const Plan plan =
-                    make(problem, cuda::kWidth, ArraysKept(backward),
-                         named.device, settings);
-                const cuda::Tiling& t = plan.tiling;
-                return std::vector<int64_t>{static_cast<int>(plan.strategy),
-                                            plan.grid,
-                                            plan.shared_bytes,
-                                            t.columns,
-                                            t.team,
-                                            t.shared_tiles,
-                                            t.tiles_ahead};
-              };
-              const auto made =
-                  by([](const auto&... of) { return cuda::MakePlan(of...); });
-              const auto known =
-                  by([](const auto&... of) { return cuda::KnownPlan(of...); });
-              BNAR_CHECK(made == known, named.name);
+            for (const int teams : {0, 3}) {
+              for (const int64_t rows : {3000, 256 * 56 * 56}) {
+                const Problem problem{{1, rows, 256, 1}, DType::kBFloat16};
+                const Settings settings{strategy, 0, slab_channels, teams};
+                const auto by = [&](auto make) {
+                  const Plan plan =
+                      make(problem, cuda::kWidth, ArraysKept(backward),
+                           named.device, settings);
+                  const cuda::Tiling& t = plan.tiling;
+                  return std::vector<int64_t>{static_cast<int>(plan.strategy),
+                                              plan.grid,
+                                              plan.shared_bytes,
+                                              t.columns,
+                                              t.team,
+                                              t.num_teams,
+                                              t.shared_tiles};
+                };
+                const auto made =
+                    by([](const auto&... of) { return cuda::MakePlan(of...); });
+                const auto known = by(
+                    [](const auto&... of) { return cuda::KnownPlan(of...); });
+                BNAR_CHECK(made == known, named.name);
+              }
             }
           }
         }
@@ -226,127 +229,161 @@ void TestChoice() {
   BNAR_CHECK(PlanOf(last, kLone).strategy == Strategy::kTwoKernels,
              "no barrier there");
 
-  // What fits is read once, so no block has a tile to read again.
-  for (const Shape& shape : {middle, last}) {
-    for (const bool backward : {false, true}) {
-      const Plan plan = PlanOf(shape, kHopper, Strategy::kAuto, backward);
-      const int64_t tiles = cuda::TilesPerBlock(plan.tiling);
-      BNAR_CHECK(tiles <= plan.tiling.shared_tiles,
-                 std::to_string(tiles) + " tiles, " +
-                     std::to_string(plan.tiling.shared_tiles) + " kept");
-    }
+  // What fits is read once, so no block has a tile to read again: 13 MB, and
+  // twice as much.
+  const Shape small = {1, 256 * 7 * 7, 512, 1};
+  for (const bool backward : {false, true}) {
+    const Plan plan = PlanOf(small, kHopper, Strategy::kAuto, backward);
+    BNAR_CHECK(plan.tiling.tiles_per_block <= plan.tiling.shared_tiles,
+               std::to_string(plan.tiling.tiles_per_block) + " tiles, " +
+                   std::to_string(plan.tiling.shared_tiles) + " kept");
   }
 }
 
-// Tiles of the next slab take the slots of tiles that would have stayed there.
-void TestSlotsOfTilesAhead() {
-  context = "slots of tiles ahead";
-  const Shape wide{1, 256 * 56 * 56, 256, 1};  // 48 tiles for each block
-  const auto plan_of = [](const Shape& shape, DType dtype, bool backward,
-                          int ahead) {
-    return cuda::MakePlan({shape, dtype}, cuda::kWidth, ArraysKept(backward),
-                          kHopper, {Strategy::kOnChip, 0, 0, ahead})
-        .tiling;
-  };
+// The slots for tiles that a block has.
+void TestSlots() {
+  context = "slots";
+  const Shape wide{1, 256 * 56 * 56, 256, 1};  // hundreds of tiles each
   struct Expected {
     DType dtype;
     bool backward;
-    int ahead;  // as asked for
     int shared;
+    int64_t tile_bytes;
   };
-  // 24 slots hold x of 16 bits, 12 of them e and x, or x of 32 bits.
-  for (const Expected& expected : {Expected{DType::kBFloat16, false, 0, 24},
-                                   Expected{DType::kBFloat16, false, 4, 20},
-                                   Expected{DType::kFloat16, false, 12, 12},
-                                   Expected{DType::kBFloat16, true, 0, 12},
-                                   Expected{DType::kBFloat16, true, 6, 6},
-                                   Expected{DType::kFloat32, false, 6, 6},
-                                   Expected{DType::kFloat32, true, 3, 3}}) {
-    const cuda::Tiling t =
-        plan_of(wide, expected.dtype, expected.backward, expected.ahead);
-    BNAR_CHECK(
-        t.shared_tiles == expected.shared && t.tiles_ahead == expected.ahead,
-        std::to_string(t.shared_tiles) + " and " +
-            std::to_string(t.tiles_ahead));
+  // Two blocks with their 17 KiB, and the 1 KiB that the system takes of each,
+  // leave 2 * 96 KiB of 228 KiB. These are 24 slots of 4 KiB, for 8 elements of
+  // 16 bits of each of 256 threads.
+  for (const Expected& expected : {Expected{DType::kBFloat16, false, 24, 4096},
+                                   Expected{DType::kFloat16, false, 24, 4096},
+                                   Expected{DType::kBFloat16, true, 12, 8192},
+                                   Expected{DType::kFloat32, false, 12, 8192},
+                                   Expected{DType::kFloat32, true, 6, 16384}}) {
+    const Plan plan = PlanOf(wide, kHopper, Strategy::kOnChip,
+                             expected.backward, expected.dtype);
+    BNAR_CHECK(plan.tiling.shared_tiles == expected.shared,
+               std::to_string(plan.tiling.shared_tiles));
+    BNAR_CHECK(plan.shared_bytes == 17 * kKiB + 96 * kKiB &&
+                   plan.shared_bytes ==
+                       cuda::SharedBytes(expected.shared, expected.tile_bytes),
+               std::to_string(plan.shared_bytes));
   }
-  // What does not make a stage is rounded down.
-  const Shape middle{1, 256 * 14 * 14, 1024, 1};
-  for (const int ahead : {8, 11}) {
-    const cuda::Tiling t = plan_of(middle, DType::kBFloat16, false, ahead);
-    BNAR_CHECK(t.tiles_ahead == 8, "whole stages");
+  // What does not make a stage of four tiles is rounded down, where there is no
+  // room for more, and up, where a block has fewer tiles than slots.
+  for (const int room : {8, 11, 12}) {
+    Device device = kHopper;
+    device.shared_bytes_per_block = cuda::kFixedSharedBytes + room * 4096;
+    BNAR_CHECK(PlanOf(wide, device, Strategy::kOnChip).tiling.shared_tiles ==
+                   (room == 12 ? 12 : 8),
+               std::to_string(room) + " slots");
   }
-  const Shape planes{1, 256, 64, 56 * 56};
-  const cuda::Tiling t = plan_of(planes, DType::kBFloat16, false, 4);
-  BNAR_CHECK(t.tiles_ahead == 4, "channels first");
+  // 264 blocks have 9 tiles of 32 rows each.
+  const Plan plan = PlanOf({1, 264 * 9 * 32, 64, 1}, kHopper, Strategy::kOnChip,
+                           false, DType::kBFloat16, 64);
+  BNAR_CHECK(plan.tiling.tiles_per_block == 9 && plan.tiling.shared_tiles == 12,
+             std::to_string(plan.tiling.shared_tiles));
+  // Single elements are not copied, and need no stages: 264 blocks have 9 tiles
+  // of 8 rows of 32 channels each.
+  const Plan single = cuda::MakePlan({{1, 264 * 9 * 8, 32, 1}, DType::kFloat32},
+                                     1, 1, kHopper, {Strategy::kOnChip});
+  BNAR_CHECK(single.tiling.shared_tiles == 9,
+             std::to_string(single.tiling.shared_tiles));
 }
 
-// Slabs have half the channels if this saves more rereading than the additional
-// rounds cost. This takes rows of 128 bytes, or the certainty that memory
-// serves rows of 64 bytes as fast.
+// Slabs have half the channels if this saves more than the additional rounds
+// cost, and as long as memory serves their rows as fast.
 void TestSlabChannels() {
   context = "channels of a slab";
   const Shape wide = {1, 256 * 56 * 56, 256, 1};
-  const Shape middle = {1, 256 * 28 * 28, 512, 1};
   const Shape last = {1, 256 * 7 * 7, 512, 1};
   const auto columns = [](const Plan& plan) { return plan.tiling.columns; };
-  BNAR_CHECK(columns(PlanOf(wide, kHopper)) == 64, "rows of 128 bytes");
-  BNAR_CHECK(columns(PlanOf(wide, kHopper, Strategy::kAuto, false,
-                            DType::kFloat32)) == 32,
-             "128 bytes are 32 channels of float32");
-  cuda::CostModel certain;
-  certain.narrow_share = 1;
-  const auto columns_if_certain = [&](const Shape& shape, bool backward,
-                                      DType dtype) {
-    return columns(cuda::MakePlan({shape, dtype}, cuda::kWidth,
-                                  ArraysKept(backward), kHopper, {},
-                                  {certain}));
+  const auto plan_if = [&](double barrier, double line_share,
+                           double narrow_share) {
+    cuda::CostModel model;
+    model.barrier = barrier;
+    model.line_share = line_share;
+    model.narrow_share = narrow_share;
+    return cuda::MakePlan({wide, DType::kBFloat16}, cuda::kWidth,
+                          cuda::kForwardArrays, kHopper, {Strategy::kOnChip},
+                          {model});
   };
-  BNAR_CHECK(columns_if_certain(wide, false, DType::kBFloat16) == 32,
-             "103 MB, and 51 are kept");
-  const Plan two_teams = PlanOf(middle, kHopper);
-  BNAR_CHECK(columns(two_teams) == 64 && two_teams.tiling.num_teams == 2,
-             "of two teams one reads while one waits; L2 has what is left");
-  BNAR_CHECK(columns(PlanOf(middle, kHopper, Strategy::kAuto, true)) == 64,
-             "L2 would hold half as much of rows of 64 bytes");
+  BNAR_CHECK(columns(plan_if(0, 1, 1)) == 32,
+             "103 MB for each slab of 64 channels, and 51 for each of 32");
+  BNAR_CHECK(columns(plan_if(0, 1, 0.5)) == 64, "rows of 64 bytes are slow");
+  BNAR_CHECK(columns(plan_if(0, 0.5, 0.5)) == 128,
+             "rows of 128 bytes are slow too");
+  const cuda::Tiling once = plan_if(1000, 1, 1).tiling;
+  BNAR_CHECK(once.num_teams == once.num_slabs, "one round");
+  BNAR_CHECK(columns(PlanOf(wide, kHopper, Strategy::kTwoKernels)) == 256 &&
+                 columns(PlanOf(wide, kHopper, Strategy::kTwoKernels, false,
+                                DType::kFloat32)) == 128,
+             "512 bytes");
+  for (const bool backward : {false, true}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+      const int bytes =
+          static_cast<int>(ItemSize(dtype)) *
+          columns(PlanOf(wide, kHopper, Strategy::kAuto, backward, dtype));
+      BNAR_CHECK(bytes == 256, std::to_string(bytes) + " bytes in a row");
+    }
+  }
   const Plan cluster = PlanOf(last, kHopper, Strategy::kCluster);
   BNAR_CHECK(columns(cluster) == 32 && cluster.grid == 128,
              "8 clusters would leave half of the device idle");
   for (const Strategy strategy : kStrategies) {
-    if (strategy == Strategy::kTwoKernels) continue;
-    BNAR_CHECK(columns(PlanOf(wide, kHopper, strategy, false, DType::kBFloat16,
-                              16)) == 16,
-               "as asked for");
+    for (const int asked : {16, 64, 256}) {
+      const Plan plan =
+          PlanOf(wide, kHopper, strategy, false, DType::kBFloat16, asked);
+      // Two kernels always have the widest ones, and need less time than rows
+      // of 32 bytes.
+      const bool two_kernels = strategy == Strategy::kTwoKernels ||
+                               (strategy == Strategy::kAuto && asked == 16);
+      BNAR_CHECK((plan.strategy == Strategy::kTwoKernels) == two_kernels, "");
+      BNAR_CHECK(columns(plan) == (two_kernels ? 256 : asked), "as asked for");
+    }
   }
   BNAR_CHECK(columns(PlanOf({1, 99, 3, 1}, kHopper, Strategy::kOnChip, false,
                             DType::kBFloat16, 16)) == 4,
              "no more than there are");
 }
 
-// While blocks wait for each other, tiles of the next slab are on their way.
-void TestTilesAhead() {
-  context = "tiles ahead";
-  // A team of 264 blocks has 12 tiles each of a slab of 32 channels, and room
-  // for 24.
-  const Problem problem{{1, 256 * 28 * 28, 512, 1}, DType::kBFloat16};
-  Settings settings{Strategy::kOnChip, 0, 32};
-  const auto plan_of = [&](int tiles_ahead, int width = cuda::kWidth) {
-    settings.tiles_ahead = tiles_ahead;
-    return cuda::MakePlan(problem, width, cuda::kForwardArrays, kHopper,
-                          settings);
+// All blocks are shared among the teams.
+void TestTeams() {
+  context = "teams";
+  const Shape eight_slabs = {1, 256 * 28 * 28, 512, 1};
+  for (const int teams : {1, 2, 4, 8, 100}) {
+    const Plan plan = PlanOf(eight_slabs, kHopper, Strategy::kOnChip, false,
+                             DType::kBFloat16, 64, teams);
+    const int expected = std::min(teams, 8);
+    BNAR_CHECK(plan.tiling.num_teams == expected &&
+                   plan.tiling.team == 264 / expected && plan.grid == 264,
+               std::to_string(plan.tiling.num_teams) + " teams, not " +
+                   std::to_string(expected));
+  }
+  const Plan uneven = PlanOf(eight_slabs, kHopper, Strategy::kOnChip, false,
+                             DType::kBFloat16, 64, 5);
+  BNAR_CHECK(uneven.tiling.num_teams == 5 && uneven.tiling.team == 52 &&
+                 uneven.grid == 260,
+             "four blocks are left over");
+
+  // Nine slabs, each of which fits exactly the 24 slots of a third of the
+  // blocks: 2112 tiles of 32 rows.
+  const Problem problem{{1, 2112 * 32, 9 * 64, 1}, DType::kBFloat16};
+  // L2 keeps nothing, and copies need not be many.
+  const auto plan_if = [&](double barrier) {
+    cuda::CostModel model;
+    model.barrier = barrier;
+    model.share_of_l2 = 0;
+    model.kernel_share = 1;
+    return cuda::MakePlan(problem, cuda::kWidth, cuda::kForwardArrays, kHopper,
+                          {Strategy::kOnChip, 0, 64}, {model})
+        .tiling;
   };
-  const Plan none = plan_of(0), some = plan_of(4);
-  BNAR_CHECK(none.tiling.tiles_ahead == 0 && some.tiling.tiles_ahead == 4,
-             "as asked for");
-  const auto bytes = [](const Plan& plan) {
-    return cuda::SharedBytes(plan.tiling.shared_tiles + plan.tiling.tiles_ahead,
-                             4096);
-  };
-  BNAR_CHECK(
-      none.shared_bytes == bytes(none) && some.shared_bytes == bytes(some),
-      "room for them");
-  BNAR_CHECK(plan_of(1000).tiling.tiles_ahead <= 12, "half of the room");
-  BNAR_CHECK(plan_of(4, 1).tiling.tiles_ahead == 0,
-             "there are no copies of two bytes");
+  const cuda::Tiling kept = plan_if(0);
+  BNAR_CHECK(kept.num_teams == 3 && kept.team == 88 &&
+                 kept.tiles_per_block == 24 && kept.shared_tiles == 24,
+             std::to_string(kept.num_teams) + " teams");
+  const cuda::Tiling waits_once = plan_if(100);
+  BNAR_CHECK(waits_once.num_teams == 9 && waits_once.team == 29,
+             std::to_string(waits_once.num_teams) + " teams");
 }
 
 }  // namespace
@@ -358,8 +395,8 @@ int main() {
   TestEveryPlan();
   TestKnownPlans();
   TestChoice();
-  TestSlotsOfTilesAhead();
+  TestSlots();
   TestSlabChannels();
-  TestTilesAhead();
+  TestTeams();
   return Finish();
 }

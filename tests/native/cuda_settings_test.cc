@@ -59,23 +59,31 @@ void TestSettings() {
   unsetenv("JAX_BNAR_CUDA_ZERO_WORKSPACE");
   BNAR_CHECK(read("", "", &settings).empty() && !settings.zero_workspace,
              "the workspace is left as it is");
-  setenv("JAX_BNAR_CUDA_TILES_AHEAD", "3", 1);
-  BNAR_CHECK(read("", "", &settings).empty() && settings.tiles_ahead == 3, "");
-  for (const char* tiles : {"-1", "some", "0.5"}) {
-    setenv("JAX_BNAR_CUDA_TILES_AHEAD", tiles, 1);
+  setenv("JAX_BNAR_CUDA_TEAMS", "3", 1);
+  BNAR_CHECK(read("", "", &settings).empty() && settings.teams == 3, "");
+  for (const char* teams : {"0", "-1", "some", "1.5"}) {
+    setenv("JAX_BNAR_CUDA_TEAMS", teams, 1);
     BNAR_CHECK(
-        read("", "", &settings).find("TILES_AHEAD must be a number of tiles") !=
+        read("", "", &settings).find("TEAMS must be a number of teams") !=
             std::string::npos,
-        tiles);
+        teams);
   }
-  unsetenv("JAX_BNAR_CUDA_TILES_AHEAD");
-  BNAR_CHECK(read("", "", &settings).empty() && settings.tiles_ahead < 0,
+  unsetenv("JAX_BNAR_CUDA_TEAMS");
+  BNAR_CHECK(read("", "", &settings).empty() && settings.teams == 0,
              "the planner's choice");
-  for (const char* channels : {"0", "-8", "4", "24", "128", "many", "8.0"}) {
+  for (const int channels : {8, 16, 32, 64, 128, 256}) {
+    const std::string text = std::to_string(channels);
+    BNAR_CHECK(read("", "", &settings, text.c_str()).empty() &&
+                   settings.slab_channels == channels,
+               text);
+  }
+  for (const char* channels :
+       {"0", "-8", "4", "24", "192", "512", "many", "8.0"}) {
     const std::string wrong = read("", "", &settings, channels);
-    BNAR_CHECK(wrong.find("SLAB_CHANNELS must be 8, 16, 32 or 64, got '" +
-                          std::string(channels)) != std::string::npos,
-               channels);
+    BNAR_CHECK(
+        wrong.find("SLAB_CHANNELS must be a power of 2 from 8 to 256, got '" +
+                   std::string(channels)) != std::string::npos,
+        channels);
   }
 }
 

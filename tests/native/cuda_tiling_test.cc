@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cuda/host/cost.h"
 #include "cuda/host/parameters.h"
@@ -15,6 +16,7 @@ namespace jax_bnar {
 namespace testing {
 namespace {
 
+using cuda::Layout;
 using cuda::Plan;
 using cuda::Strategy;
 
@@ -69,7 +71,133 @@ void TestFlat() {
   }
 }
 
-// Checks that the bits of a block's rows of some channels, whose bits lie
+// Slabs have rows of at most 512 bytes, because memory serves longer ones no
+// faster, and the fewest columns that hold all channels if these are few.
+void TestColumns() {
+  context = "columns";
+  BNAR_CHECK(cuda::WidestColumns(DType::kBFloat16) == 256, "512 bytes");
+  BNAR_CHECK(cuda::WidestColumns(DType::kFloat32) == 128, "512 bytes");
+  BNAR_CHECK(cuda::WidestColumns(DType::kFloat64) == 64, "512 bytes");
+  const auto cut = [](int64_t channels, int width, int columns) {
+    const cuda::Tiling t =
+        cuda::CutSlabs({3, 1000, channels, 1}, width, columns);
+    // Each slab that is not full is the last one of its group.
+    BNAR_CHECK(t.num_slabs == 3 * cuda::CeilDivide(channels, t.columns), "");
+    return t.columns;
+  };
+  BNAR_CHECK(cut(1024, 8, 256) == 256 && cut(1024, 8, 128) == 128, "as asked");
+  BNAR_CHECK(cut(72, 8, 256) == 128, "nine vectors in a row of sixteen");
+  BNAR_CHECK(cut(1024, 1, 256) == 32, "a warp reads 32 elements at once");
+  BNAR_CHECK(cut(3, 1, 256) == 4, "no more than there are");
+}
+
+// The tiles of a block of a team: as many as those whose numbers are its rank,
+// and further ones at distances of the team.
+int64_t TilesOf(int64_t rank, int64_t team, int64_t tiles) {
+  int64_t count = 0;
+  for (int64_t tile = rank; tile < tiles; tile += team) ++count;
+  return count;
+}
+
+void TestTeam() {
+  context = "team";
+  // 8 columns have 256 rows in a tile, so these are 10 tiles.
+  cuda::Tiling t = cuda::CutSlabs({1, 10 * 256 - 7, 8, 1}, 8);
+  BNAR_CHECK(cuda::TilesOfSlab(t) == 10, "");
+  cuda::SetTeam(4, &t);
+  BNAR_CHECK(t.team == 4 && t.tiles_per_block == 3 && t.longer_blocks == 2,
+             "3, 3, 2 and 2 tiles");
+  cuda::SetTeam(6, &t);
+  BNAR_CHECK(t.team == 6 && t.tiles_per_block == 2 && t.longer_blocks == 4,
+             "five blocks would take as long, but leave one idle");
+  cuda::SetTeam(5, &t);
+  BNAR_CHECK(t.team == 5 && t.tiles_per_block == 2 && t.longer_blocks == 5,
+             "2 tiles each");
+  cuda::SetTeam(264, &t);
+  BNAR_CHECK(t.team == 10 && t.tiles_per_block == 1 && t.longer_blocks == 10,
+             "no block without a tile");
+  cuda::SetTeam(0, &t);
+  BNAR_CHECK(t.team == 1 && t.tiles_per_block == 10 && t.longer_blocks == 1,
+             "at least one block");
+  cuda::SetWholeTeam(16, &t);
+  BNAR_CHECK(t.team == 16 && t.tiles_per_block == 1 && t.longer_blocks == 10,
+             "six blocks have nothing");
+  for (int64_t team = 1; team <= 16; ++team) {
+    cuda::SetWholeTeam(team, &t);
+    for (int64_t rank = 0; rank < team; ++rank) {
+      BNAR_CHECK(t.tiles_per_block - (rank < t.longer_blocks ? 0 : 1) ==
+                     TilesOf(rank, team, 10),
+                 std::to_string(rank) + " of " + std::to_string(team));
+    }
+  }
+  // 2 to the power of 18 partial sums, of 2 slabs of 256 columns.
+  cuda::Tiling large = cuda::CutSlabs({1, int64_t{1} << 30, 512, 1}, 8);
+  cuda::SetTeam(10000, &large);
+  BNAR_CHECK(large.team == 512, "no room for more messages");
+}
+
+// Checks that a thread which goes on by a tile's strides finds the vector that
+// its block's next tile has at the same place.
+void CheckStrides(const cuda::Tiling& t, int width) {
+  const int64_t row_vectors = t.row_vectors;
+  if (t.layout == Layout::kChannelsLast) {
+    const int64_t next = t.team * (cuda::kThreads / row_vectors);
+    const auto offset = [&](int64_t row, int64_t channel) {
+      return row * t.shape.channels + channel;
+    };
+    for (int64_t row = 0; row + next < t.rows; ++row) {
+      for (int64_t channel = 0; channel < t.shape.channels; channel += width) {
+        BNAR_CHECK(
+            offset(row, channel) + t.tile_stride == offset(row + next, channel),
+            "row " + std::to_string(row));
+        BNAR_CHECK(
+            cuda::MaskBit(t, row, channel) + t.mask_tile_stride * width ==
+                cuda::MaskBit(t, row + next, channel),
+            "mask of row " + std::to_string(row));
+      }
+    }
+    return;
+  }
+  const int64_t per_plane = t.vectors_per_plane.value;
+  const int64_t next = t.team * int64_t{cuda::kThreads};
+  for (int64_t vector = 0; vector + next < t.vectors; ++vector) {
+    int64_t in_plane = vector % per_plane + t.tile_vectors;
+    int64_t plane = vector / per_plane * t.plane_stride + t.tile_stride;
+    if (in_plane >= per_plane) {
+      in_plane -= per_plane;
+      plane += t.plane_stride;
+    }
+    BNAR_CHECK(plane == (vector + next) / per_plane * t.plane_stride &&
+                   in_plane == (vector + next) % per_plane,
+               "vector " + std::to_string(vector));
+  }
+}
+
+void TestStrides() {
+  for (const int64_t team : {1, 2, 3, 7}) {
+    context = "strides in a team of " + std::to_string(team);
+    const auto check = [&](const Shape& shape, int width, int columns,
+                           int64_t mask_channels) {
+      cuda::Tiling t = cuda::CutSlabs(shape, width, columns, mask_channels);
+      for (const auto set : {cuda::SetTeam, cuda::SetWholeTeam}) {
+        set(team, &t);
+        BNAR_CHECK(t.team == team, "");
+        CheckStrides(t, width);
+      }
+    };
+    for (const int64_t mask_channels : {0, 32, 8}) {
+      check({2, 1000, 96, 1}, 8, 32, mask_channels);
+      check({1, 500, 96, 1}, 8, 256, mask_channels);
+    }
+    check({1, 999, 33, 1}, 1, 256, 0);
+    // Planes of more vectors than a tile has, and of fewer.
+    check({2, 3, 2, 8 * 1000}, 8, 64, 0);
+    check({1, 2000, 2, 16}, 8, 64, 0);
+    check({1, 500, 3, 49}, 1, 64, 0);
+  }
+}
+
+// Checks that the bits of a tile's rows of some channels, whose bits lie
 // together, are a run of whole sectors. The sectors at the ends of the channels
 // may be shared with others.
 void CheckRun(const cuda::Tiling& t, int64_t begin, int64_t end,
@@ -80,13 +208,14 @@ void CheckRun(const cuda::Tiling& t, int64_t begin, int64_t end,
   BNAR_CHECK(last - first + 1 == (end - begin) * t.mask_channels,
              "the bits are not neighbours");
   BNAR_CHECK(begin == 0 || first % kBitsOfSector == 0,
-             "a sector of two blocks at row " + std::to_string(begin));
+             "a sector of two tiles at row " + std::to_string(begin));
   BNAR_CHECK(end == t.rows || (last + 1) % kBitsOfSector == 0,
-             "a sector of two blocks at row " + std::to_string(end));
+             "a sector of two tiles at row " + std::to_string(end));
 }
 
-// At every site of ResNet-50, a block writes and reads whole sectors of the
-// mask, whatever the planner chooses.
+// At every site of ResNet-50, no sector of the mask lies in the rows of two
+// tiles, and so of two blocks of a team, whatever the planner chooses. Slabs of
+// fewer channels than have their bits together share sectors with each other.
 void TestMaskSectors() {
   struct Site {
     int64_t size, channels;
@@ -96,15 +225,19 @@ void TestMaskSectors() {
                              {14, 1024}, {14, 512}, {7, 512},  {7, 2048}};
   const auto check = [](const Problem& problem, const Plan& plan) {
     const cuda::Tiling& t = plan.tiling;
-    const int64_t channels = problem.shape.channels;
-    BNAR_CHECK(t.mask_channels == problem.mask_channels &&
-                   t.columns % t.mask_channels == 0,
-               "two slabs share the channels whose bits lie together");
-    for (int64_t channel = 0; channel < channels; channel += t.mask_channels) {
-      for (int64_t rank = 0; rank < t.team; ++rank) {
-        const int64_t begin = rank * t.rows_per_block;
-        const int64_t end = std::min(t.rows, begin + t.rows_per_block);
-        if (begin < end) CheckRun(t, begin, end, channel);
+    const int64_t together = t.mask_channels;
+    BNAR_CHECK(together == problem.mask_channels, "");
+    BNAR_CHECK(t.columns % together == 0 || together % t.columns == 0,
+               "a part of the channels whose bits lie together");
+    const int64_t tile_rows = cuda::kThreads / t.row_vectors;
+    for (int64_t channel = 0; channel < problem.shape.channels;
+         channel += together) {
+      // All tiles, or the first and the last ones of many.
+      const int64_t tiles = cuda::TilesOfSlab(t);
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        if (tile == 100 && tiles > 200) tile = tiles - 100;
+        CheckRun(t, tile * tile_rows, std::min(t.rows, (tile + 1) * tile_rows),
+                 channel);
       }
     }
   };
@@ -114,8 +247,7 @@ void TestMaskSectors() {
         for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
           const Shape shape = {1, batch * site.size * site.size, site.channels,
                                1};
-          const Problem problem{shape, dtype,
-                                cuda::MaskChannels(shape, ItemSize(dtype))};
+          const Problem problem{shape, dtype, cuda::MaskChannels(shape)};
           context = std::string("masks of ") + named.name + " " +
                     std::to_string(site.size) + " " +
                     std::to_string(site.channels) + " batch " +
@@ -127,9 +259,16 @@ void TestMaskSectors() {
               const Plan plan = cuda::MakePlan(problem, cuda::kWidth, traffic,
                                                named.device, {strategy, 0, 0});
               check(problem, plan);
-              BNAR_CHECK(cuda::CostOf(plan, problem, cuda::kWidth, traffic,
-                                      named.device)
-                                 .bytes_of_sectors == 0,
+              const cuda::Tiling& t = plan.tiling;
+              // Slabs that are narrower are read at the same time, or the
+              // model counts what they share.
+              const bool shared =
+                  plan.strategy != Strategy::kTwoKernels &&
+                  int64_t{t.columns} * t.num_teams < t.mask_channels &&
+                  t.num_slabs > t.num_teams;
+              const cuda::Cost cost = cuda::CostOf(plan, problem, cuda::kWidth,
+                                                   traffic, named.device);
+              BNAR_CHECK((cost.bytes_of_sectors > 0) == shared,
                          "the model knows it");
             }
           }
@@ -142,13 +281,50 @@ void TestMaskSectors() {
     }
   }
   context = "channels of masks";
-  const auto channels = [](const Shape& shape, DType dtype) {
-    return cuda::MaskChannels(shape, ItemSize(dtype));
+  BNAR_CHECK(cuda::MaskChannels({1, 9, 2048, 1}) == 128, "16 bytes of a row");
+  BNAR_CHECK(cuda::MaskChannels({1, 9, 64, 1}) == 64, "no more than there are");
+  BNAR_CHECK(cuda::MaskChannels({1, 9, 80, 1}) == 16, "16 divides 80");
+  BNAR_CHECK(cuda::MaskChannels({1, 9, 72, 1}) == 8, "a whole byte");
+  BNAR_CHECK(cuda::MaskChannels({1, 9, 65, 1}) == 0, "65 is odd");
+  BNAR_CHECK(cuda::MaskChannels({1, 9, 64, 2}) == 0, "planes");
+}
+
+// Neighbouring threads share vectors of float32, so that a warp meets whole
+// sectors, where each vector has a neighbour in its row.
+void TestSharedVectors() {
+  context = "shared vectors";
+  const auto step = [](const Shape& shape, DType dtype, int columns,
+                       bool aligned = true) {
+    const Problem problem{shape, dtype};
+    const int width = cuda::WidthOf(problem, aligned);
+    return cuda::WordStep(problem, width,
+                          cuda::CutSlabs(shape, width, columns));
   };
-  BNAR_CHECK(channels({1, 9, 80, 1}, DType::kBFloat16) == 16, "16 divides 80");
-  BNAR_CHECK(channels({1, 9, 80, 1}, DType::kFloat64) == 8, "a whole byte");
-  BNAR_CHECK(channels({1, 9, 65, 1}, DType::kBFloat16) == 0, "65 is odd");
-  BNAR_CHECK(channels({1, 9, 64, 2}, DType::kBFloat16) == 0, "planes");
+  BNAR_CHECK(step({1, 99, 64, 1}, DType::kFloat32, 64) == 2, "");
+  BNAR_CHECK(step({1, 99, 48, 1}, DType::kFloat32, 64) == 2, "six of eight");
+  BNAR_CHECK(step({1, 99, 72, 1}, DType::kFloat32, 64) == 1, "nine vectors");
+  BNAR_CHECK(step({1, 99, 64, 1}, DType::kFloat32, 8) == 1, "one in a row");
+  BNAR_CHECK(step({1, 99, 64, 1}, DType::kFloat32, 64, false) == 1, "singly");
+  BNAR_CHECK(step({1, 99, 64, 1}, DType::kBFloat16, 64) == 1, "one word");
+  BNAR_CHECK(step({1, 9, 64, 64}, DType::kFloat32, 64) == 1, "planes");
+
+  // Of four vectors, each column belongs to one element of one thread, and the
+  // words of 16 bytes at one time are those of threads 0 and 1, which are
+  // neighbours, and of threads 2 and 3.
+  for (const int word_step : {1, 2}) {
+    std::vector<int> columns;
+    for (int vector = 0; vector < 4; ++vector) {
+      for (int i = 0; i < 8; ++i) {
+        columns.push_back(cuda::ColumnOf(vector, 8, i, word_step));
+      }
+    }
+    const int first = columns[0], second = columns[8], other = columns[4];
+    BNAR_CHECK(first == 0 && second == (word_step == 2 ? 4 : 8) &&
+                   other == (word_step == 2 ? 8 : 4),
+               std::to_string(word_step));
+    std::sort(columns.begin(), columns.end());
+    for (int i = 0; i < 32; ++i) BNAR_CHECK(columns[i] == i, "each once");
+  }
 }
 
 }  // namespace
@@ -157,8 +333,12 @@ void TestMaskSectors() {
 
 int main() {
   using namespace jax_bnar::testing;
+  TestSharedVectors();
   TestWidth();
   TestFlat();
+  TestColumns();
+  TestTeam();
+  TestStrides();
   TestMaskSectors();
   return Finish();
 }

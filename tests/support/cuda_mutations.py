@@ -46,10 +46,48 @@ MUTATIONS = {
     ),
     "no barrier of the block": Mutation(
         "team_sums.cuh",
-        "scratch, element);\n  }\n  __syncthreads();\n",
-        "scratch, element);\n  }\n",
+        "return element(begin + j); });\n  __syncthreads();\n",
+        "return element(begin + j); });\n",
         "forward",
         "two_kernels",
+    ),
+    "columns of which only one part is added": Mutation(
+        "team_sums.cuh", "begin < kElements; begin += kCount)", "begin < kCount; begin += kCount)",
+        "forward", "cluster", "all",
+    ),
+    "the first part of the columns for all": Mutation(
+        "team_sums.cuh", "return element(begin + j);", "return element(j);",
+        "backward", "cluster", "all",
+    ),
+    "parts of the columns in each other's place": Mutation(
+        "team_sums.cuh", "thread / kCount, begin + thread % kCount)",
+        "thread / kCount, thread % kCount)", "forward", "cluster", "all",
+    ),
+    "more columns than the scratch memory has": Mutation(
+        "team_sums.cuh", "tiling.row_vectors * kElements <= kScratchColumns)",
+        "tiling.row_vectors * kElements <= 2 * kScratchColumns)", "backward", "cluster", "all",
+    ),
+    "a part that is added before the last one was read": Mutation(
+        "team_sums.cuh", "    *to = sums;\n  }\n  __syncthreads();\n", "    *to = sums;\n  }\n",
+        "forward", "cluster", "all",
+    ),
+    "columns that no thread of the team adds": Mutation(
+        "team_sums.cuh",
+        "first += adder.step) {\n    const int column = first + adder.offset;\n    Sums",
+        "first += columns) {\n    const int column = first + adder.offset;\n    Sums",
+        "forward", "on_chip", "all",
+    ),
+    "columns that two threads of the team add": Mutation(
+        "team_sums.cuh", "(kThreads >> log_parts) * team};", "(kThreads >> log_parts)};",
+        "forward", "on_chip", "all",
+    ),
+    "a column of which the sums of other warps are not there yet": Mutation(
+        "team_sums.cuh", "shared.scratch[thread / 32] = sums;\n      __syncthreads();\n",
+        "shared.scratch[thread / 32] = sums;\n", "forward", "on_chip", "all",
+    ),
+    "a block alone that does not wait for its own threads": Mutation(
+        "team_sums.cuh", "    meanwhile();\n    __syncthreads();\n    return;\n",
+        "    meanwhile();\n    return;\n", "forward", "cluster", "all",
     ),
     "no barrier of the cluster": Mutation(
         "team_sums.cuh",
@@ -65,6 +103,7 @@ MUTATIONS = {
         "    meanwhile();\n",
         "forward",
         "cluster",
+        "all",
     ),
     "two arrivals at one barrier of the cluster": Mutation(
         "team_sums.cuh",
@@ -72,30 +111,51 @@ MUTATIONS = {
         "    ArriveAtCluster();\n    ArriveAtCluster();\n    meanwhile();\n",
         "backward",
         "cluster",
+        "all",
     ),
-    "blocks leave a cluster that still reads": Mutation(
+    "blocks leave a cluster that still reads, or write over what it reads": Mutation(
         "team_sums.cuh",
-        "have added already.\n    ArriveAtCluster();\n    WaitForCluster();\n",
-        "have added already.\n",
+        "        [] {\n          ArriveAtCluster();\n          WaitForCluster();\n        });",
+        "        [] {});",
         "backward",
         "cluster",
+        "all",
     ),
     "constants used before they are there": Mutation(
         "gradient_apply.cuh", "  }\n  __syncthreads();\n}\n", "  }\n}\n", "backward", "two_kernels"
     ),
     "one row too many": Mutation(
-        "slab.cuh",
-        "static_cast<int>((end - row + tile_rows - 1) >> log_tile_rows)",
-        "static_cast<int>((end - row + tile_rows) >> log_tile_rows)",
-        "forward",
-        "two_kernels",
+        "slab.cuh", "last_row < tiling.rows ?", "last_row <= tiling.rows ?",
+        "forward", "two_kernels",
     ),
     "one row too few": Mutation(
+        "slab.cuh", "last_row < tiling.rows ?", "last_row + 1 < tiling.rows ?",
+        "backward", "on_chip",
+    ),
+    "one vector too many of a channel": Mutation(
         "slab.cuh",
-        "static_cast<int>((end - row + tile_rows - 1) >> log_tile_rows)",
-        "static_cast<int>((end - row + tile_rows - 2) >> log_tile_rows)",
-        "backward",
-        "on_chip",
+        "threadIdx.x < tiling.vectors ? tiles_", "threadIdx.x <= tiling.vectors ? tiles_",
+        "forward", "on_chip", "all",
+    ),
+    "a block that leaves out its last tile": Mutation(
+        "slab.cuh", "rank < tiling.longer_blocks ?", "rank + 1 < tiling.longer_blocks ?",
+        "backward", "on_chip",
+    ),
+    "the last tile of a slab in the first block": Mutation(
+        "slab.cuh", "(tiles_ - 1) * tiling.team + rank;", "(tiles_ - 1) * tiling.team;",
+        "forward", "two_kernels",
+    ),
+    "a tile that two blocks have in part": Mutation(
+        "slab.cuh", "static_cast<int64_t>(rank_) * TileRows() + RowInTile();",
+        "static_cast<int64_t>(rank_) * (TileRows() - 1) + RowInTile();", "backward", "two_kernels",
+    ),
+    "planes of which all blocks have the same tiles": Mutation(
+        "slab.cuh", "first_vector_ = static_cast<int64_t>(rank) * kThreads + threadIdx.x;",
+        "first_vector_ = threadIdx.x;", "backward", "on_chip", "all",
+    ),
+    "a block that goes back as if its tiles of a plane were neighbours": Mutation(
+        "slab.cuh", "static_cast<int64_t>(tile) * tiling.team * kThreads;",
+        "static_cast<int64_t>(tile) * kThreads;", "forward", "on_chip", "all",
     ),
     "the last items of a loop are not used": Mutation(
         "tiles.cuh", "if (k < count) use(", "if (k + 1 < count) use(", "forward", "two_kernels"
@@ -178,10 +238,9 @@ MUTATIONS = {
     "the wrong tile is read again": Mutation(
         "tile_stream.cuh", "max(left_ - 1, 0)", "max(left_ - 2, 0)", "backward", "on_chip", "stream"
     ),
-    "tiles that are read again in the slots of the next slab": Mutation(
-        "tile_stream.cuh", "ring.Before(slot_ == first ? stream_.slot_ : slot_)",
-        "ring.Before(slot_)",
-        "backward", "on_chip", "stream",
+    "a stage of the second pass that begins one slot too early": Mutation(
+        "tile_stream.cuh", "slot_ = ring.Before(slot_ + Ring::kSlotWords);",
+        "slot_ = ring.Before(slot_);", "backward", "on_chip", "stream",
     ),
     "the second pass begins with the wrong tile": Mutation(
         "tile_stream.cuh", "slot_(stream.ring_.Before(stream.slot_, empty_ + 1))",
@@ -211,13 +270,8 @@ MUTATIONS = {
         "return slot >= 0 ? slot : slot + (slots() - 1) * kSlotWords;",
         "forward", "on_chip", "stream",
     ),
-    "copies that do not begin where the first ones ended": Mutation(
-        "tile_stream.cuh", "Start(slab, tiling_.tiles_ahead,",
-        "Start(slab, tiling_.tiles_ahead + kStageTiles,", "backward", "on_chip", "stream",
-    ),
     "the first tiles of a slab in the wrong slots": Mutation(
-        "tile_stream.cuh", "int slot = ring_.Next(slot_, begin);",
-        "int slot = ring_.Next(slot_, begin > 0 ? begin - kStageTiles : 0);",
+        "tile_stream.cuh", "      int slot = slot_;\n", "      int slot = ring_.At(0);\n",
         "forward", "on_chip", "stream",
     ),
     "the slots of the stage before": Mutation(
@@ -238,10 +292,6 @@ MUTATIONS = {
     "a run of slots that goes on before the ring": Mutation(
         "tile_ring.cuh", "*slot / kSlotWords + 1);", "*slot / kSlotWords + 2);",
         "backward", "on_chip", "stream",
-    ),
-    "tiles of the next slab in this one's place": Mutation(
-        "backward.cuh", "StartFirst<SlabOf>(index + p.tiling.num_teams,",
-        "StartFirst<SlabOf>(index,", "backward", "on_chip", "stream",
     ),
     "dy that is kept in the place of e": Mutation(
         "gradient_sums.cuh", "decltype(reuse)::value == Reuse::kNever",
@@ -303,6 +353,10 @@ MUTATIONS = {
     "one of two biases left out": Mutation(
         "dual_shared_memory.cuh",
         "    Constant<A>(which)[column] += second.Constant<A>(which)[column];\n", "",
+        "dual", "two_kernels",
+    ),
+    "sums of the second input in the place of the first one's constants": Mutation(
+        "dual_shared_memory.cuh", "(sums) + kSharedBytesPerInput);", "(sums) + kSumsBytes);",
         "dual", "two_kernels",
     ),
     "the bias of two inputs used before it is there": Mutation(

@@ -28,7 +28,7 @@ def workspace_bytes(platform, groups, rows, channels, inner):
 def workspace_bound(platform):
     return 12345, 0, 0
 
-def mask_channels(platform, groups, rows, channels, inner, item_size):
+def mask_channels(platform, groups, rows, channels, inner):
     return 0
 
 def cuda_abi():

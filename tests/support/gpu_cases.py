@@ -49,6 +49,7 @@ _TINY_SHAPES: Shapes = {
 }
 SHAPES = _TINY_SHAPES if DRY_RUN else _SHAPES
 LARGEST = next(iter(SHAPES))
+WIDEST = max(SHAPES, key=lambda name: SHAPES[name][0][SHAPES[name][1]])  # by its channels
 
 # Long double is slow on the host, and float64 uses the same path for all shapes.
 _MOST_ELEMENTS_OF_FLOAT64 = 200_000

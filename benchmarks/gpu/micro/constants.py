@@ -1,13 +1,16 @@
-"""The constants of cuda/host/cost.h, from what main.cu has measured."""
+"""The constants of cuda/host/cost.h, from what main.cu has measured.
+
+They are those about memory. The others were fitted to what whole kernels take, and mean more than
+the messages, empty kernels, late blocks and contents of L2 that main.cu measures on their own,
+which are among the findings.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Final
 
-# What of a wait is not messages: until a block has its own sums, and the constants of the
-# elementwise pass (`barrier` in cuda/host/cost.h).
-_WAIT_BESIDE_MESSAGES_US: Final = 1.75
 # Below this share of the best rate, requests under way are what limits it.
 _LIMITED: Final = 0.7
+_TWO_LINES: Final = 256
 _LINE: Final = 128
 _HALF_LINE: Final = 64
 # Rows that lie apart: in those of 128 bytes, every piece of half a line is read next to the other.
@@ -19,21 +22,21 @@ def constants_of(document: dict[str, Any]) -> dict[str, float]:
     device, rows = document["device"], document["measured"]
     (memcpy,) = _rates(rows, "memcpy")
     copy = _rate(rows, "copy", piece=_LINE, stride=_LINE)
+    # Only writing is slower by lines, and reading as well by halves of them. The cost model takes
+    # both as shares of the rate of wider rows.
+    line_share = min(1.0, _share(rows, ("copy",), _LINE, _TWO_LINES))
+    half_of_line = min(1.0, _share(rows, ("read", "copy"), _HALF_LINE, _LINE))
     return {
         "copy_share": min(1.0, memcpy / device["bytes_per_us"]),
         "kernel_share": min(1.0, copy / memcpy),
-        "narrow_share": min(1.0, _narrow_share(rows)),
+        "line_share": line_share,
+        "narrow_share": half_of_line * line_share,
         "memory_latency": _latency(rows, device["multiprocessors"]),
-        "share_of_l2": min(1.0, _bytes_in_l2(rows, _LINE) / device["l2_bytes"]),
-        "barrier": _WAIT_BESIDE_MESSAGES_US + _us(rows, "messages_prefetched"),
-        "skew": _us(rows, "spread", "late_us") / _us(rows, "spread"),
-        "kernel": _kernel(rows, cooperative=0),
-        "cooperative_kernel": _kernel(rows, cooperative=1),
     }
 
 
 def findings(document: dict[str, Any]) -> Iterator[str]:
-    """What else was measured, in lines: no constants, but each could change a kernel."""
+    """What else was measured, in lines: no constants, but each could change a kernel or a plan."""
     rows = document["measured"]
     for what in ("read", "copy"):
         for stride in sorted({row["stride"] for row in rows if row["what"] == what}):
@@ -53,6 +56,8 @@ def findings(document: dict[str, Any]) -> Iterator[str]:
         f"{name} {_us(rows, f'messages_{name}'):.2f}" for name in ("warm", "cold", "prefetched")
     ]
     yield f"both messages of a round, us: {', '.join(times)}"
+    late, median = _us(rows, "spread", "late_us"), _us(rows, "spread")
+    yield f"the last of blocks with equal shares, us after their median: {late:.2f} of {median:.1f}"
     halves, lines = (_bytes_in_l2(rows, piece) for piece in (_HALF_LINE, _LINE))
     yield (
         f"L2 keeps {lines / 2**20:.0f} MiB of whole lines and {halves / 2**20:.0f} MiB of half"
@@ -100,11 +105,12 @@ def _us(rows: list[dict[str, Any]], what: str, number: str = "us") -> float:
     return row[number]
 
 
-def _narrow_share(rows: list[dict[str, Any]]) -> float:
+def _share(rows: list[dict[str, Any]], whats: tuple[str, ...], piece: int, wider: int) -> float:
+    """The rate for pieces that lie apart, as a share of that for wider ones."""
     shares = [
-        _rate(rows, what, piece=_HALF_LINE, stride=stride)
-        / _rate(rows, what, piece=_LINE, stride=stride)
-        for what in ("read", "copy")
+        _rate(rows, what, piece=piece, stride=stride)
+        / _rate(rows, what, piece=wider, stride=stride)
+        for what in whats
         for stride in _STRIDES
     ]
     return sum(shares) / len(shares)
@@ -139,9 +145,3 @@ def _bytes_in_l2(rows: list[dict[str, Any]], piece: int) -> float:
         share = (row["cold_us"] - row["us"]) / max(cold - fast, 1e-3)
         kept.append(min(max(share, 0.0), 1.0) * row["bytes"])
     return max(kept)
-
-
-def _kernel(rows: list[dict[str, Any]], cooperative: int) -> float:
-    """With the shared memory that two blocks of a multiprocessor have."""
-    found = _rows(rows, "kernel", cooperative=cooperative, alternating=0)
-    return max(found, key=lambda row: row["shared_bytes"])["us"]

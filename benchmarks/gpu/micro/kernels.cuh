@@ -113,14 +113,14 @@ __global__ void __launch_bounds__(cuda::kThreads,
       __nanosleep(2000);
     }
     if (thread < tiling.columns) {
-      shared.block[thread] = {static_cast<double>(rank),
-                              static_cast<double>(round + thread)};
+      shared.sums[thread] = {static_cast<double>(rank),
+                             static_cast<double>(round + thread)};
     }
     __syncthreads();
     cuda::AddTeamByMessages(tiling, shared, workspace, round, rank, [] {});
   }
   if (rank == tiling.team - 1 && thread < tiling.columns) {
-    totals[thread] = shared.total[thread];
+    totals[thread] = shared.sums[thread];
   }
 }
 

@@ -230,8 +230,9 @@ class Micro {
   // and one leaves out what a launch takes.
   void Messages() {
     constexpr int kRounds = 17;
-    cuda::Tiling tiling =
-        cuda::CutSlabs({1, int64_t{1} << 22, 64 * kRounds, 1}, cuda::kWidth);
+    constexpr int kColumns = 64;
+    cuda::Tiling tiling = cuda::CutSlabs(
+        {1, int64_t{1} << 22, kColumns * kRounds, 1}, cuda::kWidth, kColumns);
     const int team = kBlocks * multiprocessors() - 2;
     tiling.team = team;
     tiling.num_teams = 1;

@@ -45,9 +45,9 @@ class Options:
     measured: Path | None = None
     """A summary.json of `make gpu`: adds the measured times."""
     strategy: Literal["auto", "on_chip", "cluster", "two_kernels"] = "auto"
-    slab_channels: Literal[0, 8, 16, 32, 64] = 0
-    tiles_ahead: int = -1
-    """How many tiles of its next slab a block copies before it waits; -1: the planner's choice."""
+    slab_channels: Literal[0, 8, 16, 32, 64, 128, 256] = 0
+    teams: int = 0
+    """How many teams of blocks share the device; 0: the planner's choice."""
     dual: bool = False
     """The four joins after a shortcut's BatchNorm as one operation with two inputs."""
     constants: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ def run(options: Options) -> dict[str, Any]:
         },
         options.strategy,
         options.slab_channels,
-        options.tiles_ahead,
+        options.teams,
     )
     document = predict(
         _device(options),

@@ -33,14 +33,14 @@ class Assumptions:
         constants: constants of cuda/host/cost.h to replace, by name.
         strategy: "auto", or the strategy that every direction is forced to.
         slab_channels: 0, or the width of all slabs.
-        tiles_ahead: -1, or how many tiles of its next slab a block copies before it waits.
+        teams: 0, or how many teams of blocks share the device.
         planner: what the planner knows of `constants`.
     """
 
     constants: Mapping[str, float] = dataclasses.field(default_factory=dict)
     strategy: str = "auto"
     slab_channels: int = 0
-    tiles_ahead: int = -1
+    teams: int = 0
     planner: Planner = "told"
 
 
@@ -123,7 +123,7 @@ def predict_direction(
         planned_models(assumptions),
         strategy,
         assumptions.slab_channels,
-        assumptions.tiles_ahead,
+        assumptions.teams,
     )
     groups, rows, channels, inner = canonical_shape
     elements = groups * rows * channels * inner
@@ -134,9 +134,7 @@ def predict_direction(
     # Each pass takes as long as memory does, or as its instructions do.
     rate = plan["bytes"] / plan["streaming_us"]
     first = (traffic["arrays_kept"] + traffic["first"]) * array
-    # Some of what the first pass needs comes while the blocks wait for each other.
-    ahead = min(plan["ahead_us"], first / rate)
-    memory = (first / rate - ahead, (plan["bytes"] - first) / rate)
+    memory = (first / rate, (plan["bytes"] - first) / rate)
     cycles_per_us = 1e3 * device.clock_ghz * device.multiprocessors * plan["busy"]
     issued = model["instructions_per_cycle"] * cycles_per_us
     us_per_instruction = elements / (VECTOR * _WARP) / issued
@@ -144,18 +142,18 @@ def predict_direction(
         (kept * shared + (1 - kept) * streamed) * us_per_instruction
         for shared, streamed in _instructions(dtype, direction, plan)
     )
-    streaming = ahead + sum(map(max, memory, issue))
+    streaming = sum(map(max, memory, issue))
     predicted = streaming + plan["waiting_us"] + plan["launching_us"]
     floor = direction.floor * array / _copy_bytes_per_us(device, assumptions.constants)
     names = (
         "strategy", "slab_channels", "team", "teams", "bytes", "bytes_again", "rounds",
-        "bytes_in_flight", "tiles_ahead", "ahead_us", "waiting_us", "launching_us",
+        "bytes_in_flight", "waiting_us", "launching_us",
     )  # fmt: skip
     return {
         **{name: plan[name] for name in names},
         "kept_share": kept,
         "streaming_us": streaming,
-        "instructions_limit": streaming > ahead + sum(memory),
+        "instructions_limit": streaming > sum(memory),
         "predicted_us": predicted,
         "floor_us": floor,
         "floor_share": floor / predicted,

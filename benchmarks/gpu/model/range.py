@@ -1,9 +1,9 @@
-"""What the sum comes to where the constants that nobody has measured are other than assumed.
+"""What the sum comes to where the constants of a device are other than those of an H200.
 
 `python -m benchmarks.gpu.model --range` prints it. Each row replaces constants of cuda/host/cost.h
 and keeps all others. `built_ms` is what the kernels would take with their plans, which do not know
 the constants; `sure_ms` with the plans that are best for these constants; the difference is what
-the plans lose. `wide_ms` is with slabs of whole lines, 128 bytes of each row, everywhere.
+the plans lose. `wide_ms` is with slabs of two lines, 256 bytes of each row, everywhere.
 """
 
 from collections.abc import Iterator
@@ -19,17 +19,21 @@ from benchmarks.gpu.model.kinds import Save
 from benchmarks.gpu.model.predict import Assumptions, cost_model, predict
 from benchmarks.sites.problem import DType, itemsize
 
-_LINE_BYTES: Final = 128
+_WIDE_BYTES: Final = 256
 # Between the ends of the ranges, which are those of the planner.
 _BETWEEN: Final = {
-    "narrow_share": (0.9,),
-    "barrier": (2.5, 4.0),
-    "instructions_per_cycle": (),
+    "line_share": (),
+    "barrier": (),
+    "skew": (),
 }
 # Their ranges say nothing about the choice of a plan, but much about the sum.
-_FURTHER: Final = {"skew": (0.0, 0.05), "cooperative_kernel": (1.5, 4.0), "share_of_l2": (0.3,)}
+_FURTHER: Final = {
+    "instructions_per_cycle": (1.5, 2.5),
+    "cooperative_kernel": (1.5, 4.0),
+    "share_of_l2": (0.2, 0.5),
+}
 _TITLES: Final = {
-    "narrow_share": "rate of rows of 64 bytes",
+    "line_share": "rate of rows of 128 bytes",
     "barrier": "wait in a round, us",
     "instructions_per_cycle": "instructions a cycle",
     "skew": "spread between blocks",
@@ -37,7 +41,7 @@ _TITLES: Final = {
     "share_of_l2": "share of L2 that stays",
 }
 # Whether little of a constant is what takes more time.
-_WORSE_IF_LESS: Final = {"narrow_share": True, "barrier": False, "instructions_per_cycle": True}
+_WORSE_IF_LESS: Final = {"line_share": True, "barrier": False, "skew": False}
 
 
 def cases() -> Iterator[tuple[str, dict[str, float]]]:
@@ -64,7 +68,7 @@ def cases() -> Iterator[tuple[str, dict[str, float]]]:
 
 def over_the_range(device: Device, batch: int, dtype: DType, save: Save) -> list[dict[str, Any]]:
     """Rows with `case`, `constants`, `built_ms`, `sure_ms` and `wide_ms`."""
-    wide = _LINE_BYTES // itemsize(dtype)
+    wide = _WIDE_BYTES // itemsize(dtype)
 
     def sum_ms(assumptions: Assumptions) -> float:
         return predict(device, batch, dtype, save, assumptions)["sum_ms"]
@@ -100,14 +104,14 @@ def markdown(rows: list[dict[str, Any]]) -> list[str]:
 def print_range(rows: list[dict[str, Any]], title: str, console: Console) -> None:
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("where a constant is", no_wrap=True)
-    for head in ("as built", "best plans", "lost", "whole lines"):
+    for head in ("as built", "best plans", "lost", "two lines"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*cells(row))
     console.print(table)
     console.print(
         "ms of all sites. as built: the plans of the kernels, which know the range only.\n"
-        "best plans: those for these constants. whole lines: the same, with rows of 128\n"
+        "best plans: those for these constants. two lines: the same, with rows of 256\n"
         "bytes in all slabs.",
         highlight=False,
     )
