@@ -17,7 +17,7 @@ namespace jax_bnar {
 // another order of the bits of a mask, or means something else by its operands
 // or attributes (test_ahead_of_time.py notices the first two). Calls without
 // the attribute were compiled before it was introduced; they are of version 1.
-inline constexpr int64_t kCudaAbi = 2;
+inline constexpr int64_t kCudaAbi = 1;
 
 // The handler of the stage "instantiate" of all CUDA targets: an error that
 // names both versions if the call was compiled for another one. XLA runs this

@@ -24,7 +24,7 @@ _GUESSED_BYTES_PER_S: Final = 2.5e12
 ERROR_ALLOWED: Final = 0.15
 
 
-# The sites at which the planner's choice of slabs depends most on what nobody has measured: labels
+# The sites at which the planner's choice of slabs depends most on the constants of a device: labels
 # begin with one of these.
 DECISIVE_SITES: Final = ("56x56x256", "28x28x128", "14x14x256")
 
