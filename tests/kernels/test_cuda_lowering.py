@@ -28,9 +28,9 @@ NHWC = (4, 7, 7, 64)
 NCHW = (4, 64, 7, 7)
 C = 64
 ABI = f"{targets.cuda_abi()} : i64"
-# The types of masks of bfloat16, by channel axis: where channels come last, the bits of 32 of them
+# The types of masks, by channel axis: where channels come last, the bits of up to 128 of them
 # lie together.
-MASKS = {-1: "1x196x2x4xui8", 1: f"1x{196 * 64 // 8}xui8"}
+MASKS = {-1: "1x196x1x8xui8", 1: f"1x{196 * 64 // 8}xui8"}
 
 
 def calls(function: Callable[..., Any], *operands: Any) -> dict[str, str]:
