@@ -83,13 +83,15 @@ def markdown(document: dict[str, Any], batch: int, dtype: str) -> Iterator[str]:
     peers = [name for name in PEERS if any(peer == name for _, peer in rows)]
     yield f"| site | n | {' | '.join(PEERS[name] for name in peers)} |"
     yield f"|{'---|' * (2 + len(peers))}"
-    sums = dict.fromkeys(peers, 0.0)
     for site in RESNET50_SITES:
         times = {name: rows[site.label, name]["median_ms"] * 1e3 for name in peers}
-        for name in peers:
-            sums[name] += site.count * times[name] / 1e3
         yield f"| {site.label} | {site.count} | {' | '.join(_cells(times, 0))} |"
-    yield f"| sum in ms | 53 | {' | '.join(_cells(sums, 2))} |"
+    of_step = next(
+        step for step in document["table"] if (step["batch"], step["dtype"]) == (batch, dtype)
+    )
+    sums = {name: of_step["peers"][name]["sum_ms"] for name in peers}
+    count = sum(site.count for site in RESNET50_SITES)
+    yield f"| sum in ms | {count} | {' | '.join(_cells(sums, 2))} |"
 
 
 def _cells(times: dict[str, float], digits: int) -> Iterator[str]:

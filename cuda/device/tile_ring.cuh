@@ -89,8 +89,8 @@ class TileRing {
     }
   }
   // Starts the copy of a vector, if `condition`. Its words are `step` words
-  // apart, from `from` on.
-  // The thread must not use what the slot held before any more.
+  // apart, from `from` on. The thread must not use what the slot held before
+  // any more.
   template <Reuse kReuse>
   __device__ __forceinline__ void CopyIf(bool condition, int slot, int array,
                                          const T* from, int step) const {
