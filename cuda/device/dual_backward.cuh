@@ -279,10 +279,12 @@ __device__ __forceinline__ void ApplyDualTiles(const BackwardParameters& first,
     const int count = slab.Count(0, slab.tiles());
     auto in = loader.template At<-1>(slab, count - 1);
     auto out = slab.template At<-1>(count - 1);
-    // Below compute capability 9.0, the other way would spill a register.
-    constexpr Copies kCopies = kGate == Gate::kX && kArchitecture < 900
-                                   ? Copies::kFew
-                                   : kCopiesOfGating<kGate, kCurve>;
+    // Below compute capability 9.0, the other way would spill a register of
+    // 16-bit types.
+    constexpr Copies kCopies =
+        kGate == Gate::kX && kArchitecture < 900 && sizeof(T) == 2
+            ? Copies::kFew
+            : kCopiesOfGating<kGate, kCurve>;
     ForEachTile<kDualDepth<T, kElements, kGate, kCurve, SlabOf>, Item, kCopies>(
         count,
         [&](Item* item) {
