@@ -192,7 +192,10 @@ class Gating<T, kElements, kGate, /*kCurve=*/true> {
     if constexpr (kGate == Gate::kY) {
       e = curve_.GradientOfOutput(item->saved.y.Get(), e);
     } else {
-      static_assert(kGate == Gate::kMask);
+      // Such masks are read element by element (HasVectors in
+      // launch/kernels.cuh): in a vector, the threads of a pair would have to
+      // exchange bits.
+      static_assert(kGate == Gate::kMask && kElements == 1);
       e = curve_.GradientOfBits(item->saved.bits, e);
     }
     item->e.Set(e);

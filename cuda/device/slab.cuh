@@ -139,15 +139,14 @@ class Slab {
   // The column of the sums and the constants of this thread's element i.
   __device__ __forceinline__ int Column(int i) const {
     return kPlanes ? 0
-                   : ColumnOf(VectorInRow(), kElements, i,
-                              WordStepOf<T, kLayout, kElements>(tiling_));
+                   : ColumnOf(VectorInRow(), kElements, i, WordStep(tiling_));
   }
   static __device__ __forceinline__ int WordStep(const Tiling& tiling) {
     return WordStepOf<T, kLayout, kElements>(tiling);
   }
   // Whether the thread shares its vectors with its neighbour.
   __device__ __forceinline__ bool SharesVectors() const {
-    return WordStepOf<T, kLayout, kElements>(tiling_) > 1;
+    return WordStep(tiling_) > 1;
   }
   // The number of tiles of the block. This thread has a vector in all of them,
   // in all but the last or, if it lies beyond the channels, in none.
@@ -203,8 +202,7 @@ class Slab {
   // How many elements before the thread's own vector its first word lies, if it
   // is that of the neighbour's vector.
   __device__ __forceinline__ int ShiftOfWords() const {
-    const int step = WordStepOf<T, kLayout, kElements>(tiling_);
-    return 4 * (step - 1) * (static_cast<int>(threadIdx.x) & 1);
+    return 4 * (WordStep(tiling_) - 1) * (static_cast<int>(threadIdx.x) & 1);
   }
 
   // Where channels are last, the place of this thread's vector in a tile. All
