@@ -1,6 +1,6 @@
 """Whether the kernels run at all: one shape, every strategy, both directions, and a CUDA graph.
 
-This takes one process about 20 seconds. Each strategy runs its kernels alone, then on four
+This takes one process about 10 seconds. Each strategy runs its kernels alone, then on four
 multiprocessors, where a block has more tiles than it keeps (FEW_BLOCKS), and then in a program of
 several steps, which XLA captures in a CUDA graph under the flags that `make gpu` sets
 (plan.SMOKE_FLAGS). The last two run a thousand times, and the results must be equal bit for bit:

@@ -18,16 +18,16 @@ namespace cuda {
 
 // The constants of the model, in microseconds unless stated otherwise. They
 // were fitted to what the kernels took on an H200 in bfloat16: 12 sites of
-// ResNet-50 at batch 256, 64 and 32, forward and backward, with 17 plans each
-// (benchmarks/results/gpu-plans-h200.json). `make gpu` measures what it can of
-// them on its own (benchmarks/gpu/micro).
+// ResNet-50 at batch 256, 64 and 32, forward and backward, with 3 to 14 plans
+// each (benchmarks/results/gpu-plans-h200.json, benchmarks/gpu/model/plans.py).
+// `make gpu` measures what it can of them on its own (benchmarks/gpu/micro).
 struct CostModel {
   // The share of the nominal bandwidth that a copy reaches: 4.1 of 4.8 TB/s.
   double copy_share = 0.855;
   // The share of a copy's rate that these kernels reach while they load into
   // registers, with two blocks on a multiprocessor. What is missing falls as
   // more is in flight, in inverse proportion, as in any queue: copies to shared
-  // memory have 48 to 160 KB of it. Stores go beside them: a pass has the rate
+  // memory have 40 to 190 KB of it. Stores go beside them: a pass has the rate
   // that its copies give.
   double kernel_share = 0.86;
   // The rate at which memory serves rows of one line, 128 bytes, that lie

@@ -5,7 +5,7 @@
 // strategies differ in where it waits in between:
 //   kCluster     in the shared memory of one thread block cluster, whose blocks
 //                add their sums through distributed shared memory (compute
-//                capability 9.0);
+//                capability 9.0 or newer);
 //   kOnChip      in the shared memory of a team of blocks, which send each
 //                other their sums through L2. What does not fit is copied there
 //                again, last rows first, from L2 as far as L2 still has it. The

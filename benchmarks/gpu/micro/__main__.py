@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks.gpu.micro`: measures the constants of cuda/host/cost.h.
+"""The command `python -m benchmarks.gpu.micro`: measures constants of cuda/host/cost.h.
 
 It compiles main.cu for the GPU of this machine, runs it, which takes a few seconds, and writes the
 constants with everything that was measured. `python -m benchmarks.gpu.model --measured-constants

@@ -1,8 +1,8 @@
 """What plain Flax takes at least at each site, from the programs that XLA compiles for it.
 
 `benchmarks.gpu.compiled.sites` has counted the kernels of these programs and their bytes. Here each
-kernel moves its bytes at the rate of a copy, except those that half of L2 has kept from the last
-large kernel before it, and costs as much to launch as one of ours. That favours XLA, whose
+kernel moves its bytes at the rate of a copy, except those that L2 has kept (`share_of_l2`) from
+the last large kernel before it, and costs as much to launch as one of ours. That favours XLA, whose
 reductions do not reach the rate of a copy.
 """
 
