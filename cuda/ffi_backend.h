@@ -54,7 +54,7 @@ class FfiBackend {
  private:
   template <typename F>
   xla::ffi::Error Run(F f) {
-    const std::string wrong = ReadSettings(&launch_.settings);
+    const std::string wrong = KnownSettings(&launch_.settings);
     if (!wrong.empty()) {
       return xla::ffi::Error::InvalidArgument("jax_bnar: " + wrong);
     }

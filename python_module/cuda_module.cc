@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cuda/ffi_handlers.h"
+#include "cuda/host/settings.h"
 #include "cuda/launch/build_info.h"
 #include "cuda/launch/launch_counts.h"
 #include "native/cuda_abi.h"
@@ -73,6 +74,8 @@ NB_MODULE(_cuda, m) {
       "driver compiles for newer GPUs.");
   m.def("cuda_launches", &jax_bnar::cuda::LaunchCounts,
         "Launches of each kernel by each strategy, since the process began.");
+  m.def("forget_cuda_settings", &jax_bnar::cuda::ForgetSettings,
+        "Lets the next call read the variables JAX_BNAR_CUDA_... again.");
   m.def(
       "ffi_api_version", [] { return jax_bnar::kBuildFfiApiVersion; },
       "(major, minor) of XLA's FFI API that the handlers are built for.");

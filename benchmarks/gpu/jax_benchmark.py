@@ -8,13 +8,14 @@ part of the time; `kernels` names ours that ran.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks.common.cuda_settings import cuda_settings
 from benchmarks.common.hlo_text import layout_changes
 from benchmarks.common.sites import Site
 from benchmarks.gpu import work as work_module
@@ -65,16 +66,9 @@ def compile_chain(peer: str, site: Site, wave: Wave, work: Work) -> Any:
     return jax.jit(chain(step_of(peer, site, wave))).lower(*shapes).compile()
 
 
-@contextlib.contextmanager
-def variant_of(peer: str) -> Iterator[None]:
-    """Sets a variant's variables, which the kernels read when they are launched."""
-    variables = VARIANTS.get(peer, {})
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            del os.environ[name]
+def variant_of(peer: str) -> contextlib.AbstractContextManager[None]:
+    """Sets a variant's variables."""
+    return cuda_settings(**VARIANTS.get(peer, {}))
 
 
 def check(got: Sequence[Any], expected: Sequence[Any]) -> list[float]:

@@ -21,11 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_bnar
+from benchmarks.common.cuda_settings import cuda_settings
 from benchmarks.common.json_file import write_json
 from benchmarks.gpu.chain import relative_error
 from benchmarks.gpu.device import describe_device
 from benchmarks.gpu.launches import launched
 from benchmarks.gpu.program import make_document, make_parser
+from jax_bnar._kernels import targets
 
 # Those whose blocks wait for each other come last, so that a hang leaves the others known.
 STRATEGIES: Final = ("two_kernels", "cluster", "on_chip", "auto")
@@ -135,15 +137,11 @@ def run_few_blocks(operands: Operands, expected: Any, entry: dict[str, Any]) -> 
     margin = max(0, getattr(jax.devices()[0], "core_count", 132) - _MULTIPROCESSORS)
     variables = {**FEW_BLOCKS, "JAX_BNAR_CUDA_SM_MARGIN": str(margin)}
     program = jax.jit(lambda *given: step(*given))
-    # The kernels read them when they are launched, and one step is not captured in a graph.
-    os.environ.update(variables)
-    try:
+    # The kernels ask for them when they are launched, and one step is not captured in a graph.
+    with cuda_settings(**variables):
         got = jax.block_until_ready(program(*operands))
         entry["few_blocks_errors"] = errors_of(got, expected)
         entry["few_blocks_runs"] = require_equal_runs(program, operands, got)
-    finally:
-        for name in variables:
-            del os.environ[name]
 
 
 def run_graph(operands: Operands, expected: Any, entry: dict[str, Any]) -> None:
@@ -204,8 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in STRATEGIES:
         if time.monotonic() - begin > options.seconds:
             break
-        # The kernels read it when they are launched, and each strategy compiles its own programs.
+        # Each strategy compiles its own programs, because a graph keeps what it has captured.
         os.environ["JAX_BNAR_CUDA_STRATEGY"] = name
+        targets.forget_cuda_settings()
         entry: dict[str, Any] = {"seconds": 0.0}
         document["strategies"][name] = entry
         start = time.monotonic()

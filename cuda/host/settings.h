@@ -1,5 +1,4 @@
-// What the environment asks of the CUDA kernels. It is read at every call, so
-// that a test can go through all strategies in one process.
+// What the environment asks of the CUDA kernels.
 
 #ifndef JAX_BNAR_CUDA_HOST_SETTINGS_H_
 #define JAX_BNAR_CUDA_HOST_SETTINGS_H_
@@ -15,7 +14,8 @@ namespace cuda {
 //   JAX_BNAR_CUDA_STRATEGY       "auto", "on_chip", "cluster" or "two_kernels".
 //                                If the device cannot do what is asked, the
 //                                planner chooses for the shape.
-//   JAX_BNAR_CUDA_SM_MARGIN      multiprocessors to leave to other work.
+//   JAX_BNAR_CUDA_SM_MARGIN      multiprocessors that "on_chip" leaves to other
+//                                work.
 //   JAX_BNAR_CUDA_SLAB_CHANNELS  a power of 2 from 8 to 256: the neighbouring
 //                                channels (NHWC) of a slab, instead of the
 //                                planner's choice.
@@ -30,6 +30,15 @@ namespace cuda {
 // Any other JAX_BNAR_CUDA_... is a mistake. Returns what is wrong, or an empty
 // string.
 std::string ReadSettings(Settings* settings);
+
+// Returns what ReadSettings returned at the first call, or at the first one
+// after ForgetSettings. The environment is not read at every call, because
+// another thread may change it at any time, and then the C library moves it.
+// Any thread may call both.
+std::string KnownSettings(Settings* settings);
+
+// Lets a test or a benchmark go through all strategies in one process.
+void ForgetSettings();
 
 }  // namespace cuda
 }  // namespace jax_bnar

@@ -12,7 +12,7 @@ namespace jax_bnar {
 namespace cuda {
 
 // The most columns of partial sums, of all slabs and blocks together, of teams
-// that are larger than a cluster. This limits their messages to 16 MiB; what
+// of several blocks. This limits their messages to 16 MiB; what
 // each channel needs besides is in BoundOfWorkspace.
 constexpr int64_t kPartialColumns = int64_t{1} << 18;
 

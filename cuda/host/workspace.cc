@@ -28,8 +28,10 @@ WorkspaceLayout LayWorkspace(const Tiling& t) {
   layout.partial_mailboxes = layout.flags;
   layout.total_mailboxes =
       layout.partial_mailboxes + bytes(columns * t.team, sizeof(Mailbox));
-  layout.bytes =
-      layout.total_mailboxes + bytes(columns * t.team, sizeof(Mailbox));
+  // A block that is a team of its own has its totals alone.
+  layout.bytes = t.team == 1 ? layout.flags
+                             : layout.total_mailboxes +
+                                   bytes(columns * t.team, sizeof(Mailbox));
   return layout;
 }
 
@@ -41,9 +43,8 @@ int64_t WorkspaceBytes(const Shape& shape) {
     const int width = WidthOf({shape, DType::kFloat16}, aligned);
     for (int columns = kWidth; columns <= kMaxColumns; columns *= 2) {
       Tiling t = CutSlabs(shape, width, columns);
-      // A cluster may count more blocks than it has tiles.
-      t.team = static_cast<int32_t>(std::max<int64_t>(
-          kMaxCluster, std::min(TilesOfSlab(t), LargestTeam(t))));
+      // The blocks of a cluster, which may be more, use none of it.
+      t.team = static_cast<int32_t>(std::min(TilesOfSlab(t), LargestTeam(t)));
       bytes = std::max(bytes, LayWorkspace(t).bytes);
     }
   }
@@ -51,12 +52,11 @@ int64_t WorkspaceBytes(const Shape& shape) {
 }
 
 WorkspaceBound BoundOfWorkspace() {
-  // A column has its totals and the messages of a cluster's blocks, which is
-  // more than their partial sums and flags. Larger teams share kPartialColumns.
-  // The channels of a group fill all its slabs except the last.
+  // A column has its totals. Teams of several blocks share kPartialColumns,
+  // whose messages are more than partial sums and flags. The channels of a
+  // group fill all its slabs except the last.
   const int64_t messages = 2 * sizeof(Mailbox);
-  const int64_t per_column =
-      static_cast<int64_t>(sizeof(Sums)) + kMaxCluster * messages;
+  const int64_t per_column = sizeof(Sums);
   return {kPartialColumns * messages + 3 * kAlignment, kMaxColumns * per_column,
           per_column};
 }

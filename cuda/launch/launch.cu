@@ -25,6 +25,20 @@ KnownDevices& GetKnownDevices() {
   return *devices;
 }
 
+// Does nothing. The driver knows what it was compiled for, as all kernels of
+// this build were.
+__global__ void CompiledLikeAll() {}
+
+// Whether the code that runs on the current device has the instructions for
+// clusters. A build for 8.0 alone has PTX that the driver compiles for a newer
+// device too, and in which a block finds its own sums instead of another's.
+bool IsCompiledForClusters() {
+  cudaFuncAttributes attributes{};
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, CompiledLikeAll);
+  if (error != cudaSuccess) cudaGetLastError();
+  return error == cudaSuccess && attributes.ptxVersion >= 90;
+}
+
 // Only the choice of plans depends on such an attribute, so it is no reason to
 // fail if the driver does not report it.
 int AttributeOr(int otherwise, cudaDeviceAttr attribute, int id) {
@@ -56,11 +70,9 @@ cudaError_t QueryDevice(Device* device) {
       get(cudaDevAttrReservedSharedMemoryPerBlock);
   device->l2_bytes = get(cudaDevAttrL2CacheSize);
   device->cooperative = get(cudaDevAttrCooperativeLaunch) != 0;
-  // The kernels' code for clusters is compiled only for compute capability 9.0
-  // and newer.
-  device->clusters = get(cudaDevAttrClusterLaunch) != 0 &&
-                     get(cudaDevAttrComputeCapabilityMajor) >= 9;
+  device->clusters = get(cudaDevAttrClusterLaunch) != 0;
   if (error != cudaSuccess) return error;
+  device->clusters = device->clusters && IsCompiledForClusters();
   // The nominal bandwidth: data come at both edges of the clock.
   device->memory_bytes_per_microsecond =
       2e-3 * AttributeOr(0, cudaDevAttrMemoryClockRate, id) *

@@ -114,9 +114,11 @@ cudaError_t LaunchPass(Launch& launch, Kernel name, Function kernel,
       parameters[i].workspace = PlaceWorkspace(launch, plan.tiling);
     }
   }
-  // An elementwise pass finds the sums of the pass before it there.
+  // An elementwise pass finds the sums of the pass before it there. A cluster
+  // uses no workspace, and may have more blocks than there is room for.
   if (launch.settings.zero_workspace &&
-      plan.block_reduction != BlockReduction::kSingleBlock) {
+      plan.block_reduction != BlockReduction::kSingleBlock &&
+      plan.block_reduction != BlockReduction::kCluster) {
     const cudaError_t error = ZeroWorkspace(launch, plan.tiling);
     if (error != cudaSuccess) return error;
   }
@@ -148,8 +150,10 @@ cudaError_t LaunchWhole(Launch& launch, Kernel name, void (*kernel)(Parameters),
                                         PerInput<Parameters, 1>{{parameters}});
   if (failed == cudaErrorCooperativeLaunchTooLarge ||
       failed == cudaErrorInvalidClusterSize ||
-      failed == cudaErrorLaunchOutOfResources) {
-    // Others share the device, or a tool gave the kernel more registers.
+      failed == cudaErrorLaunchOutOfResources ||
+      failed == cudaErrorNotSupported || failed == cudaErrorNotPermitted) {
+    // Others share the device, its driver does not do it for this process, or a
+    // tool gave the kernel more registers.
     launch.failure.clear();
     *launched = false;
     return cudaSuccess;

@@ -183,6 +183,14 @@ def cuda_launches() -> dict[str, int]:
     return {}
 
 
+def forget_cuda_settings() -> None:
+    """Lets the next call of a CUDA kernel read the variables `JAX_BNAR_CUDA_...` again."""
+    either: tuple[Any, ...] = (cuda, native)
+    for module in either:
+        if hasattr(module, "forget_cuda_settings"):
+            module.forget_cuda_settings()
+
+
 def why_no_cuda() -> str:
     """Why there are no CUDA kernels here, or an empty string if there are."""
     if cuda is not None:

@@ -82,8 +82,10 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes,
   *attributes = {};
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = device.registers_per_thread;
-  attributes->binaryVersion = attributes->ptxVersion =
+  attributes->binaryVersion =
       10 * device.compute_capability_major + device.compute_capability_minor;
+  attributes->ptxVersion =
+      device.ptx_version > 0 ? device.ptx_version : attributes->binaryVersion;
   attributes->maxDynamicSharedSizeBytes =
       cuda_emulation::MaxDynamicSharedSize(device, function);
   attributes->preferredShmemCarveout =

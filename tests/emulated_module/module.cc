@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cuda/ffi_backend.h"
+#include "cuda/host/settings.h"
 #include "cuda/launch/launch_counts.h"
 #include "native/cuda_abi.h"
 #include "native/ffi_targets.h"
@@ -65,6 +66,7 @@ NB_MODULE(_native, m) {
   m.def("huge_pages", [] { return false; });
   jax_bnar::AddWorkspaceSizes(m, [](const std::string&) { return true; });
   m.def("cuda_launches", &jax_bnar::cuda::LaunchCounts);
+  m.def("forget_cuda_settings", &jax_bnar::cuda::ForgetSettings);
   jax_bnar::AddMissingCuda(m);
   m.def("why_no_cuda", [] { return "this is the emulation"; });
 }

@@ -25,7 +25,6 @@ from gpu_cases import (
     WIDEST,
     check,
     check_strategy,
-    environment,
     flag_cases,
     launched,
     only_on_gpu,
@@ -35,6 +34,7 @@ from gpu_cases import (
 )
 
 import jax_bnar
+from benchmarks.common.cuda_settings import cuda_settings
 
 pytestmark = pytest.mark.gpu
 NO_GRAPHS = "--xla_gpu_enable_command_buffer="
@@ -139,7 +139,7 @@ def test_kernels_are_those_of_cuda() -> None:
     """Triggers an error that only the CUDA code raises."""
     x = jnp.ones((4, 8), jnp.float32)
     with (
-        environment(JAX_BNAR_CUDA_STRATEGY="fastest"),
+        cuda_settings(JAX_BNAR_CUDA_STRATEGY="fastest"),
         pytest.raises(Exception, match="JAX_BNAR_CUDA_STRATEGY must be"),
     ):
         jax_bnar.batch_norm(x, None, None, implementation="ffi").y.block_until_ready()
@@ -148,7 +148,7 @@ def test_kernels_are_those_of_cuda() -> None:
 @all_strategies
 def test_margin(name: str) -> None:
     shape, axis = SHAPES[LARGEST]
-    with strategy(name), environment(JAX_BNAR_CUDA_SM_MARGIN="32"):
+    with strategy(name), cuda_settings(JAX_BNAR_CUDA_SM_MARGIN="32"):
         check(Case(shape, axis, "bfloat16", save="mask"))
 
 
@@ -157,7 +157,7 @@ def test_margin(name: str) -> None:
 @pytest.mark.parametrize("shape_name", dict.fromkeys((LARGEST, WIDEST)))
 def test_slab_channels(name: str, channels: str, shape_name: str) -> None:
     shape, axis = SHAPES[shape_name]
-    with strategy(name), environment(JAX_BNAR_CUDA_SLAB_CHANNELS=channels):
+    with strategy(name), cuda_settings(JAX_BNAR_CUDA_SLAB_CHANNELS=channels):
         check(Case(shape, axis, "bfloat16", save="mask"))
 
 
@@ -166,7 +166,7 @@ def test_teams(teams: str) -> None:
     """One team, a few that have several slabs each, and as many as there are slabs or blocks."""
     shape, axis = SHAPES[WIDEST]
     variables = {"JAX_BNAR_CUDA_SLAB_CHANNELS": "16", "JAX_BNAR_CUDA_TEAMS": teams}
-    with strategy("on_chip"), environment(**variables):
+    with strategy("on_chip"), cuda_settings(**variables):
         check(Case(shape, axis, "bfloat16", save="mask"))
 
 

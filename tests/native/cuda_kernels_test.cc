@@ -317,6 +317,22 @@ void TestRefusedCooperation(const cuda::Settings& settings) {
              "two kernels take the place of a refused one");
 }
 
+// A build for 8.0 alone, whose PTX the driver has compiled for a device with
+// clusters.
+void TestCodeWithoutClusters(const cuda::Settings& settings) {
+  cuda_emulation::Device device = DeviceOf(3, 8, 64);
+  device.ptx_version = 80;
+  Use(device);
+  cuda::Device described;
+  BNAR_CHECK(
+      cuda::DescribeDevice(&described) == cudaSuccess && !described.clusters,
+      "clusters without code for them");
+  const int64_t before = LaunchesOf("Forward cluster");
+  TestCase({{1, 301, 72, 1}, DType::kBFloat16, 0, 0, true}, settings,
+           Calls::kWholePasses);
+  BNAR_CHECK(LaunchesOf("Forward cluster") == before, "a cluster");
+}
+
 int64_t FlatLaunches() { return LaunchesOf("NormaliseFlat two_kernels"); }
 
 // Planes whose size is not a multiple of a vector: many in a block, and one
@@ -371,7 +387,10 @@ void TestStrategy(const cuda::Settings& settings, bool few) {
     TestManyTiles(settings);
     TestRefusedCooperation(settings);
   }
-  if (settings.strategy == cuda::Strategy::kCluster) TestEmptyBlocks(settings);
+  if (settings.strategy == cuda::Strategy::kCluster) {
+    TestEmptyBlocks(settings);
+    TestCodeWithoutClusters(settings);
+  }
   if (settings.strategy == cuda::Strategy::kTwoKernels) {
     TestFlat({DType::kFloat16, DType::kBFloat16, DType::kFloat32}, settings);
   }

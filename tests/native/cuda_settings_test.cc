@@ -87,6 +87,35 @@ void TestSettings() {
   }
 }
 
+// Calls keep what the first one has read, because another thread may change the
+// environment meanwhile.
+void TestKnownSettings() {
+  context = "known settings";
+  Settings settings;
+  unsetenv("JAX_BNAR_CUDA_SLAB_CHANNELS");
+  setenv("JAX_BNAR_CUDA_STRATEGY", "cluster", 1);
+  cuda::ForgetSettings();
+  BNAR_CHECK(cuda::KnownSettings(&settings).empty() &&
+                 settings.strategy == Strategy::kCluster,
+             "as they are");
+  setenv("JAX_BNAR_CUDA_STRATEGY", "fast", 1);
+  settings = {};
+  BNAR_CHECK(cuda::KnownSettings(&settings).empty() &&
+                 settings.strategy == Strategy::kCluster,
+             "as they were");
+  cuda::ForgetSettings();
+  for (int i = 0; i < 2; ++i) {
+    BNAR_CHECK(
+        cuda::KnownSettings(&settings).find("'fast'") != std::string::npos,
+        "an error stays");
+  }
+  unsetenv("JAX_BNAR_CUDA_STRATEGY");
+  cuda::ForgetSettings();
+  BNAR_CHECK(cuda::KnownSettings(&settings).empty() &&
+                 settings.strategy == Strategy::kAuto,
+             "as they are now");
+}
+
 }  // namespace
 }  // namespace testing
 }  // namespace jax_bnar
@@ -94,5 +123,6 @@ void TestSettings() {
 int main() {
   using namespace jax_bnar::testing;
   TestSettings();
+  TestKnownSettings();
   return Finish();
 }

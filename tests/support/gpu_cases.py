@@ -15,6 +15,7 @@ import pytest
 from cases import FORMS, Case, Cotangents, Operands, cotangents, operands, run
 from outcomes import check_gradients, check_results, expected_results
 
+from benchmarks.common.cuda_settings import cuda_settings
 from benchmarks.gpu.launches import launched as launched
 from jax_bnar._kernels import targets
 
@@ -112,24 +113,9 @@ def flag_cases() -> Iterator[tuple[str, Case]]:
         )
 
 
-@contextlib.contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """Sets variables that the kernels read at each call; wait for results inside the context."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def strategy(name: str) -> contextlib.AbstractContextManager[None]:
     assert name in STRATEGIES, name
-    return environment(JAX_BNAR_CUDA_STRATEGY=name)
+    return cuda_settings(JAX_BNAR_CUDA_STRATEGY=name)
 
 
 @functools.lru_cache(maxsize=1)

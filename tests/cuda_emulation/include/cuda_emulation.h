@@ -40,6 +40,9 @@ struct Device {
   int l2_cache_size = 50 * 1024 * 1024;
   int compute_capability_major = 9;
   int compute_capability_minor = 0;
+  // Times 10, the compute capability for which the kernels are compiled, if it
+  // is not that of the device, whose driver compiles their PTX.
+  int ptx_version = 0;
   bool cooperative_launch = true;
   bool cluster_launch = true;
   int max_portable_cluster_size = 8;
