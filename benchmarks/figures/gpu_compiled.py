@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.figures import theme
+from benchmarks.gpu.compiled.programs import REMAT
 
 _LABELS: Final = {
     "ours": "jax_bnar",
@@ -13,6 +14,7 @@ _LABELS: Final = {
     "ours_xla": 'pure JAX\n("xla")',
     "fuse": "Flax,\nfuse",
     "flax": "Flax",
+    "ours_remat": "jax_bnar, recomputing y",
 }
 _DTYPES: Final = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 # Of these, convolutions are left out: they are the same for all.
@@ -32,7 +34,8 @@ def rows_of(document: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
 def draw(figure: Figure, document: dict[str, Any]) -> None:
     """Draws bytes by variant and by dtype, planned memory, and launches."""
     panels = figure.subplots(1, 4, width_ratios=(5, 4, 4, 5))
-    variants = rows_of(document, gpu="h200", dtype="bfloat16", devices=1)
+    single = rows_of(document, gpu="h200", devices=1)
+    variants = [row for row in single if row["dtype"] == "bfloat16" and row["variant"] not in REMAT]
     labels = [_LABELS[row["variant"]] for row in variants]
     _stack(panels[0], variants, labels, "bytes", _BYTES, 1e9)
     panels[0].set_title("GB, bf16", loc="left")
@@ -41,12 +44,13 @@ def draw(figure: Figure, document: dict[str, Any]) -> None:
     by_dtype = [
         row
         for dtype in ("float16", "float32")
-        for row in rows_of(document, gpu="h200", dtype=dtype, devices=1)
+        for variant in ("ours", "flax")
+        for row in rows_of(document, gpu="h200", dtype=dtype, devices=1, variant=variant)
     ]
     both = [f"{_LABELS[row['variant']]}\n{_DTYPES[row['dtype']]}" for row in by_dtype]
     _stack(panels[1], by_dtype, both, "bytes", _BYTES, 1e9)
     panels[1].set_title("GB, other dtypes", loc="left")
-    _memory(panels[2], [*variants, *by_dtype])
+    _memory(panels[2], single)
     _stack(panels[3], variants, labels, "kernels", _BYTES, 1)
     panels[3].set_title("launches, bf16", loc="left")
     versions = document["environment"]["versions"]
@@ -77,14 +81,16 @@ def _stack(
 
 
 def _memory(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    """The planned peak of ours beside that of plain Flax, for each dtype."""
-    dtypes = [name for name in _DTYPES if any(row["dtype"] == name for row in rows)]
+    """The planned peak of ours, with y recomputed or not, and of plain Flax."""
+    dtypes = ("bfloat16", "float32")
     peaks = {(row["variant"], row["dtype"]): row["peak_bytes"] / 2**30 for row in rows}
-    for place, (variant, colour) in enumerate((("ours", theme.BLUE), ("flax", theme.ORANGE))):
-        left = [index - 0.2 + 0.4 * place for index in range(len(dtypes))]
+    colours = {"ours_remat": theme.SKY, "ours": theme.BLUE, "flax": theme.ORANGE}
+    for place, (variant, colour) in enumerate(colours.items()):
+        left = [index + 0.28 * (place - 1) for index in range(len(dtypes))]
         heights = [peaks[variant, dtype] for dtype in dtypes]
-        bars = axes.bar(left, heights, 0.4, color=colour, label=_LABELS[variant])
+        bars = axes.bar(left, heights, 0.28, color=colour, label=_LABELS[variant])
         theme.label_bars(axes, bars, "%.1f")
     axes.set_xticks(range(len(dtypes)), [_DTYPES[dtype] for dtype in dtypes], fontsize=7)
     axes.set_title("planned peak, GiB", loc="left")
+    axes.margins(y=0.4)  # room for the legend
     axes.legend(fontsize=7, loc="upper left")

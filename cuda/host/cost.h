@@ -19,8 +19,9 @@ namespace cuda {
 // The constants of the model, in microseconds unless stated otherwise. They
 // were fitted to what the kernels took on an H200 in bfloat16: 12 sites of
 // ResNet-50 at batch 256, 64 and 32, forward and backward, with 3 to 14 plans
-// each (benchmarks/results/gpu-plans-h200.json, benchmarks/gpu/model/plans.py).
-// `make gpu` measures what it can of them on its own (benchmarks/gpu/micro).
+// each (benchmarks/results/gpu-plans-h200.json,
+// benchmarks/gpu/model/choices.py). `make gpu` measures what it can of them on
+// its own (benchmarks/gpu/micro).
 struct CostModel {
   // The share of the nominal bandwidth that a copy reaches: 4.1 of 4.8 TB/s.
   double copy_share = 0.855;

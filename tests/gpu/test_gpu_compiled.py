@@ -21,7 +21,7 @@ from benchmarks.common.sites import RESNET50_SITES  # noqa: E402
 from benchmarks.gpu.compiled import __main__ as command  # noqa: E402
 from benchmarks.gpu.compiled import compiler, sites, targets  # noqa: E402
 from benchmarks.gpu.compiled.count import KINDS, kernels  # noqa: E402
-from benchmarks.gpu.compiled.programs import PROGRAMS, VARIANTS, build  # noqa: E402
+from benchmarks.gpu.compiled.programs import NORMS, PROGRAMS, build  # noqa: E402
 from benchmarks.gpu.compiled.selection import default_cases  # noqa: E402
 from benchmarks.gpu.compiled.table import print_rows  # noqa: E402
 from benchmarks.gpu.model import flax as flax_model  # noqa: E402
@@ -176,6 +176,10 @@ def test_options_select() -> None:
     [
         (["--batch", "0"], "--batch must be at least 1, got 0"),
         (["--devices", "12"], "12 GPUs: give at most 8, or a multiple of 8"),
+        (
+            ["--program", "block", "--variant", "flax_remat"],
+            "flax_remat of the program block; leave it out, or give flax",
+        ),
     ],
 )
 def test_bad_options(arguments: list[str], message: str) -> None:
@@ -190,7 +194,7 @@ def test_without_the_compiler_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["block", "operator", "frozen"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", NORMS)
 def test_programs_differ_in_nothing_but_the_batch_norm(name: Any, variant: Any) -> None:
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         results = [
@@ -217,6 +221,27 @@ def test_the_default_table_is_committed() -> None:
     environment = committed()["environment"]
     assert environment["commit"]
     assert set(environment["compiler"]) >= set(compiler.WHEELS)
+
+
+def test_the_documentation_has_the_numbers() -> None:
+    titles = {
+        "flax": "plain Flax",
+        "ours": "jax_bnar",
+        "ours_remat": "jax_bnar with the policy",
+        "flax_remat": "plain Flax with the policy",
+        "ours_xla": 'jax_bnar in pure JAX (`implementation="xla"`)',
+    }
+    steps = {
+        (row["variant"], row["dtype"]): row
+        for row in committed()["rows"]
+        if (row["program"], row["gpu"], row["devices"]) == ("step", "h200", 1)
+    }
+    text = (ROOT / "docs" / "performance.md").read_text()
+    for variant, title in titles.items():
+        both = [steps[variant, dtype] for dtype in ("bfloat16", "float32")]
+        moved = [f"{row['bytes_outside_convolutions'] / 1e9:.1f}" for row in both]
+        peaks = [f"{row['peak_bytes'] / 2**20:.0f}" for row in both]
+        assert f"| {' | '.join([title, *moved, *peaks])} |" in text
 
 
 def test_the_sites_are_committed() -> None:

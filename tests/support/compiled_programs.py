@@ -300,7 +300,7 @@ def frozen() -> dict[str, Any]:
 def frozen_with_kernels() -> dict[str, Any]:
     """The same by our calls, which layers leave to XLA on GPUs."""
     norm = functools.partial(BatchNorm, implementation="ffi")
-    with mock.patch.dict(programs._NORMS, ours=norm):
+    with mock.patch.dict(programs._LAYERS, ours=norm):
         return _frozen("ours")
 
 

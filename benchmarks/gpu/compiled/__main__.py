@@ -21,7 +21,7 @@ from benchmarks.common.json_file import write_json
 from benchmarks.common.progress import say
 from benchmarks.gpu.compiled import compiler, targets
 from benchmarks.gpu.compiled.document import make_document
-from benchmarks.gpu.compiled.programs import ProgramName, Variant
+from benchmarks.gpu.compiled.programs import ProgramName, Variant, check_variant
 from benchmarks.gpu.compiled.row import Case, measure
 from benchmarks.gpu.compiled.selection import DTypeName, Selection, default_cases
 from benchmarks.gpu.compiled.table import print_rows
@@ -51,7 +51,7 @@ class Options:
         """What to compile.
 
         Raises:
-            ValueError: a number of devices or images is impossible.
+            ValueError: a number of devices or images is impossible, or a variant of a program.
         """
         if self.batch is not None and self.batch < 1:
             raise ValueError(f"--batch must be at least 1, got {self.batch}.")
@@ -61,7 +61,10 @@ class Options:
         given = {name: getattr(self, name) for name in names if getattr(self, name)}
         if not given:
             return default_cases()
-        return list(dataclasses.replace(Selection(), **given).cases())
+        cases = list(dataclasses.replace(Selection(), **given).cases())
+        for case in cases:
+            check_variant(case.program, case.variant)
+        return cases
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:

@@ -18,12 +18,17 @@ from benchmarks.common.sites import Site
 from benchmarks.network import step_program
 from benchmarks.sites.peers import flax_linen, ours
 from benchmarks.sites.problem import MOMENTUM, DType
+from jax_bnar.checkpoint_policies import dots_and_statistics_saveable
 from jax_bnar.flax_layers import BatchNorm, FusedBottleneck
 
 ProgramName = Literal["step", "evaluation", "block", "operator", "silu", "frozen"]
-Variant = Literal["ours", "ours_mask", "ours_xla", "fuse", "flax"]
+Norm = Literal["ours", "ours_mask", "ours_xla", "fuse", "flax"]
+Remat = Literal["ours_remat", "flax_remat"]
+Variant = Norm | Remat
 PROGRAMS: Final[tuple[ProgramName, ...]] = get_args(ProgramName)
-VARIANTS: Final[tuple[Variant, ...]] = get_args(Variant)
+NORMS: Final[tuple[Norm, ...]] = get_args(Norm)
+# The variants of the training step whose backward computes y again, by what they are otherwise.
+REMAT: Final[dict[Variant, Norm]] = {"ours_remat": "ours", "flax_remat": "flax"}
 
 # Images on a device. ResNet-50 is served at smaller batches than it is trained at.
 BATCHES: Final[dict[ProgramName, int]] = {
@@ -41,12 +46,14 @@ SILU_SITE: Final = Site(112, 112, 96, "batch_norm")
 _IMAGE: Final = (224, 224, 3)
 _SMALLEST_ACTIVATION: Final = 7 * 7 * 512
 
-_NORMS: Final[dict[Variant, Any]] = {
+_LAYERS: Final[dict[Variant, Any]] = {
     "ours": BatchNorm,
     "ours_mask": functools.partial(BatchNorm, save="mask"),
     "ours_xla": functools.partial(BatchNorm, implementation="xla"),
     "fuse": nn.BatchNorm,
     "flax": nn.BatchNorm,
+    "ours_remat": BatchNorm,
+    "flax_remat": nn.BatchNorm,
 }
 
 
@@ -72,10 +79,28 @@ class Program(NamedTuple):
         return frozenset(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.whole))
 
 
+def check_variant(name: ProgramName, variant: Variant) -> None:
+    """Refuses a variant that a program does not have.
+
+    Raises:
+        ValueError: this is one.
+    """
+    if variant in REMAT and name != "step":
+        raise ValueError(
+            f"only the program step computes y again: got the variant {variant} of the program"
+            f" {name}; leave it out, or give {REMAT[variant]}."
+        )
+
+
 def build(
     name: ProgramName, variant: Variant, dtype: DType, batch: int, devices: int = 1
 ) -> Program:
-    """A program with `batch` images on each of `devices`."""
+    """A program with `batch` images on each of `devices`.
+
+    Raises:
+        ValueError: this program has no such variant.
+    """
+    check_variant(name, variant)
     if name == "operator":
         return operator(SITE, variant, dtype, batch, devices)
     if name == "silu":
@@ -85,13 +110,15 @@ def build(
 
 
 def _step(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
-    net = step_program.resnet50(_NORMS[variant], dtype)
-    loss_of = step_program.loss_function(net)
+    net = step_program.resnet50(_LAYERS[variant], dtype)
+    loss_of = _fused(variant, step_program.loss_function(net))
+    if variant in REMAT:
+        loss_of = jax.checkpoint(loss_of, policy=dots_and_statistics_saveable)
     images = _images(batch * devices)
     variables = jax.eval_shape(net.init, jax.random.key(0), images)
     labels = jax.ShapeDtypeStruct((batch * devices,), jnp.int32)
     return Program(
-        step_program.sgd_step(_fused(variant, loss_of)),
+        step_program.sgd_step(loss_of),
         jax.eval_shape(step_program.initial_state, variables),
         (images, labels),
         donated=True,
@@ -100,7 +127,7 @@ def _step(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
 
 
 def _evaluation(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
-    net = step_program.resnet50(_NORMS[variant], dtype)
+    net = step_program.resnet50(_LAYERS[variant], dtype)
 
     def evaluate(variables: Any, images: jax.Array) -> Any:
         return net.apply(variables, images, train=False)
@@ -163,7 +190,7 @@ def _bottleneck(variant: Variant, dtype: DType) -> FusedBottleneck:
     return FusedBottleneck(
         SITE.channels // 4,
         conv=functools.partial(nn.Conv, use_bias=False, dtype=jnp.dtype(dtype)),
-        norm=functools.partial(_NORMS[variant], dtype=jnp.dtype(dtype)),
+        norm=functools.partial(_LAYERS[variant], dtype=jnp.dtype(dtype)),
     )
 
 

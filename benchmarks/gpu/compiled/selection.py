@@ -5,7 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from benchmarks.gpu.compiled.programs import BATCHES, VARIANTS, ProgramName, Variant
+from benchmarks.gpu.compiled.programs import (
+    BATCHES,
+    NORMS,
+    REMAT,
+    ProgramName,
+    Variant,
+)
 from benchmarks.gpu.compiled.row import Case
 from benchmarks.gpu.compiled.targets import GpuName
 from benchmarks.sites.problem import DType
@@ -45,13 +51,14 @@ _WITHOUT_MASK: Final[tuple[Variant, ...]] = ("ours", "ours_xla", "fuse", "flax")
 # What everybody asks: all forms on one H200, then each of the other questions with ours and plain
 # Flax alone. A step takes 10 to 20 s on 2 quiet cores, and an operator 1 or 2.
 DEFAULT: Final = (
-    Selection(variant=VARIANTS),
+    Selection(variant=(*NORMS, *REMAT)),
     Selection(dtype=("f16", "f32")),
+    Selection(dtype=("f32",), variant=("ours_xla", *REMAT)),
     Selection(gpu=("h100", "a100", "b200")),
     Selection(devices=(8, 64, 1024)),
     Selection(program=("evaluation",), variant=_WITHOUT_MASK),
-    Selection(program=("block",), variant=VARIANTS),
-    Selection(program=("operator",), variant=VARIANTS),
+    Selection(program=("block",), variant=NORMS),
+    Selection(program=("operator",), variant=NORMS),
     Selection(program=("operator",), dtype=("f16", "f32")),
     Selection(program=("silu",), variant=_WITHOUT_MASK),
     Selection(program=("silu",), dtype=("f16", "f32")),

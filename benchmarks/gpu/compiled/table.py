@@ -75,4 +75,5 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.{1 if size >= 1e10 else 2}f}"
+    """Three digits, or more before the point."""
+    return f"{size / 1e9:.{0 if size >= 1e11 else 1 if size >= 1e10 else 2}f}"

@@ -9,19 +9,19 @@ import pytest
 for _package in ("flax", "rich", "tyro"):
     pytest.importorskip(_package)
 
-from benchmarks.gpu.model import plans  # noqa: E402
+from benchmarks.gpu.model import choices  # noqa: E402
 
 pytestmark = pytest.mark.one_python
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
-    return json.loads(plans.MEASURED.read_text())["rows"]
+def measured() -> dict[str, Any]:
+    return json.loads(choices.MEASURED.read_text())
 
 
-def test_choices_lose_little(rows: list[dict[str, Any]]) -> None:
+def test_choices_lose_little(measured: dict[str, Any]) -> None:
     """What docs/performance.md says."""
-    found = plans.compare(rows, {})
+    found = choices.compare(measured, {})
     assert list(found["batches"]) == [256, 64, 32]
     assert all(one["cases"] == 24 for one in found["batches"].values())
     assert [one["unmeasured"] for one in found["batches"].values()] == [0, 2, 4]
@@ -34,29 +34,29 @@ def test_choices_lose_little(rows: list[dict[str, Any]]) -> None:
     }
 
 
-def test_bad_choices_show(rows: list[dict[str, Any]]) -> None:
+def test_bad_choices_show(measured: dict[str, Any]) -> None:
     """If waiting cost nothing, the planner would let small teams wait often."""
-    careless = plans.compare(rows, {"barrier": 0.0, "barrier_of_column": 0.0, "skew": 0.0})
+    careless = choices.compare(measured, {"barrier": 0.0, "barrier_of_column": 0.0, "skew": 0.0})
     assert careless["batches"][256]["lost"] > 0.02
     assert careless["strategies"]["on_chip"]["error"] > 0.1
 
 
-def test_a_plan_that_was_not_timed_is_counted(rows: list[dict[str, Any]]) -> None:
-    changed = copy.deepcopy(rows)
-    for row in changed:
+def test_a_plan_that_was_not_timed_is_counted(measured: dict[str, Any]) -> None:
+    changed = copy.deepcopy(measured)
+    for row in changed["rows"]:
         if row["batch"] == 256 and row["direction"] == "forward":
             row["team"] += 1
-    found = plans.compare(changed, {})
+    found = choices.compare(changed, {})
     assert found["batches"][256]["unmeasured"] == 12
-    assert found["batches"][64] == plans.compare(rows, {})["batches"][64]
+    assert found["batches"][64] == choices.compare(measured, {})["batches"][64]
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    found = plans.main([])
+    found = choices.main([])
     printed = capsys.readouterr().out
     assert f"{found['batches'][256]['lost']:.1%}" in printed
     assert "on_chip: the model is off by 6% at" in printed
-    plans.main(["--json"])
+    choices.main(["--json"])
     assert json.loads(capsys.readouterr().out)["strategies"] == found["strategies"]
     with pytest.raises(SystemExit, match="none of the constants"):
-        plans.main(["--constants", "barier=1"])
+        choices.main(["--constants", "barier=1"])

@@ -1,10 +1,11 @@
 """Compares the planner's choices, and the times of the model, with plans that were timed.
 
-python -m benchmarks.gpu.model.plans
+python -m benchmarks.gpu.model.choices
 
 `benchmarks/results/gpu-plans-h200.json` has the times of an H200 for 12 sites of ResNet-50 in
-bfloat16, forward and backward, at three batch sizes, each with several plans. The constants of
-cuda/host/cost.h were fitted to them. `--constants` tries others.
+bfloat16, forward and backward, at three batch sizes, each with several plans, as
+`benchmarks.gpu.timed_plans` measures them. The constants of cuda/host/cost.h were fitted to them.
+`--constants` tries others.
 """
 
 import json
@@ -21,33 +22,26 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.sites import RESNET50_SITES, Site
 from benchmarks.gpu.model.devices import DEVICES
 from benchmarks.gpu.model.kinds import directions
 from benchmarks.gpu.model.predict import Assumptions, constants_of, predict_direction
+from benchmarks.gpu.timed_plans.cases import SITES, name_of
 from benchmarks.sites.problem import DType
 
 MEASURED: Final = Path(__file__).parents[2] / "results" / "gpu-plans-h200.json"
 _DEVICE: Final = DEVICES["h200"]
-_DTYPE: Final[DType] = "bfloat16"
-# The sites by the names of the file.
-_SITES: Final[dict[str, Site]] = {
-    f"{site.height}x{site.width}x{site.channels}"
-    + (" add" if site.form == "bn_add_relu" else ""): site
-    for site in RESNET50_SITES
-    if site.form != "batch_norm"
-}
+_SITES: Final = {name_of(site): site for site in SITES}
 _PLAN: Final = ("strategy", "slab_channels", "team", "teams")
 
 
-def _predict(row: Mapping[str, Any], assumptions: Assumptions) -> dict[str, Any]:
+def _predict(row: Mapping[str, Any], dtype: DType, assumptions: Assumptions) -> dict[str, Any]:
     """What the model says of the case of a row: a site, a batch size and a direction."""
     site = _SITES[row["site"]]
     # A site with a residual was timed with a mask, and the others find the sign of the ReLU in x.
     save = "mask" if site.form == "bn_add_relu" else "y"
     shape = (1, row["batch"] * site.height * site.width, site.channels, 1)
-    direction = directions(site, _DTYPE, save)[row["direction"]]
-    return predict_direction(shape, _DTYPE, direction, _DEVICE, assumptions)
+    direction = directions(site, dtype, save)[row["direction"]]
+    return predict_direction(shape, dtype, direction, _DEVICE, assumptions)
 
 
 def _is(row: Mapping[str, Any], plan: Mapping[str, Any]) -> bool:
@@ -55,7 +49,7 @@ def _is(row: Mapping[str, Any], plan: Mapping[str, Any]) -> bool:
     return all(row[name] == plan[name] for name in _PLAN) and kept == plan["kept_share"]
 
 
-def compare(rows: Sequence[Mapping[str, Any]], constants: Mapping[str, float]) -> dict[str, Any]:
+def compare(measured: Mapping[str, Any], constants: Mapping[str, float]) -> dict[str, Any]:
     """How much the choices lose by batch size, and how far the model is off by strategy.
 
     `lost` compares the weighted sums of two measured times: that of the plan that the planner
@@ -64,6 +58,7 @@ def compare(rows: Sequence[Mapping[str, Any]], constants: Mapping[str, float]) -
     the plans that the planner makes if it is told their strategy. It takes no cluster whose slab
     exceeds its shared memory, so these do not count.
     """
+    rows, dtype = measured["rows"], measured["dtype"]
     cases = defaultdict(list)
     for row in rows:
         cases[row["site"], row["batch"], row["direction"]].append(row)
@@ -71,7 +66,7 @@ def compare(rows: Sequence[Mapping[str, Any]], constants: Mapping[str, float]) -
         lambda: {"cases": 0, "unmeasured": 0, "chosen_us": 0.0, "best_us": 0.0}
     )
     for (site, batch, _), case in cases.items():
-        chosen = _predict(case[0], Assumptions(constants))
+        chosen = _predict(case[0], dtype, Assumptions(constants))
         times = [row["us"] for row in case if _is(row, chosen)]
         of_batch = losses[batch]
         of_batch["cases"] += 1
@@ -86,7 +81,9 @@ def compare(rows: Sequence[Mapping[str, Any]], constants: Mapping[str, float]) -
             continue
         # Each slab has a cluster of its own.
         teams = row["teams"] if row["strategy"] == "on_chip" else 0
-        plan = _predict(row, Assumptions(constants, row["strategy"], row["slab_channels"], teams))
+        plan = _predict(
+            row, dtype, Assumptions(constants, row["strategy"], row["slab_channels"], teams)
+        )
         if _is(row, plan):
             errors[row["strategy"]].append(math.log(plan["predicted_us"] / row["us"]))
     return {
@@ -137,9 +134,9 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    rows = json.loads(options.measured.read_text())["rows"]
+    measured = json.loads(options.measured.read_text())
     try:
-        found = compare(rows, constants_of(options.constants))
+        found = compare(measured, constants_of(options.constants))
     except ValueError as error:
         raise SystemExit(str(error)) from error
     if options.json:

@@ -1,0 +1,1 @@
+"""Times the kernels on a GPU with one plan after the other, without JAX."""
