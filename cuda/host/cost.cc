@@ -178,10 +178,6 @@ const std::vector<CostModel>& PlannedModels() {
   return *models;
 }
 
-double StreamingRate(const Device& device, const CostModel& model) {
-  return NominalRate(device) * model.copy_share * model.kernel_share;
-}
-
 Cost CostOf(const Plan& plan, const Problem& problem, int width,
             const Traffic& traffic, const Device& device,
             const CostModel& model) {

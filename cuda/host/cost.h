@@ -105,10 +105,6 @@ struct Cost {
   double total() const { return streaming + waiting + launching; }
 };
 
-// The rate at which these kernels stream if two blocks on each multiprocessor
-// load into registers, in bytes a microsecond.
-double StreamingRate(const Device& device, const CostModel& model);
-
 // The cost of both passes: of the kernel that does both, or of the two kernels.
 Cost CostOf(const Plan& plan, const Problem& problem, int width,
             const Traffic& traffic, const Device& device,
