@@ -13,10 +13,6 @@ namespace {
 // assumed of a device that does not report its own.
 constexpr double kNominalBytesPerMicrosecond = 4814e3 / 132;
 
-// A line of L2 and of L1. It consists of sectors of 32 bytes that are fetched
-// one by one.
-constexpr int64_t kLineBytes = 128;
-
 double NominalRate(const Device& device) {
   return device.memory_bytes_per_microsecond > 0
              ? device.memory_bytes_per_microsecond

@@ -79,10 +79,11 @@ void SetGrid(int64_t num_teams, Plan* plan) {
 }
 
 Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
-                   const Settings& settings, int64_t largest_team = kMaxGrid) {
+                   const Settings& settings, int columns,
+                   int64_t largest_team = kMaxGrid) {
   Plan plan{};
   plan.strategy = Strategy::kTwoKernels;
-  plan.tiling = Cut(problem, width, WidestColumns(problem.dtype));
+  plan.tiling = Cut(problem, width, columns);
   plan.shared_bytes = kSharedBytesOfPass;
   // Several waves even out the differences between blocks.
   const int64_t blocks =
@@ -305,7 +306,8 @@ Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
 Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
               const Device& device, const Settings& settings,
               const std::vector<CostModel>& models) {
-  const Plan two_kernels = PlanOneKernel(problem, width, device, settings);
+  const Plan two_kernels = PlanOneKernel(problem, width, device, settings,
+                                         WidestColumns(problem.dtype));
   // The other strategies have no path for float64.
   if (settings.strategy == Strategy::kTwoKernels ||
       problem.dtype == DType::kFloat64) {
@@ -324,11 +326,15 @@ Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
 }
 
 Plan PlanReduction(const Problem& problem, int width, const Device& device,
-                   const Settings& settings, int inputs) {
-  // A team is at most one wave, because its last block alone adds the sums of
-  // all others.
+                   const Settings& settings, bool whole, int inputs) {
+  // The last block of a team alone adds the sums of all others: for 256 columns
+  // and 264 blocks, the threads of one block load 33 times eight sums each, one
+  // after the other. Narrow slabs have smaller teams, and more threads for a
+  // column. For the same reason a team is at most one wave.
+  const DType dtype = problem.dtype;
   Plan plan =
       PlanOneKernel(problem, width, device, settings,
+                    whole ? WidestColumns(dtype) : ColumnsOfLine(dtype),
                     ResidentBlocks(device, settings, kBlocksPerMultiprocessor));
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kLastBlock;
@@ -337,7 +343,8 @@ Plan PlanReduction(const Problem& problem, int width, const Device& device,
 
 Plan PlanElementwise(const Problem& problem, int width, const Device& device,
                      const Settings& settings, int inputs) {
-  return WithSlabsOf(inputs, PlanOneKernel(problem, width, device, settings));
+  return WithSlabsOf(inputs, PlanOneKernel(problem, width, device, settings,
+                                           WidestColumns(problem.dtype)));
 }
 
 Plan PlanStatistics(const Problem& problem, int width, const Device& device,
@@ -345,7 +352,7 @@ Plan PlanStatistics(const Problem& problem, int width, const Device& device,
   // They are cut like one input with as many times the groups.
   Problem all = problem;
   all.shape.groups *= inputs;
-  Plan plan = PlanReduction(all, width, device, settings);
+  Plan plan = PlanReduction(all, width, device, settings, /*whole=*/false);
   plan.tiling.shape = problem.shape;
   return plan;
 }

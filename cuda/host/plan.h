@@ -107,9 +107,11 @@ Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
               const std::vector<CostModel>& models);
 
 // The plan of one kernel: of the sums of backward, or of an elementwise pass. A
-// team goes through the slabs at the same place in all inputs at once.
+// team goes through the slabs at the same place in all inputs at once. With
+// `whole`, the sums stay in the workspace for the elementwise pass, which finds
+// them there because its slabs are the same.
 Plan PlanReduction(const Problem& problem, int width, const Device& device,
-                   const Settings& settings, int inputs = 1);
+                   const Settings& settings, bool whole, int inputs = 1);
 Plan PlanElementwise(const Problem& problem, int width, const Device& device,
                      const Settings& settings, int inputs = 1);
 

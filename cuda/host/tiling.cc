@@ -36,6 +36,10 @@ int WidestColumns(DType dtype) {
       std::min<int64_t>(kMaxColumns, kWidestBytes / ItemSize(dtype)));
 }
 
+int ColumnsOfLine(DType dtype) {
+  return static_cast<int>(kLineBytes / ItemSize(dtype));
+}
+
 int32_t PowerOfTwoAtLeast(int64_t n, int32_t at_most) {
   int32_t power = 1;
   while (power < n && power < at_most) power *= 2;

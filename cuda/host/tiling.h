@@ -16,6 +16,10 @@ namespace cuda {
 // each channel needs besides is in BoundOfWorkspace.
 constexpr int64_t kPartialColumns = int64_t{1} << 18;
 
+// A line of L2 and of L1. It consists of sectors of 32 bytes that are fetched
+// one by one.
+constexpr int64_t kLineBytes = 128;
+
 // Clusters of more blocks are not portable.
 constexpr int kMaxCluster = 8;
 
@@ -28,6 +32,10 @@ constexpr int64_t RoundUp(int64_t a, int64_t to) {
 // The most columns of a slab that the planner chooses: rows of more than 512
 // bytes are served no faster.
 int WidestColumns(DType dtype);
+
+// The channels of slabs whose rows are read and not written: one line of L2,
+// which memory reads nearly as fast as several.
+int ColumnsOfLine(DType dtype);
 
 // Returns the smallest power of two that is at least n, or `at_most`.
 int32_t PowerOfTwoAtLeast(int64_t n, int32_t at_most);

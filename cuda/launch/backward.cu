@@ -75,8 +75,8 @@ struct BackwardCall {
     return LaunchPass(
         launch, N == 1 ? Kernel::kBackwardReduce : Kernel::kDualBackwardReduce,
         kernels.reduce,
-        PlanReduction(problem, width, device, launch.settings, N), parameters,
-        whole);
+        PlanReduction(problem, width, device, launch.settings, whole, N),
+        parameters, whole);
   }
 
   // Where the sums have written dz, it is read as the dy of a call without a

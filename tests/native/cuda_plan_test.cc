@@ -161,19 +161,24 @@ void TestEveryPlan() {
                                ArraysKept(backward));
                 CheckResources(problem, plan, stage, named.device, settings);
               }
-              const Plan reduction =
-                  cuda::PlanReduction(problem, width, named.device, settings);
-              for (const Plan& plan :
-                   {reduction, cuda::PlanElementwise(problem, width,
-                                                     named.device, settings)}) {
-                CheckCoverage(problem, width, plan);
-                CheckResources(problem, plan, 1, named.device, settings);
+              const Plan elementwise =
+                  cuda::PlanElementwise(problem, width, named.device, settings);
+              CheckCoverage(problem, width, elementwise);
+              CheckResources(problem, elementwise, 1, named.device, settings);
+              for (const bool whole : {false, true}) {
+                const Plan reduction = cuda::PlanReduction(
+                    problem, width, named.device, settings, whole);
+                CheckCoverage(problem, width, reduction);
+                CheckResources(problem, reduction, 1, named.device, settings);
+                const cuda::Tiling& t = reduction.tiling;
+                BNAR_CHECK(t.team <= std::max(1, named.device.multiprocessors -
+                                                     sm_margin) *
+                                         cuda::kBlocksPerMultiprocessor,
+                           "the last block adds the sums of more than a wave");
+                BNAR_CHECK(whole ? t.columns == elementwise.tiling.columns
+                                 : t.columns * ItemSize(dtype) <= 128,
+                           "slabs of " + std::to_string(t.columns));
               }
-              BNAR_CHECK(
-                  reduction.tiling.team <=
-                      std::max(1, named.device.multiprocessors - sm_margin) *
-                          cuda::kBlocksPerMultiprocessor,
-                  "the last block adds the sums of more than a wave");
             }
           }
         }
