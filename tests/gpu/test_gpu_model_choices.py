@@ -51,6 +51,12 @@ def test_a_plan_that_was_not_timed_is_counted(measured: dict[str, Any]) -> None:
     assert found["batches"][64] == choices.compare(measured, {})["batches"][64]
 
 
+def test_the_sums_alone_do_not_count(measured: dict[str, Any]) -> None:
+    sums = measured["rows"][0] | {"direction": "statistics", "us": 1.0}
+    more = measured | {"rows": [*measured["rows"], sums]}
+    assert choices.compare(more, {}) == choices.compare(measured, {})
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     found = choices.main([])
     printed = capsys.readouterr().out

@@ -4,8 +4,8 @@ At 12 sites of ResNet-50, forward and backward, it asks for each strategy with s
 widths and several numbers of teams. main.cu is compiled and linked with the kernels that `make gpu`
 has built for this machine, and calls them without JAX, on operands that exceed L2 together: the
 time is the median of five samples of 6 ms. `python -m benchmarks.gpu.model.choices --measured FILE`
-compares the planner's choices with the times. `--platform cpu` only checks that there is a
-compiler.
+compares the planner's choices with the times. The kernels of sums alone, which synchronised
+statistics consist of, are timed as they are. `--platform cpu` only checks that there is a compiler.
 """
 
 import itertools
@@ -60,7 +60,7 @@ def compile_program(nvcc: str, program: Path, architecture: str, library: Path) 
 def time_site(
     program: Path, dtype: str, batch: int, site: Site, seconds: float
 ) -> list[dict[str, Any]]:
-    """A row for each plan that the planner makes of what it is asked for.
+    """A row for each plan that the planner makes of what it is asked for, and for the sums alone.
 
     Raises:
         RuntimeError: the program failed, or did not come to its end.

@@ -1,6 +1,7 @@
 // Times the kernels at one site with one plan after the other, without JAX, and
 // prints a line of JSON for each. The results of each plan are compared with
-// those of two kernels.
+// those of two kernels. Then it times the kernels of sums alone, which
+// synchronised statistics consist of.
 //
 //   timed_plans DTYPE BATCH HEIGHT WIDTH CHANNELS RESIDUAL
 //   STRATEGY:COLUMNS:TEAMS...
@@ -155,14 +156,34 @@ class Benchmark {
   }
 
   void Print(const Asked& asked) {
-    Print("forward", asked,
-          cuda::ForwardTraffic(problem_.dtype, residual_, residual_),
+    const auto print = [&](const char* direction, const cuda::Traffic& traffic,
+                           auto run) {
+      PrintPlan(direction, asked.text.c_str(),
+                cuda::KnownPlan(problem_, cuda::kWidth, traffic, device_,
+                                asked.settings),
+                run);
+    };
+    print("forward", cuda::ForwardTraffic(problem_.dtype, residual_, residual_),
           [&](const Operands<T>& set) { Forward(set, asked.settings); });
     CompareWith(asked, sets_.front().y, expected_y_);
-    Print("backward", asked,
-          cuda::BackwardTraffic(problem_.dtype, gate(), residual_),
+    print("backward", cuda::BackwardTraffic(problem_.dtype, gate(), residual_),
           [&](const Operands<T>& set) { Backward(set, asked.settings); });
     CompareWith(asked, sets_.front().dx, expected_dx_);
+  }
+
+  void PrintSums() const {
+    PrintPlan("statistics", "sums",
+              cuda::PlanStatistics(problem_, cuda::kWidth, device_, {}),
+              [&](const Operands<T>& set) {
+                cuda::Launch launch = LaunchWith({});
+                CheckLaunch(
+                    cuda::Statistics(launch, problem_, set.x, mean_, var_),
+                    launch);
+              });
+    PrintPlan("backward_reduce", "sums",
+              cuda::PlanReduction(problem_, cuda::kWidth, device_, {},
+                                  /*whole=*/false),
+              [&](const Operands<T>& set) { Reduce(set); });
   }
 
  private:
@@ -201,14 +222,18 @@ class Benchmark {
                 launch);
   }
 
-  void Backward(const Operands<T>& set, const Settings& settings) const {
-    cuda::Launch launch = LaunchWith(settings);
+  GradientBuffers<1> GradientsOf(const Operands<T>& set) const {
     GradientBuffers<1> buffers{};
     buffers.dy = set.dy;
     buffers.x[0] = set.x;
     buffers.saved = residual_ ? set.mask : nullptr;
     buffers.gate = gate();
     buffers.activation = {ActivationKind::kRelu};
+    return buffers;
+  }
+
+  void Backward(const Operands<T>& set, const Settings& settings) const {
+    cuda::Launch launch = LaunchWith(settings);
     PerInput<BackwardOperands, 1> operands{};
     operands[0].mean = {mean_, 1};
     operands[0].var = {var_, 1};
@@ -218,16 +243,30 @@ class Benchmark {
     PerInput<void*, 1> dx{}, dscale{};
     dx[0] = set.dx;
     dscale[0] = dscale_;
-    CheckLaunch(cuda::Backward<1>(launch, problem_, buffers, operands, dx,
-                                  dscale, dbias_, residual_ ? set.dz : nullptr),
+    CheckLaunch(
+        cuda::Backward<1>(launch, problem_, GradientsOf(set), operands, dx,
+                          dscale, dbias_, residual_ ? set.dz : nullptr),
+        launch);
+  }
+
+  void Reduce(const Operands<T>& set) const {
+    cuda::Launch launch = LaunchWith({});
+    PerInput<ReduceOperands, 1> operands{};
+    operands[0].mean = {mean_, 1};
+    operands[0].var = {var_, 1};
+    operands[0].affine = {{scale_, 1}, {}, 1e-5};
+    if (!residual_) operands[0].affine.bias = {bias_, 1};
+    PerInput<void*, 1> sum_e_centred{};
+    sum_e_centred[0] = dscale_;
+    CheckLaunch(cuda::BackwardReduce<1>(launch, problem_, GradientsOf(set),
+                                        operands, dbias_, sum_e_centred,
+                                        residual_ ? set.dz : nullptr),
                 launch);
   }
 
   template <typename Run>
-  void Print(const char* direction, const Asked& asked,
-             const cuda::Traffic& traffic, Run run) const {
-    const cuda::Plan plan = cuda::KnownPlan(problem_, cuda::kWidth, traffic,
-                                            device_, asked.settings);
+  void PrintPlan(const char* direction, const char* asked,
+                 const cuda::Plan& plan, Run run) const {
     const auto all = [&] {
       for (const Operands<T>& set : sets_) run(set);
     };
@@ -241,9 +280,8 @@ class Benchmark {
         "{\"asked\": \"%s\", \"direction\": \"%s\", \"strategy\": \"%s\", "
         "\"slab_channels\": %d, \"team\": %d, \"teams\": %d, "
         "\"tiles_kept\": %d, \"tiles\": %lld, \"us\": %.1f}\n",
-        asked.text.c_str(), direction, cuda::NameOf(plan.strategy),
-        plan.tiling.columns, plan.tiling.team, plan.tiling.num_teams,
-        plan.tiling.shared_tiles,
+        asked, direction, cuda::NameOf(plan.strategy), plan.tiling.columns,
+        plan.tiling.team, plan.tiling.num_teams, plan.tiling.shared_tiles,
         static_cast<long long>(plan.tiling.tiles_per_block),
         time / (repeats * sets));
     std::fflush(stdout);
@@ -279,6 +317,7 @@ template <typename T>
 void TimeAll(const Site& site, const std::vector<Asked>& all) {
   Benchmark<T> benchmark(site);
   for (const Asked& asked : all) benchmark.Print(asked);
+  benchmark.PrintSums();
 }
 
 [[noreturn]] void Refuse(const char* what) {
