@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cuda/host/workspace.h"
+#include "cuda/launch/kernels.cuh"
 #include "cuda/launch/launch.cuh"
 
 namespace jax_bnar {
@@ -25,16 +26,18 @@ KnownDevices& GetKnownDevices() {
   return *devices;
 }
 
-// Does nothing. The driver knows what it was compiled for, as all kernels of
-// this build were.
-__global__ void CompiledLikeAll() {}
-
 // Whether the code that runs on the current device has the instructions for
 // clusters. A build for 8.0 alone has PTX that the driver compiles for a newer
 // device too, and in which a block finds its own sums instead of another's.
+// What the driver knows of one kernel is true of all, which are compiled for
+// the same architectures.
 bool IsCompiledForClusters() {
+  const ForwardKernels kernels =
+      ForwardKernelsOf<float>(Layout::kChannelsLast, kWidth, /*residual=*/false,
+                              {ActivationKind::kNone}, /*mask=*/false);
   cudaFuncAttributes attributes{};
-  const cudaError_t error = cudaFuncGetAttributes(&attributes, CompiledLikeAll);
+  const cudaError_t error = cudaFuncGetAttributes(
+      &attributes, reinterpret_cast<const void*>(kernels.whole));
   if (error != cudaSuccess) cudaGetLastError();
   return error == cudaSuccess && attributes.ptxVersion >= 90;
 }
