@@ -1,8 +1,12 @@
 """What the measuring programs of `make gpu` have in common: options, and the file they write."""
 
 import argparse
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+
+from benchmarks.common.json_file import write_json
 
 SCHEMA: Final = 1
 
@@ -33,3 +37,18 @@ def make_document(family: str, platform: str, **about: Any) -> dict[str, Any]:
         "errors": [],
         "summary": [],
     }
+
+
+def complete(document: dict[str, Any], output: Path, measure: Callable[[], None]) -> int:
+    """Calls measure(), which adds to the document; writes this and returns the exit status.
+
+    What goes wrong in a program, a file or an argument is told in `errors`.
+    """
+    try:
+        measure()
+        document["complete"] = True
+    except (RuntimeError, ValueError, OSError, subprocess.SubprocessError) as error:
+        document["errors"].append(f"{type(error).__name__}: {error}")
+    write_json(output, document)
+    print(*document["summary"], *document["errors"], sep="\n")
+    return 1 if document["errors"] else 0

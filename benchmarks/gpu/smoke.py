@@ -11,7 +11,6 @@ it begins, so that a kernel that hangs is known by name after the process was ki
 """
 
 import functools
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -27,7 +26,6 @@ from benchmarks.gpu.chain import relative_error
 from benchmarks.gpu.device import describe_device
 from benchmarks.gpu.launches import launched
 from benchmarks.gpu.program import make_document, make_parser
-from jax_bnar._kernels import targets
 
 # Those whose blocks wait for each other come last, so that a hang leaves the others known.
 STRATEGIES: Final = ("two_kernels", "cluster", "on_chip", "auto")
@@ -202,9 +200,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in STRATEGIES:
         if time.monotonic() - begin > options.seconds:
             break
-        # Each strategy compiles its own programs, because a graph keeps what it has captured.
-        os.environ["JAX_BNAR_CUDA_STRATEGY"] = name
-        targets.forget_cuda_settings()
         entry: dict[str, Any] = {"seconds": 0.0}
         document["strategies"][name] = entry
         start = time.monotonic()
@@ -214,7 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             document["running"] = f"{name}, {part}"
             write_json(options.output, document)
             try:
-                result = run(operands, result, entry) or result
+                # Each strategy compiles its own programs: a graph keeps what it has captured.
+                with cuda_settings(JAX_BNAR_CUDA_STRATEGY=name):
+                    result = run(operands, result, entry) or result
             except Exception as error:
                 entry["error"] = f"{part}: {type(error).__name__}: {str(error)[:2000]}"
                 document["errors"].append(f"{name}, {entry['error']}")

@@ -5,7 +5,7 @@ compiled for the GPUs of other machines (`ahead_of_time`), and running one here 
 """
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 import jax
@@ -175,20 +175,23 @@ def cuda_abi() -> np.int64:
 
 def cuda_launches() -> dict[str, int]:
     """The number of launches of each CUDA kernel by each strategy since the process started."""
-    # In tests, the emulated CUDA kernels replace the CPU kernels.
-    either: tuple[Any, ...] = (cuda, native)
-    for module in either:
-        if hasattr(module, "cuda_launches"):
-            return module.cuda_launches()
+    for launches in _of_cuda_kernels("cuda_launches"):
+        return launches()
     return {}
 
 
 def forget_cuda_settings() -> None:
     """Lets the next call of a CUDA kernel read the variables `JAX_BNAR_CUDA_...` again."""
-    either: tuple[Any, ...] = (cuda, native)
-    for module in either:
-        if hasattr(module, "forget_cuda_settings"):
-            module.forget_cuda_settings()
+    for forget in _of_cuda_kernels("forget_cuda_settings"):
+        forget()
+
+
+def _of_cuda_kernels(name: str) -> Iterator[Callable[[], Any]]:
+    """A function of the modules that have CUDA kernels."""
+    # In tests, the emulated CUDA kernels replace the CPU kernels.
+    for module in (cuda, native):
+        if hasattr(module, name):
+            yield getattr(module, name)
 
 
 def why_no_cuda() -> str:

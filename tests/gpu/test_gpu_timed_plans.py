@@ -96,7 +96,7 @@ def test_it_compiles_and_refuses_bad_arguments(tmp_path: Path) -> None:
     except RuntimeError as error:
         pytest.skip(str(error))
     built = tmp_path / "timed_plans"
-    command.compile_program(nvcc, built, "sm_90", library)
+    command.compile_timed_plans(nvcc, built, "sm_90", library)
     for argv in (["float64", *"12345", "auto:0:0"], ["bfloat16", *"12345", "onchip:0:0"], ["1"]):
         finished = subprocess.run([built, *argv], capture_output=True, text=True)
         assert finished.returncode == 2

@@ -5,13 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from benchmarks.gpu.compiled.programs import (
-    BATCHES,
-    NORMS,
-    REMAT,
-    ProgramName,
-    Variant,
-)
+from benchmarks.gpu.compiled.programs import BATCHES, NORMS, REMAT, ProgramName, Variant
 from benchmarks.gpu.compiled.row import Case
 from benchmarks.gpu.compiled.targets import GpuName
 from benchmarks.sites.problem import DType

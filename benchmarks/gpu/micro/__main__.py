@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.common.json_file import write_json
-from benchmarks.gpu.micro.build import compile_micro, find_nvcc
+from benchmarks.gpu.micro.build import compile_micro, find_nvcc, require_nvcc
 from benchmarks.gpu.micro.constants import constants_of, findings
-from benchmarks.gpu.program import make_document, make_parser
+from benchmarks.gpu.program import complete, make_document, make_parser
 
 _LONGEST_RUN_S: Final = 30.0
 
@@ -73,12 +72,11 @@ def parse(printed: str) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser(__doc__).parse_args(arguments)
     document = make_document("micro", options.platform)
-    nvcc = find_nvcc()
-    try:
-        if nvcc is None:
-            raise RuntimeError("nvcc is neither on PATH, nor in CUDA_HOME, nor in a wheel")
+
+    def fill() -> None:
+        nvcc = require_nvcc(find_nvcc())
         if options.platform == "cuda":
-            document |= measure(nvcc, options.seconds)
+            document.update(measure(nvcc, options.seconds))
             if "stopped" in document:
                 raise RuntimeError(
                     f"{document['stopped']}; {len(document['measured'])} measurements are kept"
@@ -86,12 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             document["constants"] = constants_of(document)
             numbers = (f"{name}={value:.3g}" for name, value in document["constants"].items())
             document["summary"] = [f"constants: {' '.join(numbers)}", *findings(document)]
-        document["complete"] = True
-    except (RuntimeError, ValueError, OSError, subprocess.SubprocessError) as error:
-        document["errors"].append(f"{type(error).__name__}: {error}")
-    write_json(options.output, document)
-    print(*document["summary"], *document["errors"], sep="\n")
-    return 1 if document["errors"] else 0
+
+    return complete(document, options.output, fill)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Compiles the microbenchmark, with nvcc alone."""
+"""Compiles programs that need no JAX, with nvcc alone."""
 
 import importlib.util
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +26,28 @@ def find_nvcc() -> str | None:
     )
 
 
+def require_nvcc(found: str | None) -> str:
+    """What find_nvcc() has found.
+
+    Raises:
+        RuntimeError: nothing.
+    """
+    if found is None:
+        raise RuntimeError("nvcc is neither on PATH, nor in CUDA_HOME, nor in a wheel")
+    return found
+
+
 def compile_micro(nvcc: str, program: Path, architecture: str) -> None:
-    """Compiles and links; warnings and spills are errors.
+    """Compiles and links the microbenchmark.
+
+    Raises:
+        RuntimeError: nvcc failed; the message is what it printed.
+    """
+    compile_program(nvcc, [ROOT / source for source in _SOURCES], program, architecture)
+
+
+def compile_program(nvcc: str, inputs: Sequence[Path], program: Path, architecture: str) -> None:
+    """Compiles and links sources and libraries; warnings and spills are errors.
 
     Raises:
         RuntimeError: nvcc failed; the message is what it printed.
@@ -34,8 +55,7 @@ def compile_micro(nvcc: str, program: Path, architecture: str) -> None:
     argv = [
         nvcc, "-std=c++17", "-O3", f"-arch={architecture}", "-lineinfo", f"-I{ROOT}",
         "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror",
-        "-Xptxas=-warn-spills,-Werror", *(str(ROOT / source) for source in _SOURCES),
-        "-o", str(program),
+        "-Xptxas=-warn-spills,-Werror", *map(str, inputs), "-o", str(program),
     ]  # fmt: skip
     finished = subprocess.run(argv, capture_output=True, text=True)
     if finished.returncode != 0:

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from benchmarks.common.json_file import write_json
 from benchmarks.common.sites import Site
-from benchmarks.gpu.micro.build import ROOT, find_nvcc
-from benchmarks.gpu.program import make_document, make_parser
+from benchmarks.gpu.micro.build import ROOT, compile_program, find_nvcc, require_nvcc
+from benchmarks.gpu.program import complete, make_document, make_parser
 from benchmarks.gpu.timed_plans.cases import BATCHES, SITES, asked_plans, name_of
 
 _LONGEST_SITE_S: Final = 60.0
@@ -41,20 +41,13 @@ def built_kernels() -> Path:
     return found[-1]
 
 
-def compile_program(nvcc: str, program: Path, architecture: str, library: Path) -> None:
-    """Compiles main.cu and links it with the kernels; warnings are errors.
+def compile_timed_plans(nvcc: str, program: Path, architecture: str, library: Path) -> None:
+    """Compiles main.cu and links it with the kernels.
 
     Raises:
         RuntimeError: nvcc failed; the message is what it printed.
     """
-    argv = [
-        nvcc, "-std=c++17", "-O3", f"-arch={architecture}", f"-I{ROOT}",
-        "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror",
-        str(Path(__file__).with_name("main.cu")), str(library), "-o", str(program),
-    ]  # fmt: skip
-    finished = subprocess.run(argv, capture_output=True, text=True)
-    if finished.returncode != 0:
-        raise RuntimeError(f"{' '.join(argv)}\n{finished.stdout}{finished.stderr}")
+    compile_program(nvcc, [Path(__file__).with_name("main.cu"), library], program, architecture)
 
 
 def time_site(
@@ -92,29 +85,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     document = make_document("timed_plans", options.platform, dtype=options.dtype, rows=[])
     end = time.monotonic() + options.seconds
-    nvcc = find_nvcc()
-    try:
-        if nvcc is None:
-            raise RuntimeError("nvcc is neither on PATH, nor in CUDA_HOME, nor in a wheel")
-        if options.platform == "cuda":
-            with tempfile.TemporaryDirectory() as directory:
-                program = Path(directory) / "timed_plans"
-                compile_program(nvcc, program, "native", built_kernels())
-                for batch, site in itertools.product(options.batch, SITES):
-                    left = end - time.monotonic()
-                    if left < 1:
-                        raise RuntimeError(f"no time was left for {name_of(site)} at {batch}")
-                    document["rows"] += time_site(
-                        program, options.dtype, batch, site, min(left, _LONGEST_SITE_S)
-                    )
-                    write_json(options.output, document)
-            document["summary"].append(f"{len(document['rows'])} plans were timed")
-        document["complete"] = True
-    except (RuntimeError, ValueError, OSError, subprocess.SubprocessError) as error:
-        document["errors"].append(f"{type(error).__name__}: {error}")
-    write_json(options.output, document)
-    print(*document["summary"], *document["errors"], sep="\n")
-    return 1 if document["errors"] else 0
+
+    def fill() -> None:
+        nvcc = require_nvcc(find_nvcc())
+        if options.platform != "cuda":
+            return
+        with tempfile.TemporaryDirectory() as directory:
+            program = Path(directory) / "timed_plans"
+            compile_timed_plans(nvcc, program, "native", built_kernels())
+            for batch, site in itertools.product(options.batch, SITES):
+                left = end - time.monotonic()
+                if left < 1:
+                    raise RuntimeError(f"no time was left for {name_of(site)} at {batch}")
+                document["rows"] += time_site(
+                    program, options.dtype, batch, site, min(left, _LONGEST_SITE_S)
+                )
+                write_json(options.output, document)
+        document["summary"].append(f"{len(document['rows'])} plans were timed")
+
+    return complete(document, options.output, fill)
 
 
 if __name__ == "__main__":
