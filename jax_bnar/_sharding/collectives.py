@@ -156,6 +156,9 @@ def _merged(mean: jax.Array, var: jax.Array, span: Span) -> tuple[jax.Array, jax
         parts = jnp.asarray(span.parts).astype(np.float64)
         first, second = sum_packed(span, wide_mean, wide_var + jnp.square(wide_mean))
         first, second = first / parts, second / parts
-        # Rounding may make the difference negative; `maximum` keeps a NaN.
-        merged = jnp.maximum(second - jnp.square(first), jnp.zeros_like(second))
+        difference = second - jnp.square(first)
+        # Rounding may make it negative; a NaN stays. `maximum` would do the same, but jax 0.12
+        # differentiates a jitted shard_map outside of this context, and the derivative of `maximum`
+        # then makes float32 constants for its float64 operands.
+        merged = jnp.where(difference < 0, jnp.zeros_like(difference), difference)
         return first.astype(mean.dtype), merged.astype(var.dtype)

@@ -42,7 +42,7 @@ def whole(*given: Any) -> Any:
     return (y**2 * WEIGHT).sum() + product_of_statistics(mean, var)
 
 
-def mapped(form: Form, *, check_vma: bool) -> Any:
+def mapped(form: Form, *, check_vma: bool, weight: Any = WEIGHT) -> Any:
     function: Any = jax.shard_map(
         functools.partial(local, form),
         mesh=Mesh(np.array(jax.devices()[:4]), ("data",)),
@@ -50,7 +50,7 @@ def mapped(form: Form, *, check_vma: bool) -> Any:
         out_specs=P(),
         check_vma=check_vma,
     )
-    return lambda *given: function(*given, WEIGHT)
+    return lambda *given: function(*given, weight)
 
 
 def examples(form: Form) -> Any:
@@ -101,6 +101,27 @@ def test_hessian_vector_product(program: str, form: Form) -> None:
         return jax.jit(lambda: jax.jvp(jax.grad(function, EVERYTHING), given, moved))()
 
     assert_trees_close(product(PROGRAMS[program](form)), product(whole), tolerance=1e-8)
+
+
+@pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no-vma"])
+@one_or_two_inputs
+def test_hessian_vector_product_of_a_jitted_function_without_x64(
+    check_vma: bool, form: Form
+) -> None:
+    """jax 0.12 differentiates such a function outside of the context in which it was traced.
+
+    The statistics are merged in float64 in it, which is why x64 matters.
+    """
+    given, moved = jax.tree.map(lambda a: a.astype(np.float32), given_and_tangents(form))
+    expected = jax.jvp(
+        jax.grad(whole, EVERYTHING),
+        *jax.tree.map(lambda a: a.astype(np.float64), (given, moved)),
+    )
+    with jax.enable_x64(False):
+        function = mapped(form, check_vma=check_vma, weight=WEIGHT.astype(np.float32))
+        actual = jax.jvp(jax.grad(jax.jit(function), EVERYTHING), given, moved)
+    assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {np.dtype(np.float32)}
+    assert_trees_close(actual, expected, tolerance=1e-4)
 
 
 @one_or_two_inputs
