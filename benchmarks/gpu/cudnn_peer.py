@@ -15,9 +15,7 @@ from benchmarks.gpu.cudnn import BatchNormAddRelu, Library
 from benchmarks.sites.problem import EPSILON, MOMENTUM
 
 
-def make_pass(
-    site: Site, activations: list[Any], vectors: list[Any], *, library: Library | None = None
-) -> Callable[[], Any]:
+def make_pass(site: Site, activations: list[Any], vectors: list[Any]) -> Callable[[], Any]:
     """Goes through all sets once, and returns the results of each.
 
     A graph that was captured from it uses its workspace, so it must live as long as the graph.
@@ -28,7 +26,7 @@ def make_pass(
     first = activations[0][0]
     dtype: Any = str(first.dtype).removeprefix("torch.")
     operation = BatchNormAddRelu(
-        Library() if library is None else library,
+        Library(),
         site,
         first.shape[0],
         dtype,
