@@ -1,8 +1,12 @@
 """`nnx_layers.convert_batch_norms`: which norms it replaces, and which activations they take."""
 
+import copy
 import functools
-from typing import Any
+import operator
+import re
+from typing import Any, cast
 
+import flax.linen
 import jax
 import pytest
 from flax import nnx
@@ -85,56 +89,123 @@ def test_convert_batch_norms_chooses() -> None:
         convert_batch_norms(untouched, num_groups=-3)
     with pytest.raises(TypeError, match=r"report must be a function of a text.*got True"):
         convert_batch_norms(untouched, report=True)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"implementation must be None, 'ffi'.*got 'cuda'"):
+        convert_batch_norms(untouched, implementation="cuda")
+    for option in ("update_batch_stats", "unbiased_running_var"):
+        with pytest.raises(TypeError, match=f"{option} must be True or False, got 'no' of type"):
+            convert_batch_norms(untouched, **cast(Any, {option: "no"}))
     assert type(untouched) is nnx.BatchNorm
 
 
 @pytest.mark.parametrize(
-    ("act", "stored"),
-    [(nnx.silu, "silu"), (functools.partial(nnx.leaky_relu, negative_slope=0.3), None)],
+    ("model", "words"),
+    [
+        (None, "must be an NNX module or a tree of them, got NoneType"),
+        (Model, "must be an NNX module or a tree of them, got the class Model"),
+        (flax.linen.Dense(3), "must be an NNX module or a tree of them, got Dense"),
+        (BatchNorm(3, rngs=nnx.Rngs(0)), "it has BatchNorms of jax_bnar already"),
+    ],
 )
-def test_convert_batch_norms_takes_other_activations_of_a_sequential(act: Any, stored: Any) -> None:
-    x = normal(0, (8, 3))
-    with as_flax_needs_it():
-        model: Any = nnx.Sequential(nnx.BatchNorm(3, rngs=nnx.Rngs(0)), act)
-        expected = outcome(nnx.clone(model), x)
+def test_convert_batch_norms_says_why_there_is_nothing(model: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         convert_batch_norms(model)
-        assert model.layers[0].activation == (stored or act)
-        assert_close(outcome(model, x), expected, 64 * tolerance(x.dtype))
 
 
-def test_convert_batch_norms_takes_the_relus_of_a_sequential() -> None:
-    """And says which layers were only swapped; a shared layer keeps what its calls do."""
+class Body(nnx.Module):
+    """A `Sequential` with activations after its norms, run as a whole and layer by layer."""
 
-    class Net(nnx.Module):
-        def __init__(self, rngs: nnx.Rngs) -> None:
-            linear = nnx.Linear(3, 3, rngs=rngs)
-            shared = nnx.BatchNorm(3, rngs=rngs)
-            self.body = nnx.Sequential(
-                linear, nnx.BatchNorm(3, rngs=rngs), jax.nn.relu, shared, nnx.relu
-            )
-            self.shared = shared
-            self.last = nnx.BatchNorm(3, rngs=rngs)
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        shared = nnx.BatchNorm(3, rngs=rngs)
+        self.body = nnx.Sequential(
+            nnx.Linear(3, 3, rngs=rngs),
+            nnx.BatchNorm(3, rngs=rngs),
+            jax.nn.relu,
+            shared,
+            functools.partial(nnx.leaky_relu, negative_slope=0.3),
+            nnx.BatchNorm(3, rngs=rngs),
+            nnx.softplus,
+        )
+        self.shared = shared
+        self.last = nnx.BatchNorm(3, rngs=rngs)
 
-        def __call__(self, x: Any) -> Any:
-            return nnx.gelu(self.last(self.shared(self.body(x))))
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nnx.gelu(self.last(self.shared(self.body(x))))
 
+    def one_by_one(self, x: jax.Array) -> list[jax.Array]:
+        results = []
+        for layer in self.body.layers:
+            x = layer(x)
+            results.append(x)
+        return [*results, nnx.Sequential(*self.body.layers[:2])(x)]
+
+
+def test_convert_batch_norms_fuses_the_activations_of_a_sequential() -> None:
+    """And says which layers were only swapped; a layer keeps what its other calls do."""
     x = normal(0, (8, 3))
     with as_flax_needs_it():
-        model: Any = Net(nnx.Rngs(0))
-        expected = outcome(nnx.clone(model), x)
+        plain = Body(nnx.Rngs(0))
+        model = nnx.clone(plain)
+        layers = list(model.body.layers)
         texts: list[str] = []
         convert_batch_norms(model, report=texts.append)
-        assert_close(outcome(model, x), expected, 64 * tolerance(x.dtype))
-        layers = model.body.layers
-        assert [layers[1].activation, model.shared.activation] == ["relu", "none"]
-        assert layers[2] is not jax.nn.relu
-        assert layers[4] is nnx.relu
+        assert isinstance(model.body, nnx.Sequential)
+        assert all(map(operator.is_, model.body.layers, layers))
+        graphdef, state = nnx.split(model.body)
+        ran = str(jax.make_jaxpr(lambda state, x: nnx.merge(graphdef, state)(x))(state, x))
+        assert re.findall(r"activation=(\w+)", ran) == ["relu", "leaky_relu", "none"]
+        assert_close(outcome(model, x), outcome(plain, x), 64 * tolerance(x.dtype))
+        for call in (nnx.clone, copy.deepcopy, lambda model: nnx.merge(*nnx.split(model))):
+            assert_close(call(model)(x), call(plain)(x), 64 * tolerance(x.dtype))
         (text,) = texts
-        assert "3 BatchNorm layers" in text
-        assert "1 with the activation that follows: body.layers.1\n" in text
+        assert "4 BatchNorm layers" in text
+        assert "2 with the activation that follows: body.layers.1, " in text
         assert "2 only swapped: " in text
         assert "jax_bnar.fuse" in text
 
-        given: Any = Net(nnx.Rngs(0))
-        convert_batch_norms(given, activation="none")
-        assert given.body.layers[2] is jax.nn.relu
+
+@pytest.mark.parametrize("training", [True, False])
+def test_layers_of_a_converted_sequential_may_run_one_by_one(training: bool) -> None:
+    """Each of them computes what it computed before, and so do others in their places."""
+    x = normal(0, (8, 3))
+    with as_flax_needs_it():
+        plain = Body(nnx.Rngs(0))
+        model = convert_batch_norms(nnx.clone(plain))
+        for each in (plain, model):
+            each.set_attributes(use_running_average=not training)
+        # Ours run first, so that a wrong update of running statistics is seen by the comparison.
+        found, expected = (
+            (each.one_by_one(x), nnx.to_pure_dict(nnx.state(each))) for each in (model, plain)
+        )
+        assert_close(found, expected, 64 * tolerance(x.dtype))
+        for each in (plain, model):
+            each.body.layers[2] = nnx.softplus
+        assert_close(model(x), plain(x), 64 * tolerance(x.dtype))
+
+
+def test_a_given_activation_leaves_sequentials_alone() -> None:
+    model = Body(nnx.Rngs(0))
+    convert_batch_norms(model, activation="none")
+    assert type(model.body) is nnx.Sequential
+
+
+def test_sequentials_within_each_other_are_tabulated() -> None:
+    """`nnx.tabulate` replaces the methods of all classes, also that which the fused one calls."""
+    rngs = nnx.Rngs(0)
+    inner = nnx.Sequential(nnx.BatchNorm(3, rngs=rngs), nnx.relu)
+    model = convert_batch_norms(nnx.Sequential(nnx.Sequential(inner), nnx.Linear(3, 2, rngs=rngs)))
+    x = normal(0, (8, 3))
+    with as_flax_needs_it():
+        expected = nnx.clone(model)(x)
+        assert "FusedSequential" in nnx.tabulate(model, x, console_kwargs={"width": 200})
+        assert_close(model(x), expected, tolerance(x.dtype))
+
+
+def test_a_converted_sequential_passes_keywords_to_its_first_layer() -> None:
+    x = normal(0, (8, 3))
+    with as_flax_needs_it():
+        plain = nnx.Sequential(nnx.BatchNorm(3, rngs=nnx.Rngs(0)), nnx.relu)
+        model = convert_batch_norms(nnx.clone(plain))
+        mask = x > 0
+        calls: tuple[dict[str, Any], ...] = ({"mask": mask}, {"use_running_average": True})
+        for call in calls:
+            assert_close(model(x, **call), plain(x, **call), 64 * tolerance(x.dtype))

@@ -1,5 +1,6 @@
 """The NNX layer; import it from `jax_bnar.nnx_layers`."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -138,21 +139,39 @@ class BatchNorm(nnx.BatchNorm):
             NameError: `axis_name` does not name a mapped axis in scope.
             NotImplementedError: `implementation` is "ffi", and the platform has no kernel.
         """
+        return self._run(x, use_running_average, mask=mask, residual=residual)
+
+    # `nnx.tabulate` jits every method whose name has no underscore, so what those take and return
+    # must be pytrees of arrays and modules, which activations and prepared calls are not.
+    def _run(
+        self,
+        x: Any,
+        use_running_average: bool | None = None,
+        *,
+        mask: Any = None,
+        residual: Any = None,
+        activation: ActivationLike = None,
+    ) -> jax.Array:
+        """The call, with another activation than the layer's unless it is None."""
         x = jnp.asarray(x)
         mask = checked_mask(mask, x)
+        options: dict[str, Any] = {"activation": activation}
         if isinstance(residual, Shortcut):
             norm = checked_norm(residual.norm, BatchNorm, "nnx_layers")
             shortcut = norm._prepared(residual.x, use_running_average)
-            joined = self._prepared(x, use_running_average, residual_dtype=shortcut.result)
-            return joined.join(shortcut, mask)
+            options["residual_dtype"] = shortcut.result
+            return self._prepared(x, use_running_average, **options).join(shortcut, mask)
         residual = checked_residual(residual, x)
-        dtype = None if residual is None else residual.dtype
-        return self._prepared(x, use_running_average, residual_dtype=dtype).run(residual, mask)
+        options["residual_dtype"] = None if residual is None else residual.dtype
+        return self._prepared(x, use_running_average, **options).run(residual, mask)
 
-    # `nnx.tabulate` jits every method whose name has no underscore, so what those take and return
-    # must be pytrees of arrays and modules, which a prepared call is not.
     def _prepared(
-        self, x: Any, use_running_average: bool | None = None, *, residual_dtype: Any = None
+        self,
+        x: Any,
+        use_running_average: bool | None = None,
+        *,
+        residual_dtype: Any = None,
+        activation: ActivationLike = None,
     ) -> PreparedCall:
         """The call, not yet run.
 
@@ -166,6 +185,10 @@ class BatchNorm(nnx.BatchNorm):
                 " or use model.train(), model.eval() or nnx.view(model, use_running_average=...)."
             )
         call = LayerCall.of(self)
+        if activation is not None:
+            call = dataclasses.replace(
+                call, activation=layer_activation("BatchNorm", "activation", activation)
+            )
         check_momentum("momentum", self.momentum)
         x = jnp.asarray(x)
         self._check_features(x)

@@ -1,16 +1,15 @@
 """Conversion of an NNX model; import it from `jax_bnar.nnx_layers`."""
 
 import inspect
-import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
-import jax
+import numpy as np
 from flax import nnx
 
-from jax_bnar._base.activations import fused_activation
+from jax_bnar._base.implementation import resolve_implementation
 from jax_bnar._layers.nnx.batch_norm import BatchNorm, stored_activation
+from jax_bnar._layers.nnx.sequential import FusedSequential, fused_pairs
 from jax_bnar._operators.validation import check_count, check_save
 
 # The options that our BatchNorm adds, with their defaults. Initializers are not options of a layer
@@ -35,10 +34,10 @@ def convert_batch_norms(
     Parameters, statistics, metadata and flags do not change. Each layer remains the same object
     with the same variables, so optimizers, shared layers and other references stay valid. Layers of
     a subclass of `nnx.BatchNorm` (including ours) are left alone, because they may override
-    `__call__`. In an `nnx.Sequential`, a layer computes the activation that follows it if
-    `jax_bnar.bn_act` takes that, unless `activation` is given or the layer is used in several
-    places. All other activations and additions are not fused, because the code that calls the layer
-    computes them: `report` names these layers.
+    `__call__`. An `nnx.Sequential` in which an activation follows such a layer, and
+    `jax_bnar.bn_act` takes it, becomes a subclass of `nnx.Sequential` whose call computes both in
+    one operation; its `layers` remain what they were. All other activations and additions are not
+    fused, because the code that calls the layer computes them: `report` names these layers.
 
     Args:
         model: an NNX module, or any tree of modules that NNX can traverse.
@@ -49,14 +48,16 @@ def convert_batch_norms(
             were only swapped, such as `report=print`.
         **options: the options that our BatchNorm adds: `num_groups`, `save`,
             `unbiased_running_var`, `implementation`, `update_batch_stats`; and `activation`, if
-            the code that calls the layers does not apply it.
+            the code that calls the layers does not apply it. If `activation` is given, no
+            `nnx.Sequential` is changed.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: an option is unknown, or the activation or `report` is not a function.
-        ValueError: there is nothing to convert, or the activation has an unknown name.
+        TypeError: an option is unknown or has the wrong type, or `report` is not a function.
+        ValueError: there is nothing to convert, or an option has a value that does not exist. The
+            model is then unchanged.
     """
     if unknown := sorted(options.keys() - _DEFAULTS.keys()):
         raise TypeError(
@@ -67,10 +68,9 @@ def convert_batch_norms(
             "convert_batch_norms: report must be a function of a text, such as print, got"
             f" {report!r}."
         )
-    check_save("convert_batch_norms", options.get("save", "y"))
-    check_count("convert_batch_norms", "num_groups", options.get("num_groups", 1))
-    takes_activation = "activation" not in options
-    if not takes_activation:
+    _check_options(options)
+    is_given = "activation" in options
+    if is_given:
         options["activation"] = stored_activation(options["activation"])
     chosen = nnx.filterlib.to_predicate(only)
     # Collected into a list first, because layers must not change during the traversal.
@@ -81,60 +81,66 @@ def convert_batch_norms(
     ]
     if not found and raise_if_not_found:
         raise ValueError(
-            "convert_batch_norms: the model has no flax.nnx.BatchNorm to convert; if that is"
-            " intended, pass raise_if_not_found=False."
+            f"convert_batch_norms: {_why_nothing(model)}; if that is intended, pass"
+            " raise_if_not_found=False."
         )
     for _, layer in found:
         # Changing the class in place keeps references valid; ours only adds attributes.
         object.__setattr__(layer, "__class__", BatchNorm)
         for name, value in {**_DEFAULTS, **options}.items():
             setattr(cast(BatchNorm, layer), name, value)
-    fused = _take_activations(model, [layer for _, layer in found]) if takes_activation else []
+    fused = [] if is_given else _fuse_sequentials(model, [layer for _, layer in found])
     if report is not None:
         report(_conversion_text(found, fused, options.get("activation", "none")))
     return model
 
 
-def _identity(x: Any) -> Any:
-    """Takes the place of an activation in `nnx.Sequential` that the layer before now computes."""
-    return x
+def _check_options(options: dict[str, Any]) -> None:
+    """Refuses, before anything is changed, values that a layer refuses in its first call."""
+    name = "convert_batch_norms"
+    check_save(name, options.get("save", _DEFAULTS["save"]))
+    check_count(name, "num_groups", options.get("num_groups", _DEFAULTS["num_groups"]))
+    if (implementation := options.get("implementation")) is not None:
+        resolve_implementation(name, implementation)
+    for option, value in options.items():
+        if isinstance(_DEFAULTS[option], bool) and not isinstance(value, (bool, np.bool_)):
+            raise TypeError(
+                f"{name}: {option} must be True or False, got {value!r} of type"
+                f" {type(value).__name__}."
+            )
 
 
-def _take_activations(model: Any, layers: Iterable[Any]) -> list[Any]:
-    """Moves activations of an `nnx.Sequential` into the layers before them.
+def _why_nothing(model: Any) -> str:
+    modules = [module for _, module in nnx.iter_modules(model)]
+    if not modules:
+        kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        return f"model must be an NNX module or a tree of them, got {kind}"
+    if any(isinstance(module, BatchNorm) for module in modules):
+        return (
+            "the model has no flax.nnx.BatchNorm to convert that `only` selects; it has BatchNorms"
+            " of jax_bnar already"
+        )
+    return "the model has no flax.nnx.BatchNorm to convert"
 
-    `_identity` replaces each of them, so that the other layers keep their indices. A layer that
-    occurs in several places is left alone, because an activation may follow it in only some of
-    them.
+
+def _fuse_sequentials(model: Any, layers: Iterable[Any]) -> list[Any]:
+    """Lets each `nnx.Sequential` compute the activation after one of these layers with the layer.
 
     Returns:
-        The layers that now compute an activation.
+        These layers.
     """
-    modules = [module for _, module in nnx.iter_modules(model)]
-    places = Counter(id(child) for module in modules for child in _children(module))
     converted = {id(layer) for layer in layers}
-    taken = []
-    for module in modules:
-        if type(module) is not nnx.Sequential:
+    fused = []
+    for _, module in nnx.iter_modules(model):
+        # A subclass by someone else may override `__call__`.
+        if type(module) not in (nnx.Sequential, FusedSequential):
             continue
-        inside: list[Any] = list(module.layers)
-        for index, (layer, following) in enumerate(itertools.pairwise(inside)):
-            fused = fused_activation(following) if callable(following) else None
-            if id(layer) in converted and places[id(layer)] == 1 and fused is not None:
-                layer.activation = stored_activation(following)
-                module.layers[index + 1] = _identity
-                taken.append(layer)
-    return taken
-
-
-def _children(module: Any) -> list[Any]:
-    """The modules in the attributes of a module, containers included, with repetitions."""
-    return [
-        leaf
-        for value in vars(module).values()
-        for leaf in jax.tree.leaves(value, is_leaf=lambda node: isinstance(node, nnx.Module))
-        if isinstance(leaf, nnx.Module)
-    ]
+        pairs = fused_pairs(cast(nnx.Sequential, module).layers)
+        found = [layer for _, layer in pairs if id(layer) in converted]
+        if found:
+            object.__setattr__(module, "__class__", FusedSequential)
+            fused.extend(found)
+    return fused
 
 
 def _conversion_text(
