@@ -5,12 +5,14 @@ They have been checked on jax 0.10.2 and 0.12.0.1.
 
 import contextlib
 import math
+import os
+import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.core
-from jax._src import core, dispatch, dtypes, sharding_impls, source_info_util
+from jax._src import api_util, core, dispatch, dtypes, sharding_impls, source_info_util
 from jax._src.interpreters import mlir as private_mlir
 from jax._src.lax import lax
 from jax.experimental import custom_partitioning as partitioning
@@ -35,6 +37,8 @@ SdyShardingRule = partitioning.SdyShardingRule
 custom_partitioning = partitioning.custom_partitioning
 # The value of `axis_data.name` in a batching rule when vmap was given no axis_name.
 no_axis_name = core.no_axis_name
+
+_PACKAGE = str(pathlib.Path(__file__).parents[1]) + os.sep
 
 
 def lower_fun(function: Callable[..., Any], multiple_results: bool = True) -> Callable[..., Any]:
@@ -255,8 +259,9 @@ def context_of(equation: Any, name_stack: Any) -> Iterator[None]:
 def source_line(equation: Any) -> str:
     """The source line that an equation comes from: the user's own rather than a library's."""
     frames = list(source_info_util.user_frames(equation.source_info.traceback))
-    own = [frame for frame in frames if "site-packages" not in frame.file_name]
-    frame = next(iter(own or frames), None)
+    others = [frame for frame in frames if _PACKAGE not in frame.file_name]
+    own = [frame for frame in others if "site-packages" not in frame.file_name]
+    frame = next(iter(own or others or frames), None)
     return "an unknown line" if frame is None else f"{frame.file_name}:{frame.start_line}"
 
 
@@ -322,6 +327,16 @@ def _maps_leading_axes(transform: Any, parameters: Any) -> bool:
 def function_name(jaxpr: Any) -> str:
     """The name of the Python function of which a jaxpr was traced; "" if JAX does not know it."""
     return getattr(open_jaxpr(jaxpr).debug_info, "func_name", "")
+
+
+def function_source(jaxpr: Any) -> str:
+    """Name, file and line of the function of which a jaxpr was traced; "" if they are not known."""
+    return getattr(open_jaxpr(jaxpr).debug_info, "func_src_info", "") or ""
+
+
+def source_of_function(function: Any) -> str:
+    """What `function_source` says of a jaxpr that was traced of this function."""
+    return api_util.fun_sourceinfo(function) or ""
 
 
 def as_typed(array: Any, aval: Any) -> Any:

@@ -1,7 +1,7 @@
 """`fold_batch_norms`."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ from jax_bnar._fold.report import FoldingReport, report
 from jax_bnar._fold.trace import Variables, trace
 from jax_bnar._fuse import nnx_state
 from jax_bnar._fuse.candidate import described
+from jax_bnar._fuse.trace import is_array
 
 
 class FoldedNetwork(NamedTuple):
@@ -46,7 +47,8 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
 
     The function is traced, and what follows each convolution (transposed, grouped, dilated), matrix
     product or `Dense` is read from its arithmetic, so any library's layers will do: of Linen, NNX,
-    Haiku, Equinox, Keras on JAX or none. jit and `jax.checkpoint` within it are no boundary.
+    Haiku, Equinox, Keras on JAX or none. jit and `jax.checkpoint` within it are no boundary; the
+    bodies of loops and the branches of `cond` are left as they are, and the report says so.
     Everything that depends on the variables alone, such as their conversion to bfloat16, is
     computed here, once. The rest is left to XLA.
 
@@ -70,8 +72,8 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
         kernels on CPUs.
 
     Raises:
-        TypeError: `fun` is not callable, or there are no variables among the arguments, or they
-            are no arrays.
+        TypeError: `fun` is not callable or a class, or there are no variables among the arguments,
+            or they are no arrays, or there is no array after them.
         ValueError: `apply` is called with arguments for which the network is another program, for
             example in training.
 
@@ -93,6 +95,7 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
     function, variables, inputs = _separated(fun, args)
     network = Variables.of(variables)
     _require_arrays(network.arrays)
+    _require_inputs((inputs, kwargs))
     first = trace(function, network, network.arrays, inputs, kwargs)
     weights = tuple(first.network.fold(first.variables))
     left = frozenset(first.network.out_of_range)
@@ -106,9 +109,9 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
     network, options = network.without_arrays(), kwargs
 
     def apply(variables: Sequence[jax.Array], /, *args: Any, **kwargs: Any) -> Any:
-        _require("the variables", _described(variables), needed)
+        _require_folded(_described(variables), needed)
         program = trace(function, network, shapes, args, {**options, **kwargs}, left)
-        _require("what these arguments need", _described(program.network.variables), needed)
+        _require_same(_described(program.network.variables), needed)
         if program.network.recipe != recipe:
             raise ValueError(
                 "folded network: with these arguments the network is another program, whose"
@@ -130,8 +133,20 @@ def _separated(fun: Any, args: tuple[Any, ...]) -> tuple[Callable[..., Any], Any
     """A function of variables and inputs, the variables, and the inputs."""
     if nnx_state.is_module(fun):
         return _call, fun, args
-    linen = sys.modules.get("flax.linen")
-    function = fun.apply if linen is not None and isinstance(fun, linen.Module) else fun
+    function, linen = fun, sys.modules.get("flax.linen")
+    if linen is not None and isinstance(fun, linen.Module):
+        function = fun.apply
+        if args and not isinstance(args[0], Mapping):
+            raise TypeError(
+                "fold_batch_norms: the variables of a Linen module are a dict such as {'params':"
+                f" ..., 'batch_stats': ...}}, got {_described([args[0]])[0]}. Pass"
+                " fold_batch_norms(module, variables, *args); where a module is bound, module,"
+                " variables = module.unbind()."
+            )
+    if isinstance(fun, type):
+        raise TypeError(
+            f"fold_batch_norms: fun is the class {fun.__name__}; pass a module or a function."
+        )
     if not callable(function):
         raise TypeError(
             "fold_batch_norms: fun must be a function of variables and inputs, a Linen module or an"
@@ -174,6 +189,15 @@ def _require_arrays(variables: Sequence[Any]) -> None:
             )
 
 
+def _require_inputs(given: Any) -> None:
+    if not any(map(is_array, jax.tree.leaves(given))):
+        raise TypeError(
+            "fold_batch_norms: there is no array after the variables, so nothing would be left to"
+            " compute. The variables are the first argument of the function, not a part of it:"
+            " fold_batch_norms(lambda variables, x: ..., variables, x)."
+        )
+
+
 def _are_same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
     return len(found) == len(expected) and all(map(_is_same, found, expected))
 
@@ -191,11 +215,19 @@ def _is_same(found: Any, expected: Any) -> bool:
     return np.asarray(found).tobytes() == np.asarray(expected).tobytes()
 
 
-def _require(what: str, found: list[str], needed: list[str]) -> None:
+def _require_folded(found: list[str], needed: list[str]) -> None:
     if found != needed:
         raise ValueError(
-            f"folded network: {what} must be the arrays that fold_batch_norms returned (not the"
-            " variables that it was given),"
-            f" {', '.join(needed)}; got {', '.join(found)}. Fold again with arguments like these,"
-            " in evaluation."
+            "folded network: the variables must be the arrays that fold_batch_norms returned (not"
+            f" the variables that it was given), {', '.join(needed)}; got {', '.join(found)}."
+        )
+
+
+def _require_same(found: list[str], needed: list[str]) -> None:
+    if found != needed:
+        raise ValueError(
+            "folded network: with these arguments the network is another program, with the"
+            f" variables [{', '.join(found)}] where [{', '.join(needed)}] were folded. An argument"
+            " that was a number when it was folded may be an array now. Fold again with arguments"
+            " like these, in evaluation."
         )

@@ -6,6 +6,7 @@ one follows.
 """
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from jax_bnar._fuse.dtypes import is_real
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, is_reshape_of_ones, source
-from jax_bnar._fuse.sizes import is_long
+from jax_bnar._fuse.sizes import is_long, of_each_symbol_one
 
 # Factor and offset of each channel, or a number each.
 _Affine = tuple[Any, Any]
@@ -61,7 +62,8 @@ class Chain:
         start: the result of the weighted sum.
         end: what is computed.
         steps: what changes factor and offset.
-        moves: the nodes that only move elements: transpositions, axes of size 1.
+        moves: the nodes that only move elements: transpositions, axes of size 1, and reshapes of
+            the other axes.
     """
 
     start: Value
@@ -126,10 +128,22 @@ def _moved(node: Node, origins: Sequence[int | None]) -> list[int | None] | None
     if node.name not in MOVES:
         return None
     before, after = node.inputs[0].shape, node.outputs[0].shape
-    if len(node.inputs) != 1 or not is_reshape_of_ones(before, after):
+    if len(node.inputs) != 1:
         return None
-    long = iter([o for o, size in zip(origins, before, strict=True) if is_long(size)])
-    return [next(long) if is_long(size) else None for size in after]
+    if is_reshape_of_ones(before, after):
+        long = iter([o for o, size in zip(origins, before, strict=True) if is_long(size)])
+        return [next(long) if is_long(size) else None for size in after]
+    if node.name != "reshape" or of_each_symbol_one(before) == 0:
+        return None
+    # An axis stays where those before it have as many elements as before, and it has its length.
+    stays = {place: o for place, o in zip(_places(before), origins, strict=True) if place}
+    return [stays.get(place) if place else None for place in _places(after)]
+
+
+def _places(shape: Sequence[Any]) -> list[tuple[Any, Any] | None]:
+    """For each axis, how many elements the axes before it have, and its length; None if it is 1."""
+    before = itertools.accumulate(shape, operator.mul, initial=1)
+    return [(b, size) if is_long(size) else None for b, size in zip(before, shape, strict=False)]
 
 
 def _step(node: Node, value: Value, origins: Sequence[int | None]) -> Step | None:

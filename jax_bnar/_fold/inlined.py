@@ -14,7 +14,7 @@ from jax.extend import core
 
 from jax_bnar import plain_inference, primitive
 from jax_bnar._base import jax_compat
-from jax_bnar._fuse.own import sole_equation
+from jax_bnar._fuse.own import own_form
 
 _CALLS = ("jit", "pjit", "checkpoint", "remat2")
 _EVALUATIONS = {
@@ -32,7 +32,10 @@ def inlined(closed: Any, arrays: Sequence[Any]) -> Any:
     return jax.make_jaxpr(lambda *args: _run(closed.jaxpr, closed.consts, args, None))(*arrays)
 
 
-def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], name_stack: Any) -> list[Any]:
+def _run(
+    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], name_stack: Any, operator: Any = None
+) -> list[Any]:
+    """Runs the program. `operator` is the equation of our operator of which it is the body."""
     env: dict[Any, Any] = dict(
         zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
     )
@@ -46,16 +49,26 @@ def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], name_stack: Any
         stack = stack if name_stack is None else name_stack + stack
         body = _body(equation)
         if body is not None:
-            inner = jax_compat.open_jaxpr(body)
-            results: Sequence[Any] = _run(inner, getattr(body, "consts", ()), operands, stack)
+            inner, outer = jax_compat.open_jaxpr(body), operator
+            if own_form(equation) is not None:
+                outer = equation
+            results: Sequence[Any] = _run(
+                inner, getattr(body, "consts", ()), operands, stack, outer
+            )
         else:
-            with jax_compat.context_of(equation, stack):
+            # The user called the operator; what is in it has lines of this package.
+            with jax_compat.context_of(operator or equation, stack):
                 results = (_evaluation(equation) or jax_compat.binder(equation))(*operands)
         env.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
 def _body(equation: Any) -> Any:
+    if own_form(equation) == "inference":
+        body = equation.params["call_jaxpr"]
+        names = {inner.primitive.name for inner in body.eqns}
+        asks_for_kernel = any(n.startswith("bnar_") for n in names - _EVALUATIONS.keys())
+        return None if asks_for_kernel else body
     if equation.primitive.name not in _CALLS:
         return None
     is_jit = equation.primitive.name in ("jit", "pjit")
@@ -66,10 +79,6 @@ def _body(equation: Any) -> Any:
 
 def _evaluation(equation: Any) -> Callable[..., Sequence[Any]] | None:
     """The arithmetic of an operator with given statistics, if the equation is one."""
-    if equation.primitive.name == "custom_jvp_call":
-        equation = sole_equation(equation.params)
-        if equation is None:
-            return None
     signature = _EVALUATIONS.get(equation.primitive.name)
     if signature is None:
         return None

@@ -58,7 +58,7 @@ class Network:
         self.graph = Graph(jaxpr)
         self._variables = self.graph.inputs[:num_given]
         self._inputs = self.graph.inputs[num_given:]
-        self.given = _given(self.graph, self._variables)
+        self.given = given_values(self.graph, self._variables)
         self.folds: list[Fold] = []
         rewrite = Rewrite(self.graph)
         for node in self.graph.nodes:
@@ -165,7 +165,7 @@ def _name_of(operand: Operand, names: dict[Value, str]) -> str:
     return f"{operand.value!r} of {operand.aval}"
 
 
-def _given(graph: Graph, variables: Sequence[Value]) -> set[Value]:
+def given_values(graph: Graph, variables: Sequence[Value]) -> set[Value]:
     """The values that are computed from the variables and from literals."""
     given = set(variables)
     for node in graph.nodes:

@@ -5,6 +5,9 @@ import dataclasses
 from jax_bnar._fuse.dtypes import is_real
 from jax_bnar._fuse.nodes import Node, Operand, Value
 
+# The primitives that are linear in a weight, and what a report calls them.
+WEIGHTED_SUMS = {"conv_general_dilated": "convolution", "dot_general": "matrix product"}
+
 
 @dataclasses.dataclass(frozen=True)
 class WeightedSum:
@@ -67,4 +70,4 @@ def _of_product(node: Node, weight: int) -> dict[int, int]:
     return {first + i: axis for i, axis in enumerate(free[weight])}
 
 
-_CHANNELS = {"conv_general_dilated": _of_convolution, "dot_general": _of_product}
+_CHANNELS = dict(zip(WEIGHTED_SUMS, (_of_convolution, _of_product), strict=True))

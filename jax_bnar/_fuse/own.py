@@ -5,10 +5,13 @@ A model has such calls after `convert_batch_norms`, or after a swap of the impor
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final, Literal
 
 import jax
 
+from jax_bnar._autodiff.inference import inference
+from jax_bnar._autodiff.training import training
+from jax_bnar._base import jax_compat
 from jax_bnar._base.activations import may_widen
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import Match, RefusedMatch, summed
@@ -25,6 +28,10 @@ from jax_bnar._operators.api import (
 # The primitives in the bodies of the two calls (implementation="ffi" demands the kernel), and the
 # names of their operands.
 _TRAINING, _INFERENCE = "bnar_forward", ("bnar_inference", "bnar_normalise")
+_FORMS: Final[dict[str, Literal["training", "inference"]]] = {
+    jax_compat.source_of_function(training): "training",
+    jax_compat.source_of_function(inference): "inference",
+}
 _OPERANDS = ("x", "z", "scale", "bias", "mean", "var")
 
 
@@ -171,6 +178,15 @@ def own_call(node: Node) -> OwnCall | None:
         return None  # a BatchNorm that was folded into a convolution
     vectors = tuple(vector for operand, vector in given.items() if operand not in ("x", "z"))
     return _call(node, given["x"], given["z"], vectors, params["layout"], options)
+
+
+def own_form(equation: Any) -> Literal["training", "inference"] | None:
+    """The form of our operators that an equation is, whatever its implementation and activation."""
+    if equation.primitive.name == "jax_bnar_named":
+        return "training"
+    if equation.primitive.name != "custom_jvp_call":
+        return None
+    return _FORMS.get(jax_compat.function_source(equation.params["call_jaxpr"]))
 
 
 def sole_equation(params: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{_NAME}: give a profile to show, or --emit FILE to write one.", file=sys.stderr)
         return 2
     try:
+        if options.picture is not None:
+            _check_picture(options.picture)
         files = list(options.files)
         if options.emit is not None:
             _emit(options)
@@ -27,10 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bandwidth = None if options.bandwidth is None else options.bandwidth * 1e9
         summaries = [summarise(read(f), top=options.top, bytes_per_s=bandwidth) for f in files]
         _show(summaries, as_json=options.json)
+        sys.stdout.flush()
         if options.picture is not None:
             _draw(summaries, options.picture)
     except ProfileError as error:
         return _failed(str(error))
+    except BrokenPipeError:
+        # What reads standard output has had enough, such as `head`. Python would complain once
+        # more when it flushes the rest at its end (docs.python.org, note on SIGPIPE).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("jax_bnar"):
             raise
@@ -39,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _NAME = "python -m jax_bnar.profile"
+_PICTURES = (".svg", ".png", ".pdf")
 
 
 def _failed(sentence: str) -> int:
@@ -64,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--bandwidth",
-        type=_positive,
+        type=_gigabytes_per_s,
         metavar="GB/S",
         help="memory bandwidth of the device; the default is that in the file, or else that of the"
         " fastest operator",
@@ -111,11 +121,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _emit(options: argparse.Namespace) -> None:
-    # Without this check, the profile would be lost after the run.
-    folder = options.emit.absolute().parent
+def _check_folder(path: Path) -> None:
+    """Refuses a file that cannot be written, before minutes are spent on what would be in it."""
+    folder = path.absolute().parent
     if not folder.is_dir():
-        raise ProfileError(f"{options.emit}: the folder {folder} does not exist.")
+        raise ProfileError(f"{path}: the folder {folder} does not exist.")
+
+
+def _check_picture(path: Path) -> None:
+    _check_folder(path)
+    if path.suffix not in _PICTURES:
+        raise ProfileError(
+            f"{path}: the suffix of a picture must be one of {', '.join(_PICTURES)}, got"
+            f" {path.suffix!r}."
+        )
+
+
+def _emit(options: argparse.Namespace) -> None:
+    _check_folder(options.emit)
     from jax_bnar.profile._emit import emit
     from jax_bnar.profile._resnet50 import Settings
 
@@ -159,20 +182,22 @@ def _draw(summaries: Sequence[Summary], path: Path) -> None:
 
     try:
         draw(summaries, path)
-    except (OSError, ValueError) as error:  # there is no such folder, or no such format
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise ProfileError(f"{path}: the picture cannot be written ({reason}).") from None
+    except OSError as error:
+        raise ProfileError(f"{path}: the picture cannot be written ({error.strerror}).") from None
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if not 1 <= value <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to 1000000, got {value}")
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 1000000, got {text}")
     return value
 
 
-def _positive(text: str) -> float:
-    value = float(text)
+def _gigabytes_per_s(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
     return value

@@ -116,6 +116,8 @@ SPELLINGS: dict[str, Callable[[Any, jax.Array], jax.Array]] = {
     "after numbers": lambda w, y: normalised(y * 0.5 - 3.0, w),
     "transposed in between": lambda w, y: normalised(y.transpose(0, 3, 1, 2), w, 1),
     "flattened": lambda w, y: normalised(y.reshape(1, *y.shape)[0], w),
+    "rows": lambda w, y: normalised(y.reshape(-1, C), w),
+    "other axes": lambda w, y: normalised(y.reshape(1, 25, 2, C), w).reshape(y.shape),
     "our operator": lambda w, y: jax_bnar.batch_norm_inference(
         y, w["scale"], w["bias"], w["mean"], w["var"]
     ),
@@ -128,6 +130,17 @@ SPELLINGS: dict[str, Callable[[Any, jax.Array], jax.Array]] = {
     "our operator, channels first": lambda w, y: jax_bnar.bn_relu_inference(
         y.transpose(0, 3, 1, 2), w["scale"], w["bias"], w["mean"], w["var"], axis=1
     ),
+    "our operator in pure JAX": lambda w, y: jax_bnar.bn_relu_inference(
+        y, w["scale"], w["bias"], w["mean"], w["var"], implementation="xla"
+    ),
+    "our operator in pure JAX, channels first": lambda w, y: jax_bnar.bn_relu_inference(
+        *(y.transpose(0, 3, 1, 2), w["scale"], w["bias"], w["mean"], w["var"]),
+        axis=1,
+        implementation="xla",
+    ),
+    "our operator for each example": lambda w, y: jax.vmap(
+        lambda y: jax_bnar.bn_relu_inference(y, w["scale"], w["bias"], w["mean"], w["var"])
+    )(y),
     "our operator with a residual": lambda w, y: jax_bnar.bn_add_relu_inference(
         y, jnp.cos(jnp.ones_like(y)), w["scale"], w["bias"], w["mean"], w["var"]
     ),
@@ -235,13 +248,15 @@ def test_another_batch_size_and_transformations() -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-def test_a_batch_of_any_size_is_exported() -> None:
+@pytest.mark.parametrize("shape", [(-1, 5, 5, C), (-1, C), (-1, 25, C)])
+def test_a_batch_of_any_size_is_exported(shape: tuple[int, ...]) -> None:
     def net(w: Any, x: jax.Array) -> jax.Array:
-        y = jax.nn.relu(normalised(conv(NHWC)(w, x), w))
-        return y + w["bias"].reshape(1, 1, 1, C)
+        y = jax.nn.relu(normalised(conv(NHWC)(w, x).reshape(shape), w))
+        return y.reshape(-1, 5, 5, C) + w["bias"].reshape(1, 1, 1, C)
 
     w, x = variables((3, 3, 4, C)), images((3, 5, 5, 4))
     network = jax_bnar.fold_batch_norms(net, w, x)
+    assert len(network.report.folded) == 1
     (size,) = jax.export.symbolic_shape("b")
     batch = jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in network.variables]

@@ -32,6 +32,42 @@ def by_the_batch(w: Any, x: jax.Array) -> jax.Array:
     return (y - mean) * lax.rsqrt(((y - mean) ** 2).mean(0, keepdims=True) + 1e-3)
 
 
+def within(kind: str) -> Callable[[Any, jax.Array], jax.Array]:
+    """A product and its norm in a loop, a branch, or a jit with a sharding."""
+
+    def net(w: Any, x: jax.Array) -> jax.Array:
+        def layer(y: jax.Array, w: Any = w) -> jax.Array:
+            return norm(y[:, :4] @ w["kernel"], w)
+
+        y = x @ w["kernel"]
+        if kind == "scan":
+            return lax.scan(lambda y, _: (layer(y), None), y, None, length=2)[0]
+        if kind == "scan over weights":
+            many = {name: jnp.stack([w[name]] * 2) for name in ("kernel", "mean", "var")}
+            return lax.scan(lambda y, w: (layer(y, w), None), y, many)[0]
+        if kind == "while":
+            return lax.while_loop(lambda y: jnp.sum(y) > 1e9, layer, y)
+        if kind == "cond":
+            return lax.cond(jnp.sum(x) > 0, layer, lambda y: y, y)
+        return lax.cond(
+            jnp.sum(x) > 0, lambda y: lax.fori_loop(0, 2, lambda _, y: layer(y), y), lambda y: y, y
+        )
+
+    return net
+
+
+def our_norm(y: jax.Array, w: Any, **options: Any) -> jax.Array:
+    return jax_bnar.bn_relu_inference(y, None, None, w["mean"], w["var"], **options)
+
+
+def across_the_batch(w: Any, x: jax.Array) -> jax.Array:
+    """Each row is an example of its own, and the statistics are those of all."""
+    return jax.vmap(
+        lambda x: jax_bnar.bn_relu((x @ w["kernel"])[None], None, None, axis_name="batch")[0],
+        axis_name="batch",
+    )(x)
+
+
 def read_twice(w: Any, x: jax.Array) -> jax.Array:
     y = x @ w["kernel"]
     return norm(y, w) + y
@@ -46,6 +82,43 @@ REFUSED: dict[str, tuple[Callable[[Any, jax.Array], jax.Array], str]] = {
     "our training form": (
         lambda w, x: jax_bnar.batch_norm(x @ w["kernel"], None, None)[0],
         "its statistics are those of the batch",
+    ),
+    "our training form, with ReLU": (
+        lambda w, x: jax_bnar.bn_relu(x @ w["kernel"], None, None)[0],
+        "its statistics are those of the batch",
+    ),
+    "our training form in pure JAX": (
+        lambda w, x: jax_bnar.bn_relu(x @ w["kernel"], None, None, implementation="xla")[0],
+        "its statistics are those of the batch",
+    ),
+    "our training form, over a named axis": (
+        across_the_batch,
+        "its statistics are those of the batch",
+    ),
+    "our training form in a loop": (
+        lambda w, x: lax.map(lambda x: jax_bnar.bn_relu(x @ w["kernel"], None, None)[0], x[None]),
+        "its statistics are those of the batch",
+    ),
+    "our kernel": (
+        lambda w, x: our_norm(x @ w["kernel"], w, implementation="ffi"),
+        'implementation="ffi" asks for the kernel',
+    ),
+    "our operator in a loop": (
+        lambda w, x: lax.map(lambda x: our_norm(x @ w["kernel"], w), x[None]),
+        "it is in the body of a scan",
+    ),
+    "our operator in pure JAX, in a loop": (
+        lambda w, x: lax.map(lambda x: our_norm(x @ w["kernel"], w, implementation="xla"), x[None]),
+        "it is in the body of a scan",
+    ),
+    "a scan": (within("scan"), "it is in the body of a scan; a Python loop in its place"),
+    "a scan over weights": (within("scan over weights"), "it is in the body of a scan"),
+    "a while loop": (within("while"), "it is in the body of a while"),
+    "a branch": (within("cond"), "it is in a branch of a cond"),
+    "a loop in a branch": (within("loop in a branch"), "it is in the body of a scan"),
+    "a jit with an option": (
+        lambda w, x: jax.jit(lambda y: norm(y, w), donate_argnums=0)(x @ w["kernel"]),
+        "it is within a jit, which is left as it is",
     ),
     "the sum is read twice": (read_twice, "is used elsewhere as well"),
     "the sum is returned": (
@@ -68,6 +141,10 @@ REFUSED: dict[str, tuple[Callable[[Any, jax.Array], jax.Array], str]] = {
     "a weight that is computed from the input": (
         lambda w, x: norm(x @ (w["kernel"] * x[0, 0]), w),
         "is not one of the variables",
+    ),
+    "vectors along what was an axis of the batch": (
+        lambda w, x: norm((x[:2] @ w["kernel"]).reshape(2, 6).T.reshape(2, 6), w),
+        "do not run along the channels",
     ),
     "vectors along another axis": (along_the_rows, "do not run along the channels"),
 }
@@ -179,7 +256,7 @@ def test_arguments_of_training_are_rejected() -> None:
     net = Net()
     variables = net.init(jax.random.key(0), X, train=False)
     network = jax_bnar.fold_batch_norms(net.apply, variables, X, train=False)
-    with pytest.raises(ValueError, match="what these arguments need must be the arrays that"):
+    with pytest.raises(ValueError, match="the network is another program, with the variables"):
         network.apply(network.variables, X, use_scale=False)
     with pytest.raises(ValueError, match=r"the variables must be the arrays .*got float32\[6\]"):
         network.apply((jnp.zeros(6, jnp.float32),), X, train=False)
@@ -311,6 +388,28 @@ def test_bad_arguments() -> None:
         jax_bnar.fold_batch_norms(3, W, X)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="there are no variables; pass them"):
         jax_bnar.fold_batch_norms(norm)
+    with pytest.raises(TypeError, match="there is no array after the variables"):
+        jax_bnar.fold_batch_norms(lambda x: norm(x @ W["kernel"], W), X)
+    for each in (nn.Dense, nnx.Linear):
+        with pytest.raises(TypeError, match=f"fun is the class {each.__name__}; pass a module"):
+            jax_bnar.fold_batch_norms(each, W, X)
+    module = nn.Dense(3)
+    variables = module.init(jax.random.key(0), X)
+    misplaced: list[tuple[Any, ...]] = [(module, X, variables), (module.bind(variables), X)]
+    for given in misplaced:
+        with pytest.raises(TypeError, match=r"are a dict such as .*got float32\[3,4\]\. Pass"):
+            jax_bnar.fold_batch_norms(*given)
+
+
+def test_an_argument_that_becomes_an_array() -> None:
+    """A number is a part of the program; an array in its place is another program."""
+
+    def net(w: Any, x: jax.Array, epsilon: Any = 1e-3) -> jax.Array:
+        return x @ w["kernel"] * lax.rsqrt(w["var"].reshape(1, 6) + epsilon)
+
+    network = jax_bnar.fold_batch_norms(net, W, X)
+    with pytest.raises(ValueError, match=r"another program.*a number when it was folded may be an"):
+        network.apply(network.variables, X, epsilon=jnp.float32(1e-3))
 
 
 @pytest.mark.parametrize("variables", [{}, {"rate": 2.0}, {"name": "net"}], ids=str)

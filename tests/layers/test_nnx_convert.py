@@ -80,6 +80,8 @@ def test_convert_batch_norms_chooses() -> None:
     with pytest.raises(ValueError, match=r"no flax\.nnx\.BatchNorm to convert"):
         convert_batch_norms(linear)
     assert convert_batch_norms(linear, raise_if_not_found=False) is linear
+    with pytest.raises(ValueError, match="only='first' selects none of the model's"):
+        convert_batch_norms(Model(nnx.Rngs(0)), only="first")
     with pytest.raises(TypeError, match=r"unknown options \['epsilon'\]"):
         convert_batch_norms(model, epsilon=1.0)
     untouched: Any = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
@@ -103,7 +105,7 @@ def test_convert_batch_norms_chooses() -> None:
         (None, "must be an NNX module or a tree of them, got NoneType"),
         (Model, "must be an NNX module or a tree of them, got the class Model"),
         (flax.linen.Dense(3), "must be an NNX module or a tree of them, got Dense"),
-        (BatchNorm(3, rngs=nnx.Rngs(0)), "it has BatchNorms of jax_bnar already"),
+        (BatchNorm(3, rngs=nnx.Rngs(0)), "BatchNorms of the model are those of jax_bnar already"),
     ],
 )
 def test_convert_batch_norms_says_why_there_is_nothing(model: Any, words: str) -> None:

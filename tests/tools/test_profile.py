@@ -223,15 +223,41 @@ def test_refused_calls(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str
     assert "give a profile to show, or --emit FILE to write one" in capsys.readouterr().err
     nowhere = tmp_path / "nowhere"
     assert "does not exist" in failure(capsys, "--emit", str(nowhere / "a.json"))
-    for arguments in (["--top", "0"], ["--bandwidth", "nan"], ["--batch", "x"]):
+    for option, value, least in (
+        ("--top", "0", "from 1 to"),
+        ("--bandwidth", "nan", "above 0"),
+        ("--bandwidth", "fast", "above 0"),
+        ("--batch", "x", "from 1 to"),
+    ):
         with pytest.raises(SystemExit) as stopped:
-            command.main([str(DATA), *arguments])
+            command.main([str(DATA), option, value])
         assert stopped.value.code == 2
+        error = capsys.readouterr().err
+        assert f"argument {option}: expected a number {least}" in error
+        assert f", got {value}" in error
+    for name, words in (("nowhere/a.svg", "does not exist"), ("a.jpeg2000", ".svg, .png, .pdf")):
+        assert words in failure(capsys, str(DATA), "--picture", str(tmp_path / name))
     if _has_matplotlib():
-        for name in ("nowhere/a.svg", "a.jpeg2000"):
-            capsys.readouterr()
-            assert command.main([str(DATA), "--picture", str(tmp_path / name)]) == 1
-            assert "the picture cannot be written" in capsys.readouterr().err
+        (tmp_path / "folder.svg").mkdir()
+        assert command.main([str(DATA), "--picture", str(tmp_path / "folder.svg")]) == 1
+        assert "the picture cannot be written (Is a dir" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    """As in `python -m jax_bnar.profile --json FILE | head -1`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jax_bnar.profile", "--json", *[str(DATA)] * 40],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 1
+    process.stderr.close()
 
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

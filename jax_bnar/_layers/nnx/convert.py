@@ -81,7 +81,7 @@ def convert_batch_norms(
     ]
     if not found and raise_if_not_found:
         raise ValueError(
-            f"convert_batch_norms: {_why_nothing(model)}; if that is intended, pass"
+            f"convert_batch_norms: {_why_nothing(model, only)}; if that is intended, pass"
             " raise_if_not_found=False."
         )
     for _, layer in found:
@@ -110,16 +110,18 @@ def _check_options(options: dict[str, Any]) -> None:
             )
 
 
-def _why_nothing(model: Any) -> str:
+def _why_nothing(model: Any, only: Any) -> str:
     modules = [module for _, module in nnx.iter_modules(model)]
+    if any(type(module) is nnx.BatchNorm for module in modules):
+        return (
+            f"only={only!r} selects none of the model's flax.nnx.BatchNorm layers (a string selects"
+            " a tag; a path is nnx.PathContains(name))"
+        )
     if not modules:
         kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         return f"model must be an NNX module or a tree of them, got {kind}"
     if any(isinstance(module, BatchNorm) for module in modules):
-        return (
-            "the model has no flax.nnx.BatchNorm to convert that `only` selects; it has BatchNorms"
-            " of jax_bnar already"
-        )
+        return "the BatchNorms of the model are those of jax_bnar already"
     return "the model has no flax.nnx.BatchNorm to convert"
 
 
