@@ -61,6 +61,7 @@ class Chain:
     Attributes:
         start: the result of the weighted sum.
         end: what is computed.
+        reached: the value behind conversions and moves after that, whose reader ends the chain.
         steps: what changes factor and offset.
         moves: the nodes that only move elements: transpositions, axes of size 1, and reshapes of
             the other axes.
@@ -68,6 +69,7 @@ class Chain:
 
     start: Value
     end: Value
+    reached: Value
     steps: list[Step] = dataclasses.field(default_factory=list)
     moves: list[Node] = dataclasses.field(default_factory=list)
 
@@ -96,20 +98,24 @@ class Chain:
 
 
 def follow(graph: Graph, start: Value, axes: Collection[int], given: Collection[Value]) -> Chain:
-    """The longest chain from `start` whose vectors are given and run along one of these axes."""
-    chain = Chain(start, start)
+    """The longest chain from `start` whose vectors are given and run along one of these axes.
+
+    It ends with the last operation that changes factor or offset.
+    """
+    chain = Chain(start, start, start)
+    moves: list[Node] = []
     # The axis of `start` from which each axis of the current value comes.
     origins: list[int | None] = list(range(len(start.shape)))
-    while (node := graph.sole_reader(chain.end)) is not None:
+    while (node := graph.sole_reader(chain.reached)) is not None:
         if len(node.outputs) != 1 or not is_real(node.outputs[0].dtype):
             break
         if node.name == "convert_element_type":
             pass
         elif (moved := _moved(node, origins)) is not None:
-            chain.moves.append(node)
+            moves.append(node)
             origins = moved
         else:
-            step = _step(node, chain.end, origins)
+            step = _step(node, chain.reached, origins)
             if step is None or (isinstance(step.vector, Value) and step.vector not in given):
                 break
             if step.axis is not None and (
@@ -117,7 +123,8 @@ def follow(graph: Graph, start: Value, axes: Collection[int], given: Collection[
             ):
                 break
             chain.steps.append(step)
-        chain.end = node.outputs[0]
+            chain.end, chain.moves = node.outputs[0], list(moves)
+        chain.reached = node.outputs[0]
     return chain
 
 

@@ -174,7 +174,7 @@ def _reason(network: Network, array: Value) -> str:
             return "the folded weight would leave the range of its dtype"
         if found is not None:
             chain = follow(graph, found.result, found.channels, given)
-            if graph.sole_reader(chain.end) is None:
+            if graph.sole_reader(chain.reached) is None:
                 return "an array between the convolution and its result is used elsewhere as well"
             return "its vectors do not run along the channels of the convolution before it"
         if node.name in WEIGHTED_SUMS:

@@ -85,6 +85,19 @@ def test_linen(net: nn.Module, count: int) -> None:
     assert {layer.module for layer in module.report.folded} >= {f"{type(net).__name__}/BatchNorm_0"}
 
 
+def test_a_layer_is_named_although_its_result_is_reshaped() -> None:
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            y = norm(False)(nn.Conv(4, (3, 3))(x))
+            return nn.Dense(3)(y.reshape(x.shape[0], -1))
+
+    variables = trained(Net().init(jax.random.key(1), IMAGES))
+    network = folded(Net().apply, variables, IMAGES)
+    (layer,) = network.report.layers
+    assert (layer.module, layer.shape) == ("Net/BatchNorm_0", (2, 32, 32, 4))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_our_resnet(dtype: str) -> None:
