@@ -28,12 +28,12 @@ bool ReadsDyAgain(const Context& context, const GradientBuffers<N>& buffers) {
 }
 
 // Whether the reduction leaves e = act'(u) * dy where dx will be, although
-// there is no dz, and the last pass reads it from there. Writing e takes less
-// time than computing it again, unless the derivative is piecewise constant and
-// found without u. With several inputs it is written for every activation but
-// ReLU, because computing u again would read every x; in 16 bits it is rounded,
-// as a dz is. The e of a ReLU is dy or 0, as y or the mask says. With one input
-// in 16 bits it is computed again, which costs hardly more.
+// there is no dz, and the last pass reads it from there. That takes less time
+// than computing a curve again. Where the derivative is piecewise constant, u
+// takes one multiplication and addition of the x that the last pass reads
+// anyway, so with one input it is computed again, as in 16 bits, where that
+// costs hardly more than to write e. With several inputs e is written for every
+// activation but ReLU; in 16 bits it is rounded, as a dz is.
 template <int N>
 bool LeavesEInDx(const Context& context, const GradientBuffers<N>& buffers,
                  const void* dz) {

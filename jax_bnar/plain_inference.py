@@ -2,8 +2,9 @@
 
 This module is internal and may change without notice. Outside CPUs, evaluation runs these functions
 instead of a kernel (`jax_bnar._platform_primitives.Inference`), unless an implementation is asked
-for: XLA computes them in the loop, or in the
-convolution, that comes before or after. They do not reshape x, so that XLA sees the convolution.
+for: XLA computes them in the loop, or in the convolution, that comes before or after. They do not
+reshape x, so that XLA sees the convolution. On CPUs they compute what is folded into convolutions
+(`jax_bnar._fold.inlined`), and a backward that no kernel has.
 
 Arguments are those of the operation `normalise`, for any number of inputs. Statistics that are None
 stand for a mean of 0 and a deviation of 1, which is what remains of a BatchNorm that was folded

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         raise ValueError(f"--joins {' '.join(options.joins)} fits none of {list(JOINS)}.")
     with CopyRoof(core_count(), options.copy_mib_per_core << 20) as roof:
         rows = [
-            _measure(shape, count, options, roof) | {"shape": shape, "count": count}
+            _measure(shape, options, roof) | {"shape": shape, "count": count}
             for shape, count in joins.items()
         ]
     total = summarise(rows)
@@ -88,9 +88,7 @@ def _add_relu(total: jax.Array, bias: jax.Array) -> jax.Array:
     return jax.nn.relu(total + jnp.broadcast_to(bias.reshape(shape), total.shape))
 
 
-def _measure(
-    shape: tuple[int, int, int], count: int, options: Options, roof: CopyRoof
-) -> dict[str, Any]:
+def _measure(shape: tuple[int, int, int], options: Options, roof: CopyRoof) -> dict[str, Any]:
     random = np.random.default_rng(0)
     x, z = (
         jnp.asarray(random.standard_normal((options.batch, *shape)), jnp.float32) for _ in range(2)

@@ -1,7 +1,8 @@
 // The kernels of one instruction set (BNAR_ISA). Each has a source file of its
-// own, which instantiates it for every dtype and number of inputs. The elements
-// of x and dx are In; those of y, z, dy, dz and what is saved are Out, which
-// has the same accumulation type.
+// own, which instantiates it for every dtype and number of inputs; those of
+// activations other than ReLU share one for rows and one for planes. The
+// elements of x and dx are In; those of y, z, dy, dz and what is saved are Out,
+// which has the same accumulation type.
 
 #ifndef JAX_BNAR_CPU_ISA_KERNELS_H_
 #define JAX_BNAR_CPU_ISA_KERNELS_H_

@@ -12,8 +12,8 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-// Elements [begin, begin + size) of the tile, which a plane has that begins at
-// `first` and ends before `end`.
+// Elements [begin, begin + size) of the tile, in a plane that ends before
+// `end`.
 struct PlaneStrip {
   int64_t begin;
   int64_t size;

@@ -1,4 +1,5 @@
-// Packs the bit mask of y > 0 where y was written element by element.
+// Packs the bit mask of an activation from a y that was written without it: of
+// y > 0 where it was written element by element, and of curves.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_PACK_MASK_CUH_
 #define JAX_BNAR_CUDA_DEVICE_PACK_MASK_CUH_
@@ -7,6 +8,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/curves.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/host/parameters.h"
 #include "native/problem.h"

@@ -15,7 +15,7 @@ Save = Literal["y", "mask"]
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything about one call that is known at trace time.
+    """Everything about one call that is known at trace time, but for named axes and their groups.
 
     No residual is added to several inputs (`inputs`), so their primitives do not have the static
     parameter `has_z`. `negative_slope` is that of a leaky ReLU, and 0 otherwise. `out_dtype` is the

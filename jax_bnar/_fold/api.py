@@ -74,8 +74,8 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
     Raises:
         TypeError: `fun` is not callable or a class, or there are no variables among the arguments,
             or they are no arrays, or there is no array after them.
-        ValueError: `apply` is called with arguments for which the network is another program, for
-            example in training.
+        ValueError: `apply` is called with the variables that were given here, or with arguments for
+            which the network is another program or has other constants, for example in training.
 
     Examples:
         >>> import jax, jax.numpy as jnp, jax_bnar
@@ -93,25 +93,26 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
     `fuse_conv_bn_eval` for a pair of modules.
     """
     function, variables, inputs = _separated(fun, args)
-    network = Variables.of(variables)
-    _require_arrays(network.arrays)
+    old = Variables.of(variables)
+    _require_arrays(old.arrays)
     _require_inputs((inputs, kwargs))
-    first = trace(function, network, network.arrays, inputs, kwargs)
+    first = trace(function, old, old.arrays, inputs, kwargs)
     weights = tuple(first.network.fold(first.variables))
     left = frozenset(first.network.out_of_range)
     if left:
-        first = trace(function, network, network.arrays, inputs, kwargs, left)
+        first = trace(function, old, old.arrays, inputs, kwargs, left)
         weights = tuple(first.network.fold(first.variables))
     # The function holds its constants anyway, but for those that NumPy computes in each call.
     constants = first.constants
     needed, recipe = _described(weights), first.network.recipe
-    shapes = [jax.eval_shape(lambda a: a, array) for array in network.arrays]
-    network, options = network.without_arrays(), kwargs
+    shapes = [jax.eval_shape(lambda a: a, array) for array in old.arrays]
+    structure, options = old.without_arrays(), kwargs
 
     def apply(variables: Sequence[jax.Array], /, *args: Any, **kwargs: Any) -> Any:
+        """What the network computes, from its folded variables: see `FoldedNetwork`."""
         _require_folded(_described(variables), needed)
-        program = trace(function, network, shapes, args, {**options, **kwargs}, left)
-        _require_same(_described(program.network.variables), needed)
+        program = trace(function, structure, shapes, args, {**options, **kwargs}, left)
+        _require_same(_described(program.network.new_variables), needed)
         if program.network.recipe != recipe:
             raise ValueError(
                 "folded network: with these arguments the network is another program, whose"

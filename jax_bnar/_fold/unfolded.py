@@ -104,8 +104,9 @@ def _values_of_chain(graph: Graph, fold: Fold) -> Iterator[Value]:
         yield value
 
 
-# How far back from a vector a square root is searched that makes it the factor of a normalisation.
-_FARTHEST = 40
+# How many values behind a vector are searched for the square root that makes it the factor of a
+# normalisation.
+_MOST_VALUES = 40
 
 
 def _normalised(node: Node, given: set[Value]) -> Value | None:
@@ -130,12 +131,18 @@ def _statistics_of(node: Node, given: set[Value]) -> Literal["given", "batch"] |
 
 
 def _normalises_by_itself(node: Node) -> bool:
-    """Whether a node multiplies an array by a reciprocal root of sums over an array."""
-    if node.name != "mul" or len(node.inputs) != 2:
+    """Whether a node scales the channels of an array by the root of sums over an array.
+
+    In LayerNorm, GroupNorm and the like the root varies along the batch.
+    """
+    if node.name not in ("mul", "div") or len(node.inputs) != 2:
         return False
     for array, vector in (node.inputs, node.inputs[::-1]):
-        origin, _ = source(vector)
+        origin, places = source(vector)
+        along = [axis for axis, place in enumerate(places) if place is not None]
         if not isinstance(array, Value) or not is_broadcast(vector, node.outputs[0]):
+            continue
+        if len(along) != 1 or along == [0]:
             continue
         root = _root_behind(origin)
         if root is not None and _behind(root, ("reduce_sum",)) is not None:
@@ -145,14 +152,14 @@ def _normalises_by_itself(node: Node) -> bool:
 
 def _root_behind(vector: Operand) -> Value | None:
     """The square root from which the vector is computed, if only elementwise operations follow."""
-    return _behind(vector, ("rsqrt", "sqrt"), (*WEIGHTED_SUMS, "reduce_sum", "reduce_max"))
+    return _behind(vector, ("rsqrt", "sqrt", "pow"), (*WEIGHTED_SUMS, "reduce_sum", "reduce_max"))
 
 
 def _behind(operand: Operand, names: Collection[str], stops: Collection[str] = ()) -> Value | None:
     """The nearest result of one of these primitives from which an operand is computed."""
     waiting = collections.deque([operand])
     seen: set[Value] = set()
-    while waiting and len(seen) < _FARTHEST:
+    while waiting and len(seen) < _MOST_VALUES:
         value = waiting.popleft()
         if not isinstance(value, Value) or value in seen or value.producer is None:
             continue

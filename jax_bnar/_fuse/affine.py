@@ -102,7 +102,7 @@ class AffineMatch(Match):
 _STEPS = ("add", "sub", "mul", "div")
 # How many values are searched behind a vector for statistics. A vector that is computed from more
 # values than this does not count as given.
-_FARTHEST = 300
+_MOST_VALUES = 300
 
 
 def affine_candidate(
@@ -266,7 +266,7 @@ def _is_statistic(value: Value, x: Value) -> bool:
     waiting, seen = [value], {value}
     while waiting:
         value = waiting.pop()
-        if len(seen) > _FARTHEST or (
+        if len(seen) > _MOST_VALUES or (
             size_of_x != 1 and is_at_least(math.prod(value.shape), size_of_x)
         ):
             return True

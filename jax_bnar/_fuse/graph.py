@@ -15,7 +15,8 @@ from jax_bnar._fuse.nodes import Constant, Node, Operand, Value, seen, values_of
 class Graph:
     """The nodes of one jaxpr, in its order, and the nodes that read each value.
 
-    Readers are those that recognition sees: `Node.inputs`, not `Node.operands`. `opens` gives, for
+    Readers are those that recognition sees: `Node.inputs`, not `Node.operands`. `axis_sizes` has
+    the sizes of the mapped axes in scope, which constants may depend on. `opens` gives, for
     the calls around an equation and the equation itself, its body if that is inlined although it is
     not small.
     """

@@ -1,6 +1,7 @@
-"""`jax_bnar.batch_norm` itself, with an addition or a ReLU after it that it could have computed.
+"""`jax_bnar.batch_norm` itself, with an addition or an activation after it that it could compute.
 
-A model has such calls after `convert_batch_norms`, or after a swap of the import alone.
+A model has such calls after `convert_batch_norms`, or after a swap of the import alone. `own_form`
+also tells folding which equations are operators of this package.
 """
 
 import dataclasses
@@ -103,6 +104,7 @@ class OwnMatch(Match):
             del options["out_dtype"]  # None, see `_agree`
         results: Any
         if others:
+            # With ReLU, this is `dual_bn_add_relu`, which `operator` names.
             results = dual_bn_act(x, *others, *vectors, activation=self.tail.activation, **options)
         elif self.calls[0].is_inference:
             if not self.tail.has_relu:

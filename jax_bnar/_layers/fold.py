@@ -1,10 +1,13 @@
-"""Folding a BatchNorm with fixed statistics into the convolution before it."""
+"""Folding a BatchNorm with fixed statistics into the convolution before it, and what remains."""
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jax_bnar._layers.activation import layer_activation
+from jax_bnar._operators.folded import bias_act
 
 
 class Folded(NamedTuple):
@@ -45,3 +48,17 @@ def fold(
         jnp.asarray(np.asarray(kernel, np.float64) * a, kernel.dtype),
         jnp.asarray(shift, mean.dtype),
     )
+
+
+def folded_call(layer: Any, x: jax.Array, bias: jax.Array, residual: jax.Array | None) -> jax.Array:
+    """act(x + bias + residual), as the fields of a `FoldedBatchNorm` say."""
+    activation = layer_activation("FoldedBatchNorm", "activation", layer.activation)
+    y = bias_act(
+        x,
+        residual,
+        bias,
+        activation=activation.fused,
+        negative_slope=activation.negative_slope,
+        implementation=layer.implementation,
+    )
+    return activation.finish(y if layer.dtype is None else y.astype(layer.dtype))

@@ -32,7 +32,8 @@ class Halves(NamedTuple):
     backward_apply: Callable[..., Any]
 
 
-def on_one_device(inputs: int) -> Halves:
+def local_halves(inputs: int) -> Halves:
+    """The halves on one device's part of the arrays."""
     operations = CANONICAL[inputs]
     return Halves(operations.backward_reduce.on_one_device, operations.backward_apply.on_one_device)
 
@@ -111,7 +112,7 @@ def backward(
     each multiplies its contribution by its own a, and dscale and dbias are those of this device
     alone.
     """
-    reduce, apply = halves or on_one_device(len(x))
+    reduce, apply = halves or local_halves(len(x))
     options: dict[str, Any] = {
         "layout": layout,
         "implementation": implementation,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from flax_tools import as_flax_needs_it
 from jax import lax
 
 import jax_bnar
@@ -26,10 +27,17 @@ def norm(y: jax.Array, w: Any) -> jax.Array:
     return (y - w["mean"].reshape(1, 6)) * lax.rsqrt(w["var"].reshape(1, 6) + 1e-3)
 
 
+def centred(y: jax.Array) -> jax.Array:
+    return y - y.mean(0, keepdims=True)
+
+
+def variance(y: jax.Array) -> jax.Array:
+    return y.var(0, keepdims=True)
+
+
 def by_the_batch(w: Any, x: jax.Array) -> jax.Array:
     y = x @ w["kernel"]
-    mean = y.mean(0, keepdims=True)
-    return (y - mean) * lax.rsqrt(((y - mean) ** 2).mean(0, keepdims=True) + 1e-3)
+    return centred(y) * lax.rsqrt((centred(y) ** 2).mean(0, keepdims=True) + 1e-3)
 
 
 def within(kind: str) -> Callable[[Any, jax.Array], jax.Array]:
@@ -79,6 +87,14 @@ def along_the_rows(w: Any, x: jax.Array) -> jax.Array:
 
 REFUSED: dict[str, tuple[Callable[[Any, jax.Array], jax.Array], str]] = {
     "statistics of the batch": (by_the_batch, "its statistics are those of the batch"),
+    "statistics of the batch, divided by the root": (
+        lambda w, x: centred(x @ w["kernel"]) / jnp.sqrt(variance(x @ w["kernel"]) + 1e-3),
+        "its statistics are those of the batch",
+    ),
+    "statistics of the batch, by a power": (
+        lambda w, x: centred(x @ w["kernel"]) * (variance(x @ w["kernel"]) + 1e-3) ** -0.5,
+        "its statistics are those of the batch",
+    ),
     "our training form": (
         lambda w, x: jax_bnar.batch_norm(x @ w["kernel"], None, None)[0],
         "its statistics are those of the batch",
@@ -223,6 +239,26 @@ def test_arguments_with_which_the_variables_would_be_others(name: str) -> None:
     np.testing.assert_allclose(network.apply(network.variables, X), net(W, X), rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="the network is another program"):
         network.apply(network.variables, X, **others)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.LayerNorm(),
+        nn.LayerNorm(use_scale=False, use_bias=False),
+        nn.GroupNorm(2),
+        nn.InstanceNorm(),
+        nn.RMSNorm(),
+    ],
+    ids=lambda net: type(net).__name__,
+)
+@pytest.mark.parametrize("shape", [(4, 6), (4, 3, 3, 6)])
+def test_other_norms_are_no_batch_norm(net: nn.Module, shape: tuple[int, ...]) -> None:
+    whole = nn.Sequential([nn.Dense(6), net])
+    x = jnp.ones(shape, jnp.float32)
+    with as_flax_needs_it():
+        network = jax_bnar.fold_batch_norms(whole, whole.init(jax.random.key(0), x), x)
+    assert network.report.layers == ()
 
 
 def test_a_bias_is_no_batch_norm() -> None:

@@ -11,7 +11,8 @@ import numpy as np
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike, layer_activation
-from jax_bnar._layers.call import LayerCall, checked_norm, checked_residual, require_real
+from jax_bnar._layers.call import LayerCall
+from jax_bnar._layers.checks import checked_norm, checked_residual, require_real
 from jax_bnar._layers.equinox import running
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import promoted

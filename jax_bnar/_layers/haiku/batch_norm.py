@@ -11,8 +11,9 @@ import numpy as np
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import NONE, ActivationLike, layer_activation
-from jax_bnar._layers.call import LayerCall, checked_norm, checked_residual, require_real
+from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import feature_axes
+from jax_bnar._layers.checks import checked_norm, checked_residual, require_real
 from jax_bnar._layers.haiku.affine import Affine, PreparedAffine
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import promoted

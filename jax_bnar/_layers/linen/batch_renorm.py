@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jax_bnar._layers.call import checked_residual
+from jax_bnar._layers.checks import checked_residual
 from jax_bnar._layers.linen.batch_norm import BatchNorm, prepared
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.renorm import (

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jax_bnar._base.implementation import Implementation
-from jax_bnar._layers.activation import ActivationLike, layer_activation
-from jax_bnar._operators.folded import bias_act
+from jax_bnar._layers.activation import ActivationLike
+from jax_bnar._layers.fold import folded_call
 
 
 class FoldedBatchNorm(nn.Module):
@@ -49,14 +49,5 @@ class FoldedBatchNorm(nn.Module):
                 "FoldedBatchNorm: a folded network is for inference only; call it with train=False"
                 " (use_running_average=True)."
             )
-        activation = layer_activation("FoldedBatchNorm", "activation", self.activation)
         bias = self.param("bias", nn.initializers.zeros_init(), (x.shape[-1],), jnp.float32)
-        y = bias_act(
-            x,
-            residual,
-            bias,
-            activation=activation.fused,
-            negative_slope=activation.negative_slope,
-            implementation=self.implementation,
-        )
-        return activation.finish(y if self.dtype is None else y.astype(self.dtype))
+        return folded_call(self, x, bias, residual)

@@ -15,14 +15,9 @@ from jax_bnar._base.config import Save
 from jax_bnar._base.dtypes import without_x64
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike, layer_activation
-from jax_bnar._layers.call import (
-    LayerCall,
-    checked_mask,
-    checked_norm,
-    checked_residual,
-    require_real,
-)
+from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import channel_view
+from jax_bnar._layers.checks import checked_mask, checked_norm, checked_residual, require_real
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import scalar_of
 from jax_bnar._layers.statistics import (

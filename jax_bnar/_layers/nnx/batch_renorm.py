@@ -10,7 +10,7 @@ from flax import nnx
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike
-from jax_bnar._layers.call import checked_residual
+from jax_bnar._layers.checks import checked_residual
 from jax_bnar._layers.nnx.batch_norm import BatchNorm
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.renorm import (

@@ -2,66 +2,18 @@
 
 from typing import Any
 
-import jax
 from flax import nnx
 
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import (
     NONE,
-    ActivationLike,
     LayerActivation,
     layer_activation,
 )
 from jax_bnar._layers.fold import Folded, fold
 from jax_bnar._layers.nnx.batch_norm import BatchNorm, stored_activation
+from jax_bnar._layers.nnx.folded_norm import FoldedBatchNorm
 from jax_bnar._layers.nnx.resnet import Downsample, FusedBottleneck, ResNet, Stem
-from jax_bnar._operators.folded import bias_act
-
-
-class FoldedBatchNorm(nnx.Module):
-    """What remains of a BatchNorm after `fold_batch_norms`: act(x + bias + residual) in one pass.
-
-    Args:
-        bias: shape (C,).
-        dtype: dtype of the result; None keeps that of x.
-        activation: as in `BatchNorm`.
-        implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
-    """
-
-    # It applies its activation itself; other norms may mean anything by that attribute.
-    is_folded = True
-
-    def __init__(
-        self,
-        bias: jax.Array,
-        *,
-        dtype: Any,
-        activation: ActivationLike,
-        implementation: Implementation,
-    ) -> None:
-        self.bias = nnx.Param(bias)
-        self.dtype = dtype
-        self.activation: ActivationLike = activation
-        self.implementation: Implementation = implementation
-        # train() sets this to False, and then __call__ raises an error.
-        self.use_running_average = True
-
-    def __call__(self, x: jax.Array, *, residual: jax.Array | None = None) -> jax.Array:
-        """Maps x of shape (..., C) to y of that shape; `residual` has the shape and dtype of x."""
-        if not self.use_running_average:
-            raise ValueError(
-                "FoldedBatchNorm: a folded network is for inference only; call model.eval()."
-            )
-        activation = layer_activation("FoldedBatchNorm", "activation", self.activation)
-        y = bias_act(
-            x,
-            residual,
-            self.bias[...],
-            activation=activation.fused,
-            negative_slope=activation.negative_slope,
-            implementation=self.implementation,
-        )
-        return activation.finish(y if self.dtype is None else y.astype(self.dtype))
 
 
 def fold_batch_norms(model: ResNet, *, implementation: Implementation = None) -> ResNet:

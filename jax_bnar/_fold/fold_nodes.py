@@ -1,0 +1,121 @@
+"""The two nodes of a fold, which take the place of a weighted sum and its BatchNorm.
+
+One computes the new weight and the offset from the old weight and the vectors of the chain, and the
+other is the convolution or product with the new weight, plus the offset.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+from jax.core import ShapedArray
+
+from jax_bnar._base.dtypes import accumulation_dtype
+from jax_bnar._fold.chain import Chain
+from jax_bnar._fold.producers import WeightedSum
+from jax_bnar._fuse.dtypes import holds, is_real
+from jax_bnar._fuse.nodes import Node, Operand, Value
+
+
+def fold_nodes(
+    found: WeightedSum, chain: Chain, leaves_range: Callable[[], None]
+) -> tuple[Node, Node]:
+    """The node that computes weight and offset, and the one that computes the end of the chain.
+
+    The former calls `leaves_range` if the dtype of the weight does not hold it, or a factor is
+    infinite or NaN.
+    """
+    weight = found.node.operands[found.weight]
+    axis = chain.axis if chain.axis is not None else next(iter(found.channels))
+    channels = found.result.shape[axis]
+    dtype = accumulation_dtype(found.result.dtype)
+    new_weight = Value(weight.aval)
+    offset = Value(ShapedArray((channels,), dtype))
+    steps = [(step.name, step.is_first, step.axis) for step in chain.steps]
+    once = Node(
+        "fold",
+        {"steps": steps, "axis": axis, "channels": found.channels},
+        [_before_rounding(weight), *chain.vectors],
+        [new_weight, offset],
+        found.node.equation,
+        found.node.name_stack,
+        functools.partial(
+            _folded, chain, weight, found.channels[axis], channels, dtype, leaves_range
+        ),
+    )
+    producer = chain.end.producer
+    assert producer is not None
+    each = Node(
+        "folded",
+        {},
+        [found.array, new_weight, offset],
+        [chain.end],
+        producer.equation,
+        found.node.name_stack,
+        functools.partial(_applied, found, chain, axis),
+    )
+    new_weight.producer = offset.producer = once
+    return once, each
+
+
+def _before_rounding(weight: Operand) -> Operand:
+    """The weight in the widest dtype that the program has it in, so that it is rounded once.
+
+    A weight that is rounded and widened again, or rounded to 8 bits, is rounded on purpose.
+    """
+    while isinstance(weight, Value) and (node := weight.producer) is not None:
+        inner = node.inputs[0] if node.inputs else weight
+        if node.name != "convert_element_type" or not is_real(inner.dtype):
+            break
+        if not is_real(weight.dtype) or not holds(inner.dtype, weight.dtype):
+            break
+        weight = inner
+    return weight
+
+
+def _folded(
+    chain: Chain,
+    weight: Operand,
+    axis: int,
+    channels: int,
+    dtype: Any,
+    leaves_range: Callable[[], None],
+    given: Any,
+    *vectors: Any,
+) -> list[jax.Array]:
+    factor, offset = chain.affine(vectors, dtype)
+    shape = [1] * len(weight.shape)
+    shape[axis] = channels if factor.ndim else 1
+    folded = jnp.asarray(given, dtype) * factor.reshape(shape)
+    rounded = folded.astype(weight.dtype)
+    if not isinstance(rounded, jax.core.Tracer) and not _is_held(factor, folded, rounded):
+        leaves_range()
+    return [rounded, jnp.broadcast_to(offset, (channels,))]
+
+
+def _is_held(factor: jax.Array, folded: jax.Array, rounded: jax.Array) -> bool:
+    """Whether a folded weight is within the range of its dtype."""
+    # In the kernel, an infinite factor would meet the zeros of x one by one: 0 * inf is NaN.
+    if not jnp.isfinite(factor).all():
+        return False
+    if rounded.dtype != jnp.float16:
+        return True  # The other dtypes have the range of the accumulation dtype.
+    error = jnp.linalg.norm((folded - rounded.astype(folded.dtype)).ravel())
+    # Without overflow and underflow, it is below 2^-11 of the norm.
+    return bool(error <= 2**-9 * jnp.linalg.norm(folded.ravel()))
+
+
+def _applied(
+    found: WeightedSum, chain: Chain, axis: int, array: Any, weight: Any, offset: Any
+) -> list[jax.Array]:
+    operands = (array, weight) if found.weight == 1 else (weight, array)
+    (result,) = found.node.run(*operands)
+    shape = [1] * result.ndim
+    shape[axis] = result.shape[axis]
+    result = result.astype(offset.dtype) + offset.reshape(shape)
+    for move in chain.moves:
+        (result,) = move.run(result)
+    return [result.astype(chain.end.dtype)]
