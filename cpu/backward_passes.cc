@@ -64,16 +64,15 @@ ApplyArgs<N> ApplyArgsAt(const Context& context,
 
 template <int N>
 Phase ReducePass(const Context& context, const GradientBuffers<N>& buffers,
-                 const ReduceColumns<N>& columns, void* dz,
-                 Partials* partials) {
-  AdviseHugePages(dz, context.out_array_bytes);
+                 const ReduceColumns<N>& columns, void* e, Partials* partials) {
+  AdviseHugePages(e, context.out_array_bytes);
   const bool non_temporal =
-      dz != nullptr && MayBypassCaches(context, context.out_item_size, dz);
+      e != nullptr && MayBypassCaches(context, context.out_item_size, e);
   const InputKernels<N>& kernels = context.kernels->of_inputs<N>();
   const auto args_at = [=, &context](const ReductionTask& task,
                                      int64_t in_group, int64_t column) {
     ReduceArgs<N> args = ReduceArgsAt(
-        context, buffers, columns, dz, non_temporal && !task.is_tail,
+        context, buffers, columns, e, non_temporal && !task.is_tail,
         PositionOf(context, task.group, in_group, column));
     SetSums(&args, [&](int sum) {
       return partials->sum(sum, task.group, task.partial) + column;
@@ -164,12 +163,12 @@ Phase ApplyPass(const Context& context, const GradientBuffers<N>& buffers,
       });
 }
 
-#define BNAR_INSTANTIATE(N, ...)                                      \
-  template Phase ReducePass(                                          \
-      const Context& context, const GradientBuffers<N>& buffers,      \
-      const ReduceColumns<N>& columns, void* dz, Partials* partials); \
-  template Phase ApplyPass(                                           \
-      const Context& context, const GradientBuffers<N>& buffers,      \
+#define BNAR_INSTANTIATE(N, ...)                                     \
+  template Phase ReducePass(                                         \
+      const Context& context, const GradientBuffers<N>& buffers,     \
+      const ReduceColumns<N>& columns, void* e, Partials* partials); \
+  template Phase ApplyPass(                                          \
+      const Context& context, const GradientBuffers<N>& buffers,     \
       const ApplyColumns<N>& columns, const PerInput<void*, N>& dx);
 BNAR_FOR_EACH_INPUT_COUNT(BNAR_INSTANTIATE)
 #undef BNAR_INSTANTIATE

@@ -14,12 +14,28 @@
 #include "cpu/cache.h"
 #include "cpu/columns.h"
 #include "cpu/executor.h"
+#include "cpu/half.h"
 #include "cpu/merge.h"
 #include "cpu/passes.h"
 #include "cpu/samples.h"
 #include "native/numerics.h"
 
 namespace jax_bnar::cpu {
+
+inline double ElementAsDouble(DType dtype, const void* array, int64_t index) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return HalfToFloat(static_cast<const uint16_t*>(array)[index]);
+    case DType::kBFloat16:
+      return BitsToFloat(
+          static_cast<uint32_t>(static_cast<const uint16_t*>(array)[index])
+          << 16);
+    case DType::kFloat32:
+      return static_cast<const float*>(array)[index];
+    default:
+      return static_cast<const double*>(array)[index];
+  }
+}
 
 // Calls f(A()), where A is the accumulation type of x.
 template <typename F>

@@ -1,24 +1,9 @@
+#include "cpu/context.h"
+
 #include "cpu/cache.h"
 #include "cpu/dispatch.h"
-#include "cpu/half.h"
-#include "cpu/passes.h"
 
 namespace jax_bnar::cpu {
-
-double ElementAsDouble(DType dtype, const void* array, int64_t index) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return HalfToFloat(static_cast<const uint16_t*>(array)[index]);
-    case DType::kBFloat16:
-      return BitsToFloat(
-          static_cast<uint32_t>(static_cast<const uint16_t*>(array)[index])
-          << 16);
-    case DType::kFloat32:
-      return static_cast<const float*>(array)[index];
-    default:
-      return static_cast<const double*>(array)[index];
-  }
-}
 
 Context::Context(const Problem& problem, int inputs, bool residual)
     : dtype(problem.dtype),

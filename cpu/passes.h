@@ -8,34 +8,13 @@
 #include <cstdint>
 
 #include "cpu/buffer.h"
+#include "cpu/context.h"
 #include "cpu/executor.h"
 #include "cpu/operations.h"
 #include "cpu/plan.h"
 #include "cpu/tile_kernels.h"
 
 namespace jax_bnar::cpu {
-
-// What every pass of one operation shares.
-struct Context {
-  Context(const Problem& problem, int inputs, bool residual);
-
-  DType dtype;
-  int64_t item_size;         // of x and dx
-  int64_t out_item_size;     // of y, z, dy, dz and a saved y or z
-  int64_t accumulator_size;  // of vectors
-  Plan plan;
-  const TileKernels* kernels;
-  int64_t array_bytes;      // of x, of all groups
-  int64_t out_array_bytes;  // of y
-  // Whether all arrays of a training step fit in the cache together.
-  bool fits_cache;
-
-  int64_t mask_bytes_per_group() const {
-    return plan.shape.mask_bytes_per_group();
-  }
-};
-
-double ElementAsDouble(DType dtype, const void* array, int64_t index);
 
 // Two double sums, or more, for each group, chunk (or tail) and column.
 class Partials {
@@ -96,10 +75,12 @@ template <int N>
 Phase NormalisePass(const Context& context, const NormaliseBuffers<N>& buffers,
                     const NormaliseColumns<N>& columns);
 
-// The partials have 1 + N sums: those of e, and of e * (x_i - mean_i).
+// The partials have 1 + N sums: those of e, and of e * (x_i - mean_i). Where e
+// is not null, e itself is written there: to dz, or to a dx that is computed
+// from it later.
 template <int N>
 Phase ReducePass(const Context& context, const GradientBuffers<N>& buffers,
-                 const ReduceColumns<N>& columns, void* dz, Partials* partials);
+                 const ReduceColumns<N>& columns, void* e, Partials* partials);
 
 template <int N>
 Phase ApplyPass(const Context& context, const GradientBuffers<N>& buffers,

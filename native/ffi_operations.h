@@ -150,7 +150,7 @@ class FfiOperations {
                               const GateAttributes& gate, bool has_z) {
     FfiCall call = BackwardCall(args, rets, shape);
     const GradientBuffers<N> buffers = ReadGradient(call, gate);
-    const bool has_var = buffers.gate == Gate::kX || buffers.gate == Gate::kZ;
+    const bool has_var = Recomputes(buffers.gate);
     PerInput<ReduceOperands, N> operands{};
     for (int i = 0; i < N; ++i) {
       operands[i].mean = call.Vector(Name("mean", i).c_str());

@@ -23,6 +23,11 @@ enum class DType { kFloat16, kBFloat16, kFloat32, kFloat64 };
 // reads again.
 enum class Gate { kNone, kY, kMask, kX, kZ };
 
+// Whether the gate computes again what comes before the activation.
+constexpr bool Recomputes(Gate gate) {
+  return gate == Gate::kX || gate == Gate::kZ;
+}
+
 // The functions that may follow, as in jax.nn. Their order has a meaning: first
 // come those that are piecewise linear, and of these, first those that are no
 // curve.

@@ -80,8 +80,7 @@ constexpr int kSavedInFlight =
 // How often the body of a loop with a gate is compiled.
 template <Gate kGate, bool kCurve>
 constexpr Copies kCopiesOfGating =
-    kCurve && (kGate == Gate::kX || kGate == Gate::kZ) ? Copies::kFew
-                                                       : Copies::kMany;
+    kCurve && Recomputes(kGate) ? Copies::kFew : Copies::kMany;
 
 // Loads a vector of each array. All loads are in flight before any of them is
 // used.

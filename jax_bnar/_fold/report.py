@@ -9,7 +9,7 @@ from jax_bnar._fold.network import Fold, Network
 from jax_bnar._fold.producers import WEIGHTED_SUMS
 from jax_bnar._fold.unfolded import unfolded
 from jax_bnar._fuse.candidate import described
-from jax_bnar._fuse.nodes import Node
+from jax_bnar._fuse.nodes import Node, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ def report(network: Network) -> FoldingReport:
     layers = [
         *((fold.sum.node.order, _folded(fold)) for fold in network.folds),
         *(
-            (left.order, _layer(left.node, None, left.reason, left.around))
+            (left.order, _layer(left.node, left.node.outputs[0], None, left.reason, left.around))
             for left in unfolded(network)
         ),
     ]
@@ -80,11 +80,12 @@ def report(network: Network) -> FoldingReport:
 def _folded(fold: Fold) -> FoldedLayer:
     last = fold.chain.end.producer
     assert last is not None
-    return _layer(last, WEIGHTED_SUMS[fold.sum.node.name], "")
+    return _layer(last, fold.sum.result, WEIGHTED_SUMS[fold.sum.node.name], "")
 
 
-def _layer(node: Node, folded_into: str | None, reason: str, around: str = "") -> FoldedLayer:
-    (x, *_) = node.outputs
+def _layer(
+    node: Node, x: Value, folded_into: str | None, reason: str, around: str = ""
+) -> FoldedLayer:
     return FoldedLayer(
         f"{around}{node.name_stack}".rstrip("/"),
         folded_into,

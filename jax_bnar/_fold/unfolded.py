@@ -56,21 +56,35 @@ _BATCH_STATISTICS = (
 )
 
 
-def _within(node: Node, given: set[Value]) -> Iterator[tuple[Node, str, str]]:
-    """The normalising nodes in the bodies of a node, why they are left, and the names around."""
+def _within(node: Node, given: set[Value], boundary: str = "") -> Iterator[tuple[Node, str, str]]:
+    """The normalising nodes in the bodies of a node, why they are left, and the names around.
+
+    `boundary` is the loop or branch around it: a jit within that is none.
+    """
+    if node.name in _BOUNDARIES or not boundary:
+        boundary = node.name
     names = f"{node.name_stack}/" if str(node.name_stack) else ""
-    for body in bodies_of(node):
+    for body in _bodies_of(node):
         graph, inside = _graph_of(node, body, given)
         for inner in graph.nodes:
             if not inner.outputs or inner.outputs[0] in inside:
                 continue
             kind = _statistics_of(inner, inside)
             if kind is not None:
-                reason = _BATCH_STATISTICS if kind == "batch" else _left_in(node.name)
+                reason = _BATCH_STATISTICS if kind == "batch" else _left_in(boundary)
                 yield inner, reason, names
                 continue
-            for each, reason, around in _within(inner, inside):
+            for each, reason, around in _within(inner, inside, boundary):
                 yield each, reason, f"{names}{around}"
+
+
+_BOUNDARIES = ("scan", "while", "cond", "shard_map")
+
+
+def _bodies_of(node: Node) -> list[Any]:
+    """Those of loops, branches and calls, and of functions with derivatives of their own."""
+    own = node.params.get("call_jaxpr") if node.name.startswith("custom_") else None
+    return bodies_of(node) if own is None else [own]
 
 
 def _graph_of(node: Node, body: Any, given: set[Value]) -> tuple[Graph, set[Value]]:
@@ -93,6 +107,8 @@ def _left_in(name: str) -> str:
         return f"it is in the body of a {name}; a Python loop in its place would be folded"
     if name == "cond":
         return "it is in a branch of a cond, of which folding knows nothing"
+    if name.startswith("custom_"):
+        return f"it is in a function with a derivative of its own ({name})"
     return f"it is within a {name}, which is left as it is"
 
 
@@ -117,7 +133,7 @@ def _normalised(node: Node, given: set[Value]) -> Value | None:
         origin, _ = source(vector)
         if not isinstance(array, Value) or array in given or origin not in given:
             continue
-        if _root_behind(origin) is not None and len(array.shape) >= 2:
+        if _root_behind(origin) is not None and array.shape:
             return array
     return None
 

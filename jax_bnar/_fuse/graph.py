@@ -75,7 +75,7 @@ class Graph:
         self, equation: Any, operands: list[Operand], stack: Any, calls: tuple[Any, ...]
     ) -> list[Value]:
         node = Node(
-            equation.primitive.name,
+            _name(equation),
             equation.params,
             operands,
             [Value(v.aval) for v in equation.outvars],
@@ -101,6 +101,16 @@ class Graph:
         """The only node that reads the value, or None; also None if the program returns it."""
         readers = self.readers(value)
         return readers[0] if len(readers) == 1 and value not in self.returned else None
+
+
+def _name(equation: Any) -> str:
+    """The name by which recognition knows a primitive."""
+    if equation.primitive.name == "reshape":
+        order = equation.params["dimensions"]
+        # It transposes first (`jnp.reshape(order="F")`), which the shapes alone do not show.
+        if order is not None and list(order) != sorted(order):
+            return "transposing_reshape"
+    return equation.primitive.name
 
 
 # The primitives that occur in functions which jax.numpy and the libraries wrap in jit, such as

@@ -29,17 +29,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             files.append(options.emit)
         bandwidth = None if options.bandwidth is None else options.bandwidth * 1e9
         summaries = [summarise(read(f), top=options.top, bytes_per_s=bandwidth) for f in files]
-        _show(summaries, as_json=options.json)
-        sys.stdout.flush()
         if options.picture is not None:
             _draw(summaries, options.picture)
+        _show(summaries, as_json=options.json)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except ProfileError as error:
         return _failed(str(error))
     except BrokenPipeError:
         # What reads standard output has had enough, such as `head`. Python would complain once
         # more when it flushes the rest at its end (docs.python.org, note on SIGPIPE).
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        return _failed(f"standard output cannot be written ({error.strerror}).")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("jax_bnar"):
             raise
@@ -130,7 +134,7 @@ def _check_folder(path: Path) -> None:
 
 def _check_picture(path: Path) -> None:
     _check_folder(path)
-    if path.suffix not in _PICTURES:
+    if path.suffix.lower() not in _PICTURES:
         raise ProfileError(
             f"{path}: the suffix of a picture must be one of {', '.join(_PICTURES)}, got"
             f" {path.suffix!r}."
@@ -199,7 +203,7 @@ def _gigabytes_per_s(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
+        raise argparse.ArgumentTypeError(f"expected a number above 0 and below 1e9, got {text}")
     return value
 
 

@@ -235,7 +235,7 @@ def test_another_batch_size_and_transformations() -> None:
     w, x = variables((3, 3, 4, C)), images((8, 5, 5, 4))
     network = jax_bnar.fold_batch_norms(net, w, x[:2])
     expected = net(w, x)
-    for size in (1, 3, 8):
+    for size in (0, 1, 3, 8):
         y = jax.jit(network.apply)(network.variables, x[:size])
         np.testing.assert_allclose(y, expected[:size], rtol=1e-5, atol=1e-5)
     mapped = jax.vmap(network.apply, (None, 0))(network.variables, x.reshape(4, 2, 5, 5, 4))

@@ -48,6 +48,9 @@ def within(kind: str) -> Callable[[Any, jax.Array], jax.Array]:
             return norm(y[:, :4] @ w["kernel"], w)
 
         y = x @ w["kernel"]
+        if kind == "calls in a scan":
+            inner = jax.jit(jax.checkpoint(layer), donate_argnums=0)
+            return lax.scan(lambda y, _: (inner(y), None), y, None, length=2)[0]
         if kind == "scan":
             return lax.scan(lambda y, _: (layer(y), None), y, None, length=2)[0]
         if kind == "scan over weights":
@@ -62,6 +65,16 @@ def within(kind: str) -> Callable[[Any, jax.Array], jax.Array]:
         )
 
     return net
+
+
+@jax.custom_vjp
+def with_own_derivative(y: jax.Array, w: Any) -> jax.Array:
+    return norm(y, w)
+
+
+with_own_derivative.defvjp(
+    lambda y, w: (norm(y, w), w), lambda w, dy: (dy, jax.tree.map(jnp.zeros_like, w))
+)
 
 
 def our_norm(y: jax.Array, w: Any, **options: Any) -> jax.Array:
@@ -132,6 +145,19 @@ REFUSED: dict[str, tuple[Callable[[Any, jax.Array], jax.Array], str]] = {
     "a while loop": (within("while"), "it is in the body of a while"),
     "a branch": (within("cond"), "it is in a branch of a cond"),
     "a loop in a branch": (within("loop in a branch"), "it is in the body of a scan"),
+    "calls in a scan": (within("calls in a scan"), "it is in the body of a scan"),
+    "single examples in a loop": (
+        lambda w, x: lax.map(lambda x: norm(x[None] @ w["kernel"], w)[0], x),
+        "it is in the body of a scan",
+    ),
+    "a vector in a loop": (
+        lambda w, x: lax.map(lambda x: (x @ w["kernel"]) * lax.rsqrt(w["var"] + 1e-3), x),
+        "it is in the body of a scan",
+    ),
+    "a function with a derivative of its own": (
+        lambda w, x: with_own_derivative(x @ w["kernel"], w),
+        "it is in a function with a derivative of its own (custom_vjp_call)",
+    ),
     "a jit with an option": (
         lambda w, x: jax.jit(lambda y: norm(y, w), donate_argnums=0)(x @ w["kernel"]),
         "it is within a jit, which is left as it is",
@@ -179,6 +205,23 @@ def test_refused(name: str) -> None:
     for left, right in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         # XLA may round the two programs differently: one reads what the other computes first.
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (2, 3, 3)])
+def test_a_reshape_that_transposes_first(shape: tuple[int, ...]) -> None:
+    """Its shapes are those of one that does not, also where all axes have one length."""
+    w = {"kernel": W["kernel"][:, :3], "var": jnp.arange(1.0, 7.0, dtype=jnp.float32)}
+
+    def net(w: Any, x: jax.Array) -> jax.Array:
+        y = x @ w["kernel"]  # (6, 3)
+        last = w["var"][: shape[-1]].reshape((1,) * (len(shape) - 1) + (-1,))
+        return lax.reshape(y, shape, dimensions=(1, 0)) * lax.rsqrt(last + 1e-3)
+
+    x = jnp.concatenate([X, 2 * X])
+    network = jax_bnar.fold_batch_norms(net, w, x)
+    assert not network.report.folded
+    y = network.apply(network.variables, x)
+    np.testing.assert_allclose(y, net(w, x), rtol=1e-5, atol=1e-6)
 
 
 ENLARGED: dict[str, Callable[[Any, jax.Array], jax.Array]] = {

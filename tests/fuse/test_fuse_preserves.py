@@ -204,3 +204,47 @@ def test_arrays_of_numpy_are_traced_as_jit_traces_them(name: str) -> None:
     jax_bnar.fuse(program)(np.zeros(3, jnp.dtype(name)))
     assert all(seen)
     assert seen
+
+
+def _transposed_first(array: Any) -> jax.Array:
+    return lax.reshape(array, array.shape, dimensions=(1, 0))
+
+
+def _x(x: Any, scale: Any) -> jax.Array:
+    return _normalised(_transposed_first(x), x.mean(0, keepdims=True), x.var(0, keepdims=True))
+
+
+def _scale(x: Any, scale: Any) -> jax.Array:
+    y = _normalised(x, x.mean(0, keepdims=True), x.var(0, keepdims=True))
+    return y * _transposed_first(jnp.broadcast_to(scale, x.shape))
+
+
+def _mean_and_var(x: Any, scale: Any) -> jax.Array:
+    mean, var = (
+        _transposed_first(jnp.broadcast_to(moment(x, 0, keepdims=True), x.shape))
+        for moment in (jnp.mean, jnp.var)
+    )
+    return _normalised(x, mean, var) * scale
+
+
+def _column_major(x: Any, scale: Any) -> jax.Array:
+    y = x.reshape(4, 16, order="F").reshape(x.shape)
+    return _normalised(y, y.mean(0, keepdims=True), y.var(0, keepdims=True)) * scale
+
+
+def _normalised(x: Any, mean: Any, var: Any) -> jax.Array:
+    return (x - mean) * lax.rsqrt(var + 1e-3)
+
+
+@pytest.mark.parametrize("norm", [_x, _scale, _mean_and_var, _column_major])
+def test_a_reshape_that_transposes_first_moves_elements(norm: Callable[..., jax.Array]) -> None:
+    """Where all axes have one length, its shapes are those of no reshape at all."""
+    x = jax.random.normal(jax.random.key(0), (8, 8), jnp.float32)
+    scale = jnp.arange(1.0, 9.0, dtype=jnp.float32)[None]
+
+    def program(x: Any, scale: Any) -> jax.Array:
+        return jax.nn.relu(norm(x, scale) + 1)
+
+    np.testing.assert_allclose(
+        jax_bnar.fuse(program)(x, scale), program(x, scale), rtol=1e-4, atol=1e-4
+    )

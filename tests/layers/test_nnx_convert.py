@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import flax.linen
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from flax_tools import as_flax_needs_it, assert_close, normal, tolerance
@@ -97,6 +99,15 @@ def test_convert_batch_norms_chooses() -> None:
         with pytest.raises(TypeError, match=f"{option} must be True or False, got 'no' of type"):
             convert_batch_norms(untouched, **cast(Any, {option: "no"}))
     assert type(untouched) is nnx.BatchNorm
+
+
+def test_options_are_no_state() -> None:
+    model: Any = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    before = jax.tree.structure(nnx.state(model))
+    convert_batch_norms(model, num_groups=jnp.int32(2), update_batch_stats=np.bool_(False))
+    assert jax.tree.structure(nnx.state(model)) == before
+    assert (model.num_groups, model.update_batch_stats) == (2, False)
+    assert nnx.jit(lambda model, x: model(x))(model, normal(0, (4, 3))).shape == (4, 3)
 
 
 @pytest.mark.parametrize(

@@ -96,11 +96,6 @@ inline uint8_t* NewMask(const Case& c, bool present, Results* results) {
   return results->mask->data();
 }
 
-// Whether the gate computes again what comes before the activation.
-inline bool Recomputes(Gate gate) {
-  return gate == Gate::kX || gate == Gate::kZ;
-}
-
 // The gate alone needs the bias.
 inline AffineOperands AffineOfApply(const Input& in, Gate gate) {
   AffineOperands affine = Affine(in, true);

@@ -225,7 +225,7 @@ def test_refused_calls(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str
     assert "does not exist" in failure(capsys, "--emit", str(nowhere / "a.json"))
     for option, value, least in (
         ("--top", "0", "from 1 to"),
-        ("--bandwidth", "nan", "above 0"),
+        ("--bandwidth", "nan", "above 0 and below 1e9"),
         ("--bandwidth", "fast", "above 0"),
         ("--batch", "x", "from 1 to"),
     ):

@@ -68,7 +68,7 @@ def convert_batch_norms(
             "convert_batch_norms: report must be a function of a text, such as print, got"
             f" {report!r}."
         )
-    _check_options(options)
+    options = _checked(options)
     is_given = "activation" in options
     if is_given:
         options["activation"] = stored_activation(options["activation"])
@@ -95,19 +95,28 @@ def convert_batch_norms(
     return model
 
 
-def _check_options(options: dict[str, Any]) -> None:
-    """Refuses, before anything is changed, values that a layer refuses in its first call."""
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Refuses, before anything is changed, values that a layer refuses in its first call.
+
+    Numbers become Python's own: an attribute that is an array would be state in NNX.
+    """
     name = "convert_batch_norms"
+    checked = dict(options)
     check_save(name, options.get("save", _DEFAULTS["save"]))
-    check_count(name, "num_groups", options.get("num_groups", _DEFAULTS["num_groups"]))
+    if "num_groups" in options:
+        checked["num_groups"] = check_count(name, "num_groups", options["num_groups"])
     if (implementation := options.get("implementation")) is not None:
         resolve_implementation(name, implementation)
     for option, value in options.items():
-        if isinstance(_DEFAULTS[option], bool) and not isinstance(value, (bool, np.bool_)):
+        if not isinstance(_DEFAULTS[option], bool):
+            continue
+        if not isinstance(value, (bool, np.bool_)):
             raise TypeError(
                 f"{name}: {option} must be True or False, got {value!r} of type"
                 f" {type(value).__name__}."
             )
+        checked[option] = bool(value)
+    return checked
 
 
 def _why_nothing(model: Any, only: Any) -> str:
