@@ -62,12 +62,20 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     console = Console()
-    epochs = arguments.epochs or (QUICK_EPOCHS if arguments.quick else EPOCHS)
+    epochs = arguments.epochs
+    if epochs is None:
+        epochs = QUICK_EPOCHS if arguments.quick else EPOCHS
     gate = QUICK_GATE if arguments.quick else GATE
     settings = training.Settings(
         epochs, arguments.batch_size, arguments.learning_rate, arguments.seed
     )
     train_digits, held_out = data.load()
+    most = len(train_digits.labels)
+    if epochs < 1 or not 1 <= arguments.batch_size <= most or arguments.seed < 0:
+        raise SystemExit(
+            f"error: --epochs must be at least 1, --batch-size from 1 to {most} and --seed at least"
+            f" 0, got {epochs}, {arguments.batch_size} and {arguments.seed}."
+        )
     in_use = training.kernels_in_use()
     console.print(
         f"{len(train_digits.labels)} digits to train on, {len(held_out.labels)} held out;"

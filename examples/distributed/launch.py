@@ -22,6 +22,7 @@ import tyro
 
 WORKER: Final = pathlib.Path(__file__).with_name("worker.py")
 TIMEOUT: Final = 600
+BATCH: Final = 64  # the default of worker.py
 # The largest difference of a loss, relative to the loss, over 20 steps. Several processes add in
 # another order, and training amplifies the differences in rounding (measured: 2e-7 with two
 # processes and with four).
@@ -92,6 +93,11 @@ def losses_of(processes: int, steps: int) -> list[float]:
 
 
 def main(arguments: Arguments) -> int:
+    if arguments.steps < 1 or any(n < 1 or BATCH % n for n in arguments.processes):
+        raise SystemExit(
+            f"error: --steps must be at least 1, and --processes divide {BATCH}, the size of a"
+            f" batch, got {arguments.steps} and {' '.join(map(str, arguments.processes))}."
+        )
     print("training in 1 process", flush=True)
     alone = losses_of(1, arguments.steps)
     failed = alone[-1] >= alone[0]

@@ -4,6 +4,7 @@ python examples/resnet50/eval.py runs/resnet50
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
@@ -59,10 +60,15 @@ def main(arguments: Arguments) -> None:
             " must be those of the training."
         )
 
+    # Names of folders and classes may look like rich's markup.
+    say = functools.partial(
+        console.print, soft_wrap=True, highlight=False, markup=False, emoji=False
+    )
+
     def report(batch: pipeline.Batch) -> None:
         for index in batch["unreadable"][batch["unreadable"] >= 0]:
             name = dataset.val.name(int(index))
-            console.print(f"[bold red]the picture {name} cannot be read; it is left out")
+            say(f"the picture {name} cannot be read; it is left out", style="bold red")
 
     workers = arguments.workers
     results = accuracy.evaluate(
@@ -78,17 +84,15 @@ def main(arguments: Arguments) -> None:
     )
     assert results is not None  # it returns None only if a `stopped` function is given
     result = results["network"]
-    console.print(
+    say(
         f"step {trained.step}: {result.text(len(trained.classes))}; {dataset.description};"
-        f" {model.describe_norm(trained.model.norm)}{', folded' if arguments.fold else ''}",
-        soft_wrap=True,
-        highlight=False,
+        f" {model.describe_norm(trained.model.norm)}{', folded' if arguments.fold else ''}"
     )
     if arguments.json is not None:
         values = {**dataclasses.asdict(result), "step": trained.step, "norm": trained.model.norm}
         values["folded"], values["pictures"] = arguments.fold, dataset.description
         arguments.json.write_text(json.dumps(values, indent=1) + "\n")
-        console.print(f"wrote {arguments.json}", soft_wrap=True, highlight=False)
+        say(f"wrote {arguments.json}")
 
 
 if __name__ == "__main__":

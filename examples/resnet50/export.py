@@ -41,7 +41,16 @@ class Arguments:
     """Platform to check the file on, if it is one of --platforms."""
 
 
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
 def main(arguments: Arguments) -> None:
+    unknown = [name for name in arguments.platforms if name not in _PLATFORMS]
+    if unknown or not arguments.platforms:
+        raise errors.UserError(
+            f"--platforms must be some of {', '.join(_PLATFORMS)}, got"
+            f" {', '.join(unknown) or 'none'}."
+        )
     devices.start(arguments.platform)
     trained = runs.load(arguments.run, arguments.step, arguments.norm)
     exported = trained.folded() if arguments.fold else trained

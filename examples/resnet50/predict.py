@@ -18,6 +18,7 @@ from resnet50.data import decode
 from resnet50.data.pictures import UnreadablePictureError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 # So many pictures are classified at once, which bounds the memory.
 _BATCH: Final = 32
@@ -50,9 +51,9 @@ def main(arguments: Arguments) -> None:
         trained = trained.folded()
     console = Console()
     for picture, probabilities in classified(trained, arguments.pictures):
-        table = Table("class", "probability", title=str(picture), title_justify="left")
+        table = Table("class", "probability", title=Text(str(picture)), title_justify="left")
         for label in np.argsort(-probabilities, stable=True)[: arguments.top]:
-            table.add_row(trained.classes[label], f"{probabilities[label]:.2%}")
+            table.add_row(Text(trained.classes[label]), f"{probabilities[label]:.2%}")
         console.print(table)
 
 

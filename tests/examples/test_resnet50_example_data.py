@@ -164,11 +164,15 @@ def test_flips_half_of_the_pictures(pictures: pathlib.Path, monkeypatch: Any) ->
     assert 20 < sum(flipped) < 44
 
 
-@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK"])
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "I;16"])
 def test_every_colour_mode_becomes_rgb(tmp_path: pathlib.Path, mode: str) -> None:
     path = tmp_path / ("picture.jpg" if mode == "CMYK" else "picture.png")
     grey = Image.new("RGB", (20, 20), (200, 200, 200))
-    (grey.quantize() if mode == "P" else grey.convert(mode)).save(path)
+    if mode == "I;16":
+        grey = Image.fromarray(np.full((20, 20), 200 * 257, np.uint16))
+    else:
+        grey = grey.quantize() if mode == "P" else grey.convert(mode)
+    grey.save(path)
     np.testing.assert_allclose(decode.centre_crop(path, 8), np.full((8, 8, 3), 200), atol=3)
 
 

@@ -195,6 +195,9 @@ def test_metrics_stand_once_after_a_resumption(tmp_path: pathlib.Path) -> None:
     assert scalars[-2:] == [(30, "train/loss", 33.0), (30, "train/top1", 0.5)]
     starts = [e.step for e in events(tmp_path) if e.HasField("session_log")]
     assert starts == [0, 21]  # TensorBoard drops earlier events from these steps on; 20 stays
+    with (tmp_path / metrics.FILE).open("a") as file:
+        file.write('{"step": 21, "kind": "tr\n{"step": 22, "kind": "train"}\n')
+    assert metrics.read(tmp_path / metrics.FILE)[-1] == {"step": 22, "kind": "train"}
     assert metrics.was_evaluated(tmp_path / metrics.FILE, 20) is False
     assert metrics.Recorder(tmp_path, 0, console).close() is None  # a new run in an old folder
     assert metrics.read(tmp_path / "metrics.jsonl") == []

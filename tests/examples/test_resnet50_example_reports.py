@@ -15,6 +15,7 @@ import resnet50_example as example
 import compare
 from PIL import Image
 from resnet50 import config
+from resnet50.display import Display
 from resnet50.errors import UserError
 
 pytestmark = [pytest.mark.usefixtures("cache"), pytest.mark.slow]
@@ -77,6 +78,45 @@ def test_batches_must_divide(tmp_path: pathlib.Path) -> None:
         sentence = rf"--{name.replace('_', '-')} must be at least 1, got -3\."
         with pytest.raises(UserError, match=sentence):
             example.train(options)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "must"),
+    [
+        ("seed", -1, "be at least 0"),
+        ("workers", -1, "be at least 0"),
+        ("warmup_epochs", -1.0, "be at least 0"),
+        ("epochs", float("nan"), "be positive"),
+        ("epochs", float("inf"), "be positive"),
+        ("learning_rate", -1.0, "be positive"),
+        ("bn_momentum", 5.0, "be from 0 to 1"),
+        ("label_smoothing", 3.0, "be at least 0 and below 1"),
+        ("ema_decay", -0.5, "be at least 0 and below 1"),
+        ("log_every", 0, "be at least 1"),
+    ],
+)
+def test_options_without_sense(
+    tmp_path: pathlib.Path, option: str, value: float, must: str
+) -> None:
+    options = example.tiny("digits", tmp_path, **{option: value})
+    with pytest.raises(UserError, match=rf"--{option.replace('_', '-')} must {must}, got"):
+        example.train(options)
+
+
+def test_a_path_that_orbax_takes_for_a_pattern(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match=r"--output must not contain '\['"):
+        example.train(example.tiny("digits", tmp_path / "run[1]"))
+
+
+def test_names_that_look_like_markup() -> None:
+    console = example.silent_console()
+    Display(console).warn("the picture pics/[red]/:dog:/[/p] cannot be read")
+    assert "pics/[red]/:dog:/[/p] cannot" in example.printed(console)
+
+
+def test_a_network_is_exported_for_platforms_that_exist(tmp_path: pathlib.Path) -> None:
+    code, _, err = example.run("export.py", str(tmp_path), "n.jax", "--platforms", "cpu", "gpu")
+    assert (code, err) == (2, "error: --platforms must be some of cpu, cuda, rocm, tpu, got gpu.\n")
 
 
 def test_an_output_folder_that_cannot_be(tmp_path: pathlib.Path) -> None:

@@ -110,8 +110,11 @@ class Checkpoints:
             else:
                 reason = "its description is missing"
             console.print(
-                f"[bold red]the checkpoint of step {step} cannot be read ({reason}); it is moved"
-                f" to {self._damaged}, and the previous one is used"
+                f"the checkpoint of step {step} cannot be read ({reason}); it is moved to"
+                f" {self._damaged}, and the previous one is used",
+                style="bold red",
+                markup=False,
+                emoji=False,
             )
             self._put_aside(step)
         if steps:

@@ -100,16 +100,22 @@ class Display:
         self._line(f"step {step}: {name} {result.text(classes)}")
 
     def say(self, sentence: str) -> None:
-        self.console.print(sentence, soft_wrap=True, highlight=False)
+        self._print(sentence)
 
     def warn(self, sentence: str) -> None:
-        self.console.print(sentence, soft_wrap=True, highlight=False, style="bold red")
+        self._print(sentence, style="bold red")
 
     def unreadable(self, picture: str, action: str) -> None:
         """Reports a picture once, however many epochs come past it."""
         if picture not in self._unreadable:
             self._unreadable.add(picture)
             self.warn(f"the picture {picture} cannot be read; {action}")
+
+    def _print(self, sentence: str, style: str | None = None) -> None:
+        # Names of folders and classes may look like rich's markup.
+        self.console.print(
+            sentence, soft_wrap=True, highlight=False, markup=False, emoji=False, style=style
+        )
 
     def _line(self, sentence: str) -> None:
         self._last_line = self._clock()

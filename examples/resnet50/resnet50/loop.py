@@ -16,6 +16,7 @@ from resnet50 import (
     model,
     optimizer,
     programs,
+    recipe_checks,
     steps,
     summary,
     train_state,
@@ -67,15 +68,13 @@ class Trainer:
     def __init__(self, config: Config, mesh: Any, console: Console) -> None:
         self.config, self.mesh, self.display = config, mesh, Display(console)
         recipe, options = config.training, config.run
+        recipe_checks.check(config)
         devices.check_batch(recipe.batch_size, recipe.accumulate, mesh)
-        for name in ("checkpoint_every", "keep_checkpoints", "log_every"):
-            if getattr(options, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1.")
         self.dataset = sources.open_dataset(config)
         self.steps_per_epoch = len(self.dataset.train) / recipe.batch_size
         self.total_steps = steps.whole_steps(recipe.epochs * self.steps_per_epoch)
         if self.total_steps < 1:
-            raise UserError(f"--epochs must be positive, got {recipe.epochs:g}.")
+            raise UserError(f"--epochs {recipe.epochs:g} are less than a step.")
         warmup = optimizer.warmup_epochs(recipe)
         if warmup != recipe.warmup_epochs:
             self.display.say(
@@ -158,6 +157,12 @@ class Trainer:
         if self.config.run.resume:
             restored = self.checkpoints.restore(target, self.display.console)
             if restored is not None:
+                if restored.step > self.total_steps:
+                    raise UserError(
+                        f"the run has reached step {restored.step}, and --epochs"
+                        f" {self.config.training.epochs:g} are {self.total_steps} steps, so nothing"
+                        " is left to train; choose more --epochs."
+                    )
                 self.batches.restore(restored.data)
                 self.display.say(f"resuming after step {restored.step}")
                 return restored.state, restored.step

@@ -47,7 +47,8 @@ class Recorder:
         line = {"step": step, "kind": kind, **values}
         try:
             with self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                # A write that failed may have left a part of its line.
+                file.write(("\n" if self._failed else "") + json.dumps(line) + "\n")
             for name, value in values.items():
                 self._event(step=step, summary=scalar(f"{kind}/{name}", value))
             self._events.flush()
@@ -55,8 +56,11 @@ class Recorder:
         except OSError as error:
             if not self._failed:
                 self._console.print(
-                    f"[bold red]metrics cannot be written ({first_line(error)}); training continues"
-                    " without them"
+                    f"metrics cannot be written ({first_line(error)}); training continues without"
+                    " them",
+                    style="bold red",
+                    markup=False,
+                    emoji=False,
                 )
             self._failed = True
 
@@ -74,12 +78,10 @@ def was_evaluated(path: pathlib.Path, step: int) -> bool:
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file, without a truncated last line."""
+    """The lines of a metrics file, without those that a full disk or a killed run truncated."""
     lines = []
     if path.exists():
         for line in path.read_text().splitlines():
-            try:
+            with contextlib.suppress(json.JSONDecodeError):
                 lines.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
     return lines

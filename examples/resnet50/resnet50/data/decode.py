@@ -74,6 +74,13 @@ def _middle(width: int, height: int, w: float, h: float) -> Box:
     return left, top, left + w, top + h
 
 
+def _with_bytes(image: Image.Image) -> Image.Image:
+    """The picture in 8 bits. Pillow clips greyscale of 16 bits to white instead of scaling it."""
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+
+
 def _read(path: pathlib.Path, size: int, choose_box) -> np.ndarray:
     try:
         # Read the file in one go, so that there is one request to a slow file system.
@@ -85,7 +92,7 @@ def _read(path: pathlib.Path, size: int, choose_box) -> np.ndarray:
             image.draft("RGB", (math.ceil(width * scale), math.ceil(height * scale)))
             shrunk = (image.width / width, image.height / height) * 2
             box = tuple(edge * factor for edge, factor in zip(box, shrunk, strict=True))
-            rgb = image.convert("RGB")
+            rgb = _with_bytes(image).convert("RGB")
             square = rgb.resize((size, size), Image.Resampling.BILINEAR, box=box)
             return np.asarray(square, np.uint8)
     except _DAMAGE as error:
