@@ -89,6 +89,7 @@ def test_batches_must_divide(tmp_path: pathlib.Path) -> None:
         ("epochs", float("nan"), "be positive"),
         ("epochs", float("inf"), "be positive"),
         ("learning_rate", -1.0, "be positive"),
+        ("evaluate_every", float("nan"), "be positive"),
         ("bn_momentum", 5.0, "be from 0 to 1"),
         ("label_smoothing", 3.0, "be at least 0 and below 1"),
         ("ema_decay", -0.5, "be at least 0 and below 1"),

@@ -16,7 +16,7 @@ _AT_LEAST = {
     "log_every": 1,
     "profile_steps": 1,
 }
-_POSITIVE = ("epochs", "learning_rate", "evaluate_every")
+_POSITIVE = ("epochs", "learning_rate")
 _UP_TO_ONE = ("bn_momentum",)
 _BELOW_ONE = ("momentum", "label_smoothing", "ema_decay")
 
@@ -35,6 +35,9 @@ def check(config: Config) -> None:
     for name in _POSITIVE:
         if not 0 < given[name] < math.inf:
             _refuse(name, "be positive", given[name])
+    # Infinity means that only the end is evaluated.
+    if not given["evaluate_every"] > 0:
+        _refuse("evaluate_every", "be positive", given["evaluate_every"])
     for name in _UP_TO_ONE:
         if not 0 <= given[name] <= 1:
             _refuse(name, "be from 0 to 1", given[name])
