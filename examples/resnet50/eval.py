@@ -43,6 +43,8 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        raise errors.UserError(f"the folder of --json {arguments.json} does not exist.")
     console = Console()
     mesh = devices.data_mesh(devices.start(arguments.platform))
     devices.check_batch(arguments.batch_size, 1, mesh)

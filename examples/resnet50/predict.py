@@ -45,6 +45,8 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     if not arguments.pictures:
         raise errors.UserError("no picture was named; name one or more after the folder of the run")
+    if arguments.top < 1:
+        raise errors.UserError(f"--top must be at least 1, got {arguments.top}.")
     devices.start(arguments.platform)
     trained = runs.load(arguments.run, arguments.step)
     if arguments.fold:

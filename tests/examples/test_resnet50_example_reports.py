@@ -115,6 +115,21 @@ def test_names_that_look_like_markup() -> None:
     assert "pics/[red]/:dog:/[/p] cannot" in example.printed(console)
 
 
+@pytest.mark.parametrize(
+    ("program", "arguments", "sentence"),
+    [
+        ("eval.py", ("--json", "/nowhere/a.json"), "the folder of --json /nowhere/a.json does not"),
+        ("predict.py", ("a.jpg", "--top", "-1"), "--top must be at least 1, got -1."),
+    ],
+)
+def test_options_are_refused_before_anything_is_computed(
+    tmp_path: pathlib.Path, program: str, arguments: tuple[str, ...], sentence: str
+) -> None:
+    code, _, err = example.run(program, str(tmp_path), *arguments)
+    assert code == 2
+    assert err.startswith(f"error: {sentence}")
+
+
 def test_a_network_is_exported_for_platforms_that_exist(tmp_path: pathlib.Path) -> None:
     code, _, err = example.run("export.py", str(tmp_path), "n.jax", "--platforms", "cpu", "gpu")
     assert (code, err) == (2, "error: --platforms must be some of cpu, cuda, rocm, tpu, got gpu.\n")
