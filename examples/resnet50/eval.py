@@ -4,7 +4,6 @@ python examples/resnet50/eval.py runs/resnet50
 """
 
 import dataclasses
-import functools
 import json
 import pathlib
 import sys
@@ -13,6 +12,7 @@ import tyro
 from resnet50 import accuracy, devices, errors, model, runs
 from resnet50.config import OptionalBool, OptionalInt, OptionalNorm, OptionalPath, Platform
 from resnet50.data import pipeline, sources
+from resnet50.display import Display
 from rich.console import Console
 
 
@@ -45,7 +45,7 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
         raise errors.UserError(f"the folder of --json {arguments.json} does not exist.")
-    console = Console()
+    display = Display(Console())
     mesh = devices.data_mesh(devices.start(arguments.platform))
     devices.check_batch(arguments.batch_size, 1, mesh)
     trained = runs.load(arguments.run, arguments.step, arguments.norm, arguments.average)
@@ -62,15 +62,10 @@ def main(arguments: Arguments) -> None:
             " must be those of the training."
         )
 
-    # Names of folders and classes may look like rich's markup.
-    say = functools.partial(
-        console.print, soft_wrap=True, highlight=False, markup=False, emoji=False
-    )
-
     def report(batch: pipeline.Batch) -> None:
         for index in batch["unreadable"][batch["unreadable"] >= 0]:
             name = dataset.val.name(int(index))
-            say(f"the picture {name} cannot be read; it is left out", style="bold red")
+            display.unreadable(name, "it is left out")
 
     workers = arguments.workers
     results = accuracy.evaluate(
@@ -86,7 +81,7 @@ def main(arguments: Arguments) -> None:
     )
     assert results is not None  # it returns None only if a `stopped` function is given
     result = results["network"]
-    say(
+    display.say(
         f"step {trained.step}: {result.text(len(trained.classes))}; {dataset.description};"
         f" {model.describe_norm(trained.model.norm)}{', folded' if arguments.fold else ''}"
     )
@@ -94,7 +89,7 @@ def main(arguments: Arguments) -> None:
         values = {**dataclasses.asdict(result), "step": trained.step, "norm": trained.model.norm}
         values["folded"], values["pictures"] = arguments.fold, dataset.description
         arguments.json.write_text(json.dumps(values, indent=1) + "\n")
-        say(f"wrote {arguments.json}")
+        display.say(f"wrote {arguments.json}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import resnet50_example as example
 from orbax import checkpoint as ocp
 from resnet50 import checkpoints, config, optimizer, train_state
 from resnet50.checkpoints import Checkpoints
+from resnet50.display import Display
 from resnet50.errors import UserError
 from resnet50.train_state import TrainState
 
@@ -71,7 +72,7 @@ def assert_state_of(step: int, restored: checkpoints.Restored | None) -> None:
 
 
 def test_checkpoints_come_back(saved: Checkpoints) -> None:
-    assert_state_of(2, saved.restore(targets(state()), example.silent_console()))
+    assert_state_of(2, saved.restore(targets(state()), Display(example.silent_console())))
     part = saved.variables(1, {"ema": targets(state()).ema})
     np.testing.assert_array_equal(part["ema"]["params"]["bn_init"]["scale"], [1, 1])
     read = saved.about(2)
@@ -98,19 +99,19 @@ def test_a_damaged_checkpoint_is_put_aside(
         if damage == "cut" and path.is_file() and path.parent.name == "d":
             path.write_bytes(path.read_bytes()[:20])
     console = example.silent_console()
-    assert_state_of(1, saved.restore(targets(state()), console))
+    assert_state_of(1, saved.restore(targets(state()), Display(console)))
     assert "the checkpoint of step 2 cannot be read" in example.printed(console)
     assert (tmp_path / "damaged" / "2").is_dir()
     # The run continues and reaches that step again.
     assert saved.save(2, state(2.0, step=2), {"next_batch": 2}) is None
-    assert_state_of(2, saved.restore(targets(state()), example.silent_console()))
+    assert_state_of(2, saved.restore(targets(state()), Display(example.silent_console())))
 
 
 def test_only_damaged_checkpoints(saved: Checkpoints, tmp_path: pathlib.Path) -> None:
     for path in (tmp_path / "checkpoints").rglob("metadata"):
         path.unlink()
     with pytest.raises(UserError, match="none of the 2 checkpoints"):
-        saved.restore(targets(state()), example.silent_console())
+        saved.restore(targets(state()), Display(example.silent_console()))
 
 
 @pytest.mark.parametrize(("field", "value"), [("stage_sizes", (3, 4)), ("padding", "torch")])
@@ -119,7 +120,7 @@ def test_another_network_is_refused(
 ) -> None:
     other = Checkpoints(tmp_path, keep=3, about=about(**{field: value}))
     with pytest.raises(UserError, match=f"step 2 in .* is of another network: its {field} is"):
-        other.restore(targets(state()), example.silent_console())
+        other.restore(targets(state()), Display(example.silent_console()))
     other.close()
     assert saved.steps() == [1, 2]  # no checkpoint was moved aside
 
@@ -137,9 +138,9 @@ def test_a_full_disk_costs_one_checkpoint(saved: Checkpoints, monkeypatch: Any) 
         " is of step 2"
     )
     monkeypatch.setattr(ocp.CheckpointManager, "save", real)
-    assert_state_of(2, saved.restore(targets(state()), example.silent_console()))
+    assert_state_of(2, saved.restore(targets(state()), Display(example.silent_console())))
     assert saved.save(3, state(3, step=3), {"next_batch": 3}) is None
-    assert_state_of(3, saved.restore(targets(state()), example.silent_console()))
+    assert_state_of(3, saved.restore(targets(state()), Display(example.silent_console())))
 
 
 @pytest.fixture
@@ -171,10 +172,10 @@ def test_a_disk_that_is_really_full(small_disk: pathlib.Path) -> None:
     assert "the last good one is of step 1" in problem
     assert opened.steps() == [1]
     assert [path.name for path in (small_disk / "checkpoints").iterdir()] == ["1"]
-    assert_state_of(1, opened.restore(targets(state()), example.silent_console()))
+    assert_state_of(1, opened.restore(targets(state()), Display(example.silent_console())))
     filler.unlink()
     assert opened.save(2, state(2, step=2), {"next_batch": 2}) is None
-    assert_state_of(2, opened.restore(targets(state()), example.silent_console()))
+    assert_state_of(2, opened.restore(targets(state()), Display(example.silent_console())))
     opened.close()
 
 
@@ -187,4 +188,4 @@ def test_a_checkpoint_from_before_an_option_has_its_default(
     assert opened.save(3, state(3, step=3), {"next_batch": 3}) is None
     opened.close()
     saved._manager.reload()
-    assert_state_of(3, saved.restore(targets(state()), example.silent_console()))
+    assert_state_of(3, saved.restore(targets(state()), Display(example.silent_console())))

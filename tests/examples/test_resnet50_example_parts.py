@@ -29,6 +29,7 @@ from resnet50 import (
     weights,
 )
 from resnet50 import devices as train_devices
+from resnet50.display import Display
 from resnet50.errors import UserError
 from safetensors import numpy as safetensors
 from tensorboardX.proto import event_pb2
@@ -173,12 +174,12 @@ def events(folder: pathlib.Path) -> list[Any]:
 
 def test_metrics_stand_once_after_a_resumption(tmp_path: pathlib.Path) -> None:
     console = example.silent_console()
-    killed = metrics.Recorder(tmp_path, 0, console)
+    killed = metrics.Recorder(tmp_path, 0, Display(console))
     for step in (10, 20, 30):
         killed.write(step, "train", {"loss": float(step)})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 40, "ki')  # killed while writing
-    resumed = metrics.Recorder(tmp_path, 20, console)
+    resumed = metrics.Recorder(tmp_path, 20, Display(console))
     resumed.write(30, "train", {"loss": 33.0, "top1": 0.5})
     killed.close()
     resumed.close()
@@ -199,13 +200,15 @@ def test_metrics_stand_once_after_a_resumption(tmp_path: pathlib.Path) -> None:
         file.write('{"step": 21, "kind": "tr\n{"step": 22, "kind": "train"}\n')
     assert metrics.read(tmp_path / metrics.FILE)[-1] == {"step": 22, "kind": "train"}
     assert metrics.was_evaluated(tmp_path / metrics.FILE, 20) is False
-    assert metrics.Recorder(tmp_path, 0, console).close() is None  # a new run in an old folder
+    assert (
+        metrics.Recorder(tmp_path, 0, Display(console)).close() is None
+    )  # a new run in an old folder
     assert metrics.read(tmp_path / "metrics.jsonl") == []
 
 
 def test_metrics_survive_a_full_disk(tmp_path: pathlib.Path) -> None:
     console = example.silent_console()
-    recorder = metrics.Recorder(tmp_path, 0, console)
+    recorder = metrics.Recorder(tmp_path, 0, Display(console))
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     recorder.write(1, "train", {"loss": 1.0})

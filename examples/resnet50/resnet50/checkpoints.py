@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
-from rich.console import Console
 
 from resnet50.config import model_from_json
+from resnet50.display import Display
 from resnet50.errors import UserError, first_line
 from resnet50.train_state import TrainState
 
@@ -81,12 +81,12 @@ class Checkpoints:
             )
         return None
 
-    def restore(self, target: TrainState, console: Console) -> Restored | None:
+    def restore(self, target: TrainState, display: Display) -> Restored | None:
         """The last checkpoint that can be read, or None if there are no checkpoints.
 
         Args:
             target: shapes, dtypes and shardings of the state.
-            console: prints messages about unreadable checkpoints, which are moved aside.
+            display: shows messages about unreadable checkpoints, which are moved aside.
 
         Raises:
             UserError: a checkpoint belongs to another network, or none of them can be read.
@@ -109,12 +109,9 @@ class Checkpoints:
                     reason = first_line(error)
             else:
                 reason = "its description is missing"
-            console.print(
+            display.warn(
                 f"the checkpoint of step {step} cannot be read ({reason}); it is moved to"
-                f" {self._damaged}, and the previous one is used",
-                style="bold red",
-                markup=False,
-                emoji=False,
+                f" {self._damaged}, and the previous one is used"
             )
             self._put_aside(step)
         if steps:

@@ -134,7 +134,7 @@ class Trainer:
         if jax.process_index() == 0:
             output = self.config.run.output
             try:
-                self.recorder = Recorder(output, step, self.display.console)
+                self.recorder = Recorder(output, step, self.display)
             except OSError as error:
                 raise UserError(f"metrics cannot be written in {output} ({error}).") from error
         with Stop.on_signals() as stop, self.display.training(step, self.total_steps):
@@ -155,7 +155,7 @@ class Trainer:
             jax.eval_shape(self.programs.initial, key),
         )
         if self.config.run.resume:
-            restored = self.checkpoints.restore(target, self.display.console)
+            restored = self.checkpoints.restore(target, self.display)
             if restored is not None:
                 if restored.step > self.total_steps:
                     raise UserError(

@@ -7,11 +7,11 @@ import pathlib
 import time
 from typing import Any, Final
 
-from rich.console import Console
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 from tensorboardX.summary import scalar
 
+from resnet50.display import Display
 from resnet50.errors import first_line
 
 # Its members are created at import time, so type checkers do not know them.
@@ -26,9 +26,9 @@ class Recorder:
     only once.
     """
 
-    def __init__(self, folder: pathlib.Path, step: int, console: Console) -> None:
+    def __init__(self, folder: pathlib.Path, step: int, display: Display) -> None:
         self._path = folder / FILE
-        self._console = console
+        self._display = display
         self._failed = False
         kept = [line for line in read(self._path) if line["step"] <= step] if step else []
         temporary = self._path.with_suffix(".tmp")
@@ -55,12 +55,9 @@ class Recorder:
             self._failed = False
         except OSError as error:
             if not self._failed:
-                self._console.print(
+                self._display.warn(
                     f"metrics cannot be written ({first_line(error)}); training continues without"
-                    " them",
-                    style="bold red",
-                    markup=False,
-                    emoji=False,
+                    " them"
                 )
             self._failed = True
 
