@@ -28,8 +28,9 @@ struct ColumnRuns {
 
   explicit ColumnRuns(const Plan& plan)
       : count(plan.rows_joined),
-        length(plan.columns / plan.rows_joined / plan.shape.channels),
-        stride(plan.columns / plan.rows_joined) {}
+        length(plan.layout == Plan::Layout::kChannelsLast ? plan.shape.inner
+                                                          : 1),
+        stride(plan.shape.channels * length) {}
 };
 
 // One value for each group and column.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -82,7 +83,14 @@ void Run(ThreadPool& pool, int64_t max_threads, std::vector<Phase> phases) {
   auto control = std::make_shared<Control>(std::move(phases),
                                            std::max<int64_t>(1, threads));
   for (int64_t t = 1; t < threads; ++t) {
-    pool.Schedule([control, t] { control->Work(t); });
+    // Scheduling allocates memory. If there is none, fewer threads do the work,
+    // each of which visits all shares. The exception must not pass: the threads
+    // that have begun read what the caller would destroy.
+    try {
+      pool.Schedule([control, t] { control->Work(t); });
+    } catch (const std::exception&) {
+      break;
+    }
   }
   control->Work(0);
 }

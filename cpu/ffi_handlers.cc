@@ -1,10 +1,6 @@
 #include "cpu/ffi_handlers.h"
 
-#include <exception>
 #include <functional>
-#include <new>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 #include "cpu/executor.h"
@@ -43,31 +39,16 @@ class CpuBackend {
 
   // Defines Forward, Backward and so on, as calls of the functions of these
   // names in cpu/operations.h.
-#define BNAR_RUN_ON_POOL(name, ...)                    \
-  template <typename... Args>                          \
-  ffi::Error name(const Args&... args) {               \
-    return Caught([&] { cpu::name(pool_, args...); }); \
+#define BNAR_RUN_ON_POOL(name, ...)      \
+  template <typename... Args>            \
+  ffi::Error name(const Args&... args) { \
+    cpu::name(pool_, args...);           \
+    return ffi::Error::Success();        \
   }
   BNAR_FOR_EACH_OPERATION(BNAR_RUN_ON_POOL)
 #undef BNAR_RUN_ON_POOL
 
  private:
-  // Turns exceptions into errors, because none may leave a handler.
-  template <typename F>
-  static ffi::Error Caught(F f) {
-    try {
-      f();
-    } catch (const std::bad_alloc&) {
-      return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                        "jax_bnar: not enough memory for per-channel sums");
-    } catch (const std::invalid_argument& e) {
-      return ffi::Error::InvalidArgument(e.what());
-    } catch (const std::exception& e) {
-      return ffi::Error::Internal(std::string("jax_bnar: ") + e.what());
-    }
-    return ffi::Error::Success();
-  }
-
   XlaThreadPool pool_;
 };
 

@@ -87,8 +87,8 @@ Phase NormalisePass(const Context& context, const NormaliseBuffers<N>& buffers,
   return ElementwisePhase(
       context,
       [=, &kernels](int64_t group, const RowsTile& tile, int64_t in_group,
-                    bool whole) {
-        kernels.rows_normalise(tile, args_at(group, in_group, 0, whole));
+                    int64_t column, bool whole) {
+        kernels.rows_normalise(tile, args_at(group, in_group, column, whole));
       },
       [=, &context, &kernels](int64_t group, int64_t count, int64_t in_group,
                               int64_t column) {

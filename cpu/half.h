@@ -1,4 +1,5 @@
-// Scalar conversions of 16-bit floats, for instruction sets that have none.
+// The storage types of 16-bit floats, and scalar conversions of float16 on any
+// processor. The kernels convert vectors (cpu/isa/convert.h).
 
 #ifndef JAX_BNAR_CPU_HALF_H_
 #define JAX_BNAR_CPU_HALF_H_

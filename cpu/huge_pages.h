@@ -18,7 +18,8 @@ constexpr int64_t kSmallestAdvisedBytes = 2 * kHugePageBytes;
 //
 // It asks for the whole huge pages within the array, from the first that is not
 // in memory yet. It does nothing if `array` is null or has fewer than
-// kSmallestAdvisedBytes, unless UsesHugePages(), and where the kernel refuses.
+// kSmallestAdvisedBytes, if UsesHugePages() is false, or where the kernel
+// refuses.
 // Throws std::invalid_argument if WrongHugePages() is not empty.
 void AdviseHugePages(void* array, int64_t bytes);
 

@@ -100,15 +100,17 @@ class PaddedInputs {
   PerInput<Padded, N> all_;
 };
 
-// Processes the tail of a group, a single row that is shorter than the others.
-// Calls whole(tile) for its whole vectors, which are used in place, and
-// padded(count, column) for what remains, which needs a padded vector.
+// Processes columns of the tail of a group, a single row that is shorter than
+// the others. Calls whole(tile, column) for its whole vectors, which are used
+// in place, and padded(count, column) for what remains, which needs a padded
+// vector.
 template <typename Whole, typename PaddedCall>
-void RunTail(const Plan& plan, Whole whole, PaddedCall padded) {
-  const int64_t vectors = plan.tail / kLanes * kLanes;
-  const int64_t rest = plan.tail - vectors;
-  if (vectors > 0) whole(RowsTile{1, vectors, plan.columns});
-  if (rest > 0) padded(rest, vectors);
+void RunTail(const Plan& plan, const Range& columns, Whole whole,
+             PaddedCall padded) {
+  const int64_t vectors = columns.size() / kLanes * kLanes;
+  const int64_t rest = columns.size() - vectors;
+  if (vectors > 0) whole(RowsTile{1, vectors, plan.columns}, columns.begin);
+  if (rest > 0) padded(rest, columns.begin + vectors);
 }
 
 constexpr RowsTile kOneVector{1, kLanes, kLanes};
@@ -119,7 +121,8 @@ inline int64_t RowStart(const Plan& plan, int64_t row) {
   return row * plan.columns;
 }
 
-// One task of a reduction: a chunk of rows by a slab of columns, or the tail.
+// One task of a reduction: a chunk of rows by a slab of columns, or a piece of
+// the tail.
 struct ReductionTask {
   int64_t group;
   bool is_tail;
@@ -133,9 +136,11 @@ inline ReductionTask ReductionTaskAt(const Plan& plan, int64_t task) {
   ReductionTask t{};
   t.group = task / per_group;
   const int64_t in_group = task % per_group;
-  t.is_tail = in_group == plan.num_chunks * plan.num_slabs;
+  const int64_t piece = in_group - plan.num_chunks * plan.num_slabs;
+  t.is_tail = piece >= 0;
   if (t.is_tail) {
     t.partial = plan.num_chunks;
+    t.columns = plan.TailColumns(piece);
     return t;
   }
   t.partial = in_group / plan.num_slabs;
@@ -188,11 +193,12 @@ inline Padded PaddedSaved(const Context& context, Gate gate, int64_t count) {
 
 // The phase of an elementwise pass. `in_group` is the index in the group of the
 // first element of a call. The phase calls
-//   rows(group, tile, in_group, whole)       for whole vectors; if `whole` is
-//                                            true, they are all aligned if the
-//                                            array is
-//   padded(group, count, in_group, column)   for fewer elements than a vector
-//   planes(group, tile, in_group, channel)   for planes
+//   rows(group, tile, in_group, column, whole)   for whole vectors; if `whole`
+//                                                is true, they are all aligned
+//                                                if the array is
+//   padded(group, count, in_group, column)       for fewer elements than a
+//                                                vector
+//   planes(group, tile, in_group, channel)       for planes
 template <typename OnRows, typename OnPadded, typename OnPlanes>
 Phase ElementwisePhase(const Context& context, OnRows rows, OnPadded padded,
                        OnPlanes planes) {
@@ -201,10 +207,13 @@ Phase ElementwisePhase(const Context& context, OnRows rows, OnPadded padded,
   const auto run = [=, &plan](int64_t index) {
     const int64_t group = index / per_group;
     const int64_t block = index % per_group;
-    if (block == plan.num_blocks) {
+    if (block >= plan.num_blocks) {
       const int64_t start = RowStart(plan, plan.rows);
       RunTail(
-          plan, [&](const RowsTile& tile) { rows(group, tile, start, false); },
+          plan, plan.TailColumns(block - plan.num_blocks),
+          [&](const RowsTile& tile, int64_t column) {
+            rows(group, tile, start + column, column, false);
+          },
           [&](int64_t count, int64_t column) {
             padded(group, count, start + column, column);
           });
@@ -213,7 +222,7 @@ Phase ElementwisePhase(const Context& context, OnRows rows, OnPadded padded,
     const Range range = plan.Block(block);
     if (plan.layout == Plan::Layout::kChannelsLast) {
       rows(group, RowsTile{range.size(), plan.columns, plan.columns},
-           RowStart(plan, range.begin), true);
+           RowStart(plan, range.begin), 0, true);
       return;
     }
     for (int64_t p = range.begin; p < range.end;) {
@@ -248,7 +257,10 @@ Phase ReductionPhase(const Context& context, OnRows rows, OnPadded padded,
     if (task.is_tail) {
       const int64_t start = RowStart(plan, plan.rows);
       RunTail(
-          plan, [&](const RowsTile& tile) { rows(task, tile, start, 0); },
+          plan, task.columns,
+          [&](const RowsTile& tile, int64_t column) {
+            rows(task, tile, start + column, column);
+          },
           [&](int64_t count, int64_t column) {
             padded(task, count, start + column, column);
           });

@@ -22,7 +22,8 @@ constexpr int64_t kManyRows = 16;
 constexpr int64_t kMinColumns = 64;
 // There are at most kMaxChunks chunks of rows, each of at least kMinChunkRows
 // rows, and at most kFewChunks while they would be shorter than kFewChunkRows.
-// So partial sums stay a few percent of the data.
+// So the partial sums of many rows are a few percent of the data (of 64 rows in
+// 16 bits an eighth). Those of a few rows can be several times as large.
 constexpr int64_t kMaxChunks = 64;
 constexpr int64_t kMinChunkRows = 64;
 constexpr int64_t kFewChunks = 32;
@@ -52,9 +53,12 @@ void CutRows(Plan* plan, int64_t item_size) {
          plan->rows_joined * 2 * kMinChunkRows <= shape.rows) {
     plan->rows_joined *= 2;
   }
-  plan->columns = plan->rows_joined * width;
+  // Of fewer rows there is only a tail, which needs no more columns than it has
+  // elements.
   plan->rows = shape.rows / plan->rows_joined;
   plan->tail = (shape.rows % plan->rows_joined) * width;
+  plan->rows_joined = std::min(plan->rows_joined, shape.rows);
+  plan->columns = RoundUp(plan->rows_joined * width, kLanes);
   plan->chunk_rows = RoundUp(
       std::max({kMinChunkRows, CeilDiv(plan->rows, kMaxChunks),
                 std::min(CeilDiv(plan->rows, kFewChunks), kFewChunkRows)}),
@@ -62,6 +66,8 @@ void CutRows(Plan* plan, int64_t item_size) {
   plan->num_chunks = CeilDiv(plan->rows, plan->chunk_rows);
   plan->block = std::max<int64_t>(1, kBlockBytes / (plan->columns * item_size));
   plan->num_blocks = CeilDiv(plan->rows, plan->block);
+  plan->tail_piece = RoundUp(kBlockBytes / item_size, kLanes);
+  plan->num_tail_pieces = CeilDiv(plan->tail, plan->tail_piece);
 }
 
 void CutPlanes(Plan* plan, int64_t item_size) {
@@ -92,6 +98,10 @@ Range Plan::SlabColumns(int64_t slab) const {
 Range Plan::Block(int64_t block_index) const {
   return Cut(block_index, block,
              layout == Layout::kChannelsLast ? rows : planes_per_group());
+}
+
+Range Plan::TailColumns(int64_t piece) const {
+  return Cut(piece, tail_piece, tail);
 }
 
 Plan MakePlan(const Shape& shape, int64_t item_size) {

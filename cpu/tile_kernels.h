@@ -56,9 +56,9 @@ struct NormaliseArgs {
   bool fits_cache;
 };
 
-// With kX the gate is sum_i (x_i - mean_i) * a_i + bias > 0. With another
-// activation than ReLU, e is dy times its derivative, and with kZ, `saved` is
-// added to that sum.
+// With kX the gate is sum_i (x_i - mean_i) * a_i + bias > 0, rounded to the
+// dtype of y. With another activation than ReLU, e is dy times its derivative,
+// and with kZ, `saved` is added to that sum.
 template <int N>
 struct ReduceArgs {
   const void* dy;

@@ -20,7 +20,7 @@ class CudaBackend : public cuda::FfiBackend {
 };
 
 // XLA calls this before each run of a program, not once: the attributes are set
-// for a device the first time.
+// for a device the first time (from the 65th device on, every time).
 cudaError_t PrepareKernelsOnce() {
   static std::atomic<uint64_t> prepared{0};  // a bit for each device
   int device = 0;

@@ -232,7 +232,9 @@ void FfiCall::RequireActivation(Activation activation) {
 }
 
 void FfiCall::RequireMaskable(Activation activation) {
-  if (!activation.is_piecewise_linear()) {
+  if (activation.kind == ActivationKind::kNone) {
+    Fail("attribute save_mask must be false without an activation");
+  } else if (!activation.is_piecewise_linear()) {
     Fail(
         "attribute save_mask must be false with this activation, whose"
         " derivative does not follow from a bit");
@@ -240,6 +242,10 @@ void FfiCall::RequireMaskable(Activation activation) {
 }
 
 void FfiCall::RequireGateOf(Activation activation, Gate gate) {
+  if (activation.kind == ActivationKind::kNone && gate != Gate::kNone) {
+    Fail("attribute gate must be 'none' without an activation");
+    return;
+  }
   if (gate == Gate::kZ && activation.is_piecewise_linear()) {
     Fail(
         "attribute gate must not be 'z' with this activation, whose derivative"

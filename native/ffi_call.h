@@ -57,19 +57,21 @@ class FfiCall {
   // Scratch memory that the caller never reads: uint8, of `bytes` or more.
   void* Workspace(int64_t bytes);
 
-  // Parse the attribute "none", "x", "y" or "mask", and read the operand that
-  // this gate needs.
+  // Parse the attribute "none", "x", "y", "z" or "mask", and read the operand
+  // that this gate needs.
   Gate ParseGate(std::string_view gate);
-  Gate ParseDualGate(std::string_view gate);  // without "none"
+  Gate ParseDualGate(std::string_view gate);  // without "none" and "z"
   const void* Saved(Gate gate);
   Activation ParseActivation(std::string_view activation,
                              double negative_slope);
-  // Note an error unless the activation is ReLU or none, for a y that is not
-  // like x; is one, as two inputs need; has a derivative that a mask can hold;
-  // has one that the gate finds.
+  // These note an error. With outputs of another dtype than x, the activation
+  // must be ReLU or none.
   void RequireReluUnlessLikeX(Activation activation);
+  // Two inputs must have an activation.
   void RequireActivation(Activation activation);
+  // With a mask, the derivative of the activation must follow from a bit.
   void RequireMaskable(Activation activation);
+  // The derivative of the activation must follow from what the gate reads.
   void RequireGateOf(Activation activation, Gate gate);
   double CheckEpsilon(double epsilon);
 

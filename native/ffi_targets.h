@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "native/caught.h"
 #include "native/ffi_operations.h"
 #include "native/operations.h"
 #include "xla/ffi/api/ffi.h"
@@ -239,7 +240,7 @@ class FfiTargets {
 
 #define BNAR_DEFINE_HANDLER(name, python, suffix, Backend, context, ...) \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(                                         \
-      name##suffix, FfiTargets<Backend>::name,                           \
+      name##suffix, Caught<FfiTargets<Backend>::name>::Call,             \
       FfiTargets<Backend>::Bind##name(context), ##__VA_ARGS__);
 
 // Defines the handlers Forward<suffix>, DualForward<suffix> and so on. The

@@ -1,5 +1,6 @@
-// The arithmetic of channels, written once for the CPU and the GPU: the merge
-// of partial statistics and the constants of the elementwise passes.
+// The arithmetic of channels: the constants of the elementwise passes, written
+// once for the CPU and the GPU, and the merge of partial statistics on the CPU.
+// (On the GPU all blocks sum around one origin, and their sums are added.)
 
 #ifndef JAX_BNAR_NATIVE_NUMERICS_H_
 #define JAX_BNAR_NATIVE_NUMERICS_H_
@@ -14,9 +15,8 @@
 namespace jax_bnar {
 
 // Merges the sum and the squared deviations of n elements into those of m
-// others (Youngs and Cramer 1971). The merge is exact where the sums are. The
-// sums are taken around an origin near the mean; otherwise float64 data would
-// lose the digits of mean/std here.
+// others (Youngs and Cramer 1971). The sums are taken around an origin near the
+// mean; otherwise float64 data would lose the digits of mean/std here.
 template <typename A>
 BNAR_HOST_DEVICE void MergeStatistics(A m, A n, A sum_b, A m2_b, A* sum,
                                       A* m2) {
@@ -44,7 +44,8 @@ BNAR_HOST_DEVICE A MeanOf(A origin, double sum, double count) {
 
 template <typename A>
 BNAR_HOST_DEVICE A VarianceOf(double m2, double count) {
-  // Rounding in the merge may make m2 of a constant channel negative.
+  // What SquaredDeviations computed may be negative, by rounding, where the
+  // elements hardly differ.
   return static_cast<A>(m2 < 0 ? 0.0 : m2 / count);
 }
 

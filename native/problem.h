@@ -133,9 +133,10 @@ struct GradientBuffers {
 
 // The operands of one input follow.
 
-// With Gate::kX or kZ the gate is sum_i (x_i - mean_i) * a_i + bias > 0, with
-// the multipliers a_i of forward (Multiplier in native/numerics.h) and the sum
-// of all biases. Otherwise var, scale and bias are absent.
+// With Gate::kX or kZ the gate is sum_i (x_i - mean_i) * a_i + bias > 0,
+// rounded to the dtype of y, with the multipliers a_i of forward (Multiplier in
+// native/numerics.h) and the sum of all biases. Otherwise var, scale and bias
+// are absent.
 struct ReduceOperands {
   VectorOperand mean;
   VectorOperand var;

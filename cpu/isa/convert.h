@@ -5,6 +5,9 @@
 #ifndef JAX_BNAR_CPU_ISA_CONVERT_H_
 #define JAX_BNAR_CPU_ISA_CONVERT_H_
 
+#include <limits>
+#include <type_traits>
+
 #include "cpu/isa/simd.h"
 
 namespace jax_bnar::cpu::BNAR_ISA {
@@ -98,6 +101,14 @@ BNAR_INLINE Part<float>::Half FromUpperHalves(const Widened& bits) {
   return half;
 #endif
 }
+
+// Whether RoundToBFloat16 takes some NaNs for numbers. Instructions that
+// convert do not.
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr bool kRoundingNeedsQuietNaNs = false;
+#else
+constexpr bool kRoundingNeedsQuietNaNs = true;
+#endif
 
 // Rounds the bits of floats to bfloat16 to nearest, ties to even.
 BNAR_INLINE Part<float>::Half RoundToBFloat16(const Widened& v) {
@@ -249,7 +260,8 @@ BNAR_INLINE Stored<T> EachPart(const Vec<Accumulator<T>>& v, F f) {
 // Rounds to nearest, ties to even. This is the only rounding of a result. A NaN
 // that is rounded to bfloat16 must have its payload in the upper 16 bits only,
 // or rounding would carry it into the sign. That holds for NaNs from bfloat16
-// arrays, and ColumnVector ensures it for those from vectors.
+// arrays; ColumnVector ensures it for those from vectors, and QuietNaNs for
+// those from float32 arrays.
 template <typename T>
 BNAR_INLINE Stored<T> Round(const Vec<Accumulator<T>>& v) {
   return EachPart<T>(v, [](const Widened& bits) BNAR_LAMBDA {
@@ -259,6 +271,24 @@ BNAR_INLINE Stored<T> Round(const Vec<Accumulator<T>>& v) {
       return RoundToFloat16(bits);
     }
   });
+}
+
+// Makes every NaN of elements `Out` one that Round<In> leaves a NaN.
+template <typename In, typename Out, typename A>
+BNAR_INLINE Vec<A> QuietNaNs(const Vec<A>& v) {
+  if constexpr (kRoundingNeedsQuietNaNs && std::is_same_v<In, BFloat16> &&
+                !std::is_same_v<Out, BFloat16>) {
+    Vec<A> r;
+    BNAR_UNROLL
+    for (int i = 0; i < Part<A>::kCount; ++i) {
+      using Float = typename Part<A>::Float;
+      const Float quiet = Float{} + std::numeric_limits<A>::quiet_NaN();
+      r.part[i] = v.part[i] == v.part[i] ? v.part[i] : quiet;
+    }
+    return r;
+  } else {
+    return v;
+  }
 }
 
 // Narrows what Load widened, which is exact, subnormal numbers included.

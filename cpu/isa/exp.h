@@ -144,9 +144,9 @@ BNAR_INLINE V AtMost(A limit, const V& x) {
       x);
 }
 
-// The sum of coefficients[i] * r^(i - kFirst) for i from kFirst on to kFirst +
-// kCount. Its halves are summed side by side (Estrin's scheme), which makes the
-// chain of steps shorter than Horner's.
+// The sum of coefficients[i] * r^(i - kFirst) for kFirst <= i < kFirst +
+// kCount. Its first 2, 4 or 8 terms and the others are summed side by side
+// (Estrin's scheme), which makes the chain of steps shorter than Horner's.
 template <int kFirst, int kCount, typename V>
 BNAR_INLINE V Polynomial(const double* coefficients, const V& r) {
   using A = typename V::A;
@@ -172,8 +172,9 @@ BNAR_INLINE V Polynomial(const double* coefficients, const V& r) {
 // would keep a structure of both in memory.) They follow from
 //   -u = n*ln(2) - r with an integer n and |r| <= ln(2)/2
 //   e^-u = 2^n * (1 - r + r^2 * (1/2! - r/3! + ...))
-// The power is 0 where e^-u is below the smallest normal number, and infinite
-// from half of the first power of 2 that is infinite on. The part of r that its
+// The power is 0 where e^-u is below the smallest normal number over sqrt(2),
+// and infinite where it is above the first power of 2 that is infinite over
+// sqrt(2), because n is -u/ln(2) to nearest. The part of r that its
 // rounding to one number would lose is added at the end (as in fdlibm's
 // e_exp.c).
 template <typename V>
@@ -205,7 +206,8 @@ BNAR_INLINE void FactorsOfExpOfNegated(const V& given, V* above_one, V* power) {
       n + (C::kInteger + C::kBias));
 }
 
-// e^-u with an error below 1 ulp of T (tests/native/curves_test.cc).
+// e^-u with an error below 1 ulp of T (tests/native/curves_test.cc), between
+// the ends where FactorsOfExpOfNegated gives 0 or infinity.
 template <typename V>
 BNAR_INLINE V ExpOfNegated(const V& u) {
   V above_one, power;

@@ -58,17 +58,29 @@ void WithNormaliseFlags(const NormaliseArgs<N>& args, F f) {
   });
 }
 
-// Calls f(residual, non_temporal) with integral constants.
+// Calls f(gate, residual, non_temporal) with integral constants.
 template <int N, typename F>
-void WithResidual(const ReduceArgs<N>& args, F f) {
-  if constexpr (kHasEveryForm<N>) {
-    if (args.dz != nullptr) {
-      return WithBool(args.non_temporal, [&](auto non_temporal) {
-        f(Bool<true>(), non_temporal);
-      });
+void WithReduceFlags(const ReduceArgs<N>& args, F f) {
+  WithGate<kHasEveryForm<N>>(args.gate, [&](auto gate) {
+    if constexpr (kHasEveryForm<N>) {
+      if (args.dz != nullptr) {
+        return WithBool(args.non_temporal, [&](auto non_temporal) {
+          f(gate, Bool<true>(), non_temporal);
+        });
+      }
     }
-  }
-  f(Bool<false>(), Bool<false>());
+    f(gate, Bool<false>(), Bool<false>());
+  });
+}
+
+// Calls f(gate, non_temporal) with integral constants. Two inputs have no gate
+// here either if the sums have left e in dx, as they do for some activations.
+template <int N, typename F>
+void WithApplyFlags(const ApplyArgs<N>& args, F f) {
+  WithGate<true>(args.gate, [&](auto gate) {
+    WithBool(args.non_temporal,
+             [&](auto non_temporal) { f(gate, non_temporal); });
+  });
 }
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

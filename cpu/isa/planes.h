@@ -118,31 +118,31 @@ class SumOfRuns {
 };
 
 // ForEachVector for a pass that sums, of a segment that begins at `begin`:
-// calls full(i, p), where p is one of kSums in turn, last(i, n) for a last
+// calls full(i, k), where k is one of kSums in turn, last(i, n) for a last
 // vector of which only the last n lanes are new, and end_run(). Without kInRuns
 // the segment is one run, for passes whose sums leave no registers for those of
-// a segment. p is a constant, because the compiler keeps an array that is
+// a segment. k is a constant, because the compiler keeps an array that is
 // indexed by a variable in memory.
 template <typename T, bool kInRuns, typename Full, typename Last,
           typename EndRun>
 BNAR_INLINE void ForEachSummand(int64_t begin, int64_t size, Full full,
                                 Last last, EndRun end_run) {
   using A = Accumulator<T>;
-  constexpr int64_t kLanes = kVecLanes<A>;
+  constexpr int64_t kStep = kVecLanes<A>;
   const int64_t end = begin + size;
   int64_t i = begin;
   do {
     const int64_t end_of_run =
-        kInRuns ? std::min(i + kRun * kSums<A> * kLanes, end) : end;
+        kInRuns ? std::min(i + kRun * kSums<A> * kStep, end) : end;
     if constexpr (kSums<A> == 2) {
-      for (; i + 2 * kLanes <= end_of_run; i += 2 * kLanes) {
+      for (; i + 2 * kStep <= end_of_run; i += 2 * kStep) {
         full(i, Constant<0>());
-        full(i + kLanes, Constant<1>());
+        full(i + kStep, Constant<1>());
       }
     }
-    for (; i + kLanes <= end_of_run; i += kLanes) full(i, Constant<0>());
+    for (; i + kStep <= end_of_run; i += kStep) full(i, Constant<0>());
     if (i < end_of_run) {
-      last(end - kLanes, static_cast<int>(end - i));
+      last(end - kStep, static_cast<int>(end - i));
       i = end;
     }
     end_run();

@@ -29,7 +29,7 @@ void Apply(const PlanesTile& tile, const ApplyArgs<N>& args) {
       ahead.template OfBackward<kGate>(dy, x, saved, at);
       const auto centred = vectors.Centred(
           [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
-      const Vec<A> e = e_of(centred);
+      const Vec<A> e = QuietNaNs<In, Out>(e_of(centred));
       ForEachInput<N>([&](auto input) BNAR_LAMBDA {
         StoreResult<In, kNonTemporal>(
             dx[input] + at, GradientElements<In>(gradient, input, e, centred));
@@ -67,12 +67,8 @@ void PlanesApply(const PlanesTile& tile, const ApplyArgs<N>& args) {
       return PlanesApplyCurve<In, N>(tile, args);
     }
   }
-  // Two inputs have no gate here either if the sums have left e in dx, as they
-  // do for some activations.
-  WithGate<true>(args.gate, [&](auto gate) {
-    WithBool(args.non_temporal, [&](auto non_temporal) {
-      Apply<In, Out, N, gate.value, non_temporal.value>(tile, args);
-    });
+  WithApplyFlags(args, [&](auto gate, auto non_temporal) {
+    Apply<In, Out, N, gate.value, non_temporal.value>(tile, args);
   });
 }
 

@@ -7,96 +7,74 @@
 #include "cpu/isa/inputs.h"
 #include "cpu/isa/kernels.h"
 #include "cpu/isa/planes.h"
+#include "cpu/isa/strip_passes.h"
 #include "cpu/isa/strips.h"
 
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-// Elements [begin, begin + size) of the tile, in a plane that ends before
-// `end`.
+// The constants of a plane, whatever the column is. They are made in place and
+// never copied: GCC 12 copies vectors of two registers through the stack.
+template <typename Vectors>
+struct OfWholePlane {
+  Vectors vectors;
+
+  BNAR_INLINE const Vectors& operator()(int64_t) const { return vectors; }
+};
+
+// Elements [begin, begin + count) of a tile, in a plane that ends before `end`.
+// The last vector of a plane may begin earlier than where the one before it
+// ends.
 struct PlaneStrip {
+  int64_t plane;
   int64_t begin;
-  int64_t size;
+  int64_t count;
   int64_t end;
+  int64_t mask_bit;  // of the tile
+
+  template <typename A>
+  int64_t Size() const {
+    return (count + kVecLanes<A> - 1) / kVecLanes<A> * kVecLanes<A>;
+  }
+
+  template <typename A, typename F>
+  BNAR_INLINE void ForEachVector(F element) const {
+    const int64_t last = end - kVecLanes<A>;
+    for (int64_t i = 0; i < count; i += kVecLanes<A>) {
+      element(std::min(begin + i, last), plane, i);
+    }
+  }
+
+  template <Gate kGate, typename A, int N>
+  BNAR_INLINE auto Inputs(const InputColumns<A, N>& of_inputs) const {
+    return OfWholePlane<InputVectors<A, N>>{
+        of_inputs.template OfPlane<kGate>(plane)};
+  }
+
+  template <typename A, int N>
+  BNAR_INLINE auto Gradients(const GradientColumns<A, N>& of_inputs) const {
+    return OfWholePlane<GradientVectors<A, N>>{of_inputs.OfPlane(plane)};
+  }
+
+  template <typename A>
+  BNAR_INLINE uint32_t ReadMask(const uint8_t* mask, int64_t at) const {
+    return ReadBits(mask, mask_bit + at, kVecLanes<A>);
+  }
+
+  template <typename A>
+  BNAR_INLINE void WriteMask(uint8_t* mask, int64_t at, uint32_t bits) const {
+    WriteBits(mask, mask_bit + at, kVecLanes<A>, bits);
+  }
 };
 
 // Calls strip(PlaneStrip) for all of a plane that begins at `first`.
 template <typename F>
-BNAR_INLINE void ForEachStrip(int64_t first, int64_t size, F strip) {
-  for (int64_t begin = 0; begin < size; begin += kStrip) {
-    strip(PlaneStrip{first + begin, std::min(kStrip, size - begin),
-                     first + size});
+BNAR_INLINE void ForEachStrip(PlanesTile tile, int64_t plane, int64_t first,
+                              F strip) {
+  for (int64_t begin = 0; begin < tile.size; begin += kStrip) {
+    strip(PlaneStrip{plane, first + begin, std::min(kStrip, tile.size - begin),
+                     first + tile.size, tile.mask_bit});
   }
-}
-
-// Calls vector(at, i) for each vector of a strip, where `at` is the index of
-// its first element in the tile, and i in the strip's buffer. The last vector
-// of a plane may begin earlier than where the one before it ends.
-template <typename A, typename F>
-BNAR_INLINE void ForEachVectorOf(const PlaneStrip& strip, F vector) {
-  const int64_t last = strip.end - kVecLanes<A>;
-  for (int64_t i = 0; i < strip.size; i += kVecLanes<A>) {
-    vector(std::min(strip.begin + i, last), i);
-  }
-}
-
-// The size of a strip's buffer that a function takes.
-template <typename A>
-int64_t WholeVectors(const PlaneStrip& strip) {
-  return (strip.size + kVecLanes<A> - 1) / kVecLanes<A> * kVecLanes<A>;
-}
-
-// Writes the values before the activation to u.
-template <typename T, int N, typename Args, typename F,
-          typename A = Accumulator<T>>
-BNAR_INLINE void Preactivations(int64_t plane, const PlaneStrip& strip,
-                                const Args& args, const void* residual, F as,
-                                A* u) {
-  const Pointers<const T, N> x(args.x);
-  const T* z = static_cast<const T*>(residual);
-  const auto vectors =
-      InputColumns<A, N>(args).template OfPlane<Gate::kX>(plane);
-  ForEachVectorOf<A>(strip, [&](int64_t at, int64_t i) BNAR_LAMBDA {
-    Vec<A> value = vectors.Normalised(vectors.Centred(
-        [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); }));
-    if (kHasEveryForm<N> && z != nullptr) value = value + Load(z + at);
-    StoreLanes(u + i, as(value));
-  });
-}
-
-// Writes the derivatives of the activation to `derivatives`.
-template <typename T, int N, typename Args, typename A = Accumulator<T>>
-void Derivatives(int64_t plane, const PlaneStrip& strip, int64_t mask_bit,
-                 const Args& args, A* derivatives) {
-  const Activation activation = args.activation;
-  switch (args.gate) {
-    case Gate::kNone:
-      return;  // has no activation
-    case Gate::kX:
-    case Gate::kZ:
-      Preactivations<T, N>(
-          plane, strip, args, args.saved,
-          [&](const Vec<A>& u)
-              BNAR_LAMBDA { return AsSaved<T>(activation, u); },
-          derivatives);
-      break;
-    case Gate::kY: {
-      const T* y = static_cast<const T*>(args.saved);
-      ForEachVectorOf<A>(strip, [&](int64_t at, int64_t i) BNAR_LAMBDA {
-        StoreLanes(derivatives + i, Load(y + at));
-      });
-      break;
-    }
-    case Gate::kMask: {
-      const uint8_t* mask = static_cast<const uint8_t*>(args.saved);
-      ForEachVectorOf<A>(strip, [&](int64_t at, int64_t i) BNAR_LAMBDA {
-        const uint32_t bits = ReadBits(mask, mask_bit + at, kVecLanes<A>);
-        StoreLanes(derivatives + i, OfBits<A>(bits));
-      });
-      break;
-    }
-  }
-  Differentiate<Precision<T>>(activation, derivatives, WholeVectors<A>(strip));
 }
 
 }  // namespace
@@ -104,33 +82,13 @@ void Derivatives(int64_t plane, const PlaneStrip& strip, int64_t mask_bit,
 template <typename T, int N>
 void PlanesNormaliseCurve(const PlanesTile& tile,
                           const NormaliseArgs<N>& args) {
-  using A = Accumulator<T>;
-  const Activation activation = args.activation;
-  const bool non_temporal = args.non_temporal;
-  T* y = static_cast<T*>(args.y);
-  uint8_t* mask = args.mask;
-  const int64_t mask_bit = tile.mask_bit;
-  alignas(64) A values[kStrip];
+  alignas(64) Accumulator<T> values[kStrip];
   ForEachPlane(tile, [&](int64_t p, int64_t first) BNAR_LAMBDA {
-    ForEachStrip(first, tile.size, [&](const PlaneStrip& strip) BNAR_LAMBDA {
-      Preactivations<T, N>(
-          p, strip, args, args.z, [](const Vec<A>& u) BNAR_LAMBDA { return u; },
-          values);
-      Activate<Precision<T>>(activation, values, WholeVectors<A>(strip));
-      ForEachVectorOf<A>(strip, [&](int64_t at, int64_t i) BNAR_LAMBDA {
-        const auto stored = Round<T>(Load(values + i));
-        StoreResult(non_temporal, y + at, stored);
-        if (mask != nullptr) StoreLanes(values + i, Widen<T>(stored));
-      });
-      if (mask == nullptr) return;
-      Differentiate<Precision<T>>(activation, values, WholeVectors<A>(strip));
-      ForEachVectorOf<A>(strip, [&](int64_t at, int64_t i) BNAR_LAMBDA {
-        WriteBits(mask, mask_bit + at, kVecLanes<A>,
-                  BitsOf(Load(values + i), activation.negative_slope));
-      });
+    ForEachStrip(tile, p, first, [&](const PlaneStrip& strip) BNAR_LAMBDA {
+      NormaliseStrip<T, N>(strip, args, values);
     });
   });
-  if (non_temporal) NonTemporalFence();
+  if (args.non_temporal) NonTemporalFence();
 }
 
 template <typename T, int N>
@@ -146,8 +104,8 @@ void PlanesReduceCurve(const PlanesTile& tile, const ReduceArgs<N>& args) {
   ForEachPlane(tile, [&](int64_t p, int64_t first) BNAR_LAMBDA {
     const auto vectors = columns.template OfPlane<Gate::kNone>(p);
     double total_e = 0, total_e_centred[N] = {};
-    ForEachStrip(first, tile.size, [&](const PlaneStrip& strip) BNAR_LAMBDA {
-      Derivatives<T, N>(p, strip, tile.mask_bit, args, derivatives);
+    ForEachStrip(tile, p, first, [&](const PlaneStrip& strip) BNAR_LAMBDA {
+      Derivatives<T, N>(strip, args, derivatives);
       Vec<A> sum[1] = {}, centred_sums[N][1] = {};
       // Adds what keep(values) leaves of a vector.
       const auto add = [&](int64_t at, int64_t i, auto keep) BNAR_LAMBDA {
@@ -163,11 +121,11 @@ void PlanesReduceCurve(const PlanesTile& tile, const ReduceArgs<N>& args) {
         if (dz != nullptr) StoreResult(non_temporal, dz + at, Round<T>(e));
       };
       int64_t i = 0;
-      for (; i + kVecLanes<A> <= strip.size; i += kVecLanes<A>) {
+      for (; i + kVecLanes<A> <= strip.count; i += kVecLanes<A>) {
         add(strip.begin + i, i, [](const Vec<A>& v) BNAR_LAMBDA { return v; });
       }
-      if (i < strip.size) {
-        const int fresh = static_cast<int>(strip.size - i);
+      if (i < strip.count) {
+        const int fresh = static_cast<int>(strip.count - i);
         add(strip.end - kVecLanes<A>, i,
             [&](const Vec<A>& v) BNAR_LAMBDA { return LastLanes(v, fresh); });
       }
@@ -186,33 +144,13 @@ void PlanesReduceCurve(const PlanesTile& tile, const ReduceArgs<N>& args) {
 
 template <typename T, int N>
 void PlanesApplyCurve(const PlanesTile& tile, const ApplyArgs<N>& args) {
-  using A = Accumulator<T>;
-  const bool non_temporal = args.non_temporal;
-  const T* dy = static_cast<const T*>(args.e);
-  const Pointers<const T, N> x(args.x);
-  const Pointers<T, N> dx(args.dx);
-  const InputColumns<A, N> columns(args);
-  const GradientColumns<A, N> gradient_columns(args);
-  const Vec<A> stopping = StoppingDerivative<A>(args.activation);
-  alignas(64) A derivatives[kStrip];
+  alignas(64) Accumulator<T> derivatives[kStrip];
   ForEachPlane(tile, [&](int64_t p, int64_t first) BNAR_LAMBDA {
-    const auto vectors = columns.template OfPlane<Gate::kNone>(p);
-    const auto gradient = gradient_columns.OfPlane(p);
-    ForEachStrip(first, tile.size, [&](const PlaneStrip& strip) BNAR_LAMBDA {
-      Derivatives<T, N>(p, strip, tile.mask_bit, args, derivatives);
-      ForEachVectorOf<A>(strip, [&](int64_t at, int64_t i) BNAR_LAMBDA {
-        const auto centred = vectors.Centred(
-            [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
-        const Vec<A> e =
-            Differentiated(Load(derivatives + i), Load(dy + at), stopping);
-        ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-          StoreResult(non_temporal, dx[input] + at,
-                      GradientElements<T>(gradient, input, e, centred));
-        });
-      });
+    ForEachStrip(tile, p, first, [&](const PlaneStrip& strip) BNAR_LAMBDA {
+      ApplyStrip<T, N>(strip, args, derivatives);
     });
   });
-  if (non_temporal) NonTemporalFence();
+  if (args.non_temporal) NonTemporalFence();
 }
 
 BNAR_INSTANTIATE_CURVE(PlanesNormaliseCurve, PlanesTile, NormaliseArgs)

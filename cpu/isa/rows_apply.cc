@@ -31,9 +31,10 @@ void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
       ahead.template OfBackward<kGate>(dy, x, saved, at);
       const auto centred = vectors.Centred(
           [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
-      const Vec<A> e = Gated<kGate>(dy, saved, at, [&]() BNAR_LAMBDA {
-                         return vectors.Normalised(centred);
-                       }).e;
+      const Vec<A> e =
+          QuietNaNs<In, Out>(Gated<kGate>(dy, saved, at, [&]() BNAR_LAMBDA {
+                               return vectors.Normalised(centred);
+                             }).e);
       ForEachInput<N>([&](auto input) BNAR_LAMBDA {
         StoreResult<In, kNonTemporal>(
             dx[input] + at, GradientElements<In>(gradient, input, e, centred));
@@ -52,12 +53,8 @@ void RowsApply(const RowsTile& tile, const ApplyArgs<N>& args) {
       return RowsApplyCurve<In, N>(tile, args);
     }
   }
-  // Two inputs have no gate here either if the sums have left e in dx, as they
-  // do for some activations.
-  WithGate<true>(args.gate, [&](auto gate) {
-    WithBool(args.non_temporal, [&](auto non_temporal) {
-      Apply<In, Out, N, gate.value, non_temporal.value>(tile, args);
-    });
+  WithApplyFlags(args, [&](auto gate, auto non_temporal) {
+    Apply<In, Out, N, gate.value, non_temporal.value>(tile, args);
   });
 }
 

@@ -7,6 +7,7 @@
 #include "cpu/isa/inputs.h"
 #include "cpu/isa/kernels.h"
 #include "cpu/isa/rows.h"
+#include "cpu/isa/strip_passes.h"
 #include "cpu/isa/strips.h"
 
 namespace jax_bnar::cpu::BNAR_ISA {
@@ -19,27 +20,55 @@ struct RowsStrip {
   int64_t rows;
   int64_t column;
   int64_t columns;
+  int64_t stride;  // of the tile
 
   // The number of rows that fill a strip.
   static int64_t RowsOf(int64_t columns) {
     return std::max<int64_t>(1, kStrip / columns);
   }
-};
 
-// Calls element(index, column, i) for each vector of a strip, where `index` is
-// that of its first element in the tile, and i in the buffer.
-template <typename A, typename F>
-BNAR_INLINE void ForEachVectorOf(const RowsStrip& strip, int64_t stride,
-                                 F element) {
-  // Otherwise Clang compiles a second loop for strips without elements.
-  if (strip.rows <= 0 || strip.columns <= 0) __builtin_unreachable();
-  for (int64_t r = 0; r < strip.rows; ++r) {
-    const int64_t index = (strip.row + r) * stride + strip.column;
-    for (int64_t c = 0; c < strip.columns; c += kVecLanes<A>) {
-      element(index + c, strip.column + c, r * strip.columns + c);
+  template <typename A>
+  int64_t Size() const {
+    return rows * columns;
+  }
+
+  template <typename A, typename F>
+  BNAR_INLINE void ForEachVector(F element) const {
+    // Otherwise Clang compiles a second loop for strips without elements.
+    if (rows <= 0 || columns <= 0) __builtin_unreachable();
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t index = (row + r) * stride + column;
+      for (int64_t c = 0; c < columns; c += kVecLanes<A>) {
+        element(index + c, column + c, r * columns + c);
+      }
     }
   }
-}
+
+  template <Gate kGate, typename A, int N>
+  BNAR_INLINE auto Inputs(const InputColumns<A, N>& of_inputs) const {
+    return [=](int64_t at)
+               BNAR_LAMBDA { return of_inputs.template At<kGate>(at); };
+  }
+
+  template <typename A, int N>
+  BNAR_INLINE auto Gradients(const GradientColumns<A, N>& of_inputs) const {
+    return [=](int64_t at) BNAR_LAMBDA { return of_inputs.At(at); };
+  }
+
+  template <typename A>
+  BNAR_INLINE uint32_t ReadMask(const uint8_t* mask, int64_t at) const {
+    MaskBits<A> bits;
+    std::memcpy(&bits, mask + at / 8, sizeof(bits));
+    return bits;
+  }
+
+  template <typename A>
+  BNAR_INLINE void WriteMask(uint8_t* mask, int64_t at,
+                             uint32_t all_bits) const {
+    const auto bits = static_cast<MaskBits<A>>(all_bits);
+    std::memcpy(mask + at / 8, &bits, sizeof(bits));
+  }
+};
 
 // Calls strip(RowsStrip) for all of a tile, row by row.
 template <typename F>
@@ -49,110 +78,25 @@ BNAR_INLINE void ForEachStrip(RowsTile tile, F strip) {
   for (int64_t r = 0; r < tile.rows; r += rows) {
     for (int64_t c = 0; c < tile.width; c += columns) {
       strip(RowsStrip{r, std::min(rows, tile.rows - r), c,
-                      std::min(columns, tile.width - c)});
+                      std::min(columns, tile.width - c), tile.stride});
     }
   }
-}
-
-// Writes the values before the activation to u.
-template <typename T, int N, typename Args, typename F,
-          typename A = Accumulator<T>>
-BNAR_INLINE void Preactivations(const RowsStrip& strip, int64_t stride,
-                                const Args& args, const void* residual, F as,
-                                A* u) {
-  const Pointers<const T, N> x(args.x);
-  const T* z = static_cast<const T*>(residual);
-  const InputColumns<A, N> columns(args);
-  ForEachVectorOf<A>(
-      strip, stride, [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {
-        const auto vectors = columns.template At<Gate::kX>(column);
-        Vec<A> value = vectors.Normalised(vectors.Centred(
-            [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); }));
-        if (kHasEveryForm<N> && z != nullptr) value = value + Load(z + at);
-        StoreLanes(u + i, as(value));
-      });
-}
-
-// Writes the derivatives of the activation to `derivatives`.
-template <typename T, int N, typename Args, typename A = Accumulator<T>>
-void Derivatives(const RowsStrip& strip, int64_t stride, const Args& args,
-                 A* derivatives) {
-  const Activation activation = args.activation;
-  switch (args.gate) {
-    case Gate::kNone:
-      return;  // has no activation
-    case Gate::kX:
-    case Gate::kZ:
-      Preactivations<T, N>(
-          strip, stride, args, args.saved,
-          [&](const Vec<A>& u)
-              BNAR_LAMBDA { return AsSaved<T>(activation, u); },
-          derivatives);
-      break;
-    case Gate::kY: {
-      const T* y = static_cast<const T*>(args.saved);
-      ForEachVectorOf<A>(strip, stride,
-                         [&](int64_t at, int64_t, int64_t i) BNAR_LAMBDA {
-                           StoreLanes(derivatives + i, Load(y + at));
-                         });
-      break;
-    }
-    case Gate::kMask: {
-      const uint8_t* mask = static_cast<const uint8_t*>(args.saved);
-      ForEachVectorOf<A>(strip, stride,
-                         [&](int64_t at, int64_t, int64_t i) BNAR_LAMBDA {
-                           MaskBits<A> bits;
-                           std::memcpy(&bits, mask + at / 8, sizeof(bits));
-                           StoreLanes(derivatives + i, OfBits<A>(bits));
-                         });
-      break;
-    }
-  }
-  Differentiate<Precision<T>>(activation, derivatives,
-                              strip.rows * strip.columns);
 }
 
 }  // namespace
 
 template <typename T, int N>
 void RowsNormaliseCurve(const RowsTile& tile, const NormaliseArgs<N>& args) {
-  using A = Accumulator<T>;
-  const int64_t stride = tile.stride;
-  const Activation activation = args.activation;
-  const bool non_temporal = args.non_temporal;
-  T* y = static_cast<T*>(args.y);
-  uint8_t* mask = args.mask;
-  alignas(64) A values[kStrip];
+  alignas(64) Accumulator<T> values[kStrip];
   ForEachStrip(tile, [&](const RowsStrip& strip) BNAR_LAMBDA {
-    const int64_t size = strip.rows * strip.columns;
-    Preactivations<T, N>(
-        strip, stride, args, args.z,
-        [](const Vec<A>& u) BNAR_LAMBDA { return u; }, values);
-    Activate<Precision<T>>(activation, values, size);
-    ForEachVectorOf<A>(strip, stride,
-                       [&](int64_t at, int64_t, int64_t i) BNAR_LAMBDA {
-                         const auto stored = Round<T>(Load(values + i));
-                         StoreResult(non_temporal, y + at, stored);
-                         if (mask != nullptr) {
-                           StoreLanes(values + i, Widen<T>(stored));
-                         }
-                       });
-    if (mask == nullptr) return;
-    Differentiate<Precision<T>>(activation, values, size);
-    ForEachVectorOf<A>(
-        strip, stride, [&](int64_t at, int64_t, int64_t i) BNAR_LAMBDA {
-          const auto bits = static_cast<MaskBits<A>>(
-              BitsOf(Load(values + i), activation.negative_slope));
-          std::memcpy(mask + at / 8, &bits, sizeof(bits));
-        });
+    NormaliseStrip<T, N>(strip, args, values);
   });
-  if (non_temporal) NonTemporalFence();
+  if (args.non_temporal) NonTemporalFence();
 }
 
 template <typename T, int N>
 void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<N>& args) {
   using A = Accumulator<T>;
-  const int64_t stride = tile.stride;
   const bool non_temporal = args.non_temporal;
   const T* dy = static_cast<const T*>(args.dy);
   const Pointers<const T, N> x(args.x);
@@ -171,25 +115,22 @@ void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<N>& args) {
     const int64_t rows = RowsStrip::RowsOf(block.columns);
     for (int64_t r = block.begin; r < end; r += rows) {
       const RowsStrip strip{r, std::min(rows, end - r), block.column,
-                            block.columns};
-      Derivatives<T, N>(strip, stride, args, derivatives);
-      ForEachVectorOf<A>(
-          strip, stride,
-          [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {
-            const int64_t c = column - block.column;
-            const auto centred =
-                columns.template At<Gate::kNone>(column).Centred(
-                    [&](auto input)
-                        BNAR_LAMBDA { return Load(x[input] + at); });
-            const Vec<A> e =
-                Differentiated(Load(derivatives + i), Load(dy + at), stopping);
-            StoreLanes(sums + c, Load(sums + c) + e);
-            ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-              A* sum = centred_sums[input] + c;
-              StoreLanes(sum, Load(sum) + e * centred[input]);
-            });
-            if (dz != nullptr) StoreResult(non_temporal, dz + at, Round<T>(e));
-          });
+                            block.columns, tile.stride};
+      Derivatives<T, N>(strip, args, derivatives);
+      strip.template ForEachVector<A>([&](int64_t at, int64_t column,
+                                          int64_t i) BNAR_LAMBDA {
+        const int64_t c = column - block.column;
+        const auto centred = columns.template At<Gate::kNone>(column).Centred(
+            [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
+        const Vec<A> e =
+            Differentiated(Load(derivatives + i), Load(dy + at), stopping);
+        StoreLanes(sums + c, Load(sums + c) + e);
+        ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+          A* sum = centred_sums[input] + c;
+          StoreLanes(sum, Load(sum) + e * centred[input]);
+        });
+        if (dz != nullptr) StoreResult(non_temporal, dz + at, Round<T>(e));
+      });
     }
     HandOver(block, sums, args.sum_e);
     ForEachInput<N>([&](auto input) BNAR_LAMBDA {
@@ -201,34 +142,11 @@ void RowsReduceCurve(const RowsTile& tile, const ReduceArgs<N>& args) {
 
 template <typename T, int N>
 void RowsApplyCurve(const RowsTile& tile, const ApplyArgs<N>& args) {
-  using A = Accumulator<T>;
-  const int64_t stride = tile.stride;
-  const bool non_temporal = args.non_temporal;
-  const T* dy = static_cast<const T*>(args.e);
-  const Pointers<const T, N> x(args.x);
-  const Pointers<T, N> dx(args.dx);
-  const InputColumns<A, N> columns(args);
-  const GradientColumns<A, N> gradient_columns(args);
-  const Vec<A> stopping = StoppingDerivative<A>(args.activation);
-  alignas(64) A derivatives[kStrip];
+  alignas(64) Accumulator<T> derivatives[kStrip];
   ForEachStrip(tile, [&](const RowsStrip& strip) BNAR_LAMBDA {
-    Derivatives<T, N>(strip, stride, args, derivatives);
-    ForEachVectorOf<A>(
-        strip, stride, [&](int64_t at, int64_t column, int64_t i) BNAR_LAMBDA {
-          const auto centred = columns.template At<Gate::kNone>(column).Centred(
-              [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
-          const Vec<A> e =
-              Differentiated(Load(derivatives + i), Load(dy + at), stopping);
-          ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-            // Loaded for one input after the other: those of two inputs, beside
-            // the elements, are more than aarch64 has registers.
-            const auto gradient = gradient_columns.At(column);
-            StoreResult(non_temporal, dx[input] + at,
-                        GradientElements<T>(gradient, input, e, centred));
-          });
-        });
+    ApplyStrip<T, N>(strip, args, derivatives);
   });
-  if (non_temporal) NonTemporalFence();
+  if (args.non_temporal) NonTemporalFence();
 }
 
 BNAR_INSTANTIATE_CURVE(RowsNormaliseCurve, RowsTile, NormaliseArgs)

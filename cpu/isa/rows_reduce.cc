@@ -83,11 +83,9 @@ void RowsReduce(const RowsTile& tile, const ReduceArgs<N>& args) {
       return RowsReduceCurve<In, N>(tile, args);
     }
   }
-  WithGate<kHasEveryForm<N>>(args.gate, [&](auto gate) {
-    WithResidual(args, [&](auto residual, auto non_temporal) {
-      Reduce<In, Out, N, gate.value, residual.value, non_temporal.value>(tile,
-                                                                         args);
-    });
+  WithReduceFlags(args, [&](auto gate, auto residual, auto non_temporal) {
+    Reduce<In, Out, N, gate.value, residual.value, non_temporal.value>(tile,
+                                                                       args);
   });
 }
 

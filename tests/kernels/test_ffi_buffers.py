@@ -219,6 +219,14 @@ def test_a_smooth_activation_follows_from_neither_y_nor_a_mask(operation: str) -
     assert_refused(call._replace(attributes=attributes), "silu")
 
 
+@pytest.mark.parametrize("operation", ["forward", "normalise", "backward", "backward_apply"])
+def test_without_an_activation_there_is_neither_a_mask_nor_a_gate(operation: str) -> None:
+    call = good_call(getattr(kernel_call.CANONICAL[1], operation))
+    attributes = call.attributes | {"activation": "none"}
+    message = str(refusal(call._replace(attributes=attributes)))
+    assert "without an activation" in message
+
+
 @pytest.mark.parametrize("operation", kernel_call.CANONICAL[2], ids=lambda each: each.name)
 def test_two_inputs_have_an_activation(operation: kernel_call.Operation) -> None:
     if operation.signature.inputs == 2:

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -189,6 +190,28 @@ void TestClosuresThatRunAfterTheCall() {
   }
 }
 
+// Runs the first closures in threads, and has no memory for further ones.
+class FullPool : public ThreadEach {
+ public:
+  using ThreadEach::ThreadEach;
+  void Schedule(std::function<void()> closure) override {
+    if (++scheduled_ > 1) throw std::bad_alloc();
+    ThreadEach::Schedule(std::move(closure));
+  }
+
+ private:
+  int scheduled_ = 0;
+};
+
+void TestWithoutMemoryForClosures() {
+  for (const auto& sizes : ChainSizes()) {
+    FullPool pool(4);
+    Chain chain(sizes);
+    Run(pool, 4, chain.Phases());
+    chain.Check();
+  }
+}
+
 void TestOneThreadSchedulesNothing() {
   LatePool pool(8);
   Run(pool, 1, Chain({50, 50}).Phases());
@@ -306,6 +329,7 @@ int main() {
   TestOrdinaryPools();
   TestClosuresThatNeverRun();
   TestClosuresThatRunAfterTheCall();
+  TestWithoutMemoryForClosures();
   TestOneThreadSchedulesNothing();
   TestHelperThatArrivesInTheMiddle();
   TestManyRunsOnOneSmallPool();

@@ -64,6 +64,16 @@ void AddTile(const Plan& plan, const Range& rows, const Range& columns,
   }
 }
 
+void AddTail(const Plan& plan, int64_t* task, Coverage* coverage) {
+  const int64_t begin = plan.rows * plan.columns;
+  for (int64_t piece = 0; piece < plan.num_tail_pieces; ++piece) {
+    const Range columns = plan.TailColumns(piece);
+    BNAR_CHECK(columns.size() > 0, "a piece of the tail is empty");
+    BNAR_CHECK(columns.begin % kLanes == 0, "kernels take whole vectors");
+    coverage->Add(begin + columns.begin, begin + columns.end, (*task)++);
+  }
+}
+
 void CheckReductionTasks(const Plan& plan) {
   Coverage coverage(plan.shape.group_size());
   int64_t task = 0;
@@ -80,10 +90,7 @@ void CheckReductionTasks(const Plan& plan) {
       AddTile(plan, rows, columns, task++, &coverage);
     }
   }
-  if (plan.has_tail()) {
-    const int64_t begin = plan.rows * plan.columns;
-    coverage.Add(begin, begin + plan.tail, task++);
-  }
+  AddTail(plan, &task, &coverage);
   BNAR_CHECK(task == plan.reduction_tasks_per_group(), "number of tasks");
   BNAR_CHECK(coverage.Complete(), "a reduction misses or repeats elements");
 }
@@ -101,10 +108,7 @@ void CheckElementwiseTasks(const Plan& plan) {
                    task);
     }
   }
-  if (plan.has_tail()) {
-    const int64_t begin = plan.rows * plan.columns;
-    coverage.Add(begin, begin + plan.tail, task++);
-  }
+  AddTail(plan, &task, &coverage);
   BNAR_CHECK(task == plan.elementwise_tasks_per_group(), "number of tasks");
   BNAR_CHECK(coverage.Complete(), "a pass misses or repeats elements");
   BNAR_CHECK(!coverage.SharedMaskBytes(), "two tasks write one byte of a mask");
@@ -124,8 +128,13 @@ void CheckColumns(const Shape& shape, const Plan& plan) {
   }
   const int64_t width = plan.shape.channels * plan.shape.inner;
   BNAR_CHECK(plan.columns % kLanes == 0, "kernels take whole vectors");
-  BNAR_CHECK(plan.columns == plan.rows_joined * width,
-             "a row is `rows_joined` rows");
+  const int64_t of_channels = plan.rows_joined * width;
+  if (plan.rows > 0) {
+    BNAR_CHECK(plan.columns == of_channels, "a row is `rows_joined` rows");
+  } else {
+    BNAR_CHECK(plan.tail == of_channels && plan.columns - plan.tail < kLanes,
+               "a tail alone has no more columns than elements");
+  }
   BNAR_CHECK(0 <= plan.tail && plan.tail < plan.columns, "tail");
   BNAR_CHECK(plan.tail % width == 0, "the tail is whole rows");
   BNAR_CHECK(plan.rows * plan.columns + plan.tail == shape.group_size(),
@@ -184,6 +193,10 @@ int main() {
   Check({1, 20000, 64, 1});
   Check({1, 3, 1, 1 << 20});
   const int64_t big = int64_t{1} << 33;
+  // The tails have several pieces.
+  Check({1, 7, 20011, 1});
+  Check({2, 15, 20011, 1});
+  Check({2, 33, 20011, 1});
   CheckHuge({1, big + 5, 3, 1});
   CheckHuge({1, big, 1024, 1});
   CheckHuge({1, 3, 5, big + 1});

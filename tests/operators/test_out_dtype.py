@@ -285,6 +285,25 @@ def test_inference(form: Form, dtype: str) -> None:
         assert_close(each, grads[0])
 
 
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_every_nan_remains_one(bits: int, axis: int) -> None:
+    """A cotangent of float32 may be a NaN that rounding to bfloat16 would carry into the sign."""
+    x, z = (jnp.ones((2, 16, 16, 16), dtype) for dtype in ("bfloat16", "float32"))
+    vector = jnp.ones(16, jnp.float32)
+    dy = np.ones(z.shape, np.float32)
+    dy.view(np.uint32)[1, 2, 3, 4] = bits
+
+    def function(x: jax.Array, z: jax.Array) -> jax.Array:
+        return jax_bnar.bn_add_relu_inference(
+            *(x, z, vector, vector, vector, vector), axis=axis, out_dtype="float32"
+        )
+
+    _, vjp = jax.vjp(function, x, z)
+    for gradient in vjp(jnp.asarray(dy)):
+        np.testing.assert_array_equal(np.isnan(gradient.astype(np.float32)), np.isnan(dy))
+
+
 # --- no copies ----------------------------------------------------------------
 
 
