@@ -134,7 +134,7 @@ def _batch(
     is_mapped = function.mapped_results(axis_data.name, operands)
     whole = function.of_all_examples(axis_data.name, operands)
     # An axis that belongs to a mesh must stay an axis of its own.
-    if whole is not None and not (axis_data.spmd_name or axis_data.explicit_mesh_axis):
+    if whole is not None and not axis_data.spmd_name:
         in_front = [
             leaf if dim is None else jnp.moveaxis(leaf, dim, 0)
             for leaf, dim in zip(leaves, dims, strict=True)

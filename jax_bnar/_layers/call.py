@@ -30,7 +30,7 @@ from jax_bnar._operators.validation import (
     check_named_axes,
     check_save,
 )
-from jax_bnar._sharding.alignment import with_automatic_axes
+from jax_bnar._sharding.alignment import merge_axes, with_automatic_axes
 from jax_bnar._sharding.collectives import parts_of
 
 
@@ -84,14 +84,14 @@ class LayerCall:
         correction: Correction | None = None,
     ) -> tuple[jax.Array, BatchStatistics]:
         """(y, statistics of x); y has dtype `result` unless the activation function changes it."""
-        view = channel_view(self.axis, x.shape)
+        view, given = channel_view(self.axis, x.shape), x
         keeps_x = correction is None and self._widens_x
         x, residual, scale, bias, out_dtype = _operands(
             view, x, residual, scale, bias, result, keeps_x=keeps_x
         )
         if mask is not None:
             y, statistics = self._masked(view, x, residual, scale, bias, mask, out_dtype)
-            return self.finish(view, y, result), statistics
+            return self.finish(view, y, given, result), statistics
         options: dict[str, Any] = {
             "epsilon": self.epsilon,
             "axis": view.axis,
@@ -111,7 +111,7 @@ class LayerCall:
             towards = correction.of_channels()
             y, mean, var = batch_renorm(x, residual, scale, bias, *towards, fused, **options)
         statistics = BatchStatistics(mean, var, self.elements(view, x))
-        return self.finish(view, y, result), statistics
+        return self.finish(view, y, given, result), statistics
 
     def with_given_statistics(
         self,
@@ -131,7 +131,7 @@ class LayerCall:
         )
         statistics = (channel_vector(mean, out_dtype), channel_vector(var, out_dtype))
         y = self._given(view, operands, statistics, out_dtype)
-        return self.finish(view, y, result)
+        return self.finish(view, y, x, result)
 
     def _given(
         self,
@@ -215,8 +215,9 @@ class LayerCall:
         (y,) = with_automatic_axes(of_each_group, (spec,), (x, residual), affine, of_groups)
         return y, statistics
 
-    def finish(self, view: ChannelView, y: jax.Array, result: Any) -> jax.Array:
-        return self.activation.finish(view.restore(y).astype(result))
+    def finish(self, view: ChannelView, y: jax.Array, x: jax.Array, result: Any) -> jax.Array:
+        """What follows the operator: y, which is in the view, gets the shape of x."""
+        return self.activation.finish(view.restore(y, x).astype(result))
 
 
 def _operands(
@@ -244,4 +245,5 @@ def _operands(
 def channel_vector(of_features: jax.Array, compute: np.dtype) -> jax.Array:
     """A vector of the channels. Flax computes with integers as well, operators do not."""
     is_float = jnp.issubdtype(of_features.dtype, jnp.floating)
-    return (of_features if is_float else of_features.astype(compute)).reshape(-1)
+    vector = of_features if is_float else of_features.astype(compute)
+    return merge_axes(vector, 0, vector.ndim)

@@ -1,6 +1,5 @@
 """Maps the feature axes of a layer to the single channel axis that the operators support."""
 
-import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._operators.validation import check_integer
+from jax_bnar._sharding.alignment import merge_axes, split_axis
 
 
 class ChannelView(NamedTuple):
@@ -16,16 +16,34 @@ class ChannelView(NamedTuple):
 
     Adjacent feature axes are merged in place, which moves no data; others are transposed to the
     end. If there is no axis to reduce over, the view gets one of length 1.
+
+    Attributes:
+        features: the sizes of the feature axes.
+        permutation: the axes in the order in which they are merged.
+        start: where the feature axes begin then.
+        has_reduced: whether there is an axis to reduce over.
     """
 
     features: tuple[int, ...]
     permutation: tuple[int, ...]
-    permuted_shape: tuple[int, ...]
-    shape: tuple[int, ...]
-    axis: int
+    start: int
+    has_reduced: bool
+
+    @property
+    def axis(self) -> int:
+        """The channel axis of the view."""
+        return self.start if self.has_reduced else 1
+
+    @property
+    def _stop(self) -> int:
+        return self.start + len(self.features)
 
     def view(self, array: jax.Array) -> jax.Array:
-        return array.transpose(self.permutation).reshape(self.shape)
+        return self._merged(array.transpose(self.permutation))
+
+    def _merged(self, permuted: jax.Array) -> jax.Array:
+        merged = merge_axes(permuted, self.start, self._stop)
+        return merged if self.has_reduced else merged[None]
 
     def view_mask(self, mask: jax.Array) -> jax.Array:
         """The same for an array whose axes may have length 1 where those of x have not.
@@ -33,18 +51,18 @@ class ChannelView(NamedTuple):
         They stay as they are, except for a feature axis that is merged with a longer one.
         """
         mask = mask.transpose(self.permutation)
-        start = self.axis if len(self.features) < mask.ndim else 0
-        end = start + len(self.features)
-        before, own, after = mask.shape[:start], mask.shape[start:end], mask.shape[end:]
-        if any(size > 1 for size in own):
-            own = self.features
-            mask = jnp.broadcast_to(mask, (*before, *own, *after))
-        # Without an axis before the channels, there is one of length 1 if the view has one.
-        return mask.reshape(*(before or (1,) * self.axis), math.prod(own), *after)
+        before, after = mask.shape[: self.start], mask.shape[self._stop :]
+        if any(size > 1 for size in mask.shape[self.start : self._stop]):
+            mask = jnp.broadcast_to(mask, (*before, *self.features, *after))
+        return self._merged(mask)
 
-    def restore(self, array: jax.Array) -> jax.Array:
+    def restore(self, array: jax.Array, like: jax.Array) -> jax.Array:
+        """An array of the view as one of the shape of `like`, and sharded like it."""
+        array = array if self.has_reduced else array[0]
+        mesh, spec = jax.typeof(like).sharding.mesh, jax.typeof(like).sharding.spec
+        entries = tuple(spec[axis] for axis in self.permutation[self.start : self._stop])
         inverse = tuple(int(i) for i in np.argsort(self.permutation))
-        return array.reshape(self.permuted_shape).transpose(inverse)
+        return split_axis(array, self.start, self.features, mesh, entries).transpose(inverse)
 
 
 def feature_axes(axis: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -69,19 +87,13 @@ def channel_view(axis: Any, shape: tuple[int, ...]) -> ChannelView:
     """The view of an array of this shape with the feature axes `axis`."""
     features = feature_axes(axis, shape)
     reduced = tuple(a for a in range(len(shape)) if a not in features)
-    channels = math.prod(shape[a] for a in features)
     if features and features == tuple(range(features[0], features[-1] + 1)):
-        permutation = tuple(range(len(shape)))
-        before, after = shape[: features[0]], shape[features[-1] + 1 :]
+        permutation, start = tuple(range(len(shape))), features[0]
     else:
-        permutation = reduced + features
-        before, after = tuple(shape[a] for a in reduced), ()
-    if not reduced:
-        before = (1,)
+        permutation, start = reduced + features, len(reduced)
     return ChannelView(
         features=tuple(shape[a] for a in features),
         permutation=permutation,
-        permuted_shape=tuple(shape[a] for a in permutation),
-        shape=(*before, channels, *after),
-        axis=len(before),
+        start=start,
+        has_reduced=bool(reduced),
     )

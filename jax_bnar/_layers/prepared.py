@@ -89,7 +89,7 @@ class PreparedCall:
                 for mean, var in (self.given, other.given)
             )
             y = infer("BatchNorm", x, None, affine, statistics, activation.fused, **options)
-            return self.call.finish(view, y, self.result)
+            return self.call.finish(view, y, self.x, self.result)
         y, mean1, var1, mean2, var2 = train(
             *("BatchNorm", x, None, affine, activation.fused),
             **options,
@@ -102,7 +102,7 @@ class PreparedCall:
         # In the order in which separate calls would update them.
         other.update(BatchStatistics(mean2, var2, elements))
         self.update(BatchStatistics(mean1, var1, elements))
-        return self.call.finish(view, y, self.result)
+        return self.call.finish(view, y, self.x, self.result)
 
     def check_shape_of(self, other: "PreparedCall") -> None:
         """Raises ValueError unless the other norm's input has the shape of this one's."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from jax_bnar._layers.promotion import promoted
 from jax_bnar._operators import validation
+from jax_bnar._sharding.alignment import split_axis
 
 
 class BatchStatistics(NamedTuple):
@@ -55,7 +56,9 @@ def running_average(
         batch = batch.mean(axis=0)
     result = promoted(old.dtype, dtype)
     wide = promoted(result, np.float32)
-    new = momentum * old.astype(wide) + (1 - momentum) * batch.astype(wide).reshape(old.shape)
+    sharding = jax.typeof(old).sharding
+    batch = split_axis(batch.astype(wide), 0, old.shape, sharding.mesh, tuple(sharding.spec))
+    new = momentum * old.astype(wide) + (1 - momentum) * batch
     return new.astype(result)
 
 

@@ -18,6 +18,7 @@ the statistics of the selected elements:
     dx = dmean/n + 2*dvar*(x - mean)/n where selected, else 0
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -130,12 +131,18 @@ def _count(where: jax.Array, x: jax.Array, layout: ChannelLayout) -> jax.Array:
     `where` has are added up.
     """
     channels = x.shape[layout.axis]
+    others = tuple(axis for axis in range(x.ndim) if axis != layout.axis)
     if layout.num_groups > 1:
         where = jnp.broadcast_to(where, (x.shape[0], *where.shape[1:]))
-    groups, rows, own_channels, inner = layout.canonical(where.shape)
-    counted = where.reshape(groups, rows, own_channels, inner).sum(axis=(1, 3), dtype=jnp.int32)
-    repeated = layout.group_elements(x.shape) // (rows * inner)
-    return jnp.broadcast_to(counted * repeated, (groups, channels))
+        groups, rows, own_channels, inner = layout.canonical(where.shape)
+        counted = where.reshape(groups, rows, own_channels, inner).sum(axis=(1, 3), dtype=jnp.int32)
+    else:
+        # Without a reshape, which JAX would refuse under a vmap over an axis that is sharded over
+        # an Explicit mesh axis.
+        counted = where.sum(axis=others, dtype=jnp.int32)[None]
+    own = math.prod(where.shape[axis] for axis in others) // layout.num_groups
+    repeated = layout.group_elements(x.shape) // own
+    return jnp.broadcast_to(counted * repeated, (layout.num_groups, channels))
 
 
 def _finite(centre: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ the same types as its operands. So the casts are applied before the rule, and th
 the summing.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -52,6 +53,32 @@ def with_automatic_axes(
         return function(*arrays)
     shardings = tuple(NamedSharding(sharded[0].mesh, spec) for spec in out_specs)
     return jax.sharding.auto_axes(function, out_sharding=shardings)(*arrays)
+
+
+def merge_axes(array: jax.Array, start: int, stop: int) -> jax.Array:
+    """The array with the axes [start, stop) as one, which is sharded like the first of them.
+
+    JAX merges no axes of which a later one is sharded over an Explicit mesh axis.
+    """
+    shape, spec = array.shape, jax.typeof(array).sharding.spec
+    merged = (*shape[:start], math.prod(shape[start:stop]), *shape[stop:])
+    if all(entry is None for entry in spec[start + 1 : stop]):
+        return array.reshape(merged)
+    kept = PartitionSpec(*spec[: start + 1], *spec[stop:])
+    return with_automatic_axes(lambda array: (array.reshape(merged),), (kept,), array)[0]
+
+
+def split_axis(
+    array: jax.Array, axis: int, sizes: tuple[int, ...], mesh: Any, entries: tuple[Any, ...]
+) -> jax.Array:
+    """The inverse: the axis as several of these sizes, with these entries of a PartitionSpec."""
+    shape, spec = array.shape, jax.typeof(array).sharding.spec
+    split = (*shape[:axis], *sizes, *shape[axis + 1 :])
+    if all(entry is None for entry in entries[1:]):
+        return array.reshape(split)
+    given = PartitionSpec(*spec[:axis], *entries, *spec[axis + 1 :])
+    (reshaped,) = with_automatic_axes(lambda array: (array.reshape(split),), (given,), array)
+    return _resharded(reshaped, mesh, given)  # Without a sharded axis, nothing was automatic.
 
 
 def _explicit_shardings(arrays: Any) -> list[Any]:

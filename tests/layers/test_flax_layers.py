@@ -253,6 +253,17 @@ def test_residual_and_relu(
     assert_close(gradients(with_fused), expected, 8 * tolerance(dtype, residual_dtype))
 
 
+@pytest.mark.parametrize("enable_x64", [False, True])
+def test_the_type_float_is_weak_for_statistics(enable_x64: bool) -> None:
+    """As Flax's promotion takes it: the running statistics remain float32."""
+    x = normal(0)
+    with jax.enable_x64(enable_x64):
+        for kind in (nn.BatchNorm, BatchNorm):
+            layer = kind(use_running_average=False, dtype=float)
+            _, updated = layer.apply(init(layer, x), x, mutable=["batch_stats"])
+            assert {leaf.dtype for leaf in jax.tree.leaves(updated)} == {np.dtype(np.float32)}
+
+
 def test_residual_decides_the_dtype_like_any_operand() -> None:
     x = normal(0, dtype=jnp.bfloat16)
     layer = FROZEN(use_running_average=False, param_dtype=jnp.bfloat16, activation="relu")

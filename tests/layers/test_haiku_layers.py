@@ -244,6 +244,37 @@ def test_cross_replica_axis(groups: Any) -> None:
     assert_close(actual, expected, 64 * tolerance(x.dtype))
 
 
+def test_interceptors_see_arrays_alone() -> None:
+    """Those that a network's author wrote for Haiku's layers, which take and return arrays."""
+    seen, x = [], normal(0)
+
+    def doubled(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        result = call(*args, **kwargs)
+        if context.method_name == "__init__":
+            return result
+        seen.append(context.method_name)
+        return 2 * result
+
+    def forward(kind: Any) -> Any:
+        def function(x: jax.Array) -> jax.Array:
+            with hk.intercept_methods(doubled):
+                return kind(True, True, 0.9)(x, True)
+
+        net = hk.transform_with_state(function)
+        params, state = net.init(jax.random.key(0), x)
+        seen.clear()
+        return net.apply(params, state, None, x), tuple(seen)
+
+    with as_flax_needs_it():
+        (expected, by_haiku), (actual, by_ours) = forward(hk.BatchNorm), forward(BatchNorm)
+    assert by_ours == by_haiku
+    assert_close(actual, expected, 64 * tolerance(x.dtype))
+    with as_flax_needs_it(), hk.intercept_methods(doubled):
+        net = block(BatchNorm)
+        images = normal(0, (2, 8, 8, 3))
+        net.apply(*net.init(jax.random.key(0), images, True), None, images, True)
+
+
 def test_vmap_with_an_axis_name() -> None:
     x = normal(0, (6, 4, 5, 3))
     params, state = variables(network(hk.BatchNorm), x[0])

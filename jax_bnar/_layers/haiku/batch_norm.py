@@ -149,81 +149,28 @@ class BatchNorm(hk.BatchNorm):
         mode = is_training, test_local_stats
         if isinstance(residual, Shortcut):
             norm = checked_norm(residual.norm, BatchNorm, "haiku_layers")
-            shortcut = norm._prepared(jnp.asarray(residual.x), *mode)
-            own = self._prepared(x, *mode, scale, offset, residual_dtype=shortcut.call.result)
+            found: list[PreparedAffine] = []
+            norm._as_shortcut(jnp.asarray(residual.x), *mode, found)
+            (shortcut,) = found
+            own = _prepared(self, x, *mode, scale, offset, residual_dtype=shortcut.call.result)
             return own.join(shortcut)
         residual = checked_residual(residual, x)
         dtype = None if residual is None else residual.dtype
-        return self._prepared(x, *mode, scale, offset, residual_dtype=dtype).run(residual)
+        return _prepared(self, x, *mode, scale, offset, residual_dtype=dtype).run(residual)
 
-    # Haiku enters the module's name when one of its methods is called, so parameters get it here.
-    def _prepared(
+    # Haiku enters the name of a module, which its parameters need, when one of its methods is
+    # called. Haiku's interceptors and tables see each such call, and expect arrays to go in and
+    # out, so the prepared call takes another way.
+    def _as_shortcut(
         self,
-        x: jax.Array,
+        inputs: jax.Array,
         is_training: bool,
         test_local_stats: bool,
-        scale: Any = None,
-        offset: Any = None,
-        *,
-        residual_dtype: Any = None,
-    ) -> PreparedAffine:
-        """The call, not yet run."""
-        for name, given, created in (
-            ("scale", scale, self.create_scale),
-            ("offset", offset, self.create_offset),
-        ):
-            if created and given is not None:
-                raise ValueError(
-                    f"BatchNorm: {name} was given to a module with create_{name}=True, which has"
-                    f" its own; leave {name} out, or pass create_{name}=False."
-                )
-        axes = range(x.ndim) if self.axis is None else self.axis
-        reduced = feature_axes(tuple(axes), x.shape)
-        if self.axis is None:
-            (channel,) = feature_axes(self.channel_index, x.shape)
-            axes = reduced = tuple(axis for axis in reduced if axis != channel)
-        features = tuple(axis for axis in range(x.ndim) if axis not in reduced)
-
-        given = None
-        if not (is_training or test_local_stats):
-            given = self.mean_ema.average, self.var_ema.average
-        # As in Haiku, an axis that is given as a negative number stays in the parameters.
-        shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
-        if self.create_scale:
-            scale = hk.get_parameter("scale", shape, x.dtype, self.scale_init)
-        if self.create_offset:
-            offset = hk.get_parameter("offset", shape, x.dtype, self.offset_init)
-        affine = Affine.of(x.shape, features, scale, offset)
-
-        result = promoted(x.dtype, *affine.dtypes)
-        if residual_dtype is not None:
-            result = promoted(result, residual_dtype)
-        if not jnp.issubdtype(result, jnp.inexact):
-            result = np.dtype(np.float32)
-        require_real(x, result, "haiku.BatchNorm")
-        activation = layer_activation("BatchNorm", "activation", self.activation)
-        options = LayerCall(
-            axis=features,
-            epsilon=self.eps,
-            activation=activation if affine.is_per_feature else NONE,
-            num_groups=1,
-            save=self.save,
-            implementation=self.implementation,
-            axis_name=self.cross_replica_axis,
-            axis_index_groups=self.cross_replica_axis_index_groups,
-        )
-
-        def update(statistics: BatchStatistics) -> None:
-            if is_training:
-                kept = tuple(1 if axis in reduced else size for axis, size in enumerate(x.shape))
-                dtype = jax.eval_shape(jnp.mean, x).dtype  # a float, of integers too
-                # `hk.ExponentialMovingAverage` promotes implicitly.
-                with jax.numpy_dtype_promotion("standard"):
-                    self.mean_ema(statistics.mean.reshape(kept).astype(dtype))
-                    self.var_ema(statistics.var.reshape(kept).astype(dtype))
-
-        call = PreparedCall(options, x, *affine.vectors, given, result, update)
-        return PreparedAffine(call, affine, activation)
+        found: list[PreparedAffine],
+    ) -> jax.Array:
+        """Appends the call of these inputs, not yet run, to `found`."""
+        found.append(_prepared(self, inputs, is_training, test_local_stats))
+        return inputs
 
 
 class Shortcut(NamedTuple):
@@ -247,3 +194,72 @@ class Shortcut(NamedTuple):
 
     norm: BatchNorm
     x: jax.Array
+
+
+def _prepared(
+    layer: BatchNorm,
+    x: jax.Array,
+    is_training: bool,
+    test_local_stats: bool,
+    scale: Any = None,
+    offset: Any = None,
+    *,
+    residual_dtype: Any = None,
+) -> PreparedAffine:
+    """The call of a layer, not yet run."""
+    for name, given, created in (
+        ("scale", scale, layer.create_scale),
+        ("offset", offset, layer.create_offset),
+    ):
+        if created and given is not None:
+            raise ValueError(
+                f"BatchNorm: {name} was given to a module with create_{name}=True, which has"
+                f" its own; leave {name} out, or pass create_{name}=False."
+            )
+    axes = range(x.ndim) if layer.axis is None else layer.axis
+    reduced = feature_axes(tuple(axes), x.shape)
+    if layer.axis is None:
+        (channel,) = feature_axes(layer.channel_index, x.shape)
+        axes = reduced = tuple(axis for axis in reduced if axis != channel)
+    features = tuple(axis for axis in range(x.ndim) if axis not in reduced)
+
+    given = None
+    if not (is_training or test_local_stats):
+        given = layer.mean_ema.average, layer.var_ema.average
+    # As in Haiku, an axis that is given as a negative number stays in the parameters.
+    shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+    if layer.create_scale:
+        scale = hk.get_parameter("scale", shape, x.dtype, layer.scale_init)
+    if layer.create_offset:
+        offset = hk.get_parameter("offset", shape, x.dtype, layer.offset_init)
+    affine = Affine.of(x.shape, features, scale, offset)
+
+    result = promoted(x.dtype, *affine.dtypes)
+    if residual_dtype is not None:
+        result = promoted(result, residual_dtype)
+    if not jnp.issubdtype(result, jnp.inexact):
+        result = np.dtype(np.float32)
+    require_real(x, result, "haiku.BatchNorm")
+    activation = layer_activation("BatchNorm", "activation", layer.activation)
+    options = LayerCall(
+        axis=features,
+        epsilon=layer.eps,
+        activation=activation if affine.is_per_feature else NONE,
+        num_groups=1,
+        save=layer.save,
+        implementation=layer.implementation,
+        axis_name=layer.cross_replica_axis,
+        axis_index_groups=layer.cross_replica_axis_index_groups,
+    )
+
+    def update(statistics: BatchStatistics) -> None:
+        if is_training:
+            kept = tuple(1 if axis in reduced else size for axis, size in enumerate(x.shape))
+            dtype = jax.eval_shape(jnp.mean, x).dtype  # a float, of integers too
+            # `hk.ExponentialMovingAverage` promotes implicitly.
+            with jax.numpy_dtype_promotion("standard"):
+                layer.mean_ema(statistics.mean.reshape(kept).astype(dtype))
+                layer.var_ema(statistics.var.reshape(kept).astype(dtype))
+
+    call = PreparedCall(options, x, *affine.vectors, given, result, update)
+    return PreparedAffine(call, affine, activation)
