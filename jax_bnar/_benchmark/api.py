@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_bnar._base.array_leaves import is_array, split_arrays
 from jax_bnar._benchmark.difference import Difference, difference, is_real
 from jax_bnar._benchmark.interrupt import Interrupts, noticed_interrupts
 from jax_bnar._benchmark.memory import planned_memory, residual_bytes
@@ -197,30 +198,28 @@ def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments:
         )
     leaves, tree = jax.tree.flatten((args, kwargs))
     paths = [*_paths(args), *_paths(kwargs)]
-    where = []
-    for index, leaf in enumerate(leaves):
+    for leaf in leaves:
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError(
                 f"benchmark: it runs the function, so it needs arrays; got {leaf}. Without running"
                 " anything, jax_bnar.explain(fun)(*args) says what would be fused."
             )
-        if isinstance(leaf, jax.Array | np.ndarray | np.generic):
-            where.append(index)
-    if not where:
+    arrays, with_arrays = split_arrays(leaves)
+    if not arrays:
         raise TypeError(
             "benchmark: there is no array among the arguments of the function, which follow in a"
             " second call: benchmark(fun)(*args)."
         )
 
     def call(function: Callable[..., Any], *arrays: Any) -> Any:
-        full = list(leaves)
-        for index, array in zip(where, arrays, strict=True):
-            full[index] = array
-        given_args, given_kwargs = jax.tree.unflatten(tree, full)
+        given_args, given_kwargs = jax.tree.unflatten(tree, with_arrays(arrays))
         return function(*given_args, **given_kwargs)
 
-    arrays = [jax.device_put(leaves[index]) for index in where]
-    return _Arguments(arrays, [paths[index] for index in where], call)
+    return _Arguments(
+        [jax.device_put(array) for array in arrays],
+        [path for path, leaf in zip(paths, leaves, strict=True) if is_array(leaf)],
+        call,
+    )
 
 
 def _paths(tree: Any) -> list[str]:

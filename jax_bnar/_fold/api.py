@@ -9,11 +9,11 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from jax_bnar._base.array_leaves import is_array
 from jax_bnar._fold.report import FoldingReport, report
 from jax_bnar._fold.trace import Variables, trace
 from jax_bnar._fuse import nnx_state
 from jax_bnar._fuse.candidate import described
-from jax_bnar._fuse.trace import is_array
 
 
 class FoldedNetwork(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
+from jax_bnar._base.array_leaves import split_arrays
 from jax_bnar._fold.inlined import inlined
 from jax_bnar._fold.network import Network
 from jax_bnar._fuse import nnx_state
-from jax_bnar._fuse.trace import is_array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,17 +55,9 @@ class Variables:
 def _split(
     leaves: Sequence[Any], unflatten: Callable[[Sequence[Any]], Any]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """The arrays among the leaves, and what puts others in their place."""
-    places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-    fixed = [None if is_array(leaf) else leaf for leaf in leaves]
-
-    def rebuild(arrays: Sequence[Any]) -> Any:
-        given = list(fixed)
-        for place, array in zip(places, arrays, strict=True):
-            given[place] = array
-        return unflatten(given)
-
-    return [leaves[place] for place in places], rebuild
+    """The arrays among the leaves, and what builds the pytree with others in their place."""
+    arrays, with_arrays = split_arrays(leaves)
+    return arrays, lambda given: unflatten(with_arrays(given))
 
 
 @dataclasses.dataclass(frozen=True)

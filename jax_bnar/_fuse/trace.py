@@ -6,10 +6,9 @@ from typing import Any
 
 import jax
 import jax.extend
-import jax.numpy as jnp
-import numpy as np
 
 from jax_bnar._base import jax_compat
+from jax_bnar._base.array_leaves import split_arrays
 from jax_bnar._fuse import failures, nnx_state
 from jax_bnar._fuse.plan import Plan, Planner
 
@@ -39,27 +38,24 @@ def trace(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     """Traces the arrays; passes every other leaf (flag, function, Python number) on unchanged."""
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=nnx_state.is_module)
     modules = nnx_state.Modules([leaf for leaf in leaves if nnx_state.is_module(leaf)])
-    positions = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+    arrays, with_arrays = split_arrays(leaves)
     fixed: dict[str, Any] = {}
 
     def flat(state: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
-        given = list(leaves)
-        for position, array in zip(positions, arrays, strict=True):
-            given[position] = array
         copies = modules.copies(state)
         waiting = iter(copies.modules)
-        given = [next(waiting) if nnx_state.is_module(leaf) else leaf for leaf in given]
+        given = [
+            next(waiting) if nnx_state.is_module(leaf) else leaf for leaf in with_arrays(arrays)
+        ]
         called_args, called_kwargs = jax.tree.unflatten(tree, given)
         result = fun(*called_args, **called_kwargs)
         results, fixed["tree"] = jax.tree.flatten(result)
-        fixed["leaves"] = [None if is_array(leaf) else leaf for leaf in results]
-        fixed["is_array"] = [is_array(leaf) for leaf in results]
+        results, fixed["with_arrays"] = split_arrays(results)
         changes = modules.changes(copies, state)
         fixed["changed"] = tuple(changes.arrays)
         fixed["attributes"] = changes.attributes
-        return list(changes.arrays.values()), [leaf for leaf in results if is_array(leaf)]
+        return list(changes.arrays.values()), results
 
-    arrays = [leaves[position] for position in positions]
     state = modules.state
     with nnx_state.explained_errors():
         closed = jax.make_jaxpr(flat)(state, arrays)
@@ -70,11 +66,8 @@ def trace(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         for change in fixed["attributes"]:
             change()
         modules.update(changed, results[: len(changed)])
-        waiting = iter(results[len(changed) :])
-        found = zip(fixed["is_array"], fixed["leaves"], strict=True)
-        return jax.tree.unflatten(
-            fixed["tree"], [next(waiting) if array else leaf for array, leaf in found]
-        )
+        leaves = fixed["with_arrays"](results[len(changed) :])
+        return jax.tree.unflatten(fixed["tree"], leaves)
 
     return Program(_fused(closed, plan, [*state, *arrays]), plan, [*state, *arrays], finish)
 
@@ -93,12 +86,3 @@ def _fused(closed: Any, plan: Plan, arrays: Sequence[Any]) -> Any:
         raise TypeError(f"results of {fused.out_avals} instead of {closed.out_avals}")
     plan.abandon()
     return closed
-
-
-def is_array(leaf: Any) -> bool:
-    """Whether `jax.jit` would trace a leaf; not a Python number, on which a program may branch."""
-    if isinstance(leaf, np.ndarray | np.generic):
-        # NumPy reports kind "V" for the dtypes of ml_dtypes.
-        extended = leaf.dtype.kind == "V" and jnp.issubdtype(leaf.dtype, jnp.number)
-        return leaf.dtype.kind in "biufc" or extended
-    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or jax_compat.is_token(leaf)
