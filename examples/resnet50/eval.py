@@ -81,6 +81,8 @@ def main(arguments: Arguments) -> None:
     )
     assert results is not None  # it returns None only if a `stopped` function is given
     result = results["network"]
+    if not result.images:
+        raise errors.UserError(f"{dataset.description}: none of the held-out pictures is readable.")
     display.say(
         f"step {trained.step}: {result.text(len(trained.classes))}; {dataset.description};"
         f" {model.describe_norm(trained.model.norm)}{', folded' if arguments.fold else ''}"

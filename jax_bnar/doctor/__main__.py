@@ -7,14 +7,21 @@ import json
 import math
 import sys
 
+from jax_bnar._base import command
 from jax_bnar.doctor._diagnosis import report
 from jax_bnar.doctor._examination import examine_in_process
 from jax_bnar.doctor._report import render
 
+_NAME = "python -m jax_bnar.doctor"
+
 
 def main(arguments: list[str] | None = None) -> int:
+    return command.run(_NAME, lambda: _main(arguments))
+
+
+def _main(arguments: list[str] | None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m jax_bnar.doctor",
+        prog=_NAME,
         description="Checks whether the kernels of jax_bnar work here; if not, says why and what to"
         " do. The exit code is 0 if they work on JAX's default platform, and 1 otherwise.",
     )

@@ -54,6 +54,7 @@ def report(examine: Examine) -> Report:
         else:
             examined[name] = examine(name)
 
+    problems = _environment_problems()
     cuda_obstacle = _cuda_obstacle([one.found for one in examined.values()])
     platforms = {
         name: diagnose(
@@ -65,10 +66,10 @@ def report(examine: Examine) -> Report:
             build=build,
             machine=machine,
             obstacle=cuda_obstacle if name == "cuda" else None,
+            known=problems,
         )
         for name in (*examined, *not_examined)
     }
-    problems = _environment_problems()
     texts = {
         name: one.found.jax_environment
         for name, one in examined.items()
@@ -134,12 +135,14 @@ def diagnose(
     build: Build,
     machine: Machine,
     obstacle: Problem | None = None,
+    known: Sequence[Problem] = (),
 ) -> PlatformReport:
     """The report of one platform.
 
     `examination` is None if the platform was not examined. `trouble` says how the examining process
     failed, or why there was none; None means success. `log` is the process's standard error.
-    `obstacle` says why this machine cannot load the kernels of the build, if so.
+    `obstacle` says why this machine cannot load the kernels of the build, if so. `known` are the
+    problems of the environment, which the operators raise as well.
     """
     found = examination or Examination()
     problems: list[Problem] = []
@@ -160,7 +163,7 @@ def diagnose(
         status = "unsupported" if status == "works" else status
         problems.append(obstacle)
     elif status == "works":
-        status, more = _executed(found, trouble, build)
+        status, more = _executed(found, trouble, build, known)
         problems += more
     return PlatformReport(
         status=status,
@@ -223,7 +226,7 @@ def _no_kernels(platform: str, versions: Versions, machine: Machine) -> Problem:
 
 
 def _executed(
-    found: Examination, trouble: str | None, build: Build
+    found: Examination, trouble: str | None, build: Build, known: Sequence[Problem]
 ) -> tuple[Status, list[Problem]]:
     problems = []
     runtime = found.runtime_ffi_api_version
@@ -239,7 +242,8 @@ def _executed(
     raised = [case for case in found.cases if case.error is not None]
     for error in dict.fromkeys(case.error for case in raised):
         where = ", ".join(f"{c.dtype} {c.layout}" for c in raised if c.error == error)
-        problems.append(Problem(f"{where}: {error}", _ASK))
+        ways_out = (problem.way_out for problem in known if error and problem.reason in error)
+        problems.append(Problem(f"{where}: {error}", next(ways_out, _ASK)))
     # A failure after the last case affects only the text of jax.print_environment_info.
     if trouble is not None and found.step.startswith("operator"):
         problems.append(Problem(f"{trouble} (step: {found.step})", _ASK))

@@ -3,12 +3,12 @@
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jax_bnar._base import command
 from jax_bnar.profile._analysis import Summary, summarise
 from jax_bnar.profile._file import ProfileError, read
 
@@ -16,6 +16,10 @@ _EXTRA = "pip install flax matplotlib rich"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    return command.run(_NAME, lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     if not options.files and options.emit is None:
         print(f"{_NAME}: give a profile to show, or --emit FILE to write one.", file=sys.stderr)
@@ -32,18 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.picture is not None:
             _draw(summaries, options.picture)
         _show(summaries, as_json=options.json)
-        if sys.stdout is not None:
-            sys.stdout.flush()
     except ProfileError as error:
         return _failed(str(error))
-    except BrokenPipeError:
-        # What reads standard output has had enough, such as `head`. Python would complain once
-        # more when it flushes the rest at its end (docs.python.org, note on SIGPIPE).
-        if sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        return _failed(f"standard output cannot be written ({error.strerror}).")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("jax_bnar"):
             raise

@@ -16,13 +16,17 @@ from jax_bnar.profile._resnet50 import Settings, compiled
 def emit(settings: Settings, path: Path) -> None:
     """Writes the profile completely or not at all.
 
-    Raises ProfileError if it cannot be written.
+    Raises ProfileError if JAX has no device or the file cannot be written.
     """
+    try:
+        node = _node()
+    except RuntimeError as error:
+        raise ProfileError(f"JAX cannot start a device ({error}).") from None
     program, arguments = compiled(settings)
     operators = _hlo.operators(program.as_text() or "")
     names = {operator.name for operator in operators}
     times = _device_times.measure(lambda: program(*arguments), names, settings.steps)
-    document = to_document(operators, times, _node())
+    document = to_document(operators, times, node)
     document["jax_bnar"] = {
         "device": jax.devices()[0].device_kind,
         "copy_bytes_per_s": _device_times.copy_bandwidth(),

@@ -53,6 +53,9 @@ def test_sigterm_saves_and_the_run_goes_on(
     assert example.losses(tmp_path) == undisturbed
     assert re.search(r"images/s  top-1 .* waiting for data", example.printed(console))
 
+    # The profile was at a step before the first of the second run.
+    assert "no profile is written: --profile-at 2 is before step 5" in example.printed(console)
+
     # Resuming once more only evaluates; another network is rejected.
     assert example.train(resume)["network"].images == 360
     model = dataclasses.replace(options.model, num_filters=8)

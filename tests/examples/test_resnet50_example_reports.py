@@ -94,6 +94,8 @@ def test_batches_must_divide(tmp_path: pathlib.Path) -> None:
         ("label_smoothing", 3.0, "be at least 0 and below 1"),
         ("ema_decay", -0.5, "be at least 0 and below 1"),
         ("log_every", 0, "be at least 1"),
+        ("profile_at", -1, "be at least 0"),
+        ("profile_at", 1000, "be before the last step"),
     ],
 )
 def test_options_without_sense(

@@ -7,6 +7,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,7 +159,7 @@ def test_evaluation_repeats_that_of_the_training(
     assert result["loss"] == pytest.approx(trained["val_network"]["loss"], rel=0.02)
 
 
-def test_evaluation_refuses_other_classes(
+def test_pictures_that_cannot_be_evaluated(
     finished: pathlib.Path, pictures: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     example.save_pictures(tmp_path, train=1, val=1)
@@ -166,6 +167,13 @@ def test_evaluation_refuses_other_classes(
         (tmp_path / split / "china").rename(tmp_path / split / "rose")
     with pytest.raises(UserError, match="2 classes that are not the 2 of the network"):
         evaluate(finished, tmp_path / "r.json", images=tmp_path, batch_size=8)
+    for picture in (pictures / "val").rglob("*.jpg"):
+        broken = tmp_path / "broken" / picture.relative_to(pictures)
+        broken.parent.mkdir(parents=True, exist_ok=True)
+        broken.write_bytes(b"no picture")
+    shutil.copytree(pictures / "train", tmp_path / "broken" / "train")
+    with pytest.raises(UserError, match="none of the held-out pictures is readable"):
+        evaluate(finished, tmp_path / "r.json", images=tmp_path / "broken", batch_size=8)
     with pytest.raises(UserError, match=r"has no step 5; it has \["):
         evaluate(finished, tmp_path / "r.json", step=5)
     with pytest.raises(UserError, match="is not an output folder of train"):

@@ -1,6 +1,8 @@
 """What the doctor concludes from what it has found: problems, and the ways out."""
 
 import dataclasses
+import errno
+import io
 import os
 import pathlib
 import re
@@ -9,6 +11,7 @@ import signal
 import sys
 import time
 import types
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,6 +46,13 @@ def problem_text(found: Report, platform: str) -> str:
     return "\n".join(f"{p.reason} -> {p.way_out}" for p in found.platforms[platform].problems)
 
 
+def raises(error: Exception) -> Callable[[], None]:
+    def function() -> None:
+        raise error
+
+    return function
+
+
 @pytest.fixture
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("JAX_PLATFORMS", "JAX_BNAR_IMPLEMENTATION"):
@@ -54,6 +64,21 @@ def test_timeouts_that_are_none(seconds: str, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         command.main([f"--timeout={seconds}"])
     assert "--timeout" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "report", lambda examine: report(default=Examined(ALL_WELL, None)))
+    full = io.StringIO()
+    monkeypatch.setattr(full, "flush", raises(OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr(sys, "stdout", full)
+    assert command.main([]) == 1
+    assert capsys.readouterr().err == (
+        "python -m jax_bnar.doctor: standard output cannot be written (No space left on device).\n"
+    )
+    monkeypatch.setattr(sys, "stdout", None)  # It was closed.
+    assert command.main([]) == 0
 
 
 @pytest.mark.usefixtures("no_variables")
@@ -258,6 +283,19 @@ def test_environment_that_turns_the_kernels_off(
     assert not found.works
     assert found.platforms["cpu"].status == "works"
     assert "JAX_BNAR_IMPLEMENTATION" in found.problems[0].reason
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_a_setting_that_every_operator_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one way out, and it is not to report a bug."""
+    refusal = ValueError("jax_bnar: JAX_BNAR_CPU_ISA must be 'avx2'; got 'mmx'.")
+    monkeypatch.setattr(targets, "cpu_isa", raises(refusal))
+    case = Case("float32", "NHWC", agrees=False, error=_examination.describe(refusal))
+    examination = dataclasses.replace(ALL_WELL, cases=(case,))
+    found = report(default=Examined(examination, None))
+    assert not found.works
+    assert [problem.way_out for problem in found.problems] == ["unset JAX_BNAR_CPU_ISA"]
+    assert problem_text(found, "cpu").endswith("got 'mmx'. -> unset JAX_BNAR_CPU_ISA")
 
 
 @pytest.mark.usefixtures("no_variables")

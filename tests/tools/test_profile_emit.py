@@ -120,6 +120,19 @@ def test_emit(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert 12 * elements <= join.bytes <= 12.2 * elements + 4096
 
 
+def test_emit_without_a_device(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flax")
+
+    def devices() -> None:
+        raise RuntimeError("Unable to initialize backend 'foo'")
+
+    monkeypatch.setattr("jax.devices", devices)
+    shown = failure(capsys, "--emit", str(tmp_path / "ours.json"))
+    assert "JAX cannot start a device (Unable to initialize backend 'foo')" in shown
+
+
 @pytest.mark.slow
 def test_emit_over_a_folder(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("flax")

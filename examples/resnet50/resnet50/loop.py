@@ -75,6 +75,11 @@ class Trainer:
         self.total_steps = steps.whole_steps(recipe.epochs * self.steps_per_epoch)
         if self.total_steps < 1:
             raise UserError(f"--epochs {recipe.epochs:g} are less than a step.")
+        if options.profile_at is not None and options.profile_at >= self.total_steps:
+            raise UserError(
+                f"--profile-at must be before the last step, got {options.profile_at}:"
+                f" --epochs {recipe.epochs:g} are {self.total_steps} steps, which count from 0."
+            )
         warmup = optimizer.warmup_epochs(recipe)
         if warmup != recipe.warmup_epochs:
             self.display.say(
@@ -184,6 +189,11 @@ class Trainer:
     def _loop(self, state: TrainState, step: int, stop: Stop) -> tuple[TrainState, int]:
         options = self.config.run
         profile = Profile(options.output / "profile", options.profile_at, options.profile_steps)
+        if options.profile_at is not None and options.profile_at < step:
+            self.display.warn(
+                f"no profile is written: --profile-at {options.profile_at} is before step {step},"
+                " where this run begins"
+            )
         watch = Watch()
         first = step
         due = step in self.evaluation_steps and not self._evaluated

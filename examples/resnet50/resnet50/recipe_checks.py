@@ -14,6 +14,7 @@ _AT_LEAST = {
     "checkpoint_every": 1,
     "keep_checkpoints": 1,
     "log_every": 1,
+    "profile_at": 0,
     "profile_steps": 1,
 }
 _POSITIVE = ("epochs", "learning_rate")
