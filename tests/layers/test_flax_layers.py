@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flax import errors
 from flax_tools import (
+    SHAPE,
     apply,
     as_flax_needs_it,
     assert_close,
@@ -262,6 +263,16 @@ def test_the_type_float_is_weak_for_statistics(enable_x64: bool) -> None:
             layer = kind(use_running_average=False, dtype=float)
             _, updated = layer.apply(init(layer, x), x, mutable=["batch_stats"])
             assert {leaf.dtype for leaf in jax.tree.leaves(updated)} == {np.dtype(np.float32)}
+
+
+def test_init_takes_an_empty_batch() -> None:
+    empty = jnp.zeros((0, *SHAPE[1:]), jnp.float32)
+    with as_flax_needs_it():
+        kinds = (BatchNorm, nn.BatchNorm)
+        ours, plain = (init(kind(use_running_average=False), empty) for kind in kinds)
+    assert_close(ours, plain, 0)
+    with pytest.raises(ValueError, match="must not be empty"):
+        BatchNorm(use_running_average=False).apply(ours, empty, mutable=["batch_stats"])
 
 
 def test_residual_decides_the_dtype_like_any_operand() -> None:

@@ -103,7 +103,8 @@ class BatchNorm(nn.BatchNorm):
         axis_name: name of a mapped axis (`vmap`, `pmap`, `shard_map`), or a tuple of names, over
             which statistics are computed, as in `jax_bnar.bn_add_relu`. Leave it None under `jit`
             alone, where statistics are always those of the whole array. Ignored during `init`.
-        axis_index_groups: groups of indices within that axis.
+        axis_index_groups: groups of indices within that axis. Without `axis_name`, where Flax
+            ignores them, they are an error.
         use_fast_variance: no effect. The variance is always computed from deviations, as accurately
             as Flax does with False.
         force_float32_reductions: False stores the running statistics in `param_dtype`, as in Flax.
@@ -246,7 +247,9 @@ def prepared(
                 running.value, batch, layer.momentum, dtype=statistic_dtype
             )
 
-    given = (running_mean.value, running_var.value) if use_running_average else None
+    # An empty batch has no statistics, but serves for `init` as well as any other.
+    takes_running = use_running_average or (initializing and x.size == 0)
+    given = (running_mean.value, running_var.value) if takes_running else None
     return PreparedCall(call, x, scale, bias, given, result, update)
 
 

@@ -43,7 +43,8 @@ class FusedBottleneck(nn.Module):
     as `block_cls`, with our BatchNorm as `norm`. Linen names blocks after their class, so to load
     old checkpoints, pass a subclass called `BottleneckResNetBlock`. With a `norm` other than ours,
     or an `act` that the operators do not have, the same block runs unfused, which is useful for
-    comparison.
+    comparison. If our norms have a narrower `dtype` than x, so has the result, the shortcut
+    included; what an unfused block adds to x has the wider of the two.
 
     Attributes:
         filters: channels of the first two convolutions; the block has 4*filters.

@@ -58,7 +58,8 @@ class FusedBottleneck(nnx.Module):
     `jax_bnar.dual_bn_act`.
 
     With a `norm` other than ours, or an `act` that the operators do not have, the same block runs
-    unfused.
+    unfused. If our norms have a narrower `dtype` than x, so has the result, the shortcut included;
+    what an unfused block adds to x has the wider of the two.
 
     Args:
         in_features: channels of x.
