@@ -189,6 +189,7 @@ struct ExactGelu {
   }
 
  private:
+  // min(|u|, kLargest), up to which the approximation of the tail holds.
   static BNAR_INLINE V Limited(const V& u) {
     return AtMost(static_cast<A>(Tail::kLargest), Absolute(u));
   }

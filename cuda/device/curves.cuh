@@ -244,7 +244,8 @@ struct ExactGelu {
     return reciprocal * Polynomial<0>((t - 4) * reciprocal);
   }
 
-  // The terms from kFirst on, over q^kFirst.
+  // The sum of coefficients[i] * q^(i - kFirst) for i >= kFirst, by Horner's
+  // scheme.
   template <int kFirst>
   static __device__ __forceinline__ A Polynomial(A q) {
     constexpr A kCoefficient = A(Constants::kCoefficients[kFirst]);

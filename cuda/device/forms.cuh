@@ -57,6 +57,7 @@ BNAR_HOST_DEVICE auto WithForwardForm(bool residual, bool relu, bool mask,
   return f(ForwardForm<false, true, false>{});
 }
 
+// The gate is not kZ, which only other activations than ReLU have.
 #ifdef __CUDACC__
 #pragma nv_exec_check_disable
 #endif

@@ -174,6 +174,7 @@ __device__ __forceinline__ void AddRows(const Tiling& tiling,
   __syncthreads();
 }
 
+// Sends sums to an empty box. Its two messages may arrive in either order.
 __device__ __forceinline__ void Send(Mailbox* box, const Sums& sums,
                                      uint64_t tag) {
   StoreMessage(&box->first, {sums.first, tag});
