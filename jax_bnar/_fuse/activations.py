@@ -11,7 +11,7 @@ import jax
 
 from jax_bnar._base import jax_compat
 from jax_bnar._fuse.graph import Graph
-from jax_bnar._fuse.nodes import Node, Value, values_of
+from jax_bnar._fuse.nodes import Node, Value, is_broadcast, values_of
 
 _CUSTOM_DERIVATIVES: Final = ("custom_jvp_call", "custom_vjp_call")
 # What is left of activations that JAX does not wrap in jit, by the function in them.
@@ -58,6 +58,11 @@ def self_gated_name(graph: Graph, value: Value) -> str:
         for node in graph.readers(waiting.pop(0)):
             if node.name not in _SELF_GATED and node.name not in _STEPS:
                 continue
+            if any(
+                operand not in derived and not is_broadcast(operand, node.outputs[0])
+                for operand in values_of(node.inputs)
+            ):
+                continue  # Another array comes in, so what follows is not a function of a.
             names.add(node.name)
             operands = list(values_of(node.inputs))
             is_product |= node.name == "mul" and len(operands) == 2 and derived.issuperset(operands)

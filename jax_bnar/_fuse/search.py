@@ -23,7 +23,7 @@ from jax_bnar._fuse.training import (
     normalisation,
 )
 from jax_bnar._fuse.training_match import TrainingMatch
-from jax_bnar._fuse.unknowns import ReciprocalRoot
+from jax_bnar._fuse.unknowns import Clamped, Moment, ReciprocalRoot
 
 # The primitives whose operand may be an array that is normalised. A psum sums over an axis of its
 # operand where a `vmap` inside the program has bound the name.
@@ -53,10 +53,14 @@ def training_candidates(
     """
     if not _divides_by_a_root(region):
         return
+    matched = set()
     if (unshifted := without_shift(region)) is not None:
-        matches = _candidates(unshifted, taken, inside)
-        yield from (match for match in matches if isinstance(match, TrainingMatch))
-    yield from _candidates(region, taken, inside)
+        for match in _candidates(unshifted, taken, inside):
+            if isinstance(match, TrainingMatch):
+                yield match
+                if match.normalised in inside:
+                    matched.add(match.normalised)
+    yield from _candidates(region, taken, inside, matched)
 
 
 def without_shift(region: Region) -> Region | None:
@@ -79,12 +83,18 @@ def without_shift(region: Region) -> Region | None:
 
 
 def _candidates(
-    region: Region, taken: Collection[Value], inside: Collection[Value]
+    region: Region,
+    taken: Collection[Value],
+    inside: Collection[Value],
+    matched: Collection[Value] = (),
 ) -> Iterator[TrainingMatch | RefusedMatch]:
+    """The possible matches, then the refusal if any; `matched` has been normalised by others."""
     graph, x = region.graph, region.x
     refused: RefusedMatch | None = None
     is_used_elsewhere = False
     for value in reversed(region.terms):
+        if value in matched:
+            refused, is_used_elsewhere = None, False
         if region.degree(value) != 1 or value is x or value in taken or value in inside:
             continue
         try:
@@ -92,7 +102,7 @@ def _candidates(
             statistics = list(statistics_of(region, form.axis, form.num_groups, form.over))
             _require_unused(region, value, statistics)
         except RefusalError as refusal:
-            if _is_divided_by_a_root(region, value):
+            if _is_divided_by_a_root(region, value) and _takes_a_mean(region, value):
                 refused = refused or RefusedMatch(_producer(value), str(refusal), region)
                 is_used_elsewhere |= isinstance(refusal, UsedElsewhereError)
             continue
@@ -161,6 +171,19 @@ def _is_divided_by_a_root(region: Region, value: Value) -> bool:
         if slope is not None
         for number in slope.unknowns
     )
+
+
+def _takes_a_mean(region: Region, value: Value) -> bool:
+    """Whether a mean of x is in a value; an RMSNorm or a division by a norm has squares alone."""
+    waiting = list(region.terms[value].polynomials)
+    while waiting:
+        for number in waiting.pop().unknowns:
+            unknown = region.unknowns[number]
+            if isinstance(unknown, Moment) and unknown.power == 1:
+                return True
+            if isinstance(unknown, ReciprocalRoot | Clamped):
+                waiting.append(unknown.of)
+    return False
 
 
 def _require_unused(region: Region, end: Value, statistics: list[Statistic]) -> None:

@@ -64,6 +64,24 @@ def test_bias_before_both_norms_of_a_join() -> None:
     assert_fused(join, X, Z, SCALE, BIAS, dual_bn_add_relu=1)
 
 
+@pytest.mark.parametrize("end", ["residual", "gate", "repeated", "returned"])
+def test_the_report_has_one_line_for_a_norm_after_a_bias(end: str) -> None:
+    """What is computed from the norm is no normalisation of its own, refused for another reason."""
+
+    def function(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        y = batch_norm(x + 3 * vector(bias), scale, bias)
+        ends = {
+            "residual": lambda: jax.nn.relu(z + y),
+            "gate": lambda: y * jax.nn.sigmoid(z),
+            "repeated": lambda: y + jnp.repeat(y, 2, 1)[:, : y.shape[1]],
+            "returned": lambda: (y, jax.nn.relu(y)),
+        }
+        return ends[end]()
+
+    report = jax_bnar.explain(function)(X, Z, SCALE, BIAS)
+    assert (len(report.matched), report.refused) == (1, ())
+
+
 def test_bias_before_the_norm_of_evaluation() -> None:
     def given(x: Any, shift: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
         return jax.nn.relu(normalise(x + vector(shift), mean, var, scale, bias))

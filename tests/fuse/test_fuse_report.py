@@ -124,6 +124,29 @@ def _parsed(text: str) -> dict[str, dict[str, Any]]:
 PADDLE = TESTS / "data" / "paddle_fused_bn_add_act_pass.txt"
 
 
+@pytest.mark.parametrize(
+    "divide",
+    [
+        lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True),
+        lambda x: x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6),
+    ],
+    ids=["l2", "rms"],
+)
+def test_norms_without_a_mean_are_not_listed(divide: Any) -> None:
+    assert jax_bnar.explain(divide)(X).candidates == ()
+
+
+def test_a_norm_before_two_activations_is_used_more_than_once() -> None:
+    """As a node of EfficientDet's BiFPN; another array comes in before each SiLU, which is fused."""
+
+    def node(x: Any, z: Any) -> Any:
+        y = _norm(x)
+        return jax.nn.silu(y + z) + jax.nn.silu(y - z)
+
+    (found,) = jax_bnar.explain(node)(X, Z).candidates
+    assert found.reason == "the normalised array is used more than once"
+
+
 def test_graphs_are_those_of_paddle() -> None:
     expected = _parsed(PADDLE.read_text())
     assert len(expected) == 4
