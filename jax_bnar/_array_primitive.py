@@ -169,11 +169,17 @@ def _result_avals(
     shapes = layout.shapes_of(kinds, x.shape)
     specs = [PartitionSpec()] * len(kinds)
     if any(entry is not None for entry in x.sharding.spec):
-        shards = Shards.create(
-            layout, x.shape, x.sharding.spec, x.sharding.mesh.shape, has_mask="mask" in kinds
-        )
+        # A mask may be computed from an x that is gathered before. The vectors nevertheless have
+        # the type that they have without a mask, because the derivative rules ask for one where
+        # the function itself does not.
+        shards = {
+            kind: Shards.create(
+                *(layout, x.shape, x.sharding.spec, x.sharding.mesh.shape), has_mask=kind == "mask"
+            )
+            for kind in kinds
+        }
         specs = [
-            x.sharding.spec if kind == "tensor" else shards.spec(kind, shape)
+            x.sharding.spec if kind == "tensor" else shards[kind].spec(kind, shape)
             for kind, shape in zip(kinds, shapes, strict=True)
         ]
     return jax_compat.sharded_avals(x, shapes, dtypes, specs)

@@ -137,7 +137,7 @@ def test_norms_without_a_mean_are_not_listed(divide: Any) -> None:
 
 
 def test_a_norm_before_two_activations_is_used_more_than_once() -> None:
-    """As a node of EfficientDet's BiFPN; another array comes in before each SiLU, which is fused."""
+    """As in a node of EfficientDet; another array comes in before each SiLU, which is fused."""
 
     def node(x: Any, z: Any) -> Any:
         y = _norm(x)
