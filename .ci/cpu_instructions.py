@@ -123,6 +123,8 @@ def loops_of(path: pathlib.Path) -> list[Loop]:
 def _inputs(function: str) -> str:
     """What names the number of inputs of a function: "<2>", or nothing for one."""
     found = re.search(r"(?:Normalise|Reduce|Apply)<[\w:]+, [\w:]+, (\d+)", function)
+    if found is None:  # binutils does not demangle every lambda of Clang's.
+        found = re.search(r"(?:Normalise|Reduce|Apply)I\w+?Li(\d+)E", function)
     return "" if found is None or found[1] == "1" else f"<{found[1]}>"
 
 
