@@ -169,17 +169,16 @@ def _result_avals(
     shapes = layout.shapes_of(kinds, x.shape)
     specs = [PartitionSpec()] * len(kinds)
     if any(entry is not None for entry in x.sharding.spec):
-        # A mask may be computed from an x that is gathered before. The vectors nevertheless have
-        # the type that they have without a mask, because the derivative rules ask for one where
-        # the function itself does not.
-        shards = {
-            kind: Shards.create(
-                *(layout, x.shape, x.sharding.spec, x.sharding.mesh.shape), has_mask=kind == "mask"
-            )
-            for kind in kinds
-        }
-        specs = [
-            x.sharding.spec if kind == "tensor" else shards[kind].spec(kind, shape)
-            for kind, shape in zip(kinds, shapes, strict=True)
-        ]
+        specs = [_result_spec(x, layout, *each) for each in zip(kinds, shapes, strict=True)]
     return jax_compat.sharded_avals(x, shapes, dtypes, specs)
+
+
+def _result_spec(
+    x: Any, layout: ChannelLayout, kind: OperandKind, shape: tuple[int, ...]
+) -> PartitionSpec:
+    spec, sizes = x.sharding.spec, x.sharding.mesh.shape
+    if kind == "tensor":
+        return spec
+    # For a mask, x may be gathered first. Vectors nevertheless have the type that they have without
+    # one, because derivative rules ask for a mask where the function itself does not.
+    return Shards.create(layout, x.shape, spec, sizes, has_mask=kind == "mask").spec(kind, shape)

@@ -133,7 +133,7 @@ def _batch(
     operands = jax.tree.unflatten(tree, [dim is not None for dim in dims])
     is_mapped = function.mapped_results(axis_data.name, operands)
     whole = function.of_all_examples(axis_data.name, operands)
-    # An axis that belongs to a mesh must stay an axis of its own.
+    # An axis with an `spmd_axis_name` must stay an axis of its own.
     if whole is not None and not axis_data.spmd_name:
         in_front = [
             leaf if dim is None else jnp.moveaxis(leaf, dim, 0)

@@ -53,14 +53,10 @@ def training_candidates(
     """
     if not _divides_by_a_root(region):
         return
-    matched = set()
     if (unshifted := without_shift(region)) is not None:
-        for match in _candidates(unshifted, taken, inside):
-            if isinstance(match, TrainingMatch):
-                yield match
-                if match.normalised in inside:
-                    matched.add(match.normalised)
-    yield from _candidates(region, taken, inside, matched)
+        matches = _candidates(unshifted, taken, inside)
+        yield from (match for match in matches if isinstance(match, TrainingMatch))
+    yield from _candidates(region, taken, inside)
 
 
 def without_shift(region: Region) -> Region | None:
@@ -83,19 +79,18 @@ def without_shift(region: Region) -> Region | None:
 
 
 def _candidates(
-    region: Region,
-    taken: Collection[Value],
-    inside: Collection[Value],
-    matched: Collection[Value] = (),
+    region: Region, taken: Collection[Value], inside: Collection[Value]
 ) -> Iterator[TrainingMatch | RefusedMatch]:
-    """The possible matches, then the refusal if any; `matched` has been normalised by others."""
     graph, x = region.graph, region.x
     refused: RefusedMatch | None = None
     is_used_elsewhere = False
     for value in reversed(region.terms):
-        if value in matched:
+        if region.degree(value) != 1 or value is x:
+            continue
+        if value in inside:
+            # What was refused may be no more than an array that is computed from this one.
             refused, is_used_elsewhere = None, False
-        if region.degree(value) != 1 or value is x or value in taken or value in inside:
+        if value in taken or value in inside:
             continue
         try:
             form = normalisation(region, value)
@@ -113,7 +108,6 @@ def _candidates(
             reason = "the residual depends on the statistics: a cycle"
             yield TrainingMatch(x, value, Tail(value, reason=reason), region, form, statistics)
         if value in inside:
-            # What was refused may be no more than an array that is computed from this one.
             refused, is_used_elsewhere = None, False
     if refused is not None:
         yield dataclasses.replace(refused, is_used_elsewhere=is_used_elsewhere)

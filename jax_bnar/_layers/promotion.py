@@ -1,5 +1,6 @@
 """The dtype in which a layer runs its operator."""
 
+import functools
 from typing import Any
 
 import jax
@@ -10,12 +11,12 @@ from jax_bnar._base.dtypes import SUPPORTED
 
 
 def promoted(*dtypes: Any) -> np.dtype:
-    """JAX's dtype promotion, even if the user has made implicit promotion an error."""
+    """JAX's dtype promotion, even if the user has made implicit promotion an error.
+
+    Python's own types, such as `float`, are weak in it, as in Flax.
+    """
     with jax.numpy_dtype_promotion("standard"):
-        result = np.dtype(dtypes[0])
-        for dtype in dtypes[1:]:
-            result = jnp.promote_types(result, dtype)
-    return np.dtype(result)
+        return np.dtype(functools.reduce(jnp.promote_types, dtypes))
 
 
 def scalar_of(dtype: Any) -> np.ndarray[Any, Any] | None:

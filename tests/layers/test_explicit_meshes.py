@@ -36,8 +36,8 @@ def step(kind: type[nn.Module], *, mapped: bool = False, **fields: Any) -> Any:
 
 def agrees_with_flax(spec: P, *, mapped: bool = False, **fields: Any) -> None:
     mesh = make_mesh("explicit", d=2, m=2)
-    given = {name: value for name, value in fields.items() if name != "use_running_average"}
-    variables = some_variables(BatchNorm(**given), X[0] if mapped else X)
+    own = {name: value for name, value in fields.items() if name != "use_running_average"}
+    variables = some_variables(BatchNorm(**own), X[0] if mapped else X)
     want = step(nn.BatchNorm, mapped=mapped, **fields)(variables, X, WEIGHT)
     placed = jax.tree.map(lambda array: put(array, mesh, P()), variables)
     given = placed, put(X, mesh, spec), put(WEIGHT, mesh, spec)

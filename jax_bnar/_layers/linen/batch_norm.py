@@ -287,8 +287,7 @@ def _statistic_dtype(layer: BatchNorm, x: jax.Array) -> np.dtype:
     """The dtype that Flax gives batch statistics, on which that of the running ones depends."""
     dtype = x.dtype if layer.dtype is None else layer.dtype
     if layer.force_float32_reductions or not jnp.issubdtype(dtype, jnp.inexact):
-        # Python's float is weak in Flax's promotion: here it means float32, not float64.
-        return promoted(dtype if dtype is not float else np.float32, np.float32)
+        return promoted(dtype, np.float32)
     return without_x64(dtype)
 
 
