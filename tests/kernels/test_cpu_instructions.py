@@ -32,15 +32,13 @@ namespace jax_bnar::cpu::avx2 {
 def test_every_kernel_keeps_its_vectors_in_registers(compiler: str) -> None:
     if compiler.startswith("aarch64"):
         isas, options = ["baseline", "neonbf16"], aarch64_options()
-        name = "aarch64"
     elif shutil.which(compiler, path=PATH) is None:
         pytest.skip(f"{compiler} is missing")
     else:
         isas = ["baseline", "avx2", "avx512", "avx512bf16"]
         options = [f"-DCMAKE_CXX_COMPILER={compiler}"]
-        name = f"objects-{compiler.rstrip('+')}"
     targets = [f"bnar_tiles_{isa}" for isa in isas]
-    directory = build(name, options, targets)
+    directory = build(f"objects-{compiler.rstrip('+')}", options, targets)
     for target in targets:
         objects = sorted((directory / "CMakeFiles" / f"{target}.dir").rglob("*.o"))
         assert len(objects) == 12

@@ -28,6 +28,8 @@ def run(*command: str | pathlib.Path, directory: pathlib.Path = ROOT) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # What a failing program prints need not be text.
+        errors="replace",
     )
     if finished.returncode != 0:
         printed = " ".join(map(str, command))
@@ -45,7 +47,10 @@ def tool(name: str) -> str:
 
 
 def build(name: str, options: Sequence[str], targets: Sequence[str] = ()) -> pathlib.Path:
-    """Configures and builds in build/native-NAME, which keeps objects between runs."""
+    """Configures and builds in build/native-NAME, which keeps objects between runs.
+
+    A name belongs to one file of tests, because files run at the same time.
+    """
     directory = ROOT / "build" / f"native-{name}"
     # Discard what an older CMake, ninja or compiler has cached.
     (directory / "CMakeCache.txt").unlink(missing_ok=True)
