@@ -106,6 +106,13 @@ def varying_axes(array: Any) -> frozenset[Any]:
     return jax.typeof(array).manual_axis_type.varying
 
 
+def vary_over(array: jax.Array, axes: frozenset[Any]) -> jax.Array:
+    """The array, cast to vary over these manual mesh axes too."""
+    # In any process, the same program has the same order.
+    missing = sorted(axes - varying_axes(array), key=repr)
+    return jax.lax.pcast(array, tuple(missing), to="varying") if missing else array
+
+
 _Array = TypeVar("_Array", jax.Array, jax.Array | None)
 
 
@@ -117,12 +124,8 @@ def reconcile_vma(arrays: Sequence[_Array]) -> list[_Array]:
     """
     axes = frozenset().union(*(varying_axes(a) for a in arrays if a is not None))
 
-    def cast(array: _Array) -> _Array:
-        if array is None or not (missing := axes - varying_axes(array)):
-            return array
-        return jax.lax.pcast(array, tuple(missing), to="varying")
-
-    return [cast(array) for array in arrays]
+    results: list[Any] = [None if array is None else vary_over(array, axes) for array in arrays]
+    return results
 
 
 def needs_devices_at_lowering(primitive: Primitive) -> None:

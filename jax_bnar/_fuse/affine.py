@@ -77,7 +77,7 @@ class AffineMatch(Match):
         x, *rest = arrays
         channels, count = x.shape[self.axis], len(self.tail.residuals)
         residuals, rest = rest[:count], rest[count:]
-        scale, bias, mean = arrays_of(self._vectors, rest, channels, x.dtype)
+        scale, bias, mean = arrays_of(self._vectors, rest, {self.axis: channels}, x.dtype)
         dtype = accumulation_dtype(x.dtype)
         mean = jnp.zeros(channels, dtype) if mean is None else mean
         var = jnp.ones(channels, dtype)

@@ -1,6 +1,7 @@
 """The join of two BatchNorms: `act(batch_norm(x1) + batch_norm(x2))`."""
 
 import dataclasses
+import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -42,19 +43,22 @@ class DualMatch(Match):
     def call(self, wanted: Collection[Value], *arrays: Any) -> list[jax.Array]:
         first, second = self.first, self.second
         x1, x2, *rest = arrays
-        scale1, bias1, shift1, scale2, bias2, shift2 = arrays_of(
-            [*first.vectors, *second.vectors], rest, x1.shape[first.form.axis], first.form.dtype
+        count = sum(len(vector.values) for vector in first.vectors)
+        scale1, bias1, shift1 = arrays_of(
+            first.vectors, rest[:count], first.sizes_of_vectors(x1), first.form.dtype
+        )
+        scale2, bias2, shift2 = arrays_of(
+            second.vectors, rest[count:], second.sizes_of_vectors(x2), second.form.dtype
         )
         shape, options = first.shape_and_options(self.result.shape)
-        y, mean1, var1, mean2, var2 = dual_bn_act(
+        joined = functools.partial(dual_bn_act, activation=self.tail.activation, **options)
+        y, mean1, var1, mean2, var2 = first.over_members(joined)(
             first.arranged(x1.astype(first.form.dtype), shape),
             second.arranged(x2.astype(second.form.dtype), shape),
             scale1,
             with_nans_of(shift1, bias1),
             scale2,
             with_nans_of(shift2, bias2),
-            self.tail.activation,
-            **options,
         )
         return [
             y.reshape(self.result.shape),
@@ -91,6 +95,7 @@ def _shared(form: Normalisation) -> tuple[Any, ...]:
         form.epsilon,
         form.result_axis,
         form.num_groups,
+        len(form.vmapped),
         form.axis_name,
         form.axis_index_groups,
     )

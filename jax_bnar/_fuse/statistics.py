@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_bnar._base.jax_compat import varying_axes
+from jax_bnar._base.jax_compat import vary_over
 from jax_bnar._fuse import axes as axes_of
 from jax_bnar._fuse.nodes import Value
 from jax_bnar._fuse.polynomial import Polynomial
@@ -27,13 +27,13 @@ class Statistic:
     factor: Fraction
 
 
-def statistics_of(
-    region: Region, axis: int, num_groups: int, over: frozenset[Any]
-) -> Iterator[Statistic]:
-    """The statistics with one number for each channel (and group), not broadcasts of them."""
+def statistics_of(region: Region, kept: Sequence[int], over: frozenset[Any]) -> Iterator[Statistic]:
+    """The statistics with one number for each index of the axes of x that are kept.
+
+    Broadcasts of them are not among the statistics.
+    """
     shape = region.x.shape
-    axes = [a for a in (0, axis) if a == axis or num_groups > 1]
-    axes = [a for a in axes if is_long(shape[a])]
+    axes = [axis for axis in kept if is_long(shape[axis])]
     count = math.prod(shape[a] for a in axes)
     for value, term in region.terms.items():
         if math.prod(value.shape) != count or not axes_of.in_order(term.labels, axes):
@@ -96,7 +96,7 @@ def _restored(
 ) -> jax.Array:
     """The value that the program computed itself, restored from the kernel's results."""
     if shift is not None:
-        shift = jnp.broadcast_to(shift.astype(mean.dtype).reshape(mean.shape[-1:]), mean.shape)
+        shift = jnp.broadcast_to(shift.astype(mean.dtype), mean.shape)
     if statistic.name == "var":
         array = var if shift is None else var + 0 * shift
     else:
@@ -107,5 +107,4 @@ def _restored(
         array = array * jnp.asarray(float(statistic.factor), array.dtype)
     array = array.astype(statistic.value.dtype).reshape(statistic.value.shape)
     # In a shard_map with check_vma, the program may have declared a synchronised statistic varying.
-    missing = statistic.value.aval.manual_axis_type.varying - varying_axes(array)
-    return jax.lax.pcast(array, tuple(missing), to="varying") if missing else array
+    return vary_over(array, statistic.value.aval.manual_axis_type.varying)

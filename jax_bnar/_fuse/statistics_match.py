@@ -66,7 +66,7 @@ class StatisticsMatch(Match):
 
     def call(self, wanted: Collection[Value], *arrays: Any) -> list[jax.Array]:
         x, *vectors = arrays
-        (shift,) = arrays_of([self._shift], vectors, x.shape[self.axis], x.dtype)
+        (shift,) = arrays_of([self._shift], vectors, {self.axis: x.shape[self.axis]}, x.dtype)
         axis = self.axis
         if self.num_groups > 1:
             # The operator expects the groups within the batch.

@@ -39,6 +39,8 @@ class Normalisation:
         result_axis: the channel axis of the normalised array.
         num_groups: the number of groups of a ghost batch, otherwise 1.
         groups_are_apart: whether the groups have a separate axis in the normalised array.
+        vmapped: the axes of x along which each index is normalised by itself, as by a `vmap` over
+            parameters. The normalised array begins with them.
         axis_name: the mapped axes over which the statistics are taken.
         axis_index_groups: the groups of indices of these axes that have their own statistics, or
             None.
@@ -56,10 +58,17 @@ class Normalisation:
     result_axis: int
     num_groups: int
     groups_are_apart: bool
+    vmapped: tuple[int, ...]
     axis_name: tuple[Any, ...]
     axis_index_groups: tuple[tuple[int, ...], ...] | None
     over: frozenset[Any]
     dtype: Any
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The axes of x for each index of which there are a mean and a variance."""
+        groups = (0,) if self.num_groups > 1 else ()
+        return (*self.vmapped, *groups, self.axis)
 
 
 def normalisation(region: Region, value: Value) -> Normalisation:
@@ -83,9 +92,13 @@ def normalisation(region: Region, value: Value) -> Normalisation:
     for name, vector in vectors.items():
         if not unknowns.are_foreign(vector):
             raise RefusalError(_not_foreign(name, vector, unknowns))
-    axis, num_groups = channels(region, over)
+    parameters = unknowns.polynomial_varies(scale) | unknowns.polynomial_varies(bias)
+    if vmapped := _vmapped(region, over, parameters, term.labels):
+        axis, num_groups = _kept(region, over)[-1], 1
+    else:
+        axis, num_groups = channels(region, over)
     for name, vector in vectors.items():
-        if unknowns.polynomial_varies(vector) - {axis}:
+        if unknowns.polynomial_varies(vector) - {*vmapped, axis}:
             raise RefusalError(f"the {name} does not have one value per channel")
     order, result_axis = _arrangement(term.labels, region.x.shape, value.shape, axis, num_groups)
     if not holds(value.dtype, region.x.dtype):
@@ -100,6 +113,7 @@ def normalisation(region: Region, value: Value) -> Normalisation:
         result_axis=result_axis,
         num_groups=num_groups,
         groups_are_apart=term.labels[0] == (0,),
+        vmapped=vmapped,
         axis_name=names,
         axis_index_groups=groups,
         over=over,
@@ -170,7 +184,7 @@ def _not_foreign(name: str, vector: Polynomial, unknowns: Unknowns) -> str:
 def channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
     """The channel axis and the number of groups of the statistics."""
     shape = region.x.shape
-    kept = [axis for axis, size in enumerate(shape) if is_long(size) and axis not in over]
+    kept = _kept(region, over)
     if not kept:
         ones = [axis for axis, size in enumerate(shape) if size == 1]
         if not ones:
@@ -190,6 +204,27 @@ def channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
     raise RefusalError(
         f"there are statistics along several axes {tuple(kept)}, not one per channel"
     )
+
+
+def _kept(region: Region, over: frozenset[Any]) -> list[int]:
+    """The axes of x over which the statistics are not taken."""
+    return [a for a, size in enumerate(region.x.shape) if is_long(size) and a not in over]
+
+
+def _vmapped(
+    region: Region, over: frozenset[Any], parameters: frozenset[Any], labels: axes_of.Labels
+) -> tuple[int, ...]:
+    """The axes that a `vmap` over the parameters has added; empty if there are none.
+
+    Statistics of each example, as in InstanceNorm, have the same axes, but parameters in common.
+    The kernels compute them too if each example has parameters of its own. In the normalised array
+    these axes come first, because the operators would have to move others there.
+    """
+    kept = _kept(region, over)
+    outer = tuple(kept[:-1])
+    if not parameters.issuperset(kept) or labels[: len(outer)] != tuple((a,) for a in outer):
+        return ()
+    return outer
 
 
 def mapped(

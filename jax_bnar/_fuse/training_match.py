@@ -1,7 +1,7 @@
 """A normalisation by batch statistics, and the public operators that compute it."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -61,7 +61,8 @@ class TrainingMatch(Match):
         x, *rest = arrays
         count = len(self.tail.residuals)
         residuals, rest = rest[:count], rest[count:]
-        scale, bias, shift = arrays_of(self.vectors, rest, x.shape[self.form.axis], self.form.dtype)
+        sizes = self.sizes_of_vectors(x)
+        scale, bias, shift = arrays_of(self.vectors, rest, sizes, self.form.dtype)
         bias = with_nans_of(shift, bias)
         shape, options = self.shape_and_options(self.result.shape)
         dtype = self.result.dtype
@@ -70,20 +71,36 @@ class TrainingMatch(Match):
             x = x.astype(dtype)  # These operators do not widen x themselves.
         x = self.arranged(x, shape)
         z = summed(residuals).reshape(shape) if residuals else None
-        if self.operator == "bn_act":
-            y, mean, var = bn_act(x, scale, bias, act, z=z, out_dtype=dtype, **options)
-        elif not self.tail.is_activated:
-            y, mean, var = batch_norm(x, scale, bias, out_dtype=dtype, **options)
-        elif z is None:
-            y, mean, var = bn_relu(x, scale, bias, out_dtype=dtype, **options)
-        else:
-            y, mean, var = bn_add_relu(x, z, scale, bias, out_dtype=dtype, **options)
+
+        def normalised(x: Any, z: Any, scale: Any, bias: Any) -> tuple[jax.Array, ...]:
+            if self.operator == "bn_act":
+                return bn_act(x, scale, bias, act, z=z, out_dtype=dtype, **options)
+            if not self.tail.is_activated:
+                return batch_norm(x, scale, bias, out_dtype=dtype, **options)
+            if z is None:
+                return bn_relu(x, scale, bias, out_dtype=dtype, **options)
+            return bn_add_relu(x, z, scale, bias, out_dtype=dtype, **options)
+
+        y, mean, var = self.over_members(normalised)(x, z, scale, bias)
         return [y.reshape(self.result.shape), *restored(self.statistics, wanted, mean, var, shift)]
 
+    def sizes_of_vectors(self, x: jax.Array) -> dict[int, int]:
+        """The axes of x that scale, bias and shift have as arrays, with their sizes."""
+        return {axis: x.shape[axis] for axis in (*self.form.vmapped, self.form.axis)}
+
+    def over_members(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of all members of an ensemble, from the function of one."""
+        for _ in self.form.vmapped:
+            function = jax.vmap(function)
+        return function
+
     def shape_and_options(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, Any]]:
-        """The shape that the operator's arrays take, and its keywords, for a result of `shape`."""
+        """The shape that the operator's arrays take, and its keywords, for a result of `shape`.
+
+        The shape is that outside of `over_members`.
+        """
         form = self.form
-        axis = form.result_axis
+        axis = form.result_axis - len(form.vmapped)
         if form.num_groups > 1 and form.groups_are_apart:
             # Here the groups have a separate axis, which the operator expects within the batch.
             shape, axis = (shape[0] * shape[1], *shape[2:]), axis - 1

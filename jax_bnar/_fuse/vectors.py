@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jax_bnar._fuse.unknowns import Foreign, Unknowns
 
 @dataclasses.dataclass(frozen=True)
 class Vector:
-    """One number for each channel.
+    """One number for each channel, and for each index of the axes that a `vmap` has added.
 
     Attributes:
         polynomial: a polynomial in vectors (and scalars) of the program.
@@ -39,44 +39,62 @@ class Vector:
             values[unknown.value] = None
         return Vector(polynomial, unknowns, tuple(values), polynomial.as_constant == neutral)
 
-    def array(self, arrays: Sequence[Any], channels: int, dtype: Any) -> jax.Array | None:
-        """An array of shape (channels,), or None if the vector changes nothing."""
+    def array(
+        self, arrays: Sequence[Any], sizes: Mapping[int, int], dtype: Any
+    ) -> jax.Array | None:
+        """An array with these axes of x, in this order, or None if the vector changes nothing."""
         if self.is_neutral:
             return None
+        shape = tuple(sizes.values())
         given = dict(zip(self.values, arrays, strict=True))
-        if (single := self._single()) is not None and given[single].size == channels:
-            return given[single].reshape(channels)
+        if (single := self._single()) is not None:
+            array = _arranged(given[single.value], single, sizes)
+            if array.shape == shape:
+                return array
         terms = []
         for monomial, coefficient in self.polynomial.terms:
             factors = [] if coefficient == 1 and monomial else [float(coefficient)]
-            factors = [jnp.full(channels, factor, dtype) for factor in factors]
+            factors = [jnp.full(shape, factor, dtype) for factor in factors]
             for number, power in monomial:
                 unknown = self.unknowns[number]
                 assert isinstance(unknown, Foreign)
-                array = given[unknown.value].astype(dtype)
-                shape = (channels,) if array.size == channels else ()
-                array = jnp.broadcast_to(array.reshape(shape), channels)
+                array = _arranged(given[unknown.value].astype(dtype), unknown, sizes)
+                array = jnp.broadcast_to(array, shape)
                 factors.append(array if power == 1 else jax.lax.integer_pow(array, power))
             terms.append(functools.reduce(jax.lax.mul, factors))
-        return functools.reduce(jax.lax.add, terms) if terms else jnp.zeros(channels, dtype)
+        return functools.reduce(jax.lax.add, terms) if terms else jnp.zeros(shape, dtype)
 
-    def _single(self) -> Value | None:
+    def _single(self) -> Foreign | None:
         """The floating-point vector to which the polynomial is equal, if there is one."""
         if len(self.polynomial.terms) != 1:
             return None
         monomial, coefficient = self.polynomial.terms[0]
         if coefficient != 1 or len(monomial) != 1 or monomial[0][1] != 1:
             return None
-        value = self.values[0]
-        return value if jnp.issubdtype(value.dtype, jnp.floating) else None
+        unknown = self.unknowns[monomial[0][0]]
+        assert isinstance(unknown, Foreign)
+        return unknown if jnp.issubdtype(unknown.value.dtype, jnp.floating) else None
+
+
+def _arranged(array: jax.Array, unknown: Foreign, sizes: Mapping[int, int]) -> jax.Array:
+    """The array with these axes of x, in this order; those that it lacks have the size 1."""
+    own = [axis for axis in unknown.axes if axis is not None and axis in sizes]
+    array = array.reshape([sizes[axis] for axis in own])
+    wanted = [axis for axis in sizes if axis in own]
+    if own != wanted:
+        array = array.transpose([own.index(axis) for axis in wanted])
+    return array.reshape([size if axis in own else 1 for axis, size in sizes.items()])
 
 
 def arrays_of(
-    vectors: Sequence[Vector], arrays: Sequence[Any], channels: int, x_dtype: Any
+    vectors: Sequence[Vector], arrays: Sequence[Any], sizes: Mapping[int, int], x_dtype: Any
 ) -> list[jax.Array | None]:
-    """The arrays of several vectors; `arrays` holds the values of each vector in turn."""
+    """The arrays of several vectors, with one value for each index of the axes of x in `sizes`.
+
+    `arrays` holds the values of each vector in turn.
+    """
     dtype = accumulation_dtype(x_dtype)
     waiting = iter(arrays)
     return [
-        vector.array([next(waiting) for _ in vector.values], channels, dtype) for vector in vectors
+        vector.array([next(waiting) for _ in vector.values], sizes, dtype) for vector in vectors
     ]

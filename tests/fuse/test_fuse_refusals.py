@@ -311,19 +311,6 @@ def test_parameters_of_each_example() -> None:
     assert_fused(layer, X, array((6, 3), 5), batch_norm=1)
 
 
-def test_ensembles() -> None:
-    """Members with their own parameters under `vmap` have statistics along two axes."""
-
-    def member(x: Any, scale: Any, bias: Any) -> Any:
-        return jax.nn.relu(_batch_norm(x, scale, bias))
-
-    def ensemble(x: Any, scale: Any, bias: Any) -> Any:
-        return jax.vmap(member)(x, scale, bias)
-
-    stacked = tuple(jnp.stack([a, 2 * a]) for a in (X, SCALE, BIAS))
-    assert_untouched(ensemble, *stacked)
-
-
 def test_evaluation_that_depends_on_x_is_refused() -> None:
     """A training form that is refused must not come back as an evaluation form."""
     assert_untouched(ddof, X, SCALE, BIAS)
