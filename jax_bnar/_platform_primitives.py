@@ -217,10 +217,10 @@ class InferenceBackward(_ByPlatform):
             scaled = functools.partial(self.normalise, (dy,), None, **statics)
             pairs = zip(affine, statistics, strict=True)
             return tuple(scaled((a_i,), (statistics_i,))[0] for a_i, statistics_i in pairs)
-        if gate == "y" and saved is not None and saved.dtype == x[0].dtype:
-            # The kernel multiplies what it reads as x by 0. It reads y in any case, so this is no
-            # more memory, and an x that is infinite or NaN does not matter.
-            x = (saved,) * len(x)
+        if gate == "y" and dy.dtype == x[0].dtype:
+            # The kernel multiplies what it reads as x by 0. It reads dy in any case, so this is no
+            # more memory, and an x or a y that is infinite or NaN does not matter.
+            x = (dy,) * len(x)
         coefficients = tuple(Coefficients(zero, zero) for zero in zeros)
         return self.backward_apply(
             dy, x, saved, statistics, affine, coefficients, gate=gate, **statics

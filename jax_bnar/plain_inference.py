@@ -115,7 +115,7 @@ def backward(
     else:
         e = widened(gated(dy, (), saved, None, None, gate, dtype=dy.dtype, **of_activation))
     dx = (
-        (_per_element(multiplier(of_input.var, own.scale, epsilon), e, layout) * e).astype(to.dtype)
+        (layout.per_element(multiplier(of_input.var, own.scale, epsilon), e) * e).astype(to.dtype)
         for to, own, of_input in zip(x, affine, statistics, strict=True)
     )
     return tuple(dx), e.astype(dy.dtype) if has_z else None
@@ -135,14 +135,7 @@ def _normalised(
     if mean is None:
         assert scale is None
         x = x.astype(dtype)
-        return x if bias is None else x + _per_element(bias.astype(x.dtype), x, layout)
-    a = _per_element(multiplier(var, scale, epsilon), x, layout)
-    y = (widened(x) - _per_element(mean, x, layout)) * a
-    return y if bias is None else y + _per_element(bias, x, layout)
-
-
-def _per_element(vector: jax.Array, x: jax.Array, layout: ChannelLayout) -> jax.Array:
-    """A vector of shape (*lead, 1, C), broadcast to x explicitly (for strict rank promotion)."""
-    shape = [*vector.shape[: layout.leading], *[1] * (x.ndim - layout.leading)]
-    shape[layout.channel_axis()] = vector.shape[-1]
-    return jnp.broadcast_to(vector.reshape(shape), x.shape)
+        return x if bias is None else x + layout.per_element(bias.astype(x.dtype), x)
+    a = layout.per_element(multiplier(var, scale, epsilon), x)
+    y = (widened(x) - layout.per_element(mean, x)) * a
+    return y if bias is None else y + layout.per_element(bias, x)

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 from jax_bnar._base.activations import CURVES, Activation, activate, is_open
 from jax_bnar._base.canonical import mask_bytes
 from jax_bnar._base.dtypes import accumulation_dtype, smallest_epsilon
+from jax_bnar._base.element_count import element_count
 from jax_bnar._base.gates import Gate, recomputes
 from jax_bnar._base.inputs import Affine, Coefficients, Statistics
 from jax_bnar._base.paired_sums import paired_sums
@@ -54,6 +55,15 @@ def per_element(vector: jax.Array, x: jax.Array) -> jax.Array:
 
 def reciprocal_std(var: jax.Array, epsilon: float) -> jax.Array:
     return jax.lax.rsqrt(var + jnp.asarray(max(epsilon, smallest_epsilon(var.dtype)), var.dtype))
+
+
+def roots_and_factors(
+    statistics: tuple[Statistics, ...], affine: tuple[Affine, ...], epsilon: float
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """rstd, and a = scale*rstd, of each input."""
+    rstd = [reciprocal_std(of_input.var, epsilon) for of_input in statistics]
+    a = [scaled_rstd(own, of_input.scale) for own, of_input in zip(rstd, affine, strict=True)]
+    return rstd, a
 
 
 def scaled_rstd(rstd: jax.Array, scale: jax.Array | None) -> jax.Array:
@@ -149,10 +159,9 @@ def _centre(x: jax.Array) -> jax.Array:
     padding do not move it. It is exactly an element, so XLA may compute it in several places, and a
     constant channel has exactly this mean and no variance.
     """
+    x = _within_indices(jax.lax.stop_gradient(x))
     rows, inner = x.shape[1], x.shape[3]
-    sample = jax.lax.stop_gradient(x)[
-        :, _spread(rows, _ROW_STEP), :, _spread(inner, _INNER_STEP)
-    ]  # (27, G, C)
+    sample = x[:, _spread(rows, _ROW_STEP), :, _spread(inner, _INNER_STEP)]  # (27, G, C)
     while sample.shape[0] > 1:
         a, b, c = jnp.split(sample, 3)
         low, high = jnp.minimum(a, b), jnp.maximum(a, b)
@@ -160,6 +169,16 @@ def _centre(x: jax.Array) -> jax.Array:
     centre = sample[0]
     # Relative to an infinity, the mean would be a NaN.
     return jnp.where(jnp.isfinite(centre), centre, jnp.zeros_like(centre))
+
+
+def _within_indices(x: jax.Array) -> jax.Array:
+    """The part of x whose elements have indices of 32 bits, which JAX's have without x64."""
+    most = 2**30
+    for axis in (1, 3):
+        size = x.shape[axis]
+        if isinstance(size, int) and size > most:
+            x = jax.lax.slice_in_dim(x, 0, most, axis=axis)
+    return x
 
 
 def _spread(size: int, step: float) -> jax.Array:
@@ -353,7 +372,7 @@ def backward_coefficients(
     dmean: jax.Array,
     dvar: jax.Array,
     *,
-    count: jax.Array | int,
+    count: jax.Array,
 ) -> Coefficients:
     """b and k of dx. They include the cotangents of mean and var at no further cost.
 
@@ -361,10 +380,9 @@ def backward_coefficients(
     share mean and var. The factor a = scale*rstd belongs inside the sums, because devices that
     share statistics may have different scales.
     """
-    n = jnp.asarray(count, rstd.dtype)
     # One rstd is multiplied at a time: rstd^3 underflows from |x| = 1e13 on, these products do not.
-    b = (2 * dvar - rstd * sum_ae_normalised) / n
-    k = (dmean - sum_ae) / n
+    b = (2 * dvar - rstd * sum_ae_normalised) / count
+    k = (dmean - sum_ae) / count
     return Coefficients(b, k)
 
 
@@ -426,18 +444,15 @@ def backward(
     dbias, centred, dz = backward_reduce(
         *given, epsilon=epsilon, gate=gate, has_z=has_z, **activation
     )
-    rstd = [reciprocal_std(statistics_i.var, epsilon) for statistics_i in statistics]
+    rstd, a = roots_and_factors(statistics, affine, epsilon)
     dscale = tuple(rstd_i * sum_i for rstd_i, sum_i in zip(rstd, centred, strict=True))
-    count = x[0].shape[1] * x[0].shape[3]
-    coefficients: list[Coefficients] = []
-    for rstd_i, affine_i, dscale_i, (dmean, dvar) in zip(
-        rstd, affine, dscale, cotangents, strict=True
-    ):
-        a = scaled_rstd(rstd_i, affine_i.scale)
-        coefficients.append(
-            backward_coefficients(a * dbias, a * dscale_i, rstd_i, dmean, dvar, count=count)
-        )
+    _, rows, _, inner = x[0].shape
+    count = element_count(rows, inner, dtype=rstd[0].dtype)
+    coefficients = tuple(
+        backward_coefficients(a_i * dbias, a_i * dscale_i, rstd_i, dmean, dvar, count=count)
+        for rstd_i, a_i, dscale_i, (dmean, dvar) in zip(rstd, a, dscale, cotangents, strict=True)
+    )
     if dz is not None:  # dz is e, so the gate has already been applied
         given, gate = (dz, x, None, statistics, affine), "none"
-    dx = backward_apply(*given, tuple(coefficients), epsilon=epsilon, gate=gate, **activation)
+    dx = backward_apply(*given, coefficients, epsilon=epsilon, gate=gate, **activation)
     return dx, dscale, dbias, dz

@@ -1,1 +1,1 @@
-"""Shared by all benchmarks: the list of sites, timing, a description of the machine, JSON."""
+"""What the benchmarks share: the sites, the bandwidth of a copy, the machine, and JSON."""

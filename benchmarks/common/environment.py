@@ -42,7 +42,7 @@ def describe_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {
             "jax_bnar": jax_bnar.__version__,
-            **{package: _version(package) for package in _PACKAGES},
+            **{package: package_version(package) for package in _PACKAGES},
         },
         "allocator": describe_allocator(),
         "jax_bnar_isa": targets.cpu_isa(),
@@ -59,7 +59,7 @@ def describe_allocator() -> dict[str, str | None]:
     }
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

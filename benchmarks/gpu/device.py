@@ -4,13 +4,12 @@ import argparse
 import json
 import subprocess
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 import jax
 
-from benchmarks.common.environment import describe_environment
+from benchmarks.common.environment import describe_environment, package_version
 from jax_bnar._kernels import targets
 
 _PACKAGES: Final = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "triton", "pytest")
@@ -22,6 +21,7 @@ _QUERY: Final = (
 
 def describe_device() -> dict[str, Any]:
     environment = describe_environment()
+    versions = environment["versions"] | {name: package_version(name) for name in _PACKAGES}
     device = jax.devices()[0]
     return {
         "platform": device.platform,
@@ -33,16 +33,8 @@ def describe_device() -> dict[str, Any]:
         if targets.has_kernel("forward", "cuda")
         else targets.why_no_kernel("forward", ["cuda"]),
         "native_module": getattr(targets.cuda or targets.native, "__file__", None),
-        "environment": environment
-        | {"versions": environment["versions"] | {name: _version(name) for name in _PACKAGES}},
+        "environment": environment | {"versions": versions},
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _nvidia_smi() -> list[dict[str, str]] | str:

@@ -115,8 +115,7 @@ class _InferenceTangent(LocalMap):
         if not self.has_sums:
             nothing = tuple(Affine(None, None) for _ in x), tuple(Statistics(None, None) for _ in x)
             return dx, dz, *nothing
-        rstd = [reference.reciprocal_std(s.var, config.epsilon) for s in statistics]
-        a = [reference.scaled_rstd(r, p.scale) for r, p in zip(rstd, affine, strict=True)]
+        rstd, a = reference.roots_and_factors(statistics, affine, config.epsilon)
         return (
             dx,
             dz,

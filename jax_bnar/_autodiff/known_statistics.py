@@ -16,13 +16,12 @@ import functools
 from typing import Any
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import zero_from_primal
 
 from jax_bnar import primitive
 from jax_bnar._autodiff.linear_call import linear_call
 from jax_bnar._autodiff.named_call import named_call
-from jax_bnar._autodiff.remat import MASK_NAME
+from jax_bnar._autodiff.remat import named_mask
 from jax_bnar._autodiff.synchronised import SynchronisedTangent
 from jax_bnar._autodiff.tangents import Residuals
 from jax_bnar._autodiff.training import TrainingTangent, saved_for, without_symbolic_zeros
@@ -78,8 +77,7 @@ def _of_array_jvp(
     statistics, x, z, affine = primals
     # This calls `_of_array` rather than the primitive, so that second derivatives use this rule.
     y, mask = _of_array(*primals, config, save_mask or config.save_mask)
-    if mask is not None:
-        mask = checkpoint_name(mask, MASK_NAME)
+    mask = named_mask(mask)
     residuals = Residuals(x, saved_for(config, y, mask, z), statistics, affine)
     _, *moved = without_symbolic_zeros(tangents)
     like = (y, *jax.tree.leaves(statistics))
@@ -104,8 +102,7 @@ class _SynchronisedWithStatistics:
     ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
         statistics, x, z, affine = operands
         y, mask = self._normalise(operands, save_mask=self.config.save_mask)
-        if mask is not None:
-            mask = checkpoint_name(mask, MASK_NAME)
+        mask = named_mask(mask)
         residuals = Residuals(x, saved_for(self.config, y, mask, z), statistics, affine)
         # `parts` is saved for the reason given in `jax_bnar._autodiff.synchronised`.
         parts = parts_of(self.names, self.groups)

@@ -29,6 +29,11 @@ STATISTICS_NAME = "bnar_statistics"
 MASK_NAME = "bnar_mask"
 
 
+def named_mask(mask: jax.Array | None) -> jax.Array | None:
+    """The mask under that name, if there is one."""
+    return None if mask is None else checkpoint_name(mask, MASK_NAME)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Recomputable(ArrayPrimitive):
     """The identity on y and mask, which can also recompute them from its other operands.

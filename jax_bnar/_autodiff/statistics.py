@@ -23,6 +23,7 @@ from jax_bnar._autodiff.linear_call import LocalMap, linear_call
 from jax_bnar._autodiff.named_call import named_call
 from jax_bnar._autodiff.remat import STATISTICS_NAME
 from jax_bnar._autodiff.tangents import statistics_tangents
+from jax_bnar._base.element_count import element_count
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Statistics
 from jax_bnar._base.jax_compat import varying_axes
@@ -47,8 +48,8 @@ def batch_statistics(
 ) -> Statistics:
     """Mean and var, of shape (num_groups, C), taken over the axes `names` if there are any.
 
-    A centre near the mean, of that shape, says that a loop makes x for this call alone. It is not
-    differentiated, and not used if axes are named.
+    `centre` has values near the means. It is given if x was made for this call alone, so that XLA
+    can sum x as it makes it. It is not differentiated, and not used if axes are named.
     """
     if not names:
         return _of_array(x, centre, layout, implementation)
@@ -189,25 +190,9 @@ def _gradient(
     def gradient(
         x: jax.Array, mean: jax.Array, dmean: jax.Array, dvar: jax.Array
     ) -> tuple[jax.Array]:
-        n = jnp.asarray(parts * layout.group_elements(x.shape)).astype(mean.dtype)
+        n = element_count(parts, *layout.group_sizes(x.shape), dtype=mean.dtype)
         n = jnp.broadcast_to(n, mean.shape)
-        mean, k, b = (
-            per_element(vector, x, layout) for vector in (mean, dmean / n, 2 * (dvar / n))
-        )
+        mean, k, b = (layout.per_element(vector, x) for vector in (mean, dmean / n, 2 * (dvar / n)))
         return ((b * (widened(x) - mean) + k).astype(x.dtype),)
 
     return with_automatic_axes(gradient, (jax.typeof(x).sharding.spec,), x, mean, *cotangents)[0]
-
-
-def per_element(vector: jax.Array, x: jax.Array, layout: ChannelLayout) -> jax.Array:
-    """A vector of shape (num_groups, C), broadcast to x, whose axes stay as they are.
-
-    The groups are repeated along the leading axis instead of splitting that of x, because a reshape
-    of an axis that is sharded would make XLA gather x.
-    """
-    shape = [1] * x.ndim
-    shape[layout.axis] = x.shape[layout.axis]
-    if layout.num_groups > 1:
-        vector = jnp.repeat(vector, x.shape[0] // layout.num_groups, axis=0)
-        shape[0] = x.shape[0]
-    return jnp.broadcast_to(vector.reshape(shape), x.shape)

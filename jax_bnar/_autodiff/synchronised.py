@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_bnar import primitive
 from jax_bnar._autodiff.linear_call import linear_call
 from jax_bnar._autodiff.named_call import named_call
-from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME
+from jax_bnar._autodiff.remat import STATISTICS_NAME, named_mask
 from jax_bnar._autodiff.tangents import Residuals, mapped_tangents, training_tangents
 from jax_bnar._autodiff.training import saved_for, training, transposed
 from jax_bnar._base.config import Config
@@ -49,12 +49,12 @@ def synchronised(
 
     All operands must vary over the same mesh axes (`jax_bnar._sharding.alignment`).
     """
-    y, *rest = named_call(_Synchronised(config, names, groups), (x, z, affine))
+    y, *rest = named_call(Synchronised(config, names, groups), (x, z, affine))
     return y, tuple(map(Statistics, rest[::2], rest[1::2]))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Synchronised:
+class Synchronised:
     """The function from (x, z, affine) to y and the statistics."""
 
     config: Config
@@ -68,8 +68,7 @@ class _Synchronised:
     def derivative(self, operands: Any, tangents: Any) -> tuple[_Results, _Results]:
         """Like the rule of the training form, see `jax_bnar._autodiff.training`."""
         y, statistics, mask, parts = self._forward(operands, save_mask=self.config.save_mask)
-        if mask is not None:
-            mask = checkpoint_name(mask, MASK_NAME)
+        mask = named_mask(mask)
         x, z, affine = operands
         results = (y, *jax.tree.leaves(statistics))
         # `parts` is saved, because psum(1, names) in backward would be a NameError under

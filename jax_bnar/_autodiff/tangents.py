@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from jax_bnar import reference
 from jax_bnar._base.config import Config
+from jax_bnar._base.element_count import element_count
 from jax_bnar._base.gates import Gate
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._base.layout import ChannelLayout
@@ -101,7 +102,7 @@ def statistics_tangents(
         sums, parts = [sum_of_dots, of_centred], 1
         if span is not None:
             sums, parts = sum_packed(span, *sums), span.parts
-        n = jnp.asarray(parts * layout.group_elements(x.shape)).astype(mean.dtype)
+        n = element_count(parts, *layout.group_sizes(x.shape), dtype=mean.dtype)
         n = jnp.broadcast_to(n, mean.shape)
         return sums[0] / n, 2 * sums[1] / n
 
@@ -184,16 +185,20 @@ def _affine_tangent(
     """The tangent of (x-mean)*a + bias of an input, canonical, in the accumulation dtype."""
     rstd = reference.reciprocal_std(statistics.var, epsilon)
     a = reference.scaled_rstd(rstd, affine.scale)
-    b = k = jnp.zeros_like(a)
+    factor = offset = jnp.zeros_like(a)
     if affine_dot.scale is not None:
-        b = b + rstd * affine_dot.scale
+        factor = factor + rstd * affine_dot.scale
     if statistics_dot.var is not None:
-        b = b - a * (rstd * (rstd * (statistics_dot.var / 2)))  # rstd^3 itself may underflow.
+        # rstd^3 itself may underflow.
+        factor = factor - a * (rstd * (rstd * (statistics_dot.var / 2)))
     if affine_dot.bias is not None:
-        k = k + affine_dot.bias
+        offset = offset + affine_dot.bias
     if statistics_dot.mean is not None:
-        k = k - a * statistics_dot.mean
-    y_dot = reference.per_element(b, centred) * centred + reference.per_element(k, centred)
+        offset = offset - a * statistics_dot.mean
+    y_dot = reference.per_element(offset, centred)
+    if affine_dot.scale is not None or statistics_dot.var is not None:
+        # Otherwise an infinite x would be multiplied by 0.
+        y_dot = y_dot + reference.per_element(factor, centred) * centred
     if x_dot is not None:
         y_dot = y_dot + reference.per_element(a, centred) * x_dot.astype(y_dot.dtype)
     return y_dot

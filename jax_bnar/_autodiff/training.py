@@ -20,7 +20,7 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from jax_bnar import primitive
 from jax_bnar._autodiff.linear_call import LocalMap, linear_call
-from jax_bnar._autodiff.remat import MASK_NAME, STATISTICS_NAME, recomputable
+from jax_bnar._autodiff.remat import STATISTICS_NAME, named_mask, recomputable
 from jax_bnar._autodiff.tangents import Residuals, mapped_tangents, training_tangents
 from jax_bnar._base.config import Config
 from jax_bnar._base.inputs import Affine, Statistics
@@ -83,8 +83,7 @@ def _forward(
     y, mask = recomputable[config.inputs](
         y, mask, *operands, statistics, **config.forward_statics(save_mask=save_mask)
     )
-    if mask is not None:
-        mask = checkpoint_name(mask, MASK_NAME)
+    mask = named_mask(mask)
     return (y, statistics, mask), saved_for(config, y, mask, operands[1])
 
 

@@ -170,7 +170,7 @@ CURVES: Final[dict[str, Curve]] = {
 
 
 def fused_activation(given: Any) -> FusedActivation | None:
-    """The activation that a name or a function of `jax.nn` stands for, or None if it is no other.
+    """The activation that a name or a function of `jax.nn` stands for; None if there is no such.
 
     `jax.nn.identity` is "none".
 

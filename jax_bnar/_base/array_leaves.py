@@ -11,7 +11,10 @@ from jax_bnar._base import jax_compat
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether `jax.jit` would trace a leaf; not a Python number, on which a program may branch."""
+    """Whether a leaf is traced: an array, or a `ShapeDtypeStruct` in the place of one.
+
+    A Python number is not, because a program may branch on it.
+    """
     if isinstance(leaf, np.ndarray | np.generic):
         # NumPy reports kind "V" for the dtypes of ml_dtypes.
         extended = leaf.dtype.kind == "V" and jnp.issubdtype(leaf.dtype, jnp.number)

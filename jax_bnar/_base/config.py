@@ -17,7 +17,7 @@ Save = Literal["y", "mask"]
 class Config:
     """Everything about one call that is known at trace time, but for named axes and their groups.
 
-    No residual is added to several inputs (`inputs`), so their primitives do not have the static
+    Calls with several inputs (`inputs`) have no residual, so their primitives lack the static
     parameter `has_z`. `negative_slope` is that of a leaky ReLU, and 0 otherwise. `out_dtype` is the
     dtype of y and z, or None if it is that of x.
     """

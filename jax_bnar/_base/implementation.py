@@ -13,7 +13,7 @@ Implementation = Literal["ffi", "xla"] | None
 ENVIRONMENT_VARIABLE = "JAX_BNAR_IMPLEMENTATION"
 _NAMES = ("ffi", "xla")
 # Between the user's line and a warning there are frames of these packages.
-_PACKAGES = ("jax_bnar", "jax", "flax")
+_PACKAGES = ("jax_bnar", "jax", "flax", "haiku", "equinox")
 
 _warned = False
 

@@ -50,14 +50,31 @@ class ChannelLayout:
 
     def group_elements(self, shape: tuple[int, ...]) -> int:
         """The number of elements per channel in one statistics group of an array of this shape."""
+        return math.prod(self.group_sizes(shape))
+
+    def group_sizes(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """The two factors of that number."""
         _, rows, _, inner = self.canonical(shape)
-        return rows * inner
+        return rows, inner
 
     def channel_axis(self) -> int:
         return self.leading + self.axis
 
     def vector_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*shape[: self.leading], self.num_groups, shape[self.channel_axis()])
+
+    def per_element(self, vector: jax.Array, x: jax.Array) -> jax.Array:
+        """A vector, broadcast to x, whose axes stay as they are (for strict rank promotion).
+
+        Its groups are repeated along the axis of the batch. Splitting that axis by a reshape would
+        make XLA gather an x that is sharded there.
+        """
+        shape = [*vector.shape[: self.leading], *[1] * (x.ndim - self.leading)]
+        shape[self.channel_axis()] = vector.shape[-1]
+        if vector.shape[-2] > 1:
+            vector = jnp.repeat(vector, x.shape[self.leading] // self.num_groups, axis=-2)
+            shape[self.leading] = x.shape[self.leading]
+        return jnp.broadcast_to(vector.reshape(shape), x.shape)
 
     def mask_split(self, shape: tuple[int, ...]) -> int | None:
         """The axis of x from which on the mask's bits are packed, or None if no axis fits.

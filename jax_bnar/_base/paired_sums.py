@@ -1,7 +1,8 @@
 """The sums of two arrays as one operation, which reads once what the arrays are computed from.
 
 Otherwise, XLA for GPUs would store an array to take two sums from it. The operation is a primitive,
-because `jax.lax.reduce` of two arrays has no transpose, and its derivatives are not made of sums.
+because `jax.lax.reduce` of two arrays has no transpose, and the derivatives of that are not made of
+sums.
 """
 
 from collections.abc import Sequence

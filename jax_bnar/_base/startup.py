@@ -7,6 +7,7 @@ still report it.
 
 import importlib.util
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -27,8 +28,13 @@ _SECONDS_TO_LOAD: Final = 60
 
 def is_doctor() -> bool:
     """Whether this process is the doctor or one of its subprocesses."""
-    module = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
-    return bool(module) and module[0].split(".")[:2] == ["jax_bnar", "doctor"]
+    for option, following in zip(sys.orig_argv[1:], [*sys.orig_argv[2:], ""], strict=True):
+        # The name may follow at once, and other options may come before it: -mNAME, -Pm NAME.
+        if found := re.fullmatch(r"-[A-Za-z]*?m(.*)", option):
+            module = found[1] or following
+            if module.split(".")[:2] == ["jax_bnar", "doctor"]:
+                return True
+    return False
 
 
 def require_jax() -> None:

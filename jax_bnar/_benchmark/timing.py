@@ -85,9 +85,11 @@ def _repetitions(run: Run, min_sample_ms: float) -> int:
 
 @contextmanager
 def _no_garbage_collection():
+    was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()

@@ -98,8 +98,9 @@ def _folded(
 
 def _is_held(factor: jax.Array, folded: jax.Array, rounded: jax.Array) -> bool:
     """Whether a folded weight is within the range of its dtype."""
-    # In the kernel, an infinite factor would meet the zeros of x one by one: 0 * inf is NaN.
-    if not jnp.isfinite(factor).all():
+    # In the kernel, an infinite factor would meet the zeros of x one by one: 0 * inf is NaN. The
+    # product of a weight and a factor may overflow where what the network computes does not.
+    if not jnp.isfinite(factor).all() or not jnp.isfinite(folded).all():
         return False
     if rounded.dtype != jnp.float16:
         return True  # The other dtypes have the range of the accumulation dtype.

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from jax_bnar._base.implementation import from_environment
 from jax_bnar._fuse.differentiated import require_undifferentiated
 from jax_bnar._fuse.report import FusionReport, report
 from jax_bnar._fuse.trace import trace
@@ -82,6 +83,8 @@ def fuse(fun: _Function) -> _Function:
 
     @functools.wraps(fun)
     def fused(*args: Any, **kwargs: Any) -> Any:
+        # A wrong value would raise within the operators, where an error counts as ours.
+        from_environment("fuse")
         program = trace(fun, args, kwargs)
         require_undifferentiated(program.plan)
         return program.run()
@@ -118,6 +121,7 @@ def explain(fun: Callable[..., Any]) -> Callable[..., FusionReport]:
 
     @functools.wraps(fun)
     def explained(*args: Any, **kwargs: Any) -> FusionReport:
+        from_environment("explain")
         return report(trace(fun, args, kwargs).plan)
 
     return explained

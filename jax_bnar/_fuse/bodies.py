@@ -43,7 +43,9 @@ def axis_sizes_within(node: Node, axis_sizes: Mapping[Any, int]) -> Mapping[Any,
     if node.name != "shard_map":
         return axis_sizes
     mesh, manual = node.params["mesh"], jax_compat.manual_axes(node.params)
-    return {**axis_sizes, **{name: mesh.shape[name] for name in manual}}
+    # In the order of the mesh: that of a set differs between processes, which then would compile
+    # different programs.
+    return {**axis_sizes, **{name: size for name, size in mesh.shape.items() if name in manual}}
 
 
 def bodies_of(node: Node) -> list[Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from jax_bnar._fuse.candidate import Candidate
+from jax_bnar._fuse.candidate import Candidate, described
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
@@ -49,11 +49,12 @@ def _table(candidates: Sequence[Candidate]) -> str:
 
 
 def _row(candidate: Candidate) -> str:
+    failed = not candidate.dtype
     texts = (
         candidate.module or "(no module)",
-        candidate.operator or "refused",
+        candidate.operator or ("not analysed" if failed else "refused"),
         candidate.reason,
-        f"{candidate.dtype}[{', '.join(map(str, candidate.shape))}]",
+        "" if failed else described(candidate.shape, candidate.dtype),
         candidate.line,
     )
     cells = "".join(f"<td>{escape(text)}</td>" for text in texts)

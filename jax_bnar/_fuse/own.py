@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import jax
 
 from jax_bnar._autodiff.inference import inference
+from jax_bnar._autodiff.synchronised import Synchronised
 from jax_bnar._autodiff.training import training
 from jax_bnar._base import jax_compat
 from jax_bnar._base.activations import may_widen
@@ -201,8 +202,10 @@ def sole_equation(params: Mapping[str, Any]) -> Any:
 
 def _synchronised(node: Node) -> OwnCall | None:
     function = node.params["function"]
-    config: Any = getattr(function, "config", None)
-    if config is None or config.activation != "none" or config.inputs != 1:
+    if not isinstance(function, Synchronised):
+        return None  # for example with given statistics, as of a BatchRenorm
+    config = function.config
+    if config.activation != "none" or config.inputs != 1:
         return None
     (x,), z, (affine,) = jax.tree.unflatten(node.params["tree"], node.inputs)
     options = {

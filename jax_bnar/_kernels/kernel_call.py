@@ -180,7 +180,8 @@ class Operation:
     def _lacks(self, platform: str, avals: Sequence[Any], params: Mapping[str, Any]) -> str:
         """Why a platform that has kernels has none for this call; empty if it has one.
 
-        Two inputs have an activation, and CUDA has kernels for outputs of the dtype of x alone.
+        No platform has kernels of two inputs without an activation, nor CUDA any whose y has
+        another dtype than x.
         """
         if self.signature.inputs > 1 and params.get("activation") == "none":
             return "there is none of two inputs with activation 'none'"
@@ -262,7 +263,7 @@ class Operation:
             output_layouts=layouts + [None] * (len(declared) - len(layouts)),
         )
         statics.pop("out_dtype", None)  # The kernel reads it from the buffers.
-        # Those of the reference, where a caller leaves them out.
+        # A caller may leave the activation out; the default is that of `reference`.
         activation = statics_of("relu", 0.0) if self.signature.has_activation else {}
         outputs = call(
             *given,

@@ -1,7 +1,8 @@
 """The kernels of this installation, and the registration of their FFI targets, once, at import.
 
-The CUDA targets are registered everywhere. Without kernels that can be loaded, programs can be
-compiled for the GPUs of other machines (`ahead_of_time`), and running one here is an error.
+The CUDA targets are registered wherever the native module loads. Without kernels that can be
+loaded, programs can be compiled for the GPUs of other machines (`ahead_of_time`), and running one
+here is an error.
 """
 
 import functools

@@ -14,7 +14,8 @@ import numpy as np
 
 from jax_bnar._base.activations import may_widen
 from jax_bnar._base.config import Save
-from jax_bnar._base.dtypes import is_widened_by_operator
+from jax_bnar._base.dtypes import accumulation_dtype, is_widened_by_operator
+from jax_bnar._base.element_count import element_count
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._layers.activation import LayerActivation, layer_activation
@@ -54,6 +55,9 @@ class LayerCall:
         # The operators check these two again, but in training only.
         check_save("BatchNorm", self.save)
         check_count("BatchNorm", "num_groups", self.num_groups)
+        # A join compares the calls of its two norms, and arrays have no single truth value.
+        if isinstance(self.axis_index_groups, np.ndarray):
+            object.__setattr__(self, "axis_index_groups", self.axis_index_groups.tolist())
 
     @classmethod
     def of(cls, layer: Any) -> "LayerCall":
@@ -164,10 +168,12 @@ class LayerCall:
     def elements(self, view: ChannelView, x: jax.Array) -> jax.Array | int:
         """The number of elements behind one mean of x, which is in the view."""
         elements: jax.Array | int = x.size // (x.shape[view.axis] * self.num_groups)
-        if self.axis_name is not None:
-            named = check_named_axes("BatchNorm", self.axis_name, self.axis_index_groups)
-            elements *= parts_of(*named)
-        return elements
+        if self.axis_name is None:
+            return elements
+        parts = parts_of(*check_named_axes("BatchNorm", self.axis_name, self.axis_index_groups))
+        if isinstance(parts, int):
+            return elements * parts
+        return element_count(elements, parts, dtype=accumulation_dtype(x.dtype))
 
     def _masked(
         self,

@@ -1,4 +1,7 @@
-"""The forms of all operators, for training, inference and statistics: they check and align."""
+"""What the public operators share: they check arguments, align shardings and call a form.
+
+The forms are those for training, for inference and for statistics.
+"""
 
 import operator
 from typing import Any

@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jax_bnar._autodiff.statistics import batch_statistics, per_element
+from jax_bnar._autodiff.statistics import batch_statistics
 from jax_bnar._base.dtypes import accumulation_dtype, is_wide
+from jax_bnar._base.element_count import element_count
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Statistics
 from jax_bnar._base.jax_compat import reconcile_vma
@@ -78,12 +79,11 @@ def selected_statistics(
     (elements,) = with_automatic_axes(
         lambda x, where: (_count(where, x, layout),), (vector,), x, where
     )
-    whole: jax.Array | int = layout.group_elements(x.shape)
+    parts: jax.Array | int = 1
     if names:
         elements = jax.lax.psum(elements, names, axis_index_groups=groups)
-        whole = parts_of(names, groups) * whole
-    elements = elements.astype(dtype)
-    times = jnp.asarray(whole).astype(dtype) / elements
+        parts = parts_of(names, groups)
+    times = element_count(parts, *layout.group_sizes(x.shape), dtype=dtype) / elements
     zero = jnp.zeros_like(elements)
 
     (centre,) = with_automatic_axes(
@@ -118,17 +118,17 @@ def _filled(x: jax.Array, where: jax.Array, centre: jax.Array, layout: ChannelLa
     They are replaced before any arithmetic, so that a NaN or Inf among them cannot reach the
     gradient as 0*Inf.
     """
-    of_channel = per_element(centre, x, layout)
+    of_channel = layout.per_element(centre, x)
     where = jnp.broadcast_to(where, x.shape)
     kept = jnp.where(where, x, of_channel)
     return kept - of_channel if _is_centred(x) else kept
 
 
 def _count(where: jax.Array, x: jax.Array, layout: ChannelLayout) -> jax.Array:
-    """The number of selected elements of x on this device, (num_groups, C), in int32.
+    """The number of selected elements of x on this device, (num_groups, C), as a float.
 
-    It is an integer, because a float32 sum of ones stops growing at 2^24. Only the elements that
-    `where` has are added up.
+    Only the elements that `where` has are added up, as integers, because a float32 sum of ones
+    stops growing at 2^24.
     """
     channels = x.shape[layout.axis]
     others = tuple(axis for axis in range(x.ndim) if axis != layout.axis)
@@ -142,7 +142,8 @@ def _count(where: jax.Array, x: jax.Array, layout: ChannelLayout) -> jax.Array:
         counted = where.sum(axis=others, dtype=jnp.int32)[None]
     own = math.prod(where.shape[axis] for axis in others) // layout.num_groups
     repeated = layout.group_elements(x.shape) // own
-    return jnp.broadcast_to(counted * repeated, (layout.num_groups, channels))
+    count = element_count(counted, repeated, dtype=accumulation_dtype(x.dtype))
+    return jnp.broadcast_to(count, (layout.num_groups, channels))
 
 
 def _finite(centre: jax.Array) -> jax.Array:

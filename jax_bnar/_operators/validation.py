@@ -96,7 +96,7 @@ def check_epsilon(function: str, epsilon: Any) -> float:
     largest = float(np.finfo(np.float32).max)
     if value > largest:  # It would be infinite where the arithmetic runs in float32.
         raise ValueError(f"{function}: epsilon must be at most {largest:.3g}, got {value}.")
-    # XLA runs the kernels where a subnormal number counts as 0.
+    # A subnormal epsilon would count as 0 in the threads of XLA that run the kernels.
     return max(value, float(np.finfo(np.float64).tiny))
 
 

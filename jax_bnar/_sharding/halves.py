@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_bnar import reference
+from jax_bnar._base.element_count import element_count
 from jax_bnar._base.gates import Gate, recomputes
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics, read_by_gate
@@ -122,11 +123,7 @@ def backward(
     sum_e, centred, dz = reduce(
         dy, x, saved, *_selected(span, of_gate), **options, gate=gate, **statics
     )
-    rstd = [reference.reciprocal_std(statistics_i.var, epsilon) for statistics_i in statistics]
-    a = [
-        reference.scaled_rstd(rstd_i, affine_i.scale)
-        for rstd_i, affine_i in zip(rstd, affine, strict=True)
-    ]
+    rstd, a = reference.roots_and_factors(statistics, affine, epsilon)
 
     def times_rstd(centred: Sequence[jax.Array]) -> Arrays:
         return tuple(rstd_i * sum_i for rstd_i, sum_i in zip(rstd, centred, strict=True))
@@ -147,7 +144,7 @@ def backward(
     else:
         dbias, dscale = sum_e, times_rstd(centred)
         sums, dstatistics = span.sum_backward(weighted(dbias, dscale), dstatistics)
-    count = span.parts * layout.group_elements(x[0].shape)
+    count = element_count(span.parts, *layout.group_sizes(x[0].shape), dtype=rstd[0].dtype)
     coefficients = tuple(
         reference.backward_coefficients(*of_input, count=count)
         for of_input in zip(

@@ -195,7 +195,7 @@ def batch_norm_inference(
         data_format: "NXC" for channels along the last axis, "NCX" for the second one.
         fuse_norm_relu: dst = relu(the dst above).
         fuse_norm_add_relu: dst = relu(the dst above + src_1).
-        implementation: as in `jax_bnar.bn_add_relu`.
+        implementation: as in `jax_bnar.bn_add_relu_inference`.
 
     Returns:
         dst, with the shape and dtype of src.

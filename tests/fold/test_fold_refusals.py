@@ -371,6 +371,20 @@ def test_integer_weights_are_left(dtype: str, convolves: bool) -> None:
     np.testing.assert_allclose(network.apply(network.variables, X), net(w, X), rtol=1e-5, atol=1e-6)
 
 
+def test_float32_weights_whose_range_is_left() -> None:
+    """The product of weight and factor overflows, but not what the network computes."""
+    w = W | {"kernel": jnp.full((4, 6), 1e30, jnp.float32)}
+
+    def net(w: Any, x: jax.Array) -> jax.Array:
+        return (x @ w["kernel"]) * lax.rsqrt(1e-30 * w["var"].reshape(1, 6))
+
+    x = jnp.full((3, 4), 1e-25, jnp.float32)
+    network = jax_bnar.fold_batch_norms(net, w, x)
+    (refused,) = network.report.refused
+    assert "would leave the range of its dtype" in refused.reason
+    np.testing.assert_allclose(network.apply(network.variables, x), net(w, x), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("size", "var"), [(300.0, 1e-6), (1e-3, 1e8)], ids=["overflow", "underflow"]
 )

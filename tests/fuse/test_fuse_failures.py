@@ -119,3 +119,17 @@ def test_tokens() -> None:
     assert type(after) is type(token)
     assert kernels(jax_bnar.fuse(program), token, X, Z, SCALE, BIAS) == 1
     np.testing.assert_allclose(given, _join(X, Z, SCALE, BIAS), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("call", [jax_bnar.fuse, jax_bnar.explain])
+def test_a_setting_of_the_user_is_no_failure(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_BNAR_IMPLEMENTATION", "fii")
+    with pytest.raises(ValueError, match=f"{call.__name__}: .*JAX_BNAR_IMPLEMENTATION must be"):
+        call(_join)(X, Z, SCALE, BIAS)
+
+
+def test_the_table_of_what_was_not_analysed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "training_candidates", _raises)
+    report = jax_bnar.explain(_join)(X, Z, SCALE, BIAS)
+    assert "<td>not analysed</td>" in report.html()
+    assert "<td>[]</td>" not in report.html()

@@ -1,5 +1,6 @@
 """`fuse` of a model that calls `batch_norm` of jax_bnar and leaves addition and ReLU outside."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -129,3 +130,17 @@ def test_nnx_after_convert_batch_norms() -> None:
 
     model = nnx_layers.convert_batch_norms(Block())
     assert operators(lambda model, x: model(x), model, X) == {"bn_add_relu": 1}
+
+
+def test_a_renorm_over_a_named_axis() -> None:
+    """Its call has given statistics, which `fuse` leaves alone, and its result is a residual."""
+    renorm = functools.partial(flax_layers.BatchRenorm, use_running_average=False)
+    variables = renorm().init(jax.random.key(0), X)
+
+    def member(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        z, _ = renorm(axis_name="half").apply(variables, z, mutable=["batch_stats"])
+        return relu(_own(x, scale, bias, axis_name="half") + z)
+
+    program = jax.vmap(member, (0, 0, None, None), axis_name="half")
+    halves = (a.reshape(2, -1, *a.shape[1:]) for a in (X, Z))
+    assert operators(program, *halves, SCALE, BIAS) == {"bn_add_relu": 1}

@@ -62,3 +62,17 @@ def test_bodies_that_communicate(name: str, check_vma: bool) -> None:
         return jax.jit(jax.grad(lambda x: jnp.sum(f(x) ** 2)))
 
     np.testing.assert_allclose(gradient(fused)(X), gradient(program)(X), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("names", [("b", "a", "c"), ("model", "data", "x"), ("j", "i", "k")])
+def test_the_order_of_names_is_that_of_the_mesh(names: tuple[str, ...]) -> None:
+    """The order of a set differs between processes, and with it the program and its rounding."""
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), names)
+
+    def block(x: Any) -> jax.Array:
+        mean = lax.pmean(x.mean(0, keepdims=True), names)
+        squares = lax.pmean(jnp.square(x).mean(0, keepdims=True), names)
+        return jax.nn.relu((x - mean) * lax.rsqrt(squares - mean * mean + 1e-3))
+
+    program = jax.shard_map(block, mesh=mesh, in_specs=P(names), out_specs=P(names))
+    assert f"names={names}" in str(jax.make_jaxpr(jax_bnar.fuse(program))(X))

@@ -263,7 +263,11 @@ def test_halves_compose_to_the_whole(
         rstd = reference.reciprocal_std(var, EPSILON)
         a, dscale = reference.scaled_rstd(rstd, scale), rstd * sum_ec
         coefficients = reference.backward_coefficients(
-            a * sum_e, a * dscale, rstd, *cotangents, count=shape[1] * shape[3]
+            a * sum_e,
+            a * dscale,
+            rstd,
+            *cotangents,
+            count=jnp.asarray(shape[1] * shape[3], rstd.dtype),
         )
         affine = (Affine(scale, None),)
         (dx,) = operations.backward_apply(*tensors, statistics, affine, (coefficients,), **statics)

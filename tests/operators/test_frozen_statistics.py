@@ -1,6 +1,7 @@
 """Gradients of x and z alone, with given statistics: a network that is trained on frozen norms."""
 
 import functools
+import itertools
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -132,6 +133,39 @@ def test_infinite_x_behind_a_closed_gate(form: str) -> None:
     of_tensors = function(form, "relu", -1, None, given.frozen)
     y, pullback = jax.vjp(jax.jit(of_tensors), x, *given.tensors[1:])
     assert not y[1].any()
+    for gradient in pullback(np.ones_like(y)):
+        assert not gradient[1].any()
+        assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [("one", "none"), *itertools.product(("one", "residual", "two"), ("relu", "relu6"))],
+)
+def test_infinite_y(form: str, name: str) -> None:
+    """The derivatives are those at a large number."""
+    shape = (4, 9)
+    given = arrays(form, shape, -1, "float32")
+    of_tensors = function(form, name, -1, None, given.frozen)
+
+    def derivatives(value: float) -> Any:
+        x, *others = given.tensors
+        tensors = [np.where(np.arange(4)[:, None] == 1, np.float32(value), x), *others]
+        ones = [np.ones_like(tensor) for tensor in tensors]
+        _, tangent = jax.jvp(jax.jit(of_tensors), tensors, ones)
+        return tangent, jax.vjp(jax.jit(of_tensors), *tensors)[1](np.ones(shape, np.float32))
+
+    jax.tree.map(np.testing.assert_array_equal, derivatives(np.inf), derivatives(1e6))
+
+
+@every_form
+def test_the_derivative_of_relu_where_y_is_nan(form: str) -> None:
+    """It is 0, as that of `jax.nn.relu`."""
+    given = arrays(form, (4, 9), -1, "float32")
+    x, *others = given.tensors
+    x = np.where(np.arange(4)[:, None] == 1, np.float32(np.nan), x)
+    y, pullback = jax.vjp(function(form, "relu", -1, None, given.frozen), x, *others)
+    assert np.isnan(y[1]).all()
     for gradient in pullback(np.ones_like(y)):
         assert not gradient[1].any()
         assert np.isfinite(gradient).all()

@@ -1,4 +1,9 @@
-"""More than 2^31 elements, so that 32-bit indices overflow. Run with `-m large`; needs 20 GB."""
+"""More than 2^31 elements, so that 32-bit indices overflow.
+
+What runs with so many needs 20 GB (`-m large`). All other tests trace.
+"""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +11,7 @@ import numpy as np
 import pytest
 
 import jax_bnar
+from jax_bnar._base.element_count import element_count
 
 CHANNELS = 64
 ROWS = 2**25 + 3  # times 64 channels, this is 192 elements more than 2^31
@@ -65,3 +71,40 @@ def assert_alternates(array: jax.Array, row_axis: int, even: float, odd: float) 
     low, high = sorted((even, odd))
     np.testing.assert_allclose(float(array.min()), low, rtol=2**-8, atol=1e-6)
     np.testing.assert_allclose(float(array.max()), high, rtol=2**-8, atol=1e-6)
+
+
+MANY = jax.ShapeDtypeStruct((2**31, 1), jnp.bfloat16)
+CHOICE = jax.ShapeDtypeStruct(MANY.shape, jnp.bool_)
+
+
+def _relu(x: Any, implementation: Any = None) -> jax.Array:
+    return jax_bnar.bn_relu(x, None, None, implementation=implementation).y
+
+
+def _var(x: Any, where: Any = None) -> jax.Array:
+    return jax_bnar.batch_statistics(x, where=where).var.sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (jax.grad(lambda x: _relu(x).astype(jnp.float32).sum()), (MANY,)),
+        (jax.grad(lambda x: _relu(x, "xla").astype(jnp.float32).sum()), (MANY,)),
+        (lambda x: jax.jvp(_relu, (x,), (x,)), (MANY,)),
+        (jax.grad(_var), (MANY,)),
+        (jax.grad(_var), (MANY, CHOICE)),
+        (lambda x: jax.jvp(_var, (x,), (x,)), (MANY,)),
+    ],
+    ids=["gradient", "in pure JAX", "tangent", "of statistics", "of selected", "of their tangent"],
+)
+def test_as_many_elements_of_a_channel(function: Any, arguments: Any) -> None:
+    """JAX's integers have 32 bits there."""
+    with jax.enable_x64(False):
+        jax.eval_shape(function, *arguments)
+
+
+def test_counts_that_32_bits_do_not_hold() -> None:
+    with jax.enable_x64(False):
+        groups = jnp.asarray([1, 3])[1]  # as on a device that shares statistics with two others
+        assert element_count(groups, 2**15, 2**15, dtype=jnp.float32) == 3.0 * 2**30
+        assert element_count(2**40, 2**40, dtype=jnp.float32) == 2.0**80

@@ -1,6 +1,7 @@
 """`jax_bnar.benchmark`: what it measures, what it prints and draws, and what it refuses."""
 
 import functools
+import gc
 import json
 import pathlib
 import re
@@ -254,6 +255,17 @@ def test_one_interrupt_ends_it() -> None:
         prelude="",
     )
     assert printed == "interrupted True\n"
+
+
+def test_the_garbage_collector_stays_as_it_was() -> None:
+    was_enabled = gc.isenabled()
+    try:
+        for enabled in (True, False):
+            (gc.enable if enabled else gc.disable)()
+            jax_bnar.benchmark(jnp.sin, **SHORT)(jnp.ones(8, jnp.float32))
+            assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
 
 
 def test_nothing_to_fuse_is_said() -> None:

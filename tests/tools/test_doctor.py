@@ -18,6 +18,7 @@ import numpy as np
 import oracle
 import pytest
 
+from jax_bnar._base import startup
 from jax_bnar._base.native_module import native
 from jax_bnar._kernels import targets
 from jax_bnar._kernels.cuda_images import CudaBuild
@@ -299,6 +300,26 @@ def test_a_setting_that_every_operator_refuses(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("no_variables")
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-m", "jax_bnar.doctor"], True),
+        (["-mjax_bnar.doctor", "--json"], True),
+        (["-Pm", "jax_bnar.doctor"], True),
+        (["-W", "error", "-X", "importtime", "-m", "jax_bnar.doctor"], True),
+        (["-m", "jax_bnar.profile"], False),
+        (["-m"], False),
+        (["-c", "import jax_bnar.doctor"], False),
+        (["train.py", "jax_bnar.doctor"], False),
+    ],
+)
+def test_whether_this_process_is_the_doctor(
+    arguments: list[str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, *arguments])
+    assert startup.is_doctor() is expected
+
+
 def test_jax_platforms_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_environment, "has_cuda_plugin", lambda versions: True)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -75,16 +75,26 @@ def test_one_warning_where_the_native_module_did_not_load() -> None:
         assert part in message
 
 
-def test_the_warning_of_a_layer_points_to_the_line_of_the_user() -> None:
-    pytest.importorskip("flax")
+@pytest.mark.parametrize(
+    ("library", "init"),
+    [
+        ("flax", "jax_bnar.flax_layers.BatchNorm(use_running_average=False).init"),
+        (
+            "haiku",
+            "haiku.transform_with_state(lambda x: jax_bnar.haiku_layers.BatchNorm(True, True, 0.9)"
+            "(x, is_training=True)).init",
+        ),
+    ],
+)
+def test_the_warning_of_a_layer_points_to_the_line_of_the_user(library: str, init: str) -> None:
+    pytest.importorskip(library)
     output = run_python(
-        """
-        import jax
-        layer = jax_bnar.flax_layers.BatchNorm(use_running_average=False)
+        f"""
+        import jax, {library}, jax_bnar.{library}_layers
         with caught as found:
             warnings.simplefilter("always")
-            layer.init(jax.random.key(0), x)
-        print(*(warning.filename for warning in found))
+            ({init})(jax.random.key(0), x)
+        print(*(warning.filename for warning in found if "jax_bnar" in str(warning.message)))
         """,
         timeout=120,
         prelude=WITHOUT_NATIVE_MODULE,

@@ -110,8 +110,11 @@ class Stop:
             signal.signal(number, previous[signal.Signals(number)])
 
         numbers = (signal.SIGTERM, signal.SIGINT)
-        previous = {number: signal.signal(number, ask) for number in numbers}
+        # Before any of them is replaced, because the next signal may come at once.
+        previous = {number: signal.getsignal(number) for number in numbers}
         try:
+            for number in numbers:
+                signal.signal(number, ask)
             yield stop
         finally:
             for number in numbers:

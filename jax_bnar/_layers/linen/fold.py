@@ -22,15 +22,16 @@ def fold_batch_norms(
         logits = folded.apply(variables, images, train=False)
 
     Each kernel is multiplied by scale/sqrt(var + epsilon) of its channels. The rest is a bias,
-    which one pass of the inference kernel adds together with the residual and the ReLU. A shortcut
-    with a BatchNorm needs no pass, because its bias is added to that of the last convolution. The
-    result equals that of the unfolded network up to rounding in `dtype`, because kernels are
-    rounded after they are scaled. `jax_bnar.fold_batch_norms` folds any other network.
+    which one pass (our kernel on CPUs, a loop of XLA's elsewhere) adds together with the residual
+    and the ReLU. A shortcut with a BatchNorm needs no pass, because its bias is added to that of
+    the last convolution. The result equals that of the unfolded network up to rounding in `dtype`,
+    because kernels are rounded after they are scaled. `jax_bnar.fold_batch_norms` folds any other
+    network.
 
     Args:
         net: `ResNet` or `ResNet50` with our BatchNorm or `flax.linen.BatchNorm`.
         variables: the trained `params` and `batch_stats`.
-        implementation: implementation of the pass, as in `jax_bnar.bn_add_relu`.
+        implementation: implementation of the pass, as in `jax_bnar.bn_add_relu_inference`.
 
     Returns:
         The network and its variables, which are `params` only, still float32, and without boxes

@@ -24,7 +24,7 @@ class FoldedBatchNorm(nn.Module):
         dtype: dtype of the result; None keeps that of x.
         scale_init: no effect.
         activation: as in `BatchNorm`.
-        implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
+        implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu_inference`.
     """
 
     use_running_average: bool | None = None

@@ -17,7 +17,7 @@ class FoldedBatchNorm(nnx.Module):
         bias: shape (C,).
         dtype: dtype of the result; None keeps that of x.
         activation: as in `BatchNorm`.
-        implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
+        implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu_inference`.
     """
 
     # It applies its activation itself; other norms may mean anything by that attribute.
