@@ -196,7 +196,8 @@ def _require_inputs(given: Any) -> None:
         raise TypeError(
             "fold_batch_norms: there is no array after the variables, so nothing would be left to"
             " compute. The variables are the first argument of the function, not a part of it:"
-            " fold_batch_norms(lambda variables, x: ..., variables, x)."
+            " fold_batch_norms(lambda variables, x: ..., variables, x), and with an NNX module"
+            " fold_batch_norms(module, x)."
         )
 
 

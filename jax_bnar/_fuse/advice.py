@@ -27,7 +27,8 @@ def next_steps(candidates: Sequence[Candidate], own_calls: int) -> Iterator[str]
     if any(candidate.operator != "batch_statistics" for candidate in in_part):
         yield (
             "where a reason is given, what follows the BatchNorm is not fused with it, and runs as"
-            " before; docs/guide/activations.md lists the activations that are fused"
+            " before (docs/guide/fuse.md; docs/guide/activations.md lists the activations that are"
+            " fused)"
         )
     if matched:
         operators = [candidate.operator or "" for candidate in matched]

@@ -63,8 +63,8 @@ def fuse(fun: _Function) -> _Function:
 
     Raises:
         TypeError: `fun` is not callable.
-        ValueError: when it is called, if `fun` contains the gradient of what is to be fused (swap
-            the two: `jax.grad(fuse(loss))`), or changes an NNX module that is not an argument.
+        ValueError: when it is called, if `fun` contains the gradient of all that is to be fused
+            (swap the two: `jax.grad(fuse(loss))`), or changes an NNX module that is no argument.
 
     Examples:
         >>> import jax, jax.numpy as jnp, jax_bnar

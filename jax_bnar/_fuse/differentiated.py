@@ -1,11 +1,15 @@
 """Detects programs that contain their own gradient; `fuse` has to go inside `jax.grad` instead."""
 
+import warnings
+
 from jax_bnar._fuse.match import RefusedMatch
 from jax_bnar._fuse.plan import Plan
+from jax_bnar._fuse.statistics_match import StatisticsMatch
 
 HINT = (
     "the function contains the gradient of what is to be fused, which reads arrays that the"
-    " fused operator does not keep; write jax.grad(fuse(loss)) instead of fuse(jax.grad(loss))"
+    " fused operator does not keep; write jax.grad(fuse(loss)) instead of fuse(jax.grad(loss)), and"
+    " where a loss contains a gradient itself, fuse what it differentiates: jax.grad(fuse(f))"
 )
 
 
@@ -18,6 +22,17 @@ def needs_fuse_inside_grad(refused: RefusedMatch, around: str = "") -> bool:
 
 
 def require_undifferentiated(plan: Plan) -> None:
+    """Raises ValueError if nothing but the gradient keeps everything from being fused.
+
+    A loss may contain a gradient, as a penalty of gradients does. What else it computes is fused,
+    and a warning says that the rest is not.
+    """
+    is_left = is_fused = False
     for one, _, around in plan.walk():
-        if any(needs_fuse_inside_grad(refused, around) for refused in one.refusals):
-            raise ValueError(f"fuse: {HINT}.")
+        is_left |= any(needs_fuse_inside_grad(refused, around) for refused in one.refusals)
+        is_fused |= any(not isinstance(match, StatisticsMatch) for match in one.matches)
+    if is_left and not is_fused:
+        raise ValueError(f"fuse: {HINT}.")
+    if is_left:
+        text = f"fuse: not everything is fused, because {HINT}. jax_bnar.explain lists the places."
+        warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -199,7 +199,8 @@ def channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
     if kept[0] == 0:
         raise RefusalError(
             "the statistics are those of each example, not of the batch, as in LayerNorm,"
-            " InstanceNorm or GroupNorm"
+            " InstanceNorm or GroupNorm; where they are those of several batches under a vmap,"
+            " write vmap(fuse(f))"
         )
     raise RefusalError(
         f"there are statistics along several axes {tuple(kept)}, not one per channel"

@@ -127,6 +127,11 @@ def _reason(nodes: Collection[Node], scaled: Node, axis_sizes: Mapping[Any, int]
     for node in nodes:
         if node.name == "psum" and (reason := named_axes.why_not(node.params, axis_sizes)):
             reasons[reason] = None
+    if not reasons and any(map(_adds_to_a_deviation, nodes)):
+        return (
+            "a number is added to the standard deviation; BatchNorm adds epsilon to the variance:"
+            " sqrt(var + epsilon)"
+        )
     if not reasons and _is_another_array(nodes, scaled):
         return "the standard deviation of one array scales another one, such as a gate"
     if not reasons:
@@ -136,6 +141,15 @@ def _reason(nodes: Collection[Node], scaled: Node, axis_sizes: Mapping[Any, int]
             f" ({', '.join(dtypes)})"
         )
     return "; ".join(reasons)
+
+
+def _adds_to_a_deviation(node: Node) -> bool:
+    """Whether a node adds a number to a square root."""
+    if node.name != "add":
+        return False
+    origins = [source(operand)[0] for operand in node.inputs]
+    producers = [origin.producer for origin in origins if isinstance(origin, Value)]
+    return len(producers) == 1 and producers[0] is not None and producers[0].name == "sqrt"
 
 
 def _is_another_array(nodes: Collection[Node], scaled: Node) -> bool:

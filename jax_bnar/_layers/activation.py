@@ -82,8 +82,10 @@ def layer_activation(layer: str, field: str, given: Any) -> LayerActivation:
             f" {given.__name__}; pass an instance of it."
         )
     if not callable(given):
+        shape = getattr(given, "shape", None)
+        got = f"{given!r}" if shape is None else f"an array of shape {shape}"
         raise TypeError(
-            f"{layer}: {field} must be {names()}, None or a callable, got {given!r} of type"
+            f"{layer}: {field} must be {names()}, None or a callable, got {got} of type"
             f" {type(given).__name__}."
         )
     return LayerActivation("none", given)

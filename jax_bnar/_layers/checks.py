@@ -12,12 +12,34 @@ from jax_bnar._operators.validation import as_array, check_shape_like, check_whe
 _Norm = TypeVar("_Norm")
 
 
+def described_type(value: Any) -> str:
+    """The type of a value with its module, because several libraries have a BatchNorm."""
+    return f"a {type(value).__module__}.{type(value).__qualname__}"
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """A flag of a layer, on which the program branches.
+
+    Raises:
+        TypeError: it is something else, such as a residual that was passed by position.
+    """
+    shape = getattr(value, "shape", ())
+    is_number = isinstance(value, int) and value in (0, 1)
+    if is_number or (shape == () and jnp.issubdtype(getattr(value, "dtype", object), bool)):
+        return bool(value)
+    got = f"an array of shape {shape}" if hasattr(value, "shape") else f"{value!r:.60}"
+    raise TypeError(
+        f"BatchNorm: {name} must be True or False, got {got}. A residual is passed by keyword,"
+        " residual=..., and Linen's layers read the number of features from x."
+    )
+
+
 def checked_norm(norm: Any, kind: type[_Norm], layers: str) -> _Norm:
     """The norm of a `Shortcut`, which must be a layer of this class."""
     if not isinstance(norm, kind):
         raise TypeError(
             f"BatchNorm: the norm of a Shortcut must be a jax_bnar.{layers}.BatchNorm, got"
-            f" {type(norm).__name__}; pass its result as the residual instead."
+            f" {described_type(norm)}; pass its result as the residual instead."
         )
     return norm
 
@@ -25,6 +47,11 @@ def checked_norm(norm: Any, kind: type[_Norm], layers: str) -> _Norm:
 def checked_residual(residual: Any, x: jax.Array) -> jax.Array | None:
     if residual is None:
         return None
+    if callable(residual):
+        raise TypeError(
+            "BatchNorm: residual must be an array or a Shortcut, got"
+            f" {described_type(residual)}; a norm of its own is passed as Shortcut(norm, x)."
+        )
     residual = as_array("BatchNorm", "residual", residual)
     check_shape_like("BatchNorm", "residual", residual, x)
     return residual

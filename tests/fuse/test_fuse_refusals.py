@@ -193,7 +193,7 @@ REFUSED: dict[Callable[..., Any], str] = {
     running_mean_subtracted: "mean that is subtracted",
     no_epsilon: "epsilon",
     epsilon_of_the_program: "epsilon is not a literal",
-    epsilon_outside_the_root: "not understood",
+    epsilon_outside_the_root: "a number is added to the standard deviation",
     stopped_statistics: "stop_gradient",
     masked: "mask",
     chosen_statistics: "mean that is subtracted",
@@ -354,6 +354,28 @@ def test_gradients_inside() -> None:
     report = jax_bnar.explain(jax.grad(loss))(X, SCALE, BIAS)
     assert not report.matched
     assert "instead of fuse" in str(report)
+
+
+def test_a_loss_that_contains_a_gradient() -> None:
+    """What is not differentiated within the loss is fused, and the rest if the user fuses it."""
+
+    def network(x: Any, scale: Any, bias: Any) -> Any:
+        return jax.nn.relu(_batch_norm(x, scale, bias)).sum()
+
+    def loss(network: Any) -> Any:
+        def penalised(x: Any, scale: Any, bias: Any) -> Any:
+            slope = jax.grad(network)(x, scale, bias)
+            return network(x, scale, bias) + 0.1 * (slope**2).sum()
+
+        return penalised
+
+    expected = jax.grad(loss(network))(X, SCALE, BIAS)
+    with pytest.warns(RuntimeWarning, match=r"not everything is fused.* jax.grad\(fuse\(f\)\)"):
+        outside = jax.grad(jax_bnar.fuse(loss(network)))(X, SCALE, BIAS)
+    inside = jax.grad(loss(jax_bnar.fuse(network)))(X, SCALE, BIAS)
+    for given in (outside, inside):
+        np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
+    assert operators(loss(network), X, SCALE, BIAS) == {"bn_relu": 1}
 
 
 def test_layer_norm_in_a_gradient_is_left_alone() -> None:

@@ -343,6 +343,13 @@ def test_unbiased_running_var(batch: int) -> None:
             ValueError,
             "residual must have the shape of x",
         ),
+        ({"use_running_average": 8}, {}, TypeError, "must be True or False, got 8"),
+        (
+            {},
+            {"use_running_average": np.zeros(1, np.float32)},
+            TypeError,
+            "A residual is passed by keyword",
+        ),
     ],
     ids=str,
 )

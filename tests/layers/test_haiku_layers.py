@@ -406,6 +406,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ({}, {"residual": jnp.ones((6, 4, 5, 1))}, ValueError, "residual must have the shape of x"),
     ({}, {"x": jnp.ones(SHAPE, jnp.complex64)}, TypeError, "complex64.* use haiku.BatchNorm"),
     ({"activation": "celu"}, {}, ValueError, "activation must be 'none', 'relu'"),
+    ({"activation": np.zeros(3)}, {}, TypeError, r"got an array of shape \(3,\)"),
     ({"activation": 3}, {}, TypeError, "activation must be 'none', 'relu'.* of type int"),
     ({"activation": "relu", "save": "x"}, {}, ValueError, "save must be 'y' or 'mask', got 'x'"),
     ({"implementation": "cuda"}, {}, ValueError, "implementation"),

@@ -293,6 +293,13 @@ def test_state_of_nnx_loads_and_back() -> None:
         ({"implementation": "tpu"}, {}, ValueError, "implementation"),
         ({"dtype": jnp.complex64}, {}, TypeError, r"the result has the complex dtype complex64"),
         ({}, {"residual": np.zeros(3, np.float32)}, ValueError, "residual must have the shape"),
+        ({}, {"residual": nnx.relu}, TypeError, r"passed as Shortcut\(norm, x\)"),
+        (
+            {},
+            {"use_running_average": np.zeros((2, 3), np.float32)},
+            TypeError,
+            r"must be True or False, got an array of shape \(2, 3\). A residual is passed by",
+        ),
     ],
     ids=[
         "mode",
@@ -306,6 +313,8 @@ def test_state_of_nnx_loads_and_back() -> None:
         "tpu",
         "complex",
         "shape",
+        "a function for the residual",
+        "a residual for the mode",
     ],
 )
 def test_errors(

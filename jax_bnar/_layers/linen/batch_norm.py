@@ -16,7 +16,12 @@ from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike
 from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import channel_view
-from jax_bnar._layers.checks import checked_mask, checked_residual, require_real
+from jax_bnar._layers.checks import (
+    checked_flag,
+    checked_mask,
+    checked_residual,
+    require_real,
+)
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import promoted, scalar_of
 from jax_bnar._layers.statistics import (
@@ -206,8 +211,9 @@ def prepared(
     """The call of a layer, in whose compact method this runs."""
     _require_known_fields(layer)
     check_momentum("momentum", layer.momentum)
-    use_running_average = nn.merge_param(
-        "use_running_average", layer.use_running_average, use_running_average
+    use_running_average = checked_flag(
+        "use_running_average",
+        nn.merge_param("use_running_average", layer.use_running_average, use_running_average),
     )
     # As in Flax, `init` needs neither a real batch as input nor the named axis.
     initializing = layer.is_initializing()

@@ -17,7 +17,13 @@ from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import channel_view
-from jax_bnar._layers.checks import checked_mask, checked_norm, checked_residual, require_real
+from jax_bnar._layers.checks import (
+    checked_flag,
+    checked_mask,
+    checked_norm,
+    checked_residual,
+    require_real,
+)
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import scalar_of
 from jax_bnar._layers.statistics import (
@@ -179,6 +185,7 @@ class BatchNorm(nnx.BatchNorm):
                 "BatchNorm: use_running_average is None; pass it to the constructor or to the call,"
                 " or use model.train(), model.eval() or nnx.view(model, use_running_average=...)."
             )
+        use_running_average = checked_flag("use_running_average", use_running_average)
         call = LayerCall.of(self)
         if activation is not None:
             call = dataclasses.replace(
