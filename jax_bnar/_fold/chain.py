@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,8 +20,8 @@ from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, is_reshape_of_ones, source
 from jax_bnar._fuse.sizes import is_long, of_each_symbol_one
 
-# Factor and offset of each channel, or a number each.
-_Affine = tuple[Any, Any]
+# A primitive, and whether what the chain computes is its first operand.
+Operation = tuple[str, bool]
 
 # The primitives of which a chain may consist, beside conversions: those that change factor or
 # offset, and those that may do no more than move elements.
@@ -30,6 +31,7 @@ ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "mul": operator.mul,
     "div": operator.truediv,
 }
+_FACTORS = ("mul", "div")
 MOVES = ("transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim")
 
 
@@ -41,7 +43,6 @@ class Step:
         name: the primitive.
         is_first: whether what the chain computes is its first operand.
         vector: the array of the program that it reads.
-        change: takes factor, offset and the vector; returns the new factor and offset.
         multiplies: whether it multiplies channels by a vector that is no literal.
         axis: the axis of the start along which the vector runs; None if it is a number.
     """
@@ -49,9 +50,12 @@ class Step:
     name: str
     is_first: bool
     vector: Operand
-    change: Callable[[Any, Any, Any], _Affine]
     multiplies: bool
     axis: int | None
+
+    @property
+    def operation(self) -> Operation:
+        return self.name, self.is_first
 
 
 @dataclasses.dataclass
@@ -85,16 +89,29 @@ class Chain:
 
     @property
     def vectors(self) -> list[Operand]:
-        """What `affine` takes."""
+        """The arrays that the operations read."""
         return [step.vector for step in self.steps]
 
-    def affine(self, arrays: Sequence[Any], dtype: Any) -> _Affine:
-        """Factor and offset, each a number or an array with an element for each channel."""
-        state: _Affine = (jnp.ones((), dtype), jnp.zeros((), dtype))
-        for step, array in zip(self.steps, arrays, strict=True):
-            vector = jnp.asarray(array, dtype).reshape(() if np.size(array) == 1 else -1)
-            state = step.change(*state, vector)
-        return state
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return tuple(step.operation for step in self.steps)
+
+
+def affine(
+    operations: Sequence[Operation], vectors: Sequence[Any], dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Factor and offset of a chain, each a number or an array with an element for each channel."""
+    factor, offset = jnp.ones((), dtype), jnp.zeros((), dtype)
+    for (name, is_first), given in zip(operations, vectors, strict=True):
+        vector = jnp.asarray(given, dtype).reshape(() if np.size(given) == 1 else -1)
+        function = ARITHMETIC[name]
+        if name in _FACTORS:
+            factor, offset = function(factor, vector), function(offset, vector)
+        elif is_first or name == "add":
+            offset = function(offset, vector)
+        else:
+            factor, offset = -factor, vector - offset
+    return factor, offset
 
 
 def follow(graph: Graph, start: Value, axes: Collection[int], given: Collection[Value]) -> Chain:
@@ -162,7 +179,6 @@ def _step(node: Node, value: Value, origins: Sequence[int | None]) -> Step | Non
         return None
     is_first = node.inputs[0] is value
     other = node.inputs[1 if is_first else 0]
-    function = ARITHMETIC[node.name]
     if other is value or (node.name == "div" and not is_first):
         return None
     vector, places = source(other)
@@ -171,14 +187,5 @@ def _step(node: Node, value: Value, origins: Sequence[int | None]) -> Step | Non
         return None
     if sum(is_long(size) for size in vector.shape) != len(varying):
         return None
-    multiplies = node.name in ("mul", "div")
-
-    def changed(factor: Any, offset: Any, given: Any) -> _Affine:
-        if multiplies:
-            return function(factor, given), function(offset, given)
-        if is_first or node.name == "add":
-            return factor, function(offset, given)
-        return -factor, given - offset
-
-    has_vector = multiplies and isinstance(vector, Value)
-    return Step(node.name, is_first, vector, changed, has_vector, next(iter(varying), None))
+    multiplies = node.name in _FACTORS and isinstance(vector, Value)
+    return Step(node.name, is_first, vector, multiplies, next(iter(varying), None))

@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 
 from jax_bnar._base.dtypes import accumulation_dtype
-from jax_bnar._fold.chain import Chain
+from jax_bnar._fold.chain import Chain, Operation, affine
 from jax_bnar._fold.producers import WeightedSum
 from jax_bnar._fuse.dtypes import holds, is_real
 from jax_bnar._fuse.nodes import Node, Operand, Value
@@ -86,27 +87,44 @@ def _folded(
     given: Any,
     *vectors: Any,
 ) -> list[jax.Array]:
-    factor, offset = chain.affine(vectors, dtype)
-    shape = [1] * len(weight.shape)
+    rounded, offset, is_held = _computed(
+        chain.operations, axis, channels, weight.dtype, dtype, given, *vectors
+    )
+    if not isinstance(is_held, jax.core.Tracer) and not is_held:
+        leaves_range()
+    return [rounded, offset]
+
+
+# One compilation for each shape of a weight, where its operations would take ten.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _computed(
+    operations: tuple[Operation, ...],
+    axis: int,
+    channels: int,
+    weight_dtype: Any,
+    dtype: Any,
+    given: Any,
+    *vectors: Any,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The new weight, the offset, and whether the weight is within the range of its dtype."""
+    factor, offset = affine(operations, vectors, dtype)
+    shape = [1] * np.ndim(given)
     shape[axis] = channels if factor.ndim else 1
     folded = jnp.asarray(given, dtype) * factor.reshape(shape)
-    rounded = folded.astype(weight.dtype)
-    if not isinstance(rounded, jax.core.Tracer) and not _is_held(factor, folded, rounded):
-        leaves_range()
-    return [rounded, jnp.broadcast_to(offset, (channels,))]
+    rounded = folded.astype(weight_dtype)
+    return rounded, jnp.broadcast_to(offset, (channels,)), _is_held(factor, folded, rounded)
 
 
-def _is_held(factor: jax.Array, folded: jax.Array, rounded: jax.Array) -> bool:
+def _is_held(factor: jax.Array, folded: jax.Array, rounded: jax.Array) -> jax.Array:
     """Whether a folded weight is within the range of its dtype."""
     # In the kernel, an infinite factor would meet the zeros of x one by one: 0 * inf is NaN. The
     # product of a weight and a factor may overflow where what the network computes does not.
-    if not jnp.isfinite(factor).all() or not jnp.isfinite(folded).all():
-        return False
+    is_finite = jnp.isfinite(factor).all() & jnp.isfinite(folded).all()
     if rounded.dtype != jnp.float16:
-        return True  # The other dtypes have the range of the accumulation dtype.
+        return is_finite  # The other dtypes have the range of the accumulation dtype.
     error = jnp.linalg.norm((folded - rounded.astype(folded.dtype)).ravel())
     # Without overflow and underflow, it is below 2^-11 of the norm.
-    return bool(error <= 2**-9 * jnp.linalg.norm(folded.ravel()))
+    return is_finite & (error <= 2**-9 * jnp.linalg.norm(folded.ravel()))
 
 
 def _applied(

@@ -109,6 +109,23 @@ def test_custom_rules(body: Any) -> None:
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize(
+    "side",
+    [
+        lambda: jax.debug.print("step {}", 3),
+        lambda: lax.cond(jnp.array(True), lambda: (), lambda: ()),
+        lambda: lax.cond(jnp.array(True), lambda: (1, 2.0), lambda: (3, 4.0)),
+    ],
+    ids=["print", "no results", "two results"],
+)
+def test_constants_whose_results_are_none_or_many(side: Any) -> None:
+    def program(*args: Any) -> Any:
+        side()
+        return _join(*args)
+
+    assert_fused(program, X, Z, SCALE, BIAS, bn_add_relu=1)
+
+
 def test_tokens() -> None:
     def program(token: Any, *args: Any) -> Any:
         return lax.after_all(token), _join(*args)
