@@ -21,7 +21,7 @@ IMAGES: Final = ROOT / "docs" / "images"
 
 def draw_all(folder: Path) -> Iterator[Path]:
     """Draws all figures and yields their paths."""
-    sites = _read("cpu-zen4-2core-jemalloc.json")
+    sites = _read("cpu-zen4-2core-avx512bf16-jemalloc.json")
     step = _read("resnet50-step-cpu-zen4-2core-default.json")
     compile_time = _read("compile-time-cpu-xeon-2core-default.json")
     by_size = _read("sizes-cpu-xeon-2core-default.json")

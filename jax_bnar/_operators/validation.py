@@ -144,9 +144,17 @@ def check_named_axes(
 
 @contextlib.contextmanager
 def names_in_scope(function: str, axis_name: Any) -> Iterator[None]:
-    """Turns JAX's bare NameError about a named axis into one that says what to do."""
+    """Turns JAX's bare errors about a named axis into ones that say what to do."""
     try:
         yield
+    except NotImplementedError as error:
+        if str(error):
+            raise
+        # Collectives over groups of indices raise this in a shard_map that checks varying axes.
+        raise NotImplementedError(
+            f"{function}: JAX does not support axis_index_groups in a shard_map with"
+            " check_vma=True; pass check_vma=False to it."
+        ) from error
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise

@@ -485,6 +485,19 @@ def test_refused() -> None:
         mapped([[0, 1, 2, 3], [4, 5, 6, 7]])
 
 
+def test_groups_where_varying_axes_are_checked() -> None:
+    """JAX's own error has no text."""
+    groups = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    program = jax.shard_map(
+        lambda x: jax_bnar.bn_relu(x, None, None, axis_name="d", axis_index_groups=groups).y,
+        mesh=make_mesh("auto", d=PARTS),
+        in_specs=P("d"),
+        out_specs=P("d"),
+    )
+    with pytest.raises(NotImplementedError, match="pass check_vma=False"):
+        program(X)
+
+
 @pytest.mark.parametrize("names", [{"d"}, {"d", "c"}], ids=["left", "none left"])
 def test_shard_map_over_some_axes_of_the_mesh(names: set[str]) -> None:
     """XLA cannot partition a kernel there, so it is pure JAX, or an error if "ffi" is requested."""
