@@ -13,7 +13,7 @@ training as in PyTorch, which stores the unbiased running variance, construct th
 Reading `.safetensors` requires the package safetensors, and reading `.pth` requires PyTorch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -95,25 +95,16 @@ def to_linen(weights: Mapping[str, Any], net: Any) -> dict[str, Any]:
     _require_padding(net.padding, _HERE)
     _require_weights(weights)
     shape = np.shape(weights.get("conv1.weight", ()))
-    channels = shape[1] if len(shape) == 4 and shape[1] > 0 else 3
-    images = jax.ShapeDtypeStruct((1, 64, 64, channels), jnp.float32)
-    expected = _unboxed(
-        jax.eval_shape(lambda key, x: net.init(key, x, train=False), jax.random.key(0), images)
-    )
-    modules = list(_modules(net.stage_sizes, net.naming))
-    leaves = {
-        _torch_name(module, leaf): ((collection, *module.linen, leaf), module.kind, like)
-        for module in modules
-        for leaf, collection, like in _linen_leaves(expected, module)
-    }
-    _check(weights, {n: (kind, like.shape) for n, (_, kind, like) in leaves.items()})
+    expected = _variables_of(net, shape[1] if len(shape) == 4 else 0)
+    leaves = _linen_leaves(expected, _modules(net.stage_sizes, net.naming))
+    _check(weights, {name: (leaf.kind, leaf.value.shape) for name, leaf in leaves.items()})
     variables: dict[str, Any] = {}
-    for name, (path, kind, like) in leaves.items():
-        *parents, last = path
+    for name, leaf in leaves.items():
+        *parents, last = leaf.path
         node = variables
         for key in parents:
             node = node.setdefault(key, {})
-        node[last] = _to_jax(weights[name], kind, like.dtype)
+        node[last] = _to_jax(weights[name], leaf.kind, leaf.value.dtype)
     return variables
 
 
@@ -155,17 +146,29 @@ def from_linen(net: Any, variables: Mapping[str, Any]) -> Weights:
     _require_padding(net.padding, _THERE)
     variables = _unboxed(variables)
     modules = list(_modules(net.stage_sizes, net.naming))
-    known = {module.linen[0] for module in modules}
-    if others := sorted(variables.get("params", {}).keys() - known):
+    known, given = {module.linen[0] for module in modules}, variables.get("params", {}).keys()
+    for these, words in (
+        (given - known, "which has no"),
+        (known - given, "of which they lack"),
+    ):
+        if these:
+            raise ValueError(
+                "torch_weights: the variables are not those of the network,"
+                f" {words} {_some(sorted(these))}."
+            )
+    leaves = _linen_leaves(variables, modules)
+    shape = np.shape(leaves["conv1.weight"].value)
+    likes = _linen_leaves(_variables_of(net, shape[2] if len(shape) == 4 else 0), modules)
+    others = [
+        f"{'.'.join(leaf.path)} of shape {np.shape(leaf.value)} instead of {like.value.shape}"
+        for leaf, like in zip(leaves.values(), likes.values(), strict=True)
+        if np.shape(leaf.value) != like.value.shape
+    ]
+    if others:
         raise ValueError(
-            "torch_weights: the variables are not those of the network, which has no"
-            f" {_some(others)}."
+            f"torch_weights: the variables are not those of the network: {_some(others)}."
         )
-    return {
-        _torch_name(module, leaf): _to_torch(value, module.kind)
-        for module in modules
-        for leaf, _, value in _linen_leaves(variables, module)
-    }
+    return {name: _to_torch(leaf.value, leaf.kind) for name, leaf in leaves.items()}
 
 
 def from_nnx(model: Any) -> Weights:
@@ -202,17 +205,27 @@ def _torch_name(module: _Module, leaf: str) -> str:
     return f"{module.torch}.{_TORCH_NAMES[module.kind][leaf]}"
 
 
-def _linen_leaves(variables: Any, module: _Module) -> Iterator[tuple[str, str, Any]]:
-    """Yields (leaf, collection, value) for each leaf of a module."""
-    for leaf in _TORCH_NAMES[module.kind]:
-        collection = "batch_stats" if leaf in _STATISTICS else "params"
-        path = (collection, *module.linen, leaf)
-        node = variables
-        for key in path:
-            if key not in node:
-                raise _lacks(path)
-            node = node[key]
-        yield leaf, collection, node
+class _LinenLeaf(NamedTuple):
+    """A variable of a Linen network, and the kind of module that has it."""
+
+    path: tuple[str, ...]
+    kind: str
+    value: Any
+
+
+def _linen_leaves(variables: Any, modules: Iterable[_Module]) -> dict[str, _LinenLeaf]:
+    """The leaves of these modules, by torchvision's names."""
+    leaves = {}
+    for module in modules:
+        for leaf in _TORCH_NAMES[module.kind]:
+            path = ("batch_stats" if leaf in _STATISTICS else "params", *module.linen, leaf)
+            node = variables
+            for key in path:
+                if key not in node:
+                    raise _lacks(path)
+                node = node[key]
+            leaves[_torch_name(module, leaf)] = _LinenLeaf(path, module.kind, node)
+    return leaves
 
 
 def _nnx_leaves(model: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
@@ -226,6 +239,14 @@ def _nnx_leaves(model: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
             if variable is None:
                 raise _lacks((*module.nnx, leaf))
             yield _torch_name(module, leaf), (module.kind, variable)
+
+
+def _variables_of(net: Any, channels: int) -> Any:
+    """The variables of a Linen network as shapes, for images with so many channels (0: any)."""
+    images = jax.ShapeDtypeStruct((1, 64, 64, channels or 3), jnp.float32)
+    return _unboxed(
+        jax.eval_shape(lambda key, x: net.init(key, x, train=False), jax.random.key(0), images)
+    )
 
 
 def _unboxed(variables: Any) -> Any:

@@ -213,6 +213,22 @@ def test_variables_of_a_deeper_network_are_refused() -> None:
         torch_weights.from_linen(shallower, variables)
 
 
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"num_classes": 7}, r"params\.Dense_0\.kernel of shape \(32, 5\) instead of \(32, 7\)"),
+        ({"num_filters": 8}, r"params\.conv_init\.kernel of shape \(7, 7, 3, 4\) instead of"),
+        ({"stage_sizes": (2, 2)}, "of which they lack BottleneckResNetBlock_3"),
+    ],
+    ids=["classes", "filters", "blocks"],
+)
+def test_variables_of_another_network_are_refused(others: dict[str, Any], words: str) -> None:
+    net = small_linen()
+    variables = torch_weights.to_linen(small()[1], net)
+    with pytest.raises(ValueError, match=f"are not those of the network.* {words}"):
+        torch_weights.from_linen(net.clone(**others), variables)
+
+
 def test_bfloat16_in_safetensors(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     values = np.arange(4).astype(jnp.bfloat16)
