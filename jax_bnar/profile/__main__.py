@@ -20,7 +20,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    idle = [name for name in _OF_EMIT if getattr(options, name) != parser.get_default(name)]
+    if idle and options.emit is None:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        print(f"{_NAME}: without --emit FILE there is no use for {flags}.", file=sys.stderr)
+        return 2
     if not options.files and options.emit is None:
         print(f"{_NAME}: give a profile to show, or --emit FILE to write one.", file=sys.stderr)
         return 2
@@ -46,6 +52,8 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 _NAME = "python -m jax_bnar.profile"
+# The options that say what to run.
+_OF_EMIT = ("batch", "size", "dtype", "train", "norm", "steps", "stage_sizes")
 _PICTURES = (".svg", ".png", ".pdf")
 
 

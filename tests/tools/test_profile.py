@@ -221,6 +221,10 @@ def test_broken_files(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 def test_refused_calls(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 2
     assert "give a profile to show, or --emit FILE to write one" in capsys.readouterr().err
+    assert command.main([str(DATA), "--train", "--stage-sizes", "1"]) == 2
+    assert (
+        "without --emit FILE there is no use for --train, --stage-sizes" in capsys.readouterr().err
+    )
     nowhere = tmp_path / "nowhere"
     assert "does not exist" in failure(capsys, "--emit", str(nowhere / "a.json"))
     for option, value, least in (
