@@ -139,7 +139,7 @@ PROGRAMS: dict[Callable[..., Any], str] = {
     stopped_variance: "stop_gradient",
     statistics_of_a_stopped_array: "stop_gradient",
     epsilon_of_the_program: "epsilon is not a literal",
-    epsilon_outside_the_root: "not understood",
+    epsilon_outside_the_root: "a number is added to the standard deviation",
     centred_array_returned: "used elsewhere",
     chosen_at_run_time: "mean that is subtracted",
     of_a_sum_with_a_vector: "such as a gate",
