@@ -53,10 +53,6 @@ class Step:
     multiplies: bool
     axis: int | None
 
-    @property
-    def operation(self) -> Operation:
-        return self.name, self.is_first
-
 
 @dataclasses.dataclass
 class Chain:
@@ -94,7 +90,7 @@ class Chain:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        return tuple(step.operation for step in self.steps)
+        return tuple((step.name, step.is_first) for step in self.steps)
 
 
 def affine(

@@ -94,7 +94,7 @@ def _candidates(
             continue
         try:
             form = normalisation(region, value)
-            statistics = list(statistics_of(region, form.kept, form.over))
+            statistics = list(statistics_of(region, form.over))
             _require_unused(region, value, statistics)
         except RefusalError as refusal:
             if _is_divided_by_a_root(region, value) and _takes_a_mean(region, value):

@@ -27,14 +27,18 @@ class Statistic:
     factor: Fraction
 
 
-def statistics_of(region: Region, kept: Sequence[int], over: frozenset[Any]) -> Iterator[Statistic]:
+def kept_axes(region: Region, over: frozenset[Any]) -> list[int]:
+    """The axes of x over which the statistics are not taken."""
+    return [a for a, size in enumerate(region.x.shape) if is_long(size) and a not in over]
+
+
+def statistics_of(region: Region, over: frozenset[Any]) -> Iterator[Statistic]:
     """The statistics with one number for each index of the axes of x that are kept.
 
     Broadcasts of them are not among the statistics.
     """
-    shape = region.x.shape
-    axes = [axis for axis in kept if is_long(shape[axis])]
-    count = math.prod(shape[a] for a in axes)
+    axes = kept_axes(region, over)
+    count = math.prod(region.x.shape[a] for a in axes)
     for value, term in region.terms.items():
         if math.prod(value.shape) != count or not axes_of.in_order(term.labels, axes):
             continue

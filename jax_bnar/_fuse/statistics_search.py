@@ -74,8 +74,7 @@ def _candidate(
         return None
     if unknowns.polynomial_varies(region.shift) - {axis}:
         return None
-    axes = (0, axis) if num_groups > 1 else (axis,)
-    known = [s for s in statistics_of(region, axes, over) if s.value not in taken]
+    known = [s for s in statistics_of(region, over) if s.value not in taken]
     read = _read(region, {statistic.value for statistic in known}, running)
     wanted = sorted((s for s in known if s.value in read), key=lambda s: s.name != "var")
     if not wanted or wanted[0].name != "var":

@@ -12,7 +12,7 @@ from jax_bnar._fuse.nodes import Value
 from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.sizes import is_long
-from jax_bnar._fuse.statistics import population_variance
+from jax_bnar._fuse.statistics import kept_axes, population_variance
 from jax_bnar._fuse.unknowns import Clamped, Foreign, Moment, ReciprocalRoot, Unknowns
 
 
@@ -64,12 +64,6 @@ class Normalisation:
     over: frozenset[Any]
     dtype: Any
 
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """The axes of x for each index of which there are a mean and a variance."""
-        groups = (0,) if self.num_groups > 1 else ()
-        return (*self.vmapped, *groups, self.axis)
-
 
 def normalisation(region: Region, value: Value) -> Normalisation:
     """The normalisation that a value of the region is; raises RefusalError if it is none."""
@@ -94,7 +88,7 @@ def normalisation(region: Region, value: Value) -> Normalisation:
             raise RefusalError(_not_foreign(name, vector, unknowns))
     parameters = unknowns.polynomial_varies(scale) | unknowns.polynomial_varies(bias)
     if vmapped := _vmapped(region, over, parameters, term.labels):
-        axis, num_groups = _kept(region, over)[-1], 1
+        axis, num_groups = kept_axes(region, over)[-1], 1
     else:
         axis, num_groups = channels(region, over)
     for name, vector in vectors.items():
@@ -184,7 +178,7 @@ def _not_foreign(name: str, vector: Polynomial, unknowns: Unknowns) -> str:
 def channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
     """The channel axis and the number of groups of the statistics."""
     shape = region.x.shape
-    kept = _kept(region, over)
+    kept = kept_axes(region, over)
     if not kept:
         ones = [axis for axis, size in enumerate(shape) if size == 1]
         if not ones:
@@ -207,11 +201,6 @@ def channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
     )
 
 
-def _kept(region: Region, over: frozenset[Any]) -> list[int]:
-    """The axes of x over which the statistics are not taken."""
-    return [a for a, size in enumerate(region.x.shape) if is_long(size) and a not in over]
-
-
 def _vmapped(
     region: Region, over: frozenset[Any], parameters: frozenset[Any], labels: axes_of.Labels
 ) -> tuple[int, ...]:
@@ -221,7 +210,7 @@ def _vmapped(
     The kernels compute them too if each example has parameters of its own. In the normalised array
     these axes come first, because the operators would have to move others there.
     """
-    kept = _kept(region, over)
+    kept = kept_axes(region, over)
     outer = tuple(kept[:-1])
     if not parameters.issuperset(kept) or labels[: len(outer)] != tuple((a,) for a in outer):
         return ()

@@ -12,6 +12,7 @@ from jax_bnar._base.activations import (
     fused_activation,
     names,
 )
+from jax_bnar._operators.validation import described_value
 
 # What a user may pass.
 ActivationLike = Activation | Literal["swish", "hard_swish"] | Callable[..., Any] | None
@@ -82,10 +83,8 @@ def layer_activation(layer: str, field: str, given: Any) -> LayerActivation:
             f" {given.__name__}; pass an instance of it."
         )
     if not callable(given):
-        shape = getattr(given, "shape", None)
-        got = f"{given!r}" if shape is None else f"an array of shape {shape}"
         raise TypeError(
-            f"{layer}: {field} must be {names()}, None or a callable, got {got} of type"
-            f" {type(given).__name__}."
+            f"{layer}: {field} must be {names()}, None or a callable, got"
+            f" {described_value(given)} of type {type(given).__name__}."
         )
     return LayerActivation("none", given)

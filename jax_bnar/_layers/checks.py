@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base.dtypes import SUPPORTED
-from jax_bnar._operators.validation import as_array, check_shape_like, check_where
+from jax_bnar._operators.validation import as_array, check_shape_like, check_where, described_value
 
 _Norm = TypeVar("_Norm")
 
@@ -27,10 +27,9 @@ def checked_flag(name: str, value: Any) -> bool:
     is_number = isinstance(value, int) and value in (0, 1)
     if is_number or (shape == () and jnp.issubdtype(getattr(value, "dtype", object), bool)):
         return bool(value)
-    got = f"an array of shape {shape}" if hasattr(value, "shape") else f"{value!r:.60}"
     raise TypeError(
-        f"BatchNorm: {name} must be True or False, got {got}. A residual is passed by keyword,"
-        " residual=..., and Linen's layers read the number of features from x."
+        f"BatchNorm: {name} must be True or False, got {described_value(value)}. A residual is"
+        " passed by keyword, residual=..., and Linen's layers read the number of features from x."
     )
 
 

@@ -12,6 +12,7 @@ from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._operators.api import BatchNormResult
 from jax_bnar._operators.dual import DualBatchNormResult
 from jax_bnar._operators.forms import infer, train
+from jax_bnar._operators.validation import described_value
 
 
 def bn_act(
@@ -270,11 +271,9 @@ def _checked(function: str, activation: Any) -> FusedActivation:
         return fused
     if isinstance(activation, str):
         raise ValueError(f"{function}: activation must be {names()}, got {activation!r}.")
-    shape = getattr(activation, "shape", None)
-    got = f"{activation!r}" if shape is None else f"an array of shape {shape}"
     raise TypeError(
         f"{function}: activation must be {names()}, None or the function of jax.nn of that name,"
-        f" got {got}; apply another function to the result of activation='none'. The slope of a"
-        " leaky ReLU is a Python number from 0 to below 1, by keyword:"
-        " functools.partial(jax.nn.leaky_relu, negative_slope=0.1)."
+        f" got {described_value(activation)}; apply another function to the result of"
+        " activation='none'. The slope of a leaky ReLU is a Python number from 0 to below 1, by"
+        " keyword: functools.partial(jax.nn.leaky_relu, negative_slope=0.1)."
     )

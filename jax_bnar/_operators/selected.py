@@ -142,8 +142,8 @@ def _count(where: jax.Array, x: jax.Array, layout: ChannelLayout) -> jax.Array:
         counted = where.sum(axis=others, dtype=jnp.int32)[None]
     own = math.prod(where.shape[axis] for axis in others) // layout.num_groups
     repeated = layout.group_elements(x.shape) // own
-    count = element_count(counted, repeated, dtype=accumulation_dtype(x.dtype))
-    return jnp.broadcast_to(count, (layout.num_groups, channels))
+    counted = jnp.broadcast_to(counted, (layout.num_groups, channels))
+    return element_count(counted, repeated, dtype=accumulation_dtype(x.dtype))
 
 
 def _finite(centre: jax.Array) -> jax.Array:

@@ -333,6 +333,11 @@ def check_statistic(
     return checked
 
 
+def described_value(value: Any) -> str:
+    """A value as an error shows it: of an array, which may be large, the shape alone."""
+    return f"an array of shape {value.shape}" if hasattr(value, "shape") else f"{value!r}"
+
+
 def as_array(function: str, name: str, value: Any) -> jax.Array:
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise TypeError(f"{function}: {name} must be an array, got {type(value).__name__}.")

@@ -121,7 +121,9 @@ def test_a_shortcut_has_the_mode_and_the_mask_of_the_call() -> None:
     np.testing.assert_array_equal(shortcut.mean[...], last.mean[...])
     np.testing.assert_allclose(shortcut.mean[...], x[:4].mean((0, 1)) / 100, rtol=1e-5, atol=1e-7)
     plain: Any = nnx.BatchNorm(8, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match=r"norm of a Shortcut must be .* got a flax.nnx"):
+    with pytest.raises(
+        TypeError, match=r"norm of a Shortcut must be .* got a flax\.nnx.*\.BatchNorm; pass its"
+    ):
         last(x, residual=Shortcut(plain, x))
 
 

@@ -332,8 +332,7 @@ def test_selected_elements_over_a_mesh(name: str, kind: MeshKind) -> None:
         found = collectives(function, placed, where)
         actual = jax.jit(function)(placed, where)
     assert {each.opcode for operation in found for each in operation} == {"all-reduce"}
-    # In the gradient, sin(var) depends on the last bits of a var of almost a hundred.
-    assert relative_difference(actual, jax.jit(function)(x, where)) < 2e-5
+    assert relative_difference(actual, jax.jit(function)(x, where)) < 5e-6
     assert actual[1].sharding.is_equivalent_to(placed.sharding, x.ndim)
 
 
