@@ -27,7 +27,7 @@ sharding, which needs the array's own axes, and therefore batching too.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 from jax.extend.core import Primitive
@@ -37,7 +37,7 @@ from jax_bnar._base import jax_compat
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import PREFIXES
 from jax_bnar._base.layout import ChannelLayout
-from jax_bnar._base.signatures import Signature
+from jax_bnar._base.signatures import PerOperation, Signature
 from jax_bnar._kernels import kernel_call
 from jax_bnar._platform_primitives import Inference, InferenceBackward, StatisticsAround
 from jax_bnar._sharding.partitioning import Partitioned
@@ -136,15 +136,10 @@ class ArrayOperation(ComputedPrimitive):
         return self.canonical.bind_in_layout(operands, **statics)
 
 
-class Operations(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Operations(PerOperation[ArrayOperation]):
     """The primitives of an operator; those of statistics are the same for any number of inputs."""
 
-    forward: ArrayOperation
-    backward: ArrayOperation
-    statistics: ArrayOperation
-    normalise: ArrayOperation
-    backward_reduce: ArrayOperation
-    backward_apply: ArrayOperation
     inference: Inference
     inference_backward: InferenceBackward
     statistics_around: StatisticsAround
@@ -162,7 +157,7 @@ _STATISTICS_AROUND: Final = StatisticsAround(
 def _operations(inputs: int) -> Operations:
     canonical = kernel_call.CANONICAL[inputs]
     return Operations(
-        **{name: _operation(each) for name, each in canonical._asdict().items()},
+        **{name: _operation(each) for name, each in canonical.by_name().items()},
         inference=Inference(f"{PREFIXES[inputs]}inference", _operation(canonical.normalise)),
         inference_backward=InferenceBackward(
             f"{PREFIXES[inputs]}inference_backward",

@@ -10,8 +10,8 @@ operands, in `native/ffi_operations.h`.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -169,15 +169,25 @@ class Signature:
         return everything & by_gate.get(statics["gate"], everything)
 
 
-class Signatures(NamedTuple):
-    """The operations of an operator, in the order of `native/operations.h`."""
+_T = TypeVar("_T")
 
-    forward: Signature
-    backward: Signature
-    statistics: Signature
-    normalise: Signature
-    backward_reduce: Signature
-    backward_apply: Signature
+
+@dataclasses.dataclass(frozen=True)
+class PerOperation(Generic[_T]):
+    """One object for each operation of an operator, in the order of `native/operations.h`."""
+
+    forward: _T
+    backward: _T
+    statistics: _T
+    normalise: _T
+    backward_reduce: _T
+    backward_apply: _T
+
+    def by_name(self) -> dict[str, _T]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(PerOperation)}
+
+    def __iter__(self) -> Iterator[_T]:
+        return iter(self.by_name().values())
 
 
 STATISTICS: Final = Signature(
@@ -189,7 +199,7 @@ STATISTICS: Final = Signature(
 
 
 @functools.cache
-def signatures(inputs: int) -> Signatures:
+def signatures(inputs: int) -> PerOperation[Signature]:
     """The operations on so many inputs; `statistics` takes one of them at a time."""
 
     def vectors(name: str, *, optional: bool = False) -> tuple[Operand, ...]:
@@ -245,7 +255,7 @@ def signatures(inputs: int) -> Signatures:
             has_activation=True,
         )
 
-    return Signatures(
+    return PerOperation(
         forward=signature("forward", (x, z, affine), (y, computed, mask), sums=inputs),
         backward=signature("backward", (*of_gate, cotangents), gradients, sums=inputs),
         statistics=STATISTICS,

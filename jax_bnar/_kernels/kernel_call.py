@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 import jax.core
@@ -33,7 +33,7 @@ from jax_bnar._base.canonical import CanonicalShape, mask_bytes
 from jax_bnar._base.implementation import Implementation, warn_once
 from jax_bnar._base.inputs import PREFIXES
 from jax_bnar._base.layout import ChannelLayout
-from jax_bnar._base.signatures import Signature, signatures
+from jax_bnar._base.signatures import PerOperation, Signature, signatures
 from jax_bnar._kernels import ahead_of_time, targets
 from jax_bnar._kernels.mask_layout import mask_layout
 
@@ -298,25 +298,14 @@ def _attribute(value: Any) -> Any:
     return np.float64(value) if isinstance(value, float) else value
 
 
-class CanonicalOperations(NamedTuple):
-    """The operations of an operator; `statistics` is the same for any number of inputs."""
-
-    forward: Operation
-    backward: Operation
-    statistics: Operation
-    normalise: Operation
-    backward_reduce: Operation
-    backward_apply: Operation
-
-
 # `statistics` is equal for all numbers of inputs. This makes it one operation, with one primitive.
 _operation = functools.cache(Operation)
 
 
-def _operations(inputs: int) -> CanonicalOperations:
+def _operations(inputs: int) -> PerOperation[Operation]:
     """Each signature with the function of `jax_bnar.reference` that has its name."""
-    named = signatures(inputs)._asdict().items()
-    return CanonicalOperations(
+    named = signatures(inputs).by_name().items()
+    return PerOperation(
         **{name: _operation(signature, getattr(reference, name)) for name, signature in named}
     )
 

@@ -16,6 +16,7 @@ from jax_bnar._base.gates import Gate, recomputes
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics, read_by_gate
 from jax_bnar._base.layout import ChannelLayout
+from jax_bnar._base.signatures import PerOperation
 from jax_bnar._kernels.kernel_call import CANONICAL, Operation
 from jax_bnar._sharding.collectives import Span, merge_statistics, sum_packed
 
@@ -197,17 +198,17 @@ def _with_selected(operation: Operation, arguments: tuple[Any, ...], span: Span)
     )
 
 
-_OF_HALVES: Final[dict[str, Callable[..., Any]]] = {
-    "forward": forward,
-    "backward": backward,
-    "statistics": statistics,
-    "normalise": normalise,
-    "backward_reduce": backward_reduce,
-    "backward_apply": backward_apply,
-}
+_OF_HALVES: Final[PerOperation[Callable[..., Any]]] = PerOperation(
+    forward=forward,
+    backward=backward,
+    statistics=statistics,
+    normalise=normalise,
+    backward_reduce=backward_reduce,
+    backward_apply=backward_apply,
+)
 # By the name of the operation, which says for how many inputs it is.
 ACROSS_DEVICES: Final = {
-    operation.name: _OF_HALVES[name]
+    operation.name: of_halves
     for operations in CANONICAL.values()
-    for name, operation in operations._asdict().items()
+    for operation, of_halves in zip(operations, _OF_HALVES, strict=True)
 }

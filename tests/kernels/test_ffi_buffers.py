@@ -227,7 +227,7 @@ def test_without_an_activation_there_is_neither_a_mask_nor_a_gate(operation: str
     assert "without an activation" in message
 
 
-@pytest.mark.parametrize("operation", kernel_call.CANONICAL[2], ids=lambda each: each.name)
+@pytest.mark.parametrize("operation", tuple(kernel_call.CANONICAL[2]), ids=lambda each: each.name)
 def test_two_inputs_have_an_activation(operation: kernel_call.Operation) -> None:
     if operation.signature.inputs == 2:
         call = good_call(operation)
