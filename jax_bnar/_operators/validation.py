@@ -73,29 +73,29 @@ def check_momentum(function: str, name: str, momentum: Any) -> float:
     return value
 
 
-def check_epsilon(function: str, epsilon: Any) -> float:
-    require_static(function, "epsilon", epsilon)
+def check_epsilon(function: str, epsilon: Any, name: str = "epsilon") -> float:
+    require_static(function, name, epsilon)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (numbers.Real, np.ndarray, jax.Array)):
         raise TypeError(
-            f"{function}: epsilon must be a positive number, got {type(epsilon).__name__}."
+            f"{function}: {name} must be a positive number, got {type(epsilon).__name__}."
         )
     if (shape := getattr(epsilon, "shape", ())) != ():
-        raise TypeError(f"{function}: epsilon must be a positive number, got shape {shape}.")
+        raise TypeError(f"{function}: {name} must be a positive number, got shape {shape}.")
     if jnp.issubdtype(getattr(epsilon, "dtype", float), bool):
-        raise TypeError(f"{function}: epsilon must be a positive number, got {epsilon!r}.")
+        raise TypeError(f"{function}: {name} must be a positive number, got {epsilon!r}.")
     try:
         value = float(cast(float, epsilon))
     except OverflowError:
         value = math.inf
     except (ValueError, TypeError) as error:
         raise type(error)(
-            f"{function}: epsilon must be a positive number, got {epsilon!r:.60}."
+            f"{function}: {name} must be a positive number, got {epsilon!r:.60}."
         ) from None
     if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{function}: epsilon must be finite and > 0, got {value}.")
+        raise ValueError(f"{function}: {name} must be finite and > 0, got {value}.")
     largest = float(np.finfo(np.float32).max)
     if value > largest:  # It would be infinite where the arithmetic runs in float32.
-        raise ValueError(f"{function}: epsilon must be at most {largest:.3g}, got {value}.")
+        raise ValueError(f"{function}: {name} must be at most {largest:.3g}, got {value}.")
     # A subnormal epsilon would count as 0 in the threads of XLA that run the kernels.
     return max(value, float(np.finfo(np.float64).tiny))
 
@@ -107,43 +107,47 @@ def check_save(function: str, save: Any) -> Save:
 
 
 def check_named_axes(
-    function: str, axis_name: Any, axis_index_groups: Any
+    function: str, axis_name: Any, axis_index_groups: Any, argument: str = "axis_name"
 ) -> tuple[tuple[Any, ...], tuple[tuple[int, ...], ...] | None]:
-    """The named axes as a flat tuple, empty for None, and the groups as tuples."""
+    """The named axes as a flat tuple, empty for None, and the groups as tuples.
+
+    `argument` is what the caller calls `axis_name`.
+    """
+    of_groups = f"{argument.removesuffix('_name')}_index_groups"
     names = tuple(_flat_names(axis_name))
     for name in names:
         if name.__hash__ is None or isinstance(name, int):
             raise TypeError(
-                f"{function}: axis_name must be the name of an axis (of shard_map, pmap or vmap) or"
-                f" a tuple of names, got {axis_name!r}."
+                f"{function}: {argument} must be the name of an axis (of shard_map, pmap or vmap)"
+                f" or a tuple of names, got {axis_name!r}."
             )
     if len(set(names)) != len(names):
-        raise ValueError(f"{function}: axis_name names an axis twice, got {axis_name!r}.")
+        raise ValueError(f"{function}: {argument} names an axis twice, got {axis_name!r}.")
     if axis_index_groups is None:
         return names, None
     if not names:
         raise ValueError(
-            f"{function}: axis_index_groups={axis_index_groups!r} groups the indices of a named"
-            " axis, but axis_name is None; pass the name of that axis."
+            f"{function}: {of_groups}={axis_index_groups!r} groups the indices of a named axis, but"
+            f" {argument} is None; pass the name of that axis."
         )
     try:
         groups = tuple(tuple(operator.index(i) for i in group) for group in axis_index_groups)
     except TypeError:
         raise TypeError(
-            f"{function}: axis_index_groups must be a list of lists of integers, got"
+            f"{function}: {of_groups} must be a list of lists of integers, got"
             f" {axis_index_groups!r}."
         ) from None
     indices = sorted(index for group in groups for index in group)
     if not all(groups) or indices != list(range(len(indices))):
         raise ValueError(
-            f"{function}: axis_index_groups must hold each index of the axis exactly once, got"
+            f"{function}: {of_groups} must hold each index of the axis exactly once, got"
             f" {axis_index_groups!r}."
         )
     return names, groups
 
 
 @contextlib.contextmanager
-def names_in_scope(function: str, axis_name: Any) -> Iterator[None]:
+def names_in_scope(function: str, axis_name: Any, argument: str = "axis_name") -> Iterator[None]:
     """Turns JAX's bare errors about a named axis into ones that say what to do."""
     try:
         yield
@@ -159,9 +163,10 @@ def names_in_scope(function: str, axis_name: Any) -> Iterator[None]:
         if "unbound axis name" not in str(error):
             raise
         raise NameError(
-            f"{function}: axis_name={axis_name!r} does not name a mapped axis here ({error}). Call"
-            " it in a function mapped by shard_map, pmap or vmap(axis_name=...), or leave axis_name"
-            " out: under jit alone, statistics are those of the whole array, however it is sharded."
+            f"{function}: {argument}={axis_name!r} does not name a mapped axis here ({error}). Call"
+            " it in a function mapped by shard_map, pmap or vmap(axis_name=...), or leave"
+            f" {argument} out: under jit alone, statistics are those of the whole array, however it"
+            " is sharded."
         ) from error
 
 

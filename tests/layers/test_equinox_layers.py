@@ -383,7 +383,7 @@ def test_refused() -> None:
         call(fields={"save": "x", "activation": "relu"})
     with pytest.raises(TypeError, match=r"complex64.* use equinox.nn.BatchNorm"):
         call(x.astype(jnp.complex64))
-    with pytest.raises(ValueError, match="epsilon must be finite and > 0"):
+    with pytest.raises(ValueError, match="eps must be finite and > 0"):
         call(fields={"eps": 0.0})
     for inference in (False, True):
         with pytest.raises(ValueError, match=r"momentum is the weight .* from 0 to 1, got nan"):

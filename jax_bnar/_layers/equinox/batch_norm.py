@@ -17,7 +17,7 @@ from jax_bnar._layers.equinox import running
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import promoted
 from jax_bnar._layers.statistics import BatchStatistics, check_momentum
-from jax_bnar._operators.validation import names_in_scope
+from jax_bnar._operators.validation import check_epsilon, names_in_scope
 
 
 class BatchNorm(eqx.nn.BatchNorm):
@@ -160,6 +160,7 @@ class BatchNorm(eqx.nn.BatchNorm):
                 " jax.vmap(axis_name=...)."
             )
         check_momentum("momentum", self.momentum)
+        check_epsilon("BatchNorm", self.eps, "eps")
         inference = self.inference if inference is None else inference
         given = None
         if inference:

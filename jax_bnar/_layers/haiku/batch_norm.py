@@ -18,6 +18,7 @@ from jax_bnar._layers.haiku.affine import Affine, PreparedAffine
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import promoted
 from jax_bnar._layers.statistics import BatchStatistics, check_momentum
+from jax_bnar._operators.validation import check_epsilon, check_named_axes, names_in_scope
 
 _Initializer = Callable[..., Any]
 
@@ -107,6 +108,7 @@ class BatchNorm(hk.BatchNorm):
             name,
         )
         check_momentum("decay_rate", decay_rate)
+        check_epsilon("BatchNorm", eps, "eps")
         layer_activation("BatchNorm", "activation", activation)
         self.activation: ActivationLike = activation
         self.save: Save = save
@@ -226,6 +228,8 @@ def _prepared(
     given = None
     if not (is_training or test_local_stats):
         given = layer.mean_ema.average, layer.var_ema.average
+    else:
+        _check_named_axes(layer)
     # As in Haiku, an axis that is given as a negative number stays in the parameters.
     shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
     if layer.create_scale:
@@ -263,3 +267,13 @@ def _prepared(
 
     call = PreparedCall(options, x, *affine.vectors, given, result, update)
     return PreparedAffine(call, affine, activation)
+
+
+def _check_named_axes(layer: BatchNorm) -> None:
+    """Errors of the operators about named axes, under the names that Haiku has for them."""
+    axes, argument = layer.cross_replica_axis, "cross_replica_axis"
+    groups = layer.cross_replica_axis_index_groups
+    names, _ = check_named_axes("BatchNorm", axes, groups, argument)
+    with names_in_scope("BatchNorm", axes, argument):
+        for name in names:
+            jax.lax.axis_size(name)
