@@ -1,4 +1,4 @@
-// How a block goes through its tiles: the loop that every pass uses.
+// How a block goes through its tiles where threads load them into registers.
 
 #ifndef JAX_BNAR_CUDA_DEVICE_TILES_CUH_
 #define JAX_BNAR_CUDA_DEVICE_TILES_CUH_

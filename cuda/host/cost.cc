@@ -190,16 +190,19 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
   cost.rounds = two_kernels ? 1 : CeilDivide(t.num_slabs, t.num_teams);
 
   const int64_t tile_bytes = TileBytes(problem, width, traffic.arrays_kept);
-  // What no block keeps waits in L2 until the second pass, for all teams at
-  // once.
+  // What no block keeps waits in L2 until the second pass, for all blocks that
+  // run at the same time. (Blocks that are teams of their own may be more.)
+  const int64_t at_once = std::min(plan.grid, BlocksAtOnce(plan, device));
+  const int64_t turns =
+      two_kernels ? 1 : cost.rounds * CeilDivide(plan.grid, at_once);
   double waits = traffic.again * array;
   if (!two_kernels) {
-    waits = static_cast<double>(TilesAgain(plan, width, tile_bytes) * t.team *
-                                t.num_teams * TileBytes(problem, width, 1)) *
+    waits = static_cast<double>(TilesAgain(plan, width, tile_bytes) * at_once *
+                                TileBytes(problem, width, 1)) *
             traffic.again;
   }
   cost.bytes_again =
-      std::min(static_cast<double>(cost.rounds) * std::max(0.0, waits - in_l2),
+      std::min(static_cast<double>(turns) * std::max(0.0, waits - in_l2),
                traffic.again * array);
   cost.bytes_of_sectors =
       two_kernels ? 0 : MaskSectors(t, cost.rounds, traffic) * array;
@@ -215,7 +218,15 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
       copy_rate * model.memory_latency / device.multiprocessors;
   const double piece_share = PieceShare(piece, model);
   const double rate = copy_rate * piece_share;
-  const Spread spread(static_cast<double>(plan.grid) / waves, device);
+  const double blocks = static_cast<double>(plan.grid) / waves;
+  const Spread spread(blocks, device);
+  // In the last round there may be fewer slabs than teams.
+  const int64_t last_teams =
+      two_kernels ? t.num_teams : t.num_slabs - (cost.rounds - 1) * t.num_teams;
+  const double last_share =
+      static_cast<double>(last_teams) / static_cast<double>(t.num_slabs);
+  const Spread last_spread(
+      blocks * static_cast<double>(last_teams) / t.num_teams, device);
   cost.busy = spread.once + spread.twice;
 
   // Copies to shared memory bring the tiles, in both passes.
@@ -230,10 +241,13 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
   const double second_bytes = cost.bytes - first_bytes;
   const double first = in_flight(under_way.first);
   const double second = in_flight(under_way.second);
-  const double first_time =
-      first_bytes / (rate * RateShare(spread, first, needed, model));
-  const double second_time =
-      second_bytes / (rate * RateShare(spread, second, needed, model));
+  const auto time = [&](double bytes, double in_flight) {
+    return bytes / rate *
+           ((1 - last_share) / RateShare(spread, in_flight, needed, model) +
+            last_share / RateShare(last_spread, in_flight, needed, model));
+  };
+  const double first_time = time(first_bytes, first);
+  const double second_time = time(second_bytes, second);
   cost.streaming = first_time + second_time;
   cost.in_flight = spread.once * std::min(1.0, loading / needed) +
                    spread.twice * std::min(1.0, 2 * loading / needed);
@@ -257,6 +271,8 @@ Cost CostOf(const Plan& plan, const Problem& problem, int width,
     cost.waiting = wait(BarrierTime(t, model), cost.rounds);
   } else if (plan.block_reduction == BlockReduction::kCluster) {
     cost.waiting = wait(model.cluster, static_cast<int64_t>(waves));
+  } else {
+    cost.waiting = doubles * waves;
   }
   return cost;
 }

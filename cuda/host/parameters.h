@@ -76,7 +76,7 @@ BNAR_HOST_DEVICE constexpr int TilesOfStage(int width, int64_t tile_bytes) {
 }
 
 // A thread waits until this many groups of its copies are left, where it might
-// leave `groups` of them. More do not exist where a block has half of 228 KB.
+// leave `groups` of them: all that exist where a block has half of 228 KB.
 constexpr int kMostGroupsLeft = 5;
 BNAR_HOST_DEVICE constexpr int GroupsLeft(int groups) {
   return groups < 0 ? 0 : groups < kMostGroupsLeft ? groups : kMostGroupsLeft;

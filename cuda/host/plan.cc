@@ -31,11 +31,15 @@ int SlotsPerBlock(const Device& device, int width, int64_t tile_bytes,
       TilesOfStage(width, tile_bytes)));
 }
 
-int64_t ResidentBlocks(const Device& device, const Settings& settings,
-                       int per_multiprocessor) {
-  return static_cast<int64_t>(
-             std::max(1, device.multiprocessors - settings.sm_margin)) *
-         per_multiprocessor;
+// The blocks of a launch that fills the device.
+int64_t AllBlocks(const Device& device) {
+  return int64_t{device.multiprocessors} * kBlocksPerMultiprocessor;
+}
+
+// The blocks that may wait for each other, at the same time as other work.
+int64_t WaitingBlocks(const Device& device, const Settings& settings) {
+  return std::max<int64_t>(1, device.multiprocessors - settings.sm_margin) *
+         kBlocksPerMultiprocessor;
 }
 
 Tiling Cut(const Problem& problem, int width, int columns) {
@@ -79,15 +83,13 @@ void SetGrid(int64_t num_teams, Plan* plan) {
 }
 
 Plan PlanOneKernel(const Problem& problem, int width, const Device& device,
-                   const Settings& settings, int columns,
-                   int64_t largest_team = kMaxGrid) {
+                   int columns, int64_t largest_team = kMaxGrid) {
   Plan plan{};
   plan.strategy = Strategy::kTwoKernels;
   plan.tiling = Cut(problem, width, columns);
   plan.shared_bytes = kSharedBytesOfPass;
   // Several waves even out the differences between blocks.
-  const int64_t blocks =
-      4 * ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
+  const int64_t blocks = 4 * AllBlocks(device);
   // A block that reads less than this spends most of its time on its start and
   // end.
   const int64_t tiles = TilesOfSlab(plan.tiling);
@@ -118,15 +120,14 @@ Plan WithSlabsOf(int inputs, Plan plan) {
 // Two blocks of a multiprocessor (`blocks_per_multiprocessor`) read and write
 // at the same time; a single one has all the shared memory.
 Plan PlanCluster(const Tiling& tiling, int width, const Device& device,
-                 const Settings& settings, int64_t tile_bytes,
-                 int blocks_per_multiprocessor) {
+                 int64_t tile_bytes, int blocks_per_multiprocessor) {
   Plan plan{};
   plan.strategy = Strategy::kCluster;
   plan.tiling = tiling;
   const int shared_tiles =
       SlotsPerBlock(device, width, tile_bytes, blocks_per_multiprocessor);
   const int64_t blocks =
-      ResidentBlocks(device, settings, blocks_per_multiprocessor);
+      int64_t{device.multiprocessors} * blocks_per_multiprocessor;
   const int64_t tiles = TilesOfSlab(tiling);
   // The smallest cluster that holds a slab, or a larger one if multiprocessors
   // would be idle otherwise.
@@ -154,8 +155,7 @@ Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
   Plan plan{};
   plan.strategy = Strategy::kOnChip;
   plan.tiling = tiling;
-  const int64_t blocks =
-      ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
+  const int64_t blocks = WaitingBlocks(device, settings);
   // Every block belongs to a team.
   teams = std::clamp<int64_t>(teams, 1, std::min(blocks, tiling.num_slabs));
   SetTeam(std::max<int64_t>(1, blocks / teams), &plan.tiling);
@@ -171,20 +171,23 @@ Plan PlanOnChip(const Tiling& tiling, int width, const Device& device,
 }
 
 // How many teams may share the device: as many as hold their slabs on chip in
-// `slots` of each block, or a power of 2. If all slabs have a team, its blocks
+// `slots` of each block, a divisor of the number of slabs, so that no team is
+// idle in the last round, or a power of 2. If all slabs have a team, its blocks
 // wait once, and all channels of a row are read and written at the same time.
 std::vector<int64_t> NumbersOfTeams(const Tiling& tiling, int slots,
                                     const Device& device,
                                     const Settings& settings) {
   if (settings.teams > 0) return {settings.teams};
-  const int64_t blocks =
-      ResidentBlocks(device, settings, kBlocksPerMultiprocessor);
+  const int64_t blocks = WaitingBlocks(device, settings);
   const int64_t most = std::min(blocks, tiling.num_slabs);
   const int64_t needed = CeilDivide(TilesOfSlab(tiling), std::max(1, slots));
   std::vector<int64_t> numbers = {
       std::clamp<int64_t>(blocks / needed, 1, most)};
   for (int64_t teams = 1; teams < 2 * most; teams *= 2) {
     numbers.push_back(std::min(teams, most));
+  }
+  for (int64_t teams = 3; teams < most; ++teams) {
+    if (tiling.num_slabs % teams == 0) numbers.push_back(teams);
   }
   return numbers;
 }
@@ -209,7 +212,7 @@ std::vector<Plan> Candidates(Strategy strategy, const Problem& problem,
     if (device.clusters && (any || strategy == Strategy::kCluster)) {
       for (const int blocks : {kBlocksPerMultiprocessor, 1}) {
         const Plan plan =
-            PlanCluster(tiling, width, device, settings, tile_bytes, blocks);
+            PlanCluster(tiling, width, device, tile_bytes, blocks);
         // If a slab exceeds its shared memory, a cluster is only a small team.
         const bool fits =
             plan.tiling.tiles_per_block <= plan.tiling.shared_tiles;
@@ -306,8 +309,8 @@ Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
 Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
               const Device& device, const Settings& settings,
               const std::vector<CostModel>& models) {
-  const Plan two_kernels = PlanOneKernel(problem, width, device, settings,
-                                         WidestColumns(problem.dtype));
+  const Plan two_kernels =
+      PlanOneKernel(problem, width, device, WidestColumns(problem.dtype));
   // The other strategies have no path for float64.
   if (settings.strategy == Strategy::kTwoKernels ||
       problem.dtype == DType::kFloat64) {
@@ -326,33 +329,32 @@ Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
 }
 
 Plan PlanReduction(const Problem& problem, int width, const Device& device,
-                   const Settings& settings, bool whole, int inputs) {
+                   bool whole, int inputs) {
   // The last block of a team alone adds the sums of all others: for 256 columns
   // and 264 blocks, the threads of one block load 33 times eight sums each, one
   // after the other. Narrow slabs have smaller teams, and more threads for a
   // column. For the same reason a team is at most one wave.
   const DType dtype = problem.dtype;
-  Plan plan =
-      PlanOneKernel(problem, width, device, settings,
-                    whole ? WidestColumns(dtype) : ColumnsOfLine(dtype),
-                    ResidentBlocks(device, settings, kBlocksPerMultiprocessor));
+  Plan plan = PlanOneKernel(problem, width, device,
+                            whole ? WidestColumns(dtype) : ColumnsOfLine(dtype),
+                            AllBlocks(device));
   plan.block_reduction = plan.tiling.team == 1 ? BlockReduction::kSingleBlock
                                                : BlockReduction::kLastBlock;
   return WithSlabsOf(inputs, plan);
 }
 
 Plan PlanElementwise(const Problem& problem, int width, const Device& device,
-                     const Settings& settings, int inputs) {
-  return WithSlabsOf(inputs, PlanOneKernel(problem, width, device, settings,
+                     int inputs) {
+  return WithSlabsOf(inputs, PlanOneKernel(problem, width, device,
                                            WidestColumns(problem.dtype)));
 }
 
 Plan PlanStatistics(const Problem& problem, int width, const Device& device,
-                    const Settings& settings, int inputs) {
+                    int inputs) {
   // They are cut like one input with as many times the groups.
   Problem all = problem;
   all.shape.groups *= inputs;
-  Plan plan = PlanReduction(all, width, device, settings, /*whole=*/false);
+  Plan plan = PlanReduction(all, width, device, /*whole=*/false);
   plan.tiling.shape = problem.shape;
   return plan;
 }

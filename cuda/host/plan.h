@@ -111,13 +111,13 @@ Plan MakePlan(const Problem& problem, int width, const Traffic& traffic,
 // `whole`, the sums stay in the workspace for the elementwise pass, which finds
 // them there because its slabs are the same.
 Plan PlanReduction(const Problem& problem, int width, const Device& device,
-                   const Settings& settings, bool whole, int inputs = 1);
+                   bool whole, int inputs = 1);
 Plan PlanElementwise(const Problem& problem, int width, const Device& device,
-                     const Settings& settings, int inputs = 1);
+                     int inputs = 1);
 
 // The same of the statistics. A team has a slab of one input at a time.
 Plan PlanStatistics(const Problem& problem, int width, const Device& device,
-                    const Settings& settings, int inputs = 1);
+                    int inputs = 1);
 
 Plan PlanFlat(const FlatTiling& tiling);
 

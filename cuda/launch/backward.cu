@@ -74,8 +74,7 @@ struct BackwardCall {
   cudaError_t Reduce(Launch& launch, const Device& device, bool whole) const {
     return LaunchPass(
         launch, N == 1 ? Kernel::kBackwardReduce : Kernel::kDualBackwardReduce,
-        kernels.reduce,
-        PlanReduction(problem, width, device, launch.settings, whole, N),
+        kernels.reduce, PlanReduction(problem, width, device, whole, N),
         parameters, whole);
   }
 
@@ -94,8 +93,7 @@ struct BackwardCall {
     }
     return LaunchPass(
         launch, N == 1 ? Kernel::kBackwardApply : Kernel::kDualBackwardApply,
-        kernel, PlanElementwise(problem, width, device, launch.settings, N),
-        applied, whole);
+        kernel, PlanElementwise(problem, width, device, N), applied, whole);
   }
 
   const Problem& problem;

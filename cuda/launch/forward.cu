@@ -59,10 +59,10 @@ struct ForwardCall {
   }
 
   cudaError_t Statistics(Launch& launch, const Device& device) const {
-    return LaunchPass(
-        launch, N == 1 ? Kernel::kStatistics : Kernel::kDualStatistics,
-        kernels.statistics,
-        PlanStatistics(problem, width, device, launch.settings, N), parameters);
+    return LaunchPass(launch,
+                      N == 1 ? Kernel::kStatistics : Kernel::kDualStatistics,
+                      kernels.statistics,
+                      PlanStatistics(problem, width, device, N), parameters);
   }
 
   cudaError_t Normalise(Launch& launch, const Device& device,
@@ -82,8 +82,7 @@ struct ForwardCall {
     const cudaError_t error =
         LaunchPass(launch, N == 1 ? Kernel::kNormalise : Kernel::kDualNormalise,
                    kernels.normalise,
-                   PlanElementwise(problem, width, device, launch.settings, N),
-                   parameters);
+                   PlanElementwise(problem, width, device, N), parameters);
     if (error != cudaSuccess) return error;
     return PackMask(launch);
   }

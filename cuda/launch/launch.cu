@@ -152,7 +152,10 @@ cudaError_t ZeroWorkspace(Launch& launch, const Tiling& tiling) {
   const cudaError_t error = cudaMemsetAsync(
       launch.workspace, 0, static_cast<size_t>(LayWorkspace(tiling).bytes),
       launch.stream);
-  if (error != cudaSuccess) launch.failure = "zeroing the workspace";
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // so that a later launch does not report it
+    launch.failure = "zeroing the workspace";
+  }
   return error;
 }
 

@@ -330,6 +330,49 @@ void TestWaits() {
              "two kernels");
 }
 
+// A round in which not every team has a slab, and blocks that wait for no
+// other.
+void TestRounds() {
+  context = "rounds";
+  cuda::CostModel model = SimpleModel();
+  // Any load keeps memory busy.
+  model.memory_latency = 1e-6;
+  model.kernel_share = 1;
+  const Problem problem{{1, 4096, 36 * 64, 1}, DType::kBFloat16};
+  const auto streaming = [&](int teams) {
+    const Plan plan = PlanOf(problem.shape, kHopper, Strategy::kOnChip, false,
+                             DType::kBFloat16, 64, teams);
+    BNAR_CHECK(plan.tiling.num_teams == teams &&
+                   plan.tiling.shared_tiles >= plan.tiling.tiles_per_block,
+               std::to_string(plan.tiling.num_teams) + " teams");
+    return cuda::CostOf(plan, problem, cuda::kWidth, cuda::kForwardArrays,
+                        kHopper, model)
+        .streaming;
+  };
+  // Four of 36 slabs are left for 32 of the 132 multiprocessors.
+  BNAR_CHECK(
+      Near(streaming(32) / streaming(18), 32.0 / 36 + 4.0 / 36 * 132 / 32),
+      std::to_string(streaming(32) / streaming(18)));
+
+  // 40 slabs of 128 KiB, each with a block of its own. L2 keeps what four of
+  // them have no room for.
+  const Problem alone{{1, 1024, 40 * 64, 1}, DType::kBFloat16};
+  Device device = kSmall;
+  device.single_to_double_ratio = 64;
+  Plan plan = PlanOf(alone.shape, device, Strategy::kOnChip, false,
+                     DType::kBFloat16, 64, 4);
+  plan.tiling.num_teams = 40;
+  plan.grid = 40;
+  BNAR_CHECK(plan.tiling.team == 1 &&
+                 plan.tiling.shared_tiles < plan.tiling.tiles_per_block,
+             std::to_string(plan.tiling.team) + " blocks in a team");
+  const cuda::Cost cost =
+      cuda::CostOf(plan, alone, cuda::kWidth, cuda::kForwardArrays, device);
+  BNAR_CHECK(cost.bytes_again == 0, std::to_string(cost.bytes_again));
+  BNAR_CHECK(Near(cost.waiting, 10 * 31 * cuda::CostModel().double_sums),
+             std::to_string(cost.waiting));
+}
+
 // Clusters are on the device in turns. Of the 264 blocks that fit, 231 count,
 // which are 28 clusters of 8.
 void TestCostOfClusters() {
@@ -433,6 +476,7 @@ int main() {
   TestCostOfStream();
   TestNarrowRows();
   TestWaits();
+  TestRounds();
   TestCostOfClusters();
   TestPlannedModels();
   TestRoomOfStream();

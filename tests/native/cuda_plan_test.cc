@@ -162,17 +162,16 @@ void TestEveryPlan() {
                 CheckResources(problem, plan, stage, named.device, settings);
               }
               const Plan elementwise =
-                  cuda::PlanElementwise(problem, width, named.device, settings);
+                  cuda::PlanElementwise(problem, width, named.device);
               CheckCoverage(problem, width, elementwise);
               CheckResources(problem, elementwise, 1, named.device, settings);
               for (const bool whole : {false, true}) {
-                const Plan reduction = cuda::PlanReduction(
-                    problem, width, named.device, settings, whole);
+                const Plan reduction =
+                    cuda::PlanReduction(problem, width, named.device, whole);
                 CheckCoverage(problem, width, reduction);
                 CheckResources(problem, reduction, 1, named.device, settings);
                 const cuda::Tiling& t = reduction.tiling;
-                BNAR_CHECK(t.team <= std::max(1, named.device.multiprocessors -
-                                                     sm_margin) *
+                BNAR_CHECK(t.team <= named.device.multiprocessors *
                                          cuda::kBlocksPerMultiprocessor,
                            "the last block adds the sums of more than a wave");
                 BNAR_CHECK(whole ? t.columns == elementwise.tiling.columns
@@ -400,6 +399,15 @@ void TestTeams() {
   BNAR_CHECK(kept.num_teams == 3 && kept.team == 88 &&
                  kept.tiles_per_block == 24 && kept.shared_tiles == 24,
              std::to_string(kept.num_teams) + " teams");
+  // Where L2 keeps the rest, all teams are busy in each round, and the number
+  // is neither a power of 2 nor what holds the slabs.
+  const Problem eighteen{{1, 256 * 49, 18 * 64, 1}, DType::kFloat32};
+  const cuda::Tiling full =
+      cuda::MakePlan(eighteen, cuda::kWidth, cuda::kBackwardArrays, kHopper,
+                     {Strategy::kOnChip, 0, 64})
+          .tiling;
+  BNAR_CHECK(full.num_slabs == 18 && full.num_teams == 6 && full.team == 44,
+             std::to_string(full.num_teams) + " teams");
   const cuda::Tiling waits_once = plan_if(100);
   BNAR_CHECK(waits_once.num_teams == 9 && waits_once.team == 29,
              std::to_string(waits_once.num_teams) + " teams");

@@ -273,10 +273,10 @@ void TestMaskSectors() {
             }
           }
           check(problem,
-                cuda::PlanElementwise(problem, cuda::kWidth, named.device, {}));
+                cuda::PlanElementwise(problem, cuda::kWidth, named.device));
           for (const bool whole : {false, true}) {
             check(problem, cuda::PlanReduction(problem, cuda::kWidth,
-                                               named.device, {}, whole));
+                                               named.device, whole));
           }
         }
       }

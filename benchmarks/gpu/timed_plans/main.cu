@@ -173,7 +173,7 @@ class Benchmark {
 
   void PrintSums() const {
     PrintPlan("statistics", "sums",
-              cuda::PlanStatistics(problem_, cuda::kWidth, device_, {}),
+              cuda::PlanStatistics(problem_, cuda::kWidth, device_),
               [&](const Operands<T>& set) {
                 cuda::Launch launch = LaunchWith({});
                 CheckLaunch(
@@ -181,7 +181,7 @@ class Benchmark {
                     launch);
               });
     PrintPlan("backward_reduce", "sums",
-              cuda::PlanReduction(problem_, cuda::kWidth, device_, {},
+              cuda::PlanReduction(problem_, cuda::kWidth, device_,
                                   /*whole=*/false),
               [&](const Operands<T>& set) { Reduce(set); });
   }
