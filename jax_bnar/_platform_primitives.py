@@ -219,7 +219,8 @@ class InferenceBackward(_ByPlatform):
             return tuple(scaled((a_i,), (statistics_i,))[0] for a_i, statistics_i in pairs)
         if gate == "y" and dy.dtype == x[0].dtype:
             # The kernel multiplies what it reads as x by 0. It reads dy in any case, so this is no
-            # more memory, and an x or a y that is infinite or NaN does not matter.
+            # more memory, and an x or a y that is infinite or NaN does not matter. (An infinite dy
+            # gives NaN where a closed gate would give 0: docs/verification.md.)
             x = (dy,) * len(x)
         coefficients = tuple(Coefficients(zero, zero) for zero in zeros)
         return self.backward_apply(

@@ -194,7 +194,8 @@ Activation FfiCall::ParseActivation(std::string_view activation,
          std::to_string(negative_slope));
   }
   const auto of = [&](ActivationKind kind) {
-    return Activation{kind, negative_slope};
+    // A slope of -0 becomes 0: the gate of y would lose the sign of u.
+    return Activation{kind, negative_slope + 0.0};
   };
   if (activation == "relu") return of(ActivationKind::kRelu);
   if (activation == "relu6") return of(ActivationKind::kRelu6);

@@ -14,9 +14,10 @@ namespace cuda {
 //   JAX_BNAR_CUDA_STRATEGY       "auto", "on_chip", "cluster" or "two_kernels".
 //                                If the device cannot do what is asked, the
 //                                planner chooses for the shape.
-//   JAX_BNAR_CUDA_SM_MARGIN      for how many multiprocessors less "on_chip" has
-//                                blocks, two for each, so that they are on the
-//                                device together with blocks of other work.
+//   JAX_BNAR_CUDA_SM_MARGIN      how many multiprocessors "on_chip" leaves out
+//                                when it counts its blocks, two for each, so
+//                                that they and blocks of other work are on the
+//                                device at the same time.
 //   JAX_BNAR_CUDA_SLAB_CHANNELS  a power of 2 from 8 to 256: the neighbouring
 //                                channels (NHWC) of a slab, instead of the
 //                                planner's choice.

@@ -9,7 +9,7 @@ import pathlib
 import sys
 
 import tyro
-from resnet50 import accuracy, devices, errors, model, runs
+from resnet50 import accuracy, devices, errors, model, recipe_checks, runs
 from resnet50.config import OptionalBool, OptionalInt, OptionalNorm, OptionalPath, Platform
 from resnet50.data import pipeline, sources
 from resnet50.display import Display
@@ -52,6 +52,7 @@ def main(arguments: Arguments) -> None:
     if arguments.fold:
         trained = trained.folded()
     options = trained.data
+    recipe_checks.check_images(trained.source, arguments.images)
     if arguments.images is not None:
         options = dataclasses.replace(options, images=arguments.images)
     dataset = sources.open_source(trained.source, options)

@@ -35,6 +35,7 @@ from jax_bnar._base.inputs import PREFIXES
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import PerOperation, Signature, signatures
 from jax_bnar._kernels import ahead_of_time, targets
+from jax_bnar._kernels.channel_padding import padded_channels, with_channels, without_channels
 from jax_bnar._kernels.mask_layout import mask_layout
 
 
@@ -199,7 +200,31 @@ class Operation:
             targets.cpu_isa()
             targets.huge_pages()
         call = functools.partial(self._call_kernel, platform, ctx.avals_out)
+        if platform == "cpu" and (channels := self._padded_channels(ctx.avals_in, params)):
+            call = functools.partial(self._call_padded, channels, ctx.avals_out)
         return jax_compat.lower_fun(call, multiple_results=True)(ctx, *operands, **params)
+
+    def _padded_channels(self, avals: Sequence[Any], params: Mapping[str, Any]) -> int | None:
+        kind_of = self.signature.operand_kinds(params)
+        named = self.signature.unpack(avals, params["present"])
+        given = [kind_of[name] for name, aval in named.items() if aval is not None]
+        x = CanonicalShape(*named[self.signature.x].shape)
+        return padded_channels(x, [*given, *self.signature.result_kinds(params)])
+
+    def _call_padded(
+        self, channels: int, results: Sequence[Any], *operands: jax.Array, **params: Any
+    ) -> list[jax.Array]:
+        """Binds the custom call for the CPU on arrays with more channels."""
+        more = [with_channels(operand, channels) for operand in operands]
+        declared = [
+            jax.eval_shape(lambda r=r: with_channels(jnp.zeros(r.shape, r.dtype), channels))
+            for r in results
+        ]
+        outputs = self._call_kernel("cpu", declared, *more, **params)
+        return [
+            without_channels(output, result.shape[result.ndim // 2])
+            for output, result in zip(outputs, results, strict=True)
+        ]
 
     def _call_kernel(
         self,

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base.dtypes import SUPPORTED
-from jax_bnar._operators.validation import as_array, check_shape_like, check_where, described_value
+from jax_bnar._operators.validation import (
+    as_array,
+    check_named_axes,
+    check_shape_like,
+    check_where,
+    described_value,
+    names_in_scope,
+)
 
 _Norm = TypeVar("_Norm")
 
@@ -34,11 +41,18 @@ def checked_flag(name: str, value: Any) -> bool:
 
 
 def checked_norm(norm: Any, kind: type[_Norm], layers: str) -> _Norm:
-    """The norm of a `Shortcut`, which must be a layer of this class."""
+    """The norm of a `Shortcut`, which must be a layer of this class that is called as it is."""
+    instead = "pass its result as the residual instead"
     if not isinstance(norm, kind):
         raise TypeError(
             f"BatchNorm: the norm of a Shortcut must be a jax_bnar.{layers}.BatchNorm, got"
-            f" {described_type(norm)}; pass its result as the residual instead."
+            f" {described_type(norm)}; {instead}."
+        )
+    if type(norm).__call__ is not kind.__call__:
+        # One call of two norms calls neither of them.
+        raise TypeError(
+            "BatchNorm: the norm of a Shortcut must not have a __call__ of its own, got"
+            f" {described_type(norm)}; {instead}."
         )
     return norm
 
@@ -48,8 +62,9 @@ def checked_residual(residual: Any, x: jax.Array) -> jax.Array | None:
         return None
     if callable(residual):
         raise TypeError(
-            "BatchNorm: residual must be an array or a Shortcut, got"
-            f" {described_type(residual)}; a norm of its own is passed as Shortcut(norm, x)."
+            f"BatchNorm: residual must be an array, got {described_type(residual)}; pass its"
+            " result, or (NNX, Equinox and Haiku) Shortcut(norm, x), which joins two norms in one"
+            " call."
         )
     residual = as_array("BatchNorm", "residual", residual)
     check_shape_like("BatchNorm", "residual", residual, x)
@@ -74,6 +89,21 @@ def checked_mask(mask: Any, x: jax.Array) -> jax.Array | None:
             f" got dtype {mask.dtype}."
         )
     return check_where("BatchNorm", "mask", jnp.asarray(mask, bool), x)
+
+
+def check_names_in_scope(
+    axis_name: Any, axis_index_groups: Any, argument: str, *, is_optional: bool = True
+) -> None:
+    """The checks of the operators, for a layer that has another name for `axis_name`, or needs it.
+
+    Raises:
+        NameError: there is no such mapped axis in scope.
+        ValueError, TypeError: the names or the groups are invalid.
+    """
+    names, _ = check_named_axes("BatchNorm", axis_name, axis_index_groups, argument)
+    with names_in_scope("BatchNorm", axis_name, argument, is_optional=is_optional):
+        for name in names:
+            jax.lax.axis_size(name)
 
 
 def require_real(x: jax.Array, result: Any, instead: str) -> None:

@@ -16,7 +16,7 @@ from jax_bnar._layers.activation import NONE
 from jax_bnar._layers.call import LayerCall, channel_vector
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.promotion import compute_dtype
-from jax_bnar._layers.renorm import Correction
+from jax_bnar._layers.renorm import Correction, refuse_mask
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators.forms import infer, train
 from jax_bnar._operators.validation import check_shape_like
@@ -47,7 +47,13 @@ class PreparedCall:
     correction: Correction | None = None
 
     def run(self, residual: jax.Array | None = None, mask: jax.Array | None = None) -> jax.Array:
-        """act(norm(x) + residual)."""
+        """act(norm(x) + residual).
+
+        Raises:
+            NotImplementedError: there are a mask and a correction.
+        """
+        if self.correction is not None:
+            refuse_mask(mask)
         arrays = (self.x, residual, self.scale, self.bias)
         if self.given is not None:
             return self.call.with_given_statistics(*arrays, *self.given, result=self.result)

@@ -8,7 +8,8 @@ mean m and the variance v that the kernels find, where d = m - c:
 
 The subtraction loses digits if c is not close to the mean: as many as (mean - c)^2 / var has before
 its point. So c is the mean that a first pass finds in the same way with c = 0. Wide dtypes are
-centred, so that d is not a small difference of large numbers; 16-bit values would be rounded. On
+centred, so that d is not a small difference of large numbers; 16-bit values would be rounded, so
+there d comes from the mean of the first pass, before c was rounded from it. On
 other platforms than CPUs, if no axis is named, XLA sums in the loop that replaces the elements
 (`jax_bnar._platform_primitives.StatisticsAround`).
 
@@ -86,25 +87,35 @@ def selected_statistics(
     times = element_count(parts, *layout.group_sizes(x.shape), dtype=dtype) / elements
     zero = jnp.zeros_like(elements)
 
-    (centre,) = with_automatic_axes(
-        lambda mean, times: (_finite(mean * times).astype(x.dtype),),
-        (vector,),
+    def roughly(mean: jax.Array, times: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rough = mean * times
+        return rough, _finite(rough).astype(x.dtype)
+
+    rough, centre = with_automatic_axes(
+        roughly,
+        (vector, vector),
         jax.lax.stop_gradient(around(zero.astype(x.dtype)).mean),
         times,
     )
     found = around(centre)
 
     def selected(
-        found: Statistics, centre: jax.Array, times: jax.Array
+        found: Statistics, centre: jax.Array, rough: jax.Array, times: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         centre = centre.astype(dtype)
-        d = found.mean if _is_centred(x) else found.mean - centre
+        if _is_centred(x):
+            d = found.mean
+        else:
+            # The difference has the error of a mean, which N/n multiplies. The first pass knows
+            # its value better; a constant is added, so its derivative stays.
+            d = found.mean - centre
+            d = d + _finite(jax.lax.stop_gradient((rough - centre) / times - d))
         offset = times * d
         var = times * (found.var + jnp.square(d)) - jnp.square(offset)
         # Rounding may take a variance of 0 below it; a NaN stays one.
         return centre + offset, jnp.where(var < 0, jnp.zeros_like(var), var)
 
-    mean, var = with_automatic_axes(selected, (vector, vector), found, centre, times)
+    mean, var = with_automatic_axes(selected, (vector, vector), found, centre, rough, times)
     return SelectedStatistics(mean, var, elements)
 
 

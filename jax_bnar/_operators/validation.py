@@ -147,11 +147,21 @@ def check_named_axes(
 
 
 @contextlib.contextmanager
-def names_in_scope(function: str, axis_name: Any, argument: str = "axis_name") -> Iterator[None]:
-    """Turns JAX's bare errors about a named axis into ones that say what to do."""
+def names_in_scope(
+    function: str, axis_name: Any, argument: str = "axis_name", *, is_optional: bool = True
+) -> Iterator[None]:
+    """Turns JAX's bare errors about a named axis into ones that say what to do.
+
+    `argument` is what the caller calls `axis_name`, and `is_optional` whether it may be None.
+    """
     try:
         yield
     except NotImplementedError as error:
+        if "vmap collectives" in str(error):
+            raise NotImplementedError(
+                f"{function}: JAX does not support groups of the indices of a vmap's axis,"
+                f" {argument}={axis_name!r}; use pmap, or shard_map with check_vma=False."
+            ) from error
         if str(error):
             raise
         # Collectives over groups of indices raise this in a shard_map that checks varying axes.
@@ -159,14 +169,25 @@ def names_in_scope(function: str, axis_name: Any, argument: str = "axis_name") -
             f"{function}: JAX does not support axis_index_groups in a shard_map with"
             " check_vma=True; pass check_vma=False to it."
         ) from error
+    except (ValueError, AssertionError) as error:
+        # Collectives over the axis of a vmap inside of such a shard_map raise these.
+        if str(error) and "corresponds to one of varying" not in str(error):
+            raise
+        raise ValueError(
+            f"{function}: JAX does not support {argument}={axis_name!r} with the axis of a vmap in"
+            " a shard_map with check_vma=True; pass check_vma=False to it."
+        ) from error
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
+        instead = (
+            f", or leave {argument} out: under jit alone, statistics are those of the whole array,"
+            " however it is sharded"
+        )
         raise NameError(
             f"{function}: {argument}={axis_name!r} does not name a mapped axis here ({error}). Call"
-            " it in a function mapped by shard_map, pmap or vmap(axis_name=...), or leave"
-            f" {argument} out: under jit alone, statistics are those of the whole array, however it"
-            " is sharded."
+            " it in a function mapped by shard_map, pmap or"
+            f" vmap(axis_name=...){instead if is_optional else ''}."
         ) from error
 
 

@@ -45,8 +45,11 @@ def test_sigterm_saves_and_the_run_goes_on(
         assert example.train(options, console=console) == {}
     assert "stopped after step 5; --resume continues from there" in example.printed(console)
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    unfinished = tmp_path / "checkpoints/9.orbax-checkpoint-tmp"
+    unfinished.mkdir()
     with pytest.raises(UserError, match="a run that reached step 5: continue it with --resume"):
         example.train(options)
+    assert unfinished.is_dir()  # Another process may be writing it.
     resume = dataclasses.replace(options, run=dataclasses.replace(options.run, resume=True))
     console = Console(file=console.file, force_terminal=True, width=200)
     example.train(resume, console=console)

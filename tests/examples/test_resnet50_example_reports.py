@@ -96,6 +96,7 @@ def test_batches_must_divide(tmp_path: pathlib.Path) -> None:
         ("log_every", 0, "be at least 1"),
         ("profile_at", -1, "be at least 0"),
         ("profile_at", 1000, "be before the last step"),
+        ("synthetic_classes", 0, "be at least 1"),
     ],
 )
 def test_options_without_sense(
@@ -104,6 +105,22 @@ def test_options_without_sense(
     options = example.tiny("digits", tmp_path, **{option: value})
     with pytest.raises(UserError, match=rf"--{option.replace('_', '-')} must {must}, got"):
         example.train(options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--images", "pics"), "--images pics can only be used with pictures in a folder; the"),
+        (("--num-processes", "2"), "--num-processes can only be used with --distributed."),
+        (("--distributed", "--coordinator", "h"), "--coordinator must be HOST:PORT, got h."),
+    ],
+)
+def test_options_that_would_be_ignored(
+    tmp_path: pathlib.Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    code, _, err = example.run("train.py", "digits", "--output", tmp_path / "run", *arguments)
+    assert code == 2
+    assert err.startswith(f"error: {sentence}")
 
 
 def test_a_path_that_orbax_takes_for_a_pattern(tmp_path: pathlib.Path) -> None:

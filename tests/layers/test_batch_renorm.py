@@ -419,6 +419,27 @@ def test_nnx_state() -> None:
     assert set(nnx.to_pure_dict(nnx.state(layer, nnx.Param))) == {"scale", "bias"}
 
 
+@pytest.mark.parametrize("corrected", ["first", "shortcut", "both"])
+def test_nnx_shortcut(corrected: str) -> None:
+    """Beside another norm, it is what it is alone."""
+    x, _ = batch(0)
+
+    def norm(place: str, **fields: Any) -> Any:
+        if corrected in (place, "both"):
+            fields |= {"warm_up_steps": 0, "r_max": 1.5, "d_max": 0.5}
+            return nnx_layers.BatchRenorm(CHANNELS, rngs=nnx.Rngs(0), **fields)
+        return nnx_layers.BatchNorm(CHANNELS, rngs=nnx.Rngs(0), **fields)
+
+    first, other = norm("first", activation="relu"), norm("shortcut")
+    y = first(x, residual=nnx_layers.Shortcut(other, 3 * x))
+    alone, other_alone = norm("first", activation="relu"), norm("shortcut")
+    np.testing.assert_array_equal(y, alone(x, residual=other_alone(3 * x)))
+    for ours, expected in ((first, alone), (other, other_alone)):
+        jax.tree.map(np.testing.assert_array_equal, nnx.state(ours), nnx.state(expected))
+    with pytest.raises(NotImplementedError, match="BatchRenorm: mask is not supported"):
+        first(x, residual=nnx_layers.Shortcut(other, x), mask=np.ones(x.shape, bool))
+
+
 def test_as_the_norm_of_a_network() -> None:
     """A ResNet trains with it, and it folds like a BatchNorm."""
     net = flax_layers.ResNet(

@@ -438,8 +438,18 @@ def test_the_norm_of_a_shortcut_must_be_ours() -> None:
         other = hk.BatchNorm(True, True, 0.9)
         return BatchNorm(True, True, 0.9)(x, True, residual=Shortcut(other, x))  # pyright: ignore
 
+    class Doubled(BatchNorm):
+        def __call__(self, *args: Any, **keywords: Any) -> Any:
+            return 2 * super().__call__(*args, **keywords)
+
+    def with_a_call_of_its_own(x: Any) -> Any:
+        other = Doubled(True, True, 0.9)
+        return BatchNorm(True, True, 0.9)(x, True, residual=Shortcut(other, x))
+
     with pytest.raises(TypeError, match=r"norm of a Shortcut must be .* pass its result"):
         hk.transform_with_state(forward).init(jax.random.key(0), normal(0))
+    with pytest.raises(TypeError, match=r"Shortcut must not have a __call__ of its own"):
+        hk.transform_with_state(with_a_call_of_its_own).init(jax.random.key(0), normal(0))
 
     def without_a_shortcut(x: Any) -> Any:
         return BatchNorm(True, True, 0.9)(x, True, residual=(x, x))  # pyright: ignore

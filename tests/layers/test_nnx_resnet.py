@@ -126,6 +126,13 @@ def test_a_shortcut_has_the_mode_and_the_mask_of_the_call() -> None:
     ):
         last(x, residual=Shortcut(plain, x))
 
+    class Doubled(BatchNorm):
+        def __call__(self, *args: Any, **keywords: Any) -> Any:
+            return 2 * super().__call__(*args, **keywords)
+
+    with pytest.raises(TypeError, match=r"Shortcut must not have a __call__ of its own"):
+        last(x, residual=Shortcut(Doubled(8, rngs=nnx.Rngs(0)), x))
+
 
 def test_a_join_takes_integer_parameters_as_a_single_layer_does() -> None:
     x1, x2 = normal(0, (6, 5, 8)), normal(1, (6, 5, 8))

@@ -254,6 +254,19 @@ def test_selected_elements_of_a_far_away_mean() -> None:
     np.testing.assert_allclose(var, exact.var(0), rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_few_selected_elements_of_16_bits(dtype: str) -> None:
+    """The error of a mean over all elements is not multiplied by how many are left out."""
+    random = np.random.default_rng(0)
+    x = (10 + random.standard_normal((100_000, 2))).astype(jnp.dtype(dtype))
+    where = np.zeros((100_000, 1), bool)
+    where[random.choice(100_000, 10, replace=False)] = True
+    mean, var = jax_bnar.batch_statistics(x, where=where)
+    exact = np.asarray(x, np.float64)[where[:, 0]]
+    np.testing.assert_allclose(mean, exact.mean(0), rtol=2e-7)
+    np.testing.assert_allclose(var, exact.var(0), rtol=1e-6)
+
+
 def test_selected_elements_by_two_calls() -> None:
     x = of_input(Case((4, 6, 5, 33)))
     where = np.arange(6).reshape(1, 6, 1, 1) < 4

@@ -359,8 +359,11 @@ CORNER_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "nchw-1x1": ((16, 40, 1, 1), 1),
     "channels-first": ((6, 50), 0),
     **{f"inner{s}": ((5, 6, s), 1) for s in range(1, 18)},
-    # On CPUs all elements are a tail, of several pieces.
+    # On CPUs all elements are a tail, of several pieces, where a mask is saved.
     "few-long-rows": ((7, 20011), -1),
+    # On CPUs there are copies with more channels (`test_channel_padding.py`).
+    "few-odd-rows": ((17, 259), -1),
+    "few-odd-rows-inner": ((3, 171, 2, 3), 1),
 }
 RESNET_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "nhwc-56": ((2, 56, 56, 64), -1),

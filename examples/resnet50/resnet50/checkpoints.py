@@ -193,6 +193,17 @@ class Checkpoints:
         self._manager.reload()
 
 
+def finished_steps(folder: pathlib.Path) -> list[int]:
+    """The steps of the finished checkpoints of the run in `folder`, in which nothing is changed."""
+    if not (folder / "checkpoints").is_dir():
+        return []
+    checkpoints = Checkpoints(folder)
+    try:
+        return checkpoints.steps()
+    finally:
+        checkpoints.close()
+
+
 def open_for_reading(path: pathlib.Path, step: int | None) -> tuple[Checkpoints, int]:
     """The checkpoints of the run in `path`, and the step to read (the last if `step` is None)."""
     folder = path.parent if path.name == "checkpoints" else path

@@ -16,13 +16,16 @@ DATA_AXIS = "data"
 def start(platform: Platform, job: Run | None = None) -> list[Any]:
     """Joins the other processes of the job and returns the devices of the platform.
 
-    Call it before anything else uses JAX. Raises UserError if there are no such devices.
+    Call it before anything else uses JAX. Raises UserError if there are no such devices, or if the
+    other processes cannot be joined.
     """
     if platform != "auto":
         # Otherwise JAX would fall back to the CPU, on which training takes years.
         jax.config.update("jax_platforms", platform)
-    if job is not None and job.distributed:
-        _join(job)
+    if job is not None:
+        _check_job(job)
+        if job.distributed:
+            _join(job)
     try:
         return jax.devices()
     except RuntimeError as error:
@@ -33,6 +36,19 @@ def start(platform: Platform, job: Run | None = None) -> list[Any]:
             f" ({reason}): install JAX with support for it (for NVIDIA GPUs: pip install"
             " 'jax[cuda13]'), or choose --platform cpu."
         ) from error
+
+
+def _check_job(job: Run) -> None:
+    """Refuses options of the other processes that would be ignored: each would train alone."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in ("coordinator", "num_processes", "process_id")
+        if getattr(job, name) is not None
+    ]
+    if given and not job.distributed:
+        raise UserError(f"{', '.join(given)} can only be used with --distributed.")
+    if job.coordinator is not None and ":" not in job.coordinator:
+        raise UserError(f"--coordinator must be HOST:PORT, got {job.coordinator}.")
 
 
 def _join(job: Run) -> None:

@@ -22,7 +22,7 @@ from resnet50 import (
     train_state,
     weights,
 )
-from resnet50.checkpoints import Checkpoints
+from resnet50.checkpoints import Checkpoints, finished_steps
 from resnet50.config import Config, to_json
 from resnet50.data import pipeline, sources
 from resnet50.data.pictures import Pictures
@@ -111,17 +111,18 @@ class Trainer:
         about = {"config": to_json(self.config), "dataset": self.dataset.to_json()}
         try:
             options.output.mkdir(parents=True, exist_ok=True)
+            # Before anything is opened for writing: that run may be saving at this moment.
+            saved = [] if options.resume else finished_steps(options.output)
+            if saved:
+                raise UserError(
+                    f"{options.output} holds a run that reached step {saved[-1]}: continue it with"
+                    " --resume, or choose another --output."
+                )
             self.checkpoints = Checkpoints(options.output, options.keep_checkpoints, about)
         except OSError as error:
             raise UserError(
                 f"the folder --output {options.output} cannot be used ({error.strerror})."
             ) from error
-        saved = self.checkpoints.steps()
-        if saved and not options.resume:
-            raise UserError(
-                f"{options.output} holds a run that reached step {saved[-1]}: continue it with"
-                " --resume, or choose another --output."
-            )
 
     def close(self) -> None:
         self.batches.close()

@@ -1,12 +1,16 @@
 """Refuses options whose values make no sense, before any time is spent on them."""
 
 import math
+import pathlib
 from typing import Any
 
 from resnet50.config import Config
 from resnet50.errors import UserError
 
 _AT_LEAST = {
+    "image_size": 1,
+    "synthetic_images": 1,
+    "synthetic_classes": 1,
     "seed": 0,
     "workers": 0,
     "warmup_epochs": 0.0,
@@ -23,11 +27,12 @@ _BELOW_ONE = ("momentum", "label_smoothing", "ema_decay")
 
 
 def check(config: Config) -> None:
-    """Refuses a number outside of its range.
+    """Refuses a number outside of its range, and a folder of pictures for another source.
 
     Raises:
         UserError: names the option, the range and the value.
     """
+    check_images(config.source, config.data.images)
     groups: tuple[Any, ...] = (config.data, config.model, config.training, config.run)
     given = {name: value for group in groups for name, value in vars(group).items()}
     for name, least in _AT_LEAST.items():
@@ -50,6 +55,14 @@ def check(config: Config) -> None:
         raise UserError(
             f"the path of --output must not contain '[', got {output}: orbax, which writes the"
             " checkpoints, takes it for a pattern, and they could not be read."
+        )
+
+
+def check_images(source: str, images: pathlib.Path | None) -> None:
+    """Refuses a folder that would be ignored."""
+    if images is not None and source != "folder":
+        raise UserError(
+            f"--images {images} can only be used with pictures in a folder; the source is {source}."
         )
 
 

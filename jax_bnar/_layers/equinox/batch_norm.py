@@ -12,7 +12,12 @@ from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall
-from jax_bnar._layers.checks import checked_norm, checked_residual, require_real
+from jax_bnar._layers.checks import (
+    check_names_in_scope,
+    checked_norm,
+    checked_residual,
+    require_real,
+)
 from jax_bnar._layers.equinox import running
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import promoted
@@ -170,9 +175,11 @@ class BatchNorm(eqx.nn.BatchNorm):
                 "BatchNorm: axis_name must name the mapped axis of the batch, got None, with which"
                 " training would normalise each example by itself."
             )
-        elif self.mode == "ema":
-            with names_in_scope("BatchNorm", self.axis_name):
-                given, state = running.mixed(self, x, state)
+        else:
+            check_names_in_scope(self.axis_name, None, "axis_name", is_optional=False)
+            if self.mode == "ema":
+                with names_in_scope("BatchNorm", self.axis_name):
+                    given, state = running.mixed(self, x, state)
         vectors = [self.weight, self.bias, *(given or ())]
         dtypes = [v.dtype for v in vectors if v is not None]
         result = promoted(x.dtype, *dtypes, *residual_dtype)

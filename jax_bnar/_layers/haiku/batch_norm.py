@@ -13,12 +13,17 @@ from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import NONE, ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import feature_axes
-from jax_bnar._layers.checks import checked_norm, checked_residual, require_real
+from jax_bnar._layers.checks import (
+    check_names_in_scope,
+    checked_norm,
+    checked_residual,
+    require_real,
+)
 from jax_bnar._layers.haiku.affine import Affine, PreparedAffine
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import promoted
 from jax_bnar._layers.statistics import BatchStatistics, check_momentum
-from jax_bnar._operators.validation import check_epsilon, check_named_axes, names_in_scope
+from jax_bnar._operators.validation import check_epsilon
 
 _Initializer = Callable[..., Any]
 
@@ -229,7 +234,9 @@ def _prepared(
     if not (is_training or test_local_stats):
         given = layer.mean_ema.average, layer.var_ema.average
     else:
-        _check_named_axes(layer)
+        check_names_in_scope(
+            layer.cross_replica_axis, layer.cross_replica_axis_index_groups, "cross_replica_axis"
+        )
     # As in Haiku, an axis that is given as a negative number stays in the parameters.
     shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
     if layer.create_scale:
@@ -267,13 +274,3 @@ def _prepared(
 
     call = PreparedCall(options, x, *affine.vectors, given, result, update)
     return PreparedAffine(call, affine, activation)
-
-
-def _check_named_axes(layer: BatchNorm) -> None:
-    """Errors of the operators about named axes, under the names that Haiku has for them."""
-    axes, argument = layer.cross_replica_axis, "cross_replica_axis"
-    groups = layer.cross_replica_axis_index_groups
-    names, _ = check_named_axes("BatchNorm", axes, groups, argument)
-    with names_in_scope("BatchNorm", axes, argument):
-        for name in names:
-            jax.lax.axis_size(name)

@@ -10,7 +10,6 @@ from flax import nnx
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.activation import ActivationLike
-from jax_bnar._layers.checks import checked_residual
 from jax_bnar._layers.nnx.batch_norm import BatchNorm
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.renorm import (
@@ -38,8 +37,8 @@ class BatchRenorm(BatchNorm):
     helps with small or changing batches. For the first `warm_up_steps` steps it is `BatchNorm`.
     Forward reads x once for the statistics and once for y; backward is that of `BatchNorm`.
 
-    It is a `BatchNorm` in everything else, and has one `nnx.BatchStat` more, `steps`: the number of
-    updates so far.
+    It is a `BatchNorm` in everything else, but for the `mask` of a call, which is refused by a
+    NotImplementedError, and has one `nnx.BatchStat` more, `steps`: the number of updates so far.
 
     Args:
         num_features: number of channels.
@@ -93,38 +92,13 @@ class BatchRenorm(BatchNorm):
         self.d_max = d_max
         self.steps = nnx.BatchStat(jnp.zeros((), jnp.int32))
 
-    def __call__(
-        self,
-        x: Any,
-        use_running_average: bool | None = None,
-        *,
-        mask: Any = None,
-        residual: Any = None,
-    ) -> jax.Array:
-        """Normalises x.
-
-        Args:
-            x: any shape that has the feature axes.
-            use_running_average: takes precedence over the attribute.
-            mask: not supported: must be None.
-            residual: as in `BatchNorm`.
-
-        Returns:
-            y, with the shape of x.
-
-        Raises:
-            ValueError, TypeError: as in `BatchNorm`.
-            NotImplementedError: a mask is given.
-        """
-        x = jnp.asarray(x)
+    def _run(self, *args: Any, mask: Any = None, **keywords: Any) -> jax.Array:
         refuse_mask(mask)
-        residual = checked_residual(residual, x)
-        dtype = None if residual is None else residual.dtype
-        call = self._prepared(x, use_running_average, residual_dtype=dtype)
-        return self._corrected(call).run(residual)
+        return super()._run(*args, **keywords)
 
-    def _corrected(self, call: PreparedCall) -> PreparedCall:
+    def _prepared(self, *args: Any, **keywords: Any) -> PreparedCall:
         """The call of a BatchNorm, with the correction if it has batch statistics."""
+        call = super()._prepared(*args, **keywords)
         check_fields(self)
         if call.given is not None:
             return call
