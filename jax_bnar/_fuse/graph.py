@@ -13,7 +13,7 @@ from jax_bnar._fuse.nodes import Constant, Node, Operand, Value, seen, values_of
 
 
 class Graph:
-    """The nodes of one jaxpr, in its order, and the nodes that read each value.
+    """The nodes of one jaxpr that run, in its order, and the nodes that read each value.
 
     Readers are those that recognition sees: `Node.inputs`, not `Node.operands`. `axis_sizes` has
     the sizes of the mapped axes in scope, which constants may depend on. `opens` gives, for
@@ -33,6 +33,7 @@ class Graph:
         self._opens = opens
         self.inputs = [Value(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)]
         self.outputs = self._add(jaxpr, self.inputs, None, ())
+        self.nodes = _needed(self.nodes, self.outputs)
         self.users: dict[Value, list[Node]] = {}
         for order, node in enumerate(self.nodes):
             node.order = order
@@ -101,6 +102,21 @@ class Graph:
         """The only node that reads the value, or None; also None if the program returns it."""
         readers = self.readers(value)
         return readers[0] if len(readers) == 1 and value not in self.returned else None
+
+
+def _needed(nodes: Sequence[Node], outputs: Sequence[Operand]) -> list[Node]:
+    """The nodes with effects, and those whose results they or the program's results depend on.
+
+    What nobody reads would otherwise be one more reader of an array: tf2jax computes statistics in
+    evaluation, too, and drops them.
+    """
+    wanted = set(values_of(outputs)) | set(values_of(map(seen, outputs)))
+    needed: list[Node] = []
+    for node in reversed(nodes):
+        if node.has_effects or not wanted.isdisjoint(node.outputs):
+            needed.append(node)
+            wanted.update(values_of(node.operands), values_of(node.inputs))
+    return needed[::-1]
 
 
 def _name(equation: Any) -> str:

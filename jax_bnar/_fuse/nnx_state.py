@@ -168,6 +168,8 @@ def explained_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__name__ == "TraceContextError":
+        kind = type(error)
+        # Other libraries have an error of the same name, which says what they know better.
+        if kind.__name__ == "TraceContextError" and kind.__module__.startswith("flax."):
             raise ValueError(_WAY_OUT) from error
         raise

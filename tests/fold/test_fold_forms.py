@@ -75,6 +75,19 @@ SUMS: dict[str, tuple[Callable[..., jax.Array], tuple[int, ...], tuple[int, ...]
 }
 
 
+def test_statistics_that_nobody_reads() -> None:
+    """tf2jax computes them in evaluation, too."""
+    w, x = variables((3, 3, 4, C)), images((2, 5, 5, 4))
+
+    def network(w: Any, x: Any) -> Any:
+        y = conv(NHWC)(w, x)
+        y.mean((0, 1, 2))
+        y.var((0, 1, 2))
+        return jax.nn.relu(normalised(y, w))
+
+    assert "folded into the convolution" in str(folded(network, w, x).report)
+
+
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_every_sum_with_a_weight(name: str, dtype: str) -> None:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from fuse_operands import AXES, BIAS, SCALE, X, Z, batch_norm, moments, normalise, vector
-from fuse_tools import array, assert_fused
+from fuse_tools import array, assert_fused, operators
 from jax import lax
 
 import jax_bnar
@@ -204,6 +204,28 @@ def test_a_part_of_a_norm_is_no_norm_that_is_refused() -> None:
 
     assert_fused(layer, X, bn_relu=1)
     assert not jax_bnar.explain(layer)(X).refused
+
+
+def test_what_nobody_reads_is_no_use_of_an_array() -> None:
+    def training(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        y = batch_norm(x, scale, bias)
+        jnp.abs(y).max()
+        (y + z).sum()
+        return jax.nn.relu(y + z)
+
+    def evaluation(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        a = x * vector(scale) + vector(bias) + z
+        a.mean(AXES)
+        return jax.nn.relu(a)
+
+    def with_an_effect(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+        y = batch_norm(x, scale, bias) + z
+        jax.debug.callback(lambda largest: None, y.max())
+        return jax.nn.relu(y)
+
+    assert_fused(training, X, Z, SCALE, BIAS, bn_add_relu=1)
+    assert_fused(evaluation, X, Z, SCALE, BIAS, bn_add_relu_inference=1)
+    assert not operators(with_an_effect, X, Z, SCALE, BIAS).get("bn_add_relu")
 
 
 @pytest.mark.parametrize("shortcut_first", [False, True])

@@ -481,7 +481,9 @@ def test_refused() -> None:
     with pytest.raises(ValueError, match="the axis has 8 indices"):
         mapped([[0, 1], [2, 3]])
     # JAX has this limit for any collective over groups.
-    with pytest.raises(NotImplementedError, match="does not support groups of the indices of a vmap"):
+    with pytest.raises(
+        NotImplementedError, match="does not support groups of the indices of a vmap"
+    ):
         mapped([[0, 1, 2, 3], [4, 5, 6, 7]])
 
 
