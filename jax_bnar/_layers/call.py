@@ -24,11 +24,11 @@ from jax_bnar._layers.promotion import compute_dtype
 from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators.forms import infer, take_statistics, train
+from jax_bnar._operators.named_axes import check_named_axes
 from jax_bnar._operators.renorm import batch_renorm
 from jax_bnar._operators.validation import (
     check_count,
     check_epsilon,
-    check_named_axes,
     check_save,
 )
 from jax_bnar._sharding.alignment import merge_axes, with_automatic_axes

@@ -18,17 +18,16 @@ from jax_bnar._base.config import Config, Save
 from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._base.inputs import Affine, Statistics, numbered
 from jax_bnar._base.layout import ChannelLayout
+from jax_bnar._operators.named_axes import check_named_axes, names_in_scope
 from jax_bnar._operators.selected import SelectedStatistics, selected_statistics
 from jax_bnar._operators.validation import (
     Operands,
     check_epsilon,
-    check_named_axes,
     check_operands,
     check_out_dtype,
     check_save,
     check_statistic,
     check_where,
-    names_in_scope,
 )
 from jax_bnar._sharding.alignment import align_operands
 

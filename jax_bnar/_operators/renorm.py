@@ -33,7 +33,8 @@ from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._operators.api import BatchNormResult
 from jax_bnar._operators.forms import checked, of_channels
-from jax_bnar._operators.validation import check_named_axes, check_statistic, names_in_scope
+from jax_bnar._operators.named_axes import check_named_axes, names_in_scope
+from jax_bnar._operators.validation import check_statistic
 from jax_bnar._sharding.alignment import align_operands, with_automatic_axes
 
 

@@ -345,6 +345,18 @@ def test_unbiased_running_var(batch: int) -> None:
         ),
         ({"use_running_average": 8}, {}, TypeError, "must be True or False, got 8"),
         (
+            {"unbiased_running_var": "no"},
+            {"use_running_average": False},
+            TypeError,
+            "unbiased_running_var must be True or",
+        ),
+        (
+            {"update_batch_stats": "no"},
+            {"use_running_average": False},
+            TypeError,
+            "update_batch_stats must be True or F",
+        ),
+        (
             {},
             {"use_running_average": np.zeros(1, np.float32)},
             TypeError,

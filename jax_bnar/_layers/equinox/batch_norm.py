@@ -22,7 +22,8 @@ from jax_bnar._layers.equinox import running
 from jax_bnar._layers.prepared import PreparedCall
 from jax_bnar._layers.promotion import promoted
 from jax_bnar._layers.statistics import BatchStatistics, check_momentum
-from jax_bnar._operators.validation import check_epsilon, names_in_scope
+from jax_bnar._operators.named_axes import names_in_scope
+from jax_bnar._operators.validation import check_epsilon
 
 
 class BatchNorm(eqx.nn.BatchNorm):

@@ -17,8 +17,9 @@ from jax_bnar._layers.activation import ActivationLike
 from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.checks import (
-    checked_flag,
+    check_flags_of_updates,
     checked_mask,
+    checked_mode,
     checked_residual,
     require_real,
 )
@@ -211,10 +212,10 @@ def prepared(
     """The call of a layer, in whose compact method this runs."""
     _require_known_fields(layer)
     check_momentum("momentum", layer.momentum)
-    use_running_average = checked_flag(
-        "use_running_average",
-        nn.merge_param("use_running_average", layer.use_running_average, use_running_average),
+    use_running_average = checked_mode(
+        nn.merge_param("use_running_average", layer.use_running_average, use_running_average)
     )
+    check_flags_of_updates(layer)
     # As in Flax, `init` needs neither a real batch as input nor the named axis.
     initializing = layer.is_initializing()
     call = LayerCall.of(layer)

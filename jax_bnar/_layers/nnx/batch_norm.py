@@ -18,8 +18,9 @@ from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.checks import (
-    checked_flag,
+    check_flags_of_updates,
     checked_mask,
+    checked_mode,
     checked_norm,
     checked_residual,
     require_real,
@@ -185,7 +186,8 @@ class BatchNorm(nnx.BatchNorm):
                 "BatchNorm: use_running_average is None; pass it to the constructor or to the call,"
                 " or use model.train(), model.eval() or nnx.view(model, use_running_average=...)."
             )
-        use_running_average = checked_flag("use_running_average", use_running_average)
+        use_running_average = checked_mode(use_running_average)
+        check_flags_of_updates(self)
         call = LayerCall.of(self)
         if activation is not None:
             call = dataclasses.replace(
