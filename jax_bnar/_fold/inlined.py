@@ -1,7 +1,8 @@
 """A jaxpr without calls, in which evaluation by this package's operators is plain arithmetic.
 
 In evaluation neither jit nor `jax.checkpoint` means anything but its body, and a BatchNorm often
-lies on the other side of such a boundary from its convolution. `Graph` can open bodies too, but not
+lies on the other side of such a boundary from its convolution. Where a constant chooses between
+values or branches, there is only the one that it chooses. `Graph` can open bodies too, but not
 those with constants; here the arrays that a jitted function captured, which may be weights, become
 constants of the program.
 """
@@ -10,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.core
+import numpy as np
 from jax.extend import core
 
 from jax_bnar import plain_inference, primitive
@@ -48,13 +51,17 @@ def _run(
         stack = equation.source_info.name_stack
         stack = stack if name_stack is None else name_stack + stack
         body = _body(equation)
-        if body is not None:
+        choice = _choice(equation, operands)
+        results: Sequence[Any]
+        if choice is not None and equation.primitive.name == "select_n":
+            results = [operands[1 + choice]]
+        elif body is not None or choice is not None:
+            if choice is not None:
+                body, operands = equation.params["branches"][choice], operands[1:]
             inner, outer = jax_compat.open_jaxpr(body), operator
             if own_form(equation) is not None:
                 outer = equation
-            results: Sequence[Any] = _run(
-                inner, getattr(body, "consts", ()), operands, stack, outer
-            )
+            results = _run(inner, getattr(body, "consts", ()), operands, stack, outer)
         else:
             # The user called the operator; what is in it has lines of this package.
             with jax_compat.context_of(operator or equation, stack):
@@ -75,6 +82,17 @@ def _body(equation: Any) -> Any:
     if is_jit and not jax_compat.is_plain_jit(equation.params):
         return None
     return equation.params["jaxpr"]
+
+
+def _choice(equation: Any, operands: Sequence[Any]) -> int | None:
+    """Which case of a select or a `cond` runs, if a constant of the program decides it.
+
+    Some libraries choose between the statistics of training and of evaluation so.
+    """
+    if equation.primitive.name not in ("select_n", "cond"):
+        return None
+    which = operands[0]
+    return None if isinstance(which, jax.core.Tracer) or np.ndim(which) != 0 else int(which)
 
 
 def _evaluation(equation: Any) -> Callable[..., Sequence[Any]] | None:

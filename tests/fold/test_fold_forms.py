@@ -75,6 +75,29 @@ SUMS: dict[str, tuple[Callable[..., jax.Array], tuple[int, ...], tuple[int, ...]
 }
 
 
+@pytest.mark.parametrize("training", [False, np.bool_(False)])
+@pytest.mark.parametrize("choose", ["where", "cond"])
+def test_statistics_that_a_constant_chooses(choose: str, training: Any) -> None:
+    w, x = variables((3, 3, 4, C)), images((2, 5, 5, 4))
+
+    def network(w: Any, x: Any) -> Any:
+        y = conv(NHWC)(w, x)
+
+        def batch() -> Any:
+            return y.mean((0, 1, 2)), y.var((0, 1, 2))
+
+        def given() -> Any:
+            return w["mean"], w["var"]
+
+        if choose == "where":
+            mean, var = jax.tree.map(lambda a, b: jnp.where(training, a, b), batch(), given())
+        else:
+            mean, var = lax.cond(training, batch, given)
+        return jax.nn.relu(normalised(y, {**w, "mean": mean, "var": var}))
+
+    assert "folded into the convolution" in str(folded(network, w, x).report)
+
+
 def test_statistics_that_nobody_reads() -> None:
     """tf2jax computes them in evaluation, too."""
     w, x = variables((3, 3, 4, C)), images((2, 5, 5, 4))
