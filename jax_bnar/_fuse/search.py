@@ -185,10 +185,12 @@ def _require_unused(region: Region, end: Value, statistics: list[Statistic]) -> 
     replaced = {end, *(statistic.value for statistic in statistics)}
     wanted: set[Value] = set()
     for value in reversed(region.terms):  # a reader comes before the values that it reads
-        results = (r for reader in region.graph.readers(value) for r in reader.outputs)
+        readers = region.graph.readers(value)
+        results = (r for reader in readers for r in reader.outputs)
         if value not in replaced and (
             value in region.graph.returned
             or any(r not in replaced and (r not in region.terms or r in wanted) for r in results)
+            or not all(reader.outputs for reader in readers)  # such as a print
         ):
             wanted.add(value)
     for value in between(region, end):

@@ -152,7 +152,7 @@ def _variance(root: ReciprocalRoot, unknowns: Unknowns) -> tuple[float, frozense
         unknown for number in variance.unknowns if isinstance(unknown := unknowns[number], Moment)
     }
     if any(isinstance(unknowns[number], Foreign) for number in variance.unknowns):
-        if not moments:
+        if not moments and not any(isinstance(unknowns[n], Clamped) for n in variance.unknowns):
             raise RefusalError("the variance does not come from x, so this is evaluation")
         raise RefusalError("epsilon is not a literal, or the variance is not that of x alone")
     seconds = {moment for moment in moments if moment.power == 2}

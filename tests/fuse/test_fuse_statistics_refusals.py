@@ -162,3 +162,15 @@ def test_each_place_has_one_line() -> None:
     assert by_module["batch_statistics"].module.startswith("gate")
     assert "LayerNorm" in by_module[None].reason
     assert "LayerNorm" not in by_module["batch_statistics"].reason
+
+
+@pytest.mark.parametrize("clamped", [False, True])
+def test_a_variance_that_is_mixed_with_another_is_not_called_evaluation(clamped: bool) -> None:
+    def mixed(x: Any, kept: Any) -> Any:
+        mean = x.mean(AXES, keepdims=True)
+        var = jnp.square(x).mean(AXES, keepdims=True) - jnp.square(mean)
+        var = jnp.maximum(var, 0) if clamped else var
+        return (x - mean / 2) * lax.rsqrt(kept + var / 2 + 1e-5)
+
+    kept = X[:1, :1, :1] ** 2
+    assert "or the variance is not that of x alone" in str(jax_bnar.explain(mixed)(X, kept))
