@@ -11,17 +11,13 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
 from jax_bnar import primitive, reference
 from jax_bnar._autodiff.inference import inference
 from jax_bnar._autodiff.training import training
-from jax_bnar._base.config import Config
-from jax_bnar._base.gates import Gate
 from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._base.inputs import Affine, Coefficients, Statistics
-from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._operators.validation import (
     check_epsilon,
     check_like,
@@ -31,14 +27,20 @@ from jax_bnar._operators.validation import (
     check_x,
 )
 from jax_bnar._sharding.alignment import align_operands
-from jax_bnar.ops._arguments import check_data_format, check_mask, moved
+from jax_bnar.ops._arguments import check_data_format, check_flag, moved
+from jax_bnar.ops._onednn_arguments import (
+    AXES,
+    BACKWARD,
+    check_relu_flags,
+    forward_operands,
+    gate_and_saved,
+    wants_diff_gamma_and_beta,
+)
 
 DataFormat = Literal["NXC", "NCX"]
 
 _TRAINING = "batch_norm_forward_training"
 _INFERENCE = "batch_norm_inference"
-_BACKWARD = "batch_norm_training_backward"
-_AXES = {"NXC": -1, "NCX": 1}
 
 
 class ForwardTraining(NamedTuple):
@@ -141,7 +143,8 @@ def batch_norm_forward_training(
         [1.0, 1.5]
     """
     weight = check_momentum(_TRAINING, "momentum", momentum)
-    operands, config = _forward_operands(
+    check_flag(_TRAINING, "use_global_stats", use_global_stats)
+    operands, config = forward_operands(
         *(_TRAINING, src, mean, variance, gamma, beta, src_1),
         *(epsilon, data_format, fuse_norm_relu, fuse_norm_add_relu, implementation),
     )
@@ -212,7 +215,7 @@ def batch_norm_inference(
         >>> [round(float(value), 3) for value in dst[:, 0]]
         [-1.0, 0.0, 1.0]
     """
-    operands, config = _forward_operands(
+    operands, config = forward_operands(
         *(_INFERENCE, src, mean, variance, gamma, beta, src_1),
         *(epsilon, data_format, fuse_norm_relu, fuse_norm_add_relu, implementation),
     )
@@ -285,24 +288,25 @@ def batch_norm_training_backward(
         >>> [round(float(value), 3) for value in gradients.diff_beta]
         [20.0, 35.0]
     """
-    src = check_x(_BACKWARD, src, "src")
-    layout = check_data_format(_BACKWARD, data_format, _AXES, src.shape)
-    dy = check_like(_BACKWARD, "diff_dst", diff_dst, src, "src")
+    src = check_x(BACKWARD, src, "src")
+    layout = check_data_format(BACKWARD, data_format, AXES, src.shape)
+    dy = check_like(BACKWARD, "diff_dst", diff_dst, src, "src")
     statistics = [
-        check_statistic(_BACKWARD, name, vector, src, layout.axis, "src")
+        check_statistic(BACKWARD, name, vector, src, layout.axis, "src")
         for name, vector in (("mean", mean), ("variance", variance))
     ]
-    scale = check_vector(_BACKWARD, "gamma", gamma, src, layout.axis, "src")
-    value = check_epsilon(_BACKWARD, epsilon)
-    _check_flags(_BACKWARD, fuse_norm_relu, fuse_norm_add_relu)
-    wanted = _wants_diff_gamma_and_beta(gamma, diff_gamma_and_beta)
-    gate, saved = _gate(workspace, dst, fuse_norm_relu or fuse_norm_add_relu, layout, src)
+    scale = check_vector(BACKWARD, "gamma", gamma, src, layout.axis, "src")
+    value = check_epsilon(BACKWARD, epsilon)
+    check_flag(BACKWARD, "use_global_stats", use_global_stats)
+    check_relu_flags(BACKWARD, fuse_norm_relu, fuse_norm_add_relu)
+    wanted = wants_diff_gamma_and_beta(gamma, diff_gamma_and_beta)
+    gate, saved = gate_and_saved(workspace, dst, fuse_norm_relu or fuse_norm_add_relu, layout, src)
     common: dict[str, Any] = {
         "layout": layout,
-        "implementation": resolve_implementation(_BACKWARD, implementation),
+        "implementation": resolve_implementation(BACKWARD, implementation),
         "gate": gate,
     }
-    with jax.named_scope(_BACKWARD):
+    with jax.named_scope(BACKWARD):
         (x, dy), (mean_, var, scale) = align_operands(layout, (src, dy), (*statistics, scale))
         if gate == "y":
             (_, saved), _ = align_operands(layout, (x, saved), ())
@@ -379,96 +383,3 @@ def _with_global_statistics(
         **common,
     )
     return dx, sums, dz
-
-
-def _forward_operands(
-    function: str,
-    src: Any,
-    mean: Any,
-    variance: Any,
-    gamma: Any,
-    beta: Any,
-    src_1: Any,
-    epsilon: Any,
-    data_format: Any,
-    relu: bool,
-    add_relu: bool,
-    implementation: Implementation,
-) -> tuple[tuple[Any, ...], Config]:
-    """(src, src_1, affine, statistics), checked and aligned, and the static config."""
-    src = check_x(function, src, "src")
-    layout = check_data_format(function, data_format, _AXES, src.shape)
-    _check_flags(function, relu, add_relu)
-    if add_relu and src_1 is None:
-        raise TypeError(f"{function}: fuse_norm_add_relu adds src_1, which must be an array.")
-    if src_1 is not None and not add_relu:
-        raise ValueError(
-            f"{function}: src_1 is added with fuse_norm_add_relu=True only; set that flag, or omit"
-            " src_1."
-        )
-    z = None if src_1 is None else check_like(function, "src_1", src_1, src, "src")
-    vectors = [
-        check_vector(function, name, vector, src, layout.axis, "src")
-        for name, vector in (("gamma", gamma), ("beta", beta))
-    ]
-    statistics = [
-        check_statistic(function, name, vector, src, layout.axis, "src")
-        for name, vector in (("mean", mean), ("variance", variance))
-    ]
-    config = Config(
-        epsilon=check_epsilon(function, epsilon),
-        activation="relu" if relu or add_relu else "none",
-        save="mask",
-        implementation=resolve_implementation(function, implementation),
-        has_z=add_relu,
-        layout=layout,
-    )
-    (src, z), aligned = align_operands(
-        layout, (src, z), ((Affine(*vectors),), (Statistics(*statistics),))
-    )
-    return ((src,), z, *aligned), config
-
-
-def _check_flags(function: str, relu: Any, add_relu: Any) -> None:
-    for name, flag in (("fuse_norm_relu", relu), ("fuse_norm_add_relu", add_relu)):
-        if not isinstance(flag, bool | np.bool_):
-            raise TypeError(f"{function}: {name} must be True or False, got {flag!r}.")
-    if relu and add_relu:
-        raise ValueError(
-            f"{function}: fuse_norm_relu and fuse_norm_add_relu exclude each other; both apply a"
-            " ReLU, the second one after it has added src_1."
-        )
-
-
-def _wants_diff_gamma_and_beta(gamma: Any, asked_for: bool | None) -> bool:
-    if asked_for is None:
-        return gamma is not None
-    if gamma is not None and not asked_for:
-        raise ValueError(
-            f"{_BACKWARD}: with diff_gamma_and_beta=False oneDNN ignores gamma, and diff_src lacks"
-            " its factor; pass gamma=None for that, or leave diff_gamma_and_beta out."
-        )
-    return asked_for
-
-
-def _gate(
-    workspace: Any, dst: Any, relu: bool, layout: ChannelLayout, src: jax.Array
-) -> tuple[Gate, jax.Array | None]:
-    """The gate, which says where backward finds the ReLU's sign, and the array with the sign."""
-    if not relu:
-        if workspace is not None or dst is not None:
-            raise ValueError(
-                f"{_BACKWARD}: workspace and dst are read with fuse_norm_relu or"
-                " fuse_norm_add_relu only; set the flag of the forward operator, or omit them."
-            )
-        return "none", None
-    if dst is not None:
-        dst = check_like(_BACKWARD, "dst", dst, src, "src")
-    if workspace is not None:
-        return "mask", check_mask(_BACKWARD, "workspace", workspace, layout, src.shape)
-    if dst is None:
-        raise TypeError(
-            f"{_BACKWARD}: with fuse_norm_relu or fuse_norm_add_relu one of workspace and dst must"
-            " be an array."
-        )
-    return "y", check_like(_BACKWARD, "dst", dst, src, "src")

@@ -26,7 +26,13 @@ from jax_bnar._operators.validation import (
     check_x,
 )
 from jax_bnar._sharding.alignment import align_operands
-from jax_bnar.ops._arguments import check_data_format, check_mask, moved, unbiased_factor
+from jax_bnar.ops._arguments import (
+    check_data_format,
+    check_flag,
+    check_mask,
+    moved,
+    unbiased_factor,
+)
 
 DataFormat = Literal["NHWC", "NCHW"]
 
@@ -141,6 +147,7 @@ def fused_bn_add_activation(
     vectors = _vectors(_FORWARD, x, layout.axis, scale=scale, bias=bias)
     statistics = _statistics(_FORWARD, x, layout.axis, mean=mean, variance=variance)
     weight = check_momentum(_FORWARD, "momentum", momentum)
+    check_flag(_FORWARD, "unbiased_running_variance", unbiased_running_variance)
     if act_type != "relu":
         raise ValueError(f"{_FORWARD}: act_type must be 'relu', got {act_type!r}.")
     config = Config(

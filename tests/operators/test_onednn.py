@@ -368,6 +368,7 @@ def named() -> dict[str, Any]:
         ({"data_format": "NHWC"}, ValueError, "data_format must be 'NXC' or 'NCX', got 'NHWC'"),
         ({"epsilon": -1.0}, ValueError, "epsilon must be finite and > 0"),
         ({"fuse_norm_relu": "false"}, TypeError, "fuse_norm_relu must be True or False, got 'fal"),
+        ({"use_global_stats": "yes"}, TypeError, "use_global_stats must be True or False, got 'y"),
         ({"momentum": -0.1}, ValueError, "momentum is the weight of the old running value"),
         ({"fuse_norm_add_relu": True}, TypeError, "adds src_1, which must be an array"),
         ({"src_1": jnp.ones((3, 5, 8), jnp.float32)}, ValueError, "src_1 is added with"),

@@ -309,6 +309,7 @@ def test_sharded_batch() -> None:
         ({"z": None}, TypeError, "z must be an array"),
         ({"z": jnp.ones((2, 3), jnp.float32)}, ValueError, "not broadcast"),
         ({"mean": None}, TypeError, "mean must be an array"),
+        ({"unbiased_running_variance": "no"}, TypeError, "unbiased_running_variance must be True"),
         ({"variance": jnp.ones(4, jnp.int32)}, TypeError, "variance must have a float dtype"),
         ({"scale": jnp.ones(5, jnp.float32)}, ValueError, r"scale must have shape \(4,\)"),
         ({"momentum": 1.5}, ValueError, "momentum is the weight of the old running value"),
