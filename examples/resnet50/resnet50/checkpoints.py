@@ -194,14 +194,13 @@ class Checkpoints:
 
 
 def finished_steps(folder: pathlib.Path) -> list[int]:
-    """The steps of the finished checkpoints of the run in `folder`, in which nothing is changed."""
-    if not (folder / "checkpoints").is_dir():
-        return []
-    checkpoints = Checkpoints(folder)
-    try:
-        return checkpoints.steps()
-    finally:
-        checkpoints.close()
+    """The steps of the finished checkpoints of the run in `folder`, in which nothing is changed.
+
+    A process asks for itself: opening checkpoints would wait for all processes of the job, of which
+    one may have made the folder in the meantime.
+    """
+    root = folder.absolute() / "checkpoints"
+    return sorted(ocp.utils.checkpoint_steps(root)) if root.is_dir() else []
 
 
 def open_for_reading(path: pathlib.Path, step: int | None) -> tuple[Checkpoints, int]:
