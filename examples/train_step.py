@@ -88,6 +88,10 @@ def main(epochs: int, batch_size: int, seed: int) -> None:
     labels = digits.target.astype(np.int32)
     split: Any = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
     images, held_out_images, labels, held_out_labels = split
+    if epochs < 1 or seed < 0:
+        raise SystemExit(
+            f"--epochs must be at least 1 and --seed at least 0, got {epochs}, {seed}."
+        )
     if not 1 <= batch_size <= len(labels):
         raise SystemExit(f"--batch-size must be from 1 to {len(labels)}, got {batch_size}.")
 

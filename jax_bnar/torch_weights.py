@@ -95,7 +95,9 @@ def to_linen(weights: Mapping[str, Any], net: Any) -> dict[str, Any]:
     _require_padding(net.padding, _HERE)
     _require_weights(weights)
     shape = np.shape(weights.get("conv1.weight", ()))
-    expected = _variables_of(net, shape[1] if len(shape) == 4 else 0)
+    # A kernel in another order, whose second axis is no number of channels, is refused below.
+    is_square = len(shape) == 4 and shape[2] == shape[3]
+    expected = _variables_of(net, shape[1] if is_square else 0)
     leaves = _linen_leaves(expected, _modules(net.stage_sizes, net.naming))
     _check(weights, {name: (leaf.kind, leaf.value.shape) for name, leaf in leaves.items()})
     variables: dict[str, Any] = {}

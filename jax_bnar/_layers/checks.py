@@ -10,9 +10,9 @@ from jax_bnar._base.dtypes import SUPPORTED
 from jax_bnar._operators.named_axes import check_named_axes, names_in_scope
 from jax_bnar._operators.validation import (
     as_array,
+    check_flag,
     check_shape_like,
     check_where,
-    described_value,
 )
 
 _Norm = TypeVar("_Norm")
@@ -23,35 +23,17 @@ def described_type(value: Any) -> str:
     return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
-def checked_flag(name: str, value: Any, instead: str = "") -> bool:
-    """A flag of a layer, on which the program branches.
-
-    Raises:
-        TypeError: it is something else; the message ends in `instead`.
-    """
-    shape = getattr(value, "shape", ())
-    is_number = isinstance(value, int) and value in (0, 1)
-    if is_number or (shape == () and jnp.issubdtype(getattr(value, "dtype", object), bool)):
-        return bool(value)
-    raise TypeError(
-        f"BatchNorm: {name} must be True or False, got {described_value(value)}.{instead}"
-    )
-
-
-def checked_mode(use_running_average: Any) -> bool:
-    """The flag, in whose place a residual may have been passed."""
-    return checked_flag(
-        "use_running_average",
-        use_running_average,
-        " A residual is passed by keyword, residual=..., and Linen's layers read the number of"
-        " features from x.",
+def checked_mode(name: str, value: Any, instead: str = "") -> bool:
+    """The flag by which a call evaluates or trains, in whose place a residual may be."""
+    return check_flag(
+        "BatchNorm", name, value, f" A residual is passed by keyword, residual=...{instead}."
     )
 
 
 def check_flags_of_updates(layer: Any) -> None:
     """Checks what Linen's and NNX's layers have of flags about their running statistics."""
     for name in ("unbiased_running_var", "update_batch_stats"):
-        checked_flag(name, getattr(layer, name))
+        check_flag("BatchNorm", name, getattr(layer, name))
 
 
 def checked_norm(norm: Any, kind: type[_Norm], layers: str) -> _Norm:
@@ -69,6 +51,15 @@ def checked_norm(norm: Any, kind: type[_Norm], layers: str) -> _Norm:
             f" {described_type(norm)}; {instead}."
         )
     return norm
+
+
+def check_initial(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Checks what an initializer of running statistics returned, of which Flax checks nothing."""
+    if shape != expected:
+        raise ValueError(
+            f"BatchNorm: {name}(key, shape, dtype) must return an array of the given shape,"
+            f" {expected}, got shape {shape}."
+        )
 
 
 def checked_residual(residual: Any, x: jax.Array) -> jax.Array | None:

@@ -27,7 +27,7 @@ def scalar_of(dtype: Any) -> np.ndarray[Any, Any] | None:
 def compute_dtype(*dtypes: Any) -> np.dtype:
     """The dtype in which an operator runs so that no operand loses precision.
 
-    It is the promotion of the given dtypes. Dtypes that the operators do not support (integers,
-    float8) count as float32, as in Flax.
+    It is the promotion of the given dtypes. Those that the operators do not support count as
+    float32: integers, as in Flax, and float8, with which Flax's layer does not compute.
     """
     return promoted(*(d if np.dtype(d) in SUPPORTED else np.float32 for d in dtypes))

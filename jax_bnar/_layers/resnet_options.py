@@ -1,8 +1,13 @@
 """Options of a ResNet that Linen and NNX share, and the names of its modules in Linen."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
+
+from flax import linen as nn
+from flax import nnx
+
+from jax_bnar._operators.validation import check_count
 
 Padding = Literal["SAME", "torch"]
 Naming = Literal["flax", "algoperf"]
@@ -32,6 +37,35 @@ def choice(field: str, value: Any, choices: Mapping[str, Any]) -> Any:
         allowed = " or ".join(repr(choice) for choice in choices)
         raise ValueError(f"ResNet: {field} must be {allowed}, got {value!r}.")
     return choices[value]
+
+
+def check_sizes(stage_sizes: Any, num_classes: Any, num_filters: Any) -> None:
+    """Checks the numbers of blocks, classes and channels.
+
+    Raises:
+        ValueError, TypeError: one is no positive integer, or there is no stage.
+    """
+    is_sequence = isinstance(stage_sizes, Iterable) and not isinstance(stage_sizes, str)
+    sizes = tuple(stage_sizes) if is_sequence else ()
+    if not sizes:
+        raise (ValueError if is_sequence else TypeError)(
+            "ResNet: stage_sizes must be a sequence with the number of blocks of each stage, such"
+            f" as (3, 4, 6, 3), got {stage_sizes!r}."
+        )
+    for index, size in enumerate(sizes):
+        check_count("ResNet", f"stage_sizes[{index}]", size)
+    check_count("ResNet", "num_classes", num_classes)
+    check_count("ResNet", "num_filters", num_filters)
+
+
+def check_norm(norm: Any) -> None:
+    """Refuses what makes no norm; a module of Linen or NNX can be called, too, but makes none."""
+    if not callable(norm) or isinstance(norm, (nn.Module, nnx.Module)):
+        kind = f"{type(norm).__module__}.{type(norm).__qualname__}"
+        raise TypeError(
+            "ResNet: norm must be a class of norms, such as jax_bnar's BatchNorm, or a partial of"
+            f" one, got an instance of {kind}; the network makes the norms itself."
+        )
 
 
 def norm_class(norm: Any) -> Any:

@@ -98,6 +98,21 @@ def check_epsilon(function: str, epsilon: Any, name: str = "epsilon") -> float:
     return max(value, float(np.finfo(np.float64).tiny))
 
 
+def check_flag(function: str, name: str, value: Any, instead: str = "") -> bool:
+    """A flag on which the program branches: a bool, or a number or array that stands for one.
+
+    Raises:
+        TypeError: it is something else; the message ends in `instead`.
+    """
+    shape = getattr(value, "shape", ())
+    is_number = isinstance(value, int) and value in (0, 1)
+    if is_number or (shape == () and jnp.issubdtype(getattr(value, "dtype", object), bool)):
+        return bool(value)
+    raise TypeError(
+        f"{function}: {name} must be True or False, got {described_value(value)}.{instead}"
+    )
+
+
 def check_save(function: str, save: Any) -> Save:
     if not isinstance(save, str) or save not in get_args(Save):
         raise ValueError(f"{function}: save must be 'y' or 'mask', got {save!r}.")

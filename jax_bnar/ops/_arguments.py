@@ -21,11 +21,6 @@ def check_data_format(
     return ChannelLayout(axes[data_format] % len(shape))
 
 
-def check_flag(function: str, name: str, flag: Any) -> None:
-    if not isinstance(flag, bool | np.bool_):
-        raise TypeError(f"{function}: {name} must be True or False, got {flag!r}.")
-
-
 def check_mask(
     function: str, name: str, mask: Any, layout: ChannelLayout, shape: tuple[int, ...]
 ) -> jax.Array:

@@ -11,13 +11,14 @@ from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._operators.validation import (
     check_epsilon,
+    check_flag,
     check_like,
     check_statistic,
     check_vector,
     check_x,
 )
 from jax_bnar._sharding.alignment import align_operands
-from jax_bnar.ops._arguments import check_data_format, check_flag, check_mask
+from jax_bnar.ops._arguments import check_data_format, check_mask
 
 AXES: Final = {"NXC": -1, "NCX": 1}
 BACKWARD: Final = "batch_norm_training_backward"
@@ -40,7 +41,7 @@ def forward_operands(
     """(src, src_1, affine, statistics), checked and aligned, and the static config."""
     src = check_x(function, src, "src")
     layout = check_data_format(function, data_format, AXES, src.shape)
-    check_relu_flags(function, relu, add_relu)
+    relu, add_relu = check_relu_flags(function, relu, add_relu)
     if add_relu and src_1 is None:
         raise TypeError(f"{function}: fuse_norm_add_relu adds src_1, which must be an array.")
     if src_1 is not None and not add_relu:
@@ -71,14 +72,15 @@ def forward_operands(
     return ((src,), z, *aligned), config
 
 
-def check_relu_flags(function: str, relu: Any, add_relu: Any) -> None:
-    check_flag(function, "fuse_norm_relu", relu)
-    check_flag(function, "fuse_norm_add_relu", add_relu)
+def check_relu_flags(function: str, relu: Any, add_relu: Any) -> tuple[bool, bool]:
+    relu = check_flag(function, "fuse_norm_relu", relu)
+    add_relu = check_flag(function, "fuse_norm_add_relu", add_relu)
     if relu and add_relu:
         raise ValueError(
             f"{function}: fuse_norm_relu and fuse_norm_add_relu exclude each other; both apply a"
             " ReLU, the second one after it has added src_1."
         )
+    return relu, add_relu
 
 
 def wants_diff_gamma_and_beta(gamma: Any, asked_for: bool | None) -> bool:

@@ -20,6 +20,7 @@ from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._base.inputs import Affine, Coefficients, Statistics
 from jax_bnar._operators.validation import (
     check_epsilon,
+    check_flag,
     check_like,
     check_momentum,
     check_statistic,
@@ -27,7 +28,7 @@ from jax_bnar._operators.validation import (
     check_x,
 )
 from jax_bnar._sharding.alignment import align_operands
-from jax_bnar.ops._arguments import check_data_format, check_flag, moved
+from jax_bnar.ops._arguments import check_data_format, moved
 from jax_bnar.ops._onednn_arguments import (
     AXES,
     BACKWARD,
@@ -298,9 +299,9 @@ def batch_norm_training_backward(
     scale = check_vector(BACKWARD, "gamma", gamma, src, layout.axis, "src")
     value = check_epsilon(BACKWARD, epsilon)
     check_flag(BACKWARD, "use_global_stats", use_global_stats)
-    check_relu_flags(BACKWARD, fuse_norm_relu, fuse_norm_add_relu)
+    relu, add_relu = check_relu_flags(BACKWARD, fuse_norm_relu, fuse_norm_add_relu)
     wanted = wants_diff_gamma_and_beta(gamma, diff_gamma_and_beta)
-    gate, saved = gate_and_saved(workspace, dst, fuse_norm_relu or fuse_norm_add_relu, layout, src)
+    gate, saved = gate_and_saved(workspace, dst, relu or add_relu, layout, src)
     common: dict[str, Any] = {
         "layout": layout,
         "implementation": resolve_implementation(BACKWARD, implementation),
@@ -311,7 +312,7 @@ def batch_norm_training_backward(
         if gate == "y":
             (_, saved), _ = align_operands(layout, (x, saved), ())
         operands = (dy, x, saved, mean_, var, scale)
-        options: dict[str, Any] = {"epsilon": value, "has_z": fuse_norm_add_relu, **common}
+        options: dict[str, Any] = {"epsilon": value, "has_z": add_relu, **common}
         diff_src, sums, dz = (
             _with_global_statistics(*operands, needs_sums=wanted, **options)
             if use_global_stats

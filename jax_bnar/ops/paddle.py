@@ -19,6 +19,7 @@ from jax_bnar._base.implementation import Implementation, resolve_implementation
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._operators.validation import (
     check_epsilon,
+    check_flag,
     check_like,
     check_momentum,
     check_statistic,
@@ -28,7 +29,6 @@ from jax_bnar._operators.validation import (
 from jax_bnar._sharding.alignment import align_operands
 from jax_bnar.ops._arguments import (
     check_data_format,
-    check_flag,
     check_mask,
     moved,
     unbiased_factor,

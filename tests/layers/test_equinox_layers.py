@@ -390,6 +390,8 @@ def test_refused() -> None:
         call(x.astype(jnp.complex64))
     with pytest.raises(ValueError, match="eps must be finite and > 0"):
         call(fields={"eps": 0.0})
+    with pytest.raises(TypeError, match="inference must be True or False, got 'no'"):
+        call(inference="no")
     for inference in (False, True):
         with pytest.raises(ValueError, match=r"momentum is the weight .* from 0 to 1, got nan"):
             call(fields={"momentum": float("nan")}, inference=inference)

@@ -48,6 +48,13 @@ def test_initial_statistics() -> None:
     np.testing.assert_array_equal(same.mean[...], given["mean"])
     assert same.var[...].dtype == jnp.float32
     assert len(np.unique(same.var[...])) == 3
+    for name in ("mean_init", "var_init"):
+        wrong: Any = {name: lambda key, shape, dtype: jnp.ones((), dtype)}
+        words = rf"{name}\(key, shape, dtype\) must return .* shape, \(3,\), got shape \(\)"
+        with pytest.raises(ValueError, match=words):
+            BatchNorm(**fields, **wrong).init(jax.random.key(0), x)
+        with pytest.raises(ValueError, match=words):
+            nnx_layers.BatchNorm(3, **wrong, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -422,6 +422,13 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
         "cross_replica_axis_index_groups must hold each index of the axis exactly once",
     ),
     ({}, {"is_training": False}, ValueError, "No value for 'average'"),
+    ({}, {"is_training": "no"}, TypeError, "is_training must be True or False, got 'no'"),
+    (
+        {},
+        {"is_training": jnp.ones(SHAPE)},
+        TypeError,
+        r"got an array of shape \(6, 4, 5, 3\)\. A residual is passed by keyword",
+    ),
     ({"create_scale": False, "scale_init": jnp.ones}, {}, ValueError, "Cannot set `scale_init`"),
 ]
 

@@ -96,7 +96,7 @@ def test_convert_batch_norms_chooses() -> None:
     with pytest.raises(ValueError, match=r"implementation must be None, 'ffi'.*got 'cuda'"):
         convert_batch_norms(untouched, implementation="cuda")
     for option in ("update_batch_stats", "unbiased_running_var"):
-        with pytest.raises(TypeError, match=f"{option} must be True or False, got 'no' of type"):
+        with pytest.raises(TypeError, match=f"{option} must be True or False, got 'no'"):
             convert_batch_norms(untouched, **cast(Any, {option: "no"}))
     assert type(untouched) is nnx.BatchNorm
 

@@ -259,6 +259,14 @@ def test_networks_that_do_not_fit() -> None:
             torch_weights.to_linen(no_weights, small_linen())  # pyright: ignore[reportArgumentType]
 
 
+def test_a_kernel_in_the_order_of_jax_is_refused() -> None:
+    _, weights = small()
+    name = "conv1.weight"
+    transposed = weights | {name: np.transpose(weights[name], (2, 3, 1, 0))}
+    with pytest.raises(ValueError, match=r"shape \(7, 7, 3, 4\), expected \(4, 3, 7, 7\)"):
+        torch_weights.to_linen(transposed, small_linen())
+
+
 def test_boxed_variables() -> None:
     """Annotations of shardings are left out, both ways, and when a network is folded."""
     scale_init = nn.with_partitioning(nn.initializers.ones, ("features",))

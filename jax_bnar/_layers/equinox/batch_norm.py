@@ -14,6 +14,7 @@ from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.checks import (
     check_names_in_scope,
+    checked_mode,
     checked_norm,
     checked_residual,
     require_real,
@@ -167,7 +168,7 @@ class BatchNorm(eqx.nn.BatchNorm):
             )
         check_momentum("momentum", self.momentum)
         check_epsilon("BatchNorm", self.eps, "eps")
-        inference = self.inference if inference is None else inference
+        inference = checked_mode("inference", self.inference if inference is None else inference)
         given = None
         if inference:
             given = running.averages(self, state)

@@ -15,6 +15,7 @@ from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import feature_axes
 from jax_bnar._layers.checks import (
     check_names_in_scope,
+    checked_mode,
     checked_norm,
     checked_residual,
     require_real,
@@ -153,7 +154,10 @@ class BatchNorm(hk.BatchNorm):
             TypeError: the type of an argument is invalid, or inputs are complex.
         """
         x = jnp.asarray(inputs)
-        mode = is_training, test_local_stats
+        mode = (
+            checked_mode("is_training", is_training),
+            checked_mode("test_local_stats", test_local_stats),
+        )
         if isinstance(residual, Shortcut):
             norm = checked_norm(residual.norm, BatchNorm, "haiku_layers")
             found: list[PreparedAffine] = []

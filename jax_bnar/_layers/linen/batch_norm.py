@@ -18,6 +18,7 @@ from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.checks import (
     check_flags_of_updates,
+    check_initial,
     checked_mask,
     checked_mode,
     checked_residual,
@@ -213,7 +214,9 @@ def prepared(
     _require_known_fields(layer)
     check_momentum("momentum", layer.momentum)
     use_running_average = checked_mode(
-        nn.merge_param("use_running_average", layer.use_running_average, use_running_average)
+        "use_running_average",
+        nn.merge_param("use_running_average", layer.use_running_average, use_running_average),
+        ", and the number of features is read from x",
     )
     check_flags_of_updates(layer)
     # As in Flax, `init` needs neither a real batch as input nor the named axis.
@@ -226,7 +229,7 @@ def prepared(
 
     stored = jnp.float32 if layer.force_float32_reductions else layer.param_dtype
     running_mean, running_var = (
-        layer.variable("batch_stats", name, _initial(layer, given, flax), features, stored)
+        layer.variable("batch_stats", name, _initial(layer, name, given, flax), features, stored)
         for name, given, flax in (
             ("mean", layer.mean_init, jnp.zeros),
             ("var", layer.var_init, jnp.ones),
@@ -261,12 +264,18 @@ def prepared(
 
 
 def _initial(
-    layer: BatchNorm, given: Callable[..., Any] | None, flax: Callable[..., Any]
+    layer: BatchNorm, name: str, given: Callable[..., Any] | None, flax: Callable[..., Any]
 ) -> Callable[..., Any]:
     """What makes a running statistic of a shape and a dtype."""
     if given is None:
         return flax  # It takes no key: a key for it would change those of scale and bias.
-    return lambda *shape_and_dtype: given(layer.make_rng("params"), *shape_and_dtype)
+
+    def initial(shape: tuple[int, ...], dtype: Any) -> Any:
+        value = given(layer.make_rng("params"), shape, dtype)
+        check_initial(f"{name}_init", np.shape(nn.unbox(value)), shape)
+        return value
+
+    return initial
 
 
 def _require_features_of_variables(

@@ -17,6 +17,8 @@ from jax_bnar._layers.resnet_options import (
     PADDINGS,
     Naming,
     Padding,
+    check_norm,
+    check_sizes,
     choice,
     norm_class,
     require_no_activation,
@@ -141,7 +143,12 @@ class ResNet(nn.Module):
 
         Returns:
             Logits, shape (N, num_classes), dtype `dtype`.
+
+        Raises:
+            ValueError, TypeError: a field of the network is invalid.
         """
+        check_sizes(self.stage_sizes, self.num_classes, self.num_filters)
+        check_norm(self.norm)
         conv = functools.partial(nn.Conv, use_bias=False, dtype=self.dtype)
         norm = functools.partial(
             self.norm,

@@ -19,6 +19,7 @@ from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.checks import (
     check_flags_of_updates,
+    check_initial,
     checked_mask,
     checked_mode,
     checked_norm,
@@ -100,10 +101,12 @@ class BatchNorm(nnx.BatchNorm):
         **fields: Any,
     ) -> None:
         super().__init__(num_features, rngs=rngs, **fields)
-        for running, given in ((self.mean, mean_init), (self.var, var_init)):
+        for name, running, given in (("mean", self.mean, mean_init), ("var", self.var, var_init)):
             if given is not None:
                 old = running[...]
-                running[...] = given(rngs.params(), old.shape, old.dtype)
+                value = given(rngs.params(), old.shape, old.dtype)
+                check_initial(f"{name}_init", np.shape(value), old.shape)
+                running[...] = value
         self.activation: ActivationLike = stored_activation(activation)
         self.unbiased_running_var = unbiased_running_var
         self.num_groups = num_groups
@@ -186,7 +189,7 @@ class BatchNorm(nnx.BatchNorm):
                 "BatchNorm: use_running_average is None; pass it to the constructor or to the call,"
                 " or use model.train(), model.eval() or nnx.view(model, use_running_average=...)."
             )
-        use_running_average = checked_mode(use_running_average)
+        use_running_average = checked_mode("use_running_average", use_running_average)
         check_flags_of_updates(self)
         call = LayerCall.of(self)
         if activation is not None:

@@ -4,13 +4,12 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
-import numpy as np
 from flax import nnx
 
 from jax_bnar._base.implementation import resolve_implementation
 from jax_bnar._layers.nnx.batch_norm import BatchNorm, stored_activation
 from jax_bnar._layers.nnx.sequential import FusedSequential, fused_pairs
-from jax_bnar._operators.validation import check_count, check_save
+from jax_bnar._operators.validation import check_count, check_flag, check_save
 
 # The options that our BatchNorm adds, with their defaults. Initializers are not options of a layer
 # that exists already.
@@ -108,14 +107,8 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     if (implementation := options.get("implementation")) is not None:
         resolve_implementation(name, implementation)
     for option, value in options.items():
-        if not isinstance(_DEFAULTS[option], bool):
-            continue
-        if not isinstance(value, (bool, np.bool_)):
-            raise TypeError(
-                f"{name}: {option} must be True or False, got {value!r} of type"
-                f" {type(value).__name__}."
-            )
-        checked[option] = bool(value)
+        if isinstance(_DEFAULTS[option], bool):
+            checked[option] = check_flag(name, option, value)
     return checked
 
 

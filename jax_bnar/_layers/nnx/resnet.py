@@ -14,6 +14,8 @@ from jax_bnar._layers.nnx.batch_norm import BatchNorm, Shortcut
 from jax_bnar._layers.resnet_options import (
     PADDINGS,
     Padding,
+    check_norm,
+    check_sizes,
     choice,
     norm_class,
     require_no_activation,
@@ -217,6 +219,9 @@ class ResNet(nnx.Module):
             pool, as in Bonsai and PyTorch, or "SAME", as in Flax's ImageNet example. The two differ
             if strides are 2.
         rngs: random number generators for the parameters.
+
+    Raises:
+        ValueError, TypeError: an argument is invalid.
     """
 
     def __init__(
@@ -235,6 +240,8 @@ class ResNet(nnx.Module):
         padding: Padding = "torch",
         rngs: nnx.Rngs,
     ) -> None:
+        check_sizes(stage_sizes, num_classes, num_filters)
+        check_norm(norm)
         fields: dict[str, Any] = {
             "conv": functools.partial(conv, use_bias=False, dtype=dtype),
             "norm": functools.partial(norm, momentum=momentum, epsilon=epsilon, dtype=dtype),
