@@ -35,11 +35,11 @@ _Calls = tuple[Any, ...]
 _Path = tuple[int, ...]
 
 
-def opened(graph: Graph, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int]) -> Graph:
+def opened(graph: Graph, axis_sizes: Mapping[Any, int]) -> Graph:
     """The graph with those jitted functions inlined whose boundaries a match crosses."""
     if not _may_cross(graph, _JITS):
         return graph
-    whole = Graph(jaxpr, axis_sizes, _opening(openable))
+    whole = graph.opened(_opening(openable))
     wanted = {
         _path(calls[: count + 1])
         for _, nodes in _crossing(whole, axis_sizes, _is_large)
@@ -48,17 +48,15 @@ def opened(graph: Graph, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int]) -> Gr
     }
     if not wanted:
         return graph
-    needed = Graph(jaxpr, axis_sizes, lambda c: openable(c[-1]) if _path(c) in wanted else None)
+    needed = graph.opened(lambda c: openable(c[-1]) if _path(c) in wanted else None)
     return needed if any(_crossing(needed, axis_sizes, _is_large)) else graph
 
 
-def across_checkpoints(
-    graph: Graph, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int]
-) -> list[RefusedMatch]:
+def across_checkpoints(graph: Graph, axis_sizes: Mapping[Any, int]) -> list[RefusedMatch]:
     """What crosses the boundary of a checkpoint, for the report."""
-    if not _may_cross(graph, _JITS | _CHECKPOINTS) or not _has_checkpoint(jaxpr):
+    if not _may_cross(graph, _JITS | _CHECKPOINTS) or not _has_checkpoint(graph.jaxpr):
         return []
-    whole = Graph(jaxpr, axis_sizes, _opening(lambda e: _checkpointed(e) or openable(e)))
+    whole = graph.opened(_opening(lambda e: _checkpointed(e) or openable(e)))
     refused = []
     for match, nodes in _crossing(whole, axis_sizes, lambda e: _is_checkpoint(e) or _is_large(e)):
         normalising = _between(match, match.normalised)

@@ -9,6 +9,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
+import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.errors import InconclusiveDimensionOperation
@@ -50,6 +52,27 @@ _ON_SIZES: dict[str, Callable[..., Any]] = {
 }
 _UNCHANGED = frozenset(["copy", "pvary", "stop_gradient"])
 _SUMS = frozenset(["psum", "psum_invariant"])
+
+
+def known_numbers(body: Any) -> dict[Any, Constant]:
+    """The numbers among the arrays that a closed jaxpr holds, such as `eps = jnp.float32(1e-5)`.
+
+    An array that is being traced, or lies on devices of other processes, is not known.
+    """
+    if not (held := getattr(body, "consts", ())):
+        return {}
+    # Whoever forbids transfers means arrays, and would not expect tracing to fail.
+    with jax.transfer_guard_device_to_host("allow"):
+        return {
+            variable: Constant(variable.aval, np.asarray(array)[()])
+            for variable, array in zip(body.jaxpr.constvars, held, strict=True)
+            # A mutable array (`jax.Ref`) has a shape and a dtype, too.
+            if type(variable.aval) is jax.core.ShapedArray
+            and variable.aval.shape == ()
+            and is_number(variable.aval.dtype)
+            and not isinstance(array, jax.core.Tracer)
+            and getattr(array, "is_fully_addressable", True)
+        }
 
 
 def fold(

@@ -16,22 +16,26 @@ class Graph:
     """The nodes of one jaxpr that run, in its order, and the nodes that read each value.
 
     Readers are those that recognition sees: `Node.inputs`, not `Node.operands`. `axis_sizes` has
-    the sizes of the mapped axes in scope, which constants may depend on. `opens` gives, for
-    the calls around an equation and the equation itself, its body if that is inlined although it is
-    not small.
+    the sizes of the mapped axes in scope, which constants may depend on. `known` has the numbers
+    among the arrays that the program holds. `opens` gives, for the calls around an equation and the
+    equation itself, its body if that is inlined although it is not small.
     """
 
     def __init__(
         self,
         jaxpr: core.Jaxpr,
         axis_sizes: Mapping[Any, int] = MappingProxyType({}),
+        known: Mapping[Any, Constant] = MappingProxyType({}),
         opens: Callable[[tuple[Any, ...]], core.Jaxpr | None] = lambda calls: None,
     ) -> None:
         self.nodes: list[Node] = []
         self.failures: list[Failure] = []
+        self.jaxpr = jaxpr
         self._axis_sizes = axis_sizes
+        self._known = known
         self._opens = opens
-        self.inputs = [Value(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)]
+        variables = (*jaxpr.constvars, *jaxpr.invars)
+        self.inputs = [Value(v.aval, known=known.get(v)) for v in variables]
         self.outputs = self._add(jaxpr, self.inputs, None, ())
         self.nodes = _needed(self.nodes, self.outputs)
         self.users: dict[Value, list[Node]] = {}
@@ -45,6 +49,10 @@ class Graph:
                     if not users or users[-1] is not node:
                         users.append(node)
         self.returned = set(values_of(map(seen, self.outputs)))
+
+    def opened(self, opens: Callable[[tuple[Any, ...]], core.Jaxpr | None]) -> "Graph":
+        """The graph of the same jaxpr, in which other calls are inlined as well."""
+        return Graph(self.jaxpr, self._axis_sizes, self._known, opens)
 
     def _add(
         self,

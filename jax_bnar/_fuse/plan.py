@@ -9,6 +9,7 @@ from jax.extend import core
 
 from jax_bnar._base import jax_compat
 from jax_bnar._fuse import bodies, boundaries
+from jax_bnar._fuse.constant_folding import known_numbers
 from jax_bnar._fuse.failures import Failure, caught
 from jax_bnar._fuse.find import find_matches, rewritten
 from jax_bnar._fuse.graph import Graph
@@ -90,20 +91,22 @@ class Planner:
     def __init__(self) -> None:
         self._plans: dict[Any, tuple[core.Jaxpr, Plan]] = {}
 
-    def plan(self, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int]) -> Plan:
+    def plan(self, body: Any, axis_sizes: Mapping[Any, int]) -> Plan:
+        """The plan of a jaxpr, which may be closed."""
+        jaxpr = jax_compat.open_jaxpr(body)
         key = (id(jaxpr), tuple(axis_sizes.items()))
         if key not in self._plans:
             # Keeping the jaxpr alive prevents another one from getting its id.
-            self._plans[key] = (jaxpr, self._make(jaxpr, axis_sizes))
+            graph = Graph(jaxpr, axis_sizes, known_numbers(body))
+            self._plans[key] = (jaxpr, self._make(graph, axis_sizes))
         return self._plans[key][1]
 
-    def _make(self, jaxpr: core.Jaxpr, axis_sizes: Mapping[Any, int]) -> Plan:
-        graph = Graph(jaxpr, axis_sizes)
+    def _make(self, graph: Graph, axis_sizes: Mapping[Any, int]) -> Plan:
         failures: list[Failure] = []
         across: list[RefusedMatch] = []
         with caught(failures):
-            graph = boundaries.opened(graph, jaxpr, axis_sizes)
-            across = boundaries.across_checkpoints(graph, jaxpr, axis_sizes)
+            graph = boundaries.opened(graph, axis_sizes)
+            across = boundaries.across_checkpoints(graph, axis_sizes)
         plan = Plan(graph, list(graph.nodes), [], [], graph.failures + failures, {})
         matches, plan.refused = find_matches(graph, axis_sizes, plan.failures)
         plan.refused += across
@@ -119,4 +122,4 @@ class Planner:
 
     def _plans_of_bodies(self, node: Node, axis_sizes: Mapping[Any, int]) -> list[Plan]:
         within = bodies.axis_sizes_within(node, axis_sizes)
-        return [self.plan(jax_compat.open_jaxpr(body), within) for body in bodies.bodies_of(node)]
+        return [self.plan(body, within) for body in bodies.bodies_of(node)]

@@ -59,7 +59,7 @@ def trace(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     state = modules.state
     with nnx_state.explained_errors():
         closed = jax.make_jaxpr(flat)(state, arrays)
-    plan = Planner().plan(jax_compat.open_jaxpr(closed), jax_compat.mapped_axes())
+    plan = Planner().plan(closed, jax_compat.mapped_axes())
 
     def finish(results: list[Any]) -> Any:
         changed = fixed["changed"]

@@ -154,7 +154,7 @@ def _variance(root: ReciprocalRoot, unknowns: Unknowns) -> tuple[float, frozense
     if any(isinstance(unknowns[number], Foreign) for number in variance.unknowns):
         if not moments and not any(isinstance(unknowns[n], Clamped) for n in variance.unknowns):
             raise RefusalError("the variance does not come from x, so this is evaluation")
-        raise RefusalError("epsilon is not a literal, or the variance is not that of x alone")
+        raise RefusalError("epsilon is not a constant, or the variance is not that of x alone")
     seconds = {moment for moment in moments if moment.power == 2}
     if len(seconds) != 1:
         raise RefusalError("the variance is not that of x")

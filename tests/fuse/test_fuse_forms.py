@@ -242,6 +242,20 @@ def test_join_of_two_epsilons() -> None:
     assert_fused(join, X, Z, SCALE, BIAS, bn_add_relu=1, batch_norm=1)
 
 
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["", "jit"])
+def test_numbers_that_are_arrays(around: Any) -> None:
+    """The program holds them, so their values are known: `jnp.float32(...)` is an array of JAX."""
+    epsilon, count = jnp.float32(1e-3), jnp.asarray(COUNT, jnp.float32)
+
+    def layer(x: Any, scale: Any, bias: Any) -> jax.Array:
+        mean = x.sum(AXES) / count.astype(x.dtype)
+        var = jnp.square(x - vector(mean)).sum(AXES) / count.astype(x.dtype)
+        factor = scale * lax.rsqrt(var + epsilon.astype(x.dtype))
+        return jax.nn.relu((x - vector(mean)) * vector(factor) + vector(bias))
+
+    assert_fused(around(layer), X, SCALE, BIAS, bn_relu=1)
+
+
 def test_preactivation_of_a_residual_sum() -> None:
     """x is itself a sum, which the shortcut reads as well."""
 

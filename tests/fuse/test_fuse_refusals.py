@@ -192,7 +192,7 @@ REFUSED: dict[Callable[..., Any], str] = {
     other_centre: "centre",
     running_mean_subtracted: "mean that is subtracted",
     no_epsilon: "epsilon",
-    epsilon_of_the_program: "epsilon is not a literal",
+    epsilon_of_the_program: "epsilon is not a constant",
     epsilon_outside_the_root: "a number is added to the standard deviation",
     stopped_statistics: "stop_gradient",
     masked: "mask",

@@ -138,7 +138,7 @@ PROGRAMS: dict[Callable[..., Any], str] = {
     stopped_mean: "mean that is subtracted",
     stopped_variance: "stop_gradient",
     statistics_of_a_stopped_array: "stop_gradient",
-    epsilon_of_the_program: "epsilon is not a literal",
+    epsilon_of_the_program: "epsilon is not a constant",
     epsilon_outside_the_root: "a number is added to the standard deviation",
     centred_array_returned: "used elsewhere",
     chosen_at_run_time: "mean that is subtracted",
