@@ -18,6 +18,7 @@ from jax_bnar._benchmark.memory import planned_memory, residual_bytes
 from jax_bnar._benchmark.report import BenchmarkReport, Measurement, Pass
 from jax_bnar._benchmark.timing import Timing, interleave
 from jax_bnar._fuse import explain, fuse
+from jax_bnar._fuse.differentiated import ContainsGradientError
 from jax_bnar._kernels import targets
 
 
@@ -95,9 +96,17 @@ def benchmark(
         given = _split(args, kwargs)
         with noticed_interrupts() as interrupts:
             found = None if fused is not None else explain(fun)(*args, **kwargs)
-            measurements, differences = _measured(
-                functions, given, gradient, rounds, min_sample_ms, interrupts, _speaker(progress)
-            )
+            try:
+                measurements, differences = _measured(
+                    *(functions, given, gradient, rounds, min_sample_ms, interrupts),
+                    _speaker(progress),
+                )
+            except ContainsGradientError:
+                raise ValueError(
+                    "benchmark: fun contains the gradient of what is to be fused; pass the loss"
+                    " itself, benchmark(loss)(*args), which is differentiated here, or pass"
+                    " fused=, the same function with jax.grad(fuse(loss)) in it."
+                ) from None
         device = next(iter(given.arrays[0].devices()))
         return BenchmarkReport(
             function=getattr(fun, "__name__", type(fun).__name__),

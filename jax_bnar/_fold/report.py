@@ -50,10 +50,12 @@ class FoldingReport:
 
     @property
     def folded(self) -> tuple[FoldedLayer, ...]:
+        """The BatchNorms that are gone."""
         return tuple(layer for layer in self.layers if layer.folded_into)
 
     @property
     def refused(self) -> tuple[FoldedLayer, ...]:
+        """The BatchNorms that are still there, each with its reason."""
         return tuple(layer for layer in self.layers if not layer.folded_into)
 
     def __str__(self) -> str:

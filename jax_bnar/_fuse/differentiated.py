@@ -13,6 +13,10 @@ HINT = (
 )
 
 
+class ContainsGradientError(ValueError):
+    """Nothing but a gradient within the function keeps everything from being fused."""
+
+
 def needs_fuse_inside_grad(refused: RefusedMatch, around: str = "") -> bool:
     """Whether only the gradient stands in the way, which JAX records in the names of equations.
 
@@ -22,7 +26,7 @@ def needs_fuse_inside_grad(refused: RefusedMatch, around: str = "") -> bool:
 
 
 def require_undifferentiated(plan: Plan) -> None:
-    """Raises ValueError if nothing but the gradient keeps everything from being fused.
+    """Raises `ContainsGradientError` if nothing but the gradient keeps all from being fused.
 
     A loss may contain a gradient, as a penalty of gradients does. What else it computes is fused,
     and a warning says that the rest is not.
@@ -32,7 +36,7 @@ def require_undifferentiated(plan: Plan) -> None:
         is_left |= any(needs_fuse_inside_grad(refused, around) for refused in one.refusals)
         is_fused |= any(not isinstance(match, StatisticsMatch) for match in one.matches)
     if is_left and not is_fused:
-        raise ValueError(f"fuse: {HINT}.")
+        raise ContainsGradientError(f"fuse: {HINT}.")
     if is_left:
         text = f"fuse: not everything is fused, because {HINT}. jax_bnar.explain lists the places."
         warnings.warn(text, RuntimeWarning, stacklevel=3)

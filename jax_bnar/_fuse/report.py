@@ -33,14 +33,17 @@ class FusionReport:
 
     @property
     def matched(self) -> tuple[Candidate, ...]:
+        """The places where an operator is called."""
         return tuple(c for c in self.candidates if c.is_matched)
 
     @property
     def refused(self) -> tuple[Candidate, ...]:
+        """The places that stay as they are, each with its reason."""
         return tuple(c for c in self.candidates if not c.is_matched)
 
     @property
     def bytes_saved(self) -> int:
+        """The sum over all places; each is computed from shapes, as the guide says."""
         return sum(candidate.bytes_saved for candidate in self.candidates)
 
     def count(self, operator: str) -> int:

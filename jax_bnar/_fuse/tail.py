@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Collection
-from typing import Any
+from typing import Any, get_args
 
 import jax.numpy as jnp
 
-from jax_bnar._base.activations import NO_ACTIVATION, RELU, FusedActivation
+from jax_bnar._base.activations import NO_ACTIVATION, RELU, Activation, FusedActivation
 from jax_bnar._fuse import activations
 from jax_bnar._fuse.curves import curve_of
 from jax_bnar._fuse.graph import Graph
@@ -173,7 +173,7 @@ def _unfused_activation(graph: Graph, value: Value, name: str) -> str:
             " jax.nn.relu(a) to have it fused"
         )
     if activation := activations.self_gated_name(graph, value):
-        return _follows(activation)
+        return _follows(f"an activation like {activation}")
     return ""
 
 
@@ -195,4 +195,6 @@ def _why_not(graph: Graph, value: Value, reader: Node) -> str:
 
 
 def _follows(name: str) -> str:
+    if name in get_args(Activation):  # Such as an ELU with another alpha than 1.
+        return f"a form of {name} follows that is not fused"
     return f"{name} follows, which is not fused"

@@ -271,9 +271,16 @@ def _checked(function: str, activation: Any) -> FusedActivation:
         return fused
     if isinstance(activation, str):
         raise ValueError(f"{function}: activation must be {names()}, got {activation!r}.")
+    function_of_partial, hint = getattr(activation, "func", None), ""
+    if function_of_partial is jax.nn.leaky_relu:
+        hint = (
+            "; the slope of a leaky ReLU is a Python number from 0 to below 1, by keyword:"
+            " functools.partial(jax.nn.leaky_relu, negative_slope=0.1)"
+        )
+    elif function_of_partial is jax.nn.elu:
+        hint = "; the alpha of an ELU must be 1"
     raise TypeError(
         f"{function}: activation must be {names()}, None or the function of jax.nn of that name,"
         f" got {described_value(activation)}; apply another function to the result of"
-        " activation='none'. The slope of a leaky ReLU is a Python number from 0 to below 1, by"
-        " keyword: functools.partial(jax.nn.leaky_relu, negative_slope=0.1)."
+        f" activation='none'{hint}."
     )

@@ -186,11 +186,17 @@ def check_vector(
     if vector.shape != (channels,):
         raise ValueError(
             f"{function}: {name} must have shape ({channels},), one value for each channel (axis"
-            f" {axis} of {x_name}, whose shape is {x.shape}), got shape {vector.shape}."
+            f" {axis} of {x_name}, whose shape is {x.shape}), got shape"
+            f" {vector.shape}{_another_axis(vector.shape, x.shape, x_name)}."
         )
     if not jnp.issubdtype(vector.dtype, jnp.floating):
         raise TypeError(f"{function}: {name} must have a float dtype, got {vector.dtype}.")
     return vector.astype(accumulation_dtype(x.dtype)).reshape(1, channels)
+
+
+def _another_axis(given: tuple[int, ...], shape: tuple[int, ...], x_name: str) -> str:
+    axes = [axis for axis, size in enumerate(shape) if axis > 0 and given == (size,)]
+    return f"; if axis {axes[0]} of {x_name} is that of the channels, say so" if axes else ""
 
 
 def check_like(function: str, name: str, value: Any, x: Any, x_name: str = "x") -> jax.Array:

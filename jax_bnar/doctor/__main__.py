@@ -43,7 +43,10 @@ def _main(arguments: list[str] | None) -> int:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}") from None
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"must be finite and above 0, got {text}")
     return seconds

@@ -48,7 +48,7 @@ KEPT_TAILS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "where less": (lambda bn, z: _after(bn + z, lambda a: jnp.where(a < 0, 0, a)), "by the sign"),
     "product": (lambda bn, z: _after(bn + z, lambda a: a * (a > 0)), "by the sign"),
     "steep leaky": (lambda bn, z: jax.nn.leaky_relu(bn + z, 1.5), "leaky_relu follows"),
-    "gelu": (lambda bn, z: _after(bn + z, lambda a: a * jax.lax.erf(a)), "gelu follows"),
+    "gelu": (lambda bn, z: _after(bn + z, lambda a: a * jax.lax.erf(a)), "like gelu follows"),
 }
 
 
@@ -103,8 +103,10 @@ def test_activations_by_hand_are_named() -> None:
         (candidate,) = jax_bnar.explain(layer)(X, SCALE, BIAS).matched
         return candidate.reason
 
-    assert reason(lambda a: a * jnp.tanh(a)) == "gelu follows, which is not fused"
-    assert reason(lambda a: a * jax.lax.erfc(-a)) == "gelu follows, which is not fused"
+    like_gelu = "an activation like gelu follows, which is not fused"
+    assert reason(lambda a: a * jnp.tanh(a)) == like_gelu
+    assert reason(lambda a: a * jax.lax.erfc(-a)) == like_gelu
+    assert reason(lambda a: jax.nn.elu(a, alpha=0.5)) == "a form of elu follows that is not fused"
     assert (
         reason(surrogate) == "surrogate has a custom derivative, which is not that of jax.nn.relu"
     )

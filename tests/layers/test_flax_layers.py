@@ -362,6 +362,12 @@ def test_unbiased_running_var(batch: int) -> None:
             TypeError,
             "A residual is passed by keyword",
         ),
+        (
+            {"use_running_average": False},
+            {"use_running_average": np.zeros(1, np.float32)},
+            TypeError,
+            "A residual is passed by keyword",
+        ),
     ],
     ids=str,
 )

@@ -101,7 +101,11 @@ EVERYWHERE: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ),
     ({"x": np.ones((4, 5, 6), ">f4")}, TypeError, ("x", "array that JAX takes", ">f4")),
     ({"x": np.full((4, 5, 6), None)}, TypeError, ("x", "array that JAX takes", "object")),
-    ({"scale": ones(5)}, ValueError, ("scale", "(5,)", "(6,)", "(4, 5, 6)")),
+    (
+        {"scale": ones(5)},
+        ValueError,
+        ("scale", "(5,)", "(6,)", "(4, 5, 6)", "if axis 1 of ", " is that of the channels"),
+    ),
     ({"scale": ones((1, 6))}, ValueError, ("scale", "(1, 6)", "(6,)")),
     ({"scale": ones(())}, ValueError, ("scale", "()", "(6,)")),
     ({"scale": 1.0}, TypeError, ("scale", "array", "float")),

@@ -60,11 +60,19 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x"])
-def test_timeouts_that_are_none(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        *((each, f"finite and above 0, got {each}") for each in ("0", "-1", "nan", "inf")),
+        ("x", "a number of seconds, got 'x'"),
+    ],
+)
+def test_timeouts_that_are_none(
+    seconds: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         command.main([f"--timeout={seconds}"])
-    assert "--timeout" in capsys.readouterr().err
+    assert f"argument --timeout: must be {words}" in capsys.readouterr().err
 
 
 def test_a_report_that_cannot_be_written(

@@ -163,13 +163,14 @@ class Trainer:
         if self.config.run.resume:
             restored = self.checkpoints.restore(target, self.display)
             if restored is not None:
+                # Whether it is the same run comes first: its steps depend on batch and pictures.
+                self.batches.restore(restored.data)
                 if restored.step > self.total_steps:
                     raise UserError(
                         f"the run has reached step {restored.step}, and --epochs"
                         f" {self.config.training.epochs:g} are {self.total_steps} steps, so nothing"
                         " is left to train; choose more --epochs."
                     )
-                self.batches.restore(restored.data)
                 self.display.say(f"resuming after step {restored.step}")
                 return restored.state, restored.step
         state = self.programs.initial(key)

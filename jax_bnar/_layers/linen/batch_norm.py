@@ -213,10 +213,13 @@ def prepared(
     """The call of a layer, in whose compact method this runs."""
     _require_known_fields(layer)
     check_momentum("momentum", layer.momentum)
+    hint = ", and the number of features is read from x"
+    if use_running_average is not None:  # A residual in its place is not "given twice".
+        checked_mode("use_running_average", use_running_average, hint)
     use_running_average = checked_mode(
         "use_running_average",
         nn.merge_param("use_running_average", layer.use_running_average, use_running_average),
-        ", and the number of features is read from x",
+        hint,
     )
     check_flags_of_updates(layer)
     # As in Flax, `init` needs neither a real batch as input nor the named axis.

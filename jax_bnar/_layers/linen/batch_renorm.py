@@ -35,12 +35,13 @@ class BatchRenorm(BatchNorm):
     helps with small or changing batches. For the first `warm_up_steps` steps it is `BatchNorm`.
     Forward reads x once for the statistics and once for y; backward is that of `BatchNorm`.
 
-    It is a `BatchNorm` in everything else: fields, modes, dtypes, evaluation, folding. Its
-    variables are those of `BatchNorm` and `batch_stats/steps`, the number of updates so far. The
-    names and defaults are those of the `BatchRenorm` of CrossQ and Stable-Baselines Jax, whose
-    checkpoints `apply` takes as they are; it has r_max and d_max as variables, which are fields
-    here. There is one difference to it: it normalises with var/r^2 + epsilon, and here epsilon is
-    added as in the paper, (var + epsilon)/r^2.
+    It is a `BatchNorm` in everything else, but for the `mask` of a call, which is refused: fields,
+    modes, dtypes, evaluation, folding. Its variables are those of `BatchNorm` and
+    `batch_stats/steps`, the number of updates so far. The names and defaults are those of the
+    `BatchRenorm` of CrossQ and Stable-Baselines Jax, whose checkpoints `apply` takes as they are;
+    it has r_max and d_max as variables, which are fields here. There is one difference to it: it
+    normalises with var/r^2 + epsilon, and here epsilon is added as in the paper,
+    (var + epsilon)/r^2.
 
     Attributes:
         epsilon: added to the variances; static, > 0.
