@@ -9,6 +9,7 @@ Convolution kernels are transposed from (out, in, H, W) to (H, W, in, out), and 
 `fc`; `num_batches_tracked` is dropped. `from_linen` and `from_nnx` convert back. To continue
 training as in PyTorch, which stores the unbiased running variance, construct the network with
 `norm=functools.partial(BatchNorm, unbiased_running_var=True)`. PyTorch's momentum 0.1 is our 0.9.
+Weights do not say which epsilon they were trained with; both libraries' networks have 1e-5.
 
 Reading `.safetensors` requires the package safetensors, and reading `.pth` requires PyTorch.
 """
@@ -185,7 +186,7 @@ def from_nnx(model: Any) -> Weights:
 
 
 def _modules(stage_sizes: Sequence[int], naming: str = "flax") -> Iterator[_Module]:
-    names = resnet_options.choice("naming", naming, resnet_options.NAMES)
+    names = resnet_options.choice("ResNet", "naming", naming, resnet_options.NAMES)
     yield _Module("conv1", (names.stem_conv,), ("stem", "conv"), "conv")
     yield _Module("bn1", (names.stem_norm,), ("stem", "bn"), "norm")
     blocks = ((s, i) for s, size in enumerate(stage_sizes) for i in range(size))

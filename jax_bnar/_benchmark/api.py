@@ -160,7 +160,7 @@ def _measured(
     flat = {
         name: functools.partial(_on_arrays, given, function) for name, function in functions.items()
     }
-    result = jax.eval_shape(functools.partial(given.call, functions["plain"]), *given.arrays)
+    result = jax.eval_shape(functools.partial(_numbers, given, functions["plain"]), *given.arrays)
     passes: list[Pass] = ["forward"]
     if gradient:
         passes.append("forward + backward")
@@ -239,8 +239,17 @@ def _paths(tree: Any) -> list[str]:
     ]
 
 
+def _numbers(given: _Arguments, function: Callable[..., Any], *arrays: Any) -> Any:
+    """The results of a function, with None in place of what is static, such as a string."""
+
+    def number(leaf: Any) -> Any:
+        return leaf if is_array(leaf) or isinstance(leaf, numbers.Number) else None
+
+    return jax.tree.map(number, given.call(function, *arrays))
+
+
 def _on_arrays(given: _Arguments, function: Callable[..., Any], *arrays: Any) -> list[jax.Array]:
-    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(given.call(function, *arrays))]
+    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(_numbers(given, function, *arrays))]
 
 
 def _compiled(

@@ -64,7 +64,9 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
     Returns:
         The function, its variables, and a report of what was folded. Results are those of `fun` up
         to rounding: a kernel is rounded to its dtype after the multiplication, and is not folded if
-        that leaves the range of float16, or its factor is infinite or NaN. Sums in float16 are
+        that leaves the range of float16, or its factor is infinite or NaN. (While `variables` are
+        traced, in `jax.jit`, neither is known: kernels in float16 are then not folded, and factors
+        count as finite.) Sums in float16 are
         those of the folded kernels, which may overflow where the network subtracts means of
         hundreds of deviations. `apply` may be called with another batch size, but not with 0 where
         our layers are folded. It traces `fun` in
@@ -99,7 +101,7 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
     _require_inputs((inputs, kwargs))
     first = trace(function, old, old.arrays, inputs, kwargs)
     weights = tuple(first.network.fold(first.variables))
-    left = frozenset(first.network.out_of_range)
+    left = first.network.refused
     if left:
         first = trace(function, old, old.arrays, inputs, kwargs, left)
         weights = tuple(first.network.fold(first.variables))

@@ -22,12 +22,11 @@ from jax_bnar._fuse.nodes import Node, Operand, Value
 
 
 def fold_nodes(
-    found: WeightedSum, chain: Chain, leaves_range: Callable[[], None]
+    found: WeightedSum, chain: Chain, refuse: Callable[[str], object]
 ) -> tuple[Node, Node]:
     """The node that computes weight and offset, and the one that computes the end of the chain.
 
-    The former calls `leaves_range` if the dtype of the weight does not hold it, or a factor is
-    infinite or NaN.
+    The former calls `refuse` with the reason if the weight cannot have the factor in it.
     """
     weight = found.node.operands[found.weight]
     axis = chain.axis if chain.axis is not None else next(iter(found.channels))
@@ -43,9 +42,7 @@ def fold_nodes(
         [new_weight, offset],
         found.node.equation,
         found.node.name_stack,
-        functools.partial(
-            _folded, chain, weight, found.channels[axis], channels, dtype, leaves_range
-        ),
+        functools.partial(_folded, chain, weight, found.channels[axis], channels, dtype, refuse),
     )
     producer = chain.end.producer
     assert producer is not None
@@ -83,15 +80,20 @@ def _folded(
     axis: int,
     channels: int,
     dtype: Any,
-    leaves_range: Callable[[], None],
+    refuse: Callable[[str], object],
     given: Any,
     *vectors: Any,
 ) -> list[jax.Array]:
-    rounded, offset, is_held = _computed(
+    rounded, offset, is_finite, is_held = _computed(
         chain.operations, axis, channels, weight.dtype, dtype, given, *vectors
     )
-    if not isinstance(is_held, jax.core.Tracer) and not is_held:
-        leaves_range()
+    if isinstance(is_finite, jax.core.Tracer):
+        if weight.dtype == jnp.float16:
+            refuse("whether float16 holds the folded weight is not known while it is traced")
+    elif not is_finite:
+        refuse("the factor or the folded weight would be infinite or NaN")
+    elif not is_held:
+        refuse(f"the folded weight would leave the range of {weight.dtype}")
     return [rounded, offset]
 
 
@@ -105,26 +107,27 @@ def _computed(
     dtype: Any,
     given: Any,
     *vectors: Any,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The new weight, the offset, and whether the weight is within the range of its dtype."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The new weight, the offset, whether all is finite, and whether the dtype holds the weight."""
     factor, offset = affine(operations, vectors, dtype)
     shape = [1] * np.ndim(given)
     shape[axis] = channels if factor.ndim else 1
     folded = jnp.asarray(given, dtype) * factor.reshape(shape)
     rounded = folded.astype(weight_dtype)
-    return rounded, jnp.broadcast_to(offset, (channels,)), _is_held(factor, folded, rounded)
-
-
-def _is_held(factor: jax.Array, folded: jax.Array, rounded: jax.Array) -> jax.Array:
-    """Whether a folded weight is within the range of its dtype."""
     # In the kernel, an infinite factor would meet the zeros of x one by one: 0 * inf is NaN. The
     # product of a weight and a factor may overflow where what the network computes does not.
     is_finite = jnp.isfinite(factor).all() & jnp.isfinite(folded).all()
+    offsets = jnp.broadcast_to(offset, (channels,))
+    return rounded, offsets, is_finite, _is_held(folded, rounded)
+
+
+def _is_held(folded: jax.Array, rounded: jax.Array) -> jax.Array:
+    """Whether a folded weight is within the range of its dtype."""
     if rounded.dtype != jnp.float16:
-        return is_finite  # The other dtypes have the range of the accumulation dtype.
+        return jnp.asarray(True)  # The other dtypes have the range of the accumulation dtype.
     error = jnp.linalg.norm((folded - rounded.astype(folded.dtype)).ravel())
     # Without overflow and underflow, it is below 2^-11 of the norm.
-    return is_finite & (error <= 2**-9 * jnp.linalg.norm(folded.ravel()))
+    return error <= 2**-9 * jnp.linalg.norm(folded.ravel())
 
 
 def _applied(

@@ -8,7 +8,8 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jax.extend import core
@@ -39,15 +40,18 @@ class Network:
         graph: the program before that.
         given: the values that follow from the variables alone.
         folds: what is folded.
-        left: the positions in the program of the sums that are not folded, whatever follows.
-        out_of_range: those of the sums whose weights have turned out, in `fold`, not to fit in
-            their dtype with the factor in them.
+        left: the positions in the program of the sums that are not folded, whatever follows, each
+            with its reason.
+        refused: those of the sums whose weights have turned out, in `fold`, not to fit in their
+            dtype with the factor in them.
     """
 
-    def __init__(self, jaxpr: Any, num_given: int, left: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, jaxpr: Any, num_given: int, left: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
         """The first `num_given` inputs of the jaxpr, its constants included, are the variables."""
         self.left = left
-        self.out_of_range: set[int] = set()
+        self.refused: dict[int, str] = {}
         self.graph = Graph(jaxpr)
         self._variables = self.graph.inputs[:num_given]
         self._inputs = self.graph.inputs[num_given:]
@@ -61,9 +65,8 @@ class Network:
             chain = follow(self.graph, found.result, found.channels, self.given)
             if not chain.normalises or (chain.axis is None and len(found.channels) != 1):
                 continue
-            once, each = fold_nodes(
-                found, chain, functools.partial(self.out_of_range.add, node.order)
-            )
+            refuse = functools.partial(self.refused.setdefault, node.order)
+            once, each = fold_nodes(found, chain, refuse)
             if rewrite.add(once) and rewrite.add(each):
                 self.given.update(once.outputs)
                 self.folds.append(Fold(found, chain))

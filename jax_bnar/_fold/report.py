@@ -40,7 +40,7 @@ class FoldedLayer:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class FoldingReport:
-    """What `fold_batch_norms` did to a network; `print` shows a line for each BatchNorm.
+    """What `fold_batch_norms` did to a network; `print` shows a line for each fold and refusal.
 
     Attributes:
         layers: in the order of the program.
@@ -50,7 +50,7 @@ class FoldingReport:
 
     @property
     def folded(self) -> tuple[FoldedLayer, ...]:
-        """The BatchNorms that are gone."""
+        """What was folded, an entry for each convolution or product: two norms may be one."""
         return tuple(layer for layer in self.layers if layer.folded_into)
 
     @property

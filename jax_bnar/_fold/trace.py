@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -90,11 +91,11 @@ def trace(
     arrays: Sequence[Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    left: frozenset[int] = frozenset(),
+    left: Mapping[int, str] = MappingProxyType({}),
 ) -> Program:
     """Traces a call, in which the variables are these arrays or have these shapes.
 
-    `left` holds the positions of sums that are not to be folded.
+    `left` holds the positions of sums that are not to be folded, with the reasons.
     """
     inputs, rebuild = _split(*_flattened((tuple(args), kwargs)))
     fixed: dict[str, Any] = {}

@@ -194,7 +194,7 @@ def _reason(network: Network, array: Value) -> str:
     while isinstance(value, Value) and (node := value.producer) is not None:
         found = weighted_sum(node, given)
         if node.order in network.left:
-            return "the folded weight would leave the range of its dtype"
+            return network.left[node.order]
         if found is not None:
             chain = follow(graph, found.result, found.channels, given)
             if graph.sole_reader(chain.reached) is None:

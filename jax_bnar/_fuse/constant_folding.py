@@ -72,6 +72,7 @@ def known_numbers(body: Any) -> dict[Any, Constant]:
             and is_number(variable.aval.dtype)
             and not isinstance(array, jax.core.Tracer)
             and getattr(array, "is_fully_addressable", True)
+            and not (isinstance(array, jax.Array) and array.is_deleted())
         }
 
 

@@ -94,11 +94,13 @@ class Planner:
     def plan(self, body: Any, axis_sizes: Mapping[Any, int]) -> Plan:
         """The plan of a jaxpr, which may be closed."""
         jaxpr = jax_compat.open_jaxpr(body)
-        key = (id(jaxpr), tuple(axis_sizes.items()))
+        # Closed jaxprs may share one that is open, and have other numbers.
+        owner = body if getattr(body, "consts", ()) else jaxpr
+        key = (id(owner), tuple(axis_sizes.items()))
         if key not in self._plans:
-            # Keeping the jaxpr alive prevents another one from getting its id.
+            # Keeping it alive prevents another one from getting its id.
             graph = Graph(jaxpr, axis_sizes, known_numbers(body))
-            self._plans[key] = (jaxpr, self._make(graph, axis_sizes))
+            self._plans[key] = (owner, self._make(graph, axis_sizes))
         return self._plans[key][1]
 
     def _make(self, graph: Graph, axis_sizes: Mapping[Any, int]) -> Plan:

@@ -26,7 +26,7 @@ def described_type(value: Any) -> str:
 def checked_mode(name: str, value: Any, instead: str = "") -> bool:
     """The flag by which a call evaluates or trains, in whose place a residual may be."""
     return check_flag(
-        "BatchNorm", name, value, f" A residual is passed by keyword, residual=...{instead}."
+        "BatchNorm", name, value, f" A residual is passed by keyword, residual=z{instead}."
     )
 
 

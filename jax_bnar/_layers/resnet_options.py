@@ -31,11 +31,16 @@ NAMES: Final[Mapping[str, ModuleNames]] = {
 }
 
 
-def choice(field: str, value: Any, choices: Mapping[str, Any]) -> Any:
+def choice(
+    function: Literal["ResNet", "FusedBottleneck"],
+    field: str,
+    value: Any,
+    choices: Mapping[str, Any],
+) -> Any:
     """Looks up the value of a field, with a ValueError for an unknown one."""
     if value not in choices:
         allowed = " or ".join(repr(choice) for choice in choices)
-        raise ValueError(f"ResNet: {field} must be {allowed}, got {value!r}.")
+        raise ValueError(f"{function}: {field} must be {allowed}, got {value!r}.")
     return choices[value]
 
 
@@ -75,13 +80,26 @@ def norm_class(norm: Any) -> Any:
     return norm
 
 
+def arguments_of(norm: Any) -> dict[str, Any]:
+    """The keyword arguments that a partial, or one of a partial, already has."""
+    if not isinstance(norm, functools.partial):
+        return {}
+    return arguments_of(norm.func) | norm.keywords
+
+
+def with_defaults(norm: Any, **arguments: Any) -> Any:
+    """The norm with what the network gives all of its norms, unless it has arguments of its own."""
+    given = arguments_of(norm)
+    return functools.partial(norm, **{k: v for k, v in arguments.items() if k not in given})
+
+
 def require_no_activation(norm: Any) -> None:
     """Refuses a norm with an activation: the block sets it, and a shortcut's norm has none."""
     while isinstance(norm, functools.partial):
         if "activation" in norm.keywords:
             raise ValueError(
-                f"ResNet: norm must leave the activation to the block, got a partial with"
+                f"FusedBottleneck: norm must leave the activation to the block, got a partial with"
                 f" activation={norm.keywords['activation']!r}; leave it out (ReLU is the default),"
-                " and pass another one as act to FusedBottleneck."
+                " and pass another one as act."
             )
         norm = norm.func

@@ -105,7 +105,7 @@ def check_flag(function: str, name: str, value: Any, instead: str = "") -> bool:
         TypeError: it is something else; the message ends in `instead`.
     """
     shape = getattr(value, "shape", ())
-    is_number = isinstance(value, int) and value in (0, 1)
+    is_number = isinstance(value, int | np.integer) and value in (0, 1)
     if is_number or (shape == () and jnp.issubdtype(getattr(value, "dtype", object), bool)):
         return bool(value)
     raise TypeError(
@@ -285,7 +285,7 @@ def check_statistic(
 
 def described_value(value: Any) -> str:
     """A value as an error shows it: of an array, which may be large, the shape alone."""
-    return f"an array of shape {value.shape}" if hasattr(value, "shape") else f"{value!r}"
+    return f"an array of shape {value.shape}" if getattr(value, "shape", ()) else f"{value!r}"
 
 
 def as_array(function: str, name: str, value: Any) -> jax.Array:

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fuse_operands import AXES, BIAS, SCALE, X, Z, batch_norm, moments, normalise, vector
-from fuse_tools import array, assert_fused, assert_untouched, operators
+from fuse_tools import array, assert_fused, assert_untouched, kernels, operators
 from jax import lax
 
+import jax_bnar
 from jax_bnar._fuse import affine
 
 COUNT = 6 * 5 * 4
@@ -254,6 +255,28 @@ def test_numbers_that_are_arrays(around: Any) -> None:
         return jax.nn.relu((x - vector(mean)) * vector(factor) + vector(bias))
 
     assert_fused(around(layer), X, SCALE, BIAS, bn_relu=1)
+
+
+def test_other_numbers_in_the_same_jaxpr() -> None:
+    """Two closed jaxprs may share an open one."""
+    epsilon = jnp.float32(0.5)
+
+    def layer(x: jax.Array) -> jax.Array:
+        y = (x - x.mean(0, keepdims=True)) * lax.rsqrt(x.var(0, keepdims=True) + epsilon)
+        return lax.cumsum(jax.nn.relu(y))  # so that the call is not inlined
+
+    rows = jax.random.normal(jax.random.key(0), (12, 4), jnp.float32)
+    call = jax.make_jaxpr(jax.jit(layer))(rows).eqns[0]
+    one: Any = jax.make_jaxpr(layer)(rows)
+    assert len(one.consts) == 1
+    both = (one, one.replace(consts=[jnp.float32(5.0)]))
+
+    def two_calls(x: jax.Array) -> Any:
+        return [call.primitive.bind(x, **call.params | {"jaxpr": each})[0] for each in both]
+
+    assert kernels(jax_bnar.fuse(two_calls), rows) == 2
+    for ours, plain in zip(jax_bnar.fuse(two_calls)(rows), two_calls(rows), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_preactivation_of_a_residual_sum() -> None:

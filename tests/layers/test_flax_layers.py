@@ -136,6 +136,20 @@ def test_evaluation_equals_flax(fields: dict[str, Any], dtype: Any) -> None:
     assert_close(y, flax, coarsest(fields, dtype))
 
 
+@pytest.mark.parametrize("forced", [True, False])
+@pytest.mark.parametrize(("stored", "wanted"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_variables_of_another_dtype(stored: str, wanted: str, forced: bool) -> None:
+    """Such as a checkpoint in float32, read by a network of bfloat16."""
+    x = normal(0, dtype="bfloat16")
+    variables = some_variables(BatchNorm(), x)
+    variables = jax.tree.map(lambda leaf: leaf.astype(stored), variables)
+    fields: dict[str, Any] = {"param_dtype": wanted, "force_float32_reductions": forced}
+    for run in (trained, evaluated):
+        with as_flax_needs_it():
+            flax = run(nn.BatchNorm(use_fast_variance=False, **fields), variables, x)
+        assert_close(run(BatchNorm(**fields), variables, x), flax, 16 * tolerance("bfloat16"))
+
+
 @pytest.mark.parametrize("shape", [(3,), (5, 3), (4, 5, 3), (2, 2, 4, 5, 3)], ids=str)
 def test_any_rank_equals_flax(shape: tuple[int, ...]) -> None:
     x = normal(0, shape)
@@ -344,6 +358,7 @@ def test_unbiased_running_var(batch: int) -> None:
             "residual must have the shape of x",
         ),
         ({"use_running_average": 8}, {}, TypeError, "must be True or False, got 8"),
+        ({}, {"use_running_average": np.int32(8)}, TypeError, r"must be True or False, got .*8"),
         (
             {"unbiased_running_var": "no"},
             {"use_running_average": False},

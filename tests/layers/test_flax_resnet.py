@@ -316,3 +316,6 @@ def test_resnet_equals_flax(stem: Any, dtype: Any, rtol: float) -> None:
 def test_resnet_refuses_an_unknown_option(field: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         init(ResNet(stage_sizes=(1,), num_classes=2, **field), normal(0, (2, 8, 8, 3)))
+    if "stem" not in field:
+        with pytest.raises(ValueError, match=f"FusedBottleneck: {words}"):
+            init(FusedBottleneck(4, **field), normal(0, (2, 8, 8, 3)))

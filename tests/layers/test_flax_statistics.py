@@ -44,6 +44,8 @@ def test_initial_statistics() -> None:
     np.testing.assert_array_equal(given["mean"], np.full(3, 3.0, np.float32))
     assert given["var"].dtype == jnp.float32
     assert len(np.unique(given["var"])) == 3
+    with_random_means = BatchNorm(**fields, mean_init=random).init(jax.random.key(0), x)
+    assert_close(with_random_means["params"], of_flax["params"], 0)
     same = nnx_layers.BatchNorm(3, mean_init=constant, var_init=random, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(same.mean[...], given["mean"])
     assert same.var[...].dtype == jnp.float32

@@ -63,9 +63,10 @@ def test_one_pass_adds_exactly(implementation: Implementation, dtype: str, resid
         ({"naming": "algoperf", "stem": "small"}, 1e-5),
         ({"norm": functools.partial(flax_layers.BatchNorm, use_scale=False, use_bias=False)}, 1e-5),
         ({"norm": nn.BatchNorm}, 1e-5),
+        ({"norm": functools.partial(flax_layers.BatchNorm, epsilon=0.5)}, 1e-5),
         ({"dtype": jnp.bfloat16, "padding": "torch"}, 2**-6),
     ],
-    ids=["flax", "algoperf", "no affine", "plain", "bfloat16"],
+    ids=["flax", "algoperf", "no affine", "plain", "epsilon of the norm", "bfloat16"],
 )
 def test_linen_equals_unfolded(fields: dict[str, Any], bound: float) -> None:
     with as_flax_needs_it():

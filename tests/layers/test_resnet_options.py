@@ -1,8 +1,11 @@
 """What the two `ResNet`s refuse alike: numbers of blocks, classes and channels, and norms."""
 
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from flax_tools import normal
@@ -19,6 +22,36 @@ def linen_resnet(**fields: Any) -> Any:
 
 def nnx_resnet(**fields: Any) -> Any:
     return nnx.eval_shape(lambda: nnx_layers.ResNet(**fields, rngs=nnx.Rngs(0)))
+
+
+def test_arguments_of_a_norm_come_before_those_of_the_network() -> None:
+    small: dict[str, Any] = {"stage_sizes": (1,), "num_classes": 2, "num_filters": 4, "epsilon": 1}
+    partial = functools.partial(
+        functools.partial(nnx_layers.BatchNorm, epsilon=0.25, momentum=0.5), momentum=0.75
+    )
+    model = nnx_layers.ResNet(**small, norm=partial, rngs=nnx.Rngs(0))
+    found = {
+        (norm.epsilon, norm.momentum)
+        for _, norm in nnx.iter_modules(model)
+        if isinstance(norm, nnx.BatchNorm)
+    }
+    assert found == {(0.25, 0.75)}
+
+    x = normal(0, (2, 8, 8, 3))
+    norm = functools.partial(flax_layers.BatchNorm, epsilon=1e4, dtype=jnp.float32)
+    other = flax_layers.ResNet(**{**small, "epsilon": 1e4})
+    nets = {"own": flax_layers.ResNet(**small, norm=norm), "given": other}
+    variables = other.init(jax.random.key(0), x)
+    logits = {name: net.apply(variables, x, train=False) for name, net in nets.items()}
+    np.testing.assert_array_equal(logits["own"], logits["given"])
+    # A frozen norm.
+    frozen = flax_layers.ResNet(
+        **small, norm=functools.partial(flax_layers.BatchNorm, use_running_average=True)
+    )
+    evaluated, trained = (
+        frozen.apply(variables, x, train=train, mutable=["batch_stats"]) for train in (False, True)
+    )
+    jax.tree.map(np.testing.assert_array_equal, evaluated, trained)
 
 
 @pytest.mark.parametrize("make", [linen_resnet, nnx_resnet])

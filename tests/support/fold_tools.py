@@ -7,8 +7,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fuse_tools import error, in_float64
+from jax import lax
 
 import jax_bnar
+
+# Rows, and the variables of a product with a BatchNorm.
+X = jax.random.normal(jax.random.key(0), (3, 4), jnp.float32)
+W = {
+    "kernel": jax.random.normal(jax.random.key(1), (4, 6), jnp.float32),
+    "mean": jax.random.normal(jax.random.key(2), (6,), jnp.float32),
+    "var": jnp.full((6,), 2.0, jnp.float32),
+    "rows": jax.random.normal(jax.random.key(3), (3, 1), jnp.float32),
+}
+
+
+def norm(y: jax.Array, w: Any) -> jax.Array:
+    """A BatchNorm of rows of 6, by the statistics in w."""
+    return (y - w["mean"].reshape(1, 6)) * lax.rsqrt(w["var"].reshape(1, 6) + 1e-3)
 
 
 def folded(fun: Callable[..., Any], variables: Any, *args: Any) -> jax_bnar.FoldedNetwork:

@@ -268,6 +268,13 @@ def test_the_garbage_collector_stays_as_it_was() -> None:
         (gc.enable if was_enabled else gc.disable)()
 
 
+def test_results_that_are_no_arrays() -> None:
+    """A string, and a number of Python, which counts."""
+    x = jnp.ones(8, jnp.float32)
+    found = jax_bnar.benchmark(lambda x: {"name": "sin", "y": jnp.sin(x), "two": 2.0}, **SHORT)(x)
+    assert [each.relative for each in found.differences] == [0, 0]
+
+
 def test_nothing_to_fuse_is_said() -> None:
     found = jax_bnar.benchmark(lambda x: jnp.sin(x), **SHORT)(jnp.ones(8, jnp.float32))
     assert found.matched == 0

@@ -230,6 +230,12 @@ def prepared(
     features = channel_view(layer.axis, x.shape).features
     _require_features_of_variables(layer, x, features)
 
+    # These come first, because a key for `mean_init` would change theirs, which are Flax's.
+    scale = bias = None
+    if layer.use_scale:
+        scale = layer.param("scale", layer.scale_init, features, layer.param_dtype)
+    if layer.use_bias:
+        bias = layer.param("bias", layer.bias_init, features, layer.param_dtype)
     stored = jnp.float32 if layer.force_float32_reductions else layer.param_dtype
     running_mean, running_var = (
         layer.variable("batch_stats", name, _initial(layer, name, given, flax), features, stored)
@@ -238,11 +244,8 @@ def prepared(
             ("var", layer.var_init, jnp.ones),
         )
     )
-    scale = bias = None
-    if layer.use_scale:
-        scale = layer.param("scale", layer.scale_init, features, layer.param_dtype)
-    if layer.use_bias:
-        bias = layer.param("bias", layer.bias_init, features, layer.param_dtype)
+    read = _as_flax_reads(layer)
+    scale, bias = read(scale), read(bias)
 
     with jax.numpy_dtype_promotion("standard"):
         result = without_x64(
@@ -262,8 +265,15 @@ def prepared(
 
     # An empty batch has no statistics, but serves for `init` as well as any other.
     takes_running = use_running_average or (initializing and x.size == 0)
-    given = (running_mean.value, running_var.value) if takes_running else None
+    given = (read(running_mean.value), read(running_var.value)) if takes_running else None
     return PreparedCall(call, x, scale, bias, given, result, update)
+
+
+def _as_flax_reads(layer: BatchNorm) -> Callable[[Any], Any]:
+    """What Flax makes of stored parameters and statistics, which may have another dtype."""
+    if layer.force_float32_reductions:
+        return lambda vector: vector
+    return lambda vector: None if vector is None else jnp.asarray(vector, layer.param_dtype)
 
 
 def _initial(
@@ -271,7 +281,7 @@ def _initial(
 ) -> Callable[..., Any]:
     """What makes a running statistic of a shape and a dtype."""
     if given is None:
-        return flax  # It takes no key: a key for it would change those of scale and bias.
+        return flax  # It takes no key.
 
     def initial(shape: tuple[int, ...], dtype: Any) -> Any:
         value = given(layer.make_rng("params"), shape, dtype)

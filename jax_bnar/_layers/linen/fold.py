@@ -10,7 +10,7 @@ from jax_bnar._base.implementation import Implementation
 from jax_bnar._layers.fold import fold
 from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
 from jax_bnar._layers.linen.resnet import ResNet
-from jax_bnar._layers.resnet_options import NAMES, choice, norm_class
+from jax_bnar._layers.resnet_options import NAMES, arguments_of, choice, norm_class
 
 
 def fold_batch_norms(
@@ -51,7 +51,8 @@ def fold_batch_norms(
         raise TypeError(
             f"fold_batch_norms: the norm of the network must be a BatchNorm, got {kind!r}."
         )
-    names = choice("naming", net.naming, NAMES)
+    own = arguments_of(net.norm)
+    names = choice("ResNet", "naming", net.naming, NAMES)
     blocks = [f"BottleneckResNetBlock_{i}" for i in range(sum(net.stage_sizes))]
     _require_modules(variables, {names.stem_conv, "Dense_0", *blocks}, {names.stem_norm})
     variables = nn.unbox(variables)
@@ -68,7 +69,7 @@ def fold_batch_norms(
             affine.get("bias"),
             state[norm]["mean"],
             state[norm]["var"],
-            epsilon=net.epsilon,
+            epsilon=own.get("epsilon", net.epsilon),
             more_bias=more_bias,
         )
 
@@ -90,7 +91,8 @@ def fold_batch_norms(
             conv = folded((block,), f"Conv_{i}", norm_name, more_bias if i == 2 else None)
             result[block][f"Conv_{i}"] = {"kernel": conv.kernel}
             result[block][f"FoldedBatchNorm_{i}"] = {"bias": conv.bias}
-    norm = functools.partial(FoldedBatchNorm, implementation=implementation)
+    kept = {"dtype": own["dtype"]} if "dtype" in own else {}
+    norm = functools.partial(FoldedBatchNorm, implementation=implementation, **kept)
     return cast(ResNet, net.clone(norm=norm)), {"params": result}
 
 

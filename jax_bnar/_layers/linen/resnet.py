@@ -22,6 +22,7 @@ from jax_bnar._layers.resnet_options import (
     choice,
     norm_class,
     require_no_activation,
+    with_defaults,
 )
 
 # A module class, or a functools.partial of one.
@@ -83,8 +84,8 @@ class FusedBottleneck(nn.Module):
         Raises:
             ValueError: `norm` is a partial with an activation, or a field has an unknown value.
         """
-        names = choice("naming", self.naming, NAMES)
-        padding = choice("padding", self.padding, PADDINGS)
+        names = choice("FusedBottleneck", "naming", self.naming, NAMES)
+        padding = choice("FusedBottleneck", "padding", self.padding, PADDINGS)
         # "SAME" is the default of nn.Conv. It is not passed, because `conv` may not accept it.
         padded = {} if padding == "SAME" else {"padding": padding}
         norm_act = _NormAct(self.norm, self.act, use_running_average)
@@ -111,9 +112,10 @@ class ResNet(nn.Module):
         stem: "imagenet" (7x7 convolution and max pool, 4x smaller) or "small" (3x3 convolution at
             full size, for images of a few pixels).
         norm: `jax_bnar.flax_layers.BatchNorm`, or another class for comparison (which is not
-            fused), or a partial of either.
+            fused), or a partial of either, whose arguments (`epsilon`, `dtype`, ...) come before
+            those of the network.
         momentum: momentum of the running statistics.
-        epsilon: epsilon of the normalisation.
+        epsilon: epsilon of the normalisation, also of a `BatchRenorm`, which has another default.
         padding: "SAME", as in Flax's example, or "torch", which pads one pixel on every side of the
             3x3 convolutions and of the pool, for PyTorch's weights. The two differ if strides are
             2.
@@ -150,14 +152,14 @@ class ResNet(nn.Module):
         check_sizes(self.stage_sizes, self.num_classes, self.num_filters)
         check_norm(self.norm)
         conv = functools.partial(nn.Conv, use_bias=False, dtype=self.dtype)
-        norm = functools.partial(
+        norm = with_defaults(
             self.norm,
             use_running_average=not train,
             momentum=self.momentum,
             epsilon=self.epsilon,
             dtype=self.dtype,
         )
-        names = choice("naming", self.naming, NAMES)
+        names = choice("ResNet", "naming", self.naming, NAMES)
         if self.stem == "imagenet":
             x = conv(self.num_filters, (7, 7), (2, 2), padding=[(3, 3)] * 2, name=names.stem_conv)(
                 x
@@ -169,7 +171,7 @@ class ResNet(nn.Module):
         x = _NormAct(norm, nn.relu)(x, name=names.stem_norm)
         if self.stem == "imagenet":
             padding = "torch" if self.naming == "algoperf" else self.padding
-            ends = choice("padding", padding, PADDINGS)
+            ends = choice("ResNet", "padding", padding, PADDINGS)
             x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=ends)
         block = 0
         for stage, size in enumerate(self.stage_sizes):

@@ -19,6 +19,7 @@ from jax_bnar._layers.resnet_options import (
     choice,
     norm_class,
     require_no_activation,
+    with_defaults,
 )
 
 # A module class, or a functools.partial of one.
@@ -91,7 +92,7 @@ class FusedBottleneck(nnx.Module):
         act: ActivationLike = nnx.relu,
         rngs: nnx.Rngs,
     ) -> None:
-        ends = choice("padding", padding, PADDINGS)
+        ends = choice("FusedBottleneck", "padding", padding, PADDINGS)
         norm_act = _with_activation(norm, act)
         self.conv0 = conv(in_features, filters, (1, 1), rngs=rngs)
         self.bn0 = norm_act(filters, rngs=rngs)
@@ -160,7 +161,7 @@ class Stem(nnx.Module):
         x = _norm_act(self.bn, nnx.relu, self.conv(x))
         if self.kind == "small":
             return x
-        ends = choice("padding", self.padding, PADDINGS)
+        ends = choice("ResNet", "padding", self.padding, PADDINGS)
         return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=ends)
 
 
@@ -211,10 +212,11 @@ class ResNet(nnx.Module):
         stem: "imagenet" (7x7 convolution and max pool, 4x smaller) or "small" (3x3 convolution at
             full size, for images of a few pixels).
         norm: `jax_bnar.nnx_layers.BatchNorm`, or another class for comparison (which is not fused),
-            or a partial of either, such as one with `scale_metadata`.
+            or a partial of either, such as one with `scale_metadata`, whose arguments come before
+            those of the network.
         conv: convolution class, or partial of one, such as one with `kernel_metadata`.
         momentum: momentum of the running statistics.
-        epsilon: epsilon of the normalisation.
+        epsilon: epsilon of the normalisation, also of a `BatchRenorm`, which has another default.
         padding: "torch", which pads one pixel on every side of the 3x3 convolutions and of the
             pool, as in Bonsai and PyTorch, or "SAME", as in Flax's ImageNet example. The two differ
             if strides are 2.
@@ -244,7 +246,7 @@ class ResNet(nnx.Module):
         check_norm(norm)
         fields: dict[str, Any] = {
             "conv": functools.partial(conv, use_bias=False, dtype=dtype),
-            "norm": functools.partial(norm, momentum=momentum, epsilon=epsilon, dtype=dtype),
+            "norm": with_defaults(norm, momentum=momentum, epsilon=epsilon, dtype=dtype),
             "padding": padding,
         }
         self.stage_sizes = tuple(stage_sizes)
