@@ -283,8 +283,34 @@ ffi::Error FfiCall::Finish() {
     Fail("expected " + std::to_string(next_result_) + " results, got " +
          std::to_string(rets_.size()));
   }
+  if (!failed()) RequireOwnResults();
   if (!failed()) return ffi::Error::Success();
   return ffi::Error::InvalidArgument("jax_bnar: " + error_);
+}
+
+// The kernels read operands after they have written results, of other channels
+// or of the same one. XLA gives a result memory of its own unless the call asks
+// for that of an operand.
+void FfiCall::RequireOwnResults() {
+  const auto bytes_of = [](const ffi::AnyBuffer& buffer) {
+    const char* begin = static_cast<const char*>(buffer.untyped_data());
+    return std::pair(begin, begin + buffer.size_bytes());
+  };
+  for (size_t i = 0; i < rets_.size(); ++i) {
+    auto result = rets_.get<ffi::AnyBuffer>(i);
+    if (!result.has_value()) continue;
+    const auto [begin, end] = bytes_of(**result);
+    for (size_t j = 0; j < args_.size(); ++j) {
+      const auto operand = args_.get<ffi::AnyBuffer>(j);
+      if (!operand.has_value()) continue;
+      const auto [first, last] = bytes_of(*operand);
+      if (begin < last && first < end) {
+        Fail("result " + std::to_string(i) + " must not be in the memory of" +
+             " operand " + std::to_string(j) +
+             "; leave it out of input_output_aliases");
+      }
+    }
+  }
 }
 
 FfiCall::View FfiCall::NextOperand(const char* name) {

@@ -92,6 +92,7 @@ class FfiCall {
   };
 
   void ReadProblem(size_t x, const std::string& name);
+  void RequireOwnResults();
   void AllowFloat32(const char* name, const xla::ffi::AnyBuffer& buffer);
   View NextOperand(const char* name);
   View NextResult(const char* name);

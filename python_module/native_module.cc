@@ -39,17 +39,23 @@ nb::dict Registrations() {
 // can be compiled where they are not installed.
 bool IsCuda(const std::string& platform) { return platform == "CUDA"; }
 
+// A ValueError unless the message, which may contain bytes of a variable that
+// are not UTF-8, is empty.
+void Require(const std::string& wrong) {
+  if (wrong.empty()) return;
+  const nb::object message = nb::steal(PyUnicode_DecodeUTF8(
+      wrong.data(), static_cast<Py_ssize_t>(wrong.size()), "backslashreplace"));
+  if (message.is_valid()) PyErr_SetObject(PyExc_ValueError, message.ptr());
+  throw nb::python_error();
+}
+
 const char* CpuIsa() {
-  if (!jax_bnar::cpu::WrongIsa().empty()) {
-    throw nb::value_error(jax_bnar::cpu::WrongIsa().c_str());
-  }
+  Require(jax_bnar::cpu::WrongIsa());
   return jax_bnar::cpu::IsaName();
 }
 
 bool HugePages() {
-  if (!jax_bnar::cpu::WrongHugePages().empty()) {
-    throw nb::value_error(jax_bnar::cpu::WrongHugePages().c_str());
-  }
+  Require(jax_bnar::cpu::WrongHugePages());
   return jax_bnar::cpu::UsesHugePages();
 }
 

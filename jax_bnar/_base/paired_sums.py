@@ -1,8 +1,9 @@
 """The sums of two arrays as one operation, which reads once what the arrays are computed from.
 
-Otherwise, XLA for GPUs would store an array to take two sums from it. The operation is a primitive,
-because `jax.lax.reduce` of two arrays has no transpose, and the derivatives of that are not made of
-sums.
+Otherwise, XLA for GPUs would store an array to take two sums from it. XLA for CPUs walks through a
+reduction of two arrays column by column, which is slow where the last axis is kept, so there they
+are two. The operation is a primitive, because `jax.lax.reduce` of two arrays has no transpose, and
+the derivatives of that are not made of sums.
 """
 
 from collections.abc import Sequence
@@ -33,6 +34,15 @@ def _compute(first: jax.Array, second: jax.Array, *, axes: tuple[int, ...]) -> A
 
     zero = jnp.zeros((), first.dtype)
     return jax.lax.reduce((first, second), (zero, zero), add, axes)
+
+
+def _compute_on_cpus(first: jax.Array, second: jax.Array, *, axes: tuple[int, ...]) -> Any:
+    # A symbolic size (jax.export) is not an int.
+    is_one = [isinstance(size, int) and size == 1 for size in first.shape]
+    long = [axis for axis, one in enumerate(is_one) if not one]
+    if long and long[-1] not in axes:
+        return first.sum(axis=axes), second.sum(axis=axes)
+    return _compute(first, second, axes=axes)
 
 
 def _abstract(first: Any, second: Any, *, axes: tuple[int, ...]) -> list[jax.core.ShapedArray]:
@@ -89,6 +99,7 @@ paired_sums_p.def_impl(
 )
 paired_sums_p.def_abstract_eval(_abstract)
 jax_compat.register_lowering(paired_sums_p, jax_compat.lower_fun(_compute))
+jax_compat.register_lowering(paired_sums_p, jax_compat.lower_fun(_compute_on_cpus), platform="cpu")
 jax_compat.primitive_jvps[paired_sums_p] = _jvp
 jax_compat.primitive_transposes[paired_sums_p] = _transpose
 jax_compat.primitive_batchers[paired_sums_p] = _batch

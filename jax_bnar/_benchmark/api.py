@@ -1,5 +1,6 @@
 """`benchmark`."""
 
+import contextlib
 import functools
 import math
 import numbers
@@ -343,6 +344,8 @@ def _measurement(
 def _speaker(progress: bool) -> Callable[[str], None]:
     def say(sentence: str) -> None:
         if progress:
-            print(f"jax_bnar.benchmark: {sentence}", file=sys.stderr, flush=True)
+            # A full disk or a closed descriptor is no reason to lose the measurements.
+            with contextlib.suppress(OSError, ValueError):
+                print(f"jax_bnar.benchmark: {sentence}", file=sys.stderr, flush=True)
 
     return say

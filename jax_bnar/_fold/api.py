@@ -137,8 +137,9 @@ def _separated(fun: Any, args: tuple[Any, ...]) -> tuple[Callable[..., Any], Any
     """A function of variables and inputs, the variables, and the inputs."""
     if nnx_state.is_module(fun):
         return _call, fun, args
-    function, linen = fun, sys.modules.get("flax.linen")
-    if linen is not None and isinstance(fun, linen.Module):
+    function: Any = fun
+    # While another thread imports Linen, there is none.
+    if isinstance(fun, getattr(sys.modules.get("flax.linen"), "Module", ())):
         function = fun.apply
         if args and not isinstance(args[0], Mapping):
             raise TypeError(

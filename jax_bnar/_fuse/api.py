@@ -1,6 +1,7 @@
 """`fuse` and `explain`."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -133,3 +134,13 @@ def _require_callable(name: str, fun: Any) -> None:
             f"{name}: fun must be callable, got {type(fun).__name__}; pass the function itself,"
             f" {name}(fun)(*args), not its result."
         )
+    for is_kind, kind in (
+        (inspect.isgeneratorfunction, "generator"),
+        (inspect.iscoroutinefunction, "coroutine"),
+        (inspect.isasyncgenfunction, "asynchronous generator"),
+    ):
+        if is_kind(fun) or is_kind(type(fun).__call__):
+            raise TypeError(
+                f"{name}: fun must be a function that returns arrays, got a {kind} function, which"
+                " runs after its call has ended; pass what computes one result."
+            )

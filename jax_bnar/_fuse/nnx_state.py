@@ -30,7 +30,9 @@ def _nnx() -> Any:
 
 def is_module(leaf: Any) -> bool:
     nnx = _nnx()
-    return nnx is not None and isinstance(leaf, nnx.Pytree | nnx.Variable)
+    # While another thread imports it, it has not got all of its names.
+    kinds = getattr(nnx, "Pytree", None), getattr(nnx, "Variable", None)
+    return None not in kinds and isinstance(leaf, kinds)  # pyright: ignore[reportArgumentType]
 
 
 @dataclasses.dataclass(frozen=True)

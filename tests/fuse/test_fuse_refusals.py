@@ -1,5 +1,8 @@
 """Programs that `fuse` must refuse: each is reported with its reason, and left unchanged."""
 
+import functools
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -392,6 +395,33 @@ def test_what_is_not_a_function() -> None:
         jax_bnar.fuse(X)  # type: ignore[type-var]
     with pytest.raises(TypeError, match=r"explain: fun must be callable"):
         jax_bnar.explain(None)  # type: ignore[arg-type]
+
+    def generator(x: Any) -> Any:
+        yield x
+
+    async def coroutine(x: Any) -> Any:
+        return x
+
+    class Asynchronous:
+        async def __call__(self, x: Any) -> Any:
+            return x
+
+    for function, kind in (
+        (generator, "generator"),
+        (functools.partial(coroutine), "coroutine"),
+        (Asynchronous(), "coroutine"),
+    ):
+        with pytest.raises(TypeError, match=f"fuse: fun must be .* got a {kind} function"):
+            jax_bnar.fuse(function)
+
+
+@pytest.mark.parametrize("name", ["flax.nnx", "flax.linen"])
+def test_while_another_thread_imports_flax(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module is there then, and has not got its names yet."""
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    assert jax_bnar.fuse(jnp.sin)(0.0) == 0
+    weights, x = jnp.ones((2, 3), jnp.float32), jnp.ones((4, 2), jnp.float32)
+    assert jax_bnar.fold_batch_norms(lambda w, x: x @ w, weights, x).report.layers == ()
 
 
 def test_long_chains() -> None:

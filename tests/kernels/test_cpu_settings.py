@@ -56,6 +56,13 @@ def test_unknown_value_is_refused(wrong: tuple[str, str]) -> None:
         require_message(line, variable, value)
 
 
+@pytest.mark.parametrize("variable", [ISA, HUGE_PAGES])
+def test_a_value_that_is_not_utf8_is_refused(variable: str) -> None:
+    prelude = f"import os\nos.environb[b{variable!r}] = b'\\xff'\n"
+    for line in run_python(REFUSED, timeout=300, prelude=prelude).splitlines():
+        require_message(line, variable, r"\xff")
+
+
 EXPORTED = """
 import pathlib
 import jax

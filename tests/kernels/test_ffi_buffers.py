@@ -78,6 +78,14 @@ def good_call(operation: kernel_call.Operation) -> Call:
 
 # The results of these are like y, and not like x.
 NARROW_X = ("forward", "normalise", "backward_reduce")
+# These have no operand or no result that is a vector.
+WITHOUT_VECTORS_OF_BOTH = (
+    "statistics",
+    "normalise",
+    "backward_apply",
+    "dual_normalise",
+    "dual_backward_apply",
+)
 OPERATIONS = kernel_call.ALL
 every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=[o.name for o in OPERATIONS])
 SPOILERS = {
@@ -146,6 +154,29 @@ def test_spoiled_result(operation: kernel_call.Operation, spoiler: str) -> None:
         spoiled = list(call.results)
         spoiled[i] = jax.ShapeDtypeStruct(shape, dtype)
         assert_refused(call._replace(results=spoiled), f"result {i} of {dtype}{shape}")
+
+
+@every_operation
+def test_a_result_in_the_memory_of_an_operand(operation: kernel_call.Operation) -> None:
+    """The kernels read operands after they have written results."""
+    call = good_call(operation)
+    # Vectors of each group, as the results are, in place of those that groups share.
+    of_groups = jnp.ones((GROUPS, CHANNELS), jnp.float32)
+    operands = [of_groups if a.shape == (1, CHANNELS) else a for a in call.operands.values()]
+    tried = 0
+    for i, result in enumerate(call.results):
+        for j, operand in enumerate(operands):
+            if (operand.shape, operand.dtype) != (result.shape, result.dtype):
+                continue  # JAX refuses these.
+            aliased = jax.ffi.ffi_call(
+                f"jax_bnar_{call.operation}_v1", call.results, input_output_aliases={j: i}
+            )
+            words = rf"result {i} must not be in the memory of operand {j}"
+            with pytest.raises(jax.errors.JaxRuntimeError, match=words):
+                jax.block_until_ready(aliased(*operands, **call.attributes))
+            tried += 1
+    # Tensors are flat as results, and not as operands.
+    assert tried > 0 or call.operation in WITHOUT_VECTORS_OF_BOTH
 
 
 def test_masks_in_another_order_are_refused_where_no_kernel_takes_them() -> None:

@@ -1,10 +1,12 @@
 """`jax_bnar.benchmark`: what it measures, what it prints and draws, and what it refuses."""
 
+import contextlib
 import functools
 import gc
 import json
 import pathlib
 import re
+import sys
 import xml.etree.ElementTree
 from typing import Any
 
@@ -273,6 +275,19 @@ def test_results_that_are_no_arrays() -> None:
     x = jnp.ones(8, jnp.float32)
     found = jax_bnar.benchmark(lambda x: {"name": "sin", "y": jnp.sin(x), "two": 2.0}, **SHORT)(x)
     assert [each.relative for each in found.differences] == [0, 0]
+
+
+def test_progress_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = pathlib.Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full")
+    with full.open("w", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        found = jax_bnar.benchmark(jnp.sin, **SHORT | {"progress": True})(jnp.ones(8, jnp.float32))
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            stream.close()
+    assert found.difference == 0
 
 
 def test_nothing_to_fuse_is_said() -> None:

@@ -24,18 +24,40 @@ def assert_equal(found: Any, expected: Any) -> None:
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-13), found, expected)
 
 
+@pytest.mark.parametrize("axes", [AXES, (0, 1), (0, 2), (0, 1, 2, 3), ()], ids=str)
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
-def test_values(transform: Any):
-    expected = (np.asarray(FIRST).sum(AXES), np.asarray(SECOND).sum(AXES))
-    assert_equal(transform(sums)(FIRST, SECOND), expected)
+def test_values(transform: Any, axes: tuple[int, ...]):
+    expected = (np.asarray(FIRST).sum(axes), np.asarray(SECOND).sum(axes))
+    function = functools.partial(paired_sums, axes=axes)
+    assert_equal(transform(function)(FIRST, SECOND), expected)
 
 
-def test_derivatives_of_any_order():
+@pytest.mark.parametrize("axes", [AXES, (0, 1)], ids=str)
+def test_derivatives_of_any_order(axes: tuple[int, ...]):
     def cubed(first: jax.Array, second: jax.Array) -> jax.Array:
-        one, other = sums(first * second, first**2)
+        one, other = paired_sums(first * second, first**2, axes)
         return (one**2 * other).sum()
 
     check_grads(cubed, (FIRST / 4, SECOND), order=3, modes=("fwd", "rev"), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "on_cpus"),
+    [
+        ((2, 3, 5, 4), (1, 3), 1),
+        ((1, 12, 5, 1), (1, 3), 2),
+        ((1, 12, 1, 4), (1, 3), 1),
+        ((1, 1, 1, 1), (1, 3), 1),
+    ],
+    ids=["channels first", "channels last", "one channel", "one element"],
+)
+def test_reductions(shape: tuple[int, ...], axes: tuple[int, ...], on_cpus: int):
+    """On CPUs two, where the last axis is kept; one for GPUs, which read the arrays once."""
+    arrays = [jax.ShapeDtypeStruct(shape, np.float32)] * 2
+    traced = jax.jit(functools.partial(paired_sums, axes=axes)).trace(*arrays)
+    for platform, reductions in (("cpu", on_cpus), ("cuda", 1)):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert text.count("stablehlo.reduce") == reductions
 
 
 def test_derivatives_are_sums_of_pairs_too():
