@@ -3,15 +3,16 @@
 With x_dot, z_dot, ... the tangents of x, z, ..., n the number of elements of a statistics group,
 and a = scale*rstd:
 
-    mean_dot = sum(x_dot)/n    var_dot = 2*sum((x-mean)*x_dot)/n
-    y_dot = act'(u) * (sum of a*x_dot + b*(x-mean) + k over the inputs + z_dot)
-    b = rstd*scale_dot - a*rstd^2*var_dot/2    k = bias_dot - a*mean_dot
+    mean_dot = sum(x_dot)/n    var_dot = 2*sum((x-mean)*(x_dot-mean_dot))/n
+    y_dot = act'(u) * (sum of a*(x_dot-mean_dot) + b*(x-mean) + bias_dot over the inputs + z_dot)
+    b = rstd*scale_dot - a*rstd^2*var_dot/2
 
 For ReLU, act' is 1 where y > 0, else 0. Where it follows from y, it is taken from `saved`, which
 backward reads too, so that the two agree on it for every element. A tangent of None means zero.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,10 +24,10 @@ from jax_bnar._base.element_count import element_count
 from jax_bnar._base.gates import Gate
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._base.layout import ChannelLayout
+from jax_bnar._base.paired_sums import total
 from jax_bnar._base.signatures import OperandKind
-from jax_bnar._kernels.kernel_call import CANONICAL
 from jax_bnar._sharding.alignment import with_automatic_axes
-from jax_bnar._sharding.collectives import Span, sum_packed
+from jax_bnar._sharding.collectives import Span
 
 
 class Residuals(NamedTuple):
@@ -86,27 +87,33 @@ def statistics_tangents(
     layout: ChannelLayout,
     span: Span | None = None,
 ) -> Statistics:
-    """Those of an input, of shape (num_groups, C), over all parts of `span` if there is one."""
+    """Those of an input, of shape (num_groups, C), over all parts of `span` if there is one.
+
+    mean_dot in var_dot would cancel if mean were exact. It is rounded, so that sum(x-mean) is not
+    0, and would multiply what the elements of x_dot have in common, such as a mean of their own.
+    The price is a pass over x_dot, and with a span a second all-reduce.
+    """
     if x_dot is None:
         return Statistics(jnp.zeros_like(mean), jnp.zeros_like(mean))
 
-    def tangents(x: jax.Array, mean: jax.Array, x_dot: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sum_of_dots, (of_centred,), _ = CANONICAL[1].backward_reduce.on_one_device(
-            *(x_dot, (x,), None, (Statistics(mean, None),), (Affine(None, None),)),
-            layout=layout,
-            implementation="xla",
-            epsilon=0.0,  # gate "none" needs no rstd
-            gate="none",
-            has_z=False,
-        )
-        sums, parts = [sum_of_dots, of_centred], 1
-        if span is not None:
-            sums, parts = sum_packed(span, *sums), span.parts
+    def tangents(x: jax.Array, mean: jax.Array, x_dot: jax.Array) -> Sequence[jax.Array]:
+        parts = 1 if span is None else span.parts
         n = element_count(parts, *layout.group_sizes(x.shape), dtype=mean.dtype)
-        n = jnp.broadcast_to(n, mean.shape)
-        return sums[0] / n, 2 * sums[1] / n
+        arrays = layout.to_canonical([x, x_dot, mean], ["tensor", "tensor", "vector"], x.shape)
+        x, x_dot, mean = arrays
 
-    spec = jax.typeof(mean).sharding.spec
+        def mean_of(array: jax.Array) -> jax.Array:
+            summed = total(array, reference.REDUCED)
+            summed = summed if span is None else span.sum(summed)
+            return summed / jnp.broadcast_to(n, summed.shape)
+
+        (centred,) = reference.centred_inputs((x,), (Statistics(mean, None),))
+        x_dot = reference.widened(x_dot)
+        mean_dot = mean_of(x_dot)
+        var_dot = 2 * mean_of(centred * (x_dot - reference.per_element(mean_dot, x_dot)))
+        return layout.from_canonical([mean_dot, var_dot], ["vector", "vector"], shape)
+
+    shape, spec = x.shape, jax.typeof(mean).sharding.spec
     return Statistics(*with_automatic_axes(tangents, (spec, spec), x, mean, x_dot))
 
 
@@ -193,12 +200,16 @@ def _affine_tangent(
         factor = factor - a * (rstd * (rstd * (statistics_dot.var / 2)))
     if affine_dot.bias is not None:
         offset = offset + affine_dot.bias
-    if statistics_dot.mean is not None:
+    if x_dot is None and statistics_dot.mean is not None:
         offset = offset - a * statistics_dot.mean
     y_dot = reference.per_element(offset, centred)
     if affine_dot.scale is not None or statistics_dot.var is not None:
         # Otherwise an infinite x would be multiplied by 0.
         y_dot = y_dot + reference.per_element(factor, centred) * centred
     if x_dot is not None:
-        y_dot = y_dot + reference.per_element(a, centred) * x_dot.astype(y_dot.dtype)
+        wide = x_dot.astype(y_dot.dtype)
+        if statistics_dot.mean is not None:
+            # In this order, what all elements of x_dot have in common leaves no rounding error.
+            wide = wide - reference.per_element(statistics_dot.mean, wide)
+        y_dot = y_dot + reference.per_element(a, centred) * wide
     return y_dot

@@ -28,20 +28,45 @@ def paired_sums(
     return sum_of_first, sum_of_second
 
 
+def total(array: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """The sum of one array over `axes`, in ascending order."""
+    (array,), axes, shape = _without_ones((array,), axes)
+    return array.sum(axis=axes).reshape(shape)
+
+
+def _without_ones(
+    arrays: Sequence[jax.Array], axes: tuple[int, ...]
+) -> tuple[list[jax.Array], tuple[int, ...], tuple[int, ...]]:
+    """The arrays without axes of length 1, what is summed of the others, and the result's shape.
+
+    Axes of length 1 keep XLA from seeing that a sum is one over rows or over columns: XLA for GPUs
+    transposes the array first, and XLA for CPUs takes many times as long.
+    """
+    shape = arrays[0].shape
+    # A symbolic size (jax.export) is not an int.
+    ones = tuple(i for i, size in enumerate(shape) if isinstance(size, int) and size == 1)
+    long = [i for i in range(len(shape)) if i not in ones]
+    summed = tuple(long.index(axis) for axis in axes if axis in long)
+    kept = tuple(size for axis, size in enumerate(shape) if axis not in axes)
+    return [jax.lax.squeeze(array, ones) for array in arrays], summed, kept
+
+
 def _compute(first: jax.Array, second: jax.Array, *, axes: tuple[int, ...]) -> Any:
+    (first, second), axes, shape = _without_ones((first, second), axes)
+
     def add(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
         return left[0] + right[0], left[1] + right[1]
 
     zero = jnp.zeros((), first.dtype)
-    return jax.lax.reduce((first, second), (zero, zero), add, axes)
+    return [
+        each.reshape(shape) for each in jax.lax.reduce((first, second), (zero, zero), add, axes)
+    ]
 
 
 def _compute_on_cpus(first: jax.Array, second: jax.Array, *, axes: tuple[int, ...]) -> Any:
-    # A symbolic size (jax.export) is not an int.
-    is_one = [isinstance(size, int) and size == 1 for size in first.shape]
-    long = [axis for axis, one in enumerate(is_one) if not one]
-    if long and long[-1] not in axes:
-        return first.sum(axis=axes), second.sum(axis=axes)
+    (array, _), summed, _ = _without_ones((first, second), axes)
+    if array.ndim > 0 and array.ndim - 1 not in summed:
+        return total(first, axes), total(second, axes)
     return _compute(first, second, axes=axes)
 
 

@@ -4,7 +4,8 @@ For each statistics group that spans devices, forward needs one all-reduce of 2*
 (float64 data: two) and backward one of 2*C values in the dtype of the statistics. With two inputs,
 forward sends twice that, and backward 3*C values. By axis name backward sends 2*C values for each
 input, and 4*C where JAX does not know that x varies over the axis (`check_vma=False`), because the
-cotangents of the statistics are summed too. Activations are never communicated.
+cotangents of the statistics are summed too. Forward mode sends C values twice. Activations are
+never communicated.
 
 Each device computes the mean and variance of its own part, and these are accurate even if the
 variance is far below mean^2. Merging them must not lose that accuracy. With p parts of equal size:

@@ -25,6 +25,7 @@ from oracle import each_input
 from programs import hlo_calls, ours, primitives
 from trees import assert_trees_close
 
+import jax_bnar
 from jax_bnar._base.config import Save
 from jax_bnar._base.implementation import Implementation
 
@@ -323,3 +324,44 @@ def test_derivative_of_a_derivative_keeps_the_kernels(form: Form) -> None:
 
     names = [operation_of(form, name) for name in ("forward", "backward")]
     assert ours(product, x) == dict.fromkeys(names, 1)
+
+
+@both_implementations
+@pytest.mark.parametrize("axis_name", [None, "batch"])
+@pytest.mark.parametrize("which", ["y", "var", "statistics alone", "derivative of the gradient"])
+def test_what_a_tangent_has_in_common_cancels(
+    implementation: Implementation, axis_name: str | None, which: str
+) -> None:
+    """The mean is rounded, so that x-mean has a sum, which would multiply it."""
+    random = np.random.default_rng(0)
+    x, x_dot = (1000 + random.standard_normal((2, 2, 32, 8))).astype(np.float32)
+
+    def ours(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        options: dict[str, Any] = {"implementation": implementation, "axis_name": axis_name}
+        if which == "statistics alone":
+            return x, jax_bnar.batch_statistics(x, **options).var
+        y, _, var = jax_bnar.batch_norm(x, None, None, **options)
+        return y, var
+
+    def in_jnp(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def mean_of(array: jax.Array) -> jax.Array:
+            mean = array.mean(0, keepdims=True)
+            return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
+
+        centred = x - mean_of(x)
+        var = mean_of(centred**2)
+        return centred * jax.lax.rsqrt(var + 1e-5), var[0]
+
+    def moved(function: Any, x: Any, x_dot: Any) -> jax.Array:
+        every = jax.vmap(function, axis_name="batch")
+        gradient = jax.grad(lambda x: jnp.sum(jnp.sin(every(x)[0])))
+        differentiated = gradient if which == "derivative of the gradient" else every
+        dots = jax.jit(lambda x, x_dot: jax.jvp(differentiated, (x,), (x_dot,))[1])(x, x_dot)
+        return dots if differentiated is gradient else dots[which != "y"]
+
+    exact = np.asarray(moved(in_jnp, x.astype(np.float64), x_dot.astype(np.float64)))
+    size = np.max(np.abs(exact))
+    of_plain, of_ours = (
+        np.max(np.abs(np.asarray(moved(function, x, x_dot)) - exact)) for function in (in_jnp, ours)
+    )
+    assert of_ours <= 2 * of_plain + 1e-5 * size
