@@ -1,4 +1,4 @@
-"""The sums of two arrays as one operation, which reads once what the arrays are computed from.
+"""Sums of arrays: of one, and of two as one operation, which reads once what both come from.
 
 Otherwise, XLA for GPUs would store an array to take two sums from it. XLA for CPUs walks through a
 reduction of two arrays column by column, which is slow where the last axis is kept, so there they

@@ -66,13 +66,11 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
         to rounding: a kernel is rounded to its dtype after the multiplication, and is not folded if
         that leaves the range of float16, or its factor is infinite or NaN. (While `variables` are
         traced, in `jax.jit`, neither is known: kernels in float16 are then not folded, and factors
-        count as finite.) Sums in float16 are
-        those of the folded kernels, which may overflow where the network subtracts means of
-        hundreds of deviations. `apply` may be called with another batch size, but not with 0 where
-        our layers are folded. It traces `fun` in
-        each call, so call it in `jax.jit`. What `fun` changes in NNX modules is not kept.
-        BatchNorms that are not folded are left to XLA; `jax_bnar.fuse(apply)` runs them by our
-        kernels on CPUs.
+        count as finite.) Sums in float16 are those of the folded kernels, which may overflow where
+        the network subtracts means of hundreds of deviations. `apply` may be called with another
+        batch size, but not with 0 where our layers are folded. It traces `fun` in each call, so
+        call it in `jax.jit`. What `fun` changes in NNX modules is not kept. BatchNorms that are not
+        folded are left to XLA; `jax_bnar.fuse(apply)` runs them by our kernels on CPUs.
 
     Raises:
         TypeError: `fun` is not callable or a class, or there are no variables among the arguments,

@@ -43,7 +43,7 @@ def fuse(fun: _Function) -> _Function:
 
     It refuses the following, of which it may still take the statistics alone, and `explain` gives
     the reason for each: an array between x and the result that is used elsewhere or returned; a
-    residual that is broadcast or has another dtype; masks; an epsilon that is not a literal; a
+    residual that is broadcast or has another dtype; masks; an epsilon that is not a constant; a
     variance with ddof, another floor or another centre; a different scale for each example;
     LayerNorm, InstanceNorm, GroupNorm.
     Only `jax.nn.relu` counts as ReLU: `jnp.maximum(a, 0)` and other spellings differ in their

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.extend import core
 
 from jax_bnar._base import jax_compat
 from jax_bnar._fuse import bodies, boundaries
@@ -89,7 +88,7 @@ class Planner:
     """Makes one plan for each jaxpr, however often a program calls it."""
 
     def __init__(self) -> None:
-        self._plans: dict[Any, tuple[core.Jaxpr, Plan]] = {}
+        self._plans: dict[Any, tuple[Any, Plan]] = {}
 
     def plan(self, body: Any, axis_sizes: Mapping[Any, int]) -> Plan:
         """The plan of a jaxpr, which may be closed."""
