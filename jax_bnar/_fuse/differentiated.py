@@ -7,9 +7,10 @@ from jax_bnar._fuse.plan import Plan
 from jax_bnar._fuse.statistics_match import StatisticsMatch
 
 HINT = (
-    "the function contains the gradient of what is to be fused, which reads arrays that the"
-    " fused operator does not keep; write jax.grad(fuse(loss)) instead of fuse(jax.grad(loss)), and"
-    " where a loss contains a gradient itself, fuse what it differentiates: jax.grad(fuse(f))"
+    "the function contains the gradient (or the jvp) of what is to be fused, which reads arrays"
+    " that the fused operator does not keep; write jax.grad(fuse(loss)) instead of"
+    " fuse(jax.grad(loss)), and where a loss contains a derivative itself, fuse what it"
+    " differentiates: jax.grad(fuse(f)), jax.jvp(fuse(f), ...)"
 )
 
 

@@ -359,7 +359,8 @@ def test_gradients_inside() -> None:
     assert "instead of fuse" in str(report)
 
 
-def test_a_loss_that_contains_a_gradient() -> None:
+@pytest.mark.parametrize("mode", ["grad", "jvp"])
+def test_a_loss_that_contains_a_derivative(mode: str) -> None:
     """What is not differentiated within the loss is fused, and the rest if the user fuses it."""
 
     def network(x: Any, scale: Any, bias: Any) -> Any:
@@ -367,13 +368,17 @@ def test_a_loss_that_contains_a_gradient() -> None:
 
     def loss(network: Any) -> Any:
         def penalised(x: Any, scale: Any, bias: Any) -> Any:
-            slope = jax.grad(network)(x, scale, bias)
+            if mode == "grad":
+                slope = jax.grad(network)(x, scale, bias)
+            else:
+                slope = jax.jvp(lambda x: network(x, scale, bias), (x,), (x**2,))[1]
             return network(x, scale, bias) + 0.1 * (slope**2).sum()
 
         return penalised
 
     expected = jax.grad(loss(network))(X, SCALE, BIAS)
-    with pytest.warns(RuntimeWarning, match=r"not everything is fused.* jax.grad\(fuse\(f\)\)"):
+    words = r"not everything is fused.* jax.grad\(fuse\(f\)\), jax.jvp\(fuse\(f\), ...\)"
+    with pytest.warns(RuntimeWarning, match=words):
         outside = jax.grad(jax_bnar.fuse(loss(network)))(X, SCALE, BIAS)
     inside = jax.grad(loss(jax_bnar.fuse(network)))(X, SCALE, BIAS)
     for given in (outside, inside):
