@@ -97,8 +97,9 @@ class Shards:
         leading, channel = self.layout.leading, self.layout.channel_axis()
         groups = self.row_axes if self.layout.num_groups > 1 and self.groups_are_whole else ()
         if kind == "vector":
-            axes = [*self.axes[:leading], groups, self.axes[channel]]
-            return spec_of([a if n > 1 else () for a, n in zip(axes, shape, strict=True)])
+            before = zip([*self.axes[:leading], groups], shape[:-1], strict=True)
+            # A single channel may lie on a mesh axis of one device, and vectors keep that.
+            return spec_of([*(a if n > 1 else () for a, n in before), self.axes[channel]])
         split = self.layout.mask_split(self.shape)
         if split is None:
             return spec_of([*self.axes[:leading], groups, ()])

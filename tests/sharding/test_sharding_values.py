@@ -293,6 +293,26 @@ def test_mesh_of_auto_and_explicit_axes(form: Form, spec: P) -> None:
             assert jax.typeof(dx) == jax.typeof(x)
 
 
+@pytest.mark.parametrize("implementation", ["ffi", "xla"])
+def test_a_single_channel_on_an_axis_of_one_device(implementation: Any) -> None:
+    """The types of vectors name that axis, and so must those of their cotangents."""
+    mesh = make_mesh("explicit", d=8, m=1)
+    x = np.random.default_rng(0).standard_normal((16, 1)).astype(np.float32)
+    given = (x, np.full(1, 2, np.float32), np.ones(1, np.float32))
+
+    def gradient(*given: Any) -> Any:
+        def of_square(*given: Any) -> jax.Array:
+            return jnp.square(jax_bnar.bn_relu(*given, implementation=implementation).y).sum()
+
+        return jax.grad(of_square, (0, 1, 2))(*given)
+
+    with jax.set_mesh(mesh):
+        placed = [put(a, mesh, P("d", "m") if a.ndim == 2 else P("m")) for a in given]
+        actual = jax.jit(gradient)(*placed)
+    assert relative_difference(actual, jax.jit(gradient)(*given)) < 5e-6
+    assert list(map(jax.typeof, actual)) == list(map(jax.typeof, placed))
+
+
 def test_eager() -> None:
     given, mesh = of("bn_add_relu"), make_mesh("auto", d=8)
     placed = placed_at(given, mesh, P("d"))
