@@ -35,6 +35,7 @@ _CUDA_PACKAGES = (
 _VARIABLES = re.compile(
     r"(JAX|XLA)_\w+|CUDA_VISIBLE_DEVICES|LD_(LIBRARY_PATH|PRELOAD)|MALLOC_\w+|GLIBC_TUNABLES"
 )
+_ADVICE = 'the guide\'s page "Measuring" has three lines that make them faster'
 
 
 def build() -> Build:
@@ -96,13 +97,16 @@ def _allocator() -> str:
             return name
     if not hasattr(process, "gnu_get_libc_version"):
         return "of the system"
-    keeping = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"} & os.environ.keys()
-    if keeping or "mmap_threshold" in os.environ.get("GLIBC_TUNABLES", ""):
-        return "glibc, which keeps large blocks"
-    return (
-        "glibc, where large results get fresh pages: on the CPU the guide's page"
-        ' "Measuring" has two lines that make them faster'
-    )
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    keeps = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"} & os.environ.keys()
+    if not keeps and "mmap_threshold" not in tunables:
+        return f"glibc, where large results get fresh pages: on the CPU {_ADVICE}"
+    if "MALLOC_ARENA_MAX" not in os.environ and "arena_max" not in tunables:
+        return (
+            "glibc, which keeps large blocks, but not those of XLA's threads as long as"
+            f" MALLOC_ARENA_MAX is not 1: {_ADVICE}"
+        )
+    return "glibc, which keeps large blocks"
 
 
 def has_cuda_plugin(versions: Versions) -> bool:

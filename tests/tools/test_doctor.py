@@ -91,6 +91,32 @@ def test_a_report_that_cannot_be_written(
 
 
 @pytest.mark.usefixtures("no_variables")
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, "get fresh pages: .* three lines"),
+        ({"MALLOC_TOP_PAD_": "1"}, "not those of XLA's threads .*MALLOC_ARENA_MAX is not 1"),
+        ({"MALLOC_TOP_PAD_": "1", "MALLOC_ARENA_MAX": "1"}, "which keeps large blocks$"),
+        (
+            {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=9:glibc.malloc.arena_max=1"},
+            "which keeps large blocks$",
+        ),
+    ],
+    ids=["nothing", "large blocks", "of all threads", "tunables"],
+)
+def test_what_glibc_keeps(
+    variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    allocator = _environment.versions_and_machine()[1].allocator
+    if not allocator.startswith("glibc"):
+        pytest.skip(f"the allocator is {allocator}")
+    assert re.search(words, allocator)
+
+
 def test_cuda_of_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "cuda", types.SimpleNamespace(__file__="/lib/_cuda.so"))
     build = CudaBuild((13, 0), ((8, 0), (9, 0)), ((9, 0),))
