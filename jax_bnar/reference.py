@@ -36,7 +36,7 @@ from jax_bnar._base.dtypes import accumulation_dtype, smallest_epsilon
 from jax_bnar._base.element_count import element_count
 from jax_bnar._base.gates import Gate, recomputes
 from jax_bnar._base.inputs import Affine, Coefficients, Statistics
-from jax_bnar._base.paired_sums import paired_sums
+from jax_bnar._base.sums import paired_sums
 
 REDUCED = (1, 3)  # the axes N and S
 

@@ -29,6 +29,8 @@ std::vector<int64_t> DimensionsOf(const ffi::AnyBuffer& buffer) {
 FfiCall::FfiCall(ffi::RemainingArgs args, ffi::RemainingRets rets, size_t x,
                  bool has_groups, bool has_inner, const char* name)
     : args_(args), rets_(rets), has_groups_(has_groups), has_inner_(has_inner) {
+  operands_.reserve(args_.size());
+  results_.reserve(rets_.size());
   ReadProblem(x, name);
 }
 
@@ -292,19 +294,10 @@ ffi::Error FfiCall::Finish() {
 // or of the same one. XLA gives a result memory of its own unless the call asks
 // for that of an operand.
 void FfiCall::RequireOwnResults() {
-  const auto bytes_of = [](const ffi::AnyBuffer& buffer) {
-    const char* begin = static_cast<const char*>(buffer.untyped_data());
-    return std::pair(begin, begin + buffer.size_bytes());
-  };
-  for (size_t i = 0; i < rets_.size(); ++i) {
-    auto result = rets_.get<ffi::AnyBuffer>(i);
-    if (!result.has_value()) continue;
-    const auto [begin, end] = bytes_of(**result);
-    for (size_t j = 0; j < args_.size(); ++j) {
-      const auto operand = args_.get<ffi::AnyBuffer>(j);
-      if (!operand.has_value()) continue;
-      const auto [first, last] = bytes_of(*operand);
-      if (begin < last && first < end) {
+  for (size_t i = 0; i < results_.size(); ++i) {
+    for (size_t j = 0; j < operands_.size(); ++j) {
+      if (results_[i].begin < operands_[j].end &&
+          operands_[j].begin < results_[i].end) {
         Fail("result " + std::to_string(i) + " must not be in the memory of" +
              " operand " + std::to_string(j) +
              "; leave it out of input_output_aliases");
@@ -313,12 +306,18 @@ void FfiCall::RequireOwnResults() {
   }
 }
 
+FfiCall::Memory FfiCall::MemoryOf(const ffi::AnyBuffer& buffer) {
+  const char* begin = static_cast<const char*>(buffer.untyped_data());
+  return {begin, begin + buffer.size_bytes()};
+}
+
 FfiCall::View FfiCall::NextOperand(const char* name) {
   const auto buffer = args_.get<ffi::AnyBuffer>(next_operand_++);
   if (!buffer.has_value()) {
     Fail(std::string("operand ") + name + " is missing");
     return {};
   }
+  operands_.push_back(MemoryOf(*buffer));
   return {buffer->untyped_data(), buffer->element_type(),
           DimensionsOf(*buffer)};
 }
@@ -330,6 +329,7 @@ FfiCall::View FfiCall::NextResult(const char* name) {
     return {};
   }
   ffi::AnyBuffer& buffer = **result;
+  results_.push_back(MemoryOf(buffer));
   return {buffer.untyped_data(), buffer.element_type(), DimensionsOf(buffer)};
 }
 

@@ -90,7 +90,12 @@ class FfiCall {
     xla::ffi::DataType dtype;
     std::vector<int64_t> dimensions;
   };
+  struct Memory {
+    const char* begin;
+    const char* end;
+  };
 
+  static Memory MemoryOf(const xla::ffi::AnyBuffer& buffer);
   void ReadProblem(size_t x, const std::string& name);
   void RequireOwnResults();
   void AllowFloat32(const char* name, const xla::ffi::AnyBuffer& buffer);
@@ -112,6 +117,8 @@ class FfiCall {
   bool has_inner_;
   size_t next_operand_ = 0;
   size_t next_result_ = 0;
+  std::vector<Memory> operands_;  // Of those that have been read.
+  std::vector<Memory> results_;
   Problem problem_{};
   xla::ffi::DataType dtype_{};      // of x
   xla::ffi::DataType out_dtype_{};  // of y

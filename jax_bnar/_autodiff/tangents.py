@@ -24,8 +24,8 @@ from jax_bnar._base.element_count import element_count
 from jax_bnar._base.gates import Gate
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._base.layout import ChannelLayout
-from jax_bnar._base.paired_sums import total
 from jax_bnar._base.signatures import OperandKind
+from jax_bnar._base.sums import total
 from jax_bnar._sharding.alignment import with_automatic_axes
 from jax_bnar._sharding.collectives import Span
 

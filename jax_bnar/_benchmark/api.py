@@ -94,13 +94,12 @@ def benchmark(
 
     @functools.wraps(fun)
     def benchmarked(*args: Any, **kwargs: Any) -> BenchmarkReport:
-        given = _split(args, kwargs)
+        given, say = _split(args, kwargs), _speaker(progress)
         with noticed_interrupts() as interrupts:
             found = None if fused is not None else explain(fun)(*args, **kwargs)
             try:
                 measurements, differences = _measured(
-                    *(functions, given, gradient, rounds, min_sample_ms, interrupts),
-                    _speaker(progress),
+                    functions, given, gradient, rounds, min_sample_ms, interrupts, say
                 )
             except ContainsGradientError:
                 raise ValueError(

@@ -42,8 +42,8 @@ class Network:
         folds: what is folded.
         left: the positions in the program of the sums that are not folded, whatever follows, each
             with its reason.
-        refused: those of the sums whose weights have turned out, in `fold`, not to fit in their
-            dtype with the factor in them.
+        refused: those of the sums whose weights have turned out, in `fold`, not to hold the factor,
+            each with its reason.
     """
 
     def __init__(

@@ -95,11 +95,10 @@ def with_defaults(norm: Any, **arguments: Any) -> Any:
 
 def require_no_activation(norm: Any) -> None:
     """Refuses a norm with an activation: the block sets it, and a shortcut's norm has none."""
-    while isinstance(norm, functools.partial):
-        if "activation" in norm.keywords:
-            raise ValueError(
-                f"FusedBottleneck: norm must leave the activation to the block, got a partial with"
-                f" activation={norm.keywords['activation']!r}; leave it out (ReLU is the default),"
-                " and pass another one as act."
-            )
-        norm = norm.func
+    given = arguments_of(norm)
+    if "activation" in given:
+        raise ValueError(
+            f"FusedBottleneck: norm must leave the activation to the block, got a partial with"
+            f" activation={given['activation']!r}; leave it out (ReLU is the default), and pass"
+            " another one as act."
+        )

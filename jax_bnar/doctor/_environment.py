@@ -101,7 +101,8 @@ def _allocator() -> str:
     keeps = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"} & os.environ.keys()
     if not keeps and "mmap_threshold" not in tunables:
         return f"glibc, where large results get fresh pages: on the CPU {_ADVICE}"
-    if "MALLOC_ARENA_MAX" not in os.environ and "arena_max" not in tunables:
+    one_arena = re.search(r"\barena_max=1\b", tunables) is not None
+    if os.environ.get("MALLOC_ARENA_MAX") != "1" and not one_arena:
         return (
             "glibc, which keeps large blocks, but not those of XLA's threads as long as"
             f" MALLOC_ARENA_MAX is not 1: {_ADVICE}"

@@ -96,13 +96,18 @@ def test_a_report_that_cannot_be_written(
     [
         ({}, "get fresh pages: .* three lines"),
         ({"MALLOC_TOP_PAD_": "1"}, "not those of XLA's threads .*MALLOC_ARENA_MAX is not 1"),
+        ({"MALLOC_TOP_PAD_": "1", "MALLOC_ARENA_MAX": "16"}, "not those of XLA's threads"),
         ({"MALLOC_TOP_PAD_": "1", "MALLOC_ARENA_MAX": "1"}, "which keeps large blocks$"),
+        (
+            {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=9:glibc.malloc.arena_max=16"},
+            "not those of XLA's threads",
+        ),
         (
             {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=9:glibc.malloc.arena_max=1"},
             "which keeps large blocks$",
         ),
     ],
-    ids=["nothing", "large blocks", "of all threads", "tunables"],
+    ids=["nothing", "large blocks", "16", "of all threads", "tunables of 16", "tunables"],
 )
 def test_what_glibc_keeps(
     variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from jax_bnar._base.paired_sums import paired_sums
+from jax_bnar._base.sums import paired_sums
 
 AXES = (1, 3)
 _rng = np.random.default_rng(7)

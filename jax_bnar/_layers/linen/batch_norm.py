@@ -213,14 +213,11 @@ def prepared(
     """The call of a layer, in whose compact method this runs."""
     _require_known_fields(layer)
     check_momentum("momentum", layer.momentum)
-    hint = ", and the number of features is read from x"
-    if use_running_average is not None:  # A residual in its place is not "given twice".
-        checked_mode("use_running_average", use_running_average, hint)
-    use_running_average = checked_mode(
-        "use_running_average",
-        nn.merge_param("use_running_average", layer.use_running_average, use_running_average),
-        hint,
-    )
+    name = "use_running_average"
+    for mode in (layer.use_running_average, use_running_average):
+        if mode is not None:  # Before both: a residual in place of one is not "given twice".
+            checked_mode(name, mode, ", and the number of features is read from x")
+    use_running_average = bool(nn.merge_param(name, layer.use_running_average, use_running_average))
     check_flags_of_updates(layer)
     # As in Flax, `init` needs neither a real batch as input nor the named axis.
     initializing = layer.is_initializing()
@@ -244,8 +241,7 @@ def prepared(
             ("var", layer.var_init, jnp.ones),
         )
     )
-    read = _as_flax_reads(layer)
-    scale, bias = read(scale), read(bias)
+    scale, bias = _as_flax_reads(layer, scale), _as_flax_reads(layer, bias)
 
     with jax.numpy_dtype_promotion("standard"):
         result = without_x64(
@@ -265,15 +261,17 @@ def prepared(
 
     # An empty batch has no statistics, but serves for `init` as well as any other.
     takes_running = use_running_average or (initializing and x.size == 0)
-    given = (read(running_mean.value), read(running_var.value)) if takes_running else None
+    given = None
+    if takes_running:
+        given = tuple(_as_flax_reads(layer, v.value) for v in (running_mean, running_var))
     return PreparedCall(call, x, scale, bias, given, result, update)
 
 
-def _as_flax_reads(layer: BatchNorm) -> Callable[[Any], Any]:
-    """What Flax makes of stored parameters and statistics, which may have another dtype."""
-    if layer.force_float32_reductions:
-        return lambda vector: vector
-    return lambda vector: None if vector is None else jnp.asarray(vector, layer.param_dtype)
+def _as_flax_reads(layer: BatchNorm, vector: Any) -> Any:
+    """What Flax makes of a stored parameter or statistic, which may have another dtype."""
+    if vector is None or layer.force_float32_reductions:
+        return vector
+    return jnp.asarray(vector, layer.param_dtype)
 
 
 def _initial(

@@ -30,42 +30,45 @@ def paired_sums(
 
 def total(array: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """The sum of one array over `axes`, in ascending order."""
-    (array,), axes, shape = _without_ones((array,), axes)
-    return array.sum(axis=axes).reshape(shape)
+    sizes = _Sizes(array.shape, axes)
+    return jax.lax.squeeze(array, sizes.ones).sum(axis=sizes.summed).reshape(sizes.kept)
 
 
-def _without_ones(
-    arrays: Sequence[jax.Array], axes: tuple[int, ...]
-) -> tuple[list[jax.Array], tuple[int, ...], tuple[int, ...]]:
-    """The arrays without axes of length 1, what is summed of the others, and the result's shape.
+class _Sizes:
+    """What a sum over `axes` is of an array without its axes of length 1.
 
-    Axes of length 1 keep XLA from seeing that a sum is one over rows or over columns: XLA for GPUs
-    transposes the array first, and XLA for CPUs takes many times as long.
+    These keep XLA from seeing that a sum is one over rows or over columns: XLA for GPUs transposes
+    the array first, and XLA for CPUs takes many times as long.
+
+    Attributes:
+        ones: the axes of length 1.
+        summed: which of the others are summed, counted without those.
+        kept: the shape of the result.
+        keeps_last: whether the last of the others is kept.
     """
-    shape = arrays[0].shape
-    # A symbolic size (jax.export) is not an int.
-    ones = tuple(i for i, size in enumerate(shape) if isinstance(size, int) and size == 1)
-    long = [i for i in range(len(shape)) if i not in ones]
-    summed = tuple(long.index(axis) for axis in axes if axis in long)
-    kept = tuple(size for axis, size in enumerate(shape) if axis not in axes)
-    return [jax.lax.squeeze(array, ones) for array in arrays], summed, kept
+
+    def __init__(self, shape: tuple[Any, ...], axes: tuple[int, ...]) -> None:
+        # A symbolic size (jax.export) is not an int.
+        self.ones = tuple(i for i, size in enumerate(shape) if isinstance(size, int) and size == 1)
+        long = [i for i in range(len(shape)) if i not in self.ones]
+        self.summed = tuple(long.index(axis) for axis in axes if axis in long)
+        self.kept = tuple(size for axis, size in enumerate(shape) if axis not in axes)
+        self.keeps_last = bool(long) and long[-1] not in axes
 
 
 def _compute(first: jax.Array, second: jax.Array, *, axes: tuple[int, ...]) -> Any:
-    (first, second), axes, shape = _without_ones((first, second), axes)
-
     def add(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
         return left[0] + right[0], left[1] + right[1]
 
     zero = jnp.zeros((), first.dtype)
-    return [
-        each.reshape(shape) for each in jax.lax.reduce((first, second), (zero, zero), add, axes)
-    ]
+    sizes = _Sizes(first.shape, axes)
+    arrays = jax.lax.squeeze(first, sizes.ones), jax.lax.squeeze(second, sizes.ones)
+    sums = jax.lax.reduce(arrays, (zero, zero), add, sizes.summed)
+    return [each.reshape(sizes.kept) for each in sums]
 
 
 def _compute_on_cpus(first: jax.Array, second: jax.Array, *, axes: tuple[int, ...]) -> Any:
-    (array, _), summed, _ = _without_ones((first, second), axes)
-    if array.ndim > 0 and array.ndim - 1 not in summed:
+    if _Sizes(first.shape, axes).keeps_last:
         return total(first, axes), total(second, axes)
     return _compute(first, second, axes=axes)
 
