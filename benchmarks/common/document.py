@@ -22,8 +22,8 @@ def begin(
 ) -> dict[str, Any]:
     """The document of a benchmark with these options, without its results.
 
-    If the options name an instruction set, this limits all libraries to it, so it must come before
-    any of them starts.
+    JAX is to use the CPU, also on a machine with a GPU. If the options name an instruction set,
+    this limits all libraries to it. So it must come before any of them starts.
 
     Args:
         options: a dataclass. Its field `isa`, if it has one, is an instruction set or None.
@@ -33,6 +33,7 @@ def begin(
     Raises:
         SystemExit: jax_bnar has no kernels here, or `isa` cannot be had.
     """
+    jax.config.update("jax_platforms", "cpu")
     if (limit := getattr(options, "isa", None)) is not None:
         isa.limit(limit)
     if not allow_fallback:

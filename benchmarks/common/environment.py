@@ -49,14 +49,22 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def describe_allocator() -> dict[str, str | None]:
-    """The malloc that the process actually uses, and how jemalloc was configured."""
+def describe_allocator() -> dict[str, Any]:
+    """The malloc that the process actually uses, and how it was configured."""
     process = ctypes.CDLL(None)
     is_jemalloc = hasattr(process, "mallctl")
-    return {
+    described = {
         "name": "jemalloc" if is_jemalloc else "default",
         "malloc_conf": os.environ.get("MALLOC_CONF") if is_jemalloc else None,
     }
+    if is_jemalloc:
+        return described
+    of_glibc = {
+        name: value
+        for name, value in os.environ.items()
+        if (name.startswith("MALLOC_") and name != "MALLOC_CONF") or name == "GLIBC_TUNABLES"
+    }
+    return described | ({"glibc": of_glibc} if of_glibc else {})
 
 
 def package_version(package: str) -> str | None:

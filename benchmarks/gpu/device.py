@@ -10,6 +10,7 @@ from typing import Any, Final
 import jax
 
 from benchmarks.common.environment import describe_environment, package_version
+from benchmarks.common.json_file import write_json
 from jax_bnar._kernels import targets
 
 _PACKAGES: Final = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "triton", "pytest")
@@ -52,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(arguments)
-    text = json.dumps(describe_device(), indent=1)
-    options.output.write_text(text + "\n")
-    print(text)
+    document = describe_device()
+    write_json(options.output, document)
+    print(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document["complete"] = len(document["joins"]) == len(joins)
     write_json(options.output, document)
     print("\n".join(document["summary"]))
-    return 0 if document["complete"] else 1
+    return 1 if document["errors"] else 0
 
 
 if __name__ == "__main__":

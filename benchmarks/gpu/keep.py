@@ -75,6 +75,10 @@ def markdown(document: dict[str, Any], batch: int, dtype: str) -> Iterator[str]:
 
     `ours` is `jax_bnar` with its defaults.
     """
+    steps = {(step["batch"], step["dtype"]): step for step in document["table"]}
+    if (batch, dtype) not in steps:
+        measured = "; ".join(f"{b} {d}" for b, d in steps) or "none"
+        raise SystemExit(f"--markdown {batch} {dtype} was not measured; what was: {measured}.")
     rows = {
         (row["site"], row["peer"]): row
         for row in table.rows_of_results(table.results_of(document))
@@ -84,20 +88,30 @@ def markdown(document: dict[str, Any], batch: int, dtype: str) -> Iterator[str]:
     yield f"| site | n | {' | '.join(PEERS[name] for name in peers)} |"
     yield f"|{'---|' * (2 + len(peers))}"
     for site in RESNET50_SITES:
-        times = {name: rows[site.label, name]["median_ms"] * 1e3 for name in peers}
+        of_site = {name: rows.get((site.label, name)) for name in peers}
+        times = {
+            name: None if row is None else row["median_ms"] * 1e3 for name, row in of_site.items()
+        }
         yield f"| {site.label} | {site.count} | {' | '.join(_cells(times, 0))} |"
-    of_step = next(
-        step for step in document["table"] if (step["batch"], step["dtype"]) == (batch, dtype)
-    )
-    sums = {name: of_step["peers"][name]["sum_ms"] for name in peers}
+    # Of a peer that was not measured at all sites, the sum would not compare.
+    sums = {
+        name: total["sum_ms"] if total["sites"] == len(RESNET50_SITES) else None
+        for name in peers
+        for total in [steps[batch, dtype]["peers"][name]]
+    }
     count = sum(site.count for site in RESNET50_SITES)
     yield f"| sum in ms | {count} | {' | '.join(_cells(sums, 2))} |"
 
 
-def _cells(times: dict[str, float], digits: int) -> Iterator[str]:
+def _cells(times: dict[str, float | None], digits: int) -> Iterator[str]:
+    ours = times.get("ours")
     for name, time in times.items():
-        text = f"{time:.{digits}f}"
-        yield f"**{text}**" if name == "ours" else f"{text} ({time / times['ours']:.2f})"
+        if time is None:
+            yield "-"
+        elif name == "ours" or ours is None:
+            yield f"**{time:.{digits}f}**" if name == "ours" else f"{time:.{digits}f}"
+        else:
+            yield f"{time:.{digits}f} ({time / ours:.2f})"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         networks={},
     )
     least = round(_SMALLEST_ACTIVATION * options.batch * options.size**2)
-    networks: dict[str, dict[str, Any]] = {}
+    networks: dict[str, dict[str, Any]] = document["networks"]
     steps: dict[str, TrainingStep] = {}
     for name in options.norms:
         begin = perf_counter()
@@ -98,8 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             **step.memory(),
         }
         steps[name] = step
+        write_json(options.output, document)
         print(f"{name}: compiled in {seconds:.0f} s, first loss {loss:.3f}", flush=True)
-    check_losses({name: network["first_loss"] for name, network in networks.items()}, options.dtype)
+    try:
+        check_losses({name: of["first_loss"] for name, of in networks.items()}, options.dtype)
+    except ValueError as error:
+        document["errors"].append(str(error))
+        write_json(options.output, document)
+        print(error)
+        return 1
     for step in steps.values():
         for _ in range(_WARM_UP_STEPS):
             step.run()
@@ -112,12 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for network in networks.values():
             network["median_ms"] = median(network["samples_ms"])
             network["images_per_s"] = options.batch / network["median_ms"] * 1e3
-        document["networks"] = networks
         document["summary"] = summarise(document)
         document["complete"] = index + 1 == options.samples
         write_json(options.output, document)
     print("\n".join(document["summary"]))
-    return 0 if document["complete"] else 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jax_bnar
-from benchmarks.common.contention import Contention
+from benchmarks.common.contention import Contention, warning
 from benchmarks.common.document import begin
 from benchmarks.common.json_file import write_json
 from benchmarks.models.network import LIBRARIES, STAGES, build
@@ -127,6 +127,7 @@ def table(models: dict[str, Any]) -> Table:
                 f"{fused / plain:.2f}",
             ]
         result.add_row(library, *cells)
+    result.caption = warning([model["contention"] for model in models.values()])
     return result
 
 

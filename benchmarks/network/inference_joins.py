@@ -57,7 +57,6 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    jax.config.update("jax_platforms", "cpu")
     console = Console()
     document = begin(options)
     joins = {

@@ -38,7 +38,7 @@ class Options:
 
     networks: tuple[str, ...] = tuple(NETWORKS)
     dtype: tuple[DType, ...] = ("float32", "bfloat16")
-    sizes: tuple[tuple[int, int], ...] = ((32, 64), (96, 32))
+    sizes: tuple[tuple[int, int], ...] = ((32, 32), (96, 16))
     """Pairs of the pictures' height and width, and the batch size."""
     rounds: int = 9
     """Samples of each program."""

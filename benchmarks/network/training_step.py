@@ -64,6 +64,8 @@ class TrainingStep:
         self._residuals = residual_bytes(
             lambda params: loss_of(params, batch_stats, self._data)[0], params
         )
+        # Parts of the network have just been traced, and JAX would remember them.
+        jax.clear_caches()
         start, processor = perf_counter(), process_time()
         lowered = jax.jit(step, donate_argnums=0).lower(self._state, self._data)
         traced = perf_counter()

@@ -229,7 +229,7 @@ def _table(runs: Sequence[dict[str, Any]], options: Options) -> Table:
             min(times["median_ms"] for peer, times in site["peers"].items() if peer != "ours")
             / site["peers"]["ours"]["median_ms"]
             for site in run["sites"]
-            if len(site["peers"]) > 1
+            if len(site["peers"]) > 1 and "ours" in site["peers"]
         ]
         table.add_row(
             run["network"],

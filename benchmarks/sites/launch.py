@@ -40,7 +40,13 @@ def environment_for(
     """The environment to run in; raises SystemExit if jemalloc is missing or unusable."""
     changed = dict(environment)
     if allocator != "jemalloc":
-        changed.pop("MALLOC_CONF", None)
+        # What configures glibc's malloc, or replaces it.
+        for name in [*changed]:
+            if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES":
+                del changed[name]
+        libraries = changed.pop("LD_PRELOAD", "").replace(":", " ").split()
+        if others := [name for name in libraries if "malloc" not in Path(name).name]:
+            changed["LD_PRELOAD"] = ":".join(others)
         return changed
     if not sys.platform.startswith("linux"):
         raise SystemExit("jemalloc can be preloaded only on Linux: add --allocators default.")

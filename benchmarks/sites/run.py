@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import tyro
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -19,6 +18,7 @@ from benchmarks.common.copy_bandwidth import CopyRoof
 from benchmarks.common.document import begin, finish
 from benchmarks.common.environment import core_count
 from benchmarks.common.isa import IsaName
+from benchmarks.common.json_file import write_json
 from benchmarks.common.kernels import why_no_kernels
 from benchmarks.common.progress import say
 from benchmarks.common.sites import RESNET50_SITES, Site
@@ -37,7 +37,7 @@ class Options:
     batch: int = 16
     peers: tuple[PeerName, ...] = ("ours", "flax", "torch")
     output: Path | None = None
-    """JSON file for the results; if omitted, they are only printed."""
+    """JSON file for the results, updated after each dtype; if omitted, they are only printed."""
     sites: tuple[str, ...] = ()
     """Only sites whose label ("14x14x1024 bn_add_relu") starts with one of these."""
     rounds: int = 9
@@ -62,15 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def benchmark(options: Options) -> dict[str, Any]:
-    jax.config.update("jax_platforms", "cpu")
     console = Console()
     document = begin(options, options.peers, allow_fallback=True)
+    runs = document["runs"] = []
     environment = document["environment"]
     if environment["jax_bnar_isa"] is None and "ours" in options.peers:
         _refuse_or_warn_of_fallback(options, console)
     sites = _select(options.sites)
     settings = Settings(options.rounds, options.min_sample_ms, options.layout)
-    runs = []
     with (
         CopyRoof(core_count(), options.copy_mib_per_core << 20) as roof,
         Progress(console=console, transient=True) as progress,
@@ -87,8 +86,9 @@ def benchmark(options: Options) -> dict[str, Any]:
                 on_site=functools.partial(_advance, progress, task),
             )
             runs.append(run)
+            if options.output is not None:
+                write_json(options.output, document)
             print_run(run, environment, console)
-    document["runs"] = runs
     finish(document, options, console, plot)
     return document
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import jax
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.contention import Contention
+from benchmarks.common.contention import Contention, print_warning
 from benchmarks.common.document import begin, finish
 from benchmarks.common.isa import IsaName
 from benchmarks.common.json_file import write_json
@@ -61,7 +60,10 @@ def shapes(options: Options, dtype: DType) -> Iterator[tuple[int, ...]]:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    jax.config.update("jax_platforms", "cpu")
+    if 2**options.smallest < CHANNELS:
+        raise SystemExit(
+            f"--smallest {options.smallest} is too small: arrays have 64 channels, 2^6."
+        )
     console = Console(width=80)
     document = begin(options, options.peers) | {"runs": []}
     for dtype in options.dtype:
@@ -73,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             if options.output is not None:
                 write_json(options.output, document)
         console.print(table(run))
+        print_warning((size["contention"] for size in run["sizes"]), console)
     finish(document, options, console)
     return document
 
@@ -122,12 +125,15 @@ def table(run: dict[str, Any]) -> Table:
         result.add_column(f"{name} fwd", justify="right")
         result.add_column(f"{name} step", justify="right")
     for size in run["sizes"]:
-        cells = [f"{size[part]['ours']['median_ms'] * 1e3:.0f}" for part in ("forward", "step")]
+        parts = [
+            {name: timing["median_ms"] for name, timing in size[part].items()}
+            for part in ("forward", "step")
+        ]
+        cells = [f"{times['ours'] * 1e3:.0f}" if "ours" in times else "-" for times in parts]
         for name in others:
-            for part in ("forward", "step"):
-                times = size[part]
-                ours = times["ours"]["median_ms"]
-                cells.append(f"{times[name]['median_ms'] / ours:.2f}" if name in times else "-")
+            for times in parts:
+                both = {name, "ours"} <= times.keys()
+                cells.append(f"{times[name] / times['ours']:.2f}" if both else "-")
         result.add_row("x".join(map(str, size["shape"])), *cells)
     return result
 

@@ -382,6 +382,8 @@ def test_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         "ours_two_kernels", "ours_slab_32", "ours_slab_64", "ours_slab_128", "ours_slab_256",
     }  # fmt: skip
     assert {row["copies"] for row in benchmark["rows"]} == {0}
+    # Forced strategies, too, in whose waves Flax is not timed.
+    assert all("errors" in row for row in benchmark["rows"] if row["peer"] != "copy")
     assert "batch 2, bfloat16: 1 of 16 sites" in printed
     assert "python -m benchmarks.gpu.model --measured" in printed
     assert "inference joins, batch 2" in printed

@@ -52,6 +52,22 @@ def test_the_table_in_the_documentation_is_that_of_the_results() -> None:
     assert not missing, "\n".join(["docs/performance.md lacks:", *missing])
 
 
+def test_what_was_not_measured_is_no_number_in_the_documentation() -> None:
+    results = document()
+    for one in results["steps"]:
+        for command in one["commands"]:
+            if (command["result"] or {}).get("family") == "torch":
+                rows = command["result"]["rows"]
+                rows[:] = [row for row in rows if (row["peer"], row["count"]) != ("cudnn", 11)]
+    results = keep.keep([results])
+    lines = list(keep.markdown(results, 256, "bfloat16"))
+    assert [line for line in lines if "| - |" in line] == [
+        line for line in lines if line.startswith(("| 14x14x256 bn_relu", "| sum"))
+    ]
+    with pytest.raises(SystemExit, match="128 bfloat16 was not measured; what was: 256 bfloat16;"):
+        list(keep.markdown(results, 128, "bfloat16"))
+
+
 def test_no_peer_is_faster_at_any_site_in_16_bits() -> None:
     """What the README says."""
     groups = [group for group in document()["table"] if group["dtype"] != "float32"]

@@ -26,21 +26,24 @@ def record_of(name: str, document: dict[str, Any]) -> StepRecord:
 def test_table_weights_sites_with_their_counts() -> None:
     rows = [
         row("copy", "a", 3, 2.0, bytes=4_000),
-        row("ours", "a", 3, 1.0),
-        row("ours", "b", 1, 5.0),
+        # Hardly longer than its launch, so this is no bandwidth.
+        row("copy", "b", 1, 1.0, bytes=10),
+        row("ours", "a", 3, 1.0, host_share=0.9),
+        row("ours", "b", 1, 5.0, host_share=0.91),
         row("flax", "a", 3, 4.0),
     ]
     record = record_of("benchmark_jax", {"family": "jax", "rows": rows})
     (group,) = table.merge([record])
     assert group["peers"] == {
-        "ours": {"sites": 2, "sum_ms": 8.0},
-        "flax": {"sites": 1, "sum_ms": 12.0},
+        "ours": {"sites": 2, "sum_ms": 8.0, "host_bound": 0.62},
+        "flax": {"sites": 1, "sum_ms": 12.0, "host_bound": 0.0},
     }
     assert group["copy_bytes_per_s"] == 2e6
     assert group["one_read_floor_ms"] == pytest.approx(400 / 2e6 * 1e3)
     assert group["slower_than"] == {"flax": {"ours": [], "ours_mask": []}}
     text = "\n".join(table.render([record]))
     assert "12.000  flax  (1 sites only)" in text
+    assert "8.000  ours  (62% of it may be the host's time)" in text
     assert "slower than" not in text
 
 

@@ -19,6 +19,7 @@ from flax import linen as nn  # noqa: E402
 
 import jax_bnar  # noqa: E402
 from benchmarks.common import isa  # noqa: E402
+from benchmarks.common.environment import describe_allocator  # noqa: E402
 from benchmarks.common.sites import (  # noqa: E402
     RESNET50_SITES,
     Form,
@@ -37,6 +38,7 @@ from benchmarks.sites import (  # noqa: E402
     measure,
     page_faults,
     plot,
+    sizes,
     widening,
 )
 from benchmarks.sites import run as sites_run  # noqa: E402
@@ -206,6 +208,28 @@ def test_launcher_preloads_jemalloc():
         launch.environment_for("jemalloc", {}, None)
 
 
+def test_launcher_leaves_the_default_allocator_as_it_is():
+    given = {
+        "LD_PRELOAD": "/lib/libjemalloc.so.2:a.so",
+        "MALLOC_CONF": "narenas:1",
+        "MALLOC_ARENA_MAX": "1",
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        "HOME": "/home/me",
+    }
+    environment = launch.environment_for("default", given, None)
+    assert environment == {"LD_PRELOAD": "a.so", "HOME": "/home/me"}
+
+
+def test_settings_of_the_default_allocator_are_recorded(monkeypatch: pytest.MonkeyPatch):
+    for name in ("GLIBC_TUNABLES", "MALLOC_ARENA_MAX"):
+        monkeypatch.delenv(name, raising=False)
+    if describe_allocator()["name"] != "default":
+        pytest.skip("the tests run with jemalloc")
+    without = describe_allocator()
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    assert describe_allocator() == without | {"glibc": {"MALLOC_ARENA_MAX": "1"}}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("default_promotion")
 def test_folded_inference(tmp_path: Path):
@@ -257,6 +281,22 @@ def test_activations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ours, flax = (site["peers"][peer]["median_ms"] for peer in ("ours", "flax"))
         assert run["total_ms"] == {"ours": site["count"] * ours, "flax": site["count"] * flax}
     assert "yolov8n" in capsys.readouterr().out
+
+    small = ["--networks", "mobilenet_v3_large", "--batch", "1", "--sites", "1"]
+    (run, _) = activations.main([*small, "--peers", "flax", *short])["runs"]
+    assert set(run["total_ms"]) == {"flax"}
+
+
+def test_sizes_without_jax_bnar() -> None:
+    size = {
+        part: {name: {"median_ms": ms} for name, ms in (("flax", 0.25), ("torch", 0.5))}
+        for part in ("forward", "step")
+    }
+    run = {"dtype": "float32", "sizes": [size | {"shape": [32, 16]}]}
+    table = sizes.table(run)
+    assert [list(column.cells) for column in table.columns] == [["32x16"], *([["-"]] * 6)]
+    with pytest.raises(SystemExit, match="--smallest 4 is too small"):
+        sizes.main(["--smallest", "4"])
 
 
 @pytest.mark.slow

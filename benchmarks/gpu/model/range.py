@@ -20,12 +20,8 @@ from benchmarks.gpu.model.predict import Assumptions, cost_model, predict
 from benchmarks.sites.problem import DType, itemsize
 
 _WIDE_BYTES: Final = 256
-# Between the ends of the ranges, which are those of the planner.
-_BETWEEN: Final = {
-    "line_share": (),
-    "barrier": (),
-    "skew": (),
-}
+# Those whose ranges the planner knows.
+_OF_THE_PLANNER: Final = ("line_share", "barrier", "skew")
 # Their ranges say nothing about the choice of a plan, but much about the sum.
 _FURTHER: Final = {
     "instructions_per_cycle": (1.5, 2.5),
@@ -49,9 +45,8 @@ def cases() -> Iterator[tuple[str, dict[str, float]]]:
     defaults = cost_model({})
     ranges: dict[str, tuple[float, float]] = planner().cuda_cost_ranges()
     yield "as assumed", {}
-    for name in _BETWEEN:
-        least, most = ranges[name]
-        for value in sorted({least, *_BETWEEN[name], most} - {defaults[name]}):
+    for name in _OF_THE_PLANNER:
+        for value in sorted({*ranges[name]} - {defaults[name]}):
             yield f"{_TITLES[name]}: {value:g} for {defaults[name]:g}", {name: value}
     for name, values in _FURTHER.items():
         for value in values:
