@@ -32,7 +32,7 @@ PARTS_lint := demo test bench
 # What the native module is built from. The install is editable, so Python sources do not count.
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cmake cpu cuda native python_module -type f)
 DIST_INPUTS := $(BUILD_INPUTS) README.md LICENSE AUTHORS .ci/make_dist.py .ci/check_wheel.py \
-  $(shell find jax_bnar distributions -name '*.py' -o -name '*.pyi' -o -name '*.toml')
+  .ci/requirements.py .ci/find_python $(shell find jax_bnar distributions -type f ! -name '*.pyc')
 # The CUDA kernels are compiled for the machine's GPU. Where there is none they are left out, unless
 # CUDAARCHS names architectures (CUDAARCHS=90-real make test): compiling takes several minutes for each.
 DEVELOP_CUDAARCHS := $(or $(CUDAARCHS),$(shell nvidia-smi -L >/dev/null 2>&1 && echo native))
@@ -40,6 +40,14 @@ ifneq ($(shell command -v ccache 2>/dev/null),)
   export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
   export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 endif
+
+# `make dist` builds what its arguments ask for, whatever is there; `make pythons` tries what is there,
+# unless a source is newer.
+DIST_NEEDS := .venv/installed-dist .venv/build-requirements
+define BUILD_DIST
+PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python .ci/make_dist.py $(DIST_ARGS)
+touch dist/.built
+endef
 
 # --- Tests ---
 
@@ -50,7 +58,7 @@ PYTEST := $(BIN)/python .ci/run_tests.py $(TEST_ARGS)
 # There are wheels of XLA's compiler for GPUs for Linux alone.
 GPU_COMPILER := $(if $(filter Linux,$(shell uname -s)),.venv/gpu-compiler)
 
-.PHONY: figures help demo quick test slow check pythons venv lint benchmark gpu dist image clean
+.PHONY: figures help demo quick test slow check pythons venv lint benchmark gpu dist image clean force
 # The targets write to the same folders.
 .NOTPARALLEL:
 
@@ -110,7 +118,8 @@ gpu:
 
 ##   make dist        build sdist and wheels into dist/, and check them
 # The CUDA wheels are for all architectures, unless CUDAARCHS names some. --cuda on installs nvcc.
-dist: dist/.built
+dist: $(DIST_NEEDS)
+	$(BUILD_DIST)
 
 ##   make image       the image of Dockerfile, whose doctor must find it healthy
 # Of the image with CUDA, only the kernels are built, because JAX's plugin for it has gigabytes.
@@ -129,9 +138,8 @@ clean:
 help:
 	@sed -n 's/^## //p' $(firstword $(MAKEFILE_LIST))
 
-dist/.built: .venv/installed-dist .venv/build-requirements $(DIST_INPUTS)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python .ci/make_dist.py $(DIST_ARGS)
-	touch $@
+dist/.built: $(DIST_NEEDS) $(DIST_INPUTS)
+	$(BUILD_DIST)
 
 .venv/created:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \
@@ -153,8 +161,12 @@ dist/.built: .venv/installed-dist .venv/build-requirements $(DIST_INPUTS)
 
 # Without build isolation the include paths stay the same from build to build, so only what depends
 # on a touched source is recompiled. `pip install .` uses a different build folder.
+# .venv/module holds the architectures of the build; other ones are a reason to build, too.
+ifneq ($(shell cat .venv/module 2>/dev/null),$(DEVELOP_CUDAARCHS))
+.venv/module: force
+endif
 .venv/module: .venv/build-requirements $(BUILD_INPUTS)
-	@touch $@.began
+	@echo '$(DEVELOP_CUDAARCHS)' >$@.began
 	@echo "Compiling the native modules: CPU kernels (three to four minutes of one core)," \
 	  "$(if $(DEVELOP_CUDAARCHS),CUDA kernels for $(DEVELOP_CUDAARCHS) if nvcc is there (several minutes each),no CUDA kernels: no GPU here and CUDAARCHS is not set)"
 	$(if $(DEVELOP_CUDAARCHS),CUDAARCHS='$(DEVELOP_CUDAARCHS)') \

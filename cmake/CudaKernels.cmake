@@ -45,13 +45,33 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
       PATH_SUFFIXES cu13/bin cuda_nvcc/bin NO_DEFAULT_PATH)
   endif()
   if(bnar_nvcc)
-    set(CMAKE_CUDA_COMPILER "${bnar_nvcc}")
+    # check_language, below, tries what this names, but not what CMAKE_CUDA_COMPILER does.
+    set(ENV{CUDACXX} "${bnar_nvcc}")
   endif()
 endif()
 
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   # Machine code for Ampere, Hopper and both Blackwells, and PTX for later GPUs.
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
+  # nvcc itself would only say that it does not know an architecture.
+  if(CMAKE_CUDA_COMPILER)
+    set(bnar_nvcc "${CMAKE_CUDA_COMPILER}")
+  elseif(DEFINED ENV{CUDACXX})
+    set(bnar_nvcc "$ENV{CUDACXX}")
+  endif()
+  execute_process(COMMAND "${bnar_nvcc}" --version
+    OUTPUT_VARIABLE bnar_nvcc_version ERROR_QUIET RESULT_VARIABLE failed)
+  if(bnar_nvcc_version MATCHES "release ([0-9.]+)" AND CMAKE_MATCH_1 VERSION_LESS 12.8)
+    set(JAX_BNAR_WHY_NO_CUDA "nvcc was of CUDA ${CMAKE_MATCH_1} when it was built, and 12.8 \
+is the first that knows the architectures 10.0 and 12.0")
+    if(bnar_cuda_required)
+      message(FATAL_ERROR "jax_bnar: ${bnar_nvcc} is of CUDA ${CMAKE_MATCH_1}, and 12.8 is "
+        "the first that knows the architectures 10.0 and 12.0. Install a newer one, or name "
+        "the architectures: CUDAARCHS='80-real;90'.")
+    endif()
+    message(STATUS "jax_bnar: no CUDA kernels, ${JAX_BNAR_WHY_NO_CUDA}")
+    return()
+  endif()
 endif()
 if(bnar_cuda_required)
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})

@@ -7,7 +7,7 @@ import typing as _typing
 
 from jax_bnar._base import startup as _startup
 
-_startup.require_jax()  # Must precede the imports below, which fail on an older JAX.
+_startup.require_jax()  # Must precede the imports below, which fail on another JAX.
 
 from jax_bnar import checkpoint_policies, ops
 from jax_bnar._base.public_names import show_public_names as _show_public_names

@@ -133,7 +133,7 @@ def _optimizer(total_steps: int, settings: Settings) -> optax.GradientTransforma
     schedule = optax.warmup_cosine_decay_schedule(
         init_value=0.0,
         peak_value=settings.learning_rate,
-        warmup_steps=max(1, total_steps // 10),
+        warmup_steps=min(max(1, total_steps // 10), total_steps - 1),
         decay_steps=total_steps,
     )
     return optax.chain(

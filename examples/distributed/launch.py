@@ -10,11 +10,13 @@ you do not need this script: start `worker.py` once per process. With Slurm, thi
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -57,6 +59,20 @@ def ended(workers: list[subprocess.Popen[str]]) -> Iterator[None]:
             worker.wait()
 
 
+def first_to_fail(workers: list[subprocess.Popen[str]]) -> int | None:
+    """Waits for all workers, or for the first that fails; its index. The others wait for it."""
+    end = time.monotonic() + TIMEOUT
+    while time.monotonic() < end:
+        statuses = [worker.poll() for worker in workers]
+        for index, status in enumerate(statuses):
+            if status:
+                return index
+        if None not in statuses:
+            return None
+        time.sleep(0.1)
+    raise RuntimeError(f"the workers have not ended within {TIMEOUT} s")
+
+
 def losses_of(processes: int, steps: int) -> list[float]:
     """The losses of a run in this many processes, each with one CPU device."""
     coordinator = f"localhost:{free_port()}"
@@ -83,11 +99,12 @@ def losses_of(processes: int, steps: int) -> list[float]:
             for index, log in enumerate(logs)
         ]
         with ended(workers):
-            for worker, log in zip(workers, logs, strict=True):
-                if worker.wait(TIMEOUT):
-                    raise RuntimeError(
-                        f"a worker exited with status {worker.returncode}:\n{log.read_text()}"
-                    )
+            failed = first_to_fail(workers)
+        if failed is not None:
+            raise RuntimeError(
+                f"worker {failed} exited with status {workers[failed].returncode}:\n"
+                f"{logs[failed].read_text()}"
+            )
         print(logs[0].read_text().splitlines()[-1], flush=True)
         return json.loads(output.read_text())["losses"]
 
@@ -100,12 +117,14 @@ def main(arguments: Arguments) -> int:
         )
     print("training in 1 process", flush=True)
     alone = losses_of(1, arguments.steps)
-    failed = alone[-1] >= alone[0]
+    failed = not alone[-1] < alone[0]
     for processes in arguments.processes:
         print(f"training in {processes} processes", flush=True)
         together = losses_of(processes, arguments.steps)
-        worst = max(abs(a - b) / abs(a) for a, b in zip(alone, together, strict=True))
-        failed = failed or not worst <= BOUND
+        differences = [abs(a - b) / abs(a) for a, b in zip(alone, together, strict=True)]
+        # max() alone would skip a NaN that is not the first.
+        worst = math.nan if any(map(math.isnan, differences)) else max(differences)
+        failed = failed or not worst <= BOUND  # also if it is NaN
         print(f"{processes} processes against one: the losses differ by at most {worst:.1e}")
     return int(failed)
 

@@ -5,6 +5,8 @@
 JAX does the distribution: after `jax.distributed.initialize` the devices of all processes form one
 mesh, arrays are sharded over it by batch, and the step is the same that a single process compiles.
 The network needs no changes; the layers' statistics are those of the whole batch.
+
+It needs optax, scikit-learn and tyro, which the extra `demo` of jax_bnar brings.
 """
 
 import dataclasses
@@ -109,6 +111,8 @@ def train(steps: int, batch_size: int) -> list[float]:
 
 
 def main(arguments: Arguments) -> None:
+    if arguments.steps < 1:
+        raise SystemExit(f"error: --steps must be at least 1, got {arguments.steps}.")
     join(arguments)
     losses = train(arguments.steps, arguments.batch_size)
     if jax.process_index() == 0:

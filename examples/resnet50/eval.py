@@ -45,6 +45,10 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
         raise errors.UserError(f"the folder of --json {arguments.json} does not exist.")
+    if arguments.json is not None and arguments.json.is_dir():
+        raise errors.UserError(f"--json {arguments.json} is a folder; name a file in it.")
+    if arguments.workers is not None and arguments.workers < 0:
+        raise errors.UserError(f"--workers must be at least 0, got {arguments.workers}.")
     display = Display(Console())
     mesh = devices.data_mesh(devices.start(arguments.platform))
     devices.check_batch(arguments.batch_size, 1, mesh)

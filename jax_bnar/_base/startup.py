@@ -5,17 +5,19 @@ that would make that import fail, or kill the process, is detected here, so that
 still report it.
 """
 
+import importlib
 import importlib.util
 import json
 import re
 import signal
 import subprocess
 import sys
-from typing import Final
+from typing import Final, NoReturn
 
 import jax
 
 OLDEST_JAX: Final = (0, 10, 2)
+NEWEST_TESTED_JAX: Final = "0.12.0.1"
 
 # Loads one extension module without importing the package that contains it.
 _LOAD: Final = """
@@ -38,17 +40,32 @@ def is_doctor() -> bool:
 
 
 def require_jax() -> None:
-    """Stops the import with one sentence if JAX is older than the package supports.
+    """Stops the import with one sentence if JAX is older or newer than the package supports.
+
+    A newer JAX is stopped only if it lacks something.
 
     Raises:
-        ImportError: `jax` is older than `OLDEST_JAX`. (In the doctor, the sentence is printed and
-            the process exits.)
+        ImportError: `jax` is older than `OLDEST_JAX`, or newer than `NEWEST_TESTED_JAX` and without
+            something that `jax_compat` uses. (In the doctor, the sentence is printed and the
+            process exits.)
     """
-    if jax.__version_info__ >= OLDEST_JAX:
-        return
-    oldest = ".".join(map(str, OLDEST_JAX))
-    reason = f"jax {jax.__version__} is older than {oldest}, the oldest version jax_bnar supports"
-    way_out = f"pip install --upgrade 'jax>={oldest}'"
+    if jax.__version_info__ < OLDEST_JAX:
+        oldest = ".".join(map(str, OLDEST_JAX))
+        reason = (
+            f"jax {jax.__version__} is older than {oldest}, the oldest version jax_bnar supports"
+        )
+        _stop(reason, f"pip install --upgrade 'jax>={oldest}'")
+    try:
+        importlib.import_module("jax_bnar._base.jax_compat")
+    except (ImportError, AttributeError) as error:
+        reason = (
+            f"jax {jax.__version__} lacks something that jax_bnar uses of it ({error}), and the"
+            f" newest with which jax_bnar was tested is {NEWEST_TESTED_JAX}"
+        )
+        _stop(reason, f"install a newer jax_bnar, or 'jax<={NEWEST_TESTED_JAX}'", error)
+
+
+def _stop(reason: str, way_out: str, cause: Exception | None = None) -> NoReturn:
     if is_doctor():
         problem = {"reason": reason, "way_out": way_out}
         if "--json" in sys.orig_argv:
@@ -56,7 +73,7 @@ def require_jax() -> None:
         else:
             print(f"{reason}: {way_out}")
         sys.exit(1)
-    raise ImportError(f"{reason}: {way_out}", name="jax_bnar")
+    raise ImportError(f"{reason}: {way_out}", name="jax_bnar") from cause
 
 
 def trouble_of_native_module(name: str) -> ImportError | None:

@@ -66,18 +66,27 @@ def test_it_says_what_to_upload(install_cell: str) -> None:
         exec(install_cell, {})
 
 
+BUILT = "jax_bnar-1-cp312-abi3-linux.whl", "jax_bnar-1-cp311-cp311-linux.whl", "jax_bnar-1.tar.gz"
+
+
 @pytest.mark.parametrize(
-    ("names", "chosen"),
+    ("names", "python", "chosen"),
     [
-        (("jax_bnar-1-cp312-abi3-linux.whl", "jax_bnar-1.tar.gz"), "cp312-abi3-linux.whl"),
-        (("jax_bnar-1.tar.gz",), "jax_bnar-1.tar.gz"),
+        (BUILT, (3, 11), "cp311-cp311-linux.whl"),
+        (BUILT, (3, 13), "cp312-abi3-linux.whl"),
+        (BUILT[1:], (3, 12), "jax_bnar-1.tar.gz"),
     ],
 )
 def test_it_installs_what_was_uploaded(
-    install_cell: str, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], chosen: str
+    install_cell: str,
+    monkeypatch: pytest.MonkeyPatch,
+    names: tuple[str, ...],
+    python: tuple[int, ...],
+    chosen: str,
 ) -> None:
     for name in names:
         Path(name).touch()
+    monkeypatch.setattr(sys, "version_info", python)
     commands: list[list[str]] = []
     monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
     exec(install_cell, {})

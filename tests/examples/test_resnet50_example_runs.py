@@ -178,6 +178,10 @@ def test_pictures_that_cannot_be_evaluated(
         evaluate(finished, tmp_path / "r.json", step=5)
     with pytest.raises(UserError, match="is not an output folder of train"):
         evaluate(pictures, tmp_path / "r.json")
+    with pytest.raises(UserError, match=r"--json .* is a folder; name a file in it"):
+        evaluate(finished, tmp_path)
+    with pytest.raises(UserError, match="--workers must be at least 0, got -1"):
+        eval_program.main(eval_program.Arguments(run=finished, workers=-1))
 
 
 def test_prediction(

@@ -10,6 +10,7 @@ import pytest
 from subprocesses import run_python
 
 import jax_bnar
+from jax_bnar._base import startup
 
 
 def test_import_without_flax() -> None:
@@ -139,6 +140,34 @@ def test_an_old_jax_is_named() -> None:
         "jax 0.8.1 is older than 0.10.2, the oldest version jax_bnar supports:"
         " pip install --upgrade 'jax>=0.10.2'\n"
     )
+
+
+def test_a_jax_of_the_future_is_named() -> None:
+    output = run_python(
+        """
+        try:
+            import jax_bnar
+        except ImportError as error:
+            print(error)
+            print(repr(error.__cause__))
+        """,
+        timeout=120,
+        prelude="""
+import jax
+from jax.interpreters import partial_eval
+jax.__version__, jax.__version_info__ = "0.99.0", (0, 99, 0)
+del partial_eval.partial_eval_jaxpr_custom_rules
+""",
+    )
+    sentence, cause = output.splitlines()
+    assert sentence.startswith("jax 0.99.0 lacks something that jax_bnar uses of it (")
+    assert "partial_eval_jaxpr_custom_rules" in sentence
+    newest = startup.NEWEST_TESTED_JAX
+    assert sentence.endswith(
+        f"the newest with which jax_bnar was tested is {newest}:"
+        f" install a newer jax_bnar, or 'jax<={newest}'"
+    )
+    assert cause.startswith("AttributeError")
 
 
 def test_public_names() -> None:

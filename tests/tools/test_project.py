@@ -15,7 +15,7 @@ from checkout import FOLDERS, ROOT
 from native_build import PATH
 
 import jax_bnar
-from jax_bnar._base import startup
+from jax_bnar._base import jax_compat, startup
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BUILD_REQUIRES = [
@@ -48,6 +48,10 @@ def test_oldest_jax() -> None:
     # The headers must be the oldest ones too, because older runtimes reject newer headers.
     built_with = specifiers(BUILD_REQUIRES)["jaxlib"]
     assert built_with.replace("==", ">=") == oldest
+
+
+def test_newest_jax() -> None:
+    assert f"0.10.2 and {startup.NEWEST_TESTED_JAX}" in (jax_compat.__doc__ or "")
 
 
 @pytest.mark.parametrize("extra", PROJECT["project"]["optional-dependencies"])
@@ -96,10 +100,11 @@ def test_files_that_sources_name_exist() -> None:
     assert missing == []
 
 
-def make(*arguments: str, directory: pathlib.Path) -> str:
+def make(*arguments: str, directory: pathlib.Path, architectures: str = "90-real") -> str:
     finished = subprocess.run(
         ["make", "-f", str(ROOT / "Makefile"), *arguments],
         cwd=directory,
+        env=os.environ | {"CUDAARCHS": architectures},
         capture_output=True,
         text=True,
         timeout=60,
@@ -151,11 +156,12 @@ def test_make_installs_what_depends_on_a_file(
     stamps = ("created", "build-requirements", "module", "installed-demo", "installed-test")
     (tmp_path / ".venv").mkdir()
     for seconds, name in enumerate(stamps, 1):
-        (tmp_path / ".venv" / name).touch()
+        (tmp_path / ".venv" / name).write_text("90-real\n")
         os.utime(tmp_path / ".venv" / name, (seconds, seconds))
     # Installing more packages later does not rebuild the module.
     for target in ("demo", "test"):
         assert "pip install" not in make("-n", target, directory=tmp_path)
+    assert "--editable ." in make("-n", "test", directory=tmp_path, architectures="100-real")
     (tmp_path / touched).touch()
     commands = make("-n", "test", directory=tmp_path)
     assert ("--editable ." in commands) == ("module" in remade)

@@ -224,13 +224,17 @@ class Trainer:
                 state = self._log(state, step, watch)
             self.display.step(step, self.total_steps)
             self._stopped = stop.requested(step, options.log_every)
+            save = step % options.checkpoint_every == 0 or done or self._stopped
+            evaluate = step in self.evaluation_steps and not self._stopped
+            if save or evaluate:
+                # The steps that the device has still to compute are no pause.
+                jax.block_until_ready(state.step)
             with watch.paused():
                 # The checkpoint comes first, because whoever asks a run to stop may not wait for
                 # an evaluation.
-                save = step % options.checkpoint_every == 0 or done or self._stopped
                 if save:
                     self._save(state, step, done or self._stopped)
-                if step in self.evaluation_steps and not self._stopped:
+                if evaluate:
                     self._evaluate(state, step, stop)
                     if self._stopped and not save:
                         self._save(state, step, last=True)
