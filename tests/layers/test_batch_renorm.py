@@ -260,6 +260,27 @@ def test_other_axes(shape: tuple[int, ...]) -> None:
     assert relative_difference((np.moveaxis(y, axis, -1), updated), expected) < 1e-6
 
 
+def test_several_feature_axes() -> None:
+    """They are the same channels as where a reshape makes one axis of them."""
+    fields: dict[str, Any] = FIELDS | {"warm_up_steps": 0}
+    random = np.random.default_rng(0)
+    x = random.normal(size=(64, 3, 4)).astype(np.float32)
+    shape = (3, 4)
+    params = {name: random.uniform(0.5, 2, shape).astype(np.float32) for name in ("scale", "bias")}
+    stats = {
+        "mean": random.normal(size=shape).astype(np.float32),
+        "var": random.uniform(0.5, 2, shape).astype(np.float32),
+        "steps": np.zeros((), np.int32),
+    }
+    y, updated = linen(**fields, axis=(1, 2))(params, stats, x)
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1) if leaf.ndim else leaf, (params, stats))
+    expected, expected_stats = linen(**fields)(*flat, x.reshape(64, 12))
+    np.testing.assert_allclose(y.reshape(64, 12), expected, rtol=1e-5, atol=1e-5)
+    for name in ("mean", "var"):
+        assert updated[name].shape == shape
+        np.testing.assert_allclose(updated[name].reshape(-1), expected_stats[name], rtol=1e-5)
+
+
 def later() -> tuple[Any, Any]:
     """Variables after the warm-up."""
     params, stats = start()

@@ -215,6 +215,36 @@ def test_ema_normalises_in_one_call() -> None:
     assert "max" not in found
 
 
+def test_ema_has_the_digits_of_a_variance_far_from_zero() -> None:
+    """The first batch is normalised with its own statistics, which begin the averages."""
+    x = 1e4 + (normal(0, (512, 3)) - 3) / 2
+    layer, state = eqx.nn.make_with_state(BatchNorm)(
+        3, "batch", mode="ema", dtype=jnp.float32, channelwise_affine=False
+    )
+    y, _ = jax.vmap(layer, (0, None), (0, None), axis_name="batch")(x, state)
+    np.testing.assert_allclose(y.std(axis=0), np.ones(3), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("x_dtype", "dtype", "residual_dtype", "expected"),
+    [
+        ("bfloat16", "float32", "bfloat16", "float32"),
+        ("bfloat16", "bfloat16", "float32", "float32"),
+        ("bfloat16", "bfloat16", "bfloat16", "bfloat16"),
+        ("int32", "float32", None, "float32"),
+    ],
+)
+def test_the_result_has_the_promotion_of_the_dtypes(
+    x_dtype: str, dtype: str, residual_dtype: str | None, expected: str
+) -> None:
+    x = normal(0, SHAPE, x_dtype)
+    residual = None if residual_dtype is None else normal(1, SHAPE, residual_dtype)
+    model, state = make(BatchNorm, "batch", dtype=jnp.dtype(dtype))
+    for inference in (False, True):
+        y, _ = mapped(model, x, state, residual, inference=inference)
+        assert y.dtype == jnp.dtype(expected)
+
+
 class Block(eqx.Module):
     """A residual block that changes shape, and so ends with the join of two norms."""
 
@@ -295,6 +325,11 @@ def test_join_is_one_call() -> None:
     expected = {"forward": 1, "dual_forward": 1, "backward": 1, "dual_backward": 1}
     with as_flax_needs_it():
         assert ours(jax.grad(loss), model.convs[0].weight) == expected
+        _, new = jax.vmap(model, (0, None), (0, None), axis_name="batch")(images, state)
+    # The shortcut's averages, too, are those of one batch.
+    for norm in model.norms:
+        first, *_ = jax.tree.leaves(new.get(norm.batch_state_index))
+        assert not np.array_equal(first, jax.tree.leaves(state.get(norm.batch_state_index))[0])
 
 
 @modes

@@ -81,6 +81,15 @@ def test_ghost_batch(masked: bool) -> None:
     assert_close(updated, mean, tolerance(x.dtype))
 
 
+def test_the_unbiased_variance_of_a_single_element_is_zero() -> None:
+    x = normal(0, (6, 3))
+    layer = BatchNorm(momentum=0.0, unbiased_running_var=True)
+    mask = np.arange(6)[:, None] == 2
+    _, updated = trained(layer, some_variables(layer, x), x, mask=mask)
+    np.testing.assert_array_equal(updated["batch_stats"]["var"], np.zeros(3))
+    np.testing.assert_allclose(updated["batch_stats"]["mean"], np.asarray(x)[2], rtol=1e-6)
+
+
 def a_mask(shape: tuple[int, ...]) -> jax.Array:
     return jnp.asarray(np.random.default_rng(3).random(shape) < 0.6)
 

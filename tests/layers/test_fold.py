@@ -14,7 +14,9 @@ from flax_tools import apply, as_flax_needs_it, normal, trained_looking, trained
 from programs import hlo_calls
 
 from jax_bnar import flax_layers, nnx_layers, torch_weights
+from jax_bnar._base.activations import Activation
 from jax_bnar._base.implementation import Implementation
+from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
 from jax_bnar._operators.folded import bias_act
 
 IMAGES = (4, 36, 36, 3)
@@ -43,17 +45,34 @@ def largest_error(actual: Any, expected: Any) -> float:
 
 @both_implementations
 @all_dtypes
+@pytest.mark.parametrize("activation", ["relu", "none"])
 @pytest.mark.parametrize("residual", [False, True])
-def test_one_pass_adds_exactly(implementation: Implementation, dtype: str, residual: bool) -> None:
-    """The identity statistics scale by exactly one, so only the store rounds."""
+def test_one_pass_adds_exactly(
+    implementation: Implementation, dtype: str, residual: bool, activation: Activation
+) -> None:
+    """The identity statistics scale by exactly one, so only the store rounds.
+
+    Without an activation, the residual is added to what was stored, as networks do.
+    """
     x = normal(0, (5, 7, 33), dtype) - jnp.asarray(3, dtype)
     z = normal(1, (5, 7, 33), dtype) - jnp.asarray(3, dtype) if residual else None
     bias = normal(2, (33,)) - 3
-    y = bias_act(x, z, bias, activation="relu", implementation=implementation)
+    y = bias_act(x, z, bias, activation=activation, implementation=implementation)
     wide = np.float64 if dtype == "float64" else np.float32
     exact = np.asarray(x, wide) + np.asarray(bias, wide)
+    if activation == "none":
+        exact = np.asarray(jnp.asarray(exact).astype(dtype), wide)
     exact = exact if z is None else exact + np.asarray(z, wide)
-    np.testing.assert_array_equal(y, jnp.asarray(np.maximum(exact, 0)).astype(dtype))
+    exact = np.maximum(exact, 0) if activation == "relu" else exact
+    np.testing.assert_array_equal(y, jnp.asarray(exact).astype(dtype))
+
+
+def test_a_folded_norm_keeps_the_slope() -> None:
+    x, bias = normal(0, (5, 7, 33)) - 3, normal(2, (33,)) - 3
+    leaky = functools.partial(nn.leaky_relu, negative_slope=0.3)
+    layer = FoldedBatchNorm(activation=leaky)
+    y: Any = layer.apply({"params": {"bias": bias}}, x)
+    np.testing.assert_allclose(y, leaky(x + bias.reshape(1, 1, 33)), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +83,18 @@ def test_one_pass_adds_exactly(implementation: Implementation, dtype: str, resid
         ({"norm": functools.partial(flax_layers.BatchNorm, use_scale=False, use_bias=False)}, 1e-5),
         ({"norm": nn.BatchNorm}, 1e-5),
         ({"norm": functools.partial(flax_layers.BatchNorm, epsilon=0.5)}, 1e-5),
+        ({"epsilon": 0.5}, 1e-5),
         ({"dtype": jnp.bfloat16, "padding": "torch"}, 2**-6),
     ],
-    ids=["flax", "algoperf", "no affine", "plain", "epsilon of the norm", "bfloat16"],
+    ids=[
+        "flax",
+        "algoperf",
+        "no affine",
+        "plain",
+        "epsilon of the norm",
+        "epsilon of the network",
+        "bfloat16",
+    ],
 )
 def test_linen_equals_unfolded(fields: dict[str, Any], bound: float) -> None:
     with as_flax_needs_it():
@@ -111,6 +139,16 @@ def test_nnx_equals_unfolded() -> None:
     folded.train()
     with pytest.raises(ValueError, match="for inference only"):
         folded(images)
+
+
+def test_nnx_has_the_epsilon_of_the_norm() -> None:
+    images = normal(0, IMAGES) - 3
+    norm = functools.partial(nnx_layers.BatchNorm, epsilon=0.5)
+    model = trained_model(functools.partial(SmallNNX, norm=norm))
+    model.eval()
+    forward = nnx.jit(lambda model, images: model(images))
+    folded = nnx_layers.fold_batch_norms(model)
+    assert largest_error(forward(folded, images), forward(model, images)) <= 1e-5
 
 
 def test_nnx_with_another_activation_and_plain_norms() -> None:

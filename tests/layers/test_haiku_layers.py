@@ -383,6 +383,15 @@ def test_mixed_precision_policy() -> None:
     assert_close((y, new), (expected, want), 8 * tolerance(x.dtype))
 
 
+def test_the_result_has_the_promotion_with_the_residual() -> None:
+    x, residual = normal(0, dtype=jnp.bfloat16), normal(1)
+    net = network(BatchNorm, activation="relu")
+    params, state = variables(network(hk.BatchNorm), x)
+    with as_flax_needs_it():
+        assert net.apply(params, state, None, x)[0].dtype == jnp.bfloat16
+        assert net.apply(params, state, None, x, residual=residual)[0].dtype == jnp.float32
+
+
 @pytest.mark.parametrize("act", [jax.nn.silu, jax.nn.celu])
 def test_other_activations(act: Any) -> None:
     """One of them is fused, so its argument is not rounded before."""

@@ -497,3 +497,22 @@ def test_hard_silu_of_infinity(implementation: Implementation) -> None:
 
     _, dz = gradients_of(apply, x, z, jnp.ones_like(z))
     np.testing.assert_allclose(dz, jax.vmap(jax.vmap(jax.grad(jax.nn.hard_silu)))(z), rtol=1e-6)
+
+
+@both_implementations
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_derivatives_far_away(name: str, implementation: Implementation) -> None:
+    """They are those of the straight lines that every activation becomes."""
+    x = jnp.zeros((4, 1), jnp.float32)
+    z = jnp.asarray([[np.inf], [-np.inf], [1e30], [-1e30]], x.dtype)
+
+    def apply(x: jax.Array, z: jax.Array) -> jax.Array:
+        return bn_act(x, None, None, name, z=z, implementation=implementation)[0]
+
+    _, dz = gradients_of(apply, x, z, jnp.ones_like(z))
+    right = 0.0 if name == "relu6" else 1.0
+    left = 0.01 if name == "leaky_relu" else 0.0
+    expected = np.array([right, left, right, left])
+    # There, e^x times 0 is NaN, as it is in jax.grad of jax.nn's own.
+    known = slice(2 if name in ("silu", "mish") else 0, 4)
+    np.testing.assert_allclose(dz[known, 0], expected[known], rtol=1e-6, atol=0)

@@ -267,6 +267,27 @@ def test_few_selected_elements_of_16_bits(dtype: str) -> None:
     np.testing.assert_allclose(var, exact.var(0), rtol=1e-6)
 
 
+def test_more_elements_are_selected_than_their_dtype_can_count() -> None:
+    """A sum of ones in float32 stops growing at 2^24."""
+    mean, var = jax_bnar.batch_statistics(
+        jnp.ones((2**24 + 2, 1), jnp.bfloat16), where=np.ones((1, 1), bool)
+    )
+    assert (mean[0], var[0]) == (1, 0)
+    odd = jnp.arange(2**17) % 2 == 1
+    mean, var = jax_bnar.batch_statistics(odd.astype(jnp.float32)[:, None], where=odd[:, None])
+    assert (mean[0], var[0]) == (1, 0)
+
+
+def test_a_selected_infinity_is_that_of_the_mean() -> None:
+    """As in `jnp.mean`; one that is not selected is nothing."""
+    x = np.array([[1.0, np.inf], [np.inf, 2.0], [3.0, 4.0]], np.float32)
+    where = np.array([[True, True], [False, True], [True, True]])
+    mean, var = jax_bnar.batch_statistics(x, where=where)
+    np.testing.assert_array_equal(mean, [2, np.inf])
+    assert var[0] == 1
+    assert np.isnan(var[1])
+
+
 def test_selected_elements_by_two_calls() -> None:
     x = of_input(Case((4, 6, 5, 33)))
     where = np.arange(6).reshape(1, 6, 1, 1) < 4
@@ -374,8 +395,10 @@ def test_statistics_can_be_saved_by_name() -> None:
 
 @pytest.mark.parametrize("groups", [None, [[0, 3], [1, 2]], [[0], [1, 2, 3]]], ids=str)
 @pytest.mark.parametrize("how", ["pmap", "check_vma", "no check_vma"])
-def test_gradients_over_a_named_axis(how: str, groups: Any) -> None:
+@pytest.mark.parametrize("selected", [False, True], ids=["all", "selected"])
+def test_gradients_over_a_named_axis(how: str, groups: Any, selected: bool) -> None:
     """Against the plain mean of the groups, on four devices, each with results of its own."""
+    where = np.arange(6)[:, None] < 4 if selected else np.ones((6, 1), bool)
     if groups is not None and how == "check_vma":
         pytest.skip("JAX does not support axis_index_groups there")
     x = of_input(Case((4, 6, 5), dtype="float64"))
@@ -383,6 +406,7 @@ def test_gradients_over_a_named_axis(how: str, groups: Any) -> None:
     def mapped(x: Any) -> Any:
         def own(x: Any) -> Any:
             options: Any = {"axis_name": "d", "axis_index_groups": groups}
+            options |= {"where": where} if selected else {}
             return jnp.stack(jax_bnar.batch_statistics(x, **options))
 
         if how == "pmap":
@@ -398,7 +422,7 @@ def test_gradients_over_a_named_axis(how: str, groups: Any) -> None:
     def formula(x: Any) -> Any:
         results = [jnp.zeros(())] * 4
         for group in groups or [range(4)]:
-            whole = x[np.asarray(list(group))].reshape(-1, 5)
+            whole = x[np.asarray(list(group))][:, where[:, 0]].reshape(-1, 5)
             for index in group:
                 results[index] = jnp.stack([whole.mean(0), whole.var(0)])
         return jnp.stack(results)

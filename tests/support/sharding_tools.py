@@ -36,9 +36,14 @@ def use_mesh(mesh: Mesh) -> Iterator[None]:
 
 
 def relative_difference(left: Any, right: Any) -> float:
-    """The largest difference between two trees, relative to the largest value of each leaf."""
-    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
-    return max(
-        float(np.abs(np.asarray(a) - np.asarray(b)).max() / (1 + np.abs(np.asarray(b)).max()))
-        for a, b in pairs
-    )
+    """The largest difference between two trees, relative to the largest value of each leaf.
+
+    NaN if there is any; arrays must not broadcast.
+    """
+    differences = []
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert a.shape == b.shape
+        differences.append(np.abs(a - b).max() / (1 + np.abs(b).max()))
+    # Unlike max(), it keeps a NaN that is not the first.
+    return float(np.max(differences))
