@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from checkout import ROOT
-from native_build import PATH, aarch64_options, build, run
+from native_build import PATH, build, check_vectors, run
 
 pytestmark = pytest.mark.one_python
 
@@ -26,26 +26,21 @@ namespace jax_bnar::cpu::avx2 {
 """
 
 
+# Those for aarch64 are among what test_native.py builds.
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("compiler", ["g++", "clang++", "aarch64-linux-gnu-g++"])
+@pytest.mark.parametrize("compiler", ["g++", pytest.param("clang++", marks=pytest.mark.weekly)])
 def test_every_kernel_keeps_its_vectors_in_registers(compiler: str) -> None:
-    if compiler.startswith("aarch64"):
-        isas, options = ["baseline", "neonbf16"], aarch64_options()
-    elif shutil.which(compiler, path=PATH) is None:
+    if shutil.which(compiler, path=PATH) is None:
         pytest.skip(f"{compiler} is missing")
-    else:
-        isas = ["baseline", "avx2", "avx512", "avx512bf16"]
-        options = [f"-DCMAKE_CXX_COMPILER={compiler}"]
+    isas = ["baseline", "avx2", "avx512", "avx512bf16"]
+    options = [f"-DCMAKE_CXX_COMPILER={compiler}"]
     targets = [f"bnar_tiles_{isa}" for isa in isas]
-    directory = build(f"objects-{compiler.rstrip('+')}", options, targets)
-    for target in targets:
-        objects = sorted((directory / "CMakeFiles" / f"{target}.dir").rglob("*.o"))
-        assert len(objects) == 12
-        run(sys.executable, SCRIPT, *objects)
+    check_vectors(build(f"objects-{compiler.rstrip('+')}", options, targets), isas)
 
 
 @pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.timeout(1800)
 def test_clang_builds_the_module() -> None:
     """macOS has no other compiler; what only GCC accepts would be found there first."""

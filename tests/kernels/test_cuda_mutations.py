@@ -9,10 +9,12 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
 from checkout import ROOT
 from cuda_mutations import MUTATIONS
+from tiers import covering
 
 pytestmark = pytest.mark.one_python
 slow = pytest.mark.slow
@@ -38,6 +40,12 @@ OTHERS = (
     "tests/native/cuda_kernels_test.cc",
     "tests/native/expectations.cc",
     "tests/native/operation_checks.cc",
+)
+# A mutant takes a quarter of a minute, so before each change only a sample is compiled, which has
+# all pairs of what they differ in.
+_VARIED = ("header", "kernels", "strategy", "shapes")
+SAMPLE = covering(
+    [{name: sys.intern(getattr(each, name)) for name in _VARIED} for each in MUTATIONS.values()], 2
 )
 SEEDS = ("0", "1")  # the two run in opposite orders: one may show what the other hides
 
@@ -107,7 +115,13 @@ def test_unbroken_kernels_pass(
 
 
 @slow
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if index in SAMPLE else pytest.mark.weekly)
+        for index, name in enumerate(MUTATIONS)
+    ],
+)
 def test_broken_kernels_are_caught(
     name: str, objects: dict[str, pathlib.Path], tmp_path: pathlib.Path
 ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax.ffi
 import pytest
 from checkout import ROOT
-from native_build import aarch64_options, build, optional_tool, run, tool
+from native_build import aarch64_options, build, check_vectors, optional_tool, run, tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_python]
 
@@ -45,12 +45,11 @@ def test_address_and_undefined_behaviour_sanitizer() -> None:
 # Kernels differ between compute capabilities in what waits in registers. All other tests of the
 # emulation run those for 9.0.
 @pytest.mark.timeout(3600)
-def test_kernels_for_other_gpus() -> None:
-    for capability in (800, 1000):
-        options = [f"-DJAX_BNAR_EMULATED_ARCHITECTURE={capability}"]
-        # One folder for both, because only the emulated kernels differ.
-        directory = build("other-gpus", options, ["cuda_kernels_test"])
-        run_tests(directory, "^cuda_kernels_test_.*_1$")
+@pytest.mark.parametrize("capability", [800, pytest.param(1000, marks=pytest.mark.weekly)])
+def test_kernels_for_other_gpus(capability: int) -> None:
+    options = [f"-DJAX_BNAR_EMULATED_ARCHITECTURE={capability}"]
+    directory = build(f"gpu-{capability}", options, ["cuda_kernels_test"])
+    run_tests(directory, "^cuda_kernels_test_.*_1$")
 
 
 def without_address_randomisation() -> Sequence[str]:
@@ -78,6 +77,11 @@ def test_kernels_under_emulated_aarch64() -> None:
         *("plan_test", "executor_test"),
     )
     run_tests(build("aarch64", options, names), f"^({'|'.join(names)})")
+
+
+@pytest.mark.timeout(1800)
+def test_every_kernel_for_aarch64_keeps_its_vectors_in_registers() -> None:
+    check_vectors(build("aarch64", aarch64_options(), ["bnar_cpu"]), ["baseline", "neonbf16"])
 
 
 def test_cuda_emulation_compiles_for_aarch64() -> None:

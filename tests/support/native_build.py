@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Sequence
 
@@ -73,6 +74,14 @@ def optional_tool(name: str, package: str, variable: str) -> str:
             pytest.fail(f"{message}, and {variable} is set", pytrace=False)
         pytest.skip(message)
     return found
+
+
+def check_vectors(directory: pathlib.Path, isas: Sequence[str]) -> None:
+    """Reads the kernels' objects in a build folder: vectors and pointers stay in registers."""
+    for isa in isas:
+        objects = sorted((directory / "CMakeFiles" / f"bnar_tiles_{isa}.dir").rglob("*.o"))
+        assert len(objects) == 12
+        run(sys.executable, ROOT / ".ci" / "cpu_instructions.py", *objects)
 
 
 def aarch64_options() -> Sequence[str]:

@@ -21,7 +21,7 @@ def slow_except(first: Container[Any], values: Iterable[Any]) -> list[Any]:
 def leave_combinations_to_slow(items: Iterable[Any]) -> None:
     """Marks a test as slow with combinations of parameters that contain no new value.
 
-    Those that contain no new pair of values either are also marked as `combination`. A test that is
+    Those that contain no new pair of values either are also marked as `weekly`. A test that is
     slow with all its parameters keeps all combinations, and so do tests that need a GPU or much
     memory, which stay outside these tiers.
     """
@@ -40,7 +40,7 @@ def leave_combinations_to_slow(items: Iterable[Any]) -> None:
         pairs = _choose(of_one_test, 2)
         for item in of_one_test:
             if item not in chosen and item not in pairs:
-                item.add_marker(pytest.mark.combination)
+                item.add_marker(pytest.mark.weekly)
 
 
 def _choose(items: Sequence[Any], strength: int) -> set[Any]:

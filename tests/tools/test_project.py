@@ -200,7 +200,7 @@ def test_requirements_of_the_build_and_of_extras() -> None:
 def test_every_mark_is_one_that_a_target_runs() -> None:
     """Tests in a tier that no target selects would never run."""
     marks = {text.split(":")[0] for text in PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
-    assert marks == {"quick", "slow", "combination", "one_python", "large", "gpu"}
+    assert marks == {"quick", "slow", "weekly", "one_python", "large", "gpu"}
     makefile = (ROOT / "Makefile").read_text()
     selected = re.findall(r'\$\(PYTEST\) -m (?:"(.*)"|(\w+))', makefile)
     assert [a or b for a, b in selected] == [

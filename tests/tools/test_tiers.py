@@ -73,7 +73,7 @@ def test_values_that_are_left_to_slow_tests() -> None:
     fast = [item.callspec.params for item in items if "slow" not in item.marks]
     assert {each["a"] for each in fast} == {"x", "y"}
     assert {value for each in fast for value in each.values()} == set("xy12+-")
-    run = [item.callspec.params for item in items if "combination" not in item.marks]
+    run = [item.callspec.params for item in items if "weekly" not in item.marks]
     for first, second in itertools.combinations("abc", 2):
         pairs = {(item.callspec.params[first], item.callspec.params[second]) for item in items}
         assert {(each[first], each[second]) for each in run} == pairs
@@ -103,7 +103,7 @@ def test_the_rest_is_slow() -> None:
     """As pytest sees it: together the tiers have every combination once."""
     tests = "tests/operators/test_special_values.py"
     every, fast = collected(tests), collected(tests, "-m", "not slow")
-    slow, pairs = collected(tests, "-m", "slow"), collected(tests, "-m", "slow and not combination")
+    slow, pairs = collected(tests, "-m", "slow"), collected(tests, "-m", "slow and not weekly")
     assert fast
     assert slow
     assert not fast & slow
