@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._layers.activation import layer_activation
+from jax_bnar._layers.promotion import promoted
 from jax_bnar._operators.folded import bias_act
 
 
@@ -53,6 +54,10 @@ def fold(
 def folded_call(layer: Any, x: jax.Array, bias: jax.Array, residual: jax.Array | None) -> jax.Array:
     """act(x + bias + residual), as the fields of a `FoldedBatchNorm` say."""
     activation = layer_activation("FoldedBatchNorm", "activation", layer.activation)
+    if residual is not None:
+        # They differ where the norms have another dtype than the convolutions.
+        dtype = promoted(x.dtype, residual.dtype)
+        x, residual = x.astype(dtype), residual.astype(dtype)
     y = bias_act(
         x,
         residual,

@@ -84,6 +84,13 @@ def test_a_folded_norm_keeps_the_slope() -> None:
         ({"norm": nn.BatchNorm}, 1e-5),
         ({"norm": functools.partial(flax_layers.BatchNorm, epsilon=0.5)}, 1e-5),
         ({"epsilon": 0.5}, 1e-5),
+        (
+            {
+                "dtype": jnp.bfloat16,
+                "norm": functools.partial(flax_layers.BatchNorm, dtype=jnp.float32),
+            },
+            2**-6,
+        ),
         ({"dtype": jnp.bfloat16, "padding": "torch"}, 2**-6),
     ],
     ids=[
@@ -93,6 +100,7 @@ def test_a_folded_norm_keeps_the_slope() -> None:
         "plain",
         "epsilon of the norm",
         "epsilon of the network",
+        "dtype of the norm",
         "bfloat16",
     ],
 )

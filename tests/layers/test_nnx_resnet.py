@@ -187,10 +187,11 @@ def test_resnet50_has_the_state_of_bonsai() -> None:
     assert (logits.shape, logits.dtype) == ((2, 1000), jnp.float32)
 
 
-def test_resnet_equals_linen() -> None:
+@pytest.mark.parametrize("padding", ["torch", "SAME"])
+def test_resnet_equals_linen(padding: Any) -> None:
     """With the same weights, logits in both modes and running statistics agree."""
     x = normal(0, (4, 36, 36, 3)) - 3
-    linen = flax_layers.ResNet((1, 1), 5, num_filters=4, padding="torch")
+    linen = flax_layers.ResNet((1, 1), 5, num_filters=4, padding=padding)
     variables = trained_looking(jax.eval_shape(linen.init, jax.random.key(0), x))
     for dtype, rtol in ((jnp.float32, 1e-5), (jnp.bfloat16, 0.1)):
         net = linen.clone(dtype=dtype)
@@ -201,17 +202,23 @@ def test_resnet_equals_linen() -> None:
             return evaluated, apply(net, variables, x, mutable=["batch_stats"])
 
         evaluated, (trained, updated) = run(variables, x)
-        model = nnx.eval_shape(
-            lambda d=dtype: ResNet((1, 1), 5, num_filters=4, dtype=d, rngs=nnx.Rngs(0))
+        make = functools.partial(ResNet, (1, 1), 5, num_filters=4, dtype=dtype)
+        # Weights of torchvision are for networks that pad as it does. The variables are the same.
+        of_torch, model = (
+            nnx.eval_shape(lambda make=make, p=p: make(padding=p, rngs=nnx.Rngs(0)))
+            for p in ("torch", padding)
         )
-        torch_weights.to_nnx(torch_weights.from_linen(linen, variables), model)
+        as_torch = linen.clone(padding="torch")
+        torch_weights.to_nnx(torch_weights.from_linen(as_torch, variables), of_torch)
+        nnx.update(model, nnx.state(of_torch))
         forward = nnx.jit(lambda model, x: model(x))
         model.eval()
         assert_close(forward(model, x), evaluated, rtol)
         model.train()
         assert_close(forward(model, x), trained, rtol)
-        expected = torch_weights.from_linen(linen, {**variables, **updated})
-        assert_close(torch_weights.from_nnx(model), expected, rtol)
+        nnx.update(of_torch, nnx.state(model))
+        expected = torch_weights.from_linen(as_torch, {**variables, **updated})
+        assert_close(torch_weights.from_nnx(of_torch), expected, rtol)
 
 
 def test_small_stem_and_partials() -> None:
