@@ -77,8 +77,9 @@ quick: .venv/installed-test .venv/module
 test: .venv/installed-test .venv/module
 	$(PYTEST) -m "not (slow or large or gpu)" --dist=worksteal
 
+# Files are begun in the order in which tests/conftest.py has them.
 slow: .venv/installed-test .venv/module $(GPU_COMPILER)
-	$(PYTEST) -m "$(SLOW_TESTS)" --dist=loadfile
+	$(PYTEST) -m "$(SLOW_TESTS)" --dist=loadfile --no-loadscope-reorder
 
 ##   make check       everything: lint, make test, sanitizers, emulated grids, other Pythons, examples
 # Multiplies the number of examples in property tests.

@@ -90,8 +90,9 @@ _memory = _Memory()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts the tests into tiers before `-m` selects from them."""
+    """Sorts the tests into tiers before `-m` selects from them, and the longest to the front."""
     tiers.leave_combinations_to_slow(items)
+    tiers.long_files_first(items)
 
 
 @pytest.hookimpl(trylast=True)

@@ -42,6 +42,12 @@ def test_address_and_undefined_behaviour_sanitizer() -> None:
     run_tests(sanitize("address,undefined"), ".")
 
 
+@pytest.mark.weekly
+@pytest.mark.timeout(3600)
+def test_undefined_behaviour_sanitizer_for_every_instruction_set() -> None:
+    run_tests(sanitize("undefined", ["kernels_test", "random_shapes_test"]), "^(kernels|random)")
+
+
 # Kernels differ between compute capabilities in what waits in registers. All other tests of the
 # emulation run those for 9.0.
 @pytest.mark.timeout(3600)

@@ -8,6 +8,9 @@ import pytest
 
 # Tests with one of these marks are in no tier that leaves combinations to a slower one.
 _IN_NO_TIER = ("large", "gpu")
+_LONG_FILES = frozenset(
+    f"test_{name}.py" for name in ("native", "cuda_mutations", "emulated_cuda", "cpu_instructions")
+)
 
 
 def slow_except(first: Container[Any], values: Iterable[Any]) -> list[Any]:
@@ -41,6 +44,14 @@ def leave_combinations_to_slow(items: Iterable[Any]) -> None:
         for item in of_one_test:
             if item not in chosen and item not in pairs:
                 item.add_marker(pytest.mark.weekly)
+
+
+def long_files_first(items: list[Any]) -> None:
+    """Moves what compiles for minutes to the front.
+
+    At the end there would be nothing else to do beside it.
+    """
+    items.sort(key=lambda item: item.path.name not in _LONG_FILES)
 
 
 def _choose(items: Sequence[Any], strength: int) -> set[Any]:
