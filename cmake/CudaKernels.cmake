@@ -60,7 +60,7 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
     set(bnar_nvcc "$ENV{CUDACXX}")
   endif()
   execute_process(COMMAND "${bnar_nvcc}" --version
-    OUTPUT_VARIABLE bnar_nvcc_version ERROR_QUIET RESULT_VARIABLE failed)
+    OUTPUT_VARIABLE bnar_nvcc_version ERROR_QUIET)
   if(bnar_nvcc_version MATCHES "release ([0-9.]+)" AND CMAKE_MATCH_1 VERSION_LESS 12.8)
     set(JAX_BNAR_WHY_NO_CUDA "nvcc was of CUDA ${CMAKE_MATCH_1} when it was built, and 12.8 \
 is the first that knows the architectures 10.0 and 12.0")

@@ -1,6 +1,5 @@
 """What a result depends on besides the code: processor, versions, allocator, commit."""
 
-import ctypes
 import os
 import platform
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import jax_bnar
+from benchmarks.common.allocator import describe_allocator
 from jax_bnar._kernels import targets
 
 _PACKAGES: Final = (
@@ -47,24 +47,6 @@ def describe_environment() -> dict[str, Any]:
         "allocator": describe_allocator(),
         "jax_bnar_isa": targets.cpu_isa(),
     }
-
-
-def describe_allocator() -> dict[str, Any]:
-    """The malloc that the process actually uses, and how it was configured."""
-    process = ctypes.CDLL(None)
-    is_jemalloc = hasattr(process, "mallctl")
-    described = {
-        "name": "jemalloc" if is_jemalloc else "default",
-        "malloc_conf": os.environ.get("MALLOC_CONF") if is_jemalloc else None,
-    }
-    if is_jemalloc:
-        return described
-    of_glibc = {
-        name: value
-        for name, value in os.environ.items()
-        if (name.startswith("MALLOC_") and name != "MALLOC_CONF") or name == "GLIBC_TUNABLES"
-    }
-    return described | ({"glibc": of_glibc} if of_glibc else {})
 
 
 def package_version(package: str) -> str | None:

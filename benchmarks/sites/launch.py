@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks.common.allocator import configures_malloc
+
 # Never return freed pages to the system, so that outputs land on pages that were touched before.
 MALLOC_CONF: Final = "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always,oversize_threshold:0,narenas:1"
 ALLOCATORS: Final = ("jemalloc", "default")
@@ -40,10 +42,7 @@ def environment_for(
     """The environment to run in; raises SystemExit if jemalloc is missing or unusable."""
     changed = dict(environment)
     if allocator != "jemalloc":
-        # What configures glibc's malloc, or replaces it.
-        for name in [*changed]:
-            if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES":
-                del changed[name]
+        changed = {k: v for k, v in changed.items() if not configures_malloc(k)}
         libraries = changed.pop("LD_PRELOAD", "").replace(":", " ").split()
         if others := [name for name in libraries if "malloc" not in Path(name).name]:
             changed["LD_PRELOAD"] = ":".join(others)

@@ -19,7 +19,7 @@ from flax import linen as nn  # noqa: E402
 
 import jax_bnar  # noqa: E402
 from benchmarks.common import isa  # noqa: E402
-from benchmarks.common.environment import describe_allocator  # noqa: E402
+from benchmarks.common.allocator import describe_allocator  # noqa: E402
 from benchmarks.common.sites import (  # noqa: E402
     RESNET50_SITES,
     Form,

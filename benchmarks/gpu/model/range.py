@@ -20,8 +20,6 @@ from benchmarks.gpu.model.predict import Assumptions, cost_model, predict
 from benchmarks.sites.problem import DType, itemsize
 
 _WIDE_BYTES: Final = 256
-# Those whose ranges the planner knows.
-_OF_THE_PLANNER: Final = ("line_share", "barrier", "skew")
 # Their ranges say nothing about the choice of a plan, but much about the sum.
 _FURTHER: Final = {
     "instructions_per_cycle": (1.5, 2.5),
@@ -36,7 +34,7 @@ _TITLES: Final = {
     "cooperative_kernel": "cooperative kernel, us",
     "share_of_l2": "share of L2 that stays",
 }
-# Whether little of a constant is what takes more time.
+# Those whose ranges the planner knows, and whether little of it is what takes more time.
 _WORSE_IF_LESS: Final = {"line_share": True, "barrier": False, "skew": False}
 
 
@@ -45,7 +43,7 @@ def cases() -> Iterator[tuple[str, dict[str, float]]]:
     defaults = cost_model({})
     ranges: dict[str, tuple[float, float]] = planner().cuda_cost_ranges()
     yield "as assumed", {}
-    for name in _OF_THE_PLANNER:
+    for name in _WORSE_IF_LESS:
         for value in sorted({*ranges[name]} - {defaults[name]}):
             yield f"{_TITLES[name]}: {value:g} for {defaults[name]:g}", {name: value}
     for name, values in _FURTHER.items():
