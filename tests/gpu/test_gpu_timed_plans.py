@@ -93,10 +93,12 @@ def test_it_compiles_and_refuses_bad_arguments(tmp_path: Path) -> None:
         pytest.skip("nvcc is not installed")
     try:
         library = command.built_kernels()
-    except RuntimeError as error:
-        pytest.skip(str(error))
+    except RuntimeError:
+        library = None
     built = tmp_path / "timed_plans"
     command.compile_timed_plans(nvcc, built, "sm_90", library)
+    if library is None:
+        return  # That it compiles is seen in any checkout; only the kernels make a program of it.
     for argv in (["float64", *"12345", "auto:0:0"], ["bfloat16", *"12345", "onchip:0:0"], ["1"]):
         finished = subprocess.run([built, *argv], capture_output=True, text=True)
         assert finished.returncode == 2

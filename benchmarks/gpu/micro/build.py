@@ -46,8 +46,12 @@ def compile_micro(nvcc: str, program: Path, architecture: str) -> None:
     compile_program(nvcc, [ROOT / source for source in _SOURCES], program, architecture)
 
 
-def compile_program(nvcc: str, inputs: Sequence[Path], program: Path, architecture: str) -> None:
+def compile_program(
+    nvcc: str, inputs: Sequence[Path], program: Path, architecture: str, *, link: bool = True
+) -> None:
     """Compiles and links sources and libraries; warnings and spills are errors.
+
+    Without link, one source is compiled to an object, which needs no library.
 
     Raises:
         RuntimeError: nvcc failed; the message is what it printed.
@@ -55,7 +59,8 @@ def compile_program(nvcc: str, inputs: Sequence[Path], program: Path, architectu
     argv = [
         nvcc, "-std=c++17", "-O3", f"-arch={architecture}", "-lineinfo", f"-I{ROOT}",
         "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror",
-        "-Xptxas=-warn-spills,-Werror", *map(str, inputs), "-o", str(program),
+        "-Xptxas=-warn-spills,-Werror", *([] if link else ["-c"]), *map(str, inputs),
+        "-o", str(program),
     ]  # fmt: skip
     finished = subprocess.run(argv, capture_output=True, text=True)
     if finished.returncode != 0:

@@ -41,13 +41,15 @@ def built_kernels() -> Path:
     return found[-1]
 
 
-def compile_timed_plans(nvcc: str, program: Path, architecture: str, library: Path) -> None:
-    """Compiles main.cu and links it with the kernels.
+def compile_timed_plans(nvcc: str, program: Path, architecture: str, library: Path | None) -> None:
+    """Compiles main.cu and links it with the kernels; without them it is compiled to an object.
 
     Raises:
         RuntimeError: nvcc failed; the message is what it printed.
     """
-    compile_program(nvcc, [Path(__file__).with_name("main.cu"), library], program, architecture)
+    source = Path(__file__).with_name("main.cu")
+    inputs = [source] if library is None else [source, library]
+    compile_program(nvcc, inputs, program, architecture, link=library is not None)
 
 
 def time_site(

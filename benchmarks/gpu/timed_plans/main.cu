@@ -158,9 +158,9 @@ class Benchmark {
   void Print(const Asked& asked) {
     // What another plan has left would pass for the results of one that writes
     // nothing. All bits set is NaN.
-    for (T* array : {sets_.front().y, sets_.front().dx}) {
-      Check(cudaMemset(array, 0xff, count() * sizeof(T)), "memory");
-    }
+    const Operands<T>& first = sets_.front();
+    Check(cudaMemset(first.y, 0xff, count() * sizeof(T)), "memory");
+    Check(cudaMemset(first.dx, 0xff, count() * sizeof(T)), "memory");
     Check(cudaDeviceSynchronize(), "memory");
     const auto print = [&](const char* direction, const cuda::Traffic& traffic,
                            auto run) {
@@ -171,10 +171,10 @@ class Benchmark {
     };
     print("forward", cuda::ForwardTraffic(problem_.dtype, residual_, residual_),
           [&](const Operands<T>& set) { Forward(set, asked.settings); });
-    CompareWith(asked, sets_.front().y, expected_y_);
+    CompareWith(asked, first.y, expected_y_);
     print("backward", cuda::BackwardTraffic(problem_.dtype, gate(), residual_),
           [&](const Operands<T>& set) { Backward(set, asked.settings); });
-    CompareWith(asked, sets_.front().dx, expected_dx_);
+    CompareWith(asked, first.dx, expected_dx_);
   }
 
   void PrintSums() const {
