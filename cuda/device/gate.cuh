@@ -140,19 +140,19 @@ class Gating {
   template <typename SlabOf>
   __device__ __forceinline__ Gating(const BackwardBuffers&, const SharedMemory&,
                                     const SlabOf& slab)
-      : shares_(slab.SharesVectors()) {}
+      : word_step_(slab.WordStep()) {}
 
   __device__ __forceinline__ Values<Accumulator<T>, kElements> Apply(
       GradientItem<T, kElements, kGate>* item) const {
     if constexpr (kGate == Gate::kY) item->e.KeepPositive(item->saved.y);
     if constexpr (kGate == Gate::kMask) {
-      item->e.KeepBits(ExchangeBits<T>(shares_, item->saved.bits));
+      item->e.KeepBits(BitsOfByte<T>(word_step_, item->saved.bits));
     }
     return item->e.Get();
   }
 
  private:
-  const bool shares_;
+  const int word_step_;
 };
 
 // The gate that computes y again, by the same operations as forward, rounding
@@ -192,8 +192,8 @@ class Gating<T, kElements, kGate, /*kCurve=*/true> {
       e = curve_.GradientOfOutput(item->saved.y.Get(), e);
     } else {
       // Such masks are read element by element (HasVectors in
-      // launch/kernels.cuh): in a vector, the threads of a pair would have to
-      // exchange bits.
+      // launch/kernels.cuh): in a vector, the threads that share it would have
+      // to exchange bits.
       static_assert(kGate == Gate::kMask && kElements == 1);
       e = curve_.GradientOfBits(item->saved.bits, e);
     }

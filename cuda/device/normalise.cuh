@@ -195,7 +195,7 @@ __device__ __forceinline__ void NormaliseTilesAs(const ForwardParameters& p,
     StoreVectorAt<Reuse::kNever>(y, out, y_vector);
     if constexpr (kMask) {
       out.mask_byte() = static_cast<uint8_t>(
-          ExchangeBits<T>(slab.SharesVectors(), y_vector.PositiveBits()));
+          ByteOfBits<T>(slab.WordStep(), y_vector.PositiveBits()));
     }
     out.Advance();
   };

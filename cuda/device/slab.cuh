@@ -144,10 +144,7 @@ class Slab {
   static __device__ __forceinline__ int WordStep(const Tiling& tiling) {
     return WordStepOf<T, kLayout, kElements>(tiling);
   }
-  // Whether the thread shares its vectors with its neighbour.
-  __device__ __forceinline__ bool SharesVectors() const {
-    return WordStep(tiling_) > 1;
-  }
+  __device__ __forceinline__ int WordStep() const { return WordStep(tiling_); }
   // The number of tiles of the block. This thread has a vector in all of them,
   // in all but the last or, if it lies beyond the channels, in none.
   __device__ __forceinline__ int tiles() const { return tiles_; }
@@ -200,9 +197,9 @@ class Slab {
 
  private:
   // How many elements before the thread's own vector its first word lies, if it
-  // is that of the neighbour's vector.
+  // shares vectors.
   __device__ __forceinline__ int ShiftOfWords() const {
-    return 4 * (WordStep(tiling_) - 1) * (static_cast<int>(threadIdx.x) & 1);
+    return 4 * (static_cast<int>(threadIdx.x) & (WordStep(tiling_) - 1));
   }
 
   // Where channels are last, the place of this thread's vector in a tile. All

@@ -263,19 +263,57 @@ struct Vector<T, 8> {
   }
 };
 
-// Turns the bits of a thread's elements, where it shares two vectors of float32
-// with its neighbour (Tiling::word_step), into the byte of its own vector in a
-// mask, and such a byte into the bits of its elements: the two threads exchange
-// four bits. Both call it.
+// The lanes of a warp that share vectors of float32 (Tiling::word_step) with
+// this one. Lane i of them has the words i and step + i, and in a mask the byte
+// of vector i, of the words 2 i and 2 i + 1. So the lanes exchange four bits of
+// each word.
+class SharingLanes {
+ public:
+  __device__ __forceinline__ explicit SharingLanes(int step)
+      : step_(step),
+        lane_(static_cast<int>(threadIdx.x) & (step - 1)),
+        first_(static_cast<int>(threadIdx.x) & 31 & -step) {}
+
+  // Turns the bits of a lane's words into the byte of its vector. All lanes
+  // that share vectors call it, and BitsOfByte.
+  __device__ __forceinline__ uint32_t ByteOfBits(uint32_t bits) const {
+    const int word = 2 * lane_;
+    const int at = word < step_ ? 0 : 4;
+    const int from = word & (step_ - 1);
+    const uint32_t low = From(from, bits) >> at & 15u;
+    const uint32_t high = From(from + 1, bits) >> at & 15u;
+    return low | high << 4;
+  }
+  // The reverse.
+  __device__ __forceinline__ uint32_t BitsOfByte(uint32_t byte) const {
+    const int at = 4 * (lane_ & 1);
+    const int from = lane_ / 2;
+    const uint32_t low = From(from, byte) >> at & 15u;
+    const uint32_t high = From(from + step_ / 2, byte) >> at & 15u;
+    return low | high << 4;
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t From(int lane, uint32_t value) const {
+    const uint32_t lanes = 0xffffffffu >> (32 - step_) << first_;
+    return __shfl_sync(lanes, value, first_ + lane);
+  }
+
+  const int step_;
+  const int lane_;   // Among those that share.
+  const int first_;  // Of those that share, in the warp.
+};
+
+// Turns the bits of a thread's elements into a byte of a mask, and the reverse.
 template <typename T>
-__device__ __forceinline__ uint32_t ExchangeBits(bool shares, uint32_t bits) {
-  if (sizeof(T) != sizeof(float) || !shares) return bits;
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const bool odd = (lane & 1) != 0;
-  const uint32_t low = bits & 15u, high = bits >> 4 & 15u;
-  const uint32_t other =
-      __shfl_xor_sync(3u << (lane & 30), odd ? low : high, 1);
-  return odd ? other | high << 4 : low | other << 4;
+__device__ __forceinline__ uint32_t ByteOfBits(int word_step, uint32_t bits) {
+  if (sizeof(T) != sizeof(float) || word_step == 1) return bits;
+  return SharingLanes(word_step).ByteOfBits(bits);
+}
+template <typename T>
+__device__ __forceinline__ uint32_t BitsOfByte(int word_step, uint32_t byte) {
+  if (sizeof(T) != sizeof(float) || word_step == 1) return byte;
+  return SharingLanes(word_step).BitsOfByte(byte);
 }
 
 // Whether a value is needed again soon.

@@ -128,10 +128,11 @@ struct Tiling {
   Divisor slabs_per_group;
   int64_t num_slabs;
   // The distance between the two words of 16 bytes that a thread has of float32
-  // where channels are last, in words. If it is 2, neighbouring threads share
-  // two vectors: one has the first word of both, and the other one the second
-  // words, so that a warp meets whole sectors of 32 bytes. Otherwise, and where
-  // a vector is one word, it is 1, and each thread has a vector of its own.
+  // where channels are last, in words, a power of 2. So many neighbouring
+  // threads share as many vectors: their first words lie side by side, and so
+  // do their second ones, so that a warp reads and writes long pieces at once.
+  // If it is 1, and where a vector is one word, each thread has a vector of its
+  // own.
   int32_t word_step;
   // Blocks of lower rank than `longer_blocks` have so many tiles of a slab, and
   // the others have one less.
@@ -146,8 +147,8 @@ struct Tiling {
 // Returns the column of element i of a thread whose vector is `vector` in its
 // row, where channels are last.
 BNAR_HOST_DEVICE int ColumnOf(int vector, int elements, int i, int word_step) {
-  const int other = word_step - 1;
-  return vector * elements - 4 * other * (vector & 1) + i + (i & 4) * other;
+  const int others = word_step - 1;
+  return vector * elements - 4 * (vector & others) + i + (i & 4) * others;
 }
 
 // Returns the index in a group's mask of the bit of an element, where channels

@@ -95,10 +95,9 @@ Tiling CutSlabs(const Shape& shape, int width, int columns,
 
 int WordStep(const Problem& problem, int width, const Tiling& t) {
   if (problem.dtype != DType::kFloat32 || width != kWidth) return 1;
-  return t.layout == Layout::kChannelsLast && t.vectors % 2 == 0 &&
-                 t.row_vectors > 1
-             ? 2
-             : 1;
+  if (t.layout != Layout::kChannelsLast) return 1;
+  // The last slab of a row may be narrower than the others.
+  return static_cast<int>(std::gcd(t.vectors, int64_t{t.row_vectors}));
 }
 
 bool CanCutNarrower(const Problem& problem, int width, const Tiling& t) {

@@ -55,8 +55,8 @@ int64_t MaskChannels(const Shape& shape);
 Tiling CutSlabs(const Shape& shape, int width, int columns = kMaxColumns,
                 int64_t mask_channels = 0);
 
-// Returns Tiling::word_step for the slabs of a tiling: 2 if neighbouring
-// threads can share vectors.
+// Returns Tiling::word_step for the slabs of a tiling: the most threads that
+// can share vectors, all of a row of a slab in most shapes.
 int WordStep(const Problem& problem, int width, const Tiling& tiling);
 
 // Returns whether slabs of half the channels make sense. If their rows were

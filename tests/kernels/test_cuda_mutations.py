@@ -43,7 +43,7 @@ OTHERS = (
 )
 # A mutant takes a quarter of a minute, so before each change only a sample is compiled, which has
 # all pairs of what they differ in.
-_VARIED = ("header", "kernels", "strategy", "shapes")
+_VARIED = ("header", "kernels", "strategy", "shapes", "element")
 SAMPLE = covering(
     [{name: sys.intern(getattr(each, name)) for name in _VARIED} for each in MUTATIONS.values()], 2
 )
@@ -130,7 +130,7 @@ def test_broken_kernels_are_caught(
     header = tmp_path / "cuda/device" / mutation.header
     header.write_text(header.read_text().replace(mutation.right, mutation.wrong))
 
-    source = f"cuda/launch/{mutation.kernels}_bf16.cu"
+    source = f"cuda/launch/{mutation.kernels}_{mutation.element}.cu"
     broken = tmp_path / "broken.o"
     compile_source(tmp_path / source, broken, "-I", str(tmp_path))
     program = tmp_path / "broken"

@@ -291,8 +291,8 @@ void TestMaskSectors() {
   BNAR_CHECK(cuda::MaskChannels({1, 9, 64, 2}) == 0, "planes");
 }
 
-// Neighbouring threads share vectors of float32, so that a warp meets whole
-// sectors, where each vector has a neighbour in its row.
+// The threads of a row share vectors of float32, so that a warp meets long
+// pieces of it, as far as the vectors of each row can be shared evenly.
 void TestSharedVectors() {
   context = "shared vectors";
   const auto step = [](const Shape& shape, DType dtype, int columns,
@@ -302,30 +302,39 @@ void TestSharedVectors() {
     return cuda::WordStep(problem, width,
                           cuda::CutSlabs(shape, width, columns));
   };
-  BNAR_CHECK(step({1, 99, 64, 1}, DType::kFloat32, 64) == 2, "");
+  BNAR_CHECK(step({1, 99, 64, 1}, DType::kFloat32, 64) == 8, "a row");
+  BNAR_CHECK(step({1, 99, 256, 1}, DType::kFloat32, 128) == 16, "half a row");
+  BNAR_CHECK(step({1, 99, 256, 1}, DType::kFloat32, 256) == 32, "a warp");
   BNAR_CHECK(step({1, 99, 48, 1}, DType::kFloat32, 64) == 2, "six of eight");
+  BNAR_CHECK(step({1, 99, 96, 1}, DType::kFloat32, 64) == 4, "eight and four");
   BNAR_CHECK(step({1, 99, 72, 1}, DType::kFloat32, 64) == 1, "nine vectors");
   BNAR_CHECK(step({1, 99, 64, 1}, DType::kFloat32, 8) == 1, "one in a row");
   BNAR_CHECK(step({1, 99, 64, 1}, DType::kFloat32, 64, false) == 1, "singly");
   BNAR_CHECK(step({1, 99, 64, 1}, DType::kBFloat16, 64) == 1, "one word");
   BNAR_CHECK(step({1, 9, 64, 64}, DType::kFloat32, 64) == 1, "planes");
 
-  // Of four vectors, each column belongs to one element of one thread, and the
-  // words of 16 bytes at one time are those of threads 0 and 1, which are
-  // neighbours, and of threads 2 and 3.
-  for (const int word_step : {1, 2}) {
+  // Each column belongs to one element of one thread. The first words of the
+  // threads that share vectors lie side by side, and the second ones after
+  // them.
+  constexpr int kVectors = 16;
+  for (const int word_step : {1, 2, 4, 8, 16}) {
+    context = "words " + std::to_string(word_step) + " apart";
     std::vector<int> columns;
-    for (int vector = 0; vector < 4; ++vector) {
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const int shared = vector / word_step * word_step;
+      const int word = 2 * shared + vector % word_step;
       for (int i = 0; i < 8; ++i) {
         columns.push_back(cuda::ColumnOf(vector, 8, i, word_step));
+        BNAR_CHECK(
+            columns.back() == 4 * (word + (i < 4 ? 0 : word_step)) + i % 4,
+            "element " + std::to_string(i) + " of vector " +
+                std::to_string(vector));
       }
     }
-    const int first = columns[0], second = columns[8], other = columns[4];
-    BNAR_CHECK(first == 0 && second == (word_step == 2 ? 4 : 8) &&
-                   other == (word_step == 2 ? 8 : 4),
-               std::to_string(word_step));
     std::sort(columns.begin(), columns.end());
-    for (int i = 0; i < 32; ++i) BNAR_CHECK(columns[i] == i, "each once");
+    for (int i = 0; i < 8 * kVectors; ++i) {
+      BNAR_CHECK(columns[i] == i, "each once");
+    }
   }
 }
 

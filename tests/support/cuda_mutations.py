@@ -8,9 +8,10 @@ class Mutation:
     header: str
     right: str
     wrong: str
-    kernels: str  # the source, of bfloat16, that is compiled with the broken header
+    kernels: str  # with the element, the source that is compiled with the broken header
     strategy: str
     shapes: str = "few"
+    element: str = "bf16"
 
 
 MUTATIONS = {
@@ -318,6 +319,14 @@ MUTATIONS = {
     "a bit of the mask that two elements read": Mutation(
         "vector.cuh", "parts[1] &= RepeatSigns<0xbbaa>(low)",
         "parts[1] &= RepeatSigns<0xaaaa>(low)", "backward", "two_kernels",
+    ),
+    "bytes of a mask that have the first words alone": Mutation(
+        "vector.cuh", "const int at = word < step_ ? 0 : 4;", "const int at = 0;",
+        "forward", "two_kernels", element="f32",
+    ),
+    "bits of a mask that are those of another word": Mutation(
+        "vector.cuh", "From(from + step_ / 2, byte)", "From(from, byte)",
+        "backward", "two_kernels", element="f32",
     ),
     "a mask in which half of the channels lie in the place of others": Mutation(
         "../host/parameters.h", "channel >> tiling.log_mask_channels;",
