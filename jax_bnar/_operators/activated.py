@@ -38,10 +38,10 @@ def bn_act(
 
     Activations are those of `jax.nn`, in value and in derivative. Forward and backward are one
     kernel call each, on CPUs and GPUs; for ReLU they are those of `bn_add_relu`. Backward never
-    keeps u. With ReLU6 and leaky ReLU, it finds the derivative in y, in a mask, or in x, as
-    `bn_add_relu` does. With the others, it computes u again from x, the statistics and z, and
-    `save` has no effect. Without an activation ("none") it needs neither, and dz is dy itself: that
-    is the linear bottleneck of MobileNetV2 and EfficientNet, `batch_norm(x) + z`.
+    keeps u. With ReLU6 and leaky ReLU, it finds the derivative in y, in a mask or, without z, in x,
+    as `bn_add_relu` and `bn_relu` do. With the others, it computes u again from x, the statistics
+    and z, and `save` has no effect. Without an activation ("none") it needs neither, and dz is dy
+    itself: that is the linear bottleneck of MobileNetV2 and EfficientNet, `batch_norm(x) + z`.
 
     Args:
         x: as in `bn_add_relu`.

@@ -70,8 +70,7 @@ def bn_add_relu(
         num_groups: number of ghost batches. The leading axis is split into this many equal groups,
             each with separate statistics.
         save: where backward finds the sign of the ReLU: "y" (which costs nothing if y is kept
-            anyway) or "mask" (one bit per element, and y may be freed). Without a residual, "y"
-            keeps nothing, because backward computes the sign from x, which it reads anyway.
+            anyway) or "mask" (one bit per element, and y may be freed).
         out_dtype: the dtype of y and z: None for that of x, or float32 for an x of 16 bits, as
             where float32 follows a convolution in bfloat16. x is then read as it is, and no
             float32 copy of it is made or saved; dx has the dtype of x. CUDA has no kernel for
@@ -147,7 +146,8 @@ def bn_relu(
         axis_name: name of a mapped axis, or a tuple of names, over which statistics are computed.
         axis_index_groups: lists of indices of that axis, each with separate statistics.
         num_groups: number of ghost batches.
-        save: where backward finds the sign of the ReLU, "y" or "mask".
+        save: has no effect, because backward computes the sign of the ReLU from x, which it reads
+            anyway.
         out_dtype: the dtype of y, None or float32.
         implementation: None, "ffi" or "xla".
 

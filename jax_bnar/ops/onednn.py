@@ -152,11 +152,12 @@ def batch_norm_forward_training(
     mean_dtype, variance_dtype = jnp.asarray(mean).dtype, jnp.asarray(variance).dtype
     with jax.named_scope(_TRAINING):
         *tensors, ((old_mean, old_variance),) = operands
+        has_workspace = config.activation == "relu"
         if use_global_stats:
-            dst, workspace = inference(*operands, config, config.save_mask)
+            dst, workspace = inference(*operands, config, has_workspace)
             given = old_mean[0].astype(mean_dtype), old_variance[0].astype(variance_dtype)
             return ForwardTraining(dst, given[0], given[1], given[0], given[1], workspace)
-        dst, batch, workspace = training(*tensors, config, config.save_mask)
+        dst, batch, workspace = training(*tensors, config, has_workspace)
         ((batch_mean, batch_variance),) = batch
         return ForwardTraining(
             dst=dst,

@@ -76,6 +76,45 @@ def test_flags(case: Case, name: str) -> None:
 
 
 @all_strategies
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape_name", SHAPES)
+def test_masks_without_a_residual(shape_name: str, dtype: str, name: str) -> None:
+    """oneDNN's workspace is a mask where `bn_relu`, which is checked above, needs none."""
+    shape, axis = SHAPES[shape_name]
+    case = Case(shape, axis, dtype, "bn_relu")
+    x, _, scale, bias = jax.tree.map(jnp.asarray, operands(case))
+    dy = jnp.asarray(cotangents(case)[0])
+    statics: dict[str, Any] = {
+        "epsilon": case.epsilon, "data_format": "NXC" if axis == -1 else "NCX",
+        "fuse_norm_relu": True, "implementation": "ffi",
+    }  # fmt: skip
+
+    @jax.jit
+    def by_x(x: Any) -> Any:
+        bn_relu = operator("bn_relu", implementation="ffi", **case.keywords)
+        y, vjp = jax.vjp(lambda x: bn_relu(x, None, scale, bias).y, x)
+        return y, *vjp(dy)
+
+    @jax.jit
+    def by_mask(x: Any) -> Any:
+        none = jnp.zeros_like(scale)
+        forward = jax_bnar.ops.batch_norm_forward_training(x, none, none, scale, bias, **statics)
+        statistics = forward.batch_mean, forward.batch_variance
+        backward = jax_bnar.ops.batch_norm_training_backward(
+            x, dy, *statistics, scale, workspace=forward.workspace, **statics
+        )
+        return forward.dst, backward.diff_src, forward.workspace
+
+    with strategy(name):
+        y, dx = jax.tree.map(np.asarray, by_x(x))
+        dst, diff_src, workspace = jax.tree.map(np.asarray, by_mask(x))
+    np.testing.assert_array_equal(dst, y)
+    np.testing.assert_array_equal(diff_src, dx)
+    bits = np.packbits(y.astype(np.float32).ravel() > 0, bitorder="little")
+    np.testing.assert_array_equal(workspace.ravel(), bits)
+
+
+@all_strategies
 @pytest.mark.parametrize("shape_name", ACTIVATED)
 @pytest.mark.parametrize("form", ["bn_relu", "bn_add_relu", "dual_bn_add_relu"])
 @pytest.mark.parametrize(

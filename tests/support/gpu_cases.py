@@ -45,6 +45,7 @@ _SHAPES: Shapes = {
 }
 _TINY_SHAPES: Shapes = {
     "nhwc-72": ((4, 5, 5, 72), -1),
+    "nhwc-192": ((3, 3, 3, 192), -1),
     "nhwc-odd": ((3, 5, 7, 17), -1),
     "nchw-8": ((3, 5, 8, 8), 1),
 }
@@ -93,7 +94,7 @@ def flag_cases() -> Iterator[tuple[str, Case]]:
         ("bfloat16", "float32"),
     )
     for index, (form, save, parameters, num_groups, axis, dtype) in enumerate(combinations):
-        if (form == "batch_norm" and save == "mask") or (DRY_RUN and index % 29):
+        if (form in ("batch_norm", "bn_relu") and save == "mask") or (DRY_RUN and index % 29):
             continue
         shape = (6, 5, 8, 72) if axis == -1 else (6, 72, 5, 8)
         names = "+".join(name or "none" for name in parameters)

@@ -65,9 +65,9 @@ def assert_equal_bits(left: Any, right: Any) -> None:
 @saves
 @both_implementations
 def test_what_is_kept(implementation: Implementation, save: Save) -> None:
-    """The results of both convolutions, four vectors, and masks if there are any."""
+    """The results of both convolutions, four vectors, and the mask of the join if there is one."""
     function = functools.partial(block, save=save, implementation=implementation)
-    masks = [KEPT // 32] * 2 if save == "mask" else []
+    masks = [KEPT // 32] if save == "mask" else []
     sizes = saved_bytes(jax.checkpoint(function, policy=policy), *operands())
     assert sizes == sorted([KEPT] * 2 + [VECTOR] * 4 + masks)
     # Without the policy, there is also the y between the convolutions, and that of the block if it

@@ -182,7 +182,7 @@ def test_residuals_hold_no_pre_relu_tensor(
     # The small ones are mean, var, scale and bias, and the mask with one bit per element.
     small = sorted(array.nbytes for array in saved if array.size < y.size)
     vectors = [33 * 4] * (4 * inputs_of(form))
-    masked = form != "batch_norm" and save == "mask"
+    masked = form in ("bn_add_relu", "dual_bn_add_relu") and save == "mask"
     assert small == sorted(vectors + ([-(-y.size // 8)] if masked else []))
 
     if form != "batch_norm":

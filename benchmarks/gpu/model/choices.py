@@ -37,10 +37,8 @@ _PLAN: Final = ("strategy", "slab_channels", "team", "teams")
 def _predict(row: Mapping[str, Any], dtype: DType, assumptions: Assumptions) -> dict[str, Any]:
     """What the model says of the case of a row: a site, a batch size and a direction."""
     site = _SITES[row["site"]]
-    # A site with a residual was timed with a mask, and the others find the sign of the ReLU in x.
-    save = "mask" if site.form == "bn_add_relu" else "y"
     shape = (1, row["batch"] * site.height * site.width, site.channels, 1)
-    direction = directions(site, dtype, save)[row["direction"]]
+    direction = directions(site, dtype, "mask")[row["direction"]]
     return predict_direction(shape, dtype, direction, _DEVICE, assumptions)
 
 

@@ -67,18 +67,12 @@ def _batch_norm(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, D
 
 
 def _relu(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Direction]:
-    del mask  # The floor has none: backward could compute the gate from x, as it does without it.
-    has_mask = save == "mask"
-    gate = "mask" if has_mask else "x"
+    del save, mask  # Backward finds the gate in x.
     return {
         "forward": Direction(
-            plan.cuda_forward_traffic(dtype, False, has_mask),
-            2,
-            "Forward",
-            "relu mask" if has_mask else "relu",
-            "statistics",
+            plan.cuda_forward_traffic(dtype, False, False), 2, "Forward", "relu", "statistics"
         ),
-        "backward": Direction(plan.cuda_backward_traffic(dtype, gate, False), 3, "Backward", gate),
+        "backward": Direction(plan.cuda_backward_traffic(dtype, "x", False), 3, "Backward", "x"),
     }
 
 
@@ -102,7 +96,7 @@ def _add_relu(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Dir
 
 
 def _dual(plan: Any, dtype: DType, save: Save, mask: float) -> dict[str, Direction]:
-    del mask  # As for _relu.
+    del mask  # The floor has none: backward could compute the gate from x1 and x2.
     has_mask = save == "mask"
     gate = "mask" if has_mask else "x"
     return {

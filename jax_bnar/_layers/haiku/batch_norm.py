@@ -71,7 +71,8 @@ class BatchNorm(hk.BatchNorm):
         activation: "none" (or None), a name or function that `jax_bnar.bn_act` takes, such as
             "relu" or `jax.nn.silu`, which is fused, or any other function of an array, which plain
             JAX applies after the residual has been added.
-        save: where backward finds the sign of the ReLU, "y" or "mask": see `jax_bnar.bn_add_relu`.
+        save: where backward finds the sign of the ReLU after a residual, "y" or "mask": see
+            `jax_bnar.bn_add_relu`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
 
     Raises:

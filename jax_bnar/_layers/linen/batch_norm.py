@@ -81,8 +81,8 @@ class BatchNorm(nn.BatchNorm):
     - A result wider than x takes more memory than one of its dtype; set `dtype=x.dtype` to avoid
       it. x itself is read as it is. A widened copy of it (which is exact) is made only for another
       activation than ReLU, and where two norms are joined.
-    - A result narrower than x is computed in the dtype of x and then rounded. For the gradient, y
-      is kept in the wide dtype; `save="mask"` avoids that.
+    - A result narrower than x is computed in the dtype of x and then rounded. For the gradient
+      after a residual, y is kept in the wide dtype; `save="mask"` avoids that.
 
     Integers are computed in float32. Complex x, which `flax.linen.BatchNorm` takes, is refused.
 
@@ -125,7 +125,8 @@ class BatchNorm(nn.BatchNorm):
         num_groups: number of ghost batches. The leading axis is split into this many equal groups,
             each normalised with its own statistics. The running statistics are updated with the
             averages over the groups of their means and variances. Ignored during `init`.
-        save: where backward finds the sign of the ReLU, "y" or "mask": see `jax_bnar.bn_add_relu`.
+        save: where backward finds the sign of the ReLU after a residual, "y" or "mask": see
+            `jax_bnar.bn_add_relu`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
         update_batch_stats: whether training updates the running statistics. If False, it neither
             changes `batch_stats` nor needs it to be mutable.

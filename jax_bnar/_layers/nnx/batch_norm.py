@@ -76,7 +76,8 @@ class BatchNorm(nnx.BatchNorm):
         num_groups: number of ghost batches. The leading axis is split into this many equal groups,
             each normalised with its own statistics. The running statistics are updated with the
             averages over the groups.
-        save: where backward finds the sign of the ReLU, "y" or "mask": see `jax_bnar.bn_add_relu`.
+        save: where backward finds the sign of the ReLU after a residual, "y" or "mask": see
+            `jax_bnar.bn_add_relu`.
         implementation: None, "ffi" or "xla", as in `jax_bnar.bn_add_relu`.
         update_batch_stats: whether training updates the running statistics.
         mean_init: initializer of the running mean; None is NNX's zeros.
