@@ -17,6 +17,19 @@ DOCKER ?= docker
 BIN := .venv/bin
 NATIVE_SOURCES = $(shell find benchmarks cpu cuda native python_module tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
+# A .venv that is there already has the Python that it was made with.
+PRINT_VERSION := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
+ifneq ($(origin PYTHON),file)
+ifeq ($(filter clean help,$(MAKECMDGOALS)),)
+THERE := $(if $(wildcard $(BIN)/python),$(shell $(BIN)/python $(PRINT_VERSION)))
+ifneq ($(THERE),)
+ifneq ($(THERE),$(shell $(PYTHON) $(PRINT_VERSION)))
+$(error .venv has Python $(THERE), which $(PYTHON) is not; `make clean` removes it, or leave PYTHON out)
+endif
+endif
+endif
+endif
+
 # --- What is installed in .venv ---
 
 # pyright needs every package that is imported anywhere.

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jax_bnar
+from benchmarks.common.agreement import check_agree
 from benchmarks.common.contention import Contention, print_warning
 from benchmarks.common.document import begin, finish
 from benchmarks.common.isa import IsaName
@@ -201,14 +202,9 @@ _STEPS: Final[dict[Peer, Callable[..., Callable[[], Any]]]] = {
 
 def _check_agree(results: dict[str, Any], dtype: str) -> None:
     """Raises AssertionError unless all peers compute the same, up to rounding."""
-    tolerance = 1e-3 if dtype == "float32" else 0.05
-    converted = {peer: [_to_numpy(array) for array in arrays] for peer, arrays in results.items()}
-    first, *others = converted.values()
+    first, *others = ([_to_numpy(array) for array in arrays] for arrays in results.values())
     for other in others:
-        for a, b in zip(first, other, strict=True):
-            distance = np.linalg.norm(a - b) / np.linalg.norm(a)
-            if not distance < tolerance:
-                raise AssertionError(f"results differ by {distance:.1e} of their norm")
+        check_agree(first, other, 1e-3 if dtype == "float32" else 0.05)
 
 
 def _to_numpy(array: Any) -> np.ndarray:

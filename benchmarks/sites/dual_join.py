@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jax_bnar
+from benchmarks.common.agreement import check_agree
 from benchmarks.common.contention import Contention, print_warning
 from benchmarks.common.document import begin, finish
 from benchmarks.common.progress import say
@@ -200,13 +201,11 @@ def _check_agree(one: Any, two: Any, dtype: str) -> None:
 
     Only `two` stores it.
     """
-    tolerance = 1e-4 if dtype == "float32" else 0.05
-    for a, b in zip(*(program(*given) for program, given in (one, two)), strict=True):
-        wide = (np.asarray(each.astype(jnp.float32)) for each in (a, b))
-        exact, other = wide
-        distance = np.linalg.norm(exact - other) / np.linalg.norm(exact)
-        if not distance < tolerance:
-            raise AssertionError(f"results differ by {distance:.1e} of their norm")
+    exact, other = (
+        [np.asarray(array.astype(jnp.float32)) for array in program(*given)]
+        for program, given in (one, two)
+    )
+    check_agree(exact, other, 1e-4 if dtype == "float32" else 0.05)
 
 
 def _table(runs: Sequence[dict[str, Any]], options: Options, environment: dict[str, Any]) -> Table:

@@ -31,6 +31,11 @@ class FoldedNetwork(NamedTuple):
     variables: tuple[jax.Array, ...]
     report: FoldingReport
 
+    def __repr__(self) -> str:
+        # That of a tuple would print every weight.
+        count = len(self.variables)
+        return f"FoldedNetwork with {count} arrays of variables and this report:\n{self.report}"
+
 
 def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> FoldedNetwork:
     """A network in evaluation whose BatchNorms are folded into its convolutions.

@@ -52,6 +52,15 @@ class _Model(nnx.Module):
         return self.norm(self.layer(x))
 
 
+def test_it_is_shown_without_its_weights() -> None:
+    model = _Model()
+    model.eval()
+    network = jax_bnar.fold_batch_norms(model, X)
+    head, *lines = repr(network).splitlines()
+    assert head == "FoldedNetwork with 2 arrays of variables and this report:"
+    assert "\n".join(lines) == str(network.report)
+
+
 def test_a_module_in_training_says_so() -> None:
     network = jax_bnar.fold_batch_norms(_Model(), X)
     (layer,) = network.report.layers

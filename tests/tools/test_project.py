@@ -342,6 +342,26 @@ def test_workflow_runs_make_targets_alone() -> None:
         assert re.search(rf"^{target[1]}:", makefile, re.MULTILINE), line
 
 
+def test_make_does_not_run_another_python_than_it_is_told(tmp_path: pathlib.Path) -> None:
+    for name, version in ((".venv/bin/python", "3.11"), ("same", "3.11"), ("newer", "3.13")):
+        fake = tmp_path / name
+        fake.parent.mkdir(parents=True, exist_ok=True)
+        fake.write_text(f"#!/bin/sh\necho {version}\n")
+        fake.chmod(0o755)
+
+    def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["make", "-f", str(ROOT / "Makefile"), "--dry-run", *arguments],
+            cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+
+    refused = make("venv", "PYTHON=./newer")
+    assert refused.returncode == 2
+    assert ".venv has Python 3.11, which ./newer is not" in refused.stderr
+    assert make("venv", "PYTHON=./same").returncode == 0
+    assert make("clean", "PYTHON=./newer").returncode == 0
+
+
 def test_make_names_the_python_that_it_needs(tmp_path: pathlib.Path) -> None:
     """pip's own words about an old Python fill a screen."""
     old = tmp_path / "python3.10"
