@@ -212,7 +212,7 @@ def _vmapped(
     """
     kept = kept_axes(region, over)
     outer = tuple(kept[:-1])
-    if not parameters.issuperset(kept) or labels[: len(outer)] != tuple((a,) for a in outer):
+    if parameters != frozenset(kept) or labels[: len(outer)] != tuple((a,) for a in outer):
         return ()
     return outer
 

@@ -50,6 +50,10 @@ def instance_norm(x: Any, scale: Any, bias: Any) -> jax.Array:
     return jax.nn.relu(_affine(_norm(x, (1, 2)), scale, bias))
 
 
+def instance_norm_and_residual(x: Any, scale: Any, bias: Any) -> jax.Array:
+    return jax.nn.relu(_affine(_norm(x, (1, 2)), scale, bias) + jnp.sin(x))
+
+
 def group_norm(x: Any, scale: Any, bias: Any) -> jax.Array:
     groups = jnp.concatenate([x, x * 2], -1).reshape(6, 5, 4, 2, 3)
     return jax.nn.relu(_norm(groups, (1, 2, 4)).reshape(6, 5, 4, 6))
@@ -185,6 +189,7 @@ REFUSED: dict[Callable[..., Any], str] = {
     layer_norm_of_rows: "LayerNorm",
     layer_norm_of_examples: "LayerNorm",
     instance_norm: "InstanceNorm",
+    instance_norm_and_residual: "InstanceNorm",
     group_norm: "GroupNorm",
     two_channel_axes: "several axes",
     all_axes: "no channel axis",
