@@ -15,6 +15,11 @@ from jax_bnar._fuse.sizes import is_long
 from jax_bnar._fuse.statistics import kept_axes, population_variance
 from jax_bnar._fuse.unknowns import Clamped, Foreign, Moment, ReciprocalRoot, Unknowns
 
+OF_EACH_EXAMPLE = (
+    "the statistics are those of each example, not of the batch, as in LayerNorm, InstanceNorm or"
+    " GroupNorm; where they are those of several batches under a vmap, write vmap(fuse(f))"
+)
+
 
 class RefusalError(Exception):
     """A value cannot be taken; the message, which says why, goes into the report."""
@@ -191,11 +196,7 @@ def channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
     if len(kept) == 2 and kept[0] == 0 and kept[1] >= 2 and _is_ghost(region.x):
         return kept[1], shape[0]
     if kept[0] == 0:
-        raise RefusalError(
-            "the statistics are those of each example, not of the batch, as in LayerNorm,"
-            " InstanceNorm or GroupNorm; where they are those of several batches under a vmap,"
-            " write vmap(fuse(f))"
-        )
+        raise RefusalError(OF_EACH_EXAMPLE)
     raise RefusalError(
         f"there are statistics along several axes {tuple(kept)}, not one per channel"
     )

@@ -15,6 +15,7 @@ from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.match import RefusedMatch
 from jax_bnar._fuse.nodes import Node, Value, array_and_vector, source, values_of
 from jax_bnar._fuse.sizes import is_at_least
+from jax_bnar._fuse.training import OF_EACH_EXAMPLE
 
 _ROOTS = frozenset(["rsqrt", "sqrt", "pow"])
 # The primitives between a vector of roots and the array that it scales.
@@ -134,6 +135,8 @@ def _reason(nodes: Collection[Node], scaled: Node, axis_sizes: Mapping[Any, int]
         )
     if not reasons and _is_another_array(nodes, scaled):
         return "the standard deviation of one array scales another one, such as a gate"
+    if not reasons and not any(map(_adds_up_the_batch, nodes)):
+        return OF_EACH_EXAMPLE
     if not reasons:
         dtypes = sorted({str(v.dtype) for v in (*values_of(scaled.inputs), *scaled.outputs)})
         return (
@@ -141,6 +144,11 @@ def _reason(nodes: Collection[Node], scaled: Node, axis_sizes: Mapping[Any, int]
             f" ({', '.join(dtypes)})"
         )
     return "; ".join(reasons)
+
+
+def _adds_up_the_batch(node: Node) -> bool:
+    """Whether a node may add up examples: along the first axis, or along a mapped one."""
+    return node.name == "psum" or (node.name == "reduce_sum" and 0 in node.params["axes"])
 
 
 def _adds_to_a_deviation(node: Node) -> bool:

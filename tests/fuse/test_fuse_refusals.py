@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,6 +58,10 @@ def instance_norm_and_residual(x: Any, scale: Any, bias: Any) -> jax.Array:
 def group_norm(x: Any, scale: Any, bias: Any) -> jax.Array:
     groups = jnp.concatenate([x, x * 2], -1).reshape(6, 5, 4, 2, 3)
     return jax.nn.relu(_norm(groups, (1, 2, 4)).reshape(6, 5, 4, 6))
+
+
+def flax_group_norm(x: Any, scale: Any, bias: Any) -> Any:
+    return nn.GroupNorm(3).apply({"params": {"scale": scale, "bias": bias}}, x)
 
 
 def two_channel_axes(x: Any, scale: Any, bias: Any) -> jax.Array:
@@ -191,6 +196,7 @@ REFUSED: dict[Callable[..., Any], str] = {
     instance_norm: "InstanceNorm",
     instance_norm_and_residual: "InstanceNorm",
     group_norm: "GroupNorm",
+    flax_group_norm: "GroupNorm",
     two_channel_axes: "several axes",
     all_axes: "no channel axis",
     ddof: "ddof",
