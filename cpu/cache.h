@@ -3,6 +3,7 @@
 #ifndef JAX_BNAR_CPU_CACHE_H_
 #define JAX_BNAR_CPU_CACHE_H_
 
+#include <algorithm>
 #include <cstdint>
 
 namespace jax_bnar::cpu {
@@ -26,9 +27,19 @@ constexpr int64_t BytesOfStep(int inputs, bool residual, int64_t bytes,
   return 2 * inputs * bytes + (residual ? 4 : 2) * out_bytes;
 }
 
-// Bytes of x for each additional thread. With less work than this, a thread
-// costs more than it gains.
-constexpr int64_t kBytesPerThread = 64 * 1024;
+// Bytes of x for each thread. To wake one takes tens of microseconds on a
+// virtual machine, more than it gains with less work than this (Xeon, two
+// cores: at 64 KiB two threads take up to twice as long as one, and at 400 KiB
+// as long, or with SiLU three quarters of it). The native tests set it lower.
+#ifndef BNAR_KIB_PER_THREAD
+#define BNAR_KIB_PER_THREAD 192
+#endif
+constexpr int64_t kBytesPerThread = int64_t{BNAR_KIB_PER_THREAD} << 10;
+
+// How many threads may share the work on an x of so many bytes.
+constexpr int64_t ThreadsFor(int64_t bytes) {
+  return std::max<int64_t>(1, bytes / kBytesPerThread);
+}
 
 }  // namespace jax_bnar::cpu
 

@@ -45,7 +45,7 @@ void WithAccumulator(DType dtype, F f) {
 
 inline void RunPhases(ThreadPool& pool, const Context& context,
                       std::vector<Phase> phases) {
-  Run(pool, context.array_bytes / kBytesPerThread + 1, std::move(phases));
+  Run(pool, ThreadsFor(context.array_bytes), std::move(phases));
 }
 
 // A vector of columns for each input.
