@@ -19,15 +19,10 @@ NATIVE_SOURCES = $(shell find benchmarks cpu cuda native python_module tests -na
 
 # A .venv that is there already has the Python that it was made with.
 PRINT_VERSION := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
-ifneq ($(origin PYTHON),file)
-ifeq ($(filter clean help,$(MAKECMDGOALS)),)
-THERE := $(if $(wildcard $(BIN)/python),$(shell $(BIN)/python $(PRINT_VERSION)))
-ifneq ($(THERE),)
-ifneq ($(THERE),$(shell $(PYTHON) $(PRINT_VERSION)))
+IS_TOLD := $(and $(filter-out file,$(origin PYTHON)),$(wildcard $(BIN)/python))
+THERE := $(if $(filter clean help,$(MAKECMDGOALS)),,$(if $(IS_TOLD),$(shell $(BIN)/python $(PRINT_VERSION))))
+ifneq ($(THERE),$(if $(THERE),$(shell $(PYTHON) $(PRINT_VERSION))))
 $(error .venv has Python $(THERE), which $(PYTHON) is not; `make clean` removes it, or leave PYTHON out)
-endif
-endif
-endif
 endif
 
 # --- What is installed in .venv ---

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from cases import Case, Form, cotangents, operands, operator, with_gradients
+from cases import Case, Form, Outcome, cotangents, operands, operator, with_gradients
 from exact_fill import arrange, exact_fill
 from gpu_cases import (
     CUDA_KERNELS,
@@ -32,6 +32,7 @@ from gpu_cases import (
     size,
     strategy,
 )
+from outcomes import check_gradients, check_results, expected_results
 
 import jax_bnar
 from benchmarks.common.cuda_settings import cuda_settings
@@ -79,39 +80,37 @@ def test_flags(case: Case, name: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("shape_name", SHAPES)
 def test_masks_without_a_residual(shape_name: str, dtype: str, name: str) -> None:
-    """oneDNN's workspace is a mask where `bn_relu`, which is checked above, needs none."""
+    """oneDNN's workspace is a mask where `bn_relu` needs none."""
     shape, axis = SHAPES[shape_name]
     case = Case(shape, axis, dtype, "bn_relu")
-    x, _, scale, bias = jax.tree.map(jnp.asarray, operands(case))
-    dy = jnp.asarray(cotangents(case)[0])
+    given, dout = operands(case), cotangents(case)
+    # The operator gives no cotangents to the statistics.
+    dout = dout._replace(mean=np.zeros_like(dout.mean), var=np.zeros_like(dout.var))
     statics: dict[str, Any] = {
         "epsilon": case.epsilon, "data_format": "NXC" if axis == -1 else "NCX",
         "fuse_norm_relu": True, "implementation": "ffi",
     }  # fmt: skip
 
     @jax.jit
-    def by_x(x: Any) -> Any:
-        bn_relu = operator("bn_relu", implementation="ffi", **case.keywords)
-        y, vjp = jax.vjp(lambda x: bn_relu(x, None, scale, bias).y, x)
-        return y, *vjp(dy)
-
-    @jax.jit
-    def by_mask(x: Any) -> Any:
+    def function(x: Any, scale: Any, bias: Any, dy: Any) -> Any:
         none = jnp.zeros_like(scale)
         forward = jax_bnar.ops.batch_norm_forward_training(x, none, none, scale, bias, **statics)
         statistics = forward.batch_mean, forward.batch_variance
         backward = jax_bnar.ops.batch_norm_training_backward(
             x, dy, *statistics, scale, workspace=forward.workspace, **statics
         )
-        return forward.dst, backward.diff_src, forward.workspace
+        return forward, backward
 
     with strategy(name):
-        y, dx = jax.tree.map(np.asarray, by_x(x))
-        dst, diff_src, workspace = jax.tree.map(np.asarray, by_mask(x))
-    np.testing.assert_array_equal(dst, y)
-    np.testing.assert_array_equal(diff_src, dx)
-    bits = np.packbits(y.astype(np.float32).ravel() > 0, bitorder="little")
-    np.testing.assert_array_equal(workspace.ravel(), bits)
+        results = function(given.x, given.scale, given.bias, dout.y)
+    forward, backward = jax.tree.map(np.asarray, results)
+    dst, mean, var = forward.dst, forward.batch_mean, forward.batch_variance
+    check_results(case, dst, mean, var, expected_results(case, given))
+    dscale, dbias = backward.diff_gamma, backward.diff_beta
+    got = Outcome(dst, mean, var, backward.diff_src, None, dscale, dbias)
+    check_gradients(case, given, dout, got)
+    bits = np.packbits(dst.astype(np.float32).ravel() > 0, bitorder="little")
+    np.testing.assert_array_equal(forward.workspace.ravel(), bits)
 
 
 @all_strategies
