@@ -85,7 +85,9 @@ def measure(shape: tuple[int, ...], dtype: DType, options: Options) -> dict[str,
     batch, *middle, channels = shape
     height, width = middle or (1, 1)
     problem = make_problem(Site(height, width, channels, "bn_add_relu"), batch, dtype)
-    steps, unavailable = checked.build(options.peers, problem)
+    # The tolerances are for the sites of ResNet-50. PyTorch 2.13 adds up in float32, and with 2^21
+    # elements in a channel its y is off by 1.6e-4 in norm.
+    steps, unavailable = checked.build(options.peers, problem, leave_out_inaccurate=True)
     del problem
     settings = {"rounds": options.rounds, "min_sample_ms": options.min_sample_ms}
     contention = Contention()

@@ -102,6 +102,11 @@ def test_a_wrong_peer_or_a_bug_ends_the_run(monkeypatch: pytest.MonkeyPatch):
     )
     with pytest.raises(ValueError, match="flax at 3x3x5 bn_relu float32: dx is wrong"):
         checked.build(["flax"], problem)
+    steps, unavailable = checked.build(["flax"], problem, leave_out_inaccurate=True)
+    assert not steps
+    assert "dx is wrong" in unavailable["flax"]
+    with pytest.raises(ValueError, match="ours at 3x3x5 bn_relu float32: dx is wrong"):
+        checked.build(["ours"], problem, leave_out_inaccurate=True)
 
     def fail(*_: object) -> Step:
         raise ImportError("no such name", name="benchmarks.sites.peers._torch")
