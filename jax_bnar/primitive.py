@@ -38,7 +38,7 @@ from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import PREFIXES
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import PerOperation, Signature
-from jax_bnar._kernels import kernel_call
+from jax_bnar._kernels import convolution_layout, kernel_call
 from jax_bnar._platform_primitives import Inference, InferenceBackward, StatisticsAround
 from jax_bnar._sharding.partitioning import Partitioned
 
@@ -97,6 +97,8 @@ class ArrayOperation(ComputedPrimitive):
             function = functools.partial(self._partitioned, ctx.avals_in, ctx.avals_out)
         else:
             function = self._on_one_device
+        x = self.signature.unpack(ctx.avals_in, params["present"])[self.signature.x]
+        params |= {"layout": convolution_layout.in_program(ctx, params["layout"], x)}
         # With an Explicit mesh the types name shardings; here, arrays are those of one device.
         ctx = ctx.replace(avals_in=jax_compat.without_shardings(ctx.avals_in))
         lower = jax_compat.lower_fun(function, multiple_results=True)

@@ -114,7 +114,7 @@ def pack_mask(positive: jax.Array) -> jax.Array:
     return jnp.packbits(whole.reshape(groups, count, 8), axis=2, bitorder="little")[:, :, 0]
 
 
-def unpack_mask(mask: jax.Array, like: jax.Array) -> jax.Array:
+def unpack_mask(mask: jax.Array, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
     count = like.size // like.shape[0]
     # A slice, because the argument `count` of unpackbits cannot be symbolic (jax.export).
     bits = jnp.unpackbits(mask, axis=1, bitorder="little")[:, :count]

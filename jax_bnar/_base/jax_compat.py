@@ -7,11 +7,13 @@ import contextlib
 import math
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.core
+import numpy as np
 from jax._src import api_util, core, dispatch, dtypes, sharding_impls, source_info_util
 from jax._src.interpreters import mlir as private_mlir
 from jax._src.lax import lax
@@ -19,6 +21,8 @@ from jax.experimental import custom_partitioning as partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval, xla
 from jax.sharding import AbstractMesh, ManualAxisType, Mesh, NamedSharding, PartitionSpec
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 
 # These are undocumented, but jax.interpreters exports them, and JAX's FFI tutorial uses them.
 primitive_batchers = batching.primitive_batchers
@@ -225,6 +229,39 @@ def has_gpu_of_program(ctx: Any) -> bool | None:
     if type(backend).__name__ == "CompileOnlyPyClient":
         return False
     return True if getattr(backend, "platform", None) in ("gpu", "cuda") else None
+
+
+def gpu_capability_of_program(ctx: Any) -> tuple[int, int] | None:
+    """The compute capability of the GPU that a program is lowered for, (9, 0) for 9.0.
+
+    None if it is not known, as in a program that is exported from a machine without GPUs.
+    """
+    backend = ctx.module_context.backend
+    devices = backend.devices() if backend is not None else []
+    text = getattr(devices[0], "compute_capability", None) if devices else None
+    numbers = re.match(r"(\d+)\.(\d+)", text or "")
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
+
+
+def has_convolution(ctx: Any, axes: int, channel_axis: int, dtype: Any) -> bool:
+    """Whether the program has, as far as it is lowered, a convolution with such a result."""
+    element_type = private_mlir.dtype_to_ir_type(np.dtype(dtype))
+    found = False
+
+    def visit(operation: Any) -> Any:
+        nonlocal found
+        if operation.name == "stablehlo.convolution":
+            result = ir.RankedTensorType(operation.results[0].type)
+            numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
+            found = (
+                result.rank == axes
+                and result.element_type == element_type
+                and numbers.output_feature_dimension == channel_axis
+            )
+        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+
+    ctx.module_context.module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
 
 
 def without_shardings(avals: Sequence[Any]) -> list[jax.core.ShapedArray]:

@@ -33,11 +33,14 @@ class ChannelLayout:
         num_groups: the number of groups into which the first axis after the leading ones splits.
         leading: the number of leading axes (added by vmap). Each of their indices has separate
             statistics.
+        swapped_on_cuda: whether XLA is expected to have the channels and the spatial axes in the
+            other order in the memory of an NVIDIA GPU (`jax_bnar._kernels.convolution_layout`).
     """
 
     axis: int
     num_groups: int = 1
     leading: int = 0
+    swapped_on_cuda: bool = False
 
     def canonical(self, shape: tuple[int, ...]) -> CanonicalShape:
         body, axis = shape[self.leading :], self.axis
@@ -75,6 +78,19 @@ class ChannelLayout:
             vector = jnp.repeat(vector, x.shape[self.leading] // self.num_groups, axis=-2)
             shape[self.leading] = x.shape[self.leading]
         return jnp.broadcast_to(vector.reshape(shape), x.shape)
+
+    def spatial_sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes of the axes beside the batch and the channels, which are first or last of them.
+
+        It is () if the channels are between them, and for symbolic sizes (jax.export).
+        """
+        _, *others = shape[self.leading :]
+        del others[self.axis - 1]
+        is_known = all(isinstance(size, int) for size in others)
+        return tuple(others) if is_known and self.axis in (1, len(others) + 1) else ()
+
+    def has_channels_last(self, shape: tuple[int, ...]) -> bool:
+        return self.channel_axis() == len(shape) - 1
 
     def mask_split(self, shape: tuple[int, ...]) -> int | None:
         """The axis of x from which on the mask's bits are packed, or None if no axis fits.

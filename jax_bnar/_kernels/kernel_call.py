@@ -34,7 +34,7 @@ from jax_bnar._base.implementation import Implementation, warn_once
 from jax_bnar._base.inputs import PREFIXES
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import PerOperation, Signature, signatures
-from jax_bnar._kernels import ahead_of_time, targets
+from jax_bnar._kernels import ahead_of_time, convolution_layout, targets
 from jax_bnar._kernels.channel_padding import padded_channels, with_channels, without_channels
 from jax_bnar._kernels.mask_layout import mask_layout
 
@@ -93,11 +93,16 @@ class Operation:
         operands: Sequence[jax.Array | None],
         *,
         implementation: Implementation,
+        pixels: int = 0,
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
-        """Binds the primitive, or computes the reference if the implementation is 'xla'."""
+        """Binds the primitive, or computes the reference if the implementation is 'xla'.
+
+        `pixels` is the number of elements of the spatial axes if channels and pixels are expected
+        in the other order in the memory of a GPU, and otherwise 0.
+        """
         given, present = self.signature.pack(operands)
-        statics |= {"present": present, "implementation": implementation}
+        statics |= {"present": present, "implementation": implementation, "pixels": pixels}
         if implementation == "xla":
             return self._reference(*given, **statics)
         return tuple(self.primitive.bind(*given, **statics))
@@ -116,7 +121,8 @@ class Operation:
         x = operands[list(kinds).index(signature.x)]
         assert x is not None
         canonical = layout.to_canonical(operands, kinds.values(), x.shape)
-        results = self.bind(canonical, implementation=implementation, **statics)
+        pixels = math.prod(layout.spatial_sizes(x.shape)) if layout.swapped_on_cuda else 0
+        results = self.bind(canonical, implementation=implementation, pixels=pixels, **statics)
         return layout.from_canonical(results, signature.result_kinds(statics), x.shape)
 
     def _abstract(
@@ -124,9 +130,10 @@ class Operation:
         *avals: Any,
         present: tuple[bool, ...],
         implementation: Implementation,
+        pixels: int,
         **statics: Any,
     ) -> list[jax.core.ShapedArray]:
-        del implementation
+        del implementation, pixels
         named = self.signature.unpack(avals, present)
         x = named[self.signature.x]
         kinds = self.signature.result_kinds(statics)
@@ -144,9 +151,10 @@ class Operation:
         *given: jax.Array,
         present: tuple[bool, ...],
         implementation: Implementation,
+        pixels: int,
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
-        del implementation
+        del implementation, pixels
         arguments = self.signature.unpack_structured(given, present)
         return tuple(jax.tree.leaves(self.reference(*arguments, **statics)))
 
@@ -202,6 +210,8 @@ class Operation:
         call = functools.partial(self._call_kernel, platform, ctx.avals_out)
         if platform == "cpu" and (channels := self._padded_channels(ctx.avals_in, params)):
             call = functools.partial(self._call_padded, channels, ctx.avals_out)
+        elif params["pixels"] and platform in convolution_layout.PLATFORMS:
+            call = functools.partial(self._call_swapped, platform, ctx.avals_out)
         return jax_compat.lower_fun(call, multiple_results=True)(ctx, *operands, **params)
 
     def _padded_channels(self, avals: Sequence[Any], params: Mapping[str, Any]) -> int | None:
@@ -226,6 +236,28 @@ class Operation:
             for output, result in zip(outputs, results, strict=True)
         ]
 
+    def _call_swapped(
+        self, platform: str, results: Sequence[Any], *operands: jax.Array, **params: Any
+    ) -> list[jax.Array]:
+        """Binds the custom call on arrays with channels and pixels in the other order."""
+        signature, present = self.signature, params["present"]
+        kind_of = signature.operand_kinds(params)
+        named = signature.unpack(operands, present)
+        x = CanonicalShape(*named[signature.x].shape)
+        order = convolution_layout.Swapped(x, params["pixels"])
+        kinds = signature.result_kinds(params)
+        declared = [
+            jax.eval_shape(functools.partial(order.apply, kind=kind), result)
+            for result, kind in zip(results, kinds, strict=True)
+        ]
+        given = [
+            order.apply(operand, kind_of[name])
+            for name, operand in named.items()
+            if operand is not None
+        ]
+        outputs = self._call_kernel(platform, declared, *given, **params)
+        return [order.undo(output, kind) for output, kind in zip(outputs, kinds, strict=True)]
+
     def _call_kernel(
         self,
         platform: str,
@@ -233,6 +265,7 @@ class Operation:
         *operands: jax.Array,
         present: tuple[bool, ...],
         implementation: Implementation,
+        pixels: int,
         **statics: Any,
     ) -> list[jax.Array]:
         """Binds the custom call on arrays without the dimensions G and S if they have size 1.
@@ -242,7 +275,7 @@ class Operation:
         dtype, when it reshapes a result of shape (N, C) to one such as (N, 1, 1, C). A reshape from
         one dimension leaves no choice of layout, so tensors are returned flat.
         """
-        del implementation
+        del implementation, pixels
         named = self.signature.unpack(operands, present)
         kind_of = self.signature.operand_kinds(statics)
         result_kinds = self.signature.result_kinds(statics)

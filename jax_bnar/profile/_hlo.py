@@ -95,6 +95,19 @@ class Instruction:
     def elements(self) -> int:
         return sum(math.prod(array.shape) for array in self.arrays)
 
+    @property
+    def results(self) -> tuple[Array, ...]:
+        """The arrays without the scratch memory of a custom call, of which it uses what it needs.
+
+        cuDNN, cuBLAS and the kernels of jax_bnar have it as their last result, a row of bytes.
+        Of the up to 16 MiB of jax_bnar's, kernels touch what the messages of their blocks take.
+        """
+        if self.opcode != "custom-call" or len(self.arrays) < 2:
+            return self.arrays
+        last = self.arrays[-1]
+        is_scratch = last.dtype in ("u8", "s8") and len(last.shape) == 1
+        return self.arrays[:-1] if is_scratch else self.arrays
+
 
 Computation = dict[str, Instruction]
 
@@ -129,7 +142,7 @@ def operators(text: str) -> list[HloOperator]:
                 mode=mode,
                 inputs=tuple(owner.get(operand, operand) for operand in read),
                 in_arrays=tuple(a for operand in read for a in entry[operand].arrays),
-                out_arrays=instruction.arrays,
+                out_arrays=instruction.results,
                 computation=_computation(instruction, entry, called),
             )
         )

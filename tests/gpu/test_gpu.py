@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from cases import Case, Form, Outcome, cotangents, operands, operator, with_gradients
+from cases import Case, Form, Operands, Outcome, cotangents, operands, operator, with_gradients
 from exact_fill import arrange, exact_fill
 from gpu_cases import (
     CUDA_KERNELS,
@@ -32,10 +32,11 @@ from gpu_cases import (
     size,
     strategy,
 )
-from outcomes import check_gradients, check_results, expected_results
+from outcomes import check_gradients, check_outcome, check_results, expected_results
 
 import jax_bnar
 from benchmarks.common.cuda_settings import cuda_settings
+from jax_bnar._base.config import Save
 
 pytestmark = pytest.mark.gpu
 NO_GRAPHS = "--xla_gpu_enable_command_buffer="
@@ -111,6 +112,30 @@ def test_masks_without_a_residual(shape_name: str, dtype: str, name: str) -> Non
     check_gradients(case, given, dout, got)
     bits = np.packbits(dst.astype(np.float32).ravel() > 0, bitorder="little")
     np.testing.assert_array_equal(forward.workspace.ravel(), bits)
+
+
+@pytest.mark.parametrize("save", ["y", "mask"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(2, 4, 6, 5, 64), (3, 4, 3, 5, 7)])
+def test_after_a_convolution_of_volumes(shape: tuple[int, ...], dtype: str, save: Save) -> None:
+    """There, calls for CUDA get arrays whose channels come before the voxels."""
+    case = Case(shape, dtype=dtype, save=save)
+    given, dout = operands(case), cotangents(case)
+    function = operator(case.form, implementation="ffi", **case.keywords)
+    # The identity, which XLA does not know: its results are those of the oracle's x.
+    kernel = jnp.zeros((3, 3, 3, shape[-1], shape[-1]), dtype)
+    kernel = kernel.at[1, 1, 1].set(jnp.eye(shape[-1], dtype=dtype))
+
+    @jax.jit
+    def program(kernel: jax.Array, given: Operands, dout: Any) -> Any:
+        x = jax.lax.conv_general_dilated(
+            given.x, kernel, (1, 1, 1), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
+        )
+        results, vjp = jax.vjp(lambda given: tuple(function(*given)), given._replace(x=x))
+        return x, results, vjp(tuple(dout))[0]
+
+    x, results, gradients = jax.tree.map(np.asarray, program(kernel, given, dout))
+    check_outcome(case, given._replace(x=x), dout, Outcome(*results, *gradients))
 
 
 @all_strategies

@@ -193,7 +193,7 @@ def test_without_the_compiler_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
         command.main(["--program", "operator"])
 
 
-@pytest.mark.parametrize("name", ["block", "operator", "frozen"])
+@pytest.mark.parametrize("name", ["block", "operator", "frozen", "volumes"])
 @pytest.mark.parametrize("variant", NORMS)
 def test_programs_differ_in_nothing_but_the_batch_norm(name: Any, variant: Any) -> None:
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -12,6 +12,8 @@ import compiled_programs
 import gpu_compiler
 import pytest
 
+from jax_bnar._kernels.convolution_layout import puts_channels_first
+
 pytestmark = [pytest.mark.slow, pytest.mark.one_python]
 
 
@@ -143,3 +145,21 @@ def test_a_hessian_vector_product_reads_arrays_once_for_two_sums() -> None:
     single = rows["hessian_vector_product_with_single_sums"]["ours"]
     assert ours <= 1.5 * flax, rows
     assert single > 1.2 * ours, rows
+
+
+def test_convolutions_have_the_layout_that_is_expected() -> None:
+    for found in results("convolution_layouts")["convolution_layouts"]:
+        major, minor = map(int, found["capability"].split("."))
+        expected = puts_channels_first((major, minor), found["dtype"], found["axes"])
+        assert found["channels_first"] == expected, found
+
+
+def test_calls_among_convolutions_transpose_nothing() -> None:
+    """Plain Flax transposes its arguments and results there, and with our calls one more at most.
+
+    Where each call's arrays are transposed, there are five more.
+    """
+    for name, (flax, ours) in results("among_convolutions")["among_convolutions"].items():
+        assert ours["copies"] <= flax["copies"] + 1, name
+        # Across devices, statistics are calls of their own, which read x once more.
+        assert "8 devices" in name or ours["bytes"] < 0.9 * flax["bytes"], name

@@ -17,6 +17,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+from convolution_programs import among_convolutions, convolution_layouts
 from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -397,12 +398,17 @@ _FACTS: Final = {
         masked_with_kernels,
         hessian_vector_product,
         hessian_vector_product_with_single_sums,
+        convolution_layouts,
+        among_convolutions,
     )
 }
+
+
+_IN_FLOAT64: Final = {"on_one_device", "convolution_layouts"}
 
 
 def main(*names: str) -> None:
     """Prints what the functions of these names return, as one JSON object."""
     compiler.prepare()
-    jax.config.update("jax_enable_x64", any(name.startswith("on_one") for name in names))
+    jax.config.update("jax_enable_x64", not _IN_FLOAT64.isdisjoint(names))
     print(json.dumps({name: _FACTS[name]() for name in names}))

@@ -40,7 +40,7 @@ ENTRY %main (x: f32[2,4], z: f32[2,4], b: f32[4]) -> (f32[2,4], bf16[2,5,5,8]) {
   %t = f32[2,4]{1,0} add(%x, %z)
   %same = f32[2,4]{1,0} bitcast(%t)
   %y = f32[2,4]{1,0} fusion(%same, %b), kind=kLoop, calls=%fused, metadata={op_name="jit(f)/add"}
-  %pass = (f32[2,4]{1,0}, u8[1]{0}) custom-call(%y, %same, %b), TARGET, backend_config=CONFIG
+  %pass = (f32[2,4]{1,0}, u8[1,1]{1,0}, u8[4096]{0}) custom-call(%y, %same, %b), TARGET, CONFIG
   %out = f32[2,4]{1,0} get-tuple-element(%pass), index=0
   %conv = bf16[2,5,5,8]{3,2,1,0} fusion(%i, %k), kind=kCustom, calls=%convolved
   ROOT %both = (f32[2,4]{1,0}, bf16[2,5,5,8]{3,2,1,0}) tuple(%out, %conv)
@@ -49,7 +49,7 @@ ENTRY %main (x: f32[2,4], z: f32[2,4], b: f32[4]) -> (f32[2,4], bf16[2,5,5,8]) {
 for word, text in (
     ("WINDOW", "window={size=3x3 pad=1_1x1_1}"),
     ("TARGET", 'custom_call_target="jax_bnar_normalise_v1"'),
-    ("CONFIG", '{activation = "relu", has_z = true, save_mask = true}'),
+    ("CONFIG", 'backend_config={activation = "relu", has_z = true, save_mask = true}'),
 ):
     HLO = HLO.replace(word, text)
 
@@ -60,6 +60,7 @@ def test_operators_of_hlo(tmp_path: pathlib.Path) -> None:
     assert (add.kind, add.mode, add.bytes, add.computation) == ("Elemwise", "ADD", 96, 8)
     assert (relu.kind, relu.mode, relu.bytes) == ("Elemwise", "FUSE_ADD_RELU", 80)
     assert relu.inputs == ("t", "b")  # through the bitcast
+    # With the mask, and without the scratch memory.
     assert (ours.kind, ours.mode, ours.bytes) == ("FusedBatchNorm", "ADD_RELU", 113)
     assert convolution.kind == "ConvolutionForward"
     assert convolution.computation == 2 * (2 * 5 * 5 * 8) * (3 * 3 * 3)

@@ -111,7 +111,7 @@ def _kernel(
         if operand in computation
     }
     # The result of a copy that starts is a tuple of it, the operand and a handle.
-    arrays = instruction.arrays[: 1 if instruction.opcode == "copy-start" else None]
+    arrays = instruction.results[: 1 if instruction.opcode == "copy-start" else None]
     names = [f"{instruction.name}.{i}" for i in range(len(arrays))]
     if len(instruction.arrays) == 1:
         names = [instruction.name]

@@ -21,7 +21,7 @@ from benchmarks.sites.problem import MOMENTUM, DType
 from jax_bnar.checkpoint_policies import dots_and_statistics_saveable
 from jax_bnar.flax_layers import BatchNorm, FusedBottleneck
 
-ProgramName = Literal["step", "evaluation", "block", "operator", "silu", "frozen"]
+ProgramName = Literal["step", "evaluation", "block", "operator", "silu", "frozen", "volumes"]
 Norm = Literal["ours", "ours_mask", "ours_xla", "fuse", "flax"]
 Remat = Literal["ours_remat", "flax_remat"]
 Variant = Norm | Remat
@@ -38,12 +38,16 @@ BATCHES: Final[dict[ProgramName, int]] = {
     "operator": 256,
     "silu": 256,
     "frozen": 256,
+    "volumes": 8,
 }
 # The heaviest site of ResNet-50, and the input of the block.
 SITE: Final = Site(56, 56, 256, "bn_add_relu")
 # The heaviest of EfficientNet-B0, where SiLU follows: the expansion of its second stage.
 SILU_SITE: Final = Site(112, 112, 96, "batch_norm")
 _IMAGE: Final = (224, 224, 3)
+# Sixteen frames of a video.
+_VOLUME: Final = (16, 56, 56)
+_VOLUME_CHANNELS: Final = 64
 _SMALLEST_ACTIVATION: Final = 7 * 7 * 512
 
 _LAYERS: Final[dict[Variant, Any]] = {
@@ -105,6 +109,8 @@ def build(
         return operator(SITE, variant, dtype, batch, devices)
     if name == "silu":
         return _program(SILU_SITE, _with_silu(variant, dtype), dtype, batch, devices)
+    if name == "volumes":
+        return convolutions(_VOLUME, variant, dtype, batch, devices)
     builders = {"step": _step, "evaluation": _evaluation, "block": _block, "frozen": _frozen}
     return builders[name](variant, dtype, batch, devices)
 
@@ -152,7 +158,11 @@ def _block(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
         y, updated = block.apply(variables, x, False, mutable=["batch_stats"])
         return y, updated["batch_stats"]
 
-    forward = _fused(variant, forward)
+    return _of_block(block, _step_of(_fused(variant, forward)), dtype, batch, devices)
+
+
+def _step_of(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Forward and backward of a function of parameters, statistics and x."""
 
     def step(variables: Any, divided: Any) -> Any:
         x, dy = divided
@@ -162,7 +172,7 @@ def _block(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
         )
         return y, stats, pullback(dy)
 
-    return _of_block(block, step, dtype, batch, devices)
+    return step
 
 
 def _frozen(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
@@ -205,6 +215,60 @@ def _of_block(
         (x, x),
         donated=False,
         least_activation=SITE.elements(batch) // 4,
+    )
+
+
+class _Convolutions(nn.Module):
+    """Two convolutions, each with a norm and a ReLU, and a residual around both."""
+
+    variant: Variant
+    channel_axis: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self._layer(self._layer(x, "first"), "second", residual=x)
+
+    def _layer(self, x: jax.Array, name: str, residual: jax.Array | None = None) -> jax.Array:
+        # nn.Conv has its channels last.
+        spatial = "DHW"[: x.ndim - 2]
+        axes = f"NC{spatial}" if self.channel_axis == 1 else f"N{spatial}C"
+        shape = (3,) * len(spatial) + (x.shape[self.channel_axis],) * 2
+        kernel = self.param(name, nn.initializers.lecun_normal(), shape, x.dtype)
+        x = jax.lax.conv_general_dilated(
+            x, kernel, (1,) * len(spatial), "SAME", dimension_numbers=(axes, f"{spatial}IO", axes)
+        )
+        options = {"use_running_average": False, "axis": self.channel_axis, "dtype": x.dtype}
+        if self.variant in ("flax", "fuse"):
+            y = nn.BatchNorm(**options)(x)
+            return nn.relu(y if residual is None else y + residual)
+        return _LAYERS[self.variant](activation="relu", **options)(x, residual=residual)
+
+
+def convolutions(
+    spatial: tuple[int, ...],
+    variant: Variant,
+    dtype: DType,
+    batch: int,
+    devices: int = 1,
+    *,
+    channel_axis: int = -1,
+) -> Program:
+    """Two convolutions of 64 channels over these spatial axes, forward and backward."""
+    block = _Convolutions(variant, channel_axis)
+    beside = (_VOLUME_CHANNELS, *spatial) if channel_axis == 1 else (*spatial, _VOLUME_CHANNELS)
+    x = jax.ShapeDtypeStruct((batch * devices, *beside), jnp.dtype(dtype))
+
+    def forward(params: Any, batch_stats: Any, x: jax.Array) -> Any:
+        variables = {"params": params, "batch_stats": batch_stats}
+        y, updated = block.apply(variables, x, mutable=["batch_stats"])
+        return y, updated["batch_stats"]
+
+    return Program(
+        _step_of(_fused(variant, forward)),
+        jax.eval_shape(block.init, jax.random.key(0), x),
+        (x, x),
+        donated=False,
+        least_activation=math.prod(x.shape) // devices,
     )
 
 

@@ -49,6 +49,7 @@ DEFAULT: Final = (
     Selection(dtype=("f16", "f32")),
     Selection(dtype=("f32",), variant=("ours_xla", *REMAT)),
     Selection(gpu=("h100", "a100", "b200")),
+    Selection(gpu=("a100",), dtype=("f32",), variant=("ours", "ours_mask", "flax")),
     Selection(devices=(8, 64, 1024)),
     Selection(program=("evaluation",), variant=_WITHOUT_MASK),
     Selection(program=("block",), variant=NORMS),
@@ -57,6 +58,7 @@ DEFAULT: Final = (
     Selection(program=("silu",), variant=_WITHOUT_MASK),
     Selection(program=("silu",), dtype=("f16", "f32")),
     Selection(program=("frozen",), dtype=("bf16", "f32")),
+    Selection(program=("volumes",), dtype=("bf16", "f32")),
 )
 
 

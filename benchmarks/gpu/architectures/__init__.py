@@ -1,0 +1,1 @@
+"""Blocks of other architectures than ResNet-50, as XLA compiles them for GPUs."""
