@@ -54,7 +54,8 @@ class ArrayOperation(ComputedPrimitive):
         return self.canonical.signature
 
     def register_lowerings(self, new: Primitive) -> None:
-        jax_compat.register_lowering(new, self._lower)
+        # What a call is lowered to depends on what comes before it in the program.
+        jax_compat.register_lowering(new, self._lower, cacheable=False)
 
     def compute(self, *given: jax.Array, **params: Any) -> tuple[jax.Array, ...]:
         params |= {"implementation": "xla"}
@@ -97,8 +98,11 @@ class ArrayOperation(ComputedPrimitive):
             function = functools.partial(self._partitioned, ctx.avals_in, ctx.avals_out)
         else:
             function = self._on_one_device
-        x = self.signature.unpack(ctx.avals_in, params["present"])[self.signature.x]
-        params |= {"layout": convolution_layout.in_program(ctx, params["layout"], x)}
+        x, aval = (
+            self.signature.unpack(each, params["present"])[self.signature.x]
+            for each in (operands, ctx.avals_in)
+        )
+        params |= {"layout": convolution_layout.in_program(ctx, params["layout"], x, aval)}
         # With an Explicit mesh the types name shardings; here, arrays are those of one device.
         ctx = ctx.replace(avals_in=jax_compat.without_shardings(ctx.avals_in))
         lower = jax_compat.lower_fun(function, multiple_results=True)

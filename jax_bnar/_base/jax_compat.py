@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.core
-import numpy as np
 from jax._src import api_util, core, dispatch, dtypes, sharding_impls, source_info_util
 from jax._src.interpreters import mlir as private_mlir
 from jax._src.lax import lax
@@ -21,8 +20,6 @@ from jax.experimental import custom_partitioning as partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval, xla
 from jax.sharding import AbstractMesh, ManualAxisType, Mesh, NamedSharding, PartitionSpec
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
 
 # These are undocumented, but jax.interpreters exports them, and JAX's FFI tutorial uses them.
 primitive_batchers = batching.primitive_batchers
@@ -241,27 +238,6 @@ def gpu_capability_of_program(ctx: Any) -> tuple[int, int] | None:
     text = getattr(devices[0], "compute_capability", None) if devices else None
     numbers = re.match(r"(\d+)\.(\d+)", text or "")
     return (int(numbers[1]), int(numbers[2])) if numbers else None
-
-
-def has_convolution(ctx: Any, axes: int, channel_axis: int, dtype: Any) -> bool:
-    """Whether the program has, as far as it is lowered, a convolution with such a result."""
-    element_type = private_mlir.dtype_to_ir_type(np.dtype(dtype))
-    found = False
-
-    def visit(operation: Any) -> Any:
-        nonlocal found
-        if operation.name == "stablehlo.convolution":
-            result = ir.RankedTensorType(operation.results[0].type)
-            numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
-            found = (
-                result.rank == axes
-                and result.element_type == element_type
-                and numbers.output_feature_dimension == channel_axis
-            )
-        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
-
-    ctx.module_context.module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return found
 
 
 def without_shardings(avals: Sequence[Any]) -> list[jax.core.ShapedArray]:

@@ -13,6 +13,7 @@ it with what XLA compiles.
 
 import dataclasses
 import math
+import os
 from typing import Any, Final
 
 import jax
@@ -23,6 +24,7 @@ from jax_bnar._base import jax_compat
 from jax_bnar._base.canonical import CanonicalShape
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
+from jax_bnar._kernels.producers import convolution_before
 from jax_bnar.reference import pack_mask, unpack_mask
 
 # Those for which XLA does this, and which have kernels.
@@ -49,24 +51,37 @@ def puts_channels_first(
     return None if capability is None else capability < _HOPPER
 
 
-def in_program(ctx: Any, layout: ChannelLayout, x: jax.core.ShapedArray) -> ChannelLayout:
+def in_program(
+    ctx: Any, layout: ChannelLayout, x: Any, aval: jax.core.ShapedArray
+) -> ChannelLayout:
     """The layout of x, with what is expected of the program that is being lowered.
 
-    x may be the result of a convolution, or of something else, which stays in the order of its
-    axes. If there is a convolution with the same axes in the program so far, x counts as one's.
-    (JAX does not show a rule the convolutions that are inside the same `jax.checkpoint`. If there
-    is none before it, XLA transposes arrays as it did.)
+    JAX lowers the bodies of `shard_map`, `jax.checkpoint`, loops and branches apart, and what a
+    `custom_jvp` contains apart from these. So forward does not see a convolution in the same body,
+    unless it is synchronised over a named axis; backward does, and so does forward if there is a
+    convolution before the body.
+
+    Args:
+        ctx: the context of the lowering.
+        layout: that of x in the program.
+        x: the array in the program.
+        aval: its shape and dtype.
     """
-    spatial = layout.spatial_sizes(x.shape)
+    spatial = layout.spatial_sizes(aval.shape)
     if set(PLATFORMS).isdisjoint(ctx.module_context.platforms) or math.prod(spatial) < 2:
         return layout
+    # Flags that force a layout are for whoever compares them.
+    if "xla_gpu_force_conv_" in os.environ.get("XLA_FLAGS", ""):
+        return layout
     capability = jax_compat.gpu_capability_of_program(ctx)
-    puts_first = puts_channels_first(capability, x.dtype, len(spatial))
-    if puts_first is None or puts_first != layout.has_channels_last(x.shape):
+    is_last = layout.has_channels_last(aval.shape)
+    if puts_channels_first(capability, aval.dtype, len(spatial)) != is_last:
         return layout
-    if not jax_compat.has_convolution(ctx, len(spatial) + 2, layout.axis, x.dtype):
+    found = convolution_before(ctx, x)
+    if found is None or (found.axes, found.channel_axis) != (len(spatial) + 2, layout.axis):
         return layout
-    return dataclasses.replace(layout, swapped_on_cuda=True)
+    swapped = puts_channels_first(capability, found.dtype, len(spatial)) == is_last
+    return dataclasses.replace(layout, swapped_on_cuda=swapped)
 
 
 class Swapped:

@@ -55,9 +55,10 @@ def calls_of(function: Callable[..., Any], shape: tuple[int, ...], dtype: str) -
     return found
 
 
-def step(x: jax.Array, axis: int = -1) -> Any:
+def step(x: jax.Array, axis: int = -1, axis_name: str | None = None) -> Any:
     def forward(x: jax.Array) -> jax.Array:
-        return jax_bnar.bn_add_relu(convolution(x, axis), x, None, None, axis=axis).y
+        y = convolution(x, axis)
+        return jax_bnar.bn_add_relu(y, x, None, None, axis=axis, axis_name=axis_name).y
 
     y, vjp = jax.vjp(forward, x)
     return y, vjp(y)
@@ -121,11 +122,38 @@ def in_a_jitted_function(x: jax.Array) -> Any:
     return jax.jit(step)(x)
 
 
-def of_members(x: jax.Array) -> Any:
-    return jax.vmap(step)(jnp.stack([x, x]))
+def after_a_jitted_convolution(x: jax.Array) -> Any:
+    return jax_bnar.bn_relu(jax.jit(convolution)(x), None, None).y
 
 
-@pytest.mark.parametrize("program", [in_a_checkpoint, in_a_scan, in_a_jitted_function])
+def in_a_shard_map(x: jax.Array) -> Any:
+    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    synchronised = functools.partial(step, axis_name="data")
+    return jax.shard_map(synchronised, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+
+def after_pooling_and_concatenation(x: jax.Array) -> Any:
+    pooled = jax.lax.reduce_window(
+        convolution(x), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 1, 1, 1), "SAME"
+    )
+    both = jnp.concatenate([jax.nn.silu(pooled), x], 0)[:4]
+    return jax_bnar.bn_relu(both, None, None).y
+
+
+def with_a_norm_before_the_first_convolution(x: jax.Array) -> Any:
+    """Calls are lowered each for itself: those of one shape may come from different places."""
+    y = jax_bnar.bn_relu(x, None, None).y
+    return step(y)
+
+
+WHEREVER = [
+    in_a_checkpoint, in_a_scan, in_a_jitted_function, after_a_jitted_convolution, in_a_shard_map,
+    after_pooling_and_concatenation,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", WHEREVER)
 def test_wherever_the_convolution_is(
     program: Callable[..., Any], on: Callable[[tuple[int, int] | None], None]
 ) -> None:
@@ -133,18 +161,46 @@ def test_wherever_the_convolution_is(
     assert set(calls_of(program, PICTURE, "float32")) == {f"4x{CHANNELS}x15"}
 
 
+def test_calls_before_the_first_convolution_stay_as_they_are(
+    on: Callable[[tuple[int, int] | None], None],
+) -> None:
+    on(AMPERE)
+    found = calls_of(with_a_norm_before_the_first_convolution, PICTURE, "float32")
+    assert found == [f"60x{CHANNELS}", *[f"4x{CHANNELS}x15"] * 2]
+
+
 def test_members_of_a_vmap(on: Callable[[tuple[int, int] | None], None]) -> None:
     on(AMPERE)
+
+    def of_members(x: jax.Array) -> Any:
+        return jax.vmap(step)(jnp.stack([x, x]))
+
     assert set(calls_of(of_members, PICTURE, "float32")) == {f"2x4x{CHANNELS}x15"}
 
 
+def product(x: jax.Array) -> jax.Array:
+    return x @ jnp.ones((CHANNELS,) * 2, x.dtype)
+
+
 def without_a_convolution(x: jax.Array) -> Any:
-    return jax_bnar.bn_relu(x @ jnp.ones((CHANNELS,) * 2, x.dtype), None, None).y
+    return jax_bnar.bn_relu(product(x), None, None).y
+
+
+def after_a_product(x: jax.Array) -> Any:
+    def forward(x: jax.Array) -> jax.Array:
+        return jax_bnar.bn_relu(product(convolution(x)), None, None).y
+
+    y, vjp = jax.vjp(forward, x)
+    return y, vjp(y)
 
 
 def after_one_in_another_dtype(x: jax.Array) -> Any:
-    narrow = convolution(x.astype(jnp.bfloat16))
-    return jax_bnar.bn_relu(narrow.astype(x.dtype), None, None).y
+    def forward(x: jax.Array) -> jax.Array:
+        narrow = convolution(convolution(x).astype(jnp.bfloat16))
+        return jax_bnar.bn_relu(narrow.astype(x.dtype), None, None).y
+
+    y, vjp = jax.vjp(forward, x)
+    return y, vjp(y)
 
 
 def after_one_with_other_axes(x: jax.Array) -> Any:
@@ -152,15 +208,34 @@ def after_one_with_other_axes(x: jax.Array) -> Any:
     return jax_bnar.bn_relu(flat.reshape(x.shape), None, None).y
 
 
-@pytest.mark.parametrize(
-    "program",
-    [without_a_convolution, after_one_in_another_dtype, after_one_with_other_axes],
-)
+def of_an_argument(x: jax.Array) -> Any:
+    def forward(x: jax.Array) -> jax.Array:
+        return convolution(jax_bnar.bn_relu(x, None, None).y)
+
+    y, vjp = jax.vjp(forward, x)
+    return y, vjp(y)
+
+
+OTHERS = [
+    without_a_convolution, after_a_product, after_one_in_another_dtype, after_one_with_other_axes,
+    of_an_argument,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", OTHERS)
 def test_other_arrays_stay_as_they_are(
     program: Callable[..., Any], on: Callable[[tuple[int, int] | None], None]
 ) -> None:
     on(AMPERE)
     assert set(calls_of(program, PICTURE, "float32")) == {f"60x{CHANNELS}"}
+
+
+def test_where_a_flag_forces_the_layout_nothing_is_expected(
+    on: Callable[[tuple[int, int] | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(AMPERE)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_force_conv_nhwc=true")
+    assert set(calls_of(step, PICTURE, "float32")) == {f"60x{CHANNELS}"}
 
 
 @pytest.mark.parametrize(("axis", "expected"), [(1, "4x3x40"), (2, "12x5x8")])
@@ -202,8 +277,9 @@ def test_spatial_sizes_that_are_symbols_are_unknown() -> None:
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The CPU kernels get the other order; the list has the operations that did."""
 
-    def swapped(_: Any, layout: ChannelLayout, x: Any) -> ChannelLayout:
-        return dataclasses.replace(layout, swapped_on_cuda=layout.spatial_sizes(x.shape) != ())
+    def swapped(_: Any, layout: ChannelLayout, x: Any, aval: Any) -> ChannelLayout:
+        del x
+        return dataclasses.replace(layout, swapped_on_cuda=layout.spatial_sizes(aval.shape) != ())
 
     monkeypatch.setattr(convolution_layout, "PLATFORMS", ("cpu",))
     monkeypatch.setattr(convolution_layout, "in_program", swapped)

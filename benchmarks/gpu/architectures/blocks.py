@@ -148,6 +148,7 @@ def dcgan(net: Net, x: jax.Array) -> jax.Array:
 
 
 def repvgg(net: Net, x: jax.Array) -> jax.Array:
+    x = net.conv(x, x.shape[-1])
     for _ in range(2):
         branches = net.bn(net.conv(x, x.shape[-1])), net.bn(net.conv(x, x.shape[-1], 1)), net.bn(x)
         x = nn.relu(sum(branches))
