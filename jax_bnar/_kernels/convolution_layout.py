@@ -78,7 +78,9 @@ def in_program(
     if puts_channels_first(capability, aval.dtype, len(spatial)) != is_last:
         return layout
     found = convolution_before(ctx, x)
-    if found is None or (found.axes, found.channel_axis) != (len(spatial) + 2, layout.axis):
+    if found is None or found.dtype is None:
+        return layout
+    if (found.axes, found.channel_axis) != (len(spatial) + 2, layout.axis):
         return layout
     swapped = puts_channels_first(capability, found.dtype, len(spatial)) == is_last
     return dataclasses.replace(layout, swapped_on_cuda=swapped)

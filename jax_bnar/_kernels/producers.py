@@ -15,11 +15,14 @@ _PRODUCT: Final = "stablehlo.dot_general"
 
 
 class Convolution(NamedTuple):
-    """The result of a convolution: the number of its axes, the one of its channels, its dtype."""
+    """The result of a convolution: the number of its axes, the one of its channels, its dtype.
+
+    The dtype is None if it is no floating-point type of 16 bits or more.
+    """
 
     axes: int
     channel_axis: int
-    dtype: str
+    dtype: str | None
 
 
 def convolution_before(ctx: Any, x: ir.Value) -> Convolution | None:
@@ -56,8 +59,8 @@ def convolution_before(ctx: Any, x: ir.Value) -> Convolution | None:
 def _described(operation: Any) -> Convolution:
     result = ir.RankedTensorType(operation.results[0].type)
     numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
-    dtype = str(result.element_type)
-    return Convolution(result.rank, numbers.output_feature_dimension, _DTYPES.get(dtype, dtype))
+    dtype = _DTYPES.get(str(result.element_type))
+    return Convolution(result.rank, numbers.output_feature_dimension, dtype)
 
 
 def _elements(value: ir.Value) -> int | None:

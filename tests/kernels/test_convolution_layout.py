@@ -203,6 +203,11 @@ def after_one_in_another_dtype(x: jax.Array) -> Any:
     return y, vjp(y)
 
 
+def after_one_of_integers(x: jax.Array) -> Any:
+    whole = convolution(x.astype(jnp.int8))
+    return jax_bnar.bn_relu(whole.astype(x.dtype), None, None).y
+
+
 def after_one_with_other_axes(x: jax.Array) -> Any:
     flat = convolution(x.reshape(4, 15, CHANNELS))
     return jax_bnar.bn_relu(flat.reshape(x.shape), None, None).y
@@ -217,8 +222,8 @@ def of_an_argument(x: jax.Array) -> Any:
 
 
 OTHERS = [
-    without_a_convolution, after_a_product, after_one_in_another_dtype, after_one_with_other_axes,
-    of_an_argument,
+    without_a_convolution, after_a_product, after_one_in_another_dtype, after_one_of_integers,
+    after_one_with_other_axes, of_an_argument,
 ]  # fmt: skip
 
 
