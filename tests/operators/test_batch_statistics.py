@@ -26,7 +26,7 @@ from cases import (
 from hypothesis import given, settings
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from outcomes import expected_results
+from outcomes import chain_of_squares, expected_results
 from programs import hlo_calls, opcodes_of_size, ours, stablehlo_calls
 from sharding_tools import (
     Collective,
@@ -90,8 +90,7 @@ def check(case: Case, implementation: Implementation) -> None:
     assert mean.dtype == var.dtype == np.dtype(case.statistics_dtype)
     assert dx.dtype == x.dtype
     oracle.assert_within("mean", mean, exact.mean, exact.mean_allowance)
-    # XLA may add the squares one after the other, and then rounds once for each of them.
-    times = 2 if implementation == "xla" else 1
+    times = chain_of_squares(implementation)
     oracle.assert_within("var", var, exact.var, exact.var_allowance, times=times)
     gradient = oracle.backward(
         np.zeros_like(dout.y),

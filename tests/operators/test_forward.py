@@ -23,7 +23,7 @@ from cases import (
     unfused,
 )
 from hypothesis import given, settings
-from outcomes import check_results, expected_results
+from outcomes import chain_of_squares, check_results, expected_results
 
 import jax_bnar
 from jax_bnar._base.implementation import Implementation
@@ -40,11 +40,8 @@ def forward(case: Case, implementation: Implementation, *arrays: Any) -> list[An
 def check(case: Case, implementation: Implementation) -> None:
     given_operands = operands(case)
     y, mean, var = forward(case, implementation, *given_operands)
-    # XLA may add the squares one after the other, and then rounds once for each of them. Those of
-    # bfloat16 have few digits, so the roundings do not cancel: 448 of them were off by up to 72
-    # units, three times what the oracle allows.
-    chain = 4 if implementation == "xla" else 1
-    check_results(case, y, mean, var, expected_results(case, given_operands), chain=chain)
+    exact = expected_results(case, given_operands)
+    check_results(case, y, mean, var, exact, chain=chain_of_squares(implementation))
 
 
 @both_implementations

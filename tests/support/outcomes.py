@@ -9,6 +9,18 @@ import oracle
 from cases import Case, Cotangents, Operands, Outcome
 from oracle import each_input
 
+from jax_bnar._base.implementation import Implementation
+
+
+def chain_of_squares(implementation: Implementation) -> float:
+    """How many times the error that the oracle allows a variance may have.
+
+    XLA may add the squares one after the other, and then rounds once for each of them. Those of
+    bfloat16 have few digits, so the roundings do not cancel: 448 of them were off by up to 72
+    units, three times what the oracle allows.
+    """
+    return 4 if implementation == "xla" else 1
+
 
 def expected_results(case: Case, given_operands: Operands) -> oracle.Forward:
     return oracle.forward(
