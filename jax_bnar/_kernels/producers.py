@@ -86,7 +86,8 @@ def _roots(ctx: Any) -> Iterator[Any]:
     JAX makes the body of a loop, a `shard_map` or a `jax.checkpoint` before it has a place in the
     program.
     """
-    yield ctx.module_context.module.operation
+    module = ctx.module_context.module.operation
+    yield module
     current: Any = ir.InsertionPoint.current
     operation = current.block.owner
     while True:
@@ -97,7 +98,8 @@ def _roots(ctx: Any) -> Iterator[Any]:
         if parent is None:
             break
         operation = parent
-    yield operation
+    if operation != module:
+        yield operation
 
 
 def _last_convolution(ctx: Any, least: int) -> Convolution | None:

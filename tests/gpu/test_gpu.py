@@ -36,6 +36,7 @@ from outcomes import check_gradients, check_outcome, check_results, expected_res
 
 import jax_bnar
 from benchmarks.common.cuda_settings import cuda_settings
+from benchmarks.gpu.compiled.programs import convolve
 from jax_bnar._base.config import Save
 
 pytestmark = pytest.mark.gpu
@@ -128,9 +129,7 @@ def test_after_a_convolution_of_volumes(shape: tuple[int, ...], dtype: str, save
 
     @jax.jit
     def program(kernel: jax.Array, given: Operands, dout: Any) -> Any:
-        x = jax.lax.conv_general_dilated(
-            given.x, kernel, (1, 1, 1), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
-        )
+        x = convolve(given.x, kernel)
         results, vjp = jax.vjp(lambda given: tuple(function(*given)), given._replace(x=x))
         return x, results, vjp(tuple(dout))[0]
 

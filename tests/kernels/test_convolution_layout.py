@@ -15,6 +15,7 @@ from jax import export
 from outcomes import check_outcome
 
 import jax_bnar
+from benchmarks.gpu.compiled.programs import convolve
 from jax_bnar._base import jax_compat
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._kernels import convolution_layout
@@ -35,13 +36,13 @@ def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def convolution(x: jax.Array, axis: int = -1) -> jax.Array:
     """Of the channels, which come first or last, with themselves."""
-    spatial = "DHW"[: x.ndim - 2]
-    weights = jnp.ones((1,) * len(spatial) + (x.shape[axis],) * 2, x.dtype)
-    result = f"NC{spatial}" if axis == 1 else f"N{spatial}C"
-    numbers = (result, f"{spatial}IO", result)
-    return jax.lax.conv_general_dilated(
-        x, weights, (1,) * len(spatial), "SAME", dimension_numbers=numbers
-    )
+    kernel = jnp.ones((1,) * (x.ndim - 2) + (x.shape[axis],) * 2, x.dtype)
+    return convolve(x, kernel, axis)
+
+
+def with_gradient(forward: Callable[[jax.Array], jax.Array], x: jax.Array) -> Any:
+    y, vjp = jax.vjp(forward, x)
+    return y, vjp(y)
 
 
 def calls_of(function: Callable[..., Any], shape: tuple[int, ...], dtype: str) -> list[str]:
@@ -60,8 +61,7 @@ def step(x: jax.Array, axis: int = -1, axis_name: str | None = None) -> Any:
         y = convolution(x, axis)
         return jax_bnar.bn_add_relu(y, x, None, None, axis=axis, axis_name=axis_name).y
 
-    y, vjp = jax.vjp(forward, x)
-    return y, vjp(y)
+    return with_gradient(forward, x)
 
 
 @pytest.fixture
@@ -191,8 +191,7 @@ def after_a_product(x: jax.Array) -> Any:
     def forward(x: jax.Array) -> jax.Array:
         return jax_bnar.bn_relu(product(convolution(x)), None, None).y
 
-    y, vjp = jax.vjp(forward, x)
-    return y, vjp(y)
+    return with_gradient(forward, x)
 
 
 def after_one_in_another_dtype(x: jax.Array) -> Any:
@@ -200,8 +199,7 @@ def after_one_in_another_dtype(x: jax.Array) -> Any:
         narrow = convolution(convolution(x).astype(jnp.bfloat16))
         return jax_bnar.bn_relu(narrow.astype(x.dtype), None, None).y
 
-    y, vjp = jax.vjp(forward, x)
-    return y, vjp(y)
+    return with_gradient(forward, x)
 
 
 def after_one_of_integers(x: jax.Array) -> Any:
@@ -218,8 +216,7 @@ def of_an_argument(x: jax.Array) -> Any:
     def forward(x: jax.Array) -> jax.Array:
         return convolution(jax_bnar.bn_relu(x, None, None).y)
 
-    y, vjp = jax.vjp(forward, x)
-    return y, vjp(y)
+    return with_gradient(forward, x)
 
 
 OTHERS = [

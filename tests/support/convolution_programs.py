@@ -8,7 +8,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.gpu.compiled import targets
-from benchmarks.gpu.compiled.programs import Variant, convolutions
+from benchmarks.gpu.compiled.programs import Variant, convolutions, convolve
 from benchmarks.gpu.compiled.row import compile_program, count
 from benchmarks.gpu.compiled.targets import GPUS, GpuName
 from benchmarks.sites.problem import DType
@@ -36,14 +36,6 @@ def _layout_of(gpu: GpuName, dtype: str, axes: int) -> dict[str, Any]:
     sharding = NamedSharding(mesh, PartitionSpec())
     x = jax.ShapeDtypeStruct(_SHAPES[axes], dtype, sharding=sharding)
     kernel = jax.ShapeDtypeStruct((3,) * axes + (_CHANNELS,) * 2, dtype, sharding=sharding)
-    spatial = "DHW"[:axes]
-    numbers = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
-
-    def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return jax.lax.conv_general_dilated(
-            x, kernel, (1,) * axes, "SAME", dimension_numbers=numbers
-        )
-
     text = jax.jit(convolve).lower(x, kernel).compile().as_text() or ""
     (result,) = set(re.findall(r"dim_labels=\w+->b(\w+)", text))
     return {

@@ -26,7 +26,7 @@ from benchmarks.common.progress import say
 from benchmarks.gpu.architectures.blocks import BLOCKS, Net
 from benchmarks.gpu.compiled import compiler, targets
 from benchmarks.gpu.compiled.document import make_document
-from benchmarks.gpu.compiled.programs import Program
+from benchmarks.gpu.compiled.programs import Program, step_of
 from benchmarks.gpu.compiled.row import compile_program, count
 from benchmarks.sites.problem import DType
 from jax_bnar.flax_layers import BatchNorm
@@ -94,20 +94,17 @@ def program_of(name: str, variant: Variant, dtype: DType) -> Program:
     def forward(params: Any, batch_stats: Any, x: jax.Array) -> Any:
         return apply({"params": params, "batch_stats": batch_stats}, x)
 
-    function = jax_bnar.fuse(forward) if variant == "fuse" else forward
+    step = step_of(jax_bnar.fuse(forward) if variant == "fuse" else forward)
 
-    def step(variables: Any, divided: Any) -> Any:
-        x, dy = divided
-        params, stats = variables["params"], variables["batch_stats"]
-        _, pullback, updated = jax.vjp(
-            lambda params, x: function(params, stats, x), params, x, has_aux=True
-        )
-        return updated, pullback(dy)
+    def without_y(variables: Any, divided: Any) -> Any:
+        return step(variables, divided)[1:]
 
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(0)}
     variables = jax.eval_shape(net.init, keys, x)
     y, _ = jax.eval_shape(apply, variables, x)
-    return Program(step, variables, (x, y), donated=False, least_activation=math.prod(x.shape) // 8)
+    return Program(
+        without_y, variables, (x, y), donated=False, least_activation=math.prod(x.shape) // 8
+    )
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:

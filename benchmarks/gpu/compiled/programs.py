@@ -158,10 +158,10 @@ def _block(variant: Variant, dtype: DType, batch: int, devices: int) -> Program:
         y, updated = block.apply(variables, x, False, mutable=["batch_stats"])
         return y, updated["batch_stats"]
 
-    return _of_block(block, _step_of(_fused(variant, forward)), dtype, batch, devices)
+    return _of_block(block, step_of(_fused(variant, forward)), dtype, batch, devices)
 
 
-def _step_of(forward: Callable[..., Any]) -> Callable[..., Any]:
+def step_of(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Forward and backward of a function of parameters, statistics and x."""
 
     def step(variables: Any, divided: Any) -> Any:
@@ -218,6 +218,18 @@ def _of_block(
     )
 
 
+def convolve(x: jax.Array, kernel: jax.Array, channel_axis: int = -1) -> jax.Array:
+    """A convolution over all axes but the first and the channels, which are on axis 1 or last.
+
+    The kernel has the spatial axes, then the channels of x, then those of the result.
+    """
+    spatial = "DHW"[: x.ndim - 2]
+    axes = f"NC{spatial}" if channel_axis == 1 else f"N{spatial}C"
+    return jax.lax.conv_general_dilated(
+        x, kernel, (1,) * len(spatial), "SAME", dimension_numbers=(axes, f"{spatial}IO", axes)
+    )
+
+
 class _Convolutions(nn.Module):
     """Two convolutions, each with a norm and a ReLU, and a residual around both."""
 
@@ -230,13 +242,9 @@ class _Convolutions(nn.Module):
 
     def _layer(self, x: jax.Array, name: str, residual: jax.Array | None = None) -> jax.Array:
         # nn.Conv has its channels last.
-        spatial = "DHW"[: x.ndim - 2]
-        axes = f"NC{spatial}" if self.channel_axis == 1 else f"N{spatial}C"
-        shape = (3,) * len(spatial) + (x.shape[self.channel_axis],) * 2
+        shape = (3,) * (x.ndim - 2) + (x.shape[self.channel_axis],) * 2
         kernel = self.param(name, nn.initializers.lecun_normal(), shape, x.dtype)
-        x = jax.lax.conv_general_dilated(
-            x, kernel, (1,) * len(spatial), "SAME", dimension_numbers=(axes, f"{spatial}IO", axes)
-        )
+        x = convolve(x, kernel, self.channel_axis)
         options = {"use_running_average": False, "axis": self.channel_axis, "dtype": x.dtype}
         if self.variant in ("flax", "fuse"):
             y = nn.BatchNorm(**options)(x)
@@ -264,7 +272,7 @@ def convolutions(
         return y, updated["batch_stats"]
 
     return Program(
-        _step_of(_fused(variant, forward)),
+        step_of(_fused(variant, forward)),
         jax.eval_shape(block.init, jax.random.key(0), x),
         (x, x),
         donated=False,
