@@ -53,6 +53,14 @@ class Polynomial:
     def scaled(self, factor: Fraction) -> "Polynomial":
         return Polynomial.of({m: c * factor for m, c in self.terms})
 
+    def over(self, other: "Polynomial") -> Fraction | None:
+        """The number of which this is a multiple of another polynomial, or None."""
+        own, others = dict(self.terms), dict(other.terms)
+        if own.keys() != others.keys():
+            return None
+        factors = {own[monomial] / others[monomial] for monomial in own}
+        return factors.pop() if len(factors) == 1 else None
+
     def inverse(self) -> "Polynomial | None":
         """The reciprocal, if the polynomial is a single term."""
         if len(self.terms) != 1:

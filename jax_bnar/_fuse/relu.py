@@ -9,7 +9,7 @@ whole, because a surrogate gradient has the body of ReLU and another derivative.
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -48,12 +48,14 @@ def _rule_of_relu() -> Any:
     return next(rules, None)
 
 
-def looks_like_relu(graph: Graph, node: Node) -> bool:
-    """A spelling of the positive part that is not `jax.nn.relu`; for the report."""
-    if node.name != "max" or not any(_is_zero(operand) for operand in node.inputs):
-        return False
+def looks_like(graph: Graph, node: Node) -> Literal["relu", "relu6", None]:
+    """Of which of these functions of `jax.nn` a node begins another spelling; for the report."""
+    if node.name != "max" or not any(_is_number(operand, 0) for operand in node.inputs):
+        return None
     after = graph.sole_reader(node.outputs[0])
-    return after is None or after.name != "min"  # ReLU6
+    if after is None or after.name != "min":
+        return "relu"
+    return "relu6" if any(_is_number(operand, 6) for operand in after.inputs) else None
 
 
 def is_selection_by_sign(readers: Sequence[Node]) -> bool:
@@ -72,12 +74,12 @@ def _has_body_of_relu(node: Node) -> bool:
         return False
     left, right = nodes[0].inputs
     (a,) = graph.inputs
-    return (left is a and _is_zero(right)) or (right is a and _is_zero(left))
+    return (left is a and _is_number(right, 0)) or (right is a and _is_number(left, 0))
 
 
-def _is_zero(operand: Any) -> bool:
+def _is_number(operand: Any, number: int) -> bool:
     origin, _ = source(operand)
-    return isinstance(origin, Constant) and origin.shape == () and origin.value == 0
+    return isinstance(origin, Constant) and origin.shape == () and origin.value == number
 
 
 def _derivative(function: Any, aval: Any) -> str:

@@ -11,7 +11,7 @@ from jax_bnar._fuse import activations
 from jax_bnar._fuse.curves import curve_of
 from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, source
-from jax_bnar._fuse.relu import is_relu, is_selection_by_sign, looks_like_relu
+from jax_bnar._fuse.relu import is_relu, is_selection_by_sign, looks_like
 from jax_bnar._fuse.sizes import is_long
 
 _MOST_RESIDUALS = 3
@@ -180,10 +180,16 @@ def _unfused_activation(graph: Graph, value: Value, name: str) -> str:
 def _why_not(graph: Graph, value: Value, reader: Node) -> str:
     if activation := activations.name_of(value, [reader]):
         return _follows(activation)
-    if looks_like_relu(graph, reader):
+    spelling = looks_like(graph, reader)
+    if spelling == "relu":
         return (
             "this ReLU is jnp.maximum(a, 0), whose derivative at 0 is 1/2: write jax.nn.relu(a) to"
             " have it fused"
+        )
+    if spelling == "relu6":
+        return (
+            "this ReLU6 is jnp.clip(a, 0, 6), whose derivative at 0 and 6 is 1/2: write"
+            " jax.nn.relu6(a) to have it fused"
         )
     if reader.name in ("custom_jvp_call", "custom_vjp_call"):
         name = activations.name_of_custom(reader) or "what follows"

@@ -95,7 +95,7 @@ def normalisation(region: Region, value: Value) -> Normalisation:
     if vmapped := _vmapped(region, over, parameters, term.labels):
         axis, num_groups = kept_axes(region, over)[-1], 1
     else:
-        axis, num_groups = channels(region, over)
+        axis, num_groups = channels(region, over, parameters)
     for name, vector in vectors.items():
         if unknowns.polynomial_varies(vector) - {*vmapped, axis}:
             raise RefusalError(f"the {name} does not have one value per channel")
@@ -164,7 +164,13 @@ def _variance(root: ReciprocalRoot, unknowns: Unknowns) -> tuple[float, frozense
     if len(seconds) != 1:
         raise RefusalError("the variance is not that of x")
     over = next(iter(seconds)).over
-    if variance != population_variance(over, unknowns):
+    population = population_variance(over, unknowns)
+    if variance != population:
+        if factor := variance.over(population):
+            raise RefusalError(
+                f"the variance is {float(factor):.6g} times the population variance of x, as with"
+                " ddof or another count"
+            )
         raise RefusalError(
             "the variance is not the population variance of x: another count (ddof), another"
             " centre, or other axes than those of the mean"
@@ -180,8 +186,14 @@ def _not_foreign(name: str, vector: Polynomial, unknowns: Unknowns) -> str:
     return f"the {name} depends on the statistics"
 
 
-def channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
-    """The channel axis and the number of groups of the statistics."""
+def channels(
+    region: Region, over: frozenset[Any], parameters: frozenset[Any] = frozenset()
+) -> tuple[int, int]:
+    """The channel axis and the number of groups of the statistics.
+
+    `parameters` are the axes along which scale and bias differ. They tell whether the first axis is
+    that of the channels, or of examples that have statistics of their own, as in LayerNorm.
+    """
     shape = region.x.shape
     kept = kept_axes(region, over)
     if not kept:
@@ -191,7 +203,7 @@ def channels(region: Region, over: frozenset[Any]) -> tuple[int, int]:
                 "the statistics are taken over all axes, so there is no channel axis"
             )
         return ones[-1], 1
-    if len(kept) == 1 and (kept[0] > 0 or shape[0] == 1):
+    if len(kept) == 1 and (kept[0] > 0 or shape[0] == 1 or parameters == frozenset(kept)):
         return kept[0], 1
     if len(kept) == 2 and kept[0] == 0 and kept[1] >= 2 and _is_ghost(region.x):
         return kept[1], shape[0]

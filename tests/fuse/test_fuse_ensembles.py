@@ -55,6 +55,11 @@ def test_dtypes(dtype: str) -> None:
     assert_fused(jax.vmap(join), *arrays, bn_add_relu=1)
 
 
+def test_members_of_one_channel() -> None:
+    """As in a head that ends in a convolution to one channel."""
+    assert_fused(jax.vmap(join), *(a[..., :1] for a in (X, Z, SCALE, BIAS)), bn_add_relu=1)
+
+
 def test_a_parameter_that_members_share() -> None:
     """One of the two is enough to tell members from examples."""
     for in_axes, scale, bias in ((((0, 0, None)), SCALE, SHARED), (((0, None, 0)), SHARED, BIAS)):

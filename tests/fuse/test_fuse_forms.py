@@ -378,3 +378,29 @@ def test_evaluation_is_never_taken_for_training() -> None:
 
     counts = operators(both, X, BIAS, jnp.abs(SCALE), SCALE, BIAS)
     assert counts == {"bn_relu_inference": 1}
+
+
+def rows_of_channels(x: jax.Array) -> jax.Array:
+    """Channels on axis 0, as in many programs that sum along rows."""
+    rows = x.swapaxes(0, -1).reshape(x.shape[-1], -1)
+    mean = rows.mean(1, keepdims=True)
+    return (rows - mean) / jnp.sqrt(rows.var(1, keepdims=True) + 1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_channels_on_the_first_axis(dtype: str) -> None:
+    def layer(x: Any, scale: Any, bias: Any) -> jax.Array:
+        return jax.nn.relu(rows_of_channels(x) * scale[:, None] + bias[:, None])
+
+    assert_fused(layer, *(a.astype(dtype) for a in (X, SCALE, BIAS)), bn_relu=1)
+
+
+def test_one_parameter_tells_channels_from_examples() -> None:
+    def with_bias(x: Any, bias: Any) -> jax.Array:
+        return jax.nn.relu(rows_of_channels(x) + bias[:, None])
+
+    def without(x: Any) -> jax.Array:
+        return jax.nn.relu(rows_of_channels(x))
+
+    assert_fused(with_bias, X, BIAS, bn_relu=1)
+    assert_untouched(without, X, reason="those of each example")

@@ -199,7 +199,7 @@ REFUSED: dict[Callable[..., Any], str] = {
     flax_group_norm: "GroupNorm",
     two_channel_axes: "several axes",
     all_axes: "no channel axis",
-    ddof: "ddof",
+    ddof: "times the population variance of x, as with ddof",
     wrong_count: "population variance",
     other_floor: "clamped at a value",
     floor_after_epsilon: "clamped at a value",

@@ -40,7 +40,8 @@ KEPT_TAILS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "maximum": (lambda bn, z: jnp.maximum(bn + z, 0), "jax.nn.relu"),
     "maximum of zeros": (lambda bn, z: jnp.maximum(jnp.zeros_like(bn), bn + z), "jax.nn.relu"),
     "clip": (lambda bn, z: jnp.clip(bn + z, 0), "jax.nn.relu"),
-    "clip to 6": (lambda bn, z: jnp.clip(bn + z, 0, 6), "max follows"),
+    "clip to 6": (lambda bn, z: jnp.clip(bn + z, 0, 6), "jax.nn.relu6"),
+    "clip to 5": (lambda bn, z: jnp.clip(bn + z, 0, 5), "max follows"),
     "where greater": (
         lambda bn, z: _after(bn + z, lambda a: jnp.where(a > 0, a, 0)),
         "by the sign",
