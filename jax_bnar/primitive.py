@@ -38,7 +38,7 @@ from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import PREFIXES
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import PerOperation, Signature
-from jax_bnar._kernels import convolution_layout, kernel_call
+from jax_bnar._kernels import convolution_layout, in_passing, kernel_call
 from jax_bnar._platform_primitives import Inference, InferenceBackward, StatisticsAround
 from jax_bnar._sharding.partitioning import Partitioned
 
@@ -78,6 +78,10 @@ class ArrayOperation(ComputedPrimitive):
         return signature.returned(results, statics)
 
     def _lower(self, ctx: Any, *operands: Any, **params: Any) -> Any:
+        x, aval = (
+            self.signature.unpack(each, params["present"])[self.signature.x]
+            for each in (operands, ctx.avals_in)
+        )
         automatic = jax_compat.automatic_axes(ctx)
         where = None
         if automatic:
@@ -94,14 +98,12 @@ class ArrayOperation(ComputedPrimitive):
                     " JAX."
                 )
             function = self.in_pure_jax
+        elif self.signature.inputs == 1 and in_passing.is_left_to_xla(ctx, x, params):
+            function = self.in_pure_jax
         elif automatic is None:
             function = functools.partial(self._partitioned, ctx.avals_in, ctx.avals_out)
         else:
             function = self._on_one_device
-        x, aval = (
-            self.signature.unpack(each, params["present"])[self.signature.x]
-            for each in (operands, ctx.avals_in)
-        )
         params |= {"layout": convolution_layout.in_program(ctx, params["layout"], x, aval)}
         # With an Explicit mesh the types name shardings; here, arrays are those of one device.
         ctx = ctx.replace(avals_in=jax_compat.without_shardings(ctx.avals_in))

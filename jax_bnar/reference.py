@@ -410,7 +410,8 @@ def backward_apply(
     **activation: Any,
 ) -> Arrays:
     """dx = a*e + b*(x-mean) + k of each input, a = scale*rstd and e as in `backward_reduce`."""
-    dy, x, saved = read_again(dy, x, saved)
+    if gate != "none":
+        dy, x, saved = read_again(dy, x, saved)
     a = multipliers(statistics, affine, epsilon)
     centred = centred_inputs(x, statistics)
     bias = sum_of_biases(affine)
@@ -453,6 +454,7 @@ def backward(
         for rstd_i, a_i, dscale_i, (dmean, dvar) in zip(rstd, a, dscale, cotangents, strict=True)
     )
     if dz is not None:  # dz is e, so the gate has already been applied
-        given, gate = (dz, x, None, statistics, affine), "none"
+        e, x = read_again(dz, x)
+        given, gate = (e, x, None, statistics, affine), "none"
     dx = backward_apply(*given, coefficients, epsilon=epsilon, gate=gate, **activation)
     return dx, dscale, dbias, dz

@@ -11,7 +11,7 @@ Operands are (x, z, affine), and what belongs to the inputs is in tuples; see
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from jax_bnar import primitive
 from jax_bnar._autodiff.linear_call import LocalMap, linear_call
 from jax_bnar._autodiff.remat import STATISTICS_NAME, named_mask, recomputable
 from jax_bnar._autodiff.tangents import Residuals, mapped_tangents, training_tangents
+from jax_bnar._base import jax_compat
 from jax_bnar._base.config import Config
 from jax_bnar._base.inputs import Affine, Statistics
 
@@ -50,19 +51,27 @@ def training(
 def _training_jvp(
     config: Config, save_mask: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[_Results, tuple[Any, ...]]:
+    moved = without_symbolic_zeros(tangents)
+    (y, statistics, mask), dots = _with_tangents(config, save_mask, primals, moved)
+    # The mask is returned only if the caller asked for it.
+    mask = mask if save_mask else None
+    mask_dot = zero_from_primal(mask, symbolic_zeros=True)
+    return (y, statistics, mask), (*dots, mask_dot)
+
+
+def _with_tangents(
+    config: Config, save_mask: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[_Results, tuple[Any, ...]]:
+    """The results, whose mask is what backward reads, and the tangents of y and the statistics."""
     (y, statistics, mask), saved = _forward(primals, config, save_mask or config.save_mask)
     x, _, affine = primals
     dots = linear_call(
         TrainingTangent(config),
         Residuals(x, saved, statistics, affine),
-        without_symbolic_zeros(tangents),
+        tangents,
         (y, *jax.tree.leaves(statistics)),
     )
-    y_dot, statistics_dot = jax.tree.unflatten(jax.tree.structure((y, statistics)), dots)
-    # The mask is returned only if the caller asked for it, which happens in second derivatives.
-    mask = mask if save_mask else None
-    mask_dot = zero_from_primal(mask, symbolic_zeros=True)
-    return (y, statistics, mask), (y_dot, statistics_dot, mask_dot)
+    return (y, statistics, mask), jax.tree.unflatten(jax.tree.structure((y, statistics)), dots)
 
 
 def without_symbolic_zeros(tangents: Any) -> Any:
@@ -74,9 +83,14 @@ def _forward(
     operands: tuple[Any, ...], config: Config, save_mask: bool
 ) -> tuple[_Results, jax.Array | None]:
     """The results, and what backward finds the derivative of the activation in."""
-    # This calls `training` rather than the primitive, so that second derivatives use the rule
-    # above.
-    y, statistics, mask = training(*operands, config, save_mask)
+    # With pure JAX, this calls `training`, so that second derivatives use the rule above. Otherwise
+    # they use the one below, and the primitive is lowered where it stands in the program: JAX
+    # lowers what a custom_jvp contains apart, and it could not be seen there what x comes from.
+    if config.implementation == "xla":
+        y, statistics, mask = training(*operands, config, save_mask)
+    else:
+        forward = primitive.OPERATIONS[config.inputs].forward
+        y, statistics, mask = forward(*operands, **config.forward_statics(save_mask=save_mask))
     # They are named before their first use, so that a policy that saves them ends the
     # recomputation here.
     statistics = checkpoint_name(statistics, STATISTICS_NAME)
@@ -151,3 +165,33 @@ def _of_parameter(
     if parameter is None:
         return None
     return shared if parameter.shape[0] == 1 else of_groups
+
+
+def _forward_jvp(
+    inputs: int, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+) -> tuple[list[jax.Array], list[Any]]:
+    """The derivative of the primitive `forward`, in derivatives of derivatives."""
+    signature = primitive.OPERATIONS[inputs].forward.signature
+    statics = {name: value for name, value in params.items() if name != "present"}
+    save_mask = statics.pop("save_mask")
+    config = Config(
+        **statics,
+        save="mask" if save_mask else "y",
+        inputs=inputs,
+        has_z=signature.unpack(primals, params["present"]).get("z") is not None,
+    )
+    moved = [None if isinstance(t, jax_compat.Zero) else t for t in tangents]
+    results, dots = _with_tangents(
+        config,
+        save_mask,
+        *(signature.unpack_structured(each, params["present"]) for each in (primals, moved)),
+    )
+    leaves, dots = jax.tree.leaves(results), jax.tree.leaves(dots)
+    of_mask = [jax_compat.Zero(jax.typeof(mask).to_tangent_aval()) for mask in leaves[len(dots) :]]
+    return leaves, [*dots, *of_mask]
+
+
+for _inputs, _operations in primitive.OPERATIONS.items():
+    jax_compat.primitive_jvps[_operations.forward.primitive] = functools.partial(
+        _forward_jvp, _inputs
+    )

@@ -57,9 +57,8 @@ def in_program(
     """The layout of x, with what is expected of the program that is being lowered.
 
     JAX lowers the bodies of `shard_map`, `jax.checkpoint`, loops and branches apart, and what a
-    `custom_jvp` contains apart from these. So forward does not see a convolution in the same body,
-    unless it is synchronised over a named axis; backward does, and so does forward if there is a
-    convolution before the body.
+    `custom_jvp` contains apart from these. So a forward that nobody differentiates, and that is not
+    synchronised over a named axis, sees no convolution in such a body, but those before it.
 
     Args:
         ctx: the context of the lowering.

@@ -154,7 +154,11 @@ class Operation:
         pixels: int,
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
-        del implementation, pixels
+        if pixels:
+            params: dict[str, Any] = {"present": present, "implementation": implementation}
+            compute = functools.partial(self._reference, pixels=0, **params, **statics)
+            order = self._other_order(given, present, pixels)
+            return tuple(self._in_order(order, compute, *given, present=present, **statics))
         arguments = self.signature.unpack_structured(given, present)
         return tuple(jax.tree.leaves(self.reference(*arguments, **statics)))
 
@@ -183,6 +187,8 @@ class Operation:
                 f"jax_bnar: implementation='ffi' requires the {self.name} kernel on"
                 f" {', '.join(platforms)}, but {why}. implementation=None falls back to pure JAX."
             )
+        if tuple(ctx.module_context.platforms) != convolution_layout.PLATFORMS:
+            params |= {"pixels": 0}
         rule = jax_compat.lower_fun(self._reference, multiple_results=True)
         return rule(ctx, *operands, **params)
 
@@ -240,23 +246,39 @@ class Operation:
         self, platform: str, results: Sequence[Any], *operands: jax.Array, **params: Any
     ) -> list[jax.Array]:
         """Binds the custom call on arrays with channels and pixels in the other order."""
-        signature, present = self.signature, params["present"]
-        kind_of = signature.operand_kinds(params)
-        named = signature.unpack(operands, present)
-        x = CanonicalShape(*named[signature.x].shape)
-        order = convolution_layout.Swapped(x, params["pixels"])
-        kinds = signature.result_kinds(params)
+        order = self._other_order(operands, params["present"], params["pixels"])
+        kinds = self.signature.result_kinds(params)
         declared = [
             jax.eval_shape(functools.partial(order.apply, kind=kind), result)
             for result, kind in zip(results, kinds, strict=True)
         ]
+        call = functools.partial(self._call_kernel, platform, declared, **params)
+        return self._in_order(order, call, *operands, **params)
+
+    def _other_order(
+        self, operands: Sequence[Any], present: tuple[bool, ...], pixels: int
+    ) -> convolution_layout.Swapped:
+        x = self.signature.unpack(operands, present)[self.signature.x]
+        return convolution_layout.Swapped(CanonicalShape(*x.shape), pixels)
+
+    def _in_order(
+        self,
+        order: convolution_layout.Swapped,
+        compute: Callable[..., Any],
+        *operands: jax.Array,
+        present: tuple[bool, ...],
+        **statics: Any,
+    ) -> list[jax.Array]:
+        """The results of `compute`, which gets and returns arrays in the other order."""
+        kind_of = self.signature.operand_kinds(statics)
+        named = self.signature.unpack(operands, present)
         given = [
             order.apply(operand, kind_of[name])
             for name, operand in named.items()
             if operand is not None
         ]
-        outputs = self._call_kernel(platform, declared, *given, **params)
-        return [order.undo(output, kind) for output, kind in zip(outputs, kinds, strict=True)]
+        kinds = self.signature.result_kinds(statics)
+        return [order.undo(o, kind) for o, kind in zip(compute(*given), kinds, strict=True)]
 
     def _call_kernel(
         self,

@@ -1,5 +1,6 @@
 """Which convolution an array comes from, in the program that is being lowered."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -9,14 +10,23 @@ from jaxlib.mlir.dialects import stablehlo
 # Of the operations before an array, so many are looked at.
 _MOST: Final = 64
 _DTYPES: Final = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
-# Loops and branches, whose results are made inside of them.
-_CONTROL: Final = ("stablehlo.while", "stablehlo.case", "stablehlo.if")
+# Loops, branches and `shard_map`, whose results are made inside of them.
+_CONTROL: Final = (
+    "stablehlo.while",
+    "stablehlo.case",
+    "stablehlo.if",
+    "sdy.manual_computation",
+)
+# For an array of symbolic size (jax.export), which may be large.
+_MANY: Final = 1 << 62
+CALL: Final = "func.call"
 _PRODUCT: Final = "stablehlo.dot_general"
 
 
 class Convolution(NamedTuple):
     """The result of a convolution: the number of its axes, the one of its channels, its dtype.
 
+    Where the array has been transposed since, the channels are on the axis that they have there.
     The dtype is None if it is no floating-point type of 16 bits or more.
     """
 
@@ -33,50 +43,78 @@ def convolution_before(ctx: Any, x: ir.Value) -> Convolution | None:
     it is the last one of the program so far, if no matrix product comes after it. (An operator that
     is not differentiated is an argument of a function: JAX lowers a `custom_jvp` by itself.)
     """
-    waiting, seen = [x], {x}
+    # Each with its axes, as axes of x, or of what it is reshaped to.
+    waiting, seen = [(x, tuple(range(_rank(x))))], {x}
     least = (_elements(x) or 0) // 8  # What is broadcast (a gate, a bias) is smaller than that.
+    entered: set[Any] = set()
     is_known = True
-    for value in waiting:
+    for value, axes in waiting:
         operation = value.owner
         if isinstance(operation, ir.Block):
-            is_known &= _is_of_program(operation)
+            function = operation.owner.operation
+            # The operands of calls are looked at, too.
+            is_known &= function in entered or _is_program(function)
             continue
         if operation.name == "stablehlo.convolution":
-            return _described(operation)
+            return _described(operation, axes)
         if operation.name == _PRODUCT:
             return None
         if operation.name in _CONTROL or len(waiting) > _MOST:
             is_known = False
             break
-        for operand in operation.operands:
+        before = list(operation.operands)
+        if operation.name == CALL:
+            entered.add(called_by(ctx, operation))
+            before.append(returned_by(ctx, value))
+        elif operation.name == "stablehlo.transpose":
+            permutation = list(ir.DenseI64ArrayAttr(operation.attributes["permutation"]))
+            axes = tuple(axes[permutation.index(axis)] for axis in range(len(axes)))
+        for operand in before:
             elements = _elements(operand)
             if elements is not None and elements >= least and operand not in seen:
                 seen.add(operand)
-                waiting.append(operand)
+                own = tuple(range(_rank(operand)))
+                is_other = operation.name == "stablehlo.reshape" or len(own) != len(axes)
+                waiting.append((operand, own if is_other else axes))
     return None if is_known else _last_convolution(ctx, least)
 
 
-def _described(operation: Any) -> Convolution:
+def called_by(ctx: Any, call: Any) -> Any:
+    """The function that is called."""
+    return ctx.module_context.symbol_table[call.attributes["callee"].value].operation
+
+
+def returned_by(ctx: Any, result: ir.Value) -> ir.Value:
+    """What a called function returns as this result of the call."""
+    *_, returned = called_by(ctx, result.owner).regions[0].blocks[0].operations
+    return returned.operands[ir.OpResult(result).result_number]
+
+
+def _described(operation: Any, axes: tuple[int, ...] | None = None) -> Convolution:
     result = ir.RankedTensorType(operation.results[0].type)
     numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
+    channel_axis = numbers.output_feature_dimension
     dtype = _DTYPES.get(str(result.element_type))
-    return Convolution(result.rank, numbers.output_feature_dimension, dtype)
+    return Convolution(result.rank, channel_axis if axes is None else axes[channel_axis], dtype)
+
+
+def _rank(value: ir.Value) -> int:
+    return ir.RankedTensorType(value.type).rank
 
 
 def _elements(value: ir.Value) -> int | None:
     """The number of elements of an array, or None for what is no array, such as a token."""
-    shape, count = value.type, 1
+    shape = value.type
     if not isinstance(shape, ir.RankedTensorType):
         return None
-    for axis in range(shape.rank):
-        # A symbolic size (jax.export) may be large.
-        count *= 1 << 40 if shape.is_dynamic_dim(axis) else shape.get_dim_size(axis)
-    return count
+    sizes = range(shape.rank)
+    if any(shape.is_dynamic_dim(axis) for axis in sizes):
+        return _MANY
+    return math.prod(shape.get_dim_size(axis) for axis in sizes)
 
 
-def _is_of_program(block: ir.Block) -> bool:
-    """Whether the arguments of a block are those of the program."""
-    function = block.owner.operation
+def _is_program(function: Any) -> bool:
+    """Whether the arguments of a function are those of the program."""
     return function.name == "func.func" and str(function.attributes["sym_name"]) == '"main"'
 
 

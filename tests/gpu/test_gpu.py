@@ -13,7 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from cases import Case, Form, Operands, Outcome, cotangents, operands, operator, with_gradients
+from cases import (
+    Case,
+    Form,
+    Operands,
+    Outcome,
+    call_on_a_product,
+    cotangents,
+    operands,
+    operator,
+    outcome,
+    with_gradients,
+)
 from exact_fill import arrange, exact_fill
 from gpu_cases import (
     CUDA_KERNELS,
@@ -135,6 +146,14 @@ def test_after_a_convolution_of_volumes(shape: tuple[int, ...], dtype: str, save
 
     x, results, gradients = jax.tree.map(np.asarray, program(kernel, given, dout))
     check_outcome(case, given._replace(x=x), dout, Outcome(*results, *gradients))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_of_what_an_operation_has_made(dtype: str) -> None:
+    """XLA computes these, in the loops that make x."""
+    case = Case((8, 12, 12, 64), dtype=dtype, form="batch_norm")
+    given, dout = operands(case), cotangents(case)
+    check_outcome(case, given, dout, outcome(call_on_a_product(case), given, dout))
 
 
 @all_strategies

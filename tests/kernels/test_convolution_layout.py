@@ -119,6 +119,17 @@ def in_a_scan(x: jax.Array) -> Any:
     return jax.lax.scan(lambda x, _: (step(x)[1][0], None), first, None, length=2)
 
 
+def in_a_scan_alone(x: jax.Array) -> Any:
+    return jax.lax.scan(lambda x, _: (step(x)[1][0], None), x, None, length=2)
+
+
+def in_a_differentiated_checkpoint(x: jax.Array) -> Any:
+    def forward(x: jax.Array) -> jax.Array:
+        return jax_bnar.bn_add_relu(convolution(x), x, None, None).y.sum()
+
+    return jax.grad(jax.checkpoint(forward))(x)
+
+
 def in_a_jitted_function(x: jax.Array) -> Any:
     return jax.jit(step)(x)
 
@@ -127,11 +138,46 @@ def after_a_jitted_convolution(x: jax.Array) -> Any:
     return jax_bnar.bn_relu(jax.jit(convolution)(x), None, None).y
 
 
-def in_a_shard_map(x: jax.Array) -> Any:
+def in_a_shard_map(x: jax.Array, axis_name: str | None = None) -> Any:
     mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("data")
-    synchronised = functools.partial(step, axis_name="data")
-    return jax.shard_map(synchronised, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+    body = functools.partial(step, axis_name=axis_name)
+    return jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+
+def synchronised_in_a_shard_map(x: jax.Array) -> Any:
+    return in_a_shard_map(x, "data")
+
+
+def after_a_jitted_convolution_in_training(x: jax.Array) -> Any:
+    def forward(x: jax.Array) -> jax.Array:
+        return jax_bnar.bn_relu(jax.jit(convolution)(x), None, None).y
+
+    return with_gradient(forward, x)
+
+
+def after_a_shard_map(x: jax.Array) -> Any:
+    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    convolved = jax.shard_map(convolution, mesh=mesh, in_specs=spec, out_specs=spec)
+    return with_gradient(lambda x: jax_bnar.bn_relu(convolved(x), None, None).y, x)
+
+
+def after_a_convolution_between_transposes(x: jax.Array) -> Any:
+    def forward(x: jax.Array) -> jax.Array:
+        first = jnp.transpose(x, (0, 3, 1, 2))
+        y = jnp.transpose(jax.nn.relu(convolution(first, 1)), (0, 2, 3, 1))
+        return jax_bnar.bn_relu(y, None, None).y
+
+    return with_gradient(forward, x)
+
+
+def after_another_norm(x: jax.Array) -> Any:
+    def forward(x: jax.Array) -> jax.Array:
+        y = jax_bnar.bn_relu(convolution(x), None, None).y
+        return jax_bnar.bn_relu(y, None, None).y
+
+    return with_gradient(forward, x)
 
 
 def after_pooling_and_concatenation(x: jax.Array) -> Any:
@@ -149,8 +195,10 @@ def with_a_norm_before_the_first_convolution(x: jax.Array) -> Any:
 
 
 WHEREVER = [
-    in_a_checkpoint, in_a_scan, in_a_jitted_function, after_a_jitted_convolution, in_a_shard_map,
-    after_pooling_and_concatenation,
+    in_a_checkpoint, in_a_differentiated_checkpoint, in_a_scan, in_a_scan_alone, in_a_shard_map,
+    synchronised_in_a_shard_map, in_a_jitted_function, after_a_jitted_convolution,
+    after_a_jitted_convolution_in_training, after_a_shard_map,
+    after_a_convolution_between_transposes, after_another_norm, after_pooling_and_concatenation,
 ]  # fmt: skip
 
 
@@ -251,6 +299,19 @@ def test_other_channels_than_the_convolutions_stay_as_they_are(
         return jax_bnar.bn_relu(convolution(x), None, None, axis=axis).y
 
     assert calls_of(program, PICTURE, "float32") == [expected]
+
+
+def test_channels_that_were_pixels_stay_as_they_are(
+    on: Callable[[tuple[int, int] | None], None],
+) -> None:
+    on(AMPERE)
+
+    def forward(x: jax.Array) -> jax.Array:
+        turned = jnp.transpose(convolution(x), (0, 1, 3, 2))
+        return jax_bnar.bn_relu(turned, None, None).y
+
+    program = functools.partial(with_gradient, forward)
+    assert calls_of(program, PICTURE, "float32") == [f"{4 * 3 * CHANNELS}x5"] * 2
 
 
 @pytest.mark.parametrize(

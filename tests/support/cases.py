@@ -218,6 +218,12 @@ def call(
     return jax_bnar.BatchNormResult(y, mean, var)
 
 
+def call_on_a_product(case: Case) -> Operator:
+    """The operator of a case on an x that is computed first, without a change of its values."""
+    function = functools.partial(call, case.form, **case.keywords)
+    return lambda x, *others: function(x * jnp.ones_like(x), *others)
+
+
 def call_inference(
     form: Form,
     x: PerInput,

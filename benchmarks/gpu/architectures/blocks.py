@@ -190,6 +190,28 @@ def norm_after_relu(net: Net, x: jax.Array) -> jax.Array:
     return x
 
 
+def convmixer(net: Net, x: jax.Array) -> jax.Array:
+    channels = x.shape[-1]
+    for _ in range(2):
+        x = x + net.bn(nn.gelu(net.depthwise(x, 9)))
+        x = net.bn(nn.gelu(net.conv(x, channels, 1)))
+    return x
+
+
+def tdnn(net: Net, x: jax.Array) -> jax.Array:
+    for _ in range(2):
+        x = nn.Conv(x.shape[-1], (3,), dtype=net.dtype)(x)
+        x = net.bn(nn.relu(x))
+    return x
+
+
+def norm_after_dropout(net: Net, x: jax.Array) -> jax.Array:
+    for _ in range(2):
+        x = nn.relu(net.dense(x, x.shape[-1]))
+        x = net.bn(nn.Dropout(0.5, deterministic=False)(x))
+    return x
+
+
 def perceptron(net: Net, x: jax.Array) -> jax.Array:
     for _ in range(3):
         x = net.relu(net.dense(x, x.shape[-1]))
@@ -250,6 +272,9 @@ BLOCKS: Final = {
     "Xception": Block(xception, (64, 28, 28, 256)),
     "Wide ResNet": Block(wide_resnet, (64, 32, 32, 128)),
     "norm after ReLU": Block(norm_after_relu, (64, 56, 56, 64)),
+    "norm after dropout": Block(norm_after_dropout, (65536, 1024)),
+    "ConvMixer": Block(convmixer, (64, 32, 32, 256)),
+    "TDNN": Block(tdnn, (64, 300, 512)),
     "perceptron": Block(perceptron, (65536, 1024)),
     "PointNet": Block(pointnet, (64, 2048, 64)),
     "DGCNN": Block(dgcnn, (16, 1024, 20, 64)),
