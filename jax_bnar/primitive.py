@@ -99,7 +99,14 @@ class ArrayOperation(ComputedPrimitive):
                 )
             function = self.in_pure_jax
         elif self.signature.inputs == 1 and in_passing.is_left_to_xla(ctx, x, params):
-            function = self.in_pure_jax
+            if jax_compat.is_for_export(ctx):
+                function = self.in_pure_jax
+            elif automatic is None:
+                params |= {"implementation": "pinned"}
+                function = functools.partial(self._partitioned, ctx.avals_in, ctx.avals_out)
+            else:
+                params |= {"implementation": "pinned"}
+                function = self._on_one_device
         elif automatic is None:
             function = functools.partial(self._partitioned, ctx.avals_in, ctx.avals_out)
         else:

@@ -9,6 +9,8 @@ from typing import Literal, cast
 from jax_bnar._base import installation, native_module
 
 Implementation = Literal["ffi", "xla"] | None
+# What computes an operation when it is lowered; "pinned" is pure JAX on a GPU, beside custom calls.
+Computation = Literal["ffi", "xla", "pinned"] | None
 
 ENVIRONMENT_VARIABLE = "JAX_BNAR_IMPLEMENTATION"
 _NAMES = ("ffi", "xla")

@@ -199,7 +199,10 @@ def _reason(network: Network, array: Value) -> str:
             chain = follow(graph, found.result, found.channels, given)
             if graph.sole_reader(chain.reached) is None:
                 return "an array between the convolution and its result is used elsewhere as well"
-            return "its vectors do not run along the channels of the convolution before it"
+            return (
+                "its vectors do not run along the channels of the convolution or matrix product"
+                " before it"
+            )
         if node.name in WEIGHTED_SUMS:
             for operand in node.operands:
                 if not is_real(operand.dtype):

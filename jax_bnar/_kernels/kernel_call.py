@@ -30,7 +30,7 @@ from jax_bnar import reference
 from jax_bnar._base import jax_compat
 from jax_bnar._base.activations import statics_of
 from jax_bnar._base.canonical import CanonicalShape, mask_bytes
-from jax_bnar._base.implementation import Implementation, warn_once
+from jax_bnar._base.implementation import Computation, warn_once
 from jax_bnar._base.inputs import PREFIXES
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import PerOperation, Signature, signatures
@@ -68,7 +68,7 @@ class Operation:
                 jax_compat.register_lowering(new, lower, platform=platform)
         return new
 
-    def __call__(self, *arguments: Any, implementation: Implementation, **statics: Any) -> Any:
+    def __call__(self, *arguments: Any, implementation: Computation, **statics: Any) -> Any:
         """The operation on canonical arrays."""
         operands = self.signature.flat(arguments)
         results = self.bind(operands, implementation=implementation, **statics)
@@ -78,7 +78,7 @@ class Operation:
         self,
         *arguments: Any,
         layout: ChannelLayout,
-        implementation: Implementation,
+        implementation: Computation,
         **statics: Any,
     ) -> Any:
         """The operation on the arrays of one device, in the user's layout."""
@@ -92,18 +92,18 @@ class Operation:
         self,
         operands: Sequence[jax.Array | None],
         *,
-        implementation: Implementation,
+        implementation: Computation,
         pixels: int = 0,
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
-        """Binds the primitive, or computes the reference if the implementation is 'xla'.
+        """Binds the primitive, or computes the reference where that is asked for.
 
         `pixels` is the number of elements of the spatial axes if channels and pixels are expected
         in the other order in the memory of a GPU, and otherwise 0.
         """
         given, present = self.signature.pack(operands)
         statics |= {"present": present, "implementation": implementation, "pixels": pixels}
-        if implementation == "xla":
+        if implementation in ("xla", "pinned"):
             return self._reference(*given, **statics)
         return tuple(self.primitive.bind(*given, **statics))
 
@@ -112,7 +112,7 @@ class Operation:
         operands: Sequence[jax.Array | None],
         *,
         layout: ChannelLayout,
-        implementation: Implementation,
+        implementation: Computation,
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
         """The same on arrays of this layout."""
@@ -129,7 +129,7 @@ class Operation:
         self,
         *avals: Any,
         present: tuple[bool, ...],
-        implementation: Implementation,
+        implementation: Computation,
         pixels: int,
         **statics: Any,
     ) -> list[jax.core.ShapedArray]:
@@ -150,7 +150,7 @@ class Operation:
         self,
         *given: jax.Array,
         present: tuple[bool, ...],
-        implementation: Implementation,
+        implementation: Computation,
         pixels: int,
         **statics: Any,
     ) -> tuple[jax.Array, ...]:
@@ -159,6 +159,8 @@ class Operation:
             compute = functools.partial(self._reference, pixels=0, **params, **statics)
             order = self._other_order(given, present, pixels)
             return tuple(self._in_order(order, compute, *given, present=present, **statics))
+        if implementation == "pinned":
+            given = tuple(convolution_layout.pinned(a) if a.ndim == 4 else a for a in given)
         arguments = self.signature.unpack_structured(given, present)
         return tuple(jax.tree.leaves(self.reference(*arguments, **statics)))
 
@@ -189,6 +191,8 @@ class Operation:
             )
         if tuple(ctx.module_context.platforms) != convolution_layout.PLATFORMS:
             params |= {"pixels": 0}
+        elif not jax_compat.is_for_export(ctx):  # A layout is not stable there.
+            params |= {"implementation": "pinned"}
         rule = jax_compat.lower_fun(self._reference, multiple_results=True)
         return rule(ctx, *operands, **params)
 
@@ -286,7 +290,7 @@ class Operation:
         results: Sequence[Any],
         *operands: jax.Array,
         present: tuple[bool, ...],
-        implementation: Implementation,
+        implementation: Computation,
         pixels: int,
         **statics: Any,
     ) -> list[jax.Array]:

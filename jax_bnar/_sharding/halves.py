@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax_bnar import reference
 from jax_bnar._base.element_count import element_count
 from jax_bnar._base.gates import Gate, recomputes
-from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.implementation import Computation
 from jax_bnar._base.inputs import Affine, Statistics, read_by_gate
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import PerOperation
@@ -54,7 +54,7 @@ def forward(
     *,
     span: Span,
     layout: ChannelLayout,
-    implementation: Implementation,
+    implementation: Computation,
     **statics: Any,
 ) -> tuple[jax.Array, tuple[Statistics, ...], jax.Array | None]:
     options: dict[str, Any] = {"layout": layout, "implementation": implementation}
@@ -99,7 +99,7 @@ def backward(
     *,
     span: Span,
     layout: ChannelLayout,
-    implementation: Implementation,
+    implementation: Computation,
     epsilon: float,
     gate: Gate,
     halves: Halves | None = None,

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from jax_bnar._base.implementation import Implementation
+from jax_bnar._base.implementation import Computation
 from jax_bnar._base.jax_compat import (
     SdyShardingRule,
     custom_partitioning,
@@ -54,12 +54,15 @@ class Partitioned:
     operands: tuple[_Operand, ...]
     results: tuple[tuple[OperandKind, tuple[int, ...]], ...]
     layout: ChannelLayout
-    implementation: Implementation
+    implementation: Computation
     statics: dict[str, Any]
 
     def __call__(self, *given: jax.Array) -> list[jax.Array]:
         """The operation, which XLA partitions when it partitions the program."""
-        function = custom_partitioning(lambda *given: self._on_one_device(self.layout, given))
+        # What is traced here may have no constants, which pure JAX has.
+        is_pinned = self.implementation == "pinned"
+        whole = dataclasses.replace(self, implementation=None) if is_pinned else self
+        function = custom_partitioning(lambda *given: whole._on_one_device(self.layout, given))
         function.def_partition(
             self._partition,
             infer_sharding_from_operands=self._infer,

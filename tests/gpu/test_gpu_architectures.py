@@ -47,12 +47,15 @@ def test_every_block_is_committed() -> None:
     found = [(row["block"], row["gpu"], row["dtype"]) for row in committed()]
     assert found == [(name, *case) for name in BLOCKS for case in command.CASES]
     for row in committed():
-        assert row["calls"]["fuse"].keys() == row["calls"]["layer"].keys(), row["block"]
+        assert row["calls"]["layer"].keys() <= row["calls"]["fuse"].keys(), row["block"]
         assert row["calls"]["flax"] == {}
 
 
 def test_fused_blocks_move_less_than_plain_flax() -> None:
     assert {row["block"] for row in committed() if command.ratio(row, "fuse") > 1.005} == WORSE
+    for row in committed():
+        # One more may be of an argument or a result of the block.
+        assert row["copies"]["fuse"] <= row["copies"]["flax"] + 1, row["block"]
 
 
 def test_the_documentation_has_the_numbers() -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import Case, Operands, Outcome, call, call_on_a_product, cotangents, operands, outcome
+from jax import export
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from outcomes import check_outcome
 
@@ -31,20 +32,25 @@ def convolution(x: jax.Array) -> jax.Array:
     return convolve(x, jnp.ones((1, 1, CHANNELS, CHANNELS), x.dtype))
 
 
-def calls_of(
+def lowered(
     forward: Callable[[jax.Array], Any],
     platforms: tuple[str, ...] = ("cuda",),
     transform: Callable[..., Any] = lambda step: step,
-) -> list[str]:
-    """The operations of ours in a program with forward and backward, which may be transformed."""
+) -> str:
+    """A program with forward and backward, which may be transformed."""
 
     def step(x: jax.Array) -> Any:
         y, vjp = jax.vjp(forward, x)
         return y, vjp(y)
 
     x = jax.ShapeDtypeStruct(PICTURE, "bfloat16")
-    text = jax.jit(transform(step)).trace(x).lower(lowering_platforms=platforms).as_text()
-    found = [line.split("@jax_bnar_")[1] for line in text.splitlines() if "@jax_bnar_" in line]
+    return jax.jit(transform(step)).trace(x).lower(lowering_platforms=platforms).as_text()
+
+
+def calls_of(*program: Any, **options: Any) -> list[str]:
+    """The operations of ours in such a program."""
+    lines = lowered(*program, **options).splitlines()
+    found = [line.split("@jax_bnar_")[1] for line in lines if "@jax_bnar_" in line]
     return [line.split("_v1")[0] for line in found]
 
 
@@ -126,6 +132,34 @@ def test_with_a_residual_and_no_activation() -> None:
         return jax_bnar.bn_act(jax.nn.relu(x), None, None, "none", z=x).y
 
     assert calls_of(forward) == []
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: normalised(jax.nn.relu(x)),
+        lambda x: jax_bnar.bn_relu(x, None, None, out_dtype="float32").y,
+    ],
+    ids=["left to XLA", "without a kernel"],
+)
+def test_pure_jax_has_its_order_in_memory_given(forward: Callable[[jax.Array], Any]) -> None:
+    """Without that, XLA would transpose whole arrays beside custom calls."""
+    count = math.prod(PICTURE[:-1])
+    pinned = re.findall(r"@LayoutConstraint\(.*-> tensor<([\dx]*)x[bf]", lowered(forward))
+    # x, and in backward dy and x.
+    assert pinned == [f"1x{count}x{CHANNELS}x1"] * 3
+    for platforms in (("cpu",), ("tpu",), ("cpu", "cuda")):
+        assert "LayoutConstraint" not in lowered(forward, platforms)
+
+
+def test_symbolic_shapes() -> None:
+    def step(x: jax.Array) -> Any:
+        y, vjp = jax.vjp(lambda x: normalised(with_bias(jax.nn.silu(x))), x)
+        return y, vjp(y)
+
+    shape = export.symbolic_shape(f"n, h, w, {CHANNELS}")
+    exported = export.export(jax.jit(step), platforms=["cuda"])
+    assert "@jax_bnar" not in exported(jax.ShapeDtypeStruct(shape, "float32")).mlir_module()
 
 
 @pytest.mark.parametrize("axis_name", ["data", None])

@@ -205,6 +205,18 @@ def tdnn(net: Net, x: jax.Array) -> jax.Array:
     return x
 
 
+def norms_in_float32(net: Net, x: jax.Array) -> jax.Array:
+    """As with Haiku's policies of mixed precision: residuals are in float32, too."""
+
+    def wide(x: jax.Array) -> jax.Array:
+        return net.norm(use_running_average=False, dtype=jnp.float32)(net.conv(x, x.shape[-1]))
+
+    for _ in range(2):
+        y = wide(nn.relu(wide(x)))
+        x = nn.relu(y + x)
+    return x.astype(net.dtype)
+
+
 def norm_after_dropout(net: Net, x: jax.Array) -> jax.Array:
     for _ in range(2):
         x = nn.relu(net.dense(x, x.shape[-1]))
@@ -272,6 +284,7 @@ BLOCKS: Final = {
     "Xception": Block(xception, (64, 28, 28, 256)),
     "Wide ResNet": Block(wide_resnet, (64, 32, 32, 128)),
     "norm after ReLU": Block(norm_after_relu, (64, 56, 56, 64)),
+    "norms in float32": Block(norms_in_float32, (64, 56, 56, 64)),
     "norm after dropout": Block(norm_after_dropout, (65536, 1024)),
     "ConvMixer": Block(convmixer, (64, 32, 32, 256)),
     "TDNN": Block(tdnn, (64, 300, 512)),
