@@ -1,6 +1,7 @@
 """Blocks of other architectures: what is compiled of them, and what the documentation says."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,7 +10,9 @@ from checkout import ROOT
 from tiers import slow_except
 
 from benchmarks.gpu.architectures import __main__ as command
+from benchmarks.gpu.architectures import timed
 from benchmarks.gpu.architectures.blocks import BLOCKS
+from benchmarks.gpu.architectures.programs import VARIANTS, program_of
 from benchmarks.gpu.compiled import targets
 
 pytestmark = pytest.mark.one_python
@@ -27,7 +30,7 @@ def _promotion_of_users() -> Any:
 
 @pytest.mark.parametrize("name", slow_except({"VGG", "RepVGG", "channels first"}, list(BLOCKS)))
 def test_variants_differ_in_nothing_but_the_batch_norm(name: str) -> None:
-    programs = [command.program_of(name, variant, "bfloat16") for variant in command.VARIANTS]
+    programs = [program_of(name, variant, "bfloat16") for variant in VARIANTS]
     shapes = [
         jax.tree.map(
             lambda leaf: (leaf.shape, leaf.dtype),
@@ -71,6 +74,21 @@ def test_the_documentation_has_the_numbers() -> None:
     assert f"| block | {' | '.join(heads)} |" in text
 
 
-def test_unknown_blocks_are_refused() -> None:
+@pytest.mark.parametrize("main", [command.main, timed.main])
+def test_unknown_blocks_are_refused(main: Any) -> None:
     with pytest.raises(SystemExit, match=r"--block must be of VGG, .*; got AlexNet\."):
-        command.main(["--block", "AlexNet"])
+        main(["--block", "AlexNet"])
+
+
+@pytest.mark.slow
+def test_timing_on_the_device_of_jax(tmp_path: Path) -> None:
+    output = tmp_path / "timed.json"
+    arguments = ["--divide-batch", "64", "--rounds", "2", "--sample-ms", "1"]
+    timed.main(["--block", "VGG", "TDNN", *arguments, "--output", str(output)])
+    rows = json.loads(output.read_text())["rows"]
+    assert [(row["block"], row["dtype"]) for row in rows] == [
+        (block, dtype) for block in ("VGG", "TDNN") for dtype in ("bfloat16", "float32")
+    ]
+    for row in rows:
+        assert row["errors"]["flax"] == 0 < row["errors"]["fuse"]
+        assert all(len(samples) == 2 and min(samples) > 0 for samples in row["ms"].values())

@@ -6,33 +6,24 @@ Each block is compiled forward and backward: plain Flax, the same under `jax_bna
 our layer in place of Flax's, where the activations stay outside of it.
 """
 
-import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-import jax
-import jax.numpy as jnp
 import tyro
-from flax import linen as nn
 from rich.console import Console
 from rich.table import Table
 
-import jax_bnar
 from benchmarks.common.json_file import write_json
 from benchmarks.common.progress import say
-from benchmarks.gpu.architectures.blocks import BLOCKS, Net
+from benchmarks.gpu.architectures.blocks import BLOCKS
+from benchmarks.gpu.architectures.programs import VARIANTS, Variant, program_of
 from benchmarks.gpu.compiled import compiler, targets
 from benchmarks.gpu.compiled.document import make_document
-from benchmarks.gpu.compiled.programs import Program, step_of
 from benchmarks.gpu.compiled.row import compile_program, count
 from benchmarks.sites.problem import DType
-from jax_bnar.flax_layers import BatchNorm
 
-Variant = Literal["flax", "fuse", "layer"]
-VARIANTS: Final[tuple[Variant, ...]] = ("flax", "fuse", "layer")
 CASES: Final[tuple[tuple[targets.GpuName, DType], ...]] = (
     ("h200", "bfloat16"),
     ("h200", "float32"),
@@ -81,30 +72,6 @@ def measure(name: str, gpu: targets.GpuName, dtype: DType) -> dict[str, Any]:
         "copies": {v: each["activation_copies"] for v, each in found.items()},
         "calls": {v: each["calls"] for v, each in found.items()},
     }
-
-
-def program_of(name: str, variant: Variant, dtype: DType) -> Program:
-    """A block, forward and backward."""
-    x = jax.ShapeDtypeStruct(BLOCKS[name].shape, jnp.dtype(dtype))
-    net = Net(name, BatchNorm if variant == "layer" else nn.BatchNorm, jnp.dtype(dtype))
-    apply = functools.partial(
-        net.apply, mutable=["batch_stats"], rngs={"dropout": jax.random.key(0)}
-    )
-
-    def forward(params: Any, batch_stats: Any, x: jax.Array) -> Any:
-        return apply({"params": params, "batch_stats": batch_stats}, x)
-
-    step = step_of(jax_bnar.fuse(forward) if variant == "fuse" else forward)
-
-    def without_y(variables: Any, divided: Any) -> Any:
-        return step(variables, divided)[1:]
-
-    keys = {"params": jax.random.key(0), "dropout": jax.random.key(0)}
-    variables = jax.eval_shape(net.init, keys, x)
-    y, _ = jax.eval_shape(apply, variables, x)
-    return Program(
-        without_y, variables, (x, y), donated=False, least_activation=math.prod(x.shape) // 8
-    )
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
