@@ -98,19 +98,12 @@ class ArrayOperation(ComputedPrimitive):
                     " JAX."
                 )
             function = self.in_pure_jax
-        elif self.signature.inputs == 1 and in_passing.is_left_to_xla(ctx, x, params):
-            if jax_compat.is_for_export(ctx):
-                function = self.in_pure_jax
-            elif automatic is None:
-                params |= {"implementation": "pinned"}
-                function = functools.partial(self._partitioned, ctx.avals_in, ctx.avals_out)
-            else:
-                params |= {"implementation": "pinned"}
-                function = self._on_one_device
         elif automatic is None:
             function = functools.partial(self._partitioned, ctx.avals_in, ctx.avals_out)
         else:
             function = self._on_one_device
+        if self.signature.inputs == 1 and in_passing.is_left_to_xla(ctx, x, params):
+            params |= {"implementation": convolution_layout.pure_jax(ctx)}
         params |= {"layout": convolution_layout.in_program(ctx, params["layout"], x, aval)}
         # With an Explicit mesh the types name shardings; here, arrays are those of one device.
         ctx = ctx.replace(avals_in=jax_compat.without_shardings(ctx.avals_in))

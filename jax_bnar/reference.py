@@ -410,7 +410,7 @@ def backward_apply(
     **activation: Any,
 ) -> Arrays:
     """dx = a*e + b*(x-mean) + k of each input, a = scale*rstd and e as in `backward_reduce`."""
-    if gate != "none":
+    if gate != "none":  # Otherwise e is dy, which nobody computes.
         dy, x, saved = read_again(dy, x, saved)
     a = multipliers(statistics, affine, epsilon)
     centred = centred_inputs(x, statistics)

@@ -23,6 +23,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from jax_bnar._base import jax_compat
 from jax_bnar._base.canonical import CanonicalShape
+from jax_bnar._base.implementation import Computation
 from jax_bnar._base.layout import ChannelLayout
 from jax_bnar._base.signatures import OperandKind
 from jax_bnar._kernels.producers import convolution_before
@@ -86,23 +87,26 @@ def in_program(
     return dataclasses.replace(layout, swapped_on_cuda=swapped)
 
 
-def pinned(array: jax.Array, layout: ChannelLayout | None = None) -> jax.Array:
-    """A tensor for pure JAX on a GPU, in the order in memory that XLA is expected to have it in.
+def is_for_gpus_alone(ctx: Any) -> bool:
+    """Whether a program is lowered for `PLATFORMS` and for no other."""
+    return tuple(ctx.module_context.platforms) == PLATFORMS
+
+
+def pure_jax(ctx: Any) -> Computation:
+    """How pure JAX computes an operation in the program that is being lowered.
 
     XLA likes to sum along the axis that comes last in memory. In a program with custom calls, it
     stored transposed copies of whole arrays in float32 for that: behind one of our calls and a
-    convolution, a norm in pure JAX moved 27 arrays, and 15 so.
-
-    Args:
-        array: the tensor.
-        layout: that of the tensor; None for canonical arrays.
+    convolution, a norm in pure JAX moved 27 arrays, and 15 where their order is `pinned`.
     """
-    order = list(range(array.ndim))
-    if layout is not None and layout.swapped_on_cuda:
-        batch = layout.leading
-        channels = order.pop(layout.channel_axis())
-        order.insert(batch + 1 if channels > batch + 1 else array.ndim - 1, channels)
-    return with_layout_constraint(array, Layout(tuple(order)))
+    # What jax.export promises to keep stable has no layouts.
+    is_pinned = is_for_gpus_alone(ctx) and not jax_compat.is_for_export(ctx)
+    return "pinned" if is_pinned else "xla"
+
+
+def pinned(tensor: jax.Array) -> jax.Array:
+    """A canonical tensor, in its own order in memory."""
+    return with_layout_constraint(tensor, Layout(tuple(range(tensor.ndim))))
 
 
 class Swapped:

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from jaxlib.mlir import ir
 
+from jax_bnar._kernels.convolution_layout import is_for_gpus_alone
 from jax_bnar._kernels.producers import CALL, returned_by
 
-_PLATFORMS: Final = ("cuda",)
 # From x on, so many operations are looked at.
 _MOST: Final = 32
 # These neither compute nor move anything.
@@ -53,7 +53,7 @@ def is_left_to_xla(ctx: Any, x: ir.Value, params: dict[str, Any]) -> bool:
         x: the array in the program.
         params: the static parameters of the operation.
     """
-    if tuple(ctx.module_context.platforms) != _PLATFORMS or params["implementation"] is not None:
+    if not is_for_gpus_alone(ctx) or params["implementation"] is not None:
         return False
     gates = params.get("activation", "none"), params.get("gate", "none")
     return gates == ("none", "none") and is_computed_in_passing(ctx, x)

@@ -189,10 +189,9 @@ class Operation:
                 f"jax_bnar: implementation='ffi' requires the {self.name} kernel on"
                 f" {', '.join(platforms)}, but {why}. implementation=None falls back to pure JAX."
             )
-        if tuple(ctx.module_context.platforms) != convolution_layout.PLATFORMS:
+        if not convolution_layout.is_for_gpus_alone(ctx):
             params |= {"pixels": 0}
-        elif not jax_compat.is_for_export(ctx):  # A layout is not stable there.
-            params |= {"implementation": "pinned"}
+        params |= {"implementation": convolution_layout.pure_jax(ctx)}
         rule = jax_compat.lower_fun(self._reference, multiple_results=True)
         return rule(ctx, *operands, **params)
 

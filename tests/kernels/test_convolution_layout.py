@@ -1,6 +1,5 @@
 """Calls for CUDA get arrays in the order in which XLA has the results of convolutions there."""
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable
@@ -11,38 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import Case, Cotangents, Form, Operands, Outcome, cotangents, operands, operator, outcome
+from convolved import CHANNELS, PICTURE, SEQUENCE, VOLUME, convolution, with_gradient
 from jax import export
 from outcomes import check_outcome
 
 import jax_bnar
-from benchmarks.gpu.compiled.programs import convolve
 from jax_bnar._base import jax_compat
 from jax_bnar._base.layout import ChannelLayout
-from jax_bnar._kernels import convolution_layout
 from jax_bnar._kernels.kernel_call import Operation
 from jax_bnar.ops import onednn
 
 pytestmark = pytest.mark.quick
 
 AMPERE, HOPPER = (8, 0), (9, 0)
-CHANNELS = 8
-# Four pictures of 3x5, volumes of 3x5x2, and sequences.
-PICTURE, VOLUME, SEQUENCE = (4, 3, 5, CHANNELS), (4, 3, 5, 2, CHANNELS), (4, 3, CHANNELS)
 
 
 def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], shape[-1], *shape[1:-1])
-
-
-def convolution(x: jax.Array, axis: int = -1) -> jax.Array:
-    """Of the channels, which come first or last, with themselves."""
-    kernel = jnp.ones((1,) * (x.ndim - 2) + (x.shape[axis],) * 2, x.dtype)
-    return convolve(x, kernel, axis)
-
-
-def with_gradient(forward: Callable[[jax.Array], jax.Array], x: jax.Array) -> Any:
-    y, vjp = jax.vjp(forward, x)
-    return y, vjp(y)
 
 
 def calls_of(function: Callable[..., Any], shape: tuple[int, ...], dtype: str) -> list[str]:
@@ -138,15 +122,18 @@ def after_a_jitted_convolution(x: jax.Array) -> Any:
     return jax_bnar.bn_relu(jax.jit(convolution)(x), None, None).y
 
 
-def in_a_shard_map(x: jax.Array, axis_name: str | None = None) -> Any:
+def sharded(function: Callable[..., Any]) -> Callable[..., Any]:
     mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("data")
-    body = functools.partial(step, axis_name=axis_name)
-    return jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+    return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec)
+
+
+def in_a_shard_map(x: jax.Array) -> Any:
+    return sharded(step)(x)
 
 
 def synchronised_in_a_shard_map(x: jax.Array) -> Any:
-    return in_a_shard_map(x, "data")
+    return sharded(functools.partial(step, axis_name="data"))(x)
 
 
 def after_a_jitted_convolution_in_training(x: jax.Array) -> Any:
@@ -157,9 +144,7 @@ def after_a_jitted_convolution_in_training(x: jax.Array) -> Any:
 
 
 def after_a_shard_map(x: jax.Array) -> Any:
-    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec("data")
-    convolved = jax.shard_map(convolution, mesh=mesh, in_specs=spec, out_specs=spec)
+    convolved = sharded(convolution)
     return with_gradient(lambda x: jax_bnar.bn_relu(convolved(x), None, None).y, x)
 
 
@@ -338,15 +323,9 @@ def test_spatial_sizes_that_are_symbols_are_unknown() -> None:
 
 
 @pytest.fixture
-def moved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def moved(like_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The CPU kernels get the other order; the list has the operations that did."""
-
-    def swapped(_: Any, layout: ChannelLayout, x: Any, aval: Any) -> ChannelLayout:
-        del x
-        return dataclasses.replace(layout, swapped_on_cuda=layout.spatial_sizes(aval.shape) != ())
-
-    monkeypatch.setattr(convolution_layout, "PLATFORMS", ("cpu",))
-    monkeypatch.setattr(convolution_layout, "in_program", swapped)
+    del like_a_gpu
     call, names = Operation._call_swapped, []
 
     def noted(self: Operation, *args: Any, **params: Any) -> Any:

@@ -1,6 +1,5 @@
 """On GPUs, a norm of what an activation has made is left to XLA, which makes it while it reads."""
 
-import dataclasses
 import functools
 import math
 import re
@@ -12,24 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import Case, Operands, Outcome, call, call_on_a_product, cotangents, operands, outcome
+from convolved import CHANNELS, PICTURE, convolution, with_gradient
 from jax import export
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from outcomes import check_outcome
 
 import jax_bnar
-from benchmarks.gpu.compiled.programs import convolve
-from jax_bnar._base.layout import ChannelLayout
-from jax_bnar._kernels import convolution_layout, in_passing, targets
+from jax_bnar._kernels import targets
 from jax_bnar._kernels.kernel_call import Operation
 
 pytestmark = pytest.mark.quick
-
-CHANNELS = 8
-PICTURE = (4, 3, 5, CHANNELS)
-
-
-def convolution(x: jax.Array) -> jax.Array:
-    return convolve(x, jnp.ones((1, 1, CHANNELS, CHANNELS), x.dtype))
 
 
 def lowered(
@@ -38,11 +29,7 @@ def lowered(
     transform: Callable[..., Any] = lambda step: step,
 ) -> str:
     """A program with forward and backward, which may be transformed."""
-
-    def step(x: jax.Array) -> Any:
-        y, vjp = jax.vjp(forward, x)
-        return y, vjp(y)
-
+    step = functools.partial(with_gradient, forward)
     x = jax.ShapeDtypeStruct(PICTURE, "bfloat16")
     return jax.jit(transform(step)).trace(x).lower(lowering_platforms=platforms).as_text()
 
@@ -153,10 +140,7 @@ def test_pure_jax_has_its_order_in_memory_given(forward: Callable[[jax.Array], A
 
 
 def test_symbolic_shapes() -> None:
-    def step(x: jax.Array) -> Any:
-        y, vjp = jax.vjp(lambda x: normalised(with_bias(jax.nn.silu(x))), x)
-        return y, vjp(y)
-
+    step = functools.partial(with_gradient, lambda x: normalised(with_bias(jax.nn.silu(x))))
     shape = export.symbolic_shape(f"n, h, w, {CHANNELS}")
     exported = export.export(jax.jit(step), platforms=["cuda"])
     assert "@jax_bnar" not in exported(jax.ShapeDtypeStruct(shape, "float32")).mlir_module()
@@ -195,16 +179,9 @@ def test_kernels_all_the_same(
 
 
 @pytest.fixture
-def left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU leaves to XLA what a GPU does, in the other order where there are spatial axes."""
-
-    def swapped(_: Any, layout: ChannelLayout, x: Any, aval: Any) -> ChannelLayout:
-        del x
-        return dataclasses.replace(layout, swapped_on_cuda=layout.spatial_sizes(aval.shape) != ())
-
-    monkeypatch.setattr(in_passing, "_PLATFORMS", ("cpu",))
-    monkeypatch.setattr(convolution_layout, "PLATFORMS", ("cpu",))
-    monkeypatch.setattr(convolution_layout, "in_program", swapped)
+def left(like_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU leaves to XLA what a GPU does; no kernel may run."""
+    del like_a_gpu
 
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("a kernel is called")

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.common.json_file import write_json
 from benchmarks.common.progress import say
-from benchmarks.gpu.architectures.blocks import BLOCKS
+from benchmarks.gpu.architectures.blocks import BLOCKS, check_names
 from benchmarks.gpu.architectures.programs import VARIANTS, Variant, program_of
 from benchmarks.gpu.compiled import compiler, targets
 from benchmarks.gpu.compiled.document import make_document
@@ -42,8 +42,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    if unknown := set(options.block) - BLOCKS.keys():
-        raise SystemExit(f"--block must be of {', '.join(BLOCKS)}; got {', '.join(unknown)}.")
+    check_names(options.block)
     compiler.prepare()
     document = make_document(rows=[])
     for name in options.block:

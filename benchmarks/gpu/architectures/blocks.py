@@ -4,7 +4,7 @@ Each has what its paper has around the BatchNorm, because that is what XLA fuses
 concatenations, gates, pools, dropout.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -265,6 +265,12 @@ class Block(NamedTuple):
 
     function: Callable[[Net, jax.Array], Any]
     shape: tuple[int, ...]
+
+
+def check_names(names: Collection[str]) -> None:
+    """SystemExit if one of the names that a command was given is not that of a block."""
+    if unknown := set(names) - BLOCKS.keys():
+        raise SystemExit(f"--block must be of {', '.join(BLOCKS)}; got {', '.join(unknown)}.")
 
 
 BLOCKS: Final = {

@@ -3,8 +3,8 @@
 python -m benchmarks.gpu.architectures.timed --output build/gpu/architectures.json
 
 The programs are those whose bytes `benchmarks.gpu.architectures` counts. The three variants of a
-block take turns, a sample is the time of as many calls as fill it, and the results of each are
-compared with those of plain Flax before anything is timed.
+block take turns, a sample is the time of as many calls as fill it, and the dx of each is compared
+with that of plain Flax before anything is timed.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.common.json_file import write_json
 from benchmarks.common.progress import say
-from benchmarks.gpu.architectures.blocks import BLOCKS
+from benchmarks.gpu.architectures.blocks import BLOCKS, check_names
 from benchmarks.gpu.architectures.programs import VARIANTS, Variant, program_of
 from benchmarks.gpu.chain import make_operands, measure, relative_error
 from benchmarks.gpu.device import describe_device
@@ -52,8 +52,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    if unknown := set(options.block) - BLOCKS.keys():
-        raise SystemExit(f"--block must be of {', '.join(BLOCKS)}; got {', '.join(unknown)}.")
+    check_names(options.block)
     document: dict[str, Any] = {"schema": SCHEMA, "device": describe_device(), "rows": []}
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for name, dtype in itertools.product(options.block, options.dtype):
