@@ -244,6 +244,17 @@ def test_the_documentation_has_the_numbers() -> None:
         assert f"| {' | '.join([title, *moved, *peaks])} |" in text
 
 
+def test_the_readme_has_the_numbers() -> None:
+    wanted = {"program": "step", "dtype": "bfloat16", "gpu": "h200", "devices": 1}
+    rows = {row["variant"]: row for row in committed()["rows"] if wanted.items() <= row.items()}
+    ours, remat, flax = (rows[variant] for variant in ("ours", "ours_remat", "flax"))
+    gigabytes = [f"{r['bytes_outside_convolutions'] / 1e9:.0f} GB" for r in (ours, remat, flax)]
+    peaks = [f"{r['peak_bytes'] / 2**30:.1f} GiB" for r in (ours, remat, flax)]
+    text = (ROOT / "README.md").read_text()
+    assert f"| bytes moved | **{gigabytes[0]}** | {' | '.join(gigabytes[1:])} |" in text
+    assert f"| peak memory | {peaks[0]} | **{peaks[1]}** | {peaks[2]} |" in text
+
+
 def test_the_sites_are_committed() -> None:
     document = json.loads(sites.RESULTS.read_text())
     assert [(run["batch"], run["dtype"]) for run in document["runs"]] == sites.cases()
