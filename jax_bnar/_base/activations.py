@@ -13,6 +13,8 @@ from typing import Any, Final, Literal, NamedTuple, cast, get_args
 import jax
 import jax.numpy as jnp
 
+from jax_bnar._base.jax_compat import is_copy_of
+
 Activation = Literal[
     "none",
     "relu",
@@ -185,26 +187,31 @@ def fused_activation(given: Any) -> FusedActivation | None:
         if name not in get_args(Activation):
             return None
         return FusedActivation(name, _NEGATIVE_SLOPE if name == "leaky_relu" else 0.0)
-    if given is jax.nn.identity:
+    if _is(given, jax.nn.identity):
         return NO_ACTIVATION
     if isinstance(given, functools.partial):
         return _of_partial(given)
     for name in get_args(Activation):
         # Linen's and NNX's functions of these names are the same objects.
-        if callable(given) and given is getattr(jax.nn, name, None):
+        if callable(given) and _is(given, getattr(jax.nn, name, None)):
             return fused_activation(name)
     return None
 
 
+def _is(given: Any, function: Any) -> bool:
+    """Whether it is this function of `jax.nn`, perhaps in a copy of the layer that holds it."""
+    return given is function or is_copy_of(given, function)
+
+
 def _of_partial(given: functools.partial[Any]) -> FusedActivation | None:
-    if given.func is jax.nn.leaky_relu:
+    if _is(given.func, jax.nn.leaky_relu):
         return _leaky(*given.args, **given.keywords)
     for function, name, arguments in (
         (jax.nn.gelu, "gelu", {"approximate": True}),
         (jax.nn.gelu, "exact_gelu", {"approximate": False}),
         (jax.nn.elu, "elu", {"alpha": 1}),
     ):
-        if given.func is function and not given.args and _is_within(given.keywords, arguments):
+        if _is(given.func, function) and not given.args and _is_within(given.keywords, arguments):
             return fused_activation(name)
     return None
 

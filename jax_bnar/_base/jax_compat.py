@@ -345,6 +345,16 @@ def function_name(jaxpr: Any) -> str:
     return getattr(open_jaxpr(jaxpr).debug_info, "func_name", "")
 
 
+def is_copy_of(given: Any, function: Any) -> bool:
+    """Whether `copy.deepcopy` made `given` of a jitted function or a `jax.custom_jvp`.
+
+    It copies these objects, but not the function that each of them calls.
+    """
+    called = "jvp" if isinstance(function, jax.custom_jvp) else "_cache_miss"
+    own = getattr(function, called, None)
+    return type(given) is type(function) and own is not None and getattr(given, called) is own
+
+
 def function_source(jaxpr: Any) -> str:
     """Name, file and line of the function of which a jaxpr was traced; "" if they are not known."""
     return getattr(open_jaxpr(jaxpr).debug_info, "func_src_info", "") or ""

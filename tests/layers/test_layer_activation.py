@@ -1,8 +1,9 @@
 """`activation` of the layers and `act` of the blocks: which are fused, and which run outside."""
 
+import copy
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import flax.linen as nn
 import jax
@@ -22,6 +23,7 @@ from flax_tools import (
 from programs import ours
 
 from jax_bnar import flax_layers, nnx_layers
+from jax_bnar._base.activations import Activation, fused_activation
 from jax_bnar._layers.linen.folded_norm import FoldedBatchNorm
 
 # Each spelling with the name that it is equivalent to.
@@ -29,6 +31,7 @@ SPELLINGS = {
     "jax.nn.relu": (jax.nn.relu, "relu"),
     "nn.relu": (nn.relu, "relu"),
     "nnx.relu": (nnx.relu, "relu"),
+    "a copy": (copy.deepcopy(jax.nn.relu), "relu"),
     "None": (None, "none"),
 }
 spellings = pytest.mark.parametrize(("given", "name"), SPELLINGS.values(), ids=SPELLINGS.keys())
@@ -80,6 +83,23 @@ def test_spellings(library: Any, train: bool, with_residual: bool, given: Any, n
     assert programs[0] == programs[1]
     relus = programs[0].count("activation=relu")
     assert (relus > 0) == (name == "relu")
+
+
+@pytest.mark.parametrize("name", [name for name in get_args(Activation) if hasattr(jax.nn, name)])
+def test_copies_of_the_functions(name: str) -> None:
+    """A copy of a model (for an average of its weights) has a copy of its activation."""
+    function = getattr(jax.nn, name)
+    assert fused_activation(copy.deepcopy(function)) == fused_activation(name)
+
+
+def test_copies_of_other_functions() -> None:
+    leaky = functools.partial(jax.nn.leaky_relu, negative_slope=0.2)
+    assert fused_activation(copy.deepcopy(leaky)) == ("leaky_relu", 0.2)
+    alike: Any = jax.custom_jvp(lambda x: jnp.maximum(x, 0))
+    alike.defjvps(lambda g, _, x: g * x)
+    for other in (jax.nn.softplus, jax.nn.soft_sign, jax.nn.celu, jnp.tanh, alike):
+        assert fused_activation(other) is None
+        assert fused_activation(copy.deepcopy(other)) is None
 
 
 def power(y: jax.Array) -> jax.Array:

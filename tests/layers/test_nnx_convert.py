@@ -213,6 +213,15 @@ def test_sequentials_within_each_other_are_tabulated() -> None:
         assert_close(model(x), expected, tolerance(x.dtype))
 
 
+def test_the_activations_of_a_copy_are_found() -> None:
+    model = nnx.Sequential(nnx.BatchNorm(3, rngs=nnx.Rngs(0)), nnx.relu)
+    reports: list[str] = []
+    for each in (copy.deepcopy(model), model):
+        convert_batch_norms(each, report=reports.append)
+    assert reports[0] == reports[1]
+    assert "with the activation" in reports[0]
+
+
 def test_a_converted_sequential_passes_keywords_to_its_first_layer() -> None:
     x = normal(0, (8, 3))
     with as_flax_needs_it():
