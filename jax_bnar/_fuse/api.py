@@ -38,6 +38,7 @@ def fuse(fun: _Function) -> _Function:
     mapped axes by `psum`, with `axis_index_groups` of equal size or without, each statistic by
     itself or several stacked in one array; any algebraic form of the normalisation; running
     averages of any kind, because they only read the statistics; ghost batches made by a reshape;
+    InstanceNorm, whose statistics are those of each example (at least 32 elements of a channel);
     one residual or a sum of up to three, on either side of the add; any single channel axis except
     the first; float16, bfloat16, float32, float64, and results that are wider than x.
 
@@ -45,7 +46,7 @@ def fuse(fun: _Function) -> _Function:
     the reason for each: an array between x and the result that is used elsewhere or returned; a
     residual that is broadcast or has another dtype; masks; an epsilon that is not a constant; a
     variance with ddof, another floor or another centre; a different scale for each example;
-    LayerNorm, InstanceNorm, GroupNorm.
+    LayerNorm, GroupNorm.
     Only `jax.nn.relu` counts as ReLU: `jnp.maximum(a, 0)` and other spellings differ in their
     derivative at 0 or in how they treat NaN, so they stay as they are, after a fused BatchNorm.
 

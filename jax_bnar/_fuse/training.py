@@ -1,9 +1,12 @@
 """Batch statistics: which values of a region are the normalisation of x by its own statistics."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
+
+from jax.export import is_symbolic_dim
 
 from jax_bnar._fuse import axes as axes_of
 from jax_bnar._fuse.dtypes import holds
@@ -11,14 +14,19 @@ from jax_bnar._fuse.named_axes import GroupedAxis
 from jax_bnar._fuse.nodes import Value
 from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.region import Region
-from jax_bnar._fuse.sizes import is_long
+from jax_bnar._fuse.sizes import is_at_least, is_long
 from jax_bnar._fuse.statistics import kept_axes, population_variance
 from jax_bnar._fuse.unknowns import Clamped, Foreign, Moment, ReciprocalRoot, Unknowns
 
 OF_EACH_EXAMPLE = (
-    "the statistics are those of each example, not of the batch, as in LayerNorm, InstanceNorm or"
-    " GroupNorm; where they are those of several batches under a vmap, write vmap(fuse(f))"
+    "the statistics are those of each example, not of the batch, as in LayerNorm or GroupNorm;"
+    " where they are those of several batches under a vmap, write vmap(fuse(f))"
 )
+
+
+# Where each example has statistics of its own, a kernel gains nothing from fewer elements of each
+# channel.
+_FEWEST_OF_EXAMPLES: Final = 32
 
 
 class RefusalError(Exception):
@@ -92,8 +100,11 @@ def normalisation(region: Region, value: Value) -> Normalisation:
         if not unknowns.are_foreign(vector):
             raise RefusalError(_not_foreign(name, vector, unknowns))
     parameters = unknowns.polynomial_varies(scale) | unknowns.polynomial_varies(bias)
+    are_examples = False
     if vmapped := _vmapped(region, over, parameters, term.labels):
         axis, num_groups = kept_axes(region, over)[-1], 1
+    elif are_examples := _are_examples(region, over, parameters):
+        axis, num_groups = kept_axes(region, over)[-1], region.x.shape[0]
     else:
         axis, num_groups = channels(region, over, parameters)
     for name, vector in vectors.items():
@@ -111,7 +122,7 @@ def normalisation(region: Region, value: Value) -> Normalisation:
         order=order,
         result_axis=result_axis,
         num_groups=num_groups,
-        groups_are_apart=term.labels[0] == (0,),
+        groups_are_apart=term.labels[0] == (0,) and not are_examples,
         vmapped=vmapped,
         axis_name=names,
         axis_index_groups=groups,
@@ -228,6 +239,33 @@ def _vmapped(
     if parameters != frozenset(kept) or labels[: len(outer)] != tuple((a,) for a in outer):
         return ()
     return outer
+
+
+def _are_examples(region: Region, over: frozenset[Any], parameters: frozenset[Any]) -> bool:
+    """Whether each example has statistics of its own and shares the parameters: an InstanceNorm.
+
+    To the operators it is a ghost batch whose groups are of one example. What tells it from a
+    LayerNorm is that the channels come last, or that they come first and have parameters.
+    """
+    kept, shape = kept_axes(region, over), region.x.shape
+    if len(kept) != 2 or kept[0] != 0 or _is_ghost(region.x):
+        return False
+    inner = [axis for axis, size in enumerate(shape) if is_long(size) and axis not in kept]
+    if not inner:
+        return False
+    comes_first = min(inner) > kept[1] and parameters == {kept[1]}
+    if not comes_first and max(inner) > kept[1]:
+        return False
+    if is_symbolic_dim(shape[0]):
+        raise RefusalError(
+            f"the statistics are those of each example, whose number is symbolic ({shape[0]})"
+        )
+    if not is_at_least(math.prod(shape[axis] for axis in inner), _FEWEST_OF_EXAMPLES):
+        raise RefusalError(
+            f"the statistics are those of each example, of fewer than {_FEWEST_OF_EXAMPLES}"
+            " elements, which XLA computes as fast"
+        )
+    return parameters <= {kept[1]}
 
 
 def mapped(

@@ -66,10 +66,12 @@ def test_a_parameter_that_members_share() -> None:
         assert_fused(jax.vmap(relu_of, in_axes), X, scale, bias, bn_relu=1)
 
 
-def test_examples_that_share_both_parameters_are_left_alone() -> None:
-    """An InstanceNorm is the same arithmetic."""
+def test_members_that_share_both_parameters() -> None:
+    """The arithmetic is that of an InstanceNorm; members of members are one too many for it."""
     program = jax.vmap(relu_of, (0, None, None))
-    assert_untouched(program, X, SHARED, SHARED, reason="those of each example")
+    assert_fused(program, X, SHARED, SHARED, bn_relu=1)
+    twice = jax.vmap(program, (0, None, None))
+    assert_untouched(twice, X[None] * array((2, 1, 1, 1, 1, 1)), SHARED, SHARED, reason="example")
 
 
 def test_members_of_members() -> None:

@@ -47,11 +47,11 @@ def layer_norm_of_examples(x: Any, scale: Any, bias: Any) -> jax.Array:
     return jax.nn.relu(_affine(_norm(x, (1, 2, 3)), scale, bias))
 
 
-def instance_norm(x: Any, scale: Any, bias: Any) -> jax.Array:
+def instance_norm_of_few(x: Any, scale: Any, bias: Any) -> jax.Array:
     return jax.nn.relu(_affine(_norm(x, (1, 2)), scale, bias))
 
 
-def instance_norm_and_residual(x: Any, scale: Any, bias: Any) -> jax.Array:
+def instance_norm_of_few_and_residual(x: Any, scale: Any, bias: Any) -> jax.Array:
     return jax.nn.relu(_affine(_norm(x, (1, 2)), scale, bias) + jnp.sin(x))
 
 
@@ -61,6 +61,7 @@ def group_norm(x: Any, scale: Any, bias: Any) -> jax.Array:
 
 
 def flax_group_norm(x: Any, scale: Any, bias: Any) -> Any:
+    x, scale, bias = (jnp.concatenate([a, a * 2], -1) for a in (x, scale, bias))
     return nn.GroupNorm(3).apply({"params": {"scale": scale, "bias": bias}}, x)
 
 
@@ -193,8 +194,8 @@ REFUSED: dict[Callable[..., Any], str] = {
     layer_norm: "LayerNorm",
     layer_norm_of_rows: "LayerNorm",
     layer_norm_of_examples: "LayerNorm",
-    instance_norm: "InstanceNorm",
-    instance_norm_and_residual: "InstanceNorm",
+    instance_norm_of_few: "fewer than 32 elements",
+    instance_norm_of_few_and_residual: "fewer than 32 elements",
     group_norm: "GroupNorm",
     flax_group_norm: "GroupNorm",
     two_channel_axes: "several axes",

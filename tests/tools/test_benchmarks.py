@@ -33,6 +33,7 @@ from benchmarks.sharding import collective_bytes  # noqa: E402
 from benchmarks.sites import (  # noqa: E402
     activations,
     dual_join,
+    instance_norm,
     launch,
     masked,
     measure,
@@ -331,6 +332,19 @@ def test_masked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [run["dtype"] for run in runs] == ["float32", "bfloat16"]
     assert {tuple(run["peers"]) for run in runs} == {masked.PEERS}
     assert "2 rows of 4 to 8 frames" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("default_promotion")
+def test_instance_norm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The results are those of Flax, which the benchmark checks itself."""
+    output = tmp_path / "instance_norm.json"
+    short = ["--rounds", "1", "--min-sample-ms", "1", "--output", str(output)]
+    instance_norm.main(["--divide-sizes", "8", "--peers", "fuse", "flax", *short])
+    runs = json.loads(output.read_text())["runs"]
+    assert [len(run["sites"]) for run in runs] == [3, 3, 5, 5]
+    assert {tuple(run["total_ms"]) for run in runs} == {("fuse", "flax")}
+    assert "act(instance_norm(x))" in capsys.readouterr().out
 
 
 def test_norms_of_the_networks_with_other_activations() -> None:

@@ -32,6 +32,10 @@ class Net(nn.Module):
     def bn(self, x: jax.Array, axis: int = -1) -> jax.Array:
         return self.norm(use_running_average=False, axis=axis, dtype=self.dtype)(x)
 
+    def instance_norm(self, x: jax.Array) -> jax.Array:
+        """That of Flax, because we have no layer of this kind."""
+        return nn.InstanceNorm(dtype=self.dtype)(x)
+
     def relu(self, x: jax.Array) -> jax.Array:
         return nn.relu(self.bn(x))
 
@@ -250,6 +254,20 @@ def c3d(net: Net, x: jax.Array) -> jax.Array:
     return nn.relu(net.bn(net.conv(net.relu(net.conv(x, x.shape[-1])), x.shape[-1])) + x)
 
 
+def cycle_gan(net: Net, x: jax.Array) -> jax.Array:
+    x = net.conv(x, x.shape[-1])
+    for _ in range(2):
+        y = nn.relu(net.instance_norm(net.conv(x, x.shape[-1])))
+        x = x + net.instance_norm(net.conv(y, x.shape[-1]))
+    return net.conv(x, x.shape[-1])
+
+
+def nn_u_net(net: Net, x: jax.Array) -> jax.Array:
+    for _ in range(2):
+        x = nn.leaky_relu(net.instance_norm(net.conv(x, x.shape[-1])), 0.01)
+    return x
+
+
 def channels_first(net: Net, x: jax.Array) -> jax.Array:
     channels = x.shape[1]
     for number in range(2):
@@ -299,5 +317,7 @@ BLOCKS: Final = {
     "DGCNN": Block(dgcnn, (16, 1024, 20, 64)),
     "Conformer": Block(conformer, (64, 1024, 256)),
     "C3D": Block(c3d, (8, 16, 56, 56, 64)),
+    "CycleGAN": Block(cycle_gan, (4, 64, 64, 256)),
+    "nnU-Net": Block(nn_u_net, (2, 64, 96, 96, 32)),
     "channels first": Block(channels_first, (64, 64, 56, 56)),
 }

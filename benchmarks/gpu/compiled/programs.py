@@ -166,7 +166,7 @@ def step_of(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     def step(variables: Any, divided: Any) -> Any:
         x, dy = divided
-        stats = variables["batch_stats"]
+        stats = variables.get("batch_stats", {})
         y, pullback, stats = jax.vjp(
             lambda params, x: forward(params, stats, x), variables["params"], x, has_aux=True
         )
