@@ -69,20 +69,28 @@ struct NormaliseVectors {
         a(NewColumnVectors<A, N>(plan)),
         bias(plan) {}
 
-  // Sets the vectors of one input and, if it is the first, the bias too.
-  void Set(const PerInput<AffineOperands, N>& affine, int64_t channels,
-           int input, int64_t group, int64_t channel, A channel_mean,
-           A channel_var) {
-    const AffineOperands& own = affine[input];
-    const A scale = ElementOr<A>(own.scale, channels, group, channel, 1);
-    mean[input].Set(group, channel, channel_mean);
-    a[input].Set(group, channel, Multiplier(scale, channel_var, own.epsilon));
-    if (input > 0) return;
-    A sum = ElementOr<A>(own.bias, channels, group, channel, 0);
-    for (int other = 1; other < N; ++other) {
-      sum += ElementOr<A>(affine[other].bias, channels, group, channel, 0);
+  // Sets a block of the vectors of one input and, if it is the first, of the
+  // bias too.
+  void SetBlock(const PerInput<AffineOperands, N>& affine, int64_t channels,
+                int input, int64_t group, const Range& block,
+                const BlockOf<A>& means, const BlockOf<A>& vars) {
+    const double epsilon = affine[input].epsilon;
+    const auto read = [&](const VectorOperand& operand, A otherwise) {
+      return ReadBlock(operand, channels, group, block, otherwise);
+    };
+    BlockOf<A> scaled = read(affine[input].scale, 1);
+    for (int64_t i = 0; i < block.size(); ++i) {
+      scaled[i] = Multiplier(scaled[i], vars[i], epsilon);
     }
-    bias.Set(group, channel, sum);
+    mean[input].SetBlock(group, block, means);
+    a[input].SetBlock(group, block, scaled);
+    if (input > 0) return;
+    BlockOf<A> sum = read(affine[0].bias, 0);
+    for (int other = 1; other < N; ++other) {
+      const BlockOf<A> more = read(affine[other].bias, 0);
+      for (int64_t i = 0; i < block.size(); ++i) sum[i] += more[i];
+    }
+    bias.SetBlock(group, block, sum);
   }
 
   NormaliseColumns<N> columns() const {
@@ -122,11 +130,9 @@ Phase PrepareVectors(const Shape& shape,
   const int64_t channels = shape.channels;
   return ForEachChannelBlock(shape, [=](int64_t group, const Range& block) {
     for (int input = 0; input < N; ++input) {
-      for (int64_t c = block.begin; c < block.end; ++c) {
-        vectors->Set(affine, channels, input, group, c,
-                     ElementOr<A>(mean[input], channels, group, c, 0),
-                     ElementOr<A>(var[input], channels, group, c, 0));
-      }
+      vectors->SetBlock(affine, channels, input, group, block,
+                        ReadBlock<A>(mean[input], channels, group, block, 0),
+                        ReadBlock<A>(var[input], channels, group, block, 0));
     }
   });
 }
@@ -147,14 +153,13 @@ template <typename A>
 Phase SpreadPhase(const Shape& shape,
                   std::vector<std::pair<VectorOperand, ColumnVector<A>*>> all) {
   const int64_t channels = shape.channels;
-  return ForEachChannelBlock(shape, [all, channels](int64_t group,
-                                                    const Range& block) {
-    for (const auto& [operand, columns] : all) {
-      for (int64_t c = block.begin; c < block.end; ++c) {
-        columns->Set(group, c, ElementOr<A>(operand, channels, group, c, 0));
-      }
-    }
-  });
+  return ForEachChannelBlock(
+      shape, [all, channels](int64_t group, const Range& block) {
+        for (const auto& [operand, columns] : all) {
+          columns->SetBlock(group, block,
+                            ReadBlock<A>(operand, channels, group, block, 0));
+        }
+      });
 }
 
 // One phase for two that have equally many tasks, each of which may run beside
@@ -210,40 +215,42 @@ Phase FindOrigins(const Context& context, const void* x,
                   ColumnVector<A>* origins) {
   return ForEachChannelBlock(
       context.plan.shape, [=, &context](int64_t group, const Range& block) {
+        const Shape& shape = context.plan.shape;
+        const int64_t first = group * shape.group_size();
+        BlockOf<A> found;
         for (int64_t c = block.begin; c < block.end; ++c) {
-          double origin;
-          if constexpr (std::is_same_v<A, double>) {
-            origin = SampledOrigin(context, x, group, c);
-          } else {
-            const Shape& shape = context.plan.shape;
-            origin = ElementAsDouble(
-                context.dtype, x, group * shape.group_size() + c * shape.inner);
-          }
-          origins->Set(group, c,
-                       static_cast<A>(std::isfinite(origin) ? origin : 0.0));
+          const double origin =
+              std::is_same_v<A, double>
+                  ? SampledOrigin(context, x, group, c)
+                  : ElementAsDouble(context.dtype, x, first + c * shape.inner);
+          found[c - block.begin] =
+              static_cast<A>(std::isfinite(origin) ? origin : 0.0);
         }
+        origins->SetBlock(group, block, found);
       });
 }
 
-// Stores mean and var of each channel and then calls
-// on_channel(group, channel, mean, var).
+// Stores mean and var of a block of channels and then calls
+// on_block(group, block, means, vars).
 template <typename A, typename F>
 Phase FinishStatistics(const Plan& plan, const ColumnVector<A>* origins,
-                       Partials* partials, void* mean, void* var,
-                       F on_channel) {
-  A* means = static_cast<A*>(mean);
-  A* vars = static_cast<A*>(var);
-  return ForEachChannelBlock(plan.shape, [=, &plan](int64_t group,
-                                                    const Range& block) {
-    const double count = static_cast<double>(plan.shape.count());
-    MergeStatisticsOfChannels(
-        plan, partials, group, block, [&](int64_t c, double sum, double m2) {
-          const int64_t i = group * plan.shape.channels + c;
-          means[i] = MeanOf(origins->Get(group, c), sum, count);
-          vars[i] = VarianceOf<A>(m2, count);
-          on_channel(group, c, means[i], vars[i]);
-        });
-  });
+                       Partials* partials, void* mean, void* var, F on_block) {
+  return ForEachChannelBlock(
+      plan.shape, [=, &plan](int64_t group, const Range& block) {
+        const double count = static_cast<double>(plan.shape.count());
+        BlockSums<2> merged;
+        MergeStatisticsOfChannels(plan, partials, group, block, &merged);
+        BlockOf<A> means, vars;
+        for (int64_t i = 0; i < block.size(); ++i) {
+          means[i] =
+              MeanOf(origins->Get(group, block.begin + i), merged[0][i], count);
+          vars[i] = VarianceOf<A>(merged[1][i], count);
+        }
+        const int64_t first = group * plan.shape.channels + block.begin;
+        std::copy_n(means.begin(), block.size(), static_cast<A*>(mean) + first);
+        std::copy_n(vars.begin(), block.size(), static_cast<A*>(var) + first);
+        on_block(group, block, means, vars);
+      });
 }
 
 }  // namespace jax_bnar::cpu

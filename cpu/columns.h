@@ -5,6 +5,7 @@
 #define JAX_BNAR_CPU_COLUMNS_H_
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -19,6 +20,35 @@ namespace jax_bnar::cpu {
 // The number of channels in a task that works on vectors only.
 constexpr int64_t kChannelBlock = 256;
 
+// One value for each channel of a block, in their order.
+template <typename A>
+using BlockOf = std::array<A, kChannelBlock>;
+
+// A block of a (G, C) or (1, C) operand, or `otherwise` if that is absent.
+template <typename A>
+BlockOf<A> ReadBlock(const VectorOperand& operand, int64_t channels,
+                     int64_t group, const Range& block, A otherwise) {
+  BlockOf<A> values;
+  if (operand.data == nullptr) {
+    values.fill(otherwise);
+  } else {
+    const int64_t row = operand.groups == 1 ? 0 : group;
+    std::copy_n(
+        static_cast<const A*>(operand.data) + row * channels + block.begin,
+        block.size(), values.begin());
+  }
+  return values;
+}
+
+// Rounds `count` values to elements of an array, from `first` on.
+template <typename A>
+void StoreBlock(const BlockOf<double>& values, int64_t count, void* array,
+                int64_t first) {
+  std::transform(values.begin(), values.begin() + count,
+                 static_cast<A*>(array) + first,
+                 [](double value) { return static_cast<A>(value); });
+}
+
 // The columns of one channel: `count` runs of `length` columns, whose starts
 // are `stride` apart.
 struct ColumnRuns {
@@ -31,6 +61,8 @@ struct ColumnRuns {
         length(plan.layout == Plan::Layout::kChannelsLast ? plan.shape.inner
                                                           : 1),
         stride(plan.shape.channels * length) {}
+
+  bool is_one_column() const { return count == 1 && length == 1; }
 };
 
 // One value for each group and column.
@@ -42,15 +74,20 @@ class ColumnVector {
         columns_(plan.columns),
         values_(plan.shape.groups * plan.columns) {}
 
-  void Set(int64_t group, int64_t channel, A value) {
-    // Every NaN becomes the quiet one, because rounding to bfloat16 could turn
-    // a NaN with another payload into a number (see Round in
-    // cpu/isa/convert.h).
-    if (std::isnan(value)) value = std::numeric_limits<A>::quiet_NaN();
-    for (int64_t r = 0; r < runs_.count; ++r) {
-      A* run = values_.data() + group * columns_ + r * runs_.stride +
-               channel * runs_.length;
-      std::fill(run, run + runs_.length, value);
+  // Sets the columns of a block of channels.
+  void SetBlock(int64_t group, const Range& block, const BlockOf<A>& values) {
+    const int64_t length = runs_.length;
+    A* first = values_.data() + group * columns_ + block.begin * length;
+    if (length == 1) {
+      std::transform(values.begin(), values.begin() + block.size(), first,
+                     WithQuietNan);
+    } else {
+      for (int64_t i = 0; i < block.size(); ++i) {
+        std::fill_n(first + i * length, length, WithQuietNan(values[i]));
+      }
+    }
+    for (int64_t r = 1; r < runs_.count; ++r) {
+      std::copy_n(first, block.size() * length, first + r * runs_.stride);
     }
   }
 
@@ -63,6 +100,12 @@ class ColumnVector {
   }
 
  private:
+  // Every NaN becomes the quiet one, because rounding to bfloat16 could turn a
+  // NaN with another payload into a number (see Round in cpu/isa/convert.h).
+  static A WithQuietNan(A value) {
+    return std::isnan(value) ? std::numeric_limits<A>::quiet_NaN() : value;
+  }
+
   ColumnRuns runs_;
   int64_t columns_;
   Buffer<A> values_;

@@ -4,6 +4,9 @@
 #ifndef JAX_BNAR_CPU_MERGE_H_
 #define JAX_BNAR_CPU_MERGE_H_
 
+#include <algorithm>
+#include <array>
+
 #include "cpu/columns.h"
 #include "cpu/passes.h"
 #include "cpu/plan.h"
@@ -49,11 +52,15 @@ void ForEachColumn(const Plan& plan, const ColumnRuns& runs, int64_t channel,
   }
 }
 
-// Calls f(channel, sum, m2) for each channel of the range. Overwrites the
-// group's first partials of these channels.
-template <typename F>
-void MergeStatisticsOfChannels(const Plan& plan, Partials* partials,
-                               int64_t group, const Range& channels, F f) {
+// Sums of the channels of a block.
+template <int kSums>
+using BlockSums = std::array<BlockOf<double>, kSums>;
+
+// The sum and m2 of each channel of the block. Overwrites the group's first
+// partials of these channels.
+inline void MergeStatisticsOfChannels(const Plan& plan, Partials* partials,
+                                      int64_t group, const Range& channels,
+                                      BlockSums<2>* merged) {
   const ColumnRuns runs(plan);
   double* sum = partials->first(group, 0);
   double* m2 = partials->second(group, 0);
@@ -78,6 +85,11 @@ void MergeStatisticsOfChannels(const Plan& plan, Partials* partials,
       sum[j] += partial_sum[j];
     }
   });
+  if (runs.is_one_column()) {
+    std::copy(sum + channels.begin, sum + channels.end, (*merged)[0].begin());
+    std::copy(m2 + channels.begin, m2 + channels.end, (*merged)[1].begin());
+    return;
+  }
   for (int64_t c = channels.begin; c < channels.end; ++c) {
     double channel_sum = 0, channel_m2 = 0, count = 0;
     ForEachColumn(plan, runs, c, [&](int64_t j) {
@@ -86,15 +98,16 @@ void MergeStatisticsOfChannels(const Plan& plan, Partials* partials,
       MergeStatistics(count, n, sum[j], m2[j], &channel_sum, &channel_m2);
       count += n;
     });
-    f(c, channel_sum, channel_m2);
+    (*merged)[0][c - channels.begin] = channel_sum;
+    (*merged)[1][c - channels.begin] = channel_m2;
   }
 }
 
-// Calls f(channel, sums) with kSums plain sums. Overwrites the group's first
+// kSums plain sums of each channel of the block. Overwrites the group's first
 // partials of these channels.
-template <int kSums, typename F>
+template <int kSums>
 void MergeSumsOfChannels(const Plan& plan, Partials* partials, int64_t group,
-                         const Range& channels, F f) {
+                         const Range& channels, BlockSums<kSums>* merged) {
   const ColumnRuns runs(plan);
   ForEachFurtherPartial(plan, runs, channels, [&](const PartialColumns& at) {
     for (int s = 0; s < kSums; ++s) {
@@ -103,13 +116,18 @@ void MergeSumsOfChannels(const Plan& plan, Partials* partials, int64_t group,
       for (int64_t j = at.begin; j < at.end; ++j) total[j] += partial[j];
     }
   });
-  for (int64_t c = channels.begin; c < channels.end; ++c) {
-    double sums[kSums] = {};
-    for (int s = 0; s < kSums; ++s) {
-      const double* total = partials->sum(s, group, 0);
-      ForEachColumn(plan, runs, c, [&](int64_t j) { sums[s] += total[j]; });
+  for (int s = 0; s < kSums; ++s) {
+    const double* total = partials->sum(s, group, 0);
+    double* result = (*merged)[s].data();
+    if (runs.is_one_column()) {
+      std::copy(total + channels.begin, total + channels.end, result);
+      continue;
     }
-    f(c, sums);
+    for (int64_t c = channels.begin; c < channels.end; ++c) {
+      double sum = 0;
+      ForEachColumn(plan, runs, c, [&](int64_t j) { sum += total[j]; });
+      result[c - channels.begin] = sum;
+    }
   }
 }
 

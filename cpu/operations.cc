@@ -1,5 +1,7 @@
 #include "cpu/operations.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -62,7 +64,8 @@ void Statistics(ThreadPool& pool, const Problem& problem, const void* x,
               {FindOrigins(context, x, &origins),
                StatisticsPass(context, x, origins.data(), &partials),
                FinishStatistics<A>(context.plan, &origins, &partials, mean, var,
-                                   [](int64_t, int64_t, A, A) {})});
+                                   [](int64_t, const Range&, const BlockOf<A>&,
+                                      const BlockOf<A>&) {})});
   });
 }
 
@@ -105,8 +108,11 @@ void Forward(ThreadPool& pool, const Problem& problem,
     const auto finish = [&](int input) {
       return FinishStatistics<A>(
           plan, &origins[input], &partials[input], mean[input], var[input],
-          [&, channels, input](int64_t group, int64_t c, A m, A v) {
-            vectors.Set(affine, channels, input, group, c, m, v);
+          [&, channels, input](int64_t group, const Range& block,
+                               const BlockOf<A>& means,
+                               const BlockOf<A>& vars) {
+            vectors.SetBlock(affine, channels, input, group, block, means,
+                             vars);
           });
     };
     RunPhases(pool, context,
@@ -126,19 +132,17 @@ void BackwardReduce(ThreadPool& pool, const Problem& problem,
   WithAccumulator(problem.dtype, [&](auto zero) {
     using A = decltype(zero);
     NormaliseVectors<A, N> vectors(context.plan);
-    Phase finish = ForEachChannelBlock(
-        problem.shape, [&](int64_t group, const Range& block) {
-          MergeSumsOfChannels<1 + N>(
-              context.plan, &partials, group, block,
-              [&](int64_t c, const double* sums) {
-                const int64_t i = group * problem.shape.channels + c;
-                static_cast<A*>(sum_e)[i] = static_cast<A>(sums[0]);
-                for (int input = 0; input < N; ++input) {
-                  static_cast<A*>(sum_e_centred[input])[i] =
-                      static_cast<A>(sums[1 + input]);
-                }
-              });
-        });
+    Phase finish = ForEachChannelBlock(problem.shape, [&](int64_t group,
+                                                          const Range& block) {
+      BlockSums<1 + N> sums;
+      MergeSumsOfChannels<1 + N>(context.plan, &partials, group, block, &sums);
+      const int64_t first = group * problem.shape.channels + block.begin;
+      StoreBlock<A>(sums[0], block.size(), sum_e, first);
+      for (int input = 0; input < N; ++input) {
+        StoreBlock<A>(sums[1 + input], block.size(), sum_e_centred[input],
+                      first);
+      }
+    });
     RunPhases(
         pool, context,
         {PrepareVectors<A, N>(problem.shape, operands, AffineOf<ReduceOperands>,
@@ -191,25 +195,33 @@ void Backward(ThreadPool& pool, const Problem& problem,
     };
     Phase coefficients = ForEachChannelBlock(
         problem.shape, [&](int64_t group, const Range& block) {
-          MergeSumsOfChannels<1 + N>(
-              plan, &partials, group, block,
-              [&](int64_t c, const double* sums) {
-                const int64_t i = group * channels + c;
-                static_cast<A*>(dbias)[i] = static_cast<A>(sums[0]);
-                for (int input = 0; input < N; ++input) {
-                  const BackwardOperands& own = operands[input];
-                  const auto at = [&](const VectorOperand& v, A otherwise) {
-                    return ElementOr<A>(v, channels, group, c, otherwise);
-                  };
-                  const auto channel = BackwardChannelOf<A>(
-                      at(own.var, 0), at(own.scale, 1), at(own.dmean, 0),
-                      at(own.dvar, 0), own.epsilon, sums[0], sums[1 + input],
-                      count);
-                  static_cast<A*>(dscale[input])[i] = channel.dscale;
-                  vectors.b[input].Set(group, c, channel.b);
-                  vectors.k[input].Set(group, c, channel.k);
-                }
-              });
+          BlockSums<1 + N> sums;
+          MergeSumsOfChannels<1 + N>(plan, &partials, group, block, &sums);
+          const int64_t first = group * channels + block.begin;
+          StoreBlock<A>(sums[0], block.size(), dbias, first);
+          for (int input = 0; input < N; ++input) {
+            const BackwardOperands& own = operands[input];
+            const double epsilon = own.epsilon;
+            const auto read = [&](const VectorOperand& operand, A otherwise) {
+              return ReadBlock(operand, channels, group, block, otherwise);
+            };
+            const BlockOf<A> var = read(own.var, 0), scale = read(own.scale, 1),
+                             dmean = read(own.dmean, 0),
+                             dvar = read(own.dvar, 0);
+            BlockOf<A> b, k, own_dscale;
+            for (int64_t i = 0; i < block.size(); ++i) {
+              const auto channel = BackwardChannelOf<A>(
+                  var[i], scale[i], dmean[i], dvar[i], epsilon, sums[0][i],
+                  sums[1 + input][i], count);
+              own_dscale[i] = channel.dscale;
+              b[i] = channel.b;
+              k[i] = channel.k;
+            }
+            std::copy_n(own_dscale.begin(), block.size(),
+                        static_cast<A*>(dscale[input]) + first);
+            vectors.b[input].SetBlock(group, block, b);
+            vectors.k[input].SetBlock(group, block, k);
+          }
         });
     void* e = LeavesEInDx(context, buffers, dz) ? dx[0] : dz;
     const GradientBuffers<N> apply_buffers =
