@@ -113,9 +113,12 @@ def test_options_are_no_state() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (None, "must be an NNX module or a tree of them, got NoneType"),
+        (None, "must be an NNX module or a tree of them, got a builtins.NoneType"),
         (Model, "must be an NNX module or a tree of them, got the class Model"),
-        (flax.linen.Dense(3), "must be an NNX module or a tree of them, got Dense"),
+        (
+            flax.linen.Dense(3),
+            "must be an NNX module or a tree of them, got a flax.linen.linear.Dense",
+        ),
         (BatchNorm(3, rngs=nnx.Rngs(0)), "BatchNorms of the model are those of jax_bnar already"),
     ],
 )

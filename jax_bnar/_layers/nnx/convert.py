@@ -7,6 +7,7 @@ from typing import Any, Final, cast
 from flax import nnx
 
 from jax_bnar._base.implementation import resolve_implementation
+from jax_bnar._layers.checks import described_type
 from jax_bnar._layers.nnx.batch_norm import BatchNorm, stored_activation
 from jax_bnar._layers.nnx.sequential import FusedSequential, fused_pairs
 from jax_bnar._operators.validation import check_count, check_flag, check_save
@@ -120,7 +121,8 @@ def _why_nothing(model: Any, only: Any) -> str:
             " a tag; a path is nnx.PathContains(name))"
         )
     if not modules:
-        kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        is_class = isinstance(model, type)
+        kind = f"the class {model.__name__}" if is_class else described_type(model)
         return f"model must be an NNX module or a tree of them, got {kind}"
     if any(isinstance(module, BatchNorm) for module in modules):
         return "the BatchNorms of the model are those of jax_bnar already"
