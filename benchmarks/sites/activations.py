@@ -16,18 +16,16 @@ from typing import Any, Final, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 import jax_bnar
-from benchmarks.common.agreement import check_agree
-from benchmarks.common.contention import Contention, print_warning
+from benchmarks.common.contention import print_warning
 from benchmarks.common.document import begin, finish
 from benchmarks.common.isa import IsaName
 from benchmarks.common.progress import say
-from jax_bnar._benchmark.timing import interleave
+from benchmarks.sites.norm_steps import jax_step, least_ratio, measure, totals
 
 EPSILON: Final = 1e-5
 Peer = Literal["ours", "flax", "torch"]
@@ -111,42 +109,22 @@ def _network(options: Options, name: NetworkName, dtype: str) -> dict[str, Any]:
         for (height, channels), count in list(network.sites.items())[: options.sites]
     ]
     say(f"{name} {dtype}: {len(sites)} sites done")
-    totals = {
-        peer: sum(site["count"] * site["peers"][peer]["median_ms"] for site in sites)
-        for peer in sites[0]["peers"]
-    }
     run: dict[str, Any] = {
         "network": name,
         "activation": activation,
         "dtype": dtype,
         "batch": options.batch,
     }
-    return run | {"sites": sites, "total_ms": totals}
+    return run | {"sites": sites, "total_ms": totals(sites)}
 
 
 def _site(
     options: Options, activation: Activation, dtype: str, height: int, channels: int
 ) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
+    makers = {peer: functools.partial(_STEPS[peer], activation) for peer in options.peers}
     shape = (options.batch, height, height, channels)
-    x, dy = (rng.standard_normal(shape, np.float32) for _ in range(2))
-    scale = 1 + 0.1 * rng.standard_normal(channels, np.float32)
-    bias = 0.1 * rng.standard_normal(channels, np.float32)
-    steps: dict[str, Callable[[], Any]] = {}
-    for peer in options.peers:
-        try:
-            steps[peer] = _STEPS[peer](activation, dtype, x, dy, scale, bias)
-        except ImportError:
-            continue  # PyTorch is optional.
-    _check_agree({peer: step() for peer, step in steps.items()}, dtype)
-    contention = Contention()
-    timings = interleave(steps, rounds=options.rounds, min_sample_ms=options.min_sample_ms)
-    return {
-        "height": height,
-        "channels": channels,
-        "contention": contention.share(),
-        "peers": {peer: timing.as_dict() for peer, timing in timings.items()},
-    }
+    measured = measure(makers, dtype, shape, options.rounds, options.min_sample_ms)
+    return {"height": height, "channels": channels, **measured}
 
 
 def _of_jax(name: Activation) -> Callable[[Any], jax.Array]:
@@ -155,23 +133,11 @@ def _of_jax(name: Activation) -> Callable[[Any], jax.Array]:
     return getattr(jax.nn, name)
 
 
-def _jax_step(function: Callable[..., jax.Array], dtype: str, *operands: Any) -> Callable[[], Any]:
-    x, dy, scale, bias = operands
-
-    def step(x: Any, dy: Any, scale: Any, bias: Any) -> Any:
-        y, vjp = jax.vjp(function, x, scale, bias)
-        return y, *vjp(dy)
-
-    given = (jnp.asarray(x, dtype), jnp.asarray(dy, dtype), jnp.asarray(scale), jnp.asarray(bias))
-    compiled = jax.jit(step).lower(*given).compile()
-    return lambda: jax.block_until_ready(compiled(*given))
-
-
 def _ours(activation: Activation, dtype: str, *operands: Any) -> Callable[[], Any]:
     def function(x: Any, scale: Any, bias: Any) -> jax.Array:
         return jax_bnar.bn_act(x, scale, bias, activation, epsilon=EPSILON).y
 
-    return _jax_step(function, dtype, *operands)
+    return jax_step(function, dtype, *operands)
 
 
 def _flax(activation: Activation, dtype: str, *operands: Any) -> Callable[[], Any]:
@@ -183,7 +149,7 @@ def _flax(activation: Activation, dtype: str, *operands: Any) -> Callable[[], An
         y, _ = layer.apply(variables, x, mutable=["batch_stats"])
         return _of_jax(activation)(y)
 
-    return _jax_step(function, dtype, *operands)
+    return jax_step(function, dtype, *operands)
 
 
 def _torch(activation: Activation, dtype: str, *operands: Any) -> Callable[[], Any]:
@@ -200,40 +166,20 @@ _STEPS: Final[dict[Peer, Callable[..., Callable[[], Any]]]] = {
 }
 
 
-def _check_agree(results: dict[str, Any], dtype: str) -> None:
-    """Raises AssertionError unless all peers compute the same, up to rounding."""
-    first, *others = ([_to_numpy(array) for array in arrays] for arrays in results.values())
-    for other in others:
-        check_agree(first, other, 1e-3 if dtype == "float32" else 0.05)
-
-
-def _to_numpy(array: Any) -> np.ndarray:
-    if isinstance(array, jax.Array):
-        return np.asarray(array.astype(jnp.float32))
-    from benchmarks.sites.peers import torch_activation
-
-    return torch_activation.to_numpy(array)
-
-
 def _table(runs: Sequence[dict[str, Any]], options: Options) -> Table:
     table = Table(title=f"act(batch_norm(x)), forward + backward, batch {options.batch}, ms")
     for column in ("network", "activation", "dtype", *options.peers, "against XLA", "slowest site"):
         table.add_column(column)
     for run in runs:
-        totals = run["total_ms"]
-        ratios = [
-            min(times["median_ms"] for peer, times in site["peers"].items() if peer != "ours")
-            / site["peers"]["ours"]["median_ms"]
-            for site in run["sites"]
-            if len(site["peers"]) > 1 and "ours" in site["peers"]
-        ]
+        total = run["total_ms"]
+        ratio = least_ratio(run["sites"], "ours")
         table.add_row(
             run["network"],
             run["activation"],
             run["dtype"],
-            *(f"{totals[peer]:.1f}" if peer in totals else "-" for peer in options.peers),
-            f"{totals['flax'] / totals['ours']:.2f}" if {"flax", "ours"} <= totals.keys() else "-",
-            f"{min(ratios):.2f}" if ratios else "-",
+            *(f"{total[peer]:.1f}" if peer in total else "-" for peer in options.peers),
+            f"{total['flax'] / total['ours']:.2f}" if {"flax", "ours"} <= total.keys() else "-",
+            f"{ratio:.2f}" if ratio else "-",
         )
     return table
 

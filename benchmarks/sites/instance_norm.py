@@ -16,19 +16,17 @@ from typing import Any, Final, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 import jax_bnar
-from benchmarks.common.agreement import check_agree
-from benchmarks.common.contention import Contention, print_warning
+from benchmarks.common.contention import print_warning
 from benchmarks.common.document import begin, finish
 from benchmarks.common.isa import IsaName
 from benchmarks.common.progress import say
+from benchmarks.sites.norm_steps import jax_step, least_ratio, measure, totals
 from benchmarks.sites.problem import EPSILON
-from jax_bnar._benchmark.timing import interleave
 
 Peer = Literal["fuse", "flax", "torch"]
 NetworkName = Literal["cyclegan", "unet3d"]
@@ -95,55 +93,25 @@ def _network(options: Options, name: NetworkName, dtype: str) -> dict[str, Any]:
         shape = network.batch, *divided, channels
         sites.append(_site(options, network.negative_slope, dtype, shape) | {"count": count})
     say(f"{name} {dtype}: done")
-    totals = {
-        peer: sum(site["count"] * site["peers"][peer]["median_ms"] for site in sites)
-        for peer in sites[0]["peers"]
-    }
-    return {"network": name, "dtype": dtype, "sites": sites, "total_ms": totals}
+    return {"network": name, "dtype": dtype, "sites": sites, "total_ms": totals(sites)}
 
 
 def _site(
     options: Options, negative_slope: float, dtype: str, shape: tuple[int, ...]
 ) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    x, dy = (rng.standard_normal(shape, np.float32) for _ in range(2))
-    scale = 1 + 0.1 * rng.standard_normal(shape[-1], np.float32)
-    bias = 0.1 * rng.standard_normal(shape[-1], np.float32)
-    steps: dict[str, Callable[[], Any]] = {}
-    for peer in options.peers:
-        try:
-            steps[peer] = _STEPS[peer](negative_slope, dtype, x, dy, scale, bias)
-        except ImportError:
-            continue  # PyTorch is optional.
-    first, *others = ([_to_numpy(a) for a in step()] for step in steps.values())
-    for other in others:
-        check_agree(first, other, 1e-3 if dtype == "float32" else 0.05)
-    contention = Contention()
-    timings = interleave(steps, rounds=options.rounds, min_sample_ms=options.min_sample_ms)
-    return {
-        "shape": shape,
-        "contention": contention.share(),
-        "peers": {peer: timing.as_dict() for peer, timing in timings.items()},
-    }
+    makers = {peer: functools.partial(_STEPS[peer], negative_slope) for peer in options.peers}
+    measured = measure(makers, dtype, shape, options.rounds, options.min_sample_ms)
+    return {"shape": shape, **measured}
 
 
 def _of_jax(is_fused: bool, negative_slope: float, dtype: str, *operands: Any) -> Callable[[], Any]:
-    x, dy, scale, bias = operands
     layer = nn.InstanceNorm(epsilon=EPSILON, dtype=jnp.dtype(dtype))
 
     def function(x: Any, scale: Any, bias: Any) -> jax.Array:
         y: Any = layer.apply({"params": {"scale": scale, "bias": bias}}, x)
         return nn.leaky_relu(y, negative_slope) if negative_slope else nn.relu(y)
 
-    fused = jax_bnar.fuse(function) if is_fused else function
-
-    def step(x: Any, dy: Any, scale: Any, bias: Any) -> Any:
-        y, vjp = jax.vjp(fused, x, scale, bias)
-        return y, *vjp(dy)
-
-    given = (jnp.asarray(x, dtype), jnp.asarray(dy, dtype), jnp.asarray(scale), jnp.asarray(bias))
-    compiled = jax.jit(step).lower(*given).compile()
-    return lambda: jax.block_until_ready(compiled(*given))
+    return jax_step(jax_bnar.fuse(function) if is_fused else function, dtype, *operands)
 
 
 def _torch(negative_slope: float, dtype: str, *operands: Any) -> Callable[[], Any]:
@@ -160,31 +128,18 @@ _STEPS: Final[dict[Peer, Callable[..., Callable[[], Any]]]] = {
 }
 
 
-def _to_numpy(array: Any) -> np.ndarray:
-    if isinstance(array, jax.Array):
-        return np.asarray(array.astype(jnp.float32))
-    from benchmarks.sites.peers import torch_instance_norm
-
-    return torch_instance_norm.to_numpy(array)
-
-
 def _table(runs: Sequence[dict[str, Any]], options: Options) -> Table:
     table = Table(title="act(instance_norm(x)), forward + backward, ms")
     for column in ("network", "dtype", *options.peers, "least ratio"):
         table.add_column(column)
     for run in runs:
-        ratios = [
-            min(times["median_ms"] for peer, times in site["peers"].items() if peer != "fuse")
-            / site["peers"]["fuse"]["median_ms"]
-            for site in run["sites"]
-            if len(site["peers"]) > 1 and "fuse" in site["peers"]
-        ]
-        totals = run["total_ms"]
+        ratio = least_ratio(run["sites"], "fuse")
+        total = run["total_ms"]
         table.add_row(
             run["network"],
             run["dtype"],
-            *(f"{totals[peer]:.1f}" if peer in totals else "-" for peer in options.peers),
-            f"{min(ratios):.2f}" if ratios else "-",
+            *(f"{total[peer]:.1f}" if peer in total else "-" for peer in options.peers),
+            f"{ratio:.2f}" if ratio else "-",
         )
     return table
 

@@ -51,8 +51,3 @@ def step(
         return y, *torch.autograd.grad(y, [own_x, own_scale, own_bias], own_dy)
 
     return run
-
-
-def to_numpy(values: torch.Tensor) -> np.ndarray:
-    values = values.detach().float()
-    return (values.permute(0, 2, 3, 1) if values.ndim == 4 else values).numpy()

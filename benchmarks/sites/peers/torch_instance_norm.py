@@ -31,8 +31,3 @@ def step(
         return y, *torch.autograd.grad(y, [own_x, own_scale, own_bias], own_dy)
 
     return run
-
-
-def to_numpy(values: torch.Tensor) -> np.ndarray:
-    array = values.detach().float().numpy()
-    return np.moveaxis(array, 1, -1) if array.ndim > 1 else array
