@@ -29,13 +29,9 @@ template <typename A>
 BlockOf<A> ReadBlock(const VectorOperand& operand, int64_t channels,
                      int64_t group, const Range& block, A otherwise) {
   BlockOf<A> values;
-  if (operand.data == nullptr) {
-    values.fill(otherwise);
-  } else {
-    const int64_t row = operand.groups == 1 ? 0 : group;
-    std::copy_n(
-        static_cast<const A*>(operand.data) + row * channels + block.begin,
-        block.size(), values.begin());
+  for (int64_t i = 0; i < block.size(); ++i) {
+    values[i] =
+        ElementOr<A>(operand, channels, group, block.begin + i, otherwise);
   }
   return values;
 }

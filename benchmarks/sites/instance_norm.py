@@ -17,15 +17,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 import jax_bnar
-from benchmarks.common.contention import print_warning
-from benchmarks.common.document import begin, finish
 from benchmarks.common.isa import IsaName
 from benchmarks.common.progress import say
-from benchmarks.sites.norm_steps import jax_step, least_ratio, measure, totals
+from benchmarks.sites.norm_steps import (
+    jax_step,
+    least_ratio,
+    measure,
+    measure_networks,
+    totals,
+)
 from benchmarks.sites.problem import EPSILON
 
 Peer = Literal["fuse", "flax", "torch"]
@@ -75,14 +78,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    console = Console()
-    document = begin(options, options.peers)
-    runs = [_network(options, name, dtype) for name in options.networks for dtype in options.dtype]
-    console.print(_table(runs, options))
-    print_warning((site["contention"] for run in runs for site in run["sites"]), console)
-    document["runs"] = runs
-    finish(document, options, console)
-    return document
+    return measure_networks(options, _network, _table)
 
 
 def _network(options: Options, name: NetworkName, dtype: str) -> dict[str, Any]:

@@ -9,13 +9,42 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.common.agreement import check_agree
-from benchmarks.common.contention import Contention
+from benchmarks.common.contention import Contention, print_warning
+from benchmarks.common.document import begin, finish
 from jax_bnar._benchmark.timing import interleave
 
 # Makes the step of a library from a dtype and the four arrays.
 Maker = Callable[..., Callable[[], Any]]
+
+
+def measure_networks(
+    options: Any,
+    measure_network: Callable[[Any, Any, str], dict[str, Any]],
+    table: Callable[[Sequence[dict[str, Any]], Any], Table],
+) -> dict[str, Any]:
+    """Measures the norms of networks in each dtype, prints the table and writes the document.
+
+    Args:
+        options: those of a command, with `networks`, `dtype`, `peers` and `output`.
+        measure_network: gives, for the options, a network's name and a dtype, a run with `sites`.
+        table: draws the runs.
+    """
+    console = Console()
+    document = begin(options, options.peers)
+    runs = [
+        measure_network(options, name, dtype)
+        for name in options.networks
+        for dtype in options.dtype
+    ]
+    console.print(table(runs, options))
+    print_warning((site["contention"] for run in runs for site in run["sites"]), console)
+    document["runs"] = runs
+    finish(document, options, console)
+    return document
 
 
 def measure(

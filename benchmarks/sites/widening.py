@@ -27,6 +27,7 @@ from benchmarks.common.document import begin, finish
 from benchmarks.common.isa import IsaName
 from benchmarks.common.progress import say
 from benchmarks.common.sites import RESNET50_SITES, Site
+from benchmarks.sites.norm_steps import totals
 from benchmarks.sites.peers import flax_linen, ours
 from benchmarks.sites.problem import Problem, check_results, expected, make_problem
 from benchmarks.sites.problem import Results as SiteResults
@@ -71,10 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         for dtype in options.dtype
     ]
     for run in document["runs"]:
-        run["total_ms"] = {
-            peer: sum(site["count"] * site["peers"][peer]["median_ms"] for site in run["sites"])
-            for peer in options.peers
-        }
+        run["total_ms"] = totals(run["sites"])
         console.print(_table(run, options))
         print_warning((site["contention"] for site in run["sites"]), console)
     finish(document, options, console)

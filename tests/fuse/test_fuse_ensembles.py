@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from fuse_operands import batch_norm
+from fuse_operands import batch_norm, programs_of
 from fuse_tools import array, assert_fused, assert_no_worse, assert_untouched, kernels, operators
 from jax import lax
 from jax.sharding import AxisType
@@ -25,16 +25,7 @@ BIAS = array((MEMBERS, 3), 3)
 SHARED = array((3,), 4)
 
 
-def relu_of(x: Any, scale: Any, bias: Any) -> jax.Array:
-    return jax.nn.relu(batch_norm(x, scale, bias))
-
-
-def join(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
-    return jax.nn.relu(batch_norm(x, scale, bias) + z)
-
-
-def dual_join(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
-    return jax.nn.relu(batch_norm(x, scale, bias) + batch_norm(z, bias, scale))
+relu_of, join, dual_join = programs_of(batch_norm)
 
 
 def silu_of(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from fuse_operands import programs_of
 from fuse_tools import array, assert_fused, assert_untouched, operators
 from jax import export, lax
 from jax.sharding import PartitionSpec as P
@@ -36,16 +37,7 @@ def instance_norm(x: Any, scale: Any, bias: Any, axis: int = -1) -> jax.Array:
     return y if bias is None else y + bias.reshape(vector)
 
 
-def relu_of(x: Any, scale: Any, bias: Any) -> jax.Array:
-    return jax.nn.relu(instance_norm(x, scale, bias))
-
-
-def join(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
-    return jax.nn.relu(instance_norm(x, scale, bias) + z)
-
-
-def dual_join(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
-    return jax.nn.relu(instance_norm(x, scale, bias) + instance_norm(z, bias, scale))
+relu_of, join, dual_join = programs_of(instance_norm)
 
 
 def leaky(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:

@@ -1,6 +1,7 @@
 """Operands of the programs that the tests of `fuse` rewrite, and a plain BatchNorm of them."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,29 @@ def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 def normalise(x: Any, mean: Any, var: Any, scale: Any, bias: Any) -> jax.Array:
     xhat = (x - vector(mean)) * lax.rsqrt(vector(var) + 1e-3)
     return xhat * vector(scale) + vector(bias)
+
+
+class Programs(NamedTuple):
+    """What follows a norm."""
+
+    relu_of: Callable[[Any, Any, Any], jax.Array]
+    join: Callable[[Any, Any, Any, Any], jax.Array]
+    dual_join: Callable[[Any, Any, Any, Any], jax.Array]
+
+
+def programs_of(norm: Callable[[Any, Any, Any], jax.Array]) -> Programs:
+    """The programs of a norm, which is a function of x, scale and bias."""
+
+    def relu_of(x: Any, scale: Any, bias: Any) -> jax.Array:
+        return jax.nn.relu(norm(x, scale, bias))
+
+    def join(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
+        return jax.nn.relu(norm(x, scale, bias) + z)
+
+    def dual_join(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
+        return jax.nn.relu(norm(x, scale, bias) + norm(z, bias, scale))
+
+    return Programs(relu_of, join, dual_join)
 
 
 def batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:

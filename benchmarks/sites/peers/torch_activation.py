@@ -8,11 +8,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch.nn import functional
 
-from benchmarks.common.environment import core_count
+from benchmarks.sites.peers import _torch_norm
 from benchmarks.sites.problem import EPSILON
 
 _FUNCTIONS: Final[dict[str, Callable[..., torch.Tensor]]] = {
@@ -30,24 +29,14 @@ _FUNCTIONS: Final[dict[str, Callable[..., torch.Tensor]]] = {
 _IN_PLACE: Final = frozenset(["leaky_relu", "relu6", "elu"])
 
 
-def step(
-    activation: str, dtype: str, x: Any, dy: Any, scale: Any, bias: Any
-) -> Callable[[], tuple[torch.Tensor, ...]]:
+def step(activation: str, dtype: str, *operands: Any) -> Callable[[], tuple[torch.Tensor, ...]]:
     """A function that returns y, dx, dscale and dbias."""
-    torch.set_num_threads(core_count())
     act = _FUNCTIONS[activation]
+    in_place = {"inplace": True} if activation in _IN_PLACE else {}
 
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.tensor(values, dtype=getattr(torch, dtype)).permute(0, 3, 1, 2)
-
-    own_x, own_dy = tensor(x).requires_grad_(), tensor(dy)
-    own_scale, own_bias = (torch.tensor(values).requires_grad_() for values in (scale, bias))
-
-    def run() -> tuple[torch.Tensor, ...]:
-        normalised = functional.batch_norm(
-            own_x, None, None, own_scale, own_bias, True, 0.1, EPSILON
+    def function(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return act(
+            functional.batch_norm(x, None, None, scale, bias, True, 0.1, EPSILON), **in_place
         )
-        y = act(normalised, inplace=True) if activation in _IN_PLACE else act(normalised)
-        return y, *torch.autograd.grad(y, [own_x, own_scale, own_bias], own_dy)
 
-    return run
+    return _torch_norm.step(function, torch.channels_last, dtype, *operands)

@@ -3,31 +3,20 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 
-from benchmarks.common.environment import core_count
+from benchmarks.sites.peers import _torch_norm
 from benchmarks.sites.problem import EPSILON
 
 
 def step(
-    negative_slope: float, dtype: str, x: Any, dy: Any, scale: Any, bias: Any
+    negative_slope: float, dtype: str, *operands: Any
 ) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """A function that returns y, dx, dscale and dbias, from arrays whose channels come last."""
-    torch.set_num_threads(core_count())
+    """A function that returns y, dx, dscale and dbias."""
 
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.tensor(np.moveaxis(values, -1, 1).copy(), dtype=getattr(torch, dtype))
+    def function(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        y = functional.instance_norm(x, weight=scale, bias=bias, use_input_stats=True, eps=EPSILON)
+        return functional.leaky_relu_(y, negative_slope) if negative_slope else functional.relu_(y)
 
-    own_x, own_dy = tensor(x).requires_grad_(), tensor(dy)
-    own_scale, own_bias = (torch.tensor(values).requires_grad_() for values in (scale, bias))
-
-    def run() -> tuple[torch.Tensor, ...]:
-        y = functional.instance_norm(
-            own_x, weight=own_scale, bias=own_bias, use_input_stats=True, eps=EPSILON
-        )
-        y = functional.leaky_relu_(y, negative_slope) if negative_slope else functional.relu_(y)
-        return y, *torch.autograd.grad(y, [own_x, own_scale, own_bias], own_dy)
-
-    return run
+    return _torch_norm.step(function, torch.contiguous_format, dtype, *operands)
