@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_bnar._base.dtypes import SUPPORTED
+from jax_bnar._base.implementation import resolve_implementation
 from jax_bnar._operators.named_axes import check_named_axes, names_in_scope
 from jax_bnar._operators.validation import (
     as_array,
+    check_count,
     check_flag,
+    check_save,
     check_shape_like,
     check_where,
 )
@@ -28,6 +31,18 @@ def checked_mode(name: str, value: Any, instead: str = "") -> bool:
     return check_flag(
         "BatchNorm", name, value, f" A residual is passed by keyword, residual=z{instead}."
     )
+
+
+def check_options(function: str, save: Any, implementation: Any, num_groups: Any = 1) -> int:
+    """Checks options as the operators do, but where they are written and not in the first call.
+
+    Returns:
+        `num_groups` as a Python number: an attribute that is an array would be state in NNX.
+    """
+    check_save(function, save)
+    if implementation is not None:
+        resolve_implementation(function, implementation)
+    return check_count(function, "num_groups", num_groups)
 
 
 def check_flags_of_updates(layer: Any) -> None:

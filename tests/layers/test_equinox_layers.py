@@ -420,7 +420,9 @@ def test_refused() -> None:
     with pytest.raises(TypeError, match="activation must be a function without arrays"):
         call(fields={"activation": eqx.nn.PReLU()})
     with pytest.raises(ValueError, match="save must be 'y' or 'mask', got 'x'"):
-        call(fields={"save": "x", "activation": "relu"})
+        BatchNorm(3, "batch", mode="batch", save="x")  # pyright: ignore
+    with pytest.raises(ValueError, match=r"implementation must be None, .* got 'tpu'"):
+        BatchNorm(3, "batch", mode="batch", implementation="tpu")  # pyright: ignore
     with pytest.raises(TypeError, match=r"complex64.* use equinox.nn.BatchNorm"):
         call(x.astype(jnp.complex64))
     with pytest.raises(ValueError, match="eps must be finite and > 0"):

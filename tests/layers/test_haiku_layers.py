@@ -417,7 +417,6 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ({"activation": "celu"}, {}, ValueError, "activation must be 'none', 'relu'"),
     ({"activation": np.zeros(3)}, {}, TypeError, r"got an array of shape \(3,\)"),
     ({"activation": 3}, {}, TypeError, "activation must be 'none', 'relu'.* of type int"),
-    ({"activation": "relu", "save": "x"}, {}, ValueError, "save must be 'y' or 'mask', got 'x'"),
     ({"implementation": "cuda"}, {}, ValueError, "implementation"),
     ({"eps": 0.0}, {}, ValueError, "eps must be finite and > 0"),
     ({"decay_rate": 9}, {}, ValueError, "decay_rate is the weight .* from 0 to 1, got 9"),
@@ -447,6 +446,15 @@ def test_refused(fields: Any, call: Any, error: type[Exception], words: str) -> 
     net = network(BatchNorm, **fields)
     with as_flax_needs_it(), pytest.raises(error, match=words):
         net.init(jax.random.key(0), **({"x": normal(0)} | call))
+
+
+@pytest.mark.parametrize(("option", "value"), [("save", "x"), ("implementation", "tpu")])
+def test_options_are_refused_where_they_are_written(option: str, value: Any) -> None:
+    def construct() -> None:
+        BatchNorm(True, True, 0.9, **{option: value})
+
+    with pytest.raises(ValueError, match=f"BatchNorm: {option} must be .*, got '{value}'"):
+        hk.transform(construct).init(jax.random.key(0))
 
 
 def test_the_norm_of_a_shortcut_must_be_ours() -> None:

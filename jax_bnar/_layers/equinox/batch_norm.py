@@ -14,6 +14,7 @@ from jax_bnar._layers.activation import ActivationLike, layer_activation
 from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.checks import (
     check_names_in_scope,
+    check_options,
     checked_mode,
     checked_norm,
     checked_residual,
@@ -111,6 +112,7 @@ class BatchNorm(eqx.nn.BatchNorm):
                 f"BatchNorm: activation must be a function without arrays, got {activation!r}: its"
                 " parameters would not be trained; leave activation out, and apply it to y."
             )
+        check_options("BatchNorm", save, implementation)
         self.activation = activation
         self.save = save
         self.implementation = implementation

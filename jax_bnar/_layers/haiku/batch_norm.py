@@ -15,6 +15,7 @@ from jax_bnar._layers.call import LayerCall
 from jax_bnar._layers.channel_view import feature_axes
 from jax_bnar._layers.checks import (
     check_names_in_scope,
+    check_options,
     checked_mode,
     checked_norm,
     checked_residual,
@@ -117,6 +118,7 @@ class BatchNorm(hk.BatchNorm):
         check_momentum("decay_rate", decay_rate)
         check_epsilon("BatchNorm", eps, "eps")
         layer_activation("BatchNorm", "activation", activation)
+        check_options("BatchNorm", save, implementation)
         self.activation: ActivationLike = activation
         self.save: Save = save
         self.implementation: Implementation = implementation

@@ -20,6 +20,7 @@ from jax_bnar._layers.channel_view import channel_view
 from jax_bnar._layers.checks import (
     check_flags_of_updates,
     check_initial,
+    check_options,
     checked_mask,
     checked_mode,
     checked_norm,
@@ -84,6 +85,10 @@ class BatchNorm(nnx.BatchNorm):
         var_init: initializer of the running variance; None is NNX's ones.
         rngs: as in `nnx.BatchNorm`.
         **fields: the other arguments of `nnx.BatchNorm`.
+
+    Raises:
+        ValueError, TypeError: `activation`, `save`, `num_groups`, `implementation`, a flag or what
+            an initializer returns is invalid.
     """
 
     def __init__(
@@ -110,10 +115,11 @@ class BatchNorm(nnx.BatchNorm):
                 running[...] = value
         self.activation: ActivationLike = stored_activation(activation)
         self.unbiased_running_var = unbiased_running_var
-        self.num_groups = num_groups
+        self.num_groups = check_options("BatchNorm", save, implementation, num_groups)
         self.save: Save = save
         self.implementation: Implementation = implementation
         self.update_batch_stats = update_batch_stats
+        check_flags_of_updates(self)
 
     def __call__(
         self,

@@ -6,11 +6,10 @@ from typing import Any, Final, cast
 
 from flax import nnx
 
-from jax_bnar._base.implementation import resolve_implementation
-from jax_bnar._layers.checks import described_type
+from jax_bnar._layers.checks import check_options, described_type
 from jax_bnar._layers.nnx.batch_norm import BatchNorm, stored_activation
 from jax_bnar._layers.nnx.sequential import FusedSequential, fused_pairs
-from jax_bnar._operators.validation import check_count, check_flag, check_save
+from jax_bnar._operators.validation import check_flag
 
 # The options that our BatchNorm adds, with their defaults. Initializers are not options of a layer
 # that exists already.
@@ -96,17 +95,12 @@ def convert_batch_norms(
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Refuses, before anything is changed, values that a layer refuses in its first call.
-
-    Numbers become Python's own: an attribute that is an array would be state in NNX.
-    """
+    """Refuses, before anything is changed, values that a layer's constructor refuses."""
     name = "convert_batch_norms"
     checked = dict(options)
-    check_save(name, options.get("save", _DEFAULTS["save"]))
-    if "num_groups" in options:
-        checked["num_groups"] = check_count(name, "num_groups", options["num_groups"])
-    if (implementation := options.get("implementation")) is not None:
-        resolve_implementation(name, implementation)
+    checked["num_groups"] = check_options(
+        name, *({**_DEFAULTS, **options}[key] for key in ("save", "implementation", "num_groups"))
+    )
     for option, value in options.items():
         if isinstance(_DEFAULTS[option], bool):
             checked[option] = check_flag(name, option, value)
