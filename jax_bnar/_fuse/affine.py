@@ -99,6 +99,9 @@ class AffineMatch(Match):
         ]
 
 
+# Mean, scale, bias and channel axis.
+_Affine = tuple[Polynomial, Polynomial, Polynomial, int]
+
 _STEPS = ("add", "sub", "mul", "div")
 # How many values are searched behind a vector for statistics. A vector that is computed from more
 # values than this does not count as given.
@@ -137,23 +140,24 @@ def pays(dtype: Any) -> bool:
 def _match(graph: Graph, relu: Node, activated: Value) -> AffineMatch | None:
     addends = _addends(graph, activated)
     for i, addend in enumerate(addends):
-        x, mean = _origin(addend)
-        if x is addend:
-            continue
-        residuals = tuple(addends[:i] + addends[i + 1 :])
-        region = Region(graph, x, {})
-        if addend not in region.terms:
-            continue
-        affine = _affine(region, addend, mean)
-        if affine is None:
+        found = _affine_of(graph, addend, *_origin(addend))
+        if found is None:
             continue
         if graph.sole_reader(activated) is not relu:
             raise UsedElsewhereError("the pre-activation is used elsewhere")
-        _require_alone(graph, addend, x)
-        if not pays(x.dtype):
-            raise RefusalError(f"evaluation in {x.dtype} is at least as fast as XLA compiles it")
+        if (shared := _read_by_others(graph, addend, found[0].x)) is not None:
+            # Such as a convolution's output with its bias, which is a shortcut as well.
+            found = _affine_of(graph, addend, *_origin(addend, shared))
+            if found is None or found[0].x is not shared:
+                raise UsedElsewhereError("an array between x and the ReLU is used elsewhere")
+        region, affine = found
+        if not pays(region.x.dtype):
+            raise RefusalError(
+                f"evaluation in {region.x.dtype} is at least as fast as XLA compiles it"
+            )
+        residuals = tuple(addends[:i] + addends[i + 1 :])
         tail = Tail(relu.outputs[0], residuals, RELU)
-        return AffineMatch(x, addend, tail, region, *affine)
+        return AffineMatch(region.x, addend, tail, region, *affine)
     return None
 
 
@@ -182,15 +186,15 @@ def _whole_addends(node: Node) -> tuple[Value, Value] | None:
     return left, right
 
 
-def _origin(end: Value) -> tuple[Value, Operand | None]:
+def _origin(end: Value, last: Value | None = None) -> tuple[Value, Operand | None]:
     """x, and the vector that is subtracted from it.
 
     Walking back from `end`, the first subtraction after a factor is that of the mean. x itself has
-    the dtype of `end`.
+    the dtype of `end`, and is `last` or comes after it, if that is given.
     """
     value, mean, is_scaled = end, None, False
     deepest: tuple[Value, Operand | None] = (end, None)
-    while (node := value.producer) is not None:
+    while value is not last and (node := value.producer) is not None:
         vector = None
         if node.name == "convert_element_type":
             before = node.inputs[0]
@@ -212,9 +216,18 @@ def _origin(end: Value) -> tuple[Value, Operand | None]:
     return deepest
 
 
-def _affine(
-    region: Region, end: Value, mean: Operand | None
-) -> tuple[Polynomial, Polynomial, Polynomial, int] | None:
+def _affine_of(
+    graph: Graph, end: Value, x: Value, mean: Operand | None
+) -> tuple[Region, _Affine] | None:
+    """The region of x, and what the end is in it; None if that does not look like a BatchNorm."""
+    if x is end:
+        return None
+    region = Region(graph, x, {})
+    affine = _affine(region, end, mean) if end in region.terms else None
+    return None if affine is None else (region, affine)
+
+
+def _affine(region: Region, end: Value, mean: Operand | None) -> _Affine | None:
     """Mean, scale, bias and channel axis, or None if the value does not look like a BatchNorm."""
     unknowns = region.unknowns
     polynomial = region.terms[end].polynomial
@@ -278,7 +291,8 @@ def _is_statistic(value: Value, x: Value) -> bool:
     return False
 
 
-def _require_alone(graph: Graph, end: Value, x: Value) -> None:
+def _read_by_others(graph: Graph, end: Value, x: Value) -> Value | None:
+    """The array between x and the end, the nearest to the end, that something else reads too."""
     value = end
     while value is not x:
         node = value.producer
@@ -289,5 +303,6 @@ def _require_alone(graph: Graph, end: Value, x: Value) -> None:
             if isinstance(operand, Value) and not is_broadcast(operand, value)
         )
         if before is not x and graph.sole_reader(before) is not node:
-            raise UsedElsewhereError("an array between x and the ReLU is used elsewhere")
+            return before
         value = before
+    return None

@@ -43,6 +43,7 @@ class DualMatch(Match):
     def call(self, wanted: Collection[Value], *arrays: Any) -> list[jax.Array]:
         first, second = self.first, self.second
         x1, x2, *rest = arrays
+        x1, x2 = x1.reshape(first.region.x.shape), x2.reshape(second.region.x.shape)
         count = sum(len(vector.values) for vector in first.vectors)
         scale1, bias1, shift1 = arrays_of(
             first.vectors, rest[:count], first.sizes_of_vectors(x1), first.form.dtype

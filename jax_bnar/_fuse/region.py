@@ -36,6 +36,7 @@ from jax_bnar._fuse.polynomial import Polynomial
 from jax_bnar._fuse.sizes import is_long
 from jax_bnar._fuse.term import Term
 from jax_bnar._fuse.unknowns import Clamped, Foreign, ReciprocalRoot, Unknowns, X
+from jax_bnar._fuse.widened import stored_array
 
 
 class Region:
@@ -43,6 +44,7 @@ class Region:
 
     Attributes:
         x: the array at which it begins.
+        stored: the array of which x is a wider copy in another shape, or else x itself.
         terms: the term of each value that is understood, in the order of the program.
         unknowns: the unknowns of the polynomials.
         shift: what the program adds to x before it takes the statistics, such as the bias of a
@@ -57,6 +59,7 @@ class Region:
         shifted: Value | None = None,
     ) -> None:
         self.x = x
+        self.stored = stored_array(x)
         self.graph = graph
         self.axis_sizes = axis_sizes
         labels = axes_of.own(x.shape)
@@ -64,7 +67,8 @@ class Region:
         self.unknowns = Unknowns(mapped.union(*labels))
         self.x_number = self.unknowns.number(X())
         self.terms: dict[Value, Term] = {x: Term((Polynomial.unknown(self.x_number),), labels)}
-        self.tolerance = 2.0 * float(np.finfo(accumulation_dtype(x.dtype)).eps)
+        self.accumulation = accumulation_dtype(x.dtype)
+        self.tolerance = 2.0 * float(np.finfo(self.accumulation).eps)
         self._walk()
         self.shift = Polynomial.constant(0)
         if shifted is not None and (term := self.terms.get(shifted)) and term.polynomial:
@@ -172,8 +176,9 @@ class Region:
 
         A program that computes in a narrower dtype rounds on purpose.
         """
-        widest = accumulation_dtype(self.x.dtype)
-        return is_real(dtype) and holds(dtype, self.x.dtype) and holds(widest, dtype)
+        return (
+            is_real(dtype) and holds(dtype, self.stored.dtype) and holds(self.accumulation, dtype)
+        )
 
     def reciprocal_root(self, polynomial: Polynomial, power: int) -> Polynomial | None:
         if self.x_number in polynomial.unknowns:

@@ -121,7 +121,7 @@ def _candidate(place: Match | RefusedMatch, calls: int, around: str) -> Candidat
             module,
             None,
             HINT if needs_fuse_inside_grad(place, around) else place.reason,
-            jax_compat.source_line(place.node.equation),
+            _line(place.node),
             x.shape,
             str(x.dtype),
             calls,

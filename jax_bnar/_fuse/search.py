@@ -102,11 +102,12 @@ def _candidates(
                 is_used_elsewhere |= isinstance(refusal, UsedElsewhereError)
             continue
         statistics = [each for each in statistics if each.value not in taken]
-        tail = tail_of(graph, value, taken, x.dtype)
-        yield TrainingMatch(x, value, tail, region, form, statistics)
+        stored = region.stored
+        tail = tail_of(graph, value, taken, stored.dtype)
+        yield TrainingMatch(stored, value, tail, region, form, statistics)
         if tail.residuals and value not in inside:
             reason = "the residual depends on the statistics: a cycle"
-            yield TrainingMatch(x, value, Tail(value, reason=reason), region, form, statistics)
+            yield TrainingMatch(stored, value, Tail(value, reason=reason), region, form, statistics)
         if value in inside:
             refused, is_used_elsewhere = None, False
     if refused is not None:

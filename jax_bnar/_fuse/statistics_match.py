@@ -66,6 +66,7 @@ class StatisticsMatch(Match):
 
     def call(self, wanted: Collection[Value], *arrays: Any) -> list[jax.Array]:
         x, *vectors = arrays
+        x = x.reshape(self.region.x.shape)
         (shift,) = arrays_of([self._shift], vectors, {self.axis: x.shape[self.axis]}, x.dtype)
         axis = self.axis
         if self.num_groups > 1:

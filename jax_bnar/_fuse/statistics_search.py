@@ -65,7 +65,7 @@ def _candidate(
     region: Region, over: frozenset[Any], running: Collection[Node], taken: Collection[Value]
 ) -> StatisticsMatch | RefusedMatch | None:
     """None if the program does not read a variance of the batch, with one number per channel."""
-    x, unknowns = region.x, region.unknowns
+    unknowns = region.unknowns
     try:
         axis, num_groups = channels(region, over)
     except RefusalError:
@@ -83,11 +83,11 @@ def _candidate(
     assert result.producer is not None
     try:
         names, groups = mapped(region, over)
-        _require_gain(x, taken)
+        _require_gain(region.stored, taken)
     except RefusalError as refusal:
         return RefusedMatch(result.producer, str(refusal), region)
     return StatisticsMatch(
-        x,
+        region.stored,
         result,
         Tail(result),
         region,

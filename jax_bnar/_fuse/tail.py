@@ -13,9 +13,16 @@ from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, source
 from jax_bnar._fuse.relu import is_relu, is_selection_by_sign, looks_like
 from jax_bnar._fuse.sizes import is_long
+from jax_bnar._fuse.widened import before_widening
 
 _MOST_RESIDUALS = 3
 _TAKEN = "it is the residual of another BatchNorm"
+# The primitives of layers that come after a norm without an activation, as in a linear bottleneck.
+_NEXT_LAYERS = frozenset(
+    """
+    conv_general_dilated dot_general reduce_window_max reduce_window_sum reduce_sum reduce_max
+    """.split()  # noqa: SIM905 (a list would take a line for each)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,22 +83,13 @@ def _rounded(graph: Graph, tail: Tail, taken: Collection[Value], dtype: Any) -> 
     if reader is None or reader.name != "convert_element_type":
         return None
     result = reader.outputs[0]
-    residuals = [_before_widening(value, dtype) for value in tail.residuals]
+    residuals = [before_widening(value, dtype) for value in tail.residuals]
     narrow = [value for value in residuals if value is not None]
     if result.dtype != dtype or result in taken or len(narrow) < len(residuals):
         return None
     return dataclasses.replace(
         tail, result=result, residuals=tuple(narrow), wide_result=tail.result
     )
-
-
-def _before_widening(value: Value, dtype: Any) -> Value | None:
-    """The array of this dtype of which a value is a wider copy, or None if it is none."""
-    node = value.producer
-    if node is None or node.name != "convert_element_type":
-        return None
-    given = node.inputs[0]
-    return given if isinstance(given, Value) and given.dtype == dtype else None
 
 
 def _tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
@@ -196,8 +194,11 @@ def _why_not(graph: Graph, value: Value, reader: Node) -> str:
         return f"{name} has a custom derivative, which is not that of jax.nn.relu"
     if reader.name == "name":
         return "a checkpoint_name follows, which is not fused"
-    name = reader.params["name"] if reader.name in ("jit", "pjit") else reader.name
-    return _follows(name)
+    if reader.name in _NEXT_LAYERS:
+        return ""  # There is nothing that could be fused.
+    is_call = reader.name in ("jit", "pjit")
+    # JAX's own functions, such as what jnp.pad calls, begin with an underscore.
+    return _follows(reader.params["name"].lstrip("_") if is_call else reader.name)
 
 
 def _follows(name: str) -> str:

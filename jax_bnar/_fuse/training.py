@@ -12,16 +12,16 @@ from jax_bnar._fuse import axes as axes_of
 from jax_bnar._fuse.dtypes import holds
 from jax_bnar._fuse.named_axes import GroupedAxis
 from jax_bnar._fuse.nodes import Value
-from jax_bnar._fuse.polynomial import Polynomial
+from jax_bnar._fuse.polynomial import Monomial, Polynomial
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.sizes import is_at_least, is_long
 from jax_bnar._fuse.statistics import kept_axes, population_variance
 from jax_bnar._fuse.unknowns import Clamped, Foreign, Moment, ReciprocalRoot, Unknowns
 
-OF_EACH_EXAMPLE = (
-    "the statistics are those of each example, not of the batch, as in LayerNorm or GroupNorm;"
-    " where they are those of several batches under a vmap, write vmap(fuse(f))"
+OF_EACH_EXAMPLE: Final = (
+    "the statistics are those of each example, not of the batch, as in LayerNorm or GroupNorm"
 )
+_UNDER_A_VMAP: Final = "; where they are those of several batches under a vmap, write vmap(fuse(f))"
 
 
 # Where each example has statistics of its own, a kernel gains nothing from fewer elements of each
@@ -111,8 +111,10 @@ def normalisation(region: Region, value: Value) -> Normalisation:
         if unknowns.polynomial_varies(vector) - {*vmapped, axis}:
             raise RefusalError(f"the {name} does not have one value per channel")
     order, result_axis = _arrangement(term.labels, region.x.shape, value.shape, axis, num_groups)
-    if not holds(value.dtype, region.x.dtype):
-        raise RefusalError(f"the normalised array is {value.dtype} where x is {region.x.dtype}")
+    if not holds(value.dtype, region.stored.dtype):
+        raise RefusalError(
+            f"the normalised array is {value.dtype} where x is {region.stored.dtype}"
+        )
     return Normalisation(
         scale=scale,
         bias=bias,
@@ -170,6 +172,11 @@ def _variance(root: ReciprocalRoot, unknowns: Unknowns) -> tuple[float, frozense
     if any(isinstance(unknowns[number], Foreign) for number in variance.unknowns):
         if not moments and not any(isinstance(unknowns[n], Clamped) for n in variance.unknowns):
             raise RefusalError("the variance does not come from x, so this is evaluation")
+        if any(_scales_a_variance(monomial, unknowns) for monomial, _ in variance.terms):
+            raise RefusalError(
+                "the variance is multiplied with an array that is not computed from x, such as"
+                " running statistics (BatchRenorm) or the number of elements that a mask selects"
+            )
         raise RefusalError("epsilon is not a constant, or the variance is not that of x alone")
     seconds = {moment for moment in moments if moment.power == 2}
     if len(seconds) != 1:
@@ -189,6 +196,12 @@ def _variance(root: ReciprocalRoot, unknowns: Unknowns) -> tuple[float, frozense
     if epsilon <= 0:
         raise RefusalError("no positive epsilon is added to the variance")
     return float(epsilon), over
+
+
+def _scales_a_variance(monomial: Monomial, unknowns: Unknowns) -> bool:
+    """Whether a vector of the program is a factor of a statistic of x."""
+    kinds = {type(unknowns[number]) for number, _ in monomial}
+    return Foreign in kinds and bool(kinds & {Moment, Clamped})
 
 
 def _not_foreign(name: str, vector: Polynomial, unknowns: Unknowns) -> str:
@@ -219,7 +232,9 @@ def channels(
     if len(kept) == 2 and kept[0] == 0 and kept[1] >= 2 and _is_ghost(region.x):
         return kept[1], shape[0]
     if kept[0] == 0:
-        raise RefusalError(OF_EACH_EXAMPLE)
+        # A LayerNorm sums over the last axes, and a batch comes before its channels.
+        is_layer_norm = kept == list(range(len(kept)))
+        raise RefusalError(OF_EACH_EXAMPLE + ("" if is_layer_norm else _UNDER_A_VMAP))
     raise RefusalError(
         f"there are statistics along several axes {tuple(kept)}, not one per channel"
     )

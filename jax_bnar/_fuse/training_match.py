@@ -59,6 +59,7 @@ class TrainingMatch(Match):
 
     def call(self, wanted: Collection[Value], *arrays: Any) -> list[jax.Array]:
         x, *rest = arrays
+        x = x.reshape(self.region.x.shape)
         count = len(self.tail.residuals)
         residuals, rest = rest[:count], rest[count:]
         sizes = self.sizes_of_vectors(x)

@@ -135,6 +135,8 @@ def _reason(nodes: Collection[Node], scaled: Node, axis_sizes: Mapping[Any, int]
         )
     if not reasons and _is_another_array(nodes, scaled):
         return "the standard deviation of one array scales another one, such as a gate"
+    if not reasons and any(map(_sums_a_weighted_array, nodes)):
+        return "a mask or a weight multiplies each element before it is summed"
     if not reasons and not any(map(_adds_up_the_batch, nodes)):
         return OF_EACH_EXAMPLE
     if not reasons:
@@ -149,6 +151,16 @@ def _reason(nodes: Collection[Node], scaled: Node, axis_sizes: Mapping[Any, int]
 def _adds_up_the_batch(node: Node) -> bool:
     """Whether a node may add up examples: along the first axis, or along a mapped one."""
     return node.name == "psum" or (node.name == "reduce_sum" and 0 in node.params["axes"])
+
+
+def _sums_a_weighted_array(node: Node) -> bool:
+    """Whether a node adds up the products of an array and another one."""
+    if node.name != "reduce_sum" or not isinstance(node.inputs[0], Value):
+        return False
+    product = node.inputs[0].producer
+    if product is None or product.name != "mul" or product.inputs[0] is product.inputs[1]:
+        return False
+    return all(isinstance(source(operand)[0], Value) for operand in product.inputs)
 
 
 def _adds_to_a_deviation(node: Node) -> bool:

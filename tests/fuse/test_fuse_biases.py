@@ -92,6 +92,17 @@ def test_bias_before_the_norm_of_evaluation() -> None:
     assert sum(e.outvars[0].aval.shape == X.shape for e in equations) == 1
 
 
+def test_what_the_bias_of_evaluation_makes_is_a_shortcut_too() -> None:
+    """A convolution with a bias before the first block of a ResNet v2."""
+
+    def given(x: Any, shift: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
+        stem = x + vector(shift)
+        return jnp.sin(jax.nn.relu(normalise(stem, mean, var, scale, bias))) + stem
+
+    arguments = (X, SCALE, SCALE, BIAS, BIAS, jnp.abs(SCALE))
+    assert_fused(given, *arguments, bn_relu_inference=1)
+
+
 def test_a_residual_of_one_vector_is_part_of_the_bias() -> None:
     """The kernel's residual must be a whole array, but a vector over channels joins the bias."""
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from fuse_operands import AXES, BIAS, SCALE, X, Z, batch_norm
-from fuse_tools import assert_fused
+from fuse_operands import AXES, BIAS, SCALE, X, Z, batch_norm, programs_of
+from fuse_tools import array, assert_fused
 from programs import equations
 
 import jax_bnar
@@ -179,6 +179,42 @@ def test_a_flax_block_with_norms_in_float32() -> None:
     ]
     y, expected = jax_bnar.fuse(apply)(variables["params"], x)[0], apply(variables["params"], x)[0]
     np.testing.assert_allclose(y, expected, atol=0.05)
+
+
+@both_dtypes
+@pytest.mark.parametrize("is_rounded_first", [False, True])
+def test_the_wide_copy_is_split_into_groups(dtype: str, is_rounded_first: bool) -> None:
+    """Ghost batches of convolutions in 16 bits, as init2winit's VirtualBatchNorm makes them."""
+
+    def norm(x: Any, scale: Any, bias: Any) -> Any:
+        groups = x.astype(scale.dtype).reshape(2, 3, *x.shape[1:])
+        mean, var = (f(groups, (1, 2, 3), keepdims=True) for f in (jnp.mean, jnp.var))
+        scale, bias = scale.reshape(1, 1, 1, 1, -1), bias.reshape(1, 1, 1, 1, -1)
+        y = (groups - mean) * jax.lax.rsqrt(var + 1e-3) * scale + bias
+        if is_rounded_first:
+            return y.astype(x.dtype).reshape(x.shape)
+        return y.reshape(x.shape).astype(x.dtype)
+
+    programs = programs_of(norm)
+    x, z = X.astype(dtype), Z.astype(dtype)
+    assert_fused(programs.relu_of, x, SCALE, BIAS, bn_relu=1)
+    assert dtypes_of_calls(programs.relu_of, x, SCALE, BIAS) == [{dtype}]
+    assert_fused(programs.join, x, z, SCALE, BIAS, bn_add_relu=1)
+    assert_fused(programs.dual_join, x, z, SCALE, BIAS, dual_bn_add_relu=1)
+
+
+@both_dtypes
+def test_statistics_alone_of_a_wide_copy_that_is_split(dtype: str) -> None:
+    def layer(x: Any, gate: Any) -> Any:
+        groups = x.astype(gate.dtype).reshape(2, 4, *x.shape[1:])
+        mean, var = (f(groups, (1, 2, 3), keepdims=True) for f in (jnp.mean, jnp.var))
+        y = (groups - mean) * gate.reshape(groups.shape) * jax.lax.rsqrt(var + 1e-3)
+        return y.reshape(x.shape).astype(x.dtype)
+
+    operands = array((8, 16, 16, 3)).astype(dtype), array((8, 16, 16, 3), 1)
+    assert_fused(layer, *operands, batch_statistics=1)
+    (candidate,) = jax_bnar.explain(layer)(*operands).matched
+    assert candidate.dtype == dtype
 
 
 @pytest.mark.parametrize("has_z", [False, True])

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fuse_operands import AXES, BIAS, SCALE, X, Z
+from fuse_operands import AXES, BIAS, SCALE, X, Z, vector
 from fuse_tools import array, assert_fused, assert_no_worse, assert_untouched, operators
 from jax import lax
 
@@ -49,6 +49,14 @@ def layer_norm_of_examples(x: Any, scale: Any, bias: Any) -> jax.Array:
 
 def instance_norm_of_few(x: Any, scale: Any, bias: Any) -> jax.Array:
     return jax.nn.relu(_affine(_norm(x, (1, 2)), scale, bias))
+
+
+def instance_norm_of_few_by_division(x: Any, scale: Any, bias: Any) -> jax.Array:
+    """JAX knows no line of the program for a division by an operator."""
+    mean, var = x.mean((1, 2), keepdims=True), x.var((1, 2), keepdims=True)
+    y = x - mean
+    y /= jnp.sqrt(var + 1e-3)
+    return jax.nn.relu(y)
 
 
 def instance_norm_of_few_and_residual(x: Any, scale: Any, bias: Any) -> jax.Array:
@@ -133,6 +141,21 @@ def masked(x: Any, scale: Any, bias: Any) -> jax.Array:
     return jax.nn.relu((x - mean) * lax.rsqrt(var + 1e-3))
 
 
+def masked_by_a_product(x: Any, scale: Any, bias: Any) -> jax.Array:
+    """The padding of a Conformer, as Lingvo and AlgoPerf write it."""
+    mask = (x[..., :1] > 0).astype(x.dtype)
+    count = jnp.maximum(jnp.sum(jnp.ones_like(x) * mask, AXES, keepdims=True), 1)
+    mean = jnp.sum(x * mask, AXES, keepdims=True) / count
+    var = jnp.sum((x - mean) * (x - mean) * mask, AXES, keepdims=True) / count
+    return jax.nn.relu((x - mean) * lax.rsqrt(var + 1e-3))
+
+
+def renormalised(x: Any, scale: Any, bias: Any) -> jax.Array:
+    """As batch renormalisation corrects the variance by running statistics."""
+    mean, var = _moments(x)
+    return jax.nn.relu((x - mean) * lax.rsqrt(var * scale.reshape(1, 1, 1, -1) ** 2 + 1e-3))
+
+
 def chosen_statistics(x: Any, scale: Any, bias: Any) -> jax.Array:
     """Batch or given statistics, chosen by a flag that is only known at run time."""
     mean, var = _moments(x)
@@ -195,6 +218,7 @@ REFUSED: dict[Callable[..., Any], str] = {
     layer_norm_of_rows: "LayerNorm",
     layer_norm_of_examples: "LayerNorm",
     instance_norm_of_few: "fewer than 32 elements",
+    instance_norm_of_few_by_division: "fewer than 32 elements",
     instance_norm_of_few_and_residual: "fewer than 32 elements",
     group_norm: "GroupNorm",
     flax_group_norm: "GroupNorm",
@@ -211,6 +235,8 @@ REFUSED: dict[Callable[..., Any], str] = {
     epsilon_outside_the_root: "a number is added to the standard deviation",
     stopped_statistics: "stop_gradient",
     masked: "mask",
+    masked_by_a_product: "a mask or a weight multiplies each element",
+    renormalised: "multiplied with an array that is not computed from x, such as running",
     chosen_statistics: "mean that is subtracted",
     centred_array_returned: "used elsewhere",
     centred_array_read: "used elsewhere",
@@ -228,6 +254,19 @@ def test_refused(function: Callable[..., Any]) -> None:
     assert_untouched(function, X, SCALE, BIAS, reason=REFUSED[function])
     (candidate,) = jax_bnar.explain(function)(X, SCALE, BIAS).candidates
     assert "test_fuse_refusals.py:" in candidate.line
+
+
+def test_only_what_may_be_a_batch_norm_gets_the_hint_of_a_vmap() -> None:
+    def refused(function: Callable[..., Any], x: Any) -> str:
+        (candidate,) = jax_bnar.explain(function)(x).refused
+        return candidate.reason
+
+    hint = "; where they are those of several batches under a vmap, write vmap(fuse(f))"
+    channels_first = functools.partial(_norm, axes=(0, 2, 3))
+    assert refused(jax.vmap(channels_first), jnp.stack([X, Z])).endswith(hint)
+    for axes in ((3,), (1, 2, 3)):
+        reason = refused(functools.partial(_norm, axes=axes), X)
+        assert reason.endswith("as in LayerNorm or GroupNorm")
 
 
 def test_what_is_no_batch_norm_has_no_line() -> None:
@@ -337,6 +376,14 @@ def test_affine_pre_activation_used_elsewhere() -> None:
         return jax.nn.relu(a), a
 
     assert_untouched(layer, X, SCALE, BIAS, reason="used elsewhere")
+
+
+def test_affine_array_before_the_bias_used_elsewhere() -> None:
+    def layer(x: Any, scale: Any, bias: Any) -> Any:
+        scaled = x * vector(scale)
+        return jax.nn.relu(scaled + vector(bias)), scaled
+
+    assert_untouched(layer, X, SCALE, BIAS, reason="between x and the ReLU is used elsewhere")
 
 
 def test_affine_of_other_axes() -> None:
