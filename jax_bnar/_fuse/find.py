@@ -13,7 +13,7 @@ from jax_bnar._fuse.nodes import Node, Value, values_of
 from jax_bnar._fuse.own import own_candidates
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.rewrite import CycleError, Rewrite
-from jax_bnar._fuse.search import between, summed_array, training_candidates
+from jax_bnar._fuse.search import between, hidden_by, summed_array, training_candidates
 from jax_bnar._fuse.statistics_match import StatisticsMatch
 from jax_bnar._fuse.statistics_search import is_tiny, populations, statistics_candidates
 from jax_bnar._fuse.training_match import TrainingMatch
@@ -31,13 +31,14 @@ def find_matches(
     refused: list[RefusedMatch] = []
     taken: set[Value] = set()
     inside: set[Value] = set()
+    hidden: set[Value] = set()
     rewrite = Rewrite(graph)
     examined: set[Value] = set()
     rest: list[tuple[Node, Region]] = []
     for node in graph.nodes:
         with caught(failures, node):
             x = summed_array(node)
-            if x is None or x in examined:
+            if x is None or x in examined or x in hidden:
                 continue
             examined.add(x)
             region = Region(graph, x, axis_sizes)
@@ -49,6 +50,7 @@ def find_matches(
                     training.append(candidate)
                     taken.update(candidate.taken)
                     inside.update(between(candidate.region, candidate.normalised))
+                    hidden.update(hidden_by(candidate.region, candidate.normalised))
             if len(training) == before and populations(region):
                 rest.append((node, region))
     # A part of a normalisation, such as x minus its mean, may look like an array that is normalised

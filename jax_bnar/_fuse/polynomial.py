@@ -9,6 +9,7 @@ Monomial = tuple[tuple[int, int], ...]
 
 # No spelling of BatchNorm has more terms than this.
 _MOST_TERMS = 16
+_ONE = Fraction(1)
 _SMALLEST, _LARGEST = Fraction(2) ** -149, Fraction(2) ** 128
 
 
@@ -24,11 +25,11 @@ class Polynomial:
 
     @staticmethod
     def constant(value: Fraction | int) -> "Polynomial":
-        return Polynomial.of({(): Fraction(value)})
+        return Polynomial((((), Fraction(value)),) if value else ())
 
     @staticmethod
     def unknown(number: int, power: int = 1) -> "Polynomial":
-        return Polynomial.of({((number, power),): Fraction(1)})
+        return Polynomial(((((number, power),), _ONE),))
 
     def __add__(self, other: "Polynomial") -> "Polynomial":
         terms = dict(self.terms)
@@ -55,6 +56,8 @@ class Polynomial:
 
     def over(self, other: "Polynomial") -> Fraction | None:
         """The number of which this is a multiple of another polynomial, or None."""
+        if len(self.terms) != len(other.terms):
+            return None
         own, others = dict(self.terms), dict(other.terms)
         if own.keys() != others.keys():
             return None

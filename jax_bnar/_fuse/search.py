@@ -205,6 +205,14 @@ def _depends_on_more_than_x(region: Region, value: Value) -> bool:
     )
 
 
+def hidden_by(region: Region, end: Value) -> set[Value]:
+    """The arrays between x and the normalised one that nothing else reads: see `_require_unused`.
+
+    What is made of them, such as a variance around the mean, is in the region of x already.
+    """
+    return {v for v in between(region, end) if v is not end and _depends_on_more_than_x(region, v)}
+
+
 def between(region: Region, end: Value) -> set[Value]:
     """The values of the region from which the end is computed."""
     found: set[Value] = set()

@@ -37,13 +37,17 @@ def statistics_of(region: Region, over: frozenset[Any]) -> Iterator[Statistic]:
 
     Broadcasts of them are not among the statistics.
     """
-    axes = kept_axes(region, over)
+    axes, known = kept_axes(region, over), _known(region, over)
     count = math.prod(region.x.shape[a] for a in axes)
     for value, term in region.terms.items():
         if math.prod(value.shape) != count or not axes_of.in_order(term.labels, axes):
             continue
-        if (found := _statistic(region, value, over)) is not None:
-            yield Statistic(value, *found)
+        if term.polynomial is None:
+            continue
+        for name, statistic in known:
+            if factor := term.polynomial.over(statistic):
+                yield Statistic(value, name, factor)
+                break
 
 
 def population_variance(over: frozenset[Any], unknowns: Unknowns) -> Polynomial:
@@ -69,30 +73,16 @@ def with_nans_of(shift: jax.Array | None, vector: jax.Array | None) -> jax.Array
     return 0 * shift if vector is None else vector + (0 * shift).astype(vector.dtype)
 
 
-def _statistic(region: Region, value: Value, over: frozenset[Any]) -> tuple[str, Fraction] | None:
-    """The name of the statistic of which a value is a multiple, and the factor.
-
-    The statistic is the mean, the variance or the mean of squares. The result is None if the value
-    is a multiple of none of them.
-    """
-    term = region.terms.get(value)
-    if term is None or term.polynomial is None:
-        return None
-    polynomial, unknowns = term.polynomial, region.unknowns
-    variance = population_variance(over, unknowns)
-    mean = unknowns.polynomial(Moment(1, over)) + region.shift
-    known = {
-        "mean": mean,
-        "mean of squares": variance + mean * mean,
-        "var": variance,
-        "clamped var": unknowns.polynomial(Clamped(variance)),
-    }
-    for name, candidate in known.items():
-        lead = candidate.terms[0]
-        coefficient = dict(polynomial.terms).get(lead[0], Fraction(0)) / lead[1]
-        if coefficient and polynomial == candidate.scaled(coefficient):
-            return name.removeprefix("clamped "), coefficient
-    return None
+def _known(region: Region, over: frozenset[Any]) -> list[tuple[str, Polynomial]]:
+    """The names and the polynomials of the statistics."""
+    variance = population_variance(over, region.unknowns)
+    mean = region.unknowns.polynomial(Moment(1, over)) + region.shift
+    return [
+        ("mean", mean),
+        ("mean of squares", variance + mean * mean),
+        ("var", variance),
+        ("var", region.unknowns.polynomial(Clamped(variance))),
+    ]
 
 
 def _restored(
