@@ -43,13 +43,12 @@ class DualMatch(Match):
     def call(self, wanted: Collection[Value], *arrays: Any) -> list[jax.Array]:
         first, second = self.first, self.second
         x1, x2, *rest = arrays
-        x1, x2 = x1.reshape(first.region.x.shape), x2.reshape(second.region.x.shape)
         count = sum(len(vector.values) for vector in first.vectors)
         scale1, bias1, shift1 = arrays_of(
-            first.vectors, rest[:count], first.sizes_of_vectors(x1), first.form.dtype
+            first.vectors, rest[:count], first.sizes_of_vectors, first.form.dtype
         )
         scale2, bias2, shift2 = arrays_of(
-            second.vectors, rest[count:], second.sizes_of_vectors(x2), second.form.dtype
+            second.vectors, rest[count:], second.sizes_of_vectors, second.form.dtype
         )
         shape, options = first.shape_and_options(self.result.shape)
         joined = functools.partial(dual_bn_act, activation=self.tail.activation, **options)

@@ -13,7 +13,7 @@ from jax_bnar._fuse.nodes import Node, Value, values_of
 from jax_bnar._fuse.own import own_candidates
 from jax_bnar._fuse.region import Region
 from jax_bnar._fuse.rewrite import CycleError, Rewrite
-from jax_bnar._fuse.search import between, hidden_by, summed_array, training_candidates
+from jax_bnar._fuse.search import between, hidden_of, summed_array, training_candidates
 from jax_bnar._fuse.statistics_match import StatisticsMatch
 from jax_bnar._fuse.statistics_search import is_tiny, populations, statistics_candidates
 from jax_bnar._fuse.training_match import TrainingMatch
@@ -49,8 +49,9 @@ def find_matches(
                 elif rewrite.add(candidate.node()):
                     training.append(candidate)
                     taken.update(candidate.taken)
-                    inside.update(between(candidate.region, candidate.normalised))
-                    hidden.update(hidden_by(candidate.region, candidate.normalised))
+                    used = between(candidate.region, candidate.normalised)
+                    inside |= used
+                    hidden |= hidden_of(candidate.region, used - {candidate.normalised})
             if len(training) == before and populations(region):
                 rest.append((node, region))
     # A part of a normalisation, such as x minus its mean, may look like an array that is normalised

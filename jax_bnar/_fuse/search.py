@@ -205,12 +205,13 @@ def _depends_on_more_than_x(region: Region, value: Value) -> bool:
     )
 
 
-def hidden_by(region: Region, end: Value) -> set[Value]:
-    """The arrays between x and the normalised one that nothing else reads: see `_require_unused`.
+def hidden_of(region: Region, inner: Collection[Value]) -> set[Value]:
+    """Those arrays between x and the normalised one of a match that nothing else reads.
 
-    What is made of them, such as a variance around the mean, is in the region of x already.
+    `_require_unused` sees to that. What is made of them, such as a variance around the mean, is in
+    the region of x already, so the search need not begin at them.
     """
-    return {v for v in between(region, end) if v is not end and _depends_on_more_than_x(region, v)}
+    return {value for value in inner if _depends_on_more_than_x(region, value)}
 
 
 def between(region: Region, end: Value) -> set[Value]:

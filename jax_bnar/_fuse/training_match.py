@@ -11,6 +11,7 @@ from jax_bnar._base.dtypes import is_widened_by_operator
 from jax_bnar._fuse.match import Match, summed
 from jax_bnar._fuse.nodes import Operand, Value
 from jax_bnar._fuse.region import Region
+from jax_bnar._fuse.sizes import is_long
 from jax_bnar._fuse.statistics import Statistic, restored, with_nans_of
 from jax_bnar._fuse.training import Normalisation
 from jax_bnar._fuse.vectors import Vector, arrays_of
@@ -59,11 +60,9 @@ class TrainingMatch(Match):
 
     def call(self, wanted: Collection[Value], *arrays: Any) -> list[jax.Array]:
         x, *rest = arrays
-        x = x.reshape(self.region.x.shape)
         count = len(self.tail.residuals)
         residuals, rest = rest[:count], rest[count:]
-        sizes = self.sizes_of_vectors(x)
-        scale, bias, shift = arrays_of(self.vectors, rest, sizes, self.form.dtype)
+        scale, bias, shift = arrays_of(self.vectors, rest, self.sizes_of_vectors, self.form.dtype)
         bias = with_nans_of(shift, bias)
         shape, options = self.shape_and_options(self.result.shape)
         dtype = self.result.dtype
@@ -85,9 +84,11 @@ class TrainingMatch(Match):
         y, mean, var = self.over_members(normalised)(x, z, scale, bias)
         return [y.reshape(self.result.shape), *restored(self.statistics, wanted, mean, var, shift)]
 
-    def sizes_of_vectors(self, x: jax.Array) -> dict[int, int]:
+    @property
+    def sizes_of_vectors(self) -> dict[int, Any]:
         """The axes of x that scale, bias and shift have as arrays, with their sizes."""
-        return {axis: x.shape[axis] for axis in (*self.form.vmapped, self.form.axis)}
+        shape = self.region.x.shape
+        return {axis: shape[axis] for axis in (*self.form.vmapped, self.form.axis)}
 
     def over_members(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function of all members of an ensemble, from the function of one."""
@@ -115,9 +116,12 @@ class TrainingMatch(Match):
         return shape, options
 
     def arranged(self, x: jax.Array, shape: Sequence[int]) -> jax.Array:
-        """x as the operator takes it: its axes are in the order of the normalised array."""
+        """x as the operator takes it: its axes are in the order of the normalised array.
+
+        The array that is given may have another shape, before it is split into groups.
+        """
         order = self.form.order
         if list(order) != sorted(order):
-            x = x.reshape([size for size in x.shape if size > 1])
+            x = x.reshape([size for size in self.region.x.shape if is_long(size)])
             x = x.transpose([sorted(order).index(axis) for axis in order])
         return x.reshape(shape)

@@ -20,17 +20,14 @@ from jax_bnar._base.implementation import Implementation
 from jax_bnar._base.inputs import Affine, Statistics
 from jax_bnar._layers.activation import LayerActivation, layer_activation
 from jax_bnar._layers.channel_view import ChannelView, channel_view
+from jax_bnar._layers.checks import check_options
 from jax_bnar._layers.promotion import compute_dtype
 from jax_bnar._layers.renorm import Correction
 from jax_bnar._layers.statistics import BatchStatistics
 from jax_bnar._operators.forms import infer, take_statistics, train
 from jax_bnar._operators.named_axes import check_named_axes
 from jax_bnar._operators.renorm import batch_renorm
-from jax_bnar._operators.validation import (
-    check_count,
-    check_epsilon,
-    check_save,
-)
+from jax_bnar._operators.validation import check_epsilon
 from jax_bnar._sharding.alignment import merge_axes, with_automatic_axes
 from jax_bnar._sharding.collectives import parts_of
 
@@ -52,9 +49,8 @@ class LayerCall:
     axis_index_groups: Any
 
     def __post_init__(self) -> None:
-        # The operators check these two again, but in training only.
-        check_save("BatchNorm", self.save)
-        check_count("BatchNorm", "num_groups", self.num_groups)
+        # The operators check these again, but two of them in training only.
+        check_options("BatchNorm", self.save, self.implementation, self.num_groups)
         # A join compares the calls of its two norms, and arrays have no single truth value.
         if isinstance(self.axis_index_groups, np.ndarray):
             object.__setattr__(self, "axis_index_groups", self.axis_index_groups.tolist())

@@ -28,7 +28,8 @@ def test_trains_as_well(library: str) -> None:
 
     Compared are the loss, the new running statistics and the gradients of a stage of two blocks.
     Most of the error is that of the convolutions, which are the same, so the test takes the mean
-    over several batches and allows a margin.
+    over many batches and allows a margin. Of three, one may decide: on a Zen 3, NNX's error was 1.6
+    times as large with `fuse` over three batches and 0.7 times over 60.
     """
     os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it when it is imported
     pytest.importorskip(PACKAGES.get(library, library))
@@ -43,7 +44,7 @@ def test_trains_as_well(library: str) -> None:
         )
         exact = _exact_step(network.loss, *state, SMALL)
         errors = []
-        for seed in range(3):
+        for seed in range(40):
             images = array(SMALL.shape, seed)
             expected = exact(*(jax.tree.leaves(in_float64(t)) for t in (*state, images)))
             errors.append([_distance(step(*state, images), expected) for step in (fused, plain)])
