@@ -69,18 +69,23 @@ class DualMatch(Match):
 
 def duals(matches: Sequence[TrainingMatch]) -> list[DualMatch]:
     """The pairs among the matches of one graph."""
-    normalised = {
+    added = alone(matches)
+    found = []
+    for first in matches:
+        if len(first.tail.residuals) == 1 and first.tail.is_activated:
+            second = added.get(first.tail.residuals[0])
+            if second is not None and _agree(first, second):
+                found.append(DualMatch(first.x, first.normalised, first.tail, first, second))
+    return found
+
+
+def alone(matches: Sequence[TrainingMatch]) -> dict[Value, TrainingMatch]:
+    """The matches that only normalise, by their results, which one operation reads."""
+    return {
         match.result: match
         for match in matches
         if match.operator == "batch_norm" and match.region.graph.sole_reader(match.result)
     }
-    found = []
-    for first in matches:
-        if len(first.tail.residuals) == 1 and first.tail.is_activated:
-            second = normalised.get(first.tail.residuals[0])
-            if second is not None and _agree(first, second):
-                found.append(DualMatch(first.x, first.normalised, first.tail, first, second))
-    return found
 
 
 def _agree(first: TrainingMatch, second: TrainingMatch) -> bool:

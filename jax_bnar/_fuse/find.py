@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_bnar._fuse.affine import affine_candidate
+from jax_bnar._fuse.chains import chains
 from jax_bnar._fuse.dual import duals
 from jax_bnar._fuse.failures import Failure, caught
 from jax_bnar._fuse.graph import Graph
@@ -57,6 +58,14 @@ def find_matches(
     # A part of a normalisation, such as x minus its mean, may look like an array that is normalised
     # by other statistics than its own.
     refused = [one for one in refused if inside.isdisjoint(one.node.outputs)]
+    with caught(failures):
+        for chain in chains(training):
+            if all(rewrite.add(new.node()) for _, new in chain):
+                instead = dict(chain)
+                training = [instead.get(match, match) for match in training]
+            else:
+                for old, _ in chain:
+                    rewrite.add(old.node())
     matches: list[Match] = list(training)
     with caught(failures):
         for dual in duals(training):

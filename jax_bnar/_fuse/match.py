@@ -80,7 +80,7 @@ class Match(abc.ABC):
     def taken(self) -> list[Value]:
         """The values that no other match may take: those, and what only leads to them."""
         wide = self.tail.wide_result
-        return self.replaced if wide is None else [*self.replaced, wide]
+        return [*self.replaced, *self.tail.sums, *([] if wide is None else [wide])]
 
     def node(self, read: Collection[Value] | None = None) -> Node:
         """The node with the fused operator.

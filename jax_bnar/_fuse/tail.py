@@ -35,6 +35,7 @@ class Tail:
         activation: the activation; that with the name "none" if there is none.
         reason: why the kernel takes no more of what follows; empty if it takes everything.
         wide_result: the value that is rounded to become `result`, or None.
+        sums: the normalised array plus the first residual, plus the first two, and so on.
     """
 
     result: Value
@@ -42,6 +43,7 @@ class Tail:
     activation: FusedActivation = NO_ACTIVATION
     reason: str = ""
     wide_result: Value | None = None
+    sums: tuple[Value, ...] = ()
 
     @property
     def is_activated(self) -> bool:
@@ -94,28 +96,33 @@ def _rounded(graph: Graph, tail: Tail, taken: Collection[Value], dtype: Any) -> 
 
 def _tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
     value, residuals = normalised, []
+    sums: list[Value] = []
 
     def end(reason: str) -> Tail:
-        """What there is without an activation. Several residuals are added first, at no gain."""
-        if len(residuals) == 1:
-            return Tail(value, tuple(residuals), reason=reason)
-        return Tail(normalised, reason=reason)
+        """What there is without an activation: one residual, because several are added first."""
+        if not residuals:
+            return Tail(normalised, reason=reason)
+        return Tail(sums[0], tuple(residuals[:1]), reason=reason, sums=tuple(sums[:1]))
 
     while True:
         curve = curve_of(graph, value)
         if curve is not None and curve.result in taken:
             return Tail(normalised, reason=_TAKEN)
         if curve is not None:
-            return Tail(curve.result, tuple(residuals), curve.activation)
+            return Tail(curve.result, tuple(residuals), curve.activation, sums=tuple(sums))
         reader = graph.sole_reader(value)
         if reader is None:
             return end(_why_not_one_reader(graph, value, normalised))
         result = reader.outputs[0]
+        adds = reader.name in ("add", "add_any")
         if result in taken:
+            # A sum that is the residual of the other match can be the result of this one.
+            if adds and residuals:
+                return Tail(value, tuple(residuals), reason=_TAKEN, sums=tuple(sums))
             return Tail(normalised, reason=_TAKEN)
         if is_relu(reader):
-            return Tail(result, tuple(residuals), RELU)
-        if reader.name not in ("add", "add_any"):
+            return Tail(result, tuple(residuals), RELU, sums=tuple(sums))
+        if not adds:
             return end(_why_not(graph, value, reader))
         other = reader.inputs[1] if reader.inputs[0] is value else reader.inputs[0]
         reason = refused_residual(other, value)
@@ -128,6 +135,7 @@ def _tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
             return end(f"several residuals are added in {value.dtype}")
         assert isinstance(other, Value)
         residuals.append(other)
+        sums.append(result)
         value = result
 
 

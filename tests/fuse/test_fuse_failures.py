@@ -33,6 +33,7 @@ _PARTS = (
         "summed_array",
         "training_candidates",
         "Match.node",
+        "chains",
         "duals",
         "affine_candidate",
         "unexplained",

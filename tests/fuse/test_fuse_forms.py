@@ -195,7 +195,7 @@ TAILS: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {
         {"bn_add_relu": 1},
     ),
     "sum": (lambda bn, z: z + bn, {"bn_act": 1}),
-    "sum of three": (lambda bn, z: z + bn + jnp.sin(z), {"batch_norm": 1}),
+    "sum of three": (lambda bn, z: z + bn + jnp.sin(z), {"bn_act": 1}),
     "sum read twice": (lambda bn, z: jnp.sin(bn + z) * (bn + z), {"batch_norm": 1}),
     "one sum read twice": (lambda bn, z: (lambda s: jnp.sin(s) * s)(bn + z), {"bn_act": 1}),
     "sum that is returned": (lambda bn, z: (lambda s: (s, s @ s.mT))(bn + z), {"bn_act": 1}),
@@ -215,22 +215,6 @@ def test_tails(name: str) -> None:
         return tail(batch_norm(x, scale, bias), z)
 
     assert_fused(layer, X, Z, SCALE, BIAS, **counts)
-
-
-def test_join_of_two() -> None:
-    def join(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
-        return jax.nn.relu(batch_norm(x, scale, bias) + batch_norm(z, bias, scale))
-
-    assert_fused(join, X, Z, SCALE, BIAS, dual_bn_add_relu=1)
-
-
-def test_sum_of_two_without_an_activation() -> None:
-    """There is no kernel for both, so one takes in the result of the other."""
-
-    def layer(x: Any, z: Any, scale: Any, bias: Any) -> jax.Array:
-        return batch_norm(x, scale, bias) + batch_norm(z, bias, scale)
-
-    assert_fused(layer, X, Z, SCALE, BIAS, bn_act=1, batch_norm=1)
 
 
 def test_join_of_two_epsilons() -> None:

@@ -280,7 +280,7 @@ def test_long_chains() -> None:
         return jax.nn.relu(y * 1e30 * 1e30 * scale.reshape(1, 1, 1, -1))
 
     report = jax_bnar.explain(chain)(X, SCALE)
-    assert [candidate.operator for candidate in report.candidates] == ["batch_norm"]
+    assert [candidate.operator for candidate in report.candidates] == ["bn_act"]
 
     def overflowing(x: Any) -> Any:
         y = normalised(x)
