@@ -72,17 +72,18 @@ def test_thread_sanitizer() -> None:
     run_tests(directory, "^executor_test$", without_address_randomisation())
 
 
-# Nobody has an aarch64 machine for every change, so an emulator runs the programs.
+# Nobody has an aarch64 machine for every change, so an emulator runs the programs. That takes
+# minutes for each instruction set, and the two differ only in how bfloat16 is converted.
 @pytest.mark.timeout(3600)
-def test_kernels_under_emulated_aarch64() -> None:
+@pytest.mark.parametrize("isa", ["neonbf16", pytest.param("baseline", marks=pytest.mark.weekly)])
+def test_kernels_under_emulated_aarch64(isa: str) -> None:
     emulator = optional_tool("qemu-aarch64", "qemu-user", REQUIRE_AARCH64)
     libraries = "/usr/aarch64-linux-gnu"
     options = [*aarch64_options(), f"-DCMAKE_CROSSCOMPILING_EMULATOR={emulator};-L;{libraries}"]
-    names = (
-        *("kernels_test", "random_shapes_test", "half_test", "curves_test"),
-        *("plan_test", "executor_test"),
-    )
-    run_tests(build("aarch64", options, names), f"^({'|'.join(names)})")
+    of_isa = ("kernels_test", "random_shapes_test", "half_test", "curves_test")
+    others = ("plan_test", "executor_test")
+    pattern = f"^({'|'.join(of_isa)})(_[12])?_{isa}$|^({'|'.join(others)})$"
+    run_tests(build("aarch64", options, (*of_isa, *others)), pattern)
 
 
 @pytest.mark.timeout(1800)
