@@ -79,8 +79,8 @@ class Match(abc.ABC):
     @property
     def taken(self) -> list[Value]:
         """The values that no other match may take: those, and what only leads to them."""
-        wide = self.tail.wide_result
-        return [*self.replaced, *self.tail.sums, *([] if wide is None else [wide])]
+        inner = (*self.tail.sums, self.tail.wide_result)
+        return [*self.replaced, *(value for value in inner if value is not None)]
 
     def node(self, read: Collection[Value] | None = None) -> Node:
         """The node with the fused operator.

@@ -98,6 +98,11 @@ def _tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
     value, residuals = normalised, []
     sums: list[Value] = []
 
+    def all_of(
+        result: Value, activation: FusedActivation = NO_ACTIVATION, reason: str = ""
+    ) -> Tail:
+        return Tail(result, tuple(residuals), activation, reason, sums=tuple(sums))
+
     def end(reason: str) -> Tail:
         """What there is without an activation: one residual, because several are added first."""
         if not residuals:
@@ -109,7 +114,7 @@ def _tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
         if curve is not None and curve.result in taken:
             return Tail(normalised, reason=_TAKEN)
         if curve is not None:
-            return Tail(curve.result, tuple(residuals), curve.activation, sums=tuple(sums))
+            return all_of(curve.result, curve.activation)
         reader = graph.sole_reader(value)
         if reader is None:
             return end(_why_not_one_reader(graph, value, normalised))
@@ -117,11 +122,9 @@ def _tail_of(graph: Graph, normalised: Value, taken: Collection[Value]) -> Tail:
         adds = reader.name in ("add", "add_any")
         if result in taken:
             # A sum that is the residual of the other match can be the result of this one.
-            if adds and residuals:
-                return Tail(value, tuple(residuals), reason=_TAKEN, sums=tuple(sums))
-            return Tail(normalised, reason=_TAKEN)
+            return all_of(value, reason=_TAKEN) if adds else Tail(normalised, reason=_TAKEN)
         if is_relu(reader):
-            return Tail(result, tuple(residuals), RELU, sums=tuple(sums))
+            return all_of(result, RELU)
         if not adds:
             return end(_why_not(graph, value, reader))
         other = reader.inputs[1] if reader.inputs[0] is value else reader.inputs[0]

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from fuse_operands import AXES
 from jax import lax
+from statistics_programs import moments
 
 
 def normalised(x: Any, axes: Any = AXES, epsilon: Any = 1e-3) -> jax.Array:
@@ -21,10 +22,6 @@ def affine(x: Any, scale: Any, bias: Any) -> jax.Array:
 
 def affine_norm(x: Any, scale: Any, bias: Any) -> jax.Array:
     return affine(normalised(x), scale, bias)
-
-
-def moments(x: Any) -> tuple[jax.Array, jax.Array]:
-    return x.mean(AXES, keepdims=True), x.var(AXES, keepdims=True)
 
 
 def layer_norm(x: Any, scale: Any, bias: Any) -> jax.Array:
