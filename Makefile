@@ -176,7 +176,7 @@ ifneq ($(shell cat .venv/module 2>/dev/null),$(DEVELOP_CUDAARCHS))
 endif
 .venv/module: .venv/build-requirements $(BUILD_INPUTS)
 	@echo '$(DEVELOP_CUDAARCHS)' >$@.began
-	@echo "Compiling the native modules: CPU kernels (three to four minutes of one core)," \
+	@echo "Compiling the native modules: CPU kernels (three to nine minutes of one core)," \
 	  "$(if $(DEVELOP_CUDAARCHS),CUDA kernels for $(DEVELOP_CUDAARCHS) if nvcc is there (several minutes each),no CUDA kernels: no GPU here and CUDAARCHS is not set)"
 	$(if $(DEVELOP_CUDAARCHS),CUDAARCHS='$(DEVELOP_CUDAARCHS)') \
 	  PYTHONPATH="$(CURDIR)/.venv/jaxlib-headers" PATH="$(CURDIR)/$(BIN):$$PATH" \
