@@ -205,7 +205,7 @@ void TestStreaming(int inputs) {
         {1, elements / 64 + 3, 64, 1},
         {1, elements / 65 + 7, 65, 1},
         {2, elements / 2 / 48 + 1, 48, 1},
-        {1, elements / (3 * 256) + 1, 3, 256},
+        {1, elements / (3 * 272) + 1, 3, 272},
     };
     for (const Shape& shape : aligned) test(shape, 1, 0);
     // Aligned to half a vector.
