@@ -61,10 +61,13 @@ BOUNDS = {
     ("Backward", "none", "memory"): 64,
     ("Backward", "x", "memory"): 84,
     ("DualForward", "statistics", "sums"): 80,
+    ("DualForward", "z", "memory"): 72,
     ("DualForward", "z relu", "memory"): 76,
     ("DualForward", "z relu mask", "memory"): 92,
+    ("DualBackward", "none", "sums"): 83,
     ("DualBackward", "mask", "sums"): 100,
     ("DualBackward", "x", "sums"): 112,
+    ("DualBackward", "none", "memory"): 109,
     ("DualBackward", "mask", "memory"): 127,
     ("DualBackward", "x", "memory"): 140,
 }

@@ -153,26 +153,17 @@ void* FfiCall::Workspace(int64_t bytes) {
   return view.data;
 }
 
-Gate FfiCall::ParseGate(std::string_view gate) {
+Gate FfiCall::ParseGate(std::string_view gate, bool may_be_z) {
   if (gate == "y") return Gate::kY;
   if (gate == "mask") return Gate::kMask;
   if (gate == "x") return Gate::kX;
-  if (gate == "z") return Gate::kZ;
+  if (gate == "z" && may_be_z) return Gate::kZ;
   if (gate != "none") {
-    Fail("attribute gate must be 'none', 'x', 'y', 'z' or 'mask', got '" +
+    Fail("attribute gate must be 'none', 'x', 'y'" +
+         std::string(may_be_z ? ", 'z'" : "") + " or 'mask', got '" +
          std::string(gate) + "'");
   }
   return Gate::kNone;
-}
-
-Gate FfiCall::ParseDualGate(std::string_view gate) {
-  if (gate == "y") return Gate::kY;
-  if (gate == "mask") return Gate::kMask;
-  if (gate != "x") {
-    Fail("attribute gate must be 'x', 'y' or 'mask', got '" +
-         std::string(gate) + "'");
-  }
-  return Gate::kX;
 }
 
 const void* FfiCall::Saved(Gate gate) {
@@ -223,14 +214,6 @@ void FfiCall::RequireReluUnlessLikeX(Activation activation) {
     message << "y and dy must be " << dtype_ << ", as x is, with other"
             << " activations than ReLU, got " << out_dtype_;
     Fail(message.str());
-  }
-}
-
-void FfiCall::RequireActivation(Activation activation) {
-  if (activation.kind == ActivationKind::kNone) {
-    Fail(
-        "attribute activation must be 'relu' or another one, not 'none', with"
-        " two inputs");
   }
 }
 

@@ -58,17 +58,14 @@ class FfiCall {
   void* Workspace(int64_t bytes);
 
   // Parse the attribute "none", "x", "y", "z" or "mask", and read the operand
-  // that this gate needs.
-  Gate ParseGate(std::string_view gate);
-  Gate ParseDualGate(std::string_view gate);  // without "none" and "z"
+  // that this gate needs. Only calls with a residual may have gate "z".
+  Gate ParseGate(std::string_view gate, bool may_be_z);
   const void* Saved(Gate gate);
   Activation ParseActivation(std::string_view activation,
                              double negative_slope);
   // These note an error. With outputs of another dtype than x, the activation
   // must be ReLU or none.
   void RequireReluUnlessLikeX(Activation activation);
-  // Two inputs must have an activation.
-  void RequireActivation(Activation activation);
   // With a mask, the derivative of the activation must follow from a bit.
   void RequireMaskable(Activation activation);
   // The derivative of the activation must follow from what the gate reads.

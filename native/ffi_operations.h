@@ -231,8 +231,8 @@ class FfiOperations {
     GradientBuffers<N> buffers{};
     buffers.dy = call.Array(Like::kY, "dy");
     buffers.x = ReadInputs(call);
-    buffers.gate = kHasEveryForm<N> ? call.ParseGate(attributes.gate)
-                                    : call.ParseDualGate(attributes.gate);
+    buffers.gate =
+        call.ParseGate(attributes.gate, /*may_be_z=*/kHasEveryForm<N>);
     buffers.activation = ReadActivation(call, attributes.activation);
     call.RequireGateOf(buffers.activation, buffers.gate);
     buffers.saved = call.Saved(buffers.gate);
@@ -244,7 +244,6 @@ class FfiOperations {
     const Activation activation =
         call.ParseActivation(attributes.name, attributes.negative_slope);
     call.RequireReluUnlessLikeX(activation);
-    if (!kHasEveryForm<N>) call.RequireActivation(activation);
     return activation;
   }
 

@@ -1,6 +1,6 @@
 // The custom calls' attributes, which programs hold: their names and types, and
 // what they say to the operations of native/ffi_operations.h. Calls for two
-// inputs number the operands of each, have no z, and need an activation.
+// inputs number the operands of each, and have no z.
 
 #ifndef JAX_BNAR_NATIVE_FFI_TARGETS_H_
 #define JAX_BNAR_NATIVE_FFI_TARGETS_H_

@@ -29,9 +29,9 @@ struct PerInput {
   BNAR_HOST_DEVICE const T* end() const { return of + N; }
 };
 
-// Whether there may be a z, may be no activation, and may be outputs of another
-// dtype than x. Nothing needs that with more than one input, and each form
-// would be one more kernel of every dtype.
+// Whether there may be a z, and may be outputs of another dtype than x. Nothing
+// needs that with more than one input, and each form would be one more kernel
+// of every dtype.
 template <int N>
 constexpr bool kHasEveryForm = N == 1;
 

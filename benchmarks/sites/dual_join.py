@@ -40,8 +40,9 @@ class Options:
     """The dual join against a BatchNorm and a join."""
 
     activation: Literal[
-        "relu", "relu6", "leaky_relu", "silu", "hard_silu", "elu", "gelu", "exact_gelu", "mish"
-    ] = "relu"
+        "none", "relu", "relu6", "leaky_relu",
+        "silu", "hard_silu", "elu", "gelu", "exact_gelu", "mish",
+    ] = "relu"  # fmt: skip
     dtype: tuple[str, ...] = ("float32", "bfloat16")
     save: tuple[_Save, ...] = ("y", "mask")
     batch: int = 32

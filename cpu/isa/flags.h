@@ -21,13 +21,11 @@ void WithBool(bool value, F f) {
   value ? f(Bool<true>()) : f(Bool<false>());
 }
 
-// `kOrNone` says whether there may be no gate.
-template <bool kOrNone, typename F>
+template <typename F>
 void WithGate(Gate gate, F f) {
   switch (gate) {
     case Gate::kNone:
-      if constexpr (kOrNone) f(GateConstant<Gate::kNone>());
-      return;
+      return f(GateConstant<Gate::kNone>());
     case Gate::kY:
       return f(GateConstant<Gate::kY>());
     case Gate::kMask:
@@ -42,18 +40,19 @@ void WithGate(Gate gate, F f) {
 // Calls f(relu, residual, mask, non_temporal) with integral constants.
 template <int N, typename F>
 void WithNormaliseFlags(const NormaliseArgs<N>& args, F f) {
-  const auto with_relu = [&](auto residual, auto non_temporal) {
+  const auto with = [&](auto residual, auto non_temporal) {
+    if (!args.activation.is_relu()) {
+      return f(Bool<false>(), residual, Bool<false>(), non_temporal);
+    }
     WithBool(args.mask != nullptr,
              [&](auto mask) { f(Bool<true>(), residual, mask, non_temporal); });
   };
   WithBool(args.non_temporal, [&](auto non_temporal) {
     if constexpr (kHasEveryForm<N>) {
-      WithBool(args.z != nullptr, [&](auto residual) {
-        if (args.activation.is_relu()) return with_relu(residual, non_temporal);
-        f(Bool<false>(), residual, Bool<false>(), non_temporal);
-      });
+      WithBool(args.z != nullptr,
+               [&](auto residual) { with(residual, non_temporal); });
     } else {
-      with_relu(Bool<false>(), non_temporal);
+      with(Bool<false>(), non_temporal);
     }
   });
 }
@@ -61,7 +60,7 @@ void WithNormaliseFlags(const NormaliseArgs<N>& args, F f) {
 // Calls f(gate, residual, non_temporal) with integral constants.
 template <int N, typename F>
 void WithReduceFlags(const ReduceArgs<N>& args, F f) {
-  WithGate<kHasEveryForm<N>>(args.gate, [&](auto gate) {
+  WithGate(args.gate, [&](auto gate) {
     if constexpr (kHasEveryForm<N>) {
       if (args.dz != nullptr) {
         return WithBool(args.non_temporal, [&](auto non_temporal) {
@@ -73,11 +72,10 @@ void WithReduceFlags(const ReduceArgs<N>& args, F f) {
   });
 }
 
-// Calls f(gate, non_temporal) with integral constants. Two inputs have no gate
-// here either if the sums have left e in dx, as they do for some activations.
+// Calls f(gate, non_temporal) with integral constants.
 template <int N, typename F>
 void WithApplyFlags(const ApplyArgs<N>& args, F f) {
-  WithGate<true>(args.gate, [&](auto gate) {
+  WithGate(args.gate, [&](auto gate) {
     WithBool(args.non_temporal,
              [&](auto non_temporal) { f(gate, non_temporal); });
   });

@@ -107,8 +107,8 @@ class DualGatingFromX {
  private:
   static constexpr bool kAgain = kLoadsAgain<Gate::kX, kCurve>;
   Curve<T, kElements> curve_;
-  Computation<DualNormaliser<T, kElements, kAgain>, kAgain, DualSharedMemory,
-              SlabOf>
+  Computation<DualNormaliser<T, kElements, /*kRelu=*/false, kAgain>, kAgain,
+              DualSharedMemory, SlabOf>
       normaliser_;
 };
 
@@ -202,8 +202,9 @@ __device__ __forceinline__ void SumDualGradients(
     // In float32, the other way would spill registers where channels are last,
     // for compute capability 10.0.
     constexpr Copies kCopies =
-        sizeof(T) == 4 && kElements > 1 && !SlabOf::kPlanes
-            ? Copies::kMany
+        sizeof(T) == 4 && kElements > 1 && !SlabOf::kPlanes ? Copies::kMany
+        : kGate == Gate::kNone && kArchitecture < 900 && sizeof(T) == 2
+            ? Copies::kFew
             : kCopiesOfGating<kGate, kCurve>;
     const DualGradientLoader<T, kElements, kGate> loader(first, second);
     DualGradientSums<T, kElements> sums;

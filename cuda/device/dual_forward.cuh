@@ -30,7 +30,7 @@ namespace cuda {
 // Computes y from the constants that the thread has in registers. Forward and
 // the gate of backward both call it, because the same operations give the same
 // sign. With kAgain it is for one vector.
-template <typename T, int kElements, bool kAgain = false>
+template <typename T, int kElements, bool kRelu, bool kAgain = false>
 class DualNormaliser {
  public:
   using A = Accumulator<T>;
@@ -63,17 +63,17 @@ class DualNormaliser {
     return values;
   }
 
-  // y before a ReLU.
+  // The same, rounded.
   __device__ __forceinline__ V Rounded(const V& x1, const V& x2) const {
     V y;
     y.Set(Unrounded(x1, x2));
     return y;
   }
 
-  // y after it.
+  // y, of which another activation than ReLU is not computed here.
   __device__ __forceinline__ V Of(const V& x1, const V& x2) const {
     V y = Rounded(x1, x2);
-    y.Relu();
+    if constexpr (kRelu) y.Relu();
     return y;
   }
 
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
-// `Form` is a ForwardForm with a residual, x2, and an activation, or AnyForm.
+// `Form` is a ForwardForm with a residual, x2, or AnyForm.
 template <typename T, Layout kLayout, int kElements, typename Form>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     DualNormaliseKernel(const __grid_constant__ ForwardParameters first,
@@ -127,14 +127,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         }
         __syncthreads();
         const auto normalise = [&](auto form) {
-          NormaliseTilesBy<T, kElements, /*kKeep=*/false, decltype(form),
-                           DualNormaliser<T, kElements>>(first, shared, slab);
+          using F = decltype(form);
+          NormaliseTilesBy<T, kElements, /*kKeep=*/false, F,
+                           DualNormaliser<T, kElements, F::kRelu>>(
+              first, shared, slab);
         };
         if constexpr (std::is_same_v<Form, AnyForm>) {
           // Several threads with single elements share a byte of the mask, so
           // PackMask writes it afterwards.
-          WithDualForwardForm(first.buffers.activation.is_curve(),
-                              /*mask=*/false, normalise);
+          WithDualForwardForm(first.buffers.activation, /*mask=*/false,
+                              normalise);
         } else {
           normalise(Form{});
         }

@@ -111,19 +111,21 @@ BNAR_HOST_DEVICE auto WithBackwardCurve(Gate gate, bool store_dz, F f) {
 }
 
 // The same for y = act(batch_norm(x1) + batch_norm(x2)), where x2 takes the
-// place of z, and there always is an activation. AnyForm is any of these forms
-// here, also one with another activation than ReLU (`curve`).
+// place of z. AnyForm is any of these forms here, also one with another
+// activation than ReLU.
 #ifdef __CUDACC__
 #pragma nv_exec_check_disable
 #endif
 template <typename F>
-BNAR_HOST_DEVICE auto WithDualForwardForm(bool curve, bool mask, F f) {
-  if (curve) return f(ForwardForm<true, false, false, true>{});
+BNAR_HOST_DEVICE auto WithDualForwardForm(Activation activation, bool mask,
+                                          F f) {
+  if (activation.is_curve()) return f(ForwardForm<true, false, false, true>{});
+  if (!activation.is_relu()) return f(ForwardForm<true, false, false>{});
   if (mask) return f(ForwardForm<true, true, true>{});
   return f(ForwardForm<true, true, false>{});
 }
 
-// Its gradient always has a gate and never a dz.
+// Its gradient never has a dz.
 #ifdef __CUDACC__
 #pragma nv_exec_check_disable
 #endif
@@ -136,9 +138,11 @@ BNAR_HOST_DEVICE auto WithDualBackwardForm(Gate gate, bool curve, F f) {
     case Gate::kMask:
       if (curve) return f(BackwardForm<Gate::kMask, false, true>{});
       return f(BackwardForm<Gate::kMask, false>{});
-    default:
+    case Gate::kX:
       if (curve) return f(BackwardForm<Gate::kX, false, true>{});
       return f(BackwardForm<Gate::kX, false>{});
+    default:
+      return f(BackwardForm<Gate::kNone, false>{});
   }
 }
 

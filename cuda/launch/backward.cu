@@ -9,7 +9,7 @@ namespace jax_bnar {
 namespace cuda {
 namespace {
 
-// Two inputs have no dz, and an activation.
+// Two inputs have no dz.
 template <int N>
 auto KernelsOf(DType dtype, Layout layout, int width, Gate gate, bool store_dz,
                bool curve) {
@@ -125,13 +125,15 @@ cudaError_t PrepareBackwardKernels() {
     for (const Gate gate : {Gate::kY, Gate::kMask, Gate::kX, Gate::kZ}) {
       prepare(gate, /*curve=*/true);
     }
+    const auto prepare_dual = [&](Gate gate, bool curve) {
+      const DualBackwardKernels kernels =
+          KernelsOf<2>(dtype, layout, width, gate, /*store_dz=*/false, curve);
+      if (error != cudaSuccess) return;
+      error = PrepareEach(kernels.reduce, kernels.apply);
+    };
+    prepare_dual(Gate::kNone, /*curve=*/false);
     for (const Gate gate : {Gate::kY, Gate::kMask, Gate::kX}) {
-      for (const bool curve : {false, true}) {
-        const DualBackwardKernels kernels =
-            KernelsOf<2>(dtype, layout, width, gate, /*store_dz=*/false, curve);
-        if (error != cudaSuccess) return error;
-        error = PrepareEach(kernels.reduce, kernels.apply);
-      }
+      for (const bool curve : {false, true}) prepare_dual(gate, curve);
     }
     return error;
   });

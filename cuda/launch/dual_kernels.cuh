@@ -33,7 +33,7 @@ DualForwardKernels DualForwardKernelsOf(Layout layout, int width,
     constexpr Layout kLayout = decltype(constant)::value;
     if constexpr (!std::is_same_v<T, double>) {
       if (width == kWidth) {
-        return WithDualForwardForm(activation.is_curve(), mask, [](auto form) {
+        return WithDualForwardForm(activation, mask, [](auto form) {
           return DualForwardKernelsAs<T, kLayout, kWidth, decltype(form)>();
         });
       }

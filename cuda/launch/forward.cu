@@ -9,7 +9,7 @@ namespace jax_bnar {
 namespace cuda {
 namespace {
 
-// Two inputs have no residual, and an activation.
+// Two inputs have no residual.
 template <int N>
 auto KernelsOf(DType dtype, Layout layout, int width, bool residual,
                Activation activation, bool mask) {
@@ -135,7 +135,8 @@ cudaError_t PrepareForwardKernels() {
         }
       }
       for (const ActivationKind kind :
-           {ActivationKind::kRelu, ActivationKind::kSilu}) {
+           {ActivationKind::kNone, ActivationKind::kRelu,
+            ActivationKind::kSilu}) {
         const DualForwardKernels kernels = KernelsOf<2>(
             dtype, layout, width, /*residual=*/false, {kind}, mask);
         if (error != cudaSuccess) return error;

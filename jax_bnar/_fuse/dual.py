@@ -72,9 +72,9 @@ def duals(matches: Sequence[TrainingMatch]) -> list[DualMatch]:
     added = alone(matches)
     found = []
     for first in matches:
-        if len(first.tail.residuals) == 1 and first.tail.is_activated:
+        if len(first.tail.residuals) == 1:
             second = added.get(first.tail.residuals[0])
-            if second is not None and _agree(first, second):
+            if second is not None and _agree(first, second) and _gains(first, second):
                 found.append(DualMatch(first.x, first.normalised, first.tail, first, second))
     return found
 
@@ -91,6 +91,15 @@ def alone(matches: Sequence[TrainingMatch]) -> dict[Value, TrainingMatch]:
 def _agree(first: TrainingMatch, second: TrainingMatch) -> bool:
     """Whether one call can compute both, which requires the same dtype and the same keywords."""
     return _shared(first.form) == _shared(second.form)
+
+
+def _gains(first: TrainingMatch, second: TrainingMatch) -> bool:
+    """Whether one call reads and writes less than two.
+
+    Without an activation, two calls would read an x that the program widens as it is stored, which
+    the operator of two inputs does not.
+    """
+    return first.tail.is_activated or {first.x.dtype, second.x.dtype} == {first.result.dtype}
 
 
 def _shared(form: Normalisation) -> tuple[Any, ...]:

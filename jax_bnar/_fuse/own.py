@@ -145,7 +145,7 @@ def own_candidates(
         return [RefusedMatch(node, f"it is an operator of jax_bnar already; {reason}")]
     found: list[OwnMatch | RefusedMatch] = [OwnMatch(call.x, call.results[0], tail, (call,))]
     producer = tail.residuals[0].producer if len(tail.residuals) == 1 else None
-    if producer is not None and tail.is_activated:
+    if producer is not None:
         other = own_call(producer)
         if other is not None and graph.sole_reader(tail.residuals[0]) and _agree(call, other):
             both = dataclasses.replace(tail, residuals=())

@@ -198,11 +198,8 @@ class Operation:
     def _lacks(self, platform: str, avals: Sequence[Any], params: Mapping[str, Any]) -> str:
         """Why a platform that has kernels has none for this call; empty if it has one.
 
-        No platform has kernels of two inputs without an activation, nor CUDA any whose y has
-        another dtype than x.
+        CUDA has no kernels whose y has another dtype than x.
         """
-        if self.signature.inputs > 1 and params.get("activation") == "none":
-            return "there is none of two inputs with activation 'none'"
         if platform != "cuda":
             return ""
         named = self.signature.unpack(avals, params["present"])

@@ -117,12 +117,21 @@ class PreparedCall:
     def _compute_dtype(self, other: "PreparedCall") -> Any:
         return compute_dtype(self.result, self.x.dtype, other.result)
 
+    def _gains(self, other: "PreparedCall") -> bool:
+        """Whether one call reads and writes less than two.
+
+        If the operator applies no activation, two calls would read inputs that are to be widened as
+        they are stored, which the operator of two inputs does not.
+        """
+        inputs = {self.x.dtype, other.x.dtype}
+        return self.call.activation.fused != "none" or inputs == {self._compute_dtype(other)}
+
     def _takes(self, other: "PreparedCall") -> bool:
         """Whether one call of the operator can run both."""
         same_options = dataclasses.replace(self.call, activation=NONE) == other.call
         return (
             same_options
-            and self.call.activation.is_fused
+            and self._gains(other)
             and self.correction is None
             and other.correction is None
             and (self.given is None) == (other.given is None)

@@ -165,9 +165,8 @@ def dual_bn_act(
     """Fused `act(batch_norm(x1) + batch_norm(x2))`, for activations other than ReLU too.
 
     The join of a residual block that downsamples, as `dual_bn_add_relu` computes it, with the
-    activations of `bn_act`. Forward and backward are one kernel call each; without an activation
-    ("none") there is no kernel, and pure JAX runs. Backward keeps x1 and x2, from which it computes
-    again what came before the activation.
+    activations of `bn_act`. Forward and backward are one kernel call each. Backward keeps x1 and
+    x2, from which it computes again what came before the activation, if there is one.
 
     Args:
         x1: as in `dual_bn_add_relu`, as are the next five.

@@ -45,6 +45,7 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
         lambda x, z, s, b: jax.nn.silu(_own(x, s, b) + _own(z, b, s)),
         "dual_bn_act",
     ),
+    "join without an activation": (lambda x, z, s, b: _own(x, s, b) + _own(z, b, s), "dual_bn_act"),
     "unlike join": (
         lambda x, z, s, b: relu(_own(x, s, b) + _own(z, b, s, epsilon=0.1)),
         "bn_add_relu",

@@ -170,8 +170,6 @@ def test_of_what_an_operation_has_made(dtype: str) -> None:
     ],
 )
 def test_activations(activation: str, dtype: str, form: Form, shape_name: str, name: str) -> None:
-    if activation == "identity" and form == "dual_bn_add_relu":
-        pytest.skip("there is no kernel for it")
     shape, axis = SHAPES[shape_name]
     with strategy(name):
         activation_cases.check(Case(shape, axis, dtype, form), activation, "ffi")

@@ -18,8 +18,6 @@ from benchmarks.gpu.compiled import targets
 pytestmark = pytest.mark.one_python
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu-architectures.json"
-# Of the three norms of RepVGG our calls write two.
-WORSE = {"RepVGG"}
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +53,8 @@ def test_every_block_is_committed() -> None:
 
 
 def test_fused_blocks_move_less_than_plain_flax() -> None:
-    assert {row["block"] for row in committed() if command.ratio(row, "fuse") > 1.005} == WORSE
     for row in committed():
+        assert command.ratio(row, "fuse") < 1.005, row["block"]
         # One more may be of an argument or a result of the block.
         assert row["copies"]["fuse"] <= row["copies"]["flax"] + 1, row["block"]
 

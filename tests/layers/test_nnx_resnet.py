@@ -112,6 +112,26 @@ def test_a_layer_that_takes_another_ones_call() -> None:
         np.testing.assert_allclose(run(shortcut, **options)(x1, x2), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("activation", ["none", nnx.celu])
+def test_a_join_whose_operator_applies_no_activation(activation: Any) -> None:
+    """It is one call, but for inputs that two calls read as they are stored."""
+    x1, x2 = normal(0, (6, 5, 8)), normal(1, (6, 5, 8)) * 2
+    last, shortcut = (
+        BatchNorm(8, activation=own, rngs=nnx.Rngs(0)) for own in (activation, "none")
+    )
+    for layer in (last, shortcut):
+        layer.set_attributes(update_batch_stats=False)
+
+    def run(x1: Any, x2: Any) -> Any:
+        return last(x1, residual=Shortcut(shortcut, x2))
+
+    assert ours(run, x1, x2) == {"dual_forward": 1}
+    np.testing.assert_allclose(run(x1, x2), last(x1, residual=shortcut(x2)), rtol=1e-5, atol=1e-5)
+    narrow = [jnp.asarray(x, jnp.bfloat16) for x in (x1, x2)]
+    assert run(*narrow).dtype == jnp.float32
+    assert ours(run, *narrow) == {"forward": 2}
+
+
 def test_a_shortcut_has_the_mode_and_the_mask_of_the_call() -> None:
     x, mask = normal(0, (6, 5, 8)), np.arange(6)[:, None, None] < 4
     last, shortcut = (BatchNorm(8, rngs=nnx.Rngs(0)) for _ in range(2))

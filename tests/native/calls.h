@@ -103,7 +103,7 @@ inline AffineOperands AffineOfApply(const Input& in, Gate gate) {
   return affine;
 }
 
-// Two inputs have a ReLU and no residual.
+// Two inputs have no residual.
 template <int N>
 NormaliseBuffers<N> NewNormaliseBuffers(const Inputs& in,
                                         const NormaliseOptions& options,

@@ -182,7 +182,7 @@ void TestStreamingCase(Case c) {
   CheckStatistics(in, forward);
   CheckNormalised(in, options, forward);
   context = c.Name() + " streaming backward";
-  for (const Gate gate : {Gate::kX, Gate::kMask, Gate::kY}) {
+  for (const Gate gate : {Gate::kNone, Gate::kX, Gate::kMask, Gate::kY}) {
     const bool residual = gate != Gate::kX && c.inputs == 1;
     CheckBackward(in, GatedGradientOf(platform, in, gate), true,
                   CallBackward(platform, in, gate, residual, true));

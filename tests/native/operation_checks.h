@@ -15,17 +15,15 @@ namespace testing {
 
 constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32,
                              DType::kFloat64};
-// Two inputs have an activation, whose derivative backward finds somewhere.
 inline std::vector<Gate> GatesOf(const Case& c) {
   if (!c.activation.is_piecewise_linear()) {
     if (c.inputs > 1) return {Gate::kX};
     return {Gate::kX, Gate::kZ};
   }
   if (c.activation.is_curve()) return {Gate::kY, Gate::kMask, Gate::kX};
-  if (c.inputs > 1) return {Gate::kY, Gate::kMask, Gate::kX};
   return {Gate::kNone, Gate::kY, Gate::kMask, Gate::kX};
 }
-// Two inputs also have no residual.
+// Two inputs have no residual.
 inline std::vector<NormaliseOptions> NormaliseOptionsOf(const Case& c) {
   if (!c.activation.is_piecewise_linear()) {
     return {{true, c.inputs == 1, false, true}, {true, false, false, false}};
@@ -40,7 +38,8 @@ inline std::vector<NormaliseOptions> NormaliseOptionsOf(const Case& c) {
     return {{true, false, true, true},
             {true, false, false, true},
             {true, false, true, false},
-            {true, false, false, false}};
+            {true, false, false, false},
+            {false, false, false, true}};
   }
   return {{true, true, true, true},    {true, true, false, true},
           {true, false, true, true},   {true, false, false, false},

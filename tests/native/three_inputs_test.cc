@@ -62,7 +62,11 @@ struct Channel {
   double mean, rstd, a, bias, sum_e_centred;
 };
 
+// Without a gate there is no activation.
 void TestShape(const Shape& shape, Gate gate) {
+  const bool relu = gate != Gate::kNone;
+  const Activation activation{relu ? ActivationKind::kRelu
+                                   : ActivationKind::kNone};
   const Problem problem{shape, DType::kFloat32};
   const int64_t size = shape.size(), channels = shape.channels;
   const auto channel_of = [&](int64_t i) { return i / shape.inner % channels; };
@@ -94,8 +98,8 @@ void TestShape(const Shape& shape, Gate gate) {
   QueuePool pool(2);
   cpu::Forward(
       pool, problem,
-      NormaliseBuffers<kInputs>{
-          x_data, nullptr, y.data(), mask.data(), {ActivationKind::kRelu}},
+      NormaliseBuffers<kInputs>{x_data, nullptr, y.data(),
+                                relu ? mask.data() : nullptr, activation},
       PerInputOf<kInputs>([&](int input) {
         return AffineOperands{operand(scale[input]), operand(bias[input]),
                               kEpsilon};
@@ -104,19 +108,19 @@ void TestShape(const Shape& shape, Gate gate) {
   const void* saved = gate == Gate::kY      ? static_cast<const void*>(y.data())
                       : gate == Gate::kMask ? mask.data()
                                             : nullptr;
-  cpu::Backward(pool, problem,
-                GradientBuffers<kInputs>{
-                    dy.data(), x_data, saved, gate, {ActivationKind::kRelu}},
-                PerInputOf<kInputs>([&](int input) {
-                  return BackwardOperands{operand(mean[input]),
-                                          operand(var[input]),
-                                          operand(scale[input]),
-                                          operand(bias[input]),
-                                          {},
-                                          {},
-                                          kEpsilon};
-                }),
-                data(dx), data(dscale), dbias.data(), /*dz=*/nullptr);
+  cpu::Backward(
+      pool, problem,
+      GradientBuffers<kInputs>{dy.data(), x_data, saved, gate, activation},
+      PerInputOf<kInputs>([&](int input) {
+        return BackwardOperands{operand(mean[input]),
+                                operand(var[input]),
+                                operand(scale[input]),
+                                operand(bias[input]),
+                                {},
+                                {},
+                                kEpsilon};
+      }),
+      data(dx), data(dscale), dbias.data(), /*dz=*/nullptr);
 
   const double count = static_cast<double>(shape.count());
   std::vector<double> sums(static_cast<size_t>(size)), e(sums.size());
@@ -146,14 +150,16 @@ void TestShape(const Shape& shape, Gate gate) {
     }
   }
   std::vector<double> expected_y;
-  for (const double sum : sums) expected_y.push_back(std::max(sum, 0.0));
+  for (const double sum : sums) {
+    expected_y.push_back(relu ? std::max(sum, 0.0) : sum);
+  }
   CheckNear("y", y, expected_y);
   for (int64_t i = 0; i < size; ++i) {
     // A sum near 0 may round to either side, and the kernels must agree with
     // themselves.
-    e[i] = y[i] > 0 ? dy[i] : 0;
+    e[i] = !relu || y[i] > 0 ? dy[i] : 0;
     const bool bit = mask[i / 8] >> (i % 8) & 1;
-    BNAR_CHECK(bit == (y[i] > 0), "bit " + std::to_string(i));
+    BNAR_CHECK(bit == (relu && y[i] > 0), "bit " + std::to_string(i));
     sum_e[channel_of(i)] += e[i];
   }
   CheckNear("dbias", dbias, sum_e);
@@ -189,7 +195,7 @@ int main() {
   const Shape shapes[] = {
       {1, 37, 16, 1}, {1, 300, 65, 1}, {1, 37, 7, 3}, {1, 3, 5, 49}};
   for (const Shape& shape : shapes) {
-    for (const Gate gate : {Gate::kX, Gate::kY, Gate::kMask}) {
+    for (const Gate gate : {Gate::kNone, Gate::kX, Gate::kY, Gate::kMask}) {
       context = "rows " + std::to_string(shape.rows) + ", channels " +
                 std::to_string(shape.channels) + ", inner " +
                 std::to_string(shape.inner) + ", gate " +

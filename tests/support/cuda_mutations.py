@@ -396,8 +396,13 @@ MUTATIONS = {
         "dual_backward.cuh", "normaliser.Unrounded(item->x, item->x2)",
         "normaliser.Unrounded(item->x, item->x)", "dual", "two_kernels",
     ),
-    "an activation of two inputs as if it were ReLU": Mutation(
-        "forms.cuh", "if (curve) return f(ForwardForm<true, false, false, true>{});", "",
+    "an activation of two inputs as if there were none": Mutation(
+        "forms.cuh",
+        "if (activation.is_curve()) return f(ForwardForm<true, false, false, true>{});", "",
+        "dual", "two_kernels",
+    ),
+    "two inputs without an activation as if there were a ReLU": Mutation(
+        "forms.cuh", "if (!activation.is_relu()) return f(ForwardForm<true, false, false>{});", "",
         "dual", "two_kernels",
     ),
     "one element too many of a plane": Mutation(

@@ -121,7 +121,10 @@ ACTIVATIONS: Final[dict[str, Any]] = {
 }
 KINDS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "1": (1, _ONE_INPUT),
-    "2": (2, tuple(f"dual_bn_add_{name}" for name in ("relu", "silu", "relu6", "relu", "gelu"))),
+    "2": (
+        2,
+        tuple(f"dual_bn_add_{name}" for name in ("relu", "silu", "relu6", "identity", "gelu")),
+    ),
     "activations": (
         1,
         tuple(f"bn_{add}{name}" for name in ACTIVATIONS for add in ("add_", "")),

@@ -258,7 +258,7 @@ class Shortcut(NamedTuple):
     """The `BatchNorm` of a block's shortcut and its input, as the residual of another `BatchNorm`.
 
     The two norms, the addition and an activation become one call of `jax_bnar.dual_bn_act`, where
-    both norms have the same options and the first one's activation is fused.
+    both norms have the same options. An activation that is not fused follows as plain JAX.
 
     Attributes:
         norm: the norm of the shortcut, without an activation.
