@@ -29,10 +29,14 @@ class Operands(NamedTuple):
 def require_static(function: str, name: str, number: Any) -> None:
     """Refuses a traced value for a number that decides which program is compiled."""
     if isinstance(number, jax.core.Tracer):
-        raise TypeError(
-            f"{function}: {name} must be a static Python number, got a traced value; mark it as"
-            " static (jax.jit static_argnames) or close over it."
-        )
+        raise _traced(function, name, "a static Python number")
+
+
+def _traced(function: str, name: str, expected: str) -> TypeError:
+    return TypeError(
+        f"{function}: {name} must be {expected}, got a traced value; mark it as static (jax.jit"
+        " static_argnames) or close over it."
+    )
 
 
 def check_integer(function: str, name: str, value: Any, kind: str = "an integer") -> int:
@@ -102,12 +106,15 @@ def check_flag(function: str, name: str, value: Any, instead: str = "") -> bool:
     """A flag on which the program branches: a bool, or a number or array that stands for one.
 
     Raises:
-        TypeError: it is something else; the message ends in `instead`.
+        TypeError: it is traced, or something else; then the message ends in `instead`.
     """
     shape = getattr(value, "shape", ())
     is_number = isinstance(value, int | np.integer) and value in (0, 1)
     if is_number or (shape == () and jnp.issubdtype(getattr(value, "dtype", object), bool)):
-        return bool(value)
+        try:  # Not every traced value is unknown: one under jax.jvp alone has a value.
+            return bool(value)
+        except jax.errors.TracerBoolConversionError:
+            raise _traced(function, name, "a static bool") from None
     raise TypeError(
         f"{function}: {name} must be True or False, got {described_value(value)}.{instead}"
     )
