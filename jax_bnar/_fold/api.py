@@ -51,11 +51,11 @@ def fold_batch_norms(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Fold
         conv(x, kernel) * factor + offset = conv(x, kernel * factor) + offset
 
     The function is traced, and what follows each convolution (transposed, grouped, dilated), matrix
-    product or `Dense` is read from its arithmetic, so any library's layers will do: of Linen, NNX,
-    Haiku, Equinox, Keras on JAX or none. jit and `jax.checkpoint` within it are no boundary; the
-    bodies of loops and the branches of `cond` are left as they are, and the report says so.
-    Everything that depends on the variables alone, such as their conversion to bfloat16, is
-    computed here, once. The rest is left to XLA.
+    product or `Dense`, or several of them concatenated, is read from its arithmetic, so any
+    library's layers will do: of Linen, NNX, Haiku, Equinox, Keras on JAX or none. jit and
+    `jax.checkpoint` within it are no boundary; the bodies of loops and the branches of `cond` are
+    left as they are, and the report says so. Everything that depends on the variables alone, such
+    as their conversion to bfloat16, is computed here, once. The rest is left to XLA.
 
     Args:
         fun: a function of variables and other arguments, which must run in evaluation; or a Linen

@@ -20,8 +20,8 @@ from jax_bnar._fuse.graph import Graph
 from jax_bnar._fuse.nodes import Node, Operand, Value, is_reshape_of_ones, source
 from jax_bnar._fuse.sizes import is_long, of_each_symbol_one
 
-# A primitive, and whether what the chain computes is its first operand.
-Operation = tuple[str, bool]
+# A primitive, whether what the chain computes is its first operand, and `Step.part`.
+Operation = tuple[str, bool, tuple[int, int] | None]
 
 # The primitives of which a chain may consist, beside conversions: those that change factor or
 # offset, and those that may do no more than move elements.
@@ -45,6 +45,7 @@ class Step:
         vector: the array of the program that it reads.
         multiplies: whether it multiplies channels by a vector that is no literal.
         axis: the axis of the start along which the vector runs; None if it is a number.
+        part: where in the vector the channels of the start begin and end; None if it has no others.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Step:
     vector: Operand
     multiplies: bool
     axis: int | None
+    part: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass
@@ -65,6 +67,8 @@ class Chain:
         steps: what changes factor and offset.
         moves: the nodes that only move elements: transpositions, axes of size 1, and reshapes of
             the other axes.
+        further: those of them behind `end`.
+        origins: the axis of `start` from which each axis of `reached` comes.
     """
 
     start: Value
@@ -72,6 +76,8 @@ class Chain:
     reached: Value
     steps: list[Step] = dataclasses.field(default_factory=list)
     moves: list[Node] = dataclasses.field(default_factory=list)
+    further: list[Node] = dataclasses.field(default_factory=list)
+    origins: list[int | None] = dataclasses.field(default_factory=list)
 
     @property
     def normalises(self) -> bool:
@@ -90,7 +96,7 @@ class Chain:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        return tuple((step.name, step.is_first) for step in self.steps)
+        return tuple((step.name, step.is_first, step.part) for step in self.steps)
 
 
 def affine(
@@ -98,8 +104,10 @@ def affine(
 ) -> tuple[jax.Array, jax.Array]:
     """Factor and offset of a chain, each a number or an array with an element for each channel."""
     factor, offset = jnp.ones((), dtype), jnp.zeros((), dtype)
-    for (name, is_first), given in zip(operations, vectors, strict=True):
+    for (name, is_first, part), given in zip(operations, vectors, strict=True):
         vector = jnp.asarray(given, dtype).reshape(() if np.size(given) == 1 else -1)
+        if part is not None:
+            vector = vector[slice(*part)]
         function = ARITHMETIC[name]
         if name in _FACTORS:
             factor, offset = function(factor, vector), function(offset, vector)
@@ -115,20 +123,17 @@ def follow(graph: Graph, start: Value, axes: Collection[int], given: Collection[
 
     It ends with the last operation that changes factor or offset.
     """
-    chain = Chain(start, start, start)
-    moves: list[Node] = []
-    # The axis of `start` from which each axis of the current value comes.
-    origins: list[int | None] = list(range(len(start.shape)))
+    chain = Chain(start, start, start, origins=list(range(len(start.shape))))
     while (node := graph.sole_reader(chain.reached)) is not None:
         if len(node.outputs) != 1 or not is_real(node.outputs[0].dtype):
             break
         if node.name == "convert_element_type":
             pass
-        elif (moved := _moved(node, origins)) is not None:
-            moves.append(node)
-            origins = moved
+        elif (moved := _moved(node, chain.origins)) is not None:
+            chain.further.append(node)
+            chain.origins = moved
         else:
-            step = _step(node, chain.reached, origins)
+            step = _step(node, chain.reached, chain.origins)
             if step is None or (isinstance(step.vector, Value) and step.vector not in given):
                 break
             if step.axis is not None and (
@@ -136,7 +141,8 @@ def follow(graph: Graph, start: Value, axes: Collection[int], given: Collection[
             ):
                 break
             chain.steps.append(step)
-            chain.end, chain.moves = node.outputs[0], list(moves)
+            chain.end = node.outputs[0]
+            chain.moves, chain.further = chain.moves + chain.further, []
         chain.reached = node.outputs[0]
     return chain
 

@@ -34,7 +34,7 @@ def fold_nodes(
     dtype = accumulation_dtype(found.result.dtype)
     new_weight = Value(weight.aval)
     offset = Value(ShapedArray((channels,), dtype))
-    steps = [(step.name, step.is_first, step.axis) for step in chain.steps]
+    steps = [(step.name, step.is_first, step.axis, step.part) for step in chain.steps]
     once = Node(
         "fold",
         {"steps": steps, "axis": axis, "channels": found.channels},

@@ -17,6 +17,7 @@ from jax.extend import core
 from jax_bnar._base import jax_compat
 from jax_bnar._fold.chain import Chain, follow
 from jax_bnar._fold.fold_nodes import fold_nodes
+from jax_bnar._fold.joined import joined
 from jax_bnar._fold.producers import WeightedSum, weighted_sum
 from jax_bnar._fuse.failures import PlaceOfError
 from jax_bnar._fuse.graph import Graph
@@ -27,10 +28,18 @@ from jax_bnar._fuse.sizes import is_at_least
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
-    """A weighted sum with the BatchNorm that was folded into it."""
+    """A weighted sum with the BatchNorm that was folded into it.
+
+    Attributes:
+        sum: the weighted sum.
+        chain: what of the sum's channels follows it.
+        end: the last value of the program that was so replaced: the end of the chain, or of the
+            one behind a concatenation.
+    """
 
     sum: WeightedSum
     chain: Chain
+    end: Value
 
 
 class Network:
@@ -58,19 +67,45 @@ class Network:
         self.given = given_values(self.graph, self._variables)
         self.folds: list[Fold] = []
         rewrite = Rewrite(self.graph)
-        for node in self.graph.nodes:
-            found = weighted_sum(node, self.given)
-            if found is None or node.order in left:
-                continue
-            chain = follow(self.graph, found.result, found.channels, self.given)
-            if not chain.normalises or (chain.axis is None and len(found.channels) != 1):
-                continue
-            refuse = functools.partial(self.refused.setdefault, node.order)
-            once, each = fold_nodes(found, chain, refuse)
-            if rewrite.add(once) and rewrite.add(each):
-                self.given.update(once.outputs)
-                self.folds.append(Fold(found, chain))
+        sums = self._sums()
+        joins = [joined(self.graph, node, sums, self.given) for node in self.graph.nodes]
+        of_joins: set[Node] = set()
+        for each in filter(None, joins):
+            of_joins.update(found.node for found, _ in each.parts)
+            self._fold(rewrite, each.parts, each.chain.end, [each.node_of_parts()])
+        for found, chain in sums.values():
+            is_known = chain.axis is not None or len(found.channels) == 1
+            if chain.normalises and is_known and found.node not in of_joins:
+                self._fold(rewrite, [(found, chain)], chain.end)
         self._once, self._each, self._boundary = self._divided(rewrite.nodes())
+
+    def _sums(self) -> dict[Value, tuple[WeightedSum, Chain]]:
+        """The sums of the program, each with what follows it, by the value that this reaches."""
+        found = (weighted_sum(node, self.given) for node in self.graph.nodes)
+        taken = (each for each in found if each is not None and each.node.order not in self.left)
+        chains = (
+            (each, follow(self.graph, each.result, each.channels, self.given)) for each in taken
+        )
+        return {chain.reached: (each, chain) for each, chain in chains}
+
+    def _fold(
+        self,
+        rewrite: Rewrite,
+        parts: Sequence[tuple[WeightedSum, Chain]],
+        end: Value,
+        joins: Sequence[Node] = (),
+    ) -> None:
+        """Folds chains into their sums, unless what then computes `end` depended on itself."""
+        once: list[Node] = []
+        each: list[Node] = []
+        for found, chain in parts:
+            refuse = functools.partial(self.refused.setdefault, found.node.order)
+            of_weight, of_result = fold_nodes(found, chain, refuse)
+            once.append(of_weight)
+            each.append(of_result)
+        if all(map(rewrite.add, [*once, *each, *joins])):
+            self.given.update(value for node in once for value in node.outputs)
+            self.folds += [Fold(found, chain, end) for found, chain in parts]
 
     @property
     def new_variables(self) -> list[Any]:

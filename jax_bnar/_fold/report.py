@@ -50,7 +50,10 @@ class FoldingReport:
 
     @property
     def folded(self) -> tuple[FoldedLayer, ...]:
-        """What was folded, an entry for each convolution or product: two norms may be one."""
+        """What was folded, an entry for each convolution or product.
+
+        Two norms in a row are one entry, and one norm behind a concatenation is several.
+        """
         return tuple(layer for layer in self.layers if layer.folded_into)
 
     @property
@@ -80,7 +83,7 @@ def report(network: Network) -> FoldingReport:
 
 
 def _folded(fold: Fold) -> FoldedLayer:
-    last = fold.chain.end.producer
+    last = fold.end.producer
     assert last is not None
     return _layer(last, fold.sum.result, WEIGHTED_SUMS[fold.sum.node.name], "")
 

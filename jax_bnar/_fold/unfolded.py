@@ -1,7 +1,7 @@
 """The BatchNorms that are left in a network, and why."""
 
 import collections
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jax_bnar._base import jax_compat
@@ -114,7 +114,7 @@ def _left_in(name: str) -> str:
 
 def _values_of_chain(graph: Graph, fold: Fold) -> Iterator[Value]:
     value = fold.chain.start
-    while value is not fold.chain.end:
+    while value is not fold.end:
         (reader,) = graph.readers(value)
         (value,) = reader.outputs
         yield value
@@ -187,27 +187,24 @@ def _behind(operand: Operand, names: Collection[str], stops: Collection[str] = (
     return None
 
 
-def _reason(network: Network, array: Value) -> str:
+def _reason(network: Network, array: Operand) -> str:
     """Why a normalisation of this array was not folded."""
     graph, given = network.graph, network.given
-    value: Operand = array
+    value = array
     while isinstance(value, Value) and (node := value.producer) is not None:
         found = weighted_sum(node, given)
         if node.order in network.left:
             return network.left[node.order]
         if found is not None:
             chain = follow(graph, found.result, found.channels, given)
-            if graph.sole_reader(chain.reached) is None:
-                return "an array between the convolution and its result is used elsewhere as well"
-            return (
-                "its vectors do not run along the channels of the convolution or matrix product"
-                " before it"
-            )
+            return _USED_ELSEWHERE if graph.sole_reader(chain.reached) is None else _OTHER_VECTORS
         if node.name in WEIGHTED_SUMS:
             for operand in node.operands:
                 if not is_real(operand.dtype):
                     return f"{operand.dtype} weights or inputs cannot hold its factor"
             return "the weight of the convolution before it is not one of the variables"
+        if node.name == "concatenate":
+            return _reason_of_parts(network, node.operands)
         arrays = [v for v in values_of(node.inputs) if v not in given]
         if len(arrays) != 1 or node.name not in _PASSED:
             return f"its input comes from {_name(node)}, not from a convolution or a matrix product"
@@ -215,6 +212,19 @@ def _reason(network: Network, array: Value) -> str:
     return "its input is not the result of a convolution or a matrix product"
 
 
+def _reason_of_parts(network: Network, parts: Sequence[Operand]) -> str:
+    """Why a normalisation of these arrays, concatenated, was not folded."""
+    if len(set(parts)) < len(parts):
+        return _USED_ELSEWHERE
+    # A part into which a norm of it alone would have been folded is not the reason.
+    reasons = (_reason(network, part) for part in parts)
+    return next((reason for reason in reasons if reason != _OTHER_VECTORS), _OTHER_VECTORS)
+
+
+_USED_ELSEWHERE = "an array between the convolution and its result is used elsewhere as well"
+_OTHER_VECTORS = (
+    "its vectors do not run along the channels of the convolution or matrix product before it"
+)
 _PASSED = frozenset([*ARITHMETIC, *MOVES, "convert_element_type", "copy"])
 
 
