@@ -98,6 +98,12 @@ class Chain:
     def operations(self) -> tuple[Operation, ...]:
         return tuple((step.name, step.is_first, step.part) for step in self.steps)
 
+    def finish(self, result: jax.Array) -> list[jax.Array]:
+        """`end`, from an array with the axes of `start` that has factor and offset in it."""
+        for move in self.moves:
+            (result,) = move.run(result)
+        return [result.astype(self.end.dtype)]
+
 
 def affine(
     operations: Sequence[Operation], vectors: Sequence[Any], dtype: Any

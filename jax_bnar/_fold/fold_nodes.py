@@ -21,15 +21,22 @@ from jax_bnar._fuse.dtypes import holds, is_real
 from jax_bnar._fuse.nodes import Node, Operand, Value
 
 
+def channel_axis(found: WeightedSum, chain: Chain) -> int | None:
+    """The axis of the sum along which factor and offset run; None if that is not known."""
+    if chain.axis is None and len(found.channels) == 1:
+        return next(iter(found.channels))
+    return chain.axis
+
+
 def fold_nodes(
-    found: WeightedSum, chain: Chain, refuse: Callable[[str], object]
+    found: WeightedSum, chain: Chain, axis: int, refuse: Callable[[str], object]
 ) -> tuple[Node, Node]:
     """The node that computes weight and offset, and the one that computes the end of the chain.
 
-    The former calls `refuse` with the reason if the weight cannot have the factor in it.
+    The former calls `refuse` with the reason if the weight cannot have the factor in it. `axis` is
+    `channel_axis`.
     """
     weight = found.node.operands[found.weight]
-    axis = chain.axis if chain.axis is not None else next(iter(found.channels))
     channels = found.result.shape[axis]
     dtype = accumulation_dtype(found.result.dtype)
     new_weight = Value(weight.aval)
@@ -137,7 +144,4 @@ def _applied(
     (result,) = found.node.run(*operands)
     shape = [1] * result.ndim
     shape[axis] = result.shape[axis]
-    result = result.astype(offset.dtype) + offset.reshape(shape)
-    for move in chain.moves:
-        (result,) = move.run(result)
-    return [result.astype(chain.end.dtype)]
+    return chain.finish(result.astype(offset.dtype) + offset.reshape(shape))

@@ -73,8 +73,6 @@ def joined(
     chain = follow(graph, node.outputs[0], axes, given)
     if not chain.normalises:
         return None
-    if chain.axis is None and any(len(_channels(*part)) != 1 for part in found):
-        return None  # As for a single sum: the axis of the offset would not be known.
     begin = 0
     of_parts: list[tuple[WeightedSum, Chain]] = []
     for weighted, before in found:
@@ -109,6 +107,4 @@ def _extended(before: Chain, steps: list[Step], node: Node, dtype: Any) -> Chain
 
 def _run(node: Node, chain: Chain, *parts: jax.Array) -> list[jax.Array]:
     (result,) = node.run(*parts)
-    for move in chain.moves:
-        (result,) = move.run(result)
-    return [result.astype(chain.end.dtype)]
+    return chain.finish(result)

@@ -16,7 +16,7 @@ from jax.extend import core
 
 from jax_bnar._base import jax_compat
 from jax_bnar._fold.chain import Chain, follow
-from jax_bnar._fold.fold_nodes import fold_nodes
+from jax_bnar._fold.fold_nodes import channel_axis, fold_nodes
 from jax_bnar._fold.joined import joined
 from jax_bnar._fold.producers import WeightedSum, weighted_sum
 from jax_bnar._fuse.failures import PlaceOfError
@@ -71,11 +71,10 @@ class Network:
         joins = [joined(self.graph, node, sums, self.given) for node in self.graph.nodes]
         of_joins: set[Node] = set()
         for each in filter(None, joins):
-            of_joins.update(found.node for found, _ in each.parts)
-            self._fold(rewrite, each.parts, each.chain.end, [each.node_of_parts()])
+            if self._fold(rewrite, each.parts, each.chain.end, [each.node_of_parts()]):
+                of_joins.update(found.node for found, _ in each.parts)
         for found, chain in sums.values():
-            is_known = chain.axis is not None or len(found.channels) == 1
-            if chain.normalises and is_known and found.node not in of_joins:
+            if chain.normalises and found.node not in of_joins:
                 self._fold(rewrite, [(found, chain)], chain.end)
         self._once, self._each, self._boundary = self._divided(rewrite.nodes())
 
@@ -94,18 +93,26 @@ class Network:
         parts: Sequence[tuple[WeightedSum, Chain]],
         end: Value,
         joins: Sequence[Node] = (),
-    ) -> None:
-        """Folds chains into their sums, unless what then computes `end` depended on itself."""
+    ) -> bool:
+        """Folds chains into their sums; returns whether it does.
+
+        It does not if the channels of one are not known, or if `end` would depend on itself.
+        """
         once: list[Node] = []
         each: list[Node] = []
         for found, chain in parts:
+            axis = channel_axis(found, chain)
+            if axis is None:
+                return False
             refuse = functools.partial(self.refused.setdefault, found.node.order)
-            of_weight, of_result = fold_nodes(found, chain, refuse)
+            of_weight, of_result = fold_nodes(found, chain, axis, refuse)
             once.append(of_weight)
             each.append(of_result)
-        if all(map(rewrite.add, [*once, *each, *joins])):
-            self.given.update(value for node in once for value in node.outputs)
-            self.folds += [Fold(found, chain, end) for found, chain in parts]
+        if not all(map(rewrite.add, [*once, *each, *joins])):
+            return False
+        self.given.update(value for node in once for value in node.outputs)
+        self.folds += [Fold(found, chain, end) for found, chain in parts]
+        return True
 
     @property
     def new_variables(self) -> list[Any]:

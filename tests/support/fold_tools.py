@@ -52,3 +52,17 @@ def runs_each_time(network: jax_bnar.FoldedNetwork, *args: Any) -> set[str]:
     """The names of the primitives that the folded network runs in each call."""
     closed: Any = jax.make_jaxpr(network.apply)(network.variables, *args)
     return {equation.primitive.name for equation in closed.eqns}
+
+
+def assert_refused(net: Callable[..., Any], variables: Any, x: jax.Array, reason: str) -> None:
+    """Nothing is folded, the report says why, and the network computes what it did."""
+    network = jax_bnar.fold_batch_norms(net, variables, x)
+    assert not network.report.folded, network.report
+    (refused, *_) = network.report.refused
+    assert reason in refused.reason
+    assert refused.reason in str(network.report)
+    assert ".py:" in refused.line
+    before, after = jax.jit(net)(variables, x), jax.jit(network.apply)(network.variables, x)
+    for left, right in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        # XLA may round the two programs differently: one reads what the other computes first.
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
