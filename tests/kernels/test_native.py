@@ -44,8 +44,9 @@ def test_address_and_undefined_behaviour_sanitizer() -> None:
 
 @pytest.mark.weekly
 @pytest.mark.timeout(3600)
-def test_undefined_behaviour_sanitizer_for_every_instruction_set() -> None:
-    run_tests(sanitize("undefined", ["kernels_test", "random_shapes_test"]), "^(kernels|random)")
+def test_undefined_behaviour_sanitizer_with_every_check() -> None:
+    programs = ["kernels_test", "random_shapes_test", "cuda_kernels_test"]
+    run_tests(sanitize("undefined", programs), f"^({'|'.join(programs)})")
 
 
 # Kernels differ between compute capabilities in what waits in registers. All other tests of the
