@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "cpu/fresh_memory.h"
+
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
@@ -28,14 +30,6 @@ std::string KernelSetting(const char* name) {
   const size_t length = std::fread(text, 1, sizeof text, file);
   std::fclose(file);
   return std::string(text, length);
-}
-
-// Whether the small page that begins here is in memory. If the kernel does not
-// say, it counts as if it were.
-bool IsResident(uintptr_t page) {
-  unsigned char resident = 1;
-  return mincore(reinterpret_cast<void*>(page), 1, &resident) != 0 ||
-         (resident & 1) != 0;
 }
 #endif
 
@@ -81,7 +75,9 @@ void AdviseHugePages(void* array, int64_t bytes) {
   // Pages that are in memory already have taken their faults. Advice would only
   // have a kernel thread copy them into huge pages later, behind the user's
   // back.
-  while (begin < end && IsResident(begin)) begin += kPage;
+  while (begin < end && !IsFresh(reinterpret_cast<const void*>(begin))) {
+    begin += kPage;
+  }
   if (begin == end) return;
   // It is advice: a kernel that refuses it gives small pages, as without it.
   (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);

@@ -4,7 +4,6 @@
 #include "cpu/isa/flags.h"
 #include "cpu/isa/inputs.h"
 #include "cpu/isa/kernels.h"
-#include "cpu/isa/lines.h"
 #include "cpu/isa/planes.h"
 #include "cpu/isa/prefetch.h"
 
@@ -25,38 +24,18 @@ void Apply(const PlanesTile& tile, const ApplyArgs<N>& args) {
   ForEachPlane(tile, [&](int64_t p, int64_t first) BNAR_LAMBDA {
     const auto vectors = columns.template OfPlane<kGate>(p);
     const auto gradient = gradient_columns.OfPlane(p);
-    // e_of(centred elements of each input) returns e, and store(input, dx) is
-    // called for a vector of each input.
-    const auto apply = [&](int64_t at, auto e_of, auto store) BNAR_LAMBDA {
+    // e_of(centred elements of each input) returns e.
+    const auto vector = [&](int64_t at, auto e_of) BNAR_LAMBDA {
       ahead.template OfBackward<kGate>(dy, x, saved, at);
       const auto centred = vectors.Centred(
           [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
       const Vec<A> e = QuietNaNs<In, Out>(e_of(centred));
       ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-        store(input, GradientElements<In>(gradient, input, e, centred));
+        StoreResult<In, kNonTemporal>(
+            dx[input] + at, GradientElements<In>(gradient, input, e, centred));
       });
     };
-    const auto gated = [&](int64_t at) BNAR_LAMBDA {
-      return [&, at](const auto& centred) BNAR_LAMBDA {
-        return PlaneGated<kGate>(dy, saved, at, mask_bit, [&]() BNAR_LAMBDA {
-          return vectors.Normalised(centred);
-        });
-      };
-    };
-    const auto vector = [&](int64_t at, auto e_of) BNAR_LAMBDA {
-      apply(at, e_of, [&](auto input, const Stored<In>& result) BNAR_LAMBDA {
-        StoreResult<In, kNonTemporal>(dx[input] + at, result);
-      });
-    };
-    if constexpr (kNonTemporal && N > 1 && kVectorsOfLine<In> > 1) {
-      ForEachLine<In>(tile.size, [&](int64_t i, auto count) BNAR_LAMBDA {
-        StoreLine<count.value>(dx, first + i,
-                               [&](int64_t offset, auto store) BNAR_LAMBDA {
-                                 const int64_t at = first + i + offset;
-                                 apply(at, gated(at), store);
-                               });
-      });
-    } else if constexpr (kGate == Gate::kNone) {
+    if constexpr (kGate == Gate::kNone) {
       // e may lie where dx will be, and the last vector may overlap the one
       // before it, so its e is read before anything is written.
       const int64_t last = first + tile.size - kVecLanes<A>;
@@ -67,7 +46,12 @@ void Apply(const PlanesTile& tile, const ApplyArgs<N>& args) {
       vector(last, [&](const auto&) BNAR_LAMBDA { return last_e; });
     } else {
       ForEachVector<In>(tile.size, [&](int64_t i) BNAR_LAMBDA {
-        vector(first + i, gated(first + i));
+        const int64_t at = first + i;
+        vector(at, [&](const auto& centred) BNAR_LAMBDA {
+          return PlaneGated<kGate>(dy, saved, at, mask_bit, [&]() BNAR_LAMBDA {
+            return vectors.Normalised(centred);
+          });
+        });
       });
     }
   });

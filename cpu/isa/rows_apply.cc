@@ -4,7 +4,6 @@
 #include "cpu/isa/flags.h"
 #include "cpu/isa/inputs.h"
 #include "cpu/isa/kernels.h"
-#include "cpu/isa/lines.h"
 #include "cpu/isa/prefetch.h"
 #include "cpu/isa/rows.h"
 
@@ -21,47 +20,27 @@ void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
   const InputColumns<A, N> columns(args);
   const GradientColumns<A, N> gradient_columns(args);
   const Lookahead<A> ahead(tile, args);
-  // Calls store(input, dx) for a vector of each input.
-  const auto apply = [&](const auto& vectors, const auto& gradient, int64_t at,
-                         auto store) BNAR_LAMBDA {
-    ahead.template OfBackward<kGate>(dy, x, saved, at);
-    const auto centred = vectors.Centred(
-        [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
-    const Vec<A> e =
-        QuietNaNs<In, Out>(Gated<kGate>(dy, saved, at, [&]() BNAR_LAMBDA {
-                             return vectors.Normalised(centred);
-                           }).e);
-    ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-      store(input, GradientElements<In>(gradient, input, e, centred));
-    });
-  };
-  if constexpr (kNonTemporal && N > 1 && kVectorsOfLine<In> > 1) {
-    for (int64_t r = 0; r < tile.rows; ++r) {
-      ForEachLine<In>(tile.width, [&](int64_t column, auto count) BNAR_LAMBDA {
-        const int64_t at = r * tile.stride + column;
-        StoreLine<count.value>(
-            dx, at, [&](int64_t offset, auto store) BNAR_LAMBDA {
-              apply(columns.template At<kGate>(column + offset),
-                    gradient_columns.At(column + offset), at + offset, store);
-            });
+  ForEachElement<In, kNonTemporal>(tile, [&](int64_t index, int64_t distance,
+                                             int64_t column,
+                                             auto streams) BNAR_LAMBDA {
+    const auto vectors = columns.template At<kGate>(column);
+    const auto gradient = gradient_columns.At(column);
+    BNAR_UNROLL
+    for (int k = 0; k < decltype(streams)::value; ++k) {
+      const int64_t at = index + k * distance;
+      ahead.template OfBackward<kGate>(dy, x, saved, at);
+      const auto centred = vectors.Centred(
+          [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
+      const Vec<A> e =
+          QuietNaNs<In, Out>(Gated<kGate>(dy, saved, at, [&]() BNAR_LAMBDA {
+                               return vectors.Normalised(centred);
+                             }).e);
+      ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+        StoreResult<In, kNonTemporal>(
+            dx[input] + at, GradientElements<In>(gradient, input, e, centred));
       });
     }
-  } else {
-    ForEachElement<In, kNonTemporal>(
-        tile, [&](int64_t index, int64_t distance, int64_t column,
-                  auto streams) BNAR_LAMBDA {
-          const auto vectors = columns.template At<kGate>(column);
-          const auto gradient = gradient_columns.At(column);
-          BNAR_UNROLL
-          for (int k = 0; k < decltype(streams)::value; ++k) {
-            const int64_t at = index + k * distance;
-            apply(vectors, gradient, at,
-                  [&](auto input, const Stored<In>& result) BNAR_LAMBDA {
-                    StoreResult<In, kNonTemporal>(dx[input] + at, result);
-                  });
-          }
-        });
-  }
+  });
   if constexpr (kNonTemporal) NonTemporalFence();
 }
 

@@ -1,5 +1,5 @@
-// Tests AdviseHugePages on memory fresh from mmap. The argument says what
-// JAX_BNAR_HUGE_PAGES should lead to: "on", "off" or "refused".
+// Tests AdviseHugePages and IsFresh on memory fresh from mmap. The argument
+// says what JAX_BNAR_HUGE_PAGES should lead to: "on", "off" or "refused".
 
 #include "cpu/huge_pages.h"
 
@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+
+#include "cpu/fresh_memory.h"
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -20,6 +22,7 @@ namespace testing {
 namespace {
 
 using cpu::AdviseHugePages;
+using cpu::IsFresh;
 using cpu::kHugePageBytes;
 using cpu::kSmallestAdvisedBytes;
 
@@ -107,6 +110,17 @@ void RequireAdvised(const Fresh& fresh, const char* expected,
                                    ", expected " + expected);
 }
 
+void TestFresh() {
+  Fresh fresh;
+  char* page = fresh.data() + 3 * kHugePageBytes;
+  char* within = page + 1234;
+  Require(IsFresh(page) && IsFresh(within), "nothing has touched it");
+  *within = 1;
+  Require(!IsFresh(page) && !IsFresh(within), "it has been written");
+  Require(IsFresh(fresh.data()), "a page that is not near");
+  Require(!IsFresh(nullptr), "nothing is mapped there");
+}
+
 void TestOff() {
   Fresh fresh;
   AdviseHugePages(fresh.data(), Fresh::kBytes);
@@ -158,6 +172,7 @@ int Main(const std::string& expected) {
   }
   Require(cpu::WrongHugePages().empty(), "the value is valid");
 #ifdef __linux__
+  TestFresh();
   if (expected == "off") {
     Require(!cpu::UsesHugePages(), "off");
     TestOff();
