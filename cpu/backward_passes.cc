@@ -130,11 +130,11 @@ Phase ApplyPass(const Context& context, const GradientBuffers<N>& buffers,
     // The zeros of fresh pages are in the caches, from which streaming stores
     // must first remove them. With one result that costs as much as it gains,
     // with two it costs more: on Zen 3, backward of SiLU (32 images of
-    // 56x56x256 in bfloat16) took 58 to 80 ms, and takes 35 to 59 so.
-    const bool zeros_in_caches =
-        N > 1 && IsFresh(Offset(each, context.array_bytes / 2));
-    non_temporal = non_temporal && !zeros_in_caches &&
-                   MayBypassCaches(context, context.item_size, each);
+    // 56x56x256 in bfloat16) took 58 to 80 ms, and takes 35 to 59 so. Small
+    // results stay in the caches anyway, and cost no system call.
+    non_temporal = non_temporal &&
+                   MayBypassCaches(context, context.item_size, each) &&
+                   (N == 1 || !IsFresh(Offset(each, context.array_bytes / 2)));
   }
   const InputKernels<N>& kernels = context.kernels->of_inputs<N>();
   const auto args_at = [=, &context](int64_t group, int64_t in_group,
