@@ -35,9 +35,14 @@ const TileKernels& Kernels(DType dtype, DType out_dtype);
 
 namespace {
 
+// The dtypes that a set has kernels of. Those of bfloat16 alone are for
+// processors that also have the next set, which is the same for other dtypes.
+enum class Dtypes { kAll, kBFloat16 };
+
 struct Isa {
   const char* name;
   bool supported;
+  Dtypes dtypes;
   const TileKernels& (*kernels)(DType, DType);
 };
 
@@ -73,15 +78,15 @@ const std::vector<Isa>& All() {
   static const std::vector<Isa> all = {
 #if defined(__x86_64__)
       {"avx512bf16", HasAvx512() && __builtin_cpu_supports("avx512bf16") != 0,
-       avx512bf16::Kernels},
-      {"avx512", HasAvx512(), avx512::Kernels},
+       Dtypes::kBFloat16, avx512bf16::Kernels},
+      {"avx512", HasAvx512(), Dtypes::kAll, avx512::Kernels},
       // Every processor with AVX2 has F16C, and GCC 12 cannot test for it.
       {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"),
-       avx2::Kernels},
+       Dtypes::kAll, avx2::Kernels},
 #elif defined(__aarch64__)
-      {"neonbf16", HasNeonBFloat16(), neonbf16::Kernels},
+      {"neonbf16", HasNeonBFloat16(), Dtypes::kBFloat16, neonbf16::Kernels},
 #endif
-      {"baseline", true, baseline::Kernels},
+      {"baseline", true, Dtypes::kAll, baseline::Kernels},
   };
   return all;
 }
@@ -131,7 +136,9 @@ const Choice& Chosen() {
 
 const TileKernels& KernelsFor(DType dtype, DType out_dtype) {
   if (!WrongIsa().empty()) throw std::invalid_argument(WrongIsa());
-  return Chosen().isa->kernels(dtype, out_dtype);
+  const Isa* isa = Chosen().isa;
+  if (isa->dtypes == Dtypes::kBFloat16 && dtype != DType::kBFloat16) ++isa;
+  return isa->kernels(dtype, out_dtype);
 }
 
 const char* IsaName() { return Chosen().isa->name; }

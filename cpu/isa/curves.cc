@@ -107,8 +107,10 @@ void Differentiate(const Activation& activation, Accumulator<T>* values,
   template void Activate<T>(const Activation&, Accumulator<T>*, int64_t); \
   template void Differentiate<T>(const Activation&, Accumulator<T>*, int64_t);
 BNAR_INSTANTIATE(Float16)
+#ifndef BNAR_ISA_OF_BFLOAT16
 BNAR_INSTANTIATE(float)
 BNAR_INSTANTIATE(double)
+#endif
 #undef BNAR_INSTANTIATE
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

@@ -30,16 +30,19 @@ constexpr TileKernels kTable = {
 
 const TileKernels& Kernels(DType dtype, DType out_dtype) {
   const bool same = out_dtype == dtype;
+#ifndef BNAR_ISA_OF_BFLOAT16
   switch (dtype) {
     case DType::kFloat16:
       return same ? kTable<Float16> : kTable<Float16, float>;
-    case DType::kBFloat16:
-      return same ? kTable<BFloat16> : kTable<BFloat16, float>;
     case DType::kFloat32:
       return kTable<float>;
-    default:
+    case DType::kFloat64:
       return kTable<double>;
+    case DType::kBFloat16:
+      break;
   }
+#endif
+  return same ? kTable<BFloat16> : kTable<BFloat16, float>;
 }
 
 }  // namespace jax_bnar::cpu::BNAR_ISA

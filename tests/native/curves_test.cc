@@ -56,7 +56,7 @@ struct Functions {
   Function<T> differentiate;
 };
 
-// Those that the kernels call.
+// Those that the kernels call. Sets for bfloat16 have those for 16 bits alone.
 template <typename T>
 Functions<T> FunctionsOfIsa() {
   const std::string name = cpu::IsaName();
@@ -64,15 +64,19 @@ Functions<T> FunctionsOfIsa() {
   if (name == "avx2") {
     return {cpu::avx2::Activate<T>, cpu::avx2::Differentiate<T>};
   }
-  if (name == "avx512") {
+  if constexpr (sizeof(T) == 2) {
+    if (name == "avx512bf16") {
+      return {cpu::avx512bf16::Activate<T>, cpu::avx512bf16::Differentiate<T>};
+    }
+  }
+  if (name == "avx512" || name == "avx512bf16") {
     return {cpu::avx512::Activate<T>, cpu::avx512::Differentiate<T>};
   }
-  if (name == "avx512bf16") {
-    return {cpu::avx512bf16::Activate<T>, cpu::avx512bf16::Differentiate<T>};
-  }
 #elif defined(__aarch64__)
-  if (name == "neonbf16") {
-    return {cpu::neonbf16::Activate<T>, cpu::neonbf16::Differentiate<T>};
+  if constexpr (sizeof(T) == 2) {
+    if (name == "neonbf16") {
+      return {cpu::neonbf16::Activate<T>, cpu::neonbf16::Differentiate<T>};
+    }
   }
 #endif
   return {cpu::baseline::Activate<T>, cpu::baseline::Differentiate<T>};
