@@ -12,13 +12,12 @@
 
 namespace jax_bnar::cpu::BNAR_ISA {
 
-template <typename T, bool kNonTemporal>
-BNAR_INLINE void StoreResult(T* p, const Stored<T>& stored) {
-  if constexpr (kNonTemporal) {
-    StoreNonTemporal(p, stored);
-  } else {
-    Store(p, stored);
-  }
+// Stores a result, past the caches if `non_temporal` is set. A kernel that is
+// told so at run time takes two thirds of the time to compile that two kernels
+// take, and as long to run. Only dx (Apply) has no register for that.
+template <typename T>
+BNAR_INLINE void StoreResult(bool non_temporal, T* p, const Stored<T>& stored) {
+  non_temporal ? StoreNonTemporal(p, stored) : Store(p, stored);
 }
 
 // Returns y before it is rounded, of the elements that load(input) returns.

@@ -37,38 +37,32 @@ void WithGate(Gate gate, F f) {
   }
 }
 
-// Calls f(relu, residual, mask, non_temporal) with integral constants.
+// Calls f(relu, residual, mask) with integral constants.
 template <int N, typename F>
 void WithNormaliseFlags(const NormaliseArgs<N>& args, F f) {
-  const auto with = [&](auto residual, auto non_temporal) {
+  const auto with = [&](auto residual) {
     if (!args.activation.is_relu()) {
-      return f(Bool<false>(), residual, Bool<false>(), non_temporal);
+      return f(Bool<false>(), residual, Bool<false>());
     }
     WithBool(args.mask != nullptr,
-             [&](auto mask) { f(Bool<true>(), residual, mask, non_temporal); });
+             [&](auto mask) { f(Bool<true>(), residual, mask); });
   };
-  WithBool(args.non_temporal, [&](auto non_temporal) {
-    if constexpr (kHasEveryForm<N>) {
-      WithBool(args.z != nullptr,
-               [&](auto residual) { with(residual, non_temporal); });
-    } else {
-      with(Bool<false>(), non_temporal);
-    }
-  });
+  if constexpr (kHasEveryForm<N>) {
+    WithBool(args.z != nullptr, with);
+  } else {
+    with(Bool<false>());
+  }
 }
 
-// Calls f(gate, residual, non_temporal) with integral constants.
+// Calls f(gate, residual) with integral constants.
 template <int N, typename F>
 void WithReduceFlags(const ReduceArgs<N>& args, F f) {
   WithGate(args.gate, [&](auto gate) {
     if constexpr (kHasEveryForm<N>) {
-      if (args.dz != nullptr) {
-        return WithBool(args.non_temporal, [&](auto non_temporal) {
-          f(gate, Bool<true>(), non_temporal);
-        });
-      }
+      WithBool(args.dz != nullptr, [&](auto residual) { f(gate, residual); });
+    } else {
+      f(gate, Bool<false>());
     }
-    f(gate, Bool<false>(), Bool<false>());
   });
 }
 

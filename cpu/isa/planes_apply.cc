@@ -31,8 +31,8 @@ void Apply(const PlanesTile& tile, const ApplyArgs<N>& args) {
           [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
       const Vec<A> e = QuietNaNs<In, Out>(e_of(centred));
       ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-        StoreResult<In, kNonTemporal>(
-            dx[input] + at, GradientElements<In>(gradient, input, e, centred));
+        StoreResult(kNonTemporal, dx[input] + at,
+                    GradientElements<In>(gradient, input, e, centred));
       });
     };
     if constexpr (kGate == Gate::kNone) {

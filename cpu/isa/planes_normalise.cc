@@ -13,13 +13,14 @@ namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
 template <typename In, typename Out, int N, bool kRelu, bool kResidual,
-          bool kMask, bool kNonTemporal>
+          bool kMask>
 void Normalise(const PlanesTile& tile, const NormaliseArgs<N>& args) {
   using A = Accumulator<In>;
   const Pointers<const In, N> x(args.x);
   const Out* z = static_cast<const Out*>(args.z);
   Out* y = static_cast<Out*>(args.y);
   uint8_t* mask = args.mask;
+  const bool non_temporal = args.non_temporal;
   const int64_t mask_bit = tile.mask_bit;
   const InputColumns<A, N> columns(args);
   const Lookahead<A> ahead(tile, args);
@@ -32,13 +33,13 @@ void Normalise(const PlanesTile& tile, const NormaliseArgs<N>& args) {
       const Vec<A> value = NormalisedElements<kRelu, kResidual>(
           vectors, [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); },
           kResidual ? z + at : z);
-      StoreResult<Out, kNonTemporal>(y + at, Round<Out>(value));
+      StoreResult(non_temporal, y + at, Round<Out>(value));
       if constexpr (kMask) {
         WriteBits(mask, mask_bit + at, kVecLanes<A>, PositiveBits<Out>(value));
       }
     });
   });
-  if constexpr (kNonTemporal) NonTemporalFence();
+  if (non_temporal) NonTemporalFence();
 }
 
 }  // namespace
@@ -50,11 +51,9 @@ void PlanesNormalise(const PlanesTile& tile, const NormaliseArgs<N>& args) {
       return PlanesNormaliseCurve<In, N>(tile, args);
     }
   }
-  WithNormaliseFlags(
-      args, [&](auto relu, auto residual, auto mask, auto non_temporal) {
-        Normalise<In, Out, N, relu.value, residual.value, mask.value,
-                  non_temporal.value>(tile, args);
-      });
+  WithNormaliseFlags(args, [&](auto relu, auto residual, auto mask) {
+    Normalise<In, Out, N, relu.value, residual.value, mask.value>(tile, args);
+  });
 }
 
 BNAR_INSTANTIATE_ALL(PlanesNormalise, PlanesTile, NormaliseArgs)

@@ -17,12 +17,11 @@ namespace {
 template <typename Out, int N>
 constexpr bool kInRuns = sizeof(Out) == 2 && N == 1;
 
-// kNonTemporal has an effect only with a residual.
-template <typename In, typename Out, int N, Gate kGate, bool kResidual,
-          bool kNonTemporal>
+template <typename In, typename Out, int N, Gate kGate, bool kResidual>
 void Reduce(const PlanesTile& tile, const ReduceArgs<N>& args) {
   using A = Accumulator<In>;
   const void* saved = args.saved;
+  const bool non_temporal = kResidual && args.non_temporal;
   const int64_t mask_bit = tile.mask_bit;
   const Out* dy = static_cast<const Out*>(args.dy);
   const Pointers<const In, N> x(args.x);
@@ -50,7 +49,7 @@ void Reduce(const PlanesTile& tile, const ReduceArgs<N>& args) {
           s1[input].Add(k, keep(e * centred[input]));
         });
         if constexpr (kResidual) {
-          StoreResult<Out, kNonTemporal>(dz + at, Narrow<Out>(e));
+          StoreResult(non_temporal, dz + at, Narrow<Out>(e));
         }
       };
       ForEachSummand<In, kInRuns<Out, N>>(
@@ -78,7 +77,7 @@ void Reduce(const PlanesTile& tile, const ReduceArgs<N>& args) {
       sum_e_centred[input][p] = total_e_centred[input];
     });
   });
-  if constexpr (kNonTemporal) NonTemporalFence();
+  if (non_temporal) NonTemporalFence();
 }
 
 }  // namespace
@@ -90,9 +89,8 @@ void PlanesReduce(const PlanesTile& tile, const ReduceArgs<N>& args) {
       return PlanesReduceCurve<In, N>(tile, args);
     }
   }
-  WithReduceFlags(args, [&](auto gate, auto residual, auto non_temporal) {
-    Reduce<In, Out, N, gate.value, residual.value, non_temporal.value>(tile,
-                                                                       args);
+  WithReduceFlags(args, [&](auto gate, auto residual) {
+    Reduce<In, Out, N, gate.value, residual.value>(tile, args);
   });
 }
 

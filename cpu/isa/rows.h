@@ -88,11 +88,12 @@ constexpr int64_t kAliasBytes = 4096;
 // each row of an elementwise pass that stores T. `index` is that of the first
 // element, `distance` leads from there to the second stream, and `streams` is
 // the number of streams as an integral constant. If results bypass the caches
-// there is one stream: two took a quarter longer with 16-bit elements, which
-// write half a cache line at a time, and equally long with wider ones. The tile
-// is passed by value, so that the compiler knows that no store can change it.
-template <typename T, bool kNonTemporal, typename F>
-BNAR_INLINE void ForEachElement(RowsTile tile, F element) {
+// (`non_temporal`) there is one stream: two took a quarter longer with 16-bit
+// elements, which write half a cache line at a time, and equally long with
+// wider ones. The tile is passed by value, so that the compiler knows that no
+// store can change it.
+template <typename T, typename F>
+BNAR_INLINE void ForEachElement(RowsTile tile, bool non_temporal, F element) {
   const auto rows = [&](int64_t begin, int64_t end, int64_t distance,
                         auto streams) BNAR_LAMBDA {
     for (int64_t r = begin; r < end; ++r) {
@@ -102,7 +103,7 @@ BNAR_INLINE void ForEachElement(RowsTile tile, F element) {
     }
   };
   int64_t done = 0;
-  if constexpr (!kNonTemporal) {
+  if (!non_temporal) {
     const auto aliases = [&](int64_t distance) {
       return distance * tile.stride * sizeof(T) % kAliasBytes == 0;
     };

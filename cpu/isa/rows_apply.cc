@@ -20,27 +20,28 @@ void Apply(const RowsTile& tile, const ApplyArgs<N>& args) {
   const InputColumns<A, N> columns(args);
   const GradientColumns<A, N> gradient_columns(args);
   const Lookahead<A> ahead(tile, args);
-  ForEachElement<In, kNonTemporal>(tile, [&](int64_t index, int64_t distance,
-                                             int64_t column,
-                                             auto streams) BNAR_LAMBDA {
-    const auto vectors = columns.template At<kGate>(column);
-    const auto gradient = gradient_columns.At(column);
-    BNAR_UNROLL
-    for (int k = 0; k < decltype(streams)::value; ++k) {
-      const int64_t at = index + k * distance;
-      ahead.template OfBackward<kGate>(dy, x, saved, at);
-      const auto centred = vectors.Centred(
-          [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
-      const Vec<A> e =
-          QuietNaNs<In, Out>(Gated<kGate>(dy, saved, at, [&]() BNAR_LAMBDA {
-                               return vectors.Normalised(centred);
-                             }).e);
-      ForEachInput<N>([&](auto input) BNAR_LAMBDA {
-        StoreResult<In, kNonTemporal>(
-            dx[input] + at, GradientElements<In>(gradient, input, e, centred));
+  ForEachElement<In>(
+      tile, kNonTemporal,
+      [&](int64_t index, int64_t distance, int64_t column,
+          auto streams) BNAR_LAMBDA {
+        const auto vectors = columns.template At<kGate>(column);
+        const auto gradient = gradient_columns.At(column);
+        BNAR_UNROLL
+        for (int k = 0; k < decltype(streams)::value; ++k) {
+          const int64_t at = index + k * distance;
+          ahead.template OfBackward<kGate>(dy, x, saved, at);
+          const auto centred = vectors.Centred(
+              [&](auto input) BNAR_LAMBDA { return Load(x[input] + at); });
+          const Vec<A> e =
+              QuietNaNs<In, Out>(Gated<kGate>(dy, saved, at, [&]() BNAR_LAMBDA {
+                                   return vectors.Normalised(centred);
+                                 }).e);
+          ForEachInput<N>([&](auto input) BNAR_LAMBDA {
+            StoreResult(kNonTemporal, dx[input] + at,
+                        GradientElements<In>(gradient, input, e, centred));
+          });
+        }
       });
-    }
-  });
   if constexpr (kNonTemporal) NonTemporalFence();
 }
 

@@ -12,9 +12,7 @@
 namespace jax_bnar::cpu::BNAR_ISA {
 namespace {
 
-// kNonTemporal has an effect only with a residual.
-template <typename In, typename Out, int N, Gate kGate, bool kResidual,
-          bool kNonTemporal>
+template <typename In, typename Out, int N, Gate kGate, bool kResidual>
 void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
   using A = Accumulator<In>;
   const int64_t stride = tile.stride;
@@ -22,6 +20,7 @@ void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
   const Pointers<const In, N> x(args.x);
   Out* dz = static_cast<Out*>(args.dz);
   const void* saved = args.saved;
+  const bool non_temporal = kResidual && args.non_temporal;
   const InputColumns<A, N> columns(args);
   const Lookahead<A> ahead(tile, args);
   alignas(64) A s0[kSumColumns], s1[N][kSumColumns];
@@ -57,7 +56,7 @@ void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
           // multiple of 4 KiB apart, that load would otherwise wait for
           // this store.
           if constexpr (kResidual) {
-            StoreResult<Out, kNonTemporal>(dz + at, gated.stored);
+            StoreResult(non_temporal, dz + at, gated.stored);
           }
         }
         StoreLanes(s0 + c, sum);
@@ -71,7 +70,7 @@ void Reduce(const RowsTile& tile, const ReduceArgs<N>& args) {
       HandOver<A>(block, s1[input], args.sum_e_centred[input]);
     });
   });
-  if constexpr (kNonTemporal) NonTemporalFence();
+  if (non_temporal) NonTemporalFence();
 }
 
 }  // namespace
@@ -83,9 +82,8 @@ void RowsReduce(const RowsTile& tile, const ReduceArgs<N>& args) {
       return RowsReduceCurve<In, N>(tile, args);
     }
   }
-  WithReduceFlags(args, [&](auto gate, auto residual, auto non_temporal) {
-    Reduce<In, Out, N, gate.value, residual.value, non_temporal.value>(tile,
-                                                                       args);
+  WithReduceFlags(args, [&](auto gate, auto residual) {
+    Reduce<In, Out, N, gate.value, residual.value>(tile, args);
   });
 }
 

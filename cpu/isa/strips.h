@@ -86,12 +86,6 @@ BNAR_INLINE Vec<A> Differentiated(const Vec<A>& derivative, const Vec<A>& dy,
   return e;
 }
 
-// Stores a result, past the caches if `non_temporal` is set.
-template <typename T>
-BNAR_INLINE void StoreResult(bool non_temporal, T* p, const Stored<T>& stored) {
-  non_temporal ? StoreNonTemporal(p, stored) : Store(p, stored);
-}
-
 }  // namespace jax_bnar::cpu::BNAR_ISA
 
 #endif  // JAX_BNAR_CPU_ISA_STRIPS_H_
